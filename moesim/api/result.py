@@ -211,6 +211,7 @@ class Result:
         """
         from moesim.plots.captions import setting_label
         from moesim.plots.catalogue import figures_of, kind_of, options_of
+        from moesim.plots.looks import drawn_among
         from moesim.plots.rows import shared_setting
         from moesim.plots.sources import chosen
         from moesim.plots.style import MEDIA, drawn_for
@@ -231,7 +232,8 @@ class Result:
             asked = {kind: ([runs, outcomes[0].machine], {**options, "label": setting_label(rows, missing)})}
         else:
             asked = {name: ([part], options) for name, part in figures_of(kind, frame, options)}
-        with drawn_for(medium), drawn_wide(inches):
+        among = list(dict.fromkeys(str(row["policy"]) for row in self.rows))
+        with drawn_for(medium), drawn_wide(inches), drawn_among(among):
             return {name: _showable(drawn.drawing(*given, **more)) for name, (given, more) in asked.items()}
 
     def _frame(self, kind: str, source: str) -> DataFrame:

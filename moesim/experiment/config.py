@@ -32,6 +32,7 @@ from moesim.experiment.forms import (
     HardwareRef,
     ModelRef,
     Natural,
+    PlotRef,
     PolicyRef,
     Positive,
     RequestsRef,
@@ -139,7 +140,7 @@ class Config(_Strict):
     decision_us: Sweep[Annotated[float, Field(strict=True, ge=0, le=TIME_US.most, allow_inf_nan=False)]] = 0.0
     extrapolate: Sweep[Flag] = False
     intervals: Flag = False
-    plots: list[Text] = Field(default_factory=list)
+    plots: list[PlotRef] = Field(default_factory=list)
     timeline: TimelineConfig | None = TimelineConfig()
     frames: Flag = False
     warm_up_steps: Sweep[Natural | None] = None

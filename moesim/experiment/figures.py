@@ -1,4 +1,4 @@
-"""Which figures an experiment asks for, and drawing them into its folder."""
+"""Drawing the figures that an experiment asks for."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from moesim.core.progress import Progress
 from moesim.errors import ConfigError, unknown_name
+from moesim.experiment.asked_figures import Asked
 from moesim.experiment.pool import Workers, usable_cores
 from moesim.metrics.frames import layer_frame, step_frame
 
@@ -22,43 +23,18 @@ _WORTH_PROCESSES = 4  # figures for which processes are started, each of which b
 _Drawn = dict[str, bytes] | ConfigError
 
 
-def check_plots(names: Sequence[str], place: str, *, frames: bool = True) -> None:
-    """Check the names of plots before anything runs."""
-    if not names:
-        return
-    from moesim.plots.catalogue import IN_EXPERIMENTS, KINDS, SOURCES  # Matplotlib takes most of a second to import
-
-    known = [name for name, kind in KINDS.items() if kind.source in IN_EXPERIMENTS]
-    for i, name in enumerate(names):
-        if name in KINDS and name not in known:
-            needs = SOURCES[KINDS[name].source]
-            raise ConfigError(f"{place}: plots[{i}]: expected a figure of runs, got '{name}'; `moesim plot {name}` draws {needs}")
-        if name not in known:
-            raise ConfigError(f"{place}: plots[{i}]: {unknown_name('plot', name, known)}")
-        if KINDS[name].source in _FRAMES and not frames:
-            raise ConfigError(f"{place}: plots[{i}]: expected frames for '{name}', got none; set `frames: true`")
-
-
-def needs_records(names: Sequence[str]) -> bool:
-    """Whether a figure is drawn from records, those of all policies at the first setting."""
-    if not names:
-        return False
-    from moesim.plots.catalogue import KINDS
-
-    return any(KINDS[name].source == "records" for name in names if name in KINDS)
-
-
 class _Figure(NamedTuple):
     """One figure to draw."""
 
-    kind: str
+    asked: Asked
     name: str
     arguments: Sequence[Any]
     options: Mapping[str, Any]
+    among: Sequence[str]  # all policies of the experiment
 
 
 def draw(
-    names: Sequence[str],
+    asked: Sequence[Asked],
     outcomes: Sequence[Outcome],
     runs: Mapping[str, Outcome],
     workers: Workers | None = None,
@@ -69,29 +45,30 @@ def draw(
 
     Bars mark runs that failed; other figures leave them out. Processes that are given share the work.
     """
-    asked: list[_Figure] = []
-    refused: dict[str, ConfigError] = {}  # by kind: what is left out from there on
-    for name in dict.fromkeys(names):
+    figures: list[_Figure] = []
+    refused: dict[str, ConfigError] = {}  # by name: what is left out from there on
+    among = list(dict.fromkeys(str(outcome.row["policy"]) for outcome in outcomes))
+    for entry in asked:
         try:
-            asked.extend(_Figure(name, *one) for one in _figures(name, outcomes, runs))
+            figures.extend(_Figure(entry, *one, among) for one in _figures(entry, outcomes, runs))
         except ConfigError as error:
-            refused[name] = error
+            refused[entry.name] = error
     files: dict[str, bytes] = {}
     failed: dict[str, ConfigError] = {}
-    for one, drawn in zip(asked, _draw_all(asked, workers, progress), strict=True):
+    for one, drawn in zip(figures, _draw_all(figures, workers, progress), strict=True):
         if isinstance(drawn, ConfigError):
-            failed.setdefault(one.kind, drawn)
-        elif one.kind not in failed:
+            failed.setdefault(one.asked.name, drawn)
+        elif one.asked.name not in failed:
             files |= drawn
     refused |= failed
-    return files, [f"plots: {name} is left out: {refused[name]}" for name in dict.fromkeys(names) if name in refused]
+    return files, [f"plots: {entry.name} is left out: {refused[entry.name]}" for entry in asked if entry.name in refused]
 
 
 def _draw_all(asked: Sequence[_Figure], workers: Workers | None, progress: bool) -> list[_Drawn]:
     """Draw figures in processes and here at once: here first those of records, which would take long to send."""
     worth = workers is not None and (workers.pool is not None or len(asked) >= _WORTH_PROCESSES)
     pool = workers.processes(lambda: min(usable_cores(), len(asked) // 2)) if workers is not None and worth else None
-    shared = [i for i, one in enumerate(asked) if pool is not None and _source(one.kind) != "records"]
+    shared = [i for i, one in enumerate(asked) if pool is not None and _source(one.asked.kind) != "records"]
     mine, waiting = deque(i for i in range(len(asked)) if i not in shared), deque(shared)
     running: dict[Future[_Drawn], int] = {}
     found: dict[int, _Drawn] = {}
@@ -120,9 +97,13 @@ def _draw_all(asked: Sequence[_Figure], workers: Workers | None, progress: bool)
 
 def _draw(one: _Figure) -> _Drawn:
     from moesim.plots.drawing import files_of
+    from moesim.plots.looks import drawn_among
+    from moesim.plots.style import drawn_for
+    from moesim.plots.widths import drawn_wide
 
     try:
-        return files_of(*one)
+        with drawn_for(one.asked.medium), drawn_wide(one.asked.width), drawn_among(one.among):
+            return files_of(one.asked.kind, one.name, one.arguments, one.options)
     except ConfigError as error:
         return error
 
@@ -134,26 +115,33 @@ def _source(kind: str) -> str:
 
 
 def _figures(
-    name: str, outcomes: Sequence[Outcome], runs: Mapping[str, Outcome]
+    asked: Asked, outcomes: Sequence[Outcome], runs: Mapping[str, Outcome]
 ) -> Iterator[tuple[str, Sequence[Any], Mapping[str, Any]]]:
-    """Give each figure of a kind: its name, what it draws, and its options."""
+    """Give each figure of an entry: its name, what it draws, and its options."""
     import pandas as pd  # takes half a second to import
 
     from moesim.plots.captions import setting_label
     from moesim.plots.catalogue import figures_of
+    from moesim.plots.sources import chosen
 
-    source = _source(name)
+    source = _source(asked.kind)
     if source == "records":
-        kept = {policy: outcome for policy, outcome in runs.items() if outcome.records is not None}
+        for policy in asked.policies:
+            if policy not in runs:
+                raise ConfigError(f"plot {asked.kind}: policies: {unknown_name('policy of the first setting', policy, runs)}")
+        meant = {policy: runs[policy] for policy in asked.policies or runs}
+        kept = {policy: outcome for policy, outcome in meant.items() if outcome.records is not None}
         if not kept:
             raise ConfigError("expected a run with records, got none")
         rows = pd.DataFrame([dict(outcome.row) for outcome in kept.values()])
         records = {policy: outcome.records for policy, outcome in kept.items()}
-        missing = [policy for policy in runs if policy not in kept]
-        yield name, [records, next(iter(kept.values())).machine], {"label": setting_label(rows, missing)}
+        missing = [policy for policy in meant if policy not in kept]
+        label = setting_label(rows, missing)
+        yield asked.name, [records, next(iter(kept.values())).machine], {**asked.options, "label": label}
         return
-    for figure, part in figures_of(name, _frame(source, outcomes), {}):
-        yield figure, [part], {}
+    frame = chosen(_frame(source, outcomes), asked.policies, asked.where, asked.kind)
+    for figure, part in figures_of(asked.kind, frame, asked.options):
+        yield asked.name + figure.removeprefix(asked.kind), [part], asked.options
 
 
 def _frame(source: str, outcomes: Sequence[Outcome]) -> pd.DataFrame:

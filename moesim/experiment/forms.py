@@ -83,6 +83,7 @@ TraceRef = Annotated[
     WithJsonSchema({"anyOf": [{"type": "string"}, made_schema()]}),
 ]
 PolicyRef = Annotated[Any, _named("a policy's name", "name"), _named_schema("name")]
+PlotRef = Annotated[Any, _named("a kind of figure", "kind"), _named_schema("kind")]
 
 
 def _requests(value: Any) -> Any:

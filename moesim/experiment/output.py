@@ -17,7 +17,8 @@ from moesim.core import collector
 from moesim.core.output_folder import OutputFolder, check_own_folder
 from moesim.core.text import say
 from moesim.errors import ConfigError, unknown_name
-from moesim.experiment.figures import check_plots, draw, needs_records
+from moesim.experiment.asked_figures import needs_records, read_plots
+from moesim.experiment.figures import draw
 from moesim.experiment.repeats import aggregate, repeated
 from moesim.experiment.result import DATASET, GROWING, OWNER, RECORDS, SUMMARY
 from moesim.experiment.store import Store
@@ -35,7 +36,7 @@ _PACKAGES = ("numpy", "pandas", "pyarrow", "simpy", "scipy", "matplotlib", "pyda
 _NAMES = ("config.resolved.yaml", SUMMARY, "runs.parquet", "repeats.parquet", "timeline.json", "frames/steps.parquet",
           "frames/layers.parquet")  # fmt: skip
 _FOLDERS = (DATASET, RECORDS, "plots")
-_FIGURE = re.compile(r"(?P<kind>\w+)(\.\w+=.*)?\.(png|pdf|csv|txt)")
+_FIGURE = re.compile(r"(?P<figure>[\w-]+)(\.\w+=.*)?\.(png|pdf|csv|txt)")
 
 
 class Output:
@@ -65,8 +66,9 @@ class Output:
         config, place = experiment.config, experiment.place
         check_own_folder(folder, OWNER)
         self._out = OutputFolder(folder, OWNER)
-        self._out.check_free([*_NAMES, *_figures_there(folder, config.plots)], _FOLDERS)
-        check_plots(config.plots, place, frames=config.frames)
+        policies = {spec.policy_name for spec in experiment.specs}
+        self._plots = read_plots(config.plots, place, policies, frames=config.frames)
+        self._out.check_free([*_NAMES, *_figures_there(folder, [one.name for one in self._plots])], _FOLDERS)
         first = experiment.specs[0].point.setting
         self._first = [s for s in experiment.specs if s.point.setting == first]  # all policies at the first setting
         known = [spec.policy_name for spec in self._first]
@@ -76,7 +78,7 @@ class Output:
                 unknown = unknown_name("policy of this experiment", name, known)
                 raise ConfigError(f"{place}: timeline.policies[{i}]: {unknown}; name one of these, or set timeline: null")
         self._in_timeline = [s.index for s in self._first if wanted is None or s.policy_name in wanted]
-        self._in_gantt = [s.index for s in self._first] if needs_records(config.plots) else []
+        self._in_gantt = [s.index for s in self._first] if needs_records(self._plots) else []
         every = [s.index for s in experiment.specs] if config.frames else []
         steps = config.timeline.steps if config.timeline is not None else 0
         self.kept: dict[int, Kept] = dict.fromkeys(self._in_timeline, steps) | dict.fromkeys([*self._in_gantt, *every], True)
@@ -110,7 +112,7 @@ class Output:
                 files["repeats.parquet"] = frame_bytes(aggregate(results.rows))
             files |= self._timeline(results)
             by_policy = {str(results.outcomes[i].row["policy"]): results.outcomes[i] for i in self._in_gantt}
-            figures, left_out = draw(self.experiment.config.plots, results.outcomes, by_policy, workers, progress=progress)
+            figures, left_out = draw(self._plots, results.outcomes, by_policy, workers, progress=progress)
             if any(outcome.failure is None for outcome in results.outcomes):  # else the error of a run says more
                 for line in left_out:
                     say(f"moesim: {line}")
@@ -137,12 +139,12 @@ class Output:
         }
 
 
-def _figures_there(folder: Path, kinds: Collection[str]) -> list[str]:
+def _figures_there(folder: Path, names: Collection[str]) -> list[str]:
     """Name what stands where figures may be written; which those are shows in the rows only."""
     if not (folder / "plots").is_dir():
         return []
     found = [path.name for path in (folder / "plots").iterdir()]
-    return [f"plots/{name}" for name in found if (figure := _FIGURE.fullmatch(name)) and figure["kind"] in kinds]
+    return [f"plots/{name}" for name in found if (figure := _FIGURE.fullmatch(name)) and figure["figure"] in names]
 
 
 def describe(experiment: Experiment) -> dict[str, Any]:

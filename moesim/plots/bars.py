@@ -145,8 +145,7 @@ def draw_means(means: Means, texts: Sequence[tuple[str, ...]], title: str, notes
         for (_, row), text in zip(means.data.iterrows(), texts, strict=True)
     ]  # fmt: skip
     words = Words(title, WORDS.get(means.x, means.x) if means.x != "policy" else "", AXES.get(means.metric, means.metric))
-    looks = [*policies_of(means.rows), *means.policies]  # as in figures that leave out what failed
-    figure = grouped_bars(bars, words, legend_names(means.data, means.policies), order=list(dict.fromkeys(looks)))
+    figure = grouped_bars(bars, words, legend_names(means.data, means.policies))
     notes = [*averaged(means.rows, means.shown), *notes, *reasons(means.data), meaning(inexact(means.rows))]
     add_corner(figure, corner_label(means.rows, means.x), notes)
     return figure

@@ -14,9 +14,10 @@ from moesim.errors import ConfigError
 from moesim.metrics.outcome import Outcome
 from moesim.plots.captions import setting_label
 from moesim.plots.catalogue import SOURCES, figures_of, kind_of, options_of
-from moesim.plots.options import parse_option
+from moesim.plots.looks import drawn_among
+from moesim.plots.options import read_options
 from moesim.plots.rows import shared_setting
-from moesim.plots.sources import chosen, read_frames
+from moesim.plots.sources import all_policies, chosen, read_frames
 from moesim.plots.style import Medium, drawn_for, rendered
 from moesim.plots.widths import drawn_wide
 from moesim.trace import Trace, find_trace
@@ -47,8 +48,9 @@ def draw(request: Request, outcome_of: OutcomeOf) -> dict[str, bytes]:
     made: dict[str, bytes] = {}
     with drawn_for(request.medium), drawn_wide(request.width):
         for name in dict.fromkeys(request.kinds):
-            for figure, arguments, more in _arguments(request, name, options[name], outcome_of):
-                made |= files_of(name, figure, arguments, {**options[name], **more})
+            for figure, arguments, more, among in _arguments(request, name, options[name], outcome_of):
+                with drawn_among(among):
+                    made |= files_of(name, figure, arguments, {**options[name], **more})
     return made
 
 
@@ -64,40 +66,38 @@ def files_of(
 
 
 def _checked(request: Request, name: str) -> dict[str, Any]:
-    """Read the options that a kind takes, and refuse those that no kind of the request takes."""
+    """Read the options that a kind takes, and refuse what changes nothing in it."""
     kind = kind_of(name)
-    known = options_of(kind)
     taken = {option for other in request.kinds for option in options_of(kind_of(other))}
-    for option in request.options:
-        if option not in taken:
-            uses = ", ".join(known) or "none"
-            raise ConfigError(f"plot {name}: expected no option {option}, which changes nothing in it; its options: {uses}")
+    options = read_options(name, request.options, taken)
     if kind.source == "trace" and (request.policies or request.where):
         raise ConfigError(f"plot {name}: expected no --policies and no --where, which change nothing in a figure of a trace")
     if not request.paths:
         raise ConfigError(f"plot {name}: expected {SOURCES[kind.source]}, got nothing; name one after the kind")
     if kind.source in ("trace", "records") and len(request.paths) > 1:
         raise ConfigError(f"plot {name}: expected one result, {SOURCES[kind.source]}, got {len(request.paths)}")
-    return {option: parse_option(kind, option, text) for option, text in request.options.items() if option in known}
+    return options
 
 
 def _arguments(
     request: Request, name: str, options: Mapping[str, Any], outcome_of: OutcomeOf
-) -> Iterator[tuple[str, Sequence[Any], Mapping[str, Any]]]:
-    """Give what each figure of a kind draws, and options that follow from it."""
+) -> Iterator[tuple[str, Sequence[Any], Mapping[str, Any], Sequence[str]]]:
+    """Give what each figure of a kind draws, options that follow from it, and the policies of the whole results."""
     kind = kind_of(name)
     if kind.source == "trace":
-        yield name, [Trace.read(find_trace(request.paths[0]))], {}
+        yield name, [Trace.read(find_trace(request.paths[0]))], {}, []
         return
     source = "rows" if kind.source == "records" else kind.source
     paths = [Path(path) for path in request.paths]
-    frame = chosen(read_frames(source, paths, name), request.policies, request.where, name)
+    whole = read_frames(source, paths, name)
+    among = all_policies(paths, whole)
+    frame = chosen(whole, request.policies, request.where, name)
     if kind.source == "records":
         rows, missing = shared_setting(frame, name)
-        yield name, _records(paths[0], rows, outcome_of), {"label": setting_label(rows, missing)}
+        yield name, _records(paths[0], rows, outcome_of), {"label": setting_label(rows, missing)}, among
         return
     for figure, part in figures_of(name, frame, options):
-        yield figure, [part], {}
+        yield figure, [part], {}, among
 
 
 def _records(folder: Path, rows: pd.DataFrame, outcome_of: OutcomeOf) -> Sequence[Any]:

@@ -60,12 +60,9 @@ class Words(NamedTuple):
     y: str
 
 
-def grouped_bars(
-    bars: Sequence[Bar], words: Words, legend: Mapping[str, str], level: float | None = None, order: Sequence[str] = ()
-) -> Figure:
+def grouped_bars(bars: Sequence[Bar], words: Words, legend: Mapping[str, str], level: float | None = None) -> Figure:
     """Draw bars."""
-    all_looks = looks_of(list(order or legend))
-    looks = {policy: all_looks[policy] for policy in legend}
+    looks = looks_of(list(legend))
     panels: dict[str, list[Bar]] = {}
     for bar in bars:
         panels.setdefault(bar.panel, []).append(bar)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import update_wrapper
+from functools import update_wrapper, wraps
 from typing import Generic, NamedTuple, ParamSpec
 
 import pandas as pd
 from matplotlib.figure import Figure
 
+from moesim.plots.looks import drawn_among
 from moesim.plots.style import styled
 
 _P = ParamSpec("_P")
@@ -28,7 +29,7 @@ class Kind(Generic[_P]):
     __name__: str
 
     def __init__(self, make: Callable[_P, Drawing], source: str, title: str) -> None:
-        self.drawing = styled(make)
+        self.drawing = styled(_among_its_policies(make))
         # what it draws: a name of `moesim.plots.catalogue.SOURCES`
         self.source = source
         self.title = title  # one line, for listings
@@ -37,6 +38,19 @@ class Kind(Generic[_P]):
     def __call__(self, *args: _P.args, **options: _P.kwargs) -> Figure:
         """Give the picture alone."""
         return self.drawing(*args, **options).figure
+
+
+def _among_its_policies(make: Callable[_P, Drawing]) -> Callable[_P, Drawing]:
+    """Draw a frame with the looks that its policies have among all of it, also those that failed or are a baseline."""
+
+    @wraps(make)
+    def wrapper(*args: _P.args, **options: _P.kwargs) -> Drawing:
+        frame = args[0] if args else None
+        whole = frame["policy"].astype(str).tolist() if isinstance(frame, pd.DataFrame) and "policy" in frame else []
+        with drawn_among(list(dict.fromkeys(whole))):
+            return make(*args, **options)
+
+    return wrapper
 
 
 def kind(source: str, title: str) -> Callable[[Callable[_P, Drawing]], Kind[_P]]:

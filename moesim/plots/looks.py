@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Final, NamedTuple
 
 from moesim.core.colours import BLACK, SERIES
@@ -26,17 +28,36 @@ class Look(NamedTuple):
     dash: str
 
 
-def looks_of(policies: Sequence[str]) -> dict[str, Look]:
-    """Give every policy its look, the same in all figures of one set of policies.
+_all: ContextVar[Sequence[str]] = ContextVar("all", default=())
 
-    >>> looks_of(["lru", "belady"])["belady"]
-    Look(colour='#000000', hatch='', marker='*', dash='-')
+
+@contextmanager
+def drawn_among(policies: Sequence[str]) -> Iterator[None]:
+    """Draw the figures of a block with the looks that policies have among these, all of a result; a block within keeps them."""
+    token = _all.set(_all.get() or policies)
+    try:
+        yield
+    finally:
+        _all.reset(token)
+
+
+def looks_of(policies: Sequence[str]) -> dict[str, Look]:
+    """Give every policy its look: that of its place in the whole result, whichever others are in the figure.
+
+    A result may have more policies than there are colours. One that comes too late for its own has one that the figure has left.
+
+    >>> with drawn_among(["fifo", "lru", "belady"]):
+    ...     looks_of(["lru"]) == {"lru": look(1)}, looks_of(["lru", "belady"])["belady"]
+    (True, Look(colour='#000000', hatch='', marker='*', dash='-'))
     """
     others = [policy for policy in policies if policy != OPTIMUM]
     most = len(SERIES)
     if len(others) > most:
         raise ConfigError(f"plot: expected at most {most} policies in one figure, got {len(others)}; choose some with --policies")
-    looks = {policy: look(i) for i, policy in enumerate(others)}
+    known = [policy for policy in dict.fromkeys([*_all.get(), *policies]) if policy != OPTIMUM]
+    own = {policy: place for place, policy in enumerate(known[:most]) if policy in others}
+    left = (place for place in range(most) if place not in own.values())
+    looks = {policy: look(own[policy] if policy in own else next(left)) for policy in others}
     return {policy: looks.get(policy, Look(BLACK, "", "*", "-")) for policy in policies}
 
 

@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from moesim.errors import ConfigError, unknown_name
+from moesim.plots.catalogue import kind_of, options_of
 from moesim.plots.kinds import Kind
+
+
+def read_options(name: str, given: Mapping[str, str], elsewhere: Collection[str] = ()) -> dict[str, Any]:
+    """Read the options that a kind takes, and refuse others, but for those of kinds that are drawn with it."""
+    kind = kind_of(name)
+    known = options_of(kind)
+    for option in given:
+        if option not in known and option not in elsewhere:
+            uses = ", ".join(known) or "none"
+            raise ConfigError(f"plot {name}: expected no option {option}, which changes nothing in it; its options: {uses}")
+    return {option: parse_option(kind, option, text) for option, text in given.items() if option in known}
 
 
 def parse_option(kind: Kind[...], name: str, text: str) -> Any:

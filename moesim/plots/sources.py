@@ -50,6 +50,17 @@ def read_frames(source: str, paths: Sequence[Path], what: str) -> pd.DataFrame:
     return _once(frames)
 
 
+def all_policies(paths: Sequence[Path], frame: pd.DataFrame) -> list[str]:
+    """List the policies of whole results in their order: those of all runs, of which steps and layers lack what failed."""
+    known: list[str] = []
+    for path in paths:
+        file = path / FILES["rows"]
+        if file.is_file():
+            runs = _read(file, "rows")
+            known += runs["policy"].astype(str).tolist() if "policy" in runs else []
+    return list(dict.fromkeys([*known, *(frame["policy"].astype(str) if "policy" in frame else [])]))
+
+
 def _once(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
     """Join frames without the runs that an earlier one has."""
     records: list[dict[Any, Any]] = []

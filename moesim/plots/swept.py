@@ -138,7 +138,7 @@ def _figure(
     figure, axes = new_figure(COLUMN, 2.0)
     axes.grid(visible=True, axis="both")
     places = _axis(axes, [None] * bool(data[x].isna().any()) + levels(data, x), x, words.x)
-    looks = looks_of(policies_of(rows))
+    looks = looks_of(policies)
     for policy, legend in legend_names(data, policies).items():
         part = data[data["policy"] == policy]
         at = [places[group_name(value)] for value in part[x]]

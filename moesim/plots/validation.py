@@ -15,7 +15,7 @@ from moesim.core.colours import BLACK, FILL, GREY, HATCH, LABEL, WHITE
 from moesim.core.units import NS_PER_MS
 from moesim.hardware import weakest
 from moesim.plots.kinds import Drawing, kind
-from moesim.plots.looks import look
+from moesim.plots.looks import looks_of
 from moesim.plots.rows import mean, policies_of
 from moesim.plots.style import add_corner, legend_above, legend_beside, need, new_figure, styled, title
 from moesim.plots.widths import COLUMN, TEXT
@@ -84,10 +84,10 @@ def scatter(frame: pd.DataFrame, corner: str = "") -> Figure:
     figure, axes = new_figure(COLUMN, 3.45, square=True)
     axes.grid(visible=True, axis="both")
     handles: list[Artist] = []
-    for i, name in enumerate(names):
+    for name, look in looks_of(names).items():
         x, y, low, high = (data.loc[data["policy"] == name, column] for column in _SIDES.values())
         style: dict[str, Any] = {
-            "marker": look(i).marker, "color": look(i).colour, "markersize": 4.2, "markeredgecolor": BLACK, "markeredgewidth": 0.4
+            "marker": look.marker, "color": look.colour, "markersize": 4.2, "markeredgecolor": BLACK, "markeredgewidth": 0.4
         }  # fmt: skip
         axes.errorbar(x, y, yerr=[y - low, high - y], linestyle="none", elinewidth=0.7, capsize=1.5, **style)
         handles.append(Line2D([], [], linestyle="none", label=name, **style))

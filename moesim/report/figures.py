@@ -26,6 +26,7 @@ MOST_OF_A_KIND: Final = 4
 _OF_VARIANTS: Final = ("ladder",)  # compare a policy with the one before it, which only says something of variants of one
 _SWEPT: Final = {"throughput": "batch_size", "speed_by_context": "prompt_tokens", "speedup_lines": ""}
 """Lines over a setting, which say nothing of one value of it; those of `speedup_lines` are in `speedup` as well."""
+_NUMBER: Final = re.compile(r"-\d+$")  # of a further figure of a kind
 _DENSITY: Final = 2  # pixels of a picture for each pixel of the page
 _WIDE: Final = 750  # pixels of the page; wider figures get a row of their own
 
@@ -78,8 +79,9 @@ def page_figures(folder: ResultFolder, *, progress: bool = False) -> tuple[list[
 
 
 def _figure(name: str, files: Files, titles: Mapping[str, str], place: Path) -> PageFigure:
-    kind, _, variant = name.partition(".")
-    title = titles.get(kind, kind.replace("_", " "))
+    begin, _, variant = name.partition(".")
+    kind = _NUMBER.sub("", begin)
+    title = titles.get(kind, kind.replace("_", " ")) + begin.removeprefix(kind).replace("-", " ")
     told = re.sub(r"\.(?=[a-z_]+=)", ", ", variant).replace("=", " ").replace("_", " ")
     png = files["png"]
     if not png.startswith(b"\x89PNG\r\n\x1a\n") or len(png) < 24:
@@ -114,11 +116,12 @@ def _drawn(folder: ResultFolder, notes: list[str], *, progress: bool) -> Iterato
     """Draw what the rows allow for; a kind that they do not is told in a note."""
     from moesim.plots.catalogue import KINDS, figures_of
     from moesim.plots.drawing import files_of
+    from moesim.plots.looks import drawn_among
 
     done = [row for row in folder.rows if not row.get("error")]
     one_policy = len({row.get("policy_name", row["policy"]) for row in done}) == 1
     kinds = [name for name, kind in KINDS.items() if kind.source == "rows" and (one_policy or name not in _OF_VARIANTS)]
-    frame = pd.DataFrame(done)
+    frame, among = pd.DataFrame(done), list(dict.fromkeys(str(row["policy"]) for row in folder.rows))
     kinds = [name for name in kinds if name not in _SWEPT or (_SWEPT[name] in frame and frame[_SWEPT[name]].nunique() > 1)]
     kinds = kinds if done else []
     with Progress(len(kinds), enabled=progress) as bar:
@@ -128,7 +131,8 @@ def _drawn(folder: ResultFolder, notes: list[str], *, progress: bool) -> Iterato
             try:
                 for n, (name, part) in enumerate(figures_of(kind, frame, {}), start=1):
                     if n <= MOST_OF_A_KIND:
-                        files = files_of(kind, name, [part], {}, suffixes=["png"])
+                        with drawn_among(among):
+                            files = files_of(kind, name, [part], {}, suffixes=["png"])
                         yield name, {file.removeprefix(f"{name}."): data for file, data in files.items()}
             except ConfigError as error:
                 notes.append(f"Not drawn: {error}.")

@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 import moesim
 from moesim.api.written import written
+from moesim.core.colours import SERIES
 from moesim.core.manifest import FILE
 from moesim.errors import ConfigError, InputError
 from moesim.hardware import read_profile
@@ -205,6 +207,8 @@ def test_figures(result: moesim.Result) -> None:
     with pytest.raises(ConfigError, match=r"plot gantt: width: expected column, page, slide, or 2.5 to 20 inches, got '1'"):
         result.plot("gantt", policies=["fiddler"], width=1)
     assert list(result.plots("breakdown", where={"cache_ratio": 0.5})) == ["breakdown"]
+    (bars,) = result.plot("decode_speed", policies=["fiddler"], where={"cache_ratio": 0.5}).axes
+    assert to_hex(bars.patches[0].get_facecolor()).upper() == SERIES[1]  # it is the second of the result
     assert isinstance(result.plot("hit_rate_by_token", where={"cache_ratio": 0.5}), Figure)
     with pytest.raises(ConfigError, match="unknown option 'colour'"):
         result.plot("speedup", colour="red")

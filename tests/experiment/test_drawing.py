@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import struct
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
@@ -12,13 +14,17 @@ import pytest
 
 from moesim.errors import ConfigError
 from moesim.experiment import Results, figures, run_experiment
+from moesim.experiment.asked_figures import read_plots
 from moesim.experiment.figures import draw
 from moesim.experiment.output import Output
 from moesim.experiment.pool import Processes, Workers
 from moesim.metrics.outcome import Outcome
 from tests.experiment.experiment_kit import resolve
 
-PLOTS = ["decode_speed", "hit_rate", "gantt", "decode_speed"]
+NAMES = ["decode_speed", "hit_rate", "gantt", "decode_speed"]
+PLOTS = read_plots(NAMES, "x")
+FEW = read_plots(["decode_speed", "hit_rate"], "x")
+MANY = read_plots(["decode_speed", "prefill_speed", "hit_rate", "breakdown"], "x")
 KINDS = {"decode_speed", "hit_rate", "gantt"}
 
 
@@ -45,7 +51,7 @@ class Here(Processes):
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Results, dict[str, Outcome]]:
     folder = tmp_path_factory.mktemp("drawing")
-    experiment = resolve(folder, plots=PLOTS, cache={"ratio": [0.25, 0.5]})
+    experiment = resolve(folder, plots=NAMES, cache={"ratio": [0.25, 0.5]})
     kept = Output(experiment, folder / "out").kept
     results = run_experiment(experiment, keep=kept.__contains__)
     return results, {str(results.outcomes[i].row["policy"]): results.outcomes[i] for i in kept}
@@ -87,8 +93,8 @@ def test_each_figure_is_drawn_once_and_no_other(
 
 def test_a_figure_whose_process_died_is_drawn_here(ran: tuple[Results, dict[str, Outcome]]) -> None:
     results, runs = ran
-    whole, _ = draw(["decode_speed", "hit_rate"], results.outcomes, runs)
-    found, refused = draw(["decode_speed", "hit_rate"], results.outcomes, runs, workers_with(Here(lost="decode_speed")))
+    whole, _ = draw(FEW, results.outcomes, runs)
+    found, refused = draw(FEW, results.outcomes, runs, workers_with(Here(lost="decode_speed")))
     assert (found, refused) == (whole, [])
 
 
@@ -98,7 +104,7 @@ def test_what_cannot_be_drawn_is_one_line_in_any_process(
     results, runs = ran
     whole = figures._draw
     refuse = ConfigError("plot hit_rate: expected more, got less")
-    monkeypatch.setattr(figures, "_draw", lambda one: refuse if one.kind == "hit_rate" else whole(one))
+    monkeypatch.setattr(figures, "_draw", lambda one: refuse if one.asked.kind == "hit_rate" else whole(one))
     for workers in (None, workers_with(Here())):
         files, left_out = draw(PLOTS, results.outcomes, runs, workers)
         assert kinds_of(files) == KINDS - {"hit_rate"}
@@ -117,11 +123,11 @@ def test_processes_are_started_for_many_figures_only(
 
     monkeypatch.setattr("moesim.experiment.pool.make_pool", make)
     monkeypatch.setattr(figures, "usable_cores", lambda: 8)
-    draw(["decode_speed", "hit_rate"], results.outcomes, runs, Workers(None))
+    draw(FEW, results.outcomes, runs, Workers(None))
     assert started == []
-    draw(["decode_speed", "prefill_speed", "hit_rate", "breakdown"], results.outcomes, runs, Workers(None))
+    draw(MANY, results.outcomes, runs, Workers(None))
     assert len(started) == 1 and 2 <= started[0] <= 8
-    draw(["decode_speed", "prefill_speed", "hit_rate", "breakdown"], results.outcomes, runs, Workers(None, "tcp://cluster:1"))
+    draw(MANY, results.outcomes, runs, Workers(None, "tcp://cluster:1"))
     assert len(started) == 1  # a cluster's workers may have other fonts
 
 
@@ -131,3 +137,52 @@ def test_the_command_draws_in_the_processes_of_its_sweep(tmp_path: Path, monkeyp
     pool = Here()
     output.write(run_experiment(experiment, keep=output.kept.__contains__), workers_with(pool))
     assert pool.drawn == ["decode_speed"] and (tmp_path / "out/plots/decode_speed.png").is_file()
+
+
+# --------------------------------------------------------------------------------------------------------------------- mappings
+COLUMN = {"kind": "speedup", "baseline": "lru", "width": "column", "medium": "paper", "where": {"cache": 0.5}}
+
+
+def test_an_entry_has_the_options_of_the_command_line(ran: tuple[Results, dict[str, Outcome]]) -> None:
+    """The second figure of a kind has a number; both have the colours of the whole experiment, and what they were asked for."""
+    results, runs = ran
+    policies = [str(row["policy"]) for row in results.rows]
+    whole, second = read_plots(["speedup", COLUMN, "speedup"], "x", policies)
+    assert (whole.name, second.name, second.where) == ("speedup", "speedup-2", [("cache", "0.5")])
+    files, refused = draw([whole, second], results.outcomes, runs)
+    assert refused == [] and kinds_of(files) == {"speedup", "speedup-2"}
+    assert files["speedup-2.txt"].startswith(b"Speed-up over lru ")
+    assert b"cache 0.5" in files["speedup-2.txt"] and not files["speedup.txt"].startswith(b"Speed-up over lru ")
+    assert size_of(files["speedup-2.png"])[0] == pytest.approx(300 * 3.35, abs=2)  # 300 dots an inch: for a paper
+
+
+def test_a_figure_of_records_has_the_policies_that_are_asked_for(ran: tuple[Results, dict[str, Outcome]]) -> None:
+    results, runs = ran
+    files, _ = draw(read_plots([{"kind": "gantt", "policies": "lru", "layers": [0, 1]}], "x"), results.outcomes, runs)
+    assert {line.partition(",")[0] for line in files["gantt.csv"].decode().splitlines()[1:]} == {"lru"}
+    _, refused = draw(read_plots([{"kind": "gantt", "policies": ["dali"]}], "x"), results.outcomes, runs)
+    assert refused[0].startswith("plots: gantt is left out: plot gantt: policies: unknown policy of the first setting 'dali'")
+
+
+def size_of(png: bytes) -> tuple[int, ...]:
+    return struct.unpack(">II", png[16:24])
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"kind": "speedup", "x": "batch_size"},
+         "plot speedup: expected no option x, which changes nothing in it; its options: baseline, metric"),
+        ({"kind": "speedup", "baseline": "lri"}, "baseline: unknown policy of this experiment 'lri'; did you mean 'lru'?"),
+        ({"kind": "speedup", "width": 90}, "width: expected column, page, slide, or 2.5 to 20 inches, got '90'"),
+        ({"kind": "speedup", "medium": "papr"}, "medium: unknown medium 'papr'; did you mean 'paper'?"),
+        ({"kind": "speedup", "where": "batch=4"}, "where: expected a mapping of columns to values, got 'batch=4'"),
+        ({"kind": "gantt", "where": {"batch": 4}}, "where: expected none for 'gantt', which shows the first setting"),
+        ({"kind": "speedo"}, "unknown plot 'speedo'; did you mean 'speedup'?"),
+        ({"kind": 3}, "kind: expected the name of a kind of figure, got 3"),
+        ({"kind": "latency_cdf"}, "expected frames for 'latency_cdf', got none"),
+    ],
+)  # fmt: skip
+def test_an_entry_is_checked_before_anything_runs(entry: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=rf"a.yaml: plots\[1\]: {re.escape(message)}"):
+        read_plots(["decode_speed", entry], "a.yaml", ["lru"], frames=False)

@@ -17,11 +17,13 @@ from moesim.cli.plot import plot, split_names
 from moesim.core.manifest import FILE
 from moesim.errors import ConfigError
 from moesim.experiment import Results, run_experiment
-from moesim.experiment.figures import check_plots, draw
+from moesim.experiment.asked_figures import read_plots
+from moesim.experiment.figures import draw
 from moesim.metrics.frames import frame_bytes, layer_frame, step_frame
-from moesim.plots import decode_speed, save
+from moesim.plots import decode_speed, drawing, save
 from moesim.plots.catalogue import KINDS, SOURCES, figures_of, options_of
 from moesim.plots.kinds import Kind
+from moesim.plots.looks import Look, look, looks_of
 from moesim.plots.sources import read_frames
 from moesim.plots.style import SMALL, drawn_for
 from moesim.plots.widths import COLUMN, TEXT, drawn_wide, parse_width
@@ -29,7 +31,8 @@ from tests.experiment.experiment_kit import resolve
 
 ROOT = Path(__file__).resolve().parents[2]
 VALIDATION = ROOT / "hardware_profiles" / "zen4-2core" / "validation"
-POLICIES = ["lru", "fiddler", "daop-paper", "belady", {"name": "dali", "w_size": [1, 2], "u_size": [1, 2]}]
+DAOP = "daop-paper"
+POLICIES = ["lru", "fiddler", DAOP, "belady", {"name": "dali", "w_size": [1, 2], "u_size": [1, 2]}]
 MINE = [name for name, kind in KINDS.items() if kind.source == "rows"]
 
 
@@ -239,6 +242,22 @@ def test_an_option_goes_to_the_kinds_that_take_it(folder: Path, run: Callable[..
     assert (tmp_path / "both" / "speedup.csv").read_bytes() == (tmp_path / "one" / "speedup.csv").read_bytes()
 
 
+def test_a_policy_keeps_its_colour_when_others_are_left_out(
+    folder: Path, run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):  # fmt: skip
+    """Also in a figure of steps, of which policies that failed have none."""
+    seen: list[Look] = []
+    monkeypatch.setattr(drawing, "files_of", lambda *_: seen.append(looks_of(["belady", DAOP])[DAOP]) or {"a": b""})
+    run("decode_speed", "latency_cdf", folder, "--policies", DAOP, "--out", tmp_path / "out")
+    steps = tmp_path / "steps"
+    (steps / "frames").mkdir(parents=True)
+    whole = pd.read_parquet(folder / "frames" / "steps.parquet")
+    whole[whole["policy"] != "lru"].to_parquet(steps / "frames" / "steps.parquet")
+    (steps / "runs.parquet").write_bytes((folder / "runs.parquet").read_bytes())
+    run("latency_cdf", steps, "--out", tmp_path / "more")
+    assert len(seen) > 2 and set(seen) == {look(2)}
+
+
 def test_figures_are_as_wide_as_they_are_asked_to_be(folder: Path, run: Callable[..., Any], tmp_path: Path):
     run("vram", folder, "--width", "4.5", "--out", tmp_path, "--where", "batch_size=1")
     assert int.from_bytes((tmp_path / "vram.png").read_bytes()[16:20]) == 4.5 * 240  # pixels
@@ -272,7 +291,7 @@ def test_experiments_draw_what_they_ask_for_and_say_what_they_cannot(results: Re
     first = {str(outcome.row["policy"]): outcome for outcome in results.outcomes[:2]}
     powerless = [replace(outcome, row=outcome.row | {"energy_j_per_token": None}) for outcome in results.outcomes]
     lost = first | {"lfu": replace(next(iter(first.values())), records=None)}
-    files, left_out = draw(["decode_speed", "energy", "gantt", "balance_cdf"], powerless, lost)
+    files, left_out = draw(read_plots(["decode_speed", "energy", "gantt", "balance_cdf"], "x"), powerless, lost)
     assert {"decode_speed.txt", "decode_speed.csv", "decode_speed.png", "gantt.pdf", "balance_cdf.png"} <= set(files)
     assert [line.partition(" is left out: ")[0] for line in left_out] == ["plots: energy"]
     assert draw([], results.outcomes, first) == ({}, [])
@@ -280,12 +299,12 @@ def test_experiments_draw_what_they_ask_for_and_say_what_they_cannot(results: Re
 
 
 def test_names_of_plots_are_checked_before_anything_runs():
-    check_plots(["decode_speed", "hit_rate", "breakdown", "gantt", "balance_cdf"], "a.yaml")
+    read_plots(["decode_speed", "hit_rate", "breakdown", "gantt", "balance_cdf"], "a.yaml")
     with pytest.raises(ConfigError, match=r"a.yaml: plots\[1\]: unknown plot 'hit_rat'; did you mean 'hit_rate'"):
-        check_plots(["gantt", "hit_rat"], "a.yaml")
+        read_plots(["gantt", "hit_rat"], "a.yaml")
     with pytest.raises(
         ConfigError, match=r"plots\[0\]: expected a figure of runs, got 'regret'; `moesim plot regret` draws a folder"
     ):
-        check_plots(["regret"], "a.yaml")
+        read_plots(["regret"], "a.yaml")
     with pytest.raises(ConfigError, match=r"plots\[0\]: expected frames for 'balance_cdf', got none; set `frames: true`"):
-        check_plots(["balance_cdf"], "a.yaml", frames=False)
+        read_plots(["balance_cdf"], "a.yaml", frames=False)

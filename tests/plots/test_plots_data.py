@@ -19,7 +19,7 @@ from moesim.plots.exactness import meaning, star
 from moesim.plots.heatmap import heatmap
 from moesim.plots.ladder import ladder
 from moesim.plots.lines import CHANCE, hit_rate
-from moesim.plots.looks import look, looks_of
+from moesim.plots.looks import drawn_among, look, looks_of
 from moesim.plots.pareto import vram
 from moesim.plots.regret import regret
 from moesim.plots.rows import cache_column, prepared, shared_setting, varying
@@ -331,6 +331,18 @@ def test_policies_can_be_told_apart_in_colour_and_in_grey():
         assert a.hatch != b.hatch or abs(lightness(a.colour) - lightness(b.colour)) > 8
     with pytest.raises(ConfigError, match="at most 32 policies in one figure, got 33; choose some with --policies"):
         looks_of([str(i) for i in range(33)])
+
+
+def test_a_policy_keeps_its_look_whichever_others_are_in_the_figure():
+    whole = [str(i) for i in range(40)]
+    with drawn_among(whole):
+        assert looks_of(["7", "3"]) == {"7": look(7), "3": look(3)}
+        late = looks_of(["0", "35", "31", "36", "new"])  # places from 32 on have no colours of their own
+        assert (late["0"], late["31"]) == (look(0), look(31))
+        assert len({one.colour for one in late.values()}) == 5
+        with drawn_among(["3"]):
+            assert looks_of(["3"])["3"] == look(3)
+    assert looks_of(["7"]) == {"7": look(0)}
 
 
 def test_what_is_not_exact_is_never_rounded_to_all():

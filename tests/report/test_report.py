@@ -193,15 +193,15 @@ def test_figures_are_drawn_where_the_folder_has_none(simulated: Path):
 
 def test_only_so_many_pictures(folder: Path, monkeypatch: pytest.MonkeyPatch):
     shutil.copy(folder / "plots" / "decode_speed.png", folder / "plots" / "hit_rate.png")
-    shutil.copy(folder / "plots" / "decode_speed.png", folder / "plots" / "vram.batch_size=4.cache_ratio=0.25.png")
+    shutil.copy(folder / "plots" / "decode_speed.png", folder / "plots" / "vram-2.batch_size=4.cache_ratio=0.25.png")
     page = page_of(folder)
     assert len(page.all("img")) == 3
-    assert "Pareto front (batch size 4, cache ratio 0.25)." in page.text
+    assert "Pareto front 2 (batch size 4, cache ratio 0.25)." in page.text
     monkeypatch.setattr(figures, "MAX_BYTES", len(png()))
     page = page_of(folder)
     assert len(page.all("img")) == 1
     assert "Left out, to keep the page small" in page.text
-    assert "at most): hit_rate, vram.batch_size=4.cache_ratio=0.25." in page.text
+    assert "at most): hit_rate, vram-2.batch_size=4.cache_ratio=0.25." in page.text
 
 
 def test_notes_say_which_runs_they_are_about(tmp_path: Path):
