@@ -43,7 +43,7 @@ DRAWN: Final[Mapping[str, str]] = {
     "speedup": f"results/gallery --baseline lru {_BATCHES}",
     "speedup_lines": f"results/gallery --baseline lru --x batch_size {_BATCHES}",
     "throughput": f"results/gallery {_BATCHES}",
-    "speed_by_context": "results/gallery --where batch_size=4 --where cache_ratio=0.25",
+    "speed_by_context": "results/gallery --where cache_ratio=0.25",
     "hit_rate": f"results/gallery {_CACHES}",
     "breakdown": f"results/gallery {_SETTING}",
     "ladder": f"results/gallery --policies on-demand,lru,dali {_CACHES}",

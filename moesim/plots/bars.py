@@ -13,7 +13,7 @@ from moesim.core.units import NS_PER_MS, NS_PER_S
 from moesim.errors import ConfigError, unknown_name
 from moesim.hardware import weakest
 from moesim.plots.captions import averaged, caption, corner_label, repeats_sentence
-from moesim.plots.ends import varied_numbers, with_ends
+from moesim.plots.ends import not_drawn, varied_numbers, with_ends
 from moesim.plots.exactness import inexact, meaning, star
 from moesim.plots.failures import codes_of, failing, mark, reasons, with_failed
 from moesim.plots.grouped import Bar, Words, grouped_bars
@@ -79,25 +79,25 @@ def metric_name(metric: str) -> str:
     return _TIMES.get(metric, plain).partition("\n")[0]
 
 
-def axes_of(frame: pd.DataFrame, x: str | None = None) -> tuple[str, str | None]:
+def axes_of(frame: pd.DataFrame, what: str, x: str | None = None) -> tuple[str, str | None]:
     """Choose what groups bars and what divides them into panels; one figure shows no more than these two."""
     known = settings_in(frame)
     if x is not None and x not in known:
-        raise ConfigError(f"plot: x: {unknown_name('setting', x, known)}")
+        raise ConfigError(f"plot {what}: x: {unknown_name('setting', x, known)}")
     if x is None:
         found = varying(frame)
         order = ["batch_size", cache_column(frame), *(name for name in found if name not in _PANELS), *found]
         fallback = next((name for name in (cache_column(frame), *known) if name in known), "policy")
         x = next((name for name in order if name in found), fallback)
     rest = varying(frame, [x])
-    panels = [name for name in (*_PANELS, cache_column(frame), *rest) if name in rest]
+    panels = [name for name in (*_PANELS, cache_column(frame), "batch_size", *rest) if name in rest]
     return x, panels[0] if panels else None
 
 
 def means_of(frame: pd.DataFrame, what: str, metric: str, x: str | None) -> Means:
     """Average a metric of prepared rows by policy, group and panel."""
     need(frame, [metric], what)
-    x, panel = axes_of(frame, x)
+    x, panel = axes_of(frame, what, x)
     by = [name for name in (panel, x) if name is not None and name != "policy"]
     done, lost, each = frame[~failing(frame)], frame[failing(frame)], [*by, "policy"]
     data = with_failed(with_ends(summarised(done, each, metric), done, each, metric), lost, each)
@@ -160,6 +160,8 @@ def caption_of(means: Means, what: str, *sentences: str) -> str:
             "Thick lines without caps: the least and the most with the profile's numbers at the ends of their intervals, one at "
             f"a time{f' ({numbers})' if numbers else ''}."
         )
+    else:
+        told.append(not_drawn(means.rows))
     if lines := reasons(means.data):
         told.append(f"Hatched boxes are no values: {'. '.join(lines)}.")
     return caption(what, means.rows, means.shown, *told, *sentences)

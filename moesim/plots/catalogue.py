@@ -167,20 +167,21 @@ def _homes(lost: pd.DataFrame, settings: Sequence[Mapping[str, Any]]) -> list[in
     return [next((i for i, values in enumerate(settings) if fits(row, values)), 0) for row in lost.to_dict("records")]
 
 
-def _axes(frame: pd.DataFrame, options: Mapping[str, Any]) -> Sequence[str]:
-    x, panel = bars.axes_of(frame, options.get("x"))
-    return [x] if panel is None else [x, panel]
+def _axes(what: str) -> _Shown:
+    return lambda frame, options: [name for name in bars.axes_of(frame, what, options.get("x")) if name is not None]
 
 
-_SHOWN: Final[Mapping[str, Callable[[pd.DataFrame, Mapping[str, Any]], Sequence[str]]]] = {
-    "decode_speed": _axes,
-    "prefill_speed": _axes,
-    "energy": _axes,
-    "ladder": _axes,
-    "speedup_lines": lambda frame, options: [swept.swept_axis(frame, options.get("x"))],
-    "throughput": lambda frame, options: [swept.STREAMS],
-    "speed_by_context": lambda frame, options: [swept.CONTEXT],
-    "breakdown": lambda frame, options: _axes(frame, options)[:1],
+def _swept(what: str, x: str) -> _Shown:
+    return lambda frame, options: swept.shown_in(frame, what, x) if x in frame else ()  # the figure says what is missing
+
+
+_Shown = Callable[[pd.DataFrame, Mapping[str, Any]], Sequence[str]]
+_SHOWN: Final[Mapping[str, _Shown]] = {
+    **{name: _axes(name) for name in ("decode_speed", "prefill_speed", "energy", "ladder")},
+    "speedup_lines": lambda frame, options: swept.shown_in(frame, "speedup_lines", options.get("x")),
+    "throughput": _swept("throughput", swept.STREAMS),
+    "speed_by_context": _swept("speed_by_context", swept.CONTEXT),
+    "breakdown": lambda frame, options: _axes("breakdown")(frame, options)[:1],
     "hit_rate": lambda frame, options: ["cache_ratio", cache_column(frame)],
     "vram": lambda frame, options: [cache_column(frame)],
     "heatmap": lambda frame, options: [str(name) for name in (options.get("x"), options.get("y")) if name in frame],

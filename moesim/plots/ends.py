@@ -35,10 +35,10 @@ def _ends(part: pd.DataFrame, columns: Sequence[str]) -> tuple[float, float]:
     return least, most
 
 
-def not_drawn(frame: pd.DataFrame) -> str:
+def not_drawn(frame: pd.DataFrame, why: str = "`decode_speed` draws those of decoding") -> str:
     """Say in a figure without them that runs were repeated over the intervals of the profile; empty where none was."""
     varied = any(frame[name].notna().any() for name in frame.columns.astype(str) if name.endswith("_least"))
-    return "Intervals of the profile are not drawn: the speeds of both policies move with them." if varied else ""
+    return f"Intervals of the profile are not drawn: {why}." if varied else ""
 
 
 def varied_numbers(frame: pd.DataFrame, *, power: bool) -> list[str]:

@@ -9,9 +9,11 @@ from typing import Any, Final, NamedTuple
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.patheffects import withStroke
+from matplotlib.textpath import text_to_path
 
 from moesim.core.colours import BLACK, GREY, WHITE
 from moesim.plots.looks import Look, looks_of
@@ -25,7 +27,8 @@ _HEIGHT: Final = {1: 1.75, 2: 1.55}  # of axes, in inches, by number of rows
 _LOW: Final = 1.3  # the same with more rows
 _ALIKE: Final = 2.5  # panels whose axes reach this much further than others have axes of their own
 _LINE: Final = 0.115  # inches that a line of small text is high
-_LEAST: Final = 0.095  # inches: narrower bars have no numbers above them
+_POINTS: Final = 72  # in an inch
+_SPACE: Final = 0.03  # inches between the numbers of neighbouring bars
 _BOX: Final = 0.12  # of the axis, what stands for a run that failed
 ENDS: Final = "over the profile's intervals"
 """Words in the legend for what reaches from the least to the most at the ends of intervals."""
@@ -72,8 +75,9 @@ def grouped_bars(bars: Sequence[Bar], words: Words, legend: Mapping[str, str], l
     n_rows = -(-len(panels) // n_columns)
     height = _HEIGHT.get(n_rows, _LOW)
     inch = (width / n_columns - _FRAME) / longest  # of a bar
-    rotated = any(text_width(line) > 1.12 * inch for bar in bars if not math.isnan(bar.value) for line in bar.text)
-    if inch < _LEAST:  # numbers would cover each other; the data have them
+    numbers = [line for bar in bars if not math.isnan(bar.value) for line in bar.text]
+    rotated = any(_extent(line)[0] + _SPACE > inch for line in numbers)
+    if inch < max((_extent(line)[1] for line in numbers), default=0.0):  # they would cover each other; the data have them
         bars = [bar if math.isnan(bar.value) else bar._replace(text=()) for bar in bars]
         panels = {name: [bar for bar in bars if bar.panel == name] for name in panels}
     lines = max(bar.group.count("\n") + 1 for bar in bars)
@@ -96,10 +100,7 @@ def grouped_bars(bars: Sequence[Bar], words: Words, legend: Mapping[str, str], l
             axes.set_xlabel(words.x)
         if i % n_columns == 0:
             axes.set_ylabel(words.y)
-    tops = [top or max(tops) or 1.0 for top in tops]  # of a panel in which all failed
-    alike = max(tops) <= _ALIKE * min(tops)
-    for axes, top in zip(figure.axes, tops, strict=True):
-        axes.set_ylim(0, max(tops) if alike else top)
+    limit_panels(figure.axes, tops)
     handles: list[Artist] = [
         Patch(facecolor=look.colour, hatch=look.hatch, edgecolor=BLACK, linewidth=0.5, label=legend[policy])
         for policy, look in looks.items()
@@ -107,6 +108,21 @@ def grouped_bars(bars: Sequence[Bar], words: Words, legend: Mapping[str, str], l
     handles += [Line2D([], [], **_ENDS, label=ENDS)] if any(bar.least < bar.most for bar in bars) else []
     legend_above(figure, handles, words.title)
     return figure
+
+
+def limit_panels(panels: Sequence[Axes], tops: Sequence[float]) -> None:
+    """Give panels one axis from 0 to the highest of their tops; those that reach much less far get axes of their own."""
+    tops = [top or max(tops) or 1.0 for top in tops]  # of a panel in which all failed
+    alike = max(tops) <= _ALIKE * min(tops)
+    for axes, top in zip(panels, tops, strict=True):
+        axes.set_ylim(0, max(tops) if alike else top)
+
+
+def _extent(text: str) -> tuple[float, float]:
+    """Measure the width and height of a line of small text, in inches; no line is lower than one with descenders."""
+    font = FontProperties(size=SMALL)
+    sizes = [text_to_path.get_text_width_height_descent(part, font, ismath=False) for part in (text, "lp")]
+    return sizes[0][0] / _POINTS, max(height for _, height, _ in sizes) / _POINTS
 
 
 class _Places(NamedTuple):

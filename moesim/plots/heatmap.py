@@ -16,6 +16,7 @@ from moesim.core.colours import BLACK, WHITE, text_on
 from moesim.errors import ConfigError, unknown_name
 from moesim.plots.bars import axis_of
 from moesim.plots.captions import averaged, caption, corner_label, repeats_sentence
+from moesim.plots.ends import not_drawn
 from moesim.plots.exactness import inexact, meaning, star
 from moesim.plots.failures import failing, not_shown, not_shown_sentences
 from moesim.plots.kinds import Drawing, kind
@@ -129,6 +130,7 @@ def heatmap(frame: pd.DataFrame, x: str | None = None, y: str | None = None, met
     sentences = [
         "The largest value is framed.",
         repeats_sentence(rows, how=None),
+        not_drawn(rows),
         *(f"Not shown: {name}, which chooses them itself." for name in left_out(frame, rows)),
         not_shown_sentences(_same(frame, rows)),
     ]

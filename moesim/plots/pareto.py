@@ -13,6 +13,7 @@ from moesim.core.colours import BLACK, GREY, WHITE
 from moesim.errors import ConfigError
 from moesim.plots.bars import AXES, legend_names
 from moesim.plots.captions import averaged, caption, corner_label, repeats_sentence
+from moesim.plots.ends import not_drawn
 from moesim.plots.exactness import inexact, is_exact, meaning
 from moesim.plots.failures import not_shown, not_shown_sentences
 from moesim.plots.kinds import Drawing, kind
@@ -96,5 +97,5 @@ def vram(frame: pd.DataFrame) -> Drawing:
     what = "Peak GPU memory, all GPUs together and everything counted, against decode speed of the whole batch."
     several = qualified(rows)["source_label"] is not None and rows[cache_column(rows)].nunique() > 1
     lines = "A line joins the cache sizes of one policy." if several else ""
-    said = told, lines, repeats_sentence(rows, how=None), not_shown_sentences(frame)
+    said = told, lines, repeats_sentence(rows, how=None), not_drawn(rows), not_shown_sentences(frame)
     return Drawing(data, figure, caption(what, rows, [cache_column(rows)], *said))

@@ -15,6 +15,7 @@ from moesim.errors import ConfigError, unknown_name
 from moesim.metrics.causes import CAUSES
 from moesim.plots.bars import axes_of
 from moesim.plots.captions import averaged, caption, corner_label, repeats_sentence
+from moesim.plots.ends import not_drawn
 from moesim.plots.exactness import inexact, meaning, star
 from moesim.plots.failures import not_shown, not_shown_sentences
 from moesim.plots.kinds import Drawing, kind
@@ -55,7 +56,7 @@ def _asked(frame: pd.DataFrame, metric: str | None, x: str | None) -> tuple[pd.D
         decodes = "n_decode_tokens" in rows and (rows["n_decode_tokens"] > 0).all()
         metric = "decode_time" if decodes else "time"
     need(rows, [f"{metric}_{cause}_ns" for cause in CAUSES], "breakdown")
-    return rows, metric, axes_of(rows, x)[0]
+    return rows, metric, axes_of(rows, "breakdown", x)[0]
 
 
 @kind("rows", "time by what was waited for")
@@ -97,6 +98,6 @@ def breakdown(frame: pd.DataFrame, metric: str | None = None, x: str | None = No
     what = "decode time per token of the batch" if metric == "decode_time" else "time of the run"
     told = caption(
         f"Breakdown of the {what} by what was waited for on the critical path; the causes add up to the whole.", rows, [x],
-        repeats_sentence(rows, how=None), not_shown_sentences(frame),
+        repeats_sentence(rows, how=None), not_drawn(rows), not_shown_sentences(frame),
     )  # fmt: skip
     return Drawing(data, figure, told)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import combinations
 from pathlib import Path
 
 import matplotlib
@@ -21,6 +22,7 @@ from moesim.plots.ladder import ladder
 from moesim.plots.sources import chosen
 from moesim.plots.speedup import speedup
 from moesim.plots.style import drawn_for
+from moesim.plots.widths import drawn_wide
 from tests.plots.plots_kit import rows
 
 LATE = "cache.budget: expected at least 4.5 GB, got {} GB; raise the budget"
@@ -146,6 +148,21 @@ def test_a_rung_after_a_failed_one_has_no_gain():
     gains = ladder.drawing(frame).data["gain"].tolist()
     assert [math.isnan(gain) for gain in gains] == [True, True, True, False]
     assert gains[3] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(("n_policies", "width", "turned"), [(7, None, 90), (3, 7.0, 0), (4, 3.35, 90), (7, 3.35, None)])
+def test_no_two_numbers_at_bars_overlap(n_policies: int, width: float | None, turned: int | None):
+    """Bars of the same height, whose numbers stand side by side: they are turned, or left out where even that is too wide."""
+    settings = [{"batch_size": batch} for batch in (1, 2, 4, 8)]
+    frame = rows(*((f"p{i}", 11.9 + 0.1 * i, one) for one in settings for i in range(n_policies)))
+    with drawn_wide(width):
+        figure = decode_speed(frame)
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    boxes = [text.get_window_extent() for text in axes.texts if text.get_text()]
+    assert {text.get_rotation() for text in axes.texts if text.get_text()} == ({turned} if turned is not None else set())
+    assert len(boxes) == (4 * n_policies if turned is not None else 0)
+    assert not [(a, b) for a, b in combinations(boxes, 2) if a.overlaps(b)]
 
 
 def test_an_experiment_draws_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -159,6 +159,15 @@ def test_the_caption_of_speed_ups_says_that_intervals_are_not_drawn(kind):
     assert told in KINDS[kind].drawing(varied).caption
 
 
+@pytest.mark.parametrize("kind", ["throughput", "speed_by_context", "vram", "prefill_speed"])
+def test_every_kind_of_speed_says_where_intervals_of_the_profile_are(kind):
+    more = {"peak_memory_bytes.gpu0": 1 << 30, "prefill_tokens_per_s": 3.0}
+    frame = rows(("lru", 10.0, more), ("dali", 12.1, more))
+    told = "Intervals of the profile are not drawn: `decode_speed` draws those of decoding."
+    assert told not in KINDS[kind].drawing(frame).caption
+    assert told in KINDS[kind].drawing(frame.assign(decode_tokens_per_s_least=9.0, decode_tokens_per_s_most=13.0)).caption
+
+
 def test_the_caption_names_the_made_up_routing_of_all_repeats():
     seeds = [("lru", 10.0, {"seed": i, "repeat": i, "trace": f"synthetic-x-4x8+8-seed{3 + i}"}) for i in range(3)]
     assert "routing: synthetic-x-4x8+8-seed3 to 5 (recorded)" in decode_speed.drawing(rows(*seeds)).caption

@@ -10,6 +10,7 @@ from moesim.plots.bars import decode_speed
 from moesim.plots.catalogue import figures_of
 from moesim.plots.heatmap import heatmap
 from moesim.plots.swept import speed_by_context, speedup_lines, throughput
+from moesim.plots.widths import drawn_wide
 from tests.plots.plots_kit import rows
 
 FEW = {"batch_size": 2}
@@ -18,6 +19,10 @@ MANY = {"batch_size": 16}
 
 def lines(figure):
     (axes,) = figure.axes
+    return drawn_in(axes)
+
+
+def drawn_in(axes):
     return {line.get_label(): line.get_xydata().tolist() for line in axes.lines if not line.get_label().startswith("_")}
 
 
@@ -47,22 +52,46 @@ def test_speed_ups_over_names_stand_in_the_order_of_the_experiment():
     drawn = speedup_lines.drawing(frame, x="hardware")
     assert lines(drawn.figure) == {"b": [[0, pytest.approx(3)], [1, 0.5]]}
     assert [t.get_text() for t in drawn.figure.axes[0].get_xticklabels()] == ["new", "his"]
-    with pytest.raises(ConfigError, match="unknown setting 'hardwar'; did you mean 'hardware'"):
+    with pytest.raises(ConfigError, match="plot speedup_lines: x: unknown setting 'hardwar'; did you mean 'hardware'"):
         speedup_lines.drawing(frame, x="hardwar")
 
 
-def test_throughput_is_over_streams_and_another_setting_gets_a_figure_of_its_own():
+def test_throughput_is_over_streams_and_another_setting_divides_panels():
     frame = rows(
         ("a", 3.0, FEW), ("a", 9.0, MANY), ("b", 4.0, FEW), ("b", None, MANY | {"error": "does not fit"}),
         ("belady", 5.0, MANY | {"source_label": "oracle"}), ("a", 2.0, MANY | {"cache_ratio": 0.5}),
     )  # fmt: skip
-    parts = dict(figures_of("throughput", frame, {}))
-    assert list(parts) == ["throughput.cache_ratio=0.25", "throughput.cache_ratio=0.5"]
-    drawn = throughput.drawing(parts["throughput.cache_ratio=0.25"])
-    assert lines(drawn.figure) == {"a": [[2, 3], [16, 9]], "b": [[2, 4]], "belady (oracle)": [[16, 5]]}
-    best = next(line for line in drawn.figure.axes[0].lines if line.get_label() == "belady (oracle)")
+    ((name, part),) = figures_of("throughput", frame, {})
+    assert name == "throughput"
+    drawn = throughput.drawing(part)
+    left, right = drawn.figure.axes
+    assert [axes.get_title(loc="left") for axes in (left, right)] == ["cache 0.25", "cache 0.5"]
+    assert drawn_in(left) == {"a": [[2, 3], [16, 9]], "b": [[2, 4]], "belady (oracle)": [[16, 5]]}
+    assert drawn_in(right) == {"a": [[16, 2]], "b": [], "belady (oracle)": []}
+    assert drawn.data["cache_ratio"].tolist() == [0.25] * 4 + [0.5]
+    assert [t.get_text() for t in drawn.figure.legends[0].get_texts()] == ["a", "b", "belady (oracle)"]
+    best = next(line for line in left.lines if line.get_label() == "belady (oracle)")
     assert best.get_color() == BLACK
     assert "Not shown: b (1 run). Failed, 1 run: does not fit." in drawn.caption
+    assert "mean over" not in drawn.caption.lower()
+
+
+def test_batches_beside_the_axis_are_panels_and_a_third_setting_is_another_figure():
+    settings = [{"batch_size": b, "prompt_tokens": p, "transfer_curve": t} for b in (1, 4) for p in (8, 16) for t in ("x", "y")]
+    frame = rows(*((name, speed, one) for one in settings for name, speed in (("a", 1.0), ("b", 2.0))))
+    parts = dict(figures_of("speed_by_context", frame, {}))
+    assert list(parts) == ["speed_by_context.transfer_curve=x", "speed_by_context.transfer_curve=y"]
+    with drawn_wide(3.35):
+        figure = speed_by_context(parts["speed_by_context.transfer_curve=x"])
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["batch 1", "batch 4"]
+    assert [axes.get_xlabel() for axes in figure.axes] == ["", "prompt (tokens)"]  # one above another in a column
+    ratios = speedup_lines.drawing(frame, x="prompt_tokens").data
+    assert ratios[["batch_size", "prompt_tokens", "speedup"]].to_numpy().tolist() == [
+        [1, 8, 2],
+        [1, 16, 2],
+        [4, 8, 2],
+        [4, 16, 2],
+    ]
 
 
 def test_times_at_an_axis_have_a_unit_and_the_title_names_them():
