@@ -31,6 +31,9 @@ RESULTS: Final[Mapping[str, str]] = {
         f'moesim regret experiments/gallery.yaml {_ONE} --set "policies=[lru, dali, prescope]" --out results/regret'
     ),
     "results/league": f'moesim league experiments/gallery.yaml {_ONE} --set "workload.seed=[0, 1, 2]" --out results/league',
+    "results/lookahead": (
+        "moesim trace lookahead mini-mixtral mini-deepseek-v2-lite mini-qwen3 --max-tokens 256 --out results/lookahead"
+    ),
 }
 """Folder -> command that writes it."""
 
@@ -63,6 +66,7 @@ DRAWN: Final[Mapping[str, str]] = {
     "signal_accuracy": "mini-mixtral",
     "signal_accuracy_by_layer": "mini-mixtral",
     "popularity_drift": "mini-mixtral",
+    "lookahead": "results/lookahead",
     "reuse_map": "mini-mixtral",
     "coactivation": "mini-mixtral",
     "coactivation_ranks": "mini-mixtral",

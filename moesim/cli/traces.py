@@ -10,6 +10,7 @@ from moesim.cli import (
     trace_export,
     trace_import,
     trace_learn,
+    trace_lookahead,
     trace_record,
     trace_split,
     trace_stats,
@@ -25,5 +26,6 @@ app.command("calibrate")(trace_calibrate.trace_calibrate)
 app.command("split")(trace_split.trace_split)
 app.command("export")(trace_export.trace_export)
 app.command("stats")(trace_stats.trace_stats)
+app.command("lookahead")(trace_lookahead.trace_lookahead)
 app.command("synthesize")(trace_synthesize.synthesize)
 app.command("fit")(trace_synthesize.fit)

@@ -32,6 +32,7 @@ from moesim.plots.gantt import gantt
 from moesim.plots.kinds import Kind
 from moesim.plots.latencies import latency_cdf
 from moesim.plots.layers import time_by_layer
+from moesim.plots.lookahead import lookahead
 from moesim.plots.printed import printed
 from moesim.plots.rows import RUNS_OF, cache_column, group_name, prepared, split
 from moesim.plots.tokens import hit_rate_by_token
@@ -63,6 +64,7 @@ _KINDS: Final[Sequence[Kind[...]]] = (
     signals.signal_accuracy,
     signals.signal_accuracy_by_layer,
     popularity_drift,
+    lookahead,
     trace_maps.reuse_map,
     trace_maps.coactivation,
     trace_maps.coactivation_ranks,
@@ -81,6 +83,7 @@ SOURCES: Final[Mapping[str, str]] = {
     "regret": "a folder of `moesim regret --out`",
     "whatif": "a folder of `moesim whatif --out`",
     "league": "a folder of `moesim league --out`",
+    "lookahead": "a folder of `moesim trace lookahead --out`",
 }
 """What a kind draws, by its source, in words."""
 
@@ -144,7 +147,7 @@ def figures_of(name: str, frame: pd.DataFrame, options: Mapping[str, Any]) -> It
         yield (f"{name}.{safe}" if told else name), pd.concat([part, *more], ignore_index=True) if more else part
 
 
-_WHOLE: Final = ("speedup", "validation", "printed", "crossover")  # they show all settings
+_WHOLE: Final = ("speedup", "validation", "printed", "crossover", "lookahead")  # they show all settings
 _OF_ONE: Final = ("time_by_layer",)  # they show one policy
 _FAILED: Final = ("decode_speed", "prefill_speed", "energy", "ladder")  # they mark what failed
 _NAMED: Final = (

@@ -23,6 +23,7 @@ FILES: Final = {
     "regret": "regret.csv",
     "whatif": "whatif.parquet",
     "league": "map.csv",
+    "lookahead": "lookahead.csv",
 }
 """Source -> file in its folder."""
 
@@ -35,6 +36,7 @@ _REMEDY: Final = {
     "regret": "write one with `moesim regret EXPERIMENT.yaml --out FOLDER`",
     "whatif": "write one with `moesim whatif EXPERIMENT.yaml --out FOLDER`",
     "league": "write one with `moesim league --out FOLDER`",
+    "lookahead": "write one with `moesim trace lookahead TRACE --out FOLDER`",
 }
 _RUNS: Final = 1_000_000  # more than a sweep has; what numbers the runs of a further folder
 

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+HALF_GAP = (0.51, 1.39)
+"""Factor and exponent of (slots / top-k) that give the window that closes half of the gap: medians of nine models
+(moe-speed-of-light, prereg/policy_study_outcome.md at 3a742000)."""
+
 _NEVER = 2**40  # beyond all windows
 
 
