@@ -8,7 +8,7 @@ from typing import Final
 
 from moesim.core.student import Mean, mean
 
-NEAR: Final = 1.25
+NEAR: Final = 1.15
 """Systems that are at most so many times slower than the best of the first draw meet on the other draws, too."""
 
 LEVEL: Final = 0.95
