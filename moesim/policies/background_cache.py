@@ -1,23 +1,15 @@
 """A cache beside the CPU: hits run on the GPU, misses on the CPU, and some of them are copied for later visits.
 
-The caches of engines that compute misses on the CPU differ in a few decisions; each is an option. No option is a system.
-
-| decision | option |
-|---|---|
-| which misses the GPU computes in their own visit, after a copy | ``copied_now`` |
-| which of the others are copied for later | none unless ``later``; ``admission``, and what belongs to it; at most ``inserts`` |
-| in which order misses are looked at, and hits count as used | ``miss_order``, ``hit_order`` |
-| who leaves | ``victim``; as the copy is issued, so that its slot is of no use until the newcomer counts |
-| from when on a copy counts as there | ``publish`` |
-| what of a visit goes on together | ``overlap`` |
-| prompts, and what counts as one | ``prefill``, ``cached_rows`` |
+The caches of engines that compute misses on the CPU differ in a few decisions. `CacheOptions` has each as an option, and no
+option is a system: those are in files of their own. They fix the options, and replace a method where an engine has a rule that
+no option says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import heappop
-from typing import Annotated, Any, Literal
+from typing import Any
 
 from moesim.policies.algorithms.miss_split import copies_by_share, copies_by_time
 from moesim.policies.bank import Bank, DecayedScores
@@ -25,19 +17,18 @@ from moesim.policies.base import (
     CACHE,
     STAGING,
     CostTable,
-    PolicyBase,
-    Range,
     cpu_of,
     gpu_of,
     idle_resident,
     slot_bytes,
     slots_per_layer,
 )
+from moesim.policies.cache_options import SPLIT, CacheOptions
+from moesim.policies.declare import option_parameters
 from moesim.policies.in_sequence import InSequence
-from moesim.policies.moot import MootIf, OnlyWith
 from moesim.policies.on_demand import staging_pool
 from moesim.policies.parts import Unit
-from moesim.policies.past_the_cache import STREAMED, PastTheCache, Prompts
+from moesim.policies.past_the_cache import STREAMED, PastTheCache
 from moesim.policies.visit import PresentVisit
 from moesim.policy import (
     DEMAND,
@@ -57,60 +48,11 @@ from moesim.policy import (
     View,
 )
 
-SPLIT = ("share", "time")
-NOT_FOR_LATER, NONE_LATER = MootIf(copied_now="all"), MootIf(copied_now=SPLIT, later=False)
-"""No miss is left for later, or none is copied for it."""
 
-
-class BackgroundCache(PolicyBase):
+class BackgroundCache(CacheOptions):
     """Cache beside the CPU: misses run there, or are split with the link, and some are copied for later visits."""
 
-    copied_now: Literal["none", "all", "share", "time"] = "none"
-    """Misses that the GPU computes in their own visit, once they are copied: as many as balance the rates or the times of
-    link and CPU. The CPU computes the others, and what finds no slot."""
-    share: Annotated[float, Range(0, 1), OnlyWith(copied_now="share")] = 0.5
-    """The link's rate over the sum of the rates of link and CPU."""
-    later: Annotated[bool, OnlyWith(copied_now=SPLIT)] = True
-    """What the CPU computes beside such copies may be copied for later visits, too."""
-    admission: Annotated[Literal["all", "demand", "score", "newest"], NOT_FOR_LATER, NONE_LATER] = "all"
-    """Misses of the CPU that are copied: all, those missed often enough, those with a higher score than who would leave, or, at
-    the next step's begin, the newest of a layer."""
-    inserts: Annotated[int, Range(1), NOT_FOR_LATER, NONE_LATER] | None = None
-    """At most so many copies for later a layer visit; None: any number."""
-    admit_free: Annotated[int, Range(1), NOT_FOR_LATER, NONE_LATER, OnlyWith(admission="demand")] = 2
-    """Rows missed before an expert is copied into a free slot."""
-    admit_full: Annotated[int, Range(1), NOT_FOR_LATER, NONE_LATER, OnlyWith(admission="demand")] = 8
-    """The same in a full cache, since its last copy."""
-    kappa: Annotated[float, Range(0), NOT_FOR_LATER, NONE_LATER, OnlyWith(admission="score")] = 0.0
-    """By how much the newcomer's score must be higher."""
-    half_life: Annotated[
-        float,
-        Range(0.001),
-        MootIf(admission=("all", "demand", "newest"), victim="lru"),
-        MootIf(copied_now=SPLIT, later=False, victim="lru"),
-    ] = 16.0
-    """A score counts visits in which the expert was used, each half as much after so many visits of its layer."""
-    victim: Literal["lru", "score"] = "lru"
-    """Who leaves: the one used longest ago, or the one with the lowest score, of equals that in the lowest slot."""
-    publish: Annotated[Literal["arrival", "step", "two-steps", "batch"], NOT_FOR_LATER, NONE_LATER] = "arrival"
-    """A copy for later counts from its arrival, from the begin of the next step, from two steps after its issue, or from the
-    first step of the next batch of requests."""
-    hit_order: Annotated[Literal["rank", "id", "equal"], MootIf(victim="score")] = "rank"
-    """In which order hits of a visit count as used: of first appearance, by id, or all at once with what the visit copies; of
-    those used at once the one in the lowest slot leaves first."""
-    miss_order: Literal["rank", "id", "recent"] = "rank"
-    """In which order misses are looked at: of first appearance, by id, or those routed to most recently first."""
-    scope: Literal["per-layer", "global"] = "per-layer"
-    """Slots of each layer, or one pool for all."""
-    overlap: bool = True
-    """Copies, GPU and CPU work at the same time; else the GPU waits for a visit's copies, and the CPU for the GPU."""
-    prefill: Prompts = "bypass"
-    """Who computes prompts: the CPU; the GPU, by the cache as it is and copies for one use; the cache where all experts of the
-    visit fit, else as before; or the cache like any step."""
-    cached_rows: Annotated[int, Range(1), MootIf(prefill="cached")] | None = None
-    """Steps of more rows are treated as prompts, others are not; None: prompts are."""
-    warm: bool = False
-    """Begin with the lowest ids of each layer in the cache, not with an empty one."""
+    _name = "background-cache"  # in messages
 
     @property
     def listens(self) -> frozenset[type]:
@@ -120,11 +62,10 @@ class BackgroundCache(PolicyBase):
 
     def place(self, view: View) -> Placement:
         """Return the cache, empty or warm."""
-        name = "background-cache"
-        gpu, self._cpu = gpu_of(view, name), cpu_of(view, name)
-        self._gpu = gpu
+        gpu = self._gpu = gpu_of(view, self._name)
+        self._cpu = cpu_of(view, self._name)
         model = view.model
-        per_layer = slots_per_layer(view, gpu, name, 0)
+        per_layer = slots_per_layer(view, gpu, self._name, 0)
         slots = per_layer if self.scope == "per-layer" else [sum(per_layer)]
         self._banks = [Bank(n) for n in slots]
         self._gpu_ns, self._cpu_ns = CostTable(view, gpu), CostTable(view, self._cpu)
@@ -132,14 +73,14 @@ class BackgroundCache(PolicyBase):
         self._copy_ns = [view.costs.fetch_ns(view.host, gpu, None, layer) for layer in range(model.n_layers)]
         self._visit = PresentVisit()
         self._routed_at: dict[Unit, int] = {}  # step of the latest visit that used it
-        self._sequence = InSequence(gpu, self._cpu)
+        self._sequence = None if self.overlap else InSequence(gpu, self._cpu)
         self._scores = DecayedScores(model.n_layers, self.half_life)
         self._missed: dict[Unit, int] = {}  # rows since it was last copied
         self._seen: list[dict[int, None]] = [{} for _ in range(model.n_layers)]  # misses of the step, oldest first
         self._issued: dict[Unit, int] = {}  # unit on its way -> step of its issue
         self._step = -1
         self._batch_over = True
-        self._past = PastTheCache(self.prefill, self.cached_rows, gpu, self._cpu)
+        self._past = self._prompts(view, min(slots))
         self._counts = {"cache_hits": 0, "cache_misses": 0}
         copies = [Copy(layer, range(n), gpu) for layer, n in enumerate(per_layer) if n] if self.warm else []
         for copy in copies:
@@ -150,6 +91,10 @@ class BackgroundCache(PolicyBase):
         sizes = [n * slot_bytes(view) for n in slots]
         pool = Pool(gpu, CACHE, sizes, per_layer=True) if self.scope == "per-layer" else Pool(gpu, CACHE, sizes[0])
         return Placement(copies, [pool, staging_pool(view, gpu, None)] if self.prefill in STREAMED else [pool])
+
+    def _prompts(self, view: View, slots: int) -> PastTheCache:
+        """Return who says what passes by a cache, of which a layer can have so many slots, and serves it."""
+        return PastTheCache(self.prefill, self.cached_rows, self._gpu, self._cpu)
 
     @property
     def counters(self) -> Mapping[str, int]:
@@ -171,7 +116,7 @@ class BackgroundCache(PolicyBase):
             return self._past.serve(event, bank.slot) if past else self._routed(event)
         if type(event) is Fetched and self.publish == "arrival":
             self._publish([(event.layer, event.expert)])
-        return () if self.overlap else self._sequence.happened(event)
+        return self._sequence.happened(event) if self._sequence is not None else ()
 
     def evict(self, fetch: Fetch, view: View) -> Unit | None:
         """Give up what was copied for one use; who leaves the cache is dropped as its successor's copy is issued."""
@@ -212,28 +157,54 @@ class BackgroundCache(PolicyBase):
         layer, bank = event.layer, self._bank(event.layer)
         self._visit.add(event)
         ranked = list(dict.fromkeys(event.experts.ravel().tolist()))
-        self._scores.used(layer, event.active, begins=event.mb == 0)
+        self._used(event)
         hits = [e for e in (event.active if self.hit_order == "id" else ranked) if (layer, e) in bank.there]
         for expert in hits:
-            bank.touch((layer, expert))
-        misses = [e for e in (ranked if self.miss_order == "rank" else event.active) if (layer, e) not in bank.there]
-        if self.miss_order == "recent":
-            misses.sort(key=lambda e: -self._routed_at.get((layer, e), -1))
-            self._routed_at.update(((layer, e), self._step) for e in event.active)
+            self._hit((layer, expert), bank, event.rows[expert])
+        misses = self._in_order([e for e in ranked if (layer, e) not in bank.there], event)
         self._counts["cache_hits"] += len(hits)
         self._counts["cache_misses"] += len(misses)
         now, actions = self._now(layer, misses, event.rows)
         on_cpu = [e for e in misses if e not in now]
-        if self.overlap:
-            actions += [Run(layer, sorted([*hits, *now]), self._gpu), Run(layer, sorted(on_cpu), self._cpu)]
+        lent = self._lent(hits, event.rows) if not misses else []
+        on_gpu = [*(e for e in hits if e not in lent), *now]
+        if self._sequence is not None:
+            actions += self._sequence.hold(layer, now, on_gpu, [*lent, *on_cpu])
         else:
-            actions += self._sequence.hold(layer, now, [*hits, *now], on_cpu)
-        if self.copied_now == "none" or (self.copied_now in SPLIT and self.later):
+            actions += [Run(layer, sorted(on_gpu), self._gpu), Run(layer, sorted([*lent, *on_cpu]), self._cpu)]
+        if self._copies_later:
             actions += self._for_later(layer, on_cpu, event.rows)
         if self.hit_order == "equal":
             for unit in sorted(self._visit.units & bank.slot.keys(), key=bank.slot.__getitem__):
                 bank.touch(unit)
         return actions
+
+    def _used(self, event: Routed) -> None:
+        """Note what a visit uses, before anything is decided about it."""
+        self._scores.used(event.layer, event.active, begins=event.mb == 0)
+
+    def _hit(self, unit: Unit, bank: Bank, rows: int) -> None:
+        """Note that a use finds an expert there."""
+        bank.touch(unit)
+
+    def _lent(self, hits: Sequence[int], rows: Sequence[int]) -> Sequence[int]:
+        """Return which experts the CPU computes although all of a visit are there."""
+        return ()
+
+    def _in_order(self, misses: Sequence[int], event: Routed) -> list[int]:
+        """Put misses, which come by first appearance, in the order in which they are looked at."""
+        if self.miss_order == "rank":
+            return [*misses]
+        found = sorted(misses)
+        if self.miss_order == "recent":
+            found.sort(key=lambda e: -self._routed_at.get((event.layer, e), -1))
+            self._routed_at.update(((event.layer, e), self._step) for e in event.active)
+        return found
+
+    @property
+    def _copies_later(self) -> bool:
+        """Whether misses that the CPU computes may be copied."""
+        return self.copied_now == "none" or (self.copied_now in SPLIT and self.later)
 
     def _now(self, layer: int, misses: Sequence[int], rows: Sequence[int]) -> tuple[list[int], list[Action]]:
         """Return which misses the GPU computes in this visit, and their copies."""
@@ -282,12 +253,15 @@ class BackgroundCache(PolicyBase):
             return victim is not None and self._scores.of(unit) > self._scores.of(victim) + self.kappa
         return True
 
+    def _idle(self, bank: Bank) -> Iterator[Unit]:
+        """Give who may leave, the one used longest ago first: nobody that the present visit uses, or that is on its way."""
+        return (unit for unit in bank.slot if unit in bank.there and unit not in self._visit.units)
+
     def _victim(self, bank: Bank) -> Unit | None:
-        """Return who leaves: nobody that the present visit uses, or that is on its way."""
-        idle = (unit for unit in bank.slot if unit in bank.there and unit not in self._visit.units)
+        """Return who leaves."""
         if self.victim == "lru":
-            return next(idle, None)
-        return min(idle, key=lambda unit: (self._scores.of(unit), bank.slot[unit]), default=None)
+            return next(self._idle(bank), None)
+        return min(self._idle(bank), key=lambda unit: (self._scores.of(unit), bank.slot[unit]), default=None)
 
     def _take(self, unit: Unit, urgency: int) -> list[Action]:
         """Copy an expert into a free slot or a victim's; nothing if there is none, or if it has a slot."""
@@ -308,3 +282,7 @@ class BackgroundCache(PolicyBase):
         self._issued[unit] = self._step
         self._missed.pop(unit, None)
         return [*actions, Fetch(unit[0], [unit[1]], self._gpu, urgency, CACHE)]
+
+
+OPTIONS = tuple(option_parameters(BackgroundCache))
+"""What a system fixes that has none of these as options of its own."""

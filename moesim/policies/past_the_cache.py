@@ -15,11 +15,15 @@ STREAMED: tuple[Prompts, ...] = ("read-only", "fitting")
 
 
 class PastTheCache:
-    """Says which visits pass by a cache, and serves them; the cache learns nothing of them."""
+    """Says which visits pass by a cache, and serves them; the cache learns nothing of them.
 
-    def __init__(self, prompts: Prompts, cached_rows: int | None, gpu: str, cpu: str) -> None:
+    The GPU computes micro-batches from ``offload_rows`` rows on only, if it is to compute any.
+    """
+
+    def __init__(self, prompts: Prompts, cached_rows: int | None, gpu: str, cpu: str, offload_rows: int = 1) -> None:
         self._prompts = prompts
         self._cached_rows = cached_rows
+        self._offload_rows = offload_rows
         self._gpu, self._cpu = gpu, cpu
         self._large = False
         self._unfit = (-1, -1)  # step and layer of the latest visit that did not fit
@@ -42,7 +46,7 @@ class PastTheCache:
     def serve(self, event: Routed, slotted: Container[Unit]) -> list[Action]:
         """Leave a visit to the CPU, or to the GPU by what has a slot, maybe on its way to it, and copies for one use."""
         layer = event.layer
-        if self._prompts == "bypass":
+        if self._prompts == "bypass" or len(event.experts) < self._offload_rows:
             return [Run(layer, event.active, self._cpu)]
         own = [e for e in event.active if (layer, e) in slotted]
         others = [e for e in event.active if (layer, e) not in slotted]

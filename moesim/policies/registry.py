@@ -62,6 +62,7 @@ POLICIES: dict[str, str] = {
     "lfu": "moesim.policies.caches:LFU",
     "llama-cpp": "moesim.policies.llama_cpp:LlamaCpp",
     "llama-cpp-fit": "moesim.policies.llama_cpp_fit:LlamaCppFit",
+    "llama-cpp-cache": "moesim.policies.llama_cpp_cache:LlamaCppCache",
     "llama-cpp-in-dali": "moesim.policies.as_compared:LlamaCppInDali",
     "llama-cpp-in-od-moe": "moesim.policies.as_compared:LlamaCppInOdMoe",
     "lru": "moesim.policies.caches:LRU",

@@ -1,0 +1,94 @@
+"""llama.cpp's own expert cache: one bank of slots over all layers, and every missing expert is uploaded before the GPU computes.
+
+ggml-org/llama.cpp: src/llama-moe-cache.cpp at 4b060f27a8 (PR #29887, release b11480). ClassLRU: header comment at c4fb579695
+(PR #31233, b12170).
+
+| decision | code | ours |
+|---|---|---|
+| which layers | those whose expert tensors all lie in the host's memory; layers of one device and tensor layout are a group | all layers, one group |
+| slots | of a group, by a budget in bytes; a group with fewer slots than a token has experts is switched off | the granted cache slots; the same |
+| key | (layer, expert), with all its projections | the same |
+| planned calls | at most 32 tokens, and min(tokens k, N) at most the slots | the same, for a step |
+| hits | in order of first appearance, to the recent end | the same |
+| misses | by ascending id; each takes the slot used longest ago, empty ones first | the same |
+| ClassLRU | classes of uses that fade with a half-life of 128 tokens; of each class's oldest slot the one with the largest age / 2^class leaves | the same (``replacement: class-lru``); an age is in tokens of the expert's own layer; of equals the lower class |
+| who computes | the GPU, once all uploads are there; none overlaps with the products | the same |
+| larger calls | op-offload from 32 tokens on: cached experts are copied on the device, others over the link; the cache stays as it is | the same; with fewer tokens the CPU computes, as for any weights of the host |
+| prediction, admission | none; every miss enters | the same |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import log2
+from typing import Literal
+
+from moesim.policies.background_cache import OPTIONS, BackgroundCache
+from moesim.policies.bank import Bank
+from moesim.policies.parts import Unit
+from moesim.policies.past_the_cache import PastTheCache
+from moesim.policy import Routed, View
+
+PLANNED_TOKENS = 32
+"""Of a call that the cache serves, at most."""
+OFFLOAD_ROWS = 32
+"""From which on llama.cpp copies weights of the host to the GPU to compute a product (``--no-op-offload`` turns it off)."""
+HALF_LIFE, CLASSES = 128, 8
+
+
+class ClassLru:
+    """Which class of use each expert has, and who leaves by that."""
+
+    def __init__(self, n_layers: int) -> None:
+        self._tokens = [0] * n_layers
+        self._scores: dict[Unit, tuple[float, int]] = {}  # at the last use, and the layer's tokens then; kept when it leaves
+
+    def used(self, layer: int, rows: Sequence[int], n_tokens: int) -> None:
+        """Note a call of some tokens, with the rows of each expert."""
+        now = self._tokens[layer] = self._tokens[layer] + n_tokens
+        for expert, n in enumerate(rows):
+            if n:
+                score, at = self._scores.get((layer, expert), (0.0, now))
+                self._scores[layer, expert] = score * 2 ** ((at - now) / HALF_LIFE) + n, now
+
+    def victim(self, idle: Iterable[Unit]) -> Unit | None:
+        """Return who leaves of some units, which come the one used longest ago first."""
+        oldest: dict[int, Unit] = {}
+        for unit in idle:
+            oldest.setdefault(min(int(log2(self._scores[unit][0])), CLASSES - 1), unit)
+        ages = {at: (self._tokens[unit[0]] - self._scores[unit][1]) / 2**at for at, unit in sorted(oldest.items())}
+        return oldest[max(ages, key=ages.__getitem__)] if ages else None
+
+
+class LlamaCppCache(BackgroundCache, fixed=OPTIONS):
+    """One LRU over all layers; misses are uploaded, and the GPU computes every expert (llama.cpp's expert cache, PR #29887)."""
+
+    paper = "llama.cpp (ggml-org/llama.cpp, PR #29887 and #31233)"
+    missing = (
+        "groups of layers with other tensor layouts: one bank serves all, with slots of the largest expert",
+        "layers that are partly on the GPU, which the cache leaves alone",
+        "consecutive experts in consecutive slots: uploaded one by one, each with the link's latency",
+        "reading the ids back waits for the GPU: what the profile's router time says",
+        "copies of cached experts within the GPU for larger calls take no time",
+        "ClassLRU was read from its header comment alone, not from its code",
+    )
+    copied_now = "all"
+    miss_order = "id"
+    scope = "global"
+    overlap = False
+    prefill = "read-only"
+    _name = "llama-cpp-cache"
+
+    replacement: Literal["lru", "class-lru"] = "lru"
+    """Who leaves: the one used longest ago, or, of each class of use, one that is old for its class (PR #31233)."""
+
+    def _prompts(self, view: View, slots: int) -> PastTheCache:
+        self._classes = ClassLru(view.model.n_layers)
+        fitting = PLANNED_TOKENS if view.model.n_experts <= slots else slots // view.model.top_k
+        return PastTheCache("read-only", min(PLANNED_TOKENS, fitting), self._gpu, self._cpu, OFFLOAD_ROWS)
+
+    def _used(self, event: Routed) -> None:
+        self._classes.used(event.layer, event.rows, len(event.experts))
+
+    def _victim(self, bank: Bank) -> Unit | None:
+        return super()._victim(bank) if self.replacement == "lru" else self._classes.victim(self._idle(bank))
