@@ -177,6 +177,9 @@ def test_what_is_missing_is_written_once(name: str) -> None:
     assert [item for item in getattr(cls, "missing", ()) if item in words] == []
 
 
+TABLE_HEADS = ("| point | paper says | released code does | we do |", "| decision | code | ours |")  # the latter without a paper
+
+
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_every_policy_is_described(name: str) -> None:
     info = next(one for one in policy_info([name]))
@@ -188,7 +191,7 @@ def test_every_policy_is_described(name: str) -> None:
     for row in info.missing:
         assert isinstance(row, str)
     if info.paper:
-        assert "| point | paper says | released code does | we do |" in module.__doc__
+        assert any(head in module.__doc__ for head in TABLE_HEADS)
 
 
 @pytest.mark.parametrize(

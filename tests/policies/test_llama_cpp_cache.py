@@ -1,0 +1,115 @@
+"""llama.cpp's own expert cache: its worked examples, who computes which calls, and its rules restated in plain Python."""
+
+from __future__ import annotations
+
+from math import log2
+
+import pytest
+
+from moesim.policies.llama_cpp_cache import ClassLru
+from moesim.policies.registry import make_policy
+from moesim.testing import check_policy
+from tests.engine.engine_kit import play, tiny_model, workload
+from tests.policies.caches_kit import FAST, Call, Step, happened, instances, run
+
+
+def test_least_recently_used_over_all_layers() -> None:
+    # 4 slots. Layer 0: 3, 1; layer 1: 2, 5; then layer 0: 1 is there, 4 takes the slot of 3; layer 1: 5 there, 0 that of 2.
+    records = run("llama-cpp-cache", [[[3, 1], [2, 5]], [[1, 4], [5, 0]]], 4, layers=2)
+    assert happened(records, 2) == [
+        Step([[1, 3], [2, 5]], [(0, 1), (0, 3), (1, 2), (1, 5)], []),
+        Step([[1, 4], [0, 5]], [(0, 4), (1, 0)], [(0, 3), (1, 2)]),
+    ]
+
+
+def test_class_lru_spares_what_has_been_used_often() -> None:
+    # One layer, two slots, one expert at a time; the score of 7 becomes 3.968, class 1, at time 3.
+    classes, slots = ClassLru(1), [(0, 7), (0, 1)]
+    for _ in range(4):
+        classes.used(0, [0] * 7 + [1], 1)
+    classes.used(0, [0, 1, 0], 1)
+    classes.used(0, [0, 0, 1], 8)  # at 12: 8/1 of 1 against 9/2 of 7, which has been used longer ago
+    assert classes.victim(slots) == (0, 1)
+    classes.used(0, [0, 0, 0, 1], 8)  # at 20: 8/1 of 2 against 17/2
+    assert classes.victim([(0, 7), (0, 2)]) == (0, 7)
+    assert classes.victim([]) is None
+
+
+def test_no_upload_goes_on_while_the_gpu_computes() -> None:
+    # Two copies of 10 ns each end at 120; both experts then take 100 each.
+    records = run("llama-cpp-cache", [[0, 1]], 4)
+    assert [(t.start, t.end) for t in records.transfers] == [(100, 110), (110, 120)]
+    assert [(t.start, t.end, t.device) for t in records.tasks if t.expert >= 0] == [(120, 220, "gpu0"), (220, 320, "gpu0")]
+
+
+@pytest.mark.parametrize(
+    ("rows", "slots", "device", "cached"),
+    [
+        (4, 8, "gpu0", True),  # 4 x 2 <= 8
+        (5, 8, "cpu0", False),  # 5 x 2 > 8 slots, and too few rows for op-offload
+        (32, 9, "gpu0", True),  # all 9 experts have a slot
+        (33, 9, "gpu0", False),  # more than 32 tokens: op-offload
+        (32, 8, "gpu0", False),
+    ],
+)
+def test_which_calls_the_cache_serves(rows: int, slots: int, device: str, cached: bool) -> None:
+    model = tiny_model(n_layers=1, n_experts=9)
+    work = workload([[[[0, 1]]] * rows + [[[0, 1]]]], prompt=rows, n_experts=9)
+    records = play(make_policy("llama-cpp-cache"), work, FAST, model=model, slots={"gpu0": slots})
+    assert {t.device for t in records.tasks if t.expert >= 0 and t.step == 0} == {device}
+    again = [t for t in records.transfers if t.expert >= 0 and t.submitted >= records.steps[1].begin]
+    assert len(again) == (0 if cached else 2), "what the prompt has brought stays only in the cache"
+
+
+def restated(calls: list[Call], slots: int, n_experts: int, n_layers: int, replacement: str) -> list[Step]:
+    """Follow the rules by the numbers of the slots and a list of them, the one used longest ago first."""
+    owner: list[tuple[int, int] | None] = [None] * slots
+    order = list(range(slots))
+    clock = [0] * n_layers
+    score, last, band = {}, {}, {}
+    steps = []
+    for call in calls:
+        on_gpu, copies, leave = [], [], []
+        for layer, rows in enumerate(call.ids):
+            if len(rows) > 32 or min(len(rows) * len(rows[0]), n_experts) > slots:
+                on_gpu.append([])  # fewer than 32 tokens: no op-offload
+                continue
+            clock[layer] += len(rows)
+            flat = [e for row in rows for e in row]
+            for e in set(flat):
+                unit = layer, e
+                score[unit] = score.get(unit, 0) * 0.5 ** ((clock[layer] - last.get(unit, 0)) / 128) + flat.count(e)
+                last[unit], band[unit] = clock[layer], min(int(log2(score[unit])), 7)
+            hits = [e for e in dict.fromkeys(flat) if (layer, e) in owner]
+            for e in hits:
+                order.append(order.pop(order.index(owner.index((layer, e)))))
+            for e in sorted(set(flat) - set(hits)):
+                free = [s for s in order if owner[s] is None]
+                slot = (free or order)[0]
+                if replacement == "class-lru" and not free:
+                    allowed = [s for s in order if not (owner[s][0] == layer and owner[s][1] in flat)]  # type: ignore[index]
+                    heads = [next(s for s in allowed if band[owner[s]] == c) for c in sorted({band[owner[s]] for s in allowed})]
+                    age = {s: (clock[owner[s][0]] - last[owner[s]]) * 0.5 ** band[owner[s]] for s in heads}  # type: ignore[index]
+                    slot = max(heads, key=age.__getitem__)
+                if owner[slot] is not None:
+                    leave.append(owner[slot])
+                owner[slot] = (layer, e)
+                order.append(order.pop(order.index(slot)))
+                copies.append((layer, e))
+            on_gpu.append(sorted(set(flat)))
+        steps.append(Step(on_gpu, copies, leave))
+    return steps
+
+
+@pytest.mark.parametrize("replacement", ["lru", "class-lru"])
+def test_the_rules_restated(replacement: str) -> None:
+    left = 0
+    for one in instances(100, batch=3, prompts=4):
+        expected = restated(one.calls, one.slots, one.n_experts, one.n_layers, replacement)
+        assert happened(one.play({"name": "llama-cpp-cache", "replacement": replacement}), one.n_layers) == expected
+        left += sum(len(step.leave) for step in expected)
+    assert left > 500
+
+
+def test_class_lru_keeps_the_contract() -> None:
+    check_policy(lambda: make_policy({"name": "llama-cpp-cache", "replacement": "class-lru"}))
