@@ -11,7 +11,7 @@ ggml-org/llama.cpp: src/llama-moe-cache.cpp at 4b060f27a8 (PR #29887, release b1
 | planned calls | at most 32 tokens, and min(tokens k, N) at most the slots | the same, for a step |
 | hits | in order of first appearance, to the recent end | the same |
 | misses | by ascending id; each takes the slot used longest ago, empty ones first | the same |
-| ClassLRU | classes of uses that fade with a half-life of 128 tokens; of each class's oldest slot the one with the largest age / 2^class leaves | the same (``replacement: class-lru``); an age is in tokens of the expert's own layer; of equals the lower class |
+| ClassLRU | classes of uses that fade with a half-life of 128 tokens; of each class's oldest slot the one with the largest age / 2^class leaves | the same (``eviction: class-lru``); an age is in tokens of the expert's own layer; of equals the lower class |
 | who computes | the GPU, once all uploads are there; none overlaps with the products | the same |
 | larger calls | op-offload from 32 tokens on: cached experts are copied on the device, others over the link; the cache stays as it is | the same; with fewer tokens the CPU computes, as for any weights of the host |
 | prediction, admission | none; every miss enters | the same |
@@ -79,7 +79,7 @@ class LlamaCppCache(BackgroundCache, fixed=OPTIONS):
     prefill = "read-only"
     _name = "llama-cpp-cache"
 
-    replacement: Literal["lru", "class-lru"] = "lru"
+    eviction: Literal["lru", "class-lru"] = "lru"
     """Who leaves: the one used longest ago, or, of each class of use, one that is old for its class (PR #31233)."""
 
     def _prompts(self, view: View, slots: int) -> PastTheCache:
@@ -91,4 +91,4 @@ class LlamaCppCache(BackgroundCache, fixed=OPTIONS):
         self._classes.used(event.layer, event.rows, len(event.experts))
 
     def _victim(self, bank: Bank) -> Unit | None:
-        return super()._victim(bank) if self.replacement == "lru" else self._classes.victim(self._idle(bank))
+        return super()._victim(bank) if self.eviction == "lru" else self._classes.victim(self._idle(bank))

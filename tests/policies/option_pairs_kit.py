@@ -81,7 +81,6 @@ SETTINGS = (
     Setting(batch=2, prompt=70, decode=1),  # 32 rows for each expert and place
     Setting(slots=3, decode=2),  # fewer than layers
     Setting(gpu_mib=5, decode=1),  # half of the 32 experts are 6 MiB
-    Setting(batch=1, layers=2, slots=12, decode=20),  # long enough that a pool for all layers knows who is used often
 )
 SIGNALS = {
     "residual": 0.8, "gate_next1": 0.8, "gate_next2": 0.7, "gate_next3": 0.6, "learned": 0.9,

@@ -61,7 +61,7 @@ def test_which_calls_the_cache_serves(rows: int, slots: int, device: str, cached
     assert len(again) == (0 if cached else 2), "what the prompt has brought stays only in the cache"
 
 
-def restated(calls: list[Call], slots: int, n_experts: int, n_layers: int, replacement: str) -> list[Step]:
+def restated(calls: list[Call], slots: int, n_experts: int, n_layers: int, eviction: str) -> list[Step]:
     """Follow the rules by the numbers of the slots and a list of them, the one used longest ago first."""
     owner: list[tuple[int, int] | None] = [None] * slots
     order = list(range(slots))
@@ -86,7 +86,7 @@ def restated(calls: list[Call], slots: int, n_experts: int, n_layers: int, repla
             for e in sorted(set(flat) - set(hits)):
                 free = [s for s in order if owner[s] is None]
                 slot = (free or order)[0]
-                if replacement == "class-lru" and not free:
+                if eviction == "class-lru" and not free:
                     allowed = [s for s in order if not (owner[s][0] == layer and owner[s][1] in flat)]  # type: ignore[index]
                     heads = [next(s for s in allowed if band[owner[s]] == c) for c in sorted({band[owner[s]] for s in allowed})]
                     age = {s: (clock[owner[s][0]] - last[owner[s]]) * 0.5 ** band[owner[s]] for s in heads}  # type: ignore[index]
@@ -101,15 +101,15 @@ def restated(calls: list[Call], slots: int, n_experts: int, n_layers: int, repla
     return steps
 
 
-@pytest.mark.parametrize("replacement", ["lru", "class-lru"])
-def test_the_rules_restated(replacement: str) -> None:
+@pytest.mark.parametrize("eviction", ["lru", "class-lru"])
+def test_the_rules_restated(eviction: str) -> None:
     left = 0
     for one in instances(100, batch=3, prompts=4):
-        expected = restated(one.calls, one.slots, one.n_experts, one.n_layers, replacement)
-        assert happened(one.play({"name": "llama-cpp-cache", "replacement": replacement}), one.n_layers) == expected
+        expected = restated(one.calls, one.slots, one.n_experts, one.n_layers, eviction)
+        assert happened(one.play({"name": "llama-cpp-cache", "eviction": eviction}), one.n_layers) == expected
         left += sum(len(step.leave) for step in expected)
     assert left > 500
 
 
 def test_class_lru_keeps_the_contract() -> None:
-    check_policy(lambda: make_policy({"name": "llama-cpp-cache", "replacement": "class-lru"}))
+    check_policy(lambda: make_policy({"name": "llama-cpp-cache", "eviction": "class-lru"}))

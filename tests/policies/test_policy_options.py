@@ -98,7 +98,7 @@ CHANGES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
         "cached_rows": ({"cached_rows": 1}, {}),
         "warm": ({"warm": True}, {}),
     },
-    "llama-cpp-cache": {"replacement": ({"replacement": "class-lru"}, {})},
+    "llama-cpp-cache": {"eviction": ({"eviction": "class-lru"}, {})},
     "composed": {
         **{key: (value, {}) for key, value in CACHES.items()},
         "replacement": ({"replacement": "lfu"}, {}),
