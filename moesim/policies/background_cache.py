@@ -72,7 +72,9 @@ class BackgroundCache(CacheOptions):
         self._first_ns = view.costs.first_extra_ns(self._cpu)
         self._copy_ns = [view.costs.fetch_ns(view.host, gpu, None, layer) for layer in range(model.n_layers)]
         self._visit = PresentVisit()
+        self._spared: set[Unit] = set()  # besides what the present visit uses
         self._routed_at: dict[Unit, int] = {}  # step of the latest visit that used it
+        self._order = self.miss_order
         self._sequence = None if self.overlap else InSequence(gpu, self._cpu)
         self._scores = DecayedScores(model.n_layers, self.half_life)
         self._missed: dict[Unit, int] = {}  # rows since it was last copied
@@ -90,7 +92,7 @@ class BackgroundCache(CacheOptions):
                 bank.there.add(unit)
         sizes = [n * slot_bytes(view) for n in slots]
         pool = Pool(gpu, CACHE, sizes, per_layer=True) if self.scope == "per-layer" else Pool(gpu, CACHE, sizes[0])
-        return Placement(copies, [pool, staging_pool(view, gpu, None)] if self.prefill in STREAMED else [pool])
+        return Placement(copies, [pool, staging_pool(view, gpu, None)] if self._past.stages else [pool])
 
     def _prompts(self, view: View, slots: int) -> PastTheCache:
         """Return who says what passes by a cache, of which a layer can have so many slots, and serves it."""
@@ -193,10 +195,10 @@ class BackgroundCache(CacheOptions):
 
     def _in_order(self, misses: Sequence[int], event: Routed) -> list[int]:
         """Put misses, which come by first appearance, in the order in which they are looked at."""
-        if self.miss_order == "rank":
+        if self._order == "rank":
             return [*misses]
         found = sorted(misses)
-        if self.miss_order == "recent":
+        if self._order == "recent":
             found.sort(key=lambda e: -self._routed_at.get((event.layer, e), -1))
             self._routed_at.update(((event.layer, e), self._step) for e in event.active)
         return found
@@ -236,26 +238,31 @@ class BackgroundCache(CacheOptions):
         bank, n = self._bank(layer), 0
         actions: list[Action] = []
         for unit in ((layer, expert) for expert in misses):
-            if unit in bank.slot or n == self.inserts:
+            if unit in bank.slot:
                 continue
             if self.admission == "demand":
                 self._missed[unit] = self._missed.get(unit, 0) + rows[unit[1]]
-            if self._admitted(unit, bank) and (taken := self._take(unit, UPDATE)):
+            if n != self.inserts and self._admitted(unit, bank) and (taken := self._take(unit, UPDATE)):
                 actions += taken
                 n += 1
         return actions
 
     def _admitted(self, unit: Unit, bank: Bank) -> bool:
         if self.admission == "demand":
-            return self._missed[unit] >= (self.admit_free if bank.free else max(self.admit_free, self.admit_full))
+            return self._missed[unit] >= self._wanted_misses(bank)
         if self.admission == "score" and not bank.free:
             victim = self._victim(bank)
             return victim is not None and self._scores.of(unit) > self._scores.of(victim) + self.kappa
         return True
 
+    def _wanted_misses(self, bank: Bank) -> int:
+        """Return after how many an expert is copied."""
+        return self.admit_free if bank.free else max(self.admit_free, self.admit_full)
+
     def _idle(self, bank: Bank) -> Iterator[Unit]:
         """Give who may leave, the one used longest ago first: nobody that the present visit uses, or that is on its way."""
-        return (unit for unit in bank.slot if unit in bank.there and unit not in self._visit.units)
+        busy = self._visit.units | self._spared
+        return (unit for unit in bank.slot if unit in bank.there and unit not in busy)
 
     def _victim(self, bank: Bank) -> Unit | None:
         """Return who leaves."""

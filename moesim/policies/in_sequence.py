@@ -1,4 +1,4 @@
-"""What a layer visit does, one after the other: copies arrive, the GPU computes, then the CPU."""
+"""What a layer visit does, one after the other: copies arrive, the GPU computes, then the CPU, or that beside all the rest."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ from moesim.policy import Action, Fetched, Ran, Run
 
 
 class InSequence:
-    """Holds the Runs of a layer until those before them are over; those of several micro-batches go together."""
+    """Holds the Runs of a layer until those before them are over; those of several micro-batches go together.
 
-    def __init__(self, gpu: str, cpu: str) -> None:
+    With ``cpu_beside`` nothing is held for the CPU.
+    """
+
+    def __init__(self, gpu: str, cpu: str, *, cpu_beside: bool = False) -> None:
         self._gpu, self._cpu = gpu, cpu
+        self._cpu_beside = cpu_beside
         self._layer = -1
         self._copies: set[int] = set()  # on their way
         self._on_gpu: dict[int, None] = {}
@@ -23,6 +27,9 @@ class InSequence:
         self._layer = layer
         self._copies.update(copies)
         self._on_gpu.update(dict.fromkeys(on_gpu))
+        if self._cpu_beside:
+            at_once = sorted(on_cpu)
+            return [*([Run(layer, at_once, self._cpu)] if at_once else []), *self._go_on()]
         self._on_cpu.update(dict.fromkeys(on_cpu))
         for expert in self._on_gpu:  # the GPU takes the rows of all micro-batches so far
             self._on_cpu.pop(expert, None)

@@ -26,13 +26,11 @@ from typing import Literal
 from moesim.policies.background_cache import OPTIONS, BackgroundCache
 from moesim.policies.bank import Bank
 from moesim.policies.parts import Unit
-from moesim.policies.past_the_cache import PastTheCache
+from moesim.policies.past_the_cache import LLAMA_CPP_OFFLOAD_ROWS, PastTheCache
 from moesim.policy import Routed, View
 
 PLANNED_TOKENS = 32
 """Of a call that the cache serves, at most."""
-OFFLOAD_ROWS = 32
-"""From which on llama.cpp copies weights of the host to the GPU to compute a product (``--no-op-offload`` turns it off)."""
 HALF_LIFE, CLASSES = 128, 8
 
 
@@ -85,7 +83,7 @@ class LlamaCppCache(BackgroundCache, fixed=OPTIONS):
     def _prompts(self, view: View, slots: int) -> PastTheCache:
         self._classes = ClassLru(view.model.n_layers)
         fitting = PLANNED_TOKENS if view.model.n_experts <= slots else slots // view.model.top_k
-        return PastTheCache("read-only", min(PLANNED_TOKENS, fitting), self._gpu, self._cpu, OFFLOAD_ROWS)
+        return PastTheCache("read-only", min(PLANNED_TOKENS, fitting), self._gpu, self._cpu, LLAMA_CPP_OFFLOAD_ROWS)
 
     def _used(self, event: Routed) -> None:
         self._classes.used(event.layer, event.rows, len(event.experts))

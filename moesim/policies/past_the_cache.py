@@ -12,6 +12,8 @@ from moesim.policy import CACHE, DEMAND, Action, Drop, Fetch, LayerEnd, Routed, 
 Prompts = Literal["bypass", "read-only", "fitting", "cached"]
 STREAMED: tuple[Prompts, ...] = ("read-only", "fitting")
 """With these the GPU computes what is copied for one use."""
+LLAMA_CPP_OFFLOAD_ROWS = 32
+"""From which on llama.cpp copies weights of the host for one use (op-offload; ggml-org/llama.cpp PR 18535)."""
 
 
 class PastTheCache:
@@ -26,6 +28,7 @@ class PastTheCache:
         self._offload_rows = offload_rows
         self._gpu, self._cpu = gpu, cpu
         self._large = False
+        self.stages = prompts in STREAMED  # through a pool of its own
         self._unfit = (-1, -1)  # step and layer of the latest visit that did not fit
 
     def step_begin(self, event: StepBegin) -> bool:

@@ -1,0 +1,161 @@
+"""moe-speed-of-light's engine patch: who is hotter by decayed frequency is copied for later; or misses are split with the link.
+
+harshithkantamneni/moe-speed-of-light: runtime/llama.cpp-expert-cache-4da6337.patch (13b48f82), mosl/ecsim.py (5f5fef73),
+jobs/ec2/fetch_table.py (2f1ac924).
+
+| decision | code | ours |
+|---|---|---|
+| slots | as many of each layer, or a file with the number of each | the granted cache slots, dealt to layers |
+| scores | of each expert: 1 a decode step that uses it, each half as much after H = 16 steps of the layer | the same (``half_life``) |
+| hits, misses | the GPU computes what is there, the CPU all others at the same time, copied or not | the same |
+| who is copied | misses in selection order, unless on their way: into the lowest free slot, else if their score is above the victim's by more than kappa; MAX_ADMIT a visit | the same (``kappa``, ``inserts``); ``policy: lru`` copies all |
+| who leaves | the lowest score of those that the step does not select, of equals the lowest slot; ``lru``: the oldest use | the same; as the copy is issued |
+| a copy counts | from two steps later on | the same; one that has not arrived by then, from the next step on |
+| FETCH table | T[n] of n misses are copied in selection order to the slots of the lowest scores, and computed by the GPU; the CPU computes the others meanwhile | the same (``fetch``); nothing else is copied then |
+| rule for the table | the f with the least time, by bytes over rates alone and together; of equals the larger | the same (``fetch: rates``), from the profile's times of one row |
+| copies ahead | of the next router's choice on this layer's state, q that are not there, over nobody it chose | the same (``prefetch``, ``source``); no test of admission; such a copy counts from its arrival |
+| prompts | not cached | the same; as in llama.cpp the GPU computes them from 32 tokens on, else the CPU |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from itertools import islice
+from typing import Annotated, Any, Literal
+
+from moesim.errors import ConfigError
+from moesim.policies.algorithms.miss_split import copies_by_time
+from moesim.policies.background_cache import OPTIONS, BackgroundCache
+from moesim.policies.bank import Bank
+from moesim.policies.base import Range
+from moesim.policies.both_rates import both_rates
+from moesim.policies.moot import MootIf, OnlyWith
+from moesim.policies.parts import Unit, source_needs
+from moesim.policies.past_the_cache import LLAMA_CPP_OFFLOAD_ROWS, PastTheCache
+from moesim.policy import PREFETCH, Action, Fetched, LayerEnd, Placement, Predict, Predicted, Routed, StepBegin, View
+
+LRU = MootIf(policy="lru")
+NO_FETCH = OnlyWith(fetch=None)
+
+
+class DfaCache(BackgroundCache, fixed=OPTIONS):
+    """Slots of each layer beside the CPU, for who is used more by a frequency that fades (moe-speed-of-light's patch)."""
+
+    paper = "moe-speed-of-light (harshithkantamneni/moe-speed-of-light)"
+    missing = (
+        "LLAMA_EC_POLICY=static: which experts it keeps was not in the files read",
+        "slots of each layer from a file",
+        "from 32 tokens on experts of a prompt that are cached are copied again: here they are read from the cache",
+        "the cores that wake up at a miss and those that spin: what the profile's CPU times say",
+    )
+    admission = "score"
+    victim = "score"
+    publish = "two-steps"
+    prefill = "read-only"
+    _name = "dfa-cache"
+
+    policy: Literal["dfa", "lru"] = "dfa"
+    """Who is copied and who leaves: by decayed frequency, or every miss over the oldest use (``LLAMA_EC_POLICY``)."""
+    half_life: Annotated[float, Range(0.001), LRU] = 16.0
+    """Decode steps after which a use counts half (``LLAMA_EC_HALF_LIFE``)."""
+    kappa: Annotated[float, Range(0), LRU, NO_FETCH] = 0.0
+    """By how much the newcomer's score must be higher (``LLAMA_EC_KAPPA``)."""
+    inserts: Annotated[int, Range(1), NO_FETCH] | None = None
+    """At most so many copies for later a layer visit (``MAX_ADMIT``); None: any number."""
+    fetch: str | None = None
+    """Misses that the link takes in their own visit: ``rates``, or how many of none, one, two, as in ``0,0,1,1``; more misses are
+    treated as the last (``LLAMA_EC_FETCH``). None: none, but copies for later."""
+    prefetch: Annotated[int, Range(0)] = 0
+    """Experts of the next layer that are copied ahead (``LLAMA_EC_PREFETCH``)."""
+    source: Annotated[str, MootIf(prefetch=0)] = "signal:gate_next1"
+    """Where the prediction of the next layer comes from."""
+
+    @property
+    def listens(self) -> frozenset[type]:
+        """Steps, routing, arrivals and ends of layers; predictions where the option asks."""
+        return frozenset({StepBegin, Routed, Fetched, LayerEnd, *([Predicted] if self.prefetch else [])})
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The signal that predicts."""
+        _ = self._given  # a wrong table is an error before any run
+        return source_needs(self.source) if self.prefetch else frozenset()
+
+    @cached_property
+    def _given(self) -> list[int] | None:
+        """The table as it was written."""
+        if self.fetch in (None, "rates"):
+            return None
+        words = str(self.fetch).split(",")
+        table = [int(word) if word.strip().isdecimal() else -1 for word in words]
+        if any(not 0 <= f <= n for n, f in enumerate(table)):
+            raise ConfigError(
+                f"option fetch: expected 'rates', or for 0, 1, 2, ... misses how many are copied, at most all, as in '0,0,1', got "
+                f"{self.fetch!r}"
+            )
+        return table
+
+    def place(self, view: View) -> Placement:
+        """Return the empty cache."""
+        placement = super().place(view)
+        self._now_at = (-1, -1)  # step and layer routed last
+        self._ahead: set[Unit] = set()  # on their way before their layer asked
+        self._cached_step = False
+        self._table = self._by_rates(view) if self.fetch == "rates" else self._given
+        return placement
+
+    def _by_rates(self, view: View) -> list[int]:
+        copy, gpu, cpu = max(self._copy_ns), self._gpu_ns[1], self._cpu_ns[1]
+        rates = both_rates(view, self._cpu, self._gpu)
+        both = 1 / (rates.cpu / cpu + rates.link / copy) if cpu and copy else 0
+        return [copies_by_time(n, copy, gpu, cpu, self._first_ns, both) for n in range(view.model.top_k + 1)]
+
+    def _prompts(self, view: View, slots: int) -> PastTheCache:
+        return PastTheCache("read-only", None, self._gpu, self._cpu, LLAMA_CPP_OFFLOAD_ROWS)
+
+    def decide(self, event: Any, view: View) -> Iterable[Action]:
+        """Copy ahead for the next layer beside what the cache does."""
+        if type(event) is Predicted:
+            return self._predicted(event)
+        if type(event) is StepBegin:
+            self._cached_step = event.phase == "decode"
+        if type(event) is Fetched and (event.layer, event.expert) in self._ahead:
+            self._ahead.discard((event.layer, event.expert))
+            self._publish([(event.layer, event.expert)])
+        actions = super().decide(event, view)
+        if type(event) is not Routed or not self._cached_step:
+            return actions
+        self._now_at = event.step, event.layer
+        if not self.prefetch or event.layer + 1 == view.model.n_layers:
+            return actions
+        return [Predict(event.step, event.layer + 1, self.source, view.dense_device(event.layer)), *actions]
+
+    def _predicted(self, event: Predicted) -> list[Action]:
+        """Copy the first that have no slot, over experts that the prediction does not name, unless the layer is routed."""
+        if self._now_at >= (event.step, event.layer):
+            return []
+        chosen = [(event.layer, e) for e in dict.fromkeys(event.ids.T.ravel().tolist())]
+        bank = self._bank(event.layer)
+        self._spared = set(chosen)
+        actions: list[Action] = []
+        for unit in islice((unit for unit in chosen if unit not in bank.slot), self.prefetch):
+            taken = self._take(unit, PREFETCH)
+            if taken:
+                self._ahead.add(unit)
+                actions += taken
+        self._spared = set()
+        return actions
+
+    def _n_now(self, layer: int, misses: Sequence[int], rows: Sequence[int]) -> int:
+        return self._table[min(len(misses), len(self._table) - 1)] if self._table is not None else 0
+
+    @property
+    def _copies_later(self) -> bool:
+        return self._table is None
+
+    def _admitted(self, unit: Unit, bank: Bank) -> bool:
+        return self.policy == "lru" or super()._admitted(unit, bank)
+
+    def _victim(self, bank: Bank) -> Unit | None:
+        return next(self._idle(bank), None) if self.policy == "lru" else super()._victim(bank)

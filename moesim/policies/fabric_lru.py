@@ -1,0 +1,41 @@
+"""QVAC fabric's expert cache: one LRU over all layers, planned once a layer and step.
+
+tetherto/qvac-fabric-llm.cpp: src/llama-moe-cache.cpp at 06560fb745 (PR 232), a fork of llama.cpp.
+
+| decision | code | ours |
+|---|---|---|
+| which layers | those whose expert tensors all lie in the host's memory and have the most common layout; the others use plain offload | all layers |
+| slots | what fits; off by default, and with fewer than a token has experts | the granted cache slots; with fewer no token is served |
+| planned calls | decoding, predicted tokens, and prompts whose experts fit the slots | any step whose experts fit; of several micro-batches the first decides, and what then finds no slot runs on the CPU |
+| hits | by ascending id, each stamped by a clock | the same |
+| misses | by ascending id: the first empty slot, else the smallest stamp that the call does not use, of equals the lowest slot | the same |
+| who computes | the GPU, once all uploads are there | the same |
+| other calls | do not touch the cache | the same; as in llama.cpp the GPU computes them from 32 tokens on, else the CPU |
+"""
+
+from __future__ import annotations
+
+from moesim.policies.background_cache import OPTIONS, BackgroundCache
+from moesim.policies.past_the_cache import LLAMA_CPP_OFFLOAD_ROWS, PastTheCache
+from moesim.policy import View
+
+
+class FabricLru(BackgroundCache, fixed=OPTIONS):
+    """One LRU over all layers for every step whose experts fit; the GPU computes every expert (QVAC fabric, PR 232)."""
+
+    paper = "QVAC fabric (tetherto/qvac-fabric-llm.cpp, PR 232)"
+    missing = (
+        "layers with another layout than the most common one, and layers partly on the GPU, which use plain offload",
+        "whether calls that do not fit read cached experts, which the file read does not say: they do here",
+        "reading the ids back waits for the GPU: what the profile's router time says",
+    )
+    copied_now = "all"
+    hit_order = "id"
+    miss_order = "id"
+    scope = "global"
+    overlap = False
+    prefill = "fitting"
+    _name = "fabric-lru"
+
+    def _prompts(self, view: View, slots: int) -> PastTheCache:
+        return PastTheCache("fitting", 0, self._gpu, self._cpu, LLAMA_CPP_OFFLOAD_ROWS)

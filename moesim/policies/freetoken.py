@@ -1,0 +1,109 @@
+"""FreeToken: one LRU over all layers; misses go over the link, or are split between link and CPU by rates measured together.
+
+FlashML-org/FreeToken at 0ab982f109, python/freetoken/moe/ (offload_cache, offload_kernels, bench_profile, benchbw, cpu_offload).
+
+| decision | code | ours |
+|---|---|---|
+| backend | ``auto`` is ``hybrid`` if the CPU's kernel reads more than 2.0 times as fast as the link gathers, else ``offload`` | the same, from the profile's times of one row |
+| slots | one pool over all layers, of a number, a share, or what is left beside the KV cache; at least N | the granted cache slots; fewer than N are refused |
+| stamps | the number of the call, for hits and fills alike | the same |
+| who leaves | the smallest stamp, of equals the lowest slot; nobody of this call | the same |
+| offload | all misses are gathered on the compute stream, then the GPU computes | the same |
+| hybrid: how many | of m misses f = min(m, cap); the cap is a number, or the f near m p with the smaller max(f (1 - p), (m - f) p), of equals the smaller; p is the link's share of both rates while both run | the same (``max_fetch``), p from the profile's times of one row and its contention |
+| hybrid: which | those active last in an earlier step, wherever they ran, of equals the lower id; or by id | the same (``fetch_order``) |
+| hybrid: others | the CPU computes them meanwhile; they do not enter | the same |
+| prompts | whole layers through a double buffer in the first 2N slots, whose experts are lost; the next layer's copies go beside this one's products | the same (``prefill_overlap``); with fewer than 2N slots, or without overlap, one buffer |
+| prompts: cached experts | streamed with the others, or copied within the GPU | the same (``prefill_hit_d2d``) |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, Literal
+
+from moesim.errors import CapacityError
+from moesim.policies.algorithms.miss_split import copies_by_share
+from moesim.policies.background_cache import OPTIONS, BackgroundCache
+from moesim.policies.base import Range
+from moesim.policies.both_rates import both_rates
+from moesim.policies.in_sequence import InSequence
+from moesim.policies.layer_stream import LayerStream
+from moesim.policies.moot import MootIf
+from moesim.policies.past_the_cache import PastTheCache
+from moesim.policy import Action, Fetched, LayerEnd, Placement, Ran, Routed, Sent, StepBegin, View
+
+HYBRID_FACTOR = 2.0
+"""By how much the CPU must read faster than the link copies."""
+OFFLOAD = MootIf(backend="offload")
+
+
+class FreeToken(BackgroundCache, fixed=OPTIONS):
+    """One LRU over all layers; the link takes all misses, or a share by measured rates, and prompts in whole layers (FreeToken)."""
+
+    paper = "FreeToken (FlashML-org/FreeToken)"
+    missing = (
+        "backends fused and cpu: all-gpu and all-cpu",
+        "a machine without a profile of its rates, where one miss is fetched; older profiles, without rates measured together",
+        "at most 992 slots with one family of kernels",
+        "copies within the GPU (prefill_hit_d2d) take no time",
+    )
+    copied_now = "all"
+    scope = "global"
+    hit_order = "equal"
+    overlap = False
+    _name = "freetoken"
+
+    backend: Literal["auto", "offload", "hybrid"] = "auto"
+    """The link takes all misses, or the CPU some; auto: by their rates (``--moe-backend``)."""
+    max_fetch: Annotated[int, Range(0), OFFLOAD] | None = None
+    """Misses of a layer that the link takes at most; None: by the rates (``--moe-hybrid-max-fetch``, -1)."""
+    fetch_order: Annotated[Literal["recent", "lowest-id"], OFFLOAD] = "recent"
+    """Which misses the link takes: those used last, or those with the lowest ids."""
+    prefill_overlap: bool = True
+    """Copy a prompt's next layer while this one is computed."""
+    prefill_hit_d2d: bool = False
+    """Copy what is cached within the GPU, not over the link."""
+
+    @property
+    def listens(self) -> frozenset[type]:
+        """Steps, routing, arrivals, what has run, and ends of layers."""
+        return frozenset({StepBegin, Routed, Fetched, Sent, Ran, LayerEnd})
+
+    def place(self, view: View) -> Placement:
+        """Return the empty cache."""
+        placement = super().place(view)
+        copy, cpu = max(self._copy_ns), self._cpu_ns[1]
+        self._hybrid = copy > HYBRID_FACTOR * cpu if self.backend == "auto" else self.backend == "hybrid"
+        rates = both_rates(view, self._cpu, self._gpu)
+        link_share, cpu_share = rates.link * cpu, rates.cpu * copy  # of the bytes, times the time of both
+        self._p = link_share / (link_share + cpu_share) if link_share else 0.0
+        self._order = "recent" if self._hybrid and self.fetch_order == "recent" else "id"
+        if self._hybrid:
+            self._sequence = InSequence(self._gpu, self._cpu, cpu_beside=True)
+        return placement
+
+    def _prompts(self, view: View, slots: int) -> PastTheCache:
+        model = view.model
+        n = model.n_experts
+        if slots < n:
+            raise CapacityError(
+                f"policy freetoken on {self._gpu}: expected at least {n} cache slots, as many as a layer has experts, got {slots}; "
+                f"set cache.ratio to at least {1 / model.n_layers:.4g}"
+            )
+        self._stream = LayerStream(
+            self._gpu, view.host, self._banks[0], [model.expert_bytes(layer) for layer in range(model.n_layers)], n,
+            n_buffers=2 if self.prefill_overlap and slots >= 2 * n else 1, copy_within=self.prefill_hit_d2d,
+        )  # fmt: skip
+        return self._stream
+
+    def decide(self, event: Any, view: View) -> Iterable[Action]:
+        """Stream prompts; serve other steps from the cache."""
+        if type(event) is Sent:
+            return self._stream.arrived(event)
+        streamed = self._stream.arrived(event) if type(event) is Fetched else []
+        return [*streamed, *super().decide(event, view)]
+
+    def _n_now(self, layer: int, misses: Sequence[int], rows: Sequence[int]) -> int:
+        if not self._hybrid:
+            return len(misses)
+        return copies_by_share(len(misses), self._p) if self.max_fetch is None else min(len(misses), self.max_fetch)
