@@ -50,6 +50,7 @@ POLICIES: dict[str, str] = {
     "fifo": "moesim.policies.caches:FIFO",
     "finemoe": "moesim.policies.finemoe:FineMoE",
     "freetoken": "moesim.policies.freetoken:FreeToken",
+    "heat-cache": "moesim.policies.heat_cache:HeatCache",
     "hobbit": "moesim.policies.hobbit:Hobbit",
     "hybrimoe-code": "moesim.policies.hybrimoe:HybriMoECode",
     "hybrimoe-in-dali": "moesim.policies.as_compared:HybriMoEInDali",
@@ -85,6 +86,7 @@ POLICIES: dict[str, str] = {
     "static": "moesim.policies.caches:StaticCache",
     "windowed-belady": "moesim.policies.lookahead:WindowedBelady",
     "turboquant-cache": "moesim.policies.pooled_cache:TurboQuantCache",
+    "two-uploads-lru": "moesim.policies.two_uploads_lru:TwoUploadsLru",
     "zero-inference": "moesim.policies.zero_inference:ZeroInference",
 }
 

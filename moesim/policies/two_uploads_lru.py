@@ -1,0 +1,230 @@
+"""A cache beside the CPU that is filled between steps: of each layer's misses the two newest are uploaded (llama.cpp PR 27861).
+
+ggml-org/llama.cpp PR 27861 (open draft); src/llama-moecache.cpp in zazaidi/llama.cpp at c8b2bbe452.
+
+| decision | code | ours |
+|---|---|---|
+| slots | as many of each layer (``--moe-expert-cache``) | the granted cache slots, dealt to layers |
+| hits | the GPU computes them; stamped by a clock | the same |
+| misses | the CPU computes them; noted once a step, in selection order | the same |
+| CPU and GPU | two chains of products, whose outputs are added; who waits for whom is left to the scheduler of the graph | the GPU first, then the CPU; ``overlap``: both at once |
+| between steps, first | uploads that have ended count from now on, stamped by the clock | the same |
+| between steps, then | of each layer the newest misses, ``--moe-expert-cache-inserts`` of them; one that is there by now takes its turn, too | the same (``inserts``) |
+| who leaves | the first empty slot, else the smallest stamp of those not being filled, as the upload is chosen | the same |
+| worker | one thread uploads one expert after the other | the same |
+| on its way | what misses while it is on its way is uploaded again, to another slot; when the first leaves, the expert does not count as there | one upload takes its turn; as in the code with ``dup_upload`` |
+| larger steps | more than 1 token (the fork: 4) pass by the cache, unseen | the same (``cached_rows``); as in llama.cpp the GPU computes them from 32 tokens on, else the CPU |
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, NamedTuple
+
+from moesim.policies.base import CACHE, STAGING, PolicyBase, Range, cpu_of, gpu_of, idle_resident, slot_bytes, slots_per_layer
+from moesim.policies.in_sequence import InSequence
+from moesim.policies.on_demand import staging_pool
+from moesim.policies.parts import Unit
+from moesim.policies.past_the_cache import LLAMA_CPP_OFFLOAD_ROWS, PastTheCache
+from moesim.policy import (
+    UPDATE,
+    Action,
+    Drop,
+    Fetch,
+    Fetched,
+    LayerEnd,
+    Placement,
+    Pool,
+    Ran,
+    Routed,
+    Run,
+    Send,
+    Sent,
+    StepBegin,
+    View,
+)
+
+AGAIN = "uploaded again"
+
+
+class UploadSlots:
+    """Slots of one layer: who lies in each, where each expert is looked for, and when each slot was used."""
+
+    def __init__(self, n: int) -> None:
+        self.where: dict[int, int] = {}  # expert -> slot, of those that count as there
+        self.owner: list[int | None] = [None] * n
+        self.filling: dict[int, int] = {}  # slot -> expert
+        self._stamps = [0] * n
+        self._clock = 0
+
+    def touch(self, slot: int) -> None:
+        """Stamp a slot."""
+        self._clock += 1
+        self._stamps[slot] = self._clock
+
+    def take(self, expert: int) -> tuple[int, int | None] | None:
+        """Give a slot to an expert that is uploaded; return it and whom it held, or None if all are being filled."""
+        idle = [slot for slot in range(len(self.owner)) if slot not in self.filling]
+        if not idle:
+            return None
+        slot = min(
+            idle, key=lambda slot: (self.owner[slot] is not None, self._stamps[slot] if self.owner[slot] is not None else 0)
+        )
+        victim, self.owner[slot] = self.owner[slot], None
+        if victim is not None:
+            self.where.pop(victim, None)  # even if it lies in another slot, too
+        self.filling[slot] = expert
+        return slot, victim
+
+    def publish(self, slot: int) -> None:
+        """Count what a slot was filled with as there."""
+        expert = self.filling.pop(slot)
+        self.owner[slot] = expert
+        self.where[expert] = slot
+        self.touch(slot)
+
+
+class _Job(NamedTuple):
+    """An upload."""
+
+    unit: Unit
+    slot: int
+
+
+class TwoUploadsLru(PolicyBase):
+    """Slots of each layer, filled between steps with a layer's two newest misses, which the CPU computes (llama.cpp PR 27861)."""
+
+    paper = "llama.cpp PR 27861 (zazaidi/llama.cpp)"
+    missing = (
+        "rows of misses that the GPU computes with an expert of zeros",
+        "three slices of an upload, one for each matrix",
+        "from 32 tokens on experts of a prompt that are cached are copied again: here they are read from the cache",
+    )
+
+    inserts: Annotated[int, Range(1)] = 2
+    """Uploads of a layer between two steps (``--moe-expert-cache-inserts``)."""
+    overlap: bool = False
+    """GPU and CPU compute at once; else the CPU after the GPU."""
+    dup_upload: bool = False
+    """Upload again what misses while it is on its way, as the code does."""
+    cached_rows: Annotated[int, Range(1)] = 1
+    """Steps of more tokens pass by the cache."""
+
+    @property
+    def listens(self) -> frozenset[type]:
+        """Steps, routing, arrivals and ends of layers; what has run, if the CPU waits for it."""
+        return frozenset({StepBegin, Routed, Fetched, Sent, LayerEnd, *(() if self.overlap else (Ran,))})
+
+    def place(self, view: View) -> Placement:
+        """Return the empty cache."""
+        gpu, self._cpu = gpu_of(view, "two-uploads-lru"), cpu_of(view, "two-uploads-lru")
+        self._gpu, self._host, self._model = gpu, view.host, view.model
+        n_slots = slots_per_layer(view, gpu, "two-uploads-lru", 0)
+        self._slots = [UploadSlots(n) for n in n_slots]
+        self._seen: list[dict[int, None]] = [{} for _ in n_slots]  # misses of the step, oldest first
+        self._jobs: deque[_Job] = deque()
+        self._on_its_way: _Job | None = None
+        self._staged = -1  # layer of which experts are copied for one use
+        self._ended: list[_Job] = []
+        self._copies: set[Unit] = set()  # of which the engine has a copy there, or one on its way
+        self._sequence = None if self.overlap else InSequence(gpu, self._cpu)
+        self._past = PastTheCache("read-only", self.cached_rows, gpu, self._cpu, LLAMA_CPP_OFFLOAD_ROWS)
+        self._counts = {"cache_hits": 0, "cache_misses": 0, "duplicate_copies": 0}
+        pool = Pool(gpu, CACHE, [n * slot_bytes(view) for n in n_slots], per_layer=True)
+        return Placement(pools=[pool, staging_pool(view, gpu, None)])
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """Hits and misses by what counts as there, and uploads of what was there or on its way."""
+        return self._counts
+
+    def decide(self, event: Any, view: View) -> Iterable[Action]:
+        """Split what is routed; choose uploads between steps."""
+        kind = type(event)
+        if kind is StepBegin:
+            self._past.step_begin(event)
+            return self._between_steps()
+        if kind is LayerEnd:
+            self._staged = -1
+            return [*self._past.layer_end(event, view), *self._start()]
+        if kind is Routed:
+            if not self._past.passes(event, 0):
+                return self._routed(event)
+            self._staged = event.layer
+            return self._past.serve(event, self._copies)
+        actions = self._worker(event)
+        if self._sequence is not None and kind is not Sent:
+            actions += self._sequence.happened(event)
+        return actions
+
+    def evict(self, fetch: Fetch, view: View) -> Unit | None:
+        """Give up what was copied for one use; who leaves the cache is dropped as its successor's upload is chosen."""
+        return idle_resident(view, fetch) if fetch.pool == STAGING else None
+
+    def _routed(self, event: Routed) -> list[Action]:
+        layer, slots = event.layer, self._slots[event.layer]
+        ranked = list(dict.fromkeys(event.experts.ravel().tolist()))
+        hits = [e for e in ranked if e in slots.where]
+        misses = [e for e in ranked if e not in slots.where]
+        for expert in hits:
+            slots.touch(slots.where[expert])
+        self._seen[layer].update(dict.fromkeys(misses))
+        self._counts["cache_hits"] += len(hits)
+        self._counts["cache_misses"] += len(misses)
+        if self._sequence is not None:
+            return self._sequence.hold(layer, (), hits, misses)
+        return [Run(layer, sorted(hits), self._gpu), Run(layer, sorted(misses), self._cpu)]
+
+    def _between_steps(self) -> list[Action]:
+        """Publish what has ended; walk each layer's misses from the newest."""
+        for unit, slot in self._ended:
+            self._slots[unit[0]].publish(slot)
+        self._ended.clear()
+        actions: list[Action] = []
+        for layer, seen in enumerate(self._seen):
+            for expert in list(reversed(seen))[: self.inserts]:
+                actions += self._choose(layer, expert)
+            seen.clear()
+        return [*actions, *self._start()]
+
+    def _choose(self, layer: int, expert: int) -> list[Action]:
+        """Queue an upload, unless the expert is there or, if that is looked at, on its way; the victim goes at once."""
+        slots = self._slots[layer]
+        if expert in slots.where or (expert in slots.filling.values() and not self.dup_upload):
+            return []
+        taken = slots.take(expert)
+        if taken is None:
+            return []
+        slot, victim = taken
+        self._jobs.append(_Job((layer, expert), slot))
+        return self._gone((layer, victim)) if victim is not None else []
+
+    def _gone(self, unit: Unit) -> list[Action]:
+        """Forget the engine's copy of an expert, unless another slot holds it or gets it now."""
+        layer, expert = unit
+        if expert in self._slots[layer].owner or (self._on_its_way is not None and self._on_its_way.unit == unit):
+            return []
+        self._copies.discard(unit)
+        return [Drop(layer, [expert], self._gpu)]
+
+    def _worker(self, event: Any) -> list[Action]:
+        """Note that the upload which was on its way has ended; begin the next."""
+        job = self._on_its_way
+        if job is None or not (event == Sent(AGAIN) or (type(event) is Fetched and (event.layer, event.expert) == job.unit)):
+            return []
+        self._ended.append(job)
+        self._on_its_way = None
+        return self._start()
+
+    def _start(self) -> list[Action]:
+        """Begin the next upload; of what the engine has there already it is a message of as many bytes."""
+        if self._on_its_way is not None or not self._jobs or self._jobs[0].unit[0] == self._staged:
+            return []
+        self._on_its_way = self._jobs.popleft()
+        unit = layer, expert = self._on_its_way.unit
+        if unit in self._copies:
+            self._counts["duplicate_copies"] += 1
+            return [Send(self._model.expert_bytes(layer), self._host, self._gpu, AGAIN)]
+        self._copies.add(unit)
+        return [Fetch(layer, [expert], self._gpu, UPDATE, CACHE)]
