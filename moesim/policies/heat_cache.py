@@ -57,7 +57,8 @@ PAST = 0.9
 
 def target_rate(slots: float, n_experts: int) -> float:
     """Return the hit rate below which exchanges are as frequent as they can be."""
-    return min(max(0.8 * (slots / n_experts) ** 0.6, 0.2), 0.9)
+    share: float = (slots / n_experts) ** 0.6
+    return min(max(0.8 * share, 0.2), 0.9)
 
 
 def period(floor: int, ratio: float) -> int:

@@ -22,7 +22,7 @@ ggml-org/llama.cpp PR 24524 and discussion 24528, branch v2, as carried by a for
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from moesim.policies.background_cache import OPTIONS, BackgroundCache
 from moesim.policies.bank import Bank
@@ -41,7 +41,7 @@ class PooledCache(BackgroundCache, fixed=OPTIONS):
     """Pool over all layers beside the CPU, which computes misses; copied after some misses (leloch's cache for llama.cpp)."""
 
     paper = "leloch's expert cache for llama.cpp (ggml-org/llama.cpp PR 24524, branch v2)"
-    missing = (
+    missing: ClassVar[tuple[str, ...]] = (
         "a pool for each size and type of tensors, and the 64 visits that count them first",
         "pools of fewer than 64 slots and entries of less than 1 MiB, which are switched off: they work here",
         "several devices, each with a pool for some of the layers",

@@ -1,0 +1,203 @@
+"""moe-speed-of-light's patch: decayed frequency, the table of its split, copies ahead; by hand, and restated in plain Python."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from moesim.errors import ConfigError
+from moesim.policies.both_rates import both_rates
+from moesim.policies.dfa_cache import DfaCache
+from moesim.policies.registry import make_policy
+from moesim.records import Records
+from moesim.testing import FakeView, check_policy, tiny_machine
+from tests.engine.engine_kit import Oracle, cpu, gpu, link, machine, pair, play, tiny_model, workload
+from tests.policies.caches_kit import FAST, Instance, Step, copied, happened, instances, run, served
+
+LATE = machine({"gpu0": gpu(), "cpu0": cpu()}, {"cpu0->gpu0": link(0.7), "gpu0->cpu0": link()})
+"""A copy takes 1429 ns, a step of one layer with a miss about 500: some copies end more than two steps later."""
+
+
+def test_a_copy_counts_two_steps_later_and_a_slot_is_dead_until_then() -> None:
+    # Half-life 16: in step 3 expert 3 has 1 against 2.75, in step 4 1.96 against 2.72, in step 5 2.88 against 2.60.
+    steps = [[0, 1], [0, 2], [0, 1], [1, 3], [0, 3], [0, 3], [0, 3], [0, 3]]
+    records = run("dfa-cache", steps, 2)
+    assert served(records) == [[], [], [0, 1], [1], [0], [0], [0], [0, 3]]
+    assert copied(records) == [(0, 0), (0, 1), (5, 3)]
+    assert [(e.expert, e.reason) for e in records.evictions] == [(1, "drop")]
+    assert copied(run({"name": "dfa-cache", "kappa": 0.5}, steps[:6], 2)) == [(0, 0), (0, 1)]
+
+
+def test_lru_copies_every_miss_over_the_oldest_use() -> None:
+    # Step 2 hits 0 and then 1; so 3 takes the slot of 0 in step 3, and in step 5, when 3 counts, 0 that of 1.
+    records = run({"name": "dfa-cache", "policy": "lru"}, [[0, 1], [0, 2], [0, 1], [1, 3], [0, 3], [0, 3]], 2)
+    assert copied(records) == [(0, 0), (0, 1), (3, 3), (4, 0)]
+    assert [e.expert for e in records.evictions] == [0, 1]
+
+
+def test_at_most_so_many_copies_a_visit() -> None:
+    assert copied(run({"name": "dfa-cache", "inserts": 1}, [[2, 1], [1, 3]], 4)) == [(0, 2), (1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("table", "now"), [("0,0,1", [[0], [0], [0]]), ("0,1", [[0], [0, 2], [0, 3]]), ("0,0,2", [[0, 1], [0], [0]])]
+)
+def test_a_table_says_how_many_misses_the_link_takes(table: str, now: list[list[int]]) -> None:
+    # Two misses, then one, then one. The first by selection are copied and computed by the GPU, in the same visit.
+    records = run({"name": "dfa-cache", "fetch": table}, [[0, 1], [0, 2], [0, 3]], 4)
+    assert [sorted(step) for step in served(records)] == now
+
+
+@pytest.mark.parametrize(
+    ("mb", "rates", "gpu_us", "k", "table"),
+    [
+        (13.25, (60, 25, 75), 37, 4, [0, 0, 0, 1, 1]),
+        (13.25, (50, 52, 80), 37, 4, [0, 0, 1, 2, 2]),
+        (2.86, (60, 25, 75), 48, 8, [0, 0, 0, 1, 1, 1, 1, 2, 2]),
+    ],
+)
+def test_the_table_by_rates_is_the_published_one(mb: float, rates: Any, gpu_us: float, k: int, table: list[int]) -> None:
+    on_cpu, on_link, both = (round(mb * 1e6 / rate) for rate in rates)  # ns an expert
+    share = (1 / both) / (1 / on_cpu + 1 / on_link)  # that each keeps of its rate while the other is busy
+    devices = {"gpu0": gpu(expert_ns=gpu_us * 1000), "cpu0": cpu(expert_ns=on_cpu, per_row_ns=0, first_extra_ns=20_000)}
+    links = {"cpu0->gpu0": link(1000 / on_link), "gpu0->cpu0": link()}
+    hardware = machine(devices, links, contention=[pair("cpu0.experts", "cpu0->gpu0", share, share)])
+    policy = DfaCache(fetch="rates")
+    play(policy, workload([[[[*range(k)]]]], n_experts=8, weights=[1 / k] * k), hardware,
+         model=tiny_model(n_layers=1, n_experts=8, top_k=k), slots={"gpu0": 8})  # fmt: skip
+    assert policy._table == table
+
+
+def test_rates_of_the_cpu_and_the_link_together() -> None:
+    assert both_rates(FakeView(), "cpu0", "gpu0") == (1, 1)
+    contention = [
+        {"a": "cpu0->gpu0", "b": "cpu0.experts", **{key: {"value": rate, "source": "assumed", "why": "a test"}
+                                                    for key, rate in (("a_rate", 0.5), ("b_rate", 0.75))}},
+    ]  # fmt: skip
+    assert both_rates(FakeView(hardware=tiny_machine(contention=contention)), "cpu0", "gpu0") == (0.75, 0.5)
+
+
+@pytest.mark.parametrize("table", ["1", "0,2", "0,x", "", "0,-1", "0,0.5", "rate"])
+def test_a_wrong_table_is_one_line(table: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^policies: policy dfa-cache: option fetch: expected 'rates', or .*, got '{table}'$"):
+        make_policy({"name": "dfa-cache", "fetch": table})
+
+
+# ----------------------------------------------------------------------------------------------------------- copies ahead
+def ahead(q: int, steps: list[Any], slots: int, **more: Any) -> Records:
+    rows = [[[9, 8], step] for step in steps]  # the first layer's routing does not matter
+    spec = {"name": "dfa-cache", "prefetch": q, "source": "oracle", **more}
+    model = tiny_model(n_layers=2, n_experts=10)
+    predictors = {"oracle": Oracle()}
+    work = workload([rows], n_experts=10)
+    return play(make_policy(spec), work, FAST, model=model, slots={"gpu0": 2 * slots}, predictors=predictors)
+
+
+def test_the_next_layer_s_experts_are_copied_ahead_and_count_once_they_are_there() -> None:
+    assert [happened(ahead(q, [[0, 1]], 4), 2)[0].on_gpu for q in (1, 2)] == [[[], [0]], [[], [0, 1]]]
+    records = ahead(1, [[0, 1]], 4)
+    assert [(t.layer, t.expert, t.cause) for t in records.transfers if t.expert >= 0] == [
+        (0, 9, "update"), (1, 0, "prefetch"), (0, 8, "update"), (1, 1, "update"),
+    ]  # fmt: skip
+
+
+def test_copies_ahead_spare_what_is_predicted() -> None:
+    # Two slots: 0 was copied ahead, 1 counts from the third step on. That predicts 1 and 2: 0 leaves, whose score is higher.
+    records = ahead(1, [[0, 1], [0, 5], [1, 2]], 2)
+    assert [(e.layer, e.expert) for e in records.evictions if e.layer == 1] == [(1, 0)]
+    assert happened(records, 2)[2].on_gpu[1] == [1, 2]
+
+
+# --------------------------------------------------------------------------------------------------------------- restated
+def restated(
+    one: Instance, records: Records, policy: str, kappa: float, inserts: int | None, table: list[int] | None
+) -> list[Step]:
+    """Follow the rules slot by slot; of the run only the times at which copies ended are taken."""
+    begins = [step.begin for step in records.steps]
+    ends = [t.end for t in sorted(records.transfers, key=lambda t: t.fetch) if t.expert >= 0]
+    per, rest = divmod(one.slots, one.n_layers)
+    assert not rest
+    owner: list[list[int | None]] = [[None] * per for _ in range(one.n_layers)]
+    pending: list[dict[int, tuple[int, int]]] = [{} for _ in range(one.n_layers)]  # slot -> step of issue, end of the copy
+    score: list[dict[int, tuple[float, int]]] = [{} for _ in range(one.n_layers)]
+    used: list[list[int]] = [[0] * per for _ in range(one.n_layers)]
+    clock = n_copies = 0
+    steps, t = [], -1
+    for step, call in enumerate(one.calls):
+        on_gpu: list[list[int]] = [[] for _ in range(one.n_layers)]
+        copies, leave = [], []
+        t += not call.prompt
+        for layer, rows in enumerate(call.ids if not call.prompt else []):
+            slots, waiting, scores = owner[layer], pending[layer], score[layer]
+            for s in [s for s, (issued, end) in waiting.items() if issued + 2 <= t and end <= begins[step]]:
+                del waiting[s]
+                clock += 1
+
+            def now(e: int, scores: Any = scores, t: int = t) -> float:
+                value, at = scores.get(e, (0.0, t))
+                return float(value * 0.5 ** ((t - at) / 16))
+
+            selected = list(dict.fromkeys(e for row in rows for e in row))
+            for e in selected:
+                scores[e] = now(e) + 1, t
+            hits = [e for e in selected if e in slots and slots.index(e) not in waiting]
+            for e in hits:
+                clock += 1
+                used[layer][slots.index(e)] = clock
+            misses = [e for e in selected if e not in hits]
+            served_now: list[int] = []
+            n_now = table[min(len(misses), len(table) - 1)] if table is not None else 0
+            n = 0
+            for e in misses:
+                if e in slots or (len(served_now) == n_now if table is not None else n == inserts):
+                    continue
+                if None in slots:
+                    slot = slots.index(None)
+                else:
+                    able = [s for s in range(per) if s not in waiting and slots[s] not in selected]
+                    ranks = {s: (now(slots[s]) if policy == "dfa" else used[layer][s], s) for s in able}  # type: ignore[arg-type]
+                    slot = min(ranks, key=ranks.__getitem__, default=-1)
+                    if slot < 0 or (table is None and policy == "dfa" and not now(e) > now(slots[slot]) + kappa):  # type: ignore[arg-type]
+                        continue
+                    leave.append((layer, slots[slot]))
+                slots[slot] = e
+                clock += 1
+                used[layer][slot] = clock
+                n += 1
+                if table is not None:
+                    served_now.append(e)
+                else:
+                    waiting[slot] = t, ends[n_copies] if n_copies < len(ends) else records.makespan_ns
+                if n_copies < len(ends):
+                    copies.append((layer, e))
+                n_copies += 1
+            on_gpu[layer] = sorted(hits + served_now)
+        steps.append(Step(on_gpu, copies, leave))  # type: ignore[arg-type]
+    return steps
+
+
+@pytest.mark.parametrize(
+    ("policy", "kappa", "inserts", "table"),
+    [("dfa", 0.0, None, None), ("dfa", 0.5, 1, None), ("lru", 0.0, None, None), ("dfa", 0.0, None, [0, 0, 1, 2])],
+)
+def test_the_rules_restated(policy: str, kappa: float, inserts: int | None, table: list[int] | None) -> None:
+    spec: dict[str, Any] = {"name": "dfa-cache"}
+    if policy == "lru":
+        spec["policy"] = "lru"
+    elif table is not None:
+        spec["fetch"] = ",".join(map(str, table))
+    else:
+        spec |= {"kappa": kappa, "inserts": inserts}
+    left = 0
+    for at, one in enumerate(instances(50, batch=2, prompts=3, per_layer=True)):
+        records = one.play(spec, LATE if at % 3 == 0 else FAST)
+        expected = restated(one, records, policy, kappa, inserts, table)
+        assert happened(records, one.n_layers) == expected
+        left += sum(len(step.leave) for step in expected)
+    assert left > 30
+
+
+@pytest.mark.parametrize("options", [{"policy": "lru", "prefetch": 2}, {"fetch": "rates"}, {"fetch": "0,1,1", "prefetch": 1}])
+def test_it_keeps_the_contract(options: dict[str, Any]) -> None:
+    check_policy(lambda: make_policy({"name": "dfa-cache", **options}))

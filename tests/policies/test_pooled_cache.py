@@ -1,0 +1,159 @@
+"""leloch's pooled cache and the TurboQuant fork: who is admitted, who leaves, and the rules restated in plain Python."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from moesim.policies import pooled_cache
+from moesim.policies.registry import make_policy
+from moesim.records import Records
+from moesim.testing import check_policy
+from tests.engine.engine_kit import cpu, gpu, machine, play, tiny_model, workload
+from tests.policies.caches_kit import FAST, Instance, Step, copied, happened, instances, run, served
+
+SLOW = machine({"gpu0": gpu(), "cpu0": cpu()})  # a copy takes 1000 ns, a step of one layer with a miss about 500
+
+
+def test_a_free_slot_asks_for_two_misses_and_a_full_pool_for_eight() -> None:
+    steps = [[0], [1], [0], [1], *[[2]] * 8, [2]]
+    records = run("pooled-cache", steps, 2)
+    assert copied(records) == [(2, 0), (3, 1), (11, 2)]
+    assert served(records)[-1] == [2]
+    assert [e.expert for e in records.evictions] == [0]
+
+
+def test_misses_count_anew_from_a_copy_on() -> None:
+    options = {"name": "pooled-cache", "admit_full": 3}
+    records = run(options, [[0, 1], [0, 2], [0, 1], [2, 3], [2, 3], [2, 3], [4, 5]], 2)
+    assert copied(records) == [(1, 0), (2, 1), (4, 2), (5, 3)]
+
+
+def test_at_most_so_many_copies_a_visit_but_every_miss_counts() -> None:
+    one = {"name": "pooled-cache", "inserts": 1, "admit_free": 1}
+    assert copied(run(one, [[0, 1, 2], [3, 1, 4]], 4)) == [(0, 0), (1, 3)]
+    two = {"name": "pooled-cache", "inserts": 1, "admit_free": 2}
+    assert copied(run(two, [[0, 1], [0, 1], [2, 1]], 4)) == [(1, 0), (2, 1)]
+
+
+def test_what_is_on_its_way_runs_on_the_cpu() -> None:
+    # The copy of 0 takes 1000 from 100 on; the second step routes at 640, the third at 1180.
+    records = run({"name": "pooled-cache", "admit_free": 1}, [[0], [0], [0]], 4, hardware=SLOW)
+    assert served(records) == [[], [], [0]]
+    assert copied(records) == [(0, 0)]
+
+
+def test_rows_that_the_cpu_takes_although_all_are_there() -> None:
+    steps = [[0, 1, 2], [0, 1, 2], [2, 1, 0], [2, 1, 3]]
+    ids = {}
+    for rows in (0, 1, 2):
+        ids[rows] = [sorted(step) for step in served(run({"name": "pooled-cache", "overlap_cpu_rows": rows}, steps, 4))]
+    assert ids == {0: [[], [], [0, 1, 2], [1, 2]], 1: [[], [], [1, 2], [1, 2]], 2: [[], [], [2], [1, 2]]}
+
+
+@pytest.mark.parametrize(("rows", "cached", "device"), [(2, 1, "cpu0"), (2, 2, "gpu0"), (32, 1, "gpu0"), (32, 64, "gpu0")])
+def test_larger_steps_pass_by(rows: int, cached: int, device: str) -> None:
+    # A request whose only expert is cached by then; from 32 tokens on the GPU computes anyway.
+    requests = [[[[0]]] * (rows + 3), [[[0]]] * (rows + 1)]
+    work = workload(requests, prompt=rows, n_experts=8, weights=[1.0], batch_size=1)
+    model = tiny_model(n_layers=1, n_experts=8, top_k=1)
+    policy = make_policy({"name": "pooled-cache", "cached_rows": cached})
+    records = play(policy, work, FAST, model=model, slots={"gpu0": 2})
+    second = next(step.step for step in records.steps if step.phase == "prefill" and step.step > 0)
+    assert {t.device for t in records.tasks if t.expert >= 0 and t.step == second} == {device}
+
+
+def test_the_queue_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = {"name": "pooled-cache", "admit_free": 1}
+    steps = [[0, 1, 2, 3]]
+    monkeypatch.setattr(pooled_cache, "QUEUE_JOBS", 3)
+    assert copied(run(spec, steps, 8)) == [(0, 0), (0, 1), (0, 2)]
+    monkeypatch.setattr(pooled_cache, "QUEUE_BYTES", 2999)  # an expert has 1000 bytes
+    assert copied(run(spec, steps, 8)) == [(0, 0), (0, 1)]
+
+
+def test_turboquant_spares_what_has_been_hit_often() -> None:
+    # 0 is hit five times, 1 once and later. With hot 4 the entry of 0, used longest ago, is passed over; 3 needs 8 misses.
+    steps = [[0], [0], *[[0]] * 5, [1], [1], [1], *[[3]] * 8, [4]]
+    for hot, leaves in ((4, 1), (5, 0), (0, 0)):  # with 0 both have been hit
+        records = run({"name": "turboquant-cache", "hot": hot}, steps, 2)
+        assert [e.expert for e in records.evictions] == [leaves], hot
+
+
+def test_turboquant_admits_at_once_if_the_pool_holds_all() -> None:
+    assert copied(run("turboquant-cache", [[0], [0]], 8)) == [(0, 0)]
+    assert copied(run("turboquant-cache", [[0], [0]], 7)) == [(1, 0)]
+
+
+def restated(one: Instance, records: Records, options: dict[str, Any], hot: int | None) -> list[Step]:
+    """Follow the rules; of the run only the times are taken, at which layers were routed and copies ended."""
+    routed = {(visit.step, visit.layer): visit.time for visit in records.lookups}
+    ends = [t.end for t in sorted(records.transfers, key=lambda t: t.fetch) if t.expert >= 0]
+    free, every = one.slots, one.slots >= one.n_layers * one.n_experts
+    entries: list[tuple[int, int]] = []  # the one used longest ago first
+    end: dict[tuple[int, int], int] = {}
+    uses, demand = {}, {}
+    n_copies = 0
+    steps = []
+    for step, call in enumerate(one.calls):
+        on_gpu: list[list[int]] = []
+        copies, leave = [], []
+        for layer, rows in enumerate(call.ids):
+            now, counts = routed[step, layer], {e: sum(row.count(e) for row in rows) for row in rows for e in row}
+            if len(rows) > options["cached_rows"]:
+                on_gpu.append([])
+                continue
+            hits = [e for e in counts if end.get((layer, e), now + 1) <= now]
+            for e in hits:
+                entries.append(entries.pop(entries.index((layer, e))))
+                uses[layer, e] += counts[e]
+            inserted = 0
+            for e in counts:
+                unit = layer, e
+                if unit in end:
+                    continue
+                demand[unit] = demand.get(unit, 0) + counts[e]
+                wanted = 1 if hot is not None and every else options["admit_free"] if free else options["admit_full"]
+                if inserted == options["inserts"] or demand[unit] < wanted:
+                    continue
+                if not free:
+                    unread = [u for u in entries if end[u] <= now and not (u[0] == layer and u[1] in counts)]
+                    cold = unread if hot is None else [u for u in unread if uses[u] <= hot]
+                    if not unread:
+                        continue
+                    victim = (cold or unread)[0]
+                    entries.remove(victim)
+                    del end[victim]
+                    leave.append(victim)
+                    free += 1
+                free -= 1
+                inserted += 1
+                uses[unit], demand[unit] = 0, 0
+                entries.append(unit)
+                if n_copies < len(ends):  # one that has not begun when the run is over leaves no record
+                    copies.append(unit)
+                end[unit] = ends[n_copies] if n_copies < len(ends) else records.makespan_ns + 1
+                n_copies += 1
+            lent = options.get("overlap_cpu_rows", 0) if len(hits) == len(counts) else 0
+            on_gpu.append(sorted(hits[: len(hits) - lent] if lent else hits))
+        steps.append(Step(on_gpu, copies, leave))
+    return steps
+
+
+@pytest.mark.parametrize("hot", [None, 0, 2])
+def test_the_rules_restated(hot: int | None) -> None:
+    options = {"admit_free": 2, "admit_full": 3, "inserts": 2, "cached_rows": 2, "overlap_cpu_rows": 1}
+    more: dict[str, Any] = {"name": "pooled-cache"} if hot is None else {"name": "turboquant-cache", "hot": hot}
+    left = 0
+    for at, one in enumerate(instances(80, prompts=3, least=2)):
+        both = {**options, "overlap_cpu_rows": 0} if one.top_k == 1 or at % 2 else options
+        records = one.play(both | more, SLOW if at % 3 == 0 else FAST)
+        expected = restated(one, records, both, hot)
+        assert happened(records, one.n_layers) == expected
+        left += sum(len(step.leave) for step in expected)
+    assert left > 100
+
+
+def test_turboquant_keeps_the_contract() -> None:
+    check_policy(lambda: make_policy({"name": "turboquant-cache", "cached_rows": 4, "admit_full": 1, "overlap_cpu_rows": 1}))
