@@ -103,7 +103,8 @@ class Instance:
         return play(make_policy(spec), self.work, hardware, model=model, slots={"gpu0": self.slots})
 
 
-def instances(n: int, *, batch: int = 1, prompts: int = 0, per_layer: bool = False, least: int = 1) -> Iterator[Instance]:
+def instances(n: int, *, batch: int = 1, prompts: int = 0, per_layer: bool = False, least: int = 1,
+              decode: tuple[int, int] = (6, 12)) -> Iterator[Instance]:  # fmt: skip
     """Make random instances: prompts of up to so many tokens, popular experts, sometimes fewer slots than a token has experts.
 
     With ``per_layer`` the slots, at least ``least``, are those of each layer.
@@ -118,7 +119,7 @@ def instances(n: int, *, batch: int = 1, prompts: int = 0, per_layer: bool = Fal
         def row(draw: Random = draw, popular: list[list[float]] = popular, n_experts: int = n_experts, k: int = top_k) -> Any:
             return [sorted(range(n_experts), key=lambda e, of=of: draw.random() * of[e])[-k:] for of in popular]  # type: ignore[misc]
 
-        routing = [[row() for _ in range(prompt + draw.randint(6, 12))] for _ in range(requests)]
+        routing = [[row() for _ in range(prompt + draw.randint(*decode))] for _ in range(requests)]
         shortest = min(map(len, routing))
         work = workload(
             [one[:shortest] for one in routing], prompt=prompt, n_experts=n_experts, weights=[1 / top_k] * top_k

@@ -72,7 +72,7 @@ def test_the_cpu_computes_beside_the_copies_and_the_gpu_after_them() -> None:
 
 
 def test_all_of_a_call_are_used_at_once_so_that_the_lowest_slot_leaves() -> None:
-    # Slots 0 and 1 have 2 and 5 of layer 0, which the second step asks for with 5 first; 2 and 3 the same of layer 1, used longer ago.
+    # Slots 0 and 1 have 2 and 5 of layer 0, which the second step asks for with 5 first; 2 and 3 those of layer 1, used before.
     steps = [[[5, 2], [5, 2]], [[5, 2], [0, 1]], [[6, 7], [3, 4]], [[0, 1], [3, 4]]]
     records = run(OFFLOAD, steps, 8, layers=2)
     assert [(e.layer, e.expert) for e in records.evictions] == [(1, 2), (1, 5), (0, 2), (0, 5)]

@@ -1,0 +1,151 @@
+"""Uploads between steps (llama.cpp PR 27861): the worked examples, uploads of what is on its way, and the rules restated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from moesim.policies.registry import make_policy
+from moesim.records import Records
+from moesim.testing import check_policy
+from tests.engine.engine_kit import cpu, gpu, link, machine, play, tiny_model, workload
+from tests.policies.caches_kit import FAST, Instance, Step, copied, happened, instances, run, served, step_at
+
+ONE = {"name": "two-uploads-lru", "inserts": 1}
+DUPLICATES = {"name": "two-uploads-lru", "dup_upload": True}
+LATE = machine({"gpu0": gpu(), "cpu0": cpu()}, {"cpu0->gpu0": link(0.7), "gpu0->cpu0": link()})
+"""An upload takes 1429 ns, a step of one layer with a miss about 500."""
+
+
+def test_the_newest_miss_takes_its_turn_even_if_it_is_there_by_now() -> None:
+    steps = [[0, 1], [0, 1], [0, 2], [0, 2], [0, 2], [0, 2], [0, 2]]
+    records = run(ONE, steps, 2)
+    assert copied(records) == [(1, 1), (3, 2), (5, 0)]
+    assert [sorted(step) for step in served(records)] == [[], [], [], [], [2], [2], [0, 2]]
+    two = run("two-uploads-lru", steps, 2)
+    assert [0 in step for step in served(two)] == [False, False, True, True, True, True, True]
+
+
+def test_an_upload_counts_from_the_step_after_its_end_on() -> None:
+    # It goes on from the second step's begin, at 540, until 1540, within the third step: that step does not find it.
+    records = run("two-uploads-lru", [[0], [0], [0], [0]], 2, hardware=machine({"gpu0": gpu(), "cpu0": cpu()}))
+    assert [(t.start, t.end) for t in records.transfers] == [(540, 1540)]
+    assert [step.begin for step in records.steps] == [0, 540, 1080, 1620]
+    assert served(records) == [[], [], [], [0]]
+
+
+def test_the_cpu_waits_for_the_gpu_unless_they_overlap() -> None:
+    # In the third step 0 is there, and takes the GPU 100; the rows of 1 cross to the CPU in 20.
+    starts = {}
+    for overlap in (False, True):
+        records = run({"name": "two-uploads-lru", "overlap": overlap}, [[0, 2], [0, 2], [0, 1]], 4)
+        begin = records.steps[2].begin
+        starts[overlap] = {t.expert: t.start - begin for t in records.tasks if t.expert >= 0 and t.step == 2}
+    assert starts == {False: {0: 100, 1: 220}, True: {0: 100, 1: 120}}
+
+
+@pytest.mark.parametrize(("rows", "cached", "device"), [(2, 1, "cpu0"), (2, 2, "gpu0"), (32, 1, "gpu0")])
+def test_larger_steps_pass_by_and_are_not_seen(rows: int, cached: int, device: str) -> None:
+    requests = [[[[0]]] * (rows + 3), [[[0]]] * rows + [[[1]]] * 2]
+    work = workload(requests, prompt=rows, n_experts=8, weights=[1.0], batch_size=1)
+    policy = make_policy({"name": "two-uploads-lru", "cached_rows": cached})
+    records = play(policy, work, FAST, model=tiny_model(n_layers=1, n_experts=8, top_k=1), slots={"gpu0": 2})
+    second = next(step.step for step in records.steps if step.phase == "prefill" and step.step > 0)
+    assert {t.device for t in records.tasks if t.expert >= 0 and t.step == second} == {device}
+    assert all(t.cause == "demand" for t in records.transfers if step_at(records, t.submitted) == 0 and t.expert >= 0)
+
+
+def test_what_is_on_its_way_is_uploaded_again_and_lost_with_its_first_slot() -> None:
+    # Two slots, an upload takes three steps. 0 misses four times, so that both slots are filled with it, one after the other.
+    # Both count as 1 gets the slot used longer ago, the first: so 0 does not count as there, though the second slot holds it.
+    steps = [[0]] * 8 + [[1], [0], [0]]
+    policy = make_policy({**DUPLICATES, "inserts": 1})
+    work = workload([[[step] for step in steps]], n_experts=8, weights=[1.0])
+    records = play(policy, work, LATE, model=tiny_model(n_layers=1, n_experts=8, top_k=1), slots={"gpu0": 2})
+    assert [(t.start, t.end, t.cause) for t in records.transfers][:2] == [(540, 1969, "update"), (1969, 3398, "message")]
+    assert [step.begin for step in records.steps][8:10] == [2960, 3500]
+    assert served(records)[7:] == [[0], [], [], []]
+    assert [e for e in records.evictions if e.time <= 3500] == []
+    assert policy.counters["duplicate_copies"] == 1  # type: ignore[attr-defined]
+    assert served(run(ONE, steps, 2, hardware=LATE))[7:] == [[0], [], [0], [0]], "by the other reading it stays"
+
+
+# --------------------------------------------------------------------------------------------------------------- restated
+def restated(one: Instance, records: Records, inserts: int, *, duplicates: bool) -> list[Step]:
+    """Follow the rules by arrays over slots; of the run only the steps' begins and the ends of uploads are taken."""
+    begins = [step.begin for step in records.steps]
+    uploads = sorted(t.end for t in records.transfers if t.cause in ("update", "message"))
+    per = one.slots // one.n_layers
+    layers = range(one.n_layers)
+    table = [[-1] * one.n_experts for _ in layers]
+    owner, used = [[-1] * per for _ in layers], [[0] * per for _ in layers]
+    flights: list[tuple[int, int, int, int]] = []  # end, layer, slot, expert
+    pending: list[list[int]] = [[] for _ in layers]
+    clock = n_uploads = 0
+    steps = []
+    for step, call in enumerate(one.calls):
+        for end, layer, slot, expert in [flight for flight in flights if flight[0] <= begins[step]]:
+            clock += 1
+            owner[layer][slot], table[layer][expert], used[layer][slot] = expert, slot, clock
+            flights.remove((end, layer, slot, expert))
+        for layer in layers:
+            budget = inserts
+            while pending[layer] and budget:
+                expert, budget = pending[layer].pop(), budget - 1
+                flying = {slot: e for _, at, slot, e in flights if at == layer}
+                if table[layer][expert] >= 0 or (not duplicates and expert in flying.values()):
+                    continue
+                able = [s for s in range(per) if s not in flying]
+                empty = [s for s in able if owner[layer][s] < 0]
+                if not able:
+                    continue
+                slot = empty[0] if empty else min(able, key=lambda s, layer=layer: used[layer][s])  # type: ignore[misc]
+                if owner[layer][slot] >= 0:
+                    table[layer][owner[layer][slot]], owner[layer][slot] = -1, -1
+                end = uploads[n_uploads] if n_uploads < len(uploads) else records.makespan_ns + 1
+                n_uploads += 1
+                flights.append((end, layer, slot, expert))
+            pending[layer] = []
+        on_gpu: list[list[int]] = [[] for _ in layers]
+        for layer, rows in enumerate(call.ids if len(call.ids[0]) == 1 else []):
+            for expert in rows[0]:
+                if table[layer][expert] >= 0:
+                    clock += 1
+                    used[layer][table[layer][expert]] = clock
+                    on_gpu[layer].append(expert)
+                elif expert not in pending[layer]:
+                    pending[layer].append(expert)
+        steps.append(Step([sorted(ids) for ids in on_gpu], [], []))
+    return steps
+
+
+@pytest.mark.parametrize(("inserts", "duplicates"), [(1, False), (2, False), (2, True)])
+def test_the_rules_restated(inserts: int, duplicates: bool) -> None:
+    hits = again = 0
+    for at, one in enumerate(instances(60, prompts=3, per_layer=True)):
+        policy: Any = {"name": "two-uploads-lru", "inserts": inserts, "dup_upload": duplicates}
+        records = one.play(policy, LATE if at % 2 else FAST)
+        found = happened(records, one.n_layers)
+        expected = restated(one, records, inserts, duplicates=duplicates)
+        assert [step.on_gpu for step in found] == [step.on_gpu for step in expected]
+        hits += sum(len(ids) for step in expected for ids in step.on_gpu)
+        again += sum(t.cause == "message" for t in records.transfers)
+    assert hits > 200 and (again > 20) == duplicates
+
+
+@pytest.mark.parametrize("inserts", [1, 3])
+def test_it_does_what_these_options_of_a_background_cache_do(inserts: int) -> None:
+    options = {"name": "background-cache", "admission": "newest", "publish": "step", "overlap": False, "inserts": inserts}
+    for at, one in enumerate(instances(20, per_layer=True)):
+        hardware = LATE if at % 2 else FAST
+        mine = one.play({"name": "two-uploads-lru", "inserts": inserts}, hardware)
+        theirs = one.play(options, hardware)
+        copies = [[(t.start, t.end, t.layer, t.expert) for t in records.transfers] for records in (mine, theirs)]
+        assert copies[0] == copies[1]
+        assert (mine.tasks, mine.evictions) == (theirs.tasks, theirs.evictions)
+
+
+@pytest.mark.parametrize("options", [{"dup_upload": True, "cached_rows": 4}, {"overlap": True}])
+def test_it_keeps_the_contract(options: dict[str, Any]) -> None:
+    check_policy(lambda: make_policy({"name": "two-uploads-lru", **options}))
