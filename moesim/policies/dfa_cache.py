@@ -13,7 +13,7 @@ jobs/ec2/fetch_table.py (2f1ac924).
 | a copy counts | from two steps later on | the same; one that has not arrived by then, from the next step on |
 | FETCH table | T[n] of n misses are copied in selection order to the slots of the lowest scores, and computed by the GPU; the CPU computes the others meanwhile | the same (``fetch``); nothing else is copied then |
 | rule for the table | the f with the least time, by bytes over rates alone and together; of equals the larger | the same (``fetch: rates``), from the profile's times of one row |
-| copies ahead | of the next router's choice on this layer's state, q that are not there, over nobody it chose | the same (``prefetch``, ``source``); no test of admission; such a copy counts from its arrival |
+| copies ahead | of the next router's choice on this layer's state, q that are not there, over nobody it chose | the same (``prefetch_size``, ``source``); no test of admission; such a copy counts from its arrival |
 | prompts | not cached | the same; as in llama.cpp the GPU computes them from 32 tokens on, else the CPU |
 """
 
@@ -66,21 +66,21 @@ class DfaCache(BackgroundCache, fixed=OPTIONS):
     fetch: str | None = None
     """Misses that the link takes in their own visit: ``rates``, or how many of none, one, two, as in ``0,0,1,1``; more misses are
     treated as the last (``LLAMA_EC_FETCH``). None: none, but copies for later."""
-    prefetch: Annotated[int, Range(0)] = 0
+    prefetch_size: Annotated[int, Range(0)] = 0
     """Experts of the next layer that are copied ahead (``LLAMA_EC_PREFETCH``)."""
-    source: Annotated[str, MootIf(prefetch=0)] = "signal:gate_next1"
+    source: Annotated[str, MootIf(prefetch_size=0)] = "signal:gate_next1"
     """Where the prediction of the next layer comes from."""
 
     @property
     def listens(self) -> frozenset[type]:
         """Steps, routing, arrivals and ends of layers; predictions where the option asks."""
-        return frozenset({StepBegin, Routed, Fetched, LayerEnd, *([Predicted] if self.prefetch else [])})
+        return frozenset({StepBegin, Routed, Fetched, LayerEnd, *([Predicted] if self.prefetch_size else [])})
 
     @property
     def needs(self) -> frozenset[str]:
         """The signal that predicts."""
         _ = self._given  # a wrong table is an error before any run
-        return source_needs(self.source) if self.prefetch else frozenset()
+        return source_needs(self.source) if self.prefetch_size else frozenset()
 
     @cached_property
     def _given(self) -> list[int] | None:
@@ -127,7 +127,7 @@ class DfaCache(BackgroundCache, fixed=OPTIONS):
         if type(event) is not Routed or not self._cached_step:
             return actions
         self._now_at = event.step, event.layer
-        if not self.prefetch or event.layer + 1 == view.model.n_layers:
+        if not self.prefetch_size or event.layer + 1 == view.model.n_layers:
             return actions
         return [Predict(event.step, event.layer + 1, self.source, view.dense_device(event.layer)), *actions]
 
@@ -139,7 +139,7 @@ class DfaCache(BackgroundCache, fixed=OPTIONS):
         bank = self._bank(event.layer)
         self._spared = set(chosen)
         actions: list[Action] = []
-        for unit in islice((unit for unit in chosen if unit not in bank.slot), self.prefetch):
+        for unit in islice((unit for unit in chosen if unit not in bank.slot), self.prefetch_size):
             taken = self._take(unit, PREFETCH)
             if taken:
                 self._ahead.add(unit)

@@ -38,7 +38,7 @@ OFFLOAD = MootIf(backend="offload")
 
 
 class FreeToken(BackgroundCache, fixed=OPTIONS):
-    """One LRU over all layers; the link takes all misses, or a share by measured rates, and prompts in whole layers (FreeToken)."""
+    """One LRU over all layers; the link takes all misses or a share by rates, and prompts in whole layers (FreeToken)."""
 
     paper = "FreeToken (FlashML-org/FreeToken)"
     missing = (

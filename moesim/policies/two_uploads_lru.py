@@ -93,7 +93,7 @@ class _Job(NamedTuple):
 
 
 class TwoUploadsLru(PolicyBase):
-    """Slots of each layer, filled between steps with a layer's two newest misses, which the CPU computes (llama.cpp PR 27861)."""
+    """Slots of each layer, filled between steps with its two newest misses, which the CPU computes (llama.cpp PR 27861)."""
 
     paper = "llama.cpp PR 27861 (zazaidi/llama.cpp)"
     missing = (

@@ -182,6 +182,7 @@ VALUES: dict[tuple[str, str], list[Any]] = {
     ("od-moe", "workers"): ["worker1"],
     ("llama-cpp", "n_cpu_moe"): [7, 3],
     ("dali-multi-gpu", "n_gpus"): [1],
+    ("dfa-cache", "fetch"): ["rates", "0,1", "0,0,1"],
     ("all-gpu", "gpus"): ["all"],
     ("impact-driven", "source"): ["synthetic:0.2", "coactivation"],  # by frequency, all experts have the same number of rows
     ("fixed-threshold", "cpu_ms"): [0.0, 1.0],

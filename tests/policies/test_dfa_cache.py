@@ -87,7 +87,7 @@ def test_a_wrong_table_is_one_line(table: str) -> None:
 # ----------------------------------------------------------------------------------------------------------- copies ahead
 def ahead(q: int, steps: list[Any], slots: int, **more: Any) -> Records:
     rows = [[[9, 8], step] for step in steps]  # the first layer's routing does not matter
-    spec = {"name": "dfa-cache", "prefetch": q, "source": "oracle", **more}
+    spec = {"name": "dfa-cache", "prefetch_size": q, "source": "oracle", **more}
     model = tiny_model(n_layers=2, n_experts=10)
     predictors = {"oracle": Oracle()}
     work = workload([rows], n_experts=10)
@@ -198,6 +198,8 @@ def test_the_rules_restated(policy: str, kappa: float, inserts: int | None, tabl
     assert left > 30
 
 
-@pytest.mark.parametrize("options", [{"policy": "lru", "prefetch": 2}, {"fetch": "rates"}, {"fetch": "0,1,1", "prefetch": 1}])
+@pytest.mark.parametrize(
+    "options", [{"policy": "lru", "prefetch_size": 2}, {"fetch": "rates"}, {"fetch": "0,1,1", "prefetch_size": 1}]
+)
 def test_it_keeps_the_contract(options: dict[str, Any]) -> None:
     check_policy(lambda: make_policy({"name": "dfa-cache", **options}))

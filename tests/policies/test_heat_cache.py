@@ -180,6 +180,13 @@ def test_the_rules_restated(options: dict[str, Any]) -> None:
     assert came > 30
 
 
+@pytest.mark.parametrize("options", [{"decay": 0.5}, {"hyst": 4.0}, {"dwell": 3}, {"move_mode": "move"}], ids=str)
+def test_an_option_changes_what_happens(options: dict[str, Any]) -> None:
+    steps = [[2, 3]] * 7 + [[4, 2]] * 13 + [[5, 6], [1, 4]] * 15  # what is hot changes
+    changed, plain = (run({"name": "heat-cache", **more}, steps, 2) for more in (options, {}))
+    assert list(changed.transfers) != list(plain.transfers)
+
+
 @pytest.mark.parametrize("options", [{"move_mode": "move", "overlap": True, "hyst": 0.0}])
 def test_it_keeps_the_contract(options: dict[str, Any]) -> None:
     check_policy(lambda: make_policy({"name": "heat-cache", **options}))

@@ -53,6 +53,12 @@ OP_OFFLOAD = {
     "op_offload_rule": ({"op_offload_rule": "rows-per-expert"}, {"op_offload_min_rows": 9}),
     "op_offload_per_byte": ({"op_offload_per_byte": 1.0}, {"op_offload_rule": "rows-per-expert"}),
     "staging_slots": ({"staging_slots": 1}, {"op_offload_min_rows": 1}),
+ONE_STEP = {"cached_rows": 4}  # the runs here decode four tokens a step
+POOLED = {
+    "admit_free": ({"admit_free": 1}, ONE_STEP),
+    "admit_full": ({"admit_full": 2}, ONE_STEP),
+    "inserts": ({"inserts": 1}, ONE_STEP),
+    "cached_rows": ({"cached_rows": 4}, {}),
 }
 
 # Policy -> option -> what it is changed to, and (second) what is set on both sides.
@@ -98,6 +104,28 @@ CHANGES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
         "cached_rows": ({"cached_rows": 1}, {}),
         "warm": ({"warm": True}, {}),
     },
+    "pooled-cache": POOLED,
+    "turboquant-cache": {**POOLED, "hot": ({"hot": 0}, {"admit_full": 1, **ONE_STEP})},
+    "two-uploads-lru": {
+        "inserts": ({"inserts": 1}, ONE_STEP),
+        "overlap": ({"overlap": True}, ONE_STEP),
+        "cached_rows": ({"cached_rows": 4}, {}),
+    },
+    "dfa-cache": {
+        "policy": ({"policy": "lru"}, {}),
+        "half_life": ({"half_life": 0.5}, {}),
+        "kappa": ({"kappa": 2.0}, {}),
+        "inserts": ({"inserts": 1}, {}),
+        "fetch": ({"fetch": "rates"}, {}),
+        "prefetch_size": ({"prefetch_size": 1}, {}),
+        "source": ({"source": "synthetic:0.2"}, {"prefetch_size": 1}),
+    },
+    "freetoken": {
+        "backend": ({"backend": "offload"}, {}),
+        "max_fetch": ({"max_fetch": 1}, {"backend": "hybrid"}),
+        "fetch_order": ({"fetch_order": "lowest-id"}, {"backend": "hybrid"}),
+    },
+    "heat-cache": {"overlap": ({"overlap": True}, {})},
     "llama-cpp-cache": {"eviction": ({"eviction": "class-lru"}, {})},
     "composed": {
         **{key: (value, {}) for key, value in CACHES.items()},
@@ -278,6 +306,12 @@ CHANGES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
     },
 }
 ELSEWHERE = {
+    *(
+        (name, "overlap_cpu_rows") for name in ("pooled-cache", "turboquant-cache")
+    ),  # test_pooled_cache.py: needs steps of hits only
+    ("two-uploads-lru", "dup_upload"),  # tests/policies/test_two_uploads_lru.py: needs uploads longer than steps
+    *(("freetoken", f"prefill_{option}") for option in ("overlap", "hit_d2d")),  # test_freetoken.py: need two layers' slots
+    *(("heat-cache", option) for option in ("decay", "hyst", "dwell", "move_mode")),  # test_heat_cache.py: steps of one token
     ("lfu", "ties"),  # tests/policies/test_composed.py: needs equal counts
     ("lru", "use_order"),  # tests/engine/test_engine_caches.py: needs one row a step
     *((name, "victims") for name in ("lfu", "belady")),  # tests/engine/test_engine_caches.py: need copies longer than Runs
