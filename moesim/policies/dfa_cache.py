@@ -8,12 +8,12 @@ jobs/ec2/fetch_table.py (2f1ac924).
 | slots | as many of each layer, or a file with the number of each | the granted cache slots, dealt to layers |
 | scores | of each expert: 1 a decode step that uses it, each half as much after H = 16 steps of the layer | the same (``half_life``) |
 | hits, misses | the GPU computes what is there, the CPU all others at the same time, copied or not | the same |
-| who is copied | misses in selection order, unless on their way: into the lowest free slot, else if their score is above the victim's by more than kappa; MAX_ADMIT a visit | the same (``kappa``, ``inserts``); ``policy: lru`` copies all |
+| who is copied | misses in selection order, unless on their way: into the lowest free slot, else if their score is above the victim's by more than kappa; MAX_ADMIT a visit | the same (``kappa``, ``inserts``); ``rule: lru`` copies all |
 | who leaves | the lowest score of those that the step does not select, of equals the lowest slot; ``lru``: the oldest use | the same; as the copy is issued |
 | a copy counts | from two steps later on | the same; one that has not arrived by then, from the next step on |
 | FETCH table | T[n] of n misses are copied in selection order to the slots of the lowest scores, and computed by the GPU; the CPU computes the others meanwhile | the same (``fetch``); nothing else is copied then |
 | rule for the table | the f with the least time, by bytes over rates alone and together; of equals the larger | the same (``fetch: rates``), from the profile's times of one row |
-| copies ahead | of the next router's choice on this layer's state, q that are not there, over nobody it chose | the same (``prefetch_size``, ``source``); no test of admission; such a copy counts from its arrival |
+| copies ahead | of the next router's choice on this layer's state, q that are not there, over nobody that it chose | the same (``prefetch_size``, ``source``); no test of admission; such a copy counts from its arrival |
 | prompts | not cached | the same; as in llama.cpp the GPU computes them from 32 tokens on, else the CPU |
 """
 
@@ -35,7 +35,7 @@ from moesim.policies.parts import Unit, source_needs
 from moesim.policies.past_the_cache import LLAMA_CPP_OFFLOAD_ROWS, PastTheCache
 from moesim.policy import PREFETCH, Action, Fetched, LayerEnd, Placement, Predict, Predicted, Routed, StepBegin, View
 
-LRU = MootIf(policy="lru")
+LRU = MootIf(rule="lru")
 NO_FETCH = OnlyWith(fetch=None)
 
 
@@ -46,6 +46,7 @@ class DfaCache(BackgroundCache, fixed=OPTIONS):
     missing = (
         "LLAMA_EC_POLICY=static: which experts it keeps was not in the files read",
         "slots of each layer from a file",
+        "what becomes of decode steps of many tokens, which the files read do not say: they are cached like others",
         "from 32 tokens on experts of a prompt that are cached are copied again: here they are read from the cache",
         "the cores that wake up at a miss and those that spin: what the profile's CPU times say",
     )
@@ -55,7 +56,7 @@ class DfaCache(BackgroundCache, fixed=OPTIONS):
     prefill = "read-only"
     _name = "dfa-cache"
 
-    policy: Literal["dfa", "lru"] = "dfa"
+    rule: Literal["dfa", "lru"] = "dfa"
     """Who is copied and who leaves: by decayed frequency, or every miss over the oldest use (``LLAMA_EC_POLICY``)."""
     half_life: Annotated[float, Range(0.001), LRU] = 16.0
     """Decode steps after which a use counts half (``LLAMA_EC_HALF_LIFE``)."""
@@ -155,7 +156,7 @@ class DfaCache(BackgroundCache, fixed=OPTIONS):
         return self._table is None
 
     def _admitted(self, unit: Unit, bank: Bank) -> bool:
-        return self.policy == "lru" or super()._admitted(unit, bank)
+        return self.rule == "lru" or super()._admitted(unit, bank)
 
     def _victim(self, bank: Bank) -> Unit | None:
-        return next(self._idle(bank), None) if self.policy == "lru" else super()._victim(bank)
+        return next(self._idle(bank), None) if self.rule == "lru" else super()._victim(bank)

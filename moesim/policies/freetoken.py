@@ -57,7 +57,7 @@ class FreeToken(BackgroundCache, fixed=OPTIONS):
     """The link takes all misses, or the CPU some; auto: by their rates (``--moe-backend``)."""
     max_fetch: Annotated[int, Range(0), OFFLOAD] | None = None
     """Misses of a layer that the link takes at most; None: by the rates (``--moe-hybrid-max-fetch``, -1)."""
-    fetch_order: Annotated[Literal["recent", "lowest-id"], OFFLOAD] = "recent"
+    fetch_order: Annotated[Literal["recent", "lowest-id"], OFFLOAD, MootIf(max_fetch=0)] = "recent"
     """Which misses the link takes: those used last, or those with the lowest ids."""
     prefill_overlap: bool = True
     """Copy a prompt's next layer while this one is computed."""

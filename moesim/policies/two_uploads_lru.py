@@ -68,9 +68,7 @@ class UploadSlots:
         idle = [slot for slot in range(len(self.owner)) if slot not in self.filling]
         if not idle:
             return None
-        slot = min(
-            idle, key=lambda slot: (self.owner[slot] is not None, self._stamps[slot] if self.owner[slot] is not None else 0)
-        )
+        slot = min(idle, key=lambda slot: -1 if self.owner[slot] is None else self._stamps[slot])
         victim, self.owner[slot] = self.owner[slot], None
         if victim is not None:
             self.where.pop(victim, None)  # even if it lies in another slot, too

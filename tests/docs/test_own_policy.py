@@ -13,13 +13,13 @@ import yaml
 from moesim.cli.main import main
 from moesim.errors import ConfigError
 from moesim.experiment.sweep import policies_of
+from moesim.policies.cache_options import CacheOptions
 from moesim.policies.composed import Composed
 from moesim.policies.imports import would_import
-from moesim.policies.registry import make_policy
+from moesim.policies.registry import POLICIES, make_policy, policy_class
 from moesim.policies.sources import sources_digest
 from moesim.testing import check_policy
 from tests.experiment.experiment_kit import write_yaml
-from tests.policies.background_cache_kit import ENGINES
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "guide" / "own-policy.md").read_text(encoding="utf-8")
 PART, COMPOSITION = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -50,8 +50,16 @@ def test_the_page_shows_a_part_alone_with_options_and_a_sweep() -> None:
     assert [str(point.get("replacement")).count("NewestFirst") for point in POINTS] == [1, 0, 1, 0]
 
 
-def test_the_caches_of_engines_on_the_page_are_those_that_are_tested() -> None:
-    assert BLOCKS[2] == [{"name": "background-cache", **options} for options in ENGINES.values()]
+@pytest.mark.parametrize("spec", BLOCKS[2], ids=str)
+def test_the_decisions_of_a_background_cache_on_the_page_pass_the_checks(spec: dict[str, Any]) -> None:
+    check_policy(lambda: make_policy(spec), slots=(12,))
+
+
+def test_the_caches_of_engines_on_the_page_are_registered() -> None:
+    table = PAGE.partition("| name | engine | cache |")[2].partition("\n\n")[0]
+    names = [name for line in table.splitlines()[2:] for name in re.findall(r"`([\w-]+)`", line.split("|")[1])]
+    bases = {name for name in POLICIES if issubclass(policy_class(name), CacheOptions) and name != "background-cache"}
+    assert len(names) == 8 and bases <= set(names) <= set(POLICIES)
 
 
 def test_the_named_composition_of_the_page_passes_the_checks(folder: Path) -> None:

@@ -1,106 +1,26 @@
-"""A cache that is filled in the background: worked examples of engines that have one, and exact timelines."""
+"""A cache that is filled in the background: what each of its options does, and exact timelines."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 
-from moesim.policies.algorithms.miss_split import copies_by_share, copies_by_time
 from moesim.policies.registry import make_policy
 from moesim.records import Records
 from moesim.testing import check_policy
-from tests.engine.engine_kit import cpu, gpu, link, machine, play, tiny_model, transfers, workload
-from tests.policies.background_cache_kit import ENGINES
-
-FAST = machine({"gpu0": gpu(), "cpu0": cpu()}, {"cpu0->gpu0": link(100), "gpu0->cpu0": link()})  # a copy takes 10 ns
-DFA = ENGINES["moe-speed-of-light, DFA"]
-ROUNDS = {"admission": "newest", "publish": "step", "inserts": 1}
+from tests.engine.engine_kit import cpu, gpu, machine, play, tiny_model, transfers, workload
+from tests.policies.caches_kit import FAST, copied, served
+from tests.policies.caches_kit import run as decoded
 
 
-def run(
-    options: dict[str, Any], steps: Sequence[Any], slots: int, *, layers: int = 1, hardware: Any = FAST, **more: Any
-) -> Records:
-    """Decode one token a step; ``steps`` has the experts of each layer, or of the only one."""
-    rows = [step if layers > 1 else [step] for step in steps]
-    n_experts = max(8, 1 + max(e for row in rows for of_layer in row for e in of_layer))
-    model = tiny_model(n_layers=layers, n_experts=n_experts)
-    policy = make_policy({"name": "background-cache", **options})
-    return play(policy, workload([rows], n_experts=n_experts, **more), hardware, model=model, slots={"gpu0": slots})
+def run(options: dict[str, Any], steps: Sequence[Any], slots: int, **more: Any) -> Records:
+    """Decode one token a step."""
+    return decoded({"name": "background-cache", **options}, steps, slots, **more)
 
 
-def served(records: Records) -> list[list[int]]:
-    """Return what ran on the GPU in each step."""
-    on_gpu: list[list[int]] = [[] for _ in records.steps]
-    for task in records.tasks:
-        if task.expert >= 0 and task.device == "gpu0":
-            on_gpu[task.step].append(task.expert)
-    return on_gpu
-
-
-def copied(records: Records) -> list[tuple[int, int]]:
-    """Return (step, expert) of each copy."""
-    starts = [step.begin for step in records.steps]
-    return [(int(np.searchsorted(starts, t.submitted, "right")) - 1, t.expert) for t in records.transfers if t.expert >= 0]
-
-
-# -------------------------------------------------------------------------------------------------------- splits of misses
-@pytest.mark.parametrize(
-    ("mb", "rates", "gpu_us", "n", "table"),
-    [
-        (13.25, (60, 25, 75), 37, 4, [0, 0, 0, 1, 1]),
-        (13.25, (50, 52, 80), 37, 4, [0, 0, 1, 2, 2]),
-        (2.86, (60, 25, 75), 48, 8, [0, 0, 0, 1, 1, 1, 1, 2, 2]),
-    ],
-)
-def test_tables_of_the_split_by_time(mb: float, rates: Any, gpu_us: float, n: int, table: list[int]) -> None:
-    on_cpu, link_rate, both = (mb * 1e3 / rate for rate in rates)  # microseconds an expert
-    assert [copies_by_time(m, link_rate, gpu_us, on_cpu, 20, both) for m in range(n + 1)] == table
-
-
-@pytest.mark.parametrize(
-    ("share", "table"),
-    [
-        (24.9 / (24.9 + 63.8), [0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 3]),
-        (14.8 / (14.8 + 71.5), [0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1]),
-        (0.5, [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5]),
-    ],
-)
-def test_tables_of_the_split_by_share(share: float, table: list[int]) -> None:
-    assert [copies_by_share(m, share) for m in range(11)] == table
-
-
-# ------------------------------------------------------------------------------------------------------- worked examples
-def test_a_copy_counts_two_steps_later_and_a_slot_is_dead_until_then() -> None:
-    # Half-life 16: in step 3 expert 3 has 1 against 2.75, in step 4 1.96 against 2.72, in step 5 2.88 against 2.60.
-    steps = [[0, 1], [0, 2], [0, 1], [1, 3], [0, 3], [0, 3], [0, 3], [0, 3]]
-    records = run(DFA, steps, 2)
-    assert served(records) == [[], [], [0, 1], [1], [0], [0], [0], [0, 3]]
-    assert copied(records) == [(0, 0), (0, 1), (5, 3)]
-    assert [(e.expert, e.reason) for e in records.evictions] == [(1, "drop")]
-    assert copied(run(DFA | {"kappa": 0.5}, steps[:6], 2)) == [(0, 0), (0, 1)]
-
-
-def test_the_newest_miss_takes_its_turn_even_if_it_is_there_by_now() -> None:
-    steps = [[0, 1], [0, 1], [0, 2], [0, 2], [0, 2], [0, 2], [0, 2]]
-    records = run(ROUNDS, steps, 2)
-    assert copied(records) == [(1, 1), (3, 2), (5, 0)]
-    assert [sorted(step) for step in served(records)] == [[], [], [], [], [2], [2], [0, 2]]
-    two = run(ROUNDS | {"inserts": 2}, steps, 2)
-    assert [0 in step for step in served(two)] == [False, False, True, True, True, True, True]
-
-
-def test_least_recently_used_over_all_layers() -> None:
-    # 4 slots. Layer 0: 3, 1; layer 1: 2, 5; then layer 0: 1 is there, 4 takes the slot of 3; layer 1: 5 there, 0 that of 2.
-    steps = [[[3, 1], [2, 5]], [[1, 4], [5, 0]]]
-    records = run(ENGINES["llama.cpp #29887"], steps, 4, layers=2)
-    assert [(t.layer, t.expert) for t in records.transfers] == [(0, 1), (0, 3), (1, 2), (1, 5), (0, 4), (1, 0)]
-    assert [(e.layer, e.expert) for e in records.evictions] == [(0, 3), (1, 2)]
-    assert all(t.device == "gpu0" for t in records.tasks if t.expert >= 0)
-
-
+# ------------------------------------------------------------------------------------------------ admission, publication
 def test_admission_by_demand() -> None:
     # Two misses while there are free slots, three once the cache is full; the counts begin again with a copy.
     options = {"admission": "demand", "admit_free": 2, "admit_full": 3}
@@ -251,6 +171,17 @@ def test_a_prompt_waits_for_what_is_on_its_way_to_the_cache() -> None:
     assert [sorted(step) for step in served(records)[2:]] == [[1, 5], [0, 1]]
 
 
-@pytest.mark.parametrize("options", [*ENGINES.values(), ROUNDS], ids=[*ENGINES, "one insert a step"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"copied_now": "all", "scope": "global", "overlap": False, "miss_order": "id", "prefill": "read-only", "cached_rows": 32},
+        {"copied_now": "share", "later": False, "scope": "global", "hit_order": "equal", "miss_order": "recent"},
+        {"copied_now": "time", "victim": "score", "prefill": "fitting"},
+        {"admission": "score", "victim": "score", "publish": "two-steps"},
+        {"admission": "demand", "inserts": 8, "cached_rows": 1},
+        {"admission": "newest", "inserts": 1, "publish": "step", "overlap": False},
+    ],
+    ids=str,
+)
 def test_it_keeps_the_contract(options: dict[str, Any]) -> None:
     check_policy(lambda: make_policy({"name": "background-cache", **options}))

@@ -31,7 +31,7 @@ def test_a_copy_counts_two_steps_later_and_a_slot_is_dead_until_then() -> None:
 
 def test_lru_copies_every_miss_over_the_oldest_use() -> None:
     # Step 2 hits 0 and then 1; so 3 takes the slot of 0 in step 3, and in step 5, when 3 counts, 0 that of 1.
-    records = run({"name": "dfa-cache", "policy": "lru"}, [[0, 1], [0, 2], [0, 1], [1, 3], [0, 3], [0, 3]], 2)
+    records = run({"name": "dfa-cache", "rule": "lru"}, [[0, 1], [0, 2], [0, 1], [1, 3], [0, 3], [0, 3]], 2)
     assert copied(records) == [(0, 0), (0, 1), (3, 3), (4, 0)]
     assert [e.expert for e in records.evictions] == [0, 1]
 
@@ -111,7 +111,7 @@ def test_copies_ahead_spare_what_is_predicted() -> None:
 
 # --------------------------------------------------------------------------------------------------------------- restated
 def restated(
-    one: Instance, records: Records, policy: str, kappa: float, inserts: int | None, table: list[int] | None
+    one: Instance, records: Records, rule: str, kappa: float, inserts: int | None, table: list[int] | None
 ) -> list[Step]:
     """Follow the rules slot by slot; of the run only the times at which copies ended are taken."""
     begins = [step.begin for step in records.steps]
@@ -156,9 +156,9 @@ def restated(
                     slot = slots.index(None)
                 else:
                     able = [s for s in range(per) if s not in waiting and slots[s] not in selected]
-                    ranks = {s: (now(slots[s]) if policy == "dfa" else used[layer][s], s) for s in able}  # type: ignore[arg-type]
+                    ranks = {s: (now(slots[s]) if rule == "dfa" else used[layer][s], s) for s in able}  # type: ignore[arg-type]
                     slot = min(ranks, key=ranks.__getitem__, default=-1)
-                    if slot < 0 or (table is None and policy == "dfa" and not now(e) > now(slots[slot]) + kappa):  # type: ignore[arg-type]
+                    if slot < 0 or (table is None and rule == "dfa" and not now(e) > now(slots[slot]) + kappa):  # type: ignore[arg-type]
                         continue
                     leave.append((layer, slots[slot]))
                 slots[slot] = e
@@ -178,13 +178,13 @@ def restated(
 
 
 @pytest.mark.parametrize(
-    ("policy", "kappa", "inserts", "table"),
+    ("rule", "kappa", "inserts", "table"),
     [("dfa", 0.0, None, None), ("dfa", 0.5, 1, None), ("lru", 0.0, None, None), ("dfa", 0.0, None, [0, 0, 1, 2])],
 )
-def test_the_rules_restated(policy: str, kappa: float, inserts: int | None, table: list[int] | None) -> None:
+def test_the_rules_restated(rule: str, kappa: float, inserts: int | None, table: list[int] | None) -> None:
     spec: dict[str, Any] = {"name": "dfa-cache"}
-    if policy == "lru":
-        spec["policy"] = "lru"
+    if rule == "lru":
+        spec["rule"] = "lru"
     elif table is not None:
         spec["fetch"] = ",".join(map(str, table))
     else:
@@ -192,14 +192,14 @@ def test_the_rules_restated(policy: str, kappa: float, inserts: int | None, tabl
     left = 0
     for at, one in enumerate(instances(50, batch=2, prompts=3, per_layer=True)):
         records = one.play(spec, LATE if at % 3 == 0 else FAST)
-        expected = restated(one, records, policy, kappa, inserts, table)
+        expected = restated(one, records, rule, kappa, inserts, table)
         assert happened(records, one.n_layers) == expected
         left += sum(len(step.leave) for step in expected)
     assert left > 30
 
 
 @pytest.mark.parametrize(
-    "options", [{"policy": "lru", "prefetch_size": 2}, {"fetch": "rates"}, {"fetch": "0,1,1", "prefetch_size": 1}]
+    "options", [{"rule": "lru", "prefetch_size": 2}, {"fetch": "rates"}, {"fetch": "0,1,1", "prefetch_size": 1}]
 )
 def test_it_keeps_the_contract(options: dict[str, Any]) -> None:
     check_policy(lambda: make_policy({"name": "dfa-cache", **options}))

@@ -112,7 +112,7 @@ CHANGES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
         "cached_rows": ({"cached_rows": 4}, {}),
     },
     "dfa-cache": {
-        "policy": ({"policy": "lru"}, {}),
+        "rule": ({"rule": "lru"}, {}),
         "half_life": ({"half_life": 0.5}, {}),
         "kappa": ({"kappa": 2.0}, {}),
         "inserts": ({"inserts": 1}, {}),
