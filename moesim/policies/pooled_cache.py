@@ -13,7 +13,7 @@ ggml-org/llama.cpp PR 24524 and discussion 24528, branch v2, as carried by a for
 | queue | 128 jobs, 512 MiB; else no copy | the same |
 | who leaves | the entry used longest ago that nobody reads, as the copy is issued | the same |
 | a copy counts | once it has ended | the same |
-| all rows hit | ``overlap_cpu_rows`` of them go to the CPU | the same; the last ones |
+| all rows hit | ``overlap_cpu_rows`` of them go to the CPU | the same; the last ones, those of an expert together |
 | larger calls | more than 1 token, later 8, or more than 64 rows: past the cache | the same (``cached_rows``); as in llama.cpp the GPU computes them from 32 tokens on, else the CPU |
 | TurboQuant: admission | 1 miss if the pool holds every entry, else as above | the same (``turboquant-cache``) |
 | TurboQuant: who leaves | first the entry used longest ago of those with at most 4 hits since their copy, else that of all | the same (``hot``) |

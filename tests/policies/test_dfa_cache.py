@@ -29,6 +29,13 @@ def test_a_copy_counts_two_steps_later_and_a_slot_is_dead_until_then() -> None:
     assert copied(run({"name": "dfa-cache", "kappa": 0.5}, steps[:6], 2)) == [(0, 0), (0, 1)]
 
 
+@pytest.mark.parametrize(("kappa", "copies"), [(0.74, [0, 2]), (0.75, [0])])
+def test_the_newcomer_s_score_must_be_above(kappa: float, copies: list[int]) -> None:
+    # With a half-life of 1 the score of 0 is 1/4 after two steps, and the newcomer's 1.
+    records = run({"name": "dfa-cache", "half_life": 1.0, "kappa": kappa}, [[0], [1], [2]], 1)
+    assert [expert for _, expert in copied(records)] == copies
+
+
 def test_lru_copies_every_miss_over_the_oldest_use() -> None:
     # Step 2 hits 0 and then 1; so 3 takes the slot of 0 in step 3, and in step 5, when 3 counts, 0 that of 1.
     records = run({"name": "dfa-cache", "rule": "lru"}, [[0, 1], [0, 2], [0, 1], [1, 3], [0, 3], [0, 3]], 2)

@@ -33,10 +33,11 @@ def test_the_coldest_leaves_if_the_newcomer_is_hotter_by_the_factor(
 
 def test_none_leaves_unless_one_on_the_cpu_is_hotter_than_one_on_the_gpu() -> None:
     one = Heat(3, 2)
-    one.heat = [5.0, 5.0, 5.0]
-    assert one.leaves(0.5, 0) is None
+    one.there, one.heat = {1: 0, 2: 0}, [5.0, 5.0, 5.0]
+    assert one.leaves(0.5, 0) is None, "2 is not among the two hottest, but 0 is not hotter"
+    one.there = {0: 0, 1: 0}
     one.heat = [5.0, 4.0, 4.5]
-    assert one.leaves(1.0, 0) == 1
+    assert one.leaves(1.0, 0) == one.leaves(1.125, 0) == 1, "exactly so many times as hot is enough"
     assert one.leaves(1.0, 1) is None, "it has not been there for an exchange"
 
 

@@ -135,8 +135,10 @@ def restated(one: Instance, records: Records, options: dict[str, Any], hot: int 
                     copies.append(unit)
                 end[unit] = ends[n_copies] if n_copies < len(ends) else records.makespan_ns + 1
                 n_copies += 1
-            lent = options.get("overlap_cpu_rows", 0) if len(hits) == len(counts) else 0
-            on_gpu.append(sorted(hits[: len(hits) - lent] if lent else hits))
+            spare = options["overlap_cpu_rows"] if len(hits) == len(counts) else 0
+            while hits and counts[hits[-1]] <= spare:
+                spare -= counts[hits.pop()]
+            on_gpu.append(sorted(hits))
         steps.append(Step(on_gpu, copies, leave))
     return steps
 
@@ -146,7 +148,7 @@ def test_the_rules_restated(hot: int | None) -> None:
     options = {"admit_free": 2, "admit_full": 3, "inserts": 2, "cached_rows": 2, "overlap_cpu_rows": 1}
     more: dict[str, Any] = {"name": "pooled-cache"} if hot is None else {"name": "turboquant-cache", "hot": hot}
     left = 0
-    for at, one in enumerate(instances(80, prompts=3, least=2)):
+    for at, one in enumerate(instances(80, batch=2, prompts=3, least=2)):
         both = {**options, "overlap_cpu_rows": 0} if one.top_k == 1 or at % 2 else options
         records = one.play(both | more, SLOW if at % 3 == 0 else FAST)
         expected = restated(one, records, both, hot)
