@@ -43,6 +43,7 @@ POLICIES: dict[str, str] = {
     "dfa-cache": "moesim.policies.dfa_cache:DfaCache",
     "edgemoe": "moesim.policies.edgemoe:EdgeMoE",
     "fabric-lru": "moesim.policies.fabric_lru:FabricLru",
+    "exllamav3": "moesim.policies.exllamav3:Exllamav3",
     "fate": "moesim.policies.fate:Fate",
     "fate-in-prescope": "moesim.policies.as_compared:FateInPreScope",
     "fiddler": "moesim.policies.fiddler:Fiddler",

@@ -78,7 +78,9 @@ SETTINGS = (
     Setting(layers=6, slots=14, batch=4, micro_batches=2, prompt=3, decode=1, load_us=15.0, cpu_us=6.0, launch_us=3.0),
     Setting(shared=2, layers=7, slots=52, batch=2, batches=2, prompt=16, decode=12, load_us=0.7, cpu_us=2.0, launch_us=5.0),
     Setting(top_k=3, batch=1, prompt=1, decode=1, load_us=2.0, cpu_us=2.0),  # a tie of CPU and link decides
-    Setting(batch=2, prompt=70, decode=1),  # 32 rows for each expert and place
+    Setting(layers=3, slots=8, batch=2, prompt=70, decode=1),  # 32 rows for each expert and place
+    Setting(experts=16, top_k=1, slots=32, batch=1, batches=2, prompt=28, skew=2.0),  # eight times the mean are not rare
+    Setting(layers=7, experts=16, top_k=1, slots=7, batch=1, batches=2, prompt=4, decode=4),
     Setting(slots=3, decode=2),  # fewer than layers
     Setting(gpu_mib=5, decode=1),  # half of the 32 experts are 6 MiB
 )
@@ -181,6 +183,8 @@ VALUES: dict[tuple[str, str], list[Any]] = {
     ("od-moe", "shadow"): ["shadow1"],
     ("od-moe", "workers"): ["worker1"],
     ("llama-cpp", "n_cpu_moe"): [7, 3],
+    ("exllamav3", "placement"): ["frequency"],
+    ("exllamav3", "cpu_split"): [13],
     ("dali-multi-gpu", "n_gpus"): [1],
     ("dfa-cache", "fetch"): ["rates", "0,1", "0,0,1"],
     ("all-gpu", "gpus"): ["all"],
@@ -199,6 +203,8 @@ BESIDE: dict[tuple[str, str], Options] = {
     ("static", "slots_split"): {"placement": "random", "scope": "per-layer"},
     ("hss", "cpu_per_row"): {"costs": "code"},
     ("finemoe", "selected_only"): {"prefetch_distance": 0},  # the published one is more than the layers here
+    **{("exllamav3", option): {"swap_interval": 1, "swap_floor": 0.0} for option in ("swap_budget", "swap_hysteresis")},
+    ("exllamav3", "swap_floor"): {"swap_interval": 1, "swap_hysteresis": 0.0},
     ("finemoe", "float_score"): {"prefetch_distance": 0},
 }
 

@@ -48,11 +48,14 @@ KT_EXPERT = {
     "dynamic_update": ({"dynamic_update": True}, {"prefill_threshold": 5}),
 }
 
+OFTEN = {"swap_interval": 1, "swap_floor": 0.0, "swap_hysteresis": 1.0}  # within a generation of 8 steps
 OP_OFFLOAD = {
     "op_offload_min_rows": ({"op_offload_min_rows": 5}, {}),
     "op_offload_rule": ({"op_offload_rule": "rows-per-expert"}, {"op_offload_min_rows": 9}),
     "op_offload_per_byte": ({"op_offload_per_byte": 1.0}, {"op_offload_rule": "rows-per-expert"}),
     "staging_slots": ({"staging_slots": 1}, {"op_offload_min_rows": 1}),
+}
+
 ONE_STEP = {"cached_rows": 4}  # the runs here decode four tokens a step
 POOLED = {
     "admit_free": ({"admit_free": 1}, ONE_STEP),
@@ -216,6 +219,17 @@ CHANGES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
         **OP_OFFLOAD,
     },
     "llama-cpp-fit": {"op_offload": ({"op_offload": False}, {"op_offload_min_rows": 1}), **OP_OFFLOAD},
+    "exllamav3": {
+        "cpu_layers": ({"cpu_layers": 3}, {}),
+        "cpu_split": ({"cpu_split": 6}, {}),
+        "placement": ({"placement": "frequency"}, {}),
+        "stream_min_rows": ({"stream_min_rows": 5}, {"stream_threshold": 1}),
+        "stream_threshold": ({"stream_threshold": 1}, {"stream_min_rows": 5}),
+        "swap_interval": ({"swap_interval": 1}, {**OFTEN, "swap_interval": 2}),
+        "swap_budget": ({"swap_budget": 1}, OFTEN),
+        "swap_floor": ({"swap_floor": 1.5}, OFTEN),
+        "swap_hysteresis": ({"swap_hysteresis": 4.0}, OFTEN),
+    },
     "edgemoe": {
         "placement": ({"placement": "highest-ids"}, {}),
         "assignment": ({"assignment": "greedy"}, {}),
@@ -322,6 +336,7 @@ ELSEWHERE = {
     ("dali-multi-gpu", "staging_slots"),  # tests/policies/test_dali_multi_gpu.py: needs a slow CPU
     ("prescope", "async_io"),  # tests/policies/test_prescope.py: changes how all transfers are made
     ("zero-inference", "pinned"),  # tests/policies/test_zero_inference.py: changes how all transfers are made
+    ("exllamav3", "stream_rule"),  # tests/policies/test_exllamav3.py: needs a link of another rate
     ("fiddler", "pageable"),  # tests/policies/test_policies.py: changes how all transfers are made
     ("klotski", "merged"),  # tests/policies/test_klotski.py: needs several micro-batches
     *(

@@ -1,0 +1,217 @@
+"""exllamav3: the last experts of each layer on the CPU, exchanged with hot ones between generations; prompts stream the hot ones.
+
+turboderp-org/exllamav3, ``block_sparse_mlp_cpu.py`` at 0cec381390 and ``model_init.py`` at 0148de2993; read again in the wheel 1.6.5
+(with ``model/moe_cpu_host.py``), which the table follows where the two differ.
+
+Idea: the CPU computes its experts while the GPU computes the others; what is used often should be on the GPU.
+
+| point | paper says | released code does | we do |
+|---|---|---|---|
+| ``--moe_cpu_split`` n | - | the last n experts of every layer on the CPU, at least one on the GPU | the same (``cpu_split``); as many as the cache slots ask by default |
+| ``--moe_cpu_offload`` n | - | all experts of the first n layers on the CPU, and no split | the same (``cpu_layers``) |
+| order from counts | - | hottest experts first, by a file or by what an earlier run saved | ``placement: frequency``: by the calibration table |
+| decode, up to 31 rows | - | the CPU's job is sent right after routing, the GPU computes meanwhile, then both are added; nothing is sent if no expert of the CPU is selected | the same |
+| prompts, from 32 rows on | - | experts of the CPU with enough rows are copied through a pinned ring, computed and forgotten; the CPU computes the others meanwhile | the same (``stream_min_rows``), in whole-layer offload, too |
+| enough rows | - | by the rate of a copy of 16 MiB: 8 times the root of 25 GB/s over it (1.6.5), before 16 times 25 GB/s over it | the same (``stream_rule``, ``stream_threshold``) |
+| ring | - | two slots of 32 MiB on the GPU, up to 24 experts each; larger experts are never streamed | the same |
+| counts | - | selections of each expert in each split layer, prompts included | the same |
+| when places change | - | due after 128 forward passes; done once the queue of requests is empty, or after 4 x 128 | the same (``swap_interval``); a prompt after decoding begins a generation |
+| who changes places | - | layer by layer, 64 pairs at most over all; least selected of the GPU with most selected of the CPU | the same (``swap_budget``, 0 for none; ``swap_floor`` 8, ``swap_hysteresis`` 2), see `swaps` |
+| after it | - | counts of a layer that was looked at are halved; without budget left, layers are not looked at | the same |
+| cost | - | all devices are awaited; what comes is read from the checkpoint, what leaves the worker holds | one copy from the host each, awaited before any expert runs |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
+
+from moesim.errors import CapacityError
+from moesim.policies.algorithms.caching import per_layer_top
+from moesim.policies.algorithms.exllamav3 import rows_to_stream, swaps
+from moesim.policies.base import CACHE, STAGING, PolicyBase, Range, cpu_of, gpu_of, idle_resident, layer_residents, slot_bytes
+from moesim.policies.moot import MootIf, OnlyWith
+from moesim.policy import (
+    DEMAND,
+    Action,
+    Copy,
+    Drop,
+    Fetch,
+    Fetched,
+    LayerEnd,
+    Placement,
+    Pool,
+    Routed,
+    Run,
+    StepBegin,
+    View,
+)  # fmt: skip
+
+RING_SLOTS, RING_SLOT_BYTES, RING_EXPERTS = 2, 32 << 20, 24
+PROBE_BYTES = 16 << 20  # of the copy that measures the link
+OVERDUE = 4  # times the interval, after which places change within a generation
+BY_RATE, NO_SWAPS = OnlyWith(stream_threshold=None), MootIf(swap_budget=0)
+
+
+class Exllamav3(PolicyBase):
+    """The last experts of each layer on the CPU, exchanged with hot ones between generations (exllamav3)."""
+
+    paper = "exllamav3 (turboderp-org/exllamav3)"
+    missing = (
+        "--moe_cpu_pinned_arena: experts that the CPU computed take spare slots of the GPU at once (promote-on-miss)",
+        "reading of exchanged experts from the checkpoint: host memory holds all of them",
+        "which layers and formats are eligible: all are",
+        "a number of layers for the split (EXL3_MOE_CPU_SPLIT_LAYERS)",
+        "with refill, requests in the queue: each prompt after decoding counts as a new generation",
+    )
+
+    cpu_layers: Annotated[int, Range(0)] = 0
+    """First layers whose experts are all on the CPU; the others have none there."""
+    cpu_split: Annotated[int, Range(1), OnlyWith(cpu_layers=0)] | None = None
+    """Last experts of each layer that are on the CPU; None: as few as the cache slots ask."""
+    placement: Annotated[Literal["last-ids", "frequency"], OnlyWith(cpu_layers=0)] = "last-ids"
+    """Which experts are last: those with the highest ids, or the least frequent of the calibration table."""
+    stream_min_rows: Annotated[int, Range(1)] = 32
+    """Rows of a micro-batch from which on experts may be streamed."""
+    stream_rule: Annotated[Literal["root", "linear"], BY_RATE] = "root"
+    """How the link's rate says which: as in 1.6.5, or as in 0cec381390."""
+    stream_threshold: Annotated[int, Range(1)] | None = None
+    """Rows of an expert from which on it is streamed; None: by the link's rate."""
+    swap_budget: Annotated[int, Range(0), OnlyWith(cpu_layers=0)] = 64
+    """Most pairs of experts that change places between generations, over all layers; 0: none ever."""
+    swap_interval: Annotated[int, Range(1), OnlyWith(cpu_layers=0), NO_SWAPS] = 128
+    """Steps after which that is due."""
+    swap_floor: Annotated[float, Range(0), OnlyWith(cpu_layers=0), NO_SWAPS] = 8.0
+    """So many times the layer's mean count one that comes must have."""
+    swap_hysteresis: Annotated[float, Range(0), OnlyWith(cpu_layers=0), NO_SWAPS] = 2.0
+    """So many times the count of the one that leaves it must have."""
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Calibration frequencies, if the placement goes by them."""
+        return frozenset({"table:activation_frequency"} if self.placement == "frequency" else ())
+
+    @property
+    def listens(self) -> frozenset[type]:
+        """Routing and ends of layers; steps and arrivals if experts are exchanged."""
+        return frozenset({Routed, LayerEnd} | ({StepBegin, Fetched} if self._swaps() else set()))
+
+    def _swaps(self) -> bool:
+        return not self.cpu_layers and self.swap_budget > 0
+
+    def place(self, view: View) -> Placement:
+        """Put the first experts of each layer, or all of the last layers, on the GPU."""
+        gpu, self._cpu = gpu_of(view, "exllamav3"), cpu_of(view, "exllamav3")
+        self._gpu, model = gpu, view.model
+        chosen = self._on_whole_layers(view) if self.cpu_layers else self._on_parts(view)
+        self._on_gpu = [set(experts) for experts in chosen]
+        self._counts = [[0.0] * model.n_experts for _ in chosen]
+        self._steps = 0  # since the latest exchange
+        self._decoded = False
+        self._awaited: set[tuple[int, int]] = set()  # on their way to their new place
+        self._held: list[Action] = []
+        rate = PROBE_BYTES / view.costs.fetch_ns(view.host, gpu, PROBE_BYTES)  # bytes/ns
+        self._enough = self.stream_threshold or rows_to_stream(rate, self.stream_rule)
+        largest = slot_bytes(view)
+        ring = min(RING_SLOT_BYTES // largest, RING_EXPERTS)
+        self._streams = ring > 0 and any(len(on) < model.n_experts for on in chosen)
+        n_bytes = [len(on) * model.expert_bytes(layer) for layer, on in enumerate(chosen)]
+        pools = [Pool(gpu, CACHE, n_bytes, per_layer=True)]
+        if self._streams:
+            pools.append(Pool(gpu, STAGING, RING_SLOTS * ring * largest))
+        return Placement([Copy(layer, on, gpu) for layer, on in enumerate(chosen) if on], pools)
+
+    def _on_whole_layers(self, view: View) -> list[list[int]]:
+        model, slots = view.model, view.cache_slots(self._gpu)
+        whole = range(min(self.cpu_layers, model.n_layers), model.n_layers)
+        if len(whole) * model.n_experts > slots:
+            raise CapacityError(
+                f"policy exllamav3 on {self._gpu}: expected experts of at most {slots // model.n_experts} layers on the GPU, as the "
+                f"cache slots allow, got {len(whole)}; raise cpu_layers to {model.n_layers - slots // model.n_experts}"
+            )
+        return [list(range(model.n_experts)) if layer in whole else [] for layer in range(model.n_layers)]
+
+    def _on_parts(self, view: View) -> list[list[int]]:
+        model = view.model
+        most = min(view.cache_slots(self._gpu) // model.n_layers, model.n_experts)
+        n = most if self.cpu_split is None else max(1, model.n_experts - self.cpu_split)
+        if not 1 <= n <= most:
+            raise CapacityError(
+                f"policy exllamav3 on {self._gpu}: expected at most {most} experts of each layer on the GPU, as the cache slots "
+                f"allow, and at least one, got {n}; raise cache.ratio to {max(n, 1) / model.n_experts:.4g}, or raise cpu_split"
+            )
+        if self.placement == "frequency":
+            return per_layer_top(view.tables["activation_frequency"].tolist(), [n] * model.n_layers)
+        return [list(range(n)) for _ in range(model.n_layers)]
+
+    def decide(self, event: Any, view: View) -> Iterable[Action]:
+        """Run experts where they are, stream those with many rows, exchange them between generations."""
+        kind = type(event)
+        if kind is Routed:
+            return self._routed(event)
+        if kind is StepBegin:
+            return self._step_begin(event)
+        if kind is Fetched:
+            return self._arrived(event)
+        held = layer_residents(view, self._gpu, STAGING, event.layer) if self._streams else []
+        return [Drop(event.layer, held, self._gpu)]
+
+    def _routed(self, event: Routed) -> list[Action]:
+        layer, rows = event.layer, event.rows
+        there, counts = self._on_gpu[layer], self._counts[layer]
+        for expert in event.active:
+            counts[expert] += rows[expert]
+        own = [e for e in event.active if e in there]
+        others = [e for e in event.active if e not in there]
+        many = self._streams and len(event.experts) >= self.stream_min_rows
+        streamed = [e for e in others if many and rows[e] >= self._enough]
+        actions: list[Action] = [
+            Run(layer, [e for e in others if e not in streamed], self._cpu),
+            Run(layer, own, self._gpu),
+            Fetch(layer, streamed, self._gpu, DEMAND, STAGING),
+            Run(layer, streamed, self._gpu),
+        ]
+        if self._awaited:
+            self._held += actions
+            return []
+        return actions
+
+    def _step_begin(self, event: StepBegin) -> list[Action]:
+        begins = event.phase == "prefill" and self._decoded
+        self._decoded = event.phase == "decode"
+        due = self._steps >= self.swap_interval
+        self._steps += 1
+        if not (begins and due) and self._steps < OVERDUE * self.swap_interval:
+            return []
+        self._steps = 0
+        return self._exchange()
+
+    def _exchange(self) -> list[Action]:
+        actions: list[Action] = []
+        left = self.swap_budget
+        for layer, counts in enumerate(self._counts):
+            if left <= 0:
+                break
+            there = self._on_gpu[layer]
+            pairs = swaps(counts, there, left, floor=self.swap_floor, hysteresis=self.swap_hysteresis)
+            left -= len(pairs)
+            self._counts[layer] = [count / 2 for count in counts]
+            out, new = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+            there.difference_update(out)
+            there.update(new)
+            self._awaited.update((layer, expert) for expert in new)
+            actions += [Drop(layer, out, self._gpu), Fetch(layer, new, self._gpu, DEMAND, CACHE)]
+        return actions
+
+    def _arrived(self, event: Fetched) -> list[Action]:
+        if (event.layer, event.expert) not in self._awaited:
+            return []
+        self._awaited.discard((event.layer, event.expert))
+        if self._awaited:
+            return []
+        held, self._held = self._held, []
+        return held
+
+    def evict(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
+        """Give up what was streamed and has been computed."""
+        return idle_resident(view, fetch) if fetch.pool == STAGING else None
