@@ -80,6 +80,7 @@ POLICIES: dict[str, str] = {
     "od-moe": "moesim.policies.od_moe:OdMoE",
     "on-demand": "moesim.policies.on_demand:OnDemand",
     "pooled-cache": "moesim.policies.pooled_cache:PooledCache",
+    "pipeshard": "moesim.policies.pipeshard:PipeShard",
     "pre-gated": "moesim.policies.pre_gated:PreGated",
     "prescope": "moesim.policies.prescope:PreScope",
     "random": "moesim.policies.caches:RandomCache",
