@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from moesim.core.table import Format
 from moesim.errors import ConfigError, unknown_name
 from moesim.experiment.again import outcome_of
+from moesim.experiment.failed_runs import describe_run
 from moesim.experiment.report import result_html, result_table
 from moesim.experiment.result import read_summary
-from moesim.experiment.run import Results, describe_run
+from moesim.experiment.run import Results
 from moesim.experiment.runner import Kept, run_one
 
 if TYPE_CHECKING:

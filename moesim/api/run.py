@@ -64,7 +64,7 @@ def compare(
     trace : str, Path, mapping, Trace, or a list of them, optional
         Routing. Default: a trace that fits the model, else routing that is made up; a line says which.
     cache : float, str, or a list of them
-        Shares of all experts that a GPU caches, or sizes of its memory such as ``"12GiB"``.
+        Shares of all experts that a GPU caches, such as 0.25 or ``"25%"``, or sizes of its memory such as ``"12GiB"``.
     batch, prompt, decode, n_batches, seed : int or list of int
         Requests at once, tokens of each, batches one after the other, and the seed of the choice of requests.
     transfer : {"pinned", "pageable", "chunked"} or a list of them
@@ -260,12 +260,27 @@ def _routing(trace: Any, given: dict[str, Trace], place: str) -> Any:
 def _sizes(cache: Any) -> dict[str, Any]:
     """Tell shares of all experts from sizes of memory."""
     values = written(list(cache) if isinstance(cache, Iterable) and not isinstance(cache, str) else [cache], "compare: cache")
+    values = [_share(value) if isinstance(value, str) and value.endswith("%") else value for value in values]
     shares = [value for value in values if not isinstance(value, str)]
     sizes = [value for value in values if isinstance(value, str)]
     for size in sizes:
         if not size[:1].isdigit():
-            raise ConfigError(f"compare: cache: expected shares such as 0.25, or sizes such as 8GiB, got '{size}'; correct it")
+            raise ConfigError(
+                f"compare: cache: expected shares such as 0.25 or 25%, or sizes such as 8GiB, got '{size}'; correct it"
+            )
     return {**({"ratio": shares} if shares else {}), **({"budget": sizes} if sizes else {})}
+
+
+def _share(text: str) -> float:
+    """Read a share that is written in percent.
+
+    >>> _share("12.5 %")
+    0.125
+    """
+    try:
+        return float(text.removesuffix("%")) / 100
+    except ValueError:
+        raise ConfigError(f"compare: cache: expected a share such as 0.25 or 25%, got '{text}'; correct it") from None
 
 
 def _override(raw: dict[str, Any], overrides: Mapping[str, Any] | Sequence[str], place: str) -> None:

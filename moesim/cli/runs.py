@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from difflib import SequenceMatcher
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,10 +20,11 @@ from moesim.core.limits import REPEATS
 from moesim.core.table import Format
 from moesim.core.text import say, shown_lines
 from moesim.core.yaml_reader import read_yaml_value
-from moesim.errors import InputError
+from moesim.errors import ConfigError, InputError
 from moesim.experiment import Results
 from moesim.experiment.config import Config, load_config, parse_config
 from moesim.experiment.dry import describe_grid
+from moesim.experiment.failed_runs import failure_lines
 from moesim.experiment.output import Output
 from moesim.experiment.pool import Workers, usable_cores
 from moesim.experiment.quick import quick
@@ -39,7 +41,22 @@ DryRun = Annotated[
 ]
 As = Annotated[Format, typer.Option("-o", "--output-format", help="How to print the results.")]
 Wide = Annotated[bool, typer.Option("--wide", help="All columns of the table, also where lines are longer than the terminal.")]
-Sort = Annotated[By | None, typer.Option("--sort", help="Sort the rows, best first.")]
+
+
+def _sort_key(text: str) -> By:
+    """Read by what a table is sorted: a column of it, or its name in words; capitals do not matter."""
+    known = {word.lower(): one for one in By for word in (one.value, one.name)}
+    if text.lower() in known:
+        return known[text.lower()]
+    near = sorted(known, key=lambda word: -SequenceMatcher(None, text.lower(), word).ratio())
+    columns = ", ".join(dict.fromkeys(known[word].value for word in near))
+    raise ConfigError(f"--sort: expected a column to sort by, {columns}, got '{text}'; choose one of these")
+
+
+Sort = Annotated[
+    By | None,
+    typer.Option("--sort", parser=_sort_key, metavar="|".join(By), help="Sort the rows, best first; speed is tok/s."),
+]
 
 
 def run(
@@ -80,7 +97,7 @@ def compare(
         typer.Option(help="Name or path of a trace; default: one that fits the model, else routing made up."),
     ] = None,
     cache: Annotated[
-        str, typer.Option(help="Shares of all experts that a GPU caches, or sizes of its memory, such as 0.1,0.25,4GiB.")
+        str, typer.Option(help="Shares of all experts that a GPU caches, or sizes of its memory, such as 0.1,25%,4GiB.")
     ] = "0.25,0.5",
     batch: Annotated[str, typer.Option(help="Batch sizes.")] = "1",
     prompt: Annotated[str, typer.Option(help="Prompt tokens.")] = "64",
@@ -185,7 +202,8 @@ def _execute(
 
 
 def report_failures(results: Results | Result) -> int:
-    """Print a line for each run that failed, and give the exit code."""
-    for line in results.failures:
+    """Print a line for each run that failed, one for those that failed alike, and give the exit code."""
+    lines = failure_lines(results.rows)
+    for line in lines:
         say(f"moesim: {line}")
-    return 1 if results.failures else 0
+    return 1 if lines else 0

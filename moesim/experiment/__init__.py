@@ -1,8 +1,8 @@
 """From YAML to a grid of runs to results."""
 
+from moesim.experiment.failed_runs import describe_run
 from moesim.experiment.run import (
     Results,
-    describe_run,
     run_experiment,
 )
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from moesim.core.units import format_s, format_size
 from moesim.experiment.estimate import chunks, seconds, worth_processes
+from moesim.experiment.failed_runs import describe_run
 from moesim.experiment.keys import run_keys
 from moesim.experiment.resolve import Experiment
-from moesim.experiment.run import describe_run
 from moesim.experiment.store import Store
 from moesim.metrics.naming import CACHE_SETTINGS, SETTINGS
 from moesim.policies.imports import WouldImport

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from html import escape
+from itertools import zip_longest
 from shutil import get_terminal_size
 from typing import Any, NamedTuple
 
@@ -36,6 +38,7 @@ _BY = {
 }  # fmt: skip
 """A column of the rows, and 1 if less is better."""
 LINE = 80  # characters; what is no terminal gets lines for one
+_NAME = 24  # characters that names of policies may take, whatever that leaves for other columns
 _BAR = 6  # characters
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
@@ -102,6 +105,9 @@ def _shown(rows: Sequence[Row], by: By | None, *, wide: bool, width: int | None,
         columns.insert(place, Column(" ", str, right=False, spare=1))
         cells[" "] = _bars(rows)
     names = [one.name for one in columns]
+    if width is not None:
+        others = sum(_width(name, cells[name]) + 2 for name in names if name != "policy")
+        cells["policy"] = [broken_name(policy, max(_NAME, width - others)) for policy in cells["policy"]]
     spare = sorted((one for one in columns if one.spare), key=lambda one: one.spare)
     left_out = []
     while width is not None and spare and sum(_width(name, cells[name]) + 2 for name in names) - 2 > width:
@@ -112,7 +118,25 @@ def _shown(rows: Sequence[Row], by: By | None, *, wide: bool, width: int | None,
     if left_out:
         below.append(f"left out for want of room: {', '.join(left_out)}; --wide shows all")
     right = [one.name for one in columns if one.right]
-    return _Shown(names, [list(line) for line in zip(*(cells[name] for name in names), strict=True)], right, _best(rows), below)
+    lines = [[part.split("\n") for part in row] for row in zip(*(cells[name] for name in names), strict=True)]
+    fastest = _best(rows)
+    whole = [(list(line), i in fastest) for i, parts in enumerate(lines) for line in zip_longest(*parts, fillvalue="")]
+    return _Shown(names, [line for line, _ in whole], right, [i for i, (_, best) in enumerate(whole) if best], below)
+
+
+def broken_name(policy: str, room: int) -> str:
+    """Break the name of a policy into lines between its options, if it is longer than its column has room for.
+
+    >>> print(broken_name("dali(u_size=2,w_size=1)", 14))
+    dali(u_size=2,
+      w_size=1)
+    """
+    lines = [""]
+    for part in re.findall(r"[^,(]+[,(]?", policy) if len(policy) > room else [policy]:
+        if lines[-1].strip() and len(lines[-1]) + len(part) > room:
+            lines.append("  ")
+        lines[-1] += part
+    return "\n".join(lines)
 
 
 def _of_setting(key: str) -> Callable[[Row], str]:
@@ -145,7 +169,7 @@ def _instead(column: Column) -> str:
 
 
 def _width(name: str, cells: Sequence[str]) -> int:
-    return max(map(len, (name, *cells)))
+    return max(len(line) for text in (name, *cells) for line in text.split("\n"))
 
 
 def _bars(rows: Sequence[Row]) -> list[str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from moesim.core.colours import LABEL
 from moesim.core.units import NS_PER_MS, NS_PER_S
+from moesim.experiment.intervals import LEAST, MOST
 from moesim.experiment.repeats import CI
 from moesim.experiment.row_values import Row, busy_percent, fresh_share, is_lossy, moved_mb, number
 from moesim.metrics import Value
@@ -46,6 +47,12 @@ def _speed(row: Row) -> str:
         return "-*" if is_lossy(row) else "-"
     mark = "*" if is_lossy(row) else ""
     return (f"{value:.2f}" if value < 100 else f"{value:.0f}") + _interval(row, "decode_tokens_per_s") + mark
+
+
+def _over_intervals(row: Row) -> str:
+    """Write the least and the most speed at the ends of the profile's intervals, of an experiment with ``intervals: true``."""
+    ends = [number(row, name) for name in (LEAST, MOST)]
+    return "-" if None in ends else " to ".join(f"{end:.3g}" for end in ends)
 
 
 def _slots(row: Row) -> str:
@@ -90,6 +97,7 @@ SHOWN = (
     Column("slots", _slots, wide=True),
     Column("batch", lambda row: str(batch(row))),
     Column("tok/s", _speed),
+    Column("over intervals", _over_intervals, wide=True),
     Column("TTFT", lambda row: _time(row, "ttft_mean_ns"), spare=2),
     Column("TPOT", lambda row: _time(row, "tpot_mean_ns"), spare=3),
     Column("hit %", lambda row: _percent(row, "hit_rate"), spare=4),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from moesim.experiment.failed_runs import failure_notes
 from moesim.experiment.intervals import NOT_VARIED
 from moesim.experiment.report_columns import batch, fresh
 from moesim.experiment.row_values import Row, is_lossy
@@ -78,8 +79,9 @@ def footer(rows: Sequence[Row], done: Sequence[Row], seeds: str) -> list[str]:
     lines = [", ".join(shared), "; ".join(["replayed on this machine" if live else "simulated", *labels])]
     lines += [seeds] if seeds else []
     lines += _other_notes(done, common)
+    if idle := [row for row in done if row.get("prefetches") and row.get("n_prefetches") == 0]:
+        lines.append(f"prefetching is on, but nothing was prefetched: {_whose(idle, done)}")
     lines += cost_notes(done)
     if inexact := [row for row in done if is_lossy(row)]:
         lines.append(f"* not exact: {_freshness(inexact)}; routing is replayed as recorded, whatever the policy computed")
-    # the rest of an error is its remedy, which stands in the line on standard error
-    return lines + [f"failed: {row['policy']}: {str(row['error']).split('; ')[0]}" for row in rows if row.get("error")]
+    return lines + failure_notes(rows)

@@ -13,6 +13,7 @@ from moesim.core.text import say
 from moesim.core.units import format_s
 from moesim.errors import ConfigError, InputError
 from moesim.experiment.estimate import before, worth_processes
+from moesim.experiment.failed_runs import describe_run
 from moesim.experiment.keys import run_keys
 from moesim.experiment.pool import Pool, Workers, usable_cores
 from moesim.experiment.resolve import Experiment
@@ -23,7 +24,6 @@ from moesim.experiment.submit import outcomes_of
 from moesim.experiment.work import work_of
 from moesim.metrics.breakdown import breakdown
 from moesim.metrics.machine import Machine
-from moesim.metrics.naming import cache_asked
 from moesim.metrics.outcome import Outcome
 
 if TYPE_CHECKING:
@@ -232,12 +232,3 @@ def _elsewhere(
         for spec, outcome in outcomes_of(specs, lambda spec: make(spec, kept[spec.index], examine), pool, known.now):
             told.done(spec, outcome, len(experiment.workload(spec).steps))
             yield spec, outcome
-
-
-def describe_run(row: Mapping[str, Value]) -> str:
-    """Say in a few words which run a row is of.
-
-    >>> describe_run({"run": 3, "policy": "lru", "cache_ratio": 0.5, "cache_budget_bytes": None, "batch_size": 4})
-    'run 3 (lru, cache 0.5, batch 4)'
-    """
-    return f"run {row['run']} ({row['policy']}, cache {cache_asked(row)}, batch {row['batch_size']})"

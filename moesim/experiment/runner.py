@@ -130,6 +130,7 @@ def _run(
         "requests_drawn": ",".join(map(str, sorted(set(workload.requests)))),
         "error": None,
         "own_transfer": spec.own_transfer(policy),
+        "prefetches": bool(getattr(policy, "prefetches", False)),
         **metrics,
         **{key: value for key, value in varied.items() if key != "varied"},
         **{f"count_{name}": count for name, count in getattr(policy, "counters", {}).items()},

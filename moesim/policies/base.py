@@ -13,7 +13,7 @@ from moesim.policies.algorithms.caching import SlotsSplit, deal_slots
 from moesim.policies.declare import Declared, option_parameters
 from moesim.policies.declare import Range as Range
 from moesim.policy import CACHE as CACHE
-from moesim.policy import Action, Fetch, Placement, Routed, Run, Victim, View
+from moesim.policy import Action, Fetch, Placement, Predicted, Routed, Run, Victim, View
 
 if TYPE_CHECKING:
     from moesim.model import ModelSpec
@@ -67,6 +67,11 @@ class PolicyBase(Declared):
     def listens(self) -> frozenset[type]:
         """Events it wants."""
         return frozenset()
+
+    @property
+    def prefetches(self) -> bool:
+        """Whether it fetches experts by predictions, so that a run in which it never does is worth a note."""
+        return Predicted in self.listens
 
     @property
     def needs(self) -> frozenset[str]:

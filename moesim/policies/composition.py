@@ -11,6 +11,7 @@ from moesim.policies.algorithms.caching import SlotsSplit
 from moesim.policies.base import Future, PolicyBase, Range
 from moesim.policies.declare import lifted_from
 from moesim.policies.moot import MootIf, OnlyWith, Where
+from moesim.policies.no_prefetch import NoPrefetch
 from moesim.policies.part_conditions import (
     ALL_CPU,
     COLD,
@@ -109,6 +110,11 @@ class Composition(PolicyBase):
         if any(hasattr(part, "step_begin") for part in self.parts):
             events.add(StepBegin)
         return frozenset(events)
+
+    @property
+    def prefetches(self) -> bool:
+        """Whether it has a part that prefetches."""
+        return not isinstance(self.parts.prefetch, NoPrefetch)
 
     @property
     def needs(self) -> frozenset[str]:

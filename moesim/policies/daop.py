@@ -162,6 +162,11 @@ class DaopPaper(PolicyBase):
         return not isinstance(self.parts.assignment, Resident)
 
     @property
+    def prefetches(self) -> bool:
+        """It never does: its predictions run experts ahead on the CPU."""
+        return False
+
+    @property
     def listens(self) -> frozenset[type]:
         """Steps for their phase, routing and arrivals; predictions, Runs and layer ends where the options want them."""
         events: set[type] = {StepBegin, Routed, Fetched}

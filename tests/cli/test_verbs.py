@@ -6,10 +6,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from moesim.cli import demo, main
+from moesim.api.run import comparison
+from moesim.cli import demo, main, runs
+from moesim.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -63,3 +66,23 @@ def test_the_demonstration_shows_every_policy_and_writes_nothing(
     speeds = [float(row[1]) for row in rows]
     assert speeds == sorted(speeds, reverse=True)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("text", "key"), [("tok/s", "SPEED"), ("speed", "SPEED"), ("ttft", "TTFT"), ("Hit", "HITS")])
+def test_a_table_is_sorted_by_a_column_or_its_name(text: str, key: str) -> None:
+    assert runs._sort_key(text).name == key
+
+
+def test_an_unknown_sort_key_lists_those_that_are_known_the_closest_first() -> None:
+    with pytest.raises(ConfigError, match=r"--sort: expected a column to sort by, TPOT, .*, got 'tpott'; choose one of these"):
+        runs._sort_key("tpott")
+
+
+def test_a_cache_may_be_a_percentage() -> None:
+    def cache(size: Any) -> Any:
+        return comparison(["lru"], model="m", hardware="h", trace="t", cache=size, batch=1, prompt=4, decode=4, n_batches=1,
+                              seed=0, transfer="pinned", repeat=1, overrides=[], imports=False)["cache"]  # fmt: skip
+
+    assert cache(["25%", 0.5, "12.5 %", "4GiB"]) == {"ratio": [0.25, 0.5, 0.125], "budget": ["4GiB"]}
+    with pytest.raises(ConfigError, match=r"expected a share such as 0.25 or 25%, got 'a%'"):
+        cache("a%")

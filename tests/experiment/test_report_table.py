@@ -10,6 +10,7 @@ import pytest
 
 from moesim.core.table import Format, render
 from moesim.experiment import report
+from moesim.experiment.failed_runs import failure_lines
 from moesim.experiment.report import By, result_html, result_table
 from moesim.experiment.report_columns import SHOWN
 from moesim.metrics.causes import CAUSES
@@ -85,6 +86,45 @@ def test_failed_runs_are_in_the_table_and_why_is_below() -> None:
     found = lines([*TWO, row("all-gpu", None, error="too large; buy more")])
     assert found[5].split() == ["all-gpu", "0.25", "failed"]
     assert found[-1] == "failed: all-gpu: too large"
+
+
+def test_runs_that_failed_alike_are_one_line() -> None:
+    """Two policies; the first failed twice in the same way, with other numbers, and once in another."""
+    many = [row("a", None, error=f"needs {n} GB, has 2; buy more", batch_size=n) for n in (3, 4)]
+    rows = [*many, row("a", None, error="no layer"), row("b", None, error="needs 3 GB, has 2; buy more"), row("lru", 1.0)]
+    assert [line for line in lines(rows) if line.startswith("failed")] == [
+        "failed: a, 2 runs, the first cache 0.25, batch 3: needs 3 GB, has 2", "failed: a: no layer",
+        "failed: b: needs 3 GB, has 2",
+    ]  # fmt: skip
+    assert failure_lines(rows) == [
+        "2 runs of a, the first run 0 (cache 0.25, batch 3): needs 3 GB, has 2; buy more",
+        "run 0 (a, cache 0.25, batch 1): no layer", "run 0 (b, cache 0.25, batch 1): needs 3 GB, has 2; buy more",
+    ]  # fmt: skip
+
+
+def test_long_names_are_broken_between_options_before_columns_are_left_out() -> None:
+    long = "dali(assignment=exact,u_size=2,w_size=1)"
+    found = lines([row(long, 4.0), row("lru", 5.0)])
+    assert found[0].split() == ["policy", "tok/s", "TTFT", "TPOT", "hit", "%", "waited", "for"]
+    assert found[1].startswith("dali(assignment=exact,u_size=2,  ") and found[2] == "  w_size=1)"
+    assert found[3].startswith("lru ") and max(map(len, found[:4])) <= report.LINE
+    assert lines([row(long, 4.0)], wide=True)[1].startswith(long)
+
+
+def test_the_wide_table_has_a_column_for_the_intervals_of_the_profile() -> None:
+    ends = {"decode_tokens_per_s_least": 3.21, "decode_tokens_per_s_most": 6.0}
+    head, *found = lines([row("lru", 4.0, **ends), row("dali", 8.0)], wide=True)[:3]
+    place = head.index("over intervals")
+    assert [line[place : place + 14].strip() for line in found] == ["3.21 to 6", "-"]
+    assert "over intervals" not in lines([row("lru", 4.0, **ends)])[0]
+
+
+def test_prefetching_that_did_nothing_is_named() -> None:
+    on = {"prefetches": True, "n_prefetches": 0}
+    rows = [row("a", 1.0, **on), row("b", 1.0, **on | {"n_prefetches": 1}), row("c", 1.0, **on | {"prefetches": False})]
+    told = [line for line in lines(rows) if "prefetch" in line]
+    assert told == ["prefetching is on, but nothing was prefetched: a"]
+    assert not any("prefetch" in line for line in lines(rows[1:]))
 
 
 def test_notes_stand_once() -> None:
