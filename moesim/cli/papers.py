@@ -48,6 +48,10 @@ def papers(
         bool,
         typer.Option("--identify", help="Answer each block of rows by constants of a paper's other rows; takes half an hour."),
     ] = False,
+    audit: Annotated[
+        bool,
+        typer.Option("--audit", help="Put each printed speed-up beside the largest of 17 machines around the paper's own."),
+    ] = False,
     form: Printed = Format.TABLE,
 ) -> int:
     """Run the experiments of the papers and print each published figure beside the simulated one.
@@ -63,6 +67,8 @@ def papers(
     those miss is inconsistent with the rest of its paper. With --out it takes the whole runs of moesim papers from that folder,
     keeps its own there, and leaves identified.csv, constants.csv, results.csv (beside papers.csv) and their picture.
 
+    With --audit the machines have link, CPU memory, CPU operations and GPU memory at half or twice what the profile says.
+
     Example: moesim papers hybrimoe/fig9 --quick
     """
     folder = paper_folder()
@@ -73,6 +79,10 @@ def papers(
         return _identify(folder, chosen, configs, jobs, out, form)
     if small:
         configs = {name: quick(config) for name, config in configs.items()}
+    if audit:
+        from moesim.cli.papers_audit import audited
+
+        return audited([row for one in chosen for row in one.rows], configs, jobs, out, form)
     if shown:
         sys.stdout.write(listing(chosen, {name: len(expand(config, name)) for name, config in configs.items()}, form))
         return 0

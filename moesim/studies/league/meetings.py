@@ -39,7 +39,7 @@ class Meetings:
 
     def rows(self, meetings: Sequence[tuple[str, Sequence[System]]]) -> list[list[Row | None]]:
         """Give the result rows of the systems of each meeting, an experiment without policies as JSON; None if one cannot run."""
-        keys = [[(raw, json.dumps(one, sort_keys=True)) for one in systems] for raw, systems in meetings]
+        keys = [[(raw, json.dumps(one)) for one in systems] for raw, systems in meetings]
         missing = {key: None for one in keys for key in one if key not in self._known}
         by_raw: dict[str, list[str]] = {}
         for raw, system in missing:
@@ -60,7 +60,7 @@ class Meetings:
         self._known.update({(raw, system): None for system in systems})
         if experiment is None:
             return []
-        return [(experiment, spec, (raw, json.dumps(dict(spec.point.policy), sort_keys=True))) for spec in experiment.specs]
+        return [(experiment, spec, (raw, json.dumps(dict(spec.point.policy)))) for spec in experiment.specs]
 
     def experiment(self, raw: str, systems: Sequence[System]) -> Experiment | None:
         """Resolve a meeting; None if nobody can run there."""
