@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from moesim.core.units import format_bytes, format_size
+from moesim.core.units import format_memory
 from moesim.errors import CapacityError, PolicyError, unknown_name, unknown_width
 from moesim.hardware import HardwareProfile
 from moesim.model import ModelSpec
@@ -182,9 +182,9 @@ def check_capacity(needed: Mapping[str, Mapping[str, int]], hardware: HardwarePr
         total = sum(purposes.values())
         capacity = hardware.devices[name].memory_bytes
         if total > capacity:
-            parts = ", ".join(f"{k} {format_size(v)}" for k, v in sorted(purposes.items(), key=lambda p: -p[1]))
+            parts = ", ".join(f"{k} {format_memory(v)}" for k, v in sorted(purposes.items(), key=lambda p: -p[1]))
             raise CapacityError(
-                f"{name} of {hardware.name}: needs {format_bytes(total)}, has {format_bytes(capacity)}: {parts}; "
+                f"{name} of {hardware.name}: needs {format_memory(total)}, has {format_memory(capacity)}: {parts}; "
                 f"lower the cache ratio, the batch or the context, or choose fewer bits (expert_bits of the model) "
                 f"[policy={policy_name}]"
             )

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from moesim.cli.options import Overwrite
+from moesim.cli.options import Overwrite, name_or_mapping
 from moesim.cli.outputs import check_out, note_written
 from moesim.core.limits import BYTES, LAYERS
 from moesim.core.text import say
@@ -29,7 +29,10 @@ def trace_export(
     form: Annotated[ExportFormat, typer.Option("--format", help="oracleGeneral is libCacheSim's.")],
     layer: Annotated[int | None, typer.Option(min=0, max=LAYERS.most, help="Only this layer (oracleGeneral).")] = None,
     phase: Annotated[Phase, typer.Option(help="Only this phase (oracleGeneral).")] = Phase.all,
-    model: Annotated[str | None, typer.Option(help="Whose experts' bytes the objects have (oracleGeneral).")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Whose bytes the objects have (oracleGeneral); or {base: NAME, expert_bits: 4}."),
+    ] = None,
     object_size: Annotated[
         int | None, typer.Option(min=1, max=BYTES.most, help="Bytes of every object instead (oracleGeneral).")
     ] = None,
@@ -63,7 +66,7 @@ def _sizes(trace: Trace, model: str | None, object_size: int | None) -> list[int
     if object_size is not None:
         return [object_size] * trace.n_layers
     if model is not None:
-        spec = load_model(model, "--model")
+        spec = load_model(name_or_mapping(model, "--model"), "--model")
         if (spec.n_layers, spec.n_experts) != (trace.n_layers, trace.n_experts):
             expected = f"{trace.n_layers} layers of {trace.n_experts} experts as the trace"
             raise InputError(f"--model {model}: expected {expected}, got {spec.n_layers} of {spec.n_experts}; name another")

@@ -9,11 +9,13 @@ from typing import Annotated
 import typer
 
 from moesim.cli.additions import HeldBack, Scores, Seed, Weights, additions, describe
+from moesim.cli.options import name_or_mapping
 from moesim.cli.outputs import check_out, note_written
 from moesim.core.limits import EXPERTS, LAYERS
 from moesim.core.text import say
 from moesim.errors import InputError
 from moesim.experiment.needs import served
+from moesim.model import load_model
 from moesim.trace import SUFFIX
 from moesim.trace.formats.contract import Options
 from moesim.trace.formats.importing import LABELS, import_trace
@@ -32,7 +34,7 @@ def trace_import(
     form: Annotated[str | None, typer.Option("--format", help="Of the sources; by content if not given.")] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="Whose routing it is. A built-in name or a config.json also gives its shape."),
+        typer.Option(help="Whose routing it is. A built-in name, a config.json or {base: NAME, top_k: 1} also gives its shape."),
     ] = None,
     label: Annotated[
         str | None, typer.Option(help=f"{' or '.join(LABELS)}: where neither the format nor the file says what the routing is.")
@@ -80,8 +82,11 @@ def trace_import(
     check_out(out, suffix=SUFFIX, overwrite=overwrite)
     if model is not None:
         check_out(out.with_name(out.stem + MODEL_SUFFIX), overwrite=overwrite)  # it may be written, too
+    asked = None if model is None else name_or_mapping(model, "--model")
+    spec = load_model(asked, "--model") if isinstance(asked, dict) else None  # a name may be of no model that is known
     options = Options(
-        model=model,
+        model=model if spec is None else spec.name,
+        spec=spec,
         n_experts=n_experts,
         n_layers=n_layers,
         top_k=top_k,

@@ -95,7 +95,7 @@ def fit(
     """
     from moesim.trace.synthesis import read_parameters  # SciPy takes most of a second to import
     from moesim.trace.synthesis.fit import fit as fit_parameters
-    from moesim.trace.synthesis.fit import free_parameters
+    from moesim.trace.synthesis.fit import free_parameters, most_traces
     from moesim.trace.synthesis.report import report
     from moesim.trace.synthesis.target_figures import read_targets
 
@@ -114,7 +114,8 @@ def fit(
         found = start
     else:
         say(f"fitting {', '.join(free_parameters(wanted))}")
-        found = fit_parameters(start, wanted, range(1, seeds + 1), _tell)
+        with Progress(most_traces(wanted, seeds), text="fitting") as bar:
+            found = fit_parameters(start, wanted, range(1, seeds + 1), lambda tries, error: _tell(bar, tries, error))
         if out is None:
             sys.stdout.write(found.to_yaml())
             return
@@ -147,10 +148,10 @@ def _check_shape(parameters: ParameterSet, targets: Targets) -> None:
             raise ConfigError(f"--from {parameters.model}: expected {name} {expected} of the targets, got {got}; choose another")
 
 
-def _tell(tries: int, error: float) -> None:
-    if not sys.stderr.isatty():
-        return
-    print(f"\r{tries} synthetic traces, error {error:.2f} tolerances (root mean square)  ", end="", file=sys.stderr, flush=True)
+def _tell(bar: Progress, tries: int, error: float) -> None:
+    """Show how far a fit is; the end of the bar is the most that it may take, and mostly it takes less."""
+    bar.describe(f"{tries} synthetic traces, error {error:.2f} tolerances (root mean square)")
+    bar.advance(tries - bar.done)
 
 
 def _print(matches: Sequence[Match], form: Format) -> None:

@@ -151,6 +151,20 @@ def format_bytes(n: float) -> str:
     return f"{_decimal(n)} ({n / _GIB:.3g} GiB)" if abs(n) >= _GB else _decimal(n)
 
 
+def format_memory(n: float, *, least: bool = False) -> str:
+    """Write the size of memory, and of what is to fit into it, in binary units throughout; what is `least` is rounded up.
+
+    >>> format_memory(12 * 2**30), format_memory(25e9), format_memory(25e9, least=True), format_memory(352_321_536)
+    ('12 GiB', '23.28 GiB', '23.29 GiB', '336 MiB')
+    """
+    size, unit = next(((size, unit) for unit, size in _BINARY.items() if abs(n) >= size), (1, "B"))
+    exact = Decimal(n) / size
+    written = Decimal(f"{exact:.4g}")
+    if least and written < exact:
+        written += Decimal(1).scaleb(exact.adjusted() - 3)
+    return f"{written.normalize():f} {unit}"
+
+
 def digits(value: float, n: int = 3) -> str:
     """Write a number in `n` significant digits, never with an exponent.
 
@@ -170,6 +184,7 @@ def format_size(n: float) -> str:
 
 
 _GB, _GIB = 10**9, 2**30
+_BINARY: Final = {"TiB": 2**40, "GiB": _GIB, "MiB": 2**20, "KiB": 2**10}
 
 
 def _decimal(n: float) -> str:

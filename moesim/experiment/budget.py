@@ -7,7 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from moesim.capacity import required_bytes
-from moesim.core.units import format_bytes
+from moesim.core.units import format_memory
 from moesim.engine import empty_view
 from moesim.errors import CapacityError
 from moesim.hardware.costs import CostModel
@@ -91,9 +91,9 @@ def slots_within(
     least, where = needed(fewest)
     if least > budget_bytes:
         raise CapacityError(
-            f"cache.budget: expected at least {format_bytes(least)}, which {where} of {costs.hardware.name} needs with "
-            f"{fewest} cache slots, got {format_bytes(budget_bytes)}; raise the budget, or lower the batch or the context "
-            f"[policy={policy_name}]"
+            f"cache.budget: expected at least {format_memory(least, least=True)}, which {where} of {costs.hardware.name} "
+            f"needs with {fewest} cache slots, got {format_memory(budget_bytes)}; raise the budget, or lower the batch or the "
+            f"context [policy={policy_name}]"
         )
     too_many = first(fewest, n_units + 1, lambda slots: slots > n_units or needed(slots)[0] > budget_bytes)
     most = needed(too_many - 1)[0]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moesim.core.units import format_bytes
+from moesim.core.units import format_memory
 from moesim.errors import CapacityError, HardwareError, InputError
 from moesim.live.kernels.affinity import usable_cores
 from moesim.live.kernels.buffers import Buffers
@@ -77,8 +77,8 @@ class LiveMachine:
         self.memory_bytes = (available or 0) // 2 if memory_bytes is None else memory_bytes
         if available is not None and self.memory_bytes > available:
             raise CapacityError(
-                f"--memory: expected at most {format_bytes(available)}, which this machine has available, got "
-                f"{format_bytes(self.memory_bytes)}; give less, or close other programs"
+                f"--memory: expected at most {format_memory(available)}, which this machine has available, got "
+                f"{format_memory(self.memory_bytes)}; give less, or close other programs"
             )
         self.done: SimpleQueue[Done] = SimpleQueue()
         self._workers: dict[tuple[str, str], Any] = {}

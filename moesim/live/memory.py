@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from moesim.core.units import format_bytes
+from moesim.core.units import format_memory
 from moesim.errors import CapacityError
 
 if TYPE_CHECKING:
@@ -82,8 +82,8 @@ def share_out(wanted: Mapping[str, int], expert_bytes: int, fixed_bytes: int, bu
     if any(found[name] < fewest[name] for name in wanted):
         needed = fixed_bytes + sum(fewest.values()) * expert_bytes
         raise CapacityError(
-            f"replay: expected at least {format_bytes(needed)} of {where} ({format_bytes(fixed_bytes)} for the dense part and "
-            f"activations, {sum(fewest.values())} experts of {format_bytes(expert_bytes)}), got a budget of "
-            f"{format_bytes(budget_bytes)}; give more, or choose a smaller model or batch"
+            f"replay: expected at least {format_memory(needed, least=True)} of {where} ({format_memory(fixed_bytes)} for the "
+            f"dense part and activations, {sum(fewest.values())} experts of {format_memory(expert_bytes)}), got a budget of "
+            f"{format_memory(budget_bytes)}; give more, or choose a smaller model or batch"
         )
     return {name: found[name] for name in wanted}

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from moesim.core.units import format_size, parse_bytes
+from moesim.core.units import format_memory, parse_bytes
 from moesim.recorder.checkpoint import LayeredModel
 from moesim.recorder.errors import RecordError
 from moesim.recorder.generation import LENGTH
@@ -112,8 +112,8 @@ class Layerwise:
         bound, needed = parse_bytes(memory, "--memory"), self.memory_needed()
         if needed > bound:
             raise RecordError(
-                f"--memory: expected at least {format_size(needed)}, for the largest part of the model and a text of "
-                f"{max(map(len, self.texts))} tokens, got {memory}; give more, or lower --max-prompt-tokens"
+                f"--memory: expected at least {format_memory(needed, least=True)}, for the largest part of the model and a text "
+                f"of {max(map(len, self.texts))} tokens, got {memory}; give more, or lower --max-prompt-tokens"
             )
 
     def memory_needed(self) -> int:

@@ -10,6 +10,7 @@ import pytest
 
 from moesim.capacity import required_bytes
 from moesim.core.table import Format
+from moesim.core.units import parse_bytes
 from moesim.errors import CapacityError, ConfigError, InputError, MoesimError, TraceError, WorkloadError
 from moesim.experiment import run_experiment
 from moesim.experiment.budget import initial_placement, slots_used, slots_within
@@ -90,9 +91,11 @@ def test_a_budget_too_small_says_what_would_do(tmp_path: Path):
     experiment = resolve(tmp_path, cache={"budget": "1 GiB"}, policies=["lru"])
     (spec,) = experiment.specs
     with pytest.raises(
-        CapacityError, match=r"cache.budget: expected at least .* GB \(.* GiB\), which gpu0 of rtx3090-epyc7532 needs"
-    ):
+        CapacityError, match=r"expected at least .* GiB, which gpu0 of rtx3090-epyc7532 needs.* got 1 GiB;"
+    ) as told:
         slots_within(2**30, spec.model, _costs(spec), experiment.workload(spec), make_policy("lru"), {}, "lru")
+    least = parse_bytes(str(told.value).partition("at least ")[2].partition(",")[0])  # what is named is enough
+    assert slots_within(least, spec.model, _costs(spec), experiment.workload(spec), make_policy("lru"), {}, "lru") > 0
 
 
 def test_what_does_not_fit_is_a_row_with_its_error_and_the_others_go_on(tmp_path: Path):

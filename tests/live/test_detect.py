@@ -51,8 +51,8 @@ def test_a_machine_with_a_gpu(proc: Path, tmp_path: Path):
     }  # fmt: skip
     labels = {key: (number["value"], number["source"]) for key, number in found.numbers.items()}
     assert labels == {
-        "ram": ("65536000 KiB", "published"),
-        "vram": ("24576 MiB", "published"),
+        "ram": ("65536000 KiB", "measured"),
+        "vram": ("24576 MiB", "measured"),
         "pcie": ("31.508 GB/s", "spec-sheet"),  # 16 lanes of 16 GT/s x 128 / 130 bits / 8
     }
     assert list(found.missing) == ["cpu", "gpu"] and found.remarks == []
@@ -120,6 +120,8 @@ def test_the_file_filled_in_is_a_profile(proc: Path, tmp_path: Path, capsys: pyt
     machine = load_hardware("mybox.yaml")
     assert machine.name == "mybox" and machine.machine["gpu"] == "NVIDIA GeForce RTX 3090"
     assert machine.numbers["links.cpu0->gpu0.any.bytes_per_s"].source == "spec-sheet"
+    memory = yaml.safe_load(Path("mybox.yaml").read_text())["numbers"]["vram"]
+    assert (memory["source"], memory["method"]) == ("measured", "memory.total of nvidia-smi, as the system told")
     assert machine.numbers["devices.gpu0.experts.0.flat_us"].ref == "typed in"
     assert pcie_of(machine) == (4, 16), "what-if questions about the link can be asked"
     assert main(["profile", "detect", "--out", "mybox.yaml", "--overwrite"]) == 2, "what was filled in stays"

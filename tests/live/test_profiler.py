@@ -158,7 +158,7 @@ def test_the_order_is_shuffled_and_seeded(tmp_path: Path):
 
 
 def test_too_little_memory_is_refused_before_anything_is_made(tmp_path: Path):
-    with pytest.raises(CapacityError, match=r"--memory: expected at least .* MB \(.*\), got 3 MB; give more"):
+    with pytest.raises(CapacityError, match=r"--memory: expected at least .* MiB \(.*\), got 2.861 MiB; give more"):
         prepared(tmp_path, memory_bytes=3_000_000)
     with pytest.raises(CapacityError, match="--memory: expected at most"):
         prepared(tmp_path, memory_bytes=10**15)
@@ -171,7 +171,7 @@ def test_copies_that_do_not_fit_are_left_out_with_a_note(monkeypatch: pytest.Mon
         make_plan(TWO_CORES, [Wanted.of(tiny())], mode="quick", budgets={"cpu": budget}) for budget in (3 * 10**9, 10**9)
     )
     assert not whole.notes and max(p.size for p in whole.probes if p.kind == "copy") == 2**30
-    assert less.notes == ("copies go up to 268 MB: larger ones do not fit into --memory",)
+    assert less.notes == ("copies go up to 256 MiB: larger ones do not fit into --memory",)
     less.check_memory({"cpu": 10**9})
 
 
@@ -644,7 +644,7 @@ def test_dry_run_prints_the_plan_and_writes_nothing(
     said = capsys.readouterr().out
     plan = prepare(request(tmp_path, models=(builtin_models()["olmoe"],), disk=tmp_path, memory_bytes=1_500_000_000)).plan
     assert f"mine: quick, {len(plan.probes)} probes of 5 repeats" in said
-    assert "of 1.5 GB" in said and "time: about" in said and "model olmoe: 24 expert" in said
+    assert "of 1.397 GiB" in said and "time: about" in said and "model olmoe: 24 expert" in said
     assert list(tmp_path.iterdir()) == []
 
 

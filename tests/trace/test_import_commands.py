@@ -87,6 +87,27 @@ def test_export_and_import_again(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main(["trace", "export", str(out), "--format", "csv", "--out", str(tmp_path / "c.csv"), "--layer", "1"]) == 2
 
 
+def test_a_model_may_be_a_base_with_changed_fields(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its shape is that of the mapping where a trace is imported, and its bytes are where objects are exported."""
+    path, out = SOURCES["vllm-npy"].make(tmp_path), tmp_path / "t.safetensors"
+    small = f"base: mixtral-8x7b, n_layers: {IDS.shape[1]}, n_experts: 7, top_k: {IDS.shape[2]}"
+    known = ["trace", "import", str(path), "--out", str(out), "--phase", "decode"]
+    assert main([*known, "--model", f"{{{small}}}"]) == 0
+    found = Trace.read(out)
+    assert (found.n_experts, found.header["model"]) == (7, "mixtral-8x7b")
+    sizes = {}
+    for bits in (4, 8):
+        target = tmp_path / f"{bits}.bin"
+        model = f"{{{small}, expert_bits: {bits}}}"
+        assert main(["trace", "export", str(out), "--format", "oracleGeneral", "--out", str(target), "--model", model]) == 0
+        kinds = [("time", "<u4"), ("object", "<u8"), ("size", "<u4"), ("next", "<i8")]
+        (sizes[bits],) = set(np.fromfile(target, kinds)["size"].tolist())
+    assert sizes[8] == 2 * sizes[4] > 0
+    capsys.readouterr()
+    assert main([*known, "--overwrite", "--model", "{base: mixtral-8x7b, topk: 1}"]) == 2
+    assert "--model: unknown model field 'topk'; did you mean 'top_k'?" in capsys.readouterr().err
+
+
 def test_bytes_of_the_source_are_those_of_the_objects(tmp_path: Path) -> None:
     path, out = SOURCES["bigmoe"].make(tmp_path), tmp_path / "t.safetensors"
     assert main(["trace", "import", str(path), "--out", str(out)]) == 0

@@ -13,14 +13,16 @@ import pytest
 import yaml
 
 from moesim.cli.main import main
+from moesim.cli.trace_synthesize import _tell
 from moesim.core.manifest import FILE
+from moesim.core.progress import Progress
 from moesim.errors import ConfigError
 from moesim.trace import Trace
 from moesim.trace.stats.trace_stats import stats
 from moesim.trace.subset import subset
 from moesim.trace.synthesis import parameter_names, read_parameters, synthesize
 from moesim.trace.synthesis.data_files import data_names
-from moesim.trace.synthesis.fit import DETERMINED_BY, Quick, fit, free_parameters, from_scale, simulate, to_scale
+from moesim.trace.synthesis.fit import DETERMINED_BY, Quick, fit, free_parameters, from_scale, most_traces, simulate, to_scale
 from moesim.trace.synthesis.measure import measure
 from moesim.trace.synthesis.parameter_set import NUMBERS
 from moesim.trace.synthesis.report import Match, cells, report
@@ -287,12 +289,23 @@ def test_a_fit_finds_what_the_figures_were_made_with():
 
 def test_what_was_fitted_to_other_figures_of_the_same_model_stays_fitted():
     start = read_parameters("mixtral-8x7b").replace(**SMALL)
-    first = fit(start, small_targets(reuse_at_1=0.4), [1])
+    told: list[int] = []
+    first = fit(start, small_targets(reuse_at_1=0.4), [1], lambda tries, error: told.append(tries))
+    assert len(told) > 0 and told[-1] <= most_traces(small_targets(reuse_at_1=0.4), 1) == 12 * 2 + 5
     other = dataclasses.replace(small_targets(top_weight=0.6), source="something else")
     second = fit(first, other, [1])
     assert second.fitted_to.split(" | and: ") == ["a test; seeds 1", "something else; seeds 1"]
     assert second.context_persistence == first.context_persistence
     assert {key for key, kind in second.origin.items() if kind == "fitted"} == {"context_persistence", "temperature"}
+
+
+def test_a_fit_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setattr("moesim.core.progress._LINES_S", 0)
+    with Progress(20) as bar:
+        _tell(bar, 2, 3.0)
+        _tell(bar, 5, 1.234)
+    assert bar.done == 5
+    assert "5 synthetic traces, error 1.23 tolerances (root mean square): 25 % done" in capsys.readouterr().err
 
 
 def test_a_fit_without_figures_that_determine_anything_is_refused():

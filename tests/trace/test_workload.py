@@ -306,7 +306,7 @@ def test_only_requests_that_a_signal_covers() -> None:
         ({"requests": ()}, "workload.requests: expected 'all' or a list of request numbers, got ()"),
         (
             {"requests": (1, 1)},
-            "workload.requests: a request is named twice; name it once, or set reuse: shifted",
+            "workload.requests: a request is named twice; name it once, or set workload.reuse: shifted",
         ),
         (
             {"requests": "all", "n_batches": 2},

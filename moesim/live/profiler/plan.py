@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from moesim.core.units import format_bytes
+from moesim.core.units import format_memory
 from moesim.errors import CapacityError, ConfigError
 from moesim.live.kernels.expert import ExpertShape
 from moesim.live.profiler import probes as grid
@@ -81,8 +81,8 @@ class Plan:
         for place, (n_bytes, block) in self.required_bytes().items():
             if place in budgets and n_bytes > budgets[place]:
                 raise CapacityError(
-                    f"{options.get(place, f'memory of {place}')}: expected at least {format_bytes(n_bytes)} ({block}), got "
-                    f"{format_bytes(budgets[place])}; give more, or measure fewer or smaller models"
+                    f"{options.get(place, f'memory of {place}')}: expected at least {format_memory(n_bytes, least=True)} "
+                    f"({block}), got {format_memory(budgets[place])}; give more, or measure fewer or smaller models"
                 )
 
 
@@ -109,7 +109,7 @@ def make_plan(
     while room is not None and largest > grid.SMALLEST_COPY and _copies_need(largest, layout, wanted)["cpu"] > room:
         largest //= 2
     if largest < grid.LARGEST_COPY:
-        notes.append(f"copies go up to {format_bytes(largest)}: larger ones do not fit into --memory")
+        notes.append(f"copies go up to {format_memory(largest)}: larger ones do not fit into --memory")
     file_bytes = _file_bytes(mode, largest, budgets or {}) if layout.disk is not None else 0
     blocks = [*_model_blocks(layout, wanted, mode), *_copy_blocks(layout, wanted, mode, largest)]
     blocks.append(Block("latencies", tuple(_latencies(layout, wanted, mode))))

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from moesim.core.units import format_bytes
+from moesim.core.units import format_memory
 from moesim.errors import CapacityError, ConfigError
 from moesim.live.kernels.affinity import usable_cores
 from moesim.live.kernels.machine import describe
@@ -153,7 +153,7 @@ def _budgets(request: Request, layout: Layout, machine: Machine) -> dict[str, in
         memory = available // 2
     elif available is not None and memory > available:
         raise CapacityError(
-            f"--memory: expected at most {format_bytes(available)}, which is available, got {format_bytes(memory)}; give less"
+            f"--memory: expected at most {format_memory(available)}, which is available, got {format_memory(memory)}; give less"
         )
     found = {"cpu": memory}
     for device in layout.devices.values():
@@ -174,8 +174,8 @@ def describe_plan(prepared: Prepared) -> str:
             kinds[probe.kind] = kinds.get(probe.kind, 0) + 1
         lines.append(f"  {block.name}: " + ", ".join(f"{n} {kind}" for kind, n in kinds.items()))
     for place, (n_bytes, most) in sorted(plan.required_bytes().items()):
-        of = f" of {format_bytes(prepared.budgets[place])}" if place in prepared.budgets else ""
-        lines.append(f"  {'memory' if place == 'cpu' else place}: {format_bytes(n_bytes)}{of} (most in '{most}')")
+        of = f" of {format_memory(prepared.budgets[place])}" if place in prepared.budgets else ""
+        lines.append(f"  {'memory' if place == 'cpu' else place}: {format_memory(n_bytes)}{of} (most in '{most}')")
     lines.append(f"  time: about {_minutes(estimate_s(plan))}, a guess")
     lines += [f"  note: {note}" for note in plan.notes]
     return "\n".join(lines) + "\n"

@@ -11,7 +11,7 @@ import yaml
 
 from moesim.core.atomic import write_bytes
 from moesim.core.limits import BITS
-from moesim.core.units import format_bytes, parse_bytes
+from moesim.core.units import format_memory, parse_bytes
 from moesim.errors import CapacityError, ConfigError
 from moesim.hardware import HardwareProfile, load_hardware
 from moesim.model import ModelSpec, load_model
@@ -92,8 +92,8 @@ def look_up(asked: Asked, folder: Path) -> Setting:
         raise ConfigError(f"{PLACE}: --ram: {plain.name} keeps all experts on {host}, not in memory; leave --ram out")
     ram = _memory(asked.ram, "--ram", plain.devices[host].memory_bytes)
     if vram <= plain.devices[gpu].workspace_bytes:
-        taken = format_bytes(plain.devices[gpu].workspace_bytes)
-        got = format_bytes(vram)
+        taken = format_memory(plain.devices[gpu].workspace_bytes)
+        got = format_memory(vram)
         raise CapacityError(
             f"{PLACE}: --vram: expected more than the {taken} that software takes on {gpu} of {plain.name}, got {got}"
         )

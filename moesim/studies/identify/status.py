@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final, NoReturn
 
-from moesim.core.units import format_bytes
+from moesim.core.units import format_memory
 from moesim.errors import ConfigError, InputError
 from moesim.hardware import HardwareProfile
 from moesim.studies.identify.cases import Case, decode_workload, needed_bytes, placement_of
@@ -47,7 +47,7 @@ def none_used(cases: Sequence[Case], machine: Machine) -> str:
         return "expected at least one row for identification, got none; mark one"
     memory = machine.base.devices[machine.gpu].memory_bytes
     return (
-        f"expected a row for identification that fits into the {format_bytes(memory)} of {machine.gpu}, got none: "
+        f"expected a row for identification that fits into the {format_memory(memory)} of {machine.gpu}, got none: "
         f"{', '.join(marked)} would page over the link; add a row with fewer experts there, or correct the profile's memory_bytes"
     )
 

@@ -135,7 +135,7 @@ def _with_model(options: Options) -> Options:
     if options.model is None:
         return options
     try:
-        spec = load_model(options.model)
+        spec = options.spec or load_model(options.model)
     except ModelError:
         if Path(options.model).suffix in (".json", ".yaml", ".yml"):
             raise

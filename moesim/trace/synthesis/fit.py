@@ -120,6 +120,12 @@ class Quick:
         return self._known[key] | _simulate(shaped, self._targets, self._n_decode, seed, self._across)
 
 
+def most_traces(targets: Targets, n_seeds: int) -> int:
+    """Say how many synthetic traces a fit makes at most."""
+    n_places = _MOST_TRIES * (1 + len(free_parameters(targets)))  # one at each, and one beside it for each slope
+    return n_places * min(_FEW_SEEDS, n_seeds) + (1 + _POLISH_STEPS) * n_seeds
+
+
 def fit(
     base: ParameterSet,
     targets: Targets,

@@ -107,7 +107,7 @@ class WorkloadSpec:
                 "; the number of batches follows from the requests"
             )
         if isinstance(named, tuple) and len(set(named)) != len(named) and self.reuse is None:
-            raise WorkloadError("workload.requests: a request is named twice; name it once, or set reuse: shifted")
+            raise WorkloadError("workload.requests: a request is named twice; name it once, or set workload.reuse: shifted")
 
     @property
     def size(self) -> Size:
