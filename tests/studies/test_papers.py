@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -564,3 +565,23 @@ def test_a_shipped_figure_from_end_to_end(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_nothing_to_tell_is_told(capsys: pytest.CaptureFixture[str]):
     assert report([], [], [], Format.TABLE) == ""
+
+
+def test_remarks_that_a_terminal_has_no_room_for_are_notes_below(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each once, by its number; a wide terminal, and what is no terminal, keep them in their column."""
+    found = [value("a", 2.0, 2.0, remark="the paper does not print its batch, so that we take four and say so here"),
+             value("b", 2.0, 2.0, remark="the paper does not print its batch, so that we take four and say so here"),
+             value("c", 2.0, 2.0, remark="another remark")]  # fmt: skip
+    whole = report(found, [], [], Format.TABLE)
+    assert whole.count("the paper does not print") == 2 and whole.splitlines()[0].split()[-1] == "remark"
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = re.sub(r"\x1b\[\d*m", "", report(found, [], [], Format.TABLE)).splitlines()
+    assert lines[0].split()[-1] == "note" and max(map(len, lines[: lines.index("") + 3])) <= 80
+    begin = lines.index("") + 1
+    assert lines[begin : begin + 3] == [
+        "1 the paper does not print its batch, so that we take four and say so here", "2 another remark", "",
+    ]  # fmt: skip
+    assert [line.split()[-1] for line in lines[1 : lines.index("")] if line.split()[-1] in "12"] == ["1", "1", "2"]
+    monkeypatch.setenv("COLUMNS", "300")
+    assert "the paper does not print" in report(found, [], [], Format.TABLE).splitlines()[1]

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from shutil import get_terminal_size
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from moesim.core.table import Format, render, render_records
@@ -40,7 +43,7 @@ def report(
     if form not in (Format.TABLE, Format.MD):
         records = [{"table": "figure", **one.record(), "quick": small} for one in compared]
         return render_records([*records, *({"table": "rank", **one.record(), "quick": small} for one in ranks)], form)
-    parts = [render(HEADINGS, [_cells(one) for one in compared], form, RIGHT)] if compared else []
+    parts = [_figure_table([_cells(one) for one in compared], form)] if compared else []
     if ranks:
         columns = ["figure", "order of", "as printed", "simulated", "in the wrong order"]
         parts.append(render(columns, [_rank_cells(one) for one in ranks], form))
@@ -48,6 +51,18 @@ def report(
         parts.append(_variant_table(beside, form))
     parts.append(_notes(compared, small, "\n\n" if form is Format.MD else "\n"))
     return "\n".join(part for part in parts if part)
+
+
+def _figure_table(rows: list[list[str]], form: Format) -> str:
+    """Write the figures; remarks that a terminal has no room for stand below, each once, by number."""
+    room = get_terminal_size().columns if form is Format.TABLE and sys.stdout.isatty() else None
+    widths = [max(map(len, column)) + 2 for column in zip(HEADINGS, *rows, strict=True)]
+    if room is None or sum(widths) - 2 <= room:
+        return render(HEADINGS, rows, form, RIGHT)
+    notes = {text: str(number) for number, text in enumerate(dict.fromkeys(row[-1] for row in rows if row[-1]), 1)}
+    table = render([*HEADINGS[:-1], "note"], [[*row[:-1], notes.get(row[-1], "")] for row in rows], form, RIGHT)
+    below = [fill(f"{n} {text}", room, subsequent_indent=" " * (len(n) + 1), break_long_words=False) for text, n in notes.items()]
+    return "\n".join([table, *below]) + "\n"
 
 
 def identified(found: Mapping[str, Identified], form: Format) -> str:
