@@ -162,7 +162,7 @@ def restated(calls: Sequence[Call], slots: int, cap: int | None, recent: bool) -
 
 @pytest.mark.parametrize(("cap", "recent"), [(None, False), (0, True), (1, True), (2, True), (1, False)])
 def test_the_rules_restated(cap: int | None, recent: bool) -> None:
-    spec = OFFLOAD if cap is None else HYBRID | {"max_fetch": cap, "fetch_order": "recent" if recent else "lowest-id"}
+    spec = OFFLOAD if cap is None else HYBRID | {"max_fetch": cap} | ({} if recent else {"fetch_order": "lowest-id"})
     left = 0
     for one in instances(100, batch=3):
         if one.slots < one.n_experts:
