@@ -100,8 +100,12 @@ class FreeToken(BackgroundCache, fixed=OPTIONS):
         """Stream prompts; serve other steps from the cache."""
         if type(event) is Sent:
             return self._stream.arrived(event)
-        streamed = self._stream.arrived(event) if type(event) is Fetched else []
-        return [*streamed, *super().decide(event, view)]
+        actions: list[Action] = []
+        if type(event) is StepBegin and event.phase == "prefill":
+            actions = self._stream.clear()
+        elif type(event) is Fetched:
+            actions = self._stream.arrived(event)
+        return [*actions, *super().decide(event, view)]
 
     def _n_now(self, layer: int, misses: Sequence[int], rows: Sequence[int]) -> int:
         if not self._hybrid:

@@ -33,26 +33,25 @@ class LayerStream(PastTheCache):
         self._awaited: dict[int, set[int | str]] = {}
         self._routed: set[int] = set()  # experts of this layer that wait
 
-    def serve(self, event: Routed, slotted: Container[Unit]) -> list[Action]:
-        """Copy this layer with its first micro-batch, and the next one behind it; run what is routed once the layer is there."""
-        layer = self._now = event.layer
-        actions: list[Action] = []
-        if event.mb == 0:
-            actions += self._clear() if layer == 0 else []
-            actions += self._load(layer, DEMAND)
-            if self._n_buffers > 1 and layer + 1 < len(self._bytes):
-                actions += self._load(layer + 1, PREFETCH)
-        self._routed.update(event.active)
-        return [*actions, *self._go_on()]
-
-    def _clear(self) -> list[Action]:
-        """Empty the slots of the buffers."""
+    def clear(self) -> list[Action]:
+        """Empty the slots of the buffers, before a step whose layers are streamed."""
         bank = self._bank
         lost = [unit for unit, slot in bank.slot.items() if slot < self._n_buffers * self._n_experts]
         for unit in lost:
             heappush(bank.free, bank.slot.pop(unit))
             bank.there.discard(unit)
         return [Drop(layer, [expert], self._gpu) for layer, expert in lost]
+
+    def serve(self, event: Routed, slotted: Container[Unit]) -> list[Action]:
+        """Copy this layer with its first micro-batch, and the next one behind it; run what is routed once the layer is there."""
+        layer = self._now = event.layer
+        actions: list[Action] = []
+        if event.mb == 0:
+            actions += self._load(layer, DEMAND)
+            if self._n_buffers > 1 and layer + 1 < len(self._bytes):
+                actions += self._load(layer + 1, PREFETCH)
+        self._routed.update(event.active)
+        return [*actions, *self._go_on()]
 
     def _load(self, layer: int, urgency: int) -> list[Action]:
         """Copy all experts of a layer that have no slot; what is on its way becomes more urgent."""

@@ -110,7 +110,7 @@ def test_with_one_buffer_a_layer_s_copies_begin_once_it_is_routed(options: Any) 
 
 
 def test_what_the_buffers_held_is_lost_and_the_rest_is_sent_again() -> None:
-    # 3 layers of 4: 8 of 12 slots are buffers. The first request's decode step put 0 and 1 of the layers into slots 0 to 5.
+    # The first request's decode step put 0 and 1 of three layers into slots 0 to 5. Two buffers are 8 slots, one is 4.
     records = prompted(OFFLOAD, 8, layers=3)
     assert copies_in(records, 3) == [(layer, e) for layer in range(3) for e in (0, 1)], "all were in buffers"
     one = prompted(OFFLOAD | {"prefill_overlap": False}, 8, layers=3)  # slots 4 and 5 hold layer 2
@@ -120,6 +120,16 @@ def test_what_the_buffers_held_is_lost_and_the_rest_is_sent_again() -> None:
     inside = prompted(OFFLOAD | {"prefill_overlap": False, "prefill_hit_d2d": True}, 8, layers=3)
     assert [t for t in inside.transfers if t.cause == "message"] == []
     assert copies_in(inside, 3) == copies_in(one, 3)
+
+
+def test_buffers_are_emptied_before_a_prompt_asks_for_what_they_held() -> None:
+    # While a decision takes time, what it is about is in use.
+    routing = [[[0, 1]], [[0, 1]]]
+    work = workload([routing, routing], prompt=1, n_experts=4, batch_size=1)
+    model = tiny_model(n_layers=1, n_experts=4)
+    records = play(make_policy(OFFLOAD), work, FAST, model=model, slots={"gpu0": 4}, decision_ns=50)
+    assert [sorted(step) for step in served(records)] == [[0, 1]] * 4
+    assert [t.expert for t in records.transfers if t.expert >= 0] == [0, 1, 2, 3, 0, 1] * 2
 
 
 def copies_in(records: Records, step: int) -> list[tuple[int, int]]:
