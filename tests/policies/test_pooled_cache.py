@@ -52,14 +52,23 @@ def test_rows_that_the_cpu_takes_although_all_are_there() -> None:
     assert ids == {0: [[], [], [0, 1, 2], [1, 2]], 1: [[], [], [1, 2], [1, 2]], 2: [[], [], [2], [1, 2]]}
 
 
-@pytest.mark.parametrize(("rows", "cached", "device"), [(2, 1, "cpu0"), (2, 2, "gpu0"), (32, 1, "gpu0"), (32, 64, "gpu0")])
-def test_larger_steps_pass_by(rows: int, cached: int, device: str) -> None:
-    # A request whose only expert is cached by then; from 32 tokens on the GPU computes anyway.
-    requests = [[[[0]]] * (rows + 3), [[[0]]] * (rows + 1)]
-    work = workload(requests, prompt=rows, n_experts=8, weights=[1.0], batch_size=1)
-    model = tiny_model(n_layers=1, n_experts=8, top_k=1)
+@pytest.mark.parametrize(
+    ("rows", "top_k", "cached", "device"),
+    [
+        (2, 1, 1, "cpu0"),
+        (2, 1, 2, "gpu0"),
+        (16, 4, 64, "gpu0"),
+        (17, 4, 64, "cpu0"),  # more than 64 rows of experts
+        (32, 1, 1, "gpu0"),  # op-offload
+    ],
+)
+def test_larger_steps_pass_by(rows: int, top_k: int, cached: int, device: str) -> None:
+    # The second request's prompt, whose experts are cached by then.
+    requests = [[[[*range(top_k)]]] * (rows + 3), [[[*range(top_k)]]] * (rows + 1)]
+    work = workload(requests, prompt=rows, n_experts=8, weights=[1 / top_k] * top_k, batch_size=1)
+    model = tiny_model(n_layers=1, n_experts=8, top_k=top_k)
     policy = make_policy({"name": "pooled-cache", "cached_rows": cached})
-    records = play(policy, work, FAST, model=model, slots={"gpu0": 2})
+    records = play(policy, work, FAST, model=model, slots={"gpu0": 4})
     second = next(step.step for step in records.steps if step.phase == "prefill" and step.step > 0)
     assert {t.device for t in records.tasks if t.expert >= 0 and t.step == second} == {device}
 
