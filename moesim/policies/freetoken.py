@@ -43,7 +43,8 @@ class FreeToken(BackgroundCache, fixed=OPTIONS):
     paper = "FreeToken (FlashML-org/FreeToken)"
     missing = (
         "backends fused and cpu: all-gpu and all-cpu",
-        "a machine without a profile of its rates, where one miss is fetched; older profiles, without rates measured together",
+        "a machine without a profile of its rates, where one miss is fetched: set max_fetch to 1",
+        "older profiles, whose rates were not measured together: the plain ones take their place",
         "at most 992 slots with one family of kernels",
         "copies within the GPU (prefill_hit_d2d) take no time",
     )
