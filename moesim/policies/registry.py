@@ -74,6 +74,7 @@ POLICIES: dict[str, str] = {
     "min-bypass": "moesim.policies.lookahead:MinBypass",
     "mixtral-offloading": "moesim.policies.mixtral_offloading:MixtralOffloading",
     "mixtral-offloading-spec": "moesim.policies.mixtral_offloading_spec:MixtralOffloadingSpec",
+    "moe-gen": "moesim.policies.moe_gen:MoEGen",
     "moe-infinity-code": "moesim.policies.moe_infinity:MoEInfinityCode",
     "moe-infinity-paper": "moesim.policies.moe_infinity:MoEInfinityPaper",
     "moe-lightning": "moesim.policies.moe_lightning:MoELightning",

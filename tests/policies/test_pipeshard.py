@@ -1,7 +1,7 @@
 """Pipelined Sharding: predicted times, plans against trying every prefix, and exact timelines.
 
-On the toy machine a layer of four experts is copied in 4000 ns. A GPU takes 100 for the dense part and for an expert, the CPU 300
-for an expert and 100 a row.
+On the toy machine a layer of four experts is copied in 4000 ns. The GPU takes 100 for the dense part and for an expert, the CPU
+300 for an expert and 100 a row.
 """
 
 from __future__ import annotations

@@ -284,6 +284,11 @@ CHANGES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
         "vote": ({"vote": "coactivations"}, {}),
         "calibrated": ({"calibrated": False}, {}),
     },
+    "moe-gen": {
+        "buffers": ({"buffers": 2}, {}),
+        "launch_tokens": ({"launch_tokens": 1}, {}),
+        "attention": ({"attention": "cpu"}, {}),
+    },
     "moe-lightning": {"expert_share": ({"expert_share": 0.2}, {}), "attention": ({"attention": "gpu"}, {})},
     "zero-inference": {
         "depth": ({"depth": 1}, {}),

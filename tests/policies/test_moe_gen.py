@@ -1,0 +1,139 @@
+"""MoE-Gen: the cycle of experts through its buffers, to the nanosecond, and its table of batches."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from moesim.policies.algorithms.moe_gen import module_batches
+from moesim.policies.moe_gen import MoEGen
+from moesim.policies.registry import make_policy
+from moesim.policy import Placement, View
+from moesim.records import Records
+from tests.engine.engine_kit import cpu, gpu, link, machine, play, tiny_model, workload
+
+
+class ExpertsOnly(MoEGen):
+    """With attention's weights and the KV cache on the GPU, so that nothing but experts is on the link."""
+
+    def place(self, view: View) -> Placement:
+        return replace(super().place(view), streamed={})
+
+
+def run(
+    requests: Any, *, n_layers: int = 1, n_experts: int = 4, policy: Any = None, x: int = 1000, g: int = 100, attention: int = 60,
+    **more: Any,
+) -> Records:  # fmt: skip
+    """Run on a machine on which copying an expert takes x, computing it g, and attention 40 more than told."""
+    toy = machine(
+        {"gpu0": gpu(expert_ns=g, attention_ns=attention), "cpu0": cpu()},
+        {"cpu0->gpu0": link(latency_ns=x - 1000), "gpu0->cpu0": link()},
+    )
+    model = tiny_model(n_layers=n_layers, n_experts=n_experts)
+    work = workload(requests, n_experts=n_experts, **more)
+    return play(policy or make_policy("moe-gen"), work, toy, model=model)
+
+
+# ------------------------------------------------------------------------------------------------------------------- table
+@pytest.mark.parametrize(
+    ("gb", "context", "sizes"),
+    [(24, 500, (200, 400, 400)), (48, 544, (400, 800, 800)), (79, 544, (600, 1200, 1200)), (24, 1088, (200, 400, 200)),
+     (40, 544, (200, 400, 400))],
+)  # fmt: skip
+def test_the_table_of_batches(gb: float, context: int, sizes: tuple[int, int, int]) -> None:
+    assert module_batches(gb, context) == sizes
+
+
+# ----------------------------------------------------------------------------------------------------------- a layer's time
+@pytest.mark.parametrize(("g", "attention", "layer_us"), [(3, 60, 112), (6, 120, 168)])
+def test_a_layer_takes_the_longer_of_link_and_computing(g: int, attention: int, layer_us: int) -> None:
+    """N = 8, x = 14: the link's 112 against 84; with twice the batch the GPU's 168: 1.33 times the rows a second."""
+    rows = [[[2 * i, 2 * i + 1]] * 12 for i in range(4)]  # all experts are routed to
+    records = run(
+        [rows], n_layers=12, n_experts=8, policy=ExpertsOnly(), x=14_000, g=1000 * g, attention=1000 * attention - 40, prompt=4
+    )
+    ends = [visit.end for visit in records.layers]
+    assert {b - a for a, b in pairwise(ends[3:])} == {1000 * layer_us}
+    assert max(8 * 14, 8 * g + attention) == layer_us
+
+
+def test_twice_the_batch_is_a_third_faster() -> None:
+    assert pytest.approx(1.33, abs=0.004) == 2 * 112 / 168
+
+
+# ------------------------------------------------------------------------------------------------------------- restatement
+def restated(active: Sequence[Sequence[int]], n: int, buffers: int, x: int, g: int, attention: int) -> list[int]:
+    """Walk through the cycle: when does each layer end? Buffers are given up in the order in which they were filled."""
+    arrived: list[int] = []
+    released: list[int] = []
+    ends, last = [], attention  # when what came before is over, attention included
+    for layer, experts in enumerate(active):
+        for e in range(n):
+            number = layer * n + e
+            room = released[number - buffers] if number >= buffers else 0
+            arrived.append(max(arrived[-1] if arrived else 0, room) + x)
+            if e in experts:
+                last = max(last, arrived[-1]) + g
+                released.append(last)
+            else:  # given up once it is there and a later one is asked for, maybe after the next layer's attention
+                asked = last if any(later > e for later in experts) else last + attention
+                released.append(max(asked, arrived[-1]))
+        ends.append(last)
+        last += attention
+    return ends
+
+
+def test_the_cycle_is_what_is_told_of_it() -> None:
+    draw = random.Random(20260101)
+    for _ in range(120):
+        n, layers, buffers = draw.choice([4, 8]), draw.randint(1, 3), draw.randint(1, 8)
+        buffers = min(buffers, n * layers)
+        steps = [[draw.sample(range(n), 2) for _ in range(layers)] for _ in range(3)]
+        x, g = draw.choice([(1000, 100), (1000, 3000), (2500, 700)])
+        records = run([steps], n_layers=layers, n_experts=n, policy=ExpertsOnly(buffers=buffers), x=x, g=g)
+        visits = [layer for step in steps for layer in step]
+        assert [visit.end for visit in records.layers] == restated(visits, n, buffers, x, g, 100)
+        order = [t.layer * n + t.expert for t in records.transfers]
+        assert order == [i % (n * layers) for i in range(len(order))], "a fixed cycle, routed or not"
+        assert len(order) >= (len(visits) - 1) * n + max(visits[-1]) + 1
+
+
+# --------------------------------------------------------------------------------------------------------------- timelines
+def test_an_expert_runs_once_for_all_micro_batches() -> None:
+    records = run([[[[0, 1]]], [[[0, 3]]]], policy=ExpertsOnly(), micro_batches=2)
+    assert [(t.expert, t.rows) for t in records.tasks if t.expert >= 0] == [(0, 2), (1, 1), (3, 1)]
+    assert next(t.start for t in records.tasks if t.expert == 3) == 4000, (
+        "expert 3 is there after the two that nobody else asked for"
+    )
+
+
+def test_many_rows_of_an_expert_are_several_launches() -> None:
+    records = run([[[[0, 1]]] * 5], policy=ExpertsOnly(launch_tokens=2), prompt=5)
+    assert [(t.expert, t.rows) for t in records.tasks if t.expert >= 0] == [(e, n) for e in (0, 1) for n in (2, 2, 1)]
+
+
+def test_attention_and_its_cache_are_streamed_too() -> None:
+    records = run([[[[0, 1]] * 2] * 3], n_layers=2)
+    others = [t for t in records.transfers if t.expert < 0 and t.cause != "write-back"]
+    steps = [[t.n_bytes for t in others if step.begin <= t.start < step.end] for step in records.steps]
+    assert all(sizes.count(80) == 2 for sizes in steps), "the weights of each layer in each pass"
+    caches = [sum(sizes) - 160 for sizes in steps]
+    assert caches[1] - caches[0] == caches[2] - caches[1] == 2 * 8, "of each layer eight bytes more a token"
+    assert sum(t.cause == "write-back" for t in records.transfers) == 6
+
+
+def test_the_cpu_may_read_the_cache() -> None:
+    policy = make_policy({"name": "moe-gen", "attention": "cpu"})
+    records = run([[[[0, 1]]] * 2], policy=policy)
+    assert [t.device for t in records.tasks if t.kind == "attention"] == ["gpu0", "cpu0"] * 2, "projections, then the cache"
+    assert {t.n_bytes for t in records.transfers if t.expert < 0} == {80}
+
+
+def test_it_holds_no_more_than_its_buffers() -> None:
+    records = run([[[[0, 1]]] * 4], n_experts=16, g=5000, policy=make_policy({"name": "moe-gen", "buffers": 3}))
+    assert records.pool_peak_bytes["gpu0", "buffers"] == 3000
