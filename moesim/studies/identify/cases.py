@@ -105,7 +105,8 @@ def _is_static(one: Observation, setting: EngineSetting, model: ModelSpec) -> bo
     name = setting.policy["name"]
     if name == "composed":
         return setting.family == "gpu_experts"
-    if name == "llama-cpp" and one.batch >= int(setting.policy.get("op_offload_min_rows", 32)):
+    few = int(setting.policy.get("op_offload_min_rows", 32)) if "op_offload_per_byte" not in setting.policy else 0
+    if name == "llama-cpp" and one.batch >= few:
         return setting.policy.get("op_offload") is False
     return True
 
