@@ -184,4 +184,4 @@ def test_a_prompt_waits_for_what_is_on_its_way_to_the_cache() -> None:
     ids=str,
 )
 def test_it_keeps_the_contract(options: dict[str, Any]) -> None:
-    check_policy(lambda: make_policy({"name": "background-cache", **options}))
+    check_policy(lambda: make_policy({"name": "background-cache", **options}), slots=(12,))

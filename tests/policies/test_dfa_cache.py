@@ -209,4 +209,4 @@ def test_the_rules_restated(rule: str, kappa: float, inserts: int | None, table:
     "options", [{"rule": "lru", "prefetch_size": 2}, {"fetch": "rates"}, {"fetch": "0,1,1", "prefetch_size": 1}]
 )
 def test_it_keeps_the_contract(options: dict[str, Any]) -> None:
-    check_policy(lambda: make_policy({"name": "dfa-cache", **options}))
+    check_policy(lambda: make_policy({"name": "dfa-cache", **options}), slots=(12,))

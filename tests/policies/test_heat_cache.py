@@ -190,4 +190,4 @@ def test_an_option_changes_what_happens(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("options", [{"move_mode": "move", "overlap": True, "hyst": 0.0}])
 def test_it_keeps_the_contract(options: dict[str, Any]) -> None:
-    check_policy(lambda: make_policy({"name": "heat-cache", **options}))
+    check_policy(lambda: make_policy({"name": "heat-cache", **options}), slots=(12,))

@@ -104,12 +104,12 @@ def restated(calls: list[Call], slots: int, n_experts: int, n_layers: int, evict
 @pytest.mark.parametrize("eviction", ["lru", "class-lru"])
 def test_the_rules_restated(eviction: str) -> None:
     left = 0
-    for one in instances(100, batch=3, prompts=4):
+    for one in instances(60, batch=3, prompts=4):
         expected = restated(one.calls, one.slots, one.n_experts, one.n_layers, eviction)
         assert happened(one.play({"name": "llama-cpp-cache", "eviction": eviction}), one.n_layers) == expected
         left += sum(len(step.leave) for step in expected)
-    assert left > 500
+    assert left > 300
 
 
 def test_class_lru_keeps_the_contract() -> None:
-    check_policy(lambda: make_policy({"name": "llama-cpp-cache", "eviction": "class-lru"}))
+    check_policy(lambda: make_policy({"name": "llama-cpp-cache", "eviction": "class-lru"}), slots=(12,))

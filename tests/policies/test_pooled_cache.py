@@ -167,4 +167,6 @@ def test_the_rules_restated(hot: int | None) -> None:
 
 
 def test_turboquant_keeps_the_contract() -> None:
-    check_policy(lambda: make_policy({"name": "turboquant-cache", "cached_rows": 4, "admit_full": 1, "overlap_cpu_rows": 1}))
+    check_policy(
+        lambda: make_policy({"name": "turboquant-cache", "cached_rows": 4, "admit_full": 1, "overlap_cpu_rows": 1}), slots=(12,)
+    )
