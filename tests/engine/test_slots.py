@@ -58,7 +58,7 @@ def test_a_cache_of_153_slots_over_32_layers() -> None:
 def test_these_policies_have_slots_for_each_layer() -> None:
     assert SPLIT == [
         "belady", "composed", "dali", "dali-multi-gpu", "fate", "fifo", "hybrimoe-code", "hybrimoe-paper", "lfu", "lru",
-        "mixtral-offloading", "mixtral-offloading-spec", "random", "static",
+        "mixtral-offloading", "mixtral-offloading-spec", "random", "s3-fifo", "static",
     ]  # fmt: skip
 
 

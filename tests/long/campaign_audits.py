@@ -15,7 +15,7 @@ from moesim.hardware import load_hardware
 from moesim.hardware.costs import CostModel
 from moesim.metrics.bounds import run_bounds
 from moesim.model import load_model
-from moesim.policies.registry import POLICIES, make_policy
+from moesim.policies.registry import POLICIES, make_policy, policy_class
 from moesim.studies.regret import pool_slots
 from moesim.testing.checks import CheckError, check_slots
 from moesim.trace import Trace, find_trace
@@ -24,7 +24,7 @@ from moesim.trace.predictors.future import FutureUse
 from moesim.trace.workload import WorkloadSpec, compose
 from tests.long.audit import faults
 from tests.long.kit import Tally
-from tests.policies.golden_kit import COMPOSITIONS, MACHINES, MODELS, NODES, ONE_GPU, OPTIONS
+from tests.policies.golden_kit import COMPOSITIONS, MACHINES, MODELS, NODES, ONE_GPU, OPTIONS, newer_tables
 
 
 def setting(rng: random.Random) -> dict[str, Any]:
@@ -64,6 +64,8 @@ def audited(name: str, spec: Any, chosen: dict[str, Any], trace: Trace) -> tuple
         hardware = replace(hardware, contention=())
     precision = dict.fromkeys(("expert_bits", "other_bits", "kv_bits", "act_bits"), 32) if machine == NODES else {}
     model = load_model(MODELS[chosen["trace"]] | precision)
+    if policy_class(spec["name"]).low_bits:  # type: ignore[attr-defined]
+        model = replace(model, low_bits=(model.expert_bits / 2,))
     gpus = [device for device in hardware.devices if hardware.devices[device].kind == "gpu"]
     slots = dict.fromkeys(gpus, chosen["slots"] // len(gpus))
     needs = make_policy(spec).needs
@@ -73,6 +75,8 @@ def audited(name: str, spec: Any, chosen: dict[str, Any], trace: Trace) -> tuple
         micro_batches=chosen["micro_batches"], prefill_chunk=chosen["prefill_chunk"],
         requests=tuple(range(chosen["first"], chosen["first"] + chosen["batch"])),
     ), require_signals=signals)  # fmt: skip
+
+    tables = {**trace.tables, **newer_tables(trace, tuple(range(chosen["first"], chosen["first"] + chosen["batch"])))}
 
     def costs() -> CostModel:
         return CostModel(model, hardware, chunk_bytes=chosen["chunk_bytes"])
@@ -86,7 +90,7 @@ def audited(name: str, spec: Any, chosen: dict[str, Any], trace: Trace) -> tuple
     def run() -> Any:
         return simulate(
             model=model, costs=costs(), workload=workload, policy=fresh(), cache_slots=slots,
-            predictors=PredictorSet(trace, workload, {}, 0), tables=trace.tables,
+            predictors=PredictorSet(trace, workload, {}, 0), tables=tables,
             options=EngineOptions(decision_ns=chosen["decision_ns"]), policy_name=name,
         )  # fmt: skip
 
@@ -94,7 +98,7 @@ def audited(name: str, spec: Any, chosen: dict[str, Any], trace: Trace) -> tuple
         records = run()
     except CapacityError as error:
         return "does not fit", "" if str(error) else "no reason"
-    placement = initial_placement(model, costs(), workload, fresh(), slots, trace.tables)
+    placement = initial_placement(model, costs(), workload, fresh(), slots, tables)
     found = faults(records, hardware, model, placement)
     if records != run():
         found.append("a second run differs")

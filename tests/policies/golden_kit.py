@@ -130,10 +130,10 @@ def _inputs(setting: Setting) -> tuple[Trace, Workload]:
         batch_size=setting.batch, prompt_tokens=48, decode_tokens=9, micro_batches=setting.micro_batches,
         prefill_chunk=setting.prefill_chunk, refill=setting.refill, requests=setting.requests,
     )  # fmt: skip
-    return replace(trace, tables={**trace.tables, **_newer_tables(trace, setting.requests)}), compose(trace, spec)
+    return replace(trace, tables={**trace.tables, **newer_tables(trace, setting.requests)}), compose(trace, spec)
 
 
-def _newer_tables(trace: Trace, simulated: tuple[int, ...]) -> dict[str, Any]:
+def newer_tables(trace: Trace, simulated: tuple[int, ...]) -> dict[str, Any]:
     """Count the tables that the shipped traces lack, from requests that are not simulated."""
     others = [request for request in range(8, 40) if request not in simulated]
     held = extend(subset(trace, others), Additions(share=0.99), "golden")
