@@ -98,8 +98,8 @@ def measure(
     budget = None if memory is None else parse_bytes(memory, "--memory")
     if not dry_run:
         check_out_folder(out, option="--out")
-    require_torch()
-    from moesim.live.profiler.measure import measure as carry_out
+        require_torch()
+    from moesim.live.kernels.machine import has_torch
     from moesim.live.profiler.request import Request, describe_plan, find_gpu, prepare
 
     which = None if no_gpu else find_gpu(gpu)
@@ -113,7 +113,11 @@ def measure(
     prepared = prepare(request)
     if dry_run:
         sys.stdout.write(describe_plan(prepared))
+        if which is None and not no_gpu and not has_torch():
+            say("PyTorch is not installed, so that no GPU was looked for")
         return
+    from moesim.live.profiler.measure import measure as carry_out  # PyTorch takes seconds to import
+
     paths = carry_out(prepared, progress=progress, warn=lambda text: say(f"moesim: warning: {text}"))
     for path in paths:
         print(shown(str(path)))

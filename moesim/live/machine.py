@@ -18,7 +18,7 @@ from moesim.live.kernels.affinity import usable_cores
 from moesim.live.kernels.buffers import Buffers
 from moesim.live.kernels.copies import copy, copy_in_chunks
 from moesim.live.kernels.files import FileExperts
-from moesim.live.kernels.machine import available_memory_bytes, empty_gpu_caches
+from moesim.live.kernels.machine import available_memory_bytes, empty_gpu_caches, n_gpus
 from moesim.live.kernels.streams import CudaStreamWorker
 from moesim.live.kernels.tensors import Tensors
 from moesim.live.kernels.workers import Done, Worker
@@ -293,14 +293,14 @@ def _torch_devices(hardware: HardwareProfile, backend: str, first_gpu: int) -> M
                     f"got {list(part.cores)}; choose the profile that was measured on this machine"
                 )
     if backend == "cuda":
-        n_gpus = Tensors.n_gpus()
-        if not n_gpus:
+        found = n_gpus()
+        if not found:
             raise InputError(
                 "--backend cuda: expected a GPU that PyTorch finds, got none; use --backend cpu and a profile without one"
             )
-        if not gpus or first_gpu + len(gpus) > n_gpus:
+        if not gpus or first_gpu + len(gpus) > found:
             raise HardwareError(
-                f"{hardware.path}: expected at most the {n_gpus} GPUs that PyTorch finds on this machine, and at least one, got "
+                f"{hardware.path}: expected at most the {found} GPUs that PyTorch finds on this machine, and at least one, got "
                 f"{len(gpus)} devices of kind gpu; choose the profile that was measured on it"
             )
     return {name: f"cuda:{first_gpu + gpus.index(name)}" if name in gpus else "cpu" for name in hardware.devices}

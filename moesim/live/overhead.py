@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from moesim.live.machine import LiveMachine
     from moesim.records import Records, TaskRecord
 
-VARIANTS = ("resident", "host", "fetched")
-"""Where experts run: resident on the accelerator, on the host, or on the accelerator after they were fetched."""
 _LAYERS, _N_EXPERTS, _TOP_K, _WARM_UP = 8, 16, 4, 4
 
 

@@ -11,9 +11,10 @@ from moesim.errors import InputError
 from moesim.live.kernels.buffers import Buffers
 from moesim.live.kernels.copies import copy
 from moesim.live.kernels.dense import DenseKernel
-from moesim.live.kernels.expert import ExpertKernel, ExpertShape
+from moesim.live.kernels.expert import ExpertKernel
 from moesim.live.kernels.files import FileExperts
 from moesim.live.kernels.machine import available_gpu_bytes
+from moesim.live.kernels.plans import ExpertShape
 from moesim.live.memory import share_out
 
 if TYPE_CHECKING:

@@ -15,12 +15,13 @@ torch = pytest.importorskip("torch")
 
 from moesim.errors import CapacityError, InputError  # noqa: E402
 from moesim.live.kernels import files, machine, require_torch  # noqa: E402
-from moesim.live.kernels.buffers import PAGE, Buffers  # noqa: E402
+from moesim.live.kernels.buffers import Buffers  # noqa: E402
 from moesim.live.kernels.copies import copy, copy_in_chunks  # noqa: E402
 from moesim.live.kernels.dense import DenseKernel  # noqa: E402
 from moesim.live.kernels.errors import KernelError  # noqa: E402
-from moesim.live.kernels.expert import ExpertKernel, ExpertShape  # noqa: E402
+from moesim.live.kernels.expert import ExpertKernel  # noqa: E402
 from moesim.live.kernels.files import FileExperts  # noqa: E402
+from moesim.live.kernels.plans import PAGE, ExpertShape  # noqa: E402
 from moesim.model import ModelSpec  # noqa: E402
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")

@@ -338,6 +338,6 @@ def test_gpus_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         (0, "--backend cuda: expected a GPU that PyTorch finds, got none"),
         (1, "expected at most the 1 GPUs"),
     ):
-        monkeypatch.setattr(live_machine.Tensors, "n_gpus", staticmethod(lambda n=n_gpus: n))
+        monkeypatch.setattr(live_machine, "n_gpus", lambda n=n_gpus: n)
         with pytest.raises(InputError, match=message):
             LiveMachine(spec.hardware, backend="cuda")

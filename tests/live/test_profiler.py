@@ -33,12 +33,14 @@ from moesim.hardware import load_hardware
 from moesim.hardware.costs import CostModel
 from moesim.live.kernels import workers
 from moesim.live.kernels.affinity import usable_cores
+from moesim.live.kernels.errors import KernelError
 from moesim.live.kernels.workers import Done, Worker
 from moesim.live.profiler import calls, needs
 from moesim.live.profiler.bench import RealBench
 from moesim.live.profiler.bench_makers import FILE
 from moesim.live.profiler.calls import Timed
 from moesim.live.profiler.figure import draw
+from moesim.live.profiler.host import Host
 from moesim.live.profiler.layout import layout_of
 from moesim.live.profiler.machine import Machine
 from moesim.live.profiler.measure import measure, sentinel_drift
@@ -393,7 +395,7 @@ def test_what_is_not_this_measurement_is_refused(tmp_path: Path):
 
 
 def test_a_profile_that_is_not_valid_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(Machine, "capacity_bytes", lambda *_: -1)
+    monkeypatch.setattr(Host, "capacity_bytes", lambda *_: -1)
     with pytest.raises(HardwareError, match=r"mine\.yaml: devices\.core0\.memory_bytes"):
         measure(prepared(tmp_path), bench=FakeBench())
     assert [path.name for path in (tmp_path / "mine").iterdir()] == [PART]  # and can go on, or be looked at
@@ -648,6 +650,33 @@ def test_dry_run_prints_the_plan_and_writes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_plan_needs_no_pytorch(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    """It is the same but for a GPU, which nobody has looked for; to measure needs it."""
+    known = [
+        "measure",
+        "mine",
+        "--model",
+        "olmoe",
+        "--mode",
+        "quick",
+        "--memory",
+        "1.5GB",
+        "--no-disk",
+        "--out",
+        str(tmp_path / "o"),
+    ]
+    monkeypatch.chdir(tmp_path)
+    run(*known, "--dry-run", "--no-gpu")
+    plan = capsys.readouterr().out
+    monkeypatch.setattr("moesim.live.kernels.machine._torch", lambda: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    run(*known, "--dry-run")
+    said = capsys.readouterr()
+    assert said.out == plan and said.err == "PyTorch is not installed, so that no GPU was looked for\n"
+    with pytest.raises(KernelError, match="expected the package torch, got none"):
+        run(*known)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -665,7 +694,7 @@ def test_dry_run_prints_the_plan_and_writes_nothing(
 )
 def test_bad_input(arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("moesim.live.kernels.tensors.Tensors.n_gpus", staticmethod(lambda: 0))
+    monkeypatch.setattr("moesim.live.profiler.request.n_gpus", lambda: 0)
     with pytest.raises(InputError) as caught:
         run("measure", "mine", "--out", str(tmp_path / "out"), *arguments)
     assert message in str(caught.value) and "\n" not in str(caught.value)
@@ -683,9 +712,9 @@ def test_a_name_that_is_taken_or_no_name(tmp_path: Path):
 
 
 def test_the_first_gpu_is_measured_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("moesim.live.kernels.tensors.Tensors.n_gpus", staticmethod(lambda: 0))
+    monkeypatch.setattr("moesim.live.profiler.request.n_gpus", lambda: 0)
     assert find_gpu(None) is None
-    monkeypatch.setattr("moesim.live.kernels.tensors.Tensors.n_gpus", staticmethod(lambda: 2))
+    monkeypatch.setattr("moesim.live.profiler.request.n_gpus", lambda: 2)
     assert find_gpu(None) == 0 and find_gpu(1) == 1
 
 

@@ -9,48 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from moesim.live.kernels.parts import Plan, Planned, Tensors, matrix, norm_of, normalise
+from moesim.live.kernels.parts import Tensors, normalise
+from moesim.live.kernels.plans import step_bytes
 from moesim.model import ModelSpec
 
 _ROPE_BASE = 10_000.0
-
-
-def attention_plan(model: ModelSpec) -> Plan:
-    """Plan one layer's attention with the norm before it; biases and sinks are left out."""
-    hidden, heads = model.hidden, model.n_heads
-    plan = {"attention_norm": norm_of(model)}
-    if not model.kv_lora_rank:
-        q, kv = heads * model.head_dim, model.n_kv_heads * model.head_dim
-        plan |= {"qkv": matrix(q + 2 * kv, hidden), "out": matrix(hidden, q)}
-        if model.qk_norm != "none":
-            full = model.qk_norm == "full"
-            plan |= {name: Planned((1, width if full else model.head_dim), 0) for name, width in (("q_norm", q), ("k_norm", kv))}
-        return plan
-    q, latent = heads * (model.nope_head_dim + model.rope_head_dim), model.kv_lora_rank
-    if model.q_lora_rank:
-        rank = model.q_lora_rank
-        plan |= {"q_down": matrix(rank, hidden), "q_norm": Planned((1, rank), 0), "q_up": matrix(q, rank)}
-    else:
-        plan["q_up"] = matrix(q, hidden)
-    return plan | {
-        "kv_down": matrix(latent + model.rope_head_dim, hidden),
-        "kv_norm": Planned((1, latent), 0),
-        "k_up": Planned((heads, model.nope_head_dim, latent), latent),
-        "v_up": Planned((heads, latent, model.v_head_dim), latent),
-        "out": matrix(hidden, heads * model.v_head_dim),
-    }
-
-
-def cache_plan(model: ModelSpec, max_kv_tokens: int) -> Plan:
-    """Plan one layer's KV cache: (keys and values, KV heads, tokens, width), or (1, 1, tokens, latent + rotary)."""
-    if model.kv_lora_rank:
-        return {"kv": Planned((1, 1, max_kv_tokens, model.kv_lora_rank + model.rope_head_dim), 1)}
-    return {"kv": Planned((2, model.n_kv_heads, max_kv_tokens, model.head_dim), 1)}
-
-
-def rotary_width(model: ModelSpec) -> int:
-    """Tell how many numbers of a key are rotated by its position."""
-    return model.rope_head_dim if model.kv_lora_rank else model.head_dim
 
 
 class Step:
@@ -69,7 +32,7 @@ class Step:
     @staticmethod
     def required_bytes(rotary: int, max_rows: int, max_kv_tokens: int, dtype: torch.dtype) -> int:
         """Tell what is allocated."""
-        return max_rows * 8 + (max_rows + max_kv_tokens) * rotary * dtype.itemsize
+        return step_bytes(rotary, max_rows, max_kv_tokens, dtype.itemsize)
 
     @property
     def tensors(self) -> list[Tensor]:

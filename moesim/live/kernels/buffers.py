@@ -12,11 +12,9 @@ from torch import Tensor
 
 from moesim.live.kernels.errors import KernelError
 from moesim.live.kernels.machine import check_room
+from moesim.live.kernels.plans import PAGE, buffer_bytes, round_up
 
 _cuda: Any = torch.cuda  # its runtime carries no types
-
-PAGE = 4096
-"""Bytes to which every buffer is aligned, so that files can be read straight into it."""
 
 
 class Buffers:
@@ -32,7 +30,7 @@ class Buffers:
         if pinned and not torch.cuda.is_available():
             raise KernelError("pinned buffers: expected a CUDA GPU that copies from them, got none; leave pinned out")
         check_room(f"{n} buffers of {n_bytes} bytes", self.total_bytes, where)
-        self._stride = _round_up(n_bytes)
+        self._stride = round_up(n_bytes)
         whole = torch.empty(self.total_bytes, dtype=torch.uint8, device=where)
         start = -whole.data_ptr() % PAGE
         self._data = whole[start : start + n * self._stride]
@@ -45,7 +43,7 @@ class Buffers:
     @staticmethod
     def required_bytes(n: int, n_bytes: int) -> int:
         """Tell what ``n`` buffers of ``n_bytes`` bytes will allocate."""
-        return n * _round_up(n_bytes) + PAGE
+        return buffer_bytes(n, n_bytes)
 
     def __len__(self) -> int:
         return self.n
@@ -56,10 +54,6 @@ class Buffers:
             raise IndexError(f"buffer {i} of {self.n}")
         start = i * self._stride
         return self._data[start : start + self.n_bytes]
-
-
-def _round_up(n_bytes: int) -> int:
-    return -(-n_bytes // PAGE) * PAGE
 
 
 def _pin(data: Tensor) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from moesim.live.kernels.buffers import PAGE
+from moesim.live.kernels.plans import PAGE
 
 
 def copy(dst: Tensor, src: Tensor, *, non_blocking: bool = False) -> None:

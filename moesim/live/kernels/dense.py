@@ -8,14 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from moesim.live.kernels.attention import Step, attention, attention_plan, cache_plan, rotary_width
-from moesim.live.kernels.errors import KernelError
+from moesim.live.kernels.attention import Step, attention
 from moesim.live.kernels.fill import generator
 from moesim.live.kernels.machine import check_room
-from moesim.live.kernels.parts import Plan, Tensors, feed_forward, feed_forward_plan, make, matrix, norm_of, normalise, plan_bytes
+from moesim.live.kernels.parts import Tensors, feed_forward, make, normalise
+from moesim.live.kernels.plans import dense_bytes, dense_plans, number_bytes, rotary_width
 from moesim.model import ModelSpec
-
-_DTYPES = {16: torch.bfloat16, 32: torch.float32}
 
 
 class DenseKernel:
@@ -45,7 +43,7 @@ class DenseKernel:
             model, distinct_layers=distinct_layers, max_rows=max_rows, max_kv_tokens=max_kv_tokens, with_head=with_head
         )
         check_room(f"the dense part of model '{model.name}'", self.n_bytes, self.device)
-        plans = _plans(model, distinct_layers, max_kv_tokens, with_head)
+        plans = dense_plans(model, distinct_layers, max_kv_tokens, with_head)
         # Each group has a source of its own: what is in all kernels of a model is the same, however many layers they have.
         self._layers, self._leading, self._ends = (
             [make(plan, self.dtype, self.device, source) for plan in group]
@@ -56,12 +54,9 @@ class DenseKernel:
     @staticmethod
     def required_bytes(model: ModelSpec, *, distinct_layers: int, max_rows: int, max_kv_tokens: int, with_head: bool) -> int:
         """Tell what a kernel will allocate, in bytes."""
-        dtype = _dtype(model)
-        if min(distinct_layers, max_rows, max_kv_tokens) < 1:
-            raise ValueError("expected at least one distinct layer, row, and token of KV")
-        plans = _plans(model, distinct_layers, max_kv_tokens, with_head)
-        weights = sum(plan_bytes(plan, dtype) for group in plans for plan in group)
-        return weights + Step.required_bytes(rotary_width(model), max_rows, max_kv_tokens, dtype)
+        return dense_bytes(
+            model, distinct_layers=distinct_layers, max_rows=max_rows, max_kv_tokens=max_kv_tokens, with_head=with_head
+        )
 
     def attention(self, layer: int, x: Tensor, sequences: Sequence[tuple[int, int]]) -> Tensor:
         """Norm, attention and residual of one layer; keys and values of the rows go into its cache."""
@@ -117,33 +112,5 @@ class DenseKernel:
 
 
 def _dtype(model: ModelSpec) -> torch.dtype:
-    dtype = _DTYPES.get(int(model.other_bits)) if model.other_bits in _DTYPES else None
-    if dtype is None:
-        raise KernelError(f"model '{model.name}': expected other_bits of 16 or 32, got {model.other_bits:g}; choose one of them")
-    if model.kv_bits != model.other_bits:
-        raise KernelError(
-            f"model '{model.name}': expected kv_bits equal to other_bits ({model.other_bits:g}) to measure or replay,"
-            f" got {model.kv_bits:g}; set kv_bits to it"
-        )
-    if rotary_width(model) % 2:
-        raise KernelError(f"model '{model.name}': expected an even width to rotate, got {rotary_width(model)}; change head_dim")
-    return dtype
-
-
-def _plans(model: ModelSpec, distinct: int, max_kv_tokens: int, with_head: bool) -> tuple[list[Plan], list[Plan], list[Plan]]:
-    """Plan the layers, the leading layers, and what is there once."""
-    mixing = attention_plan(model) | cache_plan(model, max_kv_tokens)
-    layer = mixing | {"router_norm": norm_of(model), "router": matrix(model.n_experts, model.hidden)}
-    if model.shared_intermediate:
-        layer |= feed_forward_plan(model, model.shared_intermediate, "shared")
-        if model.shared_gate:
-            layer["shared_scale"] = matrix(1, model.hidden)
-    leading = mixing | {"dense_norm": norm_of(model)} | feed_forward_plan(model, model.dense_intermediate, "dense")
-    ends = {"embedding": matrix(model.vocab, model.hidden), "last_norm": norm_of(model)}
-    if not model.tie_embeddings:
-        ends["head"] = matrix(model.vocab, model.hidden)
-    return (
-        [layer] * min(distinct, model.n_layers),
-        [leading] * min(distinct, model.n_dense_layers),
-        [ends] if with_head else [],
-    )
+    """Choose the type of weights, KV cache and hidden states: bfloat16 for 16 bits, float32 for 32."""
+    return {2: torch.bfloat16, 4: torch.float32}[number_bytes(model)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from moesim.live.kernels.errors import KernelError
 from moesim.live.kernels.fill import byte_block, generator, normal_block, tile
-from moesim.model import ModelSpec
+from moesim.live.kernels.plans import ExpertShape
 
 Weights = tuple[Tensor, ...]
 """The matrices of one expert (gate, up, down; or up, down), as views of its flat buffer."""
@@ -21,38 +20,6 @@ _BYTE_STD, _NIBBLE_STD = math.sqrt((256**2 - 1) / 12), math.sqrt((16**2 - 1) / 1
 _STRIDE = 7919  # matrices begin so far apart in a block of random numbers: it is prime to the block's length
 _GROUPS = (128, 64, 32)  # weights along a row that share scale and zero point, in 4 bits
 _INNER_TILES = (8, 4, 2)  # tiles of 16 in the layout of torch's CUDA kernel for 4 bits
-
-
-@dataclass(frozen=True)
-class ExpertShape:
-    """What a routed expert's computation depends on."""
-
-    # hidden, intermediate: widths of the residual stream and of the expert
-    hidden: int
-    intermediate: int
-    bits: float  # of one weight: 4, 8, 16 or 32
-    n_mats: int  # 3 (gate, up, down) or 2 (up, down)
-    n_bytes: int  # of one expert, `ModelSpec.expert_bytes()`
-
-    @classmethod
-    def of(cls, model: ModelSpec) -> ExpertShape:
-        """Take the shape from a model."""
-        if model.expert_bytes_by_layer is not None:
-            raise KernelError(
-                f"model '{model.name}': expected one precision for the experts of all layers, got expert_bytes_by_layer;"
-                " leave it out to measure or replay"
-            )
-        if model.units_per_expert > 1:
-            raise KernelError(
-                f"model '{model.name}': expected whole experts, got units_per_expert: {model.units_per_expert}; leave it out to"
-                " measure or replay"
-            )
-        if model.expert_bits not in (4, 8, 16, 32):
-            raise KernelError(
-                f"model '{model.name}': expected expert_bits of 4, 8, 16 or 32 to measure or replay,"
-                f" got {model.expert_bits:g}; choose the nearest"
-            )
-        return cls(model.hidden, model.expert_intermediate, model.expert_bits, model.n_mats, model.expert_bytes())
 
 
 class ExpertKernel:

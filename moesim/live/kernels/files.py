@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from moesim.errors import CapacityError
-from moesim.live.kernels.buffers import PAGE, Buffers
+from moesim.live.kernels.buffers import Buffers
 from moesim.live.kernels.errors import KernelError
+from moesim.live.kernels.plans import PAGE
 
 if TYPE_CHECKING:
     from moesim.live.kernels.expert import ExpertKernel

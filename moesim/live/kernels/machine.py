@@ -9,14 +9,36 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from moesim.errors import CapacityError
 from moesim.live.kernels.affinity import usable_cores
 
+if TYPE_CHECKING:
+    import torch
+
 _SYS = Path("/sys")
 _PROC = Path("/proc")
+
+
+def _torch() -> Any:
+    """Import PyTorch where it is installed; a plan can be made without."""
+    try:
+        import torch
+    except ImportError:
+        return None
+    return torch
+
+
+def has_torch() -> bool:
+    """Tell whether PyTorch is installed."""
+    return _torch() is not None
+
+
+def n_gpus() -> int:
+    """Count the GPUs that PyTorch finds; none without it."""
+    torch = _torch()
+    return torch.cuda.device_count() if torch is not None and torch.cuda.is_available() else 0
 
 
 def describe() -> dict[str, str]:
@@ -28,9 +50,11 @@ def describe() -> dict[str, str]:
         "caches": ", ".join(f"L{level}{letter} {_in_words(size)}" for level, letter, size in _caches()) or "unknown",
         "kernel": " ".join([platform.system(), *re.findall(r"^\d+\.\d+", platform.release()), platform.machine()]),
         "python": platform.python_version(),
-        "torch": str(torch.__version__),
     }
-    if torch.cuda.is_available():
+    torch = _torch()
+    if torch is not None:
+        words["torch"] = str(torch.__version__)
+    if n_gpus():
         words["gpus"] = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
         words["cuda"] = str(torch.version.cuda)
         driver = _nvidia_smi("driver_version", 0)
@@ -53,8 +77,9 @@ def available_memory_bytes(proc: Path = _PROC, cgroup: Path = _SYS / "fs/cgroup"
 
 def available_gpu_bytes(device: str = "cuda") -> int | None:
     """Tell how much memory of a GPU is free now, in bytes; None without one."""
-    if not torch.cuda.is_available():
+    if not n_gpus():
         return None
+    torch = _torch()
     free, _ = torch.cuda.mem_get_info(torch.device(device))
     return int(free)
 
@@ -154,26 +179,28 @@ def _in_words(n_bytes: int | None) -> str:
 def empty_gpu_caches() -> None:
     """Give the driver back what PyTorch keeps of freed GPU memory; what is free is asked of the driver."""
     gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    if n_gpus():
+        _torch().cuda.empty_cache()
 
 
 def gpu_total_bytes(device: str = "cuda") -> int | None:
     """Tell the whole memory of a GPU, in bytes; None without one."""
-    return int(torch.cuda.mem_get_info(torch.device(device))[1]) if torch.cuda.is_available() else None
+    torch = _torch()
+    return int(torch.cuda.mem_get_info(torch.device(device))[1]) if n_gpus() else None
 
 
 def gpu_cache_bytes(device: str = "cuda") -> int | None:
     """Tell the size of a GPU's last cache, in bytes; None without one."""
-    if not torch.cuda.is_available():
+    if not n_gpus():
         return None
+    torch = _torch()
     return int(torch.cuda.get_device_properties(torch.device(device)).L2_cache_size)
 
 
 def _identity(index: int) -> str:
     """Name a GPU for the driver's tool, which counts in an order of its own."""
-    if torch.cuda.is_available() and index < torch.cuda.device_count():
-        uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)
+    if index < n_gpus():
+        uuid = getattr(_torch().cuda.get_device_properties(index), "uuid", None)
         if uuid is not None:
             return f"GPU-{uuid}"
     return str(index)

@@ -3,49 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from moesim.live.kernels.fill import normal_block, tile
-from moesim.model import ModelSpec
+from moesim.live.kernels.plans import Plan
 
 EPSILON = 1e-6
 """Of the norms."""
 
 
-class Planned(NamedTuple):
-    """A tensor before it exists: its shape, and the inputs of a product with it (0: weights of a norm)."""
-
-    shape: tuple[int, ...]
-    inputs: int
-
-
-Plan = dict[str, Planned]
 Tensors = dict[str, Tensor]
-
-
-def matrix(out: int, inputs: int) -> Planned:
-    """Plan a matrix of a linear layer."""
-    return Planned((out, inputs), inputs)
-
-
-def norm_of(model: ModelSpec) -> Planned:
-    """Plan a norm of the residual stream: LayerNorm with a bias, or RMSNorm."""
-    return Planned((1 + model.norm_bias, model.hidden), 0)
-
-
-def feed_forward_plan(model: ModelSpec, width: int, prefix: str) -> Plan:
-    """Plan a feed-forward block of the width: three matrices (SwiGLU) or two (GELU), as the model's experts."""
-    plan = {f"{prefix}_up": matrix(width, model.hidden), f"{prefix}_down": matrix(model.hidden, width)}
-    return plan if model.n_mats == 2 else {f"{prefix}_gate": matrix(width, model.hidden), **plan}
-
-
-def plan_bytes(plan: Plan, dtype: torch.dtype) -> int:
-    """Tell what the tensors of a plan take."""
-    return sum(math.prod(planned.shape) for planned in plan.values()) * dtype.itemsize
 
 
 def make(plan: Plan, dtype: torch.dtype, device: torch.device, source: torch.Generator) -> Tensors:

@@ -20,11 +20,6 @@ class Tensors:
         self.places = dict(places)
         self._streams: dict[str, list[torch.cuda.Stream]] = {}
 
-    @staticmethod
-    def n_gpus() -> int:
-        """GPUs that PyTorch finds."""
-        return torch.cuda.device_count() if torch.cuda.is_available() else 0
-
     def zeros(self, place: str, rows: int, width: int, dtype: Any) -> Tensor:
         """Zeros, (rows, width)."""
         made = torch.zeros(rows, width, dtype=dtype, device=place)

@@ -6,8 +6,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from moesim.live.kernels.expert import ExpertKernel, ExpertShape
+from moesim.live.kernels.expert import ExpertKernel
 from moesim.live.kernels.files import FileExperts
+from moesim.live.kernels.plans import ExpertShape
 from moesim.live.profiler.needs import FILE_BLOCK
 
 _SHAPE = ExpertShape(4096, 4096, 16, 2, FILE_BLOCK)  # two matrices that are exactly one block

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 from moesim.live.kernels.affinity import usable_cores
 from moesim.live.kernels.buffers import Buffers
 from moesim.live.kernels.dense import DenseKernel
-from moesim.live.kernels.expert import ExpertKernel, ExpertShape
+from moesim.live.kernels.expert import ExpertKernel
 from moesim.live.kernels.fill import byte_block, generator, tile
 from moesim.live.kernels.machine import (
-    available_gpu_bytes,
-    available_memory_bytes,
     gpu_power_w,
-    gpu_total_bytes,
     joules_between,
     package_energy_uj,
 )
+from moesim.live.kernels.plans import ExpertShape
 from moesim.live.kernels.streams import CudaStreamWorker
 from moesim.live.kernels.tensors import Tensors
 from moesim.live.kernels.workers import Done, Worker
+from moesim.live.profiler.host import Host, index_of
 from moesim.live.profiler.layout import Device
 from moesim.live.profiler.needs import DenseNeed, arena_bytes, ring_length
 
@@ -64,7 +60,7 @@ class Arena:
         return self._flat[start : start + n_bytes]
 
 
-class Machine:
+class Machine(Host):
     """The real machine. Nothing here changes any of its settings."""
 
     def __init__(self) -> None:
@@ -73,20 +69,6 @@ class Machine:
     def at(self, place: str) -> str:
         """Tell what PyTorch calls a place of the layout."""
         return place
-
-    def free_bytes(self, place: str, disk: Path | None = None) -> int | None:
-        """Tell what is free now of a place's memory, or of the disk with a folder; None if the system does not say."""
-        if place == "disk":
-            return shutil.disk_usage(disk or Path()).free
-        return available_memory_bytes() if place == "cpu" else available_gpu_bytes(place)
-
-    def capacity_bytes(self, place: str, disk: Path | None = None) -> int:
-        """Tell how much a device can hold: the whole memory of a host or GPU, what is free of a disk."""
-        if place == "cpu":
-            return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        if place.startswith("cuda"):
-            return gpu_total_bytes(place) or 0
-        return self.free_bytes(place, disk) or 0
 
     def worker(self, name: str, done: SimpleQueue[Done], place: str, cores: Sequence[int], threads: int) -> Any:
         """Make a worker: threads on cores (none given: on any), or a stream of a GPU."""
@@ -118,7 +100,7 @@ class Machine:
         """Read the power of a device while something is done for the seconds that it is told; None where it cannot be read."""
         if device.kind == "gpu":
             with ThreadPoolExecutor(1) as beside:  # it is read while something goes on, not after it
-                reading = beside.submit(_read_power, _index(device), _POWER_S)
+                reading = beside.submit(_read_power, index_of(device), _POWER_S)
                 during(_POWER_S)
                 known = sorted(watts for watts in reading.result() if watts is not None)
             return known[len(known) // 2] if known else None
@@ -126,17 +108,6 @@ class Machine:
         during(_POWER_S)
         after, seconds = package_energy_uj(), time.monotonic() - began
         return joules_between(before, after) / seconds if before and after else None
-
-    def powered(self, devices: Sequence[Device]) -> list[str]:
-        """Name the devices whose power can be read: a GPU, and a processor of which one device has all cores."""
-        found = []
-        for device in devices:
-            if device.kind == "gpu":
-                told = gpu_power_w(_index(device)) is not None
-            else:
-                told = device.all_cores and package_energy_uj() is not None
-            found += [device.name] if told else []
-        return found
 
 
 def _read_power(index: int, seconds: float) -> list[float | None]:
@@ -146,7 +117,3 @@ def _read_power(index: int, seconds: float) -> list[float | None]:
         time.sleep(seconds / 5)
         readings.append(gpu_power_w(index))
     return readings
-
-
-def _index(device: Device) -> int:
-    return int(device.place.partition(":")[2] or 0)

@@ -13,6 +13,7 @@ from moesim import __version__
 from moesim.core.progress import Progress
 from moesim.errors import InputError
 from moesim.live.profiler.bench import RealBench
+from moesim.live.profiler.machine import Machine
 from moesim.live.profiler.profile_numbers import Facts
 from moesim.live.profiler.profile_of import profiles_of
 from moesim.live.profiler.request import Prepared
@@ -54,7 +55,8 @@ def measure(
     """
     request, plan = prepared.request, prepared.plan
     store = Store(request.out / request.name, plan, prepared.words, resume=request.resume)
-    carrier: Bench = bench or RealBench(plan, prepared.machine)
+    machine = prepared.machine if isinstance(prepared.machine, Machine) else Machine()
+    carrier: Bench = bench or RealBench(plan, machine)
     try:
         with Progress(plan.repeats * len(plan.probes), enabled=progress) as bar:
 

@@ -7,13 +7,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from moesim.live.kernels.buffers import Buffers
-from moesim.live.kernels.dense import DenseKernel
-from moesim.live.kernels.expert import ExpertShape
 from moesim.live.kernels.machine import gpu_cache_bytes, l3_bytes
+from moesim.live.kernels.plans import ExpertShape, buffer_bytes, dense_bytes
 from moesim.live.profiler.layout import Layout, Link
 from moesim.live.profiler.probes import PARTS, Probe
-from moesim.live.profiler.runtime import GPU_BYTES, MEMORY_BYTES
 from moesim.model import ModelSpec, bits_to_bytes
 
 SUPPORTED_BITS: Final = (4, 8, 16, 32)
@@ -24,6 +21,10 @@ RING: Final = 4
 
 SENTINEL_COPY: Final = 2**26
 """Bytes of the copy that is a sentinel, and at most of those in pairs."""
+RUNTIME_BYTES: Final = 320_000_000
+"""What a replay may use of host memory and disk: enough that weights are read from memory."""
+RUNTIME_GPU_BYTES: Final = 1_000_000_000
+"""What it uses of a GPU, where every expert has a buffer."""
 CONTEXT: Final = 64
 """Tokens in the cache of the dense part that goes on beside or before something else."""
 
@@ -95,7 +96,7 @@ class DenseNeed:
         widths = 8 * model.hidden + 3 * max(model.shared_intermediate, model.dense_intermediate)
         widths += 4 * model.n_heads * (model.head_dim + model.kv_lora_rank) + 2 * model.n_experts
         head = 64 * model.vocab * 4 * act if self.with_head else 0
-        return DenseKernel.required_bytes(model, **self.options) + self.max_rows * widths * act + head  # type: ignore[arg-type]
+        return dense_bytes(model, **self.options) + self.max_rows * widths * act + head  # type: ignore[arg-type]
 
 
 @dataclass
@@ -135,7 +136,7 @@ class Needs:
 
         for (_, _, place), (shape, rows) in self.experts.items():
             act = 4 if shape.bits == 32 else 2
-            add(place, Buffers.required_bytes(ring_length(shape.n_bytes, place), shape.n_bytes))
+            add(place, buffer_bytes(ring_length(shape.n_bytes, place), shape.n_bytes))
             add(place, shape.n_bytes + rows * (4 * shape.hidden + 3 * shape.intermediate) * act)  # libraries re-order weights
         for need in self.dense.values():
             add(need.place, need.n_bytes)
@@ -143,14 +144,14 @@ class Needs:
             place = layout.devices[device].place
             if place != "disk":
                 kinds = 2 if place == "cpu" and layout.has_gpu else 1  # pinned and pageable
-                add(place, kinds * Buffers.required_bytes(1, arena_bytes(size, place)))
+                add(place, kinds * buffer_bytes(1, arena_bytes(size, place)))
         places = {device.place for device in layout.devices.values()} - {"disk"}
         for place in places:
-            add(place, Buffers.required_bytes(1, arena_bytes(0, place)) + 3 * self.crossing_bytes)  # to empty caches with
+            add(place, buffer_bytes(1, arena_bytes(0, place)) + 3 * self.crossing_bytes)  # to empty caches with
         for tier in layout.tiers:
             if tier.compute in self.runtimes:
                 for place in {device.place for device in tier.devices}:
-                    add(place, MEMORY_BYTES if place in ("cpu", "disk") else GPU_BYTES)
+                    add(place, RUNTIME_BYTES if place in ("cpu", "disk") else RUNTIME_GPU_BYTES)
         if self.file_bytes:
             add("disk", self.file_bytes)
             add("cpu", FILE_BLOCK)

@@ -11,12 +11,12 @@ from typing import Final
 
 from moesim.core.units import format_memory
 from moesim.errors import CapacityError, ConfigError
-from moesim.live.kernels.expert import ExpertShape
+from moesim.live.kernels.plans import ExpertShape
 from moesim.live.profiler import probes as grid
 from moesim.live.profiler.layout import Device, Layout, Tier
 from moesim.live.profiler.needs import FILE_BLOCK, SENTINEL_COPY, Needs, Wanted, needs_of, subject_of
 from moesim.live.profiler.probes import PARTS, Probe
-from moesim.live.profiler.runtime import variants_of
+from moesim.live.variants import VARIANTS
 
 MODES: Final = {"quick": 5, "full": 7}
 """Modes, and how often each measures by default."""
@@ -240,3 +240,8 @@ def _sentinels(layout: Layout) -> tuple[Probe, ...]:
         if "disk" not in {layout.devices[end].place for end in link.ends}:
             found.append(Probe("sentinel", link.name, "copy", size=SENTINEL_COPY, unit="bytes"))
     return tuple(found)
+
+
+def variants_of(tier: Tier) -> tuple[str, ...]:
+    """Say how the runtime can be measured on a tier: nothing runs on a disk."""
+    return tuple(one for one in VARIANTS if one != "host" or "disk" not in {device.place for device in tier.devices})

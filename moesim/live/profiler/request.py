@@ -9,11 +9,10 @@ from pathlib import Path
 from moesim.core.units import format_memory
 from moesim.errors import CapacityError, ConfigError
 from moesim.live.kernels.affinity import usable_cores
-from moesim.live.kernels.machine import describe
-from moesim.live.kernels.tensors import Tensors
+from moesim.live.kernels.machine import describe, n_gpus
 from moesim.live.profiler.estimate import estimate_s
+from moesim.live.profiler.host import Host
 from moesim.live.profiler.layout import Layout, layout_of
-from moesim.live.profiler.machine import Machine
 from moesim.live.profiler.needs import Wanted
 from moesim.live.profiler.plan import Plan, make_plan
 from moesim.live.profiler.write import check_free
@@ -86,13 +85,13 @@ class Prepared:
     request: Request
     plan: Plan
     budgets: dict[str, int]
-    machine: Machine
+    machine: Host
     words: dict[str, str]
 
 
 def find_gpu(wanted: int | None) -> int | None:
     """Find which GPU to measure: the one that is wanted, else the first, else none."""
-    n = Tensors.n_gpus()
+    n = n_gpus()
     if wanted is None:
         return 0 if n else None
     if not 0 <= wanted < n:
@@ -102,15 +101,15 @@ def find_gpu(wanted: int | None) -> int | None:
     return wanted
 
 
-def prepare(request: Request, machine: Machine | None = None) -> Prepared:
+def prepare(request: Request, machine: Host | None = None) -> Prepared:
     """Check a request and make its plan; nothing is allocated or written.
 
     Parameters
     ----------
     request : Request
         What is asked for.
-    machine : Machine, optional
-        On which it is to be done; by default this one.
+    machine : Host, optional
+        On which it is to be done; by default this one, as far as a plan needs it.
 
     Returns
     -------
@@ -121,7 +120,7 @@ def prepare(request: Request, machine: Machine | None = None) -> Prepared:
     InputError
         If it cannot be carried out: a name, model, GPU, folder or budget is wrong, or memory does not suffice.
     """
-    machine = machine or Machine()
+    machine = machine or Host()
     if not _NAME.fullmatch(request.name):
         raise ConfigError(f"NAME: expected letters, digits, '.', '_' and '-', got {request.name!r}; choose another")
     names = [model.name for model in request.models]
@@ -145,7 +144,7 @@ def prepare(request: Request, machine: Machine | None = None) -> Prepared:
     return Prepared(request, plan, budgets, machine, describe())
 
 
-def _budgets(request: Request, layout: Layout, machine: Machine) -> dict[str, int]:
+def _budgets(request: Request, layout: Layout, machine: Host) -> dict[str, int]:
     available, memory = machine.free_bytes("cpu"), request.memory_bytes
     if memory is None:
         if available is None:

@@ -4,22 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import Any
 
 from moesim.hardware import HardwareProfile, build_profile
 from moesim.live.machine import LiveMachine
-from moesim.live.overhead import VARIANTS, runtime_gaps
+from moesim.live.overhead import runtime_gaps
 from moesim.live.profiler.layout import Tier
-
-MEMORY_BYTES: Final = 320_000_000
-"""What it may use of host memory and disk: enough that weights are read from memory."""
-GPU_BYTES: Final = 1_000_000_000
-"""What it uses of a GPU, where every expert has a buffer."""
-
-
-def variants_of(tier: Tier) -> tuple[str, ...]:
-    """Say what can be measured on a tier: nothing runs on a disk."""
-    return tuple(one for one in VARIANTS if one != "host" or "disk" not in {device.place for device in tier.devices})
+from moesim.live.profiler.needs import RUNTIME_BYTES
 
 
 class Runtime:
@@ -30,7 +21,7 @@ class Runtime:
         backend = "cuda" if any(device.place not in ("cpu", "disk") for device in tier.devices) else "cpu"
         gpus = [int(device.place.partition(":")[2]) for device in tier.devices if device.place not in ("cpu", "disk")]
         self._machine = LiveMachine(
-            self._hardware, backend=backend, memory_bytes=MEMORY_BYTES, disk=disk if "disk" in self._places(tier) else None,
+            self._hardware, backend=backend, memory_bytes=RUNTIME_BYTES, disk=disk if "disk" in self._places(tier) else None,
             seed=seed, first_gpu=min(gpus, default=0),
         )  # fmt: skip
 
