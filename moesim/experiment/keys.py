@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -34,9 +35,15 @@ _PACKAGES = ("numpy", "scipy", "simpy")
 @cache
 def code_digest() -> str:
     """Hash the source of all that a run goes through (`CODE`), and the versions of the packages that it computes with."""
+    return source_digest(CODE, " ".join(f"{name} {version(name)}" for name in _PACKAGES))
+
+
+@cache
+def source_digest(names: Sequence[str], more: str = "") -> str:
+    """Hash the source of files and packages of moesim, after some text."""
     root = Path(__file__).resolve().parents[1]
-    digest = hashlib.sha256(" ".join(f"{name} {version(name)}" for name in _PACKAGES).encode())
-    for name in CODE:
+    digest = hashlib.sha256(more.encode())
+    for name in names:
         for path in _sources(root / name):
             digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from platform import python_version
@@ -17,7 +17,9 @@ from moesim.core import collector
 from moesim.core.output_folder import OutputFolder, check_own_folder
 from moesim.core.text import say
 from moesim.errors import ConfigError, unknown_name
+from moesim.experiment.again import RESOLVED
 from moesim.experiment.asked_figures import needs_records, read_plots
+from moesim.experiment.drawn_before import drawn_before, figures_entry, figures_key
 from moesim.experiment.figures import draw
 from moesim.experiment.repeats import aggregate, repeated
 from moesim.experiment.result import DATASET, GROWING, OWNER, RECORDS, SUMMARY
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from moesim.experiment.runner import Kept
 
 _PACKAGES = ("numpy", "pandas", "pyarrow", "simpy", "scipy", "matplotlib", "pydantic")
-_NAMES = ("config.resolved.yaml", SUMMARY, "runs.parquet", "repeats.parquet", "timeline.json", "frames/steps.parquet",
+_NAMES = (RESOLVED, SUMMARY, "runs.parquet", "repeats.parquet", "timeline.json", "frames/steps.parquet",
           "frames/layers.parquet")  # fmt: skip
 _FOLDERS = (DATASET, RECORDS, "plots")
 _FIGURE = re.compile(r"(?P<figure>[\w-]+)(\.\w+=.*)?\.(png|pdf|csv|txt)")
@@ -103,25 +105,39 @@ class Output:
         with collector.paused():
             resolved = describe(self.experiment)
             summary = {"moesim": __version__, "key": resolved["key"], "runs": results.rows}
-            files = {
-                "config.resolved.yaml": yaml.safe_dump(resolved, sort_keys=False, width=120).encode(),
+            files: dict[str, bytes | Path] = {
                 SUMMARY: (json.dumps(summary, indent=1) + "\n").encode(),
                 "runs.parquet": frame_bytes(results.rows),
             }
             if repeated(results.rows):
                 files["repeats.parquet"] = frame_bytes(aggregate(results.rows))
             files |= self._timeline(results)
-            by_policy = {str(results.outcomes[i].row["policy"]): results.outcomes[i] for i in self._in_gantt}
-            figures, left_out = draw(self._plots, results.outcomes, by_policy, workers, progress=progress)
-            if any(outcome.failure is None for outcome in results.outcomes):  # else the error of a run says more
-                for line in left_out:
-                    say(f"moesim: {line}")
-            files |= {f"plots/{name}": content for name, content in figures.items()}
+            files |= self._figures(results, resolved, workers, progress)
+            files[RESOLVED] = yaml.safe_dump(resolved, sort_keys=False, width=120).encode()
             if self.experiment.config.frames:
                 files |= self._frames(results)
         self._out.replace(files, last=SUMMARY, keep=GROWING, tidy=False)
         Store(self.folder).keep_records([str(results.outcomes[i].row["key"]) for i in self.kept])
         return self.folder
+
+    def _figures(
+        self, results: Results, resolved: dict[str, Any], workers: Workers | None, progress: bool
+    ) -> Mapping[str, bytes | Path]:
+        """Draw the figures, or take those that are there if nothing of them has changed; `resolved` gets of what they are."""
+        if not self._plots:
+            return {}
+        key = figures_key(self._plots, results.rows, frames=self.experiment.config.frames)
+        if (before := drawn_before(self.folder, key)) is not None:
+            resolved |= figures_entry(key, (path.name for path in before.values()))
+            return before
+        by_policy = {str(results.outcomes[i].row["policy"]): results.outcomes[i] for i in self._in_gantt}
+        figures, left_out = draw(self._plots, results.outcomes, by_policy, workers, progress=progress)
+        if any(outcome.failure is None for outcome in results.outcomes):  # else the error of a run says more
+            for line in left_out:
+                say(f"moesim: {line}")
+        if not left_out:  # else they are drawn again, and say so again
+            resolved |= figures_entry(key, figures)
+        return {f"plots/{name}": content for name, content in figures.items()}
 
     def _timeline(self, results: Results) -> dict[str, bytes]:
         config = self.experiment.config.timeline

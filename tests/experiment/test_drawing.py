@@ -7,6 +7,7 @@ import struct
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,46 @@ def test_the_command_draws_in_the_processes_of_its_sweep(tmp_path: Path, monkeyp
     pool = Here()
     output.write(run_experiment(experiment, keep=output.kept.__contains__), workers_with(pool))
     assert pool.drawn == ["decode_speed"] and (tmp_path / "out/plots/decode_speed.png").is_file()
+
+
+def test_figures_are_drawn_again_only_if_something_of_them_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    drawn: list[str] = []
+    monkeypatch.setattr(
+        figures, "_draw", lambda one: drawn.append(one.name) or {f"{one.name}.png": b"png of " + one.name.encode()}
+    )  # type: ignore[func-returns-value]
+    results = run_experiment(resolve(tmp_path, plots=["decode_speed"]))
+
+    def again(plots: list[Any], rows: Results = results) -> list[str]:
+        drawn.clear()
+        experiment = resolve(tmp_path, plots=plots)
+        Output(experiment, tmp_path / "out").write(Results(experiment, rows.outcomes))
+        assert (tmp_path / "out/plots/decode_speed.png").read_bytes() == b"png of decode_speed"
+        return list(drawn)
+
+    assert again(["decode_speed"]) == ["decode_speed"]
+    assert again(["decode_speed"]) == again(["decode_speed"]) == []
+    (tmp_path / "out/plots/decode_speed.png").unlink()
+    assert again(["decode_speed"]) == ["decode_speed"]
+    (tmp_path / "out/plots/decode_speed.png").write_bytes(b"painted over")
+    assert again(["decode_speed"]) == ["decode_speed"]
+    assert again([{"kind": "decode_speed", "width": "page"}]) == ["decode_speed"]
+    faster = [replace(one, row={**one.row, "decode_tokens_per_s": 1.0}) for one in results.outcomes]
+    assert again(["decode_speed"], Results(results.experiment, faster)) == ["decode_speed"]
+    monkeypatch.setattr("moesim.experiment.drawn_before.source_digest", lambda names: "other code")
+    assert again(["decode_speed"], Results(results.experiment, faster)) == ["decode_speed"]
+    assert again(["decode_speed"], Results(results.experiment, faster)) == []
+
+
+def test_a_figure_that_was_left_out_is_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:  # fmt: skip
+    monkeypatch.setattr(figures, "_draw", lambda one: ConfigError("nothing to draw"))
+    experiment = resolve(tmp_path, plots=["decode_speed"])
+    for _ in range(2):
+        Output(experiment, tmp_path / "out").write(run_experiment(experiment))
+        assert "plots: decode_speed is left out: nothing to draw" in capsys.readouterr().err
 
 
 # --------------------------------------------------------------------------------------------------------------------- mappings
