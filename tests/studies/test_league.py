@@ -67,7 +67,9 @@ def test_what_makes_a_setting_doubtful(speeds: dict[str, list[float]], ends: lis
 
 def test_two_systems_are_near_the_best_at_least():
     assert near({"a": 1.0, "b": 10.0, "c": 2.0}) == ["b", "c"]
-    assert near({"a": 8.1, "b": 10.0, "c": 7.9}) == ["a", "b"]
+    assert near({"a": 8.8, "b": 10.0, "c": 8.6}) == ["b", "a"]
+    assert near(dict.fromkeys("abcdefg", 1.0)) == list("abcde")
+    assert near(dict.fromkeys("abcdefg", 1.0), most=None) == list("abcdefg")
     assert near({"a": 1.0}) == ["a"]
 
 

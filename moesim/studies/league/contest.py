@@ -10,6 +10,8 @@ from moesim.core.student import Mean, mean
 
 NEAR: Final = 1.15
 """Systems that are at most so many times slower than the best of the first draw meet on the other draws, too."""
+MOST: Final = 5
+"""Of these so many at most, the fastest."""
 
 LEVEL: Final = 0.95
 """Of the interval of a margin."""
@@ -34,14 +36,14 @@ class Contest:
         return not self.doubts
 
 
-def near(first: Mapping[str, float], factor: float = NEAR) -> list[str]:
-    """List the systems that come near the best of the first draw, at least the two fastest, in the order given.
+def near(first: Mapping[str, float], factor: float = NEAR, most: int | None = MOST) -> list[str]:
+    """List the systems that come near the best of the first draw, at least the two fastest and at most so many.
 
     >>> near({"lru": 8.0, "dali": 10.0, "on-demand": 3.0})
-    ['lru', 'dali']
+    ['dali', 'lru']
     """
-    fastest = sorted(first.values(), reverse=True)[:2]
-    return [name for name, speed in first.items() if speed * factor >= fastest[0] or speed >= fastest[-1]]
+    fastest = sorted(first, key=lambda name: -first[name])[:most]  # of equals the first
+    return [name for place, name in enumerate(fastest) if place < 2 or first[name] * factor >= first[fastest[0]]]
 
 
 def decide(speeds: Mapping[str, Sequence[float]], ends: Sequence[Mapping[str, float]] = ()) -> Contest:

@@ -188,7 +188,7 @@ def _near(rows: dict[str, Row], systems: Sequence[System], phases: Iterable[str]
     found: set[str] = set()
     for phase in phases:
         speeds = {n: PHASES[phase](rows[n]) for n in names if n in rows and rows[n].get("source_label") != ORACLE}
-        found.update(near(speeds) if factor is None else near(speeds, factor))
+        found.update(near(speeds) if factor is None else near(speeds, factor, None))
     return found
 
 
