@@ -11,6 +11,7 @@ import typer
 
 from moesim.cli.options import Jobs, Printed, Quick, Set
 from moesim.cli.outputs import write_own
+from moesim.core.limits import COUNT
 from moesim.core.output_folder import OutputFolder, check_own_folder
 from moesim.core.table import Format, render, render_records
 from moesim.core.units import format_size
@@ -35,6 +36,9 @@ def league(
     hardware: Annotated[str | None, typer.Option(help="Another machine: a name, or the file of a profile.")] = None,
     ratios: Annotated[str, typer.Option(help="Of the map: rate of the link over that of the CPU.")] = RATIOS,
     shares: Annotated[str, typer.Option(help="Of the map: shares of the experts for which there is room.")] = SHARES,
+    n_fresh: Annotated[
+        int, typer.Option("--fresh", min=0, max=COUNT.most, metavar="N", help="Try the map on N other draws of routing.")
+    ] = 0,
     mapped: Annotated[bool, typer.Option("--map/--no-map", help="Draw the map.")] = True,
     overrides: Set = [],  # noqa: B006  (typer copies it)
     small: Quick = False,
@@ -63,7 +67,7 @@ def league(
         OutputFolder(out, _OWNER).mark()  # so that a league that is stopped is known as one
     found = meet(
         quick(config, str(name)) if small else config, str(name), ratios=axes[0], shares=axes[1],
-        folder=None if out is None else out / "runs", jobs=jobs, progress=True,
+        folder=None if out is None else out / "runs", jobs=jobs, progress=True, n_fresh=n_fresh,
     )  # fmt: skip
     sys.stdout.write(table(found, form))
     if out is not None:
@@ -163,5 +167,6 @@ def _notes(found: League, rows: Sequence[dict[str, Any]], varying: Sequence[str]
         if row["inexact"] and row["phase"] == "decode" and row["inexact_speed"] > row["speed"]
     ]
     notes += [f"faster, but not exact: {line}" for line in inexact]
+    notes += [found.fresh.text()] if found.fresh is not None else []
     notes += [f"{name}: {why}" for name, why in found.never.items()]
     return [*notes, f"{found.n_runs} runs, of which {found.n_found} had been done before"]

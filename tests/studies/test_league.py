@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,14 @@ from moesim.cli.league import files_of, league, table
 from moesim.core.table import Format
 from moesim.errors import ConfigError
 from moesim.experiment.config import parse_config
+from moesim.experiment.pool import Workers
 from moesim.hardware import load_hardware
 from moesim.plots.crossover import crossover
 from moesim.studies.league.contest import ALONE, CPU_COST, NOISE, decide, near
+from moesim.studies.league.fresh import fresh_draws, on_fresh_draws
 from moesim.studies.league.league import League
 from moesim.studies.league.league import league as meet
+from moesim.studies.league.meetings import Meetings
 from moesim.studies.league.records import records
 from moesim.studies.league.settings import Setting, cpu_cost_ends, map_of, ratio_of, settings_of
 from tests.experiment.experiment_kit import small, write_yaml
@@ -155,6 +160,24 @@ def test_the_map_hatches_what_is_not_certain(found: League):
     assert "2 draws of routing" in drawing.caption
     dotted = [line for axes in drawing.figure.axes for line in axes.lines]
     assert len(dotted) == 2  # the machine as it is lies between the two ratios
+
+
+def test_fresh_draws_count_what_the_map_says(found: League, tmp_path: Path):
+    cells = [
+        replace(one, contest=replace(one.contest, doubts=doubts)) for one, doubts in zip(found.cells, [(), (NOISE,), (CPU_COST,)])
+    ]
+    systems = [{"name": name} for name in SYSTEMS]
+    with Workers(1) as workers:
+        meetings = Meetings("x", workers)
+        counts = on_fresh_draws(cells, systems, 2, meetings)
+    assert (counts.certain, counts.noisy, meetings.n_runs) == (1, 1, 12)
+    raws = [json.loads(raw) for raw in fresh_draws(cells[0].setting.draws[0], 2)]
+    assert [raw["workload"]["seed"] for raw in raws] == [1000, 1001]
+    speeds = [
+        moesim.run(raw | {"policies": [cells[0].contest.best, cells[0].contest.second]}, progress=False).table for raw in raws
+    ]
+    ratios = [float(one["decode_tokens_per_s"][0] / one["decode_tokens_per_s"][1]) for one in speeds]
+    assert counts.kept == (math.prod(ratios) > 1)
 
 
 # -------------------------------------------------------------------------------------------------------------- the command

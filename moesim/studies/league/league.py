@@ -15,6 +15,7 @@ from moesim.experiment.sweep import expand
 from moesim.metrics.naming import policy_label
 from moesim.policies.registry import make_policy
 from moesim.studies.league.contest import Contest, decide, near
+from moesim.studies.league.fresh import Fresh, on_fresh_draws
 from moesim.studies.league.meetings import Meetings, Row, System
 from moesim.studies.league.settings import Setting, cpu_cost_ends, map_of, settings_of
 from moesim.studies.regret import bounds_of
@@ -58,16 +59,18 @@ class League:
     never: dict[str, str]  # systems that ran nowhere
     n_runs: int
     n_found: int  # of these that had been run before
+    fresh: Fresh | None = None  # how the map came out on other draws
 
 
 def league(
     config: Config, place: str, *, ratios: Sequence[float] = (), shares: Sequence[float] = (), folder: Path | None = None,
-    jobs: int | None = None, progress: bool = False,
+    jobs: int | None = None, progress: bool = False, n_fresh: int = 0,
 ) -> League:  # fmt: skip
     """Carry out a league of an experiment, whose points that differ in trace or seed alone are draws of one setting.
 
     The map's axes are the rate of the link over that at which the CPU reads experts, and the share of experts for which the GPU
-    has room; without any there is no map. Runs are kept in a folder, so that they are not repeated.
+    has room; without any there is no map. Runs are kept in a folder, so that they are not repeated. With `n_fresh`, best and
+    second of each cell meet on so many other draws.
     """
     systems = list({repr(point.policy): point.policy for point in expand(config, place)}.values())
     exact = [one for one in systems if make_policy(one, place).exact]
@@ -82,9 +85,13 @@ def league(
             hardware = settings[0].hardware
             bases = {one.panel: one for one in reversed(settings) if one.hardware == hardware}
             cells = held.cells([bases[panel] for panel in dict.fromkeys(s.panel for s in settings)], exact, ratios, shares)
+        fresh = None
+        if n_fresh and cells:
+            held.told(f"{n_fresh} fresh draws")
+            fresh = on_fresh_draws(cells, exact, n_fresh, held.meetings)
     ran = held.ran
     never = {policy_label(one): "ran in no setting" for one in systems if policy_label(one) not in ran}
-    return League(tuple(table), tuple(cells), never, held.meetings.n_runs, held.meetings.n_found)
+    return League(tuple(table), tuple(cells), never, held.meetings.n_runs, held.meetings.n_found, fresh)
 
 
 class _League:
