@@ -29,7 +29,18 @@ from typing import Annotated, Any, Literal
 from moesim.errors import CapacityError
 from moesim.policies.algorithms.caching import per_layer_top
 from moesim.policies.algorithms.exllamav3 import rows_to_stream, swaps
-from moesim.policies.base import CACHE, STAGING, PolicyBase, Range, cpu_of, gpu_of, idle_resident, layer_residents, slot_bytes
+from moesim.policies.base import (
+    CACHE,
+    STAGING,
+    PolicyBase,
+    Range,
+    cpu_of,
+    gpu_of,
+    idle_resident,
+    layer_residents,
+    slot_bytes,
+    slots_per_layer,
+)
 from moesim.policies.moot import MootIf, OnlyWith
 from moesim.policy import (
     DEMAND,
@@ -133,12 +144,12 @@ class Exllamav3(PolicyBase):
 
     def _on_parts(self, view: View) -> list[list[int]]:
         model = view.model
-        most = min(view.cache_slots(self._gpu) // model.n_layers, model.n_experts)
+        most = slots_per_layer(view, self._gpu, "exllamav3", split="equal")[0]
         n = most if self.cpu_split is None else max(1, model.n_experts - self.cpu_split)
-        if not 1 <= n <= most:
+        if n > most:
             raise CapacityError(
                 f"policy exllamav3 on {self._gpu}: expected at most {most} experts of each layer on the GPU, as the cache slots "
-                f"allow, and at least one, got {n}; raise cache.ratio to {max(n, 1) / model.n_experts:.4g}, or raise cpu_split"
+                f"allow, got {n}; raise cache.ratio to {n / model.n_experts:.4g}, or raise cpu_split to {model.n_experts - most}"
             )
         if self.placement == "frequency":
             return per_layer_top(view.tables["activation_frequency"].tolist(), [n] * model.n_layers)
