@@ -67,7 +67,7 @@ class BackgroundCache(CacheOptions):
         model = view.model
         per_layer = slots_per_layer(view, gpu, self._name, 0)
         slots = per_layer if self.scope == "per-layer" else [sum(per_layer)]
-        self._banks = [Bank(n) for n in slots]
+        self._banks = [self._new_bank(n, model.n_layers) for n in slots]
         self._gpu_ns, self._cpu_ns = CostTable(view, gpu), CostTable(view, self._cpu)
         self._first_ns = view.costs.first_extra_ns(self._cpu)
         self._copy_ns = [view.costs.fetch_ns(view.host, gpu, None, layer) for layer in range(model.n_layers)]
@@ -88,7 +88,7 @@ class BackgroundCache(CacheOptions):
         for copy in copies:
             bank = self._bank(copy.layer)
             for unit in ((copy.layer, expert) for expert in copy.experts):
-                bank.slot[unit] = heappop(bank.free)
+                bank.enter(unit, heappop(bank.free))
                 bank.there.add(unit)
         sizes = [n * slot_bytes(view) for n in slots]
         pool = Pool(gpu, CACHE, sizes, per_layer=True) if self.scope == "per-layer" else Pool(gpu, CACHE, sizes[0])
@@ -102,6 +102,10 @@ class BackgroundCache(CacheOptions):
     def counters(self) -> Mapping[str, int]:
         """Hits and misses by what counts as there; the records count what is on the GPU, whether it counts or not."""
         return self._counts
+
+    def _new_bank(self, slots: int, n_layers: int) -> Bank:
+        """Return empty slots, of one layer or of all."""
+        return Bank(slots)
 
     def _bank(self, layer: int) -> Bank:
         return self._banks[layer if self.scope == "per-layer" else 0]
@@ -259,10 +263,10 @@ class BackgroundCache(CacheOptions):
         """Return after how many an expert is copied."""
         return self.admit_free if bank.free else max(self.admit_free, self.admit_full)
 
-    def _idle(self, bank: Bank) -> Iterator[Unit]:
-        """Give who may leave, the one used longest ago first: nobody that the present visit uses, or that is on its way."""
-        busy = self._visit.units | self._spared
-        return (unit for unit in bank.slot if unit in bank.there and unit not in busy)
+    def _idle(self, bank: Bank, among: Iterable[Unit] | None = None) -> Iterator[Unit]:
+        """Give who may leave, in the order of the bank: nobody that the present visit uses, or that is on its way."""
+        units = bank.slot if among is None else among
+        return (unit for unit in units if unit in bank.there and unit not in self._visit.units and unit not in self._spared)
 
     def _victim(self, bank: Bank) -> Unit | None:
         """Return who leaves."""
@@ -282,10 +286,9 @@ class BackgroundCache(CacheOptions):
             victim = self._victim(bank)
             if victim is None:
                 return []
-            slot = bank.slot.pop(victim)
-            bank.there.discard(victim)
+            slot = bank.leave(victim)
             actions.append(Drop(victim[0], [victim[1]], self._gpu))
-        bank.slot[unit] = slot
+        bank.enter(unit, slot)
         self._issued[unit] = self._step
         self._missed.pop(unit, None)
         return [*actions, Fetch(unit[0], [unit[1]], self._gpu, urgency, CACHE)]

@@ -15,9 +15,18 @@ class Bank:
         self.there: set[Unit] = set()  # those that count as there
         self.free = list(range(slots))  # a heap
 
+    def enter(self, unit: Unit, slot: int) -> None:
+        """Give a unit a slot, at the recent end; it does not count as there yet."""
+        self.slot[unit] = slot
+
     def touch(self, unit: Unit) -> None:
         """Move it to the recent end."""
         self.slot[unit] = self.slot.pop(unit)
+
+    def leave(self, unit: Unit) -> int:
+        """Take the slot from a unit, and return it."""
+        self.there.discard(unit)
+        return self.slot.pop(unit)
 
 
 class DecayedScores:

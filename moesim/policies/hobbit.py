@@ -24,7 +24,7 @@ Idea: an expert with a small gate weight changes the output little, so fewer byt
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
@@ -53,6 +53,9 @@ from moesim.policy import (
     Victim,
     View,
 )  # fmt: skip
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 NO_PREFETCH = MootIf(depth=0)
 HIGH = None  # the full width, as the contract names it
@@ -140,6 +143,8 @@ class Hobbit(PolicyBase):
         self._ahead = np.zeros(shape, np.bool_)  # prefetched for a layer before it was routed
         self._widths = (self._low, HIGH) if self.low_precision else (HIGH,)
         self._here = np.zeros((len(self._widths), *shape), np.bool_)  # on the GPU, by width
+        self._scores = np.zeros(shape)
+        self._groups: NDArray[np.float64] | None = None  # None: scores or prefetches have changed since
         self._asked: list[int] = []  # layers that are predicted, nearest first
         self._said: dict[tuple[int, int], Predicted] = {}  # (micro-batch, layer)
         self._walked: dict[int, int] = {}  # micro-batch -> how many of the layers asked about are done with
@@ -149,17 +154,16 @@ class Hobbit(PolicyBase):
     def decide(self, event: Any, view: View) -> Iterable[Action]:
         """Serve a routed layer, or prefetch what a prediction says."""
         if type(event) is StepBegin:
-            self._step, self._rows = event.step + 1, len(event.requests)
+            self._step, self._rows, self._groups = event.step + 1, len(event.requests), None
             return ()
         if type(event) is Fetched:
-            unit = event.layer, event.expert
-            self._here[:, *unit] = [view.is_resident(*unit, self._gpu, bits) for bits in self._widths]
+            self._arrived((event.layer, event.expert), view)
             return ()
         return self._routed(event, view) if type(event) is Routed else self._predicted(event, view)
 
     def _routed(self, event: Routed, view: View) -> list[Action]:
         layer, gpu = event.layer, self._gpu
-        self._layer = layer
+        self._layer, self._groups = layer, None
         self._ahead[layer] = False
         high: list[int] = []
         low: list[int] = []
@@ -246,32 +250,69 @@ class Hobbit(PolicyBase):
         low = [e for e, choice in choices.items() if choice == "low" and not self._is_there((layer, e), HIGH, view)]
         low = [e for e in low if not self._is_there((layer, e), self._low, view)]
         self._ahead[layer, high + low] = True
+        self._groups = None
         fetches = (Fetch(layer, high, self._gpu, PREFETCH), Fetch(layer, low, self._gpu, PREFETCH, bits=self._low))
         return [fetch for fetch in fetches if fetch.experts]
 
     # --------------------------------------------------------------------------------------------------------- leaving
     def evict(self, fetch: Fetch, view: View) -> Victim | None:
         """Name the idle copy with the lowest score; of equals a low one, the first layer, the lowest id."""
-        width, layers, experts = np.nonzero(self._here)
-        unit = layers, experts
-        scores = victim_scores(
-            self._last[unit], self._uses[unit], self._high_uses[unit], layers, max(1, self._step), self._layer,
-            view.model.n_layers, self._weights,
-        )  # fmt: skip
-        # Those that a high one makes needless leave first, then the lowest score, then what is prefetched.
-        needless = (width < len(self._widths) - 1) & self._here[-1][unit]
-        awaited = ~needless & self._ahead[unit]
-        groups = (needless, ~needless & ~awaited, awaited)
-        for group in groups[:2] if fetch.urgency == PREFETCH else groups:
-            left = np.flatnonzero(group)
-            while len(left):
-                lowest = int(scores[left].argmin())
-                at = int(width[left[lowest]]), int(layers[left[lowest]]), int(experts[left[lowest]])
-                if not view.is_in_use(*at[1:], self._gpu, self._widths[at[0]]):
-                    self._here[at] = False
-                    return *at[1:], self._widths[at[0]]
-                left = np.delete(left, lowest)
+        if self._groups is None:
+            self._groups = self._grouped(view)
+        for group in self._groups[:2] if fetch.urgency == PREFETCH else self._groups:
+            if (at := self._lowest(group, view)) is not None:
+                width, layer, expert = at
+                self._here[at] = False
+                self._groups[:, *at] = np.inf
+                if width == len(self._widths) - 1:  # a low copy beside it is needed now
+                    self._regroup((layer, expert))
+                return layer, expert, self._widths[width]
         return None
+
+    def _grouped(self, view: View) -> NDArray[np.float64]:
+        """Score all copies, (3, n_widths, n_layers, n_experts); a group leaves before the next, and has inf for who is not in it.
+
+        First come those that a high one makes needless, then others, then what is prefetched.
+        """
+        layers = np.arange(view.model.n_layers)[:, None]
+        self._scores = victim_scores(
+            self._last, self._uses, self._high_uses, layers, max(1, self._step), self._layer, view.model.n_layers, self._weights
+        )
+        needless = self._here & self._here[-1]
+        needless[-1] = False
+        awaited = self._here & ~needless & self._ahead
+        return np.where((needless, self._here & ~needless & ~awaited, awaited), self._scores, np.inf)
+
+    def _arrived(self, unit: Unit, view: View) -> None:
+        """Note which copies of an expert are on the GPU."""
+        self._here[:, *unit] = [view.is_resident(*unit, self._gpu, bits) for bits in self._widths]
+        self._regroup(unit)
+
+    def _regroup(self, unit: Unit) -> None:
+        """Put the copies of one expert into their groups."""
+        if self._groups is None:
+            return
+        self._groups[:, :, *unit] = np.inf
+        *low, high = self._here[:, *unit].tolist()
+        for width, here in enumerate((*low, high)):
+            if here:
+                needless = high and width < len(low)
+                self._groups[0 if needless else 2 if self._ahead[unit] else 1, width, *unit] = self._scores[unit]
+
+    def _lowest(self, group: NDArray[np.float64], view: View) -> tuple[int, int, int] | None:
+        """Return width, layer and expert of the copy of a group with the lowest score that is not in use."""
+        left, busy = group.ravel(), []
+        found = None
+        while found is None and (score := left[at := int(left.argmin())]) != np.inf:
+            width, layer, expert = (int(i) for i in np.unravel_index(at, group.shape))
+            if view.is_in_use(layer, expert, self._gpu, self._widths[width]):
+                busy.append((at, score))
+                left[at] = np.inf
+            else:
+                found = width, layer, expert
+        for at, score in busy:
+            left[at] = score
+        return found
 
 
 def _known(weights: Any) -> Any:

@@ -38,8 +38,7 @@ class LayerStream(PastTheCache):
         bank = self._bank
         lost = [unit for unit, slot in bank.slot.items() if slot < self._n_buffers * self._n_experts]
         for unit in lost:
-            heappush(bank.free, bank.slot.pop(unit))
-            bank.there.discard(unit)
+            heappush(bank.free, bank.leave(unit))
         return [Drop(layer, [expert], self._gpu) for layer, expert in lost]
 
     def serve(self, event: Routed, slotted: Container[Unit]) -> list[Action]:

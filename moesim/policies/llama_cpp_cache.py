@@ -19,7 +19,7 @@ ggml-org/llama.cpp: src/llama-moe-cache.cpp at 4b060f27a8 (PR #29887, release b1
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import log2
 from typing import Literal
 
@@ -34,27 +34,47 @@ PLANNED_TOKENS = 32
 HALF_LIFE, CLASSES = 128, 8
 
 
-class ClassLru:
-    """Which class of use each expert has, and who leaves by that."""
+class ClassBank(Bank):
+    """Slots whose experts are in order of use by class, too, so that a victim costs a look at each class."""
 
-    def __init__(self, n_layers: int) -> None:
+    def __init__(self, slots: int, n_layers: int) -> None:
+        super().__init__(slots)
         self._tokens = [0] * n_layers
         self._scores: dict[Unit, tuple[float, int]] = {}  # at the last use, and the layer's tokens then; kept when it leaves
+        self._class: dict[Unit, int] = {}
+        self._members: list[dict[Unit, None]] = [{} for _ in range(CLASSES)]
 
     def used(self, layer: int, rows: Sequence[int], n_tokens: int) -> None:
-        """Note a call of some tokens, with the rows of each expert."""
+        """Note a call of some tokens, with the rows of each expert; each that has a slot is touched or enters afterwards."""
         now = self._tokens[layer] = self._tokens[layer] + n_tokens
         for expert, n in enumerate(rows):
             if n:
                 score, at = self._scores.get((layer, expert), (0.0, now))
                 self._scores[layer, expert] = score * 2 ** ((at - now) / HALF_LIFE) + n, now
 
-    def victim(self, idle: Iterable[Unit]) -> Unit | None:
-        """Return who leaves of some units, which come the one used longest ago first."""
-        oldest: dict[int, Unit] = {}
-        for unit in idle:
-            oldest.setdefault(min(int(log2(self._scores[unit][0])), CLASSES - 1), unit)
-        ages = {at: (self._tokens[unit[0]] - self._scores[unit][1]) / 2**at for at, unit in sorted(oldest.items())}
+    def enter(self, unit: Unit, slot: int) -> None:
+        """Give a unit a slot, and the class of its score."""
+        super().enter(unit, slot)
+        at = self._class[unit] = min(int(log2(self._scores[unit][0])), CLASSES - 1)
+        self._members[at][unit] = None
+
+    def touch(self, unit: Unit) -> None:
+        """Move it to the recent end of the class that its score has now."""
+        self.enter(unit, self._without(unit))
+
+    def leave(self, unit: Unit) -> int:
+        """Take the slot from a unit, and return it."""
+        self.there.discard(unit)
+        return self._without(unit)
+
+    def _without(self, unit: Unit) -> int:
+        del self._members[self._class.pop(unit)][unit]
+        return self.slot.pop(unit)
+
+    def victim(self, idle: Callable[[Iterable[Unit]], Iterator[Unit]]) -> Unit | None:
+        """Return who leaves of those that are idle, which are filtered from the units of each class."""
+        oldest = {at: unit for at, units in enumerate(self._members) if (unit := next(idle(units), None)) is not None}
+        ages = {at: (self._tokens[unit[0]] - self._scores[unit][1]) / 2**at for at, unit in oldest.items()}
         return oldest[max(ages, key=ages.__getitem__)] if ages else None
 
 
@@ -81,12 +101,16 @@ class LlamaCppCache(BackgroundCache, fixed=OPTIONS):
     """Who leaves: the one used longest ago, or, of each class of use, one that is old for its class (PR #31233)."""
 
     def _prompts(self, view: View, slots: int) -> PastTheCache:
-        self._classes = ClassLru(view.model.n_layers)
         fitting = PLANNED_TOKENS if view.model.n_experts <= slots else slots // view.model.top_k
         return PastTheCache("read-only", min(PLANNED_TOKENS, fitting), self._gpu, self._cpu, LLAMA_CPP_OFFLOAD_ROWS)
 
+    def _new_bank(self, slots: int, n_layers: int) -> Bank:
+        return Bank(slots) if self.eviction == "lru" else ClassBank(slots, n_layers)
+
     def _used(self, event: Routed) -> None:
-        self._classes.used(event.layer, event.rows, len(event.experts))
+        bank = self._bank(event.layer)
+        if isinstance(bank, ClassBank):
+            bank.used(event.layer, event.rows, len(event.experts))
 
     def _victim(self, bank: Bank) -> Unit | None:
-        return super()._victim(bank) if self.eviction == "lru" else self._classes.victim(self._idle(bank))
+        return bank.victim(lambda units: self._idle(bank, units)) if isinstance(bank, ClassBank) else super()._victim(bank)

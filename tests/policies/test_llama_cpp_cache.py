@@ -6,7 +6,7 @@ from math import log2
 
 import pytest
 
-from moesim.policies.llama_cpp_cache import ClassLru
+from moesim.policies.llama_cpp_cache import ClassBank
 from moesim.policies.registry import make_policy
 from moesim.testing import check_policy
 from tests.engine.engine_kit import play, tiny_model, workload
@@ -24,15 +24,27 @@ def test_least_recently_used_over_all_layers() -> None:
 
 def test_class_lru_spares_what_has_been_used_often() -> None:
     # One layer, two slots, one expert at a time; the score of 7 becomes 3.968, class 1, at time 3.
-    classes, slots = ClassLru(1), [(0, 7), (0, 1)]
+    bank = ClassBank(9, 1)
+
+    def call(expert: int, n_tokens: int) -> None:
+        bank.used(0, [0] * expert + [1], n_tokens)
+        if (0, expert) in bank.slot:
+            bank.touch((0, expert))
+        else:
+            bank.enter((0, expert), expert)
+
+    def victim(*experts: int) -> tuple[int, int] | None:
+        return bank.victim(lambda units: (unit for unit in units if unit[1] in experts))
+
     for _ in range(4):
-        classes.used(0, [0] * 7 + [1], 1)
-    classes.used(0, [0, 1, 0], 1)
-    classes.used(0, [0, 0, 1], 8)  # at 12: 8/1 of 1 against 9/2 of 7, which has been used longer ago
-    assert classes.victim(slots) == (0, 1)
-    classes.used(0, [0, 0, 0, 1], 8)  # at 20: 8/1 of 2 against 17/2
-    assert classes.victim([(0, 7), (0, 2)]) == (0, 7)
-    assert classes.victim([]) is None
+        call(7, 1)
+    call(1, 1)
+    call(2, 8)  # at 12: 8/1 of 1 against 9/2 of 7, which has been used longer ago
+    assert victim(7, 1) == (0, 1)
+    assert bank.leave((0, 1)) == 1
+    call(3, 8)  # at 20: 8/1 of 2 against 17/2
+    assert victim(7, 2) == victim(7, 1, 2) == (0, 7)
+    assert victim() is None
 
 
 def test_no_upload_goes_on_while_the_gpu_computes() -> None:

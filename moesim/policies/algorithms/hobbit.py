@@ -52,10 +52,10 @@ def relative_weights(experts: NDArray[Any], weights: NDArray[Any]) -> dict[int, 
     of_row = np.asarray(weights, np.float64)
     whole = of_row.sum(axis=1, keepdims=True)
     shares = np.divide(of_row * of_row.shape[1], whole, out=np.ones_like(of_row), where=whole > 0)
-    found: dict[int, float] = {}
-    for expert, share in zip(experts.ravel().tolist(), shares.ravel().tolist(), strict=True):
-        found[expert] = max(share, found.get(expert, 0.0))
-    return dict(sorted(found.items()))
+    found, at = np.unique(experts, return_inverse=True)
+    heaviest = np.zeros(len(found))
+    np.maximum.at(heaviest, at.ravel(), shares.ravel())
+    return dict(zip(found.tolist(), heaviest.tolist(), strict=True))
 
 
 def choose_precision(weight: float, high_weight: float, low_weight: float) -> Precision:
@@ -95,12 +95,12 @@ def victim_scores(
 
     Parameters
     ----------
-    last : ndarray of int, (n,)
+    last : ndarray of int
         Step of the last use of each expert, counted from 1; 0: never used.
-    uses, high_uses : ndarray of int, (n,)
+    uses, high_uses : ndarray of int, as ``last``
         Steps in which each expert was used, and in which it was used at high precision.
-    layers : ndarray of int, (n,)
-        Layer of each expert.
+    layers : ndarray of int
+        Layer of each expert; must broadcast to the shape of ``last``.
     now : int
         The present step, counted from 1.
     layer, n_layers : int
@@ -110,7 +110,7 @@ def victim_scores(
 
     Returns
     -------
-    ndarray of float64, (n,)
+    ndarray of float64, as ``last``
 
     Notes
     -----
