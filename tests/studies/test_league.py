@@ -163,9 +163,8 @@ def test_the_map_hatches_what_is_not_certain(found: League):
 
 
 def test_fresh_draws_count_what_the_map_says(found: League, tmp_path: Path):
-    cells = [
-        replace(one, contest=replace(one.contest, doubts=doubts)) for one, doubts in zip(found.cells, [(), (NOISE,), (CPU_COST,)])
-    ]
+    doubts = ((), (NOISE,), (CPU_COST,))
+    cells = [replace(one, contest=replace(one.contest, doubts=some)) for one, some in zip(found.cells, doubts, strict=False)]
     systems = [{"name": name} for name in SYSTEMS]
     with Workers(1) as workers:
         meetings = Meetings("x", workers)
