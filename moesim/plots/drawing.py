@@ -90,7 +90,7 @@ def _arguments(
     source = "rows" if kind.source == "records" else kind.source
     paths = [Path(path) for path in request.paths]
     whole = read_frames(source, paths, name)
-    among = all_policies(paths, whole)
+    among = all_policies(source, paths, whole, name)
     frame = chosen(whole, request.policies, request.where, name)
     if kind.source == "records":
         rows, missing = shared_setting(frame, name)

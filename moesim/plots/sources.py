@@ -52,13 +52,13 @@ def read_frames(source: str, paths: Sequence[Path], what: str) -> pd.DataFrame:
     return _once(frames)
 
 
-def all_policies(paths: Sequence[Path], frame: pd.DataFrame) -> list[str]:
+def all_policies(source: str, paths: Sequence[Path], frame: pd.DataFrame, what: str) -> list[str]:
     """List the policies of whole results in their order: those of all runs, of which steps and layers lack what failed."""
     known: list[str] = []
-    for path in paths:
+    for path in paths if source in ("steps", "layers") else ():
         file = path / FILES["rows"]
         if file.is_file():
-            runs = _read(file, "rows")
+            runs = _read(file, what)
             known += runs["policy"].astype(str).tolist() if "policy" in runs else []
     return list(dict.fromkeys([*known, *(frame["policy"].astype(str) if "policy" in frame else [])]))
 
