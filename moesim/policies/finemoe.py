@@ -25,20 +25,30 @@ Idea: the probabilities of all experts in all layers (an expert map) say more of
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 
 from moesim.policies.algorithms.activations import shares
-from moesim.policies.algorithms.finemoe import CAPACITY, DISTANCE, EVERY, evicted, eviction_scores, prefetch_priorities
+from moesim.policies.algorithms.finemoe import (
+    CAPACITY,
+    DISTANCE,
+    EVERY,
+    MapRanks,
+    evicted,
+    eviction_scores,
+    largest_priorities,
+    map_ranks,
+)
 from moesim.policies.base import Range
 from moesim.policies.fetch_thread import PrefetchingThread
+from moesim.policies.lowest_idle import lowest_idle
 from moesim.policies.moot import MootIf
 from moesim.policies.parts import Unit, source_needs
+from moesim.policies.renewed_queue import RenewedQueue
 from moesim.policies.trajectories import Trajectories
-from moesim.policy import PREFETCH, Action, Fetch, Placement, Predict, Predicted, Routed, StepBegin, View
+from moesim.policy import PREFETCH, Action, Fetch, Fetched, Placement, Predict, Predicted, Routed, StepBegin, View
 from moesim.trace.stats.embedding import EMBEDDING
 
 if TYPE_CHECKING:
@@ -88,8 +98,9 @@ class FineMoE(PrefetchingThread):
         shape = (model.n_layers, model.n_experts)
         self._probability = np.zeros(shape)
         self._candidates = np.zeros(shape, np.bool_)
-        self._queue: OrderedDict[Unit, None] = OrderedDict()
+        self._queue = RenewedQueue(*shape)
         self._dropped_at = (-1, -1)  # step and layer
+        self._values: NDArray[np.float64] | None = None  # scores of those that may go, inf for others; None: to be worked out
         return super().place(view)
 
     def decide(self, event: Any, view: View) -> Iterable[Action]:
@@ -97,6 +108,8 @@ class FineMoE(PrefetchingThread):
         if type(event) is Predicted:
             self._foreseen(event)
             return self.go_on(view)
+        if type(event) is Fetched:
+            self._arrived((event.layer, event.expert))
         actions = super().decide(event, view)
         if type(event) is StepBegin and self._n_first:
             device = view.dense_device(0)
@@ -107,6 +120,7 @@ class FineMoE(PrefetchingThread):
         """Begin an iteration of each request; nothing is a candidate until it is predicted."""
         self._past.begin(event.requests)
         self._candidates[:] = False
+        self._values = None
         if self._n_first:  # prefetches go on before a layer is routed
             self._locked[:] = False
         self._requests = event.requests
@@ -123,51 +137,45 @@ class FineMoE(PrefetchingThread):
             found[:, layer] = np.concatenate(parts)[list(last.values())]
         similarities = found[:, list(self._said)].sum(axis=2).mean(axis=1).tolist()  # layers differ by rounding
         passed = self._at[1] + 1 if self._at[0] == event.step else 0
-        self._predict(list(shares(found)), similarities, passed, self._n_first)
+        maps = list(shares(found))
+        self._predict(maps, [map_ranks(one) for one in maps], similarities, passed, self._n_first)
 
     def routed(self, event: Routed) -> None:
         """Observe the layer, and predict those at a distance."""
         super().routed(event)
+        self._values = None
         matches = self._past.observe(event)
-        maps = [self._past.map(index) for index, _ in matches]
-        start = event.layer + 1 + self.prefetch_distance
-        self._predict(maps, [similarity for _, similarity in matches], start, len(self._probability))
+        start, end = event.layer + 1 + self.prefetch_distance, len(self._probability)
+        if start < end:
+            maps, ranks = zip(*((self._past.map(index), self._past.ranks(index)) for index, _ in matches), strict=True)
+            self._predict(maps, ranks, [similarity for _, similarity in matches], start, end)
 
-    def _predict(self, maps: list[NDArray[np.float64]], similarities: list[float], start: int, end: int) -> None:
+    def _predict(
+        self, maps: Sequence[NDArray[np.float64]], ranks: Sequence[MapRanks], similarities: Sequence[float], start: int, end: int
+    ) -> None:
         """Queue the experts of a band of layers by the maps that were found, one for each request."""
         if start >= end:
             return
-        self._probability[start:end] = np.max(maps, axis=0)[start:end]
-        found = [
-            prefetch_priorities(one, start, end, similarity, self._top_k)
-            for one, similarity in zip(maps, similarities, strict=True)
-        ]
-        self._enqueue(np.max(found, axis=0))
-
-    def _enqueue(self, priority: NDArray[np.float64]) -> None:
-        """Put the experts of a prediction at the end of the queue, best first; of equals the lowest layer, then the lowest id."""
-        wanted = priority > (EVERY if self.selected_only else 0)
-        self._candidates = wanted
-        order = np.argsort(-priority, axis=None, kind="stable")[: int(wanted.sum())]
-        for unit in zip(*(axis.tolist() for axis in np.unravel_index(order, priority.shape)), strict=True):
-            self._queue[unit] = None
-            self._queue.move_to_end(unit)
+        self._probability[start:end] = np.max([one[start:end] for one in maps], axis=0)
+        priority = largest_priorities(maps, ranks, start, end, similarities, self._top_k)
+        self._candidates = priority > (EVERY if self.selected_only else 0)
+        self._values = None
+        self._queue.renew(priority, self._candidates)
 
     def awaited(self, layer: int) -> None:
         """Drop what is queued for the present layer and for those passed."""
         if self._dropped_at == self._at:  # what is queued since lies in later layers
             return
         self._dropped_at = self._at
-        for unit in [unit for unit in self._queue if unit[0] <= layer]:
-            del self._queue[unit]
+        self._queue.drop_up_to(layer)
 
     def next_ahead(self) -> Unit | None:
         """Take the first of the queue that is not there, if there is a slot for it."""
         while self._queue:
-            unit = next(iter(self._queue))
-            if not self._cached[unit] and self.full and not self.spare().any():
+            unit = self._queue.first
+            if not self._cached[unit] and self.full and self._spare_values().min() == np.inf:
                 return None
-            del self._queue[unit]
+            self._queue.pop()
             if not self._cached[unit]:
                 return unit
         return None
@@ -176,22 +184,42 @@ class FineMoE(PrefetchingThread):
         """Return which experts are cached, not locked, and no candidates of the last prediction."""
         return np.asarray(self._cached & ~self._locked & ~self._candidates)
 
+    def _scores(self) -> NDArray[Any]:
+        return self._probability * self._visits if self.float_score else eviction_scores(self._probability, self._visits)
+
+    def _spare_values(self) -> NDArray[np.float64]:
+        """Return scores of those that may go, in C order: visits of others alone are counted until it is made anew."""
+        if self._values is None:
+            self._values = np.ascontiguousarray(np.where(self.spare(), self._scores(), np.inf))
+        return self._values
+
+    def _arrived(self, unit: Unit) -> None:
+        if self._values is not None and not self._locked[unit] and not self._candidates[unit]:
+            score = self._probability[unit] * self._visits[unit]
+            self._values[unit] = score if self.float_score else int(score)
+
     def lowest(self, may_go: NDArray[np.bool_]) -> Unit | None:
         """Return the expert with the lowest score."""
-        scores: Any = self._probability * self._visits if self.float_score else eviction_scores(self._probability, self._visits)
-        return evicted(scores, may_go)
+        return evicted(self._scores(), may_go)
 
     def evict(self, fetch: Fetch, view: View) -> Unit | None:
         """Name the expert with the lowest score; for an on-demand copy that finds no other, a candidate of the last prediction."""
+        found = lowest_idle(self._spare_values(), lambda unit: view.is_in_use(unit[0], unit[1], self._gpu))
+        if found is not None:
+            layer, expert = found
+            self.gone((layer, expert))
+            return layer, expert
         if fetch.urgency == PREFETCH:
-            return super().evict(fetch, view)
-        return self.idle(self.spare(), view) or self.idle(self._cached & ~self._locked, view) or self.of_the_layer(view)
+            return None
+        return self.idle(self._cached & ~self._locked, view) or self.of_the_layer(view)
 
     def gone(self, unit: Unit) -> None:
         """Forget its visits and its probability, too."""
         super().gone(unit)
         self._visits[unit] = 0
         self._probability[unit] = 0
+        if self._values is not None:
+            self._values[unit] = np.inf
 
 
 def _of_all(event: Predicted, n_experts: int) -> NDArray[np.float64]:

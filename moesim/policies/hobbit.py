@@ -32,6 +32,7 @@ from moesim.errors import CapacityError, ConfigError
 from moesim.policies.algorithms.hobbit import Precision, ScoreWeights, choose_precision, relative_weights, victim_scores
 from moesim.policies.base import PolicyBase, Range, gpu_of, slot_bytes
 from moesim.policies.impact_part import GATES
+from moesim.policies.lowest_idle import lowest_idle
 from moesim.policies.moot import MootIf, OnlyWith
 from moesim.policies.parts import Unit, source_needs
 from moesim.policies.prefetching import Lane
@@ -260,10 +261,11 @@ class Hobbit(PolicyBase):
         if self._groups is None:
             self._groups = self._grouped(view)
         for group in self._groups[:2] if fetch.urgency == PREFETCH else self._groups:
-            if (at := self._lowest(group, view)) is not None:
+            at = lowest_idle(group, lambda at: view.is_in_use(at[1], at[2], self._gpu, self._widths[at[0]]))
+            if at is not None:
                 width, layer, expert = at
-                self._here[at] = False
-                self._groups[:, *at] = np.inf
+                self._here[width, layer, expert] = False
+                self._groups[:, width, layer, expert] = np.inf
                 if width == len(self._widths) - 1:  # a low copy beside it is needed now
                     self._regroup((layer, expert))
                 return layer, expert, self._widths[width]
@@ -298,21 +300,6 @@ class Hobbit(PolicyBase):
             if here:
                 needless = high and width < len(low)
                 self._groups[0 if needless else 2 if self._ahead[unit] else 1, width, *unit] = self._scores[unit]
-
-    def _lowest(self, group: NDArray[np.float64], view: View) -> tuple[int, int, int] | None:
-        """Return width, layer and expert of the copy of a group with the lowest score that is not in use."""
-        left, busy = group.ravel(), []
-        found = None
-        while found is None and (score := left[at := int(left.argmin())]) != np.inf:
-            width, layer, expert = (int(i) for i in np.unravel_index(at, group.shape))
-            if view.is_in_use(layer, expert, self._gpu, self._widths[width]):
-                busy.append((at, score))
-                left[at] = np.inf
-            else:
-                found = width, layer, expert
-        for at, score in busy:
-            left[at] = score
-        return found
 
 
 def _known(weights: Any) -> Any:

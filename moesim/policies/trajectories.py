@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from moesim.policies.algorithms.activations import shares
+from moesim.policies.algorithms.finemoe import MapRanks, map_ranks
 from moesim.policy import Routed
 from moesim.trace.stats.embedding import DECIMALS
 
@@ -21,8 +23,8 @@ class Trajectories:
     """
 
     def __init__(self, maps: NDArray[Any]) -> None:
-        self._maps = shares(np.asarray(maps, np.float64))  # (n_layers, n, n_experts)
-        self._squares = np.cumsum(np.square(self._maps).sum(axis=2), axis=0)  # of the rows up to each layer, (n_layers, n)
+        self._given = maps
+        self._ranks: dict[int, MapRanks] = {}  # of the maps that were found
         self._requests: NDArray[Any] = np.zeros(0, np.int64)
         self._products: dict[int, NDArray[np.float64]] = {}  # request -> product with each map so far
         self._own: dict[int, float] = {}  # request -> square of its length so far
@@ -31,6 +33,22 @@ class Trajectories:
         """Begin a step: an iteration of each request that has rows in it."""
         self._requests = requests
         self._products, self._own = {}, {}
+
+    @cached_property
+    def _maps(self) -> NDArray[np.float64]:
+        """Probabilities, (n_layers, n, n_experts): only a run needs them, and many a placement is made without one."""
+        return shares(np.asarray(self._given, np.float64))
+
+    @cached_property
+    def _squares(self) -> NDArray[np.float64]:
+        """Squares of the lengths of the rows up to each layer, (n_layers, n)."""
+        return np.asarray(np.cumsum(np.square(self._maps).sum(axis=2), axis=0))
+
+    def ranks(self, index: int) -> MapRanks:
+        """Return how a stored map ranks the experts of each layer."""
+        if index not in self._ranks:
+            self._ranks[index] = map_ranks(self.map(index))
+        return self._ranks[index]
 
     def map(self, index: int) -> NDArray[np.float64]:
         """Return a stored map, (n_layers, n_experts)."""

@@ -6,13 +6,15 @@ each layer, and looks up the one that is like the present iteration.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from moesim.trace.stats.embedding import DECIMALS, closest, cosines
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
 DISTANCE = 6
@@ -90,8 +92,10 @@ def selected(probability: NDArray[Any], similarity: float, top_k: int) -> list[i
     >>> [len(selected(p, similarity, 2)) for similarity in (0.2, 0.5, 0.9)]
     [3, 2, 2]
     """
-    order, n = _ranked(np.asarray(probability, np.float64)[None], similarity, top_k)
-    return [int(expert) for expert in order[0, : n[0]]]
+    row = np.asarray(probability, np.float64)[None]
+    place, sums = map_ranks(row)
+    chosen = _selected(place, sums, similarity, top_k)
+    return [int(expert) for expert in place[0].argsort()[: chosen.sum()]]
 
 
 def layer_decay(layer: int, start: int, end: int) -> float:
@@ -113,6 +117,26 @@ def layer_decay(layer: int, start: int, end: int) -> float:
     [1.0, 0.96, 0.68, 0.36]
     """
     return 1 - (layer - start) / (end + 1)
+
+
+class MapRanks(NamedTuple):
+    """How an expert map ranks the experts of each layer; it depends on neither the band nor the similarity."""
+
+    place: NDArray[np.int64]  # of each expert by descending probability, of equals the lower id first, (n_layers, n_experts)
+    sums: NDArray[np.float64]  # of the probabilities up to each place, (n_layers, n_experts)
+
+
+def map_ranks(expert_map: NDArray[Any]) -> MapRanks:
+    """Rank the experts of each layer of a map, (n_layers, n_experts).
+
+    >>> map_ranks(np.array([[0.25, 0.5, 0.25]]))
+    MapRanks(place=array([[1, 0, 2]]), sums=array([[0.5 , 0.75, 1.  ]]))
+    """
+    rows = np.asarray(expert_map, np.float64)
+    order = np.argsort(-rows, axis=1, kind="stable")
+    place = np.empty_like(order)
+    np.put_along_axis(place, order, np.broadcast_to(np.arange(rows.shape[1]), rows.shape), axis=1)
+    return MapRanks(place, np.cumsum(np.take_along_axis(rows, order, axis=1), axis=1))
 
 
 def prefetch_priorities(
@@ -141,13 +165,20 @@ def prefetch_priorities(
     >>> prefetch_priorities(np.array([[0.5, 0.5], [0.7, 0.3], [0.2, 0.8]]), 1, 3, 1.0, 1).round(6).tolist()
     [[0.0, 0.0], [0.700001, 1e-06], [1e-06, 0.600001]]
     """
-    found = np.zeros(np.shape(expert_map))
-    band = np.asarray(expert_map[start:end], np.float64)
-    order, n = _ranked(band, similarity, top_k)
-    chosen = np.zeros(band.shape, np.bool_)
-    np.put_along_axis(chosen, order, np.arange(band.shape[1]) < n[:, None], axis=1)
+    return largest_priorities([expert_map], [map_ranks(expert_map)], start, end, [similarity], top_k)
+
+
+def largest_priorities(
+    maps: Sequence[NDArray[Any]], ranks: Sequence[MapRanks], start: int, end: int, similarities: Sequence[float], top_k: int
+) -> NDArray[np.float64]:
+    """Return the largest of the `prefetch_priorities` of several maps, whose ranks are known; each has its similarity."""
+    band = np.array([one[start:end] for one in maps], np.float64)
+    place, sums = (np.array([of[start:end] for of in column]) for column in zip(*ranks, strict=True))
+    chosen = _selected(place, sums, np.reshape(similarities, (-1, 1, 1)), top_k)
     decay = np.array([layer_decay(layer, start, end) for layer in range(start, end)])
-    found[start:end] = np.where(chosen, band * decay[:, None], 0.0) + EVERY
+    found = np.zeros(np.shape(maps[0]))
+    # Rounding keeps order, so that the largest of the products is the product with the largest.
+    found[start:end] = np.where(chosen, band, 0.0).max(axis=0) * decay[:, None] + EVERY
     return found
 
 
@@ -240,12 +271,11 @@ def replaced_entry(
     return int((weight * of_embeddings + (1 - weight) * of_maps).round(DECIMALS).argmax())
 
 
-def _ranked(rows: NDArray[np.float64], similarity: float, top_k: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the ids of each row by descending probability, and how many of them are selected."""
-    order = np.argsort(-rows, axis=1, kind="stable")
-    threshold = min(max(1 - similarity, 0.0), 1.0)
-    n = (np.cumsum(np.take_along_axis(rows, order, axis=1), axis=1) <= threshold).sum(axis=1)
-    return order, np.clip(n, top_k, rows.shape[1])
+def _selected(place: NDArray[Any], sums: NDArray[Any], similarity: Any, top_k: int) -> NDArray[np.bool_]:
+    """Return which experts of each row are selected."""
+    threshold = np.clip(1 - similarity, 0.0, 1.0)
+    n = np.clip((sums <= threshold).sum(axis=-1), top_k, sums.shape[-1])
+    return np.asarray(place < n[..., None])
 
 
 def _closest(past: NDArray[Any], present: NDArray[Any]) -> tuple[int, float]:
