@@ -161,7 +161,11 @@ def test_a_run_can_reach_the_bound_of_the_links():
 # ----------------------------------------------------------------------------------------------------------- every policy
 
 
-@pytest.mark.parametrize("thread", [None, (2000, False), (300, True)], ids=["free", "submits", "computes"])
+@pytest.mark.parametrize(
+    "thread",
+    [None, pytest.param((2000, False), marks=pytest.mark.long), (300, True)],
+    ids=["free", "submits", "computes"],
+)
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_no_policy_beats_the_bounds(name: str, thread: tuple[int, bool] | None):
     """Random tiny runs: prefill and decode, several requests and micro-batches, two shapes, small and large caches."""

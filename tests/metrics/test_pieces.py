@@ -103,7 +103,11 @@ def test_random_runs():
         check(records, machine_of(records, dict.fromkeys(links, "root") if seed % 2 else {}), seed)
 
 
-@pytest.mark.parametrize("number", range(len(POLICIES)))
+# A quarter of the policies each time, which have every kind of record; the others with `make test-long`.
+OFTEN = [pytest.param(n, marks=[] if n % 4 == 0 else [pytest.mark.long]) for n in range(len(POLICIES))]
+
+
+@pytest.mark.parametrize("number", OFTEN)
 def test_every_policy(number: int):
     name = f"{sorted(POLICIES)[number]}, {list(SETTINGS)[number % len(SETTINGS)]}"
     whole, machine = run_case(CASES[name]), Machine.of(load_hardware(CASES[name].machine))
