@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from moesim.capacity import required_bytes
@@ -13,6 +13,7 @@ from moesim.hardware.costs import CostModel
 from moesim.policies.registry import make_policy
 from moesim.studies.advice.routing import Routing
 from moesim.studies.advice.setting import PREFILL_CHUNK, Setting
+from moesim.studies.advice.shipped import SHIPPED, Shipped
 from moesim.trace.workload import WorkloadSpec, compose
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ class Candidate:
     gpu_bytes: int
     host_bytes: int
     note: str = ""  # what a reader must know; may be empty
+    slots: int = 0  # experts that its cache has room for; 0: it has none
+    budget: int | None = None  # bytes of the GPU that its cache fills beside all else; None: the placement says what is there
 
     @property
     def title(self) -> str:
@@ -95,6 +98,8 @@ class Space:
             Family("expert-layers", lambda n: {"name": "llama-cpp", "n_cpu_moe": n}, model.n_dense_layers, n_layers, -1, True),
             Family("whole-layers", lambda n: {"name": "llama-cpp", "n_gpu_layers": n}, 0, n_layers + 1, 1, True),
             Family("expert-set", lambda n: {"name": STATIC, "gpu_experts": n}, 0, model.n_experts, 1, False),
+            Family("exllamav3-layers", lambda n: {"name": "exllamav3", "cpu_layers": n}, 1, model.n_layers, -1, True),
+            Family("exllamav3-split", lambda n: {"name": "exllamav3", "cpu_split": n}, 1, model.n_experts - 1, -1, False),
         ]
         if self.routing.has(frozenset({"table:activation_frequency"})) is None:
             by_count = {"name": STATIC, "choice": "frequency"}
@@ -144,26 +149,37 @@ class Space:
             if lacking is not None:
                 left_out[name] = f"needs {lacking}, which the routing has not for every request; give another with --trace"
                 continue
-            one = self._paper(name, note)
+            one = self._filled(name, {"name": name}, note=note)
             if isinstance(one, Misfit):
                 left_out[name] = one.why
             else:
                 found.append(one)
         return found, left_out
 
-    def _paper(self, name: str, note: str) -> Candidate | Misfit:
+    def shipped(self) -> tuple[list[Candidate], dict[str, str]]:
+        """Give the systems of released engines that fill the GPU's memory, and why others are left out."""
+        if not self.setting.host_computes:
+            return [], {}
+        all_of_them = {one.family: self._filled(one.family, one.policy, one) for one in SHIPPED}
+        found = [one for one in all_of_them.values() if isinstance(one, Candidate)]
+        return found, {name: one.why for name, one in all_of_them.items() if isinstance(one, Misfit)}
+
+    def _filled(
+        self, name: str, written: Mapping[str, Any], shipped: Shipped | None = None, note: str = ""
+    ) -> Candidate | Misfit:
         setting = self.setting
-        policy: Any = make_policy(name)
+        policy: Any = make_policy(written)
+        budget = setting.vram_bytes - setting.spare_kv_bytes - (shipped.margin_bytes if shipped else 0)
         if lacking := _lacking_transfer(policy, setting):
             return Misfit(True, lacking)
         try:
             slots = slots_within(
-                setting.vram_bytes - setting.spare_kv_bytes, setting.model, self._costs(policy), self._workload, policy,
-                self._tables(policy), name,
-            )  # fmt: skip
+                budget, setting.model, self._costs(policy), self._workload, policy, self._tables(policy), str(written["name"])
+            )
         except InputError as error:  # too large, or the machine lacks what the policy needs
             return Misfit(True, _short(error))
-        return self._check(name, None, {"name": name}, False, slots, False, note)
+        one = self._check(name, None, written, shipped is not None, slots, shipped is not None and shipped.frees, note)
+        return replace(one, slots=slots, budget=budget) if isinstance(one, Candidate) else one
 
     def _placed(self, family: Family, number: int) -> Candidate | Misfit:
         units = self.setting.model.n_layers * self.setting.model.n_experts
@@ -232,14 +248,10 @@ def _short(error: InputError) -> str:
 
 
 def experiment_of(setting: Setting, trace: Any, candidates: Sequence[Candidate], decode: int) -> dict[str, Any]:
-    """Write candidates of one class as an experiment."""
+    """Write candidates with one budget as an experiment."""
     asked = setting.asked
-    # A runnable placement says itself what is on the GPU: all slots are granted, and the machine's memory, which is --vram,
-    # bounds it. A paper's cache is filled up to what --vram leaves beside everything else.
-    if candidates[0].runnable:
-        cache: dict[str, Any] = {"ratio": 1.0}
-    else:
-        cache = {"budget": setting.vram_bytes - setting.spare_kv_bytes}
+    # A placement that says itself what is on the GPU is granted all slots: the machine's memory, which is --vram, bounds it.
+    cache: dict[str, Any] = {"ratio": 1.0} if candidates[0].budget is None else {"budget": candidates[0].budget}
     return {
         "model": setting.model_ref,
         "hardware": setting.hardware_ref,

@@ -12,9 +12,10 @@ from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import ConfigError
 from moesim.studies.advice.candidates import Candidate
 from moesim.studies.advice.setting import PREFILL_CHUNK, Setting
+from moesim.studies.advice.shipped import SHIPPED
 
 FILE = "engine_flags.yaml"
-_KEYS = ("checked", "date", "program", "expresses", "cannot", "flags")
+_KEYS = ("checked", "date", "program", "expresses", "cannot")
 _FLAG_KEYS = ("short", "values", "meaning", "source")
 
 
@@ -30,6 +31,7 @@ class Engine:
     expresses: tuple[str, ...]  # families of placements that its flags can say
     cannot: str  # what they cannot
     flags: Mapping[str, Mapping[str, Any]]  # `short`, `values`, `meaning`, `source` of each
+    unknown: str = ""  # why nothing can be typed: the flag is not known; empty if it is
 
     def flag(self, name: str, *values: object) -> list[str]:
         """Give the words of a flag; it must be in the table."""
@@ -57,13 +59,15 @@ def engines() -> list[Engine]:
     found = []
     for name, entry in read_yaml_value(text, FILE)["engines"].items():
         lacking = [key for key in _KEYS if not entry.get(key)]
+        lacking += [] if entry.get("flags") or entry.get("unknown") else ["flags"]
         lacking += [f"{flag}.{key}" for flag, facts in entry.get("flags", {}).items() for key in _FLAG_KEYS if key not in facts]
         if lacking:
             raise ConfigError(f"{FILE}: {name}: expected the key {lacking[0]}, got nothing; add it")
-        cannot = " ".join(entry["cannot"].split())
+        cannot, unknown = (" ".join(entry.get(key, "").split()) for key in ("cannot", "unknown"))
         one = Engine(
-            name, entry["checked"], str(entry["date"]), entry["program"], tuple(entry["expresses"]), cannot, entry["flags"]
-        )
+            name, entry["checked"], str(entry["date"]), entry["program"], tuple(entry["expresses"]), cannot,
+            entry.get("flags", {}), unknown,
+        )  # fmt: skip
         found.append(one)
     return found
 
@@ -72,8 +76,13 @@ def commands(candidate: Candidate, setting: Setting) -> list[Command]:
     """Say what to type for a placement; nothing if no engine of the table can express it."""
     if not candidate.runnable:
         return []
-    makers = {"llama.cpp": _llama_cpp, "ktransformers": _ktransformers, "sglang": _all_gpu, "vllm": _all_gpu}
-    return [makers[one.name](one, candidate, setting) for one in engines() if candidate.family in one.expresses]
+    makers = {
+        "llama.cpp": _llama_cpp, "ktransformers": _ktransformers, "exllamav3": _exllamav3, "freetoken": _freetoken,
+        "sglang": _all_gpu, "vllm": _all_gpu,
+    }  # fmt: skip
+    return [
+        makers[one.name](one, candidate, setting) for one in engines() if candidate.family in one.expresses and not one.unknown
+    ]
 
 
 def _llama_cpp(engine: Engine, candidate: Candidate, setting: Setting) -> Command:
@@ -82,7 +91,14 @@ def _llama_cpp(engine: Engine, candidate: Candidate, setting: Setting) -> Comman
     file = setting.asked.gguf.name if setting.asked.gguf else "MODEL.gguf"
     words = [engine.program, *engine.flag("--model", file)]
     remark = ""
-    if candidate.family == "whole-layers":
+    if candidate.family == "llama-cpp-fit":
+        by = ", ".join(" ".join(engine.flag(name)) for name in ("--n-gpu-layers", "--n-cpu-moe", "--override-tensor"))
+        target = " ".join(engine.flag("--fit-target"))
+        remark = (
+            f"it fits by itself to what is free on the GPU less 1 GiB ({target}); simulated as if all memory asked for were "
+            f"free; any of {by} switches that off"
+        )
+    elif candidate.family == "whole-layers":
         words += engine.flag("--n-gpu-layers", "all" if number > n_layers else number)
     else:
         words += engine.flag("--n-gpu-layers", "all")
@@ -125,6 +141,34 @@ def _ktransformers(engine: Engine, candidate: Candidate, setting: Setting) -> Co
     return Command(engine.name, engine.checked, tuple(words), "; ".join(remarks))
 
 
+def _exllamav3(engine: Engine, candidate: Candidate, setting: Setting) -> Command:
+    flag = "--moe_cpu_offload" if candidate.family == "exllamav3-layers" else "--moe_cpu_split"
+    tokens = -(-setting.kv_tokens // EXLLAMAV3_PAGE) * EXLLAMAV3_PAGE
+    words = [*engine.program.split(), *engine.flag("--model_dir", "MODEL"), *engine.flag(flag, candidate.number or 0)]
+    words += engine.flag("--cache_size", tokens)
+    remark = (
+        "MODEL must have EXL3 weights of as many bits with the mul1 codebook; PROGRAM.py is one that takes the options of "
+        "exllamav3.model_init"
+    )
+    return Command(engine.name, engine.checked, tuple(words), remark)
+
+
+EXLLAMAV3_PAGE = 256
+"""Tokens by which exllamav3's cache grows (PAGE_SIZE, constants.py of 1.6.5)."""
+
+
+def _freetoken(engine: Engine, candidate: Candidate, setting: Setting) -> Command:
+    words = [
+        *engine.program.split(),
+        *engine.flag("--model", "MODEL"),
+        *engine.flag("--moe-strategy", candidate.policy["backend"]),
+    ]
+    words += engine.flag("--moe-cache-size", candidate.slots)
+    words += engine.flag("--max-seq-len-override", setting.context) + engine.flag("--max-running-requests", setting.asked.batch)
+    remark = "first measure the rates of link and CPU: ft bench bw" if candidate.policy["backend"] == "hybrid" else ""
+    return Command(engine.name, engine.checked, tuple(words), remark)
+
+
 def _all_gpu(engine: Engine, candidate: Candidate, setting: Setting) -> Command:
     asked = setting.asked
     bits = "" if setting.model.expert_bits == 16 else "for a MODEL quantised to as many bits"
@@ -159,4 +203,11 @@ def describe(candidate: Candidate, setting: Setting) -> str:
         return f"{which} on the GPU, the others on the CPU" if number else "all experts on the CPU, the rest on the GPU"
     if candidate.family == "frequent-expert-set":
         return f"the {candidate.gpu_experts} most frequent experts on the GPU, the others on the CPU"
+    if candidate.family == "exllamav3-layers":
+        return f"experts of the first {number} of {model.n_layers} layers with experts on the CPU, the rest on the GPU"
+    if candidate.family == "exllamav3-split":
+        which = f"the last {number} of the {model.n_experts} experts of each layer"
+        return f"{which} on the CPU, the others on the GPU; hot and cold ones change places"
+    if what := next((one.what for one in SHIPPED if one.family == candidate.family), ""):
+        return what
     return f"policy {candidate.family}, {candidate.gpu_experts} experts on the GPU at the start"

@@ -7,7 +7,7 @@ from typing import Final
 
 from moesim.studies.advice.candidates import Candidate
 
-COARSE: Final = 5
+COARSE: Final = 4
 """Points of a family's coarse grid."""
 
 

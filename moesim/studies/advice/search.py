@@ -88,14 +88,17 @@ class Search:
         families = {family.name: family for family in self.space.families}
         fit = {name: numbers for name, family in families.items() if (numbers := self.space.feasible(family))}
         papers, self.found.no_fit = self.space.papers()
-        self.found.no_fit |= {name: self.space.misfit(family) for name, family in families.items() if name not in fit}
-        if not fit and not papers:
-            # Families ask for no more than policies of papers; the one with all experts on the host asks least of the GPU.
+        shipped, not_shipped = self.space.shipped()
+        self.found.no_fit |= not_shipped | {
+            name: self.space.misfit(family) for name, family in families.items() if name not in fit
+        }
+        if not fit and not papers and not shipped:
+            # Families ask for no more than caches do; the one with all experts on the host asks least of the GPU.
             why = [
                 self.found.no_fit[name] for name in ("expert-layers", "all-gpu", *self.found.no_fit) if name in self.found.no_fit
             ]
             raise CapacityError(f"{PLACE}: {_nothing_fits(self.space.setting, why[0])}")
-        first = [self._one(families[name], n) for name, numbers in fit.items() for n in coarse(numbers)]
+        first = [*(self._one(families[name], n) for name, numbers in fit.items() for n in coarse(numbers)), *shipped]
         finalists = FINALISTS + PAPER_FINALISTS
         n_crossed = 0 if self._other is None else 2 * CROSS_GROUPS * finalists
         # Halving the gaps takes some four rounds of two; a guess is enough for a bar.
@@ -206,10 +209,8 @@ class Search:
     ) -> dict[Candidate, list[Row]]:
         """Simulate candidates on groups of requests; one row a group for each that has not failed."""
         done: dict[Candidate, list[Row]] = {}
-        for runnable in (True, False):
-            some = [one for one in candidates if one.runnable == runnable]
-            if not some:
-                continue
+        for budget in dict.fromkeys(one.budget for one in candidates):
+            some = [one for one in candidates if one.budget == budget]
             experiment = Experiment(parse_config(self._raw(some, traces, decode, prompt, setting), PLACE), PLACE)
             results = run_experiment(experiment, jobs=self._jobs)
             self.found.n_simulations += len(results.rows)

@@ -14,7 +14,7 @@ from moesim.metrics.naming import model_label
 from moesim.policies.registry import describe_policy
 from moesim.studies.advice.candidates import Candidate, gib
 from moesim.studies.advice.curve import OBSERVED
-from moesim.studies.advice.engines import describe, engines
+from moesim.studies.advice.engines import commands, describe, engines
 from moesim.studies.advice.interval import LEVEL, SAME_LEVEL, Evidence
 from moesim.studies.advice.recommend import Advice, Judged
 from moesim.studies.advice.search import speed
@@ -98,12 +98,25 @@ def _runnable(advice: Advice, form: Format) -> str:
     if same := [one.candidate.title for one in advice.runnable if one.same]:
         lines.append(f"As fast as it, as far as these requests show: {', '.join(same)}.")
     table = render(_HEADINGS, [_cells(one, advice) for one in advice.runnable], form, _HEADINGS[1:])
-    left = [f"{name}: {why}" for name, why in advice.found.no_fit.items() if name in _FAMILIES]
+    left = [f"{name}: {why}" for name, why in advice.found.no_fit.items() if name in _released()]
+    table += _slower(advice)
     out = "\n".join([*lines, "", table]) + ("left out: " + "; ".join(left) + "\n" if left else "")
     return f"{out}\n{fewer}" if (fewer := fewer_table(advice, form)) else out
 
 
-_FAMILIES: Final = ("all-gpu", "expert-layers", "whole-layers", "expert-set", "frequent-expert-set")
+def _slower(advice: Advice) -> str:
+    """Name the families of released engines that have no finalist, each with the fastest of it."""
+    screened, finalists = advice.found.screened, {one.candidate.family for one in advice.runnable}
+    speeds = {one: speed(row) for one, row in screened.items() if one.runnable and one.family not in finalists}
+    order = sorted(speeds, key=lambda one: (-speeds[one], one.title))
+    best = {one.family: f"{one.title} {digits(speeds[one])}" for one in reversed(order)}
+    told = ", ".join(best[name] for name in dict.fromkeys(one.family for one in order))
+    return f"slower on the first request, tokens/s: {told}\n" if told else ""
+
+
+def _released() -> set[str]:
+    """Return the families that an engine of the table can express."""
+    return {family for one in engines() for family in one.expresses}
 
 
 def _cells(one: Judged, advice: Advice) -> list[str]:
@@ -123,17 +136,22 @@ def _typed(advice: Advice, form: Format) -> str:
     for engine in engines():
         mine = [one for one in advice.runnable if one.candidate.family in engine.expresses]
         head = f"{engine.name} ({engine.checked})"
-        if not mine:
+        if mine:
+            one, speed_of_it = mine[0].candidate, digits(mine[0].speed.value)
+            everything = setting.model.n_layers * setting.model.n_experts
+            best = mine[0] is advice.best or one.gpu_experts == advice.best.candidate.gpu_experts == everything
+            place = "the best" if best else f"cannot express the best ({engine.cannot}); its own best is {speed_of_it} tokens/s"
+        elif screened := [one for one in advice.found.screened if one.family in engine.expresses]:
+            one = max(screened, key=lambda one: speed(advice.found.screened[one]))
+            place = f"slower than the finalists; on the first request its best is {digits(speed(advice.found.screened[one]))} tokens/s"
+        else:
             missing = [advice.found.no_fit[name] for name in engine.expresses if name in advice.found.no_fit]
-            lines.append(f"{head}: {'; '.join(missing) or 'its placements are slower than the finalists'}; {engine.cannot}")
+            lines.append(f"{head}: {'; '.join([*missing, engine.cannot])}")
             continue
-        one = mine[0]
-        everything = setting.model.n_layers * setting.model.n_experts
-        best = one is advice.best or one.candidate.gpu_experts == advice.best.candidate.gpu_experts == everything
-        why = "" if best else f" ({engine.cannot})"
-        place = "the best" if best else f"cannot express the best{why}; its own best is {digits(one.speed.value)} tokens/s"
-        lines.append(f"{head}: {place}, {one.candidate.title}: {describe(one.candidate, advice.setting)}")
-        for command in one.commands:
+        lines.append(f"{head}: {place}, {one.title}: {describe(one, setting)}")
+        if engine.unknown:
+            lines.append(f"  {engine.unknown}")
+        for command in commands(one, setting):
             if command.engine == engine.name:
                 lines.append(_fenced(f"  {command}\n", form).rstrip("\n"))
                 if command.remark:
@@ -167,7 +185,7 @@ def _bar(one: Candidate, value: float, top: float, best: bool) -> str:
 
 
 def _papers(advice: Advice, form: Format) -> str:
-    names = [name for name in advice.found.no_fit if name not in _FAMILIES]
+    names = [name for name in advice.found.no_fit if name not in _released()]
     left = "".join(f"left out: {name}: {advice.found.no_fit[name]}\n" for name in names)
     left += "".join(f"{name} failed: {why}\n" for name, why in advice.found.failed.items())
     if not advice.papers:
