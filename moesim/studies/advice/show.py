@@ -143,7 +143,8 @@ def _typed(advice: Advice, form: Format) -> str:
             place = "the best" if best else f"cannot express the best ({engine.cannot}); its own best is {speed_of_it} tokens/s"
         elif screened := [one for one in advice.found.screened if one.family in engine.expresses]:
             one = max(screened, key=lambda one: speed(advice.found.screened[one]))
-            place = f"slower than the finalists; on the first request its best is {digits(speed(advice.found.screened[one]))} tokens/s"
+            reached = digits(speed(advice.found.screened[one]))
+            place = f"slower than the finalists; on the first request its best is {reached} tokens/s"
         else:
             missing = [advice.found.no_fit[name] for name in engine.expresses if name in advice.found.no_fit]
             lines.append(f"{head}: {'; '.join([*missing, engine.cannot])}")

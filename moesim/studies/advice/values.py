@@ -47,7 +47,10 @@ def document(advice: Advice) -> dict[str, Any]:
             for one, row in found.screened.items()
         ],
         "engines": [
-            {"name": one.name, "checked": one.checked, "date": one.date, "expresses": list(one.expresses), "cannot": one.cannot}
+            {
+                "name": one.name, "checked": one.checked, "date": one.date, "expresses": list(one.expresses),
+                "cannot": one.cannot, "unknown": one.unknown,
+            }
             for one in engines()
         ],
         "left_out": found.no_fit,
