@@ -34,6 +34,7 @@ SHORTER = {  # what would take long; the command that is shown is the one that h
     "bench": ["--repeats", "1", "--tokens", "2"],
     "assignments": ["--instances", "2"],
     "papers": ["--quick"],
+    "league": ["--quick", "--no-map", "--set", "policies=[lru, fiddler]"],
     "recommend": ["--prompt", "8", "--decode", "2"],
     "whatif": ["--quick", "--no-next"],
     "profile measure": ["--dry-run", "--no-gpu"],
