@@ -54,8 +54,8 @@ def test_the_experiment_of_the_readme_is_valid():
 def test_the_readme_shows_the_main_commands():
     assert {c[0] for c in commands()} == {
         "demo",
-        "run", "compare", "check", "list", "trace", "schema", "bench", "regret", "league", "assignments", "papers", "profile", "replay",
-        "validate", "recommend", "calibrate", "whatif", "diff", "plot", "report",
+        "run", "compare", "check", "list", "trace", "schema", "bench", "regret", "league", "assignments", "papers", "profile",
+        "replay", "validate", "recommend", "calibrate", "whatif", "diff", "plot", "report",
     }  # fmt: skip
 
 

@@ -294,13 +294,13 @@ def test_what_does_not_fit() -> None:
     toy = machine({"gpu0": gpu(memory=8_900, workspace=500), "cpu0": cpu()})
     message = refused(CapacityError, lambda: play(Script(copies=ALL), ONE, toy, name="wild"))
     assert message == (
-        "gpu0 of toy: needs 8.98 kB, has 8.9 kB: pool:cache 8 kB, workspace 500 B, weights 450 B, kv 32 B; "
+        "gpu0 of toy: needs 8.771 KiB, has 8.691 KiB: pool:cache 7.812 KiB, workspace 500 B, weights 450 B, kv 32 B; "
         "lower the cache ratio, the batch or the context, or choose fewer bits (expert_bits of the model)"
     )
     play(Script(copies=ALL, enforce_capacity=False, routed=lambda e, v: [Run(e.layer, e.active, "gpu0")]), ONE, toy)
     host = machine({"gpu0": gpu(), "cpu0": cpu(memory=7_999)})
     message = refused(CapacityError, lambda: play(Script(), ONE, host, name="wild"))
-    assert message.startswith("cpu0 of toy: needs 8 kB, has 8 kB: experts 8 kB; ")
+    assert message.startswith("cpu0 of toy: needs 7.812 KiB, has 7.812 KiB: experts 7.812 KiB; ")
 
 
 def test_tied_embeddings_are_held_once() -> None:

@@ -12,8 +12,8 @@ from moesim.metrics.naming import policy_label
 from moesim.studies.league.contest import LEVEL, NOISE
 
 if TYPE_CHECKING:
-    from moesim.studies.league.league import Standing
     from moesim.studies.league.meetings import Meetings, System
+    from moesim.studies.league.standing import Standing
 
 FIRST_SEED: Final = 1000
 """Of the fresh draws; those of an experiment are below."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -14,40 +14,16 @@ from moesim.experiment.pool import Workers
 from moesim.experiment.sweep import expand
 from moesim.metrics.naming import policy_label
 from moesim.policies.registry import make_policy
-from moesim.studies.league.contest import Contest, decide, near
+from moesim.studies.league.contest import decide, near
 from moesim.studies.league.fresh import Fresh, on_fresh_draws
 from moesim.studies.league.meetings import Meetings, Row, System
 from moesim.studies.league.settings import Setting, cpu_cost_ends, map_of, settings_of
+from moesim.studies.league.standing import PHASES, Standing
 from moesim.studies.regret import bounds_of
 
 SCREEN: Final = 1.5
 """Systems that meet on all machines of a map: at most so many times slower than the best of any corner or of the middle."""
 ORACLE: Final = "oracle"
-
-
-def decode_speed(row: Row) -> float:
-    """Tokens a second of the whole batch while decoding."""
-    return float(row.get("decode_tokens_per_s") or 0)
-
-
-def prompt_speed(row: Row) -> float:
-    """First tokens a second."""
-    return 1e9 / float(row["ttft_mean_ns"])  # type: ignore[arg-type]
-
-
-PHASES: Final[dict[str, Callable[[Row], float]]] = {"decode": decode_speed, "prompt": prompt_speed}
-
-
-@dataclass(frozen=True)
-class Standing:
-    """How a setting came out in one phase."""
-
-    setting: Setting
-    phase: str  # one of `PHASES`
-    contest: Contest
-    first: Row  # of the best on the first draw
-    inexact: Row | None = None  # the fastest of those that change what the model computes, on the first draw
-    bound: float | None = None  # lower bound of the makespan over that of the best, on the first draw
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from moesim.experiment.report_columns import waited
 from moesim.experiment.report_notes import split_notes
-from moesim.studies.league.league import PHASES, Standing
+from moesim.studies.league.standing import PHASES, Standing
 
 if TYPE_CHECKING:
     from moesim.studies.league.meetings import Row
