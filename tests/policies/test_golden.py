@@ -34,12 +34,8 @@ def write(results: dict[str, Any]) -> None:
     read.cache_clear()
 
 
-LONG = {
-    "no contention",
-    "chunks",
-    "decision time",
-    "fine-grained",
-}  # played on the native engine each time, on the reference by `make test-long`
+# Played on the native engine each time, on the reference by `make test-long`.
+LONG = {"no contention", "chunks", "decision time", "two micro-batches", "fine-grained"}
 NATIVE = pytest.mark.skipif(not AVAILABLE, reason="not built")
 RUNS = [
     pytest.param(key, engine, marks=marks, id=f"{key}-{engine}")

@@ -50,7 +50,17 @@ def frequency(*top: tuple[int, int]) -> dict[str, Any]:
 
 
 # ------------------------------------------------------------------------------------------------- the whole registry
-@pytest.mark.parametrize("name", [info.name for info in policy_info() if info.target.startswith("moesim.")])
+PRESETS = "moesim.policies.as_compared:"  # systems as other papers ran them, whose classes are checked under their own names
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(info.name, marks=[pytest.mark.long] if info.target.startswith(PRESETS) else [])
+        for info in policy_info()
+        if info.target.startswith("moesim.")
+    ],
+)
 def test_registered_policy_passes_the_common_checks(name: str) -> None:
     """With its defaults; with other options in the test of the policy."""
     check_policy(type(make_policy(name)))

@@ -208,6 +208,7 @@ print(sum(parameter.nbytes for parameter in model.parameters()))
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows does not tell the peak of memory this way")
 def test_memory_stays_below_what_is_said_to_be_needed(home: Path, tmp_path: Path) -> None:
     save_tiny(tmp_path / "model", "mixtral")  # for its tokenizer
