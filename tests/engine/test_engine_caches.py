@@ -122,6 +122,7 @@ def recorded(name: str) -> Trace:
 SHIPPED = ("mini-mixtral", "mini-deepseek-v2-lite", "mini-qwen3")
 TRACES = (*SHIPPED, "gpt-oss-20b")
 SHARES = (0.25, 0.5, 0.75, 0.3)  # the last leaves a remainder: layers of two sizes
+OFTEN = [pytest.param(share, marks=[pytest.mark.long] if share in (0.5, 0.75) else []) for share in SHARES]
 
 
 def decode_of(trace: Trace, n_batches: int = 2) -> dict[str, Any]:
@@ -130,7 +131,7 @@ def decode_of(trace: Trace, n_batches: int = 2) -> dict[str, Any]:
     return {"batch_size": 1, "decode_tokens": 30 if trace.top_k < 4 else 15, "n_batches": n_batches, **prompt}
 
 
-@pytest.mark.parametrize("share", SHARES)
+@pytest.mark.parametrize("share", OFTEN)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", TRACES)
 def test_the_engine_equals_a_plain_replay_of_recorded_routing(name: str, rule: str, share: float) -> None:
@@ -144,7 +145,7 @@ def test_the_engine_equals_a_plain_replay_of_recorded_routing(name: str, rule: s
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("name", TRACES)
+@pytest.mark.parametrize("name", [TRACES[0], *(pytest.param(name, marks=pytest.mark.long) for name in TRACES[1:])])
 def test_the_engine_equals_trace_stats(name: str, rule: str) -> None:
     """Layer by layer, from an empty start, at sizes with and without a remainder."""
     trace = recorded(name)
@@ -177,6 +178,7 @@ def test_the_engine_equals_the_plain_replays_of_trace_stats(rule: str) -> None:
         assert by_rank == replayed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rule", RULES)
 def test_the_engine_equals_a_plain_replay_of_an_edge_devices_routing(rule: str) -> None:
     """A prompt, four rows at a time, and its answer; recorded on an engine with a cache of its own."""

@@ -23,7 +23,14 @@ def test_there_are_experiments():
     assert ROOT / "experiments" in data_dirs("experiments")
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOT / "experiments").with_suffix("").as_posix())
+LONG = {"league", "equal-memory"}  # dozens of systems, which have goldens of their own
+
+
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=[pytest.mark.long] if path.stem in LONG else []) for path in FILES],
+    ids=lambda path: path.relative_to(ROOT / "experiments").with_suffix("").as_posix(),
+)
 def test_quick(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     config = load_config(path)
     monkeypatch.chdir(tmp_path)

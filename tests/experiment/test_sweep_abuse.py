@@ -155,6 +155,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
     return folder, int((folder / "moments.txt").read_text())
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.name == "nt", reason="there is no SIGKILL")
 def test_killed_at_random_moments_the_dataset_opens_and_the_sweep_goes_on(
     whole: tuple[Path, int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -374,7 +375,7 @@ class _Full:
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO], ids=["full", "broken"])
-@pytest.mark.parametrize("n", [0, 3, 6, 7, 8, 10, 11])
+@pytest.mark.parametrize("n", [0, 7, *(pytest.param(n, marks=pytest.mark.long) for n in (3, 6, 8, 10, 11))])
 def test_a_disk_that_fails_at_the_nth_file(
     n: int, code: int, counted: Counted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
@@ -422,7 +423,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(place)], check=True)
 
 
-@pytest.mark.parametrize("jobs", ["1", "2"])
+@pytest.mark.parametrize("jobs", [pytest.param("1", marks=pytest.mark.long), "2"])
 def test_a_disk_that_is_full_in_earnest(
     jobs: str, disk: Path, counted: Counted, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

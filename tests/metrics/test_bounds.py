@@ -163,7 +163,7 @@ def test_a_run_can_reach_the_bound_of_the_links():
 
 @pytest.mark.parametrize(
     "thread",
-    [None, pytest.param((2000, False), marks=pytest.mark.long), (300, True)],
+    [None, pytest.param((2000, False), marks=pytest.mark.long), pytest.param((300, True), marks=pytest.mark.long)],
     ids=["free", "submits", "computes"],
 )
 @pytest.mark.parametrize("name", sorted(POLICIES))

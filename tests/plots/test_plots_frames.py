@@ -505,7 +505,7 @@ def test_a_scale_that_does_not_begin_at_zero_says_so():
 # ------------------------------------------------------------------------------------------------------------------- on real data
 
 
-@pytest.fixture(scope="module", params=["mini-mixtral", "mini-qwen3"])
+@pytest.fixture(scope="module", params=["mini-mixtral", pytest.param("mini-qwen3", marks=pytest.mark.long)])
 def trace(request: pytest.FixtureRequest) -> Trace:
     return Trace.read(find_trace(request.param))
 

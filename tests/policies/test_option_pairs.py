@@ -28,6 +28,7 @@ def test_an_option_of_a_policy_can_matter(subject: Subject) -> None:
     assert Pairs(subject).dead() == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("subject", PART_SUBJECTS, ids=lambda subject: f"{subject.kind} {subject.name}")
 def test_pairs_of_options_of_a_part(subject: Subject) -> None:
     assert Pairs(subject).problems() == []

@@ -126,6 +126,7 @@ run(Path(sys.argv[1]), Path(sys.argv[2]), "--stream-layers", *sys.argv[3:], mode
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGKILL")
 def test_a_recording_that_is_killed_between_layers_goes_on(home: Path, tmp_path: Path) -> None:
     out = tmp_path / "killed.safetensors"
