@@ -107,6 +107,17 @@ def test_the_memory_of_the_map_has_room_for_the_share_that_was_asked_for(tmp_pat
         assert 0 <= cell.share * 32 * 8 - rows["cache_slots"][0] <= 1
 
 
+def test_a_machine_of_the_map_has_the_memory_that_it_is_asked_for(tmp_path: Path):
+    """Nine tenths of Mixtral's experts are more than the GPU of the profile holds."""
+    base = settings_of(_config(tmp_path, hardware="rtx5070-ryzen9600x"), "small.yaml")[0]
+    (cell,) = map_of(base, (0.5,), (0.9,), "x")
+    assert cell.memory_bytes is not None
+    assert cell.memory_bytes > load_hardware("rtx5070-ryzen9600x", "x").devices["gpu0"].memory_bytes
+    rows = moesim.run(cell.raws()[0] | {"policies": ["lru"]}, progress=False).table
+    assert rows["error"][0] is None
+    assert rows["cache_slots"][0] in (229, 230)
+
+
 def test_the_ends_of_the_cost_a_row_are_those_of_the_profile(tmp_path: Path):
     ends = cpu_cost_ends(_base(tmp_path).raws()[0], "x")
     costs = [load_hardware(raw["hardware"], "x").devices["cpu0"].expert_cost for raw in ends]

@@ -102,8 +102,11 @@ def map_of(setting: Setting, ratios: Iterable[float], shares: Iterable[float], p
         for share, n_bytes in room.items():
             draws = []
             for raw in setting.raws():
-                changed = dict(_LINK.scale(Base(raw, place), factor).raw)  # type: ignore[misc]
-                draws.append(json.dumps(changed | {"cache": {"budget": n_bytes}}, sort_keys=True))
+                faster = Base(_LINK.scale(Base(raw, place), factor).raw, place)  # type: ignore[misc]
+                gpu = faster.profile.compute
+                room_there = max(n_bytes, faster.profile.devices[gpu].memory_bytes)
+                changed = faster.machine({f"devices.{gpu}.memory_bytes": room_there})
+                draws.append(json.dumps({**changed, "cache": {"budget": n_bytes}}, sort_keys=True))
             found.append(replace(setting, memory_bytes=n_bytes, share=share, ratio=ratio, draws=tuple(draws)))
     return found
 
