@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 WHOLE, ONE_MACHINE = Path("league"), Path("league-one-machine")
 """Experiments that are shipped."""
-RATIOS, SHARES = "1/8,1/4,1/2,1,2", "0.1,0.25,0.5,0.75"
+RATIOS, SHARES = "1/8,1/4,1/2,1", "0.1,0.25,0.5,0.75"
 _OWNER = "league"
 
 
