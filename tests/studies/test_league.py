@@ -99,9 +99,11 @@ def test_a_machine_of_the_map_has_the_ratio_that_was_asked_for(tmp_path: Path):
         assert machine.devices["cpu0"].expert_cost == own.devices["cpu0"].expert_cost
 
 
-def test_the_memory_of_the_map_has_room_for_the_share_that_was_asked_for(tmp_path: Path):
-    """What a system that keeps nothing else on the GPU caches: one expert less at most, since bytes are whole experts."""
-    for cell in map_of(_base(tmp_path), RATIOS[:1], SHARES, "x"):
+@pytest.mark.parametrize("bits", [4, [[4, 2]]])
+def test_the_memory_of_the_map_has_room_for_the_share_that_was_asked_for(tmp_path: Path, bits: Any):
+    """What a system that keeps nothing else on the GPU caches: one expert less at most, since bytes are whole experts; copies at fewer bits count not."""
+    base = settings_of(_config(tmp_path, model={"base": "mixtral-8x7b", "expert_bits": bits}), "small.yaml")[0]
+    for cell in map_of(base, RATIOS[:1], SHARES, "x"):
         rows = moesim.run(cell.raws()[0] | {"policies": ["lru"]}, progress=False).table
         assert cell.share is not None
         assert 0 <= cell.share * 32 * 8 - rows["cache_slots"][0] <= 1

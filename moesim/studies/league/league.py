@@ -91,7 +91,8 @@ class _League:
         self.told(f"other draws of routing: {sum(map(len, chosen))} systems near the best")
         later = [(raw, some) for setting, some in zip(settings, chosen, strict=True) for raw in setting.draws[1:]]
         self.meetings.rows(later)
-        ends = [self._ends(setting) for setting in settings]
+        # A decode step of one request has one row an expert, and so no further one that could cost more or less.
+        ends = [[] if setting.batch == 1 and phases == ("decode",) else self._ends(setting) for setting in settings]
         self.told("ends of the CPU's cost a row")
         self.meetings.rows([(raw, some) for raws, some in zip(ends, chosen, strict=True) for raw in raws])
         found = []

@@ -118,7 +118,8 @@ def _memory(setting: Setting, share: float, place: str) -> int:
     work = raw["workload"]
     kv_tokens = work["batch_size"] * (int(work["prompt_tokens"] or 0) + int(work["decode_tokens"] or 0))
     around = sum(required_bytes(model, machine, kv_tokens, Placement())[machine.compute].values())
-    return around + int(share * model.experts_bytes_total)
+    experts = model.n_experts * sum(model.expert_bytes(layer) for layer in range(model.n_layers))  # at their full width alone
+    return around + int(share * experts)
 
 
 def cpu_cost_ends(raw: Raw, place: str) -> list[dict[str, Any]]:
