@@ -101,7 +101,7 @@ def test_a_machine_of_the_map_has_the_ratio_that_was_asked_for(tmp_path: Path):
 
 @pytest.mark.parametrize("bits", [4, [[4, 2]]])
 def test_the_memory_of_the_map_has_room_for_the_share_that_was_asked_for(tmp_path: Path, bits: Any):
-    """What a system that keeps nothing else on the GPU caches: one expert less at most, since bytes are whole experts; copies at fewer bits count not."""
+    """What a system caches that keeps nothing else on the GPU: one expert less at most. Copies at fewer bits do not count."""
     base = settings_of(_config(tmp_path, model={"base": "mixtral-8x7b", "expert_bits": bits}), "small.yaml")[0]
     for cell in map_of(base, RATIOS[:1], SHARES, "x"):
         rows = moesim.run(cell.raws()[0] | {"policies": ["lru"]}, progress=False).table
