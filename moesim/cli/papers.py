@@ -50,7 +50,9 @@ def papers(
     ] = False,
     audit: Annotated[
         bool,
-        typer.Option("--audit", help="Put each printed speed-up beside the largest of 17 machines around the paper's own."),
+        typer.Option(
+            "--audit", help="Put each printed speed-up beside the largest of 17 machines around its paper's; takes an hour."
+        ),
     ] = False,
     form: Printed = Format.TABLE,
 ) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -98,4 +99,4 @@ def _half(one: Line) -> str:
 
 
 def _percent(share: float) -> str:
-    return "-" if share != share else f"{100 * share:.0f} %"
+    return "-" if math.isnan(share) else f"{100 * share:.0f} %"

@@ -70,7 +70,7 @@ def test_the_speed_ups_are_those_of_plain_runs(found: tuple[list[Audited], Path]
 
 
 def test_a_claim_is_within_reach_or_not(found: tuple[list[Audited], Path]):
-    assert [one.within for one in found[0]] == [found[0][0].largest >= 1.2, False]
+    assert [one.within for one in found[0]] == [True, False]  # 1.49 on the own machine; nobody is 1000 times as fast
     said = table(found[0], Format.MD)
-    assert f"{sum(one.within for one in found[0])} of 2 printed speed-ups" in said
+    assert "1 of 2 printed speed-ups" in said
     assert json.loads(table(found[0], Format.JSON))[1]["within"] is False

@@ -154,7 +154,7 @@ def test_no_best_is_faster_than_its_bound(found: League):
 
 
 def test_a_faster_link_helps_those_who_copy(found: League):
-    """Of equal memory, a cell with a faster link is at least as fast, and nowhere do all cells have one best system."""
+    """Of equal memory, a cell with a faster link is at least as fast."""
     by_place = {(*one.setting.panel, one.setting.share, one.setting.ratio): one for one in found.cells}
     assert len(by_place) == 8
     for (model, batch, share, ratio), one in by_place.items():
@@ -223,6 +223,19 @@ def test_wrong_axes_are_refused_before_anything_runs(tmp_path: Path, ratios: str
     with pytest.raises(ConfigError, match=f"league: --ratios: .*{said}"):
         league(write_yaml(tmp_path), ratios=ratios, out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_who_runs_nowhere_is_told_with_the_reason_and_nobody_at_all_is_an_error(tmp_path: Path):
+    """25 slots are too few for an engine with one a layer; 100 MB are too few for everybody."""
+    systems = ["on-demand", "exllamav3"]
+    tight = parse_config(small(tmp_path, policies=systems, workload=WORK, cache={"ratio": 0.1}), "small.yaml")
+    (said,) = meet(tight, "small.yaml", jobs=1).never.items()
+    assert said[0] == "exllamav3"
+    assert "ran in no setting: " in said[1]
+    assert "slots" in said[1]
+    none = _config(tmp_path, cache={"budget": "100 MB"})
+    with pytest.raises(ConfigError, match=r"small\.yaml: expected a system that runs in some setting, got none: .*budget"):
+        meet(none, "small.yaml", jobs=1)
 
 
 def test_a_machine_without_a_host_that_computes_is_refused(tmp_path: Path):

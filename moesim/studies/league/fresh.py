@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Final
 from moesim.core.student import mean
 from moesim.metrics.naming import policy_label
 from moesim.studies.league.contest import LEVEL, NOISE
+from moesim.studies.league.standing import Standing, decode_speed
 
 if TYPE_CHECKING:
     from moesim.studies.league.meetings import Meetings, System
-    from moesim.studies.league.standing import Standing
 
 FIRST_SEED: Final = 1000
 """Of the fresh draws; those of an experiment are below."""
@@ -60,7 +60,9 @@ def on_fresh_draws(cells: Sequence[Standing], systems: Sequence[System], n: int,
     certain = kept = noisy = even = 0
     for cell, _ in pairs:
         rows = [next(answers) for _ in range(n)]
-        ratios = [a["decode_tokens_per_s"] / b["decode_tokens_per_s"] for a, b in rows if a and b]  # type: ignore[operator]
+        ratios = [decode_speed(a) / decode_speed(b) for a, b in rows if a and b]
+        if not ratios:
+            continue
         margin = mean(ratios, LEVEL)
         if cell.contest.certain:
             certain, kept = certain + 1, kept + (margin.value > 1)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from moesim.core.text import say
+from moesim.errors import ConfigError
 from moesim.experiment.config import Config
 from moesim.experiment.pool import Workers
 from moesim.experiment.sweep import expand
@@ -32,7 +33,7 @@ class League:
 
     table: tuple[Standing, ...]  # of the experiment's settings, both phases
     cells: tuple[Standing, ...]  # of the map: decoding
-    never: dict[str, str]  # systems that ran nowhere
+    never: dict[str, str]  # systems that ran nowhere, and why
     n_runs: int
     n_found: int  # of these that had been run before
     fresh: Fresh | None = None  # how the map came out on other draws
@@ -65,8 +66,11 @@ def league(
         if n_fresh and cells:
             held.told(f"{n_fresh} fresh draws")
             fresh = on_fresh_draws(cells, exact, n_fresh, held.meetings)
-    ran = held.ran
-    never = {policy_label(one): "ran in no setting" for one in systems if policy_label(one) not in ran}
+    if not table:
+        why = next(iter(held.meetings.errors.values()), "nothing decoded")
+        raise ConfigError(f"{place}: expected a system that runs in some setting, got none: {why}")
+    labels = [policy_label(one) for one in systems]
+    never = {label: f"ran in no setting: {held.meetings.errors[label]}" for label in labels if label not in held.ran}
     return League(tuple(table), tuple(cells), never, held.meetings.n_runs, held.meetings.n_found, fresh)
 
 

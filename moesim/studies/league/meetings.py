@@ -14,6 +14,7 @@ from moesim.experiment.pool import Workers
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.run import run_experiment
 from moesim.experiment.spec import RunSpec
+from moesim.metrics.naming import policy_label
 
 if TYPE_CHECKING:
     from moesim.metrics import Value
@@ -34,6 +35,7 @@ class Meetings:
     progress: bool = False
     n_runs: int = 0  # that were asked for
     n_found: int = 0  # of those that had been run before
+    errors: dict[str, str] = field(default_factory=dict)  # why a system did not run, by its label: the first reason
     _known: dict[tuple[str, str], Row | None] = field(default_factory=dict)
     _traces: dict[str, Trace] = field(default_factory=dict)
 
@@ -51,7 +53,10 @@ class Meetings:
             self.n_runs += len(runs)
             self.n_found += done.n_found
             for (_, _, key), outcome in zip(runs, done.outcomes, strict=True):
-                self._known[key] = None if outcome.failure is not None else outcome.row
+                if outcome.failure is None:
+                    self._known[key] = outcome.row
+                else:
+                    self._note(str(outcome.row["policy"]), outcome.failure)
         return [[self._known[key] for key in one] for one in keys]
 
     def _specs(self, raw: str, systems: Sequence[str]) -> list[tuple[Experiment, RunSpec, tuple[str, str]]]:
@@ -64,11 +69,16 @@ class Meetings:
 
     def experiment(self, raw: str, systems: Sequence[System]) -> Experiment | None:
         """Resolve a meeting; None if nobody can run there."""
-        asked = json.loads(raw) | {"policies": list(systems), "plots": [], "timeline": None}
+        asked = json.loads(raw) | {"policies": list(systems)}
         try:
             return Experiment(parse_config(asked, self.place), self.place, known=self._traces)
-        except MoesimError:
+        except MoesimError as error:
+            for system in systems:
+                self._note(policy_label(system), error)
             return None
+
+    def _note(self, label: str, error: MoesimError) -> None:
+        self.errors.setdefault(label, " ".join(str(error).split()))
 
 
 def _nothing(inputs: Any, spec: RunSpec, outcome: Any) -> None:

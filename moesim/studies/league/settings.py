@@ -20,12 +20,11 @@ from moesim.model import ModelSpec, load_model
 from moesim.policy import Placement
 from moesim.studies.whatif.knobs import knob_of
 from moesim.studies.whatif.scaling import rate_of
-from moesim.studies.whatif.settings import Base
+from moesim.studies.whatif.settings import Base, raw_at
 
 Raw = Mapping[str, Any]
 _LINK = knob_of("link.bytes_per_s")
 _CPU_COST = "expert_cost.few_row_flops"
-_LEFT_OUT = ("zip", "include", "exclude", "repeat", "policies", "plots", "timeline")
 
 
 @dataclass(frozen=True)
@@ -63,14 +62,13 @@ def settings_of(config: Config, place: str) -> list[Setting]:
         workload = {key: value for key, value in point.workload.items() if key != "seed"}
         key = json.dumps([point.model, point.hardware, point.ratio, point.budget_bytes, workload], sort_keys=True, default=str)
         groups.setdefault(key, []).append(point)
-    base = {key: value for key, value in config.model_dump(mode="json").items() if key not in _LEFT_OUT}
-    return [_setting(base, points, place) for points in groups.values()]
+    return [_setting(config, points, place) for points in groups.values()]
 
 
-def _setting(base: Raw, points: Sequence[Point], place: str) -> Setting:
+def _setting(config: Config, points: Sequence[Point], place: str) -> Setting:
     first = points[0]
     model, machine = load_model(first.model, f"{place}: model"), load_hardware(first.hardware, f"{place}: hardware")
-    draws = dict.fromkeys(json.dumps({**base, **point.written()}, sort_keys=True) for point in points)
+    draws = dict.fromkeys(json.dumps(raw_at(config, point), sort_keys=True) for point in points)
     own = float(ratio_of(machine, place))
     return Setting(
         model, hardware_label(machine), first.workload["batch_size"], first.budget_bytes, first.ratio,

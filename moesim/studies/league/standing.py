@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from moesim.core.units import NS_PER_S
 from moesim.studies.league.contest import Contest
 from moesim.studies.league.meetings import Row
 from moesim.studies.league.settings import Setting
@@ -17,8 +18,8 @@ def decode_speed(row: Row) -> float:
 
 
 def prompt_speed(row: Row) -> float:
-    """First tokens a second."""
-    return 1e9 / float(row["ttft_mean_ns"])  # type: ignore[arg-type]
+    """First tokens a second of a request."""
+    return NS_PER_S / float(row["ttft_mean_ns"])  # type: ignore[arg-type]
 
 
 PHASES: Final[dict[str, Callable[[Row], float]]] = {"decode": decode_speed, "prompt": prompt_speed}

@@ -21,13 +21,12 @@ from moesim.studies.league.meetings import Meetings
 from moesim.studies.papers.compare import compare
 from moesim.studies.papers.published import RATIOS, Published
 from moesim.studies.whatif.knobs import knob_of
-from moesim.studies.whatif.settings import Base
+from moesim.studies.whatif.settings import Base, raw_at
 
 KNOBS: Final = ("link.bytes_per_s", "cpu.memory_bandwidth", "cpu.compute", "gpu.memory_bandwidth")
 FACTOR: Final = 2
 """The range goes from the profile's numbers divided by it to those times it."""
 AS_IT_IS: Final = "the paper's own"
-_LEFT_OUT: Final = ("zip", "include", "exclude", "repeat", "policies", "plots", "timeline")
 
 Machine = tuple[Fraction, ...]
 """A factor for each of `KNOBS`."""
@@ -58,9 +57,9 @@ class Audited:
         }  # fmt: skip
 
 
-def machines(factor: int = FACTOR) -> list[Machine]:
+def machines() -> list[Machine]:
     """List the machine as it is, then the corners."""
-    ends = Fraction(1, factor), Fraction(factor)
+    ends = Fraction(1, FACTOR), Fraction(FACTOR)
     return [(Fraction(1),) * len(KNOBS), *product(ends, repeat=len(KNOBS))]
 
 
@@ -105,11 +104,10 @@ def _settings(name: str, config: Config, claims: Sequence[Published]) -> list[_S
     """List the settings of an experiment with the systems that claims are about."""
     about = {row.policy for row in claims if row.experiment == name}
     about |= {row.baseline for row in claims if row.baseline_experiment == name}
-    base = {key: value for key, value in config.model_dump(mode="json").items() if key not in _LEFT_OUT}
     found: dict[str, _Setting] = {}
     for point in expand(config, name):
         if policy_label(point.policy) in about:
-            raw = {**base, **point.written()}
+            raw = raw_at(config, point)
             found.setdefault(json.dumps([raw, point.repeat], sort_keys=True), (raw, []))[1].append(point.policy)
     return list(found.values())
 

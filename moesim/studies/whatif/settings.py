@@ -13,7 +13,7 @@ from typing import Any
 from moesim.core.units import parse_bytes
 from moesim.errors import ConfigError
 from moesim.experiment.config import Config, apply_override
-from moesim.experiment.spec import KEYS
+from moesim.experiment.spec import KEYS, Point
 from moesim.experiment.sweep import expand
 from moesim.hardware import HardwareProfile, load_hardware
 from moesim.model import ModelSpec, load_model
@@ -23,7 +23,9 @@ _SCALE = re.compile(r"[x×]\s*([0-9.]+(?:[eE][+-]?\d+)?)(?:/([0-9.]+))?")
 _ENDLESS = re.compile(r"[eE][-+]?[0-9_]{4}")  # an exponent that writes a number of thousands of digits
 _LARGEST = Fraction(10**100)  # of a number as written, and its inverse the smallest; what is thinkable is far within
 _PERCENT = re.compile(r"([+-])\s*([0-9.]+)\s*%")
-_LEFT_OUT = ("zip", "include", "exclude", "repeat")  # say how settings are combined, and there is one only
+# What says how settings are combined, of which there is one; what is left behind of runs; systems, which whoever asks adds.
+_LEFT_OUT = ("zip", "include", "exclude", "repeat", "policies")
+_NOTHING: dict[str, Any] = {"plots": [], "timeline": None, "frames": False}
 
 
 @dataclass(frozen=True)
@@ -182,16 +184,14 @@ def single(config: Config, place: str) -> Base:
         told = " and ".join(f"{key} ({', '.join(values)})" for key, values in swept.items())
         fix = " ".join(f"--set {key}={values[0]}" for key, values in swept.items())
         raise ConfigError(f"{place}: expected one setting for each policy, got sweeps of {told}; fix with {fix}, or take --quick")
-    first = points[0]
-    raw: dict[str, Any] = {k: v for k, v in config.model_dump(mode="json").items() if k not in _LEFT_OUT}
-    raw |= {
-        **first.written(),
-        "policies": [dict(point.policy) for point in points],
-        "plots": [],
-        "timeline": None,
-        "frames": False,
-    }
+    raw = raw_at(config, points[0]) | {"policies": [dict(point.policy) for point in points]}
     return Base(json.loads(json.dumps(raw)), place)
+
+
+def raw_at(config: Config, point: Point) -> dict[str, Any]:
+    """Write an experiment that has the setting of one point alone, without policies, figures and timeline."""
+    base = {key: value for key, value in config.model_dump(mode="json").items() if key not in _LEFT_OUT}
+    return {**base, **point.written(), **_NOTHING}
 
 
 def _spread(name: str, values: list[Any]) -> dict[str, list[str]]:
