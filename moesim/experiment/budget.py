@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -79,15 +79,18 @@ def slots_within(
         need = required_bytes(model, costs.hardware, workload.peak_kv_tokens, placement)
         return max((sum(need[gpu].values()), gpu) for gpu in gpus)
 
-    def first(low: int, high: int, found: Callable[[int], bool]) -> int:
-        """First number of slots in low..high for which a question, once answered yes, stays answered yes."""
+    def first(low: int, high: int, found: Callable[[int], bool], guesses: Sequence[int]) -> int:
+        """First number of slots in low..high for which a question, once answered yes, stays answered yes; guesses come first."""
+        for at in guesses:
+            if low <= at < high:
+                low, high = (low, at) if found(at) else (at + 1, high)
         while low < high:
             middle = (low + high) // 2
             low, high = (low, middle) if found(middle) else (middle + 1, high)
         return low
 
     n_units = model.n_layers * model.n_experts
-    fewest = first(0, n_units, lambda slots: needed(slots)[0] > 0)
+    fewest = first(0, n_units, lambda slots: needed(slots)[0] > 0, [0])
     least, where = needed(fewest)
     if least > budget_bytes:
         raise CapacityError(
@@ -95,7 +98,10 @@ def slots_within(
             f"needs with {fewest} cache slots, got {format_memory(budget_bytes)}; raise the budget, or lower the batch or the "
             f"context [policy={policy_name}]"
         )
-    too_many = first(fewest, n_units + 1, lambda slots: slots > n_units or needed(slots)[0] > budget_bytes)
+    # Where every slot is one expert, exactly; where layers have equal shares, within a layer's rounding.
+    fit = fewest + (budget_bytes - least) // max(model.expert_bytes(layer) for layer in range(model.n_layers))
+    guesses = [fit + 1, fit, fit + 1 + model.n_layers, fit - model.n_layers]
+    too_many = first(fewest, n_units + 1, lambda slots: slots > n_units or needed(slots)[0] > budget_bytes, guesses)
     most = needed(too_many - 1)[0]
     # Slots that change nothing (a remainder that does not reach every layer) are not told as cache.
-    return first(fewest, too_many - 1, lambda slots: needed(slots)[0] >= most)
+    return first(fewest, too_many - 1, lambda slots: needed(slots)[0] >= most, [too_many - 2])

@@ -60,7 +60,7 @@ def run_keys(experiment: Experiment) -> list[str]:
 
     def content(thing: ModelSpec | HardwareProfile) -> str:
         if id(thing) not in hashes:
-            hashes[id(thing)] = fingerprint(thing.figures() if isinstance(thing, HardwareProfile) else vars(thing))
+            hashes[id(thing)] = fingerprint(thing.figures())
         return hashes[id(thing)]
 
     imports = not experiment.not_imported

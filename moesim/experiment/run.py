@@ -118,7 +118,9 @@ def run_experiment(
     n_steps = sum(len(experiment.workload(spec).steps) for spec in missing)
     with ExitStack() as stack:
         crew = workers or stack.enter_context(Workers(jobs, scheduler))
-        took = before(experiment, missing) if execution is SIMULATED else 0.0
+        # Processes that have worked before are worth while, and their command has told how long it takes.
+        known = execution is not SIMULATED or crew.pool is not None
+        took = 0.0 if known else before(experiment, missing)
         pool = crew.needed(lambda: worth_processes(took, len(missing), usable_cores())) if missing else None
         if progress and took > _LONG_S:
             figures = ", then figures" if folder is not None and experiment.config.plots else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import MISSING, dataclass, fields
 from fractions import Fraction
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 from moesim.core.facts import Facts
@@ -178,21 +178,26 @@ class ModelSpec(Facts):
         """Bytes of one routed expert of a layer, at the full width or another; biases are held in ``other_bits``."""
         self._check_layer(layer)
         if bits is None or bits == self.expert_bits:
-            if self.expert_bytes_by_layer is not None:
-                return self.expert_bytes_by_layer[layer]
-            bits = self.expert_bits
-        return bits_to_bytes(self._expert_matrices, bits) + self._other_bytes(self._expert_biases)
+            return self._whole_bytes if self.expert_bytes_by_layer is None else self.expert_bytes_by_layer[layer]
+        return self._bytes_at(bits)
 
-    @property
+    @cached_property
     def experts_bytes_total(self) -> int:
         """Bytes of all routed experts of all layers, at all widths."""
         return self.n_experts * sum(self.expert_bytes(layer, bits) for bits in self.widths for layer in range(self.n_layers))
 
-    @property
+    @cached_property
+    def _whole_bytes(self) -> int:
+        return self._bytes_at(self.expert_bits)
+
+    def _bytes_at(self, bits: float) -> int:
+        return bits_to_bytes(self._expert_matrices, bits) + self._other_bytes(self._expert_biases)
+
+    @cached_property
     def _expert_matrices(self) -> int:
         return self.n_mats * self.hidden * self.expert_intermediate // self.units_per_expert
 
-    @property
+    @cached_property
     def _expert_biases(self) -> int:
         return (self.n_mats - 1) * self.expert_intermediate + self.hidden if self.expert_bias else 0
 
@@ -223,12 +228,12 @@ class ModelSpec(Facts):
             params += self.hidden * q_width
         return params + self.qkv_bias * (self.q_lora_rank + down)
 
-    @property
+    @cached_property
     def attention_bytes(self) -> int:
         """Bytes of one layer's attention weights."""
         return self._other_bytes(self.attention_params)
 
-    @property
+    @cached_property
     def dense_params(self) -> int:
         """Parameters of a MoE layer outside attention and experts: router and the two norms."""
         return self.n_experts // self.units_per_expert * (self.hidden + self.router_bias) + 2 * self._norm_params
@@ -243,7 +248,7 @@ class ModelSpec(Facts):
         """Parameters of all shared experts of one layer, with their gate; 0 if there are none."""
         return self.n_mats * self.hidden * self.shared_intermediate + self.shared_gate * self.hidden
 
-    @property
+    @cached_property
     def shared_bytes(self) -> int:
         """Bytes of all shared experts of one layer; 0 if there are none."""
         return self._other_bytes(self.shared_params)
@@ -256,7 +261,7 @@ class ModelSpec(Facts):
         mlp = self.n_mats * self.hidden * self.dense_intermediate
         return self.n_dense_layers * (self.attention_params + mlp + 2 * self._norm_params)
 
-    @property
+    @cached_property
     def leading_bytes(self) -> int:
         """Bytes of all leading dense layers together."""
         return self._other_bytes(self.leading_params)
@@ -266,7 +271,7 @@ class ModelSpec(Facts):
         """Parameters of the embedding."""
         return self.vocab * self.hidden
 
-    @property
+    @cached_property
     def embedding_bytes(self) -> int:
         """Bytes of the embedding."""
         return self._other_bytes(self.embedding_params)
@@ -276,7 +281,7 @@ class ModelSpec(Facts):
         """Parameters that the LM head reads: final norm and output matrix, even if that is the embedding."""
         return self.vocab * (self.hidden + self.head_bias) + self._norm_params
 
-    @property
+    @cached_property
     def head_bytes(self) -> int:
         """Bytes that the LM head reads; `non_expert_bytes` counts a tied matrix once only."""
         return self._other_bytes(self.head_params)
@@ -308,7 +313,7 @@ class ModelSpec(Facts):
 
     # ---- per token
 
-    @property
+    @cached_property
     def kv_bytes_per_token_per_layer(self) -> int:
         """Bytes of KV of one token in one layer; for latent attention of the latent and the rotary key."""
         if self.kv_lora_rank:
@@ -338,7 +343,8 @@ class ModelSpec(Facts):
     def figures(self) -> dict[str, object]:
         """Give all fields by name; those that came later only where they are used: other models keep their fingerprint."""
         later = {"low_bits": (), "units_per_expert": 1}
-        return {key: value for key, value in vars(self).items() if key not in later or value != later[key]}
+        values = {name: getattr(self, name) for name in FIELDS}
+        return {key: value for key, value in values.items() if key not in later or value != later[key]}
 
     @property
     def _norm_params(self) -> int:

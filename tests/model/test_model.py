@@ -585,3 +585,12 @@ def test_a_file_that_is_not_utf8(tmp_path: Path) -> None:
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ModelError, match="expected JSON, got something else"):
         load_model(path)
+
+
+def test_sizes_that_were_asked_for_are_not_among_the_figures():
+    """Results are kept under them: a model must have the same before and after its first run."""
+    model = load_model("gpt-oss-20b")
+    before = model.figures()
+    assert model.expert_bytes(1) == model.expert_bytes(0, model.expert_bits)
+    assert model.non_expert_bytes + model.experts_bytes_total > 0
+    assert model.figures() == before

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from moesim.hardware.types import CostCurve, Device
 from moesim.model import ModelSpec
+from moesim.model.spec import FIELDS
 
 NO_CURVE = "no curve for "
 """How the note begins that results carry where a device's curves are of something else, and a roofline stands in for them."""
@@ -37,7 +38,7 @@ def part_curves(model: ModelSpec, device: Device, part: str) -> list[CostCurve]:
 
 def _changed(model: ModelSpec, parts: Iterable[str]) -> list[str]:
     """List the changes on which parts of a layer may depend; on `n_experts` only the dense part, which has the router."""
-    fields = vars(model).keys() - _EXPERTS_ONLY - (set() if "dense" in parts else {"n_experts"})
+    fields = {*FIELDS} - _EXPERTS_ONLY - (set() if "dense" in parts else {"n_experts"})
     return [label for label in model.labels if label.partition("=")[0] in fields]
 
 

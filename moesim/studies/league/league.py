@@ -11,7 +11,7 @@ from typing import Final
 from moesim.core.text import say
 from moesim.errors import ConfigError
 from moesim.experiment.config import Config
-from moesim.experiment.pool import Workers
+from moesim.experiment.pool import Workers, usable_cores
 from moesim.experiment.sweep import expand
 from moesim.metrics.naming import policy_label
 from moesim.policies.registry import make_policy
@@ -53,7 +53,8 @@ def league(
     exact = [one for one in systems if make_policy(one, place).exact]
     inexact = [one for one in systems if one not in exact]
     settings = settings_of(config, place)
-    with Workers(jobs) as workers:
+    # Its runs are short, and this process is busy between them: one process more than cores keeps the cores at work.
+    with Workers(jobs or usable_cores() + 1) as workers:
         held = _League(Meetings(place, workers, folder, progress), place, progress)
         held.told(f"{len(settings)} settings, {len(systems)} systems")
         table = [held.bounded(one, exact) for one in held.standings(settings, exact, tuple(PHASES), inexact)]
