@@ -13,9 +13,11 @@ from typing import Any, Final
 
 from moesim.core.progress import Progress
 from moesim.errors import CapacityError
-from moesim.experiment import run_experiment
+from moesim.experiment import Results, run_experiment
 from moesim.experiment.config import parse_config
+from moesim.experiment.pool import Workers
 from moesim.experiment.resolve import Experiment
+from moesim.experiment.runner import Examine
 from moesim.policies.registry import make_policy
 from moesim.studies.advice.candidates import LOSSY, STAND_INS, Candidate, Family, Space, experiment_of
 from moesim.studies.advice.grid import coarse, halves, varied
@@ -23,6 +25,7 @@ from moesim.studies.advice.launches import LARGE_SHARE, Fewer, launch_share, lay
 from moesim.studies.advice.routing import Routing, shortest_prompt
 from moesim.studies.advice.setting import PLACE, Setting
 from moesim.studies.whatif.limits import Limits, limits_of
+from moesim.trace import Trace
 
 REFINED: Final = 2
 """Families that are refined: the best of the coarse grid."""
@@ -78,7 +81,8 @@ class Search:
         self.space = space
         self._other = other
         self.found = Found()
-        self._jobs = jobs
+        self._workers = Workers(jobs)
+        self._known: dict[str, Trace] = {}  # read once for all experiments
         self._enabled = progress
         self._bar = Progress(0, enabled=False)
         self._traces: list[Path] = []
@@ -103,7 +107,10 @@ class Search:
         n_crossed = 0 if self._other is None else 2 * CROSS_GROUPS * finalists
         # Halving the gaps takes some four rounds of two; a guess is enough for a bar.
         total = len(first) + len(papers) + 8 * REFINED + finalists * len(self.space.routing.groups) + n_crossed + finalists
-        with tempfile.TemporaryDirectory(prefix="moesim.") as name, Progress(total, enabled=self._enabled, lines=True) as bar:
+        with (
+            tempfile.TemporaryDirectory(prefix="moesim.") as name, Progress(total, enabled=self._enabled, lines=True) as bar,
+            self._workers,
+        ):  # fmt: skip
             self._bar, folder = bar, Path(name)
             self._traces = self.space.routing.write(folder)
             bar.describe("coarse grid")
@@ -173,14 +180,13 @@ class Search:
             self.found.crossed[one] = _mean_speed(rows[len(traces) :]) / _mean_speed(rows[: len(traces)])
 
     def _limit(self) -> None:
-        """Find what limits the finalists, from the records of one more run each, one after the other: records are large."""
-        for one in (*self.found.ranked(True), *self.found.ranked(False)):
-            raw = self._raw([one], self._traces[:1], self.space.setting.asked.decode, None)
-            experiment = Experiment(parse_config(raw, PLACE), PLACE)
-            outcome = run_experiment(experiment, keep=lambda index: True).outcomes[0]
-            self.found.n_simulations += 1
-            self._bar.advance(1)
-            self.found.limits[one] = limits_of(experiment, experiment.specs[0], outcome)
+        """Find what limits the finalists, from the records of one more run each, which stay where they are: they are large."""
+        finalists = [*self.found.ranked(True), *self.found.ranked(False)]
+        raws = [self._raw([one], self._traces[:1], self.space.setting.asked.decode, None) for one in finalists]
+        several = [self._experiment(raw) for raw in raws]
+        joined = Experiment.joined([(experiment, experiment.specs[0]) for experiment in several])
+        for one, outcome in zip(finalists, self._run(joined, limits_of).outcomes, strict=True):
+            self.found.limits[one] = outcome.found
 
     def _launch_less(self) -> None:
         """Simulate runnable placements with fewer launches where these decide: the finalists, and the most that fits the GPU.
@@ -211,10 +217,7 @@ class Search:
         done: dict[Candidate, list[Row]] = {}
         for budget in dict.fromkeys(one.budget for one in candidates):
             some = [one for one in candidates if one.budget == budget]
-            experiment = Experiment(parse_config(self._raw(some, traces, decode, prompt, setting), PLACE), PLACE)
-            results = run_experiment(experiment, jobs=self._jobs)
-            self.found.n_simulations += len(results.rows)
-            self._bar.advance(len(results.rows))
+            results = self._run(self._experiment(self._raw(some, traces, decode, prompt, setting)))
             # Traces vary slowest, policies fastest.
             for place, outcome in enumerate(results.outcomes):
                 one = some[place % len(some)]
@@ -226,6 +229,15 @@ class Search:
                     row["costs_measured"] = costs is not None and all(cost["source"] == "measured" for cost in costs.values())
                     done.setdefault(one, []).append(row)
         return {one: rows for one in candidates if len(rows := done.get(one, [])) == len(traces)}
+
+    def _experiment(self, raw: dict[str, Any]) -> Experiment:
+        return Experiment(parse_config(raw, PLACE), PLACE, known=self._known)
+
+    def _run(self, experiment: Experiment, examine: Examine | None = None) -> Results:
+        results = run_experiment(experiment, workers=self._workers, examine=examine)
+        self.found.n_simulations += len(results.rows)
+        self._bar.advance(len(results.rows))
+        return results
 
     def _raw(
         self,
