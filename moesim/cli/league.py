@@ -130,6 +130,8 @@ def table(found: League, form: Format) -> str:
     return render(head, cells, form, ["batch", "speed", "of bound"]) + "\n" + between.join(_notes(found, rows, varying)) + "\n"
 
 
+_SPREAD = 1.1  # between draws, from which on it is shown
+
 _WORDS = {"model": "model", "hardware": "machine", "memory_bytes": "GPU memory"}
 
 
@@ -141,7 +143,12 @@ def _cell(row: dict[str, Any], key: str) -> str:
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
-    speed = f"{row['speed']:.3g} tok/s" if row["phase"] == "decode" else f"TTFT {1 / row['speed']:.3g} s"
+    speed = f"TTFT {1 / row['speed']:.3g} s"
+    if row["phase"] == "decode":
+        over = (
+            f", {row['speed_least']:.3g} to {row['speed_most']:.3g}" if row["speed_most"] > _SPREAD * row["speed_least"] else ""
+        )
+        speed = f"{row['speed']:.3g} tok/s{over}; TTFT {row['ttft_s']:.3g} s"
     margin = "-" if row["margin"] is None else f"x{row['margin']:.2f} {row['second']}"
     sure = "yes" if row["certain"] else f"no: {row['doubts']}"
     bound = "-" if row["bound_share"] is None else f"{100 * row['bound_share']:.0f} %"
@@ -155,9 +162,10 @@ def _notes(found: League, rows: Sequence[dict[str, Any]], varying: Sequence[str]
     notes = [
         *about,
         f"simulated; weakest source: {', '.join(sorted({str(row['source_label']) for row in rows}))}; {', '.join(labels)}",
-        f"speed: geometric mean over {first['draws']} draws of routing",
-        "sure: the 95 % interval of the ratio over the draws does not hold 1, and nobody is as fast at an end of the interval "
-        "of the CPU's cost a row",
+        f"speed: geometric mean over {first['draws']} draws of routing, and least to most where these differ by more than 10 %; "
+        "TTFT, waits and bound: of the first draw",
+        "sure: the 95 % interval of the ratio over the draws excludes 1, and no system is as fast at an end of the interval of "
+        "the CPU's cost a further row",
         "of bound: a time that no exact system can beat, over that of the whole run",
     ]
     inexact = [

@@ -83,10 +83,12 @@ def _whole(value: float | None) -> str:
     return "-" if value is None else f"{value:.0f}"
 
 
-def waited(row: Row) -> str:
-    """Name what took most of the time, of decoding if something was decoded, with its share."""
-    decode = bool(number(row, "n_decode_tokens"))
+def waited(row: Row, phase: str | None = None) -> str:
+    """Name what took most of the time of a phase, ``"decode"`` or ``"prompt"``; by default of decoding, if there was any."""
+    decode = phase == "decode" or (phase is None and bool(number(row, "n_decode_tokens")))
     found = {cause: number(row, f"{'decode_' * decode}time_{cause}_ns") or 0 for cause in CAUSES}
+    if phase == "prompt":
+        found = {cause: ns - (number(row, f"decode_time_{cause}_ns") or 0) for cause, ns in found.items()}
     most = max(found, key=lambda cause: found[cause])
     return f"{LABEL[most]} {100 * found[most] / total:.0f}%" if (total := sum(found.values())) else "-"
 

@@ -53,6 +53,7 @@ class BackgroundCache(CacheOptions):
     """Cache beside the CPU: misses run there, or are split with the link, and some are copied for later visits."""
 
     _name = "background-cache"  # in messages
+    _embedding_on_cpu = False  # where tokens are looked up
 
     @property
     def listens(self) -> frozenset[type]:
@@ -92,7 +93,8 @@ class BackgroundCache(CacheOptions):
                 bank.there.add(unit)
         sizes = [n * slot_bytes(view) for n in slots]
         pool = Pool(gpu, CACHE, sizes, per_layer=True) if self.scope == "per-layer" else Pool(gpu, CACHE, sizes[0])
-        return Placement(copies, [pool, staging_pool(view, gpu, None)] if self._past.stages else [pool])
+        parts = {("embedding", -1): self._cpu} if self._embedding_on_cpu else {}
+        return Placement(copies, [pool, staging_pool(view, gpu, None)] if self._past.stages else [pool], parts)
 
     def _prompts(self, view: View, slots: int) -> PastTheCache:
         """Return who says what passes by a cache, of which a layer can have so many slots, and serves it."""

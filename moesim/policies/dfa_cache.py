@@ -5,6 +5,7 @@ jobs/ec2/fetch_table.py (2f1ac924).
 
 | decision | code | ours |
 |---|---|---|
+| token embedding | on the CPU, as of llama.cpp | the same |
 | slots | as many of each layer, or a file with the number of each | the granted cache slots, dealt to layers |
 | scores | of each expert: 1 a decode step that uses it, each half as much after H = 16 steps of the layer | the same (``half_life``) |
 | hits, misses | the GPU computes what is there, the CPU all others at the same time, copied or not | the same |
@@ -55,6 +56,7 @@ class DfaCache(BackgroundCache, fixed=OPTIONS):
     publish = "two-steps"
     prefill = "read-only"
     _name = "dfa-cache"
+    _embedding_on_cpu = True
 
     rule: Literal["dfa", "lru"] = "dfa"
     """Who is copied and who leaves: by decayed frequency, or every miss over the oldest use (``LLAMA_EC_POLICY``)."""

@@ -7,6 +7,7 @@ Idea: the CPU computes its experts while the GPU computes the others; what is us
 
 | point | paper says | released code does | we do |
 |---|---|---|---|
+| token embedding | - | on the CPU unless it is quantised (``modules/embedding.py``, ``model/model_ls.py`` in the wheel) | on the CPU |
 | ``--moe_cpu_split`` n | - | the last n experts of every layer on the CPU, at least one on the GPU | the same (``cpu_split``); as many as the cache slots ask by default |
 | ``--moe_cpu_offload`` n | - | all experts of the first n layers on the CPU, and no split | the same (``cpu_layers``) |
 | order from counts | - | hottest experts first, by a file or by what an earlier run saved | ``placement: frequency``: by the calibration table |
@@ -130,7 +131,8 @@ class Exllamav3(PolicyBase):
         pools = [Pool(gpu, CACHE, n_bytes, per_layer=True)]
         if self._streams:
             pools.append(Pool(gpu, STAGING, RING_SLOTS * ring * largest))
-        return Placement([Copy(layer, on, gpu) for layer, on in enumerate(chosen) if on], pools)
+        copies = [Copy(layer, on, gpu) for layer, on in enumerate(chosen) if on]
+        return Placement(copies, pools, {("embedding", -1): self._cpu})
 
     def _on_whole_layers(self, view: View) -> list[list[int]]:
         model, slots = view.model, view.cache_slots(self._gpu)

@@ -4,6 +4,7 @@ ggml-org/llama.cpp PRs 26563 and 26824 (closed); miltos22/llama.cpp-wackMall-mer
 
 | decision | code | ours |
 |---|---|---|
+| token embedding | on the CPU, as of llama.cpp | the same |
 | slots | S of each layer (``--expert-hot-s``) | the granted cache slots, dealt to layers |
 | start | the S hottest of a saved run, else the S lowest ids | the lowest ids |
 | hits, misses | the GPU computes what is there, the CPU the others; outputs are added | the same, also in prompts; the CPU after the GPU, or with ``overlap`` at once; from 32 tokens on the GPU copies misses for one use, as in llama.cpp |
@@ -148,9 +149,8 @@ class HeatCache(PolicyBase):
         self._past = PastTheCache("read-only", LLAMA_CPP_OFFLOAD_ROWS - 1, gpu, self._cpu)
         self._counts = {"exchanges": 0}
         pool = Pool(gpu, CACHE, [n * slot_bytes(view) for n in n_slots], per_layer=True)
-        return Placement(
-            [Copy(layer, range(n), gpu) for layer, n in enumerate(n_slots) if n], [pool, staging_pool(view, gpu, None)]
-        )
+        copies = [Copy(layer, range(n), gpu) for layer, n in enumerate(n_slots) if n]
+        return Placement(copies, [pool, staging_pool(view, gpu, None)], {("embedding", -1): self._cpu})
 
     @property
     def counters(self) -> Mapping[str, int]:

@@ -7,6 +7,7 @@ Idea: what is best pinned, streamed or left to the CPU depends on the number of 
 
 | point | paper says | released code does | we do |
 |---|---|---|---|
+| token embedding | - | on the CPU, as of llama.cpp | the same |
 | shards | - | attention, FFN with all its experts, output layer | FFNs; attention and output stay on the GPU |
 | plans | - | five strategies, each as much pinned as fits; the one with the least predicted time | the same (`shard_plan`), with attention and output that take no memory |
 | batch sizes | - | plans for 1, with several sequences 4, 16, 64, and 512, 1024 ...; the least that holds the rows | the same (`tier_of`), with at most the rows of the largest step |
@@ -77,7 +78,7 @@ class PipeShard(PolicyBase):
         self._awaited: set[int] = set()  # experts of the present layer that are not there
         self._held: set[int] = set()  # its routed experts, which run once all are
         copies = [Copy(layer, tuple(self._everyone), gpu) for layer in range(self._now.pinned)]
-        return Placement(copies, [Pool(gpu, CACHE, self._budget)])
+        return Placement(copies, [Pool(gpu, CACHE, self._budget)], {("embedding", -1): self._cpu})
 
     def _tier(self, tier: int, view: View) -> Tier:
         if tier not in self._tiers:

@@ -5,6 +5,7 @@ ggml-org/llama.cpp PR 24524 and discussion 24528, branch v2, as carried by a for
 
 | decision | code | ours |
 |---|---|---|
+| token embedding | on the CPU, as of llama.cpp | the same |
 | key | (tensor, expert): gate, up and down apart | whole experts; matrices apart with a trace of ``moesim trace split`` |
 | pool | one for each size and type, shared by all layers of a device; at least 64 slots | one for all layers; the granted cache slots |
 | hits | in use while the call goes on, to the recent end; the GPU computes them | the same |
@@ -53,6 +54,7 @@ class PooledCache(BackgroundCache, fixed=OPTIONS):
     scope = "global"
     prefill = "read-only"
     _name = "pooled-cache"
+    _embedding_on_cpu = True
 
     admit_free: Annotated[int, Range(1)] = 2
     """Rows missed before an expert is copied into a free slot."""

@@ -9,7 +9,7 @@ from moesim.policies.algorithms.assignment import Plan
 from moesim.policies.algorithms.counting import add_rows, top_counted
 from moesim.policies.algorithms.drawing import sample
 from moesim.policies.base import Range
-from moesim.policies.moot import InPolicy, OnlyWith
+from moesim.policies.moot import InPolicy, MootIf, OnlyWith
 from moesim.policies.part_conditions import NEVER_FILLED
 from moesim.policies.parts import Part, Setup, Unit, source_needs
 from moesim.policies.twins import twin
@@ -86,6 +86,8 @@ class TopPredicted(_Pooled):
     """Take the top ``size`` of all experts and skip those on the GPU, or of those that are not on the GPU."""
     lane: Lane = "main"
     """Where the prediction is computed; ``"side"`` needs its rate in the profile."""
+    nearer: Annotated[Literal["skip", "ask"], MootIf(lookahead=1)] = "skip"
+    """Layers nearer to a step's first layer than ``lookahead``: nobody asks about them, or the first layer does."""
 
     @property
     def needs(self) -> frozenset[str]:
@@ -98,16 +100,19 @@ class TopPredicted(_Pooled):
         self._top_k = setup.view.model.top_k
         self._n_layers = setup.view.model.n_layers
         self._add_rows, self._top = twin(add_rows, setup.view), twin(top_counted, setup.view)
-        self._about = (-1, -1)  # step and layer that the counts speak about
-        self._counts: dict[int, int] = {}
-        self._chosen: set[int] = set()
+        self._step = -1
+        self._seen: dict[int, tuple[dict[int, int], set[int]]] = {}  # of that step, by layer: rows of experts, and who was chosen
 
     def ask(self, event: Routed, view: View) -> Sequence[Predict]:
         """Ask about the layer ahead, once per layer visit."""
-        layer = event.layer + self.lookahead
-        if event.mb or layer >= self._n_layers:
+        if event.mb:
             return ()
-        return (Predict(event.step, layer, self.source, view.dense_device(event.layer), self.lane),)
+        last = event.layer + self.lookahead
+        first = 1 if self.nearer == "ask" and event.layer == 0 else last
+        where = view.dense_device(event.layer)
+        return [
+            Predict(event.step, layer, self.source, where, self.lane) for layer in range(first, min(last + 1, self._n_layers))
+        ]
 
     def ahead(self, event: Routed, plan: Plan, view: View) -> Sequence[Unit]:
         """Choose nothing before the prediction."""
@@ -115,16 +120,14 @@ class TopPredicted(_Pooled):
 
     def choose(self, event: Predicted, view: View) -> Sequence[Unit]:
         """Count predicted rows over the micro-batches so far; choose the top, at most ``size`` in all."""
-        if self._about != (event.step, event.layer):
-            self._about = (event.step, event.layer)
-            self._counts = {}
-            self._chosen = set()
-        counts = self._counts
+        if self._step != event.step:
+            self._step, self._seen = event.step, {}
+        counts, chosen = self._seen.setdefault(event.layer, ({}, set()))
         self._add_rows(counts, event.ids, self._top_k)
         resident = view.residency(event.layer, self._gpu)
         if self.over != "all":
             counts = {expert: n for expert, n in counts.items() if not resident[expert]}
         top = self._top(counts, self.size)
-        new = [e for e in top if not resident[e] and e not in self._chosen][: self.size - len(self._chosen)]
-        self._chosen.update(new)
+        new = [e for e in top if not resident[e] and e not in chosen][: self.size - len(chosen)]
+        chosen.update(new)
         return [(event.layer, e) for e in new]

@@ -4,6 +4,7 @@ ggml-org/llama.cpp PR 27861 (open draft); src/llama-moecache.cpp in zazaidi/llam
 
 | decision | code | ours |
 |---|---|---|
+| token embedding | on the CPU, as of llama.cpp | the same |
 | slots | as many of each layer (``--moe-expert-cache``) | the granted cache slots, dealt to layers |
 | hits | the GPU computes them; stamped by a clock | the same |
 | misses | the CPU computes them; noted once a step, in selection order | the same |
@@ -130,7 +131,7 @@ class TwoUploadsLru(PolicyBase):
         self._past = PastTheCache("read-only", self.cached_rows, gpu, self._cpu, LLAMA_CPP_OFFLOAD_ROWS)
         self._counts = {"cache_hits": 0, "cache_misses": 0, "duplicate_copies": 0}
         pool = Pool(gpu, CACHE, [n * slot_bytes(view) for n in n_slots], per_layer=True)
-        return Placement(pools=[pool, staging_pool(view, gpu, None)])
+        return Placement((), [pool, staging_pool(view, gpu, None)], {("embedding", -1): self._cpu})
 
     @property
     def counters(self) -> Mapping[str, int]:

@@ -98,9 +98,10 @@ class Instance:
         ]
 
     def play(self, spec: Any, hardware: Any = FAST) -> Records:
-        """Run a policy."""
+        """Run a policy, or one by its name and options."""
+        policy = spec if hasattr(spec, "decide") else make_policy(spec)
         model = tiny_model(n_layers=self.n_layers, n_experts=self.n_experts, top_k=self.top_k)
-        return play(make_policy(spec), self.work, hardware, model=model, slots={"gpu0": self.slots})
+        return play(policy, self.work, hardware, model=model, slots={"gpu0": self.slots})
 
 
 def instances(n: int, *, batch: int = 1, prompts: int = 0, per_layer: bool = False, least: int = 1,

@@ -287,6 +287,28 @@ def test_a_late_prediction_is_ignored() -> None:
     assert list(policy.decide(predicted(1, [[5, 6]]), view)) == []
 
 
+@pytest.mark.parametrize(("nearer", "first"), [("skip", [2]), ("ask", [1, 2])])
+def test_the_first_layer_asks_about_nearer_ones(nearer: str, first: list[int]) -> None:
+    prefetch = {"name": "predicted", "source": "oracle", "lookahead": 2, **({"nearer": "ask"} if nearer == "ask" else {})}
+    policy = Composed(prefetch=prefetch)
+    view = start(policy, slots=8)
+    asked = [
+        [a.layer for a in policy.decide(routed([[0, 1]], layer=layer), view) if isinstance(a, Predict)] for layer in range(3)
+    ]
+    assert asked == [first, [3], []]  # of four layers
+
+
+def test_predictions_of_two_layers_do_not_disturb_each_other() -> None:
+    # Of each layer one expert at most, however the micro-batches of predictions come.
+    policy = Composed(prefetch={"name": "predicted", "source": "oracle", "lookahead": 2, "nearer": "ask"})
+    view = start(policy, slots=8)
+    fetched = [
+        [(a.layer, *a.experts) for a in policy.decide(predicted(layer, ids, mb=mb), view) if isinstance(a, Fetch)]
+        for layer, ids, mb in [(1, [[5, 6]], 0), (2, [[7, 6]], 0), (1, [[4, 6]], 1), (2, [[5, 4]], 1)]
+    ]
+    assert fetched == [[(1, 5)], [(2, 6)], [], []]
+
+
 def test_dali_makes_a_prefetch_under_way_a_demand_and_drops_it_after_its_layer() -> None:
     policy = dali(prefetch_size=1, assignment="all-gpu")
     view = start(policy, slots=8)
@@ -379,7 +401,7 @@ def test_random_compositions_pass_the_common_checks() -> None:
             "source": rng.choice(["oracle", "synthetic:0.4"]),
             "size": rng.choice([1, 3]),
             "pool": rng.choice(pools),
-            "lookahead": rng.choice([1, 2]),
+            **rng.choice([{"lookahead": 1}, {"lookahead": 2}, {"lookahead": 3, "nearer": "ask"}]),
         }
         spec = {
             "name": "composed",

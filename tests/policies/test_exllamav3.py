@@ -114,17 +114,17 @@ def test_the_ring_holds_up_to_24_experts_a_slot_and_no_larger_ones() -> None:
 def test_decoding_the_cpu_computes_beside_the_gpu() -> None:
     records = run({"swap_budget": 0}, [[[0, 3], [0, 1]]], 2)
     assert where(records) == [([0], [3]), ([0, 1], [])] and not records.transfers
-    # Routed at 100; the row crosses in 20 and is computed in 400 while the GPU takes 100 for the other.
-    assert tasks(records)[1:3] == [(100, 200, "gpu0", "E0x1"), (120, 520, "cpu0", "E3x1")]
+    # The token crosses in 20. Routed at 120; the row crosses in 20 and is computed in 400 while the GPU takes 100 for the other.
+    assert tasks(records)[1:3] == [(120, 220, "gpu0", "E0x1"), (140, 540, "cpu0", "E3x1")]
 
 
 def test_a_prompt_streams_what_has_enough_rows() -> None:
-    # Two experts are on the GPU. Of 8 rows expert 2 gets 6 and expert 3 two.
+    # Two experts are on the GPU. Of 8 rows expert 2 gets 6 and expert 3 two. The tokens cross in 90.
     rows = [[0, 2]] * 6 + [[1, 3]] * 2
     options = {"swap_budget": 0, "stream_min_rows": 8, "stream_threshold": 6}
     records = run(options, [rows], 2, prompt=8)
     assert where(records) == [([0, 1, 2], [3])]
-    assert transfers(records) == [(100, 1100, "cpu0->gpu0", "demand 0/2")]
+    assert transfers(records) == [(190, 1190, "cpu0->gpu0", "demand 0/2")]
     assert [(e.expert, e.reason) for e in records.evictions] == [(2, "drop")]
     assert where(run({**options, "stream_threshold": 7}, [rows], 2, prompt=8)) == [([0, 1], [2, 3])]
     assert where(run({**options, "stream_min_rows": 9}, [rows], 2, prompt=8)) == [([0, 1], [2, 3])]

@@ -48,10 +48,10 @@ def test_class_lru_spares_what_has_been_used_often() -> None:
 
 
 def test_no_upload_goes_on_while_the_gpu_computes() -> None:
-    # Two copies of 10 ns each end at 120; both experts then take 100 each.
+    # The token crosses in 20. Two copies of 10 ns each end at 140; both experts then take 100 each.
     records = run("llama-cpp-cache", [[0, 1]], 4)
-    assert [(t.start, t.end) for t in records.transfers] == [(100, 110), (110, 120)]
-    assert [(t.start, t.end, t.device) for t in records.tasks if t.expert >= 0] == [(120, 220, "gpu0"), (220, 320, "gpu0")]
+    assert [(t.start, t.end) for t in records.transfers] == [(120, 130), (130, 140)]
+    assert [(t.start, t.end, t.device) for t in records.tasks if t.expert >= 0] == [(140, 240, "gpu0"), (240, 340, "gpu0")]
 
 
 @pytest.mark.parametrize(

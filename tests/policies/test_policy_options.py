@@ -387,6 +387,7 @@ PREFETCH_CHANGES: dict[str, dict[str, Any]] = {
     "buffers": {"buffers": 3},
     "over": {"over": "non-resident"},
     "lookahead": {"lookahead": 2},
+    "nearer": {"lookahead": 3, "nearer": "ask"},
 }
 # Part -> option -> changed value; those of the workload-aware cache are DALI's.
 PART_CHANGES: dict[tuple[str, str], dict[str, Any]] = {
@@ -431,7 +432,10 @@ def test_an_option_changes_what_happens(name: str, option: str) -> None:
 @pytest.mark.parametrize("option", PREFETCH_CHANGES)
 def test_an_option_of_prefetching_changes_what_happens(option: str) -> None:
     changed = {**PREDICTED, **PREFETCH_CHANGES[option]}
-    assert happened("lru", {"prefetch": changed}) != happened("lru", {"prefetch": PREDICTED})
+    without = {name: value for name, value in changed.items() if name != option} | {
+        name: value for name, value in PREDICTED.items() if name == option
+    }
+    assert happened("lru", {"prefetch": changed}) != happened("lru", {"prefetch": without})
 
 
 @pytest.mark.parametrize(

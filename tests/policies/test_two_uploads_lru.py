@@ -28,21 +28,21 @@ def test_the_newest_miss_takes_its_turn_even_if_it_is_there_by_now() -> None:
 
 
 def test_an_upload_counts_from_the_step_after_its_end_on() -> None:
-    # It goes on from the second step's begin, at 540, until 1540, within the third step: that step does not find it.
+    # It goes on from the second step's begin, at 560, until 1560, within the third step: that step does not find it.
     records = run("two-uploads-lru", [[0], [0], [0], [0]], 2, hardware=machine({"gpu0": gpu(), "cpu0": cpu()}))
-    assert [(t.start, t.end) for t in records.transfers] == [(540, 1540)]
-    assert [step.begin for step in records.steps] == [0, 540, 1080, 1620]
+    assert [(t.start, t.end) for t in records.transfers] == [(560, 1560)]
+    assert [step.begin for step in records.steps] == [0, 560, 1120, 1680]
     assert served(records) == [[], [], [], [0]]
 
 
 def test_the_cpu_waits_for_the_gpu_unless_they_overlap() -> None:
-    # In the third step 0 is there, and takes the GPU 100; the rows of 1 cross to the CPU in 20.
+    # In the third step 0 is there, and takes the GPU 100 after the token has crossed in 20; the rows of 1 cross to the CPU in 20.
     starts = {}
     for overlap in (False, True):
         records = run({"name": "two-uploads-lru", "overlap": overlap}, [[0, 2], [0, 2], [0, 1]], 4)
         begin = records.steps[2].begin
         starts[overlap] = {t.expert: t.start - begin for t in records.tasks if t.expert >= 0 and t.step == 2}
-    assert starts == {False: {0: 100, 1: 220}, True: {0: 100, 1: 120}}
+    assert starts == {False: {0: 120, 1: 240}, True: {0: 120, 1: 140}}
 
 
 @pytest.mark.parametrize(("rows", "cached", "device"), [(2, 1, "cpu0"), (2, 2, "gpu0"), (32, 1, "gpu0")])
@@ -63,10 +63,10 @@ def test_what_is_on_its_way_is_uploaded_again_and_lost_with_its_first_slot() -> 
     policy = make_policy({**DUPLICATES, "inserts": 1})
     work = workload([[[step] for step in steps]], n_experts=8, weights=[1.0])
     records = play(policy, work, LATE, model=tiny_model(n_layers=1, n_experts=8, top_k=1), slots={"gpu0": 2})
-    assert [(t.start, t.end, t.cause) for t in records.transfers][:2] == [(540, 1969, "update"), (1969, 3398, "message")]
-    assert [step.begin for step in records.steps][8:10] == [2960, 3500]
+    assert [(t.start, t.end, t.cause) for t in records.transfers][:2] == [(560, 1989, "update"), (1989, 3418, "message")]
+    assert [step.begin for step in records.steps][8:10] == [3120, 3680]
     assert served(records)[7:] == [[0], [], [], []]
-    assert [e for e in records.evictions if e.time <= 3500] == []
+    assert [e for e in records.evictions if e.time <= 3680] == []
     assert policy.counters["duplicate_copies"] == 1  # type: ignore[attr-defined]
     assert served(run(ONE, steps, 2, hardware=LATE))[7:] == [[0], [], [0], [0]], "by the other reading it stays"
 
@@ -140,7 +140,9 @@ def test_it_does_what_these_options_of_a_background_cache_do(inserts: int) -> No
     for at, one in enumerate(instances(20, per_layer=True)):
         hardware = LATE if at % 2 else FAST
         mine = one.play({"name": "two-uploads-lru", "inserts": inserts}, hardware)
-        theirs = one.play(options, hardware)
+        other = make_policy(options)
+        other._embedding_on_cpu = True  # type: ignore[attr-defined]
+        theirs = one.play(other, hardware)
         copies = [[(t.start, t.end, t.layer, t.expert) for t in records.transfers] for records in (mine, theirs)]
         assert copies[0] == copies[1]
         assert (mine.tasks, mine.evictions) == (theirs.tasks, theirs.evictions)

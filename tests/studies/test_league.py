@@ -18,11 +18,12 @@ from moesim.core.table import Format
 from moesim.errors import ConfigError
 from moesim.experiment.config import parse_config
 from moesim.experiment.pool import Workers
+from moesim.experiment.report_columns import waited
 from moesim.hardware import load_hardware
 from moesim.plots.crossover import crossover
 from moesim.studies.league.contest import ALONE, CPU_COST, NOISE, decide, near
 from moesim.studies.league.fresh import fresh_draws, on_fresh_draws
-from moesim.studies.league.league import League
+from moesim.studies.league.league import League, _rows_add
 from moesim.studies.league.league import league as meet
 from moesim.studies.league.meetings import Meetings
 from moesim.studies.league.records import records
@@ -247,3 +248,17 @@ def test_the_table_names_what_is_faster_but_not_exact(found: League):
     said = table(found, Format.MD)
     assert "simulated; weakest source:" in said
     assert set(files_of(found)) == {"league.csv", "map.csv", "crossover.txt", "crossover.png", "crossover.pdf"}
+
+
+def test_what_it_waited_for_is_of_the_phase():
+    row = {"n_decode_tokens": 4, "time_gpu_experts_ns": 60, "time_exposed_demand_ns": 50,
+           "decode_time_gpu_experts_ns": 55, "decode_time_exposed_demand_ns": 10}  # fmt: skip
+    assert waited(row) == waited(row, "decode") == "GPU experts 85%"
+    assert waited(row, "prompt") == "demand fetch 89%"  # 40 of 45
+
+
+def test_a_decode_step_of_one_request_has_no_further_rows(tmp_path: Path):
+    setting = _base(tmp_path)
+    assert [_rows_add(replace(setting, batch=batch), phase) for batch in (1, 2) for phase in ("decode", "prompt")] == [
+        False, True, True, True,
+    ]  # fmt: skip

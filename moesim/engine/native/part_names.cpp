@@ -148,6 +148,7 @@ std::unique_ptr<Prefetch> make_prefetch(const PartOptions &options) {
         part->over_all = is(options, "over", "all");
         part->source = options["source"];
         part->side = is(options, "lane", "side");
+        part->ask_nearer = is(options, "nearer", "ask");
         return part;
     }
     if (name == "mrs-score") {

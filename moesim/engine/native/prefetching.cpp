@@ -33,26 +33,28 @@ void RandomAhead::ahead(const Routing &routing, const Plan &, Units &units) {
 void TopPredicted::start(const Setup &setup) {
     state = &setup.state;
     gpu = setup.gpu;
-    about = {-1, -1};
-    counts.assign(state->n_experts, 0);
-    chosen.clear();
+    step = -1;
+    seen.clear();
 }
 
 /// Ask about the layer ahead, once per layer visit.
 void TopPredicted::ask(const Routing &routing, std::vector<Question> &questions) {
-    i64 layer = routing.layer + lookahead;
-    if (!routing.mb && layer < state->n_layers) questions.push_back({int(layer), source, side});
+    if (routing.mb) return;
+    i64 last = routing.layer + lookahead;
+    i64 first = ask_nearer && routing.layer == 0 ? 1 : last;
+    for (i64 layer = first; layer <= last && layer < state->n_layers; ++layer) questions.push_back({int(layer), source, side});
 }
 
 /// Count predicted rows over the micro-batches so far; choose the top, at most `size` in all.
 void TopPredicted::choose(const Predicted &prediction, Units &units) {
     int layer = prediction.layer;
-    if (about != std::pair(prediction.step, layer)) {
-        about = {prediction.step, layer};
-        std::fill(counts.begin(), counts.end(), 0);
-        chosen.clear();
+    if (step != prediction.step) {
+        step = prediction.step;
+        seen.clear();
     }
     int n = state->n_experts;
+    auto &[counts, chosen] = seen[layer];
+    counts.resize(n);
     prediction.add_rows(counts, state->top_k);
     auto resident = [&](int expert) { return gpu->memory.resident(i64(layer) * n + expert); };
     top.clear();

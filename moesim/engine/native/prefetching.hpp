@@ -1,6 +1,8 @@
 // Prefetch parts: which experts of a later layer to fetch before they are asked for.
 #pragma once
 
+#include <map>
+
 #include "parts.hpp"
 
 namespace moesim {
@@ -24,17 +26,23 @@ struct TopPredicted : Prefetch {
     bool over_all = true;  // the option `over`
     nb::object source;
     bool side = false;  // the option `lane`
+    bool ask_nearer = false;  // the option `nearer`
 
     void start(const Setup &setup) override;
     void ask(const Routing &routing, std::vector<Question> &questions) override;
     void choose(const Predicted &prediction, Units &units) override;
 
 private:
+    struct Seen {
+        std::vector<i64> counts;
+        std::vector<int> chosen;
+    };
+
     State *state = nullptr;
     DeviceState *gpu = nullptr;
-    std::pair<int, int> about{-1, -1};  // step and layer that the counts speak about
-    std::vector<i64> counts;
-    std::vector<int> chosen, top;
+    int step = -1;
+    std::map<int, Seen> seen;  // of that step, by layer
+    std::vector<int> top;
 };
 
 }  // namespace moesim

@@ -26,6 +26,9 @@ class Contest:
 
     best: str
     speed: float  # of the best: geometric mean over the draws
+    # of the best, of all draws
+    least: float
+    most: float
     second: str  # the next; empty if nobody else ran
     margin: Mean | None  # speed of the best over that of the second; None without a second
     doubts: tuple[str, ...]  # of `NOISE`, `CPU_COST` and `ALONE`; empty: it is certain
@@ -59,12 +62,13 @@ def decide(speeds: Mapping[str, Sequence[float]], ends: Sequence[Mapping[str, fl
     means = {name: mean(values, LEVEL).value for name, values in speeds.items()}
     ranked = sorted(means, key=lambda name: -means[name])
     best = ranked[0]
+    found = best, means[best], min(speeds[best]), max(speeds[best])
     if len(ranked) == 1:
-        return Contest(best, means[best], "", None, (ALONE,))
+        return Contest(*found, "", None, (ALONE,))
     margin = mean([a / b for a, b in zip(speeds[best], speeds[ranked[1]], strict=True)], LEVEL)
     doubts = []
     if margin.n < 2 or margin.value <= margin.factor:
         doubts.append(NOISE)
     if any(best in end and end[best] <= max((v for name, v in end.items() if name != best), default=0.0) for end in ends):
         doubts.append(CPU_COST)
-    return Contest(best, means[best], ranked[1], margin, tuple(doubts))
+    return Contest(*found, ranked[1], margin, tuple(doubts))

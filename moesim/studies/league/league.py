@@ -96,14 +96,13 @@ class _League:
         self.told(f"other draws of routing: {sum(map(len, chosen))} systems near the best")
         later = [(raw, some) for setting, some in zip(settings, chosen, strict=True) for raw in setting.draws[1:]]
         self.meetings.rows(later)
-        # A decode step of one request has one row an expert, and so no further one that could cost more or less.
-        ends = [[] if setting.batch == 1 and phases == ("decode",) else self._ends(setting) for setting in settings]
+        ends = [self._ends(setting) if any(_rows_add(setting, phase) for phase in phases) else [] for setting in settings]
         self.told("ends of the CPU's cost a row")
         self.meetings.rows([(raw, some) for raws, some in zip(ends, chosen, strict=True) for raw in raws])
         found = []
         for setting, some, rows, raws in zip(settings, chosen, first, ends, strict=True):
             for phase in phases:
-                standing = self._standing(setting, phase, some, raws)
+                standing = self._standing(setting, phase, some, raws if _rows_add(setting, phase) else [])
                 if standing is not None:
                     found.append(self._compared(standing, rows, inexact))
         return found
@@ -169,6 +168,11 @@ class _League:
             return None
         bounds = bounds_of(experiment, experiment.specs[0], slots)
         return None if bounds is None else bounds.makespan_ns / makespan
+
+
+def _rows_add(setting: Setting, phase: str) -> bool:
+    """Whether experts have further rows, which could cost more or less: a decode step of one request has one each."""
+    return setting.batch > 1 or phase != "decode"
 
 
 def _near(rows: dict[str, Row], systems: Sequence[System], phases: Iterable[str], factor: float | None = None) -> set[str]:

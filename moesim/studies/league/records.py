@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from moesim.core.units import NS_PER_S
 from moesim.experiment.report_columns import waited
 from moesim.experiment.report_notes import split_notes
 from moesim.studies.league.standing import PHASES, Standing
@@ -34,15 +35,18 @@ def _record(one: Standing) -> dict[str, Any]:
         "phase": one.phase,
         "best": contest.best,
         "speed": contest.speed,
+        "speed_least": contest.least,
+        "speed_most": contest.most,
         "unit": UNITS[one.phase],
         "second": contest.second,
         "margin": margin.value if margin else None,
         "margin_low": margin.value / margin.factor if margin else None,
         "margin_high": margin.value * margin.factor if margin else None,
+        "ttft_s": float(str(row["ttft_mean_ns"])) / NS_PER_S,
         "draws": len(setting.draws),
         "certain": contest.certain,
         "doubts": "; ".join(contest.doubts),
-        "waited_for": waited(row),
+        "waited_for": waited(row, one.phase),
         "bound_share": one.bound,
         "slots": row.get("cache_slots_used"),
         "source_label": row.get("source_label"),
