@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from moesim.cli.options import Printed, name_or_mapping
+from moesim.cli.options import Jobs, Printed, name_or_mapping
 from moesim.cli.outputs import write_own
 from moesim.core.limits import COUNT
 from moesim.core.output_folder import check_own_folder
@@ -20,6 +20,7 @@ from moesim.trace.made import trace_label
 
 if TYPE_CHECKING:
     from moesim.studies.lookahead import Line, Relation
+    from moesim.studies.lookahead_layers import Sight
 
 _OWNER = "trace lookahead"
 _SHOWN = (1, 4, 16, 64)  # windows in the table
@@ -31,6 +32,11 @@ def trace_lookahead(
         typer.Argument(metavar="TRACE...", help="Names or paths, or '{synthesize: mixtral-8x7b}' and so on."),
     ],
     max_tokens: Annotated[int, typer.Option(min=2, max=COUNT.most, help="Decoded tokens of each that are counted.")] = 1024,
+    hardware: Annotated[
+        str | None,
+        typer.Option("--hardware", metavar="NAME", help="Simulate what knowing some layers ahead is worth there, too."),
+    ] = None,
+    jobs: Jobs = None,
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder for lookahead.csv and the figure.")] = None,
     form: Printed = Format.TABLE,
 ) -> None:
@@ -39,22 +45,36 @@ def trace_lookahead(
     One cache a layer, batch 1; the CPU may compute a miss, so that it need not enter the cache. Beyond the window the cache goes
     by decayed frequency. The windows that close half of the gap are compared with a published power law.
 
+    With --hardware an oracle prefetches what the next layers of a token lack, on that machine, with experts of 4 bits: the gap
+    lies between loading on demand and a link or GPU that never waits. With --out that is layers.csv.
+
     Example: moesim trace lookahead mini-mixtral mini-deepseek-v2-lite --max-tokens 256
     """
+    from moesim.experiment.pool import Workers
     from moesim.experiment.traces import read_trace
     from moesim.studies.lookahead import look_ahead, records, relation
+    from moesim.studies.lookahead_layers import see_layers
 
     if out is not None:
         check_own_folder(out, _OWNER)
     lines: list[Line] = []
-    with Progress(len(traces), lines=True) as bar:
+    sights: list[Sight] = []
+    missing: list[str] = []
+    with Progress(len(traces), lines=True) as bar, Workers(jobs) as workers:
         for text in traces:
             written = name_or_mapping(text, "trace lookahead")
             bar.describe(trace_label(written))
-            lines += look_ahead(read_trace(written, "trace lookahead"), trace_label(written), max_tokens=max_tokens)
+            trace = read_trace(written, "trace lookahead")
+            lines += look_ahead(trace, trace_label(written), max_tokens=max_tokens)
+            if hardware is not None:
+                more, lacking = see_layers(written, trace, hardware, workers)
+                sights, missing = [*sights, *more], [*missing, *lacking]
             bar.advance(1)
     found = relation(lines)
-    sys.stdout.write(render_records(records(lines), form) if form.for_programs else table(lines, found, form))
+    if form.for_programs:
+        sys.stdout.write(render_records([one.record() for one in sights] or records(lines), form))
+    else:
+        sys.stdout.write(table(lines, found, form) + (layers_table(sights, missing, form) if hardware is not None else ""))
     if out is not None:
         import pandas as pd
 
@@ -63,6 +83,8 @@ def trace_lookahead(
 
         drawing = lookahead.drawing(pd.DataFrame(records(lines)))
         files = {"lookahead.csv": render_records(records(lines), Format.CSV).encode()}
+        if sights:
+            files["layers.csv"] = render_records([one.record() for one in sights], Format.CSV).encode()
         files |= {"lookahead.txt": f"{drawing.caption}\n".encode(), **pictures(drawing.figure, "lookahead")}
         write_own(out, files, _OWNER)
 
@@ -92,6 +114,33 @@ def table(lines: Sequence[Line], found: Relation | None, form: Format) -> str:
         notes.append(f"published: {HALF_GAP[0]} (slots / k)^{HALF_GAP[1]}, whose exponent is {verdict} that interval")
     between = "\n\n" if form is Format.MD else "\n"
     return render(head, rows, form, head[1:]) + "\n" + between.join(notes) + "\n"
+
+
+def layers_table(sights: Sequence[Sight], missing: Sequence[str], form: Format) -> str:
+    """Write the share of the gap that each number of layers ahead closes."""
+    by_line: dict[tuple[str, float], list[Sight]] = {}
+    for one in sights:
+        by_line.setdefault((one.trace, one.share), []).append(one)
+    head = [
+        "trace",
+        "cached",
+        "on demand",
+        *(f"closed by {n} layer{'s' if n > 1 else ''}" for n in dict.fromkeys(one.layers for one in sights)),
+    ]
+    rows = [
+        [trace, _percent(share), f"{mine[0].on_demand:.3g} tok/s", *(_percent(one.closed) for one in mine)]
+        for (trace, share), mine in by_line.items()
+    ]
+    notes = [
+        *(
+            [f"on {sights[0].hardware}, experts of 4 bits, batch 1, an oracle; weakest source: {sights[0].label}"]
+            if sights
+            else []
+        ),
+        "closed: share of the time that a prefetcher would save with which link or GPU never waited",
+        *missing,
+    ]
+    return "\n" + render(head, rows, form, head[1:]) + "\n" + ("\n\n" if form is Format.MD else "\n").join(notes) + "\n"
 
 
 def _half(one: Line) -> str:

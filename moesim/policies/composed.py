@@ -238,7 +238,8 @@ class Composed(Composition):
                 actions.append(self._transient.fetch(layer, experts))
             else:
                 self.parts.replacement.inserted(layer, experts)
-                actions.append(Fetch(layer, experts, gpu, PREFETCH, CACHE))
+                if lacking := [expert for expert in experts if not view.is_resident(layer, expert, gpu)]:
+                    actions.append(Fetch(layer, lacking, gpu, PREFETCH, CACHE))
         return actions
 
     def _layer_end(self, event: LayerEnd, view: View) -> list[Action]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from moesim.policies.algorithms.assignment import Plan
 from moesim.policies.algorithms.counting import add_rows, top_counted
@@ -89,6 +89,9 @@ class TopPredicted(_Pooled):
     nearer: Annotated[Literal["skip", "ask"], MootIf(lookahead=1)] = "skip"
     """Layers nearer to a step's first layer than ``lookahead``: nobody asks about them, or the first layer does."""
 
+    residents: Annotated[Literal["as-they-are", "used"], OnlyWith(pool="cache")] = "as-they-are"
+    """What becomes of chosen experts that are in the cache: nothing, or they count as used, so that others leave before them."""
+
     @property
     def needs(self) -> frozenset[str]:
         """The source's signal or table."""
@@ -130,4 +133,9 @@ class TopPredicted(_Pooled):
         top = self._top(counts, self.size)
         new = [e for e in top if not resident[e] and e not in chosen][: self.size - len(chosen)]
         chosen.update(new)
-        return [(event.layer, e) for e in new]
+        used = [e for e in top if resident[e]] if self.residents == "used" else []
+        return [(event.layer, e) for e in (*used, *new)]
+
+    def native_state(self) -> dict[str, Any] | None:
+        """Nothing beside the options; C++ knows no ``residents``."""
+        return {} if self.residents == "as-they-are" else None

@@ -388,6 +388,7 @@ PREFETCH_CHANGES: dict[str, dict[str, Any]] = {
     "over": {"over": "non-resident"},
     "lookahead": {"lookahead": 2},
     "nearer": {"lookahead": 3, "nearer": "ask"},
+    "residents": {"size": 2, "pool": "cache", "residents": "used"},
 }
 # Part -> option -> changed value; those of the workload-aware cache are DALI's.
 PART_CHANGES: dict[tuple[str, str], dict[str, Any]] = {

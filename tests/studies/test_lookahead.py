@@ -9,10 +9,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from moesim.cli.trace_lookahead import trace_lookahead
+from moesim.cli.trace_lookahead import layers_table, trace_lookahead
 from moesim.core.table import Format
+from moesim.experiment.pool import Workers
+from moesim.experiment.traces import read_trace
 from moesim.plots.lookahead import lookahead
 from moesim.studies.lookahead import Line, look_ahead, records, relation
+from moesim.studies.lookahead_layers import see_layers
 from moesim.testing.traces import synthetic_trace
 
 
@@ -77,3 +80,18 @@ def test_the_command_writes_table_data_and_figure(tmp_path: Path, capsys: pytest
     assert len(left.lines) == 1  # one model
     halves = frame.drop_duplicates(["trace", "slots"])["half_window"]
     assert np.allclose(sorted(right.lines[0].get_ydata()), sorted(halves))  # type: ignore[arg-type]
+
+
+def test_layers_ahead_close_a_share_of_the_gap():
+    """Two layers close no less than one; a machine that is too small says so."""
+    with Workers(1) as workers:
+        made = read_trace("mini-mixtral", "x")
+        found, missing = see_layers("mini-mixtral", made, "rtx3090-epyc7532", workers, layers=(1, 2), shares=(0.25,))
+        none, why = see_layers("mini-mixtral", made, "rtx5070-ryzen9600x", workers, layers=(1,), shares=(0.75,))
+    assert (missing, none) == ([], []) and "mini-mixtral, 75% cached: gpu0 of rtx5070" in why[0]
+    one, two = found
+    assert one.on_demand == two.on_demand < one.tokens_per_s <= two.tokens_per_s
+    assert 0 < one.closed <= two.closed < 1
+    assert one.label == "oracle"
+    said = layers_table(found, why, Format.MD)
+    assert "| mini-mixtral | 25 % |" in said and why[0] in said
