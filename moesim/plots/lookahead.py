@@ -43,6 +43,13 @@ def lookahead(frame: pd.DataFrame) -> Drawing:
     left.set_ylabel("gap closed (%)")
     ratios = frame["slots"] / frame["top_k"]
     across = np.array([ratios.min(), ratios.max()])
+    halves = frame.drop_duplicates(["trace", "slots"]).dropna(subset=["half_window"]).query("half_window > 0")
+    if len(halves) > 2 and (halves["slots"] / halves["top_k"]).nunique() > 1:
+        slope, offset = np.polyfit(np.log(halves["slots"] / halves["top_k"]), np.log(halves["half_window"]), 1)
+        handles += right.plot(
+            across, np.exp(offset) * across**slope, color=BLACK, linewidth=1.2,
+            label=f"fitted: {np.exp(offset):.2f} (slots / k)^{slope:.2f}",
+        )  # fmt: skip
     handles += right.plot(
         across, HALF_GAP[0] * across ** HALF_GAP[1], color=BLACK, linewidth=1.2, linestyle="--",
         label=f"published: {HALF_GAP[0]} (slots / k)^{HALF_GAP[1]}",
@@ -58,7 +65,8 @@ def lookahead(frame: pd.DataFrame) -> Drawing:
     told = (
         "Left: share of the misses between a cache that goes by decayed frequency and the fewest that can be which knowing some "
         f"tokens ahead avoids, for the size nearest to {_SHARE:.0%} of a layer's experts; mean over a model's traces. Right: "
-        "tokens ahead that avoid half of them, for every trace and size; dashed: the relation that moe-speed-of-light publishes. "
+        "tokens ahead that avoid half of them, for every trace and size; line: fitted to them; dashed: the relation that "
+        "moe-speed-of-light publishes. "
         f"One cache a layer, batch 1, {int(frame['tokens'].max())} decoded tokens at most; traces: "
         f"{', '.join(dict.fromkeys(frame['trace']))}."
     )

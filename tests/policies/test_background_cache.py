@@ -9,7 +9,7 @@ import pytest
 
 from moesim.policies.registry import make_policy
 from moesim.records import Records
-from moesim.testing import check_policy
+from moesim.testing import FakeView, check_policy
 from tests.engine.engine_kit import cpu, gpu, machine, play, tiny_model, transfers, workload
 from tests.policies.caches_kit import FAST, copied, served
 from tests.policies.caches_kit import run as decoded
@@ -185,3 +185,16 @@ def test_a_prompt_waits_for_what_is_on_its_way_to_the_cache() -> None:
 )
 def test_it_keeps_the_contract(options: dict[str, Any]) -> None:
     check_policy(lambda: make_policy({"name": "background-cache", **options}), slots=(12,))
+
+
+@pytest.mark.parametrize(
+    ("names", "there"),
+    [
+        (["llama-cpp", "llama-cpp-fit", "llama-cpp-cache", "pooled-cache", "turboquant-cache", "two-uploads-lru", "heat-cache",
+          "fabric-lru", "dfa-cache", "pipeshard", "exllamav3"], {("embedding", -1): "cpu0"}),
+        (["background-cache", "freetoken", "kt-layer"], {}),
+    ],
+)  # fmt: skip
+def test_where_tokens_are_looked_up(names: list[str], there: dict[tuple[str, int], str]) -> None:
+    view = FakeView(slots=16)
+    assert {name: dict(make_policy(name).place(view).parts) for name in names} == dict.fromkeys(names, there)
