@@ -4,6 +4,7 @@
 # make check        lint, types and a fast tier of the tests: a minute and a half, for every change before it is committed
 # make lint         ruff and mypy
 # make wheel        source distribution and wheel in dist/; the quickstart and tests with that wheel, in an empty environment
+# make pure-wheel   a wheel without the native engine, in an empty environment: the demo, and the quickstart at its first setting
 # make docs         the documentation as a site in site/, links checked
 #
 # Each installs what it needs into .venv; a second call is quick.
@@ -20,7 +21,7 @@ NATIVE := moesim/engine/CMakeLists.txt $(wildcard moesim/engine/native/*.[ch]pp 
 # The tests start many processes: without bytecode each would compile all of moesim.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart test test-long check fast lint format docs wheel clean
+.PHONY: quickstart test test-long check fast lint format docs wheel pure-wheel clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/moesim run experiments/quickstart.yaml --out results/quickstart --jobs $(JOBS)
@@ -70,6 +71,15 @@ wheel: $(VENV)/.installed-dev
 	rm -r build/wheel/sources/moesim
 	build/wheel/venv/bin/python -m pip install --quiet pytest hypothesis cachetools
 	cd build/wheel/sources && ../venv/bin/python -m pytest -q $(WHEEL_TESTS)
+
+# Where there is no C++ compiler: a minute, for every change; `make wheel` takes five.
+pure-wheel: $(VENV)/.installed-dev
+	rm -rf build/pure
+	mkdir -p build/pure/elsewhere
+	CXX=/nonexistent MOESIM_NATIVE= $(BIN)/python -m build --wheel --outdir build/pure . > build/pure/build.log
+	$(PYTHON) -m venv build/pure/venv
+	build/pure/venv/bin/python -m pip install --quiet build/pure/*-none-any.whl
+	cd build/pure/elsewhere && ../venv/bin/moesim demo && ../venv/bin/moesim run quickstart --quick --out results && test -s results/timeline.json
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
