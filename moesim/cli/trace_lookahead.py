@@ -109,7 +109,7 @@ def table(lines: Sequence[Line], found: Relation | None, form: Format) -> str:
         verdict = "within" if found.confirms else "outside"
         notes.append(
             f"half at {found.factor:.2g} (slots / k)^{found.exponent:.2f}, 95 % interval of the exponent {found.low:.2f} to "
-            f"{found.high:.2f} ({found.n} sizes; traces drawn with replacement)",
+            f"{found.high:.2f} ({found.n} sizes; models drawn with replacement)",
         )
         notes.append(f"published: {HALF_GAP[0]} (slots / k)^{HALF_GAP[1]}, whose exponent is {verdict} that interval")
     between = "\n\n" if form is Format.MD else "\n"

@@ -70,7 +70,7 @@ class Relation:
 
     factor: float
     exponent: float
-    # low, high: 95 % interval of the exponent, from traces drawn with replacement
+    # low, high: 95 % interval of the exponent, from models drawn with replacement
     low: float
     high: float
     n: int  # cache sizes of traces that it rests on
@@ -102,16 +102,16 @@ def look_ahead(
 
 def relation(lines: Sequence[Line], seed: int = 0) -> Relation | None:
     """Fit the power law to all lines whose half is known; None if they have fewer than three, or one ratio only."""
-    points = [(one.trace, math.log(one.slots / one.top_k), math.log(one.half)) for one in lines if one.half and one.half > 0]
-    by_trace: dict[str, list[tuple[float, float]]] = {}
-    for trace, x, y in points:
-        by_trace.setdefault(trace, []).append((x, y))
-    fitted = _line([point for mine in by_trace.values() for point in mine])
+    points = [(one.model, math.log(one.slots / one.top_k), math.log(one.half)) for one in lines if one.half and one.half > 0]
+    by_model: dict[str, list[tuple[float, float]]] = {}  # its traces are not independent
+    for model, x, y in points:
+        by_model.setdefault(model, []).append((x, y))
+    fitted = _line([point for mine in by_model.values() for point in mine])
     if fitted is None:
         return None
-    draw, names, slopes = random.Random(seed), list(by_trace), []
+    draw, names, slopes = random.Random(seed), list(by_model), []
     for _ in range(_RESAMPLES):
-        chosen = _line([point for name in draw.choices(names, k=len(names)) for point in by_trace[name]])
+        chosen = _line([point for name in draw.choices(names, k=len(names)) for point in by_model[name]])
         if chosen is not None:
             slopes.append(chosen[1])
     low, high = np.quantile(slopes, [0.025, 0.975])

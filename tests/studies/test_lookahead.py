@@ -21,7 +21,7 @@ from moesim.testing.traces import synthetic_trace
 
 def _line(trace: str, ratio: int, half: float) -> Line:
     """Give a line whose gap is closed on a straight line up to twice the window of its half."""
-    return Line("m", trace, 4 * ratio, 0.5, 4, 10, {0: 100, round(2 * half): 0}, 0)
+    return Line(trace, trace, 4 * ratio, 0.5, 4, 10, {0: 100, round(2 * half): 0}, 0)
 
 
 def test_the_gap_closed_and_the_window_of_half_of_it_by_hand():
