@@ -324,6 +324,7 @@ def test_schema_is_json(capsys: pytest.CaptureFixture[str]):
     assert json.loads(capsys.readouterr().out)["title"] == "moesim experiment"
 
 
+@pytest.mark.long
 def test_trace_stats(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     trace = write_trace(tmp_path / "t.safetensors")
     assert main(["trace", "stats", str(trace)]) == 0

@@ -226,7 +226,12 @@ def litter(folder: Path, rng: random.Random) -> dict[str, bytes]:
     return made
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+SLOW = {"assignments", "papers", "validate"}  # seconds each; they write as the others do
+
+
+@pytest.mark.parametrize(
+    "command", [pytest.param(name, marks=[pytest.mark.long] if name in SLOW else []) for name in COMMANDS], ids=str
+)
 def test_foreign_files_survive_every_command(
     command: str, bench: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

@@ -95,6 +95,7 @@ REFERENCE = {
 LOOSE = {"top_over_uniform": 0.2, "coactivation": 0.06}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", REFERENCE)
 def test_figures_of_gpt_oss(figures: dict[str, Any], name: str) -> None:
     policy, _, share = name.partition(" ")

@@ -170,6 +170,7 @@ def test_a_worker_is_killed(dask: Dask, alone: Path, folder: Path):
     assert N < len(begun(folder)) <= N + begun(folder).count(pid)  # what it had in hand, and at most what it had done
 
 
+@pytest.mark.long
 def test_all_workers_go_and_another_one_joins(dask: Dask, alone: Path, folder: Path, capsys: pytest.CaptureFixture[str]):
     dask.have(2)
     said: list[str] = []
@@ -288,6 +289,7 @@ def test_made_up_routing_goes_through_the_result_folder(dask: Dask, folder: Path
     assert not (folder / "made2/dataset/.traces").exists()
 
 
+@pytest.mark.long
 def test_a_run_that_kills_its_workers_fails_alone(dask: Dask, folder: Path, capsys: pytest.CaptureFixture[str]):
     dask.have(0)
     worker = dask.add(nanny=True)

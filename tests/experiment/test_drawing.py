@@ -112,6 +112,7 @@ def test_what_cannot_be_drawn_is_one_line_in_any_process(
         assert left_out == ["plots: hit_rate is left out: plot hit_rate: expected more, got less"]
 
 
+@pytest.mark.long
 def test_processes_are_started_for_many_figures_only(
     ran: tuple[Results, dict[str, Outcome]], monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip

@@ -23,12 +23,13 @@ def test_there_are_experiments():
     assert ROOT / "experiments" in data_dirs("experiments")
 
 
-LONG = {"league", "equal-memory"}  # dozens of systems, which have goldens of their own
+# Dozens of systems, which have goldens of their own; files of papers, whose first settings differ little.
+LONG = {"league", "equal-memory"}
 
 
 @pytest.mark.parametrize(
     "path",
-    [pytest.param(path, marks=[pytest.mark.long] if path.stem in LONG else []) for path in FILES],
+    [pytest.param(path, marks=[pytest.mark.long] if path.stem in LONG or "papers" in path.parts else []) for path in FILES],
     ids=lambda path: path.relative_to(ROOT / "experiments").with_suffix("").as_posix(),
 )
 def test_quick(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):

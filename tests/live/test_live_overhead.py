@@ -45,7 +45,8 @@ def test_time_between_copies_by_hand() -> None:
     assert _between_copies(records) == [0.1]
 
 
-@pytest.mark.parametrize("profile", [two_parts(), pytest.param(with_disk(), marks=pytest.mark.long)], ids=["memory", "disk"])
+@pytest.mark.long
+@pytest.mark.parametrize("profile", [two_parts(), with_disk()], ids=["memory", "disk"])
 def test_a_replay_tells(profile: dict[str, object], tmp_path: Path) -> None:
     hardware = load_hardware(profile)
     disk = tmp_path if "disk" in hardware.devices else None

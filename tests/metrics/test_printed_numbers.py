@@ -56,6 +56,7 @@ def test_a_change_that_rounds_to_nothing_has_no_minus() -> None:
     assert format_ns(-0.2) == "0 ns"
 
 
+@pytest.mark.long
 def test_every_signed_number_is_written_without_negative_zero() -> None:
     """A format with a sign is one of a difference, which may round to nothing from below: ``z`` takes the minus off."""
     found = []

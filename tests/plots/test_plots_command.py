@@ -166,6 +166,7 @@ def test_rows_are_chosen_by_value_and_options_reach_the_figure(folder: Path, run
     assert data.loc["lru"]["speedup"] == pytest.approx((ratios[0] * ratios[1]) ** 0.5)
 
 
+@pytest.mark.long
 def test_what_a_heat_map_shows_does_not_depend_on_the_order_of_its_axes(folder: Path, run: Callable[..., Any], tmp_path: Path):
     for out, x, y in (("a", "w_size", "u_size"), ("b", "u_size", "w_size")):
         run("heatmap", folder, "--out", tmp_path / out, "--x", x, "--y", y, "--where", "policy_name=dali")

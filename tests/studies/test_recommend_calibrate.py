@@ -130,6 +130,7 @@ def test_compute_buffers_are_mostly_the_output():
     assert compute_bytes(model, 512, 4096, offloads=True) > buffers[0]
 
 
+@pytest.mark.long
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     out = tmp_path / "advice"
     sizes = ["--bits", "4.85", "--prompt", "8", "--decode", "2", "--context", "2048"]

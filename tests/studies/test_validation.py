@@ -139,6 +139,7 @@ def test_a_transfer_that_waits_for_memory_is_charged_to_what_held_it():
 
 
 # -------------------------------------------------------------------------------------------------------- what must be equal
+@pytest.mark.long
 def test_where_no_clock_decides_speeds_change_no_count(folder: Path, tmp_path: Path):
     policies = ["on-demand", "lru", "lfu", "fifo", "belady", "random", "static", "fiddler", "all-cpu", "dali"]
     workload = {"prompt_tokens": 6, "decode_tokens": 3, "batch_size": [1, 4]}
@@ -192,6 +193,7 @@ class Peeking:
         return None
 
 
+@pytest.mark.long
 def test_a_look_at_the_clock_is_noticed(folder: Path, tmp_path: Path):
     experiment = small(folder, policies=[f"{__name__}:Peeking"])
     (pair,) = validate(experiment, tmp_path, stand_in(), repeats=1).pairs
@@ -207,6 +209,7 @@ class Listing(FIFO):  # type: ignore[misc, valid-type]
         return None if victim is None else [*victim, None]
 
 
+@pytest.mark.long
 def test_a_victim_may_be_a_list_and_have_a_width(folder: Path, tmp_path: Path):
     workload = {"prompt_tokens": 6, "decode_tokens": 3, "batch_size": 4}
     experiment = small(folder, policies=["fifo", f"{__name__}:Listing"], workload=workload, cache={"ratio": 0.5})

@@ -15,7 +15,7 @@ from moesim.core.progress import Progress
 from moesim.errors import CapacityError
 from moesim.experiment import Results, run_experiment
 from moesim.experiment.config import parse_config
-from moesim.experiment.pool import Workers
+from moesim.experiment.pool import Workers, usable_cores
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.runner import Examine
 from moesim.policies.registry import make_policy
@@ -81,7 +81,7 @@ class Search:
         self.space = space
         self._other = other
         self.found = Found()
-        self._workers = Workers(jobs)
+        self._workers = Workers(jobs or usable_cores())  # a search is worth them, though none of its rounds is
         self._known: dict[str, Trace] = {}  # read once for all experiments
         self._enabled = progress
         self._bar = Progress(0, enabled=False)
