@@ -151,7 +151,7 @@ class Experiment:
         short: dict[tuple[str, WorkloadSpec, frozenset[str]], InputError | None] = {}
         signals: dict[tuple[str, WorkloadSpec], frozenset[str]] = {}
         for spec, found in zip(specs, needs, strict=True):
-            trace, key = self.trace(spec), (_key(spec.point.trace), spec.workload)
+            trace, key = self.trace(spec), (written_key(spec.point.trace), spec.workload)
             own = frozenset(need.removeprefix("signal:") for need in found if need.startswith("signal:"))
             refusal: InputError | None = None
             if missing := lacking(trace, found):
@@ -163,7 +163,7 @@ class Experiment:
                 refusal = short[*key, own]
             served.append(replace(spec, refusal=refusal))
             signals[key] = signals.get(key, frozenset()) | (own if refusal is None else frozenset())
-        return served, [signals[_key(spec.point.trace), spec.workload] for spec in served]
+        return served, [signals[written_key(spec.point.trace), spec.workload] for spec in served]
 
     def _read(self, written: str | dict[str, Any]) -> Trace:
         return _remembered(self._known, written, lambda: read_trace(written, self.place))
@@ -187,7 +187,7 @@ class Experiment:
 
     def trace(self, spec: RunSpec) -> Trace:
         """Give the trace of a run."""
-        return self.traces[_key(spec.point.trace)]
+        return self.traces[written_key(spec.point.trace)]
 
     def inputs(self) -> dict[str, Any]:
         """Name every input with a sha256 of what was read.
@@ -234,7 +234,7 @@ class Experiment:
     def workload(self, spec: RunSpec) -> Workload:
         """Give the workload of a run; runs that differ in something else share it."""
         signals = self.signals(spec)
-        key = (_key(spec.point.trace), spec.workload, signals)
+        key = (written_key(spec.point.trace), spec.workload, signals)
         if key not in self._workloads:
             try:
                 self._workloads[key] = compose(self.trace(spec), spec.workload, require_signals=signals)
@@ -256,12 +256,13 @@ def _too_few(trace: Trace, workload: WorkloadSpec, signals: frozenset[str]) -> I
     return None
 
 
-def _key(written: Any) -> str:
+def written_key(written: Any) -> str:
+    """Give what an experiment knows a model, machine or trace by."""
     return json.dumps(written, sort_keys=True, default=str)
 
 
 def _remembered(known: dict[str, T], written: Any, make: Callable[[], T]) -> T:
-    key = _key(written)
+    key = written_key(written)
     if key not in known:
         known[key] = make()
     return known[key]

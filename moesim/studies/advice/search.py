@@ -16,7 +16,7 @@ from moesim.errors import CapacityError
 from moesim.experiment import Results, run_experiment
 from moesim.experiment.config import parse_config
 from moesim.experiment.pool import Workers, usable_cores
-from moesim.experiment.resolve import Experiment
+from moesim.experiment.resolve import Experiment, written_key
 from moesim.experiment.runner import Examine
 from moesim.policies.registry import make_policy
 from moesim.studies.advice.candidates import LOSSY, STAND_INS, Candidate, Family, Space, experiment_of
@@ -82,7 +82,7 @@ class Search:
         self._other = other
         self.found = Found()
         self._workers = Workers(jobs or usable_cores())  # a search is worth them, though none of its rounds is
-        self._known: dict[str, Trace] = {}  # read once for all experiments
+        self._known: dict[str, Trace] = {}  # by path, so that no experiment reads it
         self._enabled = progress
         self._bar = Progress(0, enabled=False)
         self._traces: list[Path] = []
@@ -113,6 +113,7 @@ class Search:
         ):  # fmt: skip
             self._bar, folder = bar, Path(name)
             self._traces = self.space.routing.write(folder)
+            self._known = {written_key(str(path)): one for path, one in zip(self._traces, self.space.routing.groups, strict=True)}
             bar.describe("coarse grid")
             self._screen([*first, *papers])
             bar.describe("refinement")
@@ -171,8 +172,10 @@ class Search:
         """Compare the finalists on this routing with other routing, both cut to the same lengths."""
         if self._other is None:
             return
-        traces = [trace.write(folder / f"other{n}.safetensors") for n, trace in enumerate(self._other.groups[:CROSS_GROUPS])]
-        prompt = min(self.space.setting.asked.prompt, *(shortest_prompt(trace) for trace in self._other.groups[:CROSS_GROUPS]))
+        groups = self._other.groups[:CROSS_GROUPS]
+        traces = [trace.write(folder / f"other{n}.safetensors") for n, trace in enumerate(groups)]
+        self._known |= {written_key(str(path)): trace for path, trace in zip(traces, groups, strict=True)}
+        prompt = min(self.space.setting.asked.prompt, *(shortest_prompt(trace) for trace in groups))
         decode = min(self.space.setting.asked.decode, SCREEN_TOKENS)
         chosen = [one for one in self.found.final if self._other.has(make_policy(one.policy).needs - _learned(one)) is None]
         both = self._simulate(chosen, [*self._traces[: len(traces)], *traces], decode, prompt)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 GENERATOR = "moesim.trace.synthesis 1"
 #: Requests of the calibration tables, with their rows of prompt and of decode. They are none of the trace.
 N_CALIBRATION, CALIBRATION_PROMPT, CALIBRATION_DECODE = 16, 64, 128
+
+_THREADS = 2
 
 _NOTE = (
     "Synthetic: no model was run. Routing follows from topics, context and a state that turns from layer to layer, with "
@@ -92,9 +95,15 @@ def synthesize(
         tables = _calibrate(model, n_calibration, scores)
         n_inputs = min(n_input_requests, n_requests) * n_rows
         kept = _Kept(model, n_requests * n_rows, with_signals * n_rows, n_inputs, scores, folder)
-        for number in range(n_requests):
+
+        def make(number: int) -> None:
             _request(model, number, n_rows, n_prompt, kept, tables.get("residual"))
-            progress(n_rows)
+
+        make(0)  # alone, for it makes the arrays of signals
+        progress(n_rows)
+        with ThreadPoolExecutor(_THREADS) as threads:  # NumPy lets them work beside each other
+            for _ in threads.map(make, range(1, n_requests)):
+                progress(n_rows)
     return Trace.build(
         experts=kept.experts,
         weights=kept.weights,
