@@ -16,6 +16,7 @@ from moesim.core.limits import COUNT
 from moesim.core.output_folder import check_own_folder
 from moesim.core.progress import Progress
 from moesim.core.table import Format, render, render_records
+from moesim.core.text import say
 from moesim.trace.made import trace_label
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def trace_lookahead(
     by decayed frequency. The windows that close half of the gap are compared with a published power law.
 
     With --hardware an oracle prefetches what the next layers of a token lack, on that machine, with experts of 4 bits: the gap
-    lies between loading on demand and a link or GPU that never waits. With --out that is layers.csv.
+    lies between loading on demand and a link or GPU that never waits. With --out that is layers.csv; csv and json print it alone.
 
     Example: moesim trace lookahead mini-mixtral mini-deepseek-v2-lite --max-tokens 256
     """
@@ -72,7 +73,9 @@ def trace_lookahead(
             bar.advance(1)
     found = relation(lines)
     if form.for_programs:
-        sys.stdout.write(render_records([one.record() for one in sights] or records(lines), form))
+        sys.stdout.write(render_records(records(lines) if hardware is None else [one.record() for one in sights], form))
+        for line in missing:
+            say(f"moesim: {line}")
     else:
         sys.stdout.write(table(lines, found, form) + (layers_table(sights, missing, form) if hardware is not None else ""))
     if out is not None:

@@ -70,7 +70,7 @@ class Results:
 def run_experiment(
     experiment: Experiment, *, jobs: int | None = 1, keep: Callable[[int], Kept | None] = lambda index: None,
     progress: bool = False, execution: Execution = SIMULATED, folder: Path | None = None, scheduler: str | None = None,
-    fail_fast: bool = False, examine: Examine | None = None, workers: Workers | None = None,
+    fail_fast: bool = False, may_fail: bool = False, examine: Examine | None = None, workers: Workers | None = None,
 ) -> Results:  # fmt: skip
     """Run all runs of an experiment that have not been run.
 
@@ -92,6 +92,8 @@ def run_experiment(
         Address of a Dask scheduler, whose workers carry out the runs.
     fail_fast : bool
         Stop at the first failed run; those in flight are given up, those behind are not begun.
+    may_fail : bool
+        Return even if every run failed.
     examine : callable, optional
         What to look for in the records of each run, which need not be kept for that; the answer is `Outcome.found`.
     workers : Workers, optional
@@ -105,7 +107,7 @@ def run_experiment(
     Raises
     ------
     InputError
-        If every run failed with one: then what was asked for is wrong. Not for a study that examines its runs.
+        If every run failed with one: then what was asked for is wrong. Not with `may_fail`, nor for a study that examines.
     """
     if execution is not SIMULATED and (scheduler is not None or (jobs or 1) > 1):
         raise ConfigError("replay: expected one run after another on this machine, got several processes; leave them out")
@@ -144,7 +146,8 @@ def run_experiment(
         store.merge()  # also what a sweep killed at its very end has left
     done.sort(key=lambda outcome: int(outcome.row["run"] or 0))
     failures = [outcome.failure for outcome in done]
-    if examine is None and len(done) == len(keys) and failures and all(isinstance(failure, InputError) for failure in failures):
+    raises = not may_fail and examine is None and len(done) == len(keys)
+    if raises and failures and all(isinstance(failure, InputError) for failure in failures):
         assert failures[0] is not None
         raise type(failures[0])(f"{experiment.place}: {failures[0]}")
     return Results(experiment, done, len(found))
