@@ -140,7 +140,7 @@ def layers_table(sights: Sequence[Sight], missing: Sequence[str], form: Format) 
             if sights
             else []
         ),
-        "closed: share of the time that a prefetcher would save with which link or GPU never waited",
+        "closed: share of the gap between the time on demand and the time in which the busier of link and GPU works",
         *missing,
     ]
     return "\n" + render(head, rows, form, head[1:]) + "\n" + ("\n\n" if form is Format.MD else "\n").join(notes) + "\n"
