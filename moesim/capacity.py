@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from moesim.core.units import format_memory
@@ -29,7 +30,12 @@ def _problems(model: ModelSpec, hardware: HardwareProfile, placement: Placement)
             yield f"no part ({part!r}, {layer}); layers 0..{n_layers - 1} have {(*LAYER_PARTS, KV)}, -1 has {STEP_PARTS}"
         if device not in devices:
             yield unknown_name("device", device, devices)
-    yield from _stream_problems(model, hardware, placement)
+    for name, parts in (("streamed", placement.streamed), ("offloaded", placement.offloaded)):
+        yield from _stream_problems(model, hardware, placement, name, parts)
+    if not isinstance(placement.stream_depth, int) or placement.stream_depth < 0:
+        yield f"stream_depth: expected an integer of at least 0, got {placement.stream_depth!r}"
+    if not isinstance(placement.offload_from, int) or placement.offload_from < 1:
+        yield f"offload_from: expected a number of rows, at least 1, got {placement.offload_from!r}"
     for name, n_bytes in placement.reserved.items():
         if name not in devices:
             yield unknown_name("device", name, devices)
@@ -55,21 +61,40 @@ def _problems(model: ModelSpec, hardware: HardwareProfile, placement: Placement)
             yield f"copies of layer {copy.layer}, experts {list(copy.experts)[:8]}: no such units in {model.name}"
 
 
-def _stream_problems(model: ModelSpec, hardware: HardwareProfile, placement: Placement) -> Iterator[str]:
-    """Say what of the streamed parts does not exist."""
-    known = (*LAYER_PARTS, KV)
-    for (part, layer), source in placement.streamed.items():
+def _stream_problems(
+    model: ModelSpec, hardware: HardwareProfile, placement: Placement, name: str, parts: Mapping[tuple[str, int], str]
+) -> Iterator[str]:  # fmt: skip
+    """Say what of the streamed or offloaded parts does not exist."""
+    known = (*LAYER_PARTS, KV) if name == "streamed" else LAYER_PARTS
+    for (part, layer), device in parts.items():
         if part not in (known if layer >= 0 else STEP_PARTS) or not -1 <= layer < model.n_layers:
-            yield f"streamed: no part ({part!r}, {layer}); layers 0..{model.n_layers - 1} have {known}, -1 has {STEP_PARTS}"
-        if source not in hardware.devices:
-            yield unknown_name("device", source, hardware.devices)
+            yield f"{name}: no part ({part!r}, {layer}); layers 0..{model.n_layers - 1} have {known}, -1 has {STEP_PARTS}"
+        if device not in hardware.devices:
+            yield unknown_name("device", device, hardware.devices)
         runs_on = placement.parts.get(("attention" if part == KV else part, layer), hardware.compute)
-        if source == runs_on:
-            yield f"streamed ({part!r}, {layer}): expected it on another device than {runs_on}, which runs it; leave it out"
+        if device == runs_on:
+            yield f"{name} ({part!r}, {layer}): expected it on another device than {runs_on}, which runs it; leave it out"
         if part == KV and (KV, layer) in placement.parts:
             yield f"(KV, {layer}): expected it in parts or in streamed, got it in both; leave one out"
-    if not isinstance(placement.stream_depth, int) or placement.stream_depth < 0:
-        yield f"stream_depth: expected an integer of at least 0, got {placement.stream_depth!r}"
+
+
+def by_rows(hardware: HardwareProfile, placement: Placement) -> list[Placement]:
+    """Return the placement as steps see it: one for all, or that of small steps and that of large ones."""
+    small = replace(placement, offloaded={})
+    if not placement.offloaded:
+        return [small]
+    parts, streamed = {**placement.parts, **placement.offloaded}, dict(placement.streamed)
+    for (part, layer), device in placement.offloaded.items():
+        lies = streamed.pop((part, layer), None) or placement.parts.get((part, layer), hardware.compute)
+        if lies != device:
+            streamed[part, layer] = lies
+        if part == "attention":
+            lies = kv_device(hardware, placement, layer)
+            if streamed.pop((KV, layer), None) is None:
+                parts[KV, layer] = lies
+            elif lies != device:
+                streamed[KV, layer] = lies
+    return [small, replace(small, parts=parts, streamed=streamed)]
 
 
 class StreamUse(NamedTuple):
@@ -164,7 +189,7 @@ def required_bytes(
     for name, n_bytes in placement.reserved.items():
         add(name, "reserved", n_bytes)
     buffers: dict[str, int] = {}
-    for use in stream_uses(model, hardware, placement):
+    for use in (use for one in by_rows(hardware, placement) for use in stream_uses(model, hardware, one)):
         size = sum(kv_bytes if part == KV else part_bytes(model, part, use.layer) for part in use.parts)
         buffers[use.device] = max(buffers.get(use.device, 0), size)
     for name, n_bytes in buffers.items():

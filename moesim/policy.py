@@ -275,6 +275,11 @@ class Placement:
         named as in ``parts``, or `KV`: the cache that attention reads, to which what it adds goes back.
     stream_depth : int
         How many uses ahead they are copied: 0 copies a part once it is reached. Each device has a buffer for one use more.
+    offloaded : mapping of (part, layer) to device
+        Exceptions from ``parts`` in large steps: their weights stay where they are, and are copied to this device for each use,
+        as is the KV cache that attention reads. Parts are named as in ``parts``, but not `KV`.
+    offload_from : int
+        Rows of its largest micro-batch from which on a step is large.
     """
 
     copies: Sequence[Copy] = ()
@@ -284,6 +289,8 @@ class Placement:
     reserved: Mapping[str, int] = field(default_factory=dict)
     streamed: Mapping[tuple[str, int], str] = field(default_factory=dict)
     stream_depth: int = 0
+    offloaded: Mapping[tuple[str, int], str] = field(default_factory=dict)
+    offload_from: int = 1
 
 
 # --------------------------------------------------------------------------------------------------- view and policy

@@ -113,7 +113,7 @@ def _charge(state: State, visit: Visit, active: Sequence[int], actions: list[Any
 def _submit_shared(state: State, visit: Visit, mb: int) -> None:
     """Submit shared experts for every row, before the routed ones of the same device."""
     layer, rows = visit.layer, state.micro[mb].n_rows
-    device, home = state.shared_at[layer], state.dense_at[layer]
+    device, home = state.layout.shared_at[layer], state.layout.dense_at[layer]
     visit.hold()
 
     def done() -> None:
@@ -121,7 +121,7 @@ def _submit_shared(state: State, visit: Visit, mb: int) -> None:
 
     task = new_task(state, "shared", layer, mb, rows, state.costs.shared_ns(device.name, rows), done)
     task.waits = 1
-    if state.streams is not None:
-        state.streams.read(state, task, "shared")
+    if state.layout.streams is not None:
+        state.layout.streams.read(state, task, "shared")
     submit(state, device.main, task)
     cross(state, home, device, layer, rows, "in", lambda: wake(state, task), task)

@@ -66,7 +66,7 @@ def done(state: State, task: Task, end: int) -> None:
         )
     )  # fmt: skip
     if task.reads is not None:
-        state.streams.read_by(state, task)  # type: ignore[union-attr]  # there are streams if it reads one
+        state.layout.streams.read_by(state, task)  # type: ignore[union-attr]  # there are streams if it reads one
     if task.then is None and task.unit < 0:
         state.routed.append(task.mb)  # a dense part: its layer is routed
     else:

@@ -37,7 +37,7 @@ def run(state: State, action: Run, groups: Groups) -> None:
     kind = LATE if late else FRESH if bits is None else REDUCED
     n_experts = state.model.n_experts
     group: Group | None = None
-    if device is not state.dense_at[layer] or device.first_extra or not whole:
+    if device is not state.layout.dense_at[layer] or device.first_extra or not whole:
         read = layer if inputs_from is None else inputs_from
         key = (device.index, read * state.model.n_layers + layer, late)
         group = groups.get(key)
@@ -143,7 +143,7 @@ def launch(state: State, group: Group) -> None:
     layer = visit.layer
     group.left = len(group.tasks)
     group.rows = group.union.bit_count()
-    home = state.dense_at[group.inputs_from]
+    home = state.layout.dense_at[group.inputs_from]
     for task in group.tasks:
         task.waits += 1
         if state.thread is not None:
@@ -173,4 +173,4 @@ def progress(state: State, group: Group) -> None:
     if group.left:
         return
     layer, into = group.visit.layer, group.into
-    cross(state, group.device, state.dense_at[into.layer], layer, group.rows, "out", into.let_go, group)
+    cross(state, group.device, state.layout.dense_at[into.layer], layer, group.rows, "out", into.let_go, group)

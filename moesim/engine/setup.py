@@ -6,14 +6,14 @@ import sys
 from operator import index as whole
 from typing import NamedTuple
 
-from moesim.capacity import check_capacity, check_placement, kept_apart, kv_device, required_bytes
+from moesim.capacity import by_rows, check_capacity, check_placement, kept_apart, kv_device, required_bytes
 from moesim.engine.machine import DeviceState, LinkState, Medium
 from moesim.engine.memory import CopyState, DeviceMemory, PoolState
-from moesim.engine.state import HostThread, State
+from moesim.engine.state import HostThread, Layout, State
 from moesim.engine.streams import Streams
 from moesim.engine.view import EngineView
 from moesim.errors import PolicyError
-from moesim.policy import STEP_PARTS, Placement
+from moesim.policy import LAYER_PARTS, STEP_PARTS, Placement
 
 FIXED = ("weights", "streams", "workspace", "reserved", "experts")
 """Purposes whose bytes are in use from start to end."""
@@ -59,21 +59,11 @@ def place(state: State) -> list[Placed]:
     if state.placed is not None:
         state.placed(placement)
 
-    def at(part: str, layer: int) -> DeviceState:
-        return state.by_name[placement.parts.get((part, layer), costs.hardware.compute)]
-
-    for layer in range(model.n_layers):
-        state.attention_at.append(at("attention", layer))
-        state.dense_at.append(at("dense", layer))
-        state.shared_at.append(at("shared", layer))
-    state.step_parts.update({part: at(part, -1) for part in STEP_PARTS})
-    apart = kept_apart(costs.hardware, placement)
-    state.core_at.update({layer: state.by_name[device] for (_, layer), device in apart.items()})
+    state.layouts = tuple(_layout(state, one) for one in by_rows(costs.hardware, placement))
+    state.layout, state.offload_from = state.layouts[0], placement.offload_from
     caches = [kv_device(costs.hardware, placement, layer) for layer in range(model.n_layers)]
-    for name in caches + [state.step_parts["leading"].name] * model.n_dense_layers:
+    for name in caches + [state.layout.step_parts["leading"].name] * model.n_dense_layers:
         state.kv_layers[name] = state.kv_layers.get(name, 0) + 1
-    if placement.streamed or apart:
-        state.streams = Streams(state, placement, apart)
     needed = required_bytes(model, costs.hardware, state.workload.peak_kv_tokens, placement)
     if placement.enforce_capacity:
         check_capacity(needed, costs.hardware, state.policy_name)
@@ -85,6 +75,19 @@ def place(state: State) -> list[Placed]:
             memory.capacity = memory.spare = sys.maxsize
         memory.used = memory.peak = sum(v for k, v in needed[device.name].items() if k in FIXED)
     return _copies(state, placement)
+
+
+def _layout(state: State, placement: Placement) -> Layout:
+    hardware, layers = state.costs.hardware, range(state.model.n_layers)
+
+    def at(part: str, layer: int) -> DeviceState:
+        return state.by_name[placement.parts.get((part, layer), hardware.compute)]
+
+    attention, dense, shared = ([at(part, layer) for layer in layers] for part in LAYER_PARTS)
+    apart = kept_apart(hardware, placement)
+    core = {layer: state.by_name[device] for (_, layer), device in apart.items()}
+    streams = Streams(state, placement, apart) if placement.streamed or apart else None
+    return Layout(attention, dense, shared, {part: at(part, -1) for part in STEP_PARTS}, core, streams)
 
 
 def _copies(state: State, placement: Placement) -> list[Placed]:

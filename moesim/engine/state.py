@@ -76,6 +76,18 @@ class EngineOptions:
 
 
 @dataclass(slots=True, eq=False)
+class Layout:
+    """Which device runs which part of the model that is no expert."""
+
+    attention_at: list[DeviceState] = field(default_factory=list)
+    dense_at: list[DeviceState] = field(default_factory=list)
+    shared_at: list[DeviceState] = field(default_factory=list)
+    step_parts: dict[str, DeviceState] = field(default_factory=dict)
+    core_at: dict[int, DeviceState] = field(default_factory=dict)  # layer -> device that reads its KV cache while decoding
+    streams: Streaming | None = None  # of parts that are copied for each use, if there are any
+
+
+@dataclass(slots=True, eq=False)
 class State:
     """All of one run. Policies never see it; they see `EngineView`."""
 
@@ -104,13 +116,10 @@ class State:
     devices: list[DeviceState] = field(default_factory=list)
     gpus: list[DeviceState] = field(default_factory=list)
     links: dict[str, LinkState] = field(default_factory=dict)
-    attention_at: list[DeviceState] = field(default_factory=list)
-    dense_at: list[DeviceState] = field(default_factory=list)
-    shared_at: list[DeviceState] = field(default_factory=list)
-    step_parts: dict[str, DeviceState] = field(default_factory=dict)
+    layout: Layout = field(default_factory=lambda: Layout())  # of the present step
+    layouts: tuple[Layout, ...] = ()  # of all steps, or of those with fewer rows than `offload_from` and of the others
+    offload_from: int = 1
     kv_layers: dict[str, int] = field(default_factory=dict)  # layers whose KV cache is in each device's memory
-    core_at: dict[int, DeviceState] = field(default_factory=dict)  # layer -> device that reads its KV cache while decoding
-    streams: Streaming | None = None  # of parts that are copied for each use, if there are any
     paths: dict[tuple[str, str], tuple[LinkState, ...]] = field(default_factory=dict)
     sources: dict[str, list[DeviceState]] = field(default_factory=dict)
     # Completed at this instant and not yet told.

@@ -41,12 +41,13 @@ def next_step(state: State) -> None:
     state.dense_memo.clear()
     state.step_began = state.now
     state.gate_mass = 0.0
+    state.layout = state.layouts[-1 if max(micro.n_rows for micro in state.micro) >= state.offload_from else 0]
     _reserve_kv(state, step.kv_tokens)
-    if state.streams is not None:
-        state.streams.begin_step(state)
+    if state.layout.streams is not None:
+        state.layout.streams.begin_step(state)
     state.reached = -1
     tell(state, StepBegin(step.index, step.phase, step.requests, step.last_chunk))
-    state.hidden_at = state.step_parts["embedding"]
+    state.hidden_at = state.layout.step_parts["embedding"]
 
     def leading() -> None:
         more = (step.work2, n_requests(step.requests, 0, step.n_tokens))
@@ -70,9 +71,9 @@ def _step_part(
     state: State, part: str, cost: Callable[..., int], rows: int, more: tuple[int, ...], then: Callable[[], None]
 ) -> None:  # fmt: skip
     """Run embedding, leading layers or head where they live; a part that costs nothing is passed over."""
-    device = state.step_parts[part]
+    device = state.layout.step_parts[part]
     work = cost(device.name, rows, *more) if rows else 0
-    streamed = state.streams is not None and state.streams.holds(part, -1)
+    streamed = state.layout.streams is not None and state.layout.streams.holds(part, -1)
     if not work and not streamed:
         then()
         return
@@ -112,11 +113,11 @@ def begin_layer(state: State, layer: int) -> None:
     visit.begin = state.now
     state.visit = visit
     state.reached = layer
-    if state.streams is not None:
-        state.streams.begin_layer(state, layer)
+    if state.layout.streams is not None:
+        state.layout.streams.begin_layer(state, layer)
     if LayerBegin in state.listens:
         tell(state, _new(LayerBegin, (visit.step, layer)))
-    attention, dense = state.attention_at[layer], state.dense_at[layer]
+    attention, dense = state.layout.attention_at[layer], state.layout.dense_at[layer]
     hidden, state.hidden_at = state.hidden_at, dense
     for mb in range(state.n_mbs):
         _submit_dense(state, layer, mb, hidden, attention, dense)
@@ -146,7 +147,7 @@ def _submit_dense(
     def run_rest() -> None:
         _submit_part(state, dense, new_task(state, "dense", layer, mb, rows, state.costs.dense_ns(dense.name, rows)), "dense")
 
-    core = state.core_at.get(layer) if state.step.phase == "decode" else None
+    core = state.layout.core_at.get(layer) if state.step.phase == "decode" else None
     if core is not None:
         _submit_apart(state, layer, mb, (hidden, attention, core, dense), run_rest)
     else:
@@ -181,8 +182,8 @@ def _submit_apart(
 
 def _submit_part(state: State, device: DeviceState, task: Task, *parts: str) -> None:
     """Submit a task of the dense part; what of its parts is streamed is copied first."""
-    if state.streams is not None:
-        state.streams.read(state, task, *parts)
+    if state.layout.streams is not None:
+        state.layout.streams.read(state, task, *parts)
     submit(state, device.main, task)
 
 
@@ -201,8 +202,8 @@ def n_requests(requests: NDArray[Any], first: int, n_rows: int) -> int:
 
 def dense_ns(state: State, layer: int) -> int:
     """Time of a layer's dense part for all micro-batches of the present step, one after the other."""
-    attention, dense = state.attention_at[layer], state.dense_at[layer]
-    core = state.core_at.get(layer % state.model.n_layers) if state.step.phase == "decode" else None
+    attention, dense = state.layout.attention_at[layer], state.layout.dense_at[layer]
+    core = state.layout.core_at.get(layer % state.model.n_layers) if state.step.phase == "decode" else None
 
     def attending(micro: MicroBatch) -> int:
         if core is None:

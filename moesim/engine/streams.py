@@ -56,7 +56,7 @@ class Streams:
             tasks = state.n_mbs if of.layer >= 0 else 1
             if of.parts == ("head",) and not state.step.n_sequences:  # a chunk that produces no token
                 continue
-            if state.step.phase == "decode" and of.layer in state.core_at:  # the cache is read where it lies
+            if state.step.phase == "decode" and of.layer in state.layout.core_at:  # the cache is read where it lies
                 of = of._replace(parts=tuple(part for part in of.parts if part != KV))
                 tasks *= sum(part in ("attention", "dense", "shared") for part in of.parts)
                 if not tasks:

@@ -63,7 +63,7 @@ class EngineView:
         return self._state.cache_slots.get(device, 0)
 
     def dense_device(self, layer: int) -> str:
-        return self._state.dense_at[layer].name
+        return self._state.layout.dense_at[layer].name
 
     def dense_ns(self, layer: int) -> int:
         return dense_ns(self._state, layer)

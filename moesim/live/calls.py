@@ -49,8 +49,8 @@ class DeviceTensors:
 
 def dense_devices(run: State) -> dict[str, int]:
     """Name the devices that run parts of the model other than experts, with the layers of which they run some."""
-    layered = {d.name for d in (*run.attention_at, *run.dense_at, *run.shared_at)}
-    once = {d.name for d in run.step_parts.values()}
+    layered = {d.name for d in (*run.layout.attention_at, *run.layout.dense_at, *run.layout.shared_at)}
+    once = {d.name for d in run.layout.step_parts.values()}
     return {name: run.model.n_layers if name in layered else 1 for name in sorted(layered | once)}
 
 
@@ -132,7 +132,7 @@ class Calls:
             what = f"Run(L{task.layer}/E{task.expert}, {device.name}, late)"
             fail(self.run, f"{what}: a replay adds outputs to their own layer only", "replay the policy with nothing late")
         state = self.states[device.name]
-        if task.group is not None and device is not self.run.dense_at[task.layer]:
+        if task.group is not None and device is not self.run.layout.dense_at[task.layer]:
             sums = self._sums_of(task.group, device.name)
         else:
             sums = state.sums
@@ -162,7 +162,7 @@ class Calls:
         experts, weights, _, _, active = run.micro[0].layers[visit.layer]
         if (visit.layer, 1) not in self._routed or self._step != visit.step:
             routed = self._routing(visit.step, visit.layer, (experts,), (weights,))
-            routed.of_expert(active[0], self.machine, run.dense_at[visit.layer].name)
+            routed.of_expert(active[0], self.machine, run.layout.dense_at[visit.layer].name)
 
     def _rows_of(self, visit: Visit, task: Task, device: str) -> tuple[Any, Any]:
         """Rows that a Run serves and their gates: those that were assigned when it was issued, or all routed to the expert."""
@@ -193,7 +193,7 @@ class Calls:
     def _dense(self, task: Task, device: DeviceState) -> Callable[[], Any]:
         kernel, state = self.dense[device.name], self.states[device.name]
         rows, sequences = self._part(task)
-        with_attention = self.run.attention_at[task.layer] is device
+        with_attention = self.run.layout.attention_at[task.layer] is device
         first = task.mb == 0
 
         def call() -> None:
@@ -222,7 +222,7 @@ class Calls:
     def _shared(self, task: Task, device: DeviceState) -> Callable[[], Any]:
         kernel, state = self.dense[device.name], self.states[device.name]
         rows, _ = self._part(task)
-        home = self.run.dense_at[task.layer]
+        home = self.run.layout.dense_at[task.layer]
         sums = state.sums if device is home else self._sums_of(task, device.name)
 
         def call() -> None:
@@ -320,7 +320,7 @@ class Calls:
         else:
             sums = self.machine.bring(link.link.dst, self._groups.pop(id(of)))
             assert of is not None
-            if link.link.dst == self.run.dense_at[of.visit.layer if isinstance(of, Group) else of.layer].name:
+            if link.link.dst == self.run.layout.dense_at[of.visit.layer if isinstance(of, Group) else of.layer].name:
                 dst.handed.append((n_rows, sums))
             else:  # it goes on from there
                 self._groups[id(of)] = sums

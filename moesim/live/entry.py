@@ -73,10 +73,11 @@ def replay(
     )
     connect(state)
     put(state, place(state))
-    if state.streams is not None:
+    streams = [one.streams for one in state.layouts if one.streams is not None]
+    if streams:
         raise InputError(
             f"policy {state.policy_name}: expected parts that stay where they run, since a replay streams no weights, got "
-            f"{', '.join(state.streams.parts)} streamed; replay another policy, or simulate this one with moesim run"
+            f"{', '.join(streams[0].parts)} streamed; replay another policy, or simulate this one with moesim run"
         )
     live = Live(state, machine)
     interval = sys.getswitchinterval()

@@ -18,7 +18,7 @@ const Answer &Composed::routed(const Routing &routing) {
     if (prefetch) {  // first: computed ahead of the Runs below
         questions.clear();
         prefetch->ask(routing, questions);
-        for (const Question &one : questions) answer.predict(one, state.dense_at[layer]);
+        for (const Question &one : questions) answer.predict(one, state.layout->dense_at[layer]);
     }
     replacement->used(routing);
     if (assignment) {

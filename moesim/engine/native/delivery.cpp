@@ -73,14 +73,14 @@ static void charge(State &state, Visit *visit, Call effect) {
 /// Submit shared experts for every row, before the routed ones of the same device.
 static void submit_shared(State &state, Visit *visit, int mb) {
     int layer = visit->layer, rows = int(state.micro[mb].n_rows);
-    DeviceState *device = state.shared_at[layer], *home = state.dense_at[layer];
+    DeviceState *device = state.layout->shared_at[layer], *home = state.layout->dense_at[layer];
     visit->hold();
     i64 work = part_ns(state, "shared_ns", device, rows);
     Task *task = new_task(state, Kind::shared, layer, mb, rows, work, [&state, device, home, layer, rows, visit] {
         cross(state, device, home, layer, rows, "out", [visit] { visit->let_go(); });
     });
     task->waits = 1;
-    if (state.streams) state.streams->read(state, task, {"shared"});
+    if (state.layout->streams) state.layout->streams->read(state, task, {"shared"});
     submit(state, &device->main, task);
     cross(state, home, device, layer, rows, "in", [&state, task] { wake(state, task); });
 }

@@ -53,7 +53,7 @@ void done(State &state, Task *task, i64 end) {
                                    task->expert, task->rows, std::int16_t(lane->device->index), std::int16_t(task->width),
                                    lane->side, task->kind});
     lane->recorded = true;
-    if (task->reads) state.streams->read_by(state, task);
+    if (task->reads) state.layout->streams->read_by(state, task);
     if (!task->then && task->unit < 0) {
         state.routed.push_back(task->mb);  // a dense part: its layer is routed
         state.tasks.give_back(task);

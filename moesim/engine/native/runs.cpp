@@ -127,7 +127,7 @@ static void run_expert(State &state, Visit *visit, Visit *into, DeviceState *dev
 /// Run experts of the present layer for all rows that no Run has taken.
 void run_experts(State &state, DeviceState *device, const int *experts, int n, Groups &groups) {
     Visit *visit = state.visit;
-    bool grouped = device != state.dense_at[visit->layer] || device->first_extra;
+    bool grouped = device != state.layout->dense_at[visit->layer] || device->first_extra;
     Group *group = grouped ? group_of(state, groups, visit, visit, device, visit->layer, false) : nullptr;
     for (int i = 0; i < n; ++i) {
         int n_rows = take(state, visit, device, experts[i], group);
@@ -153,7 +153,7 @@ void run_experts(State &state, PyObject *action, Groups &groups) {
     bool whole = rows == Py_None && !width && !late;
     int kind = late ? LATE : width ? REDUCED : FRESH;
     Group *group = nullptr;
-    if (device != state.dense_at[layer] || device->first_extra || !whole) {
+    if (device != state.layout->dense_at[layer] || device->first_extra || !whole) {
         i64 read = inputs_from == Py_None ? layer : as_int(inputs_from);
         group = group_of(state, groups, visit, into, device, read, late);
     }
@@ -182,7 +182,7 @@ void launch(State &state, Group *group) {
     int layer = visit->layer;
     group->left = int(group->tasks.size());
     group->rows = count(group->all);
-    DeviceState *home = state.dense_at[group->inputs_from];
+    DeviceState *home = state.layout->dense_at[group->inputs_from];
     for (Task *task : group->tasks) {
         ++task->waits;
         if (state.thread) take_in_turn(*state.thread, task);
@@ -208,7 +208,7 @@ void launch(State &state, Group *group) {
 void progress(State &state, Group *group) {
     if (--group->left) return;
     Visit *into = group->into;
-    cross(state, group->device, state.dense_at[into->layer], group->visit->layer, group->rows, "out", [into] { into->let_go(); });
+    cross(state, group->device, state.layout->dense_at[into->layer], group->visit->layer, group->rows, "out", [into] { into->let_go(); });
 }
 
 }  // namespace moesim

@@ -198,11 +198,10 @@ static void put(State &state, nb::handle copies) {
     }
 }
 
-static void read_streams(State &state) {
-    nb::object twin = attr(state.twin, "streams");
-    if (twin.is_none()) return;
-    state.streams = std::make_unique<Streams>();
-    Streams &streams = *state.streams;
+static std::unique_ptr<Streams> read_streams(State &state, nb::handle twin) {
+    if (twin.is_none()) return nullptr;
+    auto found = std::make_unique<Streams>();
+    Streams &streams = *found;
     streams.depth = int(int_attr(twin, "depth"));
     nb::object source = own(PySequence_List(ask(state, attr(attr(twin, "source"), "items"), {}).ptr()));
     Items sources(source.ptr()), order(attr(twin, "order").ptr());
@@ -217,32 +216,47 @@ static void read_streams(State &state) {
         for (Py_ssize_t p = 0; p < parts.size(); ++p) use.parts.push_back(text(parts[p]));
         streams.order.push_back(std::move(use));
     }
+    return found;
+}
+
+static nb::object items_of(State &state, nb::handle owner, const char *name) {
+    return own(PySequence_List(ask(state, attr(attr(owner, name), "items"), {}).ptr()));
+}
+
+static std::unique_ptr<Layout> read_layout(State &state, nb::handle twin) {
+    auto at = [&](const char *name) {
+        std::vector<DeviceState *> found;
+        Items listed(attr(twin, name).ptr());
+        for (Py_ssize_t i = 0; i < listed.size(); ++i) found.push_back(of_twin(state, listed[i]));
+        return found;
+    };
+    auto layout = std::make_unique<Layout>();
+    layout->attention_at = at("attention_at");
+    layout->dense_at = at("dense_at");
+    layout->shared_at = at("shared_at");
+    nb::object parts = items_of(state, twin, "step_parts"), apart = items_of(state, twin, "core_at");
+    Items step_parts(parts.ptr()), core_at(apart.ptr());
+    for (Py_ssize_t i = 0; i < step_parts.size(); ++i)
+        layout->step_parts[text(PyTuple_GET_ITEM(step_parts[i], 0))] = of_twin(state, PyTuple_GET_ITEM(step_parts[i], 1));
+    layout->core_at.assign(state.n_layers, nullptr);
+    for (Py_ssize_t i = 0; i < core_at.size(); ++i)
+        layout->core_at[as_int(PyTuple_GET_ITEM(core_at[i], 0))] = of_twin(state, PyTuple_GET_ITEM(core_at[i], 1));
+    layout->streams = read_streams(state, attr(twin, "streams"));
+    return layout;
 }
 
 /// Read what was placed where; `copies` are the experts that are not on backing devices only.
 void adopt(State &state, nb::handle copies) {
-    auto at = [&](const char *name) {
-        std::vector<DeviceState *> found;
-        Items listed(attr(state.twin, name).ptr());
-        for (Py_ssize_t i = 0; i < listed.size(); ++i) found.push_back(of_twin(state, listed[i]));
-        return found;
-    };
-    state.attention_at = at("attention_at");
-    state.dense_at = at("dense_at");
-    state.shared_at = at("shared_at");
-    auto items = [&](const char *name) { return own(PySequence_List(ask(state, attr(attr(state.twin, name), "items"), {}).ptr())); };
-    nb::object parts = items("step_parts"), apart = items("core_at"), caches = items("kv_layers");
-    Items step_parts(parts.ptr()), core_at(apart.ptr()), kv_layers(caches.ptr());
-    for (Py_ssize_t i = 0; i < step_parts.size(); ++i)
-        state.step_parts[text(PyTuple_GET_ITEM(step_parts[i], 0))] = of_twin(state, PyTuple_GET_ITEM(step_parts[i], 1));
-    state.core_at.assign(state.n_layers, nullptr);
-    for (Py_ssize_t i = 0; i < core_at.size(); ++i)
-        state.core_at[as_int(PyTuple_GET_ITEM(core_at[i], 0))] = of_twin(state, PyTuple_GET_ITEM(core_at[i], 1));
+    Items layouts(attr(state.twin, "layouts").ptr());
+    for (Py_ssize_t i = 0; i < layouts.size(); ++i) state.layouts.push_back(read_layout(state, layouts[i]));
+    state.layout = state.layouts.front().get();
+    state.offload_from = int_attr(state.twin, "offload_from");
+    nb::object caches = items_of(state, state.twin, "kv_layers");
+    Items kv_layers(caches.ptr());
     for (Py_ssize_t i = 0; i < kv_layers.size(); ++i)
         state.kv_layers.emplace_back(find_device(state, PyTuple_GET_ITEM(kv_layers[i], 0)), as_int(PyTuple_GET_ITEM(kv_layers[i], 1)));
     for (DeviceState &device : state.devices) place_memory(state, device);
     put(state, copies);
-    read_streams(state);
 }
 
 }  // namespace moesim

@@ -71,6 +71,16 @@ template <class T> struct Store {
     void give_back(T *one) { unused.push_back(one); }
 };
 
+/// Which device runs which part of the model that is no expert.
+struct Layout {
+    std::vector<DeviceState *> attention_at, dense_at, shared_at, core_at;  // of each layer; core_at: may be none
+    std::map<std::string, DeviceState *> step_parts;
+    std::unique_ptr<Streams> streams;  // of parts that are copied for each use, if there are any
+
+    Layout();
+    ~Layout();
+};
+
 struct State {
     Contract py;
     nb::object twin;  // the run as Python's setup knows it; released with the run
@@ -92,10 +102,10 @@ struct State {
     std::deque<LinkState> links;
     std::deque<Medium> media;
     std::vector<nb::object> pool_names;
-    std::vector<DeviceState *> attention_at, dense_at, shared_at, core_at;  // of each layer; core_at: may be none
-    std::map<std::string, DeviceState *> step_parts;
+    std::vector<std::unique_ptr<Layout>> layouts;  // of all steps, or of those with fewer rows than `offload_from` and of the others
+    Layout unplaced, *layout = &unplaced;  // of the present step
+    i64 offload_from = 1;
     std::vector<std::pair<DeviceState *, i64>> kv_layers;  // layers whose KV cache is in each device's memory
-    std::unique_ptr<Streams> streams;  // of parts that are copied for each use, if there are any
     std::vector<std::vector<LinkState *>> paths;  // from each device to each other; empty: not asked
     std::vector<std::vector<LinkState *>> alone;  // each link as a path
     std::unordered_map<i64, i64> activation_bytes;  // of rows, as far as asked

@@ -23,7 +23,7 @@ static void reserve_kv(State &state, i64 tokens) {
 
 /// Submit a task of the dense part; what of its parts is streamed is copied first.
 static void submit_part(State &state, DeviceState *device, Task *task, std::initializer_list<const char *> parts) {
-    if (state.streams) state.streams->read(state, task, parts);
+    if (state.layout->streams) state.layout->streams->read(state, task, parts);
     submit(state, &device->main, task);
 }
 
@@ -36,8 +36,8 @@ i64 part_ns(State &state, const char *cost, DeviceState *device, i64 rows) {
 
 /// Run embedding, leading layers or head where they live; a part that costs nothing is passed over.
 static void step_part(State &state, Kind kind, const char *part, i64 rows, i64 work, Call then) {
-    DeviceState *device = state.step_parts.at(part);
-    if (!work && !(state.streams && state.streams->holds(part, -1))) {
+    DeviceState *device = state.layout->step_parts.at(part);
+    if (!work && !(state.layout->streams && state.layout->streams->holds(part, -1))) {
         then();
         return;
     }
@@ -97,8 +97,11 @@ void next_step(State &state) {
     state.dense_memo.clear();
     state.step_began = state.now;
     state.gate_mass = 0;
+    i64 largest = 0;
+    for (const MicroBatch &micro : state.micro) largest = std::max(largest, micro.n_rows);
+    state.layout = (largest >= state.offload_from ? state.layouts.back() : state.layouts.front()).get();
     reserve_kv(state, int_attr(step, "kv_tokens"));
-    if (state.streams) state.streams->begin_step(state);
+    if (state.layout->streams) state.layout->streams->begin_step(state);
     state.reached = -1;
     nb::object requests = attr(step, "requests");
     if (state.composed) {
@@ -107,10 +110,10 @@ void next_step(State &state) {
         tell(state, STEP_BEGIN, named(state.py.event[STEP_BEGIN], num(state.step_index), ref(state.phase), ref(requests),
                                       ref(attr(step, "last_chunk"))));
     }
-    state.hidden_at = state.step_parts.at("embedding");
-    i64 rows = state.step_rows, embedding = rows ? part_ns(state, "embedding_ns", state.step_parts.at("embedding"), rows) : 0;
+    state.hidden_at = state.layout->step_parts.at("embedding");
+    i64 rows = state.step_rows, embedding = rows ? part_ns(state, "embedding_ns", state.layout->step_parts.at("embedding"), rows) : 0;
     step_part(state, Kind::embedding, "embedding", rows, embedding, [&state, rows] {
-        i64 leading = rows ? leading_ns(state, state.step_parts.at("leading")) : 0;
+        i64 leading = rows ? leading_ns(state, state.layout->step_parts.at("leading")) : 0;
         step_part(state, Kind::leading, "leading", rows, leading, [&state] { begin_layer(state, 0); });
     });
 }
@@ -149,7 +152,7 @@ static i64 rest_ns(State &state, DeviceState *device, const MicroBatch &micro) {
 }
 
 /// The device that reads a layer's KV cache in the present step, if it is another than attention's.
-static DeviceState *core_of(State &state, int layer) { return state.decoding ? state.core_at[layer] : nullptr; }
+static DeviceState *core_of(State &state, int layer) { return state.decoding ? state.layout->core_at[layer] : nullptr; }
 
 /// Submit attention whose cache is read elsewhere: projections where attention is, the rest where the cache is.
 static void submit_apart(State &state, int layer, int mb, DeviceState *hidden, DeviceState *attention, DeviceState *core,
@@ -211,17 +214,17 @@ void begin_layer(State &state, int layer) {
     visit->begin = state.now;
     state.visit = visit;
     state.reached = layer;
-    if (state.streams) state.streams->begin_layer(state, layer);
+    if (state.layout->streams) state.layout->streams->begin_layer(state, layer);
     if (state.listens[LAYER_BEGIN])
         tell(state, LAYER_BEGIN, named(state.py.event[LAYER_BEGIN], num(visit->step), num(layer)));
-    DeviceState *attention = state.attention_at[layer], *dense = state.dense_at[layer], *hidden = state.hidden_at;
+    DeviceState *attention = state.layout->attention_at[layer], *dense = state.layout->dense_at[layer], *hidden = state.hidden_at;
     state.hidden_at = dense;
     for (int mb = 0; mb < state.n_mbs(); ++mb) submit_dense(state, layer, mb, hidden, attention, dense);
 }
 
 /// Time of a layer's dense part for all micro-batches of the present step, one after the other.
 i64 dense_ns(State &state, int layer) {
-    DeviceState *attention = state.attention_at[layer], *dense = state.dense_at[layer], *core = core_of(state, layer);
+    DeviceState *attention = state.layout->attention_at[layer], *dense = state.layout->dense_at[layer], *core = core_of(state, layer);
     i64 total = 0;
     for (const MicroBatch &micro : state.micro) {
         total += core ? projections_ns(state, attention, micro) + core_ns(state, core, micro)
@@ -289,7 +292,7 @@ void end_layer(State &state, Visit *visit) {
         begin_layer(state, visit->layer + 1);
     } else {
         i64 rows = int_attr(state.step, "n_sequences");
-        i64 work = rows ? part_ns(state, "head_ns", state.step_parts.at("head"), rows) : 0;
+        i64 work = rows ? part_ns(state, "head_ns", state.layout->step_parts.at("head"), rows) : 0;
         step_part(state, Kind::head, "head", rows, work, [&state] { end_step(state); });
     }
 }

@@ -2,6 +2,9 @@
 
 namespace moesim {
 
+Layout::Layout() = default;
+Layout::~Layout() = default;
+
 /// List the uses of a step; the first may be copied while nothing of it is reached.
 void Streams::begin_step(State &state) {
     streams.clear();
@@ -16,7 +19,7 @@ void Streams::begin_step(State &state) {
         int tasks = of.layer >= 0 ? state.n_mbs() : 1;
         if (of.parts == std::vector<std::string>{"head"} && !int_attr(state.step, "n_sequences"))
             continue;  // a chunk that produces no token
-        if (state.decoding && of.layer >= 0 && state.core_at[of.layer]) {  // the cache is read where it lies
+        if (state.decoding && of.layer >= 0 && state.layout->core_at[of.layer]) {  // the cache is read where it lies
             of.parts.erase(std::remove(of.parts.begin(), of.parts.end(), "kv"), of.parts.end());
             int reading = 0;
             for (const std::string &part : of.parts) reading += part == "attention" || part == "dense" || part == "shared";

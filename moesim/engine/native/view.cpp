@@ -105,7 +105,7 @@ struct View {
     }
     /// A layer, counted from the end if negative, as Python's lists are.
     int layer_of(i64 layer) const {
-        i64 n = i64(state->dense_at.size());
+        i64 n = i64(state->layout->dense_at.size());
         if (layer < 0) layer += n;
         if (layer < 0 || layer >= n) throw nb::index_error("list index out of range");
         return int(layer);
@@ -144,7 +144,7 @@ void bind_view(nb::module_ &module) {
         .def("cache_slots", [](const View &v, nb::handle device) {
                 return ask(*v.state, attr(v.cache_slots, "get"), {ref(device), num(0)});
             }, nb::arg("device").none())
-        .def("dense_device", [](const View &v, i64 layer) { return v.state->dense_at[v.layer_of(layer)]->name; }, nb::arg("layer"))
+        .def("dense_device", [](const View &v, i64 layer) { return v.state->layout->dense_at[v.layer_of(layer)]->name; }, nb::arg("layer"))
         .def("dense_ns", [](const View &v, i64 layer) { return dense_ns(*v.state, v.layer_of(layer)); }, nb::arg("layer"))
         .def("foresees", &View::foresees, nb::arg("source"), nb::arg("layer"))
         .def("free_bytes", &View::free_bytes, nb::arg("device").none(), nb::arg("pool").none(), nb::arg("layer").none() = 0)
