@@ -276,8 +276,9 @@ class Placement:
     stream_depth : int
         How many uses ahead they are copied: 0 copies a part once it is reached. Each device has a buffer for one use more.
     offloaded : mapping of (part, layer) to device
-        Exceptions from ``parts`` in large steps: their weights stay where they are, and are copied to this device for each use,
-        as is the KV cache that attention reads. Parts are named as in ``parts``, but not `KV`.
+        Exceptions from ``parts`` in large steps: their weights stay where they are, and are copied to this device for each use.
+        So does the KV cache of attention: in prefill it is copied, and while decoding it is read where it lies. Parts are named
+        as in ``parts``, but not `KV`. The cache of leading layers is not copied.
     offload_from : int
         Rows of its largest micro-batch from which on a step is large.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from moesim.errors import ConfigError, unknown_name
 from moesim.policies.parts import source_needs
@@ -27,14 +27,21 @@ _COUNTED = ("activation_frequency", "activation_frequency_decode", "coactivation
 _SHARE = 0.25  # of the requests, in the command that messages name
 
 
-def policy_needs(point: Point, place: str, entry: str) -> frozenset[str]:
-    """Name what a run's policy, an ``entry`` of the file, reads of a trace, with predictors that stand in for others."""
+class Wants(NamedTuple):
+    """What a policy asks of the trace and of the workload."""
+
+    needs: frozenset[str] = frozenset()
+    prompt_rows: int | None = None  # the most rows of a prefill step that its engine takes; None: any number
+
+
+def wants_of(point: Point, place: str, entry: str) -> Wants:
+    """Name what a run's policy, an ``entry`` of the file, asks for, with predictors that stand in for others."""
     policy, predictors = point.reading
     made = make_policy(policy, entry)
     needs = {n for n in made.needs if not n.startswith("signal:") or stand_in(n, predictors) == n}
     if Predicted in made.listens:  # what answers may be a recorded signal too, which every request must have then
         needs.update(*(_stand_in_needs(source, predictors, place) for source in predictors))
-    return frozenset(needs)
+    return Wants(frozenset(needs), getattr(made, "prompt_rows", None))
 
 
 def check_stand_ins(point: Point, trace: Trace, place: str) -> None:

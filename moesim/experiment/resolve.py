@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from moesim.core.progress import Progress
 from moesim.errors import ConfigError, InputError, TraceError, WorkloadError
 from moesim.experiment.intervals import Ends, ends_of
-from moesim.experiment.needs import check_stand_ins, explain, lacking, policy_needs
+from moesim.experiment.needs import Wants, check_stand_ins, explain, lacking, wants_of
 from moesim.experiment.spec import Point, RunSpec
 from moesim.experiment.sweep import entries_of, expand
 from moesim.experiment.trace_choice import fitting
@@ -69,7 +69,7 @@ class Experiment:
         self.place = place
         self.not_imported: dict[str, WouldImport] = {}
         self._transfers: dict[tuple[str, str, tuple[str, int | None]], tuple[str, int | None]] = {}
-        self._needs: dict[str, frozenset[str]] = {}  # a policy is made once, not for each of its settings
+        self._wants: dict[str, Wants] = {}  # a policy is made once, not for each of its settings
         self._models: dict[str, ModelSpec] = {}
         self._machines: dict[str, HardwareProfile] = {}
         self._ends: dict[str, tuple[Ends, ...]] = {}
@@ -81,12 +81,12 @@ class Experiment:
         if not imports:
             of = {policy_label(p.policy): would_import(p.policy, entries[repr(p.policy)]) for p in points}
             self.not_imported = {label: source for label, source in of.items() if source is not None}
-        needs = [self._policy_needs(point, entries[repr(point.policy)]) for point in points]
-        specs = [self._resolve(i, point) for i, point in enumerate(points)]
+        wants = [self._policy_wants(point, entries[repr(point.policy)]) for point in points]
+        specs = [self._resolve(i, point, wanted.prompt_rows) for i, (point, wanted) in enumerate(zip(points, wants, strict=True))]
         self._check_unique(specs)
         for spec in specs:
             check_stand_ins(spec.point, self.trace(spec), place)
-        self.specs, self._signals = self._served(specs, needs)
+        self.specs, self._signals = self._served(specs, [wanted.needs for wanted in wants])
         refusals = [spec.refusal for spec in self.specs if spec.refusal is not None]
         if len(refusals) == len(self.specs):
             raise type(refusals[0])(f"{place}: {refusals[0]}")
@@ -96,12 +96,12 @@ class Experiment:
                 self.workload(spec)
                 bar.advance(1)
 
-    def _policy_needs(self, point: Point, entry: str) -> frozenset[str]:
+    def _policy_wants(self, point: Point, entry: str) -> Wants:
         if policy_label(point.policy) in self.not_imported:
-            return frozenset()
-        return _remembered(self._needs, point.reading, lambda: policy_needs(point, self.place, entry))
+            return Wants()
+        return _remembered(self._wants, point.reading, lambda: wants_of(point, self.place, entry))
 
-    def _resolve(self, index: int, point: Point) -> RunSpec:
+    def _resolve(self, index: int, point: Point, prompt_rows: int | None) -> RunSpec:
         place = self.place
         model = _remembered(self._models, point.model, lambda: load_model(point.model, f"{place}: model"))
         machine = _remembered(self._machines, point.hardware, lambda: load_hardware(point.hardware, f"{place}: hardware"))
@@ -112,7 +112,7 @@ class Experiment:
         except WorkloadError as error:
             raise WorkloadError(f"{place}: {error}") from None
         name, ends = policy_label(point.policy), self._ends_of(point, machine)
-        spec = RunSpec(index, point, model, machine, workload, point.cache_slots(model), name, ends=ends)
+        spec = RunSpec(index, point, model, machine, workload, point.cache_slots(model), name, ends=ends, prompt_rows=prompt_rows)
         spec.check(place)
         return spec
 
@@ -233,11 +233,14 @@ class Experiment:
 
     def workload(self, spec: RunSpec) -> Workload:
         """Give the workload of a run; runs that differ in something else share it."""
+        return self._composed(spec, self._composed(spec, spec.workload).within(spec.prompt_rows))
+
+    def _composed(self, spec: RunSpec, asked: WorkloadSpec) -> Workload:
         signals = self.signals(spec)
-        key = (written_key(spec.point.trace), spec.workload, signals)
+        key = (written_key(spec.point.trace), asked, signals)
         if key not in self._workloads:
             try:
-                self._workloads[key] = compose(self.trace(spec), spec.workload, require_signals=signals)
+                self._workloads[key] = compose(self.trace(spec), asked, require_signals=signals)
             except WorkloadError as error:
                 raise WorkloadError(f"{self.place}: {error}") from None
         return self._workloads[key]

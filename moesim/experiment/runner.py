@@ -234,6 +234,8 @@ def notes_of(spec: RunSpec, trace: Trace, workload: Workload, *, assumes_memory:
     notes.append(drawn(trace, workload, signals))
     notes += list(workload.labels)
     notes += trace.remarks
+    if workload.spec != spec.workload:
+        notes.append(f"prompts in steps of {spec.prompt_rows} rows at most, as its engine does")
     if assumes_memory:
         notes.append("assumes-memory")
     return notes + spec.notes()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from moesim.errors import TraceError
 from moesim.experiment.config import Config, WorkloadConfig, parse_config
 from moesim.experiment.forms import listed
-from moesim.experiment.needs import policy_needs
+from moesim.experiment.needs import wants_of
 from moesim.experiment.sweep import each_model, entries_of, expand
 from moesim.model import load_model
 from moesim.policies.imports import would_import
@@ -129,7 +129,7 @@ def _needs_recording(config: Config, place: str, imports: bool) -> bool:
         if written in seen or (not imports and would_import(point.policy, entry) is not None):
             continue
         seen.add(written)
-        needs = policy_needs(point, place, entry)
+        needs = wants_of(point, place, entry).needs
         if any(need.startswith("signal:") and need not in _SIGNALS for need in needs):
             return True
     return False

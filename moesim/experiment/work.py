@@ -73,9 +73,12 @@ class Work:
 
     def workload(self, spec: RunSpec) -> Workload:
         """Compose the workload, unless this process has."""
-        key = (self.trace_digest, spec.workload, self.required)
+        return self._composed(spec, self._composed(spec, spec.workload).within(spec.prompt_rows))
+
+    def _composed(self, spec: RunSpec, asked: WorkloadSpec) -> Workload:
+        key = (self.trace_digest, asked, self.required)
         if key not in _workloads:
-            _workloads[key] = compose(self.trace(spec), spec.workload, require_signals=self.required)
+            _workloads[key] = compose(self.trace(spec), asked, require_signals=self.required)
             if len(_workloads) > _WORKLOADS:
                 _workloads.popitem(last=False)
         _workloads.move_to_end(key)

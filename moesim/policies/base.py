@@ -74,6 +74,11 @@ class PolicyBase(Declared):
         return Predicted in self.listens
 
     @property
+    def prompt_rows(self) -> int | None:
+        """Most rows of a prefill step that its engine takes: longer prompts go in several; None: as the workload says."""
+        return None
+
+    @property
     def needs(self) -> frozenset[str]:
         """What it reads from the trace and the profile."""
         return frozenset()

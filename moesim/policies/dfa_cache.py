@@ -6,6 +6,7 @@ jobs/ec2/fetch_table.py (2f1ac924).
 | decision | code | ours |
 |---|---|---|
 | token embedding | on the CPU, as of llama.cpp | the same |
+| prompts, as of llama.cpp | micro-batches of 512 rows | the same |
 | slots | as many of each layer, or a file with the number of each | the granted cache slots, dealt to layers |
 | scores | of each expert: 1 a decode step that uses it, each half as much after H = 16 steps of the layer | the same (``half_life``) |
 | hits, misses | the GPU computes what is there, the CPU all others at the same time, copied or not | the same |
@@ -33,7 +34,7 @@ from moesim.policies.base import Range
 from moesim.policies.both_rates import both_rates
 from moesim.policies.moot import MootIf, OnlyWith
 from moesim.policies.parts import Unit, source_needs
-from moesim.policies.past_the_cache import LLAMA_CPP_OFFLOAD_ROWS, PastTheCache
+from moesim.policies.past_the_cache import LLAMA_CPP_OFFLOAD_ROWS, LLAMA_CPP_PROMPT_ROWS, PastTheCache
 from moesim.policy import PREFETCH, Action, Fetched, LayerEnd, Placement, Predict, Predicted, Routed, StepBegin, View
 
 LRU = MootIf(rule="lru")
@@ -57,6 +58,7 @@ class DfaCache(BackgroundCache, fixed=OPTIONS):
     prefill = "read-only"
     _name = "dfa-cache"
     _embedding_on_cpu = True
+    prompt_rows = LLAMA_CPP_PROMPT_ROWS
 
     rule: Literal["dfa", "lru"] = "dfa"
     """Who is copied and who leaves: by decayed frequency, or every miss over the oldest use (``LLAMA_EC_POLICY``)."""

@@ -5,6 +5,7 @@ tetherto/qvac-fabric-llm.cpp: src/llama-moe-cache.cpp at 06560fb745 (PR 232), a 
 | decision | code | ours |
 |---|---|---|
 | token embedding | on the CPU, as of llama.cpp | the same |
+| prompts, as of llama.cpp | micro-batches of 512 rows | the same |
 | which layers | those whose expert tensors all lie in the host's memory and have the most common layout; the others use plain offload | all layers |
 | slots | what fits; off by default, and with fewer than a token has experts | the granted cache slots; with fewer no token is served |
 | planned calls | decoding, predicted tokens, and prompts whose experts fit the slots | any step whose experts fit; of several micro-batches the first decides, and what then finds no slot runs on the CPU |
@@ -17,7 +18,7 @@ tetherto/qvac-fabric-llm.cpp: src/llama-moe-cache.cpp at 06560fb745 (PR 232), a 
 from __future__ import annotations
 
 from moesim.policies.background_cache import OPTIONS, BackgroundCache
-from moesim.policies.past_the_cache import LLAMA_CPP_OFFLOAD_ROWS, PastTheCache
+from moesim.policies.past_the_cache import LLAMA_CPP_OFFLOAD_ROWS, LLAMA_CPP_PROMPT_ROWS, PastTheCache
 from moesim.policy import View
 
 
@@ -38,6 +39,7 @@ class FabricLru(BackgroundCache, fixed=OPTIONS):
     prefill = "fitting"
     _name = "fabric-lru"
     _embedding_on_cpu = True
+    prompt_rows = LLAMA_CPP_PROMPT_ROWS
 
     def _prompts(self, view: View, slots: int) -> PastTheCache:
         return PastTheCache("fitting", 0, self._gpu, self._cpu, LLAMA_CPP_OFFLOAD_ROWS)

@@ -5,6 +5,7 @@ ggml-org/llama.cpp PRs 26563 and 26824 (closed); miltos22/llama.cpp-wackMall-mer
 | decision | code | ours |
 |---|---|---|
 | token embedding | on the CPU, as of llama.cpp | the same |
+| prompts, as of llama.cpp | micro-batches of 512 rows | the same |
 | slots | S of each layer (``--expert-hot-s``) | the granted cache slots, dealt to layers |
 | start | the S hottest of a saved run, else the S lowest ids | the lowest ids |
 | hits, misses | the GPU computes what is there, the CPU the others; outputs are added | the same, also in prompts; the CPU after the GPU, or with ``overlap`` at once; from 32 tokens on the GPU copies misses for one use, as in llama.cpp |
@@ -28,7 +29,7 @@ from moesim.policies.in_sequence import InSequence
 from moesim.policies.moot import MootIf
 from moesim.policies.on_demand import staging_pool
 from moesim.policies.parts import Unit
-from moesim.policies.past_the_cache import LLAMA_CPP_OFFLOAD_ROWS, PastTheCache
+from moesim.policies.past_the_cache import LLAMA_CPP_OFFLOAD_ROWS, LLAMA_CPP_PROMPT_ROWS, PastTheCache
 from moesim.policy import (
     UPDATE,
     Action,
@@ -108,6 +109,7 @@ class HeatCache(PolicyBase):
     """Slots of each layer beside the CPU; one expert at a time gives way to a hotter one (llama.cpp PRs 26563 and 26824)."""
 
     paper = "WackMall (ggml-org/llama.cpp PRs 26563 and 26824)"
+    prompt_rows = LLAMA_CPP_PROMPT_ROWS
     missing = (
         "heat saved over runs (--expert-sidecar), --expert-pin and --expert-no-evict",
         "--expert-move-mode 0, which chooses by how the model is loaded and what memory is free",

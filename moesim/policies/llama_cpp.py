@@ -14,6 +14,8 @@ layers copied to the GPU for one use.
 | layer numbers | - | dense leading layers count | the same; they form one part: on the GPU if all of them are |
 | large batches | - | from 32 rows on, used experts of CPU layers are copied, computed on the GPU and forgotten | the same (``op_offload``, ``op_offload_min_rows``) |
 | large batches in ik_llama.cpp | - | experts only where rows x top-k >= 32 x experts (PR #520); by bytes of a weight instead of 32 (#1813) | ``op_offload_rule: rows-per-expert``; ``op_offload_per_byte`` |
+| large batches: other weights | - | those of CPU layers are copied to the GPU for each use; attention follows them | the same, but not the output layer; attention reads a copy of the KV cache in prefill, and runs where the cache is while decoding [choice] |
+| prompts | - | micro-batches of 512 rows | the same (``n_ubatch``) |
 | overlap of CPU and GPU | - | none within a token | none between dense part and experts; shared experts may overlap |
 | token embedding | - | on the CPU | the same |
 | cache | HybriMoE's table says LFU | none | none |
@@ -22,6 +24,7 @@ layers copied to the GPU for one use.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from moesim.errors import CapacityError
@@ -38,6 +41,7 @@ from moesim.policies.base import (
 )
 from moesim.policies.moot import MootIf, OnlyWith, Where
 from moesim.policies.on_demand import staging_pool
+from moesim.policies.past_the_cache import LLAMA_CPP_PROMPT_ROWS
 from moesim.policy import DEMAND, LAYER_PARTS, Action, Copy, Drop, Fetch, LayerEnd, Placement, Pool, Routed, Run, View
 
 BY_BYTES = MootIf(op_offload_rule="rows-per-expert", op_offload_per_byte=Where("given", lambda rows: rows is not None))
@@ -48,8 +52,8 @@ class LlamaCpp(PolicyBase):
 
     paper = "llama.cpp (ggml-org/llama.cpp)"
     missing: ClassVar[tuple[str, ...]] = (
-        "op_offload of attention and dense weights of CPU layers: a placement holds for a run, decode steps included",
-        "splitting a prompt into micro-batches of 512 rows: set prefill_chunk: 512 in the workload",
+        "op_offload of the output layer, which large numbers of sequences would make",
+        "copying the KV cache of dense leading layers",
         "waiting of shared experts on the GPU for the CPU's experts (sequential graph splits)",
         "a part of the dense leading layers on the GPU",
         "overrides of other tensors by a pattern (-ot): the experts of whole layers only",
@@ -71,6 +75,8 @@ class LlamaCpp(PolicyBase):
         Annotated[float, Range(0), OnlyWith(op_offload=True), OnlyWith(op_offload_rule="rows-per-expert")] | None
     ) = None
     """So many rows an expert for each byte of a weight instead, rounded down (ik_llama.cpp #1813)."""
+    n_ubatch: Annotated[int, Range(1)] = LLAMA_CPP_PROMPT_ROWS
+    """Most rows of a prefill step: longer prompts go in several (``--ubatch-size``)."""
     staging_slots: Annotated[int, Range(1), OnlyWith(op_offload=True)] | None = None
     """Experts of the pool for such copies; None: the model's top_k, but at least 2."""
 
@@ -78,6 +84,11 @@ class LlamaCpp(PolicyBase):
     def listens(self) -> frozenset[type]:
         """Routing, and the end of layers whose experts may have been copied."""
         return frozenset({Routed, LayerEnd} if self.op_offload else {Routed})
+
+    @property
+    def prompt_rows(self) -> int:
+        """Rows of a micro-batch."""
+        return self.n_ubatch
 
     def place(self, view: View) -> Placement:
         """Put layers where the two options say."""
@@ -87,19 +98,21 @@ class LlamaCpp(PolicyBase):
         parts = {(part, layer): cpu for layer in range(first_dense) for part in LAYER_PARTS}
         if model.n_dense_layers and not whole:
             parts["leading", -1] = cpu
+        placement = self._placed(view, range(first_expert, model.n_layers))
+        offloaded = dict.fromkeys(parts, self._gpu) if self.op_offload else {}
         if self.n_gpu_layers == 0:
             parts["head", -1] = cpu
-        return self._placed(view, range(first_expert, model.n_layers), parts)
+        return replace(placement, parts={**placement.parts, **parts}, offloaded=offloaded, offload_from=self._dense_from)
 
     def _begin(self, view: View, name: str) -> None:
         self._gpu, self._cpu = gpu_of(view, name), cpu_of(view, name)
-        self._offload_from = self.op_offload_min_rows
+        self._offload_from = self._dense_from = self.op_offload_min_rows
         if self.op_offload_rule == "rows-per-expert":
             model, by_byte = view.model, self.op_offload_per_byte
             each = self.op_offload_min_rows if by_byte is None else int(by_byte * model.expert_bits / 8)
-            self._offload_from = rows_to_offload(model.n_experts, model.top_k, each)
+            self._offload_from, self._dense_from = rows_to_offload(model.n_experts, model.top_k, each), max(1, each)
 
-    def _placed(self, view: View, on_gpu: range, parts: dict[tuple[str, int], str]) -> Placement:
+    def _placed(self, view: View, on_gpu: range) -> Placement:
         """Put the experts of some layers on the GPU, the token embedding on the CPU."""
         gpu, model = self._gpu, view.model
         self._on_gpu = on_gpu
@@ -108,7 +121,7 @@ class LlamaCpp(PolicyBase):
         if self.op_offload and len(on_gpu) < model.n_layers:
             pools.append(staging_pool(view, gpu, self.staging_slots))
         everyone = tuple(range(model.n_experts))
-        return Placement([Copy(layer, everyone, gpu) for layer in on_gpu], pools, {**parts, ("embedding", -1): self._cpu})
+        return Placement([Copy(layer, everyone, gpu) for layer in on_gpu], pools, {("embedding", -1): self._cpu})
 
     def _split(self, view: View) -> tuple[int, int, bool]:
         """Return the first MoE layer whose dense part, and the first whose experts, are on the GPU; and whether all layers are."""

@@ -6,6 +6,7 @@ ggml-org/llama.cpp: src/llama-moe-cache.cpp at 4b060f27a8 (PR #29887, release b1
 | decision | code | ours |
 |---|---|---|
 | token embedding | on the CPU, as of llama.cpp | the same |
+| prompts, as of llama.cpp | micro-batches of 512 rows | the same |
 | which layers | those whose expert tensors all lie in the host's memory; layers of one device and tensor layout are a group | all layers, one group |
 | slots | of a group, by a budget in bytes; a group with fewer slots than a token has experts is switched off | the granted cache slots; the same |
 | key | (layer, expert), with all its projections | the same |
@@ -27,7 +28,7 @@ from typing import Literal
 from moesim.policies.background_cache import OPTIONS, BackgroundCache
 from moesim.policies.bank import Bank
 from moesim.policies.parts import Unit
-from moesim.policies.past_the_cache import LLAMA_CPP_OFFLOAD_ROWS, PastTheCache
+from moesim.policies.past_the_cache import LLAMA_CPP_OFFLOAD_ROWS, LLAMA_CPP_PROMPT_ROWS, PastTheCache
 from moesim.policy import Routed, View
 
 PLANNED_TOKENS = 32
@@ -98,6 +99,7 @@ class LlamaCppCache(BackgroundCache, fixed=OPTIONS):
     prefill = "read-only"
     _name = "llama-cpp-cache"
     _embedding_on_cpu = True
+    prompt_rows = LLAMA_CPP_PROMPT_ROWS
 
     eviction: Literal["lru", "class-lru"] = "lru"
     """Who leaves: the one used longest ago, or, of each class of use, one that is old for its class (PR #31233)."""

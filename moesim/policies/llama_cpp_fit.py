@@ -20,6 +20,7 @@ Idea: no routing, no speed: only projected memory counts. Setting the number of 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import ceil
 from types import MappingProxyType
 
@@ -47,13 +48,13 @@ class LlamaCppFit(LlamaCpp, fixed=("n_gpu_layers", "n_cpu_moe")):
         """Search what fits."""
         self._begin(view, "llama-cpp-fit")
         fit = self._fit(view)
-        placement = self._placed(view, range(fit.full), {})
+        placement = self._placed(view, range(fit.full))
         taken = MATRICES[fit.fraction]
         if not taken:
             return placement
         model = view.model
         n_bytes = ceil(model.n_experts * model.expert_bytes(fit.full) * min(taken, model.n_mats - 1) / model.n_mats)
-        return Placement(placement.copies, placement.pools, placement.parts, reserved={self._gpu: n_bytes})
+        return replace(placement, reserved={self._gpu: n_bytes})
 
     def _fit(self, view: View) -> Fit:
         model = view.model

@@ -14,6 +14,8 @@ STREAMED: tuple[Prompts, ...] = ("read-only", "fitting")
 """With these the GPU computes what is copied for one use."""
 LLAMA_CPP_OFFLOAD_ROWS = 32
 """From which on llama.cpp copies weights of the host for one use (op-offload; ggml-org/llama.cpp PR 18535)."""
+LLAMA_CPP_PROMPT_ROWS = 512
+"""Rows of a micro-batch of llama.cpp (``--ubatch-size``): longer prompts go in several."""
 
 
 class PastTheCache:

@@ -6,6 +6,7 @@ ggml-org/llama.cpp PR 24524 and discussion 24528, branch v2, as carried by a for
 | decision | code | ours |
 |---|---|---|
 | token embedding | on the CPU, as of llama.cpp | the same |
+| prompts, as of llama.cpp | micro-batches of 512 rows | the same |
 | key | (tensor, expert): gate, up and down apart | whole experts; matrices apart with a trace of ``moesim trace split`` |
 | pool | one for each size and type, shared by all layers of a device; at least 64 slots | one for all layers; the granted cache slots |
 | hits | in use while the call goes on, to the recent end; the GPU computes them | the same |
@@ -29,7 +30,7 @@ from moesim.policies.background_cache import OPTIONS, BackgroundCache
 from moesim.policies.bank import Bank
 from moesim.policies.base import Range, slot_bytes
 from moesim.policies.parts import Unit
-from moesim.policies.past_the_cache import LLAMA_CPP_OFFLOAD_ROWS, PastTheCache
+from moesim.policies.past_the_cache import LLAMA_CPP_OFFLOAD_ROWS, LLAMA_CPP_PROMPT_ROWS, PastTheCache
 from moesim.policy import Action, View
 
 MAX_ROWS = 64
@@ -55,6 +56,7 @@ class PooledCache(BackgroundCache, fixed=OPTIONS):
     prefill = "read-only"
     _name = "pooled-cache"
     _embedding_on_cpu = True
+    prompt_rows = LLAMA_CPP_PROMPT_ROWS
 
     admit_free: Annotated[int, Range(1)] = 2
     """Rows missed before an expert is copied into a free slot."""

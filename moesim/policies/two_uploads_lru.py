@@ -5,6 +5,7 @@ ggml-org/llama.cpp PR 27861 (open draft); src/llama-moecache.cpp in zazaidi/llam
 | decision | code | ours |
 |---|---|---|
 | token embedding | on the CPU, as of llama.cpp | the same |
+| prompts, as of llama.cpp | micro-batches of 512 rows | the same |
 | slots | as many of each layer (``--moe-expert-cache``) | the granted cache slots, dealt to layers |
 | hits | the GPU computes them; stamped by a clock | the same |
 | misses | the CPU computes them; noted once a step, in selection order | the same |
@@ -27,7 +28,7 @@ from moesim.policies.base import CACHE, STAGING, PolicyBase, Range, cpu_of, gpu_
 from moesim.policies.in_sequence import InSequence
 from moesim.policies.on_demand import staging_pool
 from moesim.policies.parts import Unit
-from moesim.policies.past_the_cache import LLAMA_CPP_OFFLOAD_ROWS, PastTheCache
+from moesim.policies.past_the_cache import LLAMA_CPP_OFFLOAD_ROWS, LLAMA_CPP_PROMPT_ROWS, PastTheCache
 from moesim.policy import (
     UPDATE,
     Action,
@@ -95,6 +96,7 @@ class TwoUploadsLru(PolicyBase):
     """Slots of each layer, filled between steps with its two newest misses, which the CPU computes (llama.cpp PR 27861)."""
 
     paper = "llama.cpp PR 27861 (zazaidi/llama.cpp)"
+    prompt_rows = LLAMA_CPP_PROMPT_ROWS
     missing = (
         "rows of misses that the GPU computes with an expert of zeros",
         "three slices of an upload, one for each matrix",

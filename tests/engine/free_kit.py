@@ -54,6 +54,14 @@ def drawn(rng: np.random.Generator) -> Placement:
     return Placement(copies, [Pool("gpu0", "cache", 12_000)], parts, streamed=streamed, stream_depth=int(rng.integers(0, 4)))
 
 
+def offloaded(rng: Random, placement: Placement) -> dict[tuple[str, int], str]:
+    """Draw which parts run on the other device in large steps; for half of the draws none."""
+    every = [(part, layer) for part in LAYER_PARTS for layer in range(LAYERS)] + [(part, -1) for part in STEP_PARTS]
+    share = rng.choice([0.0, 0.0, 0.3, 0.7])
+    other = {"cpu0": "gpu0", "gpu0": "cpu0"}
+    return {at: other[placement.parts.get(at, "gpu0")] for at in every if rng.random() < share}
+
+
 class Free:
     """Draws its actions from the seed and the event; `slips` is how often an action is drawn that may be refused."""
 
@@ -78,6 +86,7 @@ class Free:
         if view.host == "cpu0" and rng.random() < 0.6:
             streams = drawn(np.random.default_rng(self.seed))
             found = dataclasses.replace(found, parts=streams.parts, streamed=streams.streamed, stream_depth=streams.stream_depth)
+            found = dataclasses.replace(found, offloaded=offloaded(rng, found), offload_from=rng.randint(1, 3))
         return found
 
     def evict(self, fetch: Fetch, view: Any) -> Any:

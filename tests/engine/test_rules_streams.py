@@ -6,11 +6,12 @@ dense part 60, embedding and head 80 and 90, the KV of a token 8 in each layer.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from moesim.capacity import required_bytes
+from moesim.capacity import by_rows, required_bytes
 from moesim.errors import CapacityError, PolicyError
 from moesim.metrics import bytes_moved, counts
 from moesim.metrics.breakdown import breakdown
@@ -302,3 +303,92 @@ def test_projections_of_a_cache_elsewhere_count_in_what_a_policy_is_told() -> No
 
     play(Script(copies=ALL, parts=APART, routed=routed), ONE)
     assert told == [59 + 1 + 40, 100]
+
+
+# ---------------------------------------------------------------------------------- parts that run elsewhere in large steps
+ON_CPU = {("attention", 0): HOST, ("dense", 0): HOST}
+TO_GPU = {("attention", 0): "gpu0", ("dense", 0): "gpu0"}
+
+
+class Offloading(Script):
+    """A script whose placement offloads parts in large steps."""
+
+    def __init__(self, offload_from: int, offloaded: Any = TO_GPU, **more: Any) -> None:
+        super().__init__(**{"copies": ALL, "routed": on_gpu, "parts": ON_CPU} | more)
+        self.more = {"offloaded": offloaded, "offload_from": offload_from}
+
+    def place(self, view: Any) -> Placement:
+        return replace(super().place(view), **self.more)
+
+
+def test_offloaded_parts_are_copied_and_run_there_in_large_steps_alone() -> None:
+    """A prompt of two rows is large, two decode steps of one row are not. Attention and the rest of the dense part are a use."""
+    work = workload([[[[0, 1], [2, 3]]] * 4], prompt=2)
+    records = play(Offloading(2), work)
+    dense = [(t.step, t.device, t.kind) for t in records.tasks if t.layer == 0 and t.kind in ("dense", "attention")]
+    assert dense == [(0, "gpu0", "dense"), (1, "cpu0", "dense"), (2, "cpu0", "dense")]
+    # their weights cross one after the other; what the prompt adds to the cache goes back to where it lies
+    assert sizes(records) == [(0, 80, "demand", 0, 80), (80, 140, "demand", 0, 60), (240, 256, "write-back", 0, 16)]
+    first = next(t for t in records.tasks if t.kind == "dense")
+    assert (first.start, first.end) == (140, 240)
+    small = play(Offloading(3), work)
+    assert small.transfers == [], "no step is large"
+    assert [t.device for t in small.tasks if t.kind == "dense" and t.layer == 0] == ["cpu0"] * 3
+
+
+def test_the_largest_micro_batch_makes_a_step_large() -> None:
+    rows = [[[0, 1], [2, 3]]]
+    three = [rows * 2, rows * 2, rows * 2]
+    for micro_batches, large in ((1, True), (2, True), (3, False)):  # of 3, 2 and 1 rows
+        work = workload(three, prompt=1, micro_batches=micro_batches)
+        assert bool(play(Offloading(2), work).transfers) is large
+
+
+def test_a_large_decode_step_reads_the_cache_where_it_lies() -> None:
+    records = play(Offloading(1), ONE)
+    assert [(t.device, t.kind) for t in records.tasks if t.layer == 0][:3] == [
+        ("gpu0", "attention"), ("cpu0", "attention"), ("gpu0", "dense")
+    ]  # fmt: skip
+    assert sorted(t.n_bytes for t in records.transfers) == [60, 80]
+
+
+def test_the_next_chunk_finds_what_the_large_one_has_left() -> None:
+    """Two chunks of two and one rows: the cache stays on the CPU, whichever device computes attention."""
+    work = workload([[[[0, 1], [2, 3]]] * 5], prompt=4, prefill_chunk=2)
+    records = play(Offloading(2), work)
+    moved = [(t.link, t.n_bytes, t.cause) for t in records.transfers if t.n_bytes == 16]
+    back = ("gpu0->cpu0", 16, "write-back")
+    assert moved == [back, ("cpu0->gpu0", 16, "demand"), back]
+
+
+def test_where_every_step_is_large_the_run_is_that_of_the_placement_it_stands_for() -> None:
+    work = workload([[[[0, 1], [2, 3]]] * 4], prompt=2, prefill_chunk=1)
+    parts = {("attention", 0): "gpu0", ("dense", 0): "gpu0", (KV, 0): HOST}
+    plain = Streaming(("attention", 0), ("dense", 0), parts=parts)
+    offloading, other = play(Offloading(1), work), play(plain, work)
+    assert (offloading.tasks, offloading.transfers) == (other.tasks, other.transfers)
+
+
+def test_offloaded_weights_lie_where_they_do_in_small_steps_and_have_a_buffer() -> None:
+    model, toy = tiny_model(), machine()
+    plain = Placement(parts=ON_CPU)
+    before, after = (required_bytes(model, toy, 100, one) for one in (plain, replace(plain, offloaded=TO_GPU)))
+    assert after.pop("gpu0") == before.pop("gpu0") | {"streams": 80 + 60 + 800}  # with the cache that is copied in prefill
+    assert after == before
+    small, large = by_rows(toy, Placement(streamed={("attention", 1): HOST, (KV, 1): HOST}, offloaded={("attention", 1): HOST}))
+    assert large.streamed == {} and small.streamed == {("attention", 1): HOST, (KV, 1): HOST}, "it runs where its weights lie"
+
+
+@pytest.mark.parametrize(
+    ("offloaded", "offload_from", "words"),
+    [
+        ({("experts", 0): "gpu0"}, 1, "offloaded: no part"),
+        ({(KV, 0): "gpu0"}, 1, "offloaded: no part"),
+        ({("attention", 0): "gpu7"}, 1, "gpu7"),
+        ({("attention", 0): HOST}, 1, "another device than cpu0"),
+        (TO_GPU, 0, "offload_from: expected a number of rows, at least 1, got 0"),
+    ],
+)
+def test_what_cannot_be_offloaded_is_refused(offloaded: Any, offload_from: int, words: str) -> None:
+    with pytest.raises(PolicyError, match=words):
+        play(Offloading(offload_from, offloaded), ONE)

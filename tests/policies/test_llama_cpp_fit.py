@@ -124,4 +124,4 @@ def test_it_is_the_mirror_image_of_n_cpu_moe() -> None:
 
 def test_the_list_of_what_is_missing_is_its_own() -> None:
     text = " ".join(LlamaCppFit.missing)
-    assert "--fit-target" in text and "prefill_chunk: 512" in text and "-ot" not in text
+    assert "--fit-target" in text and "output layer" in text and "-ot" not in text

@@ -260,7 +260,9 @@ def test_llama_cpp_counts_gpu_layers_from_the_end_with_the_output_as_one() -> No
     on_cpu = {layer for (part, layer), device in placement.parts.items() if part == "attention"}
     assert on_cpu == {0, 1}
     assert ("head", -1) not in placement.parts
-    assert place(LlamaCpp(n_gpu_layers=0), FakeView()).parts["head", -1] == "cpu0"
+    everything = place(LlamaCpp(n_gpu_layers=0), FakeView())
+    assert everything.parts["head", -1] == "cpu0"
+    assert ("head", -1) not in everything.offloaded and ("attention", 3) in everything.offloaded
 
 
 def test_llama_cpp_keeps_attention_on_the_gpu_with_cpu_experts() -> None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from moesim.trace.workload.selection import Admitted, select
@@ -70,6 +70,13 @@ class Workload:
     def max_tokens(self) -> int:
         """Rows of the largest step."""
         return max(s.n_tokens for s in self.steps.stretches)
+
+    def within(self, prompt_rows: int | None) -> WorkloadSpec:
+        """Ask for the same with prefill steps of so many rows at most; None: as many as there are."""
+        largest = max((s.n_tokens for s in self.steps.stretches if s.phase == "prefill"), default=0)
+        if prompt_rows is None or largest <= prompt_rows:
+            return self.spec
+        return replace(self.spec, prefill_chunk=prompt_rows)
 
     @property
     def peak_kv_tokens(self) -> int:
