@@ -52,9 +52,9 @@ def table(found: Sequence[Audited], form: Format) -> str:
     ]
     within = sum(one.within for one in found)
     notes = [
-        f"at most: the largest of {len(machines())} machines: the paper's own, and those whose link, CPU memory, CPU operations "
-        f"and GPU memory have {FACTOR} times or 1/{FACTOR} of its rates",
-        f"{within} of {len(found)} printed speed-ups are within reach of one of these machines",
+        f"at most: the largest ratio, or for a loss the smallest, of {len(machines())} machines: the paper's own, and those "
+        f"whose link, CPU memory, CPU operations and GPU memory have {FACTOR} times or 1/{FACTOR} of its rates",
+        f"{within} of {len(found)} printed ratios are within reach of one of these machines",
     ]
     return render(head, rows, form, head[2:5]) + "\n" + ("\n\n" if form is Format.MD else "\n").join(notes) + "\n"
 

@@ -1,7 +1,8 @@
 """The papers' claims audited: each printed speed-up beside the largest that machines around the paper's own give.
 
-The machines are the corners of a range: link, memory and operations of the CPU, and memory of the GPU at half or twice what the
-profile says. A speed-up that rises or falls with each of them is largest at a corner; nothing says that every one does.
+A printed loss, as of a system without one of its parts, is beside the largest loss. The machines are the corners of a range:
+link, memory and operations of the CPU, and memory of the GPU at half or twice what the profile says. A speed-up that rises or
+falls with each of them is largest at a corner; nothing says that every one does.
 """
 
 from __future__ import annotations
@@ -34,18 +35,19 @@ Machine = tuple[Fraction, ...]
 
 @dataclass(frozen=True)
 class Audited:
-    """A printed speed-up, and what machines around the paper's own give."""
+    """A printed speed-up or loss, and what machines around the paper's own give."""
 
     published: Published
     own: float  # simulated on the paper's own machine
-    largest: float  # on any
+    largest: float  # on any: the largest speed-up, or of a loss the smallest ratio
     machine: str  # which one that is
     n_machines: int
 
     @property
     def within(self) -> bool:
         """Whether any machine of the range gives as much as is printed."""
-        return self.largest >= self.published.published
+        one = self.published
+        return self.largest <= one.published if is_loss(one) else self.largest >= one.published
 
     def record(self) -> dict[str, Any]:
         """Give everything by name."""
@@ -55,6 +57,11 @@ class Audited:
             "published": one.published, "own": self.own, "largest": self.largest, "machine": self.machine,
             "n_machines": self.n_machines, "within": self.within,
         }  # fmt: skip
+
+
+def is_loss(row: Published) -> bool:
+    """Whether a printed ratio says that a system is slower than the other."""
+    return row.published < (0 if row.kind == "gain" else 1)
 
 
 def machines() -> list[Machine]:
@@ -93,7 +100,7 @@ def audit(rows: Sequence[Published], configs: Mapping[str, Config], meetings: Me
 
 
 def _audited(claim: Published, found: Mapping[str, float]) -> Audited:
-    best = max(found, key=lambda name: found[name])
+    best = (min if is_loss(claim) else max)(found, key=lambda name: found[name])
     return Audited(claim, found[AS_IT_IS], found[best], best, len(found))
 
 
