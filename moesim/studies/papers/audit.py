@@ -60,8 +60,8 @@ class Audited:
 
 
 def is_loss(row: Published) -> bool:
-    """Whether a printed ratio says that a system is slower than the other."""
-    return row.published < (0 if row.kind == "gain" else 1)
+    """Whether a printed ratio says what a system loses without one of its parts: it is slower than itself with other options."""
+    return row.published < (0 if row.kind == "gain" else 1) and row.policy.split("(")[0] == row.baseline.split("(")[0]
 
 
 def machines() -> list[Machine]:
