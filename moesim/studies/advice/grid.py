@@ -32,8 +32,8 @@ def halves(numbers: Sequence[int], speeds: Mapping[int, float]) -> list[int]:
 
 
 def varied(ranked: Sequence[Candidate], n: int) -> list[Candidate]:
-    """Take the first of each family, then the rest in order: runners-up of other engines are worth more than neighbours."""
-    firsts = list({one.family: one for one in reversed(ranked)}.values())
+    """Take the first of each kind, then the rest in order: runners-up of other engines are worth more than neighbours."""
+    firsts = list({one.kind: one for one in reversed(ranked)}.values())
     order = [one for one in ranked if one in firsts] + [one for one in ranked if one not in firsts]
     kept = {ranked[0], *order[:n]} if ranked else set()
     return [one for one in ranked if one in kept]

@@ -19,7 +19,8 @@ from moesim.experiment.pool import Workers, usable_cores
 from moesim.experiment.resolve import Experiment, written_key
 from moesim.experiment.runner import Examine
 from moesim.policies.registry import make_policy
-from moesim.studies.advice.candidates import LOSSY, STAND_INS, Candidate, Family, Space, experiment_of
+from moesim.studies.advice.candidates import LOSSY, STAND_INS, Candidate, Space, experiment_of
+from moesim.studies.advice.families import Family
 from moesim.studies.advice.grid import coarse, halves, varied
 from moesim.studies.advice.launches import LARGE_SHARE, Fewer, launch_share, layer_us, with_fewer
 from moesim.studies.advice.routing import Routing, shortest_prompt
@@ -89,20 +90,23 @@ class Search:
 
     def run(self) -> Found:
         """Search."""
-        families = {family.name: family for family in self.space.families}
+        every = self.space.families
+        families, adding = {one.name: one for one in every if not one.like}, [one for one in every if one.like]
         fit = {name: numbers for name, family in families.items() if (numbers := self.space.feasible(family))}
         papers, self.found.no_fit = self.space.papers()
         shipped, not_shipped = self.space.shipped()
         self.found.no_fit |= not_shipped | {
             name: self.space.misfit(family) for name, family in families.items() if name not in fit
         }
+        self.found.no_fit |= {one.name: one.never for one in adding if one.never}
         if not fit and not papers and not shipped:
             # Families ask for no more than caches do; the one with all experts on the host asks least of the GPU.
             why = [
                 self.found.no_fit[name] for name in ("expert-layers", "all-gpu", *self.found.no_fit) if name in self.found.no_fit
             ]
             raise CapacityError(f"{PLACE}: {_nothing_fits(self.space.setting, why[0])}")
-        first = [*(self._one(families[name], n) for name, numbers in fit.items() for n in coarse(numbers)), *shipped]
+        tried = {name: numbers[-1:] if families[name].fullest else coarse(numbers) for name, numbers in fit.items()}
+        first = [*(self._one(families[name], n) for name, numbers in tried.items() for n in numbers), *shipped]
         finalists = FINALISTS + PAPER_FINALISTS
         n_crossed = 0 if self._other is None else 2 * CROSS_GROUPS * finalists
         # Halving the gaps takes some four rounds of two; a guess is enough for a bar.
@@ -117,7 +121,8 @@ class Search:
             bar.describe("coarse grid")
             self._screen([*first, *papers])
             bar.describe("refinement")
-            self._refine([families[name] for name in fit], fit)
+            self._refine([families[name] for name in fit if not families[name].fullest], fit)
+            self._add([one for one in adding if not one.never])
             bar.describe("all requests")
             self._finish()
             bar.describe("other routing")
@@ -148,6 +153,26 @@ class Search:
                 self._screen(self._one(family, number) for number in between)
                 if not all(number in self._speeds(family) for number in between):
                     break  # a simulation failed: its place would be asked for again and again
+
+    def _add(self, families: Iterable[Family]) -> None:
+        """Try what families add to others: once each, where it is to the fastest, at its number or the next less."""
+        others: dict[str, dict[str, Family]] = {}
+        for family in families:
+            others.setdefault(family.name.removeprefix(family.like), {})[family.like] = family
+        tried = []
+        for by in others.values():
+            speeds = {one: speed(row) for one, row in self.found.screened.items() if one.family in by}
+            if not speeds:
+                continue
+            fastest = max(speeds, key=speeds.__getitem__)
+            family = by[fastest.family]
+            numbers = self.space.feasible(family)
+            if not numbers:
+                self.found.no_fit[family.name] = self.space.misfit(family)
+                continue
+            fewer = [number for number in numbers if number <= (fastest.number or 0)]
+            tried.append(self._one(family, max(fewer, default=numbers[0])))
+        self._screen(tried)
 
     def _speeds(self, family: Family) -> dict[int, float]:
         return {
