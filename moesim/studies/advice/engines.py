@@ -123,9 +123,9 @@ def _tensors(layers: Sequence[int]) -> str:
 
 
 def _ktransformers(engine: Engine, candidate: Candidate, setting: Setting) -> Command:
-    model, policy, threshold = setting.model, candidate.policy, candidate.policy.get("prefill_threshold")
-    whole = model.expert_bytes_by_layer is None and model.expert_bits == 16
-    method = shared_method(setting) if whole or threshold else "LLAMAFILE"
+    policy, threshold = candidate.policy, candidate.policy.get("prefill_threshold")
+    shared = threshold or setting.model.expert_bits == 16
+    method = (shared_method(setting) if shared else None) or "LLAMAFILE"
     words = [*engine.program.split(), *engine.flag("--model-path", "MODEL"), *engine.flag("--kt-weight-path", "WEIGHTS")]
     words += engine.flag("--kt-method", method)
     words += engine.flag("--kt-cpuinfer", "CORES") + engine.flag("--kt-threadpool-count", "NUMA_NODES")
@@ -143,8 +143,8 @@ def _ktransformers(engine: Engine, candidate: Candidate, setting: Setting) -> Co
     words += engine.flag("--context-length", setting.context) + engine.flag("--max-running-requests", setting.asked.batch)
     if method == "LLAMAFILE" and candidate.number:
         remarks.append("experts on the GPU take the precision of MODEL, not of WEIGHTS: it holds for a MODEL of as many bits")
-    elif not whole:
-        remarks.append(f"WEIGHTS is MODEL, which must hold {method} weights")
+    elif method not in ("LLAMAFILE", "BF16"):
+        remarks.append(f"MODEL and WEIGHTS are the same folder, of {method} weights")
     return Command(engine.name, engine.checked, tuple(words), "; ".join(remarks))
 
 

@@ -15,8 +15,8 @@ UPDATE: Final = "+update"
 SHARED: Final = {16.0: "BF16", 8.0: "FP8"}
 """kt-kernel's methods for weights that CPU and GPU share, by bits: only with these are whole layers copied to the GPU."""
 NOT_SHARED: Final = (
-    f"kt-kernel copies whole layers to the GPU only from weights that CPU and GPU share: {' and '.join(SHARED.values())}, "
-    "--bits 16 and 8 (4-bit ones, RAWINT4, by its README of Kimi-K2-Thinking only)"
+    "kt-kernel copies whole layers to the GPU only from weights that the CPU reads, too: of 16 bits (BF16) or 8 (FP8); of 4 "
+    "bits (RAWINT4) its README names those of Kimi-K2-Thinking only"
 )
 
 
@@ -86,4 +86,5 @@ def threshold(asked: Asked) -> int | None:
 def shared_method(setting: Setting) -> str | None:
     """Name kt-kernel's method for weights of as many bits that CPU and GPU share; None if it has none."""
     model = setting.model
-    return None if model.expert_bytes_by_layer is not None else SHARED.get(float(model.expert_bits or 16))
+    whole = setting.asked.gguf is None and model.expert_bytes_by_layer is None
+    return SHARED.get(float(model.expert_bits)) if whole else None
