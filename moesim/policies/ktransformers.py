@@ -193,6 +193,8 @@ class KtExpert(_KTransformers):
     paper = "KTransformers (kvcache-ai/ktransformers, kt-kernel)"
     missing = (
         "the copies within the GPU that make experts of the buffer residents (dynamic_update) take no time",
+        "the CPU's copies of experts into pinned memory, two at a time, ahead of the link",
+        "residents that a layer of BF16 weights takes from the GPU itself: the link brings the layer's all",
         "one copy of a row to the CPU for both immediate and deferred experts: it crosses twice",
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,12 @@ def test_weights_that_only_the_cpu_reads_leave_prompts_there(trace: str, tmp_pat
     assert all(not space.feasible(family) and space.misfit(family) == NOT_SHARED for family in never)
 
 
+def test_why_prompts_stay_on_the_cpu_is_said_once(trace: str):
+    told = output(recommend(asked(trace, decode=2)), Format.TABLE)
+    assert re.search(rf"[\w-]+\+prefill, [\w-]+\+update: {re.escape(NOT_SHARED)}", told)
+    assert told.count(NOT_SHARED) == 1
+
+
 @pytest.mark.parametrize(
     ("changes", "rows"),
     [({"prompt": 100}, 100), ({"prompt": 100, "batch": 3}, 300), ({"prompt": 2000}, 512), ({"prompt": 1, "batch": 4}, None)],
@@ -125,6 +132,6 @@ def test_an_earlier_first_token_is_told_with_its_flags(advice: Advice):
         screened = {**found, one: {**found[one], "ttft_mean_ns": first * 1e9}}
         shown = replace(advice, runnable=runnable, found=replace(advice.found, screened=screened))
         told = output(shown, Format.TABLE).partition("What to type")[2].partition("Speed against")[0]
-        assert (f"{one.title}, prompts on the GPU: first token {digits(first, 2)} s instead of" in told) == (first < 1)
+        assert (f"{one.title}, prompts on the GPU: first token {digits(first, 2)} instead of" in told) == (first < 1)
         assert (str(commands(one, advice.setting)[0]) in told) == (first < 1)
     assert sooner(advice, next(one for one in advice.found.screened if "+update" in one.family)) == []

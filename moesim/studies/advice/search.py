@@ -21,7 +21,7 @@ from moesim.experiment.runner import Examine
 from moesim.policies.registry import make_policy
 from moesim.studies.advice.candidates import LOSSY, STAND_INS, Candidate, Space, experiment_of
 from moesim.studies.advice.families import Family
-from moesim.studies.advice.grid import coarse, halves, varied
+from moesim.studies.advice.grid import additions, coarse, halves, varied
 from moesim.studies.advice.launches import LARGE_SHARE, Fewer, launch_share, layer_us, with_fewer
 from moesim.studies.advice.routing import Routing, shortest_prompt
 from moesim.studies.advice.setting import PLACE, Setting
@@ -98,7 +98,6 @@ class Search:
         self.found.no_fit |= not_shipped | {
             name: self.space.misfit(family) for name, family in families.items() if name not in fit
         }
-        self.found.no_fit |= {one.name: one.never for one in adding if one.never}
         if not fit and not papers and not shipped:
             # Families ask for no more than caches do; the one with all experts on the host asks least of the GPU.
             why = [
@@ -122,7 +121,7 @@ class Search:
             self._screen([*first, *papers])
             bar.describe("refinement")
             self._refine([families[name] for name in fit if not families[name].fullest], fit)
-            self._add([one for one in adding if not one.never])
+            self._add(adding)
             bar.describe("all requests")
             self._finish()
             bar.describe("other routing")
@@ -155,23 +154,13 @@ class Search:
                     break  # a simulation failed: its place would be asked for again and again
 
     def _add(self, families: Iterable[Family]) -> None:
-        """Try what families add to others: once each, where it is to the fastest, at its number or the next less."""
-        others: dict[str, dict[str, Family]] = {}
-        for family in families:
-            others.setdefault(family.name.removeprefix(family.like), {})[family.like] = family
+        """Try what families add to others."""
         tried = []
-        for by in others.values():
-            speeds = {one: speed(row) for one, row in self.found.screened.items() if one.family in by}
-            if not speeds:
-                continue
-            fastest = max(speeds, key=speeds.__getitem__)
-            family = by[fastest.family]
-            numbers = self.space.feasible(family)
-            if not numbers:
+        for family, number in additions(families, {one: speed(row) for one, row in self.found.screened.items()}):
+            if numbers := self.space.feasible(family):
+                tried.append(self._one(family, max((n for n in numbers if n <= number), default=numbers[0])))
+            else:
                 self.found.no_fit[family.name] = self.space.misfit(family)
-                continue
-            fewer = [number for number in numbers if number <= (fastest.number or 0)]
-            tried.append(self._one(family, max(fewer, default=numbers[0])))
         self._screen(tried)
 
     def _speeds(self, family: Family) -> dict[int, float]:
