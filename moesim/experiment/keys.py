@@ -25,7 +25,7 @@ CODE = (
     "core/data.py", "core/limits.py", "core/record_table.py", "core/text.py", "core/units.py", "core/yaml_reader.py",
     "engine", "experiment/beginning.py", "experiment/budget.py", "experiment/intervals.py", "experiment/needs.py",
     "experiment/runner.py", "experiment/spec.py", "experiment/traces.py", "hardware", "metrics", "model", "policies",
-    "studies/advice/static_sets.py", "trace",
+    "trace",
 )  # fmt: skip
 """Files and packages of moesim that a run goes through; what draws, prints or stores is not among them."""
 _SOURCES = (".py", ".cpp", ".hpp")

@@ -10,7 +10,7 @@ Idea: a CPU with many cores computes experts faster than a link brings them. Not
 | kt-layer: on the GPU | - | routed experts of layers that a name pattern chooses; all on the CPU by default | whole layers, as many as fit the cache slots, from the ``first`` or the ``last`` |
 | kt-layer: long prompts | - | with the option, a prompt longer than a threshold has each layer's experts copied to the GPU and given up again; shipped as 0, which is off | the same (``prefill_threshold``), for chunks of prefill; None is off |
 | kt-expert: on the GPU | - | ``uniform``, ``front-loading``, ``random`` (seed 42) or ``frequency`` | the same (``strategy``); ``random`` draws other numbers |
-| how many | - | a number a layer, or a share of all | the granted cache slots |
+| how many | - | a number a layer, or a share of all | the granted cache slots, or a number a layer (``gpu_experts``) |
 | layer | - | the input is copied to a staging buffer; CPU and GPU at the same time; the layer ends with the later | the same; rows cross to the CPU, and outputs back |
 | kt-expert: long chunks | - | from ``--kt-gpu-prefill-token-threshold`` tokens on all experts of a layer are copied into one buffer; the CPU idles | the same (``prefill_threshold``); residents are copied as well, and nothing runs before all is there |
 | dynamic update | - | after such a layer the chunk's most frequent experts become its residents, as many as before; decoding changes none | the same (``dynamic_update``); ties to the lower id |
@@ -24,6 +24,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
+from moesim.errors import CapacityError
 from moesim.policies.algorithms.ktransformers import Strategy, gpu_experts, most_used, split_late
 from moesim.policies.base import CACHE, PolicyBase, Range, cpu_of, gpu_of, layer_residents, slot_bytes
 from moesim.policies.declare import option
@@ -192,12 +193,16 @@ class KtExpert(_KTransformers):
     paper = "KTransformers (kvcache-ai/ktransformers, kt-kernel)"
     missing = (
         "the copies within the GPU that make experts of the buffer residents (dynamic_update) take no time",
+        "the CPU's copies of experts into pinned memory, two at a time, ahead of the link",
+        "residents that a layer of BF16 weights takes from the GPU itself: the link brings the layer's all",
         "one copy of a row to the CPU for both immediate and deferred experts: it crosses twice",
     )
 
     strategy: Strategy = "uniform"
     """Which experts are on the GPU: as many of each layer, whole layers from the first, pairs drawn at random, or the most
     frequent pairs of the calibration table."""
+    gpu_experts: Annotated[int, Range(0)] | None = None
+    """Experts on the GPU for each layer, on average; None: as many as the cache slots hold."""
     seed: Annotated[int, Range(0), OnlyWith(strategy="random")] = 42
     """Of the draw."""
     dynamic_update: Annotated[bool, MootIf(prefill_threshold=None)] = False
@@ -214,6 +219,14 @@ class KtExpert(_KTransformers):
         model = view.model
         counts = view.tables["activation_frequency"].tolist() if self.strategy == "frequency" else None
         total = view.cache_slots(self._gpu)
+        if self.gpu_experts is not None:
+            asked = min(self.gpu_experts, model.n_experts) * model.n_layers
+            if asked > total:
+                raise CapacityError(
+                    f"ktransformers on {self._gpu}: expected at most {total // model.n_layers} gpu_experts, as the cache slots "
+                    f"allow, got {self.gpu_experts}; lower it or raise the cache"
+                )
+            total = asked
         return gpu_experts(self.strategy, total, model.n_layers, model.n_experts, seed=self.seed, counts=counts)
 
     def divided(self, event: Routed, view: View) -> list[Action]:

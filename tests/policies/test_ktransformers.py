@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from moesim.errors import CapacityError
 from moesim.policies.algorithms.ktransformers import gpu_experts, most_used, split_late
 from moesim.policies.registry import make_policy
 from moesim.records import InexactRecord, Records
@@ -91,6 +92,7 @@ def test_each_expert_runs_where_it_is() -> None:
     [
         ({"name": "kt-expert", "strategy": "front-loading"}, {(0, 0), (0, 1), (0, 2), (0, 3)}),
         ({"name": "kt-expert", "strategy": "frequency"}, {(0, 1), (0, 3), (1, 1), (1, 2)}),
+        ({"name": "kt-expert", "gpu_experts": 1}, {(0, 0), (1, 0)}),
         ("kt-layer", {(0, 0), (0, 1), (0, 2), (0, 3)}),
         ({"name": "kt-layer", "side": "last"}, {(1, 0), (1, 1), (1, 2), (1, 3)}),
     ],
@@ -100,6 +102,12 @@ def test_placements_of_runs(policy: Any, on_gpu: set[tuple[int, int]]) -> None:
     records = run(policy, 5 if "kt-layer" in str(policy) else 4, [every], prompt=1)
     seen = {(t.layer, t.expert) for t in records.tasks if t.kind == "expert" and t.device == "gpu0"}
     assert seen == on_gpu
+
+
+def test_more_experts_than_the_cache_holds_are_refused() -> None:
+    assert tasks(run({"name": "kt-expert", "gpu_experts": 2}, 8)) == tasks(run("kt-expert", 4)) != tasks(run("kt-expert", 8))
+    with pytest.raises(CapacityError, match="expected at most 2 gpu_experts, as the cache slots allow, got 3; lower it or raise"):
+        run({"name": "kt-expert", "gpu_experts": 3}, 5)
 
 
 def test_a_long_chunk_waits_for_the_whole_layer_on_the_gpu() -> None:

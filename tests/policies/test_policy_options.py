@@ -46,6 +46,7 @@ KT_EXPERT = {
     "strategy": ({"strategy": "frequency"}, {}),
     "seed": ({"seed": 1}, {"strategy": "random"}),
     "dynamic_update": ({"dynamic_update": True}, {"prefill_threshold": 5}),
+    "gpu_experts": ({"gpu_experts": 1}, {}),
 }
 
 OFTEN = {"swap_interval": 1, "swap_floor": 0.0, "swap_hysteresis": 1.0}  # within a generation of 8 steps

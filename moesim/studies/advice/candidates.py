@@ -11,6 +11,7 @@ from moesim.errors import InputError
 from moesim.experiment.budget import initial_placement, slots_within
 from moesim.hardware.costs import CostModel
 from moesim.policies.registry import make_policy
+from moesim.studies.advice.families import Family, families_of
 from moesim.studies.advice.routing import Routing
 from moesim.studies.advice.setting import PREFILL_CHUNK, Setting
 from moesim.studies.advice.shipped import SHIPPED, Shipped
@@ -19,27 +20,12 @@ from moesim.trace.workload import WorkloadSpec, compose
 if TYPE_CHECKING:
     from moesim.policy import Placement
 
-STATIC: Final = "moesim.studies.advice.static_sets:StaticSet"
-
 PAPERS: Final = ("fiddler", "lru", "dali", "hybrimoe-paper", "prescope")
 LOSSY: Final = ("daop-paper", "daop-code")
 """Policies that change what the model computes."""
 
 STAND_INS: Final = {"learned": "residual"}
 """Who answers for a predictor where the routing has no recording of it."""
-
-
-@dataclass(frozen=True)
-class Family:
-    """Placements that differ in one number."""
-
-    name: str  # in results
-    policy: Callable[[int], Mapping[str, Any]]  # number -> policy with its options, as in an experiment
-    # low, high: range of the number
-    low: int
-    high: int
-    more: int  # whether a larger number puts more on the GPU, or less
-    frees: bool  # what is on the GPU takes no host memory
 
 
 @dataclass(frozen=True)
@@ -71,6 +57,11 @@ class Candidate:
         """Its name in a word and its number."""
         return self.family if self.number is None else f"{self.family} {self.number}"
 
+    @property
+    def kind(self) -> str:
+        """Its family, without what that adds to another one."""
+        return self.family.partition("+")[0]
+
 
 class Space:
     """All candidates of a setting, and whether they fit."""
@@ -89,22 +80,7 @@ class Space:
     @property
     def families(self) -> list[Family]:
         """Ways of placing that engines have; whether they fit is another question."""
-        model = self.setting.model
-        n_layers = model.n_dense_layers + model.n_layers
-        families = [Family("all-gpu", lambda number: {"name": "all-gpu"}, 0, 0, 1, True)]
-        if not self.setting.host_computes:  # no processor beside the accelerator
-            return families
-        families += [
-            Family("expert-layers", lambda n: {"name": "llama-cpp", "n_cpu_moe": n}, model.n_dense_layers, n_layers, -1, True),
-            Family("whole-layers", lambda n: {"name": "llama-cpp", "n_gpu_layers": n}, 0, n_layers + 1, 1, True),
-            Family("expert-set", lambda n: {"name": STATIC, "gpu_experts": n}, 0, model.n_experts, 1, False),
-            Family("exllamav3-layers", lambda n: {"name": "exllamav3", "cpu_layers": n}, 1, model.n_layers, -1, True),
-            Family("exllamav3-split", lambda n: {"name": "exllamav3", "cpu_split": n}, 1, model.n_experts - 1, -1, False),
-        ]
-        if self.routing.has(frozenset({"table:activation_frequency"})) is None:
-            by_count = {"name": STATIC, "choice": "frequency"}
-            families.append(Family("frequent-expert-set", lambda n: by_count | {"gpu_experts": n}, 0, model.n_experts, 1, False))
-        return families
+        return families_of(self.setting, counted=self.routing.has(frozenset({"table:activation_frequency"})) is None)
 
     def candidate(self, family: Family, number: int) -> Candidate | Misfit:
         """Give one placement, or say why it does not fit."""
@@ -182,6 +158,8 @@ class Space:
         return replace(one, slots=slots, budget=budget) if isinstance(one, Candidate) else one
 
     def _placed(self, family: Family, number: int) -> Candidate | Misfit:
+        if family.never:
+            return Misfit(True, family.never)
         units = self.setting.model.n_layers * self.setting.model.n_experts
         return self._check(family.name, number, family.policy(number), True, units, family.frees)
 

@@ -11,6 +11,7 @@ from typing import Any
 from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import ConfigError
 from moesim.studies.advice.candidates import Candidate
+from moesim.studies.advice.families import shared_method
 from moesim.studies.advice.setting import PREFILL_CHUNK, Setting
 from moesim.studies.advice.shipped import SHIPPED
 
@@ -122,22 +123,28 @@ def _tensors(layers: Sequence[int]) -> str:
 
 
 def _ktransformers(engine: Engine, candidate: Candidate, setting: Setting) -> Command:
-    model = setting.model
-    whole = model.expert_bytes_by_layer is None and model.expert_bits == 16
+    policy, threshold = candidate.policy, candidate.policy.get("prefill_threshold")
+    shared = threshold or setting.model.expert_bits == 16
+    method = (shared_method(setting) if shared else None) or "LLAMAFILE"
     words = [*engine.program.split(), *engine.flag("--model-path", "MODEL"), *engine.flag("--kt-weight-path", "WEIGHTS")]
-    words += engine.flag("--kt-method", "BF16" if whole else "LLAMAFILE")
+    words += engine.flag("--kt-method", method)
     words += engine.flag("--kt-cpuinfer", "CORES") + engine.flag("--kt-threadpool-count", "NUMA_NODES")
     words += engine.flag("--kt-num-gpu-experts", candidate.number or 0)
     remarks = []
-    if candidate.family == "frequent-expert-set":
-        words += engine.flag("--kt-expert-placement-strategy", "frequency") + engine.flag("--init-expert-location", "COUNTS.pt")
+    words += engine.flag("--kt-expert-placement-strategy", policy["strategy"])
+    if policy["strategy"] == "frequency":
+        words += engine.flag("--init-expert-location", "COUNTS.pt")
         remarks.append("COUNTS.pt must hold counts recorded on texts like yours")
-    else:
-        words += engine.flag("--kt-expert-placement-strategy", "uniform")
+    if threshold:
+        words += engine.flag("--kt-gpu-prefill-token-threshold", threshold)
+        words += engine.flag("--kt-enable-dynamic-expert-update") if policy.get("dynamic_update") else []
+        words += engine.flag("--chunked-prefill-size", PREFILL_CHUNK)
     words += engine.flag("--kt-max-deferred-experts-per-token", 0)
     words += engine.flag("--context-length", setting.context) + engine.flag("--max-running-requests", setting.asked.batch)
-    if not whole and candidate.number:
+    if method == "LLAMAFILE" and candidate.number:
         remarks.append("experts on the GPU take the precision of MODEL, not of WEIGHTS: it holds for a MODEL of as many bits")
+    elif method not in ("LLAMAFILE", "BF16"):
+        remarks.append(f"MODEL and WEIGHTS are the same folder, of {method} weights")
     return Command(engine.name, engine.checked, tuple(words), "; ".join(remarks))
 
 
@@ -198,11 +205,8 @@ def describe(candidate: Candidate, setting: Setting) -> str:
         if number < 2:
             return "the output on the GPU, everything else on the CPU" if number else "everything on the CPU"
         return f"the last {number - 1} of {n_layers} layers and the output on the GPU, the rest on the CPU"
-    if candidate.family == "expert-set":
-        which = f"{number} of the {model.n_experts} experts of each layer"
-        return f"{which} on the GPU, the others on the CPU" if number else "all experts on the CPU, the rest on the GPU"
-    if candidate.family == "frequent-expert-set":
-        return f"the {candidate.gpu_experts} most frequent experts on the GPU, the others on the CPU"
+    if candidate.policy["name"] == "kt-expert":
+        return _kt_kernel(candidate, setting)
     if candidate.family == "exllamav3-layers":
         return f"experts of the first {number} of {model.n_layers} layers with experts on the CPU, the rest on the GPU"
     if candidate.family == "exllamav3-split":
@@ -211,3 +215,20 @@ def describe(candidate: Candidate, setting: Setting) -> str:
     if what := next((one.what for one in SHIPPED if one.family == candidate.family), ""):
         return what
     return f"policy {candidate.family}, {candidate.gpu_experts} experts on the GPU at the start"
+
+
+def _kt_kernel(candidate: Candidate, setting: Setting) -> str:
+    policy, number = candidate.policy, candidate.number
+    if not number:
+        where = "all experts on the CPU, the rest on the GPU"
+    else:
+        which = {
+            "uniform": f"{number} of the {setting.model.n_experts} experts of each layer",
+            "front-loading": f"the first {candidate.gpu_experts} experts, layer by layer,",
+            "frequency": f"the {candidate.gpu_experts} most frequent experts",
+        }
+        where = f"{which[policy['strategy']]} on the GPU, the others on the CPU"
+    if rows := policy.get("prefill_threshold"):
+        where += f"; chunks of {rows} tokens or more on the GPU, layer by layer"
+        where += ", which then keeps what they used most" if policy.get("dynamic_update") else ""
+    return where

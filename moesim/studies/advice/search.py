@@ -19,8 +19,9 @@ from moesim.experiment.pool import Workers, usable_cores
 from moesim.experiment.resolve import Experiment, written_key
 from moesim.experiment.runner import Examine
 from moesim.policies.registry import make_policy
-from moesim.studies.advice.candidates import LOSSY, STAND_INS, Candidate, Family, Space, experiment_of
-from moesim.studies.advice.grid import coarse, halves, varied
+from moesim.studies.advice.candidates import LOSSY, STAND_INS, Candidate, Space, experiment_of
+from moesim.studies.advice.families import Family
+from moesim.studies.advice.grid import additions, coarse, halves, varied
 from moesim.studies.advice.launches import LARGE_SHARE, Fewer, launch_share, layer_us, with_fewer
 from moesim.studies.advice.routing import Routing, shortest_prompt
 from moesim.studies.advice.setting import PLACE, Setting
@@ -89,7 +90,8 @@ class Search:
 
     def run(self) -> Found:
         """Search."""
-        families = {family.name: family for family in self.space.families}
+        every = self.space.families
+        families, adding = {one.name: one for one in every if not one.like}, [one for one in every if one.like]
         fit = {name: numbers for name, family in families.items() if (numbers := self.space.feasible(family))}
         papers, self.found.no_fit = self.space.papers()
         shipped, not_shipped = self.space.shipped()
@@ -102,7 +104,8 @@ class Search:
                 self.found.no_fit[name] for name in ("expert-layers", "all-gpu", *self.found.no_fit) if name in self.found.no_fit
             ]
             raise CapacityError(f"{PLACE}: {_nothing_fits(self.space.setting, why[0])}")
-        first = [*(self._one(families[name], n) for name, numbers in fit.items() for n in coarse(numbers)), *shipped]
+        tried = {name: numbers[-1:] if families[name].fullest else coarse(numbers) for name, numbers in fit.items()}
+        first = [*(self._one(families[name], n) for name, numbers in tried.items() for n in numbers), *shipped]
         finalists = FINALISTS + PAPER_FINALISTS
         n_crossed = 0 if self._other is None else 2 * CROSS_GROUPS * finalists
         # Halving the gaps takes some four rounds of two; a guess is enough for a bar.
@@ -117,7 +120,8 @@ class Search:
             bar.describe("coarse grid")
             self._screen([*first, *papers])
             bar.describe("refinement")
-            self._refine([families[name] for name in fit], fit)
+            self._refine([families[name] for name in fit if not families[name].fullest], fit)
+            self._add(adding)
             bar.describe("all requests")
             self._finish()
             bar.describe("other routing")
@@ -148,6 +152,16 @@ class Search:
                 self._screen(self._one(family, number) for number in between)
                 if not all(number in self._speeds(family) for number in between):
                     break  # a simulation failed: its place would be asked for again and again
+
+    def _add(self, families: Iterable[Family]) -> None:
+        """Try what families add to others."""
+        tried = []
+        for family, number in additions(families, {one: speed(row) for one, row in self.found.screened.items()}):
+            if numbers := self.space.feasible(family):
+                tried.append(self._one(family, max((n for n in numbers if n <= number), default=numbers[0])))
+            else:
+                self.found.no_fit[family.name] = self.space.misfit(family)
+        self._screen(tried)
 
     def _speeds(self, family: Family) -> dict[int, float]:
         return {

@@ -19,6 +19,7 @@ from moesim.studies.advice.interval import LEVEL, SAME_LEVEL, Evidence
 from moesim.studies.advice.recommend import Advice, Judged
 from moesim.studies.advice.search import speed
 from moesim.studies.advice.show_launches import fewer_table, unlike
+from moesim.studies.advice.show_prompts import sooner
 from moesim.studies.advice.values import document, flat, model_bytes
 
 _BAR: Final = 40  # characters of the longest bar
@@ -98,7 +99,11 @@ def _runnable(advice: Advice, form: Format) -> str:
     if same := [one.candidate.title for one in advice.runnable if one.same]:
         lines.append(f"As fast as it, as far as these requests show: {', '.join(same)}.")
     table = render(_HEADINGS, [_cells(one, advice) for one in advice.runnable], form, _HEADINGS[1:])
-    left = [f"{name}: {why}" for name, why in advice.found.no_fit.items() if name in _released()]
+    whys: dict[str, list[str]] = {}
+    for name, why in advice.found.no_fit.items():
+        if name in _released():
+            whys.setdefault(why, []).append(name)
+    left = [f"{', '.join(names)}: {why}" for why, names in whys.items()]
     table += _slower(advice)
     out = "\n".join([*lines, "", table]) + ("left out: " + "; ".join(left) + "\n" if left else "")
     return f"{out}\n{fewer}" if (fewer := fewer_table(advice, form)) else out
@@ -147,23 +152,26 @@ def _typed(advice: Advice, form: Format) -> str:
             place = f"slower than the finalists; on the first request its best is {reached} tokens/s"
         else:
             missing = [advice.found.no_fit[name] for name in engine.expresses if name in advice.found.no_fit]
-            lines.append(f"{head}: {'; '.join([*missing, engine.cannot])}")
+            lines.append(f"{head}: {'; '.join(dict.fromkeys([*missing, engine.cannot]))}")
             continue
         lines.append(f"{head}: {place}, {one.title}: {describe(one, setting)}")
         if engine.unknown:
             lines.append(f"  {engine.unknown}")
-        for command in commands(one, setting):
-            if command.engine == engine.name:
-                lines.append(_fenced(f"  {command}\n", form).rstrip("\n"))
-                if command.remark:
-                    lines.append(f"  {command.remark}")
+        for candidate, told in [(one, ""), *sooner(advice, one)]:
+            lines += [f"  {told}"] if told else []
+            for command in commands(candidate, setting):
+                if command.engine == engine.name:
+                    lines.append(_fenced(f"  {command}\n", form).rstrip("\n"))
+                    if command.remark:
+                        lines.append(f"  {command.remark}")
     separator = "\n\n" if form is Format.MD else "\n"
     return separator.join(lines) + "\n"
 
 
 def plot(advice: Advice) -> str:
     """Draw the speed of the best family, and of layers of experts, against experts on the GPU, with bars of characters."""
-    shown = dict.fromkeys([advice.best.candidate.family, "expert-layers"]) if advice.runnable else {}
+    best = advice.best.candidate
+    shown = dict.fromkeys([best.family, best.kind, "expert-layers"]) if advice.runnable else {}
     screened = advice.found.screened
     chosen = [one for one in screened if one.family in shown and one.number is not None]
     if not chosen:
@@ -173,7 +181,7 @@ def plot(advice: Advice) -> str:
     for family in shown:
         rows = sorted((one for one in chosen if one.family == family), key=lambda one: (one.gpu_experts, one.number))
         lines += [f"{family}"] if rows else []
-        lines += [_bar(one, speed(screened[one]), top, one is advice.best.candidate) for one in rows]
+        lines += [_bar(one, speed(screened[one]), top, one is best) for one in rows]
     tokens = next(iter(screened.values()))["decode_tokens"]
     lines.append(f"tokens/s of the first request, {tokens} tokens decoded; < the best")
     return "\n".join(lines) + "\n"

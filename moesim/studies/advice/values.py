@@ -43,6 +43,7 @@ def document(advice: Advice) -> dict[str, Any]:
             {
                 "placement": one.title, "policy": dict(one.policy), "gpu_experts": one.gpu_experts,
                 "decode_tokens_per_s": speed(row), "decode_tokens": row["decode_tokens"],
+                "ttft_s": float(row["ttft_mean_ns"]) / 1e9,
             }
             for one, row in found.screened.items()
         ],
