@@ -5,7 +5,7 @@ The requests are cut into groups, one trace each, so that every candidate sees t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -48,12 +48,18 @@ class Routing:
         return [trace.write(folder / f"group{number}.safetensors") for number, trace in enumerate(self.groups)]
 
 
-def find_routing(model: ModelSpec, trace: str | None, batch: int, prompt: int, decode: int, place: str) -> Routing:
+Shipped = Iterable[tuple[str, Trace]]
+"""Traces of a model's shape by name: those of `traces_of_shape`, which takes a second to unpack a recorded one."""
+
+
+def find_routing(
+    model: ModelSpec, trace: str | None, batch: int, prompt: int, decode: int, place: str, shipped: Shipped | None = None
+) -> Routing:
     """Choose routing for a model."""
     if trace is not None:
         return _given(model, trace, batch, prompt, decode, place)
     short: list[str] = []
-    for name, found in traces_of_shape(model):
+    for name, found in traces_of_shape(model) if shipped is None else shipped:
         if flatters(found, model):
             short.append(f"{name} flatters caches")
             break  # what comes after it is no better
@@ -83,13 +89,13 @@ def synthetic(model: ModelSpec, batch: int, prompt: int, decode: int) -> Routing
     return Routing(f"synthetic {name}", "synthetic", _split(trace, list(range(n_requests)), batch), written)
 
 
-def other_routing(model: ModelSpec, routing: Routing, batch: int, prompt: int, decode: int) -> Routing | None:
+def other_routing(model: ModelSpec, routing: Routing, batch: int, prompt: int, decode: int, shipped: Shipped) -> Routing | None:
     """Find other routing of the same shape, to see how much hangs on it; prompts may be shorter."""
     if routing.origin == "recorded":
         return None
     if routing.origin == "miniature":
         return synthetic(model, batch, prompt, decode)
-    for name, found in traces_of_shape(model):
+    for name, found in shipped:
         if found.origin != "synthetic":
             chosen = _long_enough(found, 1, decode)
             if len(chosen) >= GROUPS * batch:
