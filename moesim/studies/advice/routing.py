@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from moesim.core.threads import in_threads
 from moesim.errors import TraceError
 from moesim.experiment.needs import lacking
 from moesim.experiment.trace_choice import fits, flatters, how_to_get, parameters_of_shape, shape_of, traces_of_shape
@@ -45,7 +46,7 @@ class Routing:
 
     def write(self, folder: Path) -> list[Path]:
         """Write one trace a group into a folder."""
-        return [trace.write(folder / f"group{number}.safetensors") for number, trace in enumerate(self.groups)]
+        return in_threads(lambda one: one[1].write(folder / f"group{one[0]}.safetensors"), enumerate(self.groups))
 
 
 Shipped = Iterable[tuple[str, Trace]]
@@ -132,4 +133,4 @@ def _long_enough(trace: Trace, prompt: int, decode: int) -> list[int]:
 
 def _split(trace: Trace, chosen: list[int], batch: int) -> tuple[Trace, ...]:
     n_groups = min(GROUPS, len(chosen) // batch)
-    return tuple(subset(trace, sorted(chosen[group * batch : (group + 1) * batch])) for group in range(n_groups))
+    return tuple(in_threads(lambda n: subset(trace, sorted(chosen[n * batch : (n + 1) * batch])), range(n_groups)))
