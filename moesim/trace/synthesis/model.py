@@ -213,7 +213,7 @@ def _balanced(logits: F32, loads: NDArray[np.float64], top_k: int) -> NDArray[np
         # Gates that point the same way take tokens from each other: an expert whose error changes sign steps less.
         gain = np.where(error * before < 0, 0.5 * gain, np.minimum(1.1 * gain, _BALANCE_GAIN))
         current += gain * error
-    return current
+    return np.asarray(current, np.float64)
 
 
 def request_states(model: SyntheticModel, stream: int, number: int, n_tokens: int, n_prompt: int = 0) -> Iterator[F32]:
