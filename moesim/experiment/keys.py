@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 CODE = (
     "__init__.py", "capacity.py", "errors.py", "policy.py", "records.py", "core/collector.py", "core/colours.py",
-    "core/data.py", "core/limits.py", "core/record_table.py", "core/text.py", "core/units.py", "core/yaml_reader.py",
+    "core/data.py", "core/limits.py", "core/record_table.py", "core/text.py", "core/threads.py", "core/units.py",
+    "core/yaml_reader.py",
     "engine", "experiment/beginning.py", "experiment/budget.py", "experiment/intervals.py", "experiment/needs.py",
     "experiment/runner.py", "experiment/spec.py", "experiment/traces.py", "hardware", "metrics", "model", "policies",
     "studies/advice/static_sets.py", "trace",
