@@ -10,10 +10,10 @@ import typer
 
 from moesim.cli.options import Engine, Printed
 from moesim.core.limits import REPEATS, TOKENS
+from moesim.core.processes import usable_cores
 from moesim.core.table import Format, render, render_records
 from moesim.engine import chosen
 from moesim.errors import ConfigError
-from moesim.experiment.pool import usable_cores
 from moesim.studies.bench import CASES, DECIDING_MODEL, YARDSTICK, run_case, run_deciding
 from moesim.studies.bench_growth import AXES, measure_growth
 from moesim.studies.bench_sweeps import measure_sweep

@@ -7,22 +7,21 @@ import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-import yaml
 
 from moesim.cli.options import Jobs, name_or_mapping
 from moesim.core.atomic import write_bytes
 from moesim.core.limits import BITS, TOKENS
 from moesim.core.output_folder import check_own_folder
+from moesim.core.processes import prepare_processes
 from moesim.core.progress import telling
 from moesim.core.table import Format, render_records
 from moesim.core.text import say
-from moesim.studies.advice.folder import write_folder
-from moesim.studies.advice.recommend import recommend as search
-from moesim.studies.advice.setting import Asked, look_up
-from moesim.studies.advice.show import output
+
+if TYPE_CHECKING:
+    from moesim.studies.advice.setting import Asked
 
 
 def recommend(
@@ -56,6 +55,12 @@ def recommend(
     """
     if out is not None:
         check_own_folder(out, "recommend")
+    prepare_processes(jobs)  # what it imports takes as long as the imports below
+    from moesim.studies.advice.folder import write_folder
+    from moesim.studies.advice.recommend import recommend as search
+    from moesim.studies.advice.setting import Asked
+    from moesim.studies.advice.show import output
+
     base = name_or_mapping(hardware, "recommend: --hardware")
     read_model = None if model is None else name_or_mapping(model, "recommend: --model")
     asked = Asked(read_model, base, vram, ram, bits, batch, prompt, decode, context, trace, gguf, lossy)
@@ -74,7 +79,11 @@ def recommend(
 def _identified(file: Path, models: list[str], asked: Asked, out: Path | None, jobs: int | None, form: Format) -> int:
     """Identify the machine, search on it, and add the curve over its settings."""
     from moesim.studies.advice.curve import check_machine, curve, curve_pictures, curve_records, curve_text, with_buffers
-    from moesim.studies.identify.identify import identify  # SciPy takes most of a second to import
+    from moesim.studies.advice.folder import write_folder
+    from moesim.studies.advice.recommend import recommend as search
+    from moesim.studies.advice.setting import look_up
+    from moesim.studies.advice.show import output
+    from moesim.studies.identify.identify import identify
     from moesim.studies.identify.reading import read_observations
     from moesim.studies.identify.report import remarks
 
@@ -110,4 +119,6 @@ def _identified(file: Path, models: list[str], asked: Asked, out: Path | None, j
 
 
 def _dumped(raw: Any) -> bytes:
+    import yaml  # takes a while to import, and only this writes it
+
     return yaml.safe_dump(raw, sort_keys=False, width=120).encode()

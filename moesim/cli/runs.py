@@ -17,6 +17,7 @@ from moesim.api.result import Result
 from moesim.api.run import carry_out, comparison
 from moesim.cli.options import Engine, Jobs, Set, Verify
 from moesim.core.limits import REPEATS
+from moesim.core.processes import usable_cores
 from moesim.core.table import Format
 from moesim.core.text import say, shown_lines
 from moesim.core.yaml_reader import read_yaml_value
@@ -26,7 +27,7 @@ from moesim.experiment.config import Config, load_config, parse_config
 from moesim.experiment.dry import describe_grid
 from moesim.experiment.failed_runs import failure_lines
 from moesim.experiment.output import Output
-from moesim.experiment.pool import Workers, usable_cores
+from moesim.experiment.pool import Workers
 from moesim.experiment.quick import quick
 from moesim.experiment.report import By, result_table
 from moesim.experiment.resolve import Experiment

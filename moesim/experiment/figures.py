@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from moesim.core.processes import usable_cores
 from moesim.core.progress import Progress
 from moesim.errors import ConfigError, unknown_name
 from moesim.experiment.asked_figures import Asked
-from moesim.experiment.pool import Workers, usable_cores
+from moesim.experiment.pool import Workers
 from moesim.metrics.frames import layer_frame, step_frame
 
 if TYPE_CHECKING:

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 CODE = (
     "__init__.py", "capacity.py", "errors.py", "policy.py", "records.py", "core/collector.py", "core/colours.py",
-    "core/data.py", "core/limits.py", "core/record_table.py", "core/text.py", "core/units.py", "core/yaml_reader.py",
-    "engine", "experiment/beginning.py", "experiment/budget.py", "experiment/intervals.py", "experiment/needs.py",
-    "experiment/runner.py", "experiment/spec.py", "experiment/traces.py", "hardware", "metrics", "model", "policies",
-    "trace",
+    "core/data.py", "core/limits.py", "core/record_table.py", "core/text.py", "core/threads.py", "core/units.py",
+    "core/yaml_reader.py", "engine", "experiment/beginning.py", "experiment/budget.py", "experiment/intervals.py",
+    "experiment/needs.py", "experiment/runner.py", "experiment/spec.py", "experiment/traces.py", "hardware", "metrics", "model",
+    "policies", "trace",
 )  # fmt: skip
 """Files and packages of moesim that a run goes through; what draws, prints or stores is not among them."""
 _SOURCES = (".py", ".cpp", ".hpp")

@@ -5,21 +5,18 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
-import signal
-import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ProcessPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from multiprocessing.connection import Connection
-from multiprocessing.context import BaseContext
-from types import ModuleType
 from typing import Any, ParamSpec, Protocol, TypeVar
 
+from moesim.core.processes import apart, context
 from moesim.core.text import say
 from moesim.errors import ConfigError, SimulationError, describe_exception
 
@@ -43,26 +40,6 @@ class Pool(Protocol):
         """Stop at once: what is in flight is given up."""
 
 
-def usable_cores() -> int:
-    """Count the cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-_IMPORTED = ["moesim.experiment.work"]  # by the process that all workers are forked from
-
-
-def _context() -> BaseContext:
-    """Say how processes start: where Linux allows it, forked from one that has imported what all need and runs nothing.
-
-    Not from this one, which may have threads. Every process maps the traces itself.
-    """
-    if sys.platform != "linux":
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_IMPORTED)
-    return context
-
-
 class Processes:
     """Processes of this machine, each an executor of its own: one that dies takes no other with it, and names the culprit."""
 
@@ -71,14 +48,14 @@ class Processes:
         self._slots: list[tuple[Executor, Future[Any] | None]] = [(self._executor(), None) for _ in range(n)]
 
     def _executor(self) -> Executor:
-        return ProcessPoolExecutor(1, _context(), _begin, (self._life, dict(os.environ)))
+        return ProcessPoolExecutor(1, context(), _begin, (self._life, dict(os.environ)))
 
     def submit(self, call: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> Future[T]:
         """Give a run to a process that has none, of which there must be one; it starts with its first run."""
         slot = next(i for i, (_, last) in enumerate(self._slots) if last is None or last.done())
         executor, _ = self._slots[slot]
         try:
-            with _apart():
+            with apart():
                 try:
                     future = executor.submit(_work, partial(call, *arguments, **options))
                 except BrokenExecutor:  # its process has died
@@ -149,23 +126,6 @@ def _end_with(life: Connection) -> None:
         os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()
-
-
-@contextmanager
-def _apart() -> Iterator[None]:
-    """Keep processes that are started meanwhile from this one's Ctrl-C, for they are ended by `close`, and from its main module.
-
-    What spawns a process has it import the program that was started, which none needs: the command line would double the time
-    it takes, and a script that does not ask for its `__name__` would begin a sweep of its own.
-    """
-    main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if hasattr(signal, "pthread_sigmask") else None
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
-        if before is not None:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class Cluster:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from moesim.core.processes import usable_cores
 from moesim.core.progress import Progress
 from moesim.core.text import say
 from moesim.core.units import format_s
@@ -15,7 +17,7 @@ from moesim.errors import ConfigError, InputError
 from moesim.experiment.estimate import before, worth_processes
 from moesim.experiment.failed_runs import describe_run
 from moesim.experiment.keys import run_keys
-from moesim.experiment.pool import Pool, Workers, usable_cores
+from moesim.experiment.pool import Pool, Workers
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.runner import SIMULATED, Examine, Execution, Kept, run_one
 from moesim.experiment.spec import RunSpec
@@ -122,11 +124,11 @@ def run_experiment(
         crew = workers or stack.enter_context(Workers(jobs, scheduler))
         # Processes that have worked before are worth while, and their command has told how long it takes.
         known = execution is not SIMULATED or crew.pool is not None
-        took = 0.0 if known else before(experiment, missing)
-        pool = crew.needed(lambda: worth_processes(took, len(missing), usable_cores())) if missing else None
-        if progress and took > _LONG_S:
+        took = cache(lambda: 0.0 if known else before(experiment, missing))  # only if it is asked for, since runs are tried
+        pool = crew.needed(lambda: worth_processes(took(), len(missing), usable_cores())) if missing else None
+        if progress and took() > _LONG_S:
             figures = ", then figures" if folder is not None and experiment.config.plots else ""
-            say(f"{len(missing)} runs, about {format_s(took / (pool.room() if pool is not None else 1))}{figures}")
+            say(f"{len(missing)} runs, about {format_s(took() / (pool.room() if pool is not None else 1))}{figures}")
         bar = stack.enter_context(Progress(n_steps, enabled=progress))
         told = _Told(bar, len(missing))
         if pool is None:

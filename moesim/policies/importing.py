@@ -34,7 +34,8 @@ def _import_module(name: str, what: str) -> ModuleType:
     here = str(Path.cwd())
     if not _is_ours(name) and here not in sys.path:
         sys.path.append(here)  # last, and for good: the module may import its neighbours later
-    importlib.invalidate_caches()
+    if name not in sys.modules:
+        importlib.invalidate_caches()  # it may have been written since its folder was read
     try:
         return importlib.import_module(name)
     except SyntaxError as error:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from moesim.core.threads import in_threads
 from moesim.errors import TraceError
 
 if TYPE_CHECKING:
@@ -51,7 +52,9 @@ def unpack(place: str, arrays: Mapping[str, NDArray[Any]], facts: object, types:
     """Restore what `pack` compressed."""
     if not isinstance(facts, dict) or not set(facts) <= set(arrays):
         raise TraceError(f"{place}: header.{PACKED_KEY}: expected facts of arrays of the file, got {str(facts)[:200]}; {_REMEDY}")
-    return {name: _restore(f"{place}: {name}", a, facts[name], types) if name in facts else a for name, a in arrays.items()}
+    largest_first = sorted(facts, key=lambda name: -arrays[name].nbytes)
+    restored = in_threads(lambda name: _restore(f"{place}: {name}", arrays[name], facts[name], types), largest_first)
+    return {**arrays, **dict(zip(largest_first, restored, strict=True))}
 
 
 def _restore(place: str, array: NDArray[Any], fact: object, types: Mapping[str, str]) -> NDArray[Any]:

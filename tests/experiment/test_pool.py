@@ -17,7 +17,10 @@ from typing import Any
 import pytest
 
 from moesim.cli.main import main
-from moesim.errors import SimulationError
+from moesim.core.processes import prepare_processes
+from moesim.core.threads import in_threads
+from moesim.errors import ConfigError, SimulationError
+from moesim.experiment import run_experiment
 from moesim.experiment.pool import Processes, _Working, make_pool
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.runner import run_one
@@ -313,6 +316,43 @@ def test_made_up_routing_is_left_nowhere(tmp_path: Path):
 def test_one_process_is_this_one():
     assert make_pool(1, None, lambda: 8) is None
     assert make_pool(None, None, lambda: 1) is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="nothing is forked")
+def test_what_processes_are_forked_from_is_prepared_for_several_and_does_not_hear_ctrl_c(monkeypatch: pytest.MonkeyPatch):
+    blocked: list[set[Any]] = []
+    monkeypatch.setattr(
+        "multiprocessing.forkserver.ensure_running", lambda: blocked.append(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+    )
+    prepare_processes(1)
+    assert not blocked
+    prepare_processes(2)
+    assert [signal.SIGINT in signals for signals in blocked] == [True]
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def test_runs_are_tried_only_where_their_time_decides_or_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    tried: list[int] = []
+    monkeypatch.setattr("moesim.experiment.run.before", lambda experiment, specs: tried.append(len(specs)) or 0.0)
+    experiment = resolve(tmp_path)
+    run_experiment(experiment, jobs=1)
+    assert not tried
+    run_experiment(experiment, jobs=None)
+    run_experiment(experiment, jobs=1, progress=True)
+    assert tried == [len(experiment.specs)] * 2
+
+
+def test_threads_answer_in_order_and_their_error_is_the_callers():
+    told: list[None] = []
+    assert in_threads(lambda n: n * n, range(5), lambda: told.append(None)) == [0, 1, 4, 9, 16]
+    assert len(told) == 5
+    with pytest.raises(ConfigError, match="3"):
+        in_threads(_no_three, range(5))
+
+
+def _no_three(n: int) -> None:
+    if n == 3:
+        raise ConfigError("3")
 
 
 class Slow:

@@ -249,9 +249,9 @@ def test_mutated_inputs(
     for name in ("read_trace", "load_hardware", "load_model"):
         monkeypatch.setattr(f"moesim.experiment.resolve.{name}", remembered_unless_mutant(name))
     monkeypatch.setattr("moesim.experiment.dry.seconds", lambda experiment, specs: Estimate(1.0, 1))
-    monkeypatch.setattr("moesim.cli.recommend.search", looked_up)
-    monkeypatch.setattr("moesim.cli.recommend.output", lambda advice, form: "")
-    monkeypatch.setattr("moesim.cli.recommend.write_folder", lambda advice, out: None)
+    monkeypatch.setattr("moesim.studies.advice.recommend.recommend", looked_up)
+    monkeypatch.setattr("moesim.studies.advice.show.output", lambda advice, form: "")
+    monkeypatch.setattr("moesim.studies.advice.folder.write_folder", lambda advice, out: None)
     tally = Tally("mutated inputs", request.config.getoption("--campaign-log"))
     with bounded_memory():
         for kind, n in shared_out(request.config.getoption("--inputs"), WEIGHTS).items():

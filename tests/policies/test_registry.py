@@ -223,6 +223,18 @@ def test_a_constructor_that_raises_and_a_class_with_another_name(plugin: None) -
         make_policy("elsewhere_plugin:Elsewhere")
 
 
+def test_folders_are_read_again_for_modules_that_are_not_imported_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search makes some hundred policies, and reading folders again took most of a second."""
+    read: list[None] = []
+    policy_class("lru")
+    monkeypatch.setattr("importlib.invalidate_caches", lambda: read.append(None))
+    policy_class("lru")
+    assert not read
+    with pytest.raises(ConfigError, match="cannot import module 'not_written_yet'"):
+        policy_class("not_written_yet:Mine")
+    assert read
+
+
 def test_a_policy_of_the_current_folder_needs_no_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "neighbour_plugin.py").write_text(PLUGIN)
     monkeypatch.chdir(tmp_path)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import tee
 from pathlib import Path
 
 from moesim.core.student import Mean, mean
+from moesim.experiment.trace_choice import traces_of_shape
 from moesim.studies.advice.candidates import LOSSY, Candidate, Space, gib
 from moesim.studies.advice.engines import Command, commands
 from moesim.studies.advice.interval import LEVEL, Evidence, evidence, indistinguishable, interval, mixed
@@ -106,8 +108,9 @@ def recommend(
     known = read_residuals() if residuals is None else residuals
     with tempfile.TemporaryDirectory(prefix="moesim.") as folder:
         setting = look_up(asked, Path(folder))
-        routing = find_routing(setting.model, asked.trace, asked.batch, asked.prompt, asked.decode, PLACE)
-        other = other_routing(setting.model, routing, asked.batch, asked.prompt, asked.decode)
+        shipped, again = tee(traces_of_shape(setting.model))  # each is unpacked once, when it is asked for
+        routing = find_routing(setting.model, asked.trace, asked.batch, asked.prompt, asked.decode, PLACE, shipped)
+        other = other_routing(setting.model, routing, asked.batch, asked.prompt, asked.decode, again)
         found = Search(Space(setting, routing), other=other, jobs=jobs, progress=progress).run()
     rest = _evidence(known, found)
     ranked = [*found.ranked(True), *found.ranked(False)]

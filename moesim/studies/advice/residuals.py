@@ -12,13 +12,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from importlib import resources
 from pathlib import Path
-from typing import Any, Final
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any, Final
 
 from moesim.core import data
 from moesim.core.atomic import write_bytes
 from moesim.errors import ConfigError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 FILE: Final = "residuals.csv"
 MEASURED_PROFILES: Final = ("zen4-2core", "zen4-2core-disk")
@@ -65,6 +66,8 @@ def of_public(frame: pd.DataFrame, policies: dict[str, Any]) -> list[Residual]:
 
 def of_validation(profile: str) -> list[Residual]:
     """Read the shipped validation of a measured profile: every run, as the median of its replays."""
+    import pandas as pd  # takes most of a second to import, and an advice needs none
+
     folders = [folder / profile / "validation" / "results.csv" for folder in data.data_dirs("hardware_profiles")]
     frame = pd.read_csv(next(path for path in folders if path.is_file()))
     ratios = frame["decode_step_ns_predicted"] / frame["decode_step_ns_measured"]  # of times, so the other way round

@@ -5,13 +5,14 @@ The requests are cut into groups, one trace each, so that every candidate sees t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
+from moesim.core.threads import in_threads
 from moesim.errors import TraceError
 from moesim.experiment.needs import lacking
 from moesim.experiment.trace_choice import fits, flatters, how_to_get, parameters_of_shape, shape_of, traces_of_shape
@@ -45,15 +46,21 @@ class Routing:
 
     def write(self, folder: Path) -> list[Path]:
         """Write one trace a group into a folder."""
-        return [trace.write(folder / f"group{number}.safetensors") for number, trace in enumerate(self.groups)]
+        return in_threads(lambda one: one[1].write(folder / f"group{one[0]}.safetensors"), enumerate(self.groups))
 
 
-def find_routing(model: ModelSpec, trace: str | None, batch: int, prompt: int, decode: int, place: str) -> Routing:
+Shipped = Iterable[tuple[str, Trace]]
+"""Traces of a model's shape by name: those of `traces_of_shape`, which takes a second to unpack a recorded one."""
+
+
+def find_routing(
+    model: ModelSpec, trace: str | None, batch: int, prompt: int, decode: int, place: str, shipped: Shipped | None = None
+) -> Routing:
     """Choose routing for a model."""
     if trace is not None:
         return _given(model, trace, batch, prompt, decode, place)
     short: list[str] = []
-    for name, found in traces_of_shape(model):
+    for name, found in traces_of_shape(model) if shipped is None else shipped:
         if flatters(found, model):
             short.append(f"{name} flatters caches")
             break  # what comes after it is no better
@@ -83,13 +90,13 @@ def synthetic(model: ModelSpec, batch: int, prompt: int, decode: int) -> Routing
     return Routing(f"synthetic {name}", "synthetic", _split(trace, list(range(n_requests)), batch), written)
 
 
-def other_routing(model: ModelSpec, routing: Routing, batch: int, prompt: int, decode: int) -> Routing | None:
+def other_routing(model: ModelSpec, routing: Routing, batch: int, prompt: int, decode: int, shipped: Shipped) -> Routing | None:
     """Find other routing of the same shape, to see how much hangs on it; prompts may be shorter."""
     if routing.origin == "recorded":
         return None
     if routing.origin == "miniature":
         return synthetic(model, batch, prompt, decode)
-    for name, found in traces_of_shape(model):
+    for name, found in shipped:
         if found.origin != "synthetic":
             chosen = _long_enough(found, 1, decode)
             if len(chosen) >= GROUPS * batch:
@@ -126,4 +133,4 @@ def _long_enough(trace: Trace, prompt: int, decode: int) -> list[int]:
 
 def _split(trace: Trace, chosen: list[int], batch: int) -> tuple[Trace, ...]:
     n_groups = min(GROUPS, len(chosen) // batch)
-    return tuple(subset(trace, sorted(chosen[group * batch : (group + 1) * batch])) for group in range(n_groups))
+    return tuple(in_threads(lambda n: subset(trace, sorted(chosen[n * batch : (n + 1) * batch])), range(n_groups)))

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from moesim.core.processes import usable_cores
 from moesim.core.progress import Progress
 from moesim.errors import CapacityError
 from moesim.experiment import Results, run_experiment
 from moesim.experiment.config import parse_config
-from moesim.experiment.pool import Workers, usable_cores
+from moesim.experiment.pool import Workers
 from moesim.experiment.resolve import Experiment, written_key
 from moesim.experiment.runner import Examine
 from moesim.policies.registry import make_policy

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 import numpy as np
-from scipy.optimize import least_squares
 
 from moesim.studies.identify.constants import Z90, Priors
 
@@ -114,6 +113,8 @@ class Problem:
     def _search(self, start: Vector) -> Vector:
         if not len(start):
             return start
+        from scipy.optimize import least_squares  # takes most of a second to import, and an advice needs none
+
         low, high = -_FAR * self.priors.below, _FAR * self.priors.above
         found = least_squares(
             self.residuals,

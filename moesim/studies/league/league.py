@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from moesim.core.processes import usable_cores
 from moesim.core.text import say
 from moesim.errors import ConfigError
 from moesim.experiment.config import Config
-from moesim.experiment.pool import Workers, usable_cores
+from moesim.experiment.pool import Workers
 from moesim.experiment.sweep import expand
 from moesim.metrics.naming import policy_label
 from moesim.policies.registry import make_policy

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ import numpy as np
 from scipy.special import softmax
 from threadpoolctl import threadpool_limits
 
+from moesim.core.threads import in_threads
 from moesim.errors import ConfigError
 from moesim.trace import GateInputs, Signal, Trace
 from moesim.trace.stats.balance import activation_frequency, used
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 GENERATOR = "moesim.trace.synthesis 1"
 #: Requests of the calibration tables, with their rows of prompt and of decode. They are none of the trace.
 N_CALIBRATION, CALIBRATION_PROMPT, CALIBRATION_DECODE = 16, 64, 128
-
-_THREADS = 2
 
 _NOTE = (
     "Synthetic: no model was run. Routing follows from topics, context and a state that turns from layer to layer, with "
@@ -101,9 +99,7 @@ def synthesize(
 
         make(0)  # alone, for it makes the arrays of signals
         progress(n_rows)
-        with ThreadPoolExecutor(_THREADS) as threads:  # NumPy lets them work beside each other
-            for _ in threads.map(make, range(1, n_requests)):
-                progress(n_rows)
+        in_threads(make, range(1, n_requests), lambda: progress(n_rows))
     return Trace.build(
         experts=kept.experts,
         weights=kept.weights,
@@ -229,15 +225,19 @@ def _calibrate(model: SyntheticModel, n_requests: int, scores: bool) -> dict[str
     of_maps: dict[int, list[int]] = {}
     for number, row in map_rows([CALIBRATION_PROMPT] * n_requests, [n_rows] * n_requests) if scores else ():
         of_maps.setdefault(number, []).append(row)
-    maps: list[NDArray[Any]] = []  # (n_layers, n_iterations, n_experts) of each request
-    for number in range(n_requests):
+
+    def make(number: int) -> tuple[NDArray[np.float64], NDArray[np.float16] | None]:
         own = np.concatenate(list(request_states(model, CALIBRATION, number, n_rows, CALIBRATION_PROMPT)), axis=1)
         logits = read_gates(model, own + model.mean[:, None, : p.width])
         experts[number] = top_ids(logits, p.top_k).swapaxes(0, 1)
-        if number in of_maps:
-            maps.append(softmax(logits[:, of_maps[number]], axis=-1).astype(np.float16))
+        maps = softmax(logits[:, of_maps[number]], axis=-1).astype(np.float16) if number in of_maps else None
         whole = np.concatenate([own, unread_parts(model, CALIBRATION, number, n_rows)], axis=2) + model.mean[:, None]
-        step[:-1] += np.diff(whole.mean(axis=1, dtype=np.float64), axis=0) / n_requests
+        return np.diff(whole.mean(axis=1, dtype=np.float64), axis=0) / n_requests, maps
+
+    made = in_threads(make, range(n_requests))
+    for one, _ in made:
+        step[:-1] += one
+    maps = [one for _, one in made if one is not None]  # (n_layers, n_iterations, n_experts) of each request
     rows = experts.reshape(-1, p.n_layers, p.top_k)
     decode = experts[:, CALIBRATION_PROMPT:].reshape(-1, p.n_layers, p.top_k)
     return {

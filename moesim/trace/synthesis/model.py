@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.special import expit, logit, ndtri
 
+from moesim.core.threads import in_threads
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -182,25 +184,36 @@ def _balanced_bias(
     rng: np.random.Generator,
 ) -> F32:
     """Find the biases with which the experts' loads over all topics are as wanted, (n_layers, n_experts)."""
-    bias = np.empty((p.n_layers, p.n_experts), np.float32)
-    for layer in range(p.n_layers):
-        topic = topics[layer, np.arange(_BALANCE_STATES) % p.n_topics]
-        own = rng.standard_normal((_BALANCE_STATES, p.width), dtype=np.float32) * spread
-        state = np.float32(np.sqrt(topic_share[layer])) * topic + np.float32(np.sqrt(1 - topic_share[layer])) * own
-        logits = state @ gates[layer].T
-        wanted = np.log(loads[layer])
-        current, error = 0.5 * (wanted - wanted.mean()), np.zeros(p.n_experts)
-        gain = np.full(p.n_experts, _BALANCE_GAIN)
-        for _ in range(_BALANCE_STEPS):
-            shifted = logits + current.astype(np.float32)
-            least = np.partition(shifted, p.n_experts - p.top_k, axis=1)[:, p.n_experts - p.top_k, None]
-            load = np.count_nonzero(shifted >= least, axis=0) / (_BALANCE_STATES * p.top_k)
-            before, error = error, wanted - np.log(load + 0.2 / _BALANCE_STATES)
-            # Gates that point the same way take tokens from each other: an expert whose error changes sign steps less.
-            gain = np.where(error * before < 0, 0.5 * gain, np.minimum(1.1 * gain, _BALANCE_GAIN))
-            current += gain * error
-        bias[layer] = current
-    return bias
+
+    def logits() -> Iterator[F32]:
+        for layer in range(p.n_layers):
+            topic = topics[layer, np.arange(_BALANCE_STATES) % p.n_topics]
+            own = rng.standard_normal((_BALANCE_STATES, p.width), dtype=np.float32) * spread
+            state = np.float32(np.sqrt(topic_share[layer])) * topic + np.float32(np.sqrt(1 - topic_share[layer])) * own
+            yield state @ gates[layer].T
+
+    found = in_threads(lambda one: _balanced(*one, p.top_k), zip(logits(), loads, strict=True))
+    return np.asarray(found, np.float32)
+
+
+def _balanced(logits: F32, loads: NDArray[np.float64], top_k: int) -> NDArray[np.float64]:
+    """Find the biases of one layer, by steps."""
+    n_states, n_experts = logits.shape
+    wanted = np.log(loads)
+    current, error = 0.5 * (wanted - wanted.mean()), np.zeros(n_experts)
+    gain = np.full(n_experts, _BALANCE_GAIN)
+    shifted, parted, chosen = np.empty_like(logits), np.empty_like(logits), np.empty(logits.shape, bool)
+    for _ in range(_BALANCE_STEPS):
+        np.add(logits, current.astype(np.float32), out=shifted)
+        np.copyto(parted, shifted)
+        parted.partition(n_experts - top_k, axis=1)
+        np.greater_equal(shifted, parted[:, n_experts - top_k, None], out=chosen)
+        load = np.add.reduce(chosen, axis=0, dtype=np.int16) / (n_states * top_k)  # no more than the states
+        before, error = error, wanted - np.log(load + 0.2 / n_states)
+        # Gates that point the same way take tokens from each other: an expert whose error changes sign steps less.
+        gain = np.where(error * before < 0, 0.5 * gain, np.minimum(1.1 * gain, _BALANCE_GAIN))
+        current += gain * error
+    return np.asarray(current, np.float64)
 
 
 def request_states(model: SyntheticModel, stream: int, number: int, n_tokens: int, n_prompt: int = 0) -> Iterator[F32]:

@@ -70,7 +70,9 @@ def route(logits: F32, top_k: int, renormalise: bool) -> tuple[NDArray[np.int64]
 def read_gates(model: SyntheticModel, inputs: F32, lookahead: int = 0) -> F32:
     """Apply routers to the input of their own or of an earlier layer."""
     source = inputs[: len(inputs) - lookahead]
-    return np.asarray(source @ model.gates[lookahead:].swapaxes(1, 2) + model.bias[lookahead:, None], np.float32)
+    logits = source @ model.gates[lookahead:].swapaxes(1, 2)
+    logits += model.bias[lookahead:, None]
+    return np.asarray(logits, np.float32)
 
 
 def signal_logits(model: SyntheticModel, inputs: F32, residual: NDArray[np.float16] | None) -> dict[str, F32]:
