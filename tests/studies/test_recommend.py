@@ -72,7 +72,7 @@ def test_the_best_is_the_best_of_all(advice: Advice, trace: str, tmp_path: Path)
 def test_the_same_question_gives_the_same_answer(advice: Advice, trace: str):
     again, first = document(recommend(asked(trace))), document(advice)
     assert again == first
-    assert advice.found.n_simulations == len(advice.found.screened) + 6 * len(advice.found.final) + (
+    assert advice.found.n_simulations == len(advice.found.screened) + 5 * len(advice.found.final) + (
         len(advice.found.fewer.speeds) if advice.found.fewer else 0
     )
 
@@ -356,7 +356,7 @@ def test_a_gguf_file_is_the_model(trace: str, tmp_path: Path):
         experts(w, layer, 8, 512, Q8_0)
     ends(w)
     w.close()
-    question = asked(trace, model=None, gguf=path, vram="1.001GiB", decode=4)
+    question = asked(trace, model=None, gguf=path, vram="1.004GiB", decode=4)
     advice = recommend(question)
     assert advice.setting.model.expert_bytes(0) == 3 * 256 * 512 // 32 * 34
     llama = next(one for one in advice.runnable if one.commands[0].engine == "llama.cpp")

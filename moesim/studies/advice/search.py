@@ -110,7 +110,7 @@ class Search:
         finalists = FINALISTS + PAPER_FINALISTS
         n_crossed = 0 if self._other is None else 2 * CROSS_GROUPS * finalists
         # Halving the gaps takes some four rounds of two; a guess is enough for a bar.
-        total = len(first) + len(papers) + 8 * REFINED + finalists * len(self.space.routing.groups) + n_crossed + finalists
+        total = len(first) + len(papers) + 8 * REFINED + finalists * len(self.space.routing.groups) + n_crossed
         with (
             tempfile.TemporaryDirectory(prefix="moesim.") as name, Progress(total, enabled=self._enabled, lines=True) as bar,
             self._workers,
@@ -127,8 +127,6 @@ class Search:
             self._finish()
             bar.describe("other routing")
             self._cross(folder)
-            bar.describe("limits")
-            self._limit()
             self._launch_less()
         return self.found
 
@@ -181,7 +179,10 @@ class Search:
             # A placement that is faster without liberties must not be crowded out by some that take them.
             exact = [one for one in ranked if one.family not in LOSSY]
             chosen += varied(exact, FINALISTS if runnable else PAPER_FINALISTS) + [one for one in ranked if one.family in LOSSY]
-        self.found.final = self._simulate(chosen, self._traces, self.space.setting.asked.decode)
+        decode = self.space.setting.asked.decode
+        first = self._simulate(chosen, self._traces[:1], decode, examine=limits_of)
+        rest = self._simulate(list(first), self._traces[1:], decode, begun=1)
+        self.found.final = {one: [*first[one], *rows] for one, rows in rest.items()}
 
     def _cross(self, folder: Path) -> None:
         """Compare the finalists on this routing with other routing, both cut to the same lengths."""
@@ -196,15 +197,6 @@ class Search:
         both = self._simulate(chosen, [*self._traces[: len(traces)], *traces], decode, prompt)
         for one, rows in both.items():
             self.found.crossed[one] = _mean_speed(rows[len(traces) :]) / _mean_speed(rows[: len(traces)])
-
-    def _limit(self) -> None:
-        """Find what limits the finalists, from the records of one more run each, which stay where they are: they are large."""
-        finalists = [*self.found.ranked(True), *self.found.ranked(False)]
-        raws = [self._raw([one], self._traces[:1], self.space.setting.asked.decode, None) for one in finalists]
-        several = [self._experiment(raw) for raw in raws]
-        joined = Experiment.joined([(experiment, experiment.specs[0]) for experiment in several])
-        for one, outcome in zip(finalists, self._run(joined, limits_of).outcomes, strict=True):
-            self.found.limits[one] = outcome.found
 
     def _launch_less(self) -> None:
         """Simulate runnable placements with fewer launches where these decide: the finalists, and the most that fits the GPU.
@@ -230,22 +222,29 @@ class Search:
         decode: int,
         prompt: int | None = None,
         setting: Setting | None = None,
+        begun: int = 0,
+        examine: Examine | None = None,
     ) -> dict[Candidate, list[Row]]:
-        """Simulate candidates on groups of requests; one row a group for each that has not failed."""
+        """Simulate candidates on groups of requests, the first with number `begun`; one row a group for each that has not failed.
+
+        What an examination finds says what limits a candidate.
+        """
         done: dict[Candidate, list[Row]] = {}
-        for budget in dict.fromkeys(one.budget for one in candidates):
+        for budget in dict.fromkeys(one.budget for one in candidates if traces):
             some = [one for one in candidates if one.budget == budget]
-            results = self._run(self._experiment(self._raw(some, traces, decode, prompt, setting)))
+            results = self._run(self._experiment(self._raw(some, traces, decode, prompt, setting)), examine)
             # Traces vary slowest, policies fastest.
             for place, outcome in enumerate(results.outcomes):
                 one = some[place % len(some)]
                 if outcome.failure is not None:
                     self.found.failed[one.title] = " ".join(str(outcome.failure).split())
                 else:
-                    row = dict(outcome.row) | {"trace": self.space.routing.label, "group": place // len(some)}
+                    row = dict(outcome.row) | {"trace": self.space.routing.label, "group": begun + place // len(some)}
                     costs = outcome.provenance
                     row["costs_measured"] = costs is not None and all(cost["source"] == "measured" for cost in costs.values())
                     done.setdefault(one, []).append(row)
+                    if examine is not None:
+                        self.found.limits[one] = outcome.found
         return {one: rows for one in candidates if len(rows := done.get(one, [])) == len(traces)}
 
     def _experiment(self, raw: dict[str, Any]) -> Experiment:
