@@ -277,8 +277,8 @@ class Placement:
         How many uses ahead they are copied: 0 copies a part once it is reached. Each device has a buffer for one use more.
     offloaded : mapping of (part, layer) to device
         Exceptions from ``parts`` in large steps: their weights stay where they are, and are copied to this device for each use.
-        So does the KV cache of attention: in prefill it is copied, and while decoding it is read where it lies. Parts are named
-        as in ``parts``, but not `KV`. The cache of leading layers is not copied.
+        The KV cache of attention stays, too: prefill copies it to this device, decoding reads it where it lies. That of leading
+        layers is not copied. Parts are named as in ``parts``, but not `KV`.
     offload_from : int
         Rows of its largest micro-batch from which on a step is large.
     """

@@ -59,7 +59,8 @@ def place(state: State) -> list[Placed]:
     if state.placed is not None:
         state.placed(placement)
 
-    state.layouts = tuple(_layout(state, one) for one in by_rows(costs.hardware, placement))
+    seen = by_rows(costs.hardware, placement)[: 2 if state.workload.max_tokens >= placement.offload_from else 1]
+    state.layouts = tuple(_layout(state, one) for one in seen)
     state.layout, state.offload_from = state.layouts[0], placement.offload_from
     caches = [kv_device(costs.hardware, placement, layer) for layer in range(model.n_layers)]
     for name in caches + [state.layout.step_parts["leading"].name] * model.n_dense_layers:

@@ -41,7 +41,10 @@ def wants_of(point: Point, place: str, entry: str) -> Wants:
     needs = {n for n in made.needs if not n.startswith("signal:") or stand_in(n, predictors) == n}
     if Predicted in made.listens:  # what answers may be a recorded signal too, which every request must have then
         needs.update(*(_stand_in_needs(source, predictors, place) for source in predictors))
-    return Wants(frozenset(needs), getattr(made, "prompt_rows", None))
+    rows = getattr(made, "prompt_rows", None)
+    if rows is not None and (type(rows) is not int or rows < 1):
+        raise ConfigError(f"{entry}: prompt_rows: expected a number of at least 1, or None, got {rows!r}; correct the policy")
+    return Wants(frozenset(needs), rows)
 
 
 def check_stand_ins(point: Point, trace: Trace, place: str) -> None:

@@ -235,7 +235,7 @@ def notes_of(spec: RunSpec, trace: Trace, workload: Workload, *, assumes_memory:
     notes += list(workload.labels)
     notes += trace.remarks
     if workload.spec != spec.workload:
-        notes.append(f"prompts in steps of {spec.prompt_rows} rows at most, as its engine does")
+        notes.append(f"prompts in steps of at most {spec.prompt_rows} rows (its engine's)")
     if assumes_memory:
         notes.append("assumes-memory")
     return notes + spec.notes()

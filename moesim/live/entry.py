@@ -77,7 +77,8 @@ def replay(
     if streams:
         raise InputError(
             f"policy {state.policy_name}: expected parts that stay where they run, since a replay streams no weights, got "
-            f"{', '.join(streams[0].parts)} streamed; replay another policy, or simulate this one with moesim run"
+            f"{', '.join(streams[0].parts)} streamed in some step; set op_offload: false of llama-cpp, replay another policy, or "
+            f"simulate this one with moesim run"
         )
     live = Live(state, machine)
     interval = sys.getswitchinterval()

@@ -72,7 +72,8 @@ def gantt(
     """Gantt charts of a few layers, one above another on the same axis of time."""
     step, (first, last) = gantt_window(runs, step, layers)
     machine = machine_of(hardware)
-    charts = {policy: chart(records, machine, step, (first, last)) for policy, records in runs.items()}
+    steps = {policy: _step_of(records, next(iter(runs.values())), step) for policy, records in runs.items()}
+    charts = {policy: chart(records, machine, steps[policy], (first, last)) for policy, records in runs.items()}
     starred = _not_exact(runs)
     heights = [len(c.lanes) for c in charts.values()]
     width = width_for(TEXT)
@@ -109,14 +110,24 @@ def gantt(
         f"{meaning(starred)}." if starred else "",
         f"{label[0].upper()}{label[1:]}." if label else "",
     ]
-    return Drawing(_data(charts, step), figure, " ".join(sentence for sentence in sentences if sentence))
+    return Drawing(_data(charts, steps), figure, " ".join(sentence for sentence in sentences if sentence))
 
 
-def _data(charts: Mapping[str, Chart], step: int) -> pd.DataFrame:
+def _step_of(records: Records, other: Records, step: int) -> int:
+    """Return the step of a run that is a step of another one: as many of its phase before it. Prompts may go in fewer steps."""
+    phases = {s.step: s.phase for s in other.steps}
+    if step not in phases:
+        return step  # the message about it is that of any run
+    before = sum(phase == phases[step] for number, phase in phases.items() if number < step)
+    same = sorted(s.step for s in records.steps if s.phase == phases[step])
+    return same[min(before, len(same) - 1)] if same else step
+
+
+def _data(charts: Mapping[str, Chart], steps: Mapping[str, int]) -> pd.DataFrame:
     rows = []
     for policy, drawn in charts.items():
         visits = [("layer", begin, end, "layer", str(number)) for begin, end, number in drawn.layers]
-        rows += [(policy, step, *box) for box in [*visits, *drawn.boxes]]
+        rows += [(policy, steps[policy], *box) for box in [*visits, *drawn.boxes]]
     return pd.DataFrame(rows, columns=["policy", "step", "lane", "start_ns", "end_ns", "cause", "text"])
 
 

@@ -75,7 +75,10 @@ class PolicyBase(Declared):
 
     @property
     def prompt_rows(self) -> int | None:
-        """Most rows of a prefill step that its engine takes: longer prompts go in several; None: as the workload says."""
+        """Most rows of a prefill step that its engine takes: longer prompts go in several.
+
+        Unless the workload's ``prefill_chunk`` says how many. None: any number.
+        """
         return None
 
     @property

@@ -15,7 +15,7 @@ layers copied to the GPU for one use.
 | large batches | - | from 32 rows on, used experts of CPU layers are copied, computed on the GPU and forgotten | the same (``op_offload``, ``op_offload_min_rows``) |
 | large batches in ik_llama.cpp | - | experts only where rows x top-k >= 32 x experts (PR #520); by bytes of a weight instead of 32 (#1813) | ``op_offload_rule: rows-per-expert``; ``op_offload_per_byte`` |
 | large batches: other weights | - | those of CPU layers are copied to the GPU for each use; attention follows them | the same, but not the output layer; attention reads a copy of the KV cache in prefill, and runs where the cache is while decoding [choice] |
-| prompts | - | micro-batches of 512 rows | the same (``n_ubatch``) |
+| prompts | - | micro-batches of 512 rows (``--ubatch-size``) | the same, or the workload's ``prefill_chunk`` |
 | overlap of CPU and GPU | - | none within a token | none between dense part and experts; shared experts may overlap |
 | token embedding | - | on the CPU | the same |
 | cache | HybriMoE's table says LFU | none | none |
@@ -51,9 +51,11 @@ class LlamaCpp(PolicyBase):
     """Whole layers, or their experts, on the CPU or the GPU, fixed at the start (llama.cpp)."""
 
     paper = "llama.cpp (ggml-org/llama.cpp)"
+    prompt_rows = LLAMA_CPP_PROMPT_ROWS
     missing: ClassVar[tuple[str, ...]] = (
         "op_offload of the output layer, which large numbers of sequences would make",
-        "copying the KV cache of dense leading layers",
+        "copying the KV cache of dense leading layers: large steps read it at the GPU's rate",
+        "copying dense leading layers one tensor at a time: the buffer holds all of them",
         "waiting of shared experts on the GPU for the CPU's experts (sequential graph splits)",
         "a part of the dense leading layers on the GPU",
         "overrides of other tensors by a pattern (-ot): the experts of whole layers only",
@@ -75,8 +77,6 @@ class LlamaCpp(PolicyBase):
         Annotated[float, Range(0), OnlyWith(op_offload=True), OnlyWith(op_offload_rule="rows-per-expert")] | None
     ) = None
     """So many rows an expert for each byte of a weight instead, rounded down (ik_llama.cpp #1813)."""
-    n_ubatch: Annotated[int, Range(1)] = LLAMA_CPP_PROMPT_ROWS
-    """Most rows of a prefill step: longer prompts go in several (``--ubatch-size``)."""
     staging_slots: Annotated[int, Range(1), OnlyWith(op_offload=True)] | None = None
     """Experts of the pool for such copies; None: the model's top_k, but at least 2."""
 
@@ -84,11 +84,6 @@ class LlamaCpp(PolicyBase):
     def listens(self) -> frozenset[type]:
         """Routing, and the end of layers whose experts may have been copied."""
         return frozenset({Routed, LayerEnd} if self.op_offload else {Routed})
-
-    @property
-    def prompt_rows(self) -> int:
-        """Rows of a micro-batch."""
-        return self.n_ubatch
 
     def place(self, view: View) -> Placement:
         """Put layers where the two options say."""
@@ -109,8 +104,11 @@ class LlamaCpp(PolicyBase):
         self._offload_from = self._dense_from = self.op_offload_min_rows
         if self.op_offload_rule == "rows-per-expert":
             model, by_byte = view.model, self.op_offload_per_byte
-            each = self.op_offload_min_rows if by_byte is None else int(by_byte * model.expert_bits / 8)
-            self._offload_from, self._dense_from = rows_to_offload(model.n_experts, model.top_k, each), max(1, each)
+            each, rows = (
+                self.op_offload_min_rows if by_byte is None else int(by_byte * bits / 8)
+                for bits in (model.expert_bits, model.other_bits)
+            )
+            self._offload_from, self._dense_from = rows_to_offload(model.n_experts, model.top_k, each), max(1, rows)
 
     def _placed(self, view: View, on_gpu: range) -> Placement:
         """Put the experts of some layers on the GPU, the token embedding on the CPU."""

@@ -353,7 +353,7 @@ def test_a_large_decode_step_reads_the_cache_where_it_lies() -> None:
 
 
 def test_the_next_chunk_finds_what_the_large_one_has_left() -> None:
-    """Two chunks of two and one rows: the cache stays on the CPU, whichever device computes attention."""
+    """Two chunks of two rows: the cache stays on the CPU, whichever device computes attention."""
     work = workload([[[[0, 1], [2, 3]]] * 5], prompt=4, prefill_chunk=2)
     records = play(Offloading(2), work)
     moved = [(t.link, t.n_bytes, t.cause) for t in records.transfers if t.n_bytes == 16]

@@ -1,4 +1,4 @@
-"""Prompts that a policy's engine splits, whatever the workload says."""
+"""Prompts that a policy's engine splits, where the workload does not say how."""
 
 from __future__ import annotations
 
@@ -7,16 +7,31 @@ from typing import Any
 
 import pytest
 
+from moesim.errors import ConfigError
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.runner import run_one
+from moesim.policies.caches import LRU
 from tests.experiment.experiment_kit import resolve
 
-FIT = "llama-cpp-fit"
+
+class Fives(LRU):
+    """An engine that takes five rows of prompts at once."""
+
+    prompt_rows: Any = 5  # a property of what it derives from
 
 
-def experiment(folder: Path, *policies: Any, chunk: int | None = None, prompt: int = 6) -> Experiment:
-    workload = {"batch_size": 2, "prompt_tokens": prompt, "decode_tokens": 2, "prefill_chunk": chunk}
-    return resolve(folder, workload=workload, policies=list(policies))
+class Wrong(LRU):
+    """One that says so in words."""
+
+    prompt_rows: Any = "5"
+
+
+FIVES, WRONG = (f"{__name__}:{cls.__name__}" for cls in (Fives, Wrong))
+
+
+def experiment(folder: Path, *policies: Any, chunk: int | None = None, **workload: Any) -> Experiment:
+    asked = {"batch_size": 2, "prompt_tokens": 6, "decode_tokens": 2, "prefill_chunk": chunk, **workload}
+    return resolve(folder, workload=asked, policies=list(policies))
 
 
 def rows(found: Experiment) -> list[list[int]]:
@@ -24,27 +39,37 @@ def rows(found: Experiment) -> list[list[int]]:
     return [[s.n_tokens for s in found.workload(spec).steps if s.phase == "prefill"] for spec in found.specs]
 
 
-@pytest.mark.parametrize("name", ["llama-cpp", FIT])
-def test_longer_prompts_go_in_several_steps_of_this_policy_alone(name: str, tmp_path: Path) -> None:
-    found = experiment(tmp_path, "lru", {"name": name, "n_ubatch": 5}, name)
+def test_longer_prompts_go_in_several_steps_of_this_policy_alone(tmp_path: Path) -> None:
+    found = experiment(tmp_path, "lru", FIVES, "llama-cpp")
     assert rows(found) == [[12], [5, 5, 2], [12]], "12 rows are less than the usual 512"
-    split, whole = (run_one(found, spec).row for spec in found.specs[1:])
+    whole, split, other = (run_one(found, spec).row for spec in found.specs)
     assert split["error"] is None and split["prefill_chunk"] is None, "a row says what was asked of all"
     assert split["ttft_mean_ns"] != whole["ttft_mean_ns"]
-    assert "prompts in steps of 5 rows at most" in str(split["notes"]) and "prompts in" not in str(whole["notes"])
+    said = [{note for note in str(row["notes"]).split(", ") if "prompts in" in note} for row in (whole, split, other)]
+    assert said == [set(), {"prompts in steps of at most 5 rows (its engine's)"}, set()]
 
 
-def test_the_smaller_of_both_counts(tmp_path: Path) -> None:
-    found = experiment(tmp_path, {"name": FIT, "n_ubatch": 5}, {"name": FIT, "n_ubatch": 3}, "lru", chunk=4)
-    assert rows(found) == [[4, 4, 4], [3, 3, 3, 3], [4, 4, 4]]
-    first, split, other = (found.workload(spec).digest for spec in found.specs)
-    assert first == other != split
+@pytest.mark.parametrize("chunk", [4, 7, 100])
+def test_what_the_workload_says_counts(chunk: int, tmp_path: Path) -> None:
+    found = experiment(tmp_path, FIVES, "lru", chunk=chunk)
+    assert rows(found)[0] == rows(found)[1]
+    assert len({found.workload(spec).digest for spec in found.specs}) == 1
+
+
+def test_requests_that_come_later_are_split_too(tmp_path: Path) -> None:
+    found = experiment(tmp_path, FIVES, refill=True, n_batches=2)
+    assert rows(found)[0][:3] == [5, 5, 2] and max(rows(found)[0]) == 5 and sum(rows(found)[0]) == 4 * 6
+
+
+def test_a_policy_that_says_it_wrongly_is_found(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"policies\[0\]: prompt_rows: expected a number of at least 1, or None, got '5'"):
+        experiment(tmp_path, WRONG)
 
 
 @pytest.mark.parametrize(
     ("name", "most"),
-    [("llama-cpp-cache", 512), ("pooled-cache", 512), ("turboquant-cache", 512), ("two-uploads-lru", 512), ("heat-cache", 512),
-     ("fabric-lru", 512), ("dfa-cache", 512), ("fiddler", None)],
+    [("llama-cpp", 512), ("llama-cpp-fit", 512), ("llama-cpp-cache", 512), ("pooled-cache", 512), ("turboquant-cache", 512),
+     ("two-uploads-lru", 512), ("heat-cache", 512), ("fabric-lru", 512), ("dfa-cache", 512), ("fiddler", None)],
 )  # fmt: skip
 def test_engines_that_come_from_llama_cpp_do_as_it_does(name: str, most: int | None, tmp_path: Path) -> None:
     (spec,) = experiment(tmp_path, name).specs

@@ -231,6 +231,18 @@ def test_streamed_parts_are_refused(tmp_path: Path) -> None:
     assert "expected parts that stay where they run, since a replay streams no weights, got attention, " in str(failed.failure)
 
 
+@pytest.mark.parametrize(("from_rows", "refused"), [(1, True), (10_000, False)])
+def test_parts_that_large_steps_alone_stream_are_refused_if_there_are_such_steps(
+    from_rows: int, refused: bool, tmp_path: Path
+) -> None:
+    policy = {"name": "llama-cpp", "n_gpu_layers": 1, "op_offload_min_rows": from_rows}
+    setup = experiment(tmp_path, policies=[policy])
+    with LiveMachine(setup.specs[0].hardware, memory_bytes=10**8) as machine:
+        found = run_one(setup, setup.specs[0], execution=Execution(partial(replay, machine), True))
+    assert ("streamed in some step; set op_offload: false" in str(found.failure)) is refused
+    assert (found.failure is None) is not refused
+
+
 def test_late_outputs_are_refused(tmp_path: Path) -> None:
     setup = experiment(tmp_path, policies=[{"name": "tests.live.live_kit:Divided", "late": True}])
     with LiveMachine(setup.specs[0].hardware, memory_bytes=10**8) as machine:

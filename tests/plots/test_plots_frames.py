@@ -336,6 +336,19 @@ def test_a_gantt_chart_shows_the_middle_unless_told():
         gantt({}, MACHINE)
 
 
+def test_a_gantt_chart_shows_the_same_decode_step_of_runs_whose_prompts_went_in_fewer_steps():
+    """Steps of the first: a prompt and two of decoding. Of the other: two pieces of it, then the same."""
+    runs = {"lru": Records(), "llama-cpp": Records()}
+    for run, phases in zip(runs.values(), (["prefill"] + ["decode"] * 2, ["prefill"] * 2 + ["decode"] * 2), strict=True):
+        for step, phase in enumerate(phases):
+            run.steps.append(StepRecord(step, step + 1, step, phase, 0, 1, 1, 1.0))
+            run.layers.append(LayerRecord(step, step + 1, step, 0))
+    shown = gantt.drawing(runs, MACHINE, step=2).data
+    assert shown[["policy", "step"]].drop_duplicates().to_numpy().tolist() == [["lru", 2], ["llama-cpp", 3]]
+    shown = gantt.drawing(runs, MACHINE, step=0).data
+    assert set(shown["step"]) == {0}
+
+
 def test_times_of_a_policy_that_is_not_exact_never_stand_alone():
     lossy = three_layers()
     lossy.inexact.append(InexactRecord(0, 1, "stale", 1, 0.25))

@@ -363,7 +363,6 @@ def _run(subject: Subject, options: Options, setting: Setting) -> Records:
     hardware = machine_of(setting, GPUS.get(subject.name, ONE_GPU))  # parts are in policies of one GPU
     policy = subject.make(options)
     own = policy.transfer(model)
-    workload = compose(trace, workload.within(policy.prompt_rows))
     if "oracle:routing" in policy.needs:
         policy.bind_oracle(FutureUse(workload))
     gpus = [device for device in hardware.devices if device != "cpu0"]

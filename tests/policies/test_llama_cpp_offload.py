@@ -8,7 +8,7 @@ import pytest
 
 from moesim.policies.llama_cpp import LlamaCpp
 from moesim.policy import LAYER_PARTS
-from moesim.testing import FakeView
+from moesim.testing import FakeView, routed
 from tests.engine.engine_kit import play, tiny_model, workload
 
 
@@ -22,6 +22,15 @@ def test_it_copies_dense_weights_of_cpu_layers_for_large_batches(options: Any, r
     expected = {(part, layer): "gpu0" for part in LAYER_PARTS for layer in (0, 1)}
     assert placement.offloaded == (expected if rows else {})
     assert rows is None or placement.offload_from == rows
+
+
+def test_the_rows_go_by_the_bytes_of_what_is_multiplied() -> None:
+    """64 rows for each byte of a weight: experts of 4 bits, others of 16."""
+    policy = LlamaCpp(n_gpu_layers=3, op_offload_rule="rows-per-expert", op_offload_per_byte=64.0)
+    view = FakeView(tiny_model(n_layers=4, n_experts=8, expert_bits=4, other_bits=16), slots=16)
+    assert policy.place(view).offload_from == 128
+    assert len([*policy.decide(routed([[0, 1]] * 127), view)]) == 1, "32 x 8 / 2 rows are copied"
+    assert len([*policy.decide(routed([[0, 1]] * 128), view)]) == 2
 
 
 def test_it_runs_large_batches_of_cpu_layers_on_the_gpu() -> None:

@@ -343,7 +343,6 @@ ELSEWHERE = {
     ("prescope", "async_io"),  # tests/policies/test_prescope.py: changes how all transfers are made
     ("zero-inference", "pinned"),  # tests/policies/test_zero_inference.py: changes how all transfers are made
     ("exllamav3", "stream_rule"),  # tests/policies/test_exllamav3.py: needs a link of another rate
-    *((name, "n_ubatch") for name in ("llama-cpp", "llama-cpp-fit")),  # tests/experiment/test_prompt_rows.py: splits prompts
     ("fiddler", "pageable"),  # tests/policies/test_policies.py: changes how all transfers are made
     ("klotski", "merged"),  # tests/policies/test_klotski.py: needs several micro-batches
     *(
