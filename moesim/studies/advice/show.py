@@ -17,7 +17,7 @@ from moesim.studies.advice.curve import OBSERVED
 from moesim.studies.advice.engines import commands, describe, engines
 from moesim.studies.advice.interval import LEVEL, SAME_LEVEL, Evidence
 from moesim.studies.advice.recommend import Advice, Judged
-from moesim.studies.advice.search import speed
+from moesim.studies.advice.search import SCREEN_TOKENS, speed
 from moesim.studies.advice.show_launches import fewer_table, unlike
 from moesim.studies.advice.show_prompts import sooner
 from moesim.studies.advice.values import document, flat, model_bytes
@@ -116,7 +116,11 @@ def _slower(advice: Advice) -> str:
     order = sorted(speeds, key=lambda one: (-speeds[one], one.title))
     best = {one.family: f"{one.title} {digits(speeds[one])}" for one in reversed(order)}
     told = ", ".join(best[name] for name in dict.fromkeys(one.family for one in order))
-    return f"slower on the first request, tokens/s: {told}\n" if told else ""
+    if not told:
+        return ""
+    tokens = min(SCREEN_TOKENS, advice.setting.asked.decode)
+    short = f"over its first {tokens} tokens: caches begin empty, so this is no verdict on them for longer answers\n"
+    return f"slower on the first request, tokens/s: {told}\n{short}"
 
 
 def _released() -> set[str]:
