@@ -69,7 +69,7 @@ def papers(
     those miss is inconsistent with the rest of its paper. With --out it takes the whole runs of moesim papers from that folder,
     keeps its own there, and leaves identified.csv, constants.csv, results.csv (beside papers.csv) and their picture.
 
-    With --audit the machines have link, CPU memory, CPU operations and GPU memory at half or twice what the profile says.
+    With --audit the machines have rates of link, CPU memory, CPU operations and GPU memory at half or twice the profile's.
 
     Example: moesim papers hybrimoe/fig9 --quick
     """

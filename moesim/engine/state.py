@@ -116,7 +116,7 @@ class State:
     devices: list[DeviceState] = field(default_factory=list)
     gpus: list[DeviceState] = field(default_factory=list)
     links: dict[str, LinkState] = field(default_factory=dict)
-    layout: Layout = field(default_factory=lambda: Layout())  # of the present step
+    layout: Layout = field(default_factory=Layout)  # of the present step
     layouts: tuple[Layout, ...] = ()  # of all steps, or of those with fewer rows than `offload_from` and of the others
     offload_from: int = 1
     kv_layers: dict[str, int] = field(default_factory=dict)  # layers whose KV cache is in each device's memory

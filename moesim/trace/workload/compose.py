@@ -73,10 +73,10 @@ class Workload:
 
     def within(self, prompt_rows: int | None) -> WorkloadSpec:
         """Ask for the same with prefill steps of so many rows at most, unless it says itself how many; None: any number."""
-        largest = max((s.n_tokens for s in self.steps.stretches if s.phase == "prefill"), default=0)
-        if prompt_rows is None or self.spec.prefill_chunk is not None or largest <= prompt_rows:
+        if prompt_rows is None or self.spec.prefill_chunk is not None:
             return self.spec
-        return replace(self.spec, prefill_chunk=prompt_rows)
+        longer = any(s.n_tokens > prompt_rows for s in self.steps.stretches if s.phase == "prefill")
+        return replace(self.spec, prefill_chunk=prompt_rows) if longer else self.spec
 
     @property
     def peak_kv_tokens(self) -> int:
