@@ -1,8 +1,8 @@
 """The papers' claims audited: each printed speed-up beside the largest that machines around the paper's own give.
 
 A printed loss, as of a system without one of its parts, is beside the largest loss. The machines are the corners of a range:
-link, memory and operations of the CPU, and memory of the GPU at half or twice what the profile says. A speed-up that rises or
-falls with each of them is largest at a corner; nothing says that every one does.
+rates of link, CPU memory, CPU operations and GPU memory at half or twice the profile's. A speed-up that rises or falls with
+each of them is largest at a corner; nothing says that every one does.
 """
 
 from __future__ import annotations
