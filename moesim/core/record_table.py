@@ -138,6 +138,13 @@ class RecordTable(MutableSequence[R], Generic[R]):
     def __reduce__(self) -> Any:
         return _restored, (self.kind, self._rows if self._columns is None else None, self._columns)
 
+    def some(self, places: NDArray[np.int64]) -> list[R]:
+        """Give the records at some places, without making the others."""
+        if self._rows is not None:
+            return [self._rows[place] for place in places.tolist()]
+        columns = [_values(_taken(self._columns[name], places)) for name in _fields(self.kind)]  # type: ignore[index]
+        return [self.kind(*values) for values in zip(*columns, strict=True)]
+
     # ---- all at once
 
     def column(self, name: str) -> NDArray[Any]:
@@ -205,6 +212,17 @@ def _values(column: Column) -> Iterable[Any]:
         return [tuple(values[a:b]) for a, b in pairwise(offsets)]
     listed: list[Any] = column.tolist()
     return [None if value != value else value for value in listed] if column.dtype.kind == "f" else listed
+
+
+def _taken(column: Column, places: NDArray[np.int64]) -> Column:
+    """Give some entries of a column."""
+    if isinstance(column, Coded):
+        return Coded(column.codes[places], column.values)
+    if isinstance(column, Lists):
+        begins, ends = column.offsets[places], column.offsets[places + 1]
+        kept = [column.values[a:b] for a, b in zip(begins, ends, strict=True)]
+        return Lists(np.concatenate([[0], np.cumsum(ends - begins)]), np.concatenate([column.values[:0], *kept]))
+    return column[places]
 
 
 def _restored(kind: type[R], rows: list[R] | None, columns: Mapping[str, Column] | None) -> RecordTable[R]:

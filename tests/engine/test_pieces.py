@@ -76,7 +76,7 @@ def test_a_sink_that_raises_ends_the_run():
 
 
 def test_columns_are_the_tuples():
-    records = _run()
+    records, again = _run(), _run()
     for name, kind in KINDS.items():
         table, hints = getattr(records, name), get_type_hints(kind)
         other = RecordTable(kind, list(table))
@@ -92,3 +92,7 @@ def test_columns_are_the_tuples():
                     assert [tuple(flat[a:b]) for a, b in pairwise(offsets)] == values
                 else:
                     assert [None if value != value else value for value in of.column(field).tolist()] == values
+        places = np.array([len(table) - 1, 0, 0]) if len(table) else np.zeros(0, np.int64)
+        wanted = [table[place] for place in places]
+        assert other.some(places) == wanted  # of tuples
+        assert getattr(again, name).some(places) == wanted  # of columns, where the engine has left those

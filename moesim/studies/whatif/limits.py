@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
 
 from moesim.hardware.costs import CostModel
 from moesim.metrics.causes import CAUSES, task_cause
@@ -13,6 +15,7 @@ from moesim.records import TaskRecord
 from moesim.studies.whatif.scaling import ONE, faster_device
 
 if TYPE_CHECKING:
+    from moesim.core.record_table import RecordTable
     from moesim.experiment.runner import Inputs
     from moesim.experiment.spec import RunSpec
     from moesim.hardware import HardwareProfile
@@ -96,11 +99,10 @@ def limits_of(inputs: Inputs, spec: RunSpec, outcome: Outcome) -> Limits:
     whole = sum(times.values())
     tasks = _Tasks(inputs, spec)
     worked: dict[str, dict[str, float]] = {}
-    for task in records.tasks:
-        if task.step in steps and task.kind != "predict" and task.end > task.start:
-            by_resource = worked.setdefault(task_cause(task, outcome.machine.kinds), {})
-            for resource, share in tasks.split(task, outcome.machine.kinds[task.device]).items():
-                by_resource[resource] = by_resource.get(resource, 0.0) + share * (task.end - task.start)
+    for task, ns in _alike(records.tasks, steps):
+        by_resource = worked.setdefault(task_cause(task, outcome.machine.kinds), {})
+        for resource, share in tasks.split(task, outcome.machine.kinds[task.device]).items():
+            by_resource[resource] = by_resource.get(resource, 0.0) + share * ns
     for cause in CAUSES:
         if not times[cause]:
             continue
@@ -110,6 +112,33 @@ def limits_of(inputs: Inputs, spec: RunSpec, outcome: Outcome) -> Limits:
         for resource, ns in by_resource.items():
             found[resource] += times[cause] * ns / total
     return Limits({resource: ns / whole if whole else 0.0 for resource, ns in found.items()})
+
+
+_BY_CONTEXT: Final = ("attention", "dense", "leading")
+"""Kinds of task whose cost depends on what was said before."""
+
+
+def _alike(tasks: RecordTable[TaskRecord], steps: set[int]) -> Iterator[tuple[TaskRecord, int]]:
+    """Give one task of each sort that costs the same, in some steps, and the time of all of its sort in ns."""
+    (device, _), (kind, kinds) = tasks.texts("device"), tasks.texts("kind")
+    step, ns = tasks.column("step"), tasks.column("end") - tasks.column("start")
+    places = np.flatnonzero(np.isin(step, list(steps)) & (ns > 0) & (kind != _code(kinds, "predict")))
+    by_context = np.isin(kind, [_code(kinds, one) for one in _BY_CONTEXT])
+    sort = np.zeros(len(places), np.int64)
+    for column in (
+        device, kind, tasks.column("rows"), tasks.column("work"), tasks.column("expert") >= 0,
+        np.where(by_context, step, -1), np.where(by_context, tasks.column("mb"), -1),
+    ):  # fmt: skip
+        values, codes = np.unique(column[places], return_inverse=True)
+        sort = np.unique(sort * len(values) + codes, return_inverse=True)[1]
+    firsts = places[np.unique(sort, return_index=True)[1]]
+    total = np.zeros(len(firsts), np.int64)
+    np.add.at(total, sort, ns[places])
+    return zip(tasks.some(firsts), total.tolist(), strict=True)
+
+
+def _code(texts: tuple[str, ...], text: str) -> int:
+    return texts.index(text) if text in texts else -1
 
 
 class _Tasks:
@@ -123,20 +152,13 @@ class _Tasks:
             "compute": self._model(spec, ONE, _FASTER),
             "both": self._model(spec, _FASTER, _FASTER),
         }
-        self._known: dict[tuple[Any, ...], dict[str, float]] = {}
 
     def _model(self, spec: RunSpec, memory: Fraction, compute: Fraction) -> CostModel:
         return CostModel(spec.model, _faster(spec.hardware, memory, compute), transfer=spec.point.curve, extrapolate=True)
 
     def split(self, task: TaskRecord, kind: str) -> dict[str, float]:
         """Give the shares of a task's time by resource; they add up to 1."""
-        by_context = task.kind in ("attention", "dense", "leading")
-        key = task.device, task.kind, task.rows, task.work, (task.step, task.mb) if by_context else None
-        if key not in self._known:
-            self._known[key] = self._compute(task, kind.upper())
-        return self._known[key]
-
-    def _compute(self, task: TaskRecord, part: str) -> dict[str, float]:
+        part = kind.upper()
         whole = self._ns(self._costs["whole"], task)
         fixed = min(whole, self._ns(self._costs["both"], task))  # whatever is faster, this stays
         if not whole or fixed == whole:
