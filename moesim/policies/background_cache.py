@@ -114,15 +114,18 @@ class BackgroundCache(CacheOptions):
 
     def decide(self, event: Any, view: View) -> Iterable[Action]:
         """Split what is routed; count copies as there when they do."""
-        if type(event) is StepBegin:
+        kind = type(event)
+        if kind is Ran and self._sequence is not None:  # most events are of this kind
+            return self._sequence.happened(event)
+        if kind is StepBegin:
             return self._step_begin(event, view)
-        if type(event) is LayerEnd:
+        if kind is LayerEnd:
             return self._past.layer_end(event, view)
-        if type(event) is Routed:
+        if kind is Routed:
             bank = self._bank(event.layer)
             past = self._past.passes(event, len(bank.slot) + len(bank.free))
             return self._past.serve(event, bank.slot) if past else self._routed(event)
-        if type(event) is Fetched and self.publish == "arrival":
+        if kind is Fetched and self.publish == "arrival":
             self._publish([(event.layer, event.expert)])
         return self._sequence.happened(event) if self._sequence is not None else ()
 
@@ -189,7 +192,8 @@ class BackgroundCache(CacheOptions):
 
     def _used(self, event: Routed) -> None:
         """Note what a visit uses, before anything is decided about it."""
-        self._scores.used(event.layer, event.active, begins=event.mb == 0)
+        if "score" in (self.admission, self.victim):
+            self._scores.used(event.layer, event.active, begins=event.mb == 0)
 
     def _hit(self, unit: Unit, bank: Bank, rows: int) -> None:
         """Note that a use finds an expert there."""

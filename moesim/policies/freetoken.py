@@ -99,12 +99,15 @@ class FreeToken(BackgroundCache, fixed=OPTIONS):
 
     def decide(self, event: Any, view: View) -> Iterable[Action]:
         """Stream prompts; serve other steps from the cache."""
-        if type(event) is Sent:
+        kind = type(event)
+        if kind is Ran:
+            return super().decide(event, view)
+        if kind is Sent:
             return self._stream.arrived(event)
         actions: list[Action] = []
-        if type(event) is StepBegin and event.phase == "prefill":
+        if kind is StepBegin and event.phase == "prefill":
             actions = self._stream.clear()
-        elif type(event) is Fetched:
+        elif kind is Fetched:
             actions = self._stream.arrived(event)
         return [*actions, *super().decide(event, view)]
 

@@ -38,11 +38,11 @@ class InSequence:
     def happened(self, event: Fetched | Ran) -> list[Action]:
         """Note that a copy has arrived, or what has run; return what may begin."""
         if event.layer == self._layer and event.device == self._gpu:
-            if isinstance(event, Fetched):
-                self._copies.discard(event.expert)
-            else:
+            if type(event) is Ran:
                 self._running.difference_update(event.experts)
-        return self._go_on()
+            else:
+                self._copies.discard(event.expert)
+        return [] if self._copies or self._running else self._go_on()
 
     def _go_on(self) -> list[Action]:
         if self._copies or self._running:

@@ -46,13 +46,12 @@ class ClassBank(Bank):
         self._class: dict[Unit, int] = {}
         self._members: list[dict[Unit, None]] = [{} for _ in range(CLASSES)]
 
-    def used(self, layer: int, rows: Sequence[int], n_tokens: int) -> None:
-        """Note a call of some tokens, with the rows of each expert; each that has a slot is touched or enters afterwards."""
+    def used(self, layer: int, active: Sequence[int], rows: Sequence[int], n_tokens: int) -> None:
+        """Note a call of some tokens, with the active experts and the rows of each; those with a slot are touched, or enter, later."""
         now = self._tokens[layer] = self._tokens[layer] + n_tokens
-        for expert, n in enumerate(rows):
-            if n:
-                score, at = self._scores.get((layer, expert), (0.0, now))
-                self._scores[layer, expert] = score * 2 ** ((at - now) / HALF_LIFE) + n, now
+        for expert in active:
+            score, at = self._scores.get((layer, expert), (0.0, now))
+            self._scores[layer, expert] = score * 2 ** ((at - now) / HALF_LIFE) + rows[expert], now
 
     def enter(self, unit: Unit, slot: int) -> None:
         """Give a unit a slot, and the class of its score."""
@@ -114,7 +113,7 @@ class LlamaCppCache(BackgroundCache, fixed=OPTIONS):
     def _used(self, event: Routed) -> None:
         bank = self._bank(event.layer)
         if isinstance(bank, ClassBank):
-            bank.used(event.layer, event.rows, len(event.experts))
+            bank.used(event.layer, event.active, event.rows, len(event.experts))
 
     def _victim(self, bank: Bank) -> Unit | None:
         return bank.victim(lambda units: self._idle(bank, units)) if isinstance(bank, ClassBank) else super()._victim(bank)

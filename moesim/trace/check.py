@@ -203,6 +203,8 @@ def check_finite(values: NDArray[Any], place: str, lowest: float | None = None) 
     step = _chunk_rows(values)
     for start in range(0, len(values), step):
         part = values[start : start + step]
+        if _surely_finite(part, lowest):
+            continue
         good = np.isfinite(part)
         if lowest is not None:
             good &= part >= lowest
@@ -212,6 +214,18 @@ def check_finite(values: NDArray[Any], place: str, lowest: float | None = None) 
             where[0] += start
             wanted = "a finite number" if lowest is None else f"a finite number of at least {lowest}"
             raise _wrong(f"{place}{where.tolist()}", wanted, got)
+
+
+_INFINITY_BITS = 0x7C00
+"""Of float16; those of NaN are above it, and those of negative numbers above all others."""
+
+
+def _surely_finite(values: NDArray[Any], lowest: float | None) -> bool:
+    """Tell by their bits that float16 values are fine, in a tenth of the time; False says nothing."""
+    if values.dtype != np.float16 or lowest not in (None, 0):
+        return False
+    bits = values.view(np.uint16)
+    return bool((bits if lowest == 0 else bits & 0x7FFF).max(initial=0) < _INFINITY_BITS)
 
 
 def _check_rows(trace: Recorded, rows: NDArray[Any], place: str) -> None:

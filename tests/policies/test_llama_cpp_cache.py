@@ -27,7 +27,7 @@ def test_class_lru_spares_what_has_been_used_often() -> None:
     bank = ClassBank(9, 1)
 
     def call(expert: int, n_tokens: int) -> None:
-        bank.used(0, [0] * expert + [1], n_tokens)
+        bank.used(0, [expert], [0] * expert + [1], n_tokens)
         if (0, expert) in bank.slot:
             bank.touch((0, expert))
         else:

@@ -6,7 +6,7 @@ Deterministic: the same question gives the same simulations in the same order, w
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -14,11 +14,13 @@ from typing import Any, Final
 from moesim.core.processes import usable_cores
 from moesim.core.progress import Progress
 from moesim.errors import CapacityError
-from moesim.experiment import Results, run_experiment
+from moesim.experiment import run_experiment
 from moesim.experiment.config import parse_config
 from moesim.experiment.pool import Workers
 from moesim.experiment.resolve import Experiment, written_key
 from moesim.experiment.runner import Examine
+from moesim.experiment.spec import RunSpec
+from moesim.metrics.outcome import Outcome
 from moesim.policies.registry import make_policy
 from moesim.studies.advice.candidates import LOSSY, STAND_INS, Candidate, Space, experiment_of
 from moesim.studies.advice.families import Family
@@ -32,7 +34,7 @@ from moesim.trace import Trace
 REFINED: Final = 2
 """Families that are refined: the best of the coarse grid."""
 SCREEN_TOKENS: Final = 32
-"""Most tokens that are decoded while the grid is searched."""
+"""Most tokens that fixed placements decode while the grid is searched; caches, which begin empty, decode all."""
 FINALISTS: Final = 4
 """Runnable placements that all requests are simulated for."""
 PAPER_FINALISTS: Final = 2
@@ -47,7 +49,7 @@ Row = Mapping[str, Any]
 class Found:
     """What the search has found."""
 
-    # every candidate on the first group of requests, with fewer tokens
+    # every candidate on the first group of requests, fixed placements with fewer tokens
     screened: dict[Candidate, Row] = field(default_factory=dict)
     final: dict[Candidate, list[Row]] = field(default_factory=dict)  # the finalists on every group, in their order
     no_fit: dict[str, str] = field(default_factory=dict)  # families and policies that were left out, and why
@@ -137,20 +139,26 @@ class Search:
 
     def _screen(self, candidates: Iterable[Candidate]) -> None:
         new = [one for one in dict.fromkeys(candidates) if one not in self.found.screened]
-        tokens = min(self.space.setting.asked.decode, SCREEN_TOKENS)
-        for one, rows in self._simulate(new, self._traces[:1], tokens).items():
+        for one, rows in self._simulate(new, self._traces[:1], self._few).items():
             self.found.screened[one] = rows[0]
+
+    def _few(self, one: Candidate) -> int:
+        """Say how many tokens a candidate decodes while the grid is searched."""
+        return min(self._all(one), SCREEN_TOKENS) if one.budget is None else self._all(one)
+
+    def _all(self, one: Candidate) -> int:
+        """Say how many tokens are asked for."""
+        return self.space.setting.asked.decode
 
     def _refine(self, families: Sequence[Family], fit: Mapping[str, range]) -> None:
         def best(family: Family) -> float:
-            return max((speed(row) for one, row in self.found.screened.items() if one.family == family.name), default=0.0)
+            return max(self._speeds(family).values(), default=0.0)
 
-        for family in sorted(families, key=lambda one: (-best(one), one.name))[:REFINED]:
-            numbers = fit[family.name]
-            while between := halves(numbers, self._speeds(family)):
-                self._screen(self._one(family, number) for number in between)
-                if not all(number in self._speeds(family) for number in between):
-                    break  # a simulation failed: its place would be asked for again and again
+        searched = sorted(families, key=lambda one: (-best(one), one.name))[:REFINED]
+        while between := {one.name: numbers for one in searched if (numbers := halves(fit[one.name], self._speeds(one)))}:
+            self._screen(self._one(one, number) for one in searched for number in between.get(one.name, ()))
+            # A simulation that failed has no speed: its place would be asked for again and again.
+            searched = [one for one in searched if set(between.get(one.name, ())) <= set(self._speeds(one))]
 
     def _add(self, families: Iterable[Family]) -> None:
         """Try what families add to others."""
@@ -179,9 +187,9 @@ class Search:
             # A placement that is faster without liberties must not be crowded out by some that take them.
             exact = [one for one in ranked if one.family not in LOSSY]
             chosen += varied(exact, FINALISTS if runnable else PAPER_FINALISTS) + [one for one in ranked if one.family in LOSSY]
-        decode = self.space.setting.asked.decode
-        first = self._simulate(chosen, self._traces[:1], decode, examine=limits_of)
-        rest = self._simulate(list(first), self._traces[1:], decode, begun=1)
+        known = {one: [self.found.screened[one]] for one in chosen if one in self.found.limits}
+        first = known | self._simulate([one for one in chosen if one not in known], self._traces[:1], self._all)
+        rest = self._simulate([one for one in chosen if one in first], self._traces[1:], self._all, begun=1)
         self.found.final = {one: [*first[one], *rows] for one, rows in rest.items()}
 
     def _cross(self, folder: Path) -> None:
@@ -192,9 +200,9 @@ class Search:
         traces = [trace.write(folder / f"other{n}.safetensors") for n, trace in enumerate(groups)]
         self._known |= {written_key(str(path)): trace for path, trace in zip(traces, groups, strict=True)}
         prompt = min(self.space.setting.asked.prompt, *(shortest_prompt(trace) for trace in groups))
-        decode = min(self.space.setting.asked.decode, SCREEN_TOKENS)
+        decode = min(self.space.setting.asked.decode, SCREEN_TOKENS)  # no question of what is faster
         chosen = [one for one in self.found.final if self._other.has(make_policy(one.policy).needs - _learned(one)) is None]
-        both = self._simulate(chosen, [*self._traces[: len(traces)], *traces], decode, prompt)
+        both = self._simulate(chosen, [*self._traces[: len(traces)], *traces], lambda one: decode, prompt)
         for one, rows in both.items():
             self.found.crossed[one] = _mean_speed(rows[len(traces) :]) / _mean_speed(rows[: len(traces)])
 
@@ -211,7 +219,7 @@ class Search:
         by_room = sorted((one for one in screened if one.runnable), key=lambda one: one.gpu_experts)
         fullest = {one.family: one for one in by_room}
         chosen = list(dict.fromkeys([*finalists, *fullest.values()]))
-        done = self._simulate(chosen, self._traces[:1], min(setting.asked.decode, SCREEN_TOKENS), setting=other)
+        done = self._simulate(chosen, self._traces[:1], self._few, setting=other)
         speeds = {one: (speed(screened[one]), speed(rows[0])) for one, rows in done.items()}
         self.found.fewer = Fewer(layer_us(setting), shares, speeds) if speeds else None
 
@@ -219,42 +227,47 @@ class Search:
         self,
         candidates: Sequence[Candidate],
         traces: Sequence[Path],
-        decode: int,
+        decode: Callable[[Candidate], int],
         prompt: int | None = None,
         setting: Setting | None = None,
         begun: int = 0,
-        examine: Examine | None = None,
     ) -> dict[Candidate, list[Row]]:
         """Simulate candidates on groups of requests, the first with number `begun`; one row a group for each that has not failed.
 
-        What an examination finds says what limits a candidate.
+        Of those that decode all tokens of the first group it is found out what limits them.
         """
-        done: dict[Candidate, list[Row]] = {}
-        for budget in dict.fromkeys(one.budget for one in candidates if traces):
-            some = [one for one in candidates if one.budget == budget]
-            results = self._run(self._experiment(self._raw(some, traces, decode, prompt, setting)), examine)
+        runs: list[tuple[Candidate, int, Experiment, RunSpec]] = []  # candidate and group of each
+        for budget, tokens in dict.fromkeys((one.budget, decode(one)) for one in candidates if traces):
+            some = [one for one in candidates if (one.budget, decode(one)) == (budget, tokens)]
+            raw = self._raw(some, traces, tokens, prompt, setting)
+            experiment = Experiment(parse_config(raw, PLACE), PLACE, known=self._known)
             # Traces vary slowest, policies fastest.
-            for place, outcome in enumerate(results.outcomes):
-                one = some[place % len(some)]
+            runs += [
+                (some[place % len(some)], begun + place // len(some), experiment, spec)
+                for place, spec in enumerate(experiment.specs)
+            ]
+        done: dict[Candidate, list[Row]] = {}
+        whole = [run for run in runs if run[1] == 0 and decode(run[0]) == self._all(run[0])]
+        for some_runs, examine in ((whole, limits_of), ([run for run in runs if run not in whole], None)):
+            for (one, group, *_), outcome in zip(some_runs, self._run([run[2:] for run in some_runs], examine), strict=True):
                 if outcome.failure is not None:
                     self.found.failed[one.title] = " ".join(str(outcome.failure).split())
-                else:
-                    row = dict(outcome.row) | {"trace": self.space.routing.label, "group": begun + place // len(some)}
-                    costs = outcome.provenance
-                    row["costs_measured"] = costs is not None and all(cost["source"] == "measured" for cost in costs.values())
-                    done.setdefault(one, []).append(row)
-                    if examine is not None:
-                        self.found.limits[one] = outcome.found
+                    continue
+                row = dict(outcome.row) | {"trace": self.space.routing.label, "group": group}
+                costs = outcome.provenance
+                row["costs_measured"] = costs is not None and all(cost["source"] == "measured" for cost in costs.values())
+                done.setdefault(one, []).append(row)
+                if examine is not None and setting is None:
+                    self.found.limits[one] = outcome.found
         return {one: rows for one in candidates if len(rows := done.get(one, [])) == len(traces)}
 
-    def _experiment(self, raw: dict[str, Any]) -> Experiment:
-        return Experiment(parse_config(raw, PLACE), PLACE, known=self._known)
-
-    def _run(self, experiment: Experiment, examine: Examine | None = None) -> Results:
-        results = run_experiment(experiment, workers=self._workers, examine=examine)
+    def _run(self, runs: Sequence[tuple[Experiment, RunSpec]], examine: Examine | None) -> list[Outcome]:
+        if not runs:
+            return []
+        results = run_experiment(Experiment.joined(runs), workers=self._workers, examine=examine, may_fail=True)
         self.found.n_simulations += len(results.rows)
         self._bar.advance(len(results.rows))
-        return results
+        return results.outcomes
 
     def _raw(
         self,
