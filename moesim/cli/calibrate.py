@@ -23,7 +23,7 @@ def calibrate(
     model: Annotated[
         list[str], typer.Option("--model", help="Model of llama-bench's rows: a name, or PART OF ITS TYPE=NAME.")
     ] = [],  # noqa: B006  (typer copies it)
-    free: Annotated[list[str], typer.Option("--free", help="Constant to free; again for more. [default: all]")] = [],  # noqa: B006
+    free: Annotated[list[str], typer.Option("--free", help="Constant to free; again for more.", show_default="all")] = [],  # noqa: B006
     out: Annotated[
         Path | None, typer.Option("--out", help="Folder for profile, page and figure; its name is the machine's.")
     ] = None,

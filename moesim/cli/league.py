@@ -31,7 +31,9 @@ _OWNER = "league"
 def league(
     file: Annotated[
         Path | None,
-        typer.Argument(metavar="EXPERIMENT.yaml", help="Systems and settings. [default: league; with --hardware a smaller one]"),
+        typer.Argument(
+            metavar="EXPERIMENT.yaml", help="Systems and settings.", show_default="league; with --hardware a smaller one"
+        ),
     ] = None,
     hardware: Annotated[str | None, typer.Option(help="Another machine: a name, or the file of a profile.")] = None,
     ratios: Annotated[str, typer.Option(help="Of the map: rate of the link over that of the CPU.")] = RATIOS,

@@ -35,7 +35,7 @@ Set = Annotated[
 ]
 Jobs = Annotated[
     int | None,
-    typer.Option("--jobs", "-j", min=1, max=PROCESSES.most, help="Processes. [default: all cores, if that is worth while]"),
+    typer.Option("--jobs", "-j", min=1, max=PROCESSES.most, help="Processes.", show_default="all cores, if that is worth while"),
 ]
 Quick = Annotated[bool, typer.Option("--quick", help="First value of each sweep and at most 4 decode tokens.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")]

@@ -35,7 +35,8 @@ def new(
         str | None, typer.Option(metavar="TIME", help="Of an expert on the GPU: 200us (few tokens), or '200us + 10us/token'.")
     ] = None,
     gpu_memory: Annotated[
-        str | None, typer.Option(metavar="RATE", help="Of the GPU's memory, such as 936GB/s. [default: that of --gpu's experts]")
+        str | None,
+        typer.Option(metavar="RATE", help="Of the GPU's memory, such as 936GB/s.", show_default="that of --gpu's experts"),
     ] = None,
     vram: Annotated[str | None, typer.Option(metavar="SIZE", help="Memory of the GPU, such as 12GiB.")] = None,
     ram: Annotated[str | None, typer.Option(metavar="SIZE", help="Memory of the host, such as 64GiB.")] = None,

@@ -27,19 +27,22 @@ if TYPE_CHECKING:
 def recommend(
     hardware: Annotated[str, typer.Option(help="Name or path of a profile, or {base: NAME, key: value}.")],
     model: Annotated[str | None, typer.Option(help="Name, path of a config.json, or {base: NAME, field: value}.")] = None,
-    vram: Annotated[str | None, typer.Option(help="Memory of the GPU, such as 12GiB. [default: the profile's]")] = None,
-    ram: Annotated[str | None, typer.Option(help="Memory of the host, such as 64GiB. [default: the profile's]")] = None,
+    vram: Annotated[str | None, typer.Option(help="Memory of the GPU, such as 12GiB.", show_default="the profile's")] = None,
+    ram: Annotated[str | None, typer.Option(help="Memory of the host, such as 64GiB.", show_default="the profile's")] = None,
     bits: Annotated[
         float | None,
-        typer.Option(min=0, max=BITS.most, help="Bits per weight. [default: 4.5 for models given with 16, else the model's]"),
+        typer.Option(
+            min=0, max=BITS.most, help="Bits per weight.", show_default="4.5 for models given with 16, else the model's"
+        ),
     ] = None,
     batch: Annotated[int, typer.Option(min=1, max=TOKENS.most, help="Requests at once.")] = 1,
     prompt: Annotated[int, typer.Option(min=1, max=TOKENS.most, help="Prompt tokens.")] = 512,
     decode: Annotated[int, typer.Option(min=1, max=TOKENS.most, help="Tokens to decode.")] = 128,
     context: Annotated[
-        int | None, typer.Option(min=1, max=TOKENS.most, help="Tokens of a request in the KV cache. [default: prompt and decode]")
+        int | None,
+        typer.Option(min=1, max=TOKENS.most, help="Tokens of a request in the KV cache.", show_default="prompt and decode"),
     ] = None,
-    trace: Annotated[str | None, typer.Option(help="Name or path of a trace. [default: one that fits]")] = None,
+    trace: Annotated[str | None, typer.Option(help="Name or path of a trace.", show_default="one that fits")] = None,
     gguf: Annotated[Path | None, typer.Option(help="Instead of --model: a GGUF file says shapes and bytes.")] = None,
     calibrate: Annotated[
         Path | None, typer.Option(help="Observed speeds, as of 'moesim calibrate': identifies the machine first.")

@@ -26,7 +26,7 @@ from moesim.metrics.naming import LIVE
 
 Backend = Annotated[str, typer.Option("--backend", help="cpu: cores, memory and disk stand for all devices; cuda: GPUs.")]
 Memory = Annotated[
-    str | None, typer.Option("--memory", help="Host memory to use, such as '8 GB'. [default: half of what is available]")
+    str | None, typer.Option("--memory", help="Host memory to use, such as '8 GB'.", show_default="half of what is available")
 ]
 Disk = Annotated[Path | None, typer.Option("--disk", help="Folder for the experts, if the profile keeps them on a disk.")]
 

@@ -62,7 +62,7 @@ def trace_record(
     ] = 1,
     scores: Annotated[
         bool | None,
-        _signal("--scores/--no-scores", help="Scores of all experts.  [default: if there are 16 or fewer]", show_default=False),
+        _signal("--scores/--no-scores", help="Scores of all experts.", show_default="if there are 16 or fewer"),
     ] = None,
     lookahead: Annotated[int, _signal(min=0, max=LAYERS.most, help="Record gate_next1 to gate_nextN.")] = 3,
     signal_requests: Annotated[int | None, _signal(min=0, max=TOKENS.most, help="Signals for the first N requests only.")] = None,

@@ -32,7 +32,7 @@ def whatif(
     vary: Annotated[
         list[str],
         typer.Option(
-            metavar="'KNOB VALUES'", help="Such as 'link.bytes_per_s x0.5,x2'; & joins knobs. [default: link, CPU, GPU]"
+            metavar="'KNOB VALUES'", help="Such as 'link.bytes_per_s x0.5,x2'; & joins knobs.", show_default="link, CPU, GPU"
         ),
     ] = [],  # noqa: B006  (typer copies it)
     overrides: Set = [],  # noqa: B006

@@ -38,7 +38,7 @@ class InSequence:
     def happened(self, event: Fetched | Ran) -> list[Action]:
         """Note that a copy has arrived, or what has run; return what may begin."""
         if event.layer == self._layer and event.device == self._gpu:
-            if type(event) is Ran:
+            if isinstance(event, Ran):
                 self._running.difference_update(event.experts)
             else:
                 self._copies.discard(event.expert)

@@ -57,6 +57,8 @@ def test_help_is_there(name: str, capsys: pytest.CaptureFixture[str], monkeypatc
     assert captured.err == "" and "Usage: " in captured.out
     if name in COMMANDS:
         assert example(name) in captured.out, "the line must not be broken or cut"
+        eaten = [one.name for one in COMMANDS[name].params if "[" in (getattr(one, "help", None) or "")]
+        assert not eaten, "words in brackets are taken for markup and not shown: give a default in words as show_default"
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -64,7 +64,9 @@ def test_flags_of_prompts_on_the_gpu(trace: str, tmp_path: Path):
     assert "--kt-expert-placement-strategy front-loading" in str(typed(eight, "front-expert-set", 3))
     assert long + "--chunked-prefill-size 512" in str(typed(eight, "expert-set+prefill", 3))
     update = typed(eight, "frequent-expert-set+update", 3)
-    assert long + "--kt-enable-dynamic-expert-update" in str(update) and "of FP8 weights" in update.remark
+    assert long + "--kt-enable-dynamic-expert-update" in str(update)
+    assert "of FP8 weights" in update.condition and "prompts have 8 tokens or more: " in update.condition
+    assert "prompts have" not in typed(eight, "frequent-expert-set+prefill", 3).condition
     assert "--kt-method FP8" in str(update) and "--kt-method LLAMAFILE" in str(typed(eight, "expert-set", 3))
     assert "threshold" not in str(typed(eight, "expert-set", 3))
     sixteen = space_of(asked(trace, bits=16.0, vram="12GiB"), tmp_path)

@@ -48,7 +48,8 @@ class Command:
     engine: str  # name
     checked: str  # version its flags were read in
     words: tuple[str, ...]  # the command; words in capitals are to be filled in
-    remark: str = ""  # what must hold for it to be the placement that was simulated; may be empty
+    condition: str = ""  # what must hold for it to be the placement that was simulated; may be empty
+    remark: str = ""  # what else there is to know; may be empty
 
     def __str__(self) -> str:
         return shlex.join(self.words)
@@ -110,7 +111,7 @@ def _llama_cpp(engine: Engine, candidate: Candidate, setting: Setting) -> Comman
             remark = f"the same by names of tensors: {' '.join(engine.flag('--override-tensor'))} '{_tensors(range(number))}=CPU'"
     words += engine.flag("--ctx-size", setting.kv_tokens) + engine.flag("--parallel", setting.asked.batch)
     words += engine.flag("--ubatch-size", PREFILL_CHUNK)
-    return Command(engine.name, engine.checked, tuple(words), remark)
+    return Command(engine.name, engine.checked, tuple(words), remark=remark)
 
 
 def _tensors(layers: Sequence[int]) -> str:
@@ -130,22 +131,26 @@ def _ktransformers(engine: Engine, candidate: Candidate, setting: Setting) -> Co
     words += engine.flag("--kt-method", method)
     words += engine.flag("--kt-cpuinfer", "CORES") + engine.flag("--kt-threadpool-count", "NUMA_NODES")
     words += engine.flag("--kt-num-gpu-experts", candidate.number or 0)
-    remarks = []
+    conditions = []
     words += engine.flag("--kt-expert-placement-strategy", policy["strategy"])
     if policy["strategy"] == "frequency":
         words += engine.flag("--init-expert-location", "COUNTS.pt")
-        remarks.append("COUNTS.pt must hold counts recorded on texts like yours")
+        conditions.append("COUNTS.pt holds counts recorded on texts like yours")
     if threshold:
         words += engine.flag("--kt-gpu-prefill-token-threshold", threshold)
-        words += engine.flag("--kt-enable-dynamic-expert-update") if policy.get("dynamic_update") else []
+        if policy.get("dynamic_update"):
+            words += engine.flag("--kt-enable-dynamic-expert-update")
+            conditions.append(
+                f"prompts have {threshold} tokens or more: after shorter ones the experts on the GPU stay as they were"
+            )
         words += engine.flag("--chunked-prefill-size", PREFILL_CHUNK)
     words += engine.flag("--kt-max-deferred-experts-per-token", 0)
     words += engine.flag("--context-length", setting.context) + engine.flag("--max-running-requests", setting.asked.batch)
     if method == "LLAMAFILE" and candidate.number:
-        remarks.append("experts on the GPU take the precision of MODEL, not of WEIGHTS: it holds for a MODEL of as many bits")
+        conditions.append(f"MODEL, whose precision experts on the GPU have, is of {_bits(setting)} as WEIGHTS are")
     elif method not in ("LLAMAFILE", "BF16"):
-        remarks.append(f"MODEL and WEIGHTS are the same folder, of {method} weights")
-    return Command(engine.name, engine.checked, tuple(words), "; ".join(remarks))
+        conditions.append(f"MODEL and WEIGHTS are the same folder, of {method} weights")
+    return Command(engine.name, engine.checked, tuple(words), "; ".join(conditions))
 
 
 def _exllamav3(engine: Engine, candidate: Candidate, setting: Setting) -> Command:
@@ -153,11 +158,9 @@ def _exllamav3(engine: Engine, candidate: Candidate, setting: Setting) -> Comman
     tokens = -(-setting.kv_tokens // EXLLAMAV3_PAGE) * EXLLAMAV3_PAGE
     words = [*engine.program.split(), *engine.flag("--model_dir", "MODEL"), *engine.flag(flag, candidate.number or 0)]
     words += engine.flag("--cache_size", tokens)
-    remark = (
-        "MODEL must have EXL3 weights of as many bits with the mul1 codebook; PROGRAM.py is one that takes the options of "
-        "exllamav3.model_init"
-    )
-    return Command(engine.name, engine.checked, tuple(words), remark)
+    condition = f"MODEL has EXL3 weights of {_bits(setting)} with the mul1 codebook"
+    remark = "PROGRAM.py is one that takes the options of exllamav3.model_init"
+    return Command(engine.name, engine.checked, tuple(words), condition, remark)
 
 
 EXLLAMAV3_PAGE = 256
@@ -173,18 +176,24 @@ def _freetoken(engine: Engine, candidate: Candidate, setting: Setting) -> Comman
     words += engine.flag("--moe-cache-size", candidate.slots)
     words += engine.flag("--max-seq-len-override", setting.context) + engine.flag("--max-running-requests", setting.asked.batch)
     remark = "first measure the rates of link and CPU: ft bench bw" if candidate.policy["backend"] == "hybrid" else ""
-    return Command(engine.name, engine.checked, tuple(words), remark)
+    return Command(engine.name, engine.checked, tuple(words), remark=remark)
 
 
 def _all_gpu(engine: Engine, candidate: Candidate, setting: Setting) -> Command:
     asked = setting.asked
-    bits = "" if setting.model.expert_bits == 16 else "for a MODEL quantised to as many bits"
+    bits = "" if setting.model.expert_bits == 16 else f"MODEL is quantised to {_bits(setting)}"
     if engine.name == "vllm":
         words = [*engine.program.split(), "MODEL", *engine.flag("--max-model-len", setting.context)]
         words += engine.flag("--max-num-seqs", asked.batch)
     else:
         words = [*engine.program.split(), *engine.flag("--model-path", "MODEL")]
     return Command(engine.name, engine.checked, tuple(words), bits)
+
+
+def _bits(setting: Setting) -> str:
+    """Say how many bits the experts' weights have."""
+    model = setting.model
+    return "the bits of the file" if model.expert_bytes_by_layer is not None else f"{model.expert_bits:g} bits"
 
 
 def describe(candidate: Candidate, setting: Setting) -> str:

@@ -234,7 +234,7 @@ class Search:
     ) -> dict[Candidate, list[Row]]:
         """Simulate candidates on groups of requests, the first with number `begun`; one row a group for each that has not failed.
 
-        Of those that decode all tokens of the first group it is found out what limits them.
+        Of those that do all that is asked for with the first group it is found out what limits them.
         """
         runs: list[tuple[Candidate, int, Experiment, RunSpec]] = []  # candidate and group of each
         for budget, tokens in dict.fromkeys((one.budget, decode(one)) for one in candidates if traces):
@@ -247,7 +247,8 @@ class Search:
                 for place, spec in enumerate(experiment.specs)
             ]
         done: dict[Candidate, list[Row]] = {}
-        whole = [run for run in runs if run[1] == 0 and decode(run[0]) == self._all(run[0])]
+        as_asked = prompt is None and setting is None
+        whole = [run for run in runs if as_asked and run[1] == 0 and decode(run[0]) == self._all(run[0])]
         for some_runs, examine in ((whole, limits_of), ([run for run in runs if run not in whole], None)):
             for (one, group, *_), outcome in zip(some_runs, self._run([run[2:] for run in some_runs], examine), strict=True):
                 if outcome.failure is not None:
@@ -257,7 +258,7 @@ class Search:
                 costs = outcome.provenance
                 row["costs_measured"] = costs is not None and all(cost["source"] == "measured" for cost in costs.values())
                 done.setdefault(one, []).append(row)
-                if examine is not None and setting is None:
+                if examine is not None:
                     self.found.limits[one] = outcome.found
         return {one: rows for one in candidates if len(rows := done.get(one, [])) == len(traces)}
 

@@ -34,7 +34,7 @@ def output(advice: Advice, form: Format, observed: str = "") -> str:
         return text(advice, form, observed)
     rows = [flat(advice, one) for one in (*advice.runnable, *advice.papers)]
     if form is Format.CSV:
-        rows = [row | {"commands": " | ".join(row["commands"])} for row in rows]
+        rows = [row | {key: " | ".join(row[key]) for key in ("commands", "conditions")} for row in rows]
     return render_records(rows, form)
 
 
@@ -89,7 +89,8 @@ def _runnable(advice: Advice, form: Format) -> str:
         f"Expect {digits(best.low)} to {digits(best.high)} ({100 * LEVEL:.0f} % interval, from earlier predictions that were "
         "measured)."
     ]
-    able = [one.name for one in engines() if best.candidate.family in one.expresses]
+    if_so = {one.engine: f" (if {one.condition})" for one in best.commands if one.condition}
+    able = [f"{one.name}{if_so.get(one.name, '')}" for one in engines() if best.candidate.family in one.expresses]
     lines.append(f"Engines that can place experts so: {', '.join(able)}.")
     limits = advice.found.limits[best.candidate]
     lines.append(f"Limited by: {limits.limit} ({limits.text(least=0.02, most=6)}).")
@@ -118,9 +119,11 @@ def _slower(advice: Advice) -> str:
     told = ", ".join(best[name] for name in dict.fromkeys(one.family for one in order))
     if not told:
         return ""
-    tokens = min(SCREEN_TOKENS, advice.setting.asked.decode)
-    short = f"over its first {tokens} tokens: caches begin empty, so this is no verdict on them for longer answers\n"
-    return f"slower on the first request, tokens/s: {told}\n{short}"
+    decode = advice.setting.asked.decode
+    few = (
+        f"(fixed placements over its first {SCREEN_TOKENS} tokens, caches over all {decode})\n" if decode > SCREEN_TOKENS else ""
+    )
+    return f"slower on the first request, tokens/s: {told}\n{few}"
 
 
 def _released() -> set[str]:
@@ -166,8 +169,8 @@ def _typed(advice: Advice, form: Format) -> str:
             for command in commands(candidate, setting):
                 if command.engine == engine.name:
                     lines.append(_fenced(f"  {command}\n", form).rstrip("\n"))
-                    if command.remark:
-                        lines.append(f"  {command.remark}")
+                    lines += [f"  if {command.condition}"] if command.condition else []
+                    lines += [f"  {command.remark}"] if command.remark else []
     separator = "\n\n" if form is Format.MD else "\n"
     return separator.join(lines) + "\n"
 
@@ -186,7 +189,7 @@ def plot(advice: Advice) -> str:
         rows = sorted((one for one in chosen if one.family == family), key=lambda one: (one.gpu_experts, one.number))
         lines += [f"{family}"] if rows else []
         lines += [_bar(one, speed(screened[one]), top, one is best) for one in rows]
-    tokens = next(iter(screened.values()))["decode_tokens"]
+    tokens = screened[chosen[0]]["decode_tokens"]
     lines.append(f"tokens/s of the first request, {tokens} tokens decoded; < the best")
     return "\n".join(lines) + "\n"
 

@@ -81,6 +81,7 @@ def flat(advice: Advice, one: Judged) -> dict[str, Any]:
         "fidelity_fresh_decode": one.fresh, "gpu_share": one.gpu_share, "launch_share": one.launch_share,
         "other_routing_ratio": one.crossed, "label": one.label,
         "notes": "; ".join(part for part in (candidate.note, one.notes) if part), "commands": [str(c) for c in one.commands],
+        "conditions": [c.condition for c in one.commands],
     }  # fmt: skip
 
 

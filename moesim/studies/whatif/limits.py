@@ -99,10 +99,10 @@ def limits_of(inputs: Inputs, spec: RunSpec, outcome: Outcome) -> Limits:
     whole = sum(times.values())
     tasks = _Tasks(inputs, spec)
     worked: dict[str, dict[str, float]] = {}
-    for task, ns in _alike(records.tasks, steps):
+    for task, took in _alike(records.tasks, steps):
         by_resource = worked.setdefault(task_cause(task, outcome.machine.kinds), {})
         for resource, share in tasks.split(task, outcome.machine.kinds[task.device]).items():
-            by_resource[resource] = by_resource.get(resource, 0.0) + share * ns
+            by_resource[resource] = by_resource.get(resource, 0.0) + share * took
     for cause in CAUSES:
         if not times[cause]:
             continue
