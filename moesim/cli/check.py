@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
+from moesim.cli.options import policy_list
 from moesim.core.progress import telling
 from moesim.core.text import say, shown_lines
-from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import ConfigError
 from moesim.experiment.sweep import policies_of
 from moesim.hardware import load_hardware
@@ -18,7 +18,7 @@ from moesim.policies.registry import make_policy, policy_class
 
 
 def check(
-    policies: Annotated[str, typer.Argument(metavar="POLICIES", help="Names, module:Class, or {name: ..., option: ...}.")],
+    policies: Annotated[str, typer.Argument(metavar="POLICIES", help="Names, module:Class, name(option=value) or {name: ..., option: ...}.")],
     hardware: Annotated[
         str | None, typer.Option(help="Profile to run on; default: the one that the policy names, else a tiny machine.")
     ] = None,
@@ -50,7 +50,7 @@ def check(
 def _specs(policies: str) -> list[dict[str, Any]]:
     """Read policies as ``compare`` does, and see that each can be built."""
     specs = []
-    for i, written in enumerate(read_yaml_value(f"[{policies}]", "check: POLICIES")):
+    for i, written in enumerate(policy_list(policies, "check: POLICIES")):
         place = f"check: POLICIES[{i}]"
         for spec in policies_of(written, place):
             make_policy(spec, place)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Annotated, Any
 
 import typer
@@ -15,6 +17,14 @@ def name_or_mapping(text: str, place: str) -> Any:
     from moesim.core.yaml_reader import read_yaml_value  # YAML takes a while to import, and few commands read it
 
     return read_yaml_value(text, place) if text.lstrip().startswith("{") else text
+
+
+def policy_list(text: str, place: str) -> Any:
+    """Read policies separated by commas: names, mappings in braces, and labels of tables, whose options have commas, too."""
+    from moesim.core.yaml_reader import read_yaml_value
+
+    quoted = re.sub(r"(?:(?<=^)|(?<=,))\s*[\w.:-]+\([^()]*\)", lambda found: json.dumps(found[0].strip()), text)
+    return read_yaml_value(f"[{quoted}]", place)
 
 
 def _force(engine: str | None) -> str | None:

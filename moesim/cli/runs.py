@@ -15,7 +15,7 @@ import typer
 
 from moesim.api.result import Result
 from moesim.api.run import carry_out, comparison
-from moesim.cli.options import Engine, Jobs, Set, Verify
+from moesim.cli.options import Engine, Jobs, Set, Verify, policy_list
 from moesim.core.limits import REPEATS
 from moesim.core.processes import usable_cores
 from moesim.core.table import Format
@@ -90,7 +90,7 @@ def run(
 
 
 def compare(
-    policies: Annotated[str, typer.Option(help="Names, or {name: ..., option: ...}, separated by commas.")],
+    policies: Annotated[str, typer.Option(help="Names, name(option=value) or {name: ..., option: ...}, separated by commas.")],
     model: Annotated[str, typer.Option(help="Name, or {base: NAME, field: value}.")] = "{base: mixtral-8x7b, expert_bits: 4}",
     hardware: Annotated[str, typer.Option(help="Name of a profile, or {base: NAME, key: value}.")] = "rtx3090-epyc7532",
     trace: Annotated[
@@ -128,7 +128,7 @@ def compare(
     """
     with _options_named(overrides):
         raw = comparison(
-            read_yaml_value(f"[{policies}]", "compare: --policies"),
+            policy_list(policies, "compare: --policies"),
             model=_values("model", model),
             hardware=_values("hardware", hardware),
             trace=None if trace is None else _values("trace", trace),

@@ -23,6 +23,7 @@ from moesim.experiment.spec import KEYS, PLAIN, Point
 from moesim.experiment.zipped import MAX_RUNS, zipped
 from moesim.hardware.overrides import flatten
 from moesim.hardware.places import is_number
+from moesim.metrics.naming import read_policy_label
 from moesim.policies.declare import option_hints
 from moesim.policies.imports import would_import
 from moesim.policies.options import matches
@@ -146,7 +147,7 @@ def _is_sweep(key: str, value: Any) -> bool:
 def policies_of(spec: Any, place: str, *, imports: bool = True) -> Iterator[dict[str, Any]]:
     """Sweep the options of a policy that are given as a list though they are none."""
     if isinstance(spec, str):
-        spec = {"name": spec}
+        spec = read_policy_label(spec, place)
     if not isinstance(spec, Mapping) or not isinstance(spec.get("name"), str):
         raise ConfigError(f"{place}: expected the name of a policy, or a mapping with the key name, got {spec!r}")
     if imports or would_import(spec["name"], place) is None:

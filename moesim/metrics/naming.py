@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import Field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from moesim.core.units import format_size
+from moesim.core.yaml_reader import read_yaml_value
 from moesim.hardware.overrides import flatten
 from moesim.trace.workload import WorkloadSpec
 
@@ -75,6 +77,19 @@ def policy_label(policy: Mapping[str, Any]) -> str:
     """
     options = ",".join(f"{key}={_written(value)}" for key, value in policy.items() if key != "name")
     return str(policy["name"]) + (f"({options})" if options else "")
+
+
+def read_policy_label(label: str, place: str) -> dict[str, Any]:
+    """Read what `policy_label` writes, as it is copied from a table; a name alone is that of a policy.
+
+    >>> read_policy_label("kt-expert(strategy=frequency,gpu_experts=3)", "here")
+    {'name': 'kt-expert', 'strategy': 'frequency', 'gpu_experts': 3}
+    """
+    found = re.fullmatch(r"([^()\s]+)\(([^()]+)\)", label)
+    if found is None:
+        return {"name": label}
+    options = re.sub(r"(^|,)\s*(\w+)=", r"\1 \2: ", found[2])
+    return {"name": found[1], **read_yaml_value(f"{{{options}}}", place)}
 
 
 def _written(value: Any) -> str:

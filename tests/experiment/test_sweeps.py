@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from moesim.cli.main import main
+from moesim.cli.options import policy_list
 from moesim.errors import ConfigError, InputError
 from moesim.experiment import estimate, run_experiment
 from moesim.experiment.again import outcome_of
@@ -32,7 +33,8 @@ from moesim.experiment.repeats import CI, aggregate, half_width
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.result import read_summary
 from moesim.experiment.spec import Point, RunSpec
-from moesim.experiment.sweep import expand
+from moesim.experiment.sweep import expand, policies_of
+from moesim.metrics.naming import policy_label
 from moesim.policies.registry import make_policy
 from tests.docs.imports_kit import ALL as MODULES
 from tests.docs.imports_kit import all_imports
@@ -718,6 +720,31 @@ def test_a_metric_without_meaning_in_some_repeats_is_the_mean_of_the_others():
     (row,) = aggregate(rows)
     assert row["share"] == 0.5
     assert row["ci95.share"] == pytest.approx(12.706 * 0.25, rel=1e-3)  # two draws: Student's t with one degree of freedom
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        {"name": "lru"},
+        {"name": "kt-expert", "strategy": "frequency", "gpu_experts": 2},
+        {"name": "hybrimoe-paper", "alpha": 0.25},
+        {"name": "prescope", "async_io": False},
+        {"name": "freetoken", "max_fetch": None},
+    ],
+)
+def test_the_label_of_a_policy_is_read_as_the_policy(policy: dict[str, Any]):
+    """Labels are what tables print, so they are what people type."""
+    assert [*policies_of(policy_label(policy), "here")] == [*policies_of(policy, "here")] == [policy]
+    both = policy_list(f"static, {policy_label(policy)},{{name: dali, prefetch_size: 0}}", "here")
+    assert [one for written in both for one in policies_of(written, "here")] == [
+        {"name": "static"}, policy, {"name": "dali", "prefetch_size": 0}
+    ]  # fmt: skip
+
+
+def test_a_label_that_is_none_is_a_name():
+    for text in ("kt-expert(", "kt-expert()", "composed(replacement=lru(x=1))"):
+        with pytest.raises(InputError, match=f"unknown policy '{re.escape(text)}'"):
+            [*policies_of(text, "here")]
 
 
 @pytest.mark.parametrize("imports", [True, False])
