@@ -18,7 +18,9 @@ from moesim.policies.registry import make_policy, policy_class
 
 
 def check(
-    policies: Annotated[str, typer.Argument(metavar="POLICIES", help="Names, module:Class, name(option=value) or {name: ..., option: ...}.")],
+    policies: Annotated[
+        str, typer.Argument(metavar="POLICIES", help="Names, module:Class, name(option=value) or {name: ..., option: ...}.")
+    ],
     hardware: Annotated[
         str | None, typer.Option(help="Profile to run on; default: the one that the policy names, else a tiny machine.")
     ] = None,

@@ -65,8 +65,8 @@ class LlamaCpp(PolicyBase):
     n_gpu_layers: Annotated[int, Range(0)] | None = None
     """Layers on the GPU, counted from the end with the output layer as one; None: all."""
     n_cpu_moe: Annotated[int, Range(0), MootIf(n_gpu_layers=(0, 1))] | None = None
-    """First layers whose experts are on the CPU; None: none, or, if ``n_gpu_layers`` is None too, as few as the cache slots
-    ask."""
+    """The first so many layers have their experts on the CPU. None: no layer if ``n_gpu_layers`` is given, else as few layers
+    as leave experts that fit the cache slots."""
     op_offload: bool = True
     """Copy the experts of CPU layers to the GPU for larger batches."""
     op_offload_rule: Annotated[Literal["rows", "rows-per-expert"], OnlyWith(op_offload=True)] = "rows"

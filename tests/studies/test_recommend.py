@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import typer
 
@@ -29,12 +30,14 @@ from moesim.studies.advice.grid import coarse, halves
 from moesim.studies.advice.interval import mixed
 from moesim.studies.advice.launches import FEW_US, gpu_share, layer_us, with_fewer
 from moesim.studies.advice.recommend import Advice, recommend
-from moesim.studies.advice.routing import find_routing
+from moesim.studies.advice.routing import find_routing, synthetic
 from moesim.studies.advice.search import speed
 from moesim.studies.advice.setting import Asked, look_up
 from moesim.studies.advice.shipped import SHIPPED
 from moesim.studies.advice.show import document, output
 from moesim.testing.traces import synthetic_trace
+from moesim.trace import Trace
+from moesim.trace.synthesis import read_parameters, synthesize
 from tests.studies.recommend_kit import GIB, MODEL, asked, four_layers, space_of
 
 
@@ -495,6 +498,19 @@ def test_routing_of_a_shipped_trace_or_made_up(tmp_path: Path):
     assert re.fullmatch(r"mini-qwen3 has \d of the 5 requests of 600 \+ 8 tokens that are simulated", long.why)
     with pytest.raises(TraceError, match=r"expected routing of .*40 layers.* got none, and no parameters.*moesim trace record"):
         find_routing(replace(model, n_layers=40), None, 1, 64, 64, "test")
+
+
+def test_made_up_requests_are_those_that_are_made_at_once(tmp_path: Path):
+    """The first group is there at once, the others are made meanwhile."""
+    model = look_up(Asked("mixtral-8x7b", "rtx3090-epyc7532"), tmp_path).model
+    made = synthetic(model, 2, 3, 2)
+    assert made is not None and len(made.groups) == 5
+    whole = synthesize(read_parameters("mixtral-8x7b"), n_requests=10, n_prompt=3, n_decode=2, scores=True)
+    assert made.groups[0] is made.groups[:1][0] is made.groups[-5]
+    for number, group in enumerate(made.groups):
+        np.testing.assert_array_equal(group.experts, whole.experts[10 * number : 10 * number + 10])
+    paths = [*made.write(tmp_path, slice(1)), *made.write(tmp_path, slice(1, None))]
+    assert [Trace.read(path).digest for path in paths] == [group.digest for group in made.groups]
 
 
 @pytest.mark.parametrize("name", ["mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v2-lite", "gpt-oss-20b"])

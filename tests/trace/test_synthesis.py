@@ -66,6 +66,23 @@ def test_a_request_does_not_depend_on_how_many_there_are():
     assert (many.experts[:n] != many.experts[n : 2 * n]).any()
 
 
+def test_requests_may_be_made_some_at_a_time():
+    options = {"scores": True, "n_input_requests": 4}
+    whole, later = make(parameters(), n_requests=4, **options), make(parameters(), first=2, n_requests=2, **options)
+    rest = whole.n_rows // 2
+    for name in ("experts", "weights", "scores", "phase"):
+        np.testing.assert_array_equal(getattr(later, name), getattr(whole, name)[rest:])
+    assert later.inputs is not None and whole.inputs is not None
+    np.testing.assert_array_equal(later.inputs.values, whole.inputs.values[rest:])
+    for name, signal in later.signals.items():
+        np.testing.assert_array_equal(signal.scores, whole.signals[name].scores[rest:])
+    for name, table in later.tables.items():
+        np.testing.assert_array_equal(table, whole.tables[name])
+        with pytest.raises(ValueError, match="read-only"):  # they are remembered
+            table[0] = 0
+    assert (later.header["trace_requests"]["first"], later.header["trace_requests"]["n"]) == (2, 2)
+
+
 def test_routing_does_not_depend_on_what_is_kept_beside_it():
     bare = make(parameters(), n_signal_requests=0, n_calibration=0)
     full = make(parameters(), n_input_requests=12, scores=True)
@@ -277,7 +294,14 @@ def test_decode_resembles_the_prefill_of_its_own_request_more_than_that_of_other
 
 
 def test_impossible_counts_are_refused():
-    for wrong in ({"n_requests": 0}, {"n_prompt": -1}, {"n_prompt": 0, "n_decode": 0}, {"n_calibration": -1}, {"seed": -1}):
+    for wrong in (
+        {"n_requests": 0},
+        {"n_prompt": -1},
+        {"n_prompt": 0, "n_decode": 0},
+        {"n_calibration": -1},
+        {"seed": -1},
+        {"first": -1},
+    ):
         with pytest.raises(ConfigError, match="expected at least"):
             make(parameters(), **wrong)
 

@@ -5,10 +5,11 @@ The requests are cut into groups, one trace each, so that every candidate sees t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, overload
 
 import numpy as np
 
@@ -31,7 +32,7 @@ class Routing:
 
     label: str  # name in results
     origin: str  # `recorded`, `miniature` or `synthetic`
-    groups: tuple[Trace, ...]  # one for each group of requests, of one batch each
+    groups: Sequence[Trace]  # one for each group of requests, of one batch each; all but the first may still be in the making
     written: str | Mapping[str, Any]  # what to write into an experiment file for routing like this
     why: str = ""  # why this one, if it is not the first choice; else empty
 
@@ -39,14 +40,37 @@ class Routing:
         """Name the first thing that a policy needs and this routing has not for every request; None if it has all."""
         for need in sorted(needs):
             name = need.removeprefix("signal:")
-            for trace in self.groups:
+            for trace in self.groups[:1] if self.origin == "synthetic" else self.groups:  # made-up requests are alike in this
                 if lacking(trace, [need]) or (name != need and not all(name in names for names in trace.requests.signals)):
                     return need
         return None
 
-    def write(self, folder: Path) -> list[Path]:
-        """Write one trace a group into a folder."""
-        return in_threads(lambda one: one[1].write(folder / f"group{one[0]}.safetensors"), enumerate(self.groups))
+    def write(self, folder: Path, groups: slice = slice(None)) -> list[Path]:
+        """Write one trace a group into a folder, of some groups."""
+        chosen = zip(range(len(self.groups))[groups], self.groups[groups], strict=True)
+        return in_threads(lambda one: one[1].write(folder / f"group{one[0]}.safetensors"), chosen)
+
+
+class _Growing(Sequence[Trace]):
+    """Traces of which the first is there; a thread makes the others, and who asks for one of these waits."""
+
+    def __init__(self, first: Trace, others: Callable[[], Sequence[Trace]], n: int) -> None:
+        self._first, self._n = first, n
+        threads = ThreadPoolExecutor(1)
+        self._others = threads.submit(others)
+        threads.shutdown(wait=False)
+
+    def __len__(self) -> int:
+        return self._n
+
+    @overload
+    def __getitem__(self, index: int) -> Trace: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Trace]: ...
+    def __getitem__(self, index: int | slice) -> Trace | Sequence[Trace]:
+        if index in (0, slice(0, 1), slice(1)):
+            return self._first if index == 0 else (self._first,)
+        return (self._first, *self._others.result())[index]
 
 
 Shipped = Iterable[tuple[str, Trace]]
@@ -84,10 +108,16 @@ def synthetic(model: ModelSpec, batch: int, prompt: int, decode: int) -> Routing
     name = parameters_of_shape(model)
     if name is None:
         return None
-    n_requests = GROUPS * batch
-    trace = synthesize(read_parameters(name), n_requests=n_requests, n_prompt=prompt, n_decode=decode, scores=True)
-    written = {"synthesize": name, "requests": n_requests, "prompt": prompt, "decode": decode}
-    return Routing(f"synthetic {name}", "synthetic", _split(trace, list(range(n_requests)), batch), written)
+    parameters = read_parameters(name)
+
+    def made(first: int, n: int) -> tuple[Trace, ...]:
+        found = synthesize(parameters, first=first, n_requests=n, n_prompt=prompt, n_decode=decode, scores=True)
+        return _split(found, list(range(n)), batch)
+
+    (begun,) = made(0, batch)
+    groups = _Growing(begun, lambda: made(batch, (GROUPS - 1) * batch), GROUPS)
+    written = {"synthesize": name, "requests": GROUPS * batch, "prompt": prompt, "decode": decode}
+    return Routing(f"synthetic {name}", "synthetic", groups, written)
 
 
 def other_routing(model: ModelSpec, routing: Routing, batch: int, prompt: int, decode: int, shipped: Shipped) -> Routing | None:

@@ -118,19 +118,25 @@ class Search:
             self._workers,
         ):  # fmt: skip
             self._bar, folder = bar, Path(name)
-            self._traces = self.space.routing.write(folder)
-            self._known = {written_key(str(path)): one for path, one in zip(self._traces, self.space.routing.groups, strict=True)}
+            self._write(folder, slice(1))
             bar.describe("coarse grid")
             self._screen([*first, *papers])
             bar.describe("refinement")
             self._refine([families[name] for name in fit if not families[name].fullest], fit)
             self._add(adding)
             bar.describe("all requests")
+            self._write(folder, slice(1, None))
             self._finish()
             bar.describe("other routing")
             self._cross(folder)
             self._launch_less()
         return self.found
+
+    def _write(self, folder: Path, groups: slice) -> None:
+        """Write groups of requests, which another thread may still have to make."""
+        paths = self.space.routing.write(folder, groups)
+        self._traces += paths
+        self._known |= {written_key(str(path)): one for path, one in zip(paths, self.space.routing.groups[groups], strict=True)}
 
     def _one(self, family: Family, number: int) -> Candidate:
         one = self.space.candidate(family, number)

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,6 +44,7 @@ def synthesize(
     n_prompt: int,
     n_decode: int,
     seed: int = 0,
+    first: int = 0,
     n_signal_requests: int | None = None,
     n_input_requests: int = 0,
     n_calibration: int = N_CALIBRATION,
@@ -62,6 +64,8 @@ def synthesize(
         Rows of each request; at least one together.
     seed : int
         Of routers, topics and requests.
+    first : int
+        Number of the first request, so that requests can be made some at a time.
     n_signal_requests : int or None
         So many requests, the first, carry ``gate_next1`` to ``gate_next3`` and ``residual``; None: all.
     n_input_requests : int
@@ -85,21 +89,19 @@ def synthesize(
     ConfigError
         If there is nothing to make, or a number is negative.
     """
-    _check_counts(n_requests, n_prompt, n_decode, n_calibration, seed)
+    _check_counts(n_requests, n_prompt, n_decode, n_calibration, seed, first)
     n_rows = n_prompt + n_decode
     with_signals = n_requests if n_signal_requests is None else min(n_signal_requests, n_requests)
     with threadpool_limits(1, "blas"):  # its threads wait for each other by turning: ten times as slow on a busy machine
         model = _drawn(parameters, seed)
-        tables = _calibrate(model, n_calibration, scores)
+        tables = _calibrated(parameters, seed, n_calibration, scores)
         n_inputs = min(n_input_requests, n_requests) * n_rows
         kept = _Kept(model, n_requests * n_rows, with_signals * n_rows, n_inputs, scores, folder)
 
         def make(number: int) -> None:
-            _request(model, number, n_rows, n_prompt, kept, tables.get("residual"))
+            _request(model, first + number, slice(number * n_rows, (number + 1) * n_rows), n_prompt, kept, tables.get("residual"))
 
-        make(0)  # alone, for it makes the arrays of signals
-        progress(n_rows)
-        in_threads(make, range(1, n_requests), lambda: progress(n_rows))
+        in_threads(make, range(n_requests), lambda: progress(n_rows))
     return Trace.build(
         experts=kept.experts,
         weights=kept.weights,
@@ -112,7 +114,7 @@ def synthesize(
         inputs=kept.gate_inputs(),
         signals=kept.signals(),
         tables=tables,
-        header=_header(parameters, seed, n_requests, n_prompt, n_decode, n_calibration),
+        header=_header(parameters, seed, first, n_requests, n_prompt, n_decode, n_calibration),
     )
 
 
@@ -122,7 +124,16 @@ def _drawn(parameters: ParameterSet, seed: int) -> SyntheticModel:
     return draw_model(parameters, seed)
 
 
-def _check_counts(n_requests: int, n_prompt: int, n_decode: int, n_calibration: int, seed: int) -> None:
+@lru_cache(maxsize=4)  # the largest takes 20 MB
+def _calibrated(parameters: ParameterSet, seed: int, n_requests: int, scores: bool) -> dict[str, NDArray[Any]]:
+    """Count calibration tables, or give back some of the last, which nobody may change."""
+    tables = _calibrate(_drawn(parameters, seed), n_requests, scores)
+    for table in tables.values():
+        table.flags.writeable = False
+    return tables
+
+
+def _check_counts(n_requests: int, n_prompt: int, n_decode: int, n_calibration: int, seed: int, first: int) -> None:
     for name, value, least in (
         ("requests", n_requests, 1),
         ("prompt", n_prompt, 0),
@@ -130,6 +141,7 @@ def _check_counts(n_requests: int, n_prompt: int, n_decode: int, n_calibration: 
         ("prompt + decode", n_prompt + n_decode, 1),
         ("calibration requests", n_calibration, 0),
         ("seed", seed, 0),
+        ("first request", first, 0),
     ):
         if value < least:
             raise ConfigError(f"synthetic trace: {name}: expected at least {least}, got {value}; ask for more")
@@ -143,6 +155,7 @@ class _Kept:
     ) -> None:
         p = model.parameters
         self._folder = folder
+        self._making = Lock()  # requests are made beside each other; the first to have a signal makes its arrays
         self._ids = np.dtype(np.uint8 if p.n_experts <= 256 else np.uint16)
         self.experts = self._make("experts", (n_rows, p.n_layers, p.top_k), self._ids)
         self.weights = self._make("weights", (n_rows, p.n_layers, p.top_k))
@@ -163,10 +176,11 @@ class _Kept:
         n_layers = self.experts.shape[1]
         dense = n_experts <= DENSE_EXPERTS
         width = n_experts if dense else min(2 * top_k, n_experts)
-        if name not in self.signal_scores:
-            self.signal_scores[name] = self._make(f"{name}.scores", (self.n_signal, n_layers, width))
-            if not dense:
-                self.signal_ids[name] = self._make(f"{name}.ids", (self.n_signal, n_layers, width), self._ids)
+        with self._making:
+            if name not in self.signal_scores:
+                self.signal_scores[name] = self._make(f"{name}.scores", (self.n_signal, n_layers, width))
+                if not dense:
+                    self.signal_ids[name] = self._make(f"{name}.ids", (self.n_signal, n_layers, width), self._ids)
         place = (slice(first, first + n), slice(n_layers - n_ahead, None))
         if dense:
             said = softmax(logits, axis=-1)
@@ -190,10 +204,10 @@ class _Kept:
 
 
 def _request(
-    model: SyntheticModel, number: int, n_rows: int, n_prompt: int, kept: _Kept, residual: NDArray[np.float16] | None
+    model: SyntheticModel, number: int, rows: slice, n_prompt: int, kept: _Kept, residual: NDArray[np.float16] | None
 ) -> None:
     p = model.parameters
-    first = number * n_rows
+    first, n_rows = rows.start, rows.stop - rows.start
     unread = None
     if kept.inputs is not None and first < len(kept.inputs):
         unread = unread_parts(model, REQUEST, number, n_rows) + model.mean[:, None, p.width :]
@@ -250,9 +264,11 @@ def _calibrate(model: SyntheticModel, n_requests: int, scores: bool) -> dict[str
     }
 
 
-def _header(p: ParameterSet, seed: int, n_requests: int, n_prompt: int, n_decode: int, n_calibration: int) -> dict[str, Any]:
-    def requests(stream: str, n: int, prompt: int, decode: int) -> dict[str, Any]:
-        return {"seed": seed, "stream": stream, "first": 0, "n": n, "n_prompt": prompt, "n_decode": decode}
+def _header(
+    p: ParameterSet, seed: int, first: int, n_requests: int, n_prompt: int, n_decode: int, n_calibration: int
+) -> dict[str, Any]:
+    def requests(stream: str, n: int, prompt: int, decode: int, first: int = 0) -> dict[str, Any]:
+        return {"seed": seed, "stream": stream, "first": first, "n": n, "n_prompt": prompt, "n_decode": decode}
 
     return {
         "note": _NOTE,
@@ -265,6 +281,6 @@ def _header(p: ParameterSet, seed: int, n_requests: int, n_prompt: int, n_decode
             "origin": {name: p.origin[name] for name in p.origin if name in p.stated()},
             "sha256": hashlib.sha256(p.to_yaml().encode()).hexdigest(),
         },
-        "trace_requests": requests("request", n_requests, n_prompt, n_decode),
+        "trace_requests": requests("request", n_requests, n_prompt, n_decode, first),
         "calibration_requests": requests("calibration", n_calibration, CALIBRATION_PROMPT, CALIBRATION_DECODE),
     }
