@@ -24,7 +24,7 @@ def test_there_are_experiments():
 
 
 # Dozens of systems, which have goldens of their own; files of papers, whose first settings differ little.
-LONG = {"league", "equal-memory"}
+LONG = {"league", "league-long-answers", "equal-memory"}
 
 
 @pytest.mark.parametrize(
