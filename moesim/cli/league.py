@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -94,7 +95,11 @@ def files_of(found: League) -> dict[str, bytes]:
     """Give ``league.csv``, and of a map ``map.csv`` and its figure."""
     from moesim.studies.league.records import records
 
-    files = {"league.csv": render_records(records(found.table), Format.CSV).encode()}
+    summed = [asdict(one) for one in found.everywhere]
+    files = {
+        "league.csv": render_records(records(found.table), Format.CSV).encode(),
+        "everywhere.csv": render_records(summed, Format.CSV).encode(),
+    }
     if found.cells:
         import pandas as pd
 
@@ -132,6 +137,7 @@ def table(found: League, form: Format) -> str:
     return render(head, cells, form, ["batch", "speed", "of bound"]) + "\n" + between.join(_notes(found, rows, varying)) + "\n"
 
 
+_LEAST = 4  # systems that are least behind everywhere
 _SPREAD = 1.1  # between draws, from which on it is shown
 
 _WORDS = {"model": "model", "hardware": "machine", "memory_bytes": "GPU memory"}
@@ -177,6 +183,11 @@ def _notes(found: League, rows: Sequence[dict[str, Any]], varying: Sequence[str]
         if row["inexact"] and row["phase"] == "decode" and row["inexact_speed"] > row["speed"]
     ]
     notes += [f"faster, but not exact: {line}" for line in inexact]
+    for batch in dict.fromkeys(one.batch_size for one in found.everywhere):
+        mine = [one for one in found.everywhere if one.batch_size == batch]
+        least = ", ".join(f"{one.system} x{one.median:.2f} (worst x{one.worst:.2f})" for one in mine[:_LEAST])
+        n = mine[0].settings
+        notes.append(f"batch {batch}, median of the fastest's speed over its own in the {n} settings where all met: {least}")
     notes += [found.fresh.text()] if found.fresh is not None else []
     notes += [f"{name}: {why}" for name, why in found.never.items()]
     return [*notes, f"{found.n_runs} runs, of which {found.n_found} had been done before"]

@@ -16,7 +16,7 @@ import moesim
 from moesim.cli.league import files_of, league, table
 from moesim.core.table import Format
 from moesim.errors import ConfigError
-from moesim.experiment.config import parse_config
+from moesim.experiment.config import load_config, parse_config
 from moesim.experiment.pool import Workers
 from moesim.experiment.report_columns import waited
 from moesim.hardware import load_hardware
@@ -176,6 +176,22 @@ def test_the_map_hatches_what_is_not_certain(found: League):
     assert len(dotted) == 2  # the machine as it is lies between the two ratios
 
 
+def test_what_a_system_loses_everywhere_is_the_speed_of_plain_runs(found: League):
+    """The two settings, and per batch the four corners of the map, one of which is its middle."""
+    settings = [one.setting for one in (*found.table, *found.cells) if one.setting.batch == 2 and one.phase == "decode"]
+    tables = [moesim.run(one.raws()[0] | {"policies": SYSTEMS[:3]}, progress=False).table for one in settings]
+    behind = {
+        name: [t["decode_tokens_per_s"].max() / t["decode_tokens_per_s"][t["policy"] == name].iloc[0] for t in tables]
+        for name in SYSTEMS[:3]
+    }
+    mine = [one for one in found.everywhere if one.batch_size == 2]
+    assert {one.system: (one.median, one.worst, one.settings, one.ran, one.fastest) for one in mine} == {
+        name: (pytest.approx(sorted(of)[2]), pytest.approx(max(of)), 5, 5, of.count(1)) for name, of in behind.items()
+    }
+    assert [one.median for one in mine] == sorted(one.median for one in mine)
+    assert f"in the 5 settings where all met: {mine[0].system} x{mine[0].median:.2f}" in table(found, Format.TABLE)
+
+
 def test_fresh_draws_count_what_the_map_says(found: League, tmp_path: Path):
     doubts = ((), (NOISE,), (CPU_COST,))
     cells = [replace(one, contest=replace(one.contest, doubts=some)) for one, some in zip(found.cells, doubts, strict=False)]
@@ -204,7 +220,11 @@ def test_a_league_that_was_done_is_found_and_writes_the_same_bytes(tmp_path: Pat
         league(file, ratios="1/8,2", shares="0.5", out=out, jobs=1, form=Format.MD)
         said.append(capsys.readouterr().out)
         files.append({path.name: path.read_bytes() for path in out.iterdir() if path.is_file() and path.suffix != ".jsonl"})
-    assert set(files[0]) == {"league.csv", "map.csv", "crossover.png", "crossover.pdf", "crossover.txt"} <= {*files[0]}
+    assert (
+        set(files[0])
+        == {"league.csv", "everywhere.csv", "map.csv", "crossover.png", "crossover.pdf", "crossover.txt"}
+        <= {*files[0]}
+    )
     assert files[0] == files[1]
     n_runs = said[0].splitlines()[-1].split()[0]
     assert f"{n_runs} runs, of which {n_runs} had been done before" in said[1]
@@ -247,7 +267,7 @@ def test_a_machine_without_a_host_that_computes_is_refused(tmp_path: Path):
 def test_the_table_names_what_is_faster_but_not_exact(found: League):
     said = table(found, Format.MD)
     assert "simulated; weakest source:" in said
-    assert set(files_of(found)) == {"league.csv", "map.csv", "crossover.txt", "crossover.png", "crossover.pdf"}
+    assert set(files_of(found)) == {"league.csv", "everywhere.csv", "map.csv", "crossover.txt", "crossover.png", "crossover.pdf"}
 
 
 def test_what_it_waited_for_is_of_the_phase():
@@ -262,3 +282,13 @@ def test_a_decode_step_of_one_request_has_no_further_rows(tmp_path: Path):
     assert [_rows_add(replace(setting, batch=batch), phase) for batch in (1, 2) for phase in ("decode", "prompt")] == [
         False, True, True, True,
     ]  # fmt: skip
+
+
+def test_the_league_with_longer_answers_differs_in_what_it_says():
+    short, long = (load_config(Path(name)) for name in ("league", "league-long-answers"))
+    left_out = ["moe-gen", "zero-inference", "klotski", "moe-lightning", "hobbit", "fate"]
+    assert [one for one in short.policies if one not in left_out] == long.policies
+    assert (short.workload.decode_tokens, long.workload.decode_tokens) == (16, 128)
+    same = short.workload.model_copy(update={"decode_tokens": 128, "batch_size": [1, 4]})
+    assert same == long.workload and (short.model, short.hardware, short.cache) == (long.model, long.hardware, long.cache)
+    assert [{**one, "requests": 4, "decode": 128} for one in short.trace] == long.trace

@@ -17,6 +17,7 @@ from moesim.experiment.sweep import expand
 from moesim.metrics.naming import policy_label
 from moesim.policies.registry import make_policy
 from moesim.studies.league.contest import decide, near
+from moesim.studies.league.everywhere import Everywhere, everywhere
 from moesim.studies.league.fresh import Fresh, on_fresh_draws
 from moesim.studies.league.meetings import Meetings, Row, System
 from moesim.studies.league.settings import Setting, cpu_cost_ends, map_of, settings_of
@@ -37,6 +38,7 @@ class League:
     never: dict[str, str]  # systems that ran nowhere, and why
     n_runs: int
     n_found: int  # of these that had been run before
+    everywhere: tuple[Everywhere, ...] = ()  # exact systems over the settings and machines in which all of them met
     fresh: Fresh | None = None  # how the map came out on other draws
 
 
@@ -64,6 +66,7 @@ def league(
             hardware = settings[0].hardware
             bases = {one.panel: one for one in reversed(settings) if one.hardware == hardware}
             cells = held.cells([bases[panel] for panel in dict.fromkeys(s.panel for s in settings)], exact, ratios, shares)
+        summed = everywhere(held.met([*settings, *held.asked], exact))
         fresh = None
         if n_fresh and cells:
             held.told(f"{n_fresh} fresh draws")
@@ -73,13 +76,14 @@ def league(
         raise ConfigError(f"{place}: expected a system that runs in some setting, got none: {why}")
     labels = [policy_label(one) for one in systems]
     never = {label: f"ran in no setting: {held.meetings.errors[label]}" for label in labels if label not in held.ran}
-    return League(tuple(table), tuple(cells), never, held.meetings.n_runs, held.meetings.n_found, fresh)
+    return League(tuple(table), tuple(cells), never, held.meetings.n_runs, held.meetings.n_found, tuple(summed), fresh)
 
 
 class _League:
     def __init__(self, meetings: Meetings, place: str, progress: bool) -> None:
         self.meetings = meetings
         self.ran: set[str] = set()
+        self.asked: list[Setting] = []  # machines of the map in which all systems meet
         self._place = place
         self._progress = progress
 
@@ -117,9 +121,15 @@ class _League:
             cells = map_of(base, ratios, shares, self._place)
             self.told(f"map of {base.model}, batch {base.batch}: {len(cells)} machines")
             asked = [one for one in cells if (one.ratio, one.share) in _asked(ratios, shares)]
+            self.asked += asked
             near_any = {name for rows in self._first(asked, systems) for name in _near(rows, systems, ("decode",), SCREEN)}
             found += self.standings(cells, [one for one in systems if policy_label(one) in near_any], ("decode",))
         return found
+
+    def met(self, settings: Sequence[Setting], systems: Sequence[System]) -> list[tuple[int, dict[str, float]]]:
+        """Give the batch size and the decode speeds of the first draw of settings; an oracle is nobody's equal."""
+        rows = self._first(settings, systems)
+        return [(setting.batch, _speeds(mine, "decode")) for setting, mine in zip(settings, rows, strict=True)]
 
     def _first(self, settings: Sequence[Setting], systems: Sequence[System]) -> list[dict[str, Row]]:
         rows = self.meetings.rows([(setting.draws[0], systems) for setting in settings])
@@ -181,9 +191,13 @@ def _near(rows: dict[str, Row], systems: Sequence[System], phases: Iterable[str]
     names = [policy_label(one) for one in systems]
     found: set[str] = set()
     for phase in phases:
-        speeds = {n: PHASES[phase](rows[n]) for n in names if n in rows and rows[n].get("source_label") != ORACLE}
+        speeds = {name: speed for name, speed in _speeds(rows, phase).items() if name in names}
         found.update(near(speeds) if factor is None else near(speeds, factor, None))
     return found
+
+
+def _speeds(rows: dict[str, Row], phase: str) -> dict[str, float]:
+    return {name: PHASES[phase](row) for name, row in rows.items() if row.get("source_label") != ORACLE}
 
 
 def _asked(ratios: Sequence[float], shares: Sequence[float]) -> set[tuple[float, float]]:
