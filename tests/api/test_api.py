@@ -219,6 +219,7 @@ def test_figures(result: moesim.Result) -> None:
         batches.plot("breakdown")
 
 
+@pytest.mark.long
 def test_the_folder_is_that_of_the_command(tmp_path: Path) -> None:
     file = tmp_path / "small.yaml"
     file.write_text(

@@ -137,6 +137,7 @@ class Stuck(LRU):  # type: ignore[misc, valid-type]
         """Wait."""
 
 
+@pytest.mark.long
 def test_of_runs_that_all_fail_the_error_is_all_that_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     path = write_yaml(tmp_path, policies=[f"{__name__}:Stuck"], cache={"ratio": 0.25}, plots=["hit_rate", "gantt"])
     assert main(["run", str(path)]) == 1

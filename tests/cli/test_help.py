@@ -67,6 +67,7 @@ def test_the_example_is_of_its_command(name: str):
 
 
 LONG = ("papers", "validate")  # another test runs them, with --out
+SLOW = ("plot", "recommend", "trace fit", "assignments", "trace stats")  # their commands have tests of their own
 
 
 @pytest.mark.parametrize("name", LONG)
@@ -76,7 +77,12 @@ def test_a_long_example_is_run_elsewhere(name: str):
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in COMMANDS if told_apart(words_of(name)) not in OF_THE_README and name not in LONG]
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.long] if name in SLOW else [])
+        for name in COMMANDS
+        if told_apart(words_of(name)) not in OF_THE_README and name not in LONG
+    ],
 )
 def test_the_example_works(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     """Those of the README run in its own test."""

@@ -52,11 +52,13 @@ def test_a_sweep_begins_without_what_draws(module: str) -> None:
     assert not imported(f"import {module}") & {"scipy", "matplotlib", "jinja2", "moesim.plots", "moesim.report", "moesim.live"}
 
 
+@pytest.mark.long
 def test_the_plan_of_a_measurement_imports_no_pytorch() -> None:
     code = "import moesim.live.profiler.request, sys; 'torch' in sys.modules and sys.exit(1)"
     assert "moesim.live" in imported(code)
 
 
+@pytest.mark.long
 def test_figures_need_no_statistics_of_scipy() -> None:
     """Student's t comes from scipy.special: all of scipy.stats takes longer than most figures."""
     code = "import moesim.plots.catalogue, sys; sys.modules.get('scipy.stats') and sys.exit(1)"

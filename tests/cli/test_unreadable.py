@@ -51,6 +51,7 @@ COMMANDS = {
 }
 
 
+@pytest.mark.long
 def test_what_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     if _ROOT and shutil.which("setpriv") is None:
         pytest.skip("root reads everything, and setpriv is not installed")

@@ -32,8 +32,8 @@ def test_an_unknown_command_lists_those_that_are_known(typed: list[str], said: s
 @pytest.mark.parametrize(
     ("words", "found"),
     [
-        ("moesim re", {"recommend", "report", "replay", "regret"}),
-        ("moesim compare --ba", {"--batch"}),
+        pytest.param("moesim re", {"recommend", "report", "replay", "regret"}, marks=pytest.mark.long),
+        pytest.param("moesim compare --ba", {"--batch"}, marks=pytest.mark.long),
         ("moesim trace sp", {"split"}),
     ],
 )

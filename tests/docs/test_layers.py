@@ -163,6 +163,7 @@ def test_nothing_is_imported_that_an_installation_lacks():
     assert {name for name in found if name.lower() not in named} == set()
 
 
+@pytest.mark.long
 def test_no_test_module_lends_anything():
     """What several test modules share stands in a kit or a conftest file beside them."""
     tests = Path(__file__).resolve().parents[1]

@@ -67,7 +67,15 @@ def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.parametrize("command", different_commands(), ids=" ".join)
+# Each takes many times as long as what else there is to test of it.
+LONG = {"validate", "replay", "report", "bench", "calibrate", "assignments", "trace stats", "plot signal_accuracy"}
+RUNS = [
+    pytest.param(words, marks=[pytest.mark.long] if {words[0], " ".join(words[:2])} & LONG else [])
+    for words in different_commands()
+]
+
+
+@pytest.mark.parametrize("command", RUNS, ids=" ".join)
 def test_a_command_of_the_readme_runs(
     command: list[str],
     request: pytest.FixtureRequest,

@@ -133,7 +133,9 @@ def decode_of(trace: Trace, n_batches: int = 2) -> dict[str, Any]:
 
 @pytest.mark.parametrize("share", OFTEN)
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("name", TRACES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] if name == "mini-qwen3" else []) for name in TRACES]
+)
 def test_the_engine_equals_a_plain_replay_of_recorded_routing(name: str, rule: str, share: float) -> None:
     trace = recorded(name)
     ran = run(trace, rule, int(share * trace.n_layers * trace.n_experts), **decode_of(trace))

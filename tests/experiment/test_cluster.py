@@ -187,6 +187,7 @@ def test_all_workers_go_and_another_one_joins(dask: Dask, alone: Path, folder: P
     assert same_folders(folder / "joined", alone)
 
 
+@pytest.mark.long
 def test_the_scheduler_is_killed(alone: Path, folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path):
     write_policies(tmp_path, "cluster_policies")
     dask = Dask(tmp_path)
@@ -230,6 +231,7 @@ def test_no_scheduler(
     assert not (folder / "none").exists()
 
 
+@pytest.mark.long
 def test_a_worker_with_other_code_is_refused(dask: Dask, folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path):
     shutil.copytree(ROOT / "moesim", tmp_path / "moesim", ignore=shutil.ignore_patterns("__pycache__"))
     with (tmp_path / "moesim/engine/core.py").open("a") as file:

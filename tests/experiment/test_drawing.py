@@ -68,6 +68,7 @@ def kinds_of(files: dict[str, bytes]) -> set[str]:
     return {name.split(".")[0] for name in files}
 
 
+@pytest.mark.long
 def test_processes_draw_the_same_bytes(ran: tuple[Results, dict[str, Outcome]]) -> None:
     results, runs = ran
     here, nothing = draw(PLOTS, results.outcomes, runs)
@@ -92,6 +93,7 @@ def test_each_figure_is_drawn_once_and_no_other(
     assert draw([], results.outcomes, runs, workers_with(pool)) == ({}, [])
 
 
+@pytest.mark.long
 def test_a_figure_whose_process_died_is_drawn_here(ran: tuple[Results, dict[str, Outcome]]) -> None:
     results, runs = ran
     whole, _ = draw(FEW, results.outcomes, runs)
@@ -99,6 +101,7 @@ def test_a_figure_whose_process_died_is_drawn_here(ran: tuple[Results, dict[str,
     assert (found, refused) == (whole, [])
 
 
+@pytest.mark.long
 def test_what_cannot_be_drawn_is_one_line_in_any_process(
     ran: tuple[Results, dict[str, Outcome]], monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip

@@ -23,8 +23,17 @@ def test_there_are_experiments():
     assert ROOT / "experiments" in data_dirs("experiments")
 
 
-# Dozens of systems, which have goldens of their own; files of papers, whose first settings differ little.
-LONG = {"league", "league-long-answers", "equal-memory"}
+# Dozens of systems, which have goldens of their own; papers, whose first settings differ little; what draws many figures.
+LONG = {
+    "league",
+    "league-long-answers",
+    "equal-memory",
+    "qwen3",
+    "fiddler-a6000",
+    "deepseek-v2-lite",
+    "dali-two-gpus",
+    "zen4-2core",
+}
 
 
 @pytest.mark.parametrize(

@@ -237,6 +237,7 @@ def test_what_is_no_death_ends_the_sweep(pretended: Pretended, error: Exception)
         pretend(pretended)
 
 
+@pytest.mark.long
 @posix
 def test_no_process_outlives_its_parent_and_the_rest_is_run_later(tmp_path: Path):
     write_policies(tmp_path, "killed_policies")

@@ -226,6 +226,7 @@ def test_made_up_routing_for_other_processes_is_not_in_the_way(jobs: str, counte
     same(tmp_path / "whole", tmp_path / "out")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("different", [False, True])
 def test_two_sweeps_into_one_folder(different: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     grids = [
@@ -284,6 +285,7 @@ def cut(data: bytes) -> bytes:
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {"cut": cut, "empty": lambda _: b"", "text": lambda _: b"not this" * 99}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", DAMAGE)
 @pytest.mark.parametrize("what", ["run", "part", "records"])
 def test_damaged_files_are_told_of_and_done_again(
@@ -339,6 +341,7 @@ def test_a_row_under_a_wrong_key_is_not_believed(counted: Counted, tmp_path: Pat
     assert "changed since" in lines(capsys)[-1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["summary.json", "config.resolved.yaml", "runs.parquet", "timeline.json"])
 @pytest.mark.parametrize("how", ["cut", "empty"])
 def test_damaged_files_of_a_result_are_written_anew(name: str, how: str, counted: Counted, tmp_path: Path):

@@ -188,7 +188,11 @@ def grid() -> list[Point]:
     return points(**GRID)
 
 
-@pytest.mark.parametrize(("rule", "leaves_out"), EXCLUSIONS, ids=lambda value: str(value) if isinstance(value, dict) else "")
+# Every third each time; the others with `make test-long`.
+RULES = [pytest.param(*one, marks=[] if n % 3 == 0 else [pytest.mark.long]) for n, one in enumerate(EXCLUSIONS)]
+
+
+@pytest.mark.parametrize(("rule", "leaves_out"), RULES, ids=lambda value: str(value) if isinstance(value, dict) else "")
 def test_exclude_leaves_out_what_fits_and_nothing_else(rule: dict[str, Any], leaves_out: Any, grid: list[Point]):
     kept = points(**GRID, exclude=[rule])
     assert 0 < len(kept) < len(grid)

@@ -50,7 +50,10 @@ def carried_out(folder: Path, policy: Any, *, keep: bool = True, **changes: Any)
     return simulated, live, outputs
 
 
-@pytest.mark.parametrize("policy", CLOCKLESS)
+OFTEN = [pytest.param(policy, marks=[] if policy in ("static", "lru", "fiddler") else [pytest.mark.long]) for policy in CLOCKLESS]
+
+
+@pytest.mark.parametrize("policy", OFTEN)
 def test_same_hits_and_bytes_where_no_clock_decides(policy: str, tmp_path: Path) -> None:
     simulated, live, _ = carried_out(tmp_path, policy)
     assert simulated.records is not None
@@ -93,6 +96,7 @@ def test_every_exact_policy_computes_the_same(tmp_path: Path) -> None:
                 np.testing.assert_allclose(machine.outputs[step], hidden, rtol=2e-4, atol=2e-5, err_msg=name)
 
 
+@pytest.mark.long
 def test_a_disk_holds_the_experts(tmp_path: Path) -> None:
     for policy in ("lru", "on-demand", "static"):
         simulated, live, outputs = carried_out(tmp_path, policy, profile=with_disk())
@@ -198,6 +202,7 @@ def test_bits_that_do_not_go_together(tmp_path: Path) -> None:
     assert "expected expert_bits and other_bits both of 32 or both below" in str(failed.failure)
 
 
+@pytest.mark.long
 def test_memory_is_made_anew_only_for_what_does_not_fit(tmp_path: Path) -> None:
     """A larger cache, or a dense part on another device, is added to what was there; the next runs find it all."""
     setup = experiment(tmp_path, policies=["lru", "llama-cpp"], cache={"ratio": [0.25, 0.5]})
@@ -250,6 +255,7 @@ def test_late_outputs_are_refused(tmp_path: Path) -> None:
     assert re.search(r"Run\(L0/E\d+, host, late\): a replay adds outputs to their own layer only", str(failed.failure))
 
 
+@pytest.mark.long
 def test_the_profiles_thread_is_not_the_real_one(tmp_path: Path) -> None:
     """A replay takes the time that its own thread takes, and says in one line that the profile's numbers are for simulations."""
     slow = two_parts(host_expert_us=sure(1e6), host_shared=sure(True))  # a second an expert: the run would take a minute

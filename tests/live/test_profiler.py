@@ -428,6 +428,7 @@ measure(asked.prepare(request(Path({out!r}))), progress=False)
 """
 
 
+@pytest.mark.long
 @needs_two_cores
 @pytest.mark.usefixtures("real_cores")
 def test_a_real_measurement_that_is_killed_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

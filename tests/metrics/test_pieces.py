@@ -67,6 +67,7 @@ def check(records: Records, machine: Machine, seed: int) -> None:
         assert repr(summary.row()) == repr(row)
 
 
+@pytest.mark.long
 def test_any_records():
     media = dict.fromkeys(plain_kit.LINKS[:2], "root")
     for seed in range(60):

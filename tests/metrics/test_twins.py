@@ -79,13 +79,13 @@ def test_twins_are_equal(reference: Callable[..., Any], monkeypatch: pytest.Monk
     other = twin(reference)
     assert other is not reference
     some = 0
-    for seed in range(3000):
+    for seed in range(1000):
         given = CASES[reference](np.random.default_rng(seed))
         expected, got = reference(*given), other(*given)
         for one, two in zip(*(found if isinstance(found, tuple) else (found,) for found in (expected, got)), strict=True):
             assert np.array_equal(one, two) and np.shape(one) == np.shape(two), seed
         some += bool(np.any(expected if not isinstance(expected, tuple) else expected[1]))
-    assert some > 500
+    assert some > 150
 
 
 def test_no_twin_beside_simpy(monkeypatch: pytest.MonkeyPatch):

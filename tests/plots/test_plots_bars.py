@@ -165,6 +165,7 @@ def test_no_two_numbers_at_bars_overlap(n_policies: int, width: float | None, tu
     assert not [(a, b) for a, b in combinations(boxes, 2) if a.overlaps(b)]
 
 
+@pytest.mark.long
 def test_an_experiment_draws_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     experiment = {
         "name": "x", "model": {"base": "mixtral-8x7b", "expert_bits": 4}, "hardware": "rtx3090-epyc7532", "trace": "mini-mixtral",

@@ -82,7 +82,8 @@ def test_the_catalogue_is_whole():
         assert re.fullmatch(r"[^.\n]+", kind.title), name
 
 
-@pytest.mark.parametrize("name", MINE)
+# Every second each time; the others with `make test-long`.
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] if n % 2 else []) for n, name in enumerate(MINE)])
 @pytest.mark.parametrize(("medium", "width"), [pytest.param("screen", None, marks=pytest.mark.long), ("paper", "column")])
 def test_figures_of_a_real_sweep(name: str, medium: Any, width: str | None, folder: Path):
     """Nothing is too small, nothing is cut off, and on paper there is no provenance but the mark of what is not exact."""
@@ -127,6 +128,7 @@ def test_the_same_figure_has_the_same_bytes_and_embeds_its_fonts(folder: Path, r
     assert data["n"].tolist() == [2] * 8
 
 
+@pytest.mark.long
 def test_a_figure_can_be_saved_twice(folder: Path, tmp_path: Path):
     figure = decode_speed(pd.read_parquet(folder / "runs.parquet"))
     first, second = (save(figure, tmp_path / name) for name in "ab")
@@ -236,6 +238,7 @@ def test_what_is_refused_and_why(words: str, expected: str, folder: Path, run: C
     assert not out.exists()
 
 
+@pytest.mark.long
 def test_an_option_goes_to_the_kinds_that_take_it(folder: Path, run: Callable[..., Any], tmp_path: Path):
     run("speedup", "vram", folder, "--baseline", "fiddler", "--out", tmp_path / "both")
     run("speedup", folder, "--baseline", "fiddler", "--out", tmp_path / "one")
@@ -287,6 +290,7 @@ def test_names_are_split_outside_of_brackets():
     assert split_names("lru,{a,b}, x(y=[1,2],z=3),") == ["lru", "{a,b}", "x(y=[1,2],z=3)"]
 
 
+@pytest.mark.long
 # ------------------------------------------------------------------------------------------------------------------ experiments
 def test_experiments_draw_what_they_ask_for_and_say_what_they_cannot(results: Results, tmp_path: Path):
     first = {str(outcome.row["policy"]): outcome for outcome in results.outcomes[:2]}

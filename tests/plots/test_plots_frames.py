@@ -577,6 +577,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory):
     return run_experiment(experiment, keep=lambda index: True)
 
 
+@pytest.mark.long
 def test_figures_of_a_sweep(sweep):
     steps, layers = (pd.DataFrame(row for one in sweep.outcomes for row in make(one)) for make in (step_frame, layer_frame))
     runs = {one.row["policy"]: one.records for one in sweep.outcomes}

@@ -138,6 +138,7 @@ def least_step(prompt: int, output: int, rows: int, n: int, machine: PlanMachine
     return float(points[allowed, 2].min()) if allowed.any() else None
 
 
+@pytest.mark.long
 def test_the_program_against_a_search_of_corners() -> None:
     rng = np.random.default_rng(3)
     n_none = n_cached = 0

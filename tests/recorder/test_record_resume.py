@@ -86,6 +86,7 @@ except RecordError as error:
 """
 
 
+@pytest.mark.long
 def test_a_killed_recording_goes_on_and_gives_the_same_bytes(home: Path, tmp_path: Path) -> None:
     out = tmp_path / "killed.safetensors"
     command = [sys.executable, "-c", KILLED_AGAIN_AND_AGAIN, str(home), str(out)]

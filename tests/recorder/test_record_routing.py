@@ -69,7 +69,9 @@ def test_one_at_a_time(name: str) -> None:
         check_by_hand(name, recording)
 
 
-@pytest.mark.parametrize("equal", [False, True], ids=["padded", "equal lengths"])
+@pytest.mark.parametrize(
+    "equal", [pytest.param(False, id="padded"), pytest.param(True, id="equal lengths", marks=pytest.mark.long)]
+)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_in_batches(name: str, equal: bool) -> None:
     together = recorded(name, equal=equal, batch_size=3)

@@ -177,6 +177,7 @@ def test_figures_of_the_folder_with_caption_and_data(folder: Path):
     assert content(link["href"]) == (folder / "plots" / "decode_speed.csv").read_bytes()
 
 
+@pytest.mark.long
 def test_figures_are_drawn_where_the_folder_has_none(simulated: Path):
     page = page_of(simulated)
     frame = pd.DataFrame(read_folder(simulated).rows)
@@ -353,6 +354,7 @@ def test_a_long_timeline_is_cut_and_says_so(folder: Path):
     assert "Cut:" not in whole.text
 
 
+@pytest.mark.long
 def test_a_hundred_thousand_slices_stay_small():
     events = events_of(("lru",), n_steps=41, per_step=1000)
     found = page_timeline(events, "lru", "t")

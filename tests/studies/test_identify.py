@@ -326,6 +326,7 @@ def test_without_rows_that_tell_priors_hold(truth: Truth):
     assert found.left_out_by == "nothing"
 
 
+@pytest.mark.long
 def test_a_row_that_nothing_explains_is_set_aside(truth: Truth):
     _, observed = truth.draw(4)
     wrong = [one.model_copy(update={"value": 3 * one.value}) if one.row == "2" else one for one in observed]
@@ -365,6 +366,7 @@ def test_ratios_and_dynamic_policies(truth: Truth):
     assert link.identified and math.log(link.value / link.constant.base) == pytest.approx(-0.4, abs=0.06)
 
 
+@pytest.mark.long
 def test_the_command_leaves_a_profile_a_page_and_a_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     out = tmp_path / "mybox"
     assert main(["calibrate", str(EXAMPLE), "--hardware", "rtx2070s-i5-12400f", "--out", str(out)]) == 0

@@ -224,6 +224,7 @@ class WithNothing(AllCpu):
         return [Run(event.layer, [], view.gpus[0]), *super().decide(event, view), Run(event.layer, (), view.host)]
 
 
+@pytest.mark.long
 def test_an_empty_action_depends_on_no_clock(folder: Path, tmp_path: Path):
     experiment = small(folder, policies=[f"{__name__}:WithNothing"])
     (pair,) = validate(experiment, tmp_path, stand_in(), repeats=1).pairs
@@ -311,6 +312,7 @@ def test_damaged_measurements_are_one_line(tmp_path: Path, content: bytes | None
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.long
 def test_the_simulated_side_can_be_repeated_anywhere(folder: Path, tmp_path: Path):
     Report(validate(small(folder), tmp_path, stand_in(link=1.05), repeats=2)).write(tmp_path)
     names = ["results.csv", "residuals.csv", "layers.csv", "steps.csv", "tasks.csv", "summary.json", "scatter.png", "README.md"]

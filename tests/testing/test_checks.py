@@ -366,6 +366,7 @@ def test_the_clock_changes_nothing() -> None:
     assert run_tiny(bench.Clocked(OnDemand()), WORK) == run_tiny(OnDemand(), WORK)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("few_layers")
 def test_every_policy_is_measured_on_a_machine_that_it_can_run_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "DECIDING_BATCHES", (1,))

@@ -121,6 +121,7 @@ def test_values_agree_with_the_reference_figures(everything: Trace, found: Json)
     assert flat["reuse@8"] == old["reuse@8"]
 
 
+@pytest.mark.long
 def test_a_uniform_router_lies_within_its_own_null():
     made = synthetic_trace(n_layers=4, n_experts=16, top_k=4, n_requests=8, prompt=0, decode=250, skew=0, reuse=0, seed=7)
     balance = report(made)["balance"]
@@ -288,6 +289,7 @@ def test_figures_show_the_numbers_of_the_report(found: Json):
     assert figure.axes[0].lines[-1].get_ydata()[-1] == pytest.approx(100)
 
 
+@pytest.mark.long
 def test_nothing_reaches_out_of_a_figure(found: Json):
     for name, make in FIGURES.items():
         figure = make(found)
@@ -383,6 +385,7 @@ def recorded() -> Trace:
     return gpt_oss()
 
 
+@pytest.mark.long
 def test_a_sample_of_gpt_oss_in_full(recorded: Trace):
     """Decode of a few sequences: no prompts, no scores, no signals, yet all that ids and weights can tell."""
     found = report(recorded, max_rows=600)
