@@ -74,6 +74,7 @@ def test_a_terminal_shows_what_is_being_checked(monkeypatch: pytest.MonkeyPatch,
     assert len(told) == 1 + 4 * 5
 
 
+@pytest.mark.long
 def test_options_and_lists_are_those_of_compare(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "all-cpu,{name: an_authors_module:Mine, hold: [true, false]}"]) == 0
     firsts = [line for line in capsys.readouterr().out.splitlines() if " on tiny: " in line]

@@ -309,6 +309,7 @@ def test_a_run_that_kills_its_workers_fails_alone(dask: Dask, folder: Path, caps
     assert lines[0].endswith("its worker process died, and again when it ran alone: killed, or out of memory")
 
 
+@pytest.mark.long
 def test_an_interrupt_leaves_the_cluster_at_once(dask: Dask, folder: Path):
     dask.have(1)
     sweep(folder)

@@ -158,6 +158,7 @@ def test_several_folders_are_one_frame_without_what_is_there_twice(folder: Path,
     assert frame["decode_tokens_per_s"].dtype == float
 
 
+@pytest.mark.long
 def test_rows_are_chosen_by_value_and_options_reach_the_figure(folder: Path, run: Callable[..., Any], tmp_path: Path):
     run("speedup", folder, "--out", tmp_path, "--where", "batch_size=2", "--where", "cache_ratio=0.5", "--baseline", "fiddler",
         "--policies", "lru,fiddler,dali(w_size=1,u_size=2)", "--metric", "ttft_mean_ns")  # fmt: skip

@@ -246,6 +246,7 @@ def test_only_so_many_matrices_are_kept_and_those_of_the_run_may_be_added() -> N
     assert copies(found[False]) != copies(found[True])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("options", [{"mask": "later", "online": True}, {"replaces": "any", "begin": "next", "capacity": 1}])
 def test_the_method_keeps_the_contract(options: dict[str, Any]) -> None:
     check_policy(lambda: make_policy({"name": "moe-infinity-paper", **options}))

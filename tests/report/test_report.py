@@ -306,6 +306,7 @@ def unpacked(lane: dict[str, Any], names: list[str]) -> list[tuple[int, int, str
     return found
 
 
+@pytest.mark.long
 def test_every_slice_of_the_timeline_is_in_the_page(simulated: Path):
     events = json.loads((simulated / "timeline.json").read_text())["traceEvents"]
     data = page_of(simulated).timeline

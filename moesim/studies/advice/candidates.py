@@ -161,11 +161,12 @@ class Space:
         if family.never:
             return Misfit(True, family.never)
         units = self.setting.model.n_layers * self.setting.model.n_experts
-        return self._check(family.name, number, family.policy(number), True, units, family.frees)
+        return self._check(family.name, number, family.policy(number), True, units, family.frees, kv_page=family.kv_page)
 
     def _check(
-        self, name: str, number: int | None, written: Mapping[str, Any], runnable: bool, slots: int, frees: bool, note: str = ""
-    ) -> Candidate | Misfit:
+        self, name: str, number: int | None, written: Mapping[str, Any], runnable: bool, slots: int, frees: bool, note: str = "",
+        kv_page: int = 1,
+    ) -> Candidate | Misfit:  # fmt: skip
         setting = self.setting
         policy: Any = make_policy(written)
         try:
@@ -175,6 +176,7 @@ class Space:
         except InputError as error:
             return Misfit(True, _short(error))
         gpu, host = self._needs(placement, frees)
+        gpu += -setting.kv_tokens % kv_page * setting.model.kv_bytes_per_token
         for what, need, have in ((setting.host, host, setting.ram_bytes), (setting.gpu, gpu, setting.vram_bytes)):
             if need > have:
                 return Misfit(what == setting.gpu, f"needs {gib(need)} on {what}, which has {gib(have)}")

@@ -11,7 +11,7 @@ from typing import Any
 from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import ConfigError
 from moesim.studies.advice.candidates import Candidate
-from moesim.studies.advice.families import shared_method
+from moesim.studies.advice.families import EXLLAMAV3_PAGE, shared_method
 from moesim.studies.advice.setting import PREFILL_CHUNK, Setting
 from moesim.studies.advice.shipped import SHIPPED
 
@@ -108,7 +108,8 @@ def _llama_cpp(engine: Engine, candidate: Candidate, setting: Setting) -> Comman
             words += engine.flag("--cpu-moe")
         elif number > model.n_dense_layers:
             words += engine.flag("--n-cpu-moe", number)
-            remark = f"the same by names of tensors: {' '.join(engine.flag('--override-tensor'))} '{_tensors(range(number))}=CPU'"
+            tensors = f"{' '.join(engine.flag('--override-tensor'))} '{_tensors(range(number))}=CPU'"
+            remark = f"or, instead of {' '.join(engine.flag('--n-cpu-moe'))}: {tensors}"
     words += engine.flag("--ctx-size", setting.kv_tokens) + engine.flag("--parallel", setting.asked.batch)
     words += engine.flag("--ubatch-size", PREFILL_CHUNK)
     return Command(engine.name, engine.checked, tuple(words), remark=remark)
@@ -161,10 +162,6 @@ def _exllamav3(engine: Engine, candidate: Candidate, setting: Setting) -> Comman
     condition = f"MODEL has EXL3 weights of {_bits(setting)} with the mul1 codebook"
     remark = "PROGRAM.py is one that takes the options of exllamav3.model_init"
     return Command(engine.name, engine.checked, tuple(words), condition, remark)
-
-
-EXLLAMAV3_PAGE = 256
-"""Tokens by which exllamav3's cache grows (PAGE_SIZE, constants.py of 1.6.5)."""
 
 
 def _freetoken(engine: Engine, candidate: Candidate, setting: Setting) -> Command:

@@ -18,6 +18,8 @@ NOT_SHARED: Final = (
     "kt-kernel copies whole layers to the GPU only from weights that the CPU reads, too: of 16 bits (BF16) or 8 (FP8); of 4 "
     "bits (RAWINT4) its README names those of Kimi-K2-Thinking only"
 )
+EXLLAMAV3_PAGE: Final = 256
+"""Tokens by which exllamav3's cache grows (PAGE_SIZE, constants.py of 1.6.5)."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class Family:
     fullest: bool = False  # only the most that fits is tried: speed goes one way, and the least is like that of another family
     like: str = ""  # name of the family whose number it takes; empty: its own is searched
     never: str = ""  # why no engine can do it in this setting; empty if one can
+    kv_page: int = 1  # tokens by which the engine's KV cache grows
 
 
 def families_of(setting: Setting, *, counted: bool) -> list[Family]:
@@ -46,8 +49,24 @@ def families_of(setting: Setting, *, counted: bool) -> list[Family]:
     families += [
         Family("expert-layers", lambda n: {"name": "llama-cpp", "n_cpu_moe": n}, model.n_dense_layers, n_layers, -1, True),
         Family("whole-layers", lambda n: {"name": "llama-cpp", "n_gpu_layers": n}, 0, n_layers + 1, 1, True),
-        Family("exllamav3-layers", lambda n: {"name": "exllamav3", "cpu_layers": n}, 1, model.n_layers, -1, True),
-        Family("exllamav3-split", lambda n: {"name": "exllamav3", "cpu_split": n}, 1, model.n_experts - 1, -1, False),
+        Family(
+            "exllamav3-layers",
+            lambda n: {"name": "exllamav3", "cpu_layers": n},
+            1,
+            model.n_layers,
+            -1,
+            True,
+            kv_page=EXLLAMAV3_PAGE,
+        ),
+        Family(
+            "exllamav3-split",
+            lambda n: {"name": "exllamav3", "cpu_split": n},
+            1,
+            model.n_experts - 1,
+            -1,
+            False,
+            kv_page=EXLLAMAV3_PAGE,
+        ),
     ]
     strategies = {"expert-set": "uniform", "front-expert-set": "front-loading"}
     strategies |= {"frequent-expert-set": "frequency"} if counted else {}

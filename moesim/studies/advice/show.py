@@ -70,7 +70,8 @@ def _question(advice: Advice) -> str:
     lines = [
         f"{model_label(setting.model)}, {gib(model_bytes(advice))}, on {setting.hardware.name} with {gib(setting.vram_bytes)} "
         f"on {setting.gpu} and {host}",
-        f"batch {asked.batch}, prompt {asked.prompt}, decode {asked.decode}, KV cache for {setting.kv_tokens} tokens ({room})",
+        f"batch {asked.batch}, prompt {asked.prompt}, decode {asked.decode}; KV cache and flags for {setting.kv_tokens} tokens "
+        f"({room}; --context takes more)",
         f"routing: {routing.label}, {len(routing.groups)} x {asked.batch} requests"
         + (f" ({routing.why})" if routing.why else ""),
         f"{advice.found.n_simulations} simulations",
@@ -93,12 +94,12 @@ def _runnable(advice: Advice, form: Format) -> str:
     able = [f"{one.name}{if_so.get(one.name, '')}" for one in engines() if best.candidate.family in one.expresses]
     lines.append(f"Engines that can place experts so: {', '.join(able)}.")
     limits = advice.found.limits[best.candidate]
-    lines.append(f"Limited by: {limits.limit} ({limits.text(least=0.02, most=6)}).")
+    lines.append(f"Its time goes to: {limits.text(least=0.02, most=6)}.")
     lines.append("Ranked by the speed of decoding alone: the time to the first token may be many times as long as another's.")
     if advice.caution:
         lines.append(f"Caution: {advice.caution}.")
     if same := [one.candidate.title for one in advice.runnable if one.same]:
-        lines.append(f"As fast as it, as far as these requests show: {', '.join(same)}.")
+        lines.append(f"Not to be told from it (~) by these requests: {', '.join(same)}.")
     table = render(_HEADINGS, [_cells(one, advice) for one in advice.runnable], form, _HEADINGS[1:])
     whys: dict[str, list[str]] = {}
     for name, why in advice.found.no_fit.items():
@@ -112,18 +113,20 @@ def _runnable(advice: Advice, form: Format) -> str:
 
 def _slower(advice: Advice) -> str:
     """Name the families of released engines that have no finalist, each with the fastest of it."""
-    screened, finalists = advice.found.screened, {one.candidate.family for one in advice.runnable}
-    speeds = {one: speed(row) for one, row in screened.items() if one.runnable and one.family not in finalists}
-    order = sorted(speeds, key=lambda one: (-speeds[one], one.title))
-    best = {one.family: f"{one.title} {digits(speeds[one])}" for one in reversed(order)}
-    told = ", ".join(best[name] for name in dict.fromkeys(one.family for one in order))
-    if not told:
-        return ""
-    decode = advice.setting.asked.decode
-    few = (
-        f"(fixed placements over its first {SCREEN_TOKENS} tokens, caches over all {decode})\n" if decode > SCREEN_TOKENS else ""
-    )
-    return f"slower on the first request, tokens/s: {told}\n{few}"
+    finalists, asked = {one.candidate.family for one in advice.runnable}, advice.setting.asked.decode
+    lines = []
+    for caches, what in ((False, "fixed placements"), (True, "what fills the GPU by itself, caches from empty")):
+        speeds = {
+            one: speed(row)
+            for one, row in advice.found.screened.items()
+            if one.runnable and one.family not in finalists and (one.budget is not None) == caches
+        }
+        order = sorted(speeds, key=lambda one: (-speeds[one], one.title))
+        best = {one.family: f"{one.title}: {digits(speeds[one])}" for one in reversed(order)}
+        if told := ", ".join(best[name] for name in dict.fromkeys(one.family for one in order)):
+            tokens = asked if caches else min(asked, SCREEN_TOKENS)
+            lines.append(f"slower on {tokens} tokens of the first request, tokens/s ({what}): {told}\n")
+    return "".join(lines)
 
 
 def _released() -> set[str]:
@@ -134,8 +137,10 @@ def _released() -> set[str]:
 def _cells(one: Judged, advice: Advice) -> list[str]:
     candidate, model = one.candidate, advice.setting.model
     share = candidate.gpu_experts / (model.n_layers * model.n_experts)
+    begins_empty = candidate.slots and not candidate.gpu_experts
+    held = f"0, cache of {candidate.slots}" if begins_empty else f"{candidate.gpu_experts} ({100 * share:.0f} %)"
     return [
-        candidate.title, f"{candidate.gpu_experts} ({100 * share:.0f} %)", gib(candidate.gpu_bytes), gib(candidate.host_bytes),
+        candidate.title, held, gib(candidate.gpu_bytes), gib(candidate.host_bytes),
         digits(one.ttft_s, 2), digits(one.speed.value), f"{digits(one.low)} to {digits(one.high)}",
         f"{one.ratio:.2f}" + ("~" if one.same else ""),
     ]  # fmt: skip
@@ -149,10 +154,10 @@ def _typed(advice: Advice, form: Format) -> str:
         mine = [one for one in advice.runnable if one.candidate.family in engine.expresses]
         head = f"{engine.name} ({engine.checked})"
         if mine:
-            one, speed_of_it = mine[0].candidate, digits(mine[0].speed.value)
+            one, reached = mine[0].candidate, f"{digits(mine[0].speed.value)} tokens/s, x{mine[0].ratio:.2f} of that"
             everything = setting.model.n_layers * setting.model.n_experts
             best = mine[0] is advice.best or one.gpu_experts == advice.best.candidate.gpu_experts == everything
-            place = "the best" if best else f"cannot express the best ({engine.cannot}); its own best is {speed_of_it} tokens/s"
+            place = "the best" if best else f"it cannot do the best ({engine.cannot}); its own best is {reached}"
         elif screened := [one for one in advice.found.screened if one.family in engine.expresses]:
             one = max(screened, key=lambda one: speed(advice.found.screened[one]))
             reached = digits(speed(advice.found.screened[one]))
@@ -190,7 +195,7 @@ def plot(advice: Advice) -> str:
         lines += [f"{family}"] if rows else []
         lines += [_bar(one, speed(screened[one]), top, one is best) for one in rows]
     tokens = screened[chosen[0]]["decode_tokens"]
-    lines.append(f"tokens/s of the first request, {tokens} tokens decoded; < the best")
+    lines.append(f"tokens/s of the first request, {tokens} tokens decoded; < the best of all requests in full")
     return "\n".join(lines) + "\n"
 
 
