@@ -23,7 +23,7 @@ def policy_list(text: str, place: str) -> Any:
     """Read policies separated by commas: names, mappings in braces, and labels of tables, whose options have commas, too."""
     from moesim.core.yaml_reader import read_yaml_value
 
-    quoted = re.sub(r"(?:(?<=^)|(?<=,))\s*[\w.:-]+\([^()]*\)", lambda found: json.dumps(found[0].strip()), text)
+    quoted = re.sub(r"(?:^|(?<=,))\s*[\w.:-]+\([^()]*\)", lambda found: json.dumps(found[0].strip()), text)
     return read_yaml_value(f"[{quoted}]", place)
 
 

@@ -254,9 +254,10 @@ class Search:
             ]
         done: dict[Candidate, list[Row]] = {}
         as_asked = prompt is None and setting is None
-        whole = [run for run in runs if as_asked and run[1] == 0 and decode(run[0]) == self._all(run[0])]
-        for some_runs, examine in ((whole, limits_of), ([run for run in runs if run not in whole], None)):
-            for (one, group, *_), outcome in zip(some_runs, self._run([run[2:] for run in some_runs], examine), strict=True):
+        whole = [as_asked and group == 0 and decode(one) == self._all(one) for one, group, *_ in runs]
+        for examine, wanted in ((limits_of, True), (None, False)):
+            part = [run for run, is_whole in zip(runs, whole, strict=True) if is_whole == wanted]
+            for (one, group, *_), outcome in zip(part, self._run([run[2:] for run in part], examine), strict=True):
                 if outcome.failure is not None:
                     self.found.failed[one.title] = " ".join(str(outcome.failure).split())
                     continue

@@ -115,7 +115,7 @@ def limits_of(inputs: Inputs, spec: RunSpec, outcome: Outcome) -> Limits:
 
 
 _BY_CONTEXT: Final = ("attention", "dense", "leading")
-"""Kinds of task whose cost depends on what was said before."""
+"""Kinds of task whose cost depends on their step and micro-batch: on the tokens that their requests have had."""
 
 
 def _alike(tasks: RecordTable[TaskRecord], steps: set[int]) -> Iterator[tuple[TaskRecord, int]]:

@@ -124,7 +124,7 @@ def _drawn(parameters: ParameterSet, seed: int) -> SyntheticModel:
     return draw_model(parameters, seed)
 
 
-@lru_cache(maxsize=4)  # the largest takes 20 MB
+@lru_cache(maxsize=4)  # the largest of the shipped parameters takes 16 MB
 def _calibrated(parameters: ParameterSet, seed: int, n_requests: int, scores: bool) -> dict[str, NDArray[Any]]:
     """Count calibration tables, or give back some of the last, which nobody may change."""
     tables = _calibrate(_drawn(parameters, seed), n_requests, scores)
