@@ -56,7 +56,7 @@ class Found:
     failed: dict[str, str] = field(default_factory=dict)  # candidates whose simulation failed, and why
     n_simulations: int = 0  # how many were carried out
     crossed: dict[Candidate, float] = field(default_factory=dict)  # speed of the finalists on other routing over that on this one
-    limits: dict[Candidate, Limits] = field(default_factory=dict)  # what limits each finalist, on the first group of requests
+    limits: dict[Candidate, Limits] = field(default_factory=dict)  # what limits each finalist, on the last group of requests
     # runnable placements once more with fewer launches, if launches are a large share of any finalist's steps
     fewer: Fewer | None = None
 
@@ -193,7 +193,7 @@ class Search:
             # A placement that is faster without liberties must not be crowded out by some that take them.
             exact = [one for one in ranked if one.family not in LOSSY]
             chosen += varied(exact, FINALISTS if runnable else PAPER_FINALISTS) + [one for one in ranked if one.family in LOSSY]
-        known = {one: [self.found.screened[one]] for one in chosen if one in self.found.limits}
+        known = {one: [self.found.screened[one]] for one in chosen if self._few(one) == self._all(one)}
         first = known | self._simulate([one for one in chosen if one not in known], self._traces[:1], self._all)
         rest = self._simulate([one for one in chosen if one in first], self._traces[1:], self._all, begun=1)
         self.found.final = {one: [*first[one], *rows] for one, rows in rest.items()}
@@ -240,7 +240,7 @@ class Search:
     ) -> dict[Candidate, list[Row]]:
         """Simulate candidates on groups of requests, the first with number `begun`; one row a group for each that has not failed.
 
-        Of those that do all that is asked for with the first group it is found out what limits them.
+        Of those that do all that is asked for with the last group it is found out what limits them.
         """
         runs: list[tuple[Candidate, int, Experiment, RunSpec]] = []  # candidate and group of each
         for budget, tokens in dict.fromkeys((one.budget, decode(one)) for one in candidates if traces):
@@ -253,8 +253,8 @@ class Search:
                 for place, spec in enumerate(experiment.specs)
             ]
         done: dict[Candidate, list[Row]] = {}
-        as_asked = prompt is None and setting is None
-        whole = [as_asked and group == 0 and decode(one) == self._all(one) for one, group, *_ in runs]
+        as_asked, last = prompt is None and setting is None, len(self.space.routing.groups) - 1
+        whole = [as_asked and group == last and decode(one) == self._all(one) for one, group, *_ in runs]
         for examine, wanted in ((limits_of, True), (None, False)):
             part = [run for run, is_whole in zip(runs, whole, strict=True) if is_whole == wanted]
             for (one, group, *_), outcome in zip(part, self._run([run[2:] for run in part], examine), strict=True):

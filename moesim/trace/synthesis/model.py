@@ -24,6 +24,7 @@ import numpy as np
 from scipy.special import expit, logit, ndtri
 
 from moesim.core.threads import in_threads
+from moesim.trace.synthesis.biases import kept_biases
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -80,7 +81,9 @@ def draw_model(parameters: ParameterSet, seed: int) -> SyntheticModel:
     ladder = layer_ladder(p.n_layers, of_layers)
     shares = layer_shares(p, ladder)
     loads = expert_loads(p, of_loads, ladder)
-    bias = _balanced_bias(p, gates, topics, spread, loads, shares[:, 0], of_states)
+    bias = kept_biases(p, seed)
+    if bias is None:
+        bias = balanced_bias(p, gates, topics, spread, loads, shares[:, 0], of_states)
     bias -= np.einsum("led,ld->le", gates, mean[:, : p.width])  # routers are balanced on what they see, mean included
     scale = np.float32(p.temperature)
     shape = (p.n_layers, int(np.ceil(_OPENING_LENGTHS * p.opening)), p.width)
@@ -174,7 +177,7 @@ def _loads(p: ParameterSet, popularity: float) -> NDArray[np.float64]:
     return np.asarray(load, np.float64)
 
 
-def _balanced_bias(
+def balanced_bias(
     p: ParameterSet,
     gates: F32,
     topics: F32,

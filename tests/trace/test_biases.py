@@ -1,0 +1,85 @@
+"""Kept router biases: what would be found again, of exactly the shipped parameters.
+
+``pytest tests/trace/test_biases.py --regenerate -m '' -n 0`` finds them anew, after a change to shipped parameters.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load, save
+
+from moesim.trace.synthesis import model as synthetic
+from moesim.trace.synthesis import parameter_names, read_parameters
+from moesim.trace.synthesis.biases import FILE, SEED, kept_biases, key_of
+from moesim.trace.synthesis.routing import top_ids
+
+
+def found_anew(name: str, monkeypatch: pytest.MonkeyPatch) -> np.ndarray[Any, Any]:
+    """Find the biases of shipped parameters as if none were kept."""
+    found = []
+    balanced = synthetic.balanced_bias
+
+    def noted(*arguments: Any) -> Any:
+        found.append(balanced(*arguments))
+        return found[-1].copy()  # the model goes on with it in place
+
+    with monkeypatch.context() as patch:
+        patch.setattr(synthetic, "kept_biases", lambda p, seed: None)
+        patch.setattr(synthetic, "balanced_bias", noted)
+        synthetic.draw_model(read_parameters(name), SEED)
+    return found[0]
+
+
+@pytest.mark.long
+def test_all_can_be_found_again(regenerate: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {key_of(read_parameters(name)): found_anew(name, monkeypatch) for name in parameter_names()}
+    if regenerate:
+        Path(str(FILE)).write_bytes(save(found))
+    kept = load(FILE.read_bytes())
+    assert kept.keys() == found.keys()
+    for key, biases in found.items():
+        np.testing.assert_allclose(kept[key], biases, rtol=0, atol=0.05)  # another machine may count a state in or out
+
+
+def test_some_can_be_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = kept_biases(read_parameters("mixtral-8x7b"), SEED)
+    np.testing.assert_allclose(kept, found_anew("mixtral-8x7b", monkeypatch), rtol=0, atol=0.05)
+
+
+@pytest.mark.parametrize("name", parameter_names())
+def test_shipped_parameters_have_kept_biases(name: str) -> None:
+    p = read_parameters(name)
+    kept = kept_biases(p, SEED)
+    assert kept is not None and kept.shape == (p.n_layers, p.n_experts)
+
+
+def test_other_seeds_and_other_parameters_get_none() -> None:
+    p = read_parameters("mixtral-8x7b")
+    assert kept_biases(p, SEED + 1) is None
+    assert kept_biases(p.replace(popularity=p.popularity * 1.01), SEED) is None
+    assert kept_biases(p.replace(topic_share=p.topic_share + 0.01), SEED) is None
+
+
+@pytest.mark.parametrize(("n_experts", "n"), [(128, 8), (64, 6), (512, 16), (100, 7), (33, 2)])
+def test_the_largest_logits_come_best_first_whatever_is_near_or_equal(n_experts: int, n: int) -> None:
+    rng = np.random.default_rng(n_experts)
+    logits = rng.standard_normal((40, n_experts), dtype=np.float32)
+    best = np.argsort(logits, axis=1)[:, -n:]  # worst first
+    for row in range(20):  # of the first ten rows the best differ by a last bit each, of the others they are equal
+        for worse, better in pairwise(best[row]):
+            logits[row, better] = np.nextafter(logits[row, worse], np.float32(9)) if row < 10 else logits[row, worse]
+    logits[20:25] = np.abs(logits[20:25])
+    logits[25:30] = -np.abs(logits[25:30])
+    logits[30] = np.where(np.arange(n_experts) < n, -0.0, -1.0)
+    logits[30, 0] = 0.0
+    found = top_ids(logits, n)
+    values = np.take_along_axis(logits, found, axis=1)
+    np.testing.assert_array_equal(values, -np.sort(-logits, axis=1)[:, :n])
+    assert all(len(set(row)) == n for row in found.tolist())
+    for row in (*range(10), *range(20, 30)):  # without equals there is one answer
+        np.testing.assert_array_equal(found[row], np.argsort(-logits[row], kind="stable")[:n])
