@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import heappop
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from moesim.policies.algorithms.miss_split import copies_by_share, copies_by_time
 from moesim.policies.bank import Bank, DecayedScores
@@ -48,6 +48,9 @@ from moesim.policy import (
     View,
 )
 
+if TYPE_CHECKING:
+    from moesim.model import ModelSpec
+
 
 class BackgroundCache(CacheOptions):
     """Cache beside the CPU: misses run there, or are split with the link, and some are copied for later visits."""
@@ -68,7 +71,7 @@ class BackgroundCache(CacheOptions):
         model = view.model
         per_layer = slots_per_layer(view, gpu, self._name, 0)
         slots = per_layer if self.scope == "per-layer" else [sum(per_layer)]
-        self._banks = [self._new_bank(n, model.n_layers) for n in slots]
+        self._banks = [self._new_bank(n, model) for n in slots]
         self._gpu_ns, self._cpu_ns = CostTable(view, gpu), CostTable(view, self._cpu)
         self._first_ns = view.costs.first_extra_ns(self._cpu)
         self._copy_ns = [view.costs.fetch_ns(view.host, gpu, None, layer) for layer in range(model.n_layers)]
@@ -105,7 +108,7 @@ class BackgroundCache(CacheOptions):
         """Hits and misses by what counts as there; the records count what is on the GPU, whether it counts or not."""
         return self._counts
 
-    def _new_bank(self, slots: int, n_layers: int) -> Bank:
+    def _new_bank(self, slots: int, model: ModelSpec) -> Bank:
         """Return empty slots, of one layer or of all."""
         return Bank(slots)
 
@@ -169,22 +172,23 @@ class BackgroundCache(CacheOptions):
         self._visit.add(event)
         ranked = list(dict.fromkeys(event.experts.ravel().tolist()))
         self._used(event)
-        hits = [e for e in (event.active if self.hit_order == "id" else ranked) if (layer, e) in bank.there]
+        there, rows = bank.there, event.rows
+        hits = [e for e in (event.active if self.hit_order == "id" else ranked) if (layer, e) in there]
         for expert in hits:
-            self._hit((layer, expert), bank, event.rows[expert])
-        misses = self._in_order([e for e in ranked if (layer, e) not in bank.there], event)
+            self._hit((layer, expert), bank, rows[expert])
+        misses = self._in_order([e for e in ranked if (layer, e) not in there], event)
         self._counts["cache_hits"] += len(hits)
         self._counts["cache_misses"] += len(misses)
-        now, actions = self._now(layer, misses, event.rows)
+        now, actions = self._now(layer, misses, rows) if misses else ([], [])
         on_cpu = [e for e in misses if e not in now]
-        lent = self._lent(hits, event.rows) if not misses else []
+        lent = self._lent(hits, rows) if not misses else []
         on_gpu = [*(e for e in hits if e not in lent), *now]
         if self._sequence is not None:
             actions += self._sequence.hold(layer, now, on_gpu, [*lent, *on_cpu])
         else:
             actions += [Run(layer, sorted(on_gpu), self._gpu), Run(layer, sorted([*lent, *on_cpu]), self._cpu)]
         if self._copies_later:
-            actions += self._for_later(layer, on_cpu, event.rows)
+            actions += self._for_later(layer, on_cpu, rows)
         if self.hit_order == "equal":
             for unit in sorted(self._visit.units & bank.slot.keys(), key=bank.slot.__getitem__):
                 bank.touch(unit)

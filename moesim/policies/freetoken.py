@@ -101,7 +101,7 @@ class FreeToken(BackgroundCache, fixed=OPTIONS):
         """Stream prompts; serve other steps from the cache."""
         kind = type(event)
         if kind is Ran:
-            return super().decide(event, view)
+            return self._sequence.happened(event) if self._sequence is not None else ()
         if kind is Sent:
             return self._stream.arrived(event)
         actions: list[Action] = []

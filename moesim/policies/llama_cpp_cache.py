@@ -22,14 +22,16 @@ ggml-org/llama.cpp: src/llama-moe-cache.cpp at 4b060f27a8 (PR #29887, release b1
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from math import log2
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from moesim.policies.background_cache import OPTIONS, BackgroundCache
 from moesim.policies.bank import Bank
 from moesim.policies.parts import Unit
 from moesim.policies.past_the_cache import LLAMA_CPP_OFFLOAD_ROWS, LLAMA_CPP_PROMPT_ROWS, PastTheCache
 from moesim.policy import Routed, View
+
+if TYPE_CHECKING:
+    from moesim.model import ModelSpec
 
 PLANNED_TOKENS = 32
 """Of a call that the cache serves, at most."""
@@ -39,43 +41,51 @@ HALF_LIFE, CLASSES = 128, 8
 class ClassBank(Bank):
     """Slots whose experts are in order of use by class, too, so that a victim costs a look at each class."""
 
-    def __init__(self, slots: int, n_layers: int) -> None:
+    def __init__(self, slots: int, n_layers: int, n_experts: int) -> None:
         super().__init__(slots)
         self._tokens = [0] * n_layers
-        self._scores: dict[Unit, tuple[float, int]] = {}  # at the last use, and the layer's tokens then; kept when it leaves
+        # of each layer and expert; kept when it leaves
+        self._scores = [[0.0] * n_experts for _ in range(n_layers)]  # at the last use
+        self._used_at = [[0] * n_experts for _ in range(n_layers)]  # the layer's tokens then
         self._class: dict[Unit, int] = {}
         self._members: list[dict[Unit, None]] = [{} for _ in range(CLASSES)]
 
     def used(self, layer: int, active: Sequence[int], rows: Sequence[int], n_tokens: int) -> None:
         """Note a call of some tokens, with the active experts and the rows of each; those with a slot are touched, or enter, later."""
         now = self._tokens[layer] = self._tokens[layer] + n_tokens
+        scores, used_at = self._scores[layer], self._used_at[layer]
         for expert in active:
-            score, at = self._scores.get((layer, expert), (0.0, now))
-            self._scores[layer, expert] = score * 2 ** ((at - now) / HALF_LIFE) + rows[expert], now
+            scores[expert] = scores[expert] * 2 ** ((used_at[expert] - now) / HALF_LIFE) + rows[expert]
+            used_at[expert] = now
 
     def enter(self, unit: Unit, slot: int) -> None:
         """Give a unit a slot, and the class of its score."""
-        super().enter(unit, slot)
-        at = self._class[unit] = min(int(log2(self._scores[unit][0])), CLASSES - 1)
+        self.slot[unit] = slot
+        at = self._class[unit] = self._class_now(unit)
         self._members[at][unit] = None
 
     def touch(self, unit: Unit) -> None:
         """Move it to the recent end of the class that its score has now."""
-        self.enter(unit, self._without(unit))
+        slots = self.slot
+        slots[unit] = slots.pop(unit)
+        was, at = self._class[unit], self._class_now(unit)
+        del self._members[was][unit]
+        self._members[at][unit] = None
+        self._class[unit] = at
 
     def leave(self, unit: Unit) -> int:
         """Take the slot from a unit, and return it."""
-        self.there.discard(unit)
-        return self._without(unit)
-
-    def _without(self, unit: Unit) -> int:
         del self._members[self._class.pop(unit)][unit]
-        return self.slot.pop(unit)
+        return super().leave(unit)
+
+    def _class_now(self, unit: Unit) -> int:
+        layer, expert = unit
+        return min(int(self._scores[layer][expert]).bit_length(), CLASSES) - 1  # by powers of two
 
     def victim(self, idle: Callable[[Iterable[Unit]], Iterator[Unit]]) -> Unit | None:
         """Return who leaves of those that are idle, which are filtered from the units of each class."""
         oldest = {at: unit for at, units in enumerate(self._members) if (unit := next(idle(units), None)) is not None}
-        ages = {at: (self._tokens[unit[0]] - self._scores[unit][1]) / 2**at for at, unit in oldest.items()}
+        ages = {at: (self._tokens[unit[0]] - self._used_at[unit[0]][unit[1]]) / 2**at for at, unit in oldest.items()}
         return oldest[max(ages, key=ages.__getitem__)] if ages else None
 
 
@@ -107,8 +117,8 @@ class LlamaCppCache(BackgroundCache, fixed=OPTIONS):
         fitting = PLANNED_TOKENS if view.model.n_experts <= slots else slots // view.model.top_k
         return PastTheCache("read-only", min(PLANNED_TOKENS, fitting), self._gpu, self._cpu, LLAMA_CPP_OFFLOAD_ROWS)
 
-    def _new_bank(self, slots: int, n_layers: int) -> Bank:
-        return Bank(slots) if self.eviction == "lru" else ClassBank(slots, n_layers)
+    def _new_bank(self, slots: int, model: ModelSpec) -> Bank:
+        return Bank(slots) if self.eviction == "lru" else ClassBank(slots, model.n_layers, model.n_experts)
 
     def _used(self, event: Routed) -> None:
         bank = self._bank(event.layer)

@@ -24,7 +24,7 @@ def test_least_recently_used_over_all_layers() -> None:
 
 def test_class_lru_spares_what_has_been_used_often() -> None:
     # One layer, two slots, one expert at a time; the score of 7 becomes 3.968, class 1, at time 3.
-    bank = ClassBank(9, 1)
+    bank = ClassBank(9, 1, 16)
 
     def call(expert: int, n_tokens: int) -> None:
         bank.used(0, [expert], [0] * expert + [1], n_tokens)

@@ -48,6 +48,7 @@ def test_all_can_be_found_again(regenerate: bool, monkeypatch: pytest.MonkeyPatc
 
 def test_some_can_be_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = kept_biases(read_parameters("mixtral-8x7b"), SEED)
+    assert kept is not None
     np.testing.assert_allclose(kept, found_anew("mixtral-8x7b", monkeypatch), rtol=0, atol=0.05)
 
 

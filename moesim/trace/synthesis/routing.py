@@ -41,7 +41,7 @@ def _top_ids(table: F32, n: int) -> NDArray[np.int64]:
     keys |= np.arange(n_experts, dtype=np.int32)
     keys.partition(n_experts - n - 1, axis=1)
     best = np.sort(keys[:, n_experts - n - 1 :], axis=1)[:, ::-1]  # and the next one
-    ids = (best[:, :n] & ((1 << n_bits) - 1)).astype(np.int64)
+    ids: NDArray[np.int64] = (best[:, :n] & ((1 << n_bits) - 1)).astype(np.int64)
     best = best >> n_bits
     near = (best[:, 1:] == best[:, :-1]).any(axis=1)  # which is which the bits left do not say
     ids[near] = _among_equals(table[near], n)
