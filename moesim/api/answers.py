@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moesim.api.written import written
+from moesim.core.output_folder import check_own_folder
+from moesim.core.progress import telling
+from moesim.errors import ConfigError
 from moesim.hardware import HardwareProfile
 from moesim.model import ModelSpec
 from moesim.studies.advice.setting import Asked
@@ -29,6 +33,7 @@ def recommend(
     context: int | None = None,
     trace: str | Path | None = None,
     gguf: str | Path | None = None,
+    calibrate: str | Path | None = None,
     lossy: bool = False,
     jobs: int | None = None,
     progress: bool = True,
@@ -53,6 +58,8 @@ def recommend(
         Routing; default: a trace that fits.
     gguf : str or Path, optional
         Instead of a model: a GGUF file says shapes and bytes.
+    calibrate : str or Path, optional
+        Observed speeds, as of `moesim.calibrate`: identifies the machine first, and adds llama.cpp's settings.
     lossy : bool
         Policies that change what the model computes as well.
     jobs : int, optional
@@ -63,20 +70,24 @@ def recommend(
     Returns
     -------
     Advice
-        ``best`` placement, runners-up with intervals, and commands to type.
+        ``best`` placement, runners-up with intervals (``table``), ``text()`` with commands to type, ``save(folder)``.
 
     Raises
     ------
     InputError
         If something that was asked for is wrong, or nothing fits.
     """
-    from moesim.studies.advice.recommend import recommend as search
-
     asked = Asked(
         None if model is None else written(model, "recommend: model"), written(hardware, "recommend: hardware"), vram, ram, bits,
         batch, prompt, decode, context, None if trace is None else str(trace), None if gguf is None else Path(gguf), lossy,
     )  # fmt: skip
-    return search(asked, jobs=jobs, progress=progress)
+    if calibrate is None:
+        from moesim.studies.advice.recommend import recommend as search
+
+        return search(asked, jobs=jobs, progress=progress)
+    from moesim.studies.advice.observed import recommend_observed  # SciPy takes most of a second to import
+
+    return recommend_observed(asked, Path(calibrate), jobs=jobs, progress=progress)
 
 
 def calibrate(
@@ -85,7 +96,9 @@ def calibrate(
     *,
     models: Sequence[str] = (),
     free: Sequence[str] = (),
-    name: str = "identified",
+    name: str | None = None,
+    out: str | Path | None = None,
+    progress: bool = True,
 ) -> Identified:
     """Identify a machine's rates and fixed costs from a few observed speeds.
 
@@ -99,22 +112,44 @@ def calibrate(
         Models of llama-bench's rows: a name, or ``"PART OF ITS TYPE=NAME"``.
     free : sequence of str
         Constants to free; default: all.
-    name : str
-        Of the identified profile.
+    name : str, optional
+        Of the identified profile; default: that of `out`, else ``identified``.
+    out : str or Path, optional
+        Folder for profile, page and figure. What the engine has simulated is kept there at once: after a stop the same call
+        goes on.
+    progress : bool
+        Say on a terminal what is being done.
 
     Returns
     -------
     Identified
-        Constants with intervals, and ``raw``, the whole profile, for `moesim.load_hardware` and the ``hardware`` of a run.
+        Constants with intervals (``table``), ``text()`` with rows and remarks, and ``raw``, the whole profile, for
+        `moesim.load_hardware` and the ``hardware`` of a run.
 
     Raises
     ------
     InputError
-        If the observations or the profile are wrong.
+        If the observations or the profile are wrong, or `out` holds something else.
     """
     from moesim.studies.identify.identify import identify  # SciPy takes most of a second to import
+    from moesim.studies.identify.predictor import OWNER, memo_in
     from moesim.studies.identify.reading import read_observations
 
-    return identify(
-        written(hardware, "calibrate: hardware"), read_observations(Path(observations), list(models)), free=free, name=name
-    )
+    folder = None if out is None else Path(out)
+    if folder is not None:
+        check_own_folder(folder, OWNER)
+    name = name or ("identified" if folder is None else folder.resolve().name)
+    if not re.fullmatch(r"[\w.-]+", name):
+        raise ConfigError(
+            f"{folder or name}: expected a name of letters, digits, dots and dashes, as it names a profile, got '{name}'; "
+            "choose another"
+        )
+    rows, base = read_observations(Path(observations), list(models)), written(hardware, "calibrate: hardware")
+    with telling(enabled=progress) as tell, memo_in(folder) as memo:
+        found = identify(base, rows, free=free, name=name, memo=memo, tell=tell)
+        tell("what to measure next")
+        _ = found.next_lines
+        if folder is not None:
+            tell("page and figure")
+            found.save(folder)
+    return found

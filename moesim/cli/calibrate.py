@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from moesim.core.output_folder import OutputFolder, check_own_folder
-from moesim.core.progress import telling
 from moesim.core.table import Format
 from moesim.core.text import say
 from moesim.core.yaml_reader import read_yaml_value
-from moesim.errors import ConfigError
 
 
 def calibrate(
@@ -33,31 +29,11 @@ def calibrate(
 
     Example: moesim calibrate experiments/calibrate/rtx2070super.csv --hardware rtx2070s-i5-12400f
     """
-    from moesim.studies.identify.identify import identify  # SciPy takes most of a second to import
-    from moesim.studies.identify.next_line import next_lines
-    from moesim.studies.identify.predictor import MEMO, memo_in
-    from moesim.studies.identify.reading import read_observations
-    from moesim.studies.identify.report import constants_table, files, remarks, rows_table
+    from moesim.api.answers import calibrate as identify
 
-    name = "identified"
-    if out is not None:
-        check_own_folder(out, "calibrate")
-        name = out.resolve().name
-        if not re.fullmatch(r"[\w.-]+", name):
-            raise ConfigError(
-                f"--out {out}: expected a name of letters, digits, dots and dashes, as it names a profile, got '{name}'"
-            )
     base: Any = read_yaml_value(hardware, "calibrate: --hardware") if hardware.lstrip().startswith("{") else hardware
-    rows = read_observations(file, model)
-    with telling() as tell, memo_in(out) as memo:
-        found = identify(base, rows, free=free, name=name, memo=memo, tell=tell)
-        tell("what to measure next")
-        lines = next_lines(found)
-    sys.stdout.write(constants_table(found, form))
-    if not form.for_programs:
-        sys.stdout.write("\n" + rows_table(found, form) + "\n" + "".join(f"{one}\n" for one in remarks(found, lines)))
+    found = identify(file, base, models=model, free=free, out=out)
+    sys.stdout.write(found.text(form))
     if out is not None:
-        written = files(found, rows, lines, hardware)
-        OutputFolder(out, "calibrate").replace(written, last="summary.json", keep=(MEMO,))
         say(f"wrote {out}")
     return 0

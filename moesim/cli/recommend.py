@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import sys
-import tempfile
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from moesim.cli.options import Jobs, name_or_mapping
-from moesim.core.atomic import write_bytes
 from moesim.core.limits import BITS, TOKENS
 from moesim.core.output_folder import check_own_folder
 from moesim.core.processes import prepare_processes
-from moesim.core.progress import telling
-from moesim.core.table import Format, render_records
+from moesim.core.table import Format
 from moesim.core.text import say
-
-if TYPE_CHECKING:
-    from moesim.studies.advice.setting import Asked
 
 
 def recommend(
@@ -58,70 +50,17 @@ def recommend(
     """
     if out is not None:
         check_own_folder(out, "recommend")
-    prepare_processes(jobs)  # what it imports takes as long as the imports below
-    from moesim.studies.advice.folder import write_folder
-    from moesim.studies.advice.recommend import recommend as search
-    from moesim.studies.advice.setting import Asked
-    from moesim.studies.advice.show import output
+    prepare_processes(jobs)  # what it imports takes as long as the import below
+    from moesim.api.answers import recommend as search
 
-    base = name_or_mapping(hardware, "recommend: --hardware")
-    read_model = None if model is None else name_or_mapping(model, "recommend: --model")
-    asked = Asked(read_model, base, vram, ram, bits, batch, prompt, decode, context, trace, gguf, lossy)
-    if calibrate is not None:
-        return _identified(
-            calibrate, [read_model] if isinstance(read_model, str) and gguf is None else [], asked, out, jobs, form
-        )
-    advice = search(asked, jobs=jobs, progress=True)
-    sys.stdout.write(output(advice, form))
+    advice = search(
+        None if model is None else name_or_mapping(model, "recommend: --model"),
+        name_or_mapping(hardware, "recommend: --hardware"),
+        vram=vram, ram=ram, bits=bits, batch=batch, prompt=prompt, decode=decode, context=context, trace=trace, gguf=gguf,
+        calibrate=calibrate, lossy=lossy, jobs=jobs,
+    )  # fmt: skip
+    sys.stdout.write(advice.text(form))
     if out is not None:
-        write_folder(advice, out)
+        advice.save(out)
         say(f"wrote {out}")
     return 0
-
-
-def _identified(file: Path, models: list[str], asked: Asked, out: Path | None, jobs: int | None, form: Format) -> int:
-    """Identify the machine, search on it, and add the curve over its settings."""
-    from moesim.studies.advice.curve import check_machine, curve, curve_pictures, curve_records, curve_text, with_buffers
-    from moesim.studies.advice.folder import write_folder
-    from moesim.studies.advice.recommend import recommend as search
-    from moesim.studies.advice.setting import look_up
-    from moesim.studies.advice.show import output
-    from moesim.studies.identify.identify import identify
-    from moesim.studies.identify.reading import read_observations
-    from moesim.studies.identify.report import remarks
-
-    rows = read_observations(file, models)
-    with telling(lines=True) as tell, tempfile.TemporaryDirectory(prefix="moesim.") as folder:
-        found = identify(asked.hardware, rows, leave_out=False, tell=tell)
-        raw = {**found.raw, "name": f"{found.predictor.machine.base.name}-identified"}
-        profile = write_bytes(Path(folder) / "identified.yaml", _dumped(raw))
-        asked = replace(asked, hardware=str(profile))
-        tell("placements")
-        setting = look_up(asked, Path(folder))
-        check_machine(setting)
-        contents = _dumped(with_buffers(raw, setting))
-        write_bytes(profile, contents)
-        advice = search(asked, jobs=jobs, progress=not sys.stderr.isatty())  # a terminal has room for one thing that moves
-        tell("settings of llama.cpp")
-        points = curve(setting, found)
-    said = remarks(found, [])
-    observed = curve_text(points, setting, form) + "\n" + "".join(f"{'- ' * (form is Format.MD)}{one}\n" for one in said)
-    text = output(advice, form, observed).replace(str(profile), profile.name)  # the folder is gone when it is read
-    added = {"identified": said, "curve": curve_records(points)}
-    if form is Format.JSON:
-        text = json.dumps({**json.loads(text), **added}, indent=2) + "\n"
-    sys.stdout.write(text)
-    if out is not None:
-        more = {"identified.yaml": contents, "curve.csv": render_records(curve_records(points), Format.CSV).encode()}
-        more |= curve_pictures(points, setting, found)
-        image = "![speed over --n-cpu-moe by context](curve.png)"
-        page = f"{curve_text(points, setting, Format.MD)}\n{image}\n\n" + "".join(f"- {one}\n" for one in said)
-        write_folder(advice, out, more, added=added, observed=page)
-        say(f"wrote {out}")
-    return 0
-
-
-def _dumped(raw: Any) -> bytes:
-    import yaml  # takes a while to import, and only this writes it
-
-    return yaml.safe_dump(raw, sort_keys=False, width=120).encode()

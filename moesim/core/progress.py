@@ -107,9 +107,9 @@ def _in_a_notebook() -> bool:
 
 
 @contextmanager
-def telling(*, lines: bool = False) -> Iterator[Callable[[str], None]]:
+def telling(*, lines: bool = False, enabled: bool = True) -> Iterator[Callable[[str], None]]:
     """Show what is being done, which may never end; off a terminal only with `lines`, and each thing once."""
-    if not sys.stderr.isatty():
+    if not (enabled and sys.stderr.isatty()):
         told: set[str] = set()
 
         def tell(text: str) -> None:
@@ -117,7 +117,7 @@ def telling(*, lines: bool = False) -> Iterator[Callable[[str], None]]:
                 say(text)
             told.add(text)
 
-        yield tell if lines else lambda text: None
+        yield tell if lines and enabled else lambda text: None
         return
     with Console(stderr=True).status("") as status:
         yield lambda text: status.update(Text(shown(text)))

@@ -12,6 +12,7 @@ from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
 
 from moesim.core.text import cell, shown
+from moesim.errors import ConfigError, unknown_name
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -32,6 +33,13 @@ class Format(StrEnum):
     def for_programs(self) -> bool:
         """Whether it holds every value unrounded, for `render_records`."""
         return self in (Format.CSV, Format.JSON, Format.JSONL)
+
+    @classmethod
+    def named(cls, name: str) -> Format:
+        """Look one up. Raises `ConfigError`."""
+        if name not in list(cls):
+            raise ConfigError(unknown_name("format", name, list(cls)))
+        return cls(name)
 
 
 def written(value: Any) -> str:

@@ -26,6 +26,8 @@ from moesim.studies.identify.settings import read_setting
 
 OBSERVED: Final = "llama.cpp"
 """The engine whose settings and costs the curve is of."""
+IDENTIFIED: Final = "identified.yaml"
+"""The identified machine in the folder of an advice."""
 UBATCHES: Final = (512, 1024, 2048)
 CONTEXTS: Final = (1, 4, 16)
 """Times the context that was asked for."""

@@ -5,10 +5,14 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from itertools import tee
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from moesim.core.student import Mean, mean
+from moesim.core.table import Format
+from moesim.core.units import digits
 from moesim.experiment.trace_choice import traces_of_shape
 from moesim.studies.advice.candidates import LOSSY, Candidate, Space, gib
 from moesim.studies.advice.engines import Command, commands
@@ -18,6 +22,11 @@ from moesim.studies.advice.residuals import Residual, read_residuals
 from moesim.studies.advice.routing import Routing, find_routing, other_routing
 from moesim.studies.advice.search import Found, Search, speed
 from moesim.studies.advice.setting import PLACE, Asked, Setting, look_up
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+    from moesim.studies.advice.observed import Observed
 
 
 @dataclass(frozen=True)
@@ -42,7 +51,7 @@ class Judged:
     commands: tuple[Command, ...]  # what to type
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Advice:
     """The answer.
 
@@ -62,6 +71,8 @@ class Advice:
         Why the order may be another with an engine that launches fewer kernels; empty if there is no such reason.
     warnings : list of str
         What else a reader must know.
+    observed : Observed or None
+        What observed speeds told of the machine, if some were given.
     """
 
     setting: Setting
@@ -73,11 +84,73 @@ class Advice:
     evidence: list[Evidence]
     caution: str
     warnings: list[str]
+    observed: Observed | None = None
 
     @property
     def best(self) -> Judged:
         """The fastest that can be run; of papers' policies if none can."""
         return (self.runnable or self.papers)[0]
+
+    @property
+    def table(self) -> DataFrame:
+        """One row a finalist, those that can be run first; names end in the unit, `low` and `high` are tokens/s."""
+        import pandas as pd  # takes half a second to import
+
+        from moesim.studies.advice.values import flat
+
+        return pd.DataFrame([flat(self, one) for one in (*self.runnable, *self.papers)])
+
+    def text(self, form: str = "table") -> str:
+        """Write it as ``moesim recommend`` prints it.
+
+        Parameters
+        ----------
+        form : str
+            ``table``, ``md``, ``csv``, ``json`` or ``jsonl``.
+
+        Raises
+        ------
+        ConfigError
+            If it is none of these.
+        """
+        from moesim.studies.advice.show import output
+
+        return output(self, Format.named(form))
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the folder of ``moesim recommend --out``.
+
+        Parameters
+        ----------
+        folder : str or Path
+            A new one, or one of an earlier advice, which is replaced.
+
+        Returns
+        -------
+        Path
+            The folder.
+
+        Raises
+        ------
+        ConfigError
+            If the folder holds something else.
+        """
+        from moesim.studies.advice.folder import write_folder
+
+        write_folder(self, Path(folder))
+        return Path(folder)
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def __repr__(self) -> str:
+        setting, best = self.setting, self.best
+        where = f"{setting.model.name} on {setting.hardware.name}"
+        return f"<Advice: {best.candidate.title} for {where}, {digits(best.speed.value)} tokens/s>"
+
+    def _repr_html_(self) -> str:
+        shown = ["placement", "runnable", "decode_tokens_per_s", "low", "high", "ttft_s", "ratio_to_best", "label"]
+        return f"<p>{escape(repr(self)[1:-1])}</p>" + self.table.to_html(columns=shown, index=False, float_format=digits)
 
 
 def recommend(

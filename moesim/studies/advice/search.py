@@ -267,7 +267,8 @@ class Search:
                 done.setdefault(one, []).append(row)
                 if examine is not None:
                     self.found.limits[one] = outcome.found
-        return {one: rows for one in candidates if len(rows := done.get(one, [])) == len(traces)}
+        in_order = {one: sorted(rows, key=lambda row: int(str(row["group"]))) for one, rows in done.items()}
+        return {one: rows for one in candidates if len(rows := in_order.get(one, [])) == len(traces)}
 
     def _run(self, runs: Sequence[tuple[Experiment, RunSpec]], examine: Examine | None) -> list[Outcome]:
         if not runs:

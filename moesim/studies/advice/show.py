@@ -13,7 +13,7 @@ from moesim.metrics.fresh import fresh_cell
 from moesim.metrics.naming import model_label
 from moesim.policies.registry import describe_policy
 from moesim.studies.advice.candidates import Candidate, gib
-from moesim.studies.advice.curve import OBSERVED
+from moesim.studies.advice.curve import IDENTIFIED, OBSERVED
 from moesim.studies.advice.engines import commands, describe, engines
 from moesim.studies.advice.interval import LEVEL, SAME_LEVEL, Evidence
 from moesim.studies.advice.recommend import Advice, Judged
@@ -26,12 +26,18 @@ _BAR: Final = 40  # characters of the longest bar
 _HEADINGS: Final = ("placement", "experts on GPU", "GPU", "RAM", "first token s", "tok/s", "interval", "x best")
 
 
-def output(advice: Advice, form: Format, observed: str = "") -> str:
-    """Write an advice; for people with what is `observed` of one engine in front."""
+def output(advice: Advice, form: Format) -> str:
+    """Write an advice; for people with what was observed of one engine in front."""
+    found = _output(advice, form)
+    # The folder in which an identified machine was while it was simulated is gone when this is read.
+    return found if advice.observed is None else found.replace(advice.setting.hardware.path, IDENTIFIED)
+
+
+def _output(advice: Advice, form: Format) -> str:
     if form is Format.JSON:
         return json.dumps(document(advice), indent=2) + "\n"
     if form in (Format.TABLE, Format.MD):
-        return text(advice, form, observed)
+        return text(advice, form)
     rows = [flat(advice, one) for one in (*advice.runnable, *advice.papers)]
     if form is Format.CSV:
         rows = [row | {key: " | ".join(row[key]) for key in ("commands", "conditions")} for row in rows]
@@ -41,9 +47,10 @@ def output(advice: Advice, form: Format, observed: str = "") -> str:
 # ---- for people
 
 
-def text(advice: Advice, form: Format, observed: str = "") -> str:
-    """Write an advice for people: as plain text, or as Markdown; `observed` as of `output`."""
+def text(advice: Advice, form: Format, *, pictured: bool = False) -> str:
+    """Write an advice for people: as plain text, or as Markdown, in a folder with its picture."""
     mark = "## " if form is Format.MD else ""
+    observed = "" if advice.observed is None else advice.observed.text(form, pictured=pictured)
     sections = [
         ("", _question(advice)),
         ("", observed),

@@ -60,6 +60,7 @@ def document(advice: Advice) -> dict[str, Any]:
         "caution": advice.caution,
         "fewer_launches": fewer_values(advice),
         "warnings": advice.warnings,
+        **({} if advice.observed is None else advice.observed.values()),
     }  # fmt: skip
 
 

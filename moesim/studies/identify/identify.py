@@ -9,14 +9,16 @@ from typing import Any, Final
 
 import numpy as np
 
+from moesim.core.table import written
 from moesim.errors import ConfigError
 from moesim.hardware import build_profile, read_profile
 from moesim.studies.identify.cases import Case, choices, make_cases
 from moesim.studies.identify.constants import Constant, Machine, Vector, check_free
+from moesim.studies.identify.estimates import estimate, predictions, profile_contents, untouched
 from moesim.studies.identify.fit import Fit, Problem, spreads
 from moesim.studies.identify.observations import Observation, check_rows
 from moesim.studies.identify.predictor import AGREE, STEP, Memo, Predictor
-from moesim.studies.identify.results import Identified, estimate, predictions, profile_contents, untouched
+from moesim.studies.identify.results import Identified
 from moesim.studies.identify.status import check_agreement, check_gpu, none_used, statuses, where
 
 _ASIDE: Final = 4.0
@@ -110,6 +112,8 @@ def identify(
         engine_difference=difference,
         inflation=fit.inflation,
         left_out_by=by,
+        base=base if isinstance(base, str) else written(base),
+        observations=tuple(observations),
         notes=(f"seed {seed}",),
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from math import expm1
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -12,12 +13,14 @@ import pandas as pd
 import yaml
 
 from moesim import __version__
+from moesim.core.output_folder import OutputFolder
 from moesim.core.table import Format, render, render_records
 from moesim.experiment.result import SUMMARY
 from moesim.studies.identify.constants import Z90
 from moesim.studies.identify.fit import MODEL_ERROR, UNKNOWN_SPREAD
 from moesim.studies.identify.next_line import NextLine
-from moesim.studies.identify.observations import NOT_COLUMNS, Observation
+from moesim.studies.identify.observations import NOT_COLUMNS
+from moesim.studies.identify.predictor import MEMO, OWNER
 from moesim.studies.identify.results import NARROWS, UNEXPLAINED, Estimate, Identified, Prediction
 from moesim.studies.identify.status import contradictions
 
@@ -56,6 +59,14 @@ def row_records(found: Identified) -> list[dict[str, Any]]:
         }
         for one in found.predictions
     ]  # fmt: skip
+
+
+def text(found: Identified, form: Format) -> str:
+    """Write constants, and for people rows and remarks."""
+    constants = constants_table(found, form)
+    if form.for_programs:
+        return constants
+    return constants + "\n" + rows_table(found, form) + "\n" + "".join(f"{one}\n" for one in remarks(found, found.next_lines))
 
 
 def constants_table(found: Identified, form: Format) -> str:
@@ -161,17 +172,17 @@ def block_errors(found: Identified) -> dict[str, float]:
     return {block: median(values) for block, values in blocks.items()}
 
 
-def page(found: Identified, lines: list[NextLine], base: str) -> str:
+def page(found: Identified) -> str:
     """Write the page in Markdown."""
     parts = [
         f"# {found.profile.name}: a machine identified from observed speeds\n",
-        f"Base: {base}. moesim {__version__}. A constant counts as identified if its interval is at most {NARROWS:g} of what it "
-        f"was before. A spread that is not given counts as {100 * UNKNOWN_SPREAD:g} %; to one that is, {100 * MODEL_ERROR:g} % "
-        "of the simulator's own are added in squares. Rows that were used are no predictions.\n",
+        f"Base: {found.base}. moesim {__version__}. A constant counts as identified if its interval is at most {NARROWS:g} of "
+        f"what it was before. A spread that is not given counts as {100 * UNKNOWN_SPREAD:g} %; to one that is, "
+        f"{100 * MODEL_ERROR:g} % of the simulator's own are added in squares. Rows that were used are no predictions.\n",
         "![measured and predicted](identified.png)\n",
         "## What is known now\n",
         constants_table(found, Format.MD),
-        "\n".join(f"* {one}" for one in remarks(found, lines)) + "\n",
+        "\n".join(f"* {one}" for one in remarks(found, found.next_lines)) + "\n",
         "## Rows\n",
         "Ratio: predicted over observed speed. Left out: the same where the row's block had no part in the identification.\n",
         rows_table(found, Format.MD),
@@ -199,22 +210,27 @@ def frame(found: Identified) -> pd.DataFrame:
     return pd.DataFrame(records)
 
 
-def files(found: Identified, rows: list[Observation], lines: list[NextLine], base: str) -> dict[str, bytes]:
+def files(found: Identified) -> dict[str, bytes]:
     """Give all files of the result by name; the last is its summary."""
     from moesim.plots.identified import identified  # Matplotlib takes a second to import
     from moesim.plots.style import pictures
 
-    used = [{key: value for key, value in one.model_dump().items() if key not in NOT_COLUMNS} for one in rows]
+    used = [{key: value for key, value in one.model_dump().items() if key not in NOT_COLUMNS} for one in found.observations]
     summary = {
-        "moesim": __version__, "base": base, "constants": constant_records(found), "rows": row_records(found),
-        "remarks": remarks(found, lines), "next": [line.command for line in lines],
+        "moesim": __version__, "base": found.base, "constants": constant_records(found), "rows": row_records(found),
+        "remarks": remarks(found, found.next_lines), "next": [line.command for line in found.next_lines],
     }  # fmt: skip
     return {
         f"{found.profile.name}.yaml": yaml.safe_dump(found.raw, sort_keys=False, width=120).encode(),
-        "page.md": page(found, lines, base).encode(),
+        "page.md": page(found).encode(),
         "constants.csv": render_records(constant_records(found), Format.CSV).encode(),
         "rows.csv": render_records(row_records(found), Format.CSV).encode(),
         "observations.csv": render_records(used, Format.CSV).encode(),
         **pictures(identified(frame(found), found.profile.name), "identified"),
         SUMMARY: (json.dumps(summary, indent=2) + "\n").encode(),
     }
+
+
+def write(found: Identified, out: Path) -> None:
+    """Write a folder, in which the engine's values stay."""
+    OutputFolder(out, OWNER).replace(files(found), last=SUMMARY, keep=(MEMO,))

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from functools import cached_property
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-
-from moesim.hardware import HardwareProfile, override
+from moesim.core.table import Format
+from moesim.core.units import digits
+from moesim.hardware import HardwareProfile
 from moesim.studies.identify.cases import Case
-from moesim.studies.identify.constants import Z90, Constant, Machine, Vector
-from moesim.studies.identify.fit import Fit, Problem
+from moesim.studies.identify.constants import Constant
+from moesim.studies.identify.fit import Fit
+from moesim.studies.identify.observations import Observation
 from moesim.studies.identify.predictor import Predictor
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+    from moesim.studies.identify.next_line import NextLine
 
 NARROWS: Final = 0.5
 """A constant is identified if its interval is at most this share of its prior's."""
@@ -84,7 +92,7 @@ class Prediction:
     left_out: float | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Identified:
     """An identified machine.
 
@@ -107,6 +115,9 @@ class Identified:
         By how much rows scatter more than their spreads say.
     left_out_by : str
         What was left out together: blocks, or single rows.
+    base : str
+        The profile that it began with.
+    observations : tuple of Observation
     """
 
     profile: HardwareProfile
@@ -119,6 +130,8 @@ class Identified:
     engine_difference: float
     inflation: float
     left_out_by: str
+    base: str
+    observations: tuple[Observation, ...]
     notes: tuple[str, ...] = field(default=())
 
     @property
@@ -126,89 +139,69 @@ class Identified:
         """Interval of each constant by name."""
         return {one.constant.name: (one.low, one.high) for one in self.constants}
 
+    @cached_property
+    def next_lines(self) -> list[NextLine]:
+        """What to measure next, if something is not identified."""
+        from moesim.studies.identify.next_line import next_lines
 
-def estimate(machine: Machine, problem: Problem, fit: Fit, intervals: bool, tell: Callable[[str], None]) -> tuple[Estimate, ...]:
-    """Give each constant with its interval: by likelihood, or else that of a parabola."""
-    deviations = np.sqrt(np.diag(fit.covariance))
-    correlation = fit.covariance / np.outer(deviations, deviations)
-    found = []
-    for k, constant in enumerate(machine.constants):
-        tell(f"interval of {constant.name}")
-        low, high = fit.logs[k] - Z90 * deviations[k], fit.logs[k] + Z90 * deviations[k]
-        if intervals:
-            low, high = problem.interval(fit, k)
-        identified = high - low <= NARROWS * constant.width
-        others = [j for j in range(len(deviations)) if j != k]
-        partner = min(others, key=lambda j: correlation[k, j], default=None) if others else None
-        beside = ""
-        if partner is not None and not identified:
-            strongest = max(others, key=lambda j: abs(correlation[k, j]))
-            beside = machine.constants[strongest].name if abs(correlation[k, strongest]) > 0.4 else ""
-        base = constant.base
-        found.append(
-            Estimate(
-                constant, base * math.exp(fit.logs[k]), base * math.exp(low), base * math.exp(high),
-                constant.at(-Z90), constant.at(Z90), identified, True, beside,
-            )
-        )  # fmt: skip
-    return tuple(found)
+        return next_lines(self)
 
+    @property
+    def table(self) -> DataFrame:
+        """One row a constant, with its interval, what it was before, and a verdict; `unit` is that of its numbers."""
+        import pandas as pd  # takes half a second to import
 
-def untouched(constant: Constant) -> Estimate:
-    """Give a constant on which no row depends."""
-    low, high = constant.at(-Z90), constant.at(Z90)
-    return Estimate(constant, constant.base, low, high, low, high, False, False)
+        from moesim.studies.identify.report import constant_records
 
+        return pd.DataFrame(constant_records(self))
 
-def profile_contents(
-    start: Machine, machine: Machine, estimates: Sequence[Estimate], fit: Fit, raw: Mapping[str, Any], name: str,
-    status: Sequence[str], place: str,
-) -> dict[str, Any]:  # fmt: skip
-    """Write what was found into a profile: identified numbers, and those that rows do not tell, each with its interval."""
-    values: dict[str, Any] = {}
-    n_rows = status.count("used")
-    for one in estimates:
-        if not one.moves:
-            continue
-        for key in one.constant.keys:
-            here = float(machine.base.numbers[key].value)
-            scale = here / one.constant.base
-            value, low, high = (float(f"{scale * number:.6g}") for number in (one.value, one.low, one.high))
-            ends = [min(low, value), max(high, value)]
-            if one.identified:
-                how = f"moesim calibrate: {n_rows} observed speeds on the base {here:g} ({one.constant.label})"
-                values[key] = {"value": value, "source": "identified", "how": how, "interval": ends}
-            else:
-                why = (
-                    f"moesim calibrate: {n_rows} observed speeds do not tell it"
-                    + (f" from {one.beside}" if one.beside else "")
-                    + f", held by the base {here:g} ({one.constant.label})"
-                )
-                values[key] = {"value": value, "source": "assumed", "why": why, "interval": ends}
-    contents = override(dict(start.raw), values, place)
-    contents.pop("anchors", None)
-    contents["name"] = name
-    told = str(contents.get("description", "")).strip()
-    contents["description"] = f"Identified from {n_rows} observed speeds by moesim calibrate. Before that: {told}"
-    return contents
+    def text(self, form: str = "table") -> str:
+        """Write it as ``moesim calibrate`` prints it.
 
+        Parameters
+        ----------
+        form : str
+            ``table`` or ``md``; ``csv``, ``json`` or ``jsonl``: the constants alone.
 
-def predictions(
-    predictor: Predictor, fit: Fit, sigma: Vector, status: Sequence[str], left_out: Mapping[int, float]
-) -> tuple[Prediction, ...]:
-    """Put each row beside what the identified machine says of it."""
-    values = predictor.values(fit.logs)
-    slopes = predictor.slopes(fit.logs)
-    found = []
-    for index, case in enumerate(predictor.cases):
-        one = case.observation
-        wide = Z90 * math.sqrt(float(slopes[index] @ fit.covariance @ slopes[index]) + sigma[index] ** 2)
-        ends = sorted(one.in_unit(values[index] + sign * wide) for sign in (-1, 1))
-        off = values[index] - predictor.observed[index]
-        found.append(
-            Prediction(
-                case, one.value, one.in_unit(values[index]), ends[0], ends[1], math.exp(-off), float(off / sigma[index]),
-                status[index], left_out.get(index),
-            )
-        )  # fmt: skip
-    return tuple(found)
+        Raises
+        ------
+        ConfigError
+            If it is none of these.
+        """
+        from moesim.studies.identify.report import text
+
+        return text(self, Format.named(form))
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the folder of ``moesim calibrate --out``: profile, page, figure, tables.
+
+        Parameters
+        ----------
+        folder : str or Path
+            A new one, or one of an earlier calibration, which is replaced.
+
+        Returns
+        -------
+        Path
+            The folder.
+
+        Raises
+        ------
+        ConfigError
+            If the folder holds something else.
+        """
+        from moesim.studies.identify.report import write
+
+        write(self, Path(folder))
+        return Path(folder)
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def __repr__(self) -> str:
+        n_told = sum(one.identified for one in self.constants)
+        return f"<Identified: {self.profile.name}, {n_told} of {len(self.constants)} constants identified>"
+
+    def _repr_html_(self) -> str:
+        shown = ["constant", "value", "low", "high", "unit", "base", "base_label", "verdict"]
+        return f"<p>{escape(repr(self)[1:-1])}</p>" + self.table.to_html(columns=shown, index=False, float_format=digits)

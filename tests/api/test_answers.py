@@ -1,0 +1,114 @@
+"""`moesim.recommend` and `moesim.calibrate` give what the commands of the same names print and write."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import moesim
+from moesim.cli.main import main
+from moesim.errors import ConfigError
+from moesim.studies.advice.recommend import Advice
+from tests.studies.recommend_kit import MODEL, four_layers
+
+ROWS = (
+    "model,bits,setting,batch,context,decode,value,unit,kind\n"
+    "qwen3-30b-a3b,Q4_K_M,n_cpu_moe=48,1,0,1,30,tokens/s,decode\n"
+    "qwen3-30b-a3b,Q4_K_M,n_cpu_moe=40,1,0,1,33,tokens/s,decode\n"
+)
+BOX = "rtx2070s-i5-12400f"
+QUESTION: dict[str, Any] = {"vram": "3GiB", "ram": "64GiB", "prompt": 8, "decode": 6}
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {
+        one.name: one.read_bytes().replace(str(folder).encode(), b"DIR") for one in folder.iterdir() if one.suffix != ".jsonl"
+    }
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return four_layers(tmp_path_factory.mktemp("traces"))
+
+
+@pytest.fixture(scope="module")
+def advice(trace: str) -> Advice:
+    return moesim.recommend(MODEL, "rtx3090-epyc7532", trace=trace, jobs=1, progress=False, **QUESTION)
+
+
+def test_an_advice_is_that_of_the_command(advice: Advice, trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = [word for name, value in QUESTION.items() for word in (f"--{name}", str(value))]
+    line = ["recommend", "--model", yaml.safe_dump(MODEL, default_flow_style=True).strip(), "--hardware", "rtx3090-epyc7532"]
+    assert main([*line, *options, "--trace", trace, "--jobs", "1", "--out", str(tmp_path / "a")]) == 0
+    assert capsys.readouterr().out == str(advice) == advice.text()
+    assert advice.save(tmp_path / "b") == tmp_path / "b"
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    assert json.loads(advice.text("json"))["best"]["placement"] == advice.best.candidate.title
+    with pytest.raises(ConfigError, match="unknown format 'pdf'"):
+        advice.text("pdf")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="expected a new folder or a result of `moesim recommend`"):
+        advice.save(tmp_path / "mine")
+
+
+def test_an_advice_as_a_table(advice: Advice) -> None:
+    table = advice.table
+    assert list(table.placement) == [one.candidate.title for one in (*advice.runnable, *advice.papers)]
+    assert table.decode_tokens_per_s[0] == advice.best.speed.value == table.decode_tokens_per_s[table.runnable].max()
+    assert (table.low < table.decode_tokens_per_s).all() and (table.decode_tokens_per_s < table.high).all()
+    assert repr(advice).startswith(f"<Advice: {advice.best.candidate.title} for mixtral-8x7b on rtx3090-epyc7532, ")
+    html = advice._repr_html_()
+    assert html.count("<tr") == 1 + len(table) and f"<td>{advice.best.candidate.title}</td>" in html
+
+
+def test_groups_of_requests_stay_in_order(advice: Advice) -> None:
+    assert all([row["group"] for row in rows] == list(range(5)) for rows in advice.found.final.values())
+
+
+def test_an_identification_is_that_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "rows.csv").write_text(ROWS)
+    line = ["calibrate", str(tmp_path / "rows.csv"), "--hardware", BOX, "--free", "cpu_read_rate", "--free", "cpu_layer"]
+    assert main(line) == 0
+    printed = capsys.readouterr().out
+    found = moesim.calibrate(tmp_path / "rows.csv", BOX, free=["cpu_read_rate", "cpu_layer"], name="mybox", progress=False)
+    assert str(found) == printed
+    assert list(found.table.constant) == [one.constant.name for one in found.constants]
+    assert found.table.set_index("constant").verdict["cpu_read_rate"] == "identified"
+    assert repr(found) == "<Identified: mybox, 1 of 2 constants identified>"
+    assert "<td>cpu_read_rate</td>" in found._repr_html_()
+    assert moesim.load_hardware(found.raw).name == "mybox"
+
+
+@pytest.mark.long
+def test_a_folder_keeps_what_was_simulated_and_names_the_machine(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text(ROWS)
+    options: dict[str, Any] = {"free": ["cpu_read_rate"], "progress": False}
+    found = moesim.calibrate(tmp_path / "rows.csv", BOX, out=tmp_path / "box2", **options)
+    assert found.profile.name == "box2" and (tmp_path / "box2" / "box2.yaml").is_file()
+    before = contents(tmp_path / "box2"), (tmp_path / "box2" / "engine.jsonl").read_bytes()
+    moesim.calibrate(tmp_path / "rows.csv", BOX, out=tmp_path / "box2", **options)
+    assert before == (contents(tmp_path / "box2"), (tmp_path / "box2" / "engine.jsonl").read_bytes())
+    line = ["calibrate", str(tmp_path / "rows.csv"), "--hardware", BOX, "--free", "cpu_read_rate"]
+    assert main([*line, "--out", str(tmp_path / "other" / "box2")]) == 0
+    assert before[0] == contents(tmp_path / "other" / "box2")
+    with pytest.raises(ConfigError, match="expected a name of letters, digits, dots and dashes"):
+        moesim.calibrate(tmp_path / "rows.csv", BOX, out=tmp_path / "my box")
+    assert not (tmp_path / "my box").exists()
+
+
+@pytest.mark.long
+def test_observed_speeds_stand_beside_an_advice(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text(ROWS)
+    question: dict[str, Any] = {"bits": 4.85, "context": 4096, "prompt": 16, "decode": 4, "jobs": 1, "progress": False}
+    advice = moesim.recommend("qwen3-30b-a3b", BOX, calibrate=tmp_path / "rows.csv", **question)
+    assert advice.observed is not None and advice.setting.hardware.name == f"{BOX}-identified"
+    assert "llama.cpp, whose speeds were observed" in advice.text()
+    values = json.loads(advice.text("json"))
+    assert {"identified", "curve"} <= values.keys() and values["asked"]["hardware"] == "identified.yaml"
+    advice.save(tmp_path / "out")
+    assert {"identified.yaml", "curve.csv", "curve.png"} <= {one.name for one in (tmp_path / "out").iterdir()}
