@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from moesim.api.advice import Advice
 from moesim.api.written import written
 from moesim.core.output_folder import check_own_folder
 from moesim.core.progress import telling
@@ -16,8 +17,7 @@ from moesim.model import ModelSpec
 from moesim.studies.advice.setting import Asked
 
 if TYPE_CHECKING:
-    from moesim.studies.advice.recommend import Advice
-    from moesim.studies.identify.results import Identified
+    from moesim.api.identified import Identified
 
 
 def recommend(
@@ -84,10 +84,10 @@ def recommend(
     if calibrate is None:
         from moesim.studies.advice.recommend import recommend as search
 
-        return search(asked, jobs=jobs, progress=progress)
-    from moesim.studies.advice.observed import recommend_observed  # SciPy takes most of a second to import
+        return Advice(**vars(search(asked, jobs=jobs, progress=progress)))
+    from moesim.studies.advice.identified import recommend_observed  # SciPy takes most of a second to import
 
-    return recommend_observed(asked, Path(calibrate), jobs=jobs, progress=progress)
+    return Advice(**vars(recommend_observed(asked, Path(calibrate), jobs=jobs, progress=progress)))
 
 
 def calibrate(
@@ -131,7 +131,8 @@ def calibrate(
     InputError
         If the observations or the profile are wrong, or `out` holds something else.
     """
-    from moesim.studies.identify.identify import identify  # SciPy takes most of a second to import
+    from moesim.api.identified import Identified  # SciPy takes most of a second to import
+    from moesim.studies.identify.identify import identify
     from moesim.studies.identify.predictor import OWNER, memo_in
     from moesim.studies.identify.reading import read_observations
 
@@ -146,7 +147,7 @@ def calibrate(
         )
     rows, base = read_observations(Path(observations), list(models)), written(hardware, "calibrate: hardware")
     with telling(enabled=progress) as tell, memo_in(folder) as memo:
-        found = identify(base, rows, free=free, name=name, memo=memo, tell=tell)
+        found = Identified(**vars(identify(base, rows, free=free, name=name, memo=memo, tell=tell)))
         tell("what to measure next")
         _ = found.next_lines
         if folder is not None:

@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 import moesim
+from moesim.api.advice import Advice
 from moesim.cli.main import main
 from moesim.errors import ConfigError
-from moesim.studies.advice.recommend import Advice
 from tests.studies.recommend_kit import MODEL, four_layers
 
 ROWS = (

@@ -23,13 +23,14 @@ from moesim.experiment.resolve import Experiment
 from moesim.experiment.result import read_summary
 from moesim.experiment.trace_choice import choose_trace
 from moesim.hardware.load import hardware_names
+from moesim.studies.advice.advice import Advice
 from moesim.studies.advice.candidates import Candidate, Misfit, experiment_of
 from moesim.studies.advice.engines import Engine, commands, describe, engines
 from moesim.studies.advice.folder import write_folder
 from moesim.studies.advice.grid import coarse, halves
 from moesim.studies.advice.interval import mixed
 from moesim.studies.advice.launches import FEW_US, gpu_share, layer_us, with_fewer
-from moesim.studies.advice.recommend import Advice, recommend
+from moesim.studies.advice.recommend import recommend
 from moesim.studies.advice.routing import find_routing, synthetic
 from moesim.studies.advice.search import speed
 from moesim.studies.advice.setting import Asked, look_up

@@ -11,9 +11,9 @@ from moesim import __version__
 from moesim.core.output_folder import OutputFolder
 from moesim.core.table import Format, render_records
 from moesim.experiment.result import SUMMARY
+from moesim.studies.advice.advice import Advice
 from moesim.studies.advice.candidates import STAND_INS, experiment_of
 from moesim.studies.advice.curve import IDENTIFIED
-from moesim.studies.advice.recommend import Advice
 from moesim.studies.advice.setting import model_yaml
 from moesim.studies.advice.show import text
 from moesim.studies.advice.values import document, rows_of

@@ -4,153 +4,20 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from html import escape
 from itertools import tee
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from moesim.core.student import Mean, mean
-from moesim.core.table import Format
-from moesim.core.units import digits
+from moesim.core.student import mean
 from moesim.experiment.trace_choice import traces_of_shape
+from moesim.studies.advice.advice import Advice, Judged
 from moesim.studies.advice.candidates import LOSSY, Candidate, Space, gib
-from moesim.studies.advice.engines import Command, commands
+from moesim.studies.advice.engines import commands
 from moesim.studies.advice.interval import LEVEL, Evidence, evidence, indistinguishable, interval, mixed
 from moesim.studies.advice.launches import caution, gpu_share, launch_share
 from moesim.studies.advice.residuals import Residual, read_residuals
 from moesim.studies.advice.routing import Routing, find_routing, other_routing
 from moesim.studies.advice.search import Found, Search, speed
 from moesim.studies.advice.setting import PLACE, Asked, Setting, look_up
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
-    from moesim.studies.advice.observed import Observed
-
-
-@dataclass(frozen=True)
-class Judged:
-    """A finalist with what is known about its speed."""
-
-    candidate: Candidate  # what it is
-    speed: Mean  # simulated decode speed of the whole batch, tokens/s, over requests
-    # low, high: interval of the speed to be expected on the machine
-    low: float
-    high: float
-    ratio: float  # to the best runnable placement, on the same requests
-    same: bool  # the ratio differs from 1 by no more than it varies between requests
-    ttft_s: float  # mean time to the first token
-    fresh: float | None  # share of the gate weight of decoding that was served as routed
-    # of the time that the processor and the GPU take in decoding, all their work included, how much is not the processor's
-    gpu_share: float
-    launch_share: float  # of a decode step, how much is launches on the GPU
-    crossed: float | None  # speed on other routing over that on this one
-    label: str  # weakest source of its numbers
-    notes: str  # of its runs
-    commands: tuple[Command, ...]  # what to type
-
-
-@dataclass(frozen=True, repr=False)
-class Advice:
-    """The answer.
-
-    Attributes
-    ----------
-    setting : Setting
-        The question, looked up.
-    routing, other : Routing
-        What was simulated on, and other routing for comparison, if there is some.
-    found : Found
-        All that was simulated.
-    runnable, papers : list of Judged
-        Finalists of either class, fastest first.
-    evidence : list of Evidence
-        What the intervals rest on.
-    caution : str
-        Why the order may be another with an engine that launches fewer kernels; empty if there is no such reason.
-    warnings : list of str
-        What else a reader must know.
-    observed : Observed or None
-        What observed speeds told of the machine, if some were given.
-    """
-
-    setting: Setting
-    routing: Routing
-    other: Routing | None
-    found: Found
-    runnable: list[Judged]
-    papers: list[Judged]
-    evidence: list[Evidence]
-    caution: str
-    warnings: list[str]
-    observed: Observed | None = None
-
-    @property
-    def best(self) -> Judged:
-        """The fastest that can be run; of papers' policies if none can."""
-        return (self.runnable or self.papers)[0]
-
-    @property
-    def table(self) -> DataFrame:
-        """One row a finalist, those that can be run first; names end in the unit, `low` and `high` are tokens/s."""
-        import pandas as pd  # takes half a second to import
-
-        from moesim.studies.advice.values import flat
-
-        return pd.DataFrame([flat(self, one) for one in (*self.runnable, *self.papers)])
-
-    def text(self, form: str = "table") -> str:
-        """Write it as ``moesim recommend`` prints it.
-
-        Parameters
-        ----------
-        form : str
-            ``table``, ``md``, ``csv``, ``json`` or ``jsonl``.
-
-        Raises
-        ------
-        ConfigError
-            If it is none of these.
-        """
-        from moesim.studies.advice.show import output
-
-        return output(self, Format.named(form))
-
-    def save(self, folder: str | Path) -> Path:
-        """Write the folder of ``moesim recommend --out``.
-
-        Parameters
-        ----------
-        folder : str or Path
-            A new one, or one of an earlier advice, which is replaced.
-
-        Returns
-        -------
-        Path
-            The folder.
-
-        Raises
-        ------
-        ConfigError
-            If the folder holds something else.
-        """
-        from moesim.studies.advice.folder import write_folder
-
-        write_folder(self, Path(folder))
-        return Path(folder)
-
-    def __str__(self) -> str:
-        return self.text()
-
-    def __repr__(self) -> str:
-        setting, best = self.setting, self.best
-        where = f"{setting.model.name} on {setting.hardware.name}"
-        return f"<Advice: {best.candidate.title} for {where}, {digits(best.speed.value)} tokens/s>"
-
-    def _repr_html_(self) -> str:
-        shown = ["placement", "runnable", "decode_tokens_per_s", "low", "high", "ttft_s", "ratio_to_best", "label"]
-        return f"<p>{escape(repr(self)[1:-1])}</p>" + self.table.to_html(columns=shown, index=False, float_format=digits)
 
 
 def recommend(

@@ -12,11 +12,11 @@ from moesim.experiment.report_notes import split_notes
 from moesim.metrics.fresh import fresh_cell
 from moesim.metrics.naming import model_label
 from moesim.policies.registry import describe_policy
+from moesim.studies.advice.advice import Advice, Judged
 from moesim.studies.advice.candidates import Candidate, gib
 from moesim.studies.advice.curve import IDENTIFIED, OBSERVED
 from moesim.studies.advice.engines import commands, describe, engines
 from moesim.studies.advice.interval import LEVEL, SAME_LEVEL, Evidence
-from moesim.studies.advice.recommend import Advice, Judged
 from moesim.studies.advice.search import SCREEN_TOKENS, speed
 from moesim.studies.advice.show_launches import fewer_table, unlike
 from moesim.studies.advice.show_prompts import sooner

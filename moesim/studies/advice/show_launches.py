@@ -6,10 +6,10 @@ from typing import Any
 
 from moesim.core.table import Format, render
 from moesim.core.units import digits
+from moesim.studies.advice.advice import Advice
 from moesim.studies.advice.candidates import Candidate
 from moesim.studies.advice.engines import Command, commands
 from moesim.studies.advice.launches import FEW_US, LARGE_SHARE, WHY, Fewer
-from moesim.studies.advice.recommend import Advice
 
 
 def fewer_values(advice: Advice) -> dict[str, Any] | None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from moesim.core.units import digits
+from moesim.studies.advice.advice import Advice
 from moesim.studies.advice.candidates import Candidate
 from moesim.studies.advice.families import PREFILL
-from moesim.studies.advice.recommend import Advice
 from moesim.studies.advice.search import speed
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from moesim import __version__
 from moesim.metrics.naming import model_label
+from moesim.studies.advice.advice import Advice, Judged
 from moesim.studies.advice.engines import describe, engines
 from moesim.studies.advice.interval import LEVEL
-from moesim.studies.advice.recommend import Advice, Judged
 from moesim.studies.advice.search import speed
 from moesim.studies.advice.show_launches import fewer_values
 

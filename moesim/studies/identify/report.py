@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from math import expm1
 from pathlib import Path
 from statistics import median
@@ -61,12 +62,12 @@ def row_records(found: Identified) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def text(found: Identified, form: Format) -> str:
+def text(found: Identified, lines: Sequence[NextLine], form: Format) -> str:
     """Write constants, and for people rows and remarks."""
     constants = constants_table(found, form)
     if form.for_programs:
         return constants
-    return constants + "\n" + rows_table(found, form) + "\n" + "".join(f"{one}\n" for one in remarks(found, found.next_lines))
+    return constants + "\n" + rows_table(found, form) + "\n" + "".join(f"{one}\n" for one in remarks(found, lines))
 
 
 def constants_table(found: Identified, form: Format) -> str:
@@ -124,7 +125,7 @@ def errors(found: Identified) -> list[str]:
     return lines
 
 
-def remarks(found: Identified, lines: list[NextLine]) -> list[str]:
+def remarks(found: Identified, lines: Sequence[NextLine]) -> list[str]:
     """Say in sentences what a reader must know."""
     said = list(errors(found))
     blocks = block_errors(found)
@@ -172,7 +173,7 @@ def block_errors(found: Identified) -> dict[str, float]:
     return {block: median(values) for block, values in blocks.items()}
 
 
-def page(found: Identified) -> str:
+def page(found: Identified, lines: Sequence[NextLine]) -> str:
     """Write the page in Markdown."""
     parts = [
         f"# {found.profile.name}: a machine identified from observed speeds\n",
@@ -182,7 +183,7 @@ def page(found: Identified) -> str:
         "![measured and predicted](identified.png)\n",
         "## What is known now\n",
         constants_table(found, Format.MD),
-        "\n".join(f"* {one}" for one in remarks(found, found.next_lines)) + "\n",
+        "\n".join(f"* {one}" for one in remarks(found, lines)) + "\n",
         "## Rows\n",
         "Ratio: predicted over observed speed. Left out: the same where the row's block had no part in the identification.\n",
         rows_table(found, Format.MD),
@@ -210,7 +211,7 @@ def frame(found: Identified) -> pd.DataFrame:
     return pd.DataFrame(records)
 
 
-def files(found: Identified) -> dict[str, bytes]:
+def files(found: Identified, lines: Sequence[NextLine]) -> dict[str, bytes]:
     """Give all files of the result by name; the last is its summary."""
     from moesim.plots.identified import identified  # Matplotlib takes a second to import
     from moesim.plots.style import pictures
@@ -218,11 +219,11 @@ def files(found: Identified) -> dict[str, bytes]:
     used = [{key: value for key, value in one.model_dump().items() if key not in NOT_COLUMNS} for one in found.observations]
     summary = {
         "moesim": __version__, "base": found.base, "constants": constant_records(found), "rows": row_records(found),
-        "remarks": remarks(found, found.next_lines), "next": [line.command for line in found.next_lines],
+        "remarks": remarks(found, lines), "next": [line.command for line in lines],
     }  # fmt: skip
     return {
         f"{found.profile.name}.yaml": yaml.safe_dump(found.raw, sort_keys=False, width=120).encode(),
-        "page.md": page(found).encode(),
+        "page.md": page(found, lines).encode(),
         "constants.csv": render_records(constant_records(found), Format.CSV).encode(),
         "rows.csv": render_records(row_records(found), Format.CSV).encode(),
         "observations.csv": render_records(used, Format.CSV).encode(),
@@ -231,6 +232,6 @@ def files(found: Identified) -> dict[str, bytes]:
     }
 
 
-def write(found: Identified, out: Path) -> None:
+def write(found: Identified, lines: Sequence[NextLine], out: Path) -> None:
     """Write a folder, in which the engine's values stay."""
-    OutputFolder(out, OWNER).replace(files(found), last=SUMMARY, keep=(MEMO,))
+    OutputFolder(out, OWNER).replace(files(found, lines), last=SUMMARY, keep=(MEMO,))

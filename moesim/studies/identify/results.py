@@ -4,24 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
-from html import escape
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from moesim.core.table import Format
-from moesim.core.units import digits
 from moesim.hardware import HardwareProfile
 from moesim.studies.identify.cases import Case
 from moesim.studies.identify.constants import Constant
 from moesim.studies.identify.fit import Fit
 from moesim.studies.identify.observations import Observation
 from moesim.studies.identify.predictor import Predictor
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
-    from moesim.studies.identify.next_line import NextLine
 
 NARROWS: Final = 0.5
 """A constant is identified if its interval is at most this share of its prior's."""
@@ -92,7 +82,7 @@ class Prediction:
     left_out: float | None = None
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Identified:
     """An identified machine.
 
@@ -138,70 +128,3 @@ class Identified:
     def intervals(self) -> dict[str, tuple[float, float]]:
         """Interval of each constant by name."""
         return {one.constant.name: (one.low, one.high) for one in self.constants}
-
-    @cached_property
-    def next_lines(self) -> list[NextLine]:
-        """What to measure next, if something is not identified."""
-        from moesim.studies.identify.next_line import next_lines
-
-        return next_lines(self)
-
-    @property
-    def table(self) -> DataFrame:
-        """One row a constant, with its interval, what it was before, and a verdict; `unit` is that of its numbers."""
-        import pandas as pd  # takes half a second to import
-
-        from moesim.studies.identify.report import constant_records
-
-        return pd.DataFrame(constant_records(self))
-
-    def text(self, form: str = "table") -> str:
-        """Write it as ``moesim calibrate`` prints it.
-
-        Parameters
-        ----------
-        form : str
-            ``table`` or ``md``; ``csv``, ``json`` or ``jsonl``: the constants alone.
-
-        Raises
-        ------
-        ConfigError
-            If it is none of these.
-        """
-        from moesim.studies.identify.report import text
-
-        return text(self, Format.named(form))
-
-    def save(self, folder: str | Path) -> Path:
-        """Write the folder of ``moesim calibrate --out``: profile, page, figure, tables.
-
-        Parameters
-        ----------
-        folder : str or Path
-            A new one, or one of an earlier calibration, which is replaced.
-
-        Returns
-        -------
-        Path
-            The folder.
-
-        Raises
-        ------
-        ConfigError
-            If the folder holds something else.
-        """
-        from moesim.studies.identify.report import write
-
-        write(self, Path(folder))
-        return Path(folder)
-
-    def __str__(self) -> str:
-        return self.text()
-
-    def __repr__(self) -> str:
-        n_told = sum(one.identified for one in self.constants)
-        return f"<Identified: {self.profile.name}, {n_told} of {len(self.constants)} constants identified>"
-
-    def _repr_html_(self) -> str:
-        shown = ["constant", "value", "low", "high", "unit", "base", "base_label", "verdict"]
-        return f"<p>{escape(repr(self)[1:-1])}</p>" + self.table.to_html(columns=shown, index=False, float_format=digits)

@@ -5,19 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from safetensors.numpy import load
+import numpy as np
+
+from moesim.trace.format import read_container
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from moesim.trace.synthesis.parameter_set import ParameterSet
 
 SEED: Final = 0
 """Of the models whose biases are kept."""
-FILE: Final = resources.files("moesim.trace.synthesis") / "parameters" / "biases.safetensors"
+FILE: Final = Path(str(resources.files("moesim.trace.synthesis"))) / "parameters" / "biases.safetensors"
 
 
 def key_of(p: ParameterSet) -> str:
@@ -28,4 +30,8 @@ def key_of(p: ParameterSet) -> str:
 
 def kept_biases(p: ParameterSet, seed: int) -> NDArray[np.float32] | None:
     """Give the biases that make loads as wanted, (n_layers, n_experts) float32; None if they are not kept."""
-    return load(FILE.read_bytes()).get(key_of(p)) if seed == SEED else None
+    if seed != SEED:
+        return None
+    arrays, _ = read_container(FILE)
+    kept = arrays.get(key_of(p))
+    return None if kept is None else np.array(kept)  # not a view of the file: it is changed in place
