@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+import moesim
 from moesim.cli.main import _app
 from moesim.experiment.config import json_schema, parse_config
 from moesim.experiment.sweep import expand
@@ -116,13 +118,24 @@ def test_the_timeline_of_the_page_is_the_engine_s():
 
 def test_the_example_in_python_runs(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    (block,) = re.findall(r"```python\n(.*?)```", page("python"), flags=re.DOTALL)
+    block, _ = re.findall(r"```python\n(.*?)```", page("python"), flags=re.DOTALL)
     exec(block, {})
     table, frame = capsys.readouterr().out.split("policy", 2)[1:]
     policies = ["lru", "fiddler", "dali(w_size=2)"] * 2
     assert [line.split()[0] for line in table.splitlines()[1:7]] == policies
     assert [line.split()[1] for line in frame.splitlines()[1:7]] == policies
     assert (tmp_path / "speedup.png").is_file() and (tmp_path / "results" / "first" / "summary.json").is_file()
+
+
+@pytest.mark.long
+def test_the_answers_in_python_are_given(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(DOCS.parent / "experiments" / "calibrate" / "rtx2070super.csv", "speeds.csv")
+    _, block = re.findall(r"```python\n(.*?)```", page("python"), flags=re.DOTALL)
+    exec(block, {"moesim": moesim})
+    told = capsys.readouterr().out
+    assert "You can run this now" in told and "{'name': " in told and "cpu_read_rate" in told
+    assert (tmp_path / "advice" / "best.yaml").is_file()
 
 
 def test_every_file_of_the_engine_is_named_with_its_rules():
