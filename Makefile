@@ -16,6 +16,8 @@ JOBS ?= 2
 # The tests of the recorder need PyTorch. It comes first and alone, at one version: what depends on it would otherwise
 # bring in a build with several gigabytes of CUDA.
 TORCH ?= torch==2.13.0
+# Bytecode is made of what is imported, when it is: a minute less than that of all files of all packages.
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-compile
 # The native engine is compiled at installation, where there is a C++ compiler. MOESIM_NATIVE=1: a failure is an error.
 NATIVE := moesim/engine/CMakeLists.txt $(wildcard moesim/engine/native/*.[ch]pp moesim/engine/native/algorithms/*.[ch]pp moesim/engine/native/metrics/*.[ch]pp)
 # The tests start many processes: without bytecode each would compile all of moesim.
@@ -78,7 +80,7 @@ pure-wheel: $(VENV)/.installed-dev
 	mkdir -p build/pure/elsewhere
 	CXX=/nonexistent MOESIM_NATIVE= $(BIN)/python -m build --wheel --outdir build/pure . > build/pure/build.log
 	$(PYTHON) -m venv build/pure/venv
-	build/pure/venv/bin/python -m pip install --quiet build/pure/*-none-any.whl
+	build/pure/venv/bin/python -m pip install --quiet --no-compile build/pure/*-none-any.whl
 	cd build/pure/elsewhere && ../venv/bin/moesim demo && ../venv/bin/moesim run quickstart --quick --out results && test -s results/timeline.json
 
 format: $(VENV)/.installed-dev
@@ -89,18 +91,18 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml $(NATIVE) | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable .
+	$(PIP_INSTALL) --editable .
 	touch $@
 
 $(VENV)/.installed-dev: pyproject.toml $(NATIVE) | $(BIN)/python
-	$(BIN)/python -m pip install --quiet $(TORCH)
-	$(BIN)/python -m pip install --quiet --editable ".[dev,record,cluster,gguf]"
+	$(PIP_INSTALL) $(TORCH)
+	$(PIP_INSTALL) --editable ".[dev,record,cluster,gguf]"
 	touch $@ $(VENV)/.installed
 
 # What the site needs beside moesim itself, which is not built again for it.
 $(VENV)/.installed-docs: $(VENV)/.installed
 	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' > $@.txt
-	$(BIN)/python -m pip install --quiet --requirement $@.txt
+	$(PIP_INSTALL) --requirement $@.txt
 	touch $@
 
 clean:

@@ -164,6 +164,7 @@ def test_any_number_in_a_profile(
     run(folder, capsys, monkeypatch, mine=put(machine(), place, value))
 
 
+@pytest.mark.long
 @PROPERTY
 @given(data=st.data())
 def test_any_two_numbers_in_a_profile(

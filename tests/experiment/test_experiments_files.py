@@ -25,6 +25,7 @@ def test_there_are_experiments():
 
 # Dozens of systems, which have goldens of their own; papers, whose first settings differ little; what draws many figures.
 LONG = {
+    "quickstart",  # the wheel runs it
     "league",
     "league-long-answers",
     "equal-memory",

@@ -111,6 +111,7 @@ def test_a_disk_holds_the_experts(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".moesim*"))  # the file of experts is gone
 
 
+@pytest.mark.long
 def test_chunks_and_micro_batches_and_prompts_in_pieces(tmp_path: Path) -> None:
     """Pieces of a copy arrive where they belong, and each micro-batch is served once."""
     _, _, reference = carried_out(tmp_path, "on-demand")

@@ -475,6 +475,7 @@ def simulate(path: Path, folder: Path) -> None:
     assert all(row["source_label"] in ("derived", "synthetic") for row in results.rows)
 
 
+@pytest.mark.long
 def test_the_disk_tier_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Real reads and writes of a real file, which is gone in the end."""
     monkeypatch.setattr("moesim.live.profiler.request.usable_cores", lambda: CORES[:1])

@@ -135,6 +135,7 @@ def test_a_figure_can_be_saved_twice(folder: Path, tmp_path: Path):
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
 
 
+@pytest.mark.long
 def test_a_validation_folder(run: Callable[..., Any], tmp_path: Path):
     run("validation", VALIDATION, "--out", tmp_path)
     data = pd.read_csv(tmp_path / "validation.csv")

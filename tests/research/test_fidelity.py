@@ -605,6 +605,7 @@ def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "mini"
 
 
+@pytest.mark.long
 def test_the_command_writes_the_same_bytes_again(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sizes = ["--tokens", "32", "--calibration-tokens", "32", "--window", "16", "--ratios", "0.5", "--first-predicted", "1"]
     for out in ("a", "b"):

@@ -120,6 +120,7 @@ def test_checks_that_contradict_are_told_of(tmp_path: Path, capsys: pytest.Captu
     ]
 
 
+@pytest.mark.long
 def test_next_lines_repeat_no_row_and_no_line(truth: Truth):
     _, observed = truth.draw(3)
     few = [observed[3], observed[7]]

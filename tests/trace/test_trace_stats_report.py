@@ -151,6 +151,7 @@ def test_what_is_absent_has_a_reason(everything: Trace):
     assert notes.keys() >= {"static hit rate", "recall of the busiest experts of a batch"}
 
 
+@pytest.mark.long
 def test_decode_only_prefill_only_and_one_request():
     decode = report(synthetic_trace(prompt=0, decode=30))
     assert decode["balance"]["prefill_load"] is decode["locality"]["window_similarity"] is None
