@@ -83,7 +83,8 @@ All [figures](figures.md) of `moesim plot`, each with the command that draws it.
 ```
 
 These runs are small and their routing is that of a miniature, so the pictures show what a figure is like
-and no ranking of policies. `python docs/gallery.py` makes this page and its pictures.
+and no ranking of policies. `validation` and `printed` draw files of a clone, where `python docs/gallery.py` makes
+this page and its pictures.
 """
 _ENTRY: Final = """
 ## {kind}

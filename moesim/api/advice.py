@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from moesim.api.answer import Answer
+from moesim.api.checked import checked
 from moesim.core.table import Format
 from moesim.core.units import digits
 from moesim.studies.advice import advice
@@ -28,6 +29,7 @@ class Advice(Answer, advice.Advice):
 
         return pd.DataFrame([flat(self, one) for one in (*self.runnable, *self.papers)])
 
+    @checked("text", form="text")
     def text(self, form: str = "table") -> str:
         """Write it as ``moesim recommend`` prints it.
 
@@ -49,6 +51,7 @@ class Advice(Answer, advice.Advice):
 
         return output(self, Format.named(form))
 
+    @checked("save", folder="path")
     def save(self, folder: str | Path) -> Path:
         """Write the folder of ``moesim recommend --out``.
 

@@ -32,7 +32,7 @@ class Answer:
         raise NotImplementedError
 
     def __str__(self) -> str:
-        return self.text()
+        return self.text().rstrip("\n")
 
     def _repr_html_(self) -> str:
         return f"<p>{escape(repr(self)[1:-1])}</p>" + self.table.to_html(columns=self._shown, index=False, float_format=digits)

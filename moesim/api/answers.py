@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moesim.api.advice import Advice
+from moesim.api.checked import checked
 from moesim.api.written import written
 from moesim.core.output_folder import check_own_folder
 from moesim.core.progress import telling
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from moesim.api.identified import Identified
 
 
+@checked(
+    "recommend", vram="size", ram="size", bits="number", batch="count", prompt="count", decode="count", context="count",
+    trace="path", gguf="path", calibrate="path", lossy="flag", jobs="count", progress="flag",
+)  # fmt: skip
 def recommend(
     model: str | Mapping[str, Any] | ModelSpec | None,
     hardware: str | Path | Mapping[str, Any] | HardwareProfile,
@@ -90,6 +95,7 @@ def recommend(
     return Advice(**vars(recommend_observed(asked, Path(calibrate), jobs=jobs, progress=progress)))
 
 
+@checked("calibrate", observations="path", models="names", free="names", name="text", out="path", progress="flag")
 def calibrate(
     observations: str | Path,
     hardware: str | Path | Mapping[str, Any] | HardwareProfile,

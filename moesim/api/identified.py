@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from moesim.api.answer import Answer
+from moesim.api.checked import checked
 from moesim.core.table import Format
 from moesim.studies.identify import report, results
 from moesim.studies.identify.next_line import NextLine, next_lines
@@ -32,6 +33,7 @@ class Identified(Answer, results.Identified):
 
         return pd.DataFrame(report.constant_records(self))
 
+    @checked("text", form="text")
     def text(self, form: str = "table") -> str:
         """Write it as ``moesim calibrate`` prints it.
 
@@ -51,6 +53,7 @@ class Identified(Answer, results.Identified):
         """
         return report.text(self, self.next_lines, Format.named(form))
 
+    @checked("save", folder="path")
     def save(self, folder: str | Path) -> Path:
         """Write the folder of ``moesim calibrate --out``: profile, page, figure, tables.
 

@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from moesim.api.checked import checked
+from moesim.core.atomic import write_bytes
 from moesim.core.table import Format
 from moesim.errors import ConfigError, unknown_name
 from moesim.experiment.again import outcome_of
@@ -70,7 +72,7 @@ class Result:
         return [f"{describe_run(row)}: {row['error']}" for row in self.rows if row.get("error")]
 
     def __str__(self) -> str:
-        return result_table(self.rows, Format.TABLE)
+        return result_table(self.rows, Format.TABLE).rstrip("\n")
 
     def __repr__(self) -> str:
         failed = f", {len(self.failures)} failed" if self.failures else ""
@@ -137,6 +139,7 @@ class Result:
         return Timeline.of({str(one.row["policy"]): (_records(one), one.machine) for one in shown}, steps)
 
     # ------------------------------------------------------------------------------------------------------------ figures
+    @checked("plot", kind="text", policies="names", where="mapping", width="width", medium="text")
     def plot(
         self,
         kind: str,
@@ -167,7 +170,8 @@ class Result:
         Returns
         -------
         matplotlib.figure.Figure
-            It has two attributes more: ``caption``, a text for a paper, and ``data``, a frame of exactly what is drawn.
+            It has three attributes more: ``caption``, a text for a paper; ``data``, a frame of exactly what is drawn; and
+            ``write(path)``, which writes ``path.png``, ``.pdf``, ``.csv`` and ``.txt`` as ``moesim plot`` does.
 
         Raises
         ------
@@ -183,6 +187,7 @@ class Result:
             )
         return next(iter(found.values()))
 
+    @checked("plots", kind="text", policies="names", where="mapping", width="width", medium="text")
     def plots(
         self,
         kind: str,
@@ -213,7 +218,7 @@ class Result:
         from moesim.plots.captions import setting_label
         from moesim.plots.catalogue import figures_of, kind_of, options_of
         from moesim.plots.looks import drawn_among
-        from moesim.plots.rows import shared_setting
+        from moesim.plots.rows import column_of, shared_setting
         from moesim.plots.sources import chosen
         from moesim.plots.style import MEDIA, drawn_for
         from moesim.plots.widths import drawn_wide, parse_width
@@ -225,34 +230,38 @@ class Result:
         if medium not in MEDIA:
             raise ConfigError(f"plot {kind}: medium: {unknown_name('medium', medium, MEDIA)}")
         inches = None if width is None else parse_width(width, f"plot {kind}: width")
-        frame = chosen(self._frame(kind, drawn.source), policies, [(k, str(v)) for k, v in (where or {}).items()], kind)
+        wanted, table = [(k, str(v)) for k, v in (where or {}).items()], self.table
+        of_runs = [one for one in wanted if column_of(table, one[0]) in table]  # what is left out is not simulated again
+        rows = chosen(table, policies, of_runs, kind)
+        frame = chosen(self._frame(kind, drawn.source, rows), policies, [one for one in wanted if one not in of_runs], kind)
         if drawn.source == "records":
-            rows, missing = shared_setting(frame, kind)
-            outcomes = [self._outcome(int(run)) for run in rows["run"]]
+            shared, missing = shared_setting(frame, kind)
+            outcomes = [self._outcome(int(run)) for run in shared["run"]]
             runs = {str(one.row["policy"]): _records(one) for one in outcomes}
-            asked = {kind: ([runs, outcomes[0].machine], {**options, "label": setting_label(rows, missing)})}
+            asked = {kind: ([runs, outcomes[0].machine], {**options, "label": setting_label(shared, missing)})}
         else:
             asked = {name: ([part], options) for name, part in figures_of(kind, frame, options)}
         among = list(dict.fromkeys(str(row["policy"]) for row in self.rows))
         with drawn_for(medium), drawn_wide(inches), drawn_among(among):
-            return {name: _showable(drawn.drawing(*given, **more)) for name, (given, more) in asked.items()}
+            return {name: _showable(drawn.drawing(*given, **more), medium) for name, (given, more) in asked.items()}
 
-    def _frame(self, kind: str, source: str) -> DataFrame:
+    def _frame(self, kind: str, source: str, rows: DataFrame) -> DataFrame:
         from moesim.plots.catalogue import IN_EXPERIMENTS, SOURCES
 
         if source not in IN_EXPERIMENTS:
             raise ConfigError(f"plot {kind}: expected a figure of runs, got one that draws {SOURCES[source]}")
         if source in ("rows", "records"):
-            return self.table
+            return rows
         import pandas as pd
 
         from moesim.metrics.frames import layer_frame, step_frame
 
         make: Callable[[Outcome], Any] = {"steps": step_frame, "layers": layer_frame}[source]
-        done = [index for index, row in enumerate(self.rows) if not row.get("error")]
+        done = [index for index in rows.index if not self.rows[index].get("error")]
         return pd.DataFrame([row for index in done for row in make(self._outcome(index, keep=False))])
 
     # ------------------------------------------------------------------------------------------------------------- folder
+    @checked("save", folder="path")
     def save(self, folder: str | Path) -> Path:
         """Write the result into a folder, as ``moesim run --out`` does.
 
@@ -348,11 +357,19 @@ class Result:
         return replace(found, row=self.rows[index])
 
 
-def _showable(drawing: Drawing) -> Figure:
-    """Let a notebook show a figure, which it does by itself only for those of pyplot; and let it say what it shows."""
-    from moesim.plots.style import rendered
+def _showable(drawing: Drawing, medium: Medium) -> Figure:
+    """Let a notebook show a figure, which it does by itself only for those of pyplot; say what it shows; let it be written."""
+    from moesim.plots.kinds import written
+    from moesim.plots.style import drawn_for, rendered
+
+    def write(path_base: str | Path) -> list[Path]:
+        base = Path(path_base)
+        with drawn_for(medium):
+            files = written(drawing, base.name)
+        return [write_bytes(base.parent / name, data) for name, data in files.items()]
 
     figure: Any = drawing.figure
+    figure.write = write
     figure._repr_png_ = lambda: rendered(figure, ["png"])["png"]
     figure.caption, figure.data = drawing.caption.strip(), drawing.data
     return drawing.figure

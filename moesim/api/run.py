@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from moesim.api.checked import checked
 from moesim.api.result import Result
 from moesim.api.traces import NAMES
 from moesim.api.written import written
@@ -30,6 +31,7 @@ HARDWARE = "rtx3090-epyc7532"
 CACHE = (0.25, 0.5)
 
 
+@checked("compare", repeat="count", overrides="overrides", quick="flag", out="path", jobs="count", progress="flag")
 def compare(
     policies: Any,
     *,
@@ -133,6 +135,7 @@ def comparison(
     return raw
 
 
+@checked("run", experiment="experiment", overrides="overrides", quick="flag", out="path", jobs="count", progress="flag")
 def run(
     experiment: str | Path | Mapping[str, Any],
     *,
@@ -188,6 +191,7 @@ def run(
     return _carried_out(config, place, given, quick=quick, out=out, jobs=jobs, progress=progress)
 
 
+@checked("load", folder="path")
 def load(folder: str | Path) -> Result:
     """Load the result that a command, or `Result.save`, has written.
 

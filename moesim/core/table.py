@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 _WIDE = 1000  # columns; what is piped to a file is not cut
+_GAP = 2  # between columns
 
 
 class Format(StrEnum):
@@ -77,21 +78,34 @@ def render(
     from rich.console import Console  # most commands print no table
     from rich.table import Table
 
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-    terminal, n_least = sys.stdout.isatty(), 0
-    for place, column in enumerate(columns, 1):
-        most = None if terminal or place == len(columns) else widest
-        longest = max((len(word) for one in (column, *(row[place - 1] for row in rows)) for word in one.split()), default=0)
-        least = longest if terminal else None
-        table.add_column(column, justify="right" if column in right else "left", overflow="fold", max_width=most, min_width=least)
-        n_least += 2 + longest
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, _GAP, 0, 0))
+    terminal = sys.stdout.isatty()
+    widths = _widths(list(zip(columns, *rows, strict=True)), get_terminal_size().columns) if terminal else None
+    for place, column in enumerate(columns):
+        most = None if terminal or place == len(columns) - 1 else widest
+        exact = None if widths is None else widths[place]
+        table.add_column(column, justify="right" if column in right else "left", overflow="fold", max_width=most, width=exact)
     for number, row in enumerate(rows):
         table.add_row(*row, style="bold" if number in bold else None)
     text = io.StringIO()
-    width = max(get_terminal_size().columns, n_least) if terminal else _WIDE
+    width = _WIDE if widths is None else sum(widths) + _GAP * len(widths)
     console = Console(file=text, force_terminal=terminal, width=width, highlight=False, markup=False)
     console.print(table)
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
+
+
+def _widths(columns: Sequence[Sequence[str]], terminal: int) -> list[int]:
+    """Say how wide columns are: as their texts, the widest narrower until the terminal holds all, none than its longest word."""
+    from rich.cells import cell_len
+
+    widths = [max(map(cell_len, column)) for column in columns]
+    least = [max((cell_len(word) for one in column for word in one.split()), default=0) for column in columns]
+    while sum(widths) + _GAP * (len(widths) - 1) > terminal:
+        place = max(range(len(widths)), key=lambda i: (widths[i] > least[i], widths[i]))
+        if widths[place] <= least[place]:
+            break
+        widths[place] -= 1
+    return [max(one, 1) for one in widths]
 
 
 def render_records(rows: Sequence[Mapping[str, Any]], form: Format) -> str:

@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from moesim.core.data import data_dirs
 from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import ConfigError
 
@@ -94,5 +95,8 @@ def _unreadable(path: Path, above: Sequence[Path], reason: str) -> ConfigError:
 
 
 def _remedy(path: Path) -> str:
-    near = get_close_matches(path.name, [other.name for other in path.parent.glob("*.y*ml")], n=1)
+    known = [other.name for other in path.parent.glob("*.y*ml")]
+    if len(path.parts) == 1 and not path.suffix:  # a shipped one by its name
+        known += [other.stem for folder in data_dirs("experiments") for other in sorted(folder.glob("*.yaml"))]
+    near = get_close_matches(path.name, known, n=1)
     return f"did you mean {near[0]!r}?" if near else "correct the path"

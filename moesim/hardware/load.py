@@ -142,7 +142,9 @@ def _find(source: str | Path, place: str) -> Path:
     if isinstance(source, Path) or text.endswith((".yaml", ".yml")) or "/" in text:
         path = Path(source)
         if not path.is_file():
-            raise HardwareError(f"{place}: expected a hardware profile, got no file at {path}")
+            raise HardwareError(
+                f"{place}: expected a hardware profile, got no file at {path}; correct the path, or give a name of `moesim list hardware`"
+            )
         return path
     known: dict[str, Path] = {}
     for folder in data.data_dirs("hardware_profiles"):

@@ -175,7 +175,7 @@ class Pair:
     source: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class HardwareProfile(Facts):
     """A machine.
 
@@ -234,6 +234,9 @@ class HardwareProfile(Facts):
     def figures(self) -> dict[str, Any]:
         """Give all that decides what a run takes, and what stands in results: not where it came from."""
         return {name: value for name, value in vars(self).items() if name not in ("path", "written")}
+
+    def __repr__(self) -> str:
+        return f"<Hardware: {self.name}, {', '.join(self.devices)}>"
 
     def facts(self) -> dict[str, Any]:
         """State what the machine has, and where the numbers come from."""

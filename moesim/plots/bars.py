@@ -21,6 +21,7 @@ from moesim.plots.kinds import Drawing, kind
 from moesim.plots.rows import (
     WORDS,
     cache_column,
+    column_of,
     group_name,
     levels,
     named,
@@ -81,7 +82,7 @@ def metric_name(metric: str) -> str:
 
 def axes_of(frame: pd.DataFrame, what: str, x: str | None = None) -> tuple[str, str | None]:
     """Choose what groups bars and what divides them into panels; one figure shows no more than these two."""
-    known = settings_in(frame)
+    known, x = settings_in(frame), None if x is None else column_of(frame, x)
     if x is not None and x not in known:
         raise ConfigError(f"plot {what}: x: {unknown_name('setting', x, known)}")
     if x is None:

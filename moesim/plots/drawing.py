@@ -9,16 +9,16 @@ from typing import Any, Final
 
 import pandas as pd
 
-from moesim.core.table import frame_csv
 from moesim.errors import ConfigError
 from moesim.metrics.outcome import Outcome
 from moesim.plots.captions import setting_label
 from moesim.plots.catalogue import SOURCES, figures_of, kind_of, options_of
+from moesim.plots.kinds import written
 from moesim.plots.looks import drawn_among
 from moesim.plots.options import read_options
 from moesim.plots.rows import shared_setting
 from moesim.plots.sources import all_policies, chosen, read_frames
-from moesim.plots.style import Medium, drawn_for, rendered
+from moesim.plots.style import Medium, drawn_for
 from moesim.plots.widths import drawn_wide
 from moesim.trace import Trace, find_trace
 
@@ -58,11 +58,7 @@ def files_of(
     name: str, figure: str, arguments: Sequence[Any], options: Mapping[str, Any], suffixes: Sequence[str] = ("png", "pdf")
 ) -> dict[str, bytes]:
     """Draw one figure."""
-    made = kind_of(name).drawing(*arguments, **options)
-    files = {f"{figure}.{suffix}": content for suffix, content in rendered(made.figure, suffixes).items()}
-    files[f"{figure}.csv"] = frame_csv(made.data)
-    files[f"{figure}.txt"] = (made.caption.strip() + "\n").encode()
-    return files
+    return written(kind_of(name).drawing(*arguments, **options), figure, suffixes)
 
 
 def _checked(request: Request, name: str) -> dict[str, Any]:

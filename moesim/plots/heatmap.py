@@ -20,7 +20,7 @@ from moesim.plots.ends import not_drawn
 from moesim.plots.exactness import inexact, meaning, star
 from moesim.plots.failures import failing, not_shown, not_shown_sentences
 from moesim.plots.kinds import Drawing, kind
-from moesim.plots.rows import group_name, levels, policies_of, prepared, settings_in, summarised
+from moesim.plots.rows import column_of, group_name, levels, policies_of, prepared, settings_in, summarised
 from moesim.plots.style import SMALL, add_corner, need, new_figure, short, text_width, title
 from moesim.plots.widths import COLUMN, TEXT
 from moesim.policies.declare import option_parameters
@@ -80,6 +80,7 @@ def _column(rows: pd.DataFrame, name: str, options: Sequence[str]) -> str:
     known = {option.removeprefix(OPTION): option for option in options} | {setting: setting for setting in settings_in(rows)}
     if name in options:
         return name
+    name = name if name in known else column_of(rows, name)
     if name not in known:
         raise ConfigError(f"plot heatmap: {unknown_name('option or setting', name, known)}")
     return known[name]

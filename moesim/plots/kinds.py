@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import update_wrapper, wraps
 from typing import Generic, NamedTuple, ParamSpec
 
 import pandas as pd
 from matplotlib.figure import Figure
 
+from moesim.core.table import frame_csv
 from moesim.plots.looks import drawn_among
-from moesim.plots.style import styled
+from moesim.plots.style import rendered, styled
 
 _P = ParamSpec("_P")
 
@@ -21,6 +22,14 @@ class Drawing(NamedTuple):
     data: pd.DataFrame  # tidy, with exactly what is drawn
     figure: Figure
     caption: str  # for a paper: what is shown, on what, the labels of the numbers, and what is not exact
+
+
+def written(drawing: Drawing, name: str, suffixes: Sequence[str] = ("png", "pdf")) -> dict[str, bytes]:
+    """Give the files of a figure by name: pictures, data, caption."""
+    files = {f"{name}.{suffix}": content for suffix, content in rendered(drawing.figure, suffixes).items()}
+    files[f"{name}.csv"] = frame_csv(drawing.data)
+    files[f"{name}.txt"] = (drawing.caption.strip() + "\n").encode()
+    return files
 
 
 class Kind(Generic[_P]):

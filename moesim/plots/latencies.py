@@ -8,6 +8,7 @@ from typing import Final
 
 import numpy as np
 import pandas as pd
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from moesim.core.colours import BLACK
 from moesim.core.record_table import RecordTable
@@ -89,7 +90,9 @@ def latency_cdf(frame: pd.DataFrame) -> Drawing:
         )  # fmt: skip
     if data["ms"].max() > _SPREAD * data["ms"].min():
         axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.xaxis.set_minor_formatter(NullFormatter())
     else:
         axes.set_xlim(left=0)
     axes.set_ylim(0, 100)

@@ -97,6 +97,12 @@ def _unambiguous(frame: pd.DataFrame, what: str) -> pd.DataFrame:
     return frame
 
 
+def column_of(frame: pd.DataFrame, name: str) -> str:
+    """Give the column of a setting, which tables of results may name in short: ``batch`` or ``cache``."""
+    column = {"batch": "batch_size", "cache": cache_column(frame)}.get(name, name)
+    return column if column in frame else name
+
+
 def cache_column(frame: pd.DataFrame) -> str:
     """Name the column that says how large the cache was asked to be: a ratio, a budget, or either in words."""
     if CACHE in frame:

@@ -12,7 +12,7 @@ import pandas as pd
 from moesim.core.manifest import read_verified
 from moesim.core.text import uncell
 from moesim.errors import ConfigError, unknown_name
-from moesim.plots.rows import REPEATS, cache_column, group_name, settings_in
+from moesim.plots.rows import REPEATS, column_of, group_name, settings_in
 
 FILES: Final = {
     "rows": "runs.parquet",
@@ -104,10 +104,7 @@ def _read(file: Path, what: str) -> pd.DataFrame:
 def chosen(frame: pd.DataFrame, policies: Sequence[str], where: Sequence[tuple[str, str]], what: str) -> pd.DataFrame:
     """Keep some policies, in the order in which they are named, and the rows with the given values."""
     for column, value in where:
-        if column not in frame:
-            column = {"batch": "batch_size", "cache": cache_column(frame)}.get(
-                column, column
-            )  # as the table of results names them
+        column = column_of(frame, column)
         if column not in frame:
             settings = [name for name in ("policy", "policy_name", *settings_in(frame), *REPEATS) if name in frame]
             raise ConfigError(f"plot {what}: --where: {unknown_name('column', column, settings)}")

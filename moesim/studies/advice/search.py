@@ -61,9 +61,9 @@ class Found:
     fewer: Fewer | None = None
 
     def ranked(self, runnable: bool) -> list[Candidate]:
-        """Sort the finalists of a class, fastest first over all requests; of equals the one with less on the GPU."""
+        """Sort the finalists of a class, fastest first over all requests; of equals the one whose first token is sooner."""
         chosen = [one for one in self.final if one.runnable == runnable]
-        return sorted(chosen, key=lambda one: (-_mean_speed(self.final[one]), one.gpu_bytes, one.family))
+        return sorted(chosen, key=lambda one: (-_mean_speed(self.final[one]), _ttft(self.final[one]), one.gpu_bytes, one.family))
 
 
 def speed(row: Row) -> float:
@@ -76,6 +76,10 @@ def _mean_speed(rows: Sequence[Row]) -> float:
     for row in rows:
         product *= speed(row)
     return float(product ** (1 / len(rows)))
+
+
+def _ttft(rows: Sequence[Row]) -> float:
+    return sum(float(str(row["ttft_mean_ns"])) for row in rows)
 
 
 class Search:

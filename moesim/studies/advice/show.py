@@ -52,7 +52,7 @@ def text(advice: Advice, form: Format, *, pictured: bool = False) -> str:
     mark = "## " if form is Format.MD else ""
     observed = "" if advice.observed is None else advice.observed.text(form, pictured=pictured)
     sections = [
-        ("", _question(advice)),
+        ("", _question(advice, form)),
         ("", observed),
         ("Placements for any engine", _ANY_ENGINE) if observed else ("", ""),
         ("You can run this now", _runnable(advice, form)),
@@ -70,7 +70,7 @@ _ANY_ENGINE: Final = (
 )
 
 
-def _question(advice: Advice) -> str:
+def _question(advice: Advice, form: Format) -> str:
     setting, asked, routing = advice.setting, advice.setting.asked, advice.routing
     room = gib(setting.kv_tokens * setting.model.kv_bytes_per_token)
     host = f"{gib(setting.ram_bytes)} of RAM" if setting.host_computes else f"experts on {setting.host}"
@@ -85,7 +85,7 @@ def _question(advice: Advice) -> str:
     ]
     if setting.vram_bytes > setting.profile_vram_bytes:
         lines.append(f"{setting.gpu} of the profile has {gib(setting.profile_vram_bytes)}: its speed with more is a what-if")
-    return "\n".join(lines) + "\n"
+    return "".join(f"{_bullet(form)}{line}\n" for line in lines)
 
 
 def _runnable(advice: Advice, form: Format) -> str:
@@ -113,12 +113,18 @@ def _runnable(advice: Advice, form: Format) -> str:
         if name in _released():
             whys.setdefault(why, []).append(name)
     left = [f"{', '.join(names)}: {why}" for why, names in whys.items()]
-    table += _slower(advice)
-    out = "\n".join([*lines, "", table]) + ("left out: " + "; ".join(left) + "\n" if left else "")
+    slower, lost = _slower(advice), [f"left out: {'; '.join(left)}"] if left else []
+    table += "\n" * (form is Format.MD) + "".join(f"{_bullet(form)}{line}\n" for line in [*slower, *lost])
+    out = "\n".join([*lines, "", table])
     return f"{out}\n{fewer}" if (fewer := fewer_table(advice, form)) else out
 
 
-def _slower(advice: Advice) -> str:
+def _bullet(form: Format) -> str:
+    """Mark a line, which would run into its neighbours in Markdown."""
+    return "- " if form is Format.MD else ""
+
+
+def _slower(advice: Advice) -> list[str]:
     """Name the families of released engines that have no finalist, each with the fastest of it."""
     finalists, asked = {one.candidate.family for one in advice.runnable}, advice.setting.asked.decode
     lines = []
@@ -132,8 +138,8 @@ def _slower(advice: Advice) -> str:
         best = {one.family: f"{one.title}: {digits(speeds[one])}" for one in reversed(order)}
         if told := ", ".join(best[name] for name in dict.fromkeys(one.family for one in order)):
             tokens = asked if caches else min(asked, SCREEN_TOKENS)
-            lines.append(f"slower on {tokens} tokens of the first request, tokens/s ({what}): {told}\n")
-    return "".join(lines)
+            lines.append(f"slower on {tokens} tokens of the first request, tokens/s ({what}): {told}")
+    return lines
 
 
 def _released() -> set[str]:
