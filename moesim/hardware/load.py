@@ -143,7 +143,8 @@ def _find(source: str | Path, place: str) -> Path:
         path = Path(source)
         if not path.is_file():
             raise HardwareError(
-                f"{place}: expected a hardware profile, got no file at {path}; correct the path, or give a name of `moesim list hardware`"
+                f"{place}: expected a hardware profile, got no file at {path}; correct the path, or give a name of "
+                "`moesim list hardware`"
             )
         return path
     known: dict[str, Path] = {}

@@ -44,7 +44,7 @@ def test_an_advice_is_that_of_the_command(advice: Advice, trace: str, tmp_path: 
     options = [word for name, value in QUESTION.items() for word in (f"--{name}", str(value))]
     line = ["recommend", "--model", yaml.safe_dump(MODEL, default_flow_style=True).strip(), "--hardware", "rtx3090-epyc7532"]
     assert main([*line, *options, "--trace", trace, "--jobs", "1", "--out", str(tmp_path / "a")]) == 0
-    assert capsys.readouterr().out == str(advice) == advice.text()
+    assert capsys.readouterr().out == advice.text() == f"{advice}\n"
     assert advice.save(tmp_path / "b") == tmp_path / "b"
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
     assert json.loads(advice.text("json"))["best"]["placement"] == advice.best.candidate.title
@@ -76,7 +76,7 @@ def test_an_identification_is_that_of_the_command(tmp_path: Path, capsys: pytest
     assert main(line) == 0
     printed = capsys.readouterr().out
     found = moesim.calibrate(tmp_path / "rows.csv", BOX, free=["cpu_read_rate", "cpu_layer"], name="mybox", progress=False)
-    assert str(found) == printed
+    assert found.text() == printed == f"{found}\n"
     assert list(found.table.constant) == [one.constant.name for one in found.constants]
     assert found.table.set_index("constant").verdict["cpu_read_rate"] == "identified"
     assert repr(found) == "<Identified: mybox, 1 of 2 constants identified>"
@@ -112,3 +112,42 @@ def test_observed_speeds_stand_beside_an_advice(tmp_path: Path) -> None:
     assert {"identified", "curve"} <= values.keys() and values["asked"]["hardware"] == "identified.yaml"
     advice.save(tmp_path / "out")
     assert {"identified.yaml", "curve.csv", "curve.png"} <= {one.name for one in (tmp_path / "out").iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("call", "given", "expected"),
+    [
+        ("recommend", {"batch": [1, 4]}, "recommend: batch: expected a whole number of at least 1, got [1, 4]"),
+        ("recommend", {"prompt": "8"}, "recommend: prompt: expected a whole number"),
+        ("recommend", {"batch": True}, "recommend: batch: expected a whole number"),
+        ("recommend", {"jobs": 0}, "recommend: jobs: expected a whole number of at least 1, got 0"),
+        ("recommend", {"bits": "four"}, "recommend: bits: expected a number, got 'four'"),
+        ("recommend", {"vram": 24}, "recommend: vram: expected a text with a unit, such as '12GiB', got 24"),
+        ("recommend", {"lossy": "no"}, "recommend: lossy: expected True or False, got 'no'"),
+        ("calibrate", {"free": "cpu_rate"}, "calibrate: free: expected a list of texts, got 'cpu_rate'"),
+        ("calibrate", {"out": 5}, "calibrate: out: expected a path, got 5"),
+        ("compare", {"quick": "no"}, "compare: quick: expected True or False, got 'no'"),
+        ("compare", {"jobs": -1}, "compare: jobs: expected a whole number of at least 1, got -1"),
+        ("compare", {"overrides": 5}, "compare: overrides: expected a mapping, or a list of 'key=value', got 5"),
+    ],
+)
+def test_another_type_is_refused_in_one_line(call: str, given: dict[str, Any], expected: str) -> None:
+    needed = {"recommend": ("mixtral-8x7b", BOX), "calibrate": ("rows.csv", BOX), "compare": ("lru",)}
+    with pytest.raises(ConfigError) as found:
+        getattr(moesim, call)(*needed[call], **given)
+    assert str(found.value).startswith(expected) and "\n" not in str(found.value)
+
+
+def test_paths_and_experiments_of_another_type() -> None:
+    with pytest.raises(ConfigError, match="load: folder: expected a path, got 5"):
+        moesim.load(5)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="run: experiment: expected a path or a mapping, got"):
+        moesim.run(["a.yaml"])  # type: ignore[arg-type]
+    result = moesim.Result([], None)
+    for wrong, expected in (({"where": ["x"]}, "where: expected a mapping"), ({"policies": "lru"}, "policies: expected a list")):
+        with pytest.raises(ConfigError, match=f"plot: {expected}"):
+            result.plot("speedup", **wrong)  # type: ignore[arg-type]
+
+
+def test_a_machine_says_in_a_line_what_it_is() -> None:
+    assert repr(moesim.load_hardware("rtx3090-epyc7532")) == "<Hardware: rtx3090-epyc7532, gpu0, cpu0>"

@@ -209,7 +209,8 @@ def test_figures(result: moesim.Result) -> None:
     assert list(result.plots("breakdown", where={"cache_ratio": 0.5})) == ["breakdown"]
     (bars,) = result.plot("decode_speed", policies=["fiddler"], where={"cache_ratio": 0.5}).axes
     assert to_hex(bars.patches[0].get_facecolor()).upper() == SERIES[1]  # it is the second of the result
-    assert isinstance(result.plot("hit_rate_by_token", where={"cache_ratio": 0.5}), Figure)
+    tokens = result.plot("hit_rate_by_token", where={"cache": 0.5})
+    assert isinstance(tokens, Figure)
     with pytest.raises(ConfigError, match="unknown option 'colour'"):
         result.plot("speedup", colour="red")
     with pytest.raises(ConfigError, match="plot regret: expected a figure of runs"):
@@ -217,6 +218,29 @@ def test_figures(result: moesim.Result) -> None:
     batches = moesim.compare("lru", **SMALL | {"prompt": [4, 8], "cache": [0.25, 0.5], "batch": [1, 2]})
     with pytest.raises(ConfigError, match=r"expected settings of one figure, got those of \d: .*where="):
         batches.plot("breakdown")
+
+
+def test_a_figure_is_written_as_the_command_writes_it(result: moesim.Result, tmp_path: Path) -> None:
+    figure: Any = result.plot("decode_speed", where={"cache": 0.5}, medium="paper", width="column")
+    written = figure.write(tmp_path / "speed")
+    assert [one.name for one in written] == ["speed.png", "speed.pdf", "speed.csv", "speed.txt"]
+    assert written[3].read_text() == figure.caption + "\n"
+    result.save(tmp_path / "folder")
+    from moesim.cli.main import main
+
+    options = ["--where", "cache_ratio=0.5", "--for", "paper", "--width", "column", "--out", str(tmp_path / "out")]
+    assert main(["plot", "decode_speed", str(tmp_path / "folder"), *options]) == 0
+    for one in written:
+        (other,) = (tmp_path / "out").glob(f"*{one.suffix}")
+        assert other.read_bytes() == one.read_bytes(), one.name
+
+
+def test_runs_that_a_figure_leaves_out_are_not_simulated_again(result: moesim.Result, monkeypatch: pytest.MonkeyPatch) -> None:
+    again: list[int] = []
+    real = moesim.Result._outcome
+    monkeypatch.setattr(moesim.Result, "_outcome", lambda self, i, **more: again.append(i) or real(self, i, **more))
+    result.plot("hit_rate_by_token", policies=["fiddler"], where={"cache": 0.5})
+    assert [(result.rows[i]["policy"], result.rows[i]["cache_ratio"]) for i in again] == [("fiddler", 0.5)]
 
 
 @pytest.mark.long

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 from typing import Any
 
@@ -161,6 +162,19 @@ def test_an_oracle_is_never_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
     on_a_terminal(100, monkeypatch)
     rows = [row("lru", 2.0), row("dali", 4.0), row("belady", 9.0) | {"source_label": "oracle"}]
     assert [line.startswith("\x1b[1m") for line in result_table(rows, Format.TABLE).splitlines()[1:4]] == [False, True, False]
+
+
+def test_a_table_wider_than_the_terminal_keeps_all_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_a_terminal(60, monkeypatch)
+    head = ["constant", "before and after it was told", "a", "unit", "values", "verdict"]
+    rows = [
+        ["cpu_read_rate_of_all_cores", "29,100,000,000 (24.7 to 34.3, published)", "1", "B/s", "35,300,000,000", "identified"],
+        ["gpu_layer", "assumed", "2", "us", "0.562", "not identified, cannot be told from cpu_read_rate"],
+    ]
+    shown = render(head, rows, Format.TABLE)
+    assert {word for one in (*head, *(cell for row in rows for cell in row)) for word in one.split()} == set(
+        re.sub(r"\x1b\[[0-9;]*m", "", shown).split()
+    )
 
 
 def test_no_word_is_broken_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

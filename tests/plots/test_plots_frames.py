@@ -170,6 +170,23 @@ def test_latency_is_that_of_each_token_and_counts_sequences():
         latency_cdf(frame[frame["phase"] == "prefill"])
 
 
+def test_latencies_far_apart_have_plain_numbers_on_their_axis():
+    columns = ["run", "step", "phase", "begin", "end", "batch", "n_tokens", "n_sequences"]
+    ms = 1_000_000
+    ends = [140, 280, 480, 690, 1300]
+    told = [
+        row
+        for run, end in enumerate(ends)
+        for row in ((run, 0, "prefill", 0, 10 * ms, 0, 8, 1), (run, 1, "decode", 10 * ms, (10 + end) * ms, 0, 1, 1))
+    ]
+    frame = pd.DataFrame(told, columns=columns).assign(policy=[f"p{run}" for run, *_ in told], source_label="derived")
+    figure = latency_cdf.drawing(frame).figure
+    figure.canvas.draw()
+    (axes,) = figure.axes
+    texts = [label.get_text() for label in (*axes.get_xticklabels(), *axes.get_xticklabels(minor=True)) if label.get_text()]
+    assert {"200", "500", "1000"} <= set(texts) and all(float(text) > 0 for text in texts)
+
+
 def test_tokens_of_seeds_that_drew_the_same_requests_count_once():
     """Two runs of one draw wait 20 and 40 ms for two tokens, which weigh one each; another draw waits 10 ms for two."""
     ms = 1_000_000
