@@ -18,10 +18,6 @@ ENERGY: Final = "energy_j_per_token"
 LEAST, MOST = f"{SPEED}_least", f"{SPEED}_most"
 ENERGY_LEAST, ENERGY_MOST = f"{ENERGY}_least", f"{ENERGY}_most"
 
-NOT_VARIED: Final = "interval not varied (set intervals: true): "
-"""How the note begins that names the intervals over which a run was not repeated."""
-
-
 _UNITS: Final = (
     ("flops", (1e9, "GFLOP/s")), ("bytes_per_s", (1e9, "GB/s")), ("_bytes", (1e9, "GB")), ("_us", (1.0, "us")), ("_w", (1.0, "W"))
 )  # fmt: skip

@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from moesim.experiment.failed_runs import failure_notes
-from moesim.experiment.intervals import NOT_VARIED
 from moesim.experiment.report_columns import batch, fresh
 from moesim.experiment.row_values import Row, is_lossy
 from moesim.hardware.costs import NO_CURVE
-from moesim.metrics.naming import LIVE, cache_asked
+from moesim.metrics.naming import LIVE, NOT_VARIED, cache_asked, notes_of
 
 _OF_COSTS = (NO_CURVE, NOT_VARIED)
 """How notes begin that are long, and stand once below a table."""
@@ -24,7 +23,7 @@ def split_notes(row: Mapping[str, Any]) -> tuple[list[str], list[str]]:
 
 def cost_notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """List the notes about costs of all rows, each once."""
-    return list(dict.fromkeys(note for row in rows for note in split_notes(row)[1]))
+    return notes_of(note for row in rows for note in split_notes(row)[1])
 
 
 def _common_notes(done: Sequence[Row]) -> list[str]:

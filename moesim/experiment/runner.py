@@ -11,7 +11,7 @@ from moesim.engine import chosen, simulate
 from moesim.errors import MoesimError, PolicyError, describe_exception
 from moesim.experiment.beginning import FirstSteps
 from moesim.experiment.budget import granted_slots, initial_placement, slots_used
-from moesim.experiment.intervals import NOT_VARIED, interval_text, vary
+from moesim.experiment.intervals import interval_text, vary
 from moesim.experiment.needs import SCORES
 from moesim.hardware import LABELS, weakest
 from moesim.hardware.costs import CostModel
@@ -19,6 +19,7 @@ from moesim.metrics import Value
 from moesim.metrics.breakdown import Breakdown, breakdown
 from moesim.metrics.chain import Chain
 from moesim.metrics.machine import Machine
+from moesim.metrics.naming import NOT_VARIED
 from moesim.metrics.outcome import Outcome
 from moesim.metrics.summary import Summary
 from moesim.policies.registry import make_policy

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import Field, fields
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from moesim.core.units import format_size
 from moesim.core.yaml_reader import read_yaml_value
@@ -122,3 +122,17 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return dict(value)
     return vars(value) if hasattr(value, "__dict__") else str(value)
+
+
+NOT_VARIED: Final = "interval not varied (set intervals: true): "
+"""How the note begins that names the intervals over which a run was not repeated."""
+
+
+def notes_of(texts: Iterable[str]) -> list[str]:
+    """List the notes of runs, each once; those of intervals as one, with each interval once, where the first of them stands."""
+    notes = list(dict.fromkeys(note for text in texts for note in text.split(", ") if note))
+    told = [note for note in notes if note.startswith(NOT_VARIED)]
+    if not told:
+        return notes
+    ranges = dict.fromkeys(one for note in told for one in note.removeprefix(NOT_VARIED).split("; "))
+    return [NOT_VARIED + "; ".join(ranges) if note == told[0] else note for note in notes if note not in told[1:]]

@@ -8,7 +8,7 @@ from typing import Final
 import pandas as pd
 
 from moesim.hardware import weakest
-from moesim.metrics.naming import COLUMNS, LIVE
+from moesim.metrics.naming import COLUMNS, LIVE, notes_of
 from moesim.plots.ends import OVER
 from moesim.plots.exactness import inexact, meaning
 from moesim.plots.means import DRAW, over_draws
@@ -193,7 +193,7 @@ def _labels(frame: pd.DataFrame) -> list[str]:
             word = how(frame)
             sentences.append(f"{word[0].upper()}{word[1:]}; weakest source among the numbers used: {', '.join(parts)}.")
     if "notes" in frame:
-        notes = dict.fromkeys(note for text in frame["notes"].dropna() for note in str(text).split(", ") if note)
+        notes = notes_of(map(str, frame["notes"].dropna()))
         kept = [note for note in notes if OVER not in note]  # `moesim.plots.ends` draws and words these
         if kept:
             sentences.append(f"Notes: {', '.join(kept)}.")

@@ -15,6 +15,7 @@ from moesim.experiment.failed_runs import failure_lines
 from moesim.experiment.report import By, result_html, result_table
 from moesim.experiment.report_columns import SHOWN
 from moesim.metrics.causes import CAUSES
+from moesim.metrics.naming import NOT_VARIED, notes_of
 
 
 def row(policy: str, speed: float | None, cache: float = 0.25, **more: Any) -> dict[str, Any]:
@@ -162,6 +163,18 @@ def test_an_oracle_is_never_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
     on_a_terminal(100, monkeypatch)
     rows = [row("lru", 2.0), row("dali", 4.0), row("belady", 9.0) | {"source_label": "oracle"}]
     assert [line.startswith("\x1b[1m") for line in result_table(rows, Format.TABLE).splitlines()[1:4]] == [False, True, False]
+
+
+def test_each_interval_that_was_not_varied_is_told_once() -> None:
+    texts = [
+        f"synthetic, {NOT_VARIED}a 1 to 3 us; b 2 to 4 us, other",
+        "synthetic",
+        f"{NOT_VARIED}b 2 to 4 us; c 1 to 2 us, last",
+    ]
+    assert notes_of(texts) == ["synthetic", f"{NOT_VARIED}a 1 to 3 us; b 2 to 4 us; c 1 to 2 us", "other", "last"]
+    assert notes_of(["x, y", "y"]) == ["x", "y"] and notes_of([]) == []
+    rows = [row("lru", 2.0) | {"notes": texts[0]}, row("dali", 3.0) | {"notes": texts[2]}]
+    assert result_table(rows, Format.TABLE).count("interval not varied") == 1
 
 
 def test_a_table_wider_than_the_terminal_keeps_all_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
