@@ -89,10 +89,12 @@ def recommend(
     if calibrate is None:
         from moesim.studies.advice.recommend import recommend as search
 
-        return Advice(**vars(search(asked, jobs=jobs, progress=progress)))
-    from moesim.studies.advice.identified import recommend_observed  # SciPy takes most of a second to import
+        found = search(asked, jobs=jobs, progress=progress)
+    else:
+        from moesim.studies.advice.identified import recommend_observed  # SciPy takes most of a second to import
 
-    return Advice(**vars(recommend_observed(asked, Path(calibrate), jobs=jobs, progress=progress)))
+        found = recommend_observed(asked, Path(calibrate), jobs=jobs, progress=progress)
+    return Advice(**vars(found))
 
 
 @checked("calibrate", observations="path", models="names", free="names", name="text", out="path", progress="flag")

@@ -32,18 +32,18 @@ def top_ids(logits: F32, n: int) -> NDArray[np.int64]:
 
 
 def _top_ids(table: F32, n: int) -> NDArray[np.int64]:
-    """Sort a logit and its expert as one integer: the float's bits in order, whose last few the number of the expert replaces."""
+    """Find the n largest of each row, by integers: the ordered bits of a float, the last few replaced by the expert's number."""
     n_experts = table.shape[1]
     n_bits = (n_experts - 1).bit_length()
-    keys = (table + np.float32(0)).view(np.int32)  # of both zeros one
+    keys = (table + np.float32(0)).view(np.int32)  # 0 makes both zeros one
     keys ^= (keys >> 31) & np.int32(2**31 - 1)
     keys &= np.int32(-1 << n_bits)
     keys |= np.arange(n_experts, dtype=np.int32)
     keys.partition(n_experts - n - 1, axis=1)
-    best = np.sort(keys[:, n_experts - n - 1 :], axis=1)[:, ::-1]  # and the next one
+    best = np.sort(keys[:, n_experts - n - 1 :], axis=1)[:, ::-1]  # the n largest, and the next to tell ties by
     ids: NDArray[np.int64] = (best[:, :n] & ((1 << n_bits) - 1)).astype(np.int64)
     best = best >> n_bits
-    near = (best[:, 1:] == best[:, :-1]).any(axis=1)  # which is which the bits left do not say
+    near = (best[:, 1:] == best[:, :-1]).any(axis=1)  # too near to order by the bits that are left
     ids[near] = _among_equals(table[near], n)
     return ids
 
