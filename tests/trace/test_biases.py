@@ -43,13 +43,13 @@ def test_all_can_be_found_again(regenerate: bool, monkeypatch: pytest.MonkeyPatc
     kept, _ = read_container(FILE)
     assert kept.keys() == found.keys()
     for key, biases in found.items():
-        np.testing.assert_allclose(kept[key], biases, rtol=0, atol=0.05)  # another machine may count a state in or out
+        np.testing.assert_array_equal(kept[key], biases)
 
 
 def test_some_can_be_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = kept_biases(read_parameters("mixtral-8x7b"), SEED)
     assert kept is not None
-    np.testing.assert_allclose(kept, found_anew("mixtral-8x7b", monkeypatch), rtol=0, atol=0.05)
+    np.testing.assert_array_equal(kept, found_anew("mixtral-8x7b", monkeypatch))
 
 
 @pytest.mark.parametrize("name", parameter_names())
@@ -78,9 +78,4 @@ def test_the_largest_logits_come_best_first_whatever_is_near_or_equal(n_experts:
     logits[25:30] = -np.abs(logits[25:30])
     logits[30] = np.where(np.arange(n_experts) < n, -0.0, -1.0)
     logits[30, 0] = 0.0
-    found = top_ids(logits, n)
-    values = np.take_along_axis(logits, found, axis=1)
-    np.testing.assert_array_equal(values, -np.sort(-logits, axis=1)[:, :n])
-    assert all(len(set(row)) == n for row in found.tolist())
-    for row in (*range(10), *range(20, 30)):  # without equals there is one answer
-        np.testing.assert_array_equal(found[row], np.argsort(-logits[row], kind="stable")[:n])
+    np.testing.assert_array_equal(top_ids(logits, n), np.argsort(-logits, axis=1, kind="stable")[:, :n])

@@ -110,11 +110,11 @@ def test_steps_are_as_recorded(name: str) -> None:
 
 
 SYNTHETIC: dict[str, tuple[dict[str, Any], str]] = {
-    "deepseek-v2-lite": ({'n_requests': 2, 'n_prompt': 6, 'n_decode': 24, 'seed': 1}, "60e61ebc6d162b54"),
-    "gpt-oss-20b": ({'n_requests': 2, 'n_prompt': 6, 'n_decode': 24, 'seed': 1}, "a3765b4862d0beb1"),
-    "mixtral-8x7b": ({'n_requests': 2, 'n_prompt': 6, 'n_decode': 24, 'seed': 1}, "dc22d4959d5c3fe8"),
-    "qwen2-57b-a14b": ({'n_requests': 2, 'n_prompt': 6, 'n_decode': 24, 'seed': 1}, "a53f556ec5f1e044"),
-    "qwen3-30b-a3b": ({'n_requests': 2, 'n_prompt': 6, 'n_decode': 24, 'seed': 1}, "bd1010e7dd53f310"),
+    "deepseek-v2-lite": ({'n_requests': 2, 'n_prompt': 6, 'n_decode': 24, 'seed': 1}, "1aa5109d39f29974"),
+    "gpt-oss-20b": ({'n_requests': 2, 'n_prompt': 6, 'n_decode': 24, 'seed': 1}, "8b5b25178a926143"),
+    "mixtral-8x7b": ({'n_requests': 2, 'n_prompt': 6, 'n_decode': 24, 'seed': 1}, "bb2be8b4ffc386dc"),
+    "qwen2-57b-a14b": ({'n_requests': 2, 'n_prompt': 6, 'n_decode': 24, 'seed': 1}, "d2f03d5eecb96502"),
+    "qwen3-30b-a3b": ({'n_requests': 2, 'n_prompt': 6, 'n_decode': 24, 'seed': 1}, "d74ee38d32180fbf"),
 }  # fmt: skip
 """Parameters -> what is made of them, digest of the experts."""
 

@@ -1,4 +1,4 @@
-"""Router biases of the shipped parameters, found once: that takes seconds, and its last bits hang on the machine."""
+"""Router biases of the shipped parameters, which take seconds to find."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def key_of(p: ParameterSet) -> str:
 
 
 def kept_biases(p: ParameterSet, seed: int) -> NDArray[np.float32] | None:
-    """Give the biases that make loads as wanted, (n_layers, n_experts) float32; None if they are not kept."""
+    """Return the biases that make loads as wanted, (n_layers, n_experts) float32; None if they are not kept."""
     if seed != SEED:
         return None
     arrays, _ = read_container(FILE)

@@ -10,7 +10,6 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.special import softmax
 from threadpoolctl import threadpool_limits
 
 from moesim.core.threads import in_threads
@@ -19,6 +18,7 @@ from moesim.trace import GateInputs, Signal, Trace
 from moesim.trace.stats.balance import activation_frequency, used
 from moesim.trace.stats.calibration import MAPS, MATRICES, MOST, map_rows
 from moesim.trace.stats.prediction import coactivation
+from moesim.trace.synthesis.exact import on_grid, softmax
 from moesim.trace.synthesis.model import CALIBRATION, REQUEST, SyntheticModel, draw_model, request_states, unread_parts
 from moesim.trace.synthesis.routing import DENSE_EXPERTS, read_gates, route, signal_facts, signal_logits, softmax_at, top_ids
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from moesim.trace.synthesis.parameter_set import ParameterSet
 
-GENERATOR = "moesim.trace.synthesis 1"
+GENERATOR = "moesim.trace.synthesis 2"
 #: Requests of the calibration tables, with their rows of prompt and of decode. They are none of the trace.
 N_CALIBRATION, CALIBRATION_PROMPT, CALIBRATION_DECODE = 16, 64, 128
 
@@ -183,7 +183,7 @@ class _Kept:
                     self.signal_ids[name] = self._make(f"{name}.ids", (self.n_signal, n_layers, width), self._ids)
         place = (slice(first, first + n), slice(n_layers - n_ahead, None))
         if dense:
-            said = softmax(logits, axis=-1)
+            said = softmax(logits)
         else:
             ids = top_ids(logits, width)
             said = softmax_at(logits, ids)
@@ -219,7 +219,7 @@ def _request(
         ids, weights = route(logits, p.top_k, p.renormalise)
         kept.experts[here], kept.weights[here] = ids.swapaxes(0, 1), weights.swapaxes(0, 1)
         if kept.scores is not None:
-            kept.scores[here] = softmax(logits, axis=-1).swapaxes(0, 1)
+            kept.scores[here] = softmax(logits).swapaxes(0, 1)
         if here.start < kept.n_signal:
             for name, said in signal_logits(model, inputs, residual).items():
                 kept.put_signal(name, here.start, said, p.top_k)
@@ -244,9 +244,9 @@ def _calibrate(model: SyntheticModel, n_requests: int, scores: bool) -> dict[str
         own = np.concatenate(list(request_states(model, CALIBRATION, number, n_rows, CALIBRATION_PROMPT)), axis=1)
         logits = read_gates(model, own + model.mean[:, None, : p.width])
         experts[number] = top_ids(logits, p.top_k).swapaxes(0, 1)
-        maps = softmax(logits[:, of_maps[number]], axis=-1).astype(np.float16) if number in of_maps else None
+        maps = softmax(logits[:, of_maps[number]]).astype(np.float16) if number in of_maps else None
         whole = np.concatenate([own, unread_parts(model, CALIBRATION, number, n_rows)], axis=2) + model.mean[:, None]
-        return np.diff(whole.mean(axis=1, dtype=np.float64), axis=0) / n_requests, maps
+        return np.diff(on_grid(whole).sum(axis=1) / n_rows, axis=0) / n_requests, maps
 
     made = in_threads(make, range(n_requests))
     for one, _ in made:

@@ -10,21 +10,23 @@ rest is the state proper, x. Its energy is 1, spread over the dimensions by the 
 From layer to layer a share of all three is renewed (`innovation`) and the rest is kept, so that the statistics along the
 request are those of every layer:  x[l + 1] = sqrt(1 - innovation) x[l] + sqrt(innovation) fresh.
 
-The logits are gate . input + bias. Gates are random directions, scaled to the same spread of logits. As training does
-with a load-balancing loss, biases are set so that the loads come out as the popularity says, whatever the directions.
+The logits are temperature * (gate . input + bias). Gates are random directions, scaled to the same spread of logits. As
+training does with a load-balancing loss, biases are set so that the loads come out as the popularity says, whatever the
+directions.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.special import expit, logit, ndtri
 
 from moesim.core.threads import in_threads
 from moesim.trace.synthesis.biases import kept_biases
+from moesim.trace.synthesis.exact import Draws, exp, log, normal_quantiles, on_grid, total
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from moesim.trace.synthesis.parameter_set import ParameterSet
 
     F32 = NDArray[np.float32]
+    F64 = NDArray[np.float64]
 
 #: Streams of random numbers: requests of the trace and of the calibration never share any.
 MODEL, REQUEST, CALIBRATION = range(3)
@@ -51,13 +54,13 @@ class SyntheticModel:
 
     parameters: ParameterSet
     seed: int
-    gates: F32  # router weights in the dimensions that they read; they are zero in the others
-    bias: F32
+    gates: F64  # router weights in the dimensions that they read, on a grid; they are zero in the others
+    bias: F64
     mean: F32  # part of the gate input that all tokens have in common. The first half are the dimensions that routers read
     topics: F32
-    innovation: NDArray[np.float64]  # share of the state that is renewed after each layer
+    innovation: F64  # share of the state that is renewed after each layer
     spread: F32  # standard deviation of the state along each dimension
-    shares: NDArray[np.float64]  # `topic_share` and `context_share` of each layer
+    shares: F64  # `topic_share` and `context_share` of each layer
     opening: F32  # state that all requests share at the first decoded tokens, before it is weighted
 
 
@@ -66,38 +69,36 @@ def draw_model(parameters: ParameterSet, seed: int) -> SyntheticModel:
     p = parameters
     steps = np.arange(p.n_layers - 1)
     innovation = _settling(p.innovation, p.first_innovation, p.settling, steps)
-    variance = np.arange(1, p.width + 1, dtype=np.float64) ** -p.spectrum
-    variance /= variance.sum()
+    variance = exp(-p.spectrum * log(np.arange(1, p.width + 1)))
+    variance /= total(variance)
     spread = np.sqrt(variance).astype(np.float32)
     # A generator for each part: changing one parameter leaves the random numbers of the other parts as they are.
-    of_gates, of_topics, of_mean, of_loads, of_states, of_layers, of_opening = (
-        _generator(seed, MODEL, part) for part in range(7)
-    )
+    of_gates, of_topics, of_mean, of_loads, of_states, of_layers, of_opening = (Draws(seed, MODEL, part) for part in range(7))
 
-    gates = of_gates.standard_normal((p.n_layers, p.n_experts, p.width), dtype=np.float32)
-    gates /= np.linalg.norm(gates * spread, axis=2, keepdims=True)
+    drawn = of_gates.normals(p.n_layers, p.n_experts, p.width)
+    gates = on_grid(drawn / np.sqrt(np.square(on_grid(drawn * spread)).sum(axis=2, keepdims=True)))
     topics = _topics(p, of_topics, innovation) * spread
     mean = _means(p, of_mean, spread, steps)
     ladder = layer_ladder(p.n_layers, of_layers)
     shares = layer_shares(p, ladder)
     loads = expert_loads(p, of_loads, ladder)
-    bias = kept_biases(p, seed)
-    if bias is None:
-        bias = balanced_bias(p, gates, topics, spread, loads, shares[:, 0], of_states)
-    bias -= np.einsum("led,ld->le", gates, mean[:, : p.width])  # routers are balanced on what they see, mean included
-    scale = np.float32(p.temperature)
-    shape = (p.n_layers, int(np.ceil(_OPENING_LENGTHS * p.opening)), p.width)
-    opening = carry(of_opening.standard_normal(shape, dtype=np.float32), innovation) * spread
-    return SyntheticModel(p, seed, gates * scale, bias * scale, mean, topics, innovation, spread, shares, opening)
+    balanced = kept_biases(p, seed)
+    if balanced is None:
+        balanced = balanced_bias(p, gates, topics, spread, loads, shares[:, 0], of_states)
+    # Routers are balanced on what they see, mean included.
+    bias = on_grid(balanced) - (gates @ on_grid(mean[:, : p.width, None]))[:, :, 0]
+    n_opening = math.ceil(_OPENING_LENGTHS * p.opening)
+    opening = carry(of_opening.normals(p.n_layers, n_opening, p.width), innovation) * spread
+    return SyntheticModel(p, seed, gates, bias, mean, topics, innovation, spread, shares, opening)
 
 
-def layer_ladder(n_layers: int, rng: np.random.Generator) -> NDArray[np.float64]:
+def layer_ladder(n_layers: int, draws: Draws) -> F64:
     """Give each layer its place among the layers: the quantiles of a normal distribution, neighbours mostly near each other.
 
     Only the order is drawn. So every seed has the same spread over layers, however few they are.
     """
-    walk = _remembering(rng.standard_normal(n_layers), _LAYERS_ALIKE)
-    return np.asarray(ndtri((np.argsort(np.argsort(walk)) + 0.5) / n_layers), np.float64)
+    walk = _remembering(draws.normals(n_layers).astype(np.float64), _LAYERS_ALIKE)
+    return normal_quantiles(n_layers)[np.argsort(np.argsort(walk, kind="stable"))]
 
 
 def _remembering(values: NDArray[Any], keep: float | np.float32) -> NDArray[Any]:
@@ -107,23 +108,20 @@ def _remembering(values: NDArray[Any], keep: float | np.float32) -> NDArray[Any]
     return values
 
 
-def layer_shares(p: ParameterSet, ladder: NDArray[np.float64]) -> NDArray[np.float64]:
+def layer_shares(p: ParameterSet, ladder: F64) -> F64:
     """Compute the topic's and the context's share of each layer, (n_layers, 2) float64."""
     shares = np.asarray([p.topic_share, p.context_share])
     if not p.locality_spread:
         return np.tile(shares, (p.n_layers, 1))
-    return np.asarray(expit(logit(shares) + p.locality_spread * ladder[:, None]), np.float64)
+    moved = shares * exp(p.locality_spread * ladder[:, None])  # a step of the logit multiplies the odds
+    return np.asarray(moved / (moved + (1 - shares)), np.float64)
 
 
-def _generator(seed: int, *key: int) -> np.random.Generator:
-    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
+def _settling(later: float, first: float, layers: float, steps: NDArray[np.int64]) -> F64:
+    return later + (first - later) * exp(-steps / layers)
 
 
-def _settling(later: float, first: float, layers: float, steps: NDArray[np.int64]) -> NDArray[np.float64]:
-    return np.asarray(later + (first - later) * np.exp(-steps / layers), np.float64)
-
-
-def carry(fresh: F32, innovation: NDArray[np.float64]) -> F32:
+def carry(fresh: F32, innovation: F64) -> F32:
     """Keep from layer to layer what is not renewed."""
     for layer, share in enumerate(innovation, 1):
         fresh[layer] *= np.float32(np.sqrt(share))
@@ -131,79 +129,91 @@ def carry(fresh: F32, innovation: NDArray[np.float64]) -> F32:
     return fresh
 
 
-def _topics(p: ParameterSet, rng: np.random.Generator, innovation: NDArray[np.float64]) -> F32:
+def _topics(p: ParameterSet, draws: Draws, innovation: F64) -> F32:
     """Topic vectors of each layer, (n_layers, n_topics, width), whose mean is 0 and whose variance 1 over the topics.
 
     Exactly so, since topics are few where states are many: their chance would be that of a whole model.
     """
-    topics = carry(rng.standard_normal((p.n_layers, p.n_topics, p.width), dtype=np.float32), innovation)
+    topics = carry(draws.normals(p.n_layers, p.n_topics, p.width), innovation)
     if p.n_topics > 1:
-        topics -= topics.mean(axis=1, keepdims=True)
-        topics /= topics.std(axis=1, keepdims=True)
+        for layer in topics:  # by layer, for large ones
+            values = on_grid(layer)
+            mean = values.sum(axis=0) / p.n_topics
+            layer[:] = (values - mean) / np.sqrt(np.square(values).sum(axis=0) / p.n_topics - np.square(mean))
     return topics
 
 
-def _means(p: ParameterSet, rng: np.random.Generator, spread: F32, steps: NDArray[np.int64]) -> F32:
+def _means(p: ParameterSet, draws: Draws, spread: F32, steps: NDArray[np.int64]) -> F32:
     """Mean gate input of each layer, (n_layers, 2 * width), in units in which the state proper has energy 1."""
     turns = _settling(p.mean_turn, p.first_turn, p.settling, steps)
-    means = rng.standard_normal((p.n_layers, 2, p.width), dtype=np.float32) * spread
-    means /= np.linalg.norm(means, axis=2, keepdims=True)
+    means = _unit(np.multiply(draws.normals(p.n_layers, 2, p.width), spread, dtype=np.float64))
     for layer, turn in enumerate(turns, 1):  # by that angle exactly, in a random direction
-        aside = means[layer] - (means[layer] * means[layer - 1]).sum(axis=1, keepdims=True) * means[layer - 1]
-        aside /= np.linalg.norm(aside, axis=1, keepdims=True)
+        aside = _unit(means[layer] - _dot(means[layer], means[layer - 1]) * means[layer - 1])
         means[layer] = np.sqrt(1 - turn) * means[layer - 1] + np.sqrt(turn) * aside
     energy = p.mean_share / (1 - p.mean_share - p.unread_share)
-    parts = np.sqrt(np.asarray([p.mean_read, 1 - p.mean_read]) * energy).astype(np.float32)
+    parts = np.sqrt(np.asarray([p.mean_read, 1 - p.mean_read]) * energy)
     return np.asarray(means * parts[:, None], np.float32).reshape(p.n_layers, 2 * p.width)
 
 
-def expert_loads(p: ParameterSet, rng: np.random.Generator, ladder: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
+def _dot(one: F64, other: F64) -> F64:
+    """Multiply vectors along the last axis, which stays; each sum is rounded once."""
+    products = (one * other).reshape(-1, one.shape[-1])
+    return np.asarray([total(row) for row in products]).reshape(*one.shape[:-1], 1)
+
+
+def _unit(vectors: F64) -> F64:
+    return vectors / np.sqrt(_dot(vectors, vectors))
+
+
+def expert_loads(p: ParameterSet, draws: Draws, ladder: F64 | None = None) -> F64:
     """Draw which share of the activations of its layer each expert gets in the long run."""
     ladder = np.zeros(p.n_layers) if ladder is None else ladder
-    return np.stack([rng.permutation(_loads(p, p.popularity * np.exp(p.popularity_spread * place))) for place in ladder])
+    popularity = p.popularity * exp(p.popularity_spread * ladder)
+    return np.stack([_loads(p, float(one))[draws.order(p.n_experts)] for one in popularity])
 
 
-def _loads(p: ParameterSet, popularity: float) -> NDArray[np.float64]:
+def _loads(p: ParameterSet, popularity: float) -> F64:
     """Spread the loads of one layer, most popular last."""
-    normal = ndtri((np.arange(p.n_experts) + 0.5) / p.n_experts)
+    normal = normal_quantiles(p.n_experts)
     tail = p.popularity_tail
-    shaped = np.expm1(tail * normal) / tail if abs(tail) > 1e-6 else normal
-    load = np.exp(popularity * (shaped - shaped.max()))
-    load /= load.sum()
+    shaped = (exp(tail * normal) - 1) / tail if abs(tail) > 1e-6 else normal
+    load = exp(popularity * (shaped - shaped.max()))
+    load /= total(load)
     most = _LARGEST_LOAD / p.top_k
     while load.max() > most * (1 + 1e-9):  # what is above the most goes to the others
         over = load >= most
-        load = np.where(over, most, load * (1 - most * over.sum()) / load[~over].sum())
+        load = np.where(over, most, load * (1 - most * over.sum()) / total(load[~over]))
     return np.asarray(load, np.float64)
 
 
 def balanced_bias(
     p: ParameterSet,
-    gates: F32,
+    gates: F64,
     topics: F32,
     spread: F32,
-    loads: NDArray[np.float64],
-    topic_share: NDArray[np.float64],
-    rng: np.random.Generator,
+    loads: F64,
+    topic_share: F64,
+    draws: Draws,
 ) -> F32:
     """Find the biases with which the experts' loads over all topics are as wanted, (n_layers, n_experts)."""
 
     def logits() -> Iterator[F32]:
         for layer in range(p.n_layers):
             topic = topics[layer, np.arange(_BALANCE_STATES) % p.n_topics]
-            own = rng.standard_normal((_BALANCE_STATES, p.width), dtype=np.float32) * spread
+            own = draws.normals(_BALANCE_STATES, p.width) * spread
             state = np.float32(np.sqrt(topic_share[layer])) * topic + np.float32(np.sqrt(1 - topic_share[layer])) * own
-            yield state @ gates[layer].T
+            yield (on_grid(state) @ gates[layer].T).astype(np.float32)
 
     found = in_threads(lambda one: _balanced(*one, p.top_k), zip(logits(), loads, strict=True))
     return np.asarray(found, np.float32)
 
 
-def _balanced(logits: F32, loads: NDArray[np.float64], top_k: int) -> NDArray[np.float64]:
+def _balanced(logits: F32, loads: F64, top_k: int) -> F64:
     """Find the biases of one layer, by steps."""
     n_states, n_experts = logits.shape
-    wanted = np.log(loads)
-    current, error = 0.5 * (wanted - wanted.mean()), np.zeros(n_experts)
+    wanted = log(loads)
+    log_of_count = log((np.arange(n_states + 1) / top_k + 0.2) / n_states)
+    current, error = 0.5 * (wanted - total(wanted) / n_experts), np.zeros(n_experts)
     gain = np.full(n_experts, _BALANCE_GAIN)
     shifted, parted, chosen = np.empty_like(logits), np.empty_like(logits), np.empty(logits.shape, bool)
     for _ in range(_BALANCE_STEPS):
@@ -211,8 +221,8 @@ def _balanced(logits: F32, loads: NDArray[np.float64], top_k: int) -> NDArray[np
         np.copyto(parted, shifted)
         parted.partition(n_experts - top_k, axis=1)
         np.greater_equal(shifted, parted[:, n_experts - top_k, None], out=chosen)
-        load = np.add.reduce(chosen, axis=0, dtype=np.int16) / (n_states * top_k)  # no more than the states
-        before, error = error, wanted - np.log(load + 0.2 / n_states)
+        count = np.add.reduce(chosen, axis=0, dtype=np.int16)  # no more than the states
+        before, error = error, wanted - log_of_count[count]
         # Gates that point the same way take tokens from each other: an expert whose error changes sign steps less.
         gain = np.where(error * before < 0, 0.5 * gain, np.minimum(1.1 * gain, _BALANCE_GAIN))
         current += gain * error
@@ -222,8 +232,8 @@ def _balanced(logits: F32, loads: NDArray[np.float64], top_k: int) -> NDArray[np
 def request_states(model: SyntheticModel, stream: int, number: int, n_tokens: int, n_prompt: int = 0) -> Iterator[F32]:
     """Make the states of one request, a block of tokens at a time; they do not depend on other requests."""
     p = model.parameters
-    topic = _topic_path(p, _generator(model.seed, stream, number, 0), n_tokens)
-    rng = _generator(model.seed, stream, number, 1)
+    topic = _topic_path(p, Draws(model.seed, stream, number, 0), n_tokens)
+    draws = Draws(model.seed, stream, number, 1)
     topic_share, context_share = model.shares.T[:, :, None, None]
     of_topic = np.sqrt(topic_share).astype(np.float32)
     of_context = np.sqrt((1 - topic_share) * context_share).astype(np.float32)
@@ -232,13 +242,13 @@ def request_states(model: SyntheticModel, stream: int, number: int, n_tokens: in
     last: F32 | None = None
     for begin in range(0, n_tokens, _BLOCK):
         shape = (p.n_layers, min(_BLOCK, n_tokens - begin), p.width)
-        context = rng.standard_normal(shape, dtype=np.float32)
+        context = draws.normals(*shape)
         context[:, 0 if last is not None else 1 :] *= new
         if last is not None:
             context[:, 0] += keep * last
         _remembering(context.swapaxes(0, 1), keep)
         last = context[:, -1].copy()
-        token = rng.standard_normal(shape, dtype=np.float32)
+        token = draws.normals(*shape)
         if p.locality_spread:  # what is carried on must not depend on the layer, so it is weighted afterwards
             states = of_context * carry(context, model.innovation) + of_token * carry(token, model.innovation)
         else:
@@ -255,24 +265,33 @@ def _begin_alike(model: SyntheticModel, states: F32, position: int) -> None:
     """Put the shared opening into states whose first one is at a position of the decode."""
     first, last = max(position, 0), min(position + states.shape[1], model.opening.shape[1])
     if first < last:
-        share = np.exp(-np.arange(first, last) / model.parameters.opening)[:, None]
+        share = exp(-np.arange(first, last) / model.parameters.opening)[:, None]
         here = slice(first - position, last - position)
         states[:, here] *= np.sqrt(1 - share).astype(np.float32)
         states[:, here] += np.sqrt(share).astype(np.float32) * model.opening[:, first:last]
 
 
-def _topic_path(p: ParameterSet, rng: np.random.Generator, n_tokens: int) -> NDArray[np.int64]:
-    """Topic of each token: kept from the token before, or drawn from the request's mixture."""
-    mixture = rng.standard_gamma(p.topic_concentration, size=p.n_topics) + 1e-12
-    drawn = rng.choice(p.n_topics, size=n_tokens, p=mixture / mixture.sum())
-    changes = rng.random(n_tokens) >= p.topic_persistence
+def _topic_path(p: ParameterSet, draws: Draws, n_tokens: int) -> NDArray[np.int64]:
+    """Draw the topic of each token: that of the token before, or one of the request's mixture.
+
+    A mixture from a Dirichlet distribution is a Polya urn: a draw repeats an earlier one, each as probable, or is a new
+    topic with the weight of all topics' concentrations.
+    """
+    changes = draws.uniforms(n_tokens) >= p.topic_persistence
     changes[0] = True
-    return np.asarray(drawn[np.maximum.accumulate(np.where(changes, np.arange(n_tokens), 0))], np.int64)
+    n = int(changes.sum())
+    new, which = draws.uniforms(n), draws.uniforms(n)
+    weight = p.topic_concentration * p.n_topics
+    earlier = np.arange(n)
+    is_new = new * (weight + earlier) < weight
+    drawn = np.where(is_new, which * p.n_topics, which * earlier).astype(np.int64)
+    for i in np.flatnonzero(~is_new):
+        drawn[i] = drawn[drawn[i]]
+    return np.asarray(drawn[np.cumsum(changes) - 1], np.int64)
 
 
 def unread_parts(model: SyntheticModel, stream: int, number: int, n_tokens: int) -> F32:
     """Make the part of a request's gate inputs that no router reads, (n_layers, n_tokens, width) float32."""
     p = model.parameters
     energy = p.unread_share / (1 - p.mean_share - p.unread_share)
-    rng = _generator(model.seed, stream, number, 2)
-    return rng.standard_normal((p.n_layers, n_tokens, p.width), dtype=np.float32) * np.float32(np.sqrt(energy / p.width))
+    return Draws(model.seed, stream, number, 2).normals(p.n_layers, n_tokens, p.width) * np.float32(np.sqrt(energy / p.width))

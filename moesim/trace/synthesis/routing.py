@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.special import softmax
+
+from moesim.trace.synthesis.exact import on_grid, powers, softmax
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -49,9 +50,8 @@ def _top_ids(table: F32, n: int) -> NDArray[np.int64]:
 
 
 def _among_equals(table: F32, n: int) -> NDArray[np.int64]:
-    """Find the n largest of rows in which several are equal: in the order in which NumPy's partition leaves those."""
-    some = np.argpartition(-table, n - 1, axis=1)[:, :n]
-    return _at(some, np.argsort(-_at(table, some), axis=1, kind="stable"))
+    """Find the n largest of rows in which several are equal or nearly so: of equal ones the lower ids."""
+    return np.argsort(-table, axis=1, kind="stable")[:, :n]
 
 
 def _at(table: NDArray[Any], columns: NDArray[np.int64]) -> NDArray[Any]:
@@ -61,15 +61,14 @@ def _at(table: NDArray[Any], columns: NDArray[np.int64]) -> NDArray[Any]:
 
 
 def softmax_at(logits: F32, ids: NDArray[np.int64]) -> F32:
-    """Compute the softmax over all, of some that begin with the largest; the same to the bit as `softmax` of all."""
+    """Compute the softmax over all, of some that begin with the largest; equal to the bit to `softmax` of all."""
     n_experts, n = logits.shape[-1], ids.shape[-1]
     table, chosen = np.ascontiguousarray(logits).reshape(-1, n_experts), ids.reshape(-1, n)
     found = np.empty(chosen.shape, np.float32)
     for first in range(0, len(table), _PIECE):
         here = slice(first, first + _PIECE)
-        shifted = table[here] - _at(table[here], chosen[here, :1])
-        np.exp(shifted, out=shifted)
-        found[here] = _at(shifted, chosen[here]) / shifted.sum(axis=1, keepdims=True)
+        all_powers = powers(table[here], _at(table[here], chosen[here, :1]))
+        found[here] = _at(all_powers, chosen[here]) / all_powers.sum(axis=1, keepdims=True)
     return found.reshape(ids.shape)
 
 
@@ -77,16 +76,15 @@ def route(logits: F32, top_k: int, renormalise: bool) -> tuple[NDArray[np.int64]
     """Choose experts and weigh them as the architecture does."""
     ids = top_ids(logits, top_k)
     if renormalise:
-        return ids, softmax(np.take_along_axis(logits, ids, axis=-1), axis=-1)
+        return ids, softmax(np.take_along_axis(logits, ids, axis=-1))
     return ids, softmax_at(logits, ids)
 
 
 def read_gates(model: SyntheticModel, inputs: F32, lookahead: int = 0) -> F32:
     """Apply routers to the input of their own or of an earlier layer."""
-    source = inputs[: len(inputs) - lookahead]
-    logits = source @ model.gates[lookahead:].swapaxes(1, 2)
+    logits = on_grid(inputs[: len(inputs) - lookahead]) @ model.gates[lookahead:].swapaxes(1, 2)
     logits += model.bias[lookahead:, None]
-    return np.asarray(logits, np.float32)
+    return np.multiply(logits, model.parameters.temperature).astype(np.float32)
 
 
 def signal_logits(model: SyntheticModel, inputs: F32, residual: NDArray[np.float16] | None) -> dict[str, F32]:
