@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from moesim.errors import ConfigError, unknown_name
-from moesim.experiment.again import outcome_of
 from moesim.experiment.result import read_summary
 from moesim.metrics.causes import CAUSES
 from moesim.metrics.naming import CACHE_SETTINGS, SETTINGS
@@ -43,7 +42,7 @@ _RATES: Final = (
 _SPEEDS: Final = ("makespan_ns", "ttft_mean_ns", "tpot_mean_ns", "contention_ns", "decode_tokens_per_s", "prefill_tokens_per_s")
 
 
-def find_run(text: str) -> Outcome:
+def find_run(text: str, outcome_of: Callable[[Path, int], Outcome]) -> Outcome:
     """Give the run that ``DIR``, ``DIR:INDEX`` or ``DIR:POLICY`` names."""
     folder, which = (Path(text), "") if Path(text).is_dir() else (Path(text.rpartition(":")[0]), text.rpartition(":")[2])
     if not folder.is_dir() or not (which or Path(text).is_dir()) or folder == Path():
