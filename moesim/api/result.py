@@ -238,15 +238,15 @@ class Result:
         of_runs = [one for one in wanted if column_of(table, one[0]) in table]  # what is left out is not simulated again
         rows = chosen(table, policies, of_runs, kind)
         frame = chosen(self._frame(kind, drawn.source, rows), policies, [one for one in wanted if one not in of_runs], kind)
-        if drawn.source == "records":
-            shared, missing = shared_setting(frame, kind)
-            outcomes = [self._outcome(int(run)) for run in shared["run"]]
-            runs = {str(one.row["policy"]): _records(one) for one in outcomes}
-            asked = {kind: ([runs, outcomes[0].machine], {**options, "label": setting_label(shared, missing)})}
-        else:
-            asked = {name: ([part], options) for name, part in figures_of(kind, frame, options)}
         among = list(dict.fromkeys(str(row["policy"]) for row in self.rows))
         with reading(trust=self._trust), drawn_for(medium), drawn_wide(inches), drawn_among(among):
+            if drawn.source == "records":
+                shared, missing = shared_setting(frame, kind)
+                outcomes = [self._outcome(int(run)) for run in shared["run"]]
+                runs = {str(one.row["policy"]): _records(one) for one in outcomes}
+                asked = {kind: ([runs, outcomes[0].machine], {**options, "label": setting_label(shared, missing)})}
+            else:
+                asked = {name: ([part], options) for name, part in figures_of(kind, frame, options)}
             return {name: _showable(drawn.drawing(*given, **more), medium) for name, (given, more) in asked.items()}
 
     def _frame(self, kind: str, source: str, rows: DataFrame) -> DataFrame:

@@ -94,9 +94,10 @@ READ_AS_THEY_ARE = {
        for kind in KINDS if KINDS[kind].source in ("rows", "steps", "layers") or kind in OF_STUDIES},
     "plot gantt": ["plot", "gantt", "kept", "--out", "OUT"],
     "plot of a file": ["plot", "hit_rate", "kept/runs.parquet", "bare", "--out", "OUT"],
-    "plot heatmap of numbers": ["plot", "heatmap", "bare", "--x", "hardware", "--y", "cache_ratio", "--out", "OUT"],
+    "plot heatmap of numbers": [
+        "plot", "heatmap", "bare", "--x", "hardware", "--y", "cache_ratio", "--policies", "moved_policy:Mine", "--out", "OUT",
+    ],
     "report": ["report", "kept", "--out", "OUT/page.html"],
-    "report without records": ["report", "bare", "--out", "OUT/page.html"],
     "diff": ["diff", "kept:0", "kept:moved_policy:Mine"],
     "diff by number": ["diff", "kept:0", "kept:1", "-o", "json"],
 }  # fmt: skip
@@ -157,10 +158,13 @@ PICTURE = b"\x89PNG\r\n\x1a\n" + bytes(32)
 
 
 def before(results: Path, tell: Callable[..., Told], words: list[str], monkeypatch: pytest.MonkeyPatch) -> Told:
-    """Run a command where the results were made."""
+    """Run a command where the results were made, with the code that they name on the path, and see that it is not run."""
     with monkeypatch.context() as patch:
+        patch.syspath_prepend(str(results / "code"))
         patch.chdir(results / "a" / "results")
-        return tell(*words)
+        told = tell(*words)
+    assert not (results / "code" / "imported").exists() and "moved_policy" not in sys.modules
+    return told
 
 
 # ----------------------------------------------------------------------------------------------------------------------- moved
@@ -183,7 +187,9 @@ def test_a_run_of_a_moved_result_is_simulated_on_the_trace_that_it_had(
     told = before(results, tell, words, monkeypatch)
     assert told.code == 0
     away = request.getfixturevalue("away")
-    digest = yaml.safe_load((away / "bare" / "config.resolved.yaml").read_text())["inputs"]["traces"][EXPERIMENT["trace"]]["sha256"]
+    digest = yaml.safe_load((away / "bare" / "config.resolved.yaml").read_text())["inputs"]["traces"][EXPERIMENT["trace"]][
+        "sha256"
+    ]
     asked = f"expected the trace data/small.safetensors (sha256 {digest[:16]}) to simulate it again, got"
     remedy = "put it next to bare, or name its folder with --inputs DIR (in Python inputs=DIR)"
 
@@ -204,15 +210,19 @@ def test_a_run_of_a_moved_result_is_simulated_on_the_trace_that_it_had(
 def test_a_moved_result_in_python(results: Path, away: Path) -> None:
     kept, bare = moesim.load("kept"), moesim.load("bare")
     assert len(kept.table) == 16 and not kept.failures and "on-demand" in str(kept) and kept._repr_html_()
-    assert kept.records(policy="moved_policy:Mine", run=2 + 0).makespan_ns if False else True
     assert kept.records(2).makespan_ns == kept.rows[2]["makespan_ns"]
     assert set(kept.timeline("moved-by-entry").events[0])
     for kind in ("gantt", "latency_cdf", "time_by_layer", "speedup"):
         assert kept.plots(kind)
     assert list(bare.plots("decode_speed"))
-    for what in (lambda: bare.records(0), lambda: bare.plot("latency_cdf", policies=["on-demand"]), lambda: bare.timeline("on-demand")):
+    simulated = {
+        "records": lambda: bare.records(0),
+        "frames": lambda: bare.plots("latency_cdf", policies=["on-demand"]),
+        "timeline": lambda: bare.timeline("on-demand"),
+    }
+    for read in simulated.values():
         with pytest.raises(ConfigError, match=r"^bare: run 0 \(on-demand\): expected the trace data/small.safetensors \(sha256 "):
-            what()
+            read()
     with pytest.raises(ConfigError, match=r"^bare: run 2 .*: expected its records .* add --trust \(in Python trust=True\) if "):
         bare.records(2)
     again = moesim.load("bare", inputs=results / "gone" / "data")
@@ -240,8 +250,8 @@ def test_a_result_without_its_small_inputs_names_what_is_missing(away: Path, tel
     (away / "kept" / INPUTS).unlink()
     told = tell("diff", "kept:0", "kept:1")
     assert told.code == 2 and told.err == [
-        "moesim: kept/config.resolved.yaml: hardware: expected a hardware profile, got no file at machines/near.yaml; correct the "
-        "path, or give a name of `moesim list hardware`"
+        "moesim: kept/config.resolved.yaml: hardware: expected a hardware profile, got no file at machines/near.yaml; correct "
+        "the path, or give a name of `moesim list hardware`"
     ]
 
 
@@ -253,76 +263,81 @@ def test_damaged_small_inputs_are_one_line(text: str, away: Path, tell: Callable
     assert told.code == 2 and len(told.err) == 1 and told.err[0].startswith(f"moesim: kept/{INPUTS}: expected the inputs of a ")
 
 
-# ---------------------------------------------------------------------------------------------------------------- not trusted
-READING = READ_AS_THEY_ARE | {f"{name}, simulated": words for name, words in SIMULATED.items()} | {
-    f"{name}, of code": words for name, words in OF_CODE.items()
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", READING)
-def test_no_command_that_reads_a_result_runs_its_code(
+# ----------------------------------------------------------------------------------------------------------------- not trusted
+@pytest.mark.parametrize("name", OF_CODE)
+def test_what_needs_the_code_of_a_result_is_refused_unless_it_is_trusted(
     name: str, results: Path, tell: Callable[..., Told], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(str(results / "code"))
-    told = before(results, tell, READING[name], monkeypatch)
-    assert not (results / "code" / "imported").exists() and "moved_policy" not in sys.modules
-    if ", of code" in name:
-        assert told.code == 2 and len(told.err) == 1 and not told.files
-        assert "to simulate it again takes moved_policy:Part, moved_policy:Mine, moved-by-entry, whose code is not" in told.err[0]
-        assert told.err[0].endswith("; add --trust (in Python trust=True) if you trust it")
+    told = before(results, tell, OF_CODE[name], monkeypatch)
+    assert told.code == 2 and len(told.err) == 1 and not told.files and not told.out
+    assert ": expected its records in the folder, got none, and to simulate it again takes moved_policy:" in told.err[0]
+    assert told.err[0].endswith(
+        ", whose code is not imported to read a result; add --trust (in Python trust=True) if you trust it"
+    )
+    monkeypatch.setattr(sys, "path", [*sys.path, str(results / "code")])
+    monkeypatch.chdir(results / "a" / "results")
+    trusted = tell(*OF_CODE[name], "--trust")
+    assert trusted.code == 0, trusted.err
+    (results / "code" / "imported").unlink()
 
 
-@pytest.mark.parametrize("name", OF_CODE)
-@pytest.mark.parametrize("how", ["on the path", "inputs"])
-def test_code_that_is_trusted_is_run(
-    name: str, how: str, results: Path, tell: Callable[..., Told], monkeypatch: pytest.MonkeyPatch
+def test_trusted_code_may_lie_with_the_inputs(
+    results: Path, away: Path, tell: Callable[..., Told], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
-    more = ["--inputs", str(results / "code")] if how == "inputs" else []
-    if how == "on the path":
-        monkeypatch.syspath_prepend(str(results / "code"))
-    told = before(results, tell, [*OF_CODE[name], "--trust", *more], monkeypatch)
-    assert told.code == 0, told.err
-    (results / "code" / "imported").unlink()
+    shutil.copytree(results / "code", away / "both")
+    shutil.copy(results / "gone" / "data" / "small.safetensors", away / "both")
+    told = tell("diff", "bare:0", "bare:2", "--trust")
+    assert told.code == 2 and "cannot import module 'moved_policy' of 'moved_policy:" in told.err[0] and len(told.err) == 1
+    assert tell("diff", "bare:0", "bare:2", "--trust", "--inputs", "both").code == 0
+    assert (away / "both" / "imported").exists()
 
 
-def test_what_is_left_out_for_lack_of_trust_is_said(results: Path, tell: Callable[..., Told], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(results / "code"))
+def test_what_is_left_out_for_lack_of_trust_is_said(
+    results: Path, tell: Callable[..., Told], monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = READ_AS_THEY_ARE["plot heatmap of numbers"]
     told = before(results, tell, words, monkeypatch)
-    assert told.err[:2] == [
-        "moesim: not imported: moved_policy:Mine, of whose options no default is shown; --trust imports it"
-    ] * 2 if False else told.err
-    caption = told.files["heatmap.txt"].decode()
-    assert "Defaults of moved_policy:Mine are not shown, for its code was not imported." in " ".join(caption.split())
-    trusted = before(results, tell, [*words, "--trust"], monkeypatch)
-    assert trusted.code == 0 and "not imported" not in str(trusted.err) and b"Defaults of" not in trusted.files["heatmap.txt"]
+    assert told.err[0] == "moesim: not imported: moved_policy:Mine, of whose options no default is shown; --trust imports it"
+    left_out = b"Defaults of moved_policy:Mine are not shown, for its code was not imported."
+    assert [name for name, text in told.files.items() if left_out in text] == ["heatmap.policy=moved_policy-Mine.txt"]
+    monkeypatch.syspath_prepend(str(results / "code"))
+    monkeypatch.chdir(results / "a" / "results")
+    trusted = tell(*words, "--trust")
+    assert trusted.code == 0 and "not imported" not in str(trusted.err)
+    assert not [name for name, text in trusted.files.items() if b"not imported" in text]
     (results / "code" / "imported").unlink()
 
 
-SCRIPTS = {
-    "records": "moesim.load('bare').records(2)",
-    "plot": "moesim.load('bare').plots('gantt')",
-    "heat map": "moesim.load('bare').plots('heatmap', x='hardware', y='cache_ratio')",
-    "steps": "moesim.load('bare').plots('latency_cdf')",
-    "timeline": "moesim.load('bare').timeline()",
-    "kept": "moesim.load('kept').timeline(), moesim.load('kept').records(2), moesim.load('kept').table",
-}
+SCRIPT = """
+import moesim
+from moesim.errors import ConfigError
+
+bare, kept = moesim.load("bare"), moesim.load("kept")
+for read in (
+    lambda: bare.records(2), lambda: bare.timeline(), lambda: bare.plots("gantt"), lambda: bare.plots("latency_cdf"),
+    lambda: bare.plots("time_by_layer"), lambda: bare.records(3),
+):
+    try:
+        read()
+    except ConfigError as error:
+        print("refused" if str(error).endswith("add --trust (in Python trust=True) if you trust it") else error)
+bare.plots("heatmap", x="hardware", y="cache_ratio", policies=["moved_policy:Mine"]), bare.plots("decode_speed"), bare.table, bare._repr_html_()
+kept.timeline(), kept.records(2), kept.plots("gantt")
+"""
 
 
-@pytest.mark.parametrize("name", ["diff, of code", "diff of an entry point, of code", "report", "plot heatmap of numbers", *SCRIPTS])
+@pytest.mark.parametrize("name", ["diff of an entry point", "plot heatmap of numbers", "python"])
 def test_a_process_of_its_own_does_not_run_the_code_of_a_result(name: str, results: Path, tmp_path: Path) -> None:
     """In the folder of the module, which is on Python's path as well."""
-    if name in SCRIPTS:
-        command = [sys.executable, "-c", f"import moesim; {SCRIPTS[name]}"]
-    else:
-        command = [sys.executable, "-m", "moesim", *(word.replace("OUT", str(tmp_path)) for word in READING[name])]
+    words = [word.replace("OUT", str(tmp_path)) for word in {**READ_AS_THEY_ARE, **OF_CODE}.get(name, [])]
     here = tmp_path / "here"
     shutil.copytree(results / "a" / "results", here)
     shutil.copytree(results / "code", here, dirs_exist_ok=True)
     (here / "small.safetensors").symlink_to(results / "a" / "data" / "small.safetensors")
+    command = [sys.executable, "-c", SCRIPT] if name == "python" else [sys.executable, "-m", "moesim", *words]
     done = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=300, check=False)
     assert not (here / "imported").exists()
-    refused = "is not imported to read a result; add --trust (in Python trust=True) if you trust it"
-    assert done.returncode == 0 or refused in done.stderr, done.stderr
-    assert (done.returncode == 0) == (name in ("report", "plot heatmap of numbers", "heat map", "kept"))
+    assert done.returncode == (2 if name in OF_CODE else 0), done.stderr
+    assert ("whose code is not imported to read a result" in done.stderr) == (name in OF_CODE)
+    assert name != "python" or done.stdout.splitlines() == ["refused"] * 6
