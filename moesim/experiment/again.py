@@ -33,25 +33,15 @@ from moesim.policies.importing import NOT_TRUSTED, reading
 from moesim.policies.imports import foreign
 from moesim.records import Records
 from moesim.trace import SUFFIX, Trace, find_trace
+from moesim.trace.shards import PARTS_SUFFIX
 
 RESOLVED = "config.resolved.yaml"
 
 
 def outcome_of(folder: Path, run: int, *, wanted: Kept = True, trust: bool = False, inputs: Path | None = None) -> Outcome:
-    """Give a run of a result folder with its records, or those of so many first steps.
+    """Give a run of a result folder with its records, or those of so many first steps as are wanted.
 
-    Parameters
-    ----------
-    folder : Path
-        The result.
-    run : int
-        The number of the run.
-    wanted : bool or int
-        True: all records; a number: those of so many first steps suffice.
-    trust : bool
-        Whether code of policies that are not moesim's own may be imported.
-    inputs : Path, optional
-        A folder with traces, and with modules of policies that are trusted.
+    `inputs` is a folder with traces, and with modules of policies that are trusted.
     """
     rows = read_summary(folder)["runs"]
     if not 0 <= run < len(rows):
@@ -102,9 +92,9 @@ def _again(
     place = f"{folder}: run {run} ({row['policy']})"
     points = expand(config, file, imports=trust)
     others = [] if trust else list(dict.fromkeys(name for point in points for name in foreign(point.policy)))
-    if others and (len(points) != len(rows) or foreign(points[run].policy)):
+    if needed := others if len(points) != len(rows) or trust else foreign(points[run].policy):
         raise ConfigError(
-            f"{place}: expected its records in the folder, got none, and to simulate it again takes {', '.join(others)}, "
+            f"{place}: expected its records in the folder, got none, and to simulate it again takes {', '.join(needed)}, "
             f"{NOT_TRUSTED}"
         )
     if len(points) != len(rows):
@@ -132,16 +122,16 @@ def _trace(written: str, resolved: Mapping[str, Any], folder: Path, inputs: Path
         digest = str(resolved["inputs"]["traces"][written]["sha256"])
     except (KeyError, TypeError):
         raise ConfigError(f"{folder}/{RESOLVED}: expected the sha256 of trace {written}, got none; run it again") from None
-    got = "none of that name"
+    got = ""
     for name in dict.fromkeys(map(str, _places(written, folder, inputs))):
         with suppress(TraceError):
             path = find_trace(name)
-            got = f"another in {path}"
+            got = got or f"another in {path}"
             if (trace := Trace.read(path)).digest == digest:
                 return trace
     raise ConfigError(
-        f"{place}: expected the trace {written} (sha256 {digest[:16]}) to simulate it again, got {got}; put it next to {folder}, "
-        "or name its folder with --inputs DIR (in Python inputs=DIR)"
+        f"{place}: expected the trace {written} (sha256 {digest[:16]}) to simulate it again, got {got or 'none of that name'}; put it "
+        f"next to {folder}, or name its folder with --inputs DIR (in Python inputs=DIR)"
     )
 
 
@@ -151,7 +141,8 @@ def _places(written: str, folder: Path, inputs: Path | None) -> Iterator[str | P
         yield from sorted(inputs.glob(f"*{SUFFIX}")) if inputs is not None else []
         return
     own = folder.absolute()
-    below = Path(written) if Path(written).name != written or written.endswith(SUFFIX) else Path("traces", f"{written}{SUFFIX}")
+    by_path = written.endswith((SUFFIX, PARTS_SUFFIX)) or Path(written).name != written
+    below = Path(written) if by_path else Path("traces", f"{written}{SUFFIX}")
     near = [own, own.parent] if inputs is None else [inputs, own, own.parent]
     yield from () if inputs is None else (inputs / below, inputs / below.name)
     yield written

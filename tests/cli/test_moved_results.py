@@ -201,6 +201,8 @@ def test_a_run_of_a_moved_result_is_simulated_on_the_trace_that_it_had(
     refused("none of that name")
     write_trace(away / "small.safetensors", seed=1)
     refused(f"another in {away / 'small.safetensors'}")
+    (away / "small.safetensors").write_bytes(b"damaged")
+    refused(f"another in {away / 'small.safetensors'}")
     assert tell(*words, "--inputs", str(results / "gone" / "data")) == told
     assert tell(*words, "--inputs", str(results / "gone")) == told
     shutil.copy(results / "gone" / "data" / "small.safetensors", away / "small.safetensors")
@@ -300,7 +302,7 @@ def test_what_is_left_out_for_lack_of_trust_is_said(
     told = before(results, tell, words, monkeypatch)
     assert told.err[0] == "moesim: not imported: moved_policy:Mine, of whose options no default is shown; --trust imports it"
     left_out = b"Defaults of moved_policy:Mine are not shown, for its code was not imported."
-    assert [name for name, text in told.files.items() if left_out in text] == ["heatmap.policy=moved_policy-Mine.txt"]
+    assert [name for name, text in told.files.items() if left_out in text] == ["heatmap.txt"]
     monkeypatch.syspath_prepend(str(results / "code"))
     monkeypatch.chdir(results / "a" / "results")
     trusted = tell(*words, "--trust")
@@ -322,7 +324,8 @@ for read in (
         read()
     except ConfigError as error:
         print("refused" if str(error).endswith("add --trust (in Python trust=True) if you trust it") else error)
-bare.plots("heatmap", x="hardware", y="cache_ratio", policies=["moved_policy:Mine"]), bare.plots("decode_speed"), bare.table, bare._repr_html_()
+bare.plots("heatmap", x="hardware", y="cache_ratio", policies=["moved_policy:Mine"])
+bare.plots("decode_speed"), bare.table, bare._repr_html_()
 kept.timeline(), kept.records(2), kept.plots("gantt")
 """
 
