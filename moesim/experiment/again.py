@@ -92,7 +92,8 @@ def _again(
     place = f"{folder}: run {run} ({row['policy']})"
     points = expand(config, file, imports=trust)
     others = [] if trust else list(dict.fromkeys(name for point in points for name in foreign(point.policy)))
-    if needed := others if len(points) != len(rows) or trust else foreign(points[run].policy):
+    needed = foreign(points[run].policy) if len(points) == len(rows) else others
+    if needed and not trust:
         raise ConfigError(
             f"{place}: expected its records in the folder, got none, and to simulate it again takes {', '.join(needed)}, "
             f"{NOT_TRUSTED}"
@@ -130,8 +131,8 @@ def _trace(written: str, resolved: Mapping[str, Any], folder: Path, inputs: Path
             if (trace := Trace.read(path)).digest == digest:
                 return trace
     raise ConfigError(
-        f"{place}: expected the trace {written} (sha256 {digest[:16]}) to simulate it again, got {got or 'none of that name'}; put it "
-        f"next to {folder}, or name its folder with --inputs DIR (in Python inputs=DIR)"
+        f"{place}: expected the trace {written} (sha256 {digest[:16]}) to simulate it again, got {got or 'none of that name'}; "
+        f"put it next to {folder}, or name its folder with --inputs DIR (in Python inputs=DIR)"
     )
 
 

@@ -272,7 +272,7 @@ def test_what_needs_the_code_of_a_result_is_refused_unless_it_is_trusted(
 ) -> None:
     told = before(results, tell, OF_CODE[name], monkeypatch)
     assert told.code == 2 and len(told.err) == 1 and not told.files and not told.out
-    assert ": expected its records in the folder, got none, and to simulate it again takes moved_policy:" in told.err[0]
+    assert ": expected its records in the folder, got none, and to simulate it again takes moved" in told.err[0]
     assert told.err[0].endswith(
         ", whose code is not imported to read a result; add --trust (in Python trust=True) if you trust it"
     )
