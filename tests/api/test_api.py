@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -144,6 +145,8 @@ def test_a_trace_that_has_no_file(tmp_path: Path) -> None:
     loaded = moesim.load(tmp_path / "out")
     assert loaded.table.equals(here.table)
     assert loaded.plots("breakdown") and loaded.timeline().events, "the folder has what they take"
+    shutil.rmtree(tmp_path / "out" / "records")
+    loaded = moesim.load(tmp_path / "out")
     with pytest.raises(
         InputError, match=r"run 0 \(lru\): expected the trace given:[0-9a-f]{16} \(sha256 .* got none of that name;"
     ):
