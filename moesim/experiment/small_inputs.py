@@ -43,7 +43,8 @@ class SmallInputs:
 
 
 def _model(fields: Mapping[str, Any]) -> ModelSpec:
-    return ModelSpec(**{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()})
+    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+    return ModelSpec(**values)
 
 
 def _text(value: Any) -> str:

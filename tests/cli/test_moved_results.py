@@ -18,6 +18,7 @@ from moesim.cli.main import main
 from moesim.errors import ConfigError
 from moesim.experiment.small_inputs import INPUTS
 from moesim.plots.catalogue import KINDS
+from moesim.trace.synthesis.data_files import data_file
 from tests.experiment.experiment_kit import write_trace
 
 POLICY = """
@@ -68,6 +69,14 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         "machines/far.yaml": "base: rtx3090-epyc7532\nname: far\ndescription: Far.\n",
         "kept.yaml": yaml.safe_dump(EXPERIMENT | {"frames": True, "repeat": 2}),
         "bare.yaml": yaml.safe_dump(EXPERIMENT | {"intervals": True}),
+        "made.yaml": yaml.safe_dump(
+            EXPERIMENT
+            | {
+                "trace": {"synthesize": "made/parameters.yaml", "requests": 2, "prompt": 6, "decode": 2},
+                "policies": ["lru", "fifo"],
+            }
+        ),
+        "made/parameters.yaml": data_file("parameters", "mixtral-8x7b")[0],
         "one.yaml": yaml.safe_dump(EXPERIMENT | {"hardware": "machines/near.yaml", "policies": ["lru"]}),
         "code/moved_policy.py": POLICY + PART,
         "code/moved-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: moved\nVersion: 1.0\n",
@@ -79,7 +88,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder / "a")
         patch.syspath_prepend(str(folder / "code"))
-        for name in ("kept", "bare"):
+        for name in ("kept", "bare", "made"):
             assert main(["run", f"{name}.yaml", "--out", f"results/{name}", "--jobs", "1"]) == 0
         for study, more in {"whatif": ["--no-next", "--vary", "link.bytes_per_s x2"], "regret": []}.items():
             assert main([study, "one.yaml", "--quick", *more, "--jobs", "1", "--out", f"results/{study}"]) == 0
@@ -99,6 +108,7 @@ READ_AS_THEY_ARE = {
     ],
     "report": ["report", "kept", "--out", "OUT/page.html"],
     "diff": ["diff", "kept:0", "kept:moved_policy:Mine"],
+    "diff of runs on routing that is made up": ["diff", "made:0", "made:1"],
     "diff by number": ["diff", "kept:0", "kept:1", "-o", "json"],
 }  # fmt: skip
 """Commands that find all they read in a result."""
