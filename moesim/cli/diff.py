@@ -26,9 +26,9 @@ _WIDTH = 60  # characters of a setting in words
 def diff(
     run_a: Annotated[str, typer.Argument(metavar="RUN_A", help="DIR if it holds one run, DIR:NUMBER, or DIR:POLICY.")],
     run_b: Annotated[str, typer.Argument(metavar="RUN_B", help="The run to compare it with.")],
+    form: Printed = Format.TABLE,
     trust: Trust = False,
     inputs: Inputs = None,
-    form: Printed = Format.TABLE,
 ) -> int:
     """Compare two runs of result folders: settings, time by cause, phase and layer, bytes, hit rates. Differences are B less A.
 
