@@ -17,6 +17,7 @@ from moesim.experiment.report import result_html, result_table
 from moesim.experiment.result import read_summary
 from moesim.experiment.run import Results
 from moesim.experiment.runner import Kept, run_one
+from moesim.policies.importing import reading
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -44,19 +45,22 @@ class Result:
         What was run; None for a result that was loaded.
     """
 
-    def __init__(self, rows: Sequence[Row], experiment: Experiment | None, folder: Path | None = None) -> None:
+    def __init__(
+        self, rows: Sequence[Row], experiment: Experiment | None, folder: Path | None = None, *, trust: bool = True,
+        inputs: Path | None = None,
+    ) -> None:  # fmt: skip
         self.rows: list[dict[str, Value]] = [dict(row) for row in rows]
         self.experiment = experiment
-        self._folder = folder
+        self._folder, self._trust, self._inputs = folder, trust, inputs
         self._outcomes: dict[int, Outcome] = {}
 
     @classmethod
-    def load(cls, folder: Path) -> Result:
+    def load(cls, folder: Path, *, trust: bool = False, inputs: Path | None = None) -> Result:
         """Load what a folder holds; see `moesim.load`."""
         if not folder.is_dir():
             got = "a file" if folder.exists() else "nothing there"
             raise ConfigError(f"{folder}: expected the folder of a result, got {got}; make one with moesim run --out")
-        return cls(read_summary(folder)["runs"], None, folder)
+        return cls(read_summary(folder)["runs"], None, folder, trust=trust, inputs=inputs)
 
     # ----------------------------------------------------------------------------------------------------------- to look at
     @property
@@ -135,7 +139,7 @@ class Result:
         for name in policies:
             if name not in known:
                 raise ConfigError(f"timeline: {unknown_name('policy of the first setting', name, known)}")
-        shown = [self._outcome(known[name]) for name in policies or known]
+        shown = [self._outcome(known[name], wanted=steps) for name in policies or known]
         return Timeline.of({str(one.row["policy"]): (_records(one), one.machine) for one in shown}, steps)
 
     # ------------------------------------------------------------------------------------------------------------ figures
@@ -234,15 +238,15 @@ class Result:
         of_runs = [one for one in wanted if column_of(table, one[0]) in table]  # what is left out is not simulated again
         rows = chosen(table, policies, of_runs, kind)
         frame = chosen(self._frame(kind, drawn.source, rows), policies, [one for one in wanted if one not in of_runs], kind)
-        if drawn.source == "records":
-            shared, missing = shared_setting(frame, kind)
-            outcomes = [self._outcome(int(run)) for run in shared["run"]]
-            runs = {str(one.row["policy"]): _records(one) for one in outcomes}
-            asked = {kind: ([runs, outcomes[0].machine], {**options, "label": setting_label(shared, missing)})}
-        else:
-            asked = {name: ([part], options) for name, part in figures_of(kind, frame, options)}
         among = list(dict.fromkeys(str(row["policy"]) for row in self.rows))
-        with drawn_for(medium), drawn_wide(inches), drawn_among(among):
+        with reading(trust=self._trust), drawn_for(medium), drawn_wide(inches), drawn_among(among):
+            if drawn.source == "records":
+                shared, missing = shared_setting(frame, kind)
+                outcomes = [self._outcome(int(run)) for run in shared["run"]]
+                runs = {str(one.row["policy"]): _records(one) for one in outcomes}
+                asked = {kind: ([runs, outcomes[0].machine], {**options, "label": setting_label(shared, missing)})}
+            else:
+                asked = {name: ([part], options) for name, part in figures_of(kind, frame, options)}
             return {name: _showable(drawn.drawing(*given, **more), medium) for name, (given, more) in asked.items()}
 
     def _frame(self, kind: str, source: str, rows: DataFrame) -> DataFrame:
@@ -332,8 +336,8 @@ class Result:
         failure = MoesimError(str(row["error"])) if row.get("error") else None
         return Outcome(row, Machine.of(self.experiment.specs[index].hardware), failure=failure)
 
-    def _outcome(self, index: int, *, keep: bool = True) -> Outcome:
-        """Give a run with its records, simulated again if need be."""
+    def _outcome(self, index: int, *, keep: bool = True, wanted: Kept = True) -> Outcome:
+        """Give a run with its records, or those of so many first steps, simulated again if need be."""
         row = self.rows[index]
         if row.get("error"):
             raise ConfigError(f"{describe_run(row)}: expected a run that succeeded, got: {row['error']}")
@@ -341,10 +345,10 @@ class Result:
             return self._outcomes[index]
         if self.experiment is None:
             assert self._folder is not None
-            outcome = outcome_of(self._folder, index)
+            outcome = outcome_of(self._folder, index, wanted=wanted, trust=self._trust, inputs=self._inputs)
         else:
             outcome = self._again(index, True)
-        if keep:
+        if keep and _records(outcome).first_steps is None:
             self._outcomes[index] = outcome
         return outcome
 

@@ -191,14 +191,18 @@ def run(
     return _carried_out(config, place, given, quick=quick, out=out, jobs=jobs, progress=progress)
 
 
-@checked("load", folder="path")
-def load(folder: str | Path) -> Result:
+@checked("load", folder="path", trust="flag", inputs="path")
+def load(folder: str | Path, *, trust: bool = False, inputs: str | Path | None = None) -> Result:
     """Load the result that a command, or `Result.save`, has written.
 
     Parameters
     ----------
     folder : str or Path
         As of ``moesim run --out``.
+    trust : bool
+        Whether code of policies that the result names, and that are not moesim's own, may be imported.
+    inputs : str or Path, optional
+        A folder with traces of the experiment, and with modules of such policies.
 
     Returns
     -------
@@ -210,7 +214,7 @@ def load(folder: str | Path) -> Result:
     ConfigError
         If there is no such folder, it is not a result, or a file of it cannot be read.
     """
-    return Result.load(Path(folder))
+    return Result.load(Path(folder), trust=trust, inputs=None if inputs is None else Path(inputs))
 
 
 def _carried_out(

@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from moesim.cli.options import Printed
+from moesim.cli.options import Inputs, Printed, Trust
 from moesim.core.table import Format, render, render_records
 from moesim.core.text import shown
 from moesim.core.units import NS_PER_MS, NS_PER_S, NS_PER_US
@@ -26,16 +27,21 @@ def diff(
     run_a: Annotated[str, typer.Argument(metavar="RUN_A", help="DIR if it holds one run, DIR:NUMBER, or DIR:POLICY.")],
     run_b: Annotated[str, typer.Argument(metavar="RUN_B", help="The run to compare it with.")],
     form: Printed = Format.TABLE,
+    trust: Trust = False,
+    inputs: Inputs = None,
 ) -> int:
     """Compare two runs of result folders: settings, time by cause, phase and layer, bytes, hit rates. Differences are B less A.
 
-    A folder counts as an experiment file: what it does not hold is simulated once more, which runs the policies that it names.
+    A run whose records are not in its folder is simulated again; that needs its trace, and policies that are not moesim's own
+    need --trust.
 
     Example: moesim diff results/quickstart:0 results/quickstart:3
     """
+    from moesim.experiment.again import outcome_of
     from moesim.studies.diff import Diff, find_run
 
-    sys.stdout.write(text_of(Diff.of(find_run(run_a), find_run(run_b)), run_a, run_b, form))
+    read = partial(outcome_of, trust=trust, inputs=inputs)
+    sys.stdout.write(text_of(Diff.of(find_run(run_a, read), find_run(run_b, read)), run_a, run_b, form))
     return 0
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -27,6 +30,20 @@ def policy_list(text: str, place: str) -> Any:
     return read_yaml_value(f"[{quoted}]", place)
 
 
+@contextmanager
+def reading_results(trust: bool) -> Iterator[None]:
+    """Read results of anybody; say which code was not imported."""
+    from moesim.core.text import say
+    from moesim.policies.importing import reading
+
+    with reading(trust=trust) as refused:
+        try:
+            yield
+        finally:
+            for name in sorted(refused):
+                say(f"moesim: not imported: {name}, of whose options no default is shown; --trust imports it")
+
+
 def _force(engine: str | None) -> str | None:
     from moesim.engine.choice import force  # the engine takes a while to import, and few commands have one
 
@@ -48,6 +65,13 @@ Jobs = Annotated[
     typer.Option("--jobs", "-j", min=1, max=PROCESSES.most, help="Processes.", show_default="all cores, if that is worth while"),
 ]
 Quick = Annotated[bool, typer.Option("--quick", help="First value of each sweep and at most 4 decode tokens.")]
+Trust = Annotated[
+    bool, typer.Option("--trust", help="Import the code of policies that the result names and that are not moesim's own.")
+]
+Inputs = Annotated[
+    Path | None,
+    typer.Option("--inputs", metavar="DIR", help="Where traces of a result may lie, and modules of policies with --trust."),
+]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")]
 Printed = Annotated[Format, typer.Option("-o", "--output-format", help="How to print it.")]
 Engine = Annotated[

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from moesim.cli.options import Inputs, Trust, reading_results
 from moesim.cli.outputs import check_out_folder, write_beside
 from moesim.core.table import Format, render
 from moesim.errors import ConfigError, unknown_name
@@ -39,12 +41,15 @@ def plot(
     width: Annotated[
         str | None, typer.Option(metavar="WIDTH", help="column, page, slide, or inches; default: as wide as a kind needs.")
     ] = None,
+    trust: Trust = False,
+    inputs: Inputs = None,
     listed: Annotated[bool, typer.Option("--list", help="List the kinds and what they need.")] = False,
 ) -> None:
     """Draw figures of results: each as PDF and PNG, with its data as CSV and its caption as text.
 
     Settings that a figure does not show are never averaged away: there is one figure for each combination.
-    A folder counts as an experiment file: figures of runs' records may simulate them once more, which runs the policies it names.
+    Figures of records that are not in the folder simulate their runs again; that needs the trace, and policies that are not
+    moesim's own need --trust.
 
     Example: moesim plot decode_speed hit_rate results/quickstart --out figures --for paper
     """
@@ -73,7 +78,9 @@ def plot(
         words[:n_kinds], words[n_kinds:], {name: value for name, value in given.items() if value is not None},
         split_names(policies), [_pair(text, "--where") for text in where], "paper" if medium == "paper" else "screen", inches,
     )  # fmt: skip
-    write_beside(out, draw(request, outcome_of), "plot")
+    with reading_results(trust):
+        files = draw(request, partial(outcome_of, trust=trust, inputs=inputs))
+    write_beside(out, files, "plot")
 
 
 def split_names(text: str) -> list[str]:

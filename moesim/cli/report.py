@@ -7,12 +7,14 @@ from typing import Annotated
 
 import typer
 
+from moesim.cli.options import Trust, reading_results
 from moesim.cli.outputs import check_out, write_beside
 
 
 def report(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A result folder, as of moesim run --out.")],
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE.html", help="Default: report.html in DIR.")] = None,
+    trust: Trust = False,
 ) -> None:
     """Write one self-contained HTML page: what was run, results, figures, notes and a timeline to zoom into.
 
@@ -25,4 +27,6 @@ def report(
     result = read_folder(folder)
     page = out or folder / "report.html"
     check_out(page, suffix=".html", overwrite=True)
-    write_beside(page.parent, {page.name: report_page(result, progress=True).encode()}, "report")
+    with reading_results(trust):
+        text = report_page(result, progress=True)
+    write_beside(page.parent, {page.name: text.encode()}, "report")

@@ -1,8 +1,37 @@
-"""Where data files (traces, hardware profiles, experiments) are looked for."""
+"""Where data files (traces, hardware profiles, experiments) are looked for, and the content of small ones that were read."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
+
+_NOTED: ContextVar[tuple[Mapping[str, str], dict[str, str]]] = ContextVar("noted")
+
+
+@contextmanager
+def noting(known: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """Note the small files that are read by a name or path, with their content; those that are known are not looked for."""
+    read: dict[str, str] = {}
+    token = _NOTED.set((known, read))
+    try:
+        yield read
+    finally:
+        _NOTED.reset(token)
+
+
+def known_text(kind: str, name: object) -> str | None:
+    """Give the content of a file that need not be looked for."""
+    known, _ = _NOTED.get(({}, {}))
+    return known.get(f"{kind} {name}")
+
+
+def note(kind: str, name: object, text: str) -> str:
+    """Note the content of a file that was read."""
+    _, read = _NOTED.get(({}, {}))
+    read[f"{kind} {name}"] = text
+    return text
 
 
 def data_dirs(kind: str) -> list[Path]:

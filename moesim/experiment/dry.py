@@ -13,14 +13,16 @@ from moesim.experiment.keys import run_keys
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.store import Store
 from moesim.metrics.naming import CACHE_SETTINGS, SETTINGS
-from moesim.policies.imports import WouldImport
+from moesim.policies.imports import WouldImport, would_import
 
 
 def describe_grid(experiment: Experiment, folder: Path | None, jobs: int | None, cores: int) -> str:
     """Describe an experiment without running it, but for a few seconds of trying how fast it is."""
     rows = [spec.row() for spec in experiment.specs]
     lines = [f"{name}: {', '.join(values)}" for name, values in _varying(rows)]
-    lines += [_would_import(one) for one in dict.fromkeys(experiment.not_imported.values())]
+    policies = {spec.policy_name: spec.point.policy for spec in experiment.specs}
+    found = [would_import(policies[name], entry) for name, entry in experiment.not_imported.items()]
+    lines += [_would_import(one) for one in dict.fromkeys(found) if one is not None]
     n_points = len({tuple(map(repr, spec.point.setting)) for spec in experiment.specs})
     n_policies = len({spec.policy_name for spec in experiment.specs})
     of = f" ({n_policies} policies at {n_points} settings)" if len(rows) == n_policies * n_points else ""

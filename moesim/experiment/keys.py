@@ -63,9 +63,8 @@ def run_keys(experiment: Experiment) -> list[str]:
             hashes[id(thing)] = fingerprint(thing.figures())
         return hashes[id(thing)]
 
-    imports = not experiment.not_imported
     used = {code_names(spec.point.policy) for spec in experiment.specs}
-    sources = {names: sources_digest(names, imports=imports) for names in used}
+    sources = {names: sources_digest(names) for names in used}
 
     def key(spec: RunSpec) -> str:
         inputs = {

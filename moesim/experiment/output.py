@@ -23,6 +23,7 @@ from moesim.experiment.drawn_before import drawn_before, figures_entry, figures_
 from moesim.experiment.figures import draw
 from moesim.experiment.repeats import aggregate, repeated
 from moesim.experiment.result import DATASET, GROWING, OWNER, RECORDS, SUMMARY
+from moesim.experiment.small_inputs import INPUTS
 from moesim.experiment.store import Store
 from moesim.metrics.frames import frame_bytes, layer_frame, step_frame
 from moesim.metrics.naming import fingerprint
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from moesim.experiment.runner import Kept
 
 _PACKAGES = ("numpy", "pandas", "pyarrow", "simpy", "scipy", "matplotlib", "pydantic")
-_NAMES = (RESOLVED, SUMMARY, "runs.parquet", "repeats.parquet", "timeline.json", "frames/steps.parquet",
+_NAMES = (RESOLVED, INPUTS, SUMMARY, "runs.parquet", "repeats.parquet", "timeline.json", "frames/steps.parquet",
           "frames/layers.parquet")  # fmt: skip
 _FOLDERS = (DATASET, RECORDS, "plots")
 _FIGURE = re.compile(r"(?P<figure>[\w-]+)(\.\w+=.*)?\.(png|pdf|csv|txt)")
@@ -113,6 +114,7 @@ class Output:
                 files["repeats.parquet"] = frame_bytes(aggregate(results.rows))
             files |= self._timeline(results)
             files |= self._figures(results, resolved, workers, progress)
+            files[INPUTS] = self.experiment.small.to_bytes()
             files[RESOLVED] = yaml.safe_dump(resolved, sort_keys=False, width=120).encode()
             if self.experiment.config.frames:
                 files |= self._frames(results)

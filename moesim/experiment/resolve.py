@@ -9,10 +9,12 @@ from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from moesim.core.data import noting
 from moesim.core.progress import Progress
 from moesim.errors import ConfigError, InputError, TraceError, WorkloadError
 from moesim.experiment.intervals import Ends, ends_of
 from moesim.experiment.needs import Wants, check_stand_ins, explain, lacking, wants_of
+from moesim.experiment.small_inputs import SmallInputs
 from moesim.experiment.spec import Point, RunSpec
 from moesim.experiment.sweep import entries_of, expand
 from moesim.experiment.trace_choice import fitting
@@ -20,7 +22,7 @@ from moesim.experiment.traces import read_trace
 from moesim.hardware import load_hardware
 from moesim.metrics.naming import fingerprint, hardware_label, model_label, policy_label
 from moesim.model import load_model
-from moesim.policies.imports import WouldImport, code_names, would_import
+from moesim.policies.imports import code_names, foreign
 from moesim.policies.registry import make_policy
 from moesim.policies.sources import source_digest
 from moesim.trace.made import trace_label
@@ -51,11 +53,17 @@ class Experiment:
         ``not_imported``, what they need counts as nothing, and nothing can be run.
     known : dict of str to Trace, optional
         Traces of other experiments, which are not read or made up again; what this one reads is added.
+    small : SmallInputs, optional
+        Models, and files of machines and parameters, that are not looked for.
+    points : sequence of Point, optional
+        The runs to resolve; default: all.
 
     Attributes
     ----------
-    not_imported : dict of str to WouldImport
-        Of policies by name, with their options; empty if they are imported.
+    not_imported : dict of str to str
+        Policies by name, with their options, and their place in the file; empty if they are imported.
+    small : SmallInputs
+        Those that were looked for, and the models.
 
     Raises
     ------
@@ -64,25 +72,29 @@ class Experiment:
         can, the runs of the others have a `RunSpec.refusal`.
     """
 
-    def __init__(self, config: Config, place: str, *, imports: bool = True, known: dict[str, Trace] | None = None) -> None:
+    def __init__(
+        self, config: Config, place: str, *, imports: bool = True, known: dict[str, Trace] | None = None,
+        small: SmallInputs | None = None, points: Sequence[Point] | None = None,
+    ) -> None:  # fmt: skip
         self.config = config
         self.place = place
-        self.not_imported: dict[str, WouldImport] = {}
+        self.not_imported: dict[str, str] = {}
         self._transfers: dict[tuple[str, str, tuple[str, int | None]], tuple[str, int | None]] = {}
         self._wants: dict[str, Wants] = {}  # a policy is made once, not for each of its settings
-        self._models: dict[str, ModelSpec] = {}
+        self._models: dict[str, ModelSpec] = {} if small is None else dict(small.models)
         self._machines: dict[str, HardwareProfile] = {}
         self._ends: dict[str, tuple[Ends, ...]] = {}
         self.traces: dict[str, Trace] = {}
         self._known = {} if known is None else known
         self._workloads: dict[tuple[str, WorkloadSpec, frozenset[str]], Workload] = {}
         entries = entries_of(config, place, imports=imports)
-        points = expand(config, place, imports=imports)
+        points = expand(config, place, imports=imports) if points is None else points
         if not imports:
-            of = {policy_label(p.policy): would_import(p.policy, entries[repr(p.policy)]) for p in points}
-            self.not_imported = {label: source for label, source in of.items() if source is not None}
+            self.not_imported = {policy_label(p.policy): entries[repr(p.policy)] for p in points if foreign(p.policy)}
         wants = [self._policy_wants(point, entries[repr(point.policy)]) for point in points]
-        specs = [self._resolve(i, point, wanted.prompt_rows) for i, (point, wanted) in enumerate(zip(points, wants, strict=True))]
+        with noting({} if small is None else small.texts) as texts:
+            specs = [self._resolve(i, p, wanted.prompt_rows) for i, (p, wanted) in enumerate(zip(points, wants, strict=True))]
+        self.small = SmallInputs(self._models, texts)
         self._check_unique(specs)
         for spec in specs:
             check_stand_ins(spec.point, self.trace(spec), place)

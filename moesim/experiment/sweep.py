@@ -25,7 +25,7 @@ from moesim.hardware.overrides import flatten
 from moesim.hardware.places import is_number
 from moesim.metrics.naming import read_policy_label
 from moesim.policies.declare import option_hints
-from moesim.policies.imports import would_import
+from moesim.policies.imports import foreign
 from moesim.policies.options import matches
 from moesim.policies.registry import policy_class
 
@@ -89,7 +89,7 @@ def _settings(config: Config, place: str) -> Iterator[dict[str, Any]]:
     grid = _grid(
         {
             "model": [one for model in listed(config.model) for one in each_model(model)],
-            "hardware": [one for hardware in listed(config.hardware) for one in _machines(hardware)],
+            "hardware": list(each_machine(config)),
             "trace": [one for trace in listed(config.trace) for one in _traces(trace)],
             "intervals": [config.intervals],
             **{name: listed(attrgetter(KEYS[name])(config)) for name in PLAIN},
@@ -131,8 +131,13 @@ def each_model(model: Any) -> Iterator[Any]:
     return _grid({key: listed(value) if sweeps[key] else [value] for key, value in model.items()})
 
 
+def each_machine(config: Config) -> Iterator[Any]:
+    """Sweep the overridden numbers of the profiles; lists elsewhere in them are lists by nature."""
+    for hardware in listed(config.hardware):
+        yield from _machines(hardware)
+
+
 def _machines(hardware: Any) -> Iterator[Any]:
-    """Sweep the overridden numbers of a profile; lists elsewhere in it are lists by nature."""
     if isinstance(hardware, str) or "base" not in hardware:
         return iter([hardware])
     flat = dict(flatten(hardware))
@@ -150,7 +155,7 @@ def policies_of(spec: Any, place: str, *, imports: bool = True) -> Iterator[dict
         spec = read_policy_label(spec, place)
     if not isinstance(spec, Mapping) or not isinstance(spec.get("name"), str):
         raise ConfigError(f"{place}: expected the name of a policy, or a mapping with the key name, got {spec!r}")
-    if imports or would_import(spec["name"], place) is None:
+    if imports or not foreign(spec["name"]):
         cls = policy_class(spec["name"], place)
         hints = dict(option_hints(cls))
     else:

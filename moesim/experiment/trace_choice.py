@@ -12,7 +12,7 @@ from moesim.experiment.forms import listed
 from moesim.experiment.needs import wants_of
 from moesim.experiment.sweep import each_model, entries_of, expand
 from moesim.model import load_model
-from moesim.policies.imports import would_import
+from moesim.policies.imports import foreign
 from moesim.trace import Trace, find_trace, trace_names
 from moesim.trace.format import read_facts
 from moesim.trace.made import MADE, MAX_TOKENS
@@ -126,7 +126,7 @@ def _needs_recording(config: Config, place: str, imports: bool) -> bool:
     entries = entries_of(config, place, imports=imports)
     for point in expand(config, place, imports=imports):
         written, entry = repr(point.reading), entries[repr(point.policy)]
-        if written in seen or (not imports and would_import(point.policy, entry) is not None):
+        if written in seen or (not imports and foreign(point.policy)):
             continue
         seen.add(written)
         needs = wants_of(point, place, entry).needs

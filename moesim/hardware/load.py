@@ -88,9 +88,9 @@ def read_profile(source: str | Path | Mapping[str, Any], place: str = "hardware"
             raise HardwareError(f"{place}.base: expected the name or path of a profile, got {source['base']!r}")
         overrides = dict(flatten({key: value for key, value in source.items() if key != "base"}))
         source = source["base"]
-    path = _find(source, place)
+    path, text = _find(source, place)
     typed = {key: value for key, value in overrides.items() if key.startswith(TYPED)}
-    raw = _read(path, {key.removeprefix(TYPED): sourced(value) for key, value in typed.items()}, place)
+    raw = _read(path, text, {key.removeprefix(TYPED): sourced(value) for key, value in typed.items()}, place)
     if len(overrides) > len(typed):
         validate(raw, str(path))
         for key, value in overrides.items():
@@ -99,28 +99,24 @@ def read_profile(source: str | Path | Mapping[str, Any], place: str = "hardware"
     return raw, str(path), list(overrides)
 
 
-def _read(path: Path, typed: Mapping[str, Any], place: str, kin: tuple[Path, ...] = ()) -> dict[str, Any]:
+def _read(path: Path, text: str, typed: Mapping[str, Any], place: str, kin: tuple[Path, ...] = ()) -> dict[str, Any]:
     """Read a profile; one with ``base`` is that profile with other numbers, which keep the labels that they have here.
 
     Numbers that were typed for a short form, at ``place``, replace those of the file.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise HardwareError(f"{path}: cannot be read: {error}") from None
     raw = with_sources(read_yaml(text, str(path)))
     raw.setdefault("name", path.stem)
     if "base" not in raw:
         return whole_form(retyped(raw, typed, place), place) if typed else whole_form(raw, str(path))
     if not isinstance(raw["base"], str):
         raise HardwareError(f"{path}: base: expected the name of a profile, got {raw['base']!r}")
-    base = _find(raw["base"], f"{path}: base")
+    base, content = _find(raw["base"], f"{path}: base")
     if base in (*kin, path):
         raise HardwareError(f"{path}: base: expected another profile, got '{raw['base']}', which rests on this one; name another")
     own = raw.pop("numbers", {})
     if not isinstance(own, Mapping):
         raise HardwareError(f"{path}: numbers: expected a mapping with numbers to replace, got {own!r}")
-    found = copy.deepcopy(_read(base, {**own, **typed}, place if typed else str(path), (*kin, path)))
+    found = copy.deepcopy(_read(base, content, {**own, **typed}, place if typed else str(path), (*kin, path)))
     validate(found, str(base))
     for key in _TOLD:  # said of the other machine, and not of this one
         found.pop(key, None)
@@ -133,14 +129,27 @@ def _read(path: Path, typed: Mapping[str, Any], place: str, kin: tuple[Path, ...
     return found
 
 
+_FOLDER = "hardware_profiles"
 _TOLD = ("name", "description", "corrections", "machine")
 """Keys of a profile in words, which a profile with a base does not take over."""
 
 
-def _find(source: str | Path, place: str) -> Path:
+def _find(source: str | Path, place: str) -> tuple[Path, str]:
+    """Give the path of a profile and its content."""
     text = str(source)
-    if isinstance(source, Path) or text.endswith((".yaml", ".yml")) or "/" in text:
-        path = Path(source)
+    by_path = isinstance(source, Path) or text.endswith((".yaml", ".yml")) or "/" in text
+    if (content := data.known_text(_FOLDER, text)) is not None:
+        return Path(text) if by_path else Path(_FOLDER, f"{text}.yaml"), content
+    path = _named(text, by_path, place)
+    try:
+        return path, data.note(_FOLDER, text, path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise HardwareError(f"{path}: cannot be read: {error}") from None
+
+
+def _named(text: str, by_path: bool, place: str) -> Path:
+    if by_path:
+        path = Path(text)
         if not path.is_file():
             raise HardwareError(
                 f"{place}: expected a hardware profile, got no file at {path}; correct the path, or give a name of "
@@ -148,7 +157,7 @@ def _find(source: str | Path, place: str) -> Path:
             )
         return path
     known: dict[str, Path] = {}
-    for folder in data.data_dirs("hardware_profiles"):
+    for folder in data.data_dirs(_FOLDER):
         for path in sorted(Path(folder).glob("*.yaml")):
             known.setdefault(path.stem, path)
     if text not in known:
@@ -158,4 +167,4 @@ def _find(source: str | Path, place: str) -> Path:
 
 def hardware_names() -> list[str]:
     """List the names of all profiles that can be found, sorted."""
-    return sorted({p.stem for d in data.data_dirs("hardware_profiles") for p in Path(d).glob("*.yaml")})
+    return sorted({p.stem for d in data.data_dirs(_FOLDER) for p in Path(d).glob("*.yaml")})

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from inspect import Parameter
 from typing import Any, Final
 
 import numpy as np
@@ -43,11 +44,18 @@ def with_options(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _defaults(policy: str) -> dict[str, Any]:
-    try:
-        parameters = option_parameters(policy_class(policy))
-    except ConfigError:  # results of a policy that is not installed here
+    parameters = _parameters(policy)
+    if parameters is None:
         return {}
     return {name: one.default for name, one in parameters.items() if one.default is not one.empty}
+
+
+def _parameters(policy: str) -> Mapping[str, Parameter] | None:
+    """Find the options of a policy; None if its code is not here, or is not imported to read a result."""
+    try:
+        return option_parameters(policy_class(policy))
+    except ConfigError:
+        return None
 
 
 def _plain(value: Any) -> Any:
@@ -134,6 +142,7 @@ def heatmap(frame: pd.DataFrame, x: str | None = None, y: str | None = None, met
         not_drawn(rows),
         *(f"Not shown: {name}, which chooses them itself." for name in left_out(frame, rows)),
         not_shown_sentences(_same(frame, rows)),
+        *(f"Defaults of {name} are not shown, for its code was not imported." for name in _unknown(rows)),
     ]
     what = f"{words[0].upper()}{words[1:]} of {_policy(rows)} over {names[0]} and {names[1]}."
     return Drawing(data, figure, caption(what, rows.assign(policy=rows["policy_name"]), [across, up], *sentences))
@@ -151,6 +160,10 @@ def _same(frame: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
 
 def _policy(rows: pd.DataFrame) -> str:
     return ", ".join(str(name) for name in rows["policy_name"].unique())
+
+
+def _unknown(rows: pd.DataFrame) -> list[str]:
+    return [name for name in rows["policy_name"].unique() if _parameters(name) is None]
 
 
 def _options(rows: pd.DataFrame) -> list[str]:

@@ -4,10 +4,27 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from types import ModuleType
 
 from moesim.errors import ConfigError, culprit, describe_exception, unknown_name
+
+NOT_TRUSTED = "whose code is not imported to read a result; add --trust (in Python trust=True) if you trust it"
+_REFUSED: ContextVar[set[str] | None] = ContextVar("refused", default=None)
+
+
+@contextmanager
+def reading(*, trust: bool) -> Iterator[set[str]]:
+    """Read somebody's result: without trust no class is imported that is not moesim's own; collect those that were asked for."""
+    refused: set[str] = set()
+    token = _REFUSED.set(None if trust else refused)
+    try:
+        yield refused
+    finally:
+        _REFUSED.reset(token)
 
 
 def check_target(target: str, place: str) -> str:
@@ -20,6 +37,9 @@ def check_target(target: str, place: str) -> str:
 def import_class(target: str, place: str) -> type:
     """Import ``package.module:Class``; a module that is not installed may lie in the current folder."""
     module_name, _, class_name = target.partition(":")
+    if (refused := _REFUSED.get()) is not None and not is_ours(target):
+        refused.add(target)
+        raise ConfigError(f"{place}: expected a class of moesim's, got {target!r}, {NOT_TRUSTED}")
     module = _import_module(module_name, f"{place}: cannot import module {module_name!r} of {target!r}")
     found = getattr(module, class_name, None)
     if not isinstance(found, type):
@@ -32,7 +52,7 @@ def import_class(target: str, place: str) -> type:
 
 def _import_module(name: str, what: str) -> ModuleType:
     here = str(Path.cwd())
-    if not _is_ours(name) and here not in sys.path:
+    if not is_ours(name) and here not in sys.path:
         sys.path.append(here)  # last, and for good: the module may import its neighbours later
     if name not in sys.modules:
         importlib.invalidate_caches()  # it may have been written since its folder was read
@@ -50,5 +70,6 @@ def _import_module(name: str, what: str) -> ModuleType:
         raise ConfigError(f"{what}: {describe_exception(error)}") from None
 
 
-def _is_ours(module: str) -> bool:
-    return module.partition(".")[0] == "moesim"
+def is_ours(target: str) -> bool:
+    """Whether a module or class is moesim's own."""
+    return target.partition(":")[0].partition(".")[0] == "moesim"

@@ -9,15 +9,21 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from moesim.errors import ConfigError
+from moesim.policies.importing import is_ours
 from moesim.policies.part_names import part_targets
-from moesim.policies.registry import target_of
+from moesim.policies.registry import POLICIES, target_of
 
 
 class WouldImport(NamedTuple):
-    """What the name of a policy stands for, if that is no code of moesim's."""
+    """The code of a policy that is not moesim's own."""
 
     module: str
     files: tuple[Path, ...]  # of the packages around it, and its own; none for what is built into Python
+
+
+def foreign(policy: str | Mapping[str, Any]) -> list[str]:
+    """Name a policy and its parts as far as they are not moesim's own; whether their code is there does not matter."""
+    return [name for name in code_names(policy) if name not in POLICIES and not (":" in name and is_ours(name))]
 
 
 def would_import(policy: str | Mapping[str, Any], place: str = "policies") -> WouldImport | None:
@@ -26,11 +32,11 @@ def would_import(policy: str | Mapping[str, Any], place: str = "policies") -> Wo
     Returns None for moesim's own. Whether the module has the class shows only when it is imported.
     """
     targets = dict.fromkeys(target_of(name, place) for name in code_names(policy))
-    foreign = [target for target in targets if target.partition(".")[0] != "moesim"]
-    if not foreign:
+    others = [target for target in targets if not is_ours(target)]
+    if not others:
         return None
-    modules = list(dict.fromkeys(target.partition(":")[0] for target in foreign))
-    files = [path for name in modules for path in _files_of(name, f"{place}: module {name!r} of {_first(foreign, name)!r}")]
+    modules = list(dict.fromkeys(target.partition(":")[0] for target in others))
+    files = [path for name in modules for path in _files_of(name, f"{place}: module {name!r} of {_first(others, name)!r}")]
     return WouldImport(" and ".join(modules), tuple(dict.fromkeys(files)))
 
 

@@ -8,22 +8,23 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from moesim.policies.imports import would_import
+from moesim.policies.importing import is_ours
 from moesim.policies.registry import policy_class
 
 _INSTALLED = ("site-packages", "dist-packages")
 
 
-def source_digest(name: str, *, imports: bool = True) -> str | None:
+def source_digest(name: str) -> str | None:
     """Hash the source of a policy that is not moesim's own.
 
     It covers all files that its file imports, one through the other, from the same folder, or from its package if that is
-    installed; only by statements. None for moesim's own, and for a class from no file. Without ``imports`` the policy is not
-    imported, and its file is that of the module that the name names.
+    installed; only by statements. None for moesim's own, and for a class from no file.
     """
-    module, file = _imported(name) if imports else _found(name)
-    if module.partition(".")[0] == "moesim" or file is None:
+    module = policy_class(name).__module__
+    path = getattr(sys.modules.get(module), "__file__", None)
+    if is_ours(module) or path is None:
         return None
+    file = Path(path)
     depth = module.count(".") + (file.name == "__init__.py")
     root = file.parents[depth]  # of the package, or the folder of a single module
     only = module.partition(".")[0] if root.name in _INSTALLED else None
@@ -36,26 +37,15 @@ def source_digest(name: str, *, imports: bool = True) -> str | None:
     return digest.hexdigest()
 
 
-def sources_digest(names: Sequence[str], *, imports: bool = True) -> str | None:
+def sources_digest(names: Sequence[str]) -> str | None:
     """Hash the sources of a policy and of its parts, by the names that `moesim.policies.imports.code_names` gives.
 
     One that is moesim's own adds nothing. None if all are.
     """
-    found = [digest for name in names if (digest := source_digest(name, imports=imports)) is not None]
+    found = [digest for name in names if (digest := source_digest(name)) is not None]
     if len(found) < 2:
         return found[0] if found else None
     return hashlib.sha256(" ".join(found).encode()).hexdigest()
-
-
-def _imported(name: str) -> tuple[str, Path | None]:
-    module = policy_class(name).__module__
-    path = getattr(sys.modules.get(module), "__file__", None)
-    return module, None if path is None else Path(path)
-
-
-def _found(name: str) -> tuple[str, Path | None]:
-    found = would_import(name)
-    return ("moesim", None) if found is None else (found.module, found.files[-1] if found.files else None)
 
 
 def _with_imports(file: Path, root: Path, only: str | None) -> set[Path]:

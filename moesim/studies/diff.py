@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -43,14 +43,14 @@ _RATES: Final = (
 _SPEEDS: Final = ("makespan_ns", "ttft_mean_ns", "tpot_mean_ns", "contention_ns", "decode_tokens_per_s", "prefill_tokens_per_s")
 
 
-def find_run(text: str) -> Outcome:
+def find_run(text: str, read: Callable[[Path, int], Outcome] = outcome_of) -> Outcome:
     """Give the run that ``DIR``, ``DIR:INDEX`` or ``DIR:POLICY`` names."""
     folder, which = (Path(text), "") if Path(text).is_dir() else (Path(text.rpartition(":")[0]), text.rpartition(":")[2])
     if not folder.is_dir() or not (which or Path(text).is_dir()) or folder == Path():
         raise ConfigError(f"{text}: expected a result folder, or one with a run such as results/quickstart:3, got no such folder")
     rows = read_summary(folder)["runs"]
     if which.isdecimal():
-        return outcome_of(folder, int(which))
+        return read(folder, int(which))
     named = {name for row in rows for name in (row["policy"], row["policy_name"])}
     if which and which not in named:
         raise ConfigError(f"{text}: {unknown_name('policy of this result', which, named)}; or give the number of a run")
@@ -62,7 +62,7 @@ def find_run(text: str) -> Outcome:
         raise ConfigError(
             f"{text}: expected one run{of}, got {len(found)} ({numbers}); say which, such as {folder}:{found[0]['run']}"
         )
-    return outcome_of(folder, int(found[0]["run"]))
+    return read(folder, int(found[0]["run"]))
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -143,8 +144,15 @@ def test_a_trace_that_has_no_file(tmp_path: Path) -> None:
     assert here.rows[0]["trace"] == f"given:{trace.digest[:16]}"
     loaded = moesim.load(tmp_path / "out")
     assert loaded.table.equals(here.table)
-    with pytest.raises(InputError, match="expected the object given:"):
-        loaded.plots("breakdown") and loaded.timeline()
+    assert loaded.plots("breakdown") and loaded.timeline().events, "the folder has what they take"
+    shutil.rmtree(tmp_path / "out" / "records")
+    loaded = moesim.load(tmp_path / "out")
+    with pytest.raises(
+        InputError, match=r"run 0 \(lru\): expected the trace given:[0-9a-f]{16} \(sha256 .* got none of that name;"
+    ):
+        loaded.records(0)
+    trace.write(tmp_path / "written.safetensors")
+    assert moesim.load(tmp_path / "out", inputs=tmp_path).records(0) == here.records(0)
 
 
 def test_a_whole_machine_and_a_whole_model_in_an_experiment() -> None:

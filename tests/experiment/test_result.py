@@ -14,6 +14,7 @@ from moesim.errors import ConfigError
 from moesim.experiment import run_experiment
 from moesim.experiment.output import Output, describe
 from moesim.experiment.result import DATASET, RECORDS, read_summary
+from moesim.experiment.small_inputs import INPUTS
 from moesim.metrics.timeline.check import check_timeline
 from tests.experiment.experiment_kit import resolve
 
@@ -47,7 +48,7 @@ def test_the_folder_holds_what_was_asked_for(result: Path):
     plots = [f"plots/{name}.{kind}" for name in names for kind in ("csv", "pdf", "png", "txt")]
     frames = ["frames/layers.parquet", "frames/steps.parquet"]
     rest = ["runs.parquet", "summary.json", "timeline.json"]
-    assert shown(result) == [FILE, "config.resolved.yaml", *frames, *plots, *rest]
+    assert shown(result) == [FILE, "config.resolved.yaml", *frames, INPUTS, *plots, *rest]
     assert len(list((result / DATASET).iterdir())) == 1
     assert len(list((result / RECORDS).iterdir())) == 4
 

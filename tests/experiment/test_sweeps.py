@@ -675,11 +675,11 @@ def test_a_run_of_a_folder_is_told_once_more_only_of_the_same_inputs(
     assert kept.records is not None and simulated.records is not None
     assert kept.split is not None and kept.split.ns.sum() == kept.row["makespan_ns"]
     write_trace(tmp_path / "small.safetensors", seed=1)
-    for run in (0, 3):
-        with pytest.raises(
-            InputError, match=rf"^out: run {run} \(.*: expected the same result when simulated again, got another "
-        ):
-            outcome_of(Path("out"), run)
+    assert outcome_of(Path("out"), 0).row == kept.row
+    with pytest.raises(
+        InputError, match=r"^out: run 3 \(.*: expected the trace .*/small.safetensors \(sha256 [0-9a-f]{16}\) to simulate it "
+    ):
+        outcome_of(Path("out"), 3)
     assert lines(capsys)[-1] == "wrote out"
 
 
@@ -698,7 +698,10 @@ def test_kept_records_are_read_without_importing_policies(tmp_path: Path, monkey
     monkeypatch.delitem(sys.modules, "kept_policy")
     assert outcome_of(Path("out"), kept).row == rows[kept]
     assert not (tmp_path / "imported").exists()
-    assert outcome_of(Path("out"), simulated).row == rows[simulated]
+    with pytest.raises(InputError, match="to simulate it again takes kept_policy:Mine, whose code is not imported to read a"):
+        outcome_of(Path("out"), simulated)
+    assert not (tmp_path / "imported").exists()
+    assert outcome_of(Path("out"), simulated, trust=True).row == rows[simulated]
     assert (tmp_path / "imported").exists()
 
 

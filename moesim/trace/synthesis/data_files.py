@@ -6,14 +6,22 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from moesim.core.data import known_text, note
 from moesim.errors import ConfigError, unknown_name
 
 
 def data_file(kind: str, name_or_path: str) -> tuple[str, str]:
     """Read a file of the package by name, or any by path."""
-    if name_or_path.endswith((".yaml", ".yml")) or "/" in name_or_path or "\\" in name_or_path:
+    by_path = name_or_path.endswith((".yaml", ".yml")) or "/" in name_or_path or "\\" in name_or_path
+    if (text := known_text(kind, name_or_path)) is None:
+        text = note(kind, name_or_path, _text(kind, name_or_path, by_path))
+    return text, name_or_path if by_path else f"{kind}/{name_or_path}.yaml"
+
+
+def _text(kind: str, name_or_path: str, by_path: bool) -> str:
+    if by_path:
         try:
-            return Path(name_or_path).read_text(encoding="utf-8"), name_or_path
+            return Path(name_or_path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
             raise ConfigError(f"{name_or_path}: expected a readable YAML file, got: {reason}; check the path") from None
@@ -21,7 +29,7 @@ def data_file(kind: str, name_or_path: str) -> tuple[str, str]:
     if name_or_path not in known:
         raise ConfigError(unknown_name(f"{kind} file", name_or_path, known))
     file = resources.files("moesim.trace.synthesis") / kind / f"{name_or_path}.yaml"
-    return file.read_text(encoding="utf-8"), f"{kind}/{name_or_path}.yaml"
+    return file.read_text(encoding="utf-8")
 
 
 def data_names(kind: str) -> list[str]:
