@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from moesim.core import data
+from moesim.core.gate import YAML, read_text
 from moesim.errors import HardwareError, unknown_name
 from moesim.hardware.build import build_profile
 from moesim.hardware.implied import TYPED, retyped, whole_form
@@ -104,10 +105,7 @@ def _read(path: Path, typed: Mapping[str, Any], place: str, kin: tuple[Path, ...
 
     Numbers that were typed for a short form, at ``place``, replace those of the file.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise HardwareError(f"{path}: cannot be read: {error}") from None
+    text = read_text(path, YAML, "a hardware profile", error=HardwareError)
     raw = with_sources(read_yaml(text, str(path)))
     raw.setdefault("name", path.stem)
     if "base" not in raw:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from moesim.core.gate import check_pairs
 from moesim.errors import InputError
 from moesim.trace import Trace
 from moesim.trace.additions import HELD_BACK
@@ -69,10 +70,17 @@ def extend(trace: Trace, additions: Additions, place: str, folder: Path | None =
     if not additions.any:
         raise InputError(f"{place}: expected something to add, got nothing; give --share, --weights uniform or --scores uniform")
     _check_made_up(trace, additions, place)
+    check_size(additions, trace.n_layers, trace.n_experts, place)
     trace = _with_uniform(trace, additions, folder)
     if additions.share is not None:
         trace = _calibrated(trace, additions.share, additions, place, folder)
     return trace
+
+
+def check_size(additions: Additions, n_layers: int, n_experts: int, place: str) -> None:
+    """Check that tables for so many experts can be made, before anything is."""
+    if additions.share is not None:
+        check_pairs(f"{place}: calibration", n_layers, n_experts)
 
 
 def _check_made_up(trace: Trace, additions: Additions, place: str) -> None:

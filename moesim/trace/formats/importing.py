@@ -16,7 +16,7 @@ from moesim.model import ModelSpec, load_model
 from moesim.trace import SUFFIX, Trace
 from moesim.trace.check import LABELS
 from moesim.trace.formats.answers import check_columns, check_experts, check_label, shape_remedy
-from moesim.trace.formats.calibrating import Additions, extend
+from moesim.trace.formats.calibrating import Additions, check_size, extend
 from moesim.trace.formats.contract import PHASES, Options, Part, wrong
 from moesim.trace.formats.detect import find_format
 from moesim.trace.formats.format import Format
@@ -100,6 +100,8 @@ def import_trace(
     check_label(label)
     said = _said(options) | ({"label": label} if label else {})
     options = _with_model(options)
+    if additions is not None and options.n_experts is not None:  # what is said can be refused before anything is read
+        check_size(additions, options.n_layers or 1, options.n_experts, "--n-experts")
     files = _files(sources)
     found = {file: find_format(file, form) for file in files}
     chosen = found[files[0]]

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from moesim.core.gate import ANSWERS, lines, read_bytes
 from moesim.trace.formats.answers import shape_remedy
 from moesim.trace.formats.contract import Options, Part, wrong
 from moesim.trace.formats.format import Format
@@ -126,17 +127,17 @@ def _meta(path: Path, here: str, response: Any) -> dict[str, Any]:
 def _documents(path: Path) -> Iterator[tuple[str, Any]]:
     """Yield one document, or one a line: whichever the first line says."""
     with path.open("rb") as file:
+        found = lines(file, ANSWERS)
         try:
-            first = _parse(file.readline())
+            first = _parse(next(found, b""))
         except ValueError:
-            file.seek(0)
             try:
-                yield "response", _parse(file.read())
+                yield "response", _parse(read_bytes(path, ANSWERS))
             except ValueError as error:
                 raise wrong(path, "JSON, one document or one a line", error, "it is truncated or altered") from None
             return
         yield "line 1", first
-        for number, line in enumerate(file, 2):
+        for number, line in enumerate(found, 2):
             if line.strip():
                 try:
                     yield f"line {number}", _parse(line)

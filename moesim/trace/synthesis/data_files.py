@@ -6,17 +6,14 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from moesim.core.gate import YAML, read_text
 from moesim.errors import ConfigError, unknown_name
 
 
 def data_file(kind: str, name_or_path: str) -> tuple[str, str]:
     """Read a file of the package by name, or any by path."""
     if name_or_path.endswith((".yaml", ".yml")) or "/" in name_or_path or "\\" in name_or_path:
-        try:
-            return Path(name_or_path).read_text(encoding="utf-8"), name_or_path
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-            raise ConfigError(f"{name_or_path}: expected a readable YAML file, got: {reason}; check the path") from None
+        return read_text(Path(name_or_path), YAML, "a readable YAML file"), name_or_path
     known = data_names(kind)
     if name_or_path not in known:
         raise ConfigError(unknown_name(f"{kind} file", name_or_path, known))
