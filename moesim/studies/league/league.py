@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -44,13 +44,14 @@ class League:
 
 def league(
     config: Config, place: str, *, ratios: Sequence[float] = (), shares: Sequence[float] = (), folder: Path | None = None,
-    jobs: int | None = None, progress: bool = False, n_fresh: int = 0,
+    jobs: int | None = None, progress: bool = False, n_fresh: int = 0, begin: Callable[[], object] | None = None,
 ) -> League:  # fmt: skip
     """Carry out a league of an experiment, whose points that differ in trace or seed alone are draws of one setting.
 
     The map's axes are the rate of the link over that at which the CPU reads experts, and the share of experts for which the GPU
     has room; without any there is no map. Runs are kept in a folder, so that they are not repeated. With `n_fresh`, best and
-    second of each cell meet on so many other draws.
+    second of each cell meet on so many other draws. All traces are read before the first run;
+    then `begin` is called.
     """
     systems = list({repr(point.policy): point.policy for point in expand(config, place)}.values())
     exact = [one for one in systems if make_policy(one, place).exact]
@@ -59,6 +60,9 @@ def league(
     # Its runs are short, and this process is busy between them: one process more than cores keeps the cores at work.
     with Workers(jobs or usable_cores() + 1) as workers:
         held = _League(Meetings(place, workers, folder, progress), place, progress)
+        held.meetings.read_traces(draw for setting in settings for draw in setting.draws)
+        if begin is not None:
+            begin()
         held.told(f"{len(settings)} settings, {len(systems)} systems")
         table = [held.bounded(one, exact) for one in held.standings(settings, exact, tuple(PHASES), inexact)]
         cells = []
