@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import replace
@@ -234,6 +234,18 @@ class Experiment:
             except WorkloadError as error:
                 raise WorkloadError(f"{self.place}: {error}") from None
         return self._workloads[key]
+
+
+def read_inputs(raw: Mapping[str, Any], place: str, known: dict[str, Trace]) -> None:
+    """Read model, machine and trace of an experiment of one setting; its trace is added to those that are known.
+
+    A study that goes on where single runs cannot be done reads its inputs first: one that is missing, damaged or of another
+    model is an error of the study, and known before its first run.
+    """
+    model = load_model(raw["model"], f"{place}: model")
+    load_hardware(raw["hardware"], f"{place}: hardware")
+    trace = remembered(known, raw["trace"], lambda: read_trace(raw["trace"], place))
+    check_shape(trace, raw["trace"], model, place)
 
 
 def check_shape(trace: Trace, written: str | dict[str, Any], model: ModelSpec, place: str) -> None:

@@ -5,19 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moesim.errors import MoesimError
 from moesim.experiment.config import parse_config
 from moesim.experiment.pool import Workers
-from moesim.experiment.resolve import Experiment, check_shape, remembered
+from moesim.experiment.resolve import Experiment, read_inputs
 from moesim.experiment.run import run_experiment
 from moesim.experiment.spec import RunSpec
-from moesim.experiment.traces import read_trace
 from moesim.metrics.naming import policy_label
-from moesim.model import load_model
 
 if TYPE_CHECKING:
     from moesim.metrics import Value
@@ -42,12 +39,10 @@ class Meetings:
     _known: dict[tuple[str, str], Row | None] = field(default_factory=dict)
     _traces: dict[str, Trace] = field(default_factory=dict)
 
-    def read_traces(self, raws: Iterable[str]) -> None:
-        """Read the traces of experiments, so that one that is missing or of another model is known before the first run."""
+    def read_inputs(self, raws: Iterable[str]) -> None:
+        """Read models, machines and traces of experiments, so that a missing one is known before the first run."""
         for raw in raws:
-            asked = json.loads(raw)
-            trace = remembered(self._traces, asked["trace"], partial(read_trace, asked["trace"], self.place))
-            check_shape(trace, asked["trace"], load_model(asked["model"], f"{self.place}: model"), self.place)
+            read_inputs(json.loads(raw), self.place, self._traces)
 
     def rows(self, meetings: Sequence[tuple[str, Sequence[System]]]) -> list[list[Row | None]]:
         """Give the result rows of the systems of each meeting, an experiment without policies as JSON; None if one cannot run."""
