@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import math
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Final, NamedTuple
@@ -67,14 +68,15 @@ class TooLargeError(OSError):
     """A file that is larger than its form may be."""
 
     def __init__(self, path: Path, form: Form) -> None:
-        super().__init__(errno.EFBIG, f"more than the {size_text(form.most)} that {form.name} may have")
-        self.path = path
+        super().__init__(errno.EOVERFLOW, f"more than the {size_text(form.most)} that {form.name} may have", str(path))
 
 
 def read_bytes(path: Path, form: Form) -> bytes:
     """Read a whole file; `TooLargeError`, an `OSError`, if it is larger than its form may be, or has no end."""
     with path.open("rb") as file:
-        data = file.read(form.most + 1)
+        if os.fstat(file.fileno()).st_size > form.most:
+            raise TooLargeError(path, form)
+        data = file.read(form.most + 1)  # a pipe has no size
     if len(data) > form.most:
         raise TooLargeError(path, form)
     return data
@@ -144,5 +146,5 @@ def check_made(place: object, what: str, shape: Sequence[int], itemsize: int, re
 
 def check_pairs(place: object, n_layers: int, n_experts: int) -> None:
     """Check the counts of pairs of experts of all layers before they are made."""
-    remedy = "check the number of experts; calibration tables are for models of some thousand experts a layer"
+    remedy = "check the number of experts; tables of pairs are for some thousand experts a layer"
     check_made(place, "pairs of experts, layers x experts x experts", (n_layers, n_experts, n_experts), 8, remedy)

@@ -21,6 +21,7 @@ from moesim.core.gate import check_pairs
 from moesim.errors import InputError
 from moesim.trace import Trace
 from moesim.trace.additions import HELD_BACK
+from moesim.trace.files import mapped
 from moesim.trace.formats.store import pieces
 from moesim.trace.stats.calibration import MAPS, MATRICES, RESIDUAL, Counts, map_rows, mean_steps
 from moesim.trace.stats.embedding import EMBEDDING, embedding_signal, of_iterations
@@ -241,7 +242,8 @@ def _uniform_scores(trace: Trace, each: np.float16, folder: Path | None) -> NDAr
     if folder is None:
         scores: NDArray[Any] = np.zeros(shape, np.float16)
     else:
-        scores = np.memmap(folder / "uniform_scores", np.float16, "w+", shape=shape)  # zeros
+        with (folder / "uniform_scores").open("w+b") as file:
+            scores = mapped(file, np.float16, shape)
     first = 0
     for part in pieces(scores):
         np.put_along_axis(part, np.asarray(trace.experts[first : first + len(part)], np.int64), each, axis=2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from moesim.core.output_folder import scratch_beside
 from moesim.errors import InputError, ModelError, TraceError
 from moesim.model import ModelSpec, load_model
 from moesim.trace import SUFFIX, Trace
@@ -109,19 +109,12 @@ def import_trace(
         if found[file] is not chosen:
             raise wrong(file, f"the format {chosen.name} as {files[0].name}", found[file].name, "import formats apart")
     check_columns(chosen, options)
-    near = next(folder for folder in out.absolute().parents if folder.is_dir())
-    try:
-        with (
-            tempfile.TemporaryDirectory(dir=near, prefix=".import-", ignore_cleanup_errors=True) as folder,
-            Store(Path(folder)) as store,
-        ):
-            trace, notes = _read(files, chosen, options, label, store)
-            trace.header["said_by_user"] = said
-            if additions is not None and additions.any:
-                trace = extend(trace, additions, ", ".join(file.name for file in files), Path(folder))
-            trace.write(out)
-    except OSError as error:
-        raise InputError(f"--out {out}: expected a place to write to, got: {error.strerror}; choose another") from None
+    with scratch_beside(out) as folder, Store(folder) as store:
+        trace, notes = _read(files, chosen, options, label, store)
+        trace.header["said_by_user"] = said
+        if additions is not None and additions.any:
+            trace = extend(trace, additions, ", ".join(file.name for file in files), folder)
+        trace.write(out)
     return Imported(out, Trace.read(out, verify=False), chosen.name, notes, options.spec)
 
 

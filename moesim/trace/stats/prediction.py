@@ -57,7 +57,7 @@ def coactivation(experts: NDArray[Any], n_experts: int) -> NDArray[np.int64]:
 
 def pair_counts(here: NDArray[Any], there: NDArray[Any], n_experts: int) -> NDArray[np.int64]:
     """Count pairs of experts that the same rows used in two layers."""
-    check_pairs("pairs of experts", 1, n_experts)
+    check_pairs("co-activation", 1, n_experts)
     pairs = here.astype(np.int64)[:, :, None] * n_experts + there.astype(np.int64)[:, None, :]
     return np.bincount(pairs.ravel(), minlength=n_experts**2).reshape(n_experts, n_experts)
 
