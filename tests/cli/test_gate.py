@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import struct
 import subprocess
 import sys
@@ -252,3 +253,44 @@ def test_memory_does_not_grow(name: str, here: Path):
     )
     assert done.returncode == 2, done.stderr
     assert done.stderr.count("\n") == 1
+
+
+WHATIF = "whatif small.yaml --out out --jobs 1 --vary 'decision_us 2' --vary"
+STUDIES: dict[str, tuple[str, str]] = {
+    "run": ("run sweep.yaml --out out", "missing.safetensors"),
+    "league of a missing trace": ("league sweep.yaml --no-map --out out --jobs 1", "missing.safetensors"),
+    "league of another model's trace": ("league sweep.yaml --no-map --out out --jobs 1 --set trace=other.safetensors", "layers"),
+    "league of machines that cannot be": ("league small.yaml --ratios 1e-9 --out out --jobs 1", "bytes_per_s"),
+    "regret": ("regret sweep.yaml --out out --jobs 1", "missing.safetensors"),
+    "whatif of a missing trace": (f"{WHATIF} 'trace missing.safetensors'", "missing.safetensors"),
+    "whatif of a missing machine": (f"{WHATIF} 'hardware missing.yaml'", "missing.yaml"),
+    "recommend for a missing model": ("recommend --hardware rtx3090-epyc7532 --model missing.json --calibrate obs.csv --out out",
+                                      "missing.json"),
+    "recommend by a missing trace": ("recommend --hardware rtx3090-epyc7532 --model mixtral-8x7b --trace missing.safetensors "
+                                     "--calibrate obs.csv --out out", "missing.safetensors"),
+    "validate": ("validate sweep.yaml --only-compare --out out", "missing.safetensors"),
+    "replay": ("replay sweep.yaml --out out", "missing.safetensors"),
+    "compare": ("compare --policies lru --trace mini-mixtral,missing.safetensors --out out", "missing.safetensors"),
+    "plot": ("plot decode_speed result missing --out out", "missing: "),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_input_of_a_study_is_read_before_its_first_run(
+    name: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    command, words = STUDIES[name]
+    raw = yaml.safe_load((here / "small.yaml").read_text())
+    (here / "sweep.yaml").write_text(yaml.safe_dump(raw | {"trace": ["small.safetensors", "missing.safetensors"]}))
+    write_trace(here / "other.safetensors", n_layers=5)
+    (here / "obs.csv").write_text(HEAD + "qwen3-30b-a3b,all_cpu,20,tokens/s,1,1\n")
+    assert main([*RUN[:2], "--out", "result"]) == 0
+    capsys.readouterr()
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("it runs")
+
+    for place in ("experiment.run._here", "experiment.run._elsewhere", "studies.validation.run.run_one"):
+        monkeypatch.setattr(f"moesim.{place}", never)
+    monkeypatch.setattr("moesim.studies.advice.identified.identify", never)
+    refused(shlex.split(command), words, here, capsys)
