@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from moesim.core.progress import Progress
 from moesim.errors import ConfigError, InputError, TraceError, WorkloadError
+from moesim.experiment.config import Config, parse_config
 from moesim.experiment.intervals import Ends, ends_of
 from moesim.experiment.needs import Wants, check_stand_ins, explain, lacking, wants_of
 from moesim.experiment.spec import Point, RunSpec
@@ -28,7 +29,6 @@ from moesim.trace.workload import Workload, WorkloadSpec, compose
 from moesim.trace.workload.selection import select
 
 if TYPE_CHECKING:
-    from moesim.experiment.config import Config
     from moesim.hardware import HardwareProfile
     from moesim.model import ModelSpec
     from moesim.trace import Trace
@@ -242,10 +242,11 @@ def read_inputs(raw: Mapping[str, Any], place: str, known: dict[str, Trace]) -> 
     A study that goes on where single runs cannot be done reads its inputs first: one that is missing, damaged or of another
     model is an error of the study, and known before its first run.
     """
-    model = load_model(raw["model"], f"{place}: model")
-    load_hardware(raw["hardware"], f"{place}: hardware")
-    trace = remembered(known, raw["trace"], lambda: read_trace(raw["trace"], place))
-    check_shape(trace, raw["trace"], model, place)
+    point = expand(parse_config({"policies": ["on-demand"], **raw}, place), place)[0]
+    model = load_model(point.model, f"{place}: model")
+    load_hardware(point.hardware, f"{place}: hardware")
+    trace = remembered(known, point.trace, lambda: read_trace(point.trace, place))
+    check_shape(trace, point.trace, model, place)
 
 
 def check_shape(trace: Trace, written: str | dict[str, Any], model: ModelSpec, place: str) -> None:

@@ -311,9 +311,7 @@ def test_mutated_inputs(
         monkeypatch.setattr(f"moesim.experiment.resolve.{name}", remembered_unless_mutant(name))
     monkeypatch.setattr("moesim.experiment.dry.seconds", lambda experiment, specs: Estimate(1.0, 1))
     monkeypatch.setattr("moesim.studies.advice.recommend.recommend", looked_up)
-    monkeypatch.setattr("moesim.api.answers.Advice", dict)
-    monkeypatch.setattr("moesim.studies.advice.show.output", lambda advice, form: "")
-    monkeypatch.setattr("moesim.studies.advice.folder.write_folder", lambda advice, out: None)
+    monkeypatch.setattr("moesim.api.answers.Advice", Unsearched)
     tally = Tally("mutated inputs", request.config.getoption("--campaign-log"))
     with bounded_memory():
         for kind, n in shared_out(request.config.getoption("--inputs"), WEIGHTS).items():
@@ -356,6 +354,19 @@ def remembered_unless_mutant(name: str) -> Callable[[Any, str], Any]:
 
     original, kept = getattr(module, name), remembered(name)
     return lambda written, place: (original if "mutant" in str(written) else kept)(written, place)
+
+
+class Unsearched:
+    """An advice without a search."""
+
+    def __init__(self, **_: Any) -> None: ...
+
+    def text(self, form: Any) -> str:
+        """Show nothing."""
+        return ""
+
+    def save(self, folder: Path) -> None:
+        """Write nothing."""
 
 
 def looked_up(asked: Any, **_: Any) -> Any:
