@@ -84,11 +84,13 @@ def unknown_name(kind: str, name: str, known: Iterable[str], command: str = "") 
 
     >>> unknown_name("policy", "fidler", ["fiddler", "dali"])
     "unknown policy 'fidler'; did you mean 'fiddler'? known: dali, fiddler"
+    >>> unknown_name("key", "batch", ["batch_size", "n_batches"])
+    "unknown key 'batch'; did you mean 'batch_size'? known: batch_size, n_batches"
     >>> unknown_name("policy", "fidler", ["fiddler", "dali"], "moesim list policies")
     "unknown policy 'fidler'; did you mean 'fiddler'? `moesim list policies` has all"
     """
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1)
+    close = [one for one in names if one.startswith(f"{name}_")] or difflib.get_close_matches(name, names, n=1)
     hint = f"did you mean '{close[0]}'? " if close else ""
     if close and command:
         return f"unknown {kind} '{name}'; {hint}`{command}` has all"

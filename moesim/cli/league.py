@@ -66,11 +66,11 @@ def league(
     name = file or (WHOLE if hardware is None else ONE_MACHINE)
     config = load_config(name, [*overrides, *chosen])
     axes = (_numbers(ratios, "--ratios", 1e3), _numbers(shares, "--shares", 1.0)) if mapped else ((), ())
-    if out is not None:
-        OutputFolder(out, _OWNER).mark()  # so that a league that is stopped is known as one
+    begin = None if out is None else OutputFolder(out, _OWNER).mark  # so that a league that is stopped is known as one
     found = meet(
         quick(config, str(name)) if small else config, str(name), ratios=axes[0], shares=axes[1],
         folder=None if out is None else out / "runs", jobs=jobs, progress=True, n_fresh=n_fresh,
+        begin=begin,
     )  # fmt: skip
     sys.stdout.write(table(found, form))
     if out is not None:

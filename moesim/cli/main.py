@@ -10,6 +10,7 @@ import errno
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Collection
 from enum import StrEnum
 from functools import cache
@@ -21,6 +22,7 @@ import typer
 from typer.completion import completion_init, get_completion_script  # type: ignore[attr-defined]
 
 from moesim import __version__
+from moesim.core.atomic import FULL, write_error
 from moesim.core.text import say
 from moesim.errors import InputError, InterruptError, MoesimError, unknown_name
 
@@ -114,7 +116,7 @@ def _whole() -> typer.Typer:
 _LONGEST = 1500  # characters of a message
 _INTERRUPTED = 130
 # What makes a path that was given unreadable. A file that is not there is none of these: whoever opens it says what was expected.
-_OF_PATHS = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.EIO, errno.ESTALE)
+_OF_PATHS = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.EIO, errno.ESTALE, errno.EOVERFLOW)
 
 
 @cache
@@ -146,6 +148,8 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stderr.close()
         return 0
     except OSError as error:
+        if error.errno in FULL:  # of scratch files: whoever writes a result says which
+            return _fail(str(write_error(Path(os.fsdecode(error.filename or tempfile.gettempdir())), error)), 1)
         if error.errno not in _OF_PATHS or not isinstance(error.filename, (str, bytes, os.PathLike)):
             raise
         path, reason = os.fsdecode(error.filename), error.strerror

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from moesim.core.manifest import Manifest, State, listing
 from moesim.core.output_folder import OutputFolder, nearest_folder
 from moesim.core.text import say
-from moesim.errors import ConfigError
+from moesim.errors import ConfigError, WriteError
 from moesim.trace.format import is_trace
 
 
@@ -76,6 +77,28 @@ def note_written(paths: Iterable[Path], command: str) -> None:
     """List files that a command has written by other means, so that it may replace them later."""
     for path in paths:
         OutputFolder(path.parent, command, owned=False).note([path.name])
+
+
+@contextmanager
+def all_or_none(*paths: Path) -> Iterator[None]:
+    """Remove what a block has written of some files if it cannot write all of them, so that the same command can run again."""
+    before = {path: _identity(path) for path in paths}
+    try:
+        yield
+    except WriteError:
+        for path in paths:
+            if _identity(path) != before[path]:
+                with suppress(OSError):
+                    path.unlink()
+        raise
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.lstat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 def _tell(paths: Iterable[Path]) -> None:

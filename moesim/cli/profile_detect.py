@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from moesim.cli.options import Overwrite
-from moesim.cli.outputs import check_out, note_written
+from moesim.cli.outputs import all_or_none, check_out, note_written
 from moesim.core.atomic import write_bytes
 from moesim.core.text import say, shown_lines
 from moesim.errors import ConfigError
@@ -40,8 +40,9 @@ def detect(
     if out is None:
         sys.stdout.write(shown_lines(text))
     else:
-        write_bytes(out, text.encode())
-        note_written([out], "profile detect")
+        with all_or_none(out):
+            write_bytes(out, text.encode())
+            note_written([out], "profile detect")
         say(f"wrote {out}")
     for remark in found.remarks:
         say(remark)

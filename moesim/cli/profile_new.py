@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from moesim.cli.options import Overwrite, name_or_mapping
-from moesim.cli.outputs import check_out, note_written
+from moesim.cli.outputs import all_or_none, check_out, note_written
 from moesim.core.atomic import write_bytes
 from moesim.core.text import say
 from moesim.errors import ConfigError, HardwareError
@@ -74,8 +74,9 @@ def new(
     except HardwareError as error:
         raise _in_options(error, source) from None
     check_out(path, suffix=".yaml", overwrite=overwrite)
-    write_bytes(path, short_text(form).encode())
-    note_written([path], "profile new")
+    with all_or_none(path):
+        write_bytes(path, short_text(form).encode())
+        note_written([path], "profile new")
     say(f"times are of {expert_of(form)}" + ("; --for names another" if of is None else ""))
     if gpu_memory is None:
         rate = machine.devices["gpu0"].memory_bytes_per_s

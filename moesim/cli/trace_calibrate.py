@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +10,7 @@ import typer
 from moesim.cli.additions import HeldBack, Scores, Seed, Weights, additions, describe
 from moesim.cli.options import Overwrite
 from moesim.cli.outputs import check_out
-from moesim.core.output_folder import nearest_folder
+from moesim.core.output_folder import scratch_beside
 from moesim.core.text import say
 from moesim.errors import InputError
 from moesim.trace import SUFFIX, Trace, find_trace
@@ -44,8 +43,8 @@ def trace_calibrate(
     path = find_trace(trace)
     if path.resolve() == out.resolve():
         raise InputError(f"--out {out}: expected another file than the trace that is read, got the same; choose another name")
-    with tempfile.TemporaryDirectory(dir=nearest_folder(out.parent), prefix=".calibrate.", ignore_cleanup_errors=True) as folder:
+    with scratch_beside(out) as folder:
         found = Trace.read(path)
-        made = extend(found, wanted, trace, Path(folder))
+        made = extend(found, wanted, trace, folder)
         made.write(out)
     say(f"wrote {out}: {describe(made)}")

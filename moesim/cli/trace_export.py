@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from moesim.cli.options import Overwrite, name_or_mapping
-from moesim.cli.outputs import check_out, note_written
+from moesim.cli.outputs import all_or_none, check_out, note_written
 from moesim.core.limits import BYTES, LAYERS
 from moesim.core.text import say
 from moesim.errors import InputError
@@ -46,16 +46,20 @@ def trace_export(
     if form is ExportFormat.csv:
         check_out(facts_path(out), overwrite=overwrite)
     found = Trace.read(find_trace(trace))
-    if form is not ExportFormat.oracleGeneral:
+    sizes: list[int] = []
+    if form is ExportFormat.oracleGeneral:
+        sizes = _sizes(found, model, object_size)
+    else:
         if layer is not None or phase is not Phase.all or model is not None or object_size is not None:
             raise InputError(
                 f"--format {form.value}: expected no --layer, --phase, --model or --object-size, got one; leave it out"
             )
-        written = (export_csv if form is ExportFormat.csv else export_parquet)(found, out)
-    else:
-        sizes = _sizes(found, model, object_size)
-        written = export_oracle_general(found, out, sizes, layer=layer, phase=phase.value)
-    note_written(written, "trace export")
+    with all_or_none(out, facts_path(out)):
+        if form is ExportFormat.oracleGeneral:
+            written = export_oracle_general(found, out, sizes, layer=layer, phase=phase.value)
+        else:
+            written = (export_csv if form is ExportFormat.csv else export_parquet)(found, out)
+        note_written(written, "trace export")
     say(f"wrote {' and '.join(str(path) for path in written)}")
 
 

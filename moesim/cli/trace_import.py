@@ -10,7 +10,7 @@ import typer
 
 from moesim.cli.additions import HeldBack, Scores, Seed, Weights, additions, describe
 from moesim.cli.options import name_or_mapping
-from moesim.cli.outputs import check_out, note_written
+from moesim.cli.outputs import all_or_none, check_out, note_written
 from moesim.core.limits import EXPERTS, LAYERS
 from moesim.core.text import say
 from moesim.errors import InputError
@@ -19,8 +19,7 @@ from moesim.model import load_model
 from moesim.trace import SUFFIX
 from moesim.trace.formats.contract import Options
 from moesim.trace.formats.importing import LABELS, import_trace
-from moesim.trace.formats.model_file import SUFFIX as MODEL_SUFFIX
-from moesim.trace.formats.model_file import write_model_file
+from moesim.trace.formats.model_file import model_file, write_model_file
 
 Phase = StrEnum("Phase", ["decode", "prefill", "both"])
 Incomplete = StrEnum("Incomplete", ["tokens", "layers"])
@@ -81,7 +80,7 @@ def trace_import(
     wanted = additions(calibrate, "--calibrate", seed, hold_back, weights, scores)
     check_out(out, suffix=SUFFIX, overwrite=overwrite)
     if model is not None:
-        check_out(out.with_name(out.stem + MODEL_SUFFIX), overwrite=overwrite)  # it may be written, too
+        check_out(model_file(out), overwrite=overwrite)  # it may be written, too
     asked = None if model is None else name_or_mapping(model, "--model")
     spec = load_model(asked, "--model") if isinstance(asked, dict) else None  # a name may be of no model that is known
     options = Options(
@@ -96,7 +95,11 @@ def trace_import(
         columns=_columns(column or []),
         incomplete=incomplete.value,
     )
-    imported = import_trace(sources, out, options, form=form, label=label, additions=wanted)
+    with all_or_none(out, model_file(out)):
+        imported = import_trace(sources, out, options, form=form, label=label, additions=wanted)
+        written = write_model_file(imported)
+        if written is not None:
+            note_written([written], "trace import")
     trace = imported.trace
     shape = f"{trace.n_layers} layers x {trace.n_experts} experts, top-{trace.top_k}, {trace.label}"
     say(f"wrote {out} from {imported.format}: {shape}, {describe(trace)}")
@@ -105,9 +108,7 @@ def trace_import(
         say(note)
     for line in served(trace, str(out)):
         say(line)
-    written = write_model_file(imported)
     if written is not None:
-        note_written([written], "trace import")
         say(f"wrote {written}, for `model: {written}` of an experiment")
     elif "expert_bytes_by_layer" in trace.header:
         say("the bytes of experts are in the header only: give --model a built-in name or a config.json")

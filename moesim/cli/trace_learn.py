@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from moesim.cli.outputs import check_out, note_written
+from moesim.cli.outputs import all_or_none, check_out, note_written
 from moesim.core.limits import COUNT, REPEATS, TOKENS
 from moesim.core.progress import Progress
 from moesim.core.table import Format, render, render_records
@@ -70,10 +70,11 @@ def trace_learn(
         )
     result = learned_trace.with_signal(theirs, learned_trace.learned_signal(predictors, theirs, places[1]), predictors)
     table = learned_trace.accuracy(result, ours, predictors.groups, batch)
-    if predictor is not None:
-        learned.save_predictors(predictors, predictor)
-        note_written([predictor], "trace learn")
-    result.write(out)
+    with all_or_none(out, *([] if predictor is None else [predictor])):
+        result.write(out)
+        if predictor is not None:
+            learned.save_predictors(predictors, predictor)
+            note_written([predictor], "trace learn")
     sys.stdout.write(render_records(table, form) if form.for_programs else _table(table, form))
     say(f"wrote {out}")
 

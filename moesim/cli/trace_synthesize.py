@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from moesim.cli.options import Overwrite
-from moesim.cli.outputs import check_out, note_written
+from moesim.cli.outputs import all_or_none, check_out, note_written
 from moesim.core.limits import COUNT, REPEATS, TOKENS
-from moesim.core.output_folder import nearest_folder
+from moesim.core.output_folder import scratch_beside
 from moesim.core.progress import Progress
 from moesim.core.table import Format, render, render_records
 from moesim.core.text import say
@@ -60,14 +59,11 @@ def synthesize(
             raise ConfigError(f"{option} {count}: expected at most the {requests} of --requests, got {count}; lower it")
     found = read_parameters(parameters)
     rows = requests * (prompt + decode)
-    folder = tempfile.TemporaryDirectory(
-        dir=nearest_folder(out.parent), prefix=".synthesize."
-    )  # on the disk that takes the trace
-    with folder as place, Progress(rows) as bar:
+    with scratch_beside(out) as folder, Progress(rows) as bar:
         bar.describe(f"synthesizing {found.model}")
         trace = make(
             found, n_requests=requests, n_prompt=prompt, n_decode=decode, seed=seed, n_signal_requests=signals,
-            n_input_requests=inputs, scores=scores, folder=Path(place), progress=bar.advance,
+            n_input_requests=inputs, scores=scores, folder=folder, progress=bar.advance,
         )  # fmt: skip
         trace.write(out)
     say(f"wrote {out}: {rows} tokens of {requests} synthetic requests of {found.model}")
@@ -119,8 +115,9 @@ def fit(
         if out is None:
             sys.stdout.write(found.to_yaml())
             return
-        found.write(out)
-        note_written([out], "trace fit")
+        with all_or_none(out):
+            found.write(out)
+            note_written([out], "trace fit")
         say(f"wrote {out}")
     _print(report(found, wanted, range(_FRESH + 1, _FRESH + fresh + 1), others), form)
 

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Final
 
 from moesim.errors import InputError, WriteError
 
@@ -17,8 +17,8 @@ try:
 except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_OF_DISKS = (*_FULL, errno.EIO, errno.EROFS, errno.ESTALE)  # what writing to an open file can end in
+FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_OF_DISKS = (*FULL, errno.EIO, errno.EROFS, errno.ESTALE)  # what writing to an open file can end in
 
 
 def write_bytes(path: str | Path, data: bytes) -> Path:
@@ -38,7 +38,7 @@ def writing(path: str | Path) -> Iterator[IO[bytes]]:
         target.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     except OSError as error:
-        if error.errno in _FULL:
+        if error.errno in FULL:
             raise write_error(target, error) from None
         raise InputError(f"{target}: expected a file that can be written, got: {error.strerror}; choose another place") from None
     try:
@@ -78,7 +78,7 @@ def _named(error: OSError, target: Path, inside: Path) -> Path:
 
 def write_error(target: Path, error: OSError | InputError) -> WriteError:
     """Say in one line that a file could not be written, why, and what helps."""
-    full = isinstance(error, OSError) and error.errno in _FULL
+    full = isinstance(error, OSError) and error.errno in FULL
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).removeprefix(f"{target}: ")
     remedy = "make room" if full else "mend that"
     return WriteError(f"{target}: expected to write it, got: {reason}; {remedy}, and run the same command again")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from moesim.core.gate import TABLE, read_text
 from moesim.errors import ConfigError
 
 
@@ -21,17 +23,15 @@ def read_lines(path: Path, columns: Sequence[str], what: str) -> list[Line]:
     """Read a table."""
     lines = []
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            reader = csv.DictReader(file)
-            if list(reader.fieldnames or ()) != list(columns):
-                raise ConfigError(f"{path}: expected the columns {','.join(columns)}, got {','.join(reader.fieldnames or ())}")
-            for row in reader:
-                place = f"{path}:{reader.line_num}"
-                if None in row or None in row.values():
-                    n = len(columns)
-                    raise ConfigError(f"{place}: expected {n} fields, got another number; quote fields that contain a comma")
-                lines.append(Line(dict(row), place))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        reason = "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else getattr(error, "strerror", None) or str(error)
-        raise ConfigError(f"{path}: expected {what}, got: {reason}; check the path") from None
+        reader = csv.DictReader(io.StringIO(read_text(path, TABLE, what)))
+        if list(reader.fieldnames or ()) != list(columns):
+            raise ConfigError(f"{path}: expected the columns {','.join(columns)}, got {','.join(reader.fieldnames or ())}")
+        for row in reader:
+            place = f"{path}:{reader.line_num}"
+            if None in row or None in row.values():
+                n = len(columns)
+                raise ConfigError(f"{place}: expected {n} fields, got another number; quote fields that contain a comma")
+            lines.append(Line(dict(row), place))
+    except csv.Error as error:
+        raise ConfigError(f"{path}: expected {what}, got: {error}; check the path") from None
     return lines

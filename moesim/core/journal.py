@@ -8,6 +8,7 @@ from typing import Any
 
 from moesim.core.atomic import write_bytes
 from moesim.core.checked_lines import checked_line, read_checked_line
+from moesim.core.gate import RESULT, read_bytes
 from moesim.core.output_folder import OutputFolder
 
 
@@ -21,7 +22,7 @@ class Journal:
 
     def read(self) -> list[dict[str, Any] | None]:
         """Read the lines; None stands for a damaged one, and what a kill left of the last line is left out."""
-        return [read_checked_line(line) for line in _whole(self.path.read_bytes()).splitlines()]
+        return [read_checked_line(line) for line in _whole(read_bytes(self.path, RESULT)).splitlines()]
 
     def begin(self, header: Mapping[str, Any]) -> None:
         """Replace the file with its first line."""

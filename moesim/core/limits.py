@@ -64,6 +64,8 @@ COUNT: Final = Bounds(0, 2**53)
 """Seeds, steps and whatever else only counts: what every column of a table, and every reader of JSON, holds exactly."""
 TOKENS: Final = Bounds(0, 10**9)
 """Tokens or rows of one request, curve or step: 100 times the longest context on offer."""
+SPEED: Final = Bounds(1e-9, 1e12)
+"""A speed or a time as it was observed, in its unit: from a token in 30 years to a million times what a data centre decodes."""
 CACHE_RATIO: Final = Bounds(1e-6, 1)
 """Share of all experts that is cached: less is none, as no model has more than a million (`UNITS`)."""
 

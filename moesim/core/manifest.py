@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from moesim.core.checked_lines import checked_line, read_checked_line
+from moesim.core.gate import RESULT, read_bytes
 from moesim.errors import InputError
 
 FILE: Final = ".moesim-manifest.jsonl"
@@ -58,7 +59,7 @@ class Manifest:
         try:
             if not stat.S_ISREG(place.lstat().st_mode):
                 raise InputError(f"{place}: expected a list of files, got a link or no file; move it away")
-            content = place.read_bytes()
+            content = read_bytes(place, RESULT)
         except (FileNotFoundError, NotADirectoryError):
             self._forget()
             return
@@ -193,7 +194,7 @@ def digest_of(path: Path) -> str:
 
 def read_verified(path: Path) -> bytes:
     """Read a file, and make sure that it holds what moesim wrote, if a list in its folder or one above says what that was."""
-    data = path.read_bytes()
+    data = read_bytes(path, RESULT)
     check_verified(path, hashlib.sha256(data).hexdigest())
     return data
 

@@ -33,6 +33,18 @@ def nearest_folder(folder: Path) -> Path:
     raise FileNotFoundError(errno.ENOENT, f"nothing above {folder} is there")
 
 
+@contextmanager
+def scratch_beside(out: Path) -> Iterator[Path]:
+    """Make a folder for a block's scratch files, on the disk that takes a file; a full disk is a `WriteError` about that file."""
+    try:
+        made = tempfile.TemporaryDirectory(dir=nearest_folder(out.parent), prefix=".moesim-", ignore_cleanup_errors=True)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise InputError(f"--out {out}: expected a place to write to, got: {reason}; choose another") from None
+    with made as folder, failing_as_one_line(out, Path(folder)):
+        yield Path(folder)
+
+
 def check_own_folder(folder: Path, owner: str, *, option: str = "--out") -> None:
     """Make sure that a command may have a folder for itself: it is not there, or empty, or holds an earlier result of it."""
     other = f"choose another with {option}"

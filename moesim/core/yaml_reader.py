@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from moesim.core.gate import YAML, check_text
 from moesim.core.text import steering
 from moesim.errors import ConfigError
 
@@ -16,6 +17,9 @@ MAX_VALUES = 100_000
 """Most values of a document, what an alias stands for counted each time: a few lines of aliases can stand for billions."""
 MAX_DEPTH = 50
 """Most lists and mappings inside each other."""
+
+MAX_DIGITS = 300
+"""Most digits of a number: a double holds what is below 1.8e308."""
 
 
 class StrictLoader(yaml.SafeLoader):
@@ -35,6 +39,15 @@ class StrictLoader(yaml.SafeLoader):
             seen.add(key.value)
         return super().construct_mapping(node, deep)
 
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        """Read an integer; one of more digits than a double has is no number of anything, and takes long to read."""
+        short = len(node.value) <= MAX_DIGITS
+        value = int(super().construct_yaml_int(node)) if short else 0
+        if not short or abs(value) >= 10**MAX_DIGITS:  # hexadecimal digits are worth more
+            line, got = node.start_mark.line + 1, f"{node.value[:20]}..."
+            raise ConfigError(f"line {line}: expected a number of at most {MAX_DIGITS} digits, got {got}; correct it")
+        return value
+
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         """Merge what ``<<`` names, which may multiply."""
         super().flatten_mapping(node)
@@ -42,6 +55,7 @@ class StrictLoader(yaml.SafeLoader):
             raise ConfigError(f"line {node.start_mark.line + 1}: expected at most {MAX_VALUES} keys, got more by merging")
 
 
+StrictLoader.add_constructor("tag:yaml.org,2002:int", StrictLoader.construct_yaml_int)
 _REPLACED = ("tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:float")
 StrictLoader.yaml_implicit_resolvers = {
     first: [(tag, regexp) for tag, regexp in resolvers if tag not in _REPLACED]
@@ -61,6 +75,7 @@ def read_yaml_value(text: str, place: str) -> Any:
     {'rate': 25000000000.0, 'when': '2024-05-01'}
     """
     try:
+        check_text(text, YAML)
         return deepcopy(_read(text))
     except ConfigError as error:
         raise ConfigError(f"{place}: {error}") from None

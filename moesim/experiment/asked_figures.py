@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from moesim.errors import ConfigError, mistyped, unknown_name
+from moesim.metrics.naming import policy_label
 
 if TYPE_CHECKING:
     from moesim.plots.style import Medium
@@ -74,17 +75,24 @@ def _read(entry: Mapping[str, Any], kind: str, name: str, here: str, known: Coll
         )
     if medium not in MEDIA:
         raise ConfigError(f"{here}: medium: {unknown_name('medium', str(medium), MEDIA)}")
-    policies = policies if isinstance(policies, list) else [policies]
+    policies = [_label(one) for one in (policies if isinstance(policies, list) else [policies])]
+    if "baseline" in options:
+        options["baseline"] = _label(options["baseline"])
     for key, names in (("policies", policies), ("baseline", [options["baseline"]] if "baseline" in options else [])):
         for one in names:
             if known and one not in known:
-                raise ConfigError(f"{here}: {key}: {unknown_name('policy of this experiment', str(one), known)}")
+                raise ConfigError(f"{here}: {key}: {unknown_name('policy of this experiment', one, known)}")
     try:
         read = read_options(kind, {key: _typed(value) for key, value in options.items() if value is not None})
     except ConfigError as error:
         raise ConfigError(f"{here}: {error}") from None
     inches = None if width is None else parse_width(_typed(width), f"{here}: width")
     return Asked(name, kind, read, policies, [(str(key), _typed(value)) for key, value in where.items()], medium, inches)
+
+
+def _label(policy: Any) -> str:
+    """Name a policy as the results do: by its name, or by the mapping that the experiment has for it."""
+    return policy_label(policy) if isinstance(policy, dict) and "name" in policy else _typed(policy)
 
 
 def _typed(value: Any) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from moesim.core.data import data_dirs
+from moesim.core.gate import SMALLER, YAML, TooLargeError, decoded, why_not
 from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import ConfigError
 
@@ -82,16 +83,16 @@ def _names(value: Any, path: Path) -> list[str]:
 
 def _text(path: Path, above: Sequence[Path]) -> str:
     try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise _unreadable(path, above, error.strerror or str(error)) from None
-    except ValueError as error:
-        raise _unreadable(path, above, "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)) from None
+        return decoded(path, YAML)
+    except TooLargeError as error:
+        raise _unreadable(path, above, why_not(error), SMALLER) from None
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, above, why_not(error)) from None
 
 
-def _unreadable(path: Path, above: Sequence[Path], reason: str) -> ConfigError:
+def _unreadable(path: Path, above: Sequence[Path], reason: str, remedy: str = "") -> ConfigError:
     whose = f"{above[-1]}: {INCLUDE}: " if above else ""
-    return ConfigError(f"{whose}{path}: expected an experiment file, got: {reason}; {_remedy(path)}")
+    return ConfigError(f"{whose}{path}: expected an experiment file, got: {reason}; {remedy or _remedy(path)}")
 
 
 def _remedy(path: Path) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import replace
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from moesim.core.data import noting
 from moesim.core.progress import Progress
 from moesim.errors import ConfigError, InputError, TraceError, WorkloadError
+from moesim.experiment.config import Config, parse_config
 from moesim.experiment.intervals import Ends, ends_of
 from moesim.experiment.needs import Wants, check_stand_ins, explain, lacking, wants_of
 from moesim.experiment.small_inputs import SmallInputs
@@ -30,7 +31,6 @@ from moesim.trace.workload import Workload, WorkloadSpec, compose
 from moesim.trace.workload.selection import select
 
 if TYPE_CHECKING:
-    from moesim.experiment.config import Config
     from moesim.hardware import HardwareProfile
     from moesim.model import ModelSpec
     from moesim.trace import Trace
@@ -111,14 +111,14 @@ class Experiment:
     def _policy_wants(self, point: Point, entry: str) -> Wants:
         if policy_label(point.policy) in self.not_imported:
             return Wants()
-        return _remembered(self._wants, point.reading, lambda: wants_of(point, self.place, entry))
+        return remembered(self._wants, point.reading, lambda: wants_of(point, self.place, entry))
 
     def _resolve(self, index: int, point: Point, prompt_rows: int | None) -> RunSpec:
         place = self.place
-        model = _remembered(self._models, point.model, lambda: load_model(point.model, f"{place}: model"))
-        machine = _remembered(self._machines, point.hardware, lambda: load_hardware(point.hardware, f"{place}: hardware"))
-        trace = _remembered(self.traces, point.trace, lambda: self._read(point.trace))
-        self._check_shape(trace_label(point.trace), trace, model)
+        model = remembered(self._models, point.model, lambda: load_model(point.model, f"{place}: model"))
+        machine = remembered(self._machines, point.hardware, lambda: load_hardware(point.hardware, f"{place}: hardware"))
+        trace = remembered(self.traces, point.trace, lambda: self._read(point.trace))
+        check_shape(trace, point.trace, model, place)
         try:
             workload = WorkloadSpec(**point.workload)
         except WorkloadError as error:
@@ -131,17 +131,7 @@ class Experiment:
     def _ends_of(self, point: Point, machine: HardwareProfile) -> tuple[Ends, ...]:
         if not point.intervals:
             return ()
-        return _remembered(self._ends, point.hardware, lambda: ends_of(point.hardware, machine, f"{self.place}: hardware"))
-
-    def _check_shape(self, name: str, trace: Trace, model: ModelSpec) -> None:
-        wanted = {"layers": model.n_layers, "experts": model.n_experts, "top_k": model.top_k}
-        recorded = {"layers": trace.n_layers, "experts": trace.n_experts, "top_k": trace.top_k}
-        for what, expected in wanted.items():
-            if recorded[what] != expected:
-                raise TraceError(
-                    f"{self.place}: trace: expected {expected} {what} as model {model.name} has, got {recorded[what]} in "
-                    f"trace '{name}'; {fitting(model)}, or choose another model"
-                )
+        return remembered(self._ends, point.hardware, lambda: ends_of(point.hardware, machine, f"{self.place}: hardware"))
 
     def _check_unique(self, specs: Sequence[RunSpec]) -> None:
         names: dict[str, str] = {}
@@ -178,7 +168,7 @@ class Experiment:
         return served, [signals[written_key(spec.point.trace), spec.workload] for spec in served]
 
     def _read(self, written: str | dict[str, Any]) -> Trace:
-        return _remembered(self._known, written, lambda: read_trace(written, self.place))
+        return remembered(self._known, written, lambda: read_trace(written, self.place))
 
     def of(self, specs: Sequence[RunSpec]) -> Experiment:
         """Give an experiment of these runs alone: some of this one's, perhaps on other machines or in another precision."""
@@ -258,6 +248,31 @@ class Experiment:
         return self._workloads[key]
 
 
+def read_inputs(raw: Mapping[str, Any], place: str, known: dict[str, Trace]) -> None:
+    """Read model, machine and trace of an experiment of one setting; its trace is added to those that are known.
+
+    A study that goes on where single runs cannot be done reads its inputs first: one that is missing, damaged or of another
+    model is an error of the study, and known before its first run.
+    """
+    point = expand(parse_config({"policies": ["on-demand"], **raw}, place), place)[0]
+    model = load_model(point.model, f"{place}: model")
+    load_hardware(point.hardware, f"{place}: hardware")
+    trace = remembered(known, point.trace, lambda: read_trace(point.trace, place))
+    check_shape(trace, point.trace, model, place)
+
+
+def check_shape(trace: Trace, written: str | dict[str, Any], model: ModelSpec, place: str) -> None:
+    """Raise `TraceError` if a trace, as an experiment writes it, is of another shape than a model."""
+    wanted = {"layers": model.n_layers, "experts": model.n_experts, "top_k": model.top_k}
+    recorded = {"layers": trace.n_layers, "experts": trace.n_experts, "top_k": trace.top_k}
+    for what, expected in wanted.items():
+        if recorded[what] != expected:
+            raise TraceError(
+                f"{place}: trace: expected {expected} {what} as model {model.name} has, got {recorded[what]} in "
+                f"trace '{trace_label(written)}'; {fitting(model)}, or choose another model"
+            )
+
+
 def _too_few(trace: Trace, workload: WorkloadSpec, signals: frozenset[str]) -> InputError | None:
     """Say why a workload cannot be composed of requests that carry some signals, if it can be composed of others."""
     try:
@@ -276,7 +291,8 @@ def written_key(written: Any) -> str:
     return json.dumps(written, sort_keys=True, default=str)
 
 
-def _remembered(known: dict[str, T], written: Any, make: Callable[[], T]) -> T:
+def remembered(known: dict[str, T], written: Any, make: Callable[[], T]) -> T:
+    """Give a model, machine or trace by how it is written, made if it is not known."""
     key = written_key(written)
     if key not in known:
         known[key] = make()

@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from moesim.core.gate import RESULT, read_bytes
 from moesim.core.output_folder import OutputFolder
 from moesim.core.text import say
 from moesim.errors import InputError
@@ -144,7 +145,7 @@ class Store:
             return None
         place = self._out.folder / name
         try:
-            data = place.read_bytes()
+            data = read_bytes(place, RESULT)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:

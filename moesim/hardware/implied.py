@@ -45,7 +45,19 @@ def whole_form(raw: Mapping[str, Any], place: str) -> dict[str, Any]:
         raise refusal(place, short.problems)
     made = _Implied(short.model, short.numbers).profile()
     made |= {key: whole[key] for key in ("name", "description", "corrections", "machine") if key in whole}
-    return override(made, dict(flatten({key: value for key, value in whole.items() if key not in OWN})), place)
+    own = {key: value for key, value in whole.items() if key not in OWN}
+    _leave_out_lines(made, own.get("links"))
+    return override(made, dict(flatten(own)), place)
+
+
+def _leave_out_lines(made: dict[str, Any], links: Any) -> None:
+    """Take away the line of a copy's time, which follows from numbers, where the profile has points for that copy."""
+    for name, copies in links.items() if isinstance(links, Mapping) else ():
+        for kind, curve in copies.items() if isinstance(copies, Mapping) else ():
+            line = made["links"].get(name, {}).get(kind)
+            if isinstance(curve, Mapping) and "points" in curve and isinstance(line, dict):
+                for key in ("latency_us", "bytes_per_s"):
+                    line.pop(key, None)
 
 
 def retyped(raw: dict[str, Any], typed: Mapping[str, Any], place: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from moesim.core import data
+from moesim.core.gate import YAML, read_text
 from moesim.errors import HardwareError, unknown_name
 from moesim.hardware.build import build_profile
 from moesim.hardware.implied import TYPED, retyped, whole_form
@@ -141,10 +142,7 @@ def _find(source: str | Path, place: str) -> tuple[Path, str]:
     if (content := data.known_text(_FOLDER, text)) is not None:
         return Path(text) if by_path else Path(_FOLDER, f"{text}.yaml"), content
     path = _named(text, by_path, place)
-    try:
-        return path, data.note(_FOLDER, text, path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise HardwareError(f"{path}: cannot be read: {error}") from None
+    return path, data.note(_FOLDER, text, read_text(path, YAML, "a hardware profile", error=HardwareError))
 
 
 def _named(text: str, by_path: bool, place: str) -> Path:

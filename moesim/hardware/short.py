@@ -77,6 +77,7 @@ class Short:
 
     def __init__(self, raw: Mapping[str, Any]) -> None:
         self.raw = raw
+        self._wrong_proofs: list[Mapping[str, Any]] = []
         known = {*OWN, *ProfileFile.model_fields}
         self.problems = [_unknown(str(key), known) for key in raw if str(key).partition(".")[0] not in known]
         self.model = self._read_model()
@@ -119,6 +120,9 @@ class Short:
         try:
             Sourced.model_validate({name: one for name, one in proof.items() if name in PROOF})
         except ValidationError as failure:
+            if proof in self._wrong_proofs:  # one source of many numbers is one error
+                return None
+            self._wrong_proofs.append(proof)
             self.problems += [": ".join((_below(key, where), said)) for where, said in map(told, failures(failure))]
         try:
             found = READERS[key](value, f"numbers.{key}")

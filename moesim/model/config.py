@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from moesim.core.gate import JSON, read_text
 from moesim.core.limits import LAYERS, WIDTH
 from moesim.errors import ModelError, unknown_name
 from moesim.model.check import find_problem, is_int
@@ -21,11 +22,10 @@ class _Config:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        text = read_text(path, JSON, "the model's config.json", error=ModelError)
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ModelError(f"{path}: cannot read the model's config.json: {error.strerror}") from None
-        except ValueError as error:  # bad JSON and bad UTF-8 alike
+            data = json.loads(text)
+        except (ValueError, RecursionError) as error:
             raise ModelError(f"{path}: expected JSON, got something else: {error}") from None
         if not isinstance(data, dict):
             raise ModelError(f"{path}: expected a JSON object, got {type(data).__name__}")

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from moesim.errors import ModelError, unknown_name
 from moesim.model.check import find_problem
+from moesim.model.gguf_claims import check_claims
 from moesim.model.spec import DEFAULTS, ModelSpec
 
 ARCHITECTURES: Final = ("deepseek2", "gpt-oss", "llama", "olmoe", "phimoe", "qwen2moe", "qwen3moe")
@@ -87,6 +88,7 @@ def _open(path: Path) -> Any:
     except ImportError:
         raise ModelError(f"{path}: reading it needs the library gguf; pip install 'moesim[gguf]'") from None
     try:
+        check_claims(path)
         return GGUFReader(path)
     except OSError as error:
         raise ModelError(f"{path}: expected a GGUF file, got: {error.strerror or error}; check the path") from None

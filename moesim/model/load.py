@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from moesim.core.gate import YAML, read_text
 from moesim.core.limits import BITS
 from moesim.core.units import parse_bytes
 from moesim.core.yaml_reader import read_yaml_value
@@ -89,10 +90,7 @@ def _load_file(path: Path) -> ModelSpec:
     if path.suffix not in _YAML:
         return read_config(path)
     try:
-        content = read_yaml_value(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise ModelError(f"{path}: expected a model as YAML, got: {reason}; check the path") from None
+        content = read_yaml_value(read_text(path, YAML, "a model as YAML"), str(path))
     except ConfigError as error:
         raise ModelError(str(error)) from None
     if not isinstance(content, Mapping):

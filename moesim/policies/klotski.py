@@ -29,6 +29,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from moesim.core.gate import check_pairs
 from moesim.policies.algorithms.klotski import Vote, hot_experts, in_order_of_appearance, most_popular
 from moesim.policies.base import PolicyBase, Range, gpu_of, layer_residents, micro_batch_runs, slot_bytes
 from moesim.policy import (
@@ -84,6 +85,7 @@ class Klotski(PolicyBase):
         if self.calibrated:
             self._table = np.array(view.tables["coactivation"], np.float64)
         else:
+            check_pairs("klotski", model.n_layers, experts)
             self._table = np.zeros((model.n_layers, experts, experts))
         self._counts = self._table.sum(axis=2) / model.top_k  # each row has top-k pairs with an expert
         self._n_hot = min(experts, self.n_hot or model.top_k)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from moesim.core.gate import JSON, decoded, lines
 from moesim.recorder.errors import RecordError
 
 JSON_LINES = (".jsonl", ".ndjson")
@@ -57,8 +58,9 @@ def read_prompts(
         raise RecordError(f"{path}: expected a text file with --whole-file, got JSON Lines; leave the option out")
     found: list[PromptText] = []
     try:
-        with open(source, encoding="utf-8") as file:
-            for number, line in enumerate([file.read()] if whole_file else file, start=1):
+        with open(source, "rb") as file:
+            texts = [decoded(source, JSON)] if whole_file else (line.decode() for line in lines(file, JSON))
+            for number, line in enumerate(texts, start=1):
                 place = str(path) if whole_file else f"{path}:{number}"
                 if line.strip():
                     text = line if whole_file else line.rstrip("\r\n")

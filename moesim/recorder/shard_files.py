@@ -13,6 +13,7 @@ from safetensors import safe_open
 from torch import Tensor
 from transformers.utils import hub as _hub
 
+from moesim.core.gate import JSON, read_bytes
 from moesim.recorder.errors import RecordError
 from moesim.recorder.loading import LoadOptions
 from moesim.recorder.quantised import FLOATS, Rule
@@ -72,7 +73,7 @@ class Shards:
             whole = Path(str(fetched("model.safetensors")))
             with safe_open(whole, framework="pt") as file:
                 return cls(dict.fromkeys(file.keys(), whole), rule, dtype)
-        shard_of: dict[str, str] = json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"]
+        shard_of: dict[str, str] = json.loads(read_bytes(Path(index), JSON))["weight_map"]
         paths = {name: Path(str(fetched(name))) for name in sorted(set(shard_of.values()))}
         return cls({key: paths[name] for key, name in shard_of.items()}, rule, dtype)
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -95,4 +96,17 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any], folder: Path | None) -> 
     if math.prod(shape) * dtype.itemsize <= _IN_MEMORY_BYTES:
         return np.empty(shape, dtype)
     with tempfile.TemporaryFile(dir=folder) as file:
-        return np.memmap(file, dtype, "w+", shape=shape)
+        return mapped(file, dtype, shape)
+
+
+def mapped(file: IO[bytes], dtype: np.dtype[Any] | type, shape: tuple[int, ...]) -> NDArray[Any]:
+    """Map a new file into memory as an array of zeros, with room on its disk for all of it.
+
+    Without that room the process would be killed by a signal as soon as it fills the array; here it is an `OSError`.
+    """
+    n_bytes = math.prod(shape) * np.dtype(dtype).itemsize
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file.fileno(), 0, max(1, n_bytes))
+    else:  # not on macOS
+        file.truncate(max(1, n_bytes))
+    return np.memmap(file, dtype, "r+", shape=shape)

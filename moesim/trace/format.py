@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from moesim.core import atomic
+from moesim.core.gate import HEADER
 from moesim.errors import TraceError
 from moesim.trace.packed import PACKED_KEY, pack, unpack
 
@@ -37,7 +38,6 @@ _TYPES = {
     "F16": "<f2", "F32": "<f4", "F64": "<f8", "BOOL": "|b1",
 }  # fmt: skip
 _CODES = {np.dtype(text).str: code for code, text in _TYPES.items()}
-_MAX_TABLE_BYTES = 2**25
 _MAX_AXES = 8
 _PIECE_BYTES = 2**24
 _ALIGNMENT = 8
@@ -139,7 +139,7 @@ def _refuse(text: str) -> None:
 
 def _read_table(path: Path, raw: NDArray[np.uint8]) -> tuple[dict[str, Any], int]:
     length = int.from_bytes(raw[:8].tobytes(), "little") if len(raw) >= 8 else 0
-    if not 2 <= length <= min(_MAX_TABLE_BYTES, len(raw) - 8):
+    if not 2 <= length <= min(HEADER.most, len(raw) - 8):
         raise TraceError(
             f"{path}: expected a safetensors table of arrays after 8 bytes, got {len(raw)} bytes that "
             f"announce one of {length}; the file is truncated or of another format, fetch or record it again"
@@ -235,8 +235,8 @@ def write_container(
         table[name] = {"dtype": code, "shape": list(array.shape), "data_offsets": [begin, end]}
     text = json.dumps(table, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
-    if len(text) > _MAX_TABLE_BYTES:
-        raise TraceError(f"{path}: expected a header of at most {_MAX_TABLE_BYTES} bytes, got {len(text)}; split the trace")
+    if len(text) > HEADER.most:
+        raise TraceError(f"{path}: expected a header of at most {HEADER.most} bytes, got {len(text)}; split the trace")
     with atomic.writing(path) as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name in names:

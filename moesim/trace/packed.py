@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from moesim.core.gate import check_made
 from moesim.core.threads import in_threads
 from moesim.errors import TraceError
 
@@ -63,6 +64,7 @@ def _restore(place: str, array: NDArray[Any], fact: object, types: Mapping[str, 
     if array.dtype != np.uint8 or array.ndim != 1 or n_bytes > _MOST * array.nbytes:
         got = f"{array.dtype.name} {array.shape} for {dtype.name} {shape}"
         raise TraceError(f"{place}: expected a row of packed bytes, got {got[:200]}; {_REMEDY}")
+    check_made(place, "an array that is packed", shape, dtype.itemsize, _REMEDY)
     stream = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MOST_MEMORY)
     try:
         data = stream.decompress(array.tobytes(), n_bytes + 1)

@@ -25,6 +25,7 @@ import numpy as np
 
 from moesim.core import atomic
 from moesim.core.checked_lines import checked_line, read_checked_line
+from moesim.core.gate import JSON, read_bytes
 from moesim.errors import TraceError
 from moesim.trace.check import check_trace
 from moesim.trace.files import joined, read_file, write_file
@@ -101,7 +102,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """Read what a folder was begun with."""
     path = folder / MANIFEST
     try:
-        manifest = read_checked_line(path.read_bytes())
+        manifest = read_checked_line(read_bytes(path, JSON))
     except FileNotFoundError:
         raise TraceError(f"{path}: expected the manifest of a recording, got nothing there; check the path") from None
     if manifest is None:

@@ -201,6 +201,17 @@ def test_an_entry_has_the_options_of_the_command_line(ran: tuple[Results, dict[s
     assert size_of(files["speedup-2.png"])[0] == pytest.approx(300 * 3.35, abs=2)  # 300 dots an inch: for a paper
 
 
+def test_policies_are_named_as_the_experiment_names_them() -> None:
+    """By a mapping with their options, or by the name that the results have."""
+    known = ["lru", "dali(w_size=4)"]
+    entry = {"kind": "speedup", "policies": [{"name": "dali", "w_size": 4}, "lru"], "baseline": {"name": "lru"}}
+    (asked,) = read_plots([entry], "x", known)
+    assert asked.policies == ["dali(w_size=4)", "lru"] and asked.options["baseline"] == "lru"
+    for wrong, got in (({"name": "dali"}, "dali"), ([1, 2], "1,2"), (3, "3")):
+        with pytest.raises(ConfigError, match=f"plots\\[0\\]: policies: unknown policy of this experiment '{got}'"):
+            read_plots([{"kind": "speedup", "policies": [wrong]}], "x", known)
+
+
 def test_a_figure_of_records_has_the_policies_that_are_asked_for(ran: tuple[Results, dict[str, Outcome]]) -> None:
     results, runs = ran
     files, _ = draw(read_plots([{"kind": "gantt", "policies": "lru", "layers": [0, 1]}], "x"), results.outcomes, runs)

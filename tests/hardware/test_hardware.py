@@ -335,7 +335,7 @@ def test_yaml_traps(tmp_path: Path) -> None:
         read_yaml("a: !!python/object/apply:os.getcwd []", "x")
     path = tmp_path / "binary.yaml"
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(HardwareError, match="cannot be read"):
+    with pytest.raises(HardwareError, match="got: not UTF-8 text; check the path"):
         load_hardware(path)
 
 

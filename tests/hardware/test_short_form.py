@@ -34,6 +34,22 @@ def costs(profile: HardwareProfile, **model: Any) -> CostModel:
     return CostModel(load_model(MIXTRAL | model), profile)
 
 
+def test_points_of_a_copy_replace_what_follows_from_numbers():
+    points = {"value": [[65536, 18], [9437184, 420], [104857600, 4420]], **PAPER}
+    found = load_hardware(short() | {"links": {"cpu0->gpu0": {"any": {"points": points}}}})
+    links = {(link.src, link.dst): link for link in found.links}
+    plain = {(link.src, link.dst): link for link in load_hardware(short()).links}
+    assert links["cpu0", "gpu0"].curves != plain["cpu0", "gpu0"].curves
+    assert links["gpu0", "cpu0"].curves == plain["gpu0", "cpu0"].curves
+    assert "links.cpu0->gpu0.any.points" in found.numbers and "links.cpu0->gpu0.any.latency_us" not in found.numbers
+
+
+def test_what_is_wrong_with_a_source_of_all_numbers_is_said_once():
+    assert find_problems(short() | {"source": {**PAPER, "spread": 0.03}}, "x") == [
+        "numbers.pcie.spread: expected a text, got 0.03; put it in quotes"
+    ]
+
+
 def test_every_number_and_its_label_by_hand():
     found = load_hardware(short())
     gpu, cpu, down, up = "devices.gpu0", "devices.cpu0", "links.cpu0->gpu0", "links.gpu0->cpu0"

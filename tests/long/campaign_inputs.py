@@ -23,12 +23,25 @@ from moesim.policies.registry import POLICIES, make_policy
 from tests.cli.mutation_kit import SEEDS, mutant, remembered
 from tests.experiment.experiment_kit import write_trace
 from tests.long.kit import ROOT, TINY, Tally, bounded_memory, call, complaint, look, shared_out
-from tests.long.mutations import TEXTS, VALUES, as_bytes, as_json, as_lines, as_safetensors, as_yaml, spoilt
+from tests.long.mutations import (
+    TEXTS,
+    VALUES,
+    as_archive,
+    as_bytes,
+    as_claim,
+    as_json,
+    as_lines,
+    as_npy,
+    as_safetensors,
+    as_yaml,
+    large_scalar,
+    spoilt,
+)
 from tests.trace.import_kit import SOURCES
 
 WEIGHTS = {
     "experiment": 600, "hardware": 450, "model": 250, "trace": 400, "import": 400, "gguf": 150, "command line": 400,
-    "parameter set": 150, "policy options": 250, "result": 200,
+    "parameter set": 150, "policy options": 250, "result": 200, "claim": 300,
 }  # fmt: skip
 RUN = ("run", "tiny.yaml", "--out", "out", "--quick", "--jobs", "1")
 
@@ -108,7 +121,11 @@ def imported(bench: Bench, rng: random.Random) -> list[str]:
     name = rng.choice(sorted(SOURCES))
     source, data = SOURCES[name], bench.sources[name]
     text = Path(source.file).suffix in (".csv", ".jsonl", ".json")
-    spoiled = as_lines(data.decode(), rng) if text and rng.random() < 0.9 else as_bytes(data, rng)
+    return importing(bench, rng, name, as_lines(data.decode(), rng) if text and rng.random() < 0.9 else as_bytes(data, rng))
+
+
+def importing(bench: Bench, rng: random.Random, name: str, spoiled: bytes) -> list[str]:
+    source = SOURCES[name]
     flags = [] if rng.random() < 0.2 else ["--format", source.format]
     flags += [] if source.label is None else ["--label", source.label]
     for key, value in source.options.items():
@@ -231,9 +248,53 @@ def command_line(bench: Bench, rng: random.Random) -> list[str]:
     return arguments
 
 
+OBSERVED = (
+    "model,setting,value,unit,batch,context,decode,spread\n"
+    "qwen3-30b-a3b,all_cpu,20,tokens/s,1,64,32,1\nqwen3-30b-a3b,gpu_experts=28,50,ms/token,1,64,32,2\n"
+)
+HOW = {".npz": as_archive, ".npy": as_npy}
+
+
+def claim(bench: Bench, rng: random.Random) -> list[str]:
+    """A file that claims more than it holds, or a scalar that is large."""
+    how = rng.randrange(10)
+    if how < 3 and bench.gguf:
+        head = bench.gguf[: 2048 + bench.gguf.find(b"output.weight")]
+        spoiled = as_claim(head, rng, 8) + bench.gguf[len(head) :]
+        return ["recommend", "--hardware", "rtx3090-epyc7532", "--gguf", bench.put("mutant.gguf", spoiled), "--out", "out"]
+    if how < 6:
+        name = rng.choice(sorted(SOURCES))
+        data, suffix = bench.sources[name], Path(SOURCES[name].file).suffix
+        arguments = importing(bench, rng, name, HOW.get(suffix, as_claim)(data, rng))
+        more = ["--n-experts", str(rng.choice([8, 4096, 65536])), "--calibrate", "0.5", "--scores", "uniform"]
+        return arguments + more[: rng.choice([0, 0, 4, 6])]
+    if how == 6:
+        size = 8 + int.from_bytes(bench.trace[:8], "little")
+        text = as_claim(bench.trace[8:size], rng)
+        name = bench.put("mutant.safetensors", len(text).to_bytes(8, "little") + text + bench.trace[size:])
+        return [["trace", "stats", name, "-q"], [*RUN, "--set", f"trace={name}"]][rng.randrange(2)]
+    if how == 7:
+        name = bench.put("mutant.csv", as_claim(OBSERVED.encode(), rng, OBSERVED.index("\n")))
+        return ["calibrate", name, "--hardware", "rtx3090-epyc7532", "--out", "out"]
+    if how == 8:
+        name = bench.put("mutant.json", large_scalar(rng.choice(bench.configs).read_text(), rng))
+        return [*RUN, "--set", f"model={json.dumps({'base': f'./{name}'})}"]
+    text = rng.choice([rng.choice(bench.profiles).read_text(), yaml.safe_dump(TINY), yaml.safe_dump(bench.parameters)])
+    name = bench.put("mutant.yaml", large_scalar(text, rng))
+    synthesize = ["trace", "synthesize", "--requests", "1", "--prompt", "2", "--decode", "2", "--out", "out/s.safetensors"]
+    return rng.choice(
+        [
+            ["profile", "show", name],
+            ["run", name, "--out", "out", "--quick", "--dry-run", "--jobs", "1"],
+            [*synthesize, "--parameters", f"./{name}"],
+        ]
+    )
+
+
 KINDS: dict[str, Callable[[Bench, random.Random], list[str]]] = {
     "experiment": experiment, "hardware": hardware, "model": model, "trace": trace, "import": imported, "gguf": gguf,
     "command line": command_line, "parameter set": parameter_set, "policy options": policy_options, "result": result,
+    "claim": claim,
 }  # fmt: skip
 
 
@@ -250,8 +311,7 @@ def test_mutated_inputs(
         monkeypatch.setattr(f"moesim.experiment.resolve.{name}", remembered_unless_mutant(name))
     monkeypatch.setattr("moesim.experiment.dry.seconds", lambda experiment, specs: Estimate(1.0, 1))
     monkeypatch.setattr("moesim.studies.advice.recommend.recommend", looked_up)
-    monkeypatch.setattr("moesim.studies.advice.show.output", lambda advice, form: "")
-    monkeypatch.setattr("moesim.studies.advice.folder.write_folder", lambda advice, out: None)
+    monkeypatch.setattr("moesim.api.answers.Advice", Unsearched)
     tally = Tally("mutated inputs", request.config.getoption("--campaign-log"))
     with bounded_memory():
         for kind, n in shared_out(request.config.getoption("--inputs"), WEIGHTS).items():
@@ -294,6 +354,19 @@ def remembered_unless_mutant(name: str) -> Callable[[Any, str], Any]:
 
     original, kept = getattr(module, name), remembered(name)
     return lambda written, place: (original if "mutant" in str(written) else kept)(written, place)
+
+
+class Unsearched:
+    """An advice without a search."""
+
+    def __init__(self, **_: Any) -> None: ...
+
+    def text(self, form: Any) -> str:
+        """Show nothing."""
+        return ""
+
+    def save(self, folder: Path) -> None:
+        """Write nothing."""
 
 
 def looked_up(asked: Any, **_: Any) -> Any:

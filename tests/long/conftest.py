@@ -38,5 +38,4 @@ def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
         plt.close(figure)
         return dict.fromkeys(suffixes, png)
 
-    for module in ("moesim.plots.style", "moesim.plots.drawing"):
-        monkeypatch.setattr(f"{module}.rendered", rendered)
+    monkeypatch.setattr("moesim.plots.style.rendered", rendered)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import io
 import json
 import random
+import re
+import zipfile
 from hashlib import sha256
 from typing import Any
 
@@ -196,12 +199,66 @@ def as_bytes(data: bytes, rng: random.Random, first: int = 0) -> bytes:
     return data[:at] + new + data[at + n :]
 
 
+COUNTS = (2**16, 2**31 - 1, 2**32, 2**33, 2**40, 2**53 + 1, 2**62, 2**63, 2**64 - 1)
+"""What a file may claim of which it holds next to nothing."""
+
+
+def as_claim(data: bytes, rng: random.Random, first: int = 0) -> bytes:
+    """Blow up a count in a header: a whole number of 2, 4 or 8 bytes, wherever a small one stands, or a number as text."""
+    texts = [found.span() for found in re.finditer(rb"(?<![\w.])\d{1,6}(?![\w.])", data[first:])]
+    if texts and rng.random() < 0.5:
+        begin, end = rng.choice(texts)
+        new = (str(rng.choice(COUNTS)) if rng.random() < 0.8 else "1" + "0" * rng.choice([20, 300, 310, 5000])).encode()
+        return data[: first + begin] + new + data[first + end :]
+    n = rng.choice([2, 4, 8, 8, 8])
+    small = [at for at in range(first, len(data) - n) if 0 < int.from_bytes(data[at : at + n], "little") < 2**10]
+    if not small:
+        return as_bytes(data, rng, first)
+    at, count = rng.choice(small), rng.choice(COUNTS) % 256**n or 256**n - 1
+    return data[:at] + count.to_bytes(n, "little") + data[at + n :]
+
+
+def as_archive(data: bytes, rng: random.Random) -> bytes:
+    """Blow up a count in an archive of arrays: in the header of an array, whose checksum is made anew, or in the directory."""
+    if rng.random() < 0.3:
+        return as_claim(data, rng)
+    out = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as archive, zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as new:
+        chosen = rng.choice(archive.namelist())
+        for name in archive.namelist():
+            member = archive.read(name)
+            new.writestr(name, as_npy(member, rng) if name == chosen else member)
+    return out.getvalue()
+
+
+def as_npy(data: bytes, rng: random.Random) -> bytes:
+    """Blow up a count in the header of an array; the header is as long as before it."""
+    begin, end = 10, 10 + int.from_bytes(data[8:10], "little")
+    changed = as_claim(data[begin:end].rstrip(), rng)
+    return data[:8] + len(changed).to_bytes(2, "little") + changed + data[end:]
+
+
+def large_scalar(text: str, rng: random.Random) -> bytes:
+    """Put a scalar into a text of YAML or JSON that takes long to read, or that no number of a machine holds."""
+    digits = [found.span() for found in re.finditer(r"(?<![\w.])\d+(\.\d+)?(?![\w.])", text)]
+    begin, end = rng.choice(digits) if digits else (len(text), len(text))
+    n = 10 ** rng.choice([1, 2, 3, 5])
+    scalars = [
+        "9" * n, "1" + ":59" * n, "0x" + "f" * n, "0b" + "1" * n, f"1e{n}", "-1e309", "1e-400", "x" * 50 * n, "." * n,
+        '"' + "y" * 5 * 10**6 + '"', str(2**1024), str(2**1023), "1.7e308", "5e-324",
+    ]  # fmt: skip
+    return (text[:begin] + rng.choice(scalars) + text[end:]).encode()
+
+
 def as_safetensors(data: bytes, rng: random.Random) -> bytes:
     """Spoil the header of a safetensors file, its length, or its data."""
     size = int.from_bytes(data[:8], "little")
-    how = rng.randrange(6)
+    how = rng.randrange(7)
     if how == 0:
         return as_bytes(data, rng, 8 + size)
+    if how == 6:
+        text = as_claim(data[8 : 8 + size], rng)
+        return len(text).to_bytes(8, "little") + text + data[8 + size :]
     if how == 1:
         return as_bytes(data[: 8 + size], rng) + data[8 + size :]
     if how == 2:

@@ -574,16 +574,16 @@ def test_a_file_that_is_no_config(write: Callable[[Any], Path], text: str, messa
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"none\.json: cannot read the model's config\.json: No such file"):
+    with pytest.raises(ModelError, match=r"none\.json: expected the model's config\.json, got: No such file"):
         load_model(str(tmp_path / "none.json"))
-    with pytest.raises(ModelError, match=r"config\.json: cannot read"):
+    with pytest.raises(ModelError, match=r"config\.json: expected the model's config\.json, got: No such file"):
         load_model(tmp_path)  # a folder without one
 
 
 def test_a_file_that_is_not_utf8(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ModelError, match="expected JSON, got something else"):
+    with pytest.raises(ModelError, match="got: not UTF-8 text; check the path"):
         load_model(path)
 
 

@@ -114,5 +114,5 @@ def test_a_file_that_is_no_list_of_choices_is_one_line(tmp_path: Path, text: str
 
 
 def test_a_file_that_is_not_there_is_one_line(tmp_path: Path):
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="expected a list of choices, got: "):
         read_choices(tmp_path / "none.yaml")

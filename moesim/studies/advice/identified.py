@@ -16,7 +16,8 @@ from moesim.studies.advice.advice import Advice
 from moesim.studies.advice.curve import IDENTIFIED, check_machine, curve, with_buffers
 from moesim.studies.advice.observed import Observed
 from moesim.studies.advice.recommend import recommend
-from moesim.studies.advice.setting import Asked, look_up
+from moesim.studies.advice.routing import find_routing
+from moesim.studies.advice.setting import PLACE, Asked, look_up
 from moesim.studies.identify.identify import identify
 from moesim.studies.identify.reading import read_observations
 
@@ -25,6 +26,10 @@ def recommend_observed(asked: Asked, file: Path, *, jobs: int | None = 1, progre
     """Identify the machine by observed speeds, and search on it."""
     rows = read_observations(file, [asked.model] if isinstance(asked.model, str) and asked.gguf is None else [])
     with telling(lines=True, enabled=progress) as tell, tempfile.TemporaryDirectory(prefix="moesim.") as folder:
+        setting = look_up(asked, Path(folder))  # what is wrong with the question is known before the machine is identified
+        check_machine(setting)
+        if asked.trace is not None:
+            find_routing(setting.model, asked.trace, asked.batch, asked.prompt, asked.decode, PLACE, ())
         found = identify(asked.hardware, rows, leave_out=False, tell=tell)
         raw = {**found.raw, "name": f"{found.predictor.machine.base.name}-identified"}
         profile = write_bytes(Path(folder) / IDENTIFIED, _dumped(raw))

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from moesim.core.limits import TOKENS
+from moesim.core.limits import SPEED, TOKENS
 from moesim.errors import ConfigError, unknown_name
 from moesim.experiment.config_errors import first_problem
 
@@ -90,6 +90,8 @@ class Observation(BaseModel):
     def _positive(cls, value: float) -> float:
         if value <= 0:
             raise ValueError(f"expected a value above 0, got {value:g}; a speed or time is positive: correct it")
+        if not SPEED.hold(value):
+            raise ValueError(f"expected a speed or time {SPEED}, got {value:g}; check the number and its unit")
         return value
 
     @field_validator("unit")
@@ -107,6 +109,11 @@ class Observation(BaseModel):
             raise ValueError("context: expected the tokens of the prompt for a prefill, got 0; give them")
         if self.kind == "prefill" and self.unit == "ms/token":
             raise ValueError("unit: expected tokens/s or s for a prefill, got ms/token; convert it")
+        if self.spread is not None and self.spread > self.value:
+            raise ValueError(
+                f"spread: expected at most the value, {self.value:g}, got {self.spread:g}; it is one standard deviation, in the "
+                "unit of the value"
+            )
         return self
 
     @property

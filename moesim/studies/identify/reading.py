@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from moesim.core.data import shipped
+from moesim.core.gate import TABLE, read_text
 from moesim.errors import ConfigError, unknown_name
 from moesim.studies.identify.llama_bench import bench_rows, is_bench
 from moesim.studies.identify.observations import COLUMNS, REQUIRED, Observation, check_rows, observation
@@ -34,11 +35,7 @@ def read_observations(path: Path, models: Sequence[str] = ()) -> list[Observatio
         One line with place, expected, got and remedy.
     """
     path = shipped(path)
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else error.strerror
-        raise ConfigError(f"{path}: expected a table of observed speeds, got: {reason}; check the path") from None
+    text = read_text(path, TABLE, "a table of observed speeds", encoding="utf-8-sig")
     found = bench_rows(text, path, models) if is_bench(text) else list(_table(text, path))
     if not found:
         raise ConfigError(f"{path}: expected at least one observation, got none; add a row")

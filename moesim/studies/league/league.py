@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -44,13 +44,14 @@ class League:
 
 def league(
     config: Config, place: str, *, ratios: Sequence[float] = (), shares: Sequence[float] = (), folder: Path | None = None,
-    jobs: int | None = None, progress: bool = False, n_fresh: int = 0,
+    jobs: int | None = None, progress: bool = False, n_fresh: int = 0, begin: Callable[[], object] | None = None,
 ) -> League:  # fmt: skip
     """Carry out a league of an experiment, whose points that differ in trace or seed alone are draws of one setting.
 
     The map's axes are the rate of the link over that at which the CPU reads experts, and the share of experts for which the GPU
     has room; without any there is no map. Runs are kept in a folder, so that they are not repeated. With `n_fresh`, best and
-    second of each cell meet on so many other draws.
+    second of each cell meet on so many other draws. All traces are read before the first run;
+    then `begin` is called.
     """
     systems = list({repr(point.policy): point.policy for point in expand(config, place)}.values())
     exact = [one for one in systems if make_policy(one, place).exact]
@@ -59,13 +60,14 @@ def league(
     # Its runs are short, and this process is busy between them: one process more than cores keeps the cores at work.
     with Workers(jobs or usable_cores() + 1) as workers:
         held = _League(Meetings(place, workers, folder, progress), place, progress)
+        maps = _maps(settings, ratios, shares, place) if ratios and shares else {}
+        everyone = [*settings, *(cell for cells in maps.values() for cell in cells)]
+        held.meetings.read_inputs(draw for setting in everyone for draw in setting.draws)
+        if begin is not None:
+            begin()
         held.told(f"{len(settings)} settings, {len(systems)} systems")
         table = [held.bounded(one, exact) for one in held.standings(settings, exact, tuple(PHASES), inexact)]
-        cells = []
-        if ratios and shares:
-            hardware = settings[0].hardware
-            bases = {one.panel: one for one in reversed(settings) if one.hardware == hardware}
-            cells = held.cells([bases[panel] for panel in dict.fromkeys(s.panel for s in settings)], exact, ratios, shares)
+        cells = held.cells(maps, exact, _asked(ratios, shares)) if maps else []
         summed = everywhere(held.met([*settings, *held.asked], exact))
         fresh = None
         if n_fresh and cells:
@@ -113,14 +115,13 @@ class _League:
         return found
 
     def cells(
-        self, bases: Sequence[Setting], systems: Sequence[System], ratios: Sequence[float], shares: Sequence[float]
+        self, maps: Mapping[Panel, Sequence[Setting]], systems: Sequence[System], ends: Collection[tuple[float, float]]
     ) -> list[Standing]:
-        """Decide the cells of all maps."""
+        """Decide the cells of all maps; all systems meet in the cells at their ends."""
         found: list[Standing] = []
-        for base in bases:
-            cells = map_of(base, ratios, shares, self._place)
-            self.told(f"map of {base.model}, batch {base.batch}: {len(cells)} machines")
-            asked = [one for one in cells if (one.ratio, one.share) in _asked(ratios, shares)]
+        for (model, batch), cells in maps.items():
+            self.told(f"map of {model}, batch {batch}: {len(cells)} machines")
+            asked = [one for one in cells if (one.ratio, one.share) in ends]
             self.asked += asked
             near_any = {name for rows in self._first(asked, systems) for name in _near(rows, systems, ("decode",), SCREEN)}
             found += self.standings(cells, [one for one in systems if policy_label(one) in near_any], ("decode",))
@@ -179,6 +180,18 @@ class _League:
             return None
         bounds = bounds_of(experiment, experiment.specs[0], slots)
         return None if bounds is None else bounds.makespan_ns / makespan
+
+
+Panel = tuple[str, int]
+
+
+def _maps(
+    settings: Sequence[Setting], ratios: Sequence[float], shares: Sequence[float], place: str
+) -> dict[Panel, list[Setting]]:
+    """Make the machines of the map of each model and batch, around the first machine of the experiment."""
+    hardware = settings[0].hardware
+    bases = {one.panel: one for one in reversed(settings) if one.hardware == hardware}
+    return {panel: map_of(bases[panel], ratios, shares, place) for panel in dict.fromkeys(one.panel for one in settings)}
 
 
 def _rows_add(setting: Setting, phase: str) -> bool:

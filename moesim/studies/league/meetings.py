@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from moesim.errors import MoesimError
 from moesim.experiment.config import parse_config
 from moesim.experiment.pool import Workers
-from moesim.experiment.resolve import Experiment
+from moesim.experiment.resolve import Experiment, read_inputs
 from moesim.experiment.run import run_experiment
 from moesim.experiment.spec import RunSpec
 from moesim.metrics.naming import policy_label
@@ -38,6 +38,11 @@ class Meetings:
     errors: dict[str, str] = field(default_factory=dict)  # why a system did not run, by its label: the first reason
     _known: dict[tuple[str, str], Row | None] = field(default_factory=dict)
     _traces: dict[str, Trace] = field(default_factory=dict)
+
+    def read_inputs(self, raws: Iterable[str]) -> None:
+        """Read models, machines and traces of experiments, so that a missing one is known before the first run."""
+        for raw in raws:
+            read_inputs(json.loads(raw), self.place, self._traces)
 
     def rows(self, meetings: Sequence[tuple[str, Sequence[System]]]) -> list[list[Row | None]]:
         """Give the result rows of the systems of each meeting, an experiment without policies as JSON; None if one cannot run."""

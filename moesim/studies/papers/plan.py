@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from moesim.core.gate import YAML, read_text
 from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import ConfigError
 from moesim.studies.papers.published import Published
@@ -55,7 +56,7 @@ class Plan(BaseModel):
 def read_plans(folder: Path) -> dict[str, Plan]:
     """Read what is identified of which paper; `Plan.paper` is always given. Raises `ConfigError`."""
     path = folder / NAME
-    raw = read_yaml_value(path.read_text(encoding="utf-8"), str(path))
+    raw = read_yaml_value(read_text(path, YAML, "what is identified of papers"), str(path))
     if not isinstance(raw, dict):
         raise ConfigError(f"{path}: expected papers with what is identified of them, got {type(raw).__name__}")
     found = {}

@@ -17,6 +17,7 @@ from typing import Any, Final
 import pandas as pd
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from moesim.core.gate import YAML, read_text
 from moesim.core.progress import Progress
 from moesim.core.table import Format, render, render_records
 from moesim.core.text import say
@@ -52,11 +53,7 @@ class Choice(BaseModel):
 
 def read_choices(path: Path) -> list[Choice]:
     """Read choices."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from None
-    raw = read_yaml_value(text, str(path))
+    raw = read_yaml_value(read_text(path, YAML, "a list of choices"), str(path))
     if not isinstance(raw, list) or not raw:
         raise ConfigError(f"{path}: expected a list of choices, got {type(raw).__name__}; begin each with '- choice:'")
     found = []

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from moesim.errors import MoesimError
 from moesim.experiment.config import parse_config
 from moesim.experiment.pool import Workers
-from moesim.experiment.resolve import Experiment
+from moesim.experiment.resolve import Experiment, read_inputs
 from moesim.experiment.run import run_experiment
 from moesim.metrics.naming import CACHE_SETTINGS, SETTINGS
 from moesim.studies.whatif.limits import Limits, limits_of
@@ -60,6 +60,11 @@ class Runs:
 
     def __exit__(self, *error: Any) -> None:
         self._workers.__exit__(*error)
+
+    def read_inputs(self, raws: Iterable[Mapping[str, Any]]) -> None:
+        """Read models, machines and traces of experiments, so that a missing one is known before the first run."""
+        for raw in raws:
+            read_inputs(raw, self._place, self._traces)
 
     def shots(self, works: Works) -> list[Shot]:
         """Give runs; those not known yet are simulated."""

@@ -169,6 +169,7 @@ def whatif(
     _refuse_same(changes)
     names = [spec.policy_name for spec in Experiment(parse_config(base.raw, base.place), base.place).specs]
     with Runs(base.place, jobs, progress) as runs:
+        runs.read_inputs(changed.raw for changed in changes.values())
         as_is = runs.shots([(base.raw, i) for i in range(len(names))])
         for name, shot in zip(names, as_is, strict=True):
             if shot.error is not None:

@@ -17,16 +17,12 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
+from moesim.core.gate import check_expansion
 from moesim.trace.formats.contract import wrong
 from moesim.trace.formats.store import PIECE_BYTES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-#: An archive may hold so many times its own size. Deflate reaches 1000 on zeros; routing does not compress to a tenth.
-MAX_EXPANSION = 200
-#: Below this many bytes nothing is a bomb.
-HARMLESS_BYTES = 2**26
 
 _BROKEN = (
     OSError,
@@ -114,10 +110,7 @@ def open_archive(path: Path) -> dict[str, StoredArray]:
                 got = f"a member '{info.filename}'"
                 raise wrong(place, "an archive of .npy arrays", got, "pickles are never loaded; write it with numpy.savez")
         expanded = sum(info.file_size for info in members)
-        limit = max(HARMLESS_BYTES, MAX_EXPANSION * path.stat().st_size)
-        if expanded > limit:
-            got = f"{expanded} in a file of {path.stat().st_size} bytes"
-            raise wrong(place, f"at most {limit} bytes when expanded", got, "no routing compresses so well; it was not opened")
+        check_expansion(place, expanded, path.stat().st_size)
         names = [info.filename.removesuffix(".npy") for info in members]
         if len(set(names)) < len(names):
             raise wrong(place, "each array once", f"{sorted(names)}", "write it again with numpy.savez")

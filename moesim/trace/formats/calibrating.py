@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from moesim.core.gate import check_pairs
 from moesim.errors import InputError
 from moesim.trace import Trace
 from moesim.trace.additions import HELD_BACK
+from moesim.trace.files import mapped
 from moesim.trace.formats.store import pieces
 from moesim.trace.stats.calibration import MAPS, MATRICES, RESIDUAL, Counts, map_rows, mean_steps
 from moesim.trace.stats.embedding import EMBEDDING, embedding_signal, of_iterations
@@ -69,10 +71,17 @@ def extend(trace: Trace, additions: Additions, place: str, folder: Path | None =
     if not additions.any:
         raise InputError(f"{place}: expected something to add, got nothing; give --share, --weights uniform or --scores uniform")
     _check_made_up(trace, additions, place)
+    check_size(additions, trace.n_layers, trace.n_experts, place)
     trace = _with_uniform(trace, additions, folder)
     if additions.share is not None:
         trace = _calibrated(trace, additions.share, additions, place, folder)
     return trace
+
+
+def check_size(additions: Additions, n_layers: int, n_experts: int, place: str) -> None:
+    """Check that tables for so many experts can be made, before anything is."""
+    if additions.share is not None:
+        check_pairs(f"{place}: calibration", n_layers, n_experts)
 
 
 def _check_made_up(trace: Trace, additions: Additions, place: str) -> None:
@@ -233,7 +242,8 @@ def _uniform_scores(trace: Trace, each: np.float16, folder: Path | None) -> NDAr
     if folder is None:
         scores: NDArray[Any] = np.zeros(shape, np.float16)
     else:
-        scores = np.memmap(folder / "uniform_scores", np.float16, "w+", shape=shape)  # zeros
+        with (folder / "uniform_scores").open("w+b") as file:
+            scores = mapped(file, np.float16, shape)
     first = 0
     for part in pieces(scores):
         np.put_along_axis(part, np.asarray(trace.experts[first : first + len(part)], np.int64), each, axis=2)

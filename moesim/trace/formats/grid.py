@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from moesim.trace.files import mapped
 from moesim.trace.formats.contract import Part, wrong
 from moesim.trace.formats.phases import phases_of_steps
 from moesim.trace.formats.store import Spool, Store, pieces
@@ -154,13 +155,15 @@ class Grid:
         """Bring the entries into the order of the grid, on disk."""
         shape = (self.n_rows, len(self.layers), self.top_k)
         folder = self.spool.folder
-        ids: NDArray[np.int32] = np.memmap(folder / "grid_ids", np.int32, "w+", shape=shape)
+        with (folder / "grid_ids").open("w+b") as file:
+            ids: NDArray[np.int32] = mapped(file, np.int32, shape)
         for piece in pieces(ids):
             piece[:] = -1
         source = self.spool.column("ids")
         weights, source_weights = None, None
         if "weights" in self.spool:
-            weights = np.memmap(folder / "grid_weights", np.float16, "w+", shape=shape)
+            with (folder / "grid_weights").open("w+b") as file:
+                weights = mapped(file, np.float16, shape)
             source_weights = self.spool.column("weights")
         flat = ids.reshape(-1, self.width or 1)
         flat_weights = None if weights is None else weights.reshape(-1, self.width or 1)

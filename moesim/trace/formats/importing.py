@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from moesim.core.output_folder import scratch_beside
 from moesim.errors import InputError, ModelError, TraceError
 from moesim.model import ModelSpec, load_model
 from moesim.trace import SUFFIX, Trace
 from moesim.trace.check import LABELS
 from moesim.trace.formats.answers import check_columns, check_experts, check_label, shape_remedy
-from moesim.trace.formats.calibrating import Additions, extend
+from moesim.trace.formats.calibrating import Additions, check_size, extend
 from moesim.trace.formats.contract import PHASES, Options, Part, wrong
 from moesim.trace.formats.detect import find_format
 from moesim.trace.formats.format import Format
@@ -100,6 +100,8 @@ def import_trace(
     check_label(label)
     said = _said(options) | ({"label": label} if label else {})
     options = _with_model(options)
+    if additions is not None and options.n_experts is not None:  # what is said can be refused before anything is read
+        check_size(additions, options.n_layers or 1, options.n_experts, "--n-experts")
     files = _files(sources)
     found = {file: find_format(file, form) for file in files}
     chosen = found[files[0]]
@@ -107,19 +109,12 @@ def import_trace(
         if found[file] is not chosen:
             raise wrong(file, f"the format {chosen.name} as {files[0].name}", found[file].name, "import formats apart")
     check_columns(chosen, options)
-    near = next(folder for folder in out.absolute().parents if folder.is_dir())
-    try:
-        with (
-            tempfile.TemporaryDirectory(dir=near, prefix=".import-", ignore_cleanup_errors=True) as folder,
-            Store(Path(folder)) as store,
-        ):
-            trace, notes = _read(files, chosen, options, label, store)
-            trace.header["said_by_user"] = said
-            if additions is not None and additions.any:
-                trace = extend(trace, additions, ", ".join(file.name for file in files), Path(folder))
-            trace.write(out)
-    except OSError as error:
-        raise InputError(f"--out {out}: expected a place to write to, got: {error.strerror}; choose another") from None
+    with scratch_beside(out) as folder, Store(folder) as store:
+        trace, notes = _read(files, chosen, options, label, store)
+        trace.header["said_by_user"] = said
+        if additions is not None and additions.any:
+            trace = extend(trace, additions, ", ".join(file.name for file in files), folder)
+        trace.write(out)
     return Imported(out, Trace.read(out, verify=False), chosen.name, notes, options.spec)
 
 

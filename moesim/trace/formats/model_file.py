@@ -9,7 +9,12 @@ import yaml
 from moesim.core import atomic
 from moesim.trace.formats.importing import Imported
 
-SUFFIX = ".model.yaml"
+_SUFFIX = ".model.yaml"
+
+
+def model_file(trace: Path) -> Path:
+    """Give the file beside a trace that holds its model."""
+    return trace.with_name(trace.stem + _SUFFIX)
 
 
 def write_model_file(imported: Imported) -> Path | None:
@@ -24,6 +29,5 @@ def write_model_file(imported: Imported) -> Path | None:
         "expert_bytes_by_layer": n_bytes,
         "source": f"{spec.source}; bytes of experts as {trace.header['source_files'][0]['name']} records them",
     }
-    path = imported.path.with_name(imported.path.stem + SUFFIX)
     text = yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=120)
-    return atomic.write_bytes(path, text.encode())
+    return atomic.write_bytes(model_file(imported.path), text.encode())

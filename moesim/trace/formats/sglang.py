@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from moesim.core.gate import ANSWERS, SMALLER, TooLargeError, lines, read_bytes
 from moesim.trace.formats.answers import shape_remedy
 from moesim.trace.formats.contract import Options, Part, wrong
 from moesim.trace.formats.format import Format
@@ -125,23 +126,29 @@ def _meta(path: Path, here: str, response: Any) -> dict[str, Any]:
 
 def _documents(path: Path) -> Iterator[tuple[str, Any]]:
     """Yield one document, or one a line: whichever the first line says."""
-    with path.open("rb") as file:
+    try:
+        with path.open("rb") as file:
+            yield from _parsed(path, lines(file, ANSWERS))
+    except TooLargeError as error:
+        raise wrong(path, "JSON, one document or one a line", error.strerror, SMALLER) from None
+
+
+def _parsed(path: Path, found: Iterator[bytes]) -> Iterator[tuple[str, Any]]:
+    try:
+        first = _parse(next(found, b""))
+    except ValueError:
         try:
-            first = _parse(file.readline())
-        except ValueError:
-            file.seek(0)
+            yield "response", _parse(read_bytes(path, ANSWERS))
+        except ValueError as error:
+            raise wrong(path, "JSON, one document or one a line", error, "it is truncated or altered") from None
+        return
+    yield "line 1", first
+    for number, line in enumerate(found, 2):
+        if line.strip():
             try:
-                yield "response", _parse(file.read())
+                yield f"line {number}", _parse(line)
             except ValueError as error:
-                raise wrong(path, "JSON, one document or one a line", error, "it is truncated or altered") from None
-            return
-        yield "line 1", first
-        for number, line in enumerate(file, 2):
-            if line.strip():
-                try:
-                    yield f"line {number}", _parse(line)
-                except ValueError as error:
-                    raise wrong(f"{path}: line {number}", "JSON", error, "it is truncated or altered") from None
+                raise wrong(f"{path}: line {number}", "JSON", error, "it is truncated or altered") from None
 
 
 def _parse(text: bytes) -> Any:

@@ -15,6 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from moesim.core.gate import JSON, read_text
+from moesim.errors import TraceError
 from moesim.trace.formats.contract import Options, Part, wrong
 from moesim.trace.formats.format import Format
 from moesim.trace.formats.probe import TEXT_REMEDY, Probe
@@ -51,7 +53,7 @@ def matches_parquet(probe: Probe) -> bool:
 def read_csv_file(path: Path, options: Options, store: Store) -> Part:
     """Read a CSV; see `Format`."""
     beside = facts_path(path)
-    facts = _parse(beside, beside.read_bytes()) if beside.is_file() else {}
+    facts = _parse(beside, read_text(beside, JSON, "facts of the table", error=TraceError)) if beside.is_file() else {}
     columns = _columns(path, Probe(path).csv_names, options)
     return _read(path, read_csv(path, columns), facts, options, store)
 
@@ -112,7 +114,7 @@ def add_entries(visits: Visits, batch: Batch) -> None:
     visits.add(batch["expert"], batch["layer"], batch["position"], **more)
 
 
-def _parse(place: Path, text: bytes) -> dict[str, Any]:
+def _parse(place: Path, text: str | bytes) -> dict[str, Any]:
     try:
         facts = json.loads(text)
     except (ValueError, RecursionError) as error:

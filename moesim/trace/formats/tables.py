@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from moesim.core.gate import check_expansion
 from moesim.errors import TraceError
-from moesim.trace.formats.arrays import HARMLESS_BYTES, MAX_EXPANSION
 from moesim.trace.formats.contract import wrong
 from moesim.trace.formats.phases import REMEDY
 
@@ -74,11 +74,7 @@ def read_parquet(path: Path, columns: Mapping[str, str]) -> Iterator[tuple[int, 
     with _reading(path), parquet.ParquetFile(path) as file:
         facts = file.metadata
         expanded = sum(facts.row_group(i).total_byte_size for i in range(facts.num_row_groups))
-        limit = max(HARMLESS_BYTES, MAX_EXPANSION * path.stat().st_size)
-        expanded = max(expanded, 8 * facts.num_rows * facts.num_columns)
-        if expanded > limit:
-            got = f"{expanded} in a file of {path.stat().st_size} bytes"
-            raise wrong(path, f"at most {limit} bytes when expanded", got, "no routing compresses so well; it was not opened")
+        check_expansion(path, max(expanded, 8 * facts.num_rows * facts.num_columns), path.stat().st_size)
         present = set(file.schema_arrow.names)
         _check_columns(path, columns, sorted(present))
         batches = file.iter_batches(_BATCH_ROWS, columns=list(columns.values()), use_threads=False)

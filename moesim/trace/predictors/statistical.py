@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from moesim.core.gate import check_made
 from moesim.errors import ConfigError
 from moesim.trace.stats.prediction import coactivation_scores, conditional, pair_counts
 
@@ -125,6 +126,7 @@ class _Past:
     def __init__(self, workload: Workload, shape: tuple[int, ...], add: Callable[[NDArray[Any], Any], Any]) -> None:
         self._workload = workload
         self._add = add
+        check_made("predictor", "counts", shape, 8, "choose another predictor")
         self._counts = np.zeros(shape, np.int64)
         self._done = 0
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from moesim.core.gate import check_pairs
 from moesim.trace.stats.balance import used
 from moesim.trace.stats.prediction import coactivation
 
@@ -25,6 +26,7 @@ class Counts:
     """What calibration counts, request by request."""
 
     def __init__(self, n_layers: int, n_experts: int, hidden: int) -> None:
+        check_pairs("calibration tables", n_layers, n_experts)
         self._n_experts = n_experts
         # `prefill` and `decode` (n_layers, n_experts) int64: rows that used an expert; `pairs` (n_layers, n_experts, n_experts)
         # int64: rows that used i in l and j in l + 1; `inputs` (n_layers, hidden) float64: sum of the routers' inputs; `rows`

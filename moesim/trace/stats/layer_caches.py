@@ -59,7 +59,7 @@ def _lru(experts: NDArray[Any], n_experts: int, sizes: NDArray[np.int64]) -> NDA
         np.put_along_axis(last[1:], ids, when, axis=2)
         np.maximum.accumulate(last, axis=0, out=last)
         mine = np.take_along_axis(last[:-1], ids, axis=2)
-        distance = np.stack([(last[:-1] > mine[:, :, i, None]).sum(axis=2, dtype=np.uint16) for i in range(top_k)], axis=2)
+        distance = np.stack([(last[:-1] > mine[:, :, i, None]).sum(axis=2, dtype=np.uint32) for i in range(top_k)], axis=2)
         distance[mine < 0] = n_experts
         np.add.at(histogram, (np.broadcast_to(layer, ids.shape), distance), 1)
         before = last[-1].copy()

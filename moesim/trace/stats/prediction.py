@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from moesim.core.gate import check_pairs
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -46,6 +48,7 @@ def top_ids(signal: Signal, which: Any, top_k: int) -> NDArray[Any]:
 def coactivation(experts: NDArray[Any], n_experts: int) -> NDArray[np.int64]:
     """Count which experts of the next layer follow those of each layer."""
     n_layers = experts.shape[1]
+    check_pairs("co-activation", n_layers, n_experts)
     table = np.zeros((n_layers, n_experts, n_experts), np.int64)
     for layer in range(n_layers - 1):
         table[layer] = pair_counts(experts[:, layer], experts[:, layer + 1], n_experts)
@@ -54,6 +57,7 @@ def coactivation(experts: NDArray[Any], n_experts: int) -> NDArray[np.int64]:
 
 def pair_counts(here: NDArray[Any], there: NDArray[Any], n_experts: int) -> NDArray[np.int64]:
     """Count pairs of experts that the same rows used in two layers."""
+    check_pairs("co-activation", 1, n_experts)
     pairs = here.astype(np.int64)[:, :, None] * n_experts + there.astype(np.int64)[:, None, :]
     return np.bincount(pairs.ravel(), minlength=n_experts**2).reshape(n_experts, n_experts)
 

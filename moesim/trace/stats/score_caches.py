@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from moesim.core.gate import check_made
 from moesim.trace.stats.layer_caches import keep_worthiest
 
 if TYPE_CHECKING:
@@ -118,5 +119,6 @@ def static_hits(frequency: NDArray[Any], popularity: NDArray[Any], capacities: S
 
 def uniform_rows(n_rows: int, n_layers: int, n_experts: int, top_k: int, seed: int = 0) -> NDArray[np.int64]:
     """Draw rows of a uniform router: top_k different experts at random, independent of everything."""
+    check_made("statistics", "random scores to compare with", (n_rows, n_layers, n_experts), 8, "check the number of experts")
     drawn = np.random.default_rng(seed).random((n_rows, n_layers, n_experts))
     return np.argpartition(drawn, top_k - 1, axis=2)[:, :, :top_k]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from moesim.core.data import known_text, note
+from moesim.core.gate import YAML, read_text
 from moesim.errors import ConfigError, unknown_name
 
 
@@ -20,11 +21,7 @@ def data_file(kind: str, name_or_path: str) -> tuple[str, str]:
 
 def _text(kind: str, name_or_path: str, by_path: bool) -> str:
     if by_path:
-        try:
-            return Path(name_or_path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-            raise ConfigError(f"{name_or_path}: expected a readable YAML file, got: {reason}; check the path") from None
+        return read_text(Path(name_or_path), YAML, "a readable YAML file")
     known = data_names(kind)
     if name_or_path not in known:
         raise ConfigError(unknown_name(f"{kind} file", name_or_path, known))

@@ -15,6 +15,7 @@ from threadpoolctl import threadpool_limits
 from moesim.core.threads import in_threads
 from moesim.errors import ConfigError
 from moesim.trace import GateInputs, Signal, Trace
+from moesim.trace.files import mapped
 from moesim.trace.stats.balance import activation_frequency, used
 from moesim.trace.stats.calibration import MAPS, MATRICES, MOST, map_rows
 from moesim.trace.stats.prediction import coactivation
@@ -168,7 +169,8 @@ class _Kept:
     def _make(self, name: str, shape: tuple[int, ...], dtype: Any = np.float16) -> NDArray[Any]:
         if self._folder is None:
             return np.zeros(shape, dtype)
-        return np.lib.format.open_memmap(self._folder / f"{name}.npy", mode="w+", dtype=np.dtype(dtype), shape=shape)
+        with (self._folder / name).open("w+b") as file:
+            return mapped(file, dtype, shape)
 
     def put_signal(self, name: str, first: int, logits: NDArray[np.float32], top_k: int) -> None:
         """Keep what a signal says about some rows; the layers before its first stay zero."""

@@ -1,0 +1,150 @@
+"""One gate for what is read: how large a file may be, what it may claim, and what may be made of it, checked before any work.
+
+The limits are of this module alone; docs/reference/yaml.md states them. A text is read through `read_text`, bytes through
+`read_bytes`, a count in a file goes through `check_claim`, an archive or a table through `check_expansion`, and an array whose
+size is a product of other numbers through `check_made`.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, Final, NamedTuple
+
+from moesim.errors import ConfigError, InputError, TraceError
+
+
+class Form(NamedTuple):
+    """What is read of one kind of file."""
+
+    name: str
+    most: int  # bytes
+
+
+YAML: Final = Form("YAML", 2**22)
+"""Reading takes a minute from there on; the largest that is shipped has 40 kB."""
+JSON: Final = Form("JSON", 2**26)
+"""The largest list of weights published (DeepSeek-V3's) has 9 MB."""
+TABLE: Final = Form("a table written by hand", 2**26)
+"""Observations, published figures: read as a whole."""
+ANSWERS: Final = Form("a JSON document", 2**30)
+"""An answer of a server with routing in it, of half a million tokens; of answers one a line, each."""
+RESULT: Final = Form("a file of a result", 2**32)
+"""What moesim wrote: runs, records, timelines."""
+HEADER: Final = Form("a table of arrays", 2**25)
+"""The table at the beginning of a trace."""
+
+EXPANSION: Final = 200
+"""An archive or a table may hold so many times its size. Deflate reaches 1000 on zeros; routing does not compress to a tenth."""
+HARMLESS: Final = 2**26
+"""Below this many bytes nothing is a bomb."""
+MADE: Final = 2**31
+"""Bytes of one array that is made of what was read: 25 times the pairs of experts of the largest model published (Kimi K2)."""
+ENTRIES: Final = 2**21
+"""Entries of all lists of a GGUF file, each an object of the library: 2.5 times those of the largest vocabulary (262,144)."""
+TENSORS: Final = 10**5
+"""Tensors of a GGUF file: twice those of a large model with one tensor an expert."""
+
+
+def size_text(n: int) -> str:
+    """Write a number of bytes for a message.
+
+    >>> size_text(480), size_text(2**22), size_text(103_079_215_104), size_text(2**90)
+    ('480 bytes', '4 MiB', '96 GiB', '1.13e+15 TiB')
+    """
+    for unit, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20)):
+        if n >= size:
+            return f"{n / size:.3g} {unit}"
+    return f"{n} bytes"
+
+
+SMALLER: Final = "give the file that is meant, or split it"
+
+
+class TooLargeError(OSError):
+    """A file that is larger than its form may be."""
+
+    def __init__(self, path: Path, form: Form) -> None:
+        super().__init__(errno.EOVERFLOW, f"more than the {size_text(form.most)} that {form.name} may have", str(path))
+
+
+def read_bytes(path: Path, form: Form) -> bytes:
+    """Read a whole file; `TooLargeError`, an `OSError`, if it is larger than its form may be, or has no end."""
+    with path.open("rb") as file:
+        if os.fstat(file.fileno()).st_size > form.most:
+            raise TooLargeError(path, form)
+        data = file.read(form.most + 1)  # a pipe has no size
+    if len(data) > form.most:
+        raise TooLargeError(path, form)
+    return data
+
+
+def read_text(
+    path: Path, form: Form, what: str, *, error: type[InputError] = ConfigError, remedy: str = "check the path",
+    encoding: str = "utf-8",
+) -> str:  # fmt: skip
+    """Read a whole text, or say in one line why that is not possible: `what` was expected of the file."""
+    try:
+        return decoded(path, form, encoding)
+    except (OSError, ValueError) as wrong:
+        remedy = SMALLER if isinstance(wrong, TooLargeError) else remedy
+        raise error(f"{path}: expected {what}, got: {why_not(wrong)}; {remedy}") from None
+
+
+def decoded(path: Path, form: Form, encoding: str = "utf-8") -> str:
+    """Read a whole text; what is wrong, as an `OSError` or a `ValueError`, is put in words by `why_not`."""
+    return read_bytes(path, form).decode(encoding).replace("\r\n", "\n").replace("\r", "\n")
+
+
+def why_not(error: OSError | ValueError) -> str:
+    """Say why a text could not be read: also a null character in a path, which is a `ValueError`."""
+    if isinstance(error, UnicodeDecodeError):
+        return "not UTF-8 text"
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def lines(file: IO[bytes], form: Form) -> Iterator[bytes]:
+    """Read lines, of which each may be as large as its form; `TooLargeError` if one is larger."""
+    while line := file.readline(form.most + 1):
+        if len(line) > form.most:
+            raise TooLargeError(Path(file.name), form)
+        yield line
+
+
+def check_text(text: str, form: Form) -> None:
+    """Raise `ConfigError` if a text, which came from no file or from any, is longer than its form may be."""
+    if len(text) > form.most:
+        raise ConfigError(f"expected at most {size_text(form.most)} of {form.name}, got {size_text(len(text))}; {SMALLER}")
+
+
+def check_claim(place: object, what: str, n: int, most: int, *, error: type[InputError], remedy: str) -> None:
+    """Check a count that a file claims against the most that its size, or a limit, allows."""
+    if n > most:
+        raise error(f"{place}: expected at most {most} {what}, got {n}; {remedy}")
+
+
+def check_expansion(place: object, expanded: int, n_bytes: int) -> None:
+    """Check the size of what an archive or a table holds against its own."""
+    limit = max(HARMLESS, EXPANSION * n_bytes)
+    if expanded > limit:
+        raise TraceError(
+            f"{place}: expected at most {limit} bytes when expanded, got {expanded} in a file of {n_bytes} bytes; "
+            "no table compresses so well; it was not opened"
+        )
+
+
+def check_made(place: object, what: str, shape: Sequence[int], itemsize: int, remedy: str) -> None:
+    """Check the size of an array before it is made."""
+    n_bytes = math.prod(shape) * itemsize
+    if n_bytes > MADE:
+        product = " x ".join(map(str, shape))
+        raise TraceError(f"{place}: expected at most {size_text(MADE)} of {what}, got {size_text(n_bytes)} ({product}); {remedy}")
+
+
+def check_pairs(place: object, n_layers: int, n_experts: int) -> None:
+    """Check the counts of pairs of experts of all layers before they are made."""
+    remedy = "check the number of experts; tables of pairs are for some thousand experts a layer"
+    check_made(place, "pairs of experts, layers x experts x experts", (n_layers, n_experts, n_experts), 8, remedy)
