@@ -7,9 +7,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
 
 from moesim.core.manifest import Manifest, State, read_verified
+from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import InputError
 from moesim.experiment.again import RESOLVED
 from moesim.experiment.asked_figures import Asked
@@ -34,10 +34,10 @@ def figures_key(asked: Sequence[Asked], rows: Iterable[Mapping[str, Any]], *, fr
 def drawn_before(folder: Path, key: str) -> dict[str, Path] | None:
     """Give the figures in a result folder if they are of this key, all there and unchanged; else None."""
     try:
-        told = yaml.safe_load(read_verified(folder / RESOLVED).decode())[FIGURES]
+        told = read_yaml_value(read_verified(folder / RESOLVED).decode(), RESOLVED)[FIGURES]
         same = told["key"] == key
         names = [f"plots/{name}" for name in told["files"]]
-    except (OSError, InputError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError):
+    except (OSError, InputError, UnicodeDecodeError, KeyError, TypeError):
         return None  # no result yet, an older or a damaged one: they are drawn
     manifest = Manifest(folder)
     if not same or not all(manifest.state(name) is State.OURS for name in names):

@@ -245,7 +245,7 @@ def test_memory_does_not_grow(name: str, here: Path):
         large.truncate(2**35)
     arguments = {"a list": GGUF, "calibration": MADE["import"](here), "YAML": ("run", "big.yaml")}[name]
     done = subprocess.run(
-        [sys.executable, "-c", _ALONE, *arguments],
+        [sys.executable, "-c", _ALONE % (2**31, 2**31), *arguments],
         capture_output=True,
         text=True,
         check=False,
