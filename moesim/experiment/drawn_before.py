@@ -7,7 +7,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
-
 from moesim.core.manifest import Manifest, State, read_verified
 from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import InputError
