@@ -136,9 +136,7 @@ def make_plan(
         both = [Probe("power", name, variant=variant, unit="watts") for name in powered for variant in ("idle", "busy")]
         blocks.append(Block("power", tuple(both)))
     random.Random(seed).shuffle(blocks)
-    return Plan(
-        layout, tuple(wanted), mode, seed, repeats, tuple(blocks), _sentinels(layout), file_bytes, turning, tuple(notes)
-    )
+    return Plan(layout, tuple(wanted), mode, seed, repeats, tuple(blocks), _sentinels(layout), file_bytes, turning, tuple(notes))
 
 
 def _blocks(layout: Layout, wanted: Sequence[Wanted], mode: str, largest: int) -> list[Block]:
