@@ -1,6 +1,7 @@
 # make quickstart   install, run ten policies at six settings, print the table, write plots and a timeline
 # make test         install everything for development, run the tests
 # make test-long    thousands of mutated inputs, flipped bits, kills, audited runs, pairs of options, identified machines, calls of native twins: docs/reference/promises.md
+# make test-narrow  the tests as on a processor without vector instructions; TESTS=tests/plots for some of them
 # make check        lint, types and a fast tier of the tests: a minute and a half, for every change before it is committed
 # make lint         ruff and mypy
 # make wheel        source distribution and wheel in dist/; the quickstart and tests with that wheel, in an empty environment
@@ -27,7 +28,7 @@ NATIVE := moesim/engine/CMakeLists.txt $(wildcard moesim/engine/native/*.[ch]pp 
 # The tests start many processes: without bytecode each would compile all of moesim.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart test test-long check fast lint format docs wheel pure-wheel oldest newest clean
+.PHONY: quickstart test test-narrow test-long check fast lint format docs wheel pure-wheel oldest newest clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/moesim run experiments/quickstart.yaml --out results/quickstart --jobs $(JOBS)
@@ -35,6 +36,9 @@ quickstart: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+
+test-narrow: $(VENV)/.installed-dev
+	env $$($(BIN)/python tests/test_same_bytes.py "no vectors") $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(TESTS)
 
 # One campaign after the other, whatever one of them finds; CAMPAIGN="--inputs 300" gives options.
 test-long: $(VENV)/.installed-dev

@@ -1,4 +1,4 @@
-"""What results rest on is the same to the byte on other kinds of processors, with other kernels of libraries and numbers of cores.
+"""What results rest on is the same to the byte on other kinds of processors, with other libraries and numbers of cores.
 
 Each case of `CASES` makes something of fixed inputs. It runs in one process for each of `SETTINGS`, where NumPy, OpenBLAS, Arrow
 and the C library are kept from instructions that this processor has, and Python counts other cores than there are.
@@ -35,11 +35,11 @@ _MASKED = "glibc.cpu.hwcaps=-AVX512F,-AVX2,-AVX,-FMA,-FMA4"
 SETTINGS: dict[str, dict[str, str]] = {  # name -> variables of the environment, and the number of cores
     "as it is": {"CORES": "1"},
     "no wide vectors": {
-        "NPY_DISABLE_CPU_FEATURES": " ".join(name for name in _WIDE if "512" in name or "V4" in name),
+        "NPY_DISABLE_CPU_FEATURES": ",".join(name for name in _WIDE if "512" in name or "V4" in name),
         "OPENBLAS_CORETYPE": "Haswell" if _AVX2 else _LEAST, "ARROW_USER_SIMD_LEVEL": "AVX2", "CORES": "3",
     },
     "no vectors": {
-        "NPY_DISABLE_CPU_FEATURES": " ".join(_WIDE), "OPENBLAS_CORETYPE": _LEAST, "OPENBLAS_NUM_THREADS": "2",
+        "NPY_DISABLE_CPU_FEATURES": ",".join(_WIDE), "OPENBLAS_CORETYPE": _LEAST, "OPENBLAS_NUM_THREADS": "2",
         "ARROW_USER_SIMD_LEVEL": "NONE", "GLIBC_TUNABLES": _MASKED, "CORES": "64",
     },
 }  # fmt: skip
@@ -172,11 +172,14 @@ def run_all() -> dict[str, str]:
     return found
 
 
+def variables(name: str) -> dict[str, str]:
+    return {key: value for key, value in SETTINGS[name].items() if value}
+
+
 @cache
 def made_under(name: str) -> dict[str, str]:
-    setting = {key: value for key, value in SETTINGS[name].items() if value}
     command = [sys.executable, "-W", "error", __file__]
-    done = subprocess.run(command, cwd=ROOT, env=os.environ | setting, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | variables(name), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
@@ -188,7 +191,9 @@ def test_what_results_rest_on_is_the_same_to_the_byte(name: str):
     assert {case: there[case] == here[case] for case in here} == dict.fromkeys(here, True)
 
 
-if __name__ == "__main__":
+if __name__ == "__main__" and sys.argv[1:]:  # for `make test-narrow`
+    print(*(f"{key}={value}" for key, value in variables(sys.argv[1]).items()))
+elif __name__ == "__main__":
     n_cores = int(os.environ.pop("CORES"))
     os.cpu_count = lambda: n_cores
     if hasattr(os, "sched_getaffinity"):
