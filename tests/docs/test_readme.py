@@ -119,7 +119,7 @@ def pretend_machine(monkeypatch: pytest.MonkeyPatch, cache: int | None) -> None:
     monkeypatch.setattr("moesim.live.profiler.request.usable_cores", lambda: range(8))
 
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "guide").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "moesim" / "cli" / "profile.py", *sorted((ROOT / "docs" / "guide").glob("*.md"))]
 MEASURING = re.findall(r"moesim (profile measure [^`#\n]*--memory [^`#\n]*)", "".join(page.read_text() for page in PAGES))
 
 
