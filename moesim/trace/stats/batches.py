@@ -105,4 +105,4 @@ def _correlation(load: NDArray[np.int64]) -> NDArray[np.float64]:
     products = load.shape[1] * (load @ load.T) - np.outer(total, total)  # integers: exact, in whatever order they are added
     norm = np.sqrt(products.diagonal())
     norms = np.outer(norm, norm)
-    return np.divide(products, norms, out=np.zeros_like(norms), where=norms > 0)
+    return np.asarray(np.divide(products, norms, out=np.zeros_like(norms), where=norms > 0))
