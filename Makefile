@@ -1,12 +1,16 @@
 # make quickstart   install, run ten policies at six settings, print the table, write plots and a timeline
 # make test         install everything for development, run the tests
 # make test-long    thousands of mutated inputs, flipped bits, kills, audited runs, pairs of options, identified machines, calls of native twins: docs/reference/promises.md
+# make test-narrow  the tests as on a processor without vector instructions; TESTS=tests/plots for some of them
 # make check        lint, types and a fast tier of the tests: a minute and a half, for every change before it is committed
 # make lint         ruff and mypy
 # make wheel        source distribution and wheel in dist/; the quickstart and tests with that wheel, in an empty environment
 # make pure-wheel   a wheel without the native engine, in an empty environment: the demo, and the quickstart at its first setting
 # make docs         the documentation as a site in site/, links checked
+# make oldest       a core of the tests with the oldest releases that pyproject.toml allows, in build/oldest
+# make newest       the same with the newest releases there are, in build/newest; PYTHON=python3.13 with another Python
 #
+# constraints.txt has the release of each package that is installed, but for `oldest` and `newest`.
 # Each installs what it needs into .venv; a second call is quick.
 
 PYTHON ?= python3
@@ -17,13 +21,14 @@ JOBS ?= 2
 # bring in a build with several gigabytes of CUDA.
 TORCH ?= torch==2.13.0
 # Bytecode is made of what is imported, when it is: a minute less than that of all files of all packages.
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-compile
+PIP_OPTIONS := install --quiet --no-compile
+PIP_INSTALL := $(BIN)/python -m pip $(PIP_OPTIONS) --constraint constraints.txt
 # The native engine is compiled at installation, where there is a C++ compiler. MOESIM_NATIVE=1: a failure is an error.
 NATIVE := moesim/engine/CMakeLists.txt $(wildcard moesim/engine/native/*.[ch]pp moesim/engine/native/algorithms/*.[ch]pp moesim/engine/native/metrics/*.[ch]pp)
 # The tests start many processes: without bytecode each would compile all of moesim.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart test test-long check fast lint format docs wheel pure-wheel clean
+.PHONY: quickstart test test-narrow test-long check fast lint format docs wheel pure-wheel oldest newest clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/moesim run experiments/quickstart.yaml --out results/quickstart --jobs $(JOBS)
@@ -31,6 +36,9 @@ quickstart: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+
+test-narrow: $(VENV)/.installed-dev
+	env $$($(BIN)/python tests/test_same_bytes.py "no vectors") $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(TESTS)
 
 # One campaign after the other, whatever one of them finds; CAMPAIGN="--inputs 300" gives options.
 test-long: $(VENV)/.installed-dev
@@ -66,12 +74,12 @@ wheel: $(VENV)/.installed-dev
 	$(BIN)/python -m build --outdir dist .
 	mkdir -p build/wheel/elsewhere build/wheel/sources
 	$(PYTHON) -m venv build/wheel/venv
-	build/wheel/venv/bin/python -m pip install --quiet dist/*.whl
+	build/wheel/venv/bin/python -m pip install --quiet --constraint constraints.txt dist/*.whl
 	cd build/wheel/elsewhere && ../venv/bin/moesim demo && ../venv/bin/moesim run quickstart --jobs $(JOBS) && test -s results/quickstart/timeline.json \
 		&& ../venv/bin/moesim regret quickstart --policies dali --quick
 	tar -xzf dist/*.tar.gz -C build/wheel/sources --strip-components 1
 	rm -r build/wheel/sources/moesim
-	build/wheel/venv/bin/python -m pip install --quiet pytest hypothesis cachetools
+	build/wheel/venv/bin/python -m pip install --quiet --constraint constraints.txt pytest hypothesis cachetools
 	cd build/wheel/sources && ../venv/bin/python -m pytest -q $(WHEEL_TESTS)
 
 # Where there is no C++ compiler: a minute, for every change; `make wheel` takes five.
@@ -80,8 +88,27 @@ pure-wheel: $(VENV)/.installed-dev
 	mkdir -p build/pure/elsewhere
 	CXX=/nonexistent MOESIM_NATIVE= $(BIN)/python -m build --wheel --outdir build/pure . > build/pure/build.log
 	$(PYTHON) -m venv build/pure/venv
-	build/pure/venv/bin/python -m pip install --quiet --no-compile build/pure/*-none-any.whl
+	build/pure/venv/bin/python -m pip $(PIP_OPTIONS) --constraint constraints.txt build/pure/*-none-any.whl
 	cd build/pure/elsewhere && ../venv/bin/moesim demo && ../venv/bin/moesim run quickstart --quick --out results && test -s results/timeline.json
+
+# Rules on both engines, metrics, experiments, the commands, and what every policy does to the nanosecond; without PyTorch.
+CORE := $(WHEEL_TESTS) tests/experiment/test_experiment.py tests/policies/test_golden.py
+
+oldest:
+	mkdir -p build
+	$(PYTHON) -c 'import tomllib; print(*(line.replace(">=", "==") for line in tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"]), sep="\n")' > build/oldest.txt
+	$(call core,oldest,--constraint build/oldest.txt,-W default)  # old releases warn of each other
+
+newest:
+	$(call core,newest,,)
+
+# Of a folder in build/: make an environment with options of pip, and run the core of the tests there with options of pytest.
+define core
+	rm -rf build/$(1)
+	$(PYTHON) -m venv build/$(1)
+	MOESIM_NATIVE=1 build/$(1)/bin/python -m pip $(PIP_OPTIONS) $(2) --editable . pytest pytest-xdist hypothesis cachetools
+	build/$(1)/bin/python -m pytest -q -n $(JOBS) --dist worksteal $(3) $(CORE)
+endef
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
@@ -90,11 +117,11 @@ format: $(VENV)/.installed-dev
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: pyproject.toml $(NATIVE) | $(BIN)/python
+$(VENV)/.installed: pyproject.toml constraints.txt $(NATIVE) | $(BIN)/python
 	$(PIP_INSTALL) --editable .
 	touch $@
 
-$(VENV)/.installed-dev: pyproject.toml $(NATIVE) | $(BIN)/python
+$(VENV)/.installed-dev: pyproject.toml constraints.txt $(NATIVE) | $(BIN)/python
 	$(PIP_INSTALL) $(TORCH)
 	$(PIP_INSTALL) --editable ".[dev,record,cluster,gguf]"
 	touch $@ $(VENV)/.installed

@@ -1,4 +1,4 @@
-"""Student's t, and geometric means of few values with the interval that it gives them."""
+"""Student's t, geometric means of few values with the interval that it gives them, and straight lines."""
 
 from __future__ import annotations
 
@@ -43,3 +43,14 @@ def mean(values: Sequence[float], level: float) -> Mean:
         return Mean(math.exp(middle), 1.0, n)
     variance = sum((one - middle) ** 2 for one in logs) / (n - 1)
     return Mean(math.exp(middle), math.exp(student_t(level, n) * math.sqrt(variance / n)), n)
+
+
+def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Fit a straight line by least squares, the same on every processor: offset and slope, of points that differ in x.
+
+    >>> line([(0.0, 1.0), (1.0, 3.0), (2.0, 5.0)])
+    (1.0, 2.0)
+    """
+    x, y = (math.fsum(values) / len(points) for values in zip(*points, strict=True))
+    slope = math.fsum((a - x) * (b - y) for a, b in points) / math.fsum((a - x) ** 2 for a, _ in points)
+    return y - slope * x, slope

@@ -9,6 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from moesim.core.colours import BLACK
+from moesim.core.student import line
 from moesim.plots.kinds import Drawing, kind
 from moesim.plots.looks import look
 from moesim.plots.style import add_corner, legend_above, need
@@ -45,7 +46,7 @@ def lookahead(frame: pd.DataFrame) -> Drawing:
     across = np.array([ratios.min(), ratios.max()])
     halves = frame.drop_duplicates(["trace", "slots"]).dropna(subset=["half_window"]).query("half_window > 0")
     if len(halves) > 2 and (halves["slots"] / halves["top_k"]).nunique() > 1:
-        slope, offset = np.polyfit(np.log(halves["slots"] / halves["top_k"]), np.log(halves["half_window"]), 1)
+        offset, slope = line(list(zip(np.log(halves["slots"] / halves["top_k"]), np.log(halves["half_window"]), strict=True)))
         handles += right.plot(
             across, np.exp(offset) * across**slope, color=BLACK, linewidth=1.2,
             label=f"fitted: {np.exp(offset):.2f} (slots / k)^{slope:.2f}",

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from moesim.core.student import line
 from moesim.trace.stats.lookahead import HALF_GAP, misses_by_window
 from moesim.trace.stats.sample import main_phase, select
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from moesim.trace import Trace
 
 WINDOWS: Final = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -122,9 +121,7 @@ def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
     """Fit a straight line by least squares; None where the points do not say which."""
     if len(points) < 3 or len({x for x, _ in points}) < 2:
         return None
-    values: NDArray[np.float64] = np.array(points)
-    slope, offset = np.polyfit(values[:, 0], values[:, 1], 1)
-    return float(offset), float(slope)
+    return line(points)
 
 
 def records(lines: Sequence[Line]) -> list[dict[str, Any]]:

@@ -92,13 +92,14 @@ def _route(
             # Above everything that was drawn, in the order of the draw.
             np.put_along_axis(drawn, before, np.where(kept, held + np.ptp(drawn), held), axis=2)
         logits[:, t] = drawn
-        before = np.argpartition(-drawn, top_k - 1, axis=2)[:, :, :top_k]
+        before = np.argsort(-drawn, axis=2, kind="stable")[:, :, :top_k]  # a partition's order depends on the processor
     present = np.arange(logits.shape[1]) < n_tokens[:, None]
     flat = logits[present]
     # What is used again was drawn far above the rest; a softmax of that would give everything to one expert.
     flat *= _RANGE / np.ptp(flat, axis=2, keepdims=True)
-    softmax = np.exp(flat - flat.max(axis=2, keepdims=True))
-    softmax /= softmax.sum(axis=2, keepdims=True)
+    # Exponentials of 32 bits differ from processor to processor; of 64 bits, the first 24 do not.
+    powers = np.exp((flat - flat.max(axis=2, keepdims=True)).astype(np.float64))
+    softmax = (powers / powers.sum(axis=2, keepdims=True)).astype(np.float32)
     ids = np.argsort(-flat, axis=2, kind="stable")[:, :, :top_k]
     chosen = np.take_along_axis(softmax, ids, axis=2)
     return softmax, ids, chosen / chosen.sum(axis=2, keepdims=True)
@@ -132,7 +133,7 @@ def _signal(rng: np.random.Generator, name: str, ids: NDArray[np.int64], full: N
     lost = rng.random(ids.shape) >= recall
     others = full + rng.random(full.shape)
     np.put_along_axis(others, ids, -1.0, axis=2)
-    best_others = np.argsort(-others, axis=2)[:, :, :top_k]
+    best_others = np.argsort(-others, axis=2, kind="stable")[:, :, :top_k]
     of_ids, of_others = (np.take_along_axis(full, which, axis=2) for which in (ids, best_others))
     if n_experts >= 2 * top_k:  # swap the scores of what is lost with those of others
         np.put_along_axis(said, ids, np.where(lost, of_others, of_ids), axis=2)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 import moesim
 
@@ -51,6 +52,35 @@ def test_the_extra_all_has_what_users_may_want() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     (everything,) = extras["all"]
     assert set(re.findall(r"\w+", everything.partition("[")[2])) == set(extras) - {"all", "dev", "docs"}
+
+
+def test_what_make_installs_has_one_release_that_is_allowed() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    lines = [line for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+    assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in lines), "no address and no build of one machine"
+    pinned = {re.sub(r"[-_.]+", "-", name).lower(): release for name, _, release in (line.partition("==") for line in lines)}
+    extras = project["optional-dependencies"]
+    asked = [Requirement(text) for some in (project["dependencies"], *extras.values()) for text in some]
+    for one in asked:
+        name = re.sub(r"[-_.]+", "-", one.name).lower()
+        assert name in {"torch", "moesim"} or one.specifier.contains(pinned[name]), one
+    assert len(pinned) == len(lines) > len(asked)
+
+
+def test_the_workflow_calls_targets_of_the_makefile_only() -> None:
+    flow = yaml.safe_load((ROOT / ".github" / "workflows" / "tests.yml").read_text(encoding="utf-8"))
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
+    called = set()
+    for job in flow["jobs"].values():
+        matrix = job["strategy"]["matrix"]
+        for command in [step["run"] for step in job["steps"] if "run" in step]:
+            name = command.split()[1]
+            some = [*matrix["target"], *(one["target"] for one in matrix["include"])] if "matrix.target" in command else [name]
+            assert command.split()[0] == "make"
+            called |= set(some)
+        assert all(re.fullmatch(r"[\w/-]+@v\d+", step["uses"]) for step in job["steps"] if "uses" in step)
+    assert {"lint", "docs", "wheel", "test", "oldest", "newest", "test-narrow"} <= called <= targets
+    assert flow["permissions"] == {"contents": "read"}
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml")), ids=lambda path: path.stem)

@@ -14,6 +14,7 @@ import yaml
 from moesim.cli.main import main
 from moesim.experiment.config import parse_config
 from moesim.experiment.sweep import expand
+from moesim.live.profiler import host, needs
 from moesim.policies.registry import make_policy
 from moesim.studies.validation import public
 from moesim.studies.validation.public_checks import read_checks
@@ -94,7 +95,9 @@ def test_a_command_of_the_readme_runs(
         (tmp_path / "my_module.py").write_text(blocks("python")[0])
         monkeypatch.delitem(sys.modules, "my_module", raising=False)
         monkeypatch.setattr(sys, "path", [*sys.path])
-    if command[0] in ("replay", "validate") or command[:2] == ["profile", "measure"]:
+    if command[:2] == ["profile", "measure"]:
+        pretend_machine(monkeypatch, 2**25)
+    if command[0] in ("replay", "validate"):
         pytest.importorskip("torch", reason="measuring and replaying need torch: install moesim[profile]")
         if len(usable_cores()) < 2:
             pytest.skip("two devices need two cores")
@@ -107,6 +110,27 @@ def test_a_command_of_the_readme_runs(
     assert main(shortened(command)) == 0
     if command[0] in ("run", "replay"):
         assert ("replayed on this machine" in capsys.readouterr().out) == (command[0] == "replay")
+
+
+def pretend_machine(monkeypatch: pytest.MonkeyPatch, cache: int | None) -> None:
+    """Let this machine report eight cores, what is free of 8 GB, and a cache."""
+    monkeypatch.setattr(needs, "l3_bytes", lambda: cache)
+    monkeypatch.setattr(host, "available_memory_bytes", lambda: 6_500_000_000)
+    monkeypatch.setattr("moesim.live.profiler.request.usable_cores", lambda: range(8))
+
+
+PAGES = [ROOT / "README.md", ROOT / "moesim" / "cli" / "profile.py", *sorted((ROOT / "docs" / "guide").glob("*.md"))]
+MEASURING = re.findall(r"moesim (profile measure [^`#\n]*--memory [^`#\n]*)", "".join(page.read_text() for page in PAGES))
+
+
+@pytest.mark.parametrize("cache", [None, 2**15, 480 * 2**20, 2**30])
+@pytest.mark.parametrize("command", MEASURING)
+def test_a_machine_of_8_gb_is_measured_whatever_cache_it_reports(
+    command: str, cache: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    pretend_machine(monkeypatch, cache)
+    assert main([*command.split(), "--dry-run", "--no-gpu", "--out", str(tmp_path)]) == 0
+    assert ("takes turns" in capsys.readouterr().out) == ((cache or 0) > 2**27)
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))], ids=lambda page: page.name)

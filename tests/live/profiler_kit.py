@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from moesim.live.profiler import bench, needs, probes
+from moesim.live.profiler import bench, host, needs, probes
 from moesim.live.profiler.probes import FOLLOWING, Probe, Reading
 from moesim.live.profiler.request import Prepared, Request, prepare
 from moesim.model import ModelSpec, load_model
@@ -40,7 +40,7 @@ class NoReplay:
 
 
 def shrink(patch: Callable[[object, str, Any], None], rows: int = 8, copies: int = 2**20) -> None:
-    """Make grids and caches small; ``patch`` is setattr, or that of a monkeypatch."""
+    """Make grids and caches small, and memory as large as tests ask for; ``patch`` is setattr, or that of a monkeypatch."""
     patch(probes, "QUICK_ROWS", rows)
     patch(probes, "QUICK_TOKENS", 128)
     patch(probes, "LARGEST_COPY", copies)
@@ -48,6 +48,7 @@ def shrink(patch: Callable[[object, str, Any], None], rows: int = 8, copies: int
     patch(needs, "_GPU_CACHE", 2**18)
     patch(needs, "SENTINEL_COPY", 2**20)
     patch(bench, "Runtime", NoReplay)
+    patch(host, "available_memory_bytes", lambda: 10**10)
 
 
 def request(out: Path, **changes: Any) -> Request:

@@ -594,7 +594,7 @@ def test_the_machine_is_described_in_words():
     assert {"processor", "cores", "memory", "caches", "kernel", "python", "torch"} <= set(words)
     assert all(isinstance(value, str) and value for value in words.values())
     assert words["torch"] == torch.__version__
-    assert machine.l3_bytes() is None or machine.l3_bytes() > 2**20
+    assert machine.l3_bytes() is None or machine.l3_bytes() > 0
 
 
 def test_available_memory_is_the_smaller_of_kernel_and_control_group(tmp_path):

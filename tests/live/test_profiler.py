@@ -177,6 +177,38 @@ def test_copies_that_do_not_fit_are_left_out_with_a_note(monkeypatch: pytest.Mon
     less.check_memory({"cpu": 10**9})
 
 
+CACHES = [None, 2**15, 2**25, 96 * 2**20, 480 * 2**20, 2**30]  # that a system may report; None: it reports nothing
+
+
+@pytest.mark.parametrize("cores", [2, 3, 64])
+@pytest.mark.parametrize("cache", CACHES)
+def test_a_measurement_fits_into_memory_whatever_cache_is_reported(
+    cache: int | None, cores: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.undo()
+    monkeypatch.setattr(needs, "l3_bytes", lambda: cache)
+    layout, budget = layout_of(range(cores), disk=Path()), {"cpu": 5 * 10**9}
+    models = [Wanted.of(model) for model in builtin_models().values()]
+    for wanted in (*([model] for model in models), models):
+        plan = make_plan(layout, wanted, mode="quick", budgets=budget)
+        plan.check_memory(budget)
+        turning = [note for note in plan.notes if "takes turns" in note]
+        wished = 4 * (cache or 2**25)
+        assert min(wished, 2**27) <= plan.turning["cpu"] <= wished and bool(turning) == (plan.turning["cpu"] < wished)
+
+
+def test_a_profile_says_by_how_much_the_cache_is_too_large_for_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(needs, "l3_bytes", lambda: 2**28)
+    warned: list[str] = []
+    plan = prepared(tmp_path, memory_bytes=2_500_000_000).plan
+    (path,) = measure(prepared(tmp_path, memory_bytes=2_500_000_000), bench=FakeBench(), warn=warned.append)
+    times = plan.turning["cpu"] / 2**28
+    assert 1 < times < 4 and plan.digest != prepared(tmp_path, overwrite=True, memory_bytes=9_000_000_000).plan.digest
+    (note,) = [text for text in warned if "takes turns" in text]
+    assert f"{times:.2g} times the last-level cache that this machine reports (256 MiB)" in note
+    assert note in load_hardware(path).corrections
+
+
 @needs_two_cores
 @pytest.mark.usefixtures("real_cores")
 def test_the_budget_is_what_is_used(tmp_path: Path):
@@ -193,12 +225,12 @@ def test_the_budget_is_what_is_used(tmp_path: Path):
 class CountingMachine(Machine):
     n_bytes = 0
 
-    def ring(self, shape: Any, place: str, seed: int) -> Any:
-        self.n_bytes += shape.n_bytes * needs.ring_length(shape.n_bytes, place)
-        return super().ring(shape, place, seed)
+    def ring(self, shape: Any, place: str, turning: int, seed: int) -> Any:
+        self.n_bytes += shape.n_bytes * needs.ring_length(shape.n_bytes, turning)
+        return super().ring(shape, place, turning, seed)
 
-    def arena(self, size: int, place: str, seed: int, *, pinned: bool = False) -> Any:
-        made = super().arena(size, place, seed, pinned=pinned)
+    def arena(self, n_bytes: int, place: str, seed: int, *, pinned: bool = False) -> Any:
+        made = super().arena(n_bytes, place, seed, pinned=pinned)
         self.n_bytes += made.n_bytes
         return made
 
@@ -510,8 +542,8 @@ class StandIn(Machine):
     def streams(self, place: str, n: int) -> list[Any]:
         return []
 
-    def arena(self, size: int, place: str, seed: int, *, pinned: bool = False) -> Any:
-        return super().arena(size, place, seed)
+    def arena(self, n_bytes: int, place: str, seed: int, *, pinned: bool = False) -> Any:
+        return super().arena(n_bytes, place, seed)
 
     def free_bytes(self, place: str, disk: Path | None = None) -> int | None:
         return 10**10
@@ -538,14 +570,16 @@ def test_all_probes_of_a_gpu_machine_are_carried_out(tmp_path: Path, monkeypatch
 
 def test_weights_take_turns_until_they_have_left_the_cache(tmp_path: Path):
     plan = prepared(tmp_path).plan
-    machine = Machine()
-    ring = machine.ring(plan.wanted[0].shapes[0], "cpu", 0)
+    bench = RealBench(plan, Machine())
+    bench.prepare([probe for probe in plan.probes if probe.kind in ("expert", "copy")])
+    (ring,) = bench._rings.values()
     places = [ring.next()[0].data_ptr() for _ in range(20)]
     n = len(set(places))
     assert n * EXPERT_BYTES >= 4 * needs.cache_bytes("cpu") and places[:n] == places[n : 2 * n]
-    arena = machine.arena(2**16, "cpu", 0)
+    arena = bench._arenas["core0", False]
     parts = {arena.part(turn, 2**16).data_ptr() for turn in range(100)}
     assert len(parts) * 2**16 >= 4 * needs.cache_bytes("cpu")
+    bench.close()
 
 
 def test_small_parts_find_an_empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from moesim.policies.registry import POLICIES
 from moesim.records import InexactRecord
 from tests.policies.golden_kit import CASES, COMPOSITIONS, SETTINGS, digest, golden, run_case
 
+SCIPY = "1.17."
 GOLDEN = Path(__file__).parent / "golden.json"
 REMEDY = "if the change is meant, run this test with --regenerate -m '' and say why"
 
@@ -48,6 +50,8 @@ RUNS = [
 def test_golden(key: str, engine: str, regenerate: bool):
     if regenerate and engine != "simpy":
         pytest.skip("golden results are the reference's")
+    if " + exact + " in key and not version("scipy").startswith(SCIPY):
+        pytest.skip(f"which of several optima SciPy finds depends on its release; recorded with {SCIPY}")
     found, kept = golden(run_case(CASES[key], engine)), read()
     if regenerate:
         write(kept | {key: found})

@@ -58,17 +58,17 @@ class Makers:
         """Have memory for some probes; what was prepared before is gone."""
         self.release()
         needs, machine, seed = self._plan.needs(probes), self._machine, self._plan.seed
-        for place in {device.place for device in self._devices.values()} - {"disk"}:
-            self._flushes[place] = flusher(machine, place, seed)
+        for place, turning in needs.turning.items():
+            self._flushes[place] = flusher(machine, place, turning, seed)
         for (subject, bits, place), (shape, _) in needs.experts.items():
-            self._rings[subject, bits, place] = machine.ring(shape, place, seed)
+            self._rings[subject, bits, place] = machine.ring(shape, place, needs.turning[place], seed)
         for key, need in needs.dense.items():
             self._dense[key] = DenseCalls(machine, need, machine.dense(need, seed), self._flushes[need.place], seed)
         for name, size in needs.copies.items():
             place = self._devices[name].place
             if place != "disk":
                 for pinned in (False, True) if place == "cpu" and self._plan.layout.has_gpu else (False,):
-                    self._arenas[name, pinned] = machine.arena(size, place, seed, pinned=pinned)
+                    self._arenas[name, pinned] = machine.arena(max(size, needs.turning[place]), place, seed, pinned=pinned)
         if needs.file_bytes:
             assert self._plan.layout.disk is not None
             self._disk = OutputFolder(self._plan.layout.disk, COMMAND, owned=False)

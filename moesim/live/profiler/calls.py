@@ -15,7 +15,7 @@ from moesim.live.kernels.dense import DenseKernel
 from moesim.live.kernels.serve import serve
 from moesim.live.profiler.files import TiledFile
 from moesim.live.profiler.machine import Arena, Machine, Ring
-from moesim.live.profiler.needs import CONTEXT, RING, DenseNeed, cache_bytes
+from moesim.live.profiler.needs import CONTEXT, DenseNeed, flush_bytes
 from moesim.live.profiler.probes import sequences_of
 
 Call = Callable[[], object]
@@ -37,11 +37,11 @@ Maker = Callable[[], Timed]
 """Makes the next execution of a probe, on buffers whose turn it is."""
 
 
-def flusher(machine: Machine, place: str, seed: int) -> Call:
+def flusher(machine: Machine, place: str, turning: int, seed: int) -> Call:
     """Make a call that fills a place's cache with other things."""
-    n_bytes = cache_bytes(place)
-    arena = machine.arena(n_bytes, place, seed)
-    return partial(copy, arena.part(0, n_bytes), arena.part(1, n_bytes))
+    half = flush_bytes(place, turning) // 2
+    arena = machine.arena(2 * half, place, seed)
+    return partial(copy, arena.part(0, half), arena.part(1, half))
 
 
 def expert_maker(machine: Machine, ring: Ring, place: str, rows: int, before: tuple[Call, ...] = ()) -> Maker:
@@ -56,7 +56,7 @@ def expert_maker(machine: Machine, ring: Ring, place: str, rows: int, before: tu
 
 
 class DenseCalls:
-    """Parts of a model's dense computation on a device, on weights that are not in the cache."""
+    """Parts of a model's dense computation on a device, on weights that have left the cache if it is as the plan expects."""
 
     def __init__(self, machine: Machine, need: DenseNeed, kernel: DenseKernel, flush: Call, seed: int) -> None:
         self._machine, self._need, self._kernel, self._flush = machine, need, kernel, flush
@@ -85,7 +85,7 @@ class DenseCalls:
         return lambda: Timed(make(*state, sequences), before)
 
     def _leaves_cache(self, kind: str) -> bool:
-        """Tell whether the weights of a part, in as many layers as there are, are more than caches hold."""
+        """Return whether the weights of a part, in as many layers as there are, have as many bytes as must take turns."""
         model = self._need.model
         n_bytes = {
             "attention": model.attention_bytes, "context": model.attention_bytes, "shared": model.shared_bytes,
@@ -95,7 +95,7 @@ class DenseCalls:
             n_bytes = model.leading_bytes
         if kind == "head":
             n_bytes = model.head_bytes
-        return n_bytes >= RING * cache_bytes(self._need.place)
+        return n_bytes >= self._need.turning
 
     def _attention(self, hidden: Any, _: Any, sums: Any, sequences: list[tuple[int, int]]) -> Call:
         kernel, layer = self._kernel, self._next_layer()

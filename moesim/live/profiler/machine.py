@@ -24,7 +24,7 @@ from moesim.live.kernels.tensors import Tensors
 from moesim.live.kernels.workers import Done, Worker
 from moesim.live.profiler.host import Host, index_of
 from moesim.live.profiler.layout import Device
-from moesim.live.profiler.needs import DenseNeed, arena_bytes, ring_length
+from moesim.live.profiler.needs import DenseNeed, ring_length
 
 _POWER_S = 1.0  # over which power is taken
 
@@ -32,9 +32,9 @@ _POWER_S = 1.0  # over which power is taken
 class Ring:
     """Experts of one shape in buffers that take turns, so that their weights have left the cache when they come again."""
 
-    def __init__(self, shape: ExpertShape, place: str, seed: int) -> None:
+    def __init__(self, shape: ExpertShape, place: str, turning: int, seed: int) -> None:
         self.kernel = ExpertKernel(shape, place)
-        self._buffers = Buffers(ring_length(shape.n_bytes, "cpu" if place == "cpu" else "gpu"), shape.n_bytes, place)
+        self._buffers = Buffers(ring_length(shape.n_bytes, turning), shape.n_bytes, place)
         for i in range(len(self._buffers)):
             self.kernel.fill(self._buffers[i], seed + i)
         self._turn = 0
@@ -48,8 +48,8 @@ class Ring:
 class Arena:
     """One large buffer of which copies of any size take turns."""
 
-    def __init__(self, size: int, place: str, seed: int, *, pinned: bool = False) -> None:
-        self.n_bytes = arena_bytes(size, "cpu" if place == "cpu" else "gpu")
+    def __init__(self, n_bytes: int, place: str, seed: int, *, pinned: bool = False) -> None:
+        self.n_bytes = n_bytes
         self._flat = Buffers(1, self.n_bytes, place, pinned=pinned)[0]
         tile(self._flat, byte_block(generator(seed)))  # pages that were never written are all the same one
 
@@ -80,17 +80,17 @@ class Machine(Host):
         """Make further streams of a GPU."""
         return list(self.tensors.streams(n, [self.at(place)]))
 
-    def ring(self, shape: ExpertShape, place: str, seed: int) -> Ring:
+    def ring(self, shape: ExpertShape, place: str, turning: int, seed: int) -> Ring:
         """Fill a ring of experts."""
-        return Ring(shape, self.at(place), seed)
+        return Ring(shape, self.at(place), turning, seed)
 
     def act_dtype(self, shape: ExpertShape) -> Any:
         """Tell the type of the hidden states beside experts of a shape."""
         return ExpertKernel(shape).act_dtype
 
-    def arena(self, size: int, place: str, seed: int, *, pinned: bool = False) -> Arena:
+    def arena(self, n_bytes: int, place: str, seed: int, *, pinned: bool = False) -> Arena:
         """Fill an arena of copies."""
-        return Arena(size, self.at(place), seed, pinned=pinned)
+        return Arena(n_bytes, self.at(place), seed, pinned=pinned)
 
     def dense(self, need: DenseNeed, seed: int) -> DenseKernel:
         """Make the dense part of a model."""

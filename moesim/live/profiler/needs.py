@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -17,7 +17,7 @@ SUPPORTED_BITS: Final = (4, 8, 16, 32)
 """Precisions of experts for which there are kernels."""
 
 RING: Final = 4
-"""How many times the last-level cache the buffers of a ring have together."""
+"""How many times the last-level cache the buffers that take turns have together, where memory suffices."""
 
 SENTINEL_COPY: Final = 2**26
 """Bytes of the copy that is a sentinel, and at most of those in pairs."""
@@ -32,8 +32,19 @@ _DEFAULT_L3, _GPU_CACHE = 2**25, 2**27  # where the system does not say
 
 
 def cache_bytes(place: str) -> int:
-    """Tell the size of the last cache before a place's memory."""
+    """Return the size of the last cache before a place's memory."""
     return (l3_bytes() or _DEFAULT_L3) if place == "cpu" else gpu_cache_bytes(place) or _GPU_CACHE
+
+
+def turning_bytes(layout: Layout) -> dict[str, int]:
+    """Return for each place how many bytes must take turns so that none is in a cache when it comes again."""
+    return {place: RING * cache_bytes(place) for place in {device.place for device in layout.devices.values()} - {"disk"}}
+
+
+def turning_choices(cache: int) -> list[int]:
+    """Return how many bytes may take turns, most first; the least is what suffices where the system does not report a cache."""
+    least = min(RING * cache, RING * _DEFAULT_L3)
+    return [*range(RING * cache, least, -max(1, cache // 4)), least]
 
 
 @dataclass(frozen=True)
@@ -71,6 +82,7 @@ class DenseNeed:
 
     model: ModelSpec
     place: str
+    turning: int  # bytes of attention's weights that take turns
     max_rows: int = 1
     max_tokens: int = CONTEXT
     with_head: bool = False
@@ -79,7 +91,7 @@ class DenseNeed:
     def distinct_layers(self) -> int:
         """Layers enough that the weights of attention have left the cache when a layer comes again."""
         each = max(1, self.model.attention_bytes)
-        return min(self.model.n_layers, max(2, math.ceil(RING * cache_bytes(self.place) / each)))
+        return min(self.model.n_layers, max(2, math.ceil(self.turning / each)))
 
     @property
     def options(self) -> dict[str, int | bool]:
@@ -103,6 +115,7 @@ class DenseNeed:
 class Needs:
     """What some probes need."""
 
+    turning: Mapping[str, int]  # bytes that take turns in each place
     # shapes and most rows, by subject, bits and place
     experts: dict[tuple[str, float, str], tuple[ExpertShape, int]] = field(default_factory=dict)
     dense: dict[tuple[str, str], DenseNeed] = field(default_factory=dict)  # by model and place
@@ -118,7 +131,7 @@ class Needs:
 
     def add_dense(self, model: ModelSpec, place: str, rows: int = 1, tokens: int = 1, *, head: bool = False) -> None:
         """Need a model's dense part."""
-        need = self.dense.setdefault((model.name, place), DenseNeed(model, place))
+        need = self.dense.setdefault((model.name, place), DenseNeed(model, place, self.turning[place]))
         need.max_rows, need.max_tokens = max(need.max_rows, rows), max(need.max_tokens, tokens)
         need.with_head |= head
 
@@ -136,7 +149,7 @@ class Needs:
 
         for (_, _, place), (shape, rows) in self.experts.items():
             act = 4 if shape.bits == 32 else 2
-            add(place, buffer_bytes(ring_length(shape.n_bytes, place), shape.n_bytes))
+            add(place, buffer_bytes(ring_length(shape.n_bytes, self.turning[place]), shape.n_bytes))
             add(place, shape.n_bytes + rows * (4 * shape.hidden + 3 * shape.intermediate) * act)  # libraries re-order weights
         for need in self.dense.values():
             add(need.place, need.n_bytes)
@@ -144,10 +157,9 @@ class Needs:
             place = layout.devices[device].place
             if place != "disk":
                 kinds = 2 if place == "cpu" and layout.has_gpu else 1  # pinned and pageable
-                add(place, kinds * buffer_bytes(1, arena_bytes(size, place)))
-        places = {device.place for device in layout.devices.values()} - {"disk"}
-        for place in places:
-            add(place, buffer_bytes(1, arena_bytes(0, place)) + 3 * self.crossing_bytes)  # to empty caches with
+                add(place, kinds * buffer_bytes(1, max(size, self.turning[place])))
+        for place, turning in self.turning.items():
+            add(place, buffer_bytes(1, flush_bytes(place, turning)) + 3 * self.crossing_bytes)
         for tier in layout.tiers:
             if tier.compute in self.runtimes:
                 for place in {device.place for device in tier.devices}:
@@ -167,19 +179,21 @@ def pair_copy(shape: ExpertShape) -> int:
     return min(1 << (shape.n_bytes.bit_length() - 1), SENTINEL_COPY)
 
 
-def ring_length(n_bytes: int, place: str) -> int:
-    """Tell how many buffers a ring has: at least two, and together `RING` times the cache."""
-    return max(2, math.ceil(RING * cache_bytes(place) / n_bytes))
+def ring_length(n_bytes: int, turning: int) -> int:
+    """Return how many buffers a ring has: at least two, and together ``turning`` bytes."""
+    return max(2, math.ceil(turning / n_bytes))
 
 
-def arena_bytes(size: int, place: str) -> int:
-    """Tell the bytes in which copies of up to ``size`` take turns."""
-    return max(size, RING * cache_bytes(place))
+def flush_bytes(place: str, turning: int) -> int:
+    """Return the bytes of what a place's cache is emptied with: one half of the size of the cache is copied to the other."""
+    return min(2 * cache_bytes(place), turning)
 
 
-def needs_of(probes: Iterable[Probe], layout: Layout, wanted: tuple[Wanted, ...], file_bytes: int) -> Needs:
+def needs_of(
+    probes: Iterable[Probe], layout: Layout, wanted: Sequence[Wanted], file_bytes: int, turning: Mapping[str, int]
+) -> Needs:
     """Find what probes need."""
-    needs, devices = Needs(), layout.devices
+    needs, devices = Needs(turning), layout.devices
     models: Mapping[str, ModelSpec] = {each.model.name: each.model for each in wanted}
     shapes = {(subject_of(shape), shape.bits): shape for each in wanted for shape in each.shapes}
     first, shape = wanted[0].model, wanted[0].shapes[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,7 +14,18 @@ from moesim.errors import CapacityError, ConfigError
 from moesim.live.kernels.plans import ExpertShape
 from moesim.live.profiler import probes as grid
 from moesim.live.profiler.layout import Device, Layout, Tier
-from moesim.live.profiler.needs import FILE_BLOCK, SENTINEL_COPY, Needs, Wanted, needs_of, subject_of
+from moesim.live.profiler.needs import (
+    FILE_BLOCK,
+    RING,
+    SENTINEL_COPY,
+    Needs,
+    Wanted,
+    cache_bytes,
+    needs_of,
+    subject_of,
+    turning_bytes,
+    turning_choices,
+)
 from moesim.live.profiler.probes import PARTS, Probe
 from moesim.live.variants import VARIANTS
 
@@ -44,6 +55,7 @@ class Plan:
     blocks: tuple[Block, ...]  # in the order in which they are measured
     sentinels: tuple[Probe, ...]  # measured before everything else and after it
     file_bytes: int  # of the file on the disk; 0 without one
+    turning: Mapping[str, int]  # bytes that take turns in each place, so that none is in a cache when it comes again
     notes: tuple[str, ...]  # what is not as might be expected, a sentence each
 
     @property
@@ -54,7 +66,8 @@ class Plan:
     @property
     def digest(self) -> str:
         """Text that is the same for equal plans only."""
-        content = [self.mode, self.seed, self.repeats, self.file_bytes, [probe.id for probe in (*self.sentinels, *self.probes)]]
+        sizes = [self.file_bytes, sorted(self.turning.items())]
+        content = [self.mode, self.seed, self.repeats, sizes, [probe.id for probe in (*self.sentinels, *self.probes)]]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
     def order(self, block: Block, repeat: int) -> list[Probe]:
@@ -65,7 +78,7 @@ class Plan:
 
     def needs(self, probes: Sequence[Probe]) -> Needs:
         """Find what some of the probes need of memory."""
-        return needs_of(probes, self.layout, self.wanted, self.file_bytes)
+        return needs_of(probes, self.layout, self.wanted, self.file_bytes, self.turning)
 
     def required_bytes(self) -> dict[str, tuple[int, str]]:
         """Tell for each place the most bytes that any block needs there, and which block does."""
@@ -104,28 +117,50 @@ def make_plan(
     if not wanted:
         raise ConfigError("--model: expected at least one model, got none")
     notes = [each.note for each in wanted if each.note]
-    largest = grid.LARGEST_COPY
+    largest, cache = grid.LARGEST_COPY, cache_bytes("cpu")
     room = (budgets or {}).get("cpu")
-    while room is not None and largest > grid.SMALLEST_COPY and _copies_need(largest, layout, wanted)["cpu"] > room:
+    turning = _turning(layout, wanted, mode, room)
+    if turning["cpu"] < RING * cache:
+        notes.append(
+            f"what takes turns has {format_memory(turning['cpu'])}: {turning['cpu'] / cache:.2g} times the last-level cache that "
+            f"this machine reports ({format_memory(cache)}) since {RING} times do not fit into --memory; what is still in that "
+            "cache is read faster than from memory"
+        )
+    while room is not None and largest > grid.SMALLEST_COPY and _copies_need(largest, layout, wanted, turning) > room:
         largest //= 2
     if largest < grid.LARGEST_COPY:
         notes.append(f"copies go up to {format_memory(largest)}: larger ones do not fit into --memory")
     file_bytes = _file_bytes(mode, largest, budgets or {}) if layout.disk is not None else 0
-    blocks = [*_model_blocks(layout, wanted, mode), *_copy_blocks(layout, wanted, mode, largest)]
-    blocks.append(Block("latencies", tuple(_latencies(layout, wanted, mode))))
-    in_memory = [tier for tier in layout.tiers if not _has_disk(tier)]
-    blocks += [Block("pairs", _pairs(tier)) for tier in in_memory]
+    blocks = _blocks(layout, wanted, mode, largest)
     if powered:
         both = [Probe("power", name, variant=variant, unit="watts") for name in powered for variant in ("idle", "busy")]
         blocks.append(Block("power", tuple(both)))
     random.Random(seed).shuffle(blocks)
-    return Plan(layout, tuple(wanted), mode, seed, repeats, tuple(blocks), _sentinels(layout), file_bytes, tuple(notes))
+    return Plan(layout, tuple(wanted), mode, seed, repeats, tuple(blocks), _sentinels(layout), file_bytes, turning, tuple(notes))
 
 
-def _copies_need(largest: int, layout: Layout, wanted: Sequence[Wanted]) -> dict[str, int]:
+def _blocks(layout: Layout, wanted: Sequence[Wanted], mode: str, largest: int) -> list[Block]:
+    """Make all blocks but that of power."""
+    blocks = [*_model_blocks(layout, wanted, mode), *_copy_blocks(layout, wanted, mode, largest)]
+    blocks.append(Block("latencies", tuple(_latencies(layout, wanted, mode))))
+    return [*blocks, *(Block("pairs", _pairs(tier)) for tier in layout.tiers if not _has_disk(tier))]
+
+
+def _turning(layout: Layout, wanted: Sequence[Wanted], mode: str, room: int | None) -> dict[str, int]:
+    """Find what takes turns in each place: of host memory what is wanted, or the most that fits with the smallest copies."""
+    turning, file_bytes = turning_bytes(layout), FILE_BLOCK if layout.disk is not None else 0
+    blocks = [_sentinels(layout), *(block.probes for block in _blocks(layout, wanted, mode, grid.SMALLEST_COPY))]
+    for turning["cpu"] in turning_choices(cache_bytes("cpu")):
+        needed = (needs_of(probes, layout, wanted, file_bytes, turning).required_bytes(layout) for probes in blocks)
+        if room is None or all(each["cpu"] <= room for each in needed):
+            break
+    return turning
+
+
+def _copies_need(largest: int, layout: Layout, wanted: Sequence[Wanted], turning: Mapping[str, int]) -> int:
     link = next(iter(layout.tiers[0].links))
     probe = Probe("copy", link.name, size=largest, unit="bytes")
-    return needs_of([probe], layout, tuple(wanted), 0).required_bytes(layout)
+    return needs_of([probe], layout, wanted, 0, turning).required_bytes(layout)["cpu"]
 
 
 def _file_bytes(mode: str, largest: int, budgets: dict[str, int]) -> int:

@@ -102,13 +102,14 @@ class Problem:
             free = len(self.rows) - told
             scatter = float(off @ off) / free if free >= 1 else 1.0
             if scatter > 1:
-                self.inflation = float(np.sqrt(scatter))
+                self.inflation = float(np.round(np.sqrt(scatter), 9))
                 logs = self._search(logs)
         full = self.predictor.slopes(logs, both=True)
         rows = full[self.rows] / (self.sigma * self.inflation)[:, None]
         information = rows.T @ rows + np.diag(self.priors.at(logs) ** -2.0)
         off = self.residuals(logs)
-        return Fit(logs, float(off @ off), np.asarray(np.linalg.inv(information), float), full, self.inflation)
+        covariance = np.round(np.linalg.inv(information), 12)  # as in `_search`
+        return Fit(logs, float(off @ off), np.asarray(covariance, float), full, self.inflation)
 
     def _search(self, start: Vector) -> Vector:
         if not len(start):
@@ -127,7 +128,8 @@ class Problem:
             gtol=1e-4,
             max_nfev=60,
         )
-        return np.asarray(found.x, float)
+        # Libraries add in an order that suits the processor. Digits that differ are far below the tolerance: they are cut.
+        return np.round(np.asarray(found.x, float), 9)
 
     def interval(self, fit: Fit, k: int) -> tuple[float, float]:
         """Find where the sum of squares, least over all other constants, rises by 1.645 squared: nine of ten by likelihood."""
@@ -137,7 +139,8 @@ class Problem:
 
     def _side(self, fit: Fit, k: int, sign: float) -> float:
         """Follow the valley outwards from the optimum, other constants by chords with the slopes of the optimum."""
-        rise, step = Z90**2, Z90 * float(np.sqrt(fit.covariance[k, k]))
+        # Where rows say nothing of a constant the first step rises by just this much, give or take the last digit.
+        rise, step = Z90**2 * (1 + 1e-6), Z90 * float(np.sqrt(fit.covariance[k, k]))
         others = [j for j in range(len(fit.logs)) if j != k]
         rows = fit.slopes[self.rows] / (self.sigma * self.inflation)[:, None]
         along = fit.covariance[:, k] / fit.covariance[k, k]

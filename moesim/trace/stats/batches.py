@@ -88,7 +88,7 @@ def workload_correlation(
     for batch in long:
         for layer in range(n_layers):
             load = workloads(experts[:, layer][batch], n_experts)
-            total += _correlation(load[:n].astype(np.float64))
+            total += _correlation(load[:n].astype(np.int64))
             busiest = np.argsort(-load, axis=1, kind="stable")[:, :top_k]
             kept.append((busiest[1:, :, None] == busiest[:-1, None, :]).any(axis=2).mean())
     matrix = total / (len(long) * n_layers)
@@ -99,9 +99,10 @@ def workload_correlation(
     )
 
 
-def _correlation(load: NDArray[np.float64]) -> NDArray[np.float64]:
+def _correlation(load: NDArray[np.int64]) -> NDArray[np.float64]:
     """Correlate rows with each other; a row that is the same for all experts correlates with none."""
-    centred = load - load.mean(axis=1, keepdims=True)
-    norm = np.linalg.norm(centred, axis=1, keepdims=True)
-    unit = np.divide(centred, norm, out=np.zeros_like(centred), where=norm > 0)
-    return np.asarray(unit @ unit.T)
+    total = load.sum(axis=1)
+    products = load.shape[1] * (load @ load.T) - np.outer(total, total)  # integers: exact, in whatever order they are added
+    norm = np.sqrt(products.diagonal())
+    norms = np.outer(norm, norm)
+    return np.asarray(np.divide(products, norms, out=np.zeros_like(norms), where=norms > 0))

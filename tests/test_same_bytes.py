@@ -1,0 +1,202 @@
+"""What results rest on is the same to the byte on other kinds of processors, with other libraries and numbers of cores.
+
+Each case of `CASES` makes something of fixed inputs. It runs in one process for each of `SETTINGS`, where NumPy, OpenBLAS, Arrow
+and the C library are kept from instructions that this processor has, and Python counts other cores than there are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+try:
+    from numpy._core import _multiarray_umath as _numpy
+except ImportError:  # NumPy 1
+    from numpy.core import _multiarray_umath as _numpy  # type: ignore[attr-defined, no-redef]
+
+_WIDE = [name for name in _numpy.__cpu_dispatch__ if _numpy.__cpu_features__.get(name)]  # used where there is more than the least
+_AVX2 = bool(_numpy.__cpu_features__.get("AVX2"))
+_LEAST = "Prescott" if "SSE2" in _numpy.__cpu_features__ else "ARMV8"  # names of OpenBLAS
+_MASKED = "glibc.cpu.hwcaps=-AVX512F,-AVX2,-AVX,-FMA,-FMA4"
+
+SETTINGS: dict[str, dict[str, str]] = {  # name -> variables of the environment, and the number of cores
+    "as it is": {"CORES": "1"},
+    "no wide vectors": {
+        "NPY_DISABLE_CPU_FEATURES": ",".join(name for name in _WIDE if "512" in name or "V4" in name),
+        "OPENBLAS_CORETYPE": "Haswell" if _AVX2 else _LEAST, "ARROW_USER_SIMD_LEVEL": "AVX2", "CORES": "3",
+    },
+    "no vectors": {
+        "NPY_DISABLE_CPU_FEATURES": ",".join(_WIDE), "OPENBLAS_CORETYPE": _LEAST, "OPENBLAS_NUM_THREADS": "2",
+        "ARROW_USER_SIMD_LEVEL": "NONE", "GLIBC_TUNABLES": _MASKED, "CORES": "64",
+    },
+}  # fmt: skip
+
+
+def routing() -> Any:
+    """Routing that tests and `moesim check` make up."""
+    from moesim.testing.traces import synthetic_trace
+
+    trace = synthetic_trace(
+        n_layers=4, n_experts=16, top_k=4, n_requests=3, scores=True, calibration=True, signals={"gate_next1": 0.7}
+    )
+    return [trace.experts.tolist(), trace.signals["gate_next1"].scores.tolist()]
+
+
+def workloads() -> Any:
+    """Steps of batches."""
+    from moesim.trace.workload import WorkloadSpec, compose
+    from tests.trace.test_recorded_digests import TRACES, WORKLOADS, digest
+
+    return {name: digest(compose(TRACES[trace], WorkloadSpec(**spec))) for name, (trace, spec, _) in WORKLOADS.items()}
+
+
+def costs() -> Any:
+    """Times of every shipped machine, and labels of their numbers."""
+    from moesim.hardware import hardware_names, load_hardware
+    from moesim.hardware.costs import CostModel
+    from moesim.model import builtin_models
+
+    found: dict[str, Any] = {}
+    for machine in hardware_names():
+        profile = load_hardware(machine)
+        for name in ("mixtral-8x7b", "qwen3-30b-a3b"):
+            model = CostModel(builtin_models()[name], profile, extrapolate=True)
+            for device in profile.devices.values():
+                if device.kind != "disk":
+                    rows = (1, 2, 3, 7, 64, 1000)
+                    found[f"{machine} {name} {device.name}"] = [
+                        [model.expert_ns(device.name, n), model.dense_ns(device.name, n)] for n in rows
+                    ]
+    assert found
+    return found
+
+
+def results(folder: Path) -> Any:
+    """All files of an experiment: records, tables, summary, figures, timeline; with repeats, intervals and a swept size."""
+    from moesim.cli.main import main
+    from tests.experiment.experiment_kit import write_yaml
+
+    workload = {"batch_size": 3, "prompt_tokens": 3, "decode_tokens": 3}
+    policies = ["on-demand", "lru", "belady", "fiddler", "dali", "daop-paper", "moe-lightning"]
+    plots = ["decode_speed", "hit_rate", "breakdown", "gantt"]
+    path = write_yaml(folder, trace="small.safetensors", workload=workload, policies=policies, plots=plots, repeat=2)
+    assert main(["run", path.name, "--out", "out", "--jobs", "1"]) == 0
+    files = sorted(path for path in (folder / "out").rglob("*") if path.is_file() and "manifest" not in path.name)
+    assert len(files) > 10
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def statistics() -> Any:
+    """Statistics of routing, as `moesim trace stats` reports them."""
+    from moesim.trace.stats.report import plain, report
+    from tests.trace.test_recorded_digests import TRACES
+
+    return {name: plain(report(TRACES[name])) for name in ("small", "wide")}
+
+
+def intervals() -> Any:
+    """Means, medians and their intervals: Student's t, resampling, quantiles, a fitted line."""
+    from types import SimpleNamespace
+
+    from moesim.core.student import mean, student_t
+    from moesim.studies.lookahead import relation
+    from moesim.studies.validation.compare import errors_of
+
+    numbers = np.random.default_rng(1).integers(1, 10**6, 97) / 1e6
+    measured = SimpleNamespace(spread=0.1, repeat_error=None)
+    compared: Any = [SimpleNamespace(error=lambda *_, e=e, **__: e, measured=lambda *_: measured) for e in numbers]
+    lines: Any = [
+        SimpleNamespace(model=f"m{i % 4}", slots=2 + i, top_k=2, half=float(1 + i * one)) for i, one in enumerate(numbers[:20])
+    ]
+    return [
+        [student_t(0.95, n) for n in range(2, 9)], vars(mean(numbers.tolist(), 0.9)), vars(errors_of(compared)),
+        vars(relation(lines)),
+    ]  # fmt: skip
+
+
+def fits() -> Any:
+    """A fit of eight constants to forty rows, and the intervals of its constants."""
+    from moesim.studies.identify.constants import Priors
+    from moesim.studies.identify.fit import Problem
+
+    class Rows:
+        priors = Priors(np.full(8, 0.3), np.full(8, 0.4))
+        table = np.random.default_rng(2).integers(-100, 100, (40, 8)) / 100 * (np.arange(8) < 7)  # rows say nothing of the last
+        observed = np.random.default_rng(3).integers(-100, 100, 40) / 500
+
+        def values(self, logs: Any) -> Any:
+            return (self.table * np.expm1(logs)).sum(axis=1)
+
+        def slopes(self, logs: Any, *, both: bool = False) -> Any:
+            return self.table * np.exp(logs)
+
+    problem = Problem(Rows(), list(range(40)), np.full(40, 0.02))
+    found = problem.fit()
+    ends = [problem.interval(found, k) for k in range(8)]
+    return [found.logs.tolist(), found.covariance.tolist(), found.inflation, ends]
+
+
+def plans() -> Any:
+    """Optima that SciPy's solvers find."""
+    from moesim.policies.algorithms.search import exact_assignment
+
+    drawn = np.random.default_rng(4).integers(1, 10**6, (6, 2, 24))
+    return [list(exact_assignment(gpu.tolist(), cpu.tolist(), gpu_first=500, cpu_first=700)) for gpu, cpu in drawn]
+
+
+CASES: list[Callable[..., Any]] = [routing, workloads, costs, results, statistics, intervals, fits, plans]
+
+
+def run_all() -> dict[str, str]:
+    """Run every case in a folder of its own; return what each makes, as text."""
+    found = {}
+    for case in CASES:
+        with tempfile.TemporaryDirectory() as folder:
+            os.chdir(folder)
+            made = case(Path(folder)) if case.__code__.co_argcount else case()
+            found[case.__name__] = json.dumps(made, sort_keys=True, default=repr)
+            os.chdir(ROOT)
+    return found
+
+
+def variables(name: str) -> dict[str, str]:
+    return {key: value for key, value in SETTINGS[name].items() if value}
+
+
+@cache
+def made_under(name: str) -> dict[str, str]:
+    command = [sys.executable, "-W", "error", __file__]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | variables(name), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.mark.parametrize("name", [name for name in SETTINGS if name != "as it is"])
+def test_what_results_rest_on_is_the_same_to_the_byte(name: str):
+    here, there = made_under("as it is"), made_under(name)
+    assert list(here) == [case.__name__ for case in CASES]
+    assert {case: there[case] == here[case] for case in here} == dict.fromkeys(here, True)
+
+
+if __name__ == "__main__" and sys.argv[1:]:  # for `make test-narrow`
+    print(*(f"{key}={value}" for key, value in variables(sys.argv[1]).items()))
+elif __name__ == "__main__":
+    n_cores = int(os.environ.pop("CORES"))
+    os.cpu_count = lambda: n_cores
+    if hasattr(os, "sched_getaffinity"):
+        os.sched_getaffinity = lambda _: set(range(n_cores))
+    sys.path[:0] = [str(ROOT)]
+    print(json.dumps(run_all()))
