@@ -211,7 +211,9 @@ def _machine(
         rate = tiny_model().expert_bytes(0) * 1e6 / (load_us * (1 + at / 8))
         speeds = {"any": (latency_us, rate), "pageable": (latency_us + 1, rate / 2), "chunked": (latency_us, rate),
                   "activation": (0.1, rate)}  # fmt: skip
-        curves: dict[str, Any] = {n: {"latency_us": assumed(us), "bytes_per_s": assumed(speed)} for n, (us, speed) in speeds.items()}
+        curves: dict[str, Any] = {
+            n: {"latency_us": assumed(us), "bytes_per_s": assumed(speed)} for n, (us, speed) in speeds.items()
+        }
         curves["activation"]["share_link"] = share_link
         return curves | ({"medium": "bus"} if one_medium else {})
 

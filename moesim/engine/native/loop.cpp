@@ -170,6 +170,7 @@ void run(State &state) {
         if (!state.sink.is_none() && !state.over && state.now == state.last_end && state.records.tasks.size() >= state.piece)
             hand_out(state);
     }
+    cut_off(state);
 }
 
 }  // namespace moesim
