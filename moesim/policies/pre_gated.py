@@ -210,7 +210,8 @@ class PreGated(PolicyBase):
 
     def _newly_kept(self, layer: int, asked: set[Unit], view: View) -> list[int]:
         """Choose who goes from the layer's buffer to the cache: its place was not free before. Who finds none is not kept."""
-        room, stay = self._room(), []
+        room = self._room()
+        stay: list[int] = []
         for unit in sorted(unit for unit in asked - self._inside if unit in self._arena):
             if room > len(stay) and view.is_resident(*unit, self._gpu):
                 stay.append(unit[1])
