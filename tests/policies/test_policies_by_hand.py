@@ -102,7 +102,7 @@ def test_dali() -> None:
     ]
     assert [s.end for s in records.steps] == [840, 2080, 3560]
     assert row["hit_rate"] == 6 / 12
-    assert row["bytes_update"] == 1000
+    assert row["bytes_update"] == 1000 + 780
     assert causes(records) == {"dense": 600, "gpu_experts": 400, "cpu_experts": 2400, "activation": 160}
 
 
