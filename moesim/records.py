@@ -30,7 +30,7 @@ class TaskRecord(NamedTuple):
 
 
 class TransferRecord(NamedTuple):
-    """One occupation of a link by a transfer: a chunk, a hop, or the whole."""
+    """One occupation of a link by a transfer: a chunk, a hop, or the whole; or the part of it before the run ended."""
 
     start: int
     end: int
@@ -38,13 +38,14 @@ class TransferRecord(NamedTuple):
     cause: str  # "demand" | "prefetch" | "update" | "write-back" | "message" | "activation" (only with share_link)
     layer: int  # -1 outside the MoE layers
     expert: int  # -1 if not an expert: a message, or weights or a KV cache that are streamed
-    n_bytes: int
+    n_bytes: int  # that moved
     urgency: int
     submitted: int  # ns at which the Fetch was submitted
     fetch: int  # number of the fetch; the chunks and hops of one fetch share it
     last: bool  # the copy is complete at its destination when this ends
     waited_memory: bool  # it was first in line on an idle link, and had to wait for memory
     bits: float | None = None  # width of the copy; None: the full one
+    left: int = 0  # bytes that had not moved when the run ended, at `end`; 0: it was done
 
 
 class ActivationRecord(NamedTuple):

@@ -20,8 +20,11 @@ _ABOUT_EXPERTS = frozenset({Fetch, Drop, Move, Run, Skip})
 
 
 def tell(state: State, event: Any) -> None:
-    """Tell the policy an event that it listens to, and apply its answer."""
+    """Tell the policy an event that it listens to, and apply its answer; while it decides, the event waits."""
     if type(event) not in state.listens:
+        return
+    if state.deciding:
+        state.unheard.append(lambda: tell(state, event))
         return
     actions = state.policy.decide(event, state.view)
     if actions:

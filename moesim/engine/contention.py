@@ -37,6 +37,12 @@ class Server:
         self.alarm: Any = None  # the valid alarm, an event of SimPy
         self.over: Any = None  # called with the alarm
 
+    def done(self, work_ns: int, start: int, now: int) -> int:
+        """Return what is done of its work, which began at `start`, in millionths of ns."""
+        if self.activity is None:  # nothing slows it down
+            return (now - start) * FULL
+        return work_ns * FULL - self.left + (now - self.last) * self.rate
+
 
 class Contention:
     """All measured pairs, and which contended activities go on at present.

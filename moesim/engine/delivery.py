@@ -50,6 +50,9 @@ def predicted(state: State, step: int, layer: int, source: str, predictor: Any) 
     """A prediction has been paid for; one that comes after its step is of no use and is not told."""
     if step != state.step.index or Predicted not in state.listens:
         return
+    if state.deciding:
+        state.unheard.append(lambda: predicted(state, step, layer, source, predictor))
+        return
     for mb in range(state.n_mbs):
         answer = predictor.predict(state.step, mb, layer)
         if answer is not None:
@@ -78,7 +81,13 @@ def _look_up(state: State, visit: Visit, mb: int, rows: Sequence[int], active: S
 
 
 def _charge(state: State, visit: Visit, active: Sequence[int], actions: list[Any]) -> None:
-    """Delay the effect of a decision; what the layer needs, there or on its way, stays in use meanwhile."""
+    """Delay the effect of a decision; what the layer needs, there or on its way, stays in use meanwhile.
+
+    Until then the policy hears nothing else: an answer to what happens meanwhile would take effect before the decision on which
+    it builds.
+    When the decision takes effect it finds these copies as idle as they are without it: what it drops goes at once, so that a
+    Fetch of it after that is a copy. What was dropped before, and was still in use, stays until the decision may have run it.
+    """
     mb, now = state.mb, state.now
     state.records.decisions.append(DecisionRecord(now, now + state.options.decision_ns, visit.step, visit.layer))
     visit.hold()
@@ -94,16 +103,24 @@ def _charge(state: State, visit: Visit, active: Sequence[int], actions: list[Any
 
     def take_effect() -> None:
         state.mb = mb
-        apply(state, actions)
-        visit.let_go()
+        dropped = []
         for device, unit, fetch in held:
-            copy = device.memory.copies.get(unit)
-            coming = device.pending.get(unit)
+            copy, coming = device.memory.copies.get(unit), device.pending.get(unit)
             if copy is not None and copy.fetch == fetch:
-                device.memory.release(unit, state.now)
+                if copy.doomed:
+                    dropped.append((device, unit))
+                else:
+                    copy.in_use -= 1
             elif coming is not None and coming.fetch == fetch:  # else it was given up
                 coming.in_use -= 1
+        apply(state, actions)
+        visit.let_go()
+        for device, unit in dropped:
+            device.memory.release(unit, state.now)
         state.deciding = False
+        unheard, state.unheard = state.unheard, []
+        for call in unheard:
+            call()
         if state.undecided:
             state.routed.append(state.undecided.pop(0))
 

@@ -8,6 +8,7 @@ from operator import index
 from typing import Any
 
 from moesim.engine.checks import fail, first_of, short_repr
+from moesim.engine.contention import FULL
 from moesim.engine.machine import Crossing, DeviceState, Group, LinkState, Medium, Task, Transfer
 from moesim.engine.paths import path_between
 from moesim.engine.state import State
@@ -185,7 +186,7 @@ def complete(state: State, link: LinkState, now: int) -> None:
         _new(
             TransferRecord,
             (link.start, now, link.name, transfer.cause, transfer.layer, transfer.expert, n_bytes, transfer.urgency,
-             transfer.submitted, transfer.fetch, last, transfer.waited_memory, transfer.bits),
+             transfer.submitted, transfer.fetch, last, transfer.waited_memory, transfer.bits, 0),
         )
     )  # fmt: skip
     if last:
@@ -206,6 +207,29 @@ def _next_hop(state: State, link: LinkState, transfer: Transfer) -> None:
     transfer.first_chunk = True
     transfer.waited_memory = False
     enqueue(state, transfer.path[transfer.hop], transfer)
+
+
+def cut_off(state: State) -> None:
+    """Record what is under way as the run ends: the time until then, and how many of its bytes have moved."""
+    for link in state.links.values():
+        transfer, n_bytes = link.current, link.current_bytes
+        if transfer is not None:
+            moved = _moved(state, link, transfer, n_bytes)
+            state.records.transfers.append(
+                TransferRecord(
+                    link.start, state.now, link.name, transfer.cause, transfer.layer, transfer.expert, moved, transfer.urgency,
+                    transfer.submitted, transfer.fetch, False, transfer.waited_memory, transfer.bits, n_bytes - moved,
+                )
+            )  # fmt: skip
+
+
+def _moved(state: State, link: LinkState, transfer: Transfer, n_bytes: int) -> int:
+    """Count the bytes of what is in flight that have moved: none during the latency, then evenly, rounded down."""
+    rows = transfer.rows
+    work = state.costs.activation_ns(link.link, rows) if rows else link.transfer_ns(n_bytes)
+    latency = state.costs.latency_ns(link.link, rows > 0)
+    done, whole = link.done(work, link.start, state.now) - latency * FULL, (work - latency) * FULL
+    return min(max(0, n_bytes * done // max(1, whole)), n_bytes - 1)  # a replay may take longer than predicted
 
 
 def remaining_ns(state: State, transfer: Transfer) -> int:

@@ -33,6 +33,7 @@ def run(state: State) -> Records:
                 state.sink(state.records, _settled(state))
                 state.records.clear()
     records = state.records
+    links.cut_off(state)
     _order(records)
     records.makespan_ns = records.steps[-1].end
     for device in state.devices:

@@ -27,7 +27,7 @@ _new: Any = tuple.__new__
 
 # ------------------------------------------------------------------------------------------------------------------ steps
 def next_step(state: State) -> None:
-    """Begin the next step; after the last the run is over, and what is still in flight has no end in the records."""
+    """Begin the next step; after the last the run is over, whatever is still in flight."""
     step = next(state.steps, None)
     if step is None:
         state.over = True

@@ -76,8 +76,9 @@ def _records(kind: Any, structs: Any) -> RecordTable[Any]:
     columns: dict[str, Any] = {}
     stored = {field.name for field in structs.type}
     for name, hint in get_type_hints(kind).items():
-        if name not in stored and kind._field_defaults.get(name, "") is None:  # a file from before records had this field
-            columns[name] = np.full(len(structs), np.nan)
+        if name not in stored and name in kind._field_defaults:  # a file from before records had this field
+            default = kind._field_defaults[name]
+            columns[name] = np.full(len(structs), np.nan if default is None else default)
             continue
         field = structs.field(name)
         if hint is str:

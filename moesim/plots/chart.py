@@ -9,6 +9,9 @@ from moesim.metrics.causes import task_cause, transfer_cause
 from moesim.metrics.machine import Machine
 from moesim.records import Records
 
+UNFINISHED = "..."
+"""Ends the text of a transfer that the end of the run cut off."""
+
 
 class Box(NamedTuple):
     """One box of a Gantt chart."""
@@ -17,7 +20,7 @@ class Box(NamedTuple):
     start: int  # ns since the begin of the window
     end: int
     cause: str
-    text: str  # expert id; empty for what is not an expert
+    text: str  # expert id, with dots if the run ended before its copy; empty for what is not an expert
 
 
 class Chart(NamedTuple):
@@ -48,7 +51,7 @@ def chart(records: Records, machine: Machine, step: int, layers: tuple[int, int]
         text = ""
         if m.expert >= 0:  # of another layer: say which
             text = str(m.expert) if m.layer == visits[0].layer == visits[-1].layer else f"{m.layer}/{m.expert}"
-        add(m.link, m.start, m.end, transfer_cause(m), text)
+        add(m.link, m.start, m.end, transfer_cause(m), f"{text}{UNFINISHED}" if m.left else text)
     for a in records.activations:
         add(f"{a.link} act.", a.start, a.end, "activation", "")
     used = {box.lane for box in boxes}

@@ -20,7 +20,7 @@ from moesim.hardware import HardwareProfile
 from moesim.metrics.causes import CAUSES
 from moesim.metrics.gate_mass import fidelity_fresh_decode
 from moesim.metrics.machine import Machine, machine_of
-from moesim.plots.chart import Chart, chart
+from moesim.plots.chart import UNFINISHED, Chart, chart
 from moesim.plots.exactness import is_exact, meaning
 from moesim.plots.kinds import Drawing, kind
 from moesim.plots.style import SMALL, add_corner, legend_above, text_width
@@ -98,6 +98,7 @@ def gantt(
     handles.append(Line2D([], [], **_LAYER_END, label="layer end"))
     legend_above(figure, handles, "What each device and link did")
     on_links = any("/" in box.text for c in charts.values() for box in c.boxes)
+    unfinished = any(box.text.endswith(UNFINISHED) for c in charts.values() for box in c.boxes)
     numbers = "numbers: expert; layer/expert on links" if on_links else "numbers: expert"
     add_corner(figure, label, [numbers, meaning(starred)])
     where = f"layer {first}" if first == last else f"layers {first} to {last}"
@@ -107,6 +108,7 @@ def gantt(
         f"What CPU, GPU and links did in {where} of step {step} ({phase}): {lengths}.",
         f"{numbers.capitalize()}. Dashed: end of a layer. Lanes without work are left out; a box that reaches out of "
         "the window is cut off.",
+        "Dots: the run ended before this copy did." if unfinished else "",
         f"{meaning(starred)}." if starred else "",
         f"{label[0].upper()}{label[1:]}." if label else "",
     ]

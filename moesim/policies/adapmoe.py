@@ -151,6 +151,6 @@ class AdapMoE(MixtralOffloadingSpec, fixed=("n_ahead", "writeback", "slots_split
         if layer <= self._layer:
             return []
         ids = event.ids[0, : view.model.top_k].tolist()
-        ahead = [e for e in ids if e not in self._order[layer]][:1]
+        ahead = [e for e in ids if e not in self._order[layer] and not self._leaves((layer, e), view)][:1]
         self._ahead[layer] = ahead
         return [Fetch(layer, ahead, self._gpu, PREFETCH, AHEAD)]

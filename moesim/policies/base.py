@@ -147,16 +147,23 @@ def gpu_of(view: View, policy: str) -> str:
 
 
 def cpu_of(view: View, policy: str) -> str:
-    """Return the CPU that computes experts: the first backing device if it is a CPU, else the first.
+    """Return the CPU that computes experts: the first that holds them all.
 
     Raises
     ------
     HardwareError
-        If the profile has no CPU.
+        If the profile has no CPU, or none that is a backing device.
     """
     if not view.cpus:
         raise HardwareError(f"policy {policy}: expected a CPU in the hardware profile, got none; choose a profile with one")
-    return view.host if view.host in view.cpus else view.cpus[0]
+    backing = view.costs.hardware.backing
+    cpu = next((name for name in backing if name in view.cpus), None)
+    if cpu is None:
+        raise HardwareError(
+            f"policy {policy}: expected a CPU among the backing devices, got {', '.join(backing)}; "
+            f"the CPU computes experts that lie in its memory: choose a profile whose `backing` names it"
+        )
+    return cpu
 
 
 def slot_bytes(view: View) -> int:

@@ -232,7 +232,7 @@ class DaopPaper(PolicyBase):
             return self._predicted(event, view)
         if kind is Fetched:
             if event.device != self._gpu:
-                return self._exchange.arrived(event.layer, event.expert)
+                return self._exchange.arrived(event.layer, event.expert, view)
             return self._happened((event.layer, event.expert, event.device), view)
         if kind is Ran:
             return self._happened((event.layer, event.experts[0], event.device), view)
@@ -292,7 +292,7 @@ class DaopPaper(PolicyBase):
             return []
         if not event.mb:
             self._left = {old for _, old in pairs}
-        return self._exchange.start(layer, pairs)
+        return self._exchange.start(layer, pairs, view)
 
     # ---------------------------------------------------------------------------------------------------- the thread
     def _happened(self, what: Awaited, view: View) -> Iterable[Action]:
@@ -306,7 +306,7 @@ class DaopPaper(PolicyBase):
         for pair, device, experts in self._thread.steps(cpu_first=self._decode):
             if pair is not None:
                 self._thread.wait_for([(layer, pair[0], self._gpu)])
-                actions += self._exchange.start(layer, [pair])
+                actions += self._exchange.start(layer, [pair], view)
             else:
                 actions += self._run_cpu(layer, experts) if device == "cpu" else self._run_gpu(layer, experts, view)
         return actions

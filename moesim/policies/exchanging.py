@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from moesim.policies.base import CACHE
 from moesim.policies.parts import Unit
-from moesim.policy import DEMAND, UPDATE, Action, Drop, Fetch, Move, Run
+from moesim.policy import DEMAND, UPDATE, Action, Drop, Fetch, Move, Run, View
 
 LEAVING = "leaving"  # pool of experts on their way back to the host
 
@@ -29,7 +29,7 @@ class Exchange:
         """Say whether the host has not got an expert yet."""
         return (layer, expert) in self._leaving
 
-    def start(self, layer: int, pairs: Iterable[tuple[int, int]]) -> list[Action]:
+    def start(self, layer: int, pairs: Iterable[tuple[int, int]], view: View) -> list[Action]:
         """Copy experts in and others out, pair by pair.
 
         A pair is a newcomer and an expert on the GPU that leaves; neither may be under way.
@@ -38,17 +38,17 @@ class Exchange:
         for new, old in pairs:
             if self._writeback:
                 self._leaving[layer, old] = []
-                actions += self._to_buffers()
+                actions += self._to_buffers(view)
                 actions.append(Fetch(layer, (old,), self._host, UPDATE, source=self._gpu))
             actions.append(Drop(layer, (old,), self._gpu))
             actions.append(Fetch(layer, (new,), self._gpu, DEMAND, CACHE))
         return actions
 
-    def arrived(self, layer: int, expert: int) -> list[Action]:
+    def arrived(self, layer: int, expert: int, view: View) -> list[Action]:
         """Return what an arrival on the host sets free: a buffer for the next that leaves, and Runs there."""
         self._buffered.discard((layer, expert))
         runs = self._leaving.pop((layer, expert))
-        return [*self._to_buffers(), *runs]
+        return [*self._to_buffers(view), *runs]
 
     def when_there(self, runs: Sequence[Run]) -> list[Action]:
         """Return Runs on the host, each of one expert, but keep those whose expert is still leaving the GPU."""
@@ -63,12 +63,13 @@ class Exchange:
                 kept.append(run)
         return now
 
-    def _to_buffers(self) -> list[Action]:
+    def _to_buffers(self, view: View) -> list[Action]:
+        """Give buffers to who leaves; an expert that has left while a decision was taken needs none."""
         actions: list[Action] = []
         for layer, expert in self._leaving:
             if len(self._buffered) >= self._n_buffers:
                 break
-            if (layer, expert) not in self._buffered:
+            if (layer, expert) not in self._buffered and view.is_resident(layer, expert, self._gpu):
                 self._buffered.add((layer, expert))
                 actions.append(Move(layer, (expert,), self._gpu, LEAVING))
         return actions

@@ -116,9 +116,13 @@ class MixtralOffloadingSpec(MixtralOffloading):
             for expert in row:
                 counts[expert] += 1
         cached = self._order[layer]
-        ahead = [e for e in top_by_count(counts, self.n_ahead) if e not in cached]
+        ahead = [e for e in top_by_count(counts, self.n_ahead) if e not in cached and not self._leaves((layer, e), view)]
         self._ahead[layer] = ahead
         return [Fetch(layer, ahead, self._gpu, PREFETCH, AHEAD, bits=self._bits)]
+
+    def _leaves(self, unit: Unit, view: View) -> bool:
+        """Whether a victim is still there: to fetch it would keep it in its buffer, for which the next swap waits."""
+        return view.is_resident(*unit, self._gpu, self._bits)
 
     def _sort_out(self, event: Routed) -> list[int]:
         """Return wrong guesses; right ones wait for their swap. A later micro-batch has none."""

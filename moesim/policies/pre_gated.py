@@ -98,7 +98,8 @@ class PreGated(PolicyBase):
         size = slot_bytes(view)
         slots = min(view.cache_slots(self._gpu), view.model.n_layers * view.model.n_experts) if self.cache else 0
         self._arena = Arena[Unit](slots, self.cache or "lfu")
-        self._inside: set[Unit] = set()  # of the cache's pool
+        self._inside: set[Unit] = set()  # in the cache's pool, or on their way to it
+        self._leaving: dict[Unit, str] = {}  # given up on their way to a pool: they take a place until they have come and gone
         pools = [Pool(self._gpu, buffer, view.model.n_experts * size) for buffer in BUFFERS]
         return Placement(pools=[*pools, Pool(self._gpu, CACHE, slots * size)] if slots else pools)
 
@@ -122,8 +123,8 @@ class PreGated(PolicyBase):
         self._layer = layer
         whole = self.method == "prefetch-all"  # then all that is asked for is waited for
         asked = [e for e in (range(view.model.n_experts) if whole else event.active) if (layer, e) in self._asked]
-        late = [e for e in asked if view.is_pending(layer, e, gpu)]
         actions, copied = self._copies(layer, [e for e in event.active if e not in asked], DEMAND, view)
+        late = [e for e in sorted({*asked, *event.active}) if view.is_pending(layer, e, gpu)]
         self._awaited.update(late, copied)
         self._held.update(event.active)
         actions += [Fetch(layer, late, gpu, DEMAND, BUFFERS[layer % 2]), *self._run(view)]
@@ -152,16 +153,23 @@ class PreGated(PolicyBase):
         gpu, arena = self._gpu, self._arena
         actions: list[Action] = []
         copied: list[int] = []
+        self._leaving = {unit: pool for unit, pool in self._leaving.items() if view.is_pending(*unit, gpu)}
         for expert in experts:
-            if (layer, expert) not in arena:
+            unit = layer, expert
+            if unit in self._leaving:  # it may stay after all
+                pool = self._leaving.pop(unit)
+                actions.append(Fetch(layer, [expert], gpu, urgency, pool))
+                if pool == CACHE:
+                    self._inside.add(unit)
+            elif unit not in arena and unit not in self._inside:
                 copied.append(expert)
-            gone = arena.request((layer, expert))
-            self._asked.add((layer, expert))
+            gone = arena.request(unit)
+            self._asked.add(unit)
             if gone in self._inside and view.is_resident(*gone, gpu):  # what is on its way leaves when its layer ends
                 self._inside.discard(gone)
                 keep = gone in self._asked  # its layer is not over
                 actions.append(Move(gone[0], [gone[1]], gpu, BUFFERS[gone[0] % 2]) if keep else Drop(gone[0], [gone[1]], gpu))
-        kept = [e for e in copied if (layer, e) in arena][: arena.capacity - len(self._inside)]
+        kept = [e for e in copied if (layer, e) in arena][: max(0, self._room())]
         self._inside.update((layer, e) for e in kept)
         for stays, some in groupby(copied, kept.__contains__):
             actions.append(Fetch(layer, list(some), gpu, urgency, CACHE if stays else BUFFERS[layer % 2]))
@@ -186,11 +194,31 @@ class PreGated(PolicyBase):
         ahead = {unit for unit in self._asked if unit[0] == layer}
         self._asked -= ahead
         gone = layer_residents(view, self._gpu, BUFFERS[layer % 2], layer)
-        gone += sorted(e for _, e in ahead - self._inside if view.is_pending(layer, e, self._gpu))
+        late = sorted(e for _, e in ahead - self._inside if view.is_pending(layer, e, self._gpu))
+        gone += late
+        self._leaving.update({(layer, e): BUFFERS[layer % 2] for e in late})
         over = [unit for unit in self._inside if unit[0] == layer and unit not in self._arena]
         self._inside.difference_update(over)
+        self._leaving.update({unit: CACHE for unit in over if view.is_pending(*unit, self._gpu)})
         gone += sorted(e for _, e in over)
-        return [Drop(layer, gone, self._gpu)]
+        stay = self._newly_kept(layer, ahead, view)
+        return [Drop(layer, [e for e in gone if e not in stay], self._gpu), Move(layer, stay, self._gpu, CACHE)]
+
+    def _room(self) -> int:
+        """Count the places of the cache that nobody has."""
+        return self._arena.capacity - len(self._inside) - [*self._leaving.values()].count(CACHE)
+
+    def _newly_kept(self, layer: int, asked: set[Unit], view: View) -> list[int]:
+        """Choose who goes from the layer's buffer to the cache: its place was not free before. Who finds none is not kept."""
+        room = self._room()
+        stay: list[int] = []
+        for unit in sorted(unit for unit in asked - self._inside if unit in self._arena):
+            if room > len(stay) and view.is_resident(*unit, self._gpu):
+                stay.append(unit[1])
+            else:
+                self._arena.discard(unit)
+        self._inside.update((layer, e) for e in stay)
+        return stay
 
     def evict(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
         """Wait for the end of the layer before the last: a buffer holds all experts of one."""

@@ -17,6 +17,7 @@ class Transient:
     def __init__(self, device: str) -> None:
         self._device = device
         self._ahead: dict[int, list[int]] = {}
+        self._late: dict[int, list[int]] = {}  # what was on its way when its layer ended, which a slow link may bring yet
 
     def pool(self, slots: int, view: View) -> Pool:
         """Return the pool, with no more slots than a layer has experts."""
@@ -29,6 +30,12 @@ class Transient:
 
     def demand(self, layer: int, misses: Sequence[int], view: View) -> tuple[list[Fetch], Sequence[int]]:
         """Make what is on its way more urgent, in the pool it was meant for; return that, and what is still to be loaded."""
+        if late := self._late.pop(layer, []):
+            late = [e for e in late if view.is_pending(layer, e, self._device)]
+            if again := [e for e in late if e in misses]:
+                self._ahead.setdefault(layer, []).extend(again)
+            if others := [e for e in late if e not in again]:
+                self._late[layer] = others
         if layer not in self._ahead:
             return [], misses
         ahead = self._ahead[layer]
@@ -41,7 +48,10 @@ class Transient:
         if (ahead := self._ahead.pop(layer, None)) is None:
             return []
         held = layer_residents(view, self._device, PREFETCHED, layer)
-        return held + [e for e in ahead if view.is_pending(layer, e, self._device)]
+        late = [e for e in ahead if view.is_pending(layer, e, self._device)]
+        if late:
+            self._late[layer] = list(dict.fromkeys([*self._late.get(layer, ()), *late]))
+        return held + late
 
     def spent(self, fetch: Fetch, routed: int, view: View) -> Unit | None:
         """Return a prefetched expert whose layer is routed and that nothing uses; for a demand load, any idle one."""

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from moesim.policy import (
     PREFETCH,
     UPDATE,
@@ -31,6 +33,7 @@ from tests.engine.engine_kit import (
     play,
     tasks,
     transfers,
+    workload,
 )
 from tests.engine.rules_kit import (
     ALL,
@@ -142,7 +145,7 @@ def test_rule_2_actions_take_effect_in_the_order_returned() -> None:
         return transfers(play(script, ONE))
 
     drop, fetch = Drop(1, [0], "gpu0"), Fetch(1, [0], "gpu0", UPDATE)
-    assert fetched([drop, fetch]) == []  # 1000 ns: still on its way when the run is over at 600
+    assert fetched([drop, fetch]) == [(0, 600, "cpu0->gpu0", "update 1/0")]  # 1000 ns: on its way when the run is over
     fast = machine(links={"cpu0->gpu0": link(10), "gpu0->cpu0": link()})
     for order, found in (([drop, fetch], [(0, 100, "cpu0->gpu0", "update 1/0")]), ([fetch, drop], [])):
         script = Script({("LayerBegin", 0, 0): order}, copies=ALL, routed=on_gpu)
@@ -194,3 +197,50 @@ def test_rule_2_a_decision_delays_its_effect_is_recorded_and_pins_what_is_routed
     assert (110, [True, True, False]) in pins  # deciding
     assert (130, [True, True, False]) in pins  # queued
     assert (230, [False, True, False]) in pins  # 0 is done
+
+
+def test_rule_2_what_happens_while_a_decision_is_taken_is_heard_once_it_has_taken_effect() -> None:
+    # gpu0       |DDDDD|dddddddddddddd|00000|11111|    d: decision, 300 ns
+    # cpu0->gpu0 |1/0*******|                          it ends at 200, and is heard at 400
+    # cpu0       |PPPPPPP|                             a prediction, ready at 150
+    script = Script(
+        {
+            ("LayerBegin", 0, 0): [Fetch(1, [0], "gpu0", PREFETCH), Predict(0, 1, "told", "cpu0")],
+            ("Fetched", 1, 0, "gpu0"): [Drop(1, [0], "gpu0")],
+        },
+        copies=[ALL[0], Copy(1, [2, 3], "gpu0")], routed=on_gpu, hear=["Predicted"],
+    )  # fmt: skip
+    toy = machine({"gpu0": gpu(), "cpu0": cpu(predict={"told": 150})}, {"cpu0->gpu0": link(5), "gpu0->cpu0": link()})
+    records = play(script, ONE, toy, decision_ns=300, predictors={"told": Oracle(None)})
+    assert script.log[1:4] == [
+        (100, ("Routed", 0, 0, 0)), (400, ("Predicted", 0, 1, 0)), (400, ("Fetched", 1, 0, "gpu0")),
+    ]  # fmt: skip
+    assert [(e.time, e.layer, e.expert) for e in records.evictions] == [(400, 1, 0)]
+    assert tasks(records)[2:4] == [(400, 500, "gpu0", "E0x1"), (500, 600, "gpu0", "E1x1")]
+
+
+@pytest.mark.parametrize("decision_ns", [0, 30])
+def test_rule_2_a_decision_that_drops_and_fetches_a_copy_copies_it_anew(decision_ns: int) -> None:
+    # A policy that waits for Fetched before it runs the expert would wait for ever if the copy had just been kept.
+    answer = [Drop(0, [1], "gpu0"), Fetch(0, [0, 1], "gpu0"), Run(0, [0], "gpu0")]
+    script = Script(
+        {("Routed", 0, 0, 0): answer, ("Fetched", 0, 1, "gpu0"): [Run(0, [1], "gpu0")]}, copies=ALL, routed=on_gpu
+    )  # fmt: skip
+    records = play(script, ONE, decision_ns=decision_ns)
+    begin = 100 + decision_ns
+    assert transfers(records) == [(begin, begin + 1000, "cpu0->gpu0", "demand 0/1")]
+
+
+@pytest.mark.parametrize(("where", "gone"), [("gpu0", 700), ("cpu0", 600)])
+def test_rule_2_what_was_dropped_before_a_decision_stays_until_it_may_have_run_it(where: str, gone: int) -> None:
+    # gpu0       |DDDDD|DDDDD|       |00000|11111|  |11111|22222|     both micro-batches read expert 1; the first answer drops it
+    # decisions        |ddddddddddddd|ddddddddddddd|                  nobody reads it from 550 to 600
+    first = [Run(0, [0, 1], "gpu0"), Drop(0, [1], "gpu0")]
+    second = [Run(0, [1], where), Run(0, [2], "gpu0")]
+    script = Script({("Routed", 0, 0, 0): first, ("Routed", 0, 0, 1): second}, copies=ALL, routed=on_gpu)
+    both = workload([[[[0, 1], [2, 3]]], [[[1, 2], [2, 3]]]], micro_batches=2)
+    records = play(script, both, decision_ns=250)
+    runs = [(t.start, t.end, t.expert) for t in records.tasks if t.kind == "expert" and t.layer == 0 and t.device == "gpu0"]
+    second_runs = [(600, 700, 1), (700, 800, 2)] if where == "gpu0" else [(600, 700, 2)]
+    assert runs == [(350, 450, 0), (450, 550, 1), *second_runs]
+    assert [(e.time, e.expert, e.reason) for e in records.evictions] == [(gone, 1, "drop")]

@@ -5,6 +5,7 @@ Timelines are exact: literal ns, drawn by hand next to the test, a column is 20 
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from moesim.policy import (
     Fetch,
     Pool,
     Run,
+    Send,
 )
 from tests.engine.engine_kit import (
     Script,
@@ -24,6 +26,7 @@ from tests.engine.engine_kit import (
     gpu,
     link,
     machine,
+    pair,
     play,
     transfers,
     workload,
@@ -176,3 +179,59 @@ def test_rule_5_a_hop_waits_for_memory_that_nobody_claims() -> None:
     assert [t[:3] for t in transfers(records)] == [
         (100, 1100, "cpu0->gpu1"), (1100, 2100, "gpu1->gpu0"), (2100, 3100, "cpu0->gpu1"), (3100, 4100, "gpu1->gpu0")
     ]  # fmt: skip
+
+
+def cut(records: Any) -> list[tuple[Any, ...]]:
+    """Return (start, end, link, what moved, what was left) of what the end of the run cut off."""
+    return [(t.start, t.end, t.link, t.n_bytes, t.left) for t in records.transfers if t.left]
+
+
+@pytest.mark.parametrize(
+    ("bytes_per_ns", "latency_ns", "chunk", "moved", "began"),
+    [
+        (1, 0, None, 600, 0),
+        (1, 200, None, 400, 0),  # no byte moves before the latency has passed
+        (1, 600, None, 0, 0),
+        (1, 700, None, 0, 0),
+        (0.3, 0, None, 179, 0),  # 1000 bytes take 3334 ns: 179.96, rounded down
+        (1, 40, 500, 20, 540),  # the first chunk is done
+    ],
+)
+def test_rule_5_what_the_end_of_a_run_cuts_off_is_recorded_until_then(
+    bytes_per_ns: float, latency_ns: int, chunk: int | None, moved: int, began: int
+) -> None:
+    # gpu0       |DDDDD|00000|11111|DDDDD|22222|33333|     the run is over at 600
+    # cpu0->gpu0 |1/0 ...
+    script = Script(
+        {("LayerBegin", 0, 0): [Fetch(1, [0], "gpu0", UPDATE)]}, copies=[ALL[0], Copy(1, [2, 3], "gpu0")], routed=on_gpu
+    )
+    toy = machine(links={"cpu0->gpu0": link(bytes_per_ns, latency_ns), "gpu0->cpu0": link()})
+    records = play(script, ONE, toy, chunk_bytes=chunk)
+    assert records.makespan_ns == 600
+    whole = 1000 if chunk is None else chunk
+    assert cut(records) == [(began, 600, "cpu0->gpu0", moved, whole - moved)]
+    (last,) = records.transfers[-1:]
+    assert (last.cause, last.layer, last.expert, last.last, last.fetch) == ("update", 1, 0, False, 1)
+    assert [m.n_bytes - before.n_bytes for before, m in pairwise(records.memory) if m.time == 0 and m.device == "gpu0"][
+        -1
+    ] == 1000
+
+
+def test_rule_5_what_was_slowed_down_and_is_cut_off_has_moved_less() -> None:
+    # gpu0       |DDDDD|00000|11111|DDDDD|22222|33333|     experts leave the link half of its rate: 100 + 100 + 100 + 100
+    # cpu0->gpu0 |1/0 ...                                  200 ns of dense parts at the full rate, 400 at half of it
+    toy = machine(contention=[pair("gpu0.experts", "cpu0->gpu0", 1.0, 0.5)])
+    script = Script(
+        {("LayerBegin", 0, 0): [Fetch(1, [0], "gpu0", UPDATE)]}, copies=[ALL[0], Copy(1, [2, 3], "gpu0")], routed=on_gpu
+    )
+    assert cut(play(script, ONE, toy)) == [(0, 600, "cpu0->gpu0", 400, 600)]
+
+
+def test_rule_5_each_link_has_one_that_is_cut_off_and_a_message_is_too() -> None:
+    script = Script(
+        {("LayerBegin", 0, 1): [Fetch(1, [0, 1], "gpu0", UPDATE), Send(900, "gpu0", "cpu0", "m")]},
+        copies=[ALL[0], Copy(1, [2, 3], "gpu0")], routed=on_gpu,
+    )  # fmt: skip
+    records = play(script, ONE)
+    assert cut(records) == [(300, 600, "cpu0->gpu0", 300, 700), (300, 600, "gpu0->cpu0", 300, 600)]
+    assert [t.cause for t in records.transfers] == ["update", "message"]

@@ -137,19 +137,19 @@ def test_a_victim_is_named_with_its_width() -> None:
 
 
 def test_what_is_routed_stays_in_use_at_every_width_while_a_decision_is_made() -> None:
-    seen = {}
+    seen: dict[int, list[bool]] = {}
 
-    def look(event: Any, view: Any) -> None:
+    def look(fetch: Fetch, view: Any) -> None:
         seen[view.now_ns] = [view.is_in_use(0, 0, "gpu0"), view.is_in_use(0, 1, "gpu0", 4), view.is_in_use(0, 2, "gpu0", 4)]
 
     script = {
-        ("LayerBegin", 0, 0): [Fetch(1, [0], "gpu0", 2, bits=4)],  # arrives at 250, in the middle of the decision
+        # The first arrives at 250, in the middle of the decision; then there is no room for the second.
+        ("LayerBegin", 0, 0): [Fetch(1, [0], "gpu0", 2, bits=4), Fetch(1, [1], "gpu0", 2)],
         ROUTED: [Run(0, [0], "gpu0"), Run(0, [1], "gpu0", bits=4)],
-        ("Fetched", 1, 0, "gpu0"): look,
     }
     copies = [Copy(0, [0], "gpu0"), Copy(0, [1, 2], "gpu0", bits=4), Copy(1, [2, 3], "gpu0")]
-    run(script, copies=copies, slots=9, decision_ns=300)
-    assert seen == {250: [True, True, False]}
+    run(script, copies=copies, slots=4, decision_ns=300, evict=look)
+    assert seen[250] == [True, True, False]
 
 
 WIDTHS = "set model.expert_bits to a list with 8; it has 16 and 4"

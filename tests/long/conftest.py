@@ -16,12 +16,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         ("flips", 3000, "flipped bits"),
         ("kills", 60, "kills"),
         ("audits", 60, "audited runs"),
+        ("liveness", 3000, "runs that must end"),
         ("machines", 50, "identified machines"),
         ("engines", 2000, "random runs on both engines"),
         ("twins", 100_000, "random instances of each function with a native twin"),
     ):
         group.addoption(f"--{name}", type=int, default=n, metavar="N", help=f"{what} of a campaign (default: {n})")
     group.addoption("--campaign-seed", type=int, default=0, metavar="N", help="another seed gives other cases (default: 0)")
+    group.addoption("--liveness-case", type=int, metavar="N", help="only this run of the campaign of runs that must end")
     group.addoption("--campaign-log", type=Path, metavar="FILE", help="where findings and progress are written as they come")
     kinds = "cases of some kinds only, separated by commas"
     group.addoption("--only-kinds", type=lambda text: text.split(","), default=[], metavar="NAMES", help=kinds)

@@ -52,7 +52,7 @@ class Walk:
         self.kinds, self.media = machine.kinds, machine.media
         self.ended: dict[int, list[Any]] = {}
         for r in (*records.tasks, *records.transfers, *records.activations, *records.decisions):
-            if r.end > r.start:
+            if r.end > r.start and not getattr(r, "left", 0):  # what the end of the run cut off ended nothing
                 self.ended.setdefault(r.end, []).append(r)
         for several in self.ended.values():
             several.sort(key=lambda r: (self.rank(r), self.place(r)))

@@ -164,6 +164,22 @@ def test_late_prefetch_is_clipped_to_its_layer():
     assert charged(run) == {"dense": 10, "gpu_experts": 5, "exposed_prefetch": 14}
 
 
+def test_what_the_end_of_the_run_cuts_off_moves_bytes_and_is_charged_for_nothing():
+    """
+    gpu0 |dense 10|E2 8   |..|         nobody waited for the copy, though it alone is under way from 18 on
+    link |E3 prefetch ...    |         60 of 100 bytes have moved
+         0       10     18  20
+    """
+    run = one_layer(20, task(0, 10, "dense"), task(10, 18, expert=2))
+    run.transfers.append(transfer(0, 20, 3, "prefetch", last=False, n_bytes=60)._replace(left=40))
+    assert charged(run) == {"dense": 10, "gpu_experts": 8, "idle": 2}
+    moved = bytes_moved(run)
+    assert (moved["bytes_prefetch_wasted"], moved["bytes_total"], moved["bytes_per_decode_token"]) == (60, 60, 60)
+    shares = utilisation(busy(run, KINDS, [H2D]))
+    assert shares[f"utilisation.{H2D}"] == shares["pcie_share"] == 1
+    assert shares["overlap_share"] == 0.9
+
+
 def test_update_on_the_link_is_other_transfer():
     """
     gpu0 |dense 10|............|E2 5|

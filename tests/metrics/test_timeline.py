@@ -232,3 +232,29 @@ def test_the_validator_complains():
         assert any(words in line for line in found), (change.__name__, found)
     assert check_timeline("events") == ["expected a list of events, got str"]
     assert check_timeline([1]) == ["event 0: expected an object, got int"]
+
+
+def cut_off(run):
+    """Another prefetch, which the end of the run cuts off."""
+    run.transfers.append(TransferRecord(50_000, 50_003, H2D, "prefetch", 1, 3, 0, 1, 13_000, 9, False, False, left=128))
+    return run
+
+
+def test_what_the_end_of_the_run_cuts_off_is_marked():
+    events = timeline_events(cut_off(two_steps()), MACHINE)
+    assert check_timeline(events) == []
+    (last,) = [e for e in events if "left_bytes" in e.get("args", {})]
+    assert (last["name"], last["ts"], last["dur"]) == ("prefetch L1/E3 (unfinished)", 50.0, 0.003)
+    assert (last["args"]["bytes"], last["args"]["left_bytes"]) == (0, 128)
+    assert of(events, ph="s", id=9) == [], "no run follows from it"
+
+
+def test_the_validator_names_what_comes_after_the_end_of_the_run():
+    run = cut_off(two_steps())
+    run.transfers.append(TransferRecord(50_010, 50_020, H2D, "prefetch", 1, 4, 128, 1, 13_000, 10, True, False))
+    (found,) = check_timeline(timeline_events(run, MACHINE))
+    assert found.endswith("prefetch L1/E4 comes after prefetch L1/E3 (unfinished)")
+    run = cut_off(two_steps())
+    run.transfers.append(TransferRecord(0, 9, "gpu0->cpu0", "update", 1, 4, 1, 1, 0, 10, False, False, left=128))
+    found = check_timeline(timeline_events(run, MACHINE))
+    assert found == ["expected all that is unfinished to end with the run, got ends at [9, 50003] ns"]

@@ -236,6 +236,13 @@ def test_gantt():
     assert figure.axes[1].get_xlabel() == "time since layer 0 of step 0 started (ms)"
 
 
+def test_gantt_marks_what_the_end_of_the_run_cuts_off():
+    run = two_layers()
+    run.transfers.append(TransferRecord(7_000_000, 8_000_000, "cpu0->gpu0", "prefetch", 0, 6, 3, 1, 1, 3, False, False, left=6))
+    drawn = plots.gantt({"lru": run}, MACHINE, 0, (0, 1), "model")
+    assert {t.get_text() for t in drawn.axes[0].texts} == {"5", "17", "0/5", "1/5", "0/6..."}
+
+
 def test_each_policy_has_rows_for_the_lanes_that_it_uses():
     on_gpu = two_layers()
     on_gpu.tasks = [t for t in on_gpu.tasks if t.device == "gpu0"]

@@ -204,7 +204,7 @@ def digest(rows: list[Any]) -> str:
     columns = zip(*rows, strict=True) if names != ("",) else (rows,)
     found = hashlib.sha256()
     for name, column in zip(names, columns, strict=True):
-        if name == "bits" and not any(column):  # no width but the full one: as digests were before there were others
+        if name in ("bits", "left") and not any(column):  # nothing but full widths, nothing cut off: as before there were such
             continue
         plain = column if _PLAIN.issuperset(map(type, column)) else [_plain(value) for value in column]
         found.update(f"{name}:{json.dumps(plain, separators=(',', ':'))}\n".encode())

@@ -35,8 +35,12 @@ def test_right_guesses_are_copied_behind_demand_loads_and_enter_the_cache_when_u
         (2100, 3100, "cpu0->gpu0", "demand 1/1"),
     ]
     assert [t.submitted for t in records.transfers if t.link == "cpu0->gpu0"] == [100, 110, 110]
-    back = [t for t in transfers(records) if t[2] == "gpu0->cpu0"]  # that of 1/3 is under way at the end, at 3200
-    assert back == [(100, 1100, "gpu0->cpu0", "write-back 0/3"), (1300, 2300, "gpu0->cpu0", "write-back 1/2")]
+    back = [t for t in transfers(records) if t[2] == "gpu0->cpu0"]
+    assert back == [
+        (100, 1100, "gpu0->cpu0", "write-back 0/3"), (1300, 2300, "gpu0->cpu0", "write-back 1/2"),
+        (2300, 3200, "gpu0->cpu0", "write-back 1/3"),
+    ]  # fmt: skip
+    assert [t.left for t in records.transfers if t.left] == [100], "that of 1/3 is under way at the end"
     assert records.pool_peak_bytes["gpu0", "ahead"] == 1000, "1/0 is in the cache as 1/1 begins"
     assert [(t[0], t[3]) for t in tasks(records) if t[3] in ("E0x1", "E1x1")] == [(1100, "E0x1"), (2100, "E0x1"), (3100, "E1x1")]
 
@@ -73,7 +77,7 @@ def test_all_experts_at_a_low_width() -> None:
     slow["experts"].append(flat(150, shape=narrow))
     more: dict[str, Any] = {"hardware": machine({"gpu0": fast, "cpu0": slow}), "model": tiny_model(expert_bits=[16, 4])}
     records = run(options={"bits": 4}, **more)
-    assert {t.n_bytes for t in records.transfers} == {250} and {t.bits for t in records.transfers} == {4}
+    assert {t.n_bytes + t.left for t in records.transfers} == {250} and {t.bits for t in records.transfers} == {4}
     assert {(r.kind, r.slots) for r in records.inexact} == {("reduced", 2)}
     assert records.pool_peak_bytes["gpu0", "cache"] == 4 * 250
     assert run(**more).inexact == []

@@ -276,10 +276,10 @@ def run(requests: Any = ((TOKEN,),), *, slots: int = 2, links: Any = None, promp
 def test_whole_layers_are_streamed_while_the_one_before_computes() -> None:
     # One of four experts of each layer stays: expert 0.
     # gpu0       |DDDDD|                   |00|22|DDDDD|                |00|11|
-    # cpu0->gpu0 |0/1      |0/2  |0/3      |1/1      |1/2      |1/3      |
+    # cpu0->gpu0 |0/1      |0/2  |0/3      |1/1      |1/2      |1/3      |0/1 ...    the next pass, which does not come
     #            0    100                  3000  3200 3300              6000
     records = run()
-    down = [(layer, e) for layer in (0, 1) for e in (1, 2, 3)]
+    down = [*((layer, e) for layer in (0, 1) for e in (1, 2, 3)), (0, 1)]
     assert [(t.start, t.layer, t.expert) for t in records.transfers] == [(1000 * i, *unit) for i, unit in enumerate(down)]
     assert tasks(records) == [
         (0, 100, "gpu0", "dense"), (3000, 3100, "gpu0", "E0x1"), (3100, 3200, "gpu0", "E2x1"),

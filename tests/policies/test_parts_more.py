@@ -405,6 +405,7 @@ def test_random_prefetch_waits_for_demand_on_the_link() -> None:
         (100, 1100, "cpu0->gpu0", "demand 0/2"),
         (1100, 2100, "cpu0->gpu0", "prefetch 1/2"),
         (2100, 3100, "cpu0->gpu0", "demand 0/3"),
+        (3100, 3500, "cpu0->gpu0", "prefetch 1/3"),
     ]
     assert [(e.pool, e.layer, e.expert, e.used) for e in records.evictions if e.pool == "prefetch"] == [("prefetch", 1, 2, False)]
 

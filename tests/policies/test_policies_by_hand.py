@@ -92,7 +92,8 @@ def test_dali() -> None:
     policy = {"name": "dali", "placement": "lowest-ids", "w_size": 2, "u_size": 1, "prefetch_size": 1, "prefetch_source": "told"}
     records, row = run(policy, 4, predictors={"told": Oracle()})
     # Layer 0 swaps 1 for 2 (scores 1 0 2 1), layer 1 swaps 0 for 2 (2 2 0 0, ties by id), whose copy the end cuts off.
-    assert transfers(records) == down((1780, "update 0/2"))
+    assert transfers(records) == [*down((1780, "update 0/2")), (2780, 3560, "cpu0->gpu0", "update 1/2")]
+    assert [t.left for t in records.transfers] == [0, 220]
     assert [(e.layer, e.expert) for e in records.evictions] == [(0, 1), (1, 0)]
     assert [t for t in tasks(records) if t[3] == "predict"] == [
         (100, 110, "gpu0", "predict"),
@@ -101,7 +102,7 @@ def test_dali() -> None:
     ]
     assert [s.end for s in records.steps] == [840, 2080, 3560]
     assert row["hit_rate"] == 6 / 12
-    assert row["bytes_update"] == 1000
+    assert row["bytes_update"] == 1000 + 780
     assert causes(records) == {"dense": 600, "gpu_experts": 400, "cpu_experts": 2400, "activation": 160}
 
 

@@ -4,9 +4,13 @@
 
 namespace moesim {
 
-/// Tell the policy an event that it listens to, and apply its answer.
+/// Tell the policy an event that it listens to, and apply its answer; while it decides, the event waits.
 void tell(State &state, EventKind kind, const nb::object &event) {
     if (!state.listens[kind]) return;
+    if (state.deciding) {
+        state.unheard.push_back([&state, kind, event] { tell(state, kind, event); });
+        return;
+    }
     PyObject *arguments[] = {state.policy.ptr(), event.ptr(), state.view.ptr()};
     nb::object actions = own(PyObject_VectorcallMethod(state.py.decide.ptr(), arguments, 3, nullptr));
     if (truth(actions.ptr())) apply(state, actions);

@@ -19,6 +19,12 @@ struct Server {
     i64 share = FULL;  // of its time that reading memory takes, in millionths
     u64 alarm = 0;  // number of the valid alarm
     bool is_link = false;
+
+    /// What is done of its work, which began at `start`, in millionths of ns.
+    i128 done(i64 work_ns, i64 start, i64 now) const {
+        if (activity < 0) return i128(now - start) * FULL;  // nothing slows it down
+        return i128(work_ns) * FULL - left + i128(now - last) * rate;
+    }
 };
 
 /// All measured pairs, and which contended activities go on at present. After a change of rate the old alarm is passed over.

@@ -26,7 +26,10 @@ static void look_up(State &state, Visit *visit, int mb) {
     }
 }
 
-/// Delay the effect of a decision; what the layer needs, there or on its way, stays in use meanwhile.
+/// Delay the effect of a decision; what the layer needs, there or on its way, stays in use meanwhile. Until then
+/// the policy hears nothing else: an answer to what happens meanwhile would take effect before the decision on which it builds.
+/// When the decision takes effect it finds these copies as idle as they are without it; what was dropped before, and was still
+/// in use, stays until the decision may have run it.
 static void charge(State &state, Visit *visit, Call effect) {
     int mb = state.mb;
     state.records.decisions.push_back({state.now, state.now + state.decision_ns, visit->step, visit->layer});
@@ -51,18 +54,27 @@ static void charge(State &state, Visit *visit, Call effect) {
             }
     state.clock.after(state, state.decision_ns, [&state, visit, mb, effect, held] {
         state.mb = mb;
-        effect();
-        visit->let_go();
+        std::vector<const Held *> dropped;
         for (const Held &one : held) {
             CopyState *copy = one.device->memory.get(one.unit);
             Transfer *coming = one.device->pending[one.unit];
             if (copy && one.device->memory.origins[one.unit].fetch == one.fetch) {
-                one.device->memory.release(one.unit, state.now);
+                if (copy->doomed) {
+                    dropped.push_back(&one);
+                } else {
+                    --copy->in_use;
+                }
             } else if (coming && coming->fetch == one.fetch) {  // else it was given up
                 --coming->in_use;
             }
         }
+        effect();
+        visit->let_go();
+        for (const Held *one : dropped) one->device->memory.release(one->unit, state.now);
         state.deciding = false;
+        std::vector<Call> unheard = std::move(state.unheard);
+        state.unheard.clear();
+        for (Call &call : unheard) call();
         if (!state.undecided.empty()) {
             state.routed.push_back(state.undecided.front());
             state.undecided.erase(state.undecided.begin());
@@ -168,6 +180,10 @@ static void tell_prediction(State &state, Source &source, int layer, int mb) {
 /// A prediction has been paid for; one that comes after its step is of no use and is not told.
 void predicted(State &state, const State::Prediction &prediction) {
     if (prediction.step != state.step_index || !state.listens[PREDICTED]) return;
+    if (state.deciding) {
+        state.unheard.push_back([&state, prediction] { predicted(state, prediction); });
+        return;
+    }
     Source &source = *prediction.source;
     for (int mb = 0; mb < state.n_mbs(); ++mb) {
         if (state.composed) {

@@ -130,6 +130,7 @@ void hand_over(State &state, nb::object records) {
         to["expert"] = of(&R::expert), to["n_bytes"] = of(&R::n_bytes), to["urgency"] = of(&R::urgency);
         to["submitted"] = of(&R::submitted), to["fetch"] = of(&R::fetch), to["last"] = of(&R::last);
         to["waited_memory"] = of(&R::waited_memory), to["bits"] = coded(of(&R::width), bits);
+        to["left"] = of(&R::left);
         put("transfers", to, of);
     }
     {

@@ -271,6 +271,28 @@ void complete(State &state, LinkState *link, i64 now) {
     }
 }
 
+/// Count the bytes of what is in flight that have moved: none during the latency, then evenly, rounded down.
+static i64 moved(State &state, LinkState *link, const Transfer *transfer) {
+    bool rows = transfer->rows > 0;
+    i64 n_bytes = link->current_bytes;
+    i64 work = rows ? activation_ns(state, link, transfer->rows) : transfer_ns(state, link, n_bytes);
+    i64 latency = as_int(ask(state, attr(state.costs, "latency_ns"), {ref(link->link), ref(rows ? Py_True : Py_False)}));
+    i128 done = link->done(work, link->start, state.now) - i128(latency) * FULL, whole = i128(work - latency) * FULL;
+    return done <= 0 ? 0 : std::min(i64(n_bytes * done / std::max<i128>(1, whole)), n_bytes - 1);
+}
+
+/// Record what is under way as the run ends: the time until then, and how many of its bytes have moved.
+void cut_off(State &state) {
+    for (LinkState &link : state.links)
+        if (Transfer *transfer = link.current) {
+            i64 n_bytes = moved(state, &link, transfer);
+            state.records.transfers.push_back({link.start, state.now, n_bytes, transfer->urgency, transfer->submitted,
+                                               transfer->fetch, transfer->layer, transfer->expert, std::int16_t(link.index),
+                                               std::int16_t(transfer->width), cause_of(transfer), false, transfer->waited_memory,
+                                               link.current_bytes - n_bytes});
+        }
+}
+
 /// Time to the arrival of a transfer as things stand: what is in flight, then its chunks and hops alone.
 i64 remaining_ns(State &state, Transfer *transfer) {
     LinkState *link = transfer->link;

@@ -24,6 +24,15 @@ static void arrive(State &state, Transfer *transfer) {
     if (transfer->drop_on_arrival) dst->memory.drop(unit, now);
 }
 
+/// Tell the composition of a copy that has arrived; while it decides, this waits.
+static void tell_fetched(State &state, int layer, int expert) {
+    if (state.deciding) {
+        state.unheard.push_back([&state, layer, expert] { tell_fetched(state, layer, expert); });
+    } else {
+        apply(state, state.composed->fetched(layer, expert));
+    }
+}
+
 /// Take in completions, in the order of submission.
 static void take_in(State &state) {
     std::vector<Task *> &finished = state.finishing;
@@ -60,7 +69,7 @@ static void take_in(State &state) {
         for (Transfer *transfer : arrived) {
             if (transfer->unit < 0) continue;
             if (state.composed) {
-                apply(state, state.composed->fetched(transfer->layer, transfer->expert));
+                tell_fetched(state, transfer->layer, transfer->expert);
             } else {
                 tell(state, FETCHED, named(state.py.event[FETCHED], num(transfer->layer), num(transfer->expert),
                                            ref(transfer->dst->name)));
@@ -161,6 +170,7 @@ void run(State &state) {
         if (!state.sink.is_none() && !state.over && state.now == state.last_end && state.records.tasks.size() >= state.piece)
             hand_out(state);
     }
+    cut_off(state);
 }
 
 }  // namespace moesim

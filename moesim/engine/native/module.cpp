@@ -46,6 +46,7 @@ struct Engine {
         s.composed.reset();
         s.clock.calls.clear();
         s.deferred.clear();
+        s.unheard.clear();
         s.goes_on = nullptr;
         s.gate_input_waiters.clear();
         s.tasks.made.clear();

@@ -32,6 +32,7 @@ struct TransferRecord {
     std::int16_t link, width;
     Cause cause;
     bool last, waited_memory;
+    i64 left = 0;  // bytes that had not moved when the run ended
 };
 
 struct ActivationRecord {

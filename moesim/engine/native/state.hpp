@@ -156,6 +156,7 @@ struct State {
     size_t piece = 0;  // tasks of a piece at least
     std::map<std::pair<int, int>, i64> dense_memo;  // device and micro-batch -> ns of a whole dense part
     bool deciding = false;  // a decision is being charged
+    std::vector<Call> unheard;  // what happened meanwhile, each a call that tells it
     std::vector<int> undecided;  // micro-batches routed meanwhile
     bool over = false;
     Store<Task> tasks;
@@ -220,6 +221,7 @@ Transfer *send_message(State &state, const std::vector<LinkState *> &path, i64 n
                        Cause cause, int layer, int rows = 0);
 bool start_next(State &state, Medium *medium);
 void complete(State &state, LinkState *link, i64 now);
+void cut_off(State &state);
 i64 remaining_ns(State &state, Transfer *transfer);
 void hand_over(State &state, nb::object records);
 void cross_over(State &state, DeviceState *src, DeviceState *dst, const Crossing &crossing, Call then);

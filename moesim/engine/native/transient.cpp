@@ -14,7 +14,15 @@ void Transient::fetch(int layer, const std::vector<int> &experts) {
 }
 
 /// Find what is on its way, which is to become more urgent in the pool it was meant for, and what is still to be loaded.
-void Transient::demand(int layer, const std::vector<int> &misses, std::vector<int> &early, std::vector<int> &rest) const {
+void Transient::demand(int layer, const std::vector<int> &misses, std::vector<int> &early, std::vector<int> &rest) {
+    if (size_t(layer) < late.size() && !late[layer].empty()) {
+        std::vector<int> again, others;
+        for (int expert : late[layer])
+            if (pending(layer, expert))
+                (std::find(misses.begin(), misses.end(), expert) != misses.end() ? again : others).push_back(expert);
+        late[layer] = others;
+        if (!again.empty()) fetch(layer, again);
+    }
     auto found = std::find_if(ahead.begin(), ahead.end(), of_layer(layer));
     for (int expert : misses) {
         bool asked = found != ahead.end() && std::find(found->second.begin(), found->second.end(), expert) != found->second.end();
@@ -27,8 +35,13 @@ void Transient::layer_end(int layer, std::vector<int> &held) {
     auto found = std::find_if(ahead.begin(), ahead.end(), of_layer(layer));
     if (found == ahead.end()) return;
     residents(state, pool, layer, held);
+    late.resize(state.n_layers);
     for (int expert : found->second)
-        if (pending(layer, expert)) held.push_back(expert);
+        if (pending(layer, expert)) {
+            held.push_back(expert);
+            auto &known = late[layer];
+            if (std::find(known.begin(), known.end(), expert) == known.end()) known.push_back(expert);
+        }
     ahead.erase(found);
 }
 

@@ -11,9 +11,10 @@ struct Transient {
     DeviceState *device;
     PoolState *pool;  // none if nothing is transient
     std::vector<std::pair<int, std::vector<int>>> ahead = {};  // layers in the order in which they were first asked for
+    std::vector<std::vector<int>> late = {};  // of each layer: on its way when its layer ended; a slow link may bring it yet
 
     void fetch(int layer, const std::vector<int> &experts);
-    void demand(int layer, const std::vector<int> &misses, std::vector<int> &early, std::vector<int> &rest) const;
+    void demand(int layer, const std::vector<int> &misses, std::vector<int> &early, std::vector<int> &rest);
     void layer_end(int layer, std::vector<int> &held);
     i64 spent(const Transfer *fetch, int routed);
 

@@ -71,6 +71,14 @@ class LinkCosts:
             self._transfers[key] = self._over(curve, n_bytes, f"transfer {self.transfer} {link.name}")
         return self._transfers[key]
 
+    def latency_ns(self, link: Link, of_activations: bool = False) -> int:
+        """Time of a copy before its first byte moves, ns; 0 of measured points, which do not say."""
+        if of_activations:
+            curve = link.activation or next(iter(link.curves.values()))
+        else:
+            curve = link.curves[self.transfer]
+        return 0 if curve.points else round(curve.latency_us * 1000)
+
     def fetch_ns(self, src: str, dst: str, n_bytes: int | None = None, layer: int = 0) -> int:
         """Time to copy one expert between two devices when nothing else moves."""
         key = (src, dst, layer if n_bytes is None else -1, n_bytes)

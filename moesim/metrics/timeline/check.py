@@ -80,6 +80,17 @@ def _overlaps(lanes: Mapping[Lane, list[Span]]) -> list[str]:
     return found
 
 
+def _unfinished(events: Sequence[Mapping[str, Any]], lanes: Mapping[Lane, list[Span]]) -> list[str]:
+    """Check that what the end of the run cut off comes last in its lane, and ends when all else does that is cut off."""
+    cut = [e for e in events if e["ph"] == "X" and e.get("args", {}).get("left_bytes")]
+    ends = {(_ns(e["ts"]) or 0) + (_ns(e["dur"]) or 0) for e in cut}
+    found = [f"expected all that is unfinished to end with the run, got ends at {sorted(ends)} ns"] if len(ends) > 1 else []
+    for e in cut:
+        lane, start = (e["pid"], e["tid"]), _ns(e["ts"]) or 0
+        found += [f"lane {lane}: {other} comes after {e['name']}" for begin, _, other in lanes[lane] if begin > start]
+    return found
+
+
 def _flows(events: Sequence[Mapping[str, Any]], lanes: Mapping[Lane, list[Span]]) -> list[str]:
     found = []
     ends: dict[Any, dict[str, list[tuple[int, Lane]]]] = {}
@@ -116,8 +127,8 @@ def check_timeline(events: Any) -> list[str]:
     list of str
         What is wrong, one line each, at most 100; empty if all is well: every event has the fields of its
         kind, times are whole nanoseconds, slices of a lane never overlap (nor nest), begin and end events
-        pair up, every lane with slices has a name, and every arrow leads forward in time from a slice to
-        a slice.
+        pair up, every lane with slices has a name, every arrow leads forward in time from a slice to
+        a slice, and what is unfinished comes last in its lane, and ends with the run.
     """
     if isinstance(events, dict):
         events = events.get("traceEvents")
@@ -131,4 +142,5 @@ def check_timeline(events: Any) -> list[str]:
     named = {(e["pid"], e["tid"]) for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
     found += [f"lane {lane}: expected a thread_name, got none" for lane in lanes if lane not in named]
     found += _flows(events, lanes)
+    found += _unfinished(events, lanes)
     return found[:_MAX_SHOWN]

@@ -167,6 +167,8 @@ def _write_links(w: _Writer) -> None:
             _us(t.submitted), "last": t.last, "waited_memory": t.waited_memory,
         }  # fmt: skip
         name = f"{t.cause} {_unit(t.layer, t.expert)}".strip()
+        if t.left:  # the run ended before it did
+            name, args["left_bytes"] = f"{name} (unfinished)", t.left
         w.slice(w.lanes.get(_LINKS, t.link), t.start, t.end, name, transfer_cause(t), args)
     for a in w.records.activations:
         if w.shows(a.start, a.end):

@@ -65,6 +65,10 @@ class Arena(Generic[Key]):
         counts[key] = 1
         return victim
 
+    def discard(self, key: Key) -> None:
+        """Forget a key, if it is there."""
+        self._counts.pop(key, None)
+
     def reset(self) -> None:
         """Begin all counts anew at 1, as where the decoder takes over from the encoder; their order stays."""
         self._counts = dict.fromkeys(self._counts, 1)
