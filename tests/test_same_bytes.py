@@ -55,6 +55,13 @@ def routing() -> Any:
     return [trace.experts.tolist(), trace.signals["gate_next1"].scores.tolist()]
 
 
+def synthetic() -> Any:
+    """Synthetic models and traces of all shipped parameters."""
+    from tests.trace.test_exact import digests
+
+    return digests()
+
+
 def workloads() -> Any:
     """Steps of batches."""
     from moesim.trace.workload import WorkloadSpec, compose
@@ -157,7 +164,7 @@ def plans() -> Any:
     return [list(exact_assignment(gpu.tolist(), cpu.tolist(), gpu_first=500, cpu_first=700)) for gpu, cpu in drawn]
 
 
-CASES: list[Callable[..., Any]] = [routing, workloads, costs, results, statistics, intervals, fits, plans]
+CASES: list[Callable[..., Any]] = [routing, synthetic, workloads, costs, results, statistics, intervals, fits, plans]
 
 
 def run_all() -> dict[str, str]:

@@ -1,19 +1,14 @@
-"""Arithmetic of synthetic routing: as accurate as said, and equal to the bit whatever code the numeric libraries choose."""
+"""Arithmetic of synthetic routing is as accurate as said; tests/test_same_bytes.py compares its bits between processors."""
 
 from __future__ import annotations
 
 import hashlib
 import math
-import os
-import subprocess
-import sys
 from decimal import Decimal, localcontext
-from importlib import import_module
 from statistics import NormalDist
 from typing import Any
 
 import numpy as np
-import pytest
 
 from moesim.trace.synthesis import exact, parameter_names, read_parameters, synthesize
 from moesim.trace.synthesis.exact import Draws, exp, log, normal_quantiles, on_grid, softmax
@@ -45,30 +40,6 @@ def digests() -> list[str]:
 
 def digest(name: str, array: Any) -> str:
     return f"{name} {hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()}"
-
-
-def vector_features() -> str:
-    """List what this processor has of the instruction sets for which NumPy has code of their own."""
-    module = import_module(f"numpy.{'_core' if hasattr(np, '_core') else 'core'}._multiarray_umath")
-    return " ".join(name for name in module.__cpu_dispatch__ if module.__cpu_features__.get(name))
-
-
-SETTINGS = {
-    "plain NumPy": {"NPY_DISABLE_CPU_FEATURES": vector_features()},
-    "BLAS for Haswell": {"OPENBLAS_CORETYPE": "Haswell"},
-    "BLAS for SkylakeX": {"OPENBLAS_CORETYPE": "SkylakeX"},
-    "BLAS for Prescott": {"OPENBLAS_CORETYPE": "Prescott"},
-    "two threads": {"OPENBLAS_NUM_THREADS": "2", "OMP_NUM_THREADS": "2"},
-}
-
-
-@pytest.mark.parametrize("setting", SETTINGS)
-def test_synthetic_routing_does_not_depend_on_the_code_that_libraries_choose(setting: str) -> None:
-    run = "from tests.trace.test_exact import digests; print(*digests(), sep='\\n')"
-    found = subprocess.run(
-        [sys.executable, "-c", run], env=os.environ | SETTINGS[setting], capture_output=True, text=True, check=True
-    ).stdout
-    assert found.splitlines() == digests()
 
 
 def test_a_matrix_product_of_numbers_on_the_grid_has_no_rounding_errors() -> None:
