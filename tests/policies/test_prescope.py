@@ -516,6 +516,18 @@ def test_another_scheduler_keeps_the_count_of_prefetches() -> None:
     assert kit.transfers(records)[2] == (900, 1300, "cpu0->gpu0", "prefetch 1/3")
 
 
+@pytest.mark.parametrize(("scheduler", "device"), [("all-gpu", "gpu0"), ("all-cpu", "cpu0")])
+def test_another_scheduler_keeps_the_order_of_loads_and_of_the_cpu(scheduler: str, device: str) -> None:
+    """Fewest rows first, and of equals the lower number: E4 and E5 have one row, E1 two, E0 four."""
+    layer = [[0, 1], [0, 1], [0, 5], [0, 4]]
+    options = {"scheduler": scheduler, "predictor": None}
+    records = run({}, layer, layer, layer, options=options, hardware=toy(link=2.5, cpu_row_ns=100))
+    found = [what for _, _, what in on(device, records) if what.startswith("E")]
+    assert found == 3 * ["E4x1", "E5x1", "E1x2", "E0x4"]
+    if scheduler == "all-gpu":
+        assert [what for *_, what in kit.transfers(records)[:4]] == ["demand 0/4", "demand 0/5", "demand 0/1", "demand 0/0"]
+
+
 def test_asynchronous_transfers_are_in_three_parts() -> None:
     model = kit.tiny_model()
     assert PreScope().transfer(model) == ("chunked", 334)
