@@ -51,35 +51,69 @@ def copies(latency: float, rate: float) -> dict[str, Any]:
 SHAPE = {"hidden": 64, "intermediate": 128, "bits": 16.0}
 POWER = {"idle_w": number(10), "busy_w": number(90)}
 RAW: dict[str, Any] = {
-    "name": "all", "description": "every number there is", "compute": "curves", "backing": ["linear"],
+    "name": "all",
+    "description": "every number there is",
+    "compute": "curves",
+    "backing": ["linear"],
     "devices": {
         "curves": device(
-            "gpu", experts=[linear(40, 3, shape=SHAPE, first_extra_us=number(7))], router_us=number(6), token_us=number(30),
-            parts=[form(20 + at, model="tiny", part=part)
-                   for at, (part, form) in enumerate(zip(PARTS, (flat, points, sloped, flat, points, sloped), strict=True))]
+            "gpu",
+            experts=[linear(40, 3, shape=SHAPE, first_extra_us=number(7))],
+            router_us=number(6),
+            token_us=number(30),
+            parts=[
+                form(20 + at, model="tiny", part=part)
+                for at, (part, form) in enumerate(zip(PARTS, (flat, points, sloped, flat, points, sloped), strict=True))
+            ]
             + [points(50, model="tiny", part="context")],
-            predict={"gate": points(11)}, workspace_bytes=number("1 MiB"), **POWER,
+            predict={"gate": points(11)},
+            workspace_bytes=number("1 MiB"),
+            **POWER,
         ),
         "knees": device("gpu", experts=[flat(60, shape=SHAPE)], first_extra_us=number(4), predict={"gate": flat(9)}),
         "pointwise": device("gpu", experts=[points(60, shape=SHAPE)], predict={"gate": sloped(9)}),
-        "rooflines": device("gpu", launch_us=number(5), launches={part: number(9 * at + 3) for at, part in enumerate((*PARTS, "expert", "predict"))}),
-        "counted": device("gpu", operations="llama.cpp", operation_us=number(2), latent_attention_us=number(13), token_us=number(30)),
-        "linear": device("cpu", expert_cost={
-            "per_expert_us": number(9), "per_row_us": number(1), "read_bytes_per_s": number(2e9), "few_row_flops": number(5e9),
-            "many_row_flops": number(9e9), "crossover_rows": number(20)}),
-        "unpacking": device("cpu", memory_bytes_per_s=number(1e12), flops=number(1e9), expert_cost={"few_row_flops": number(5e9)}),
+        "rooflines": device(
+            "gpu",
+            launch_us=number(5),
+            launches={part: number(9 * at + 3) for at, part in enumerate((*PARTS, "expert", "predict"))},
+        ),
+        "counted": device(
+            "gpu", operations="llama.cpp", operation_us=number(2), latent_attention_us=number(13), token_us=number(30)
+        ),
+        "linear": device(
+            "cpu",
+            expert_cost={
+                "per_expert_us": number(9),
+                "per_row_us": number(1),
+                "read_bytes_per_s": number(2e9),
+                "few_row_flops": number(5e9),
+                "many_row_flops": number(9e9),
+                "crossover_rows": number(20),
+            },
+        ),
+        "unpacking": device(
+            "cpu", memory_bytes_per_s=number(1e12), flops=number(1e9), expert_cost={"few_row_flops": number(5e9)}
+        ),
         "reading": device("cpu", expert_cost={"few_row_flops": number(5e9)}),
     },
     "links": {
-        "linear->curves": {"pinned": copies(10, 1e9), "pageable": copies(20, 5e8), "chunked": copies(30, 7e8),
-                           "activation": copies(3, 2e9)},
-        "curves->linear": {name: {"points": number([[1, 5.0], [10**8, 9e4]])} for name in ("pinned", "pageable", "chunked", "activation")},
+        "linear->curves": {
+            "pinned": copies(10, 1e9),
+            "pageable": copies(20, 5e8),
+            "chunked": copies(30, 7e8),
+            "activation": copies(3, 2e9),
+        },
+        "curves->linear": {
+            name: {"points": number([[1, 5.0], [10**8, 9e4]])} for name in ("pinned", "pageable", "chunked", "activation")
+        },
         "linear->knees": {"any": copies(11, 1e9)},
         "knees->linear": {"any": {"points": number([[1, 6.0], [10**8, 9e4]])}},
     },
     "contention": [{"a": "linear.experts", "b": "linear->curves", "a_rate": number(0.5), "b_rate": number(0.5)}],
-    "host_expert_us": number(8), "host_shared": number(True), "platform_w": number(100),
-}  # fmt: skip
+    "host_expert_us": number(8),
+    "host_shared": number(True),
+    "platform_w": number(100),
+}
 NO_COSTS = ("memory_bytes", "workspace_bytes", "idle_w", "busy_w", "platform_w")
 MODELS = {
     "plain": tiny_model(),
