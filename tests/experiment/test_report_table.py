@@ -81,7 +81,11 @@ def test_means_over_seeds_are_what_is_sorted() -> None:
         for policy, both in speeds.items()
         for i, speed in enumerate(both)
     ]
-    assert [line.split()[0] for line in lines(rows, by=By.SPEED)[1:3]] == ["dali", "lru"]
+    found = lines(rows, by=By.SPEED)
+    assert [line.split()[0] for line in found[1:3]] == ["dali", "lru"]
+    mean = "mean of 2 seeds ± half the 95 % interval (Student's t)"
+    assert sum(mean in line for line in found) == 1
+    assert "mean of" not in "\n".join(lines(TWO))
 
 
 def test_failed_runs_are_in_the_table_and_why_is_below() -> None:

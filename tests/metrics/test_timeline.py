@@ -130,6 +130,16 @@ def test_counters():
     assert queue == [(12, 1), (30.001, 0)]  # the prefetch; a demand fetch that starts at once never queues
 
 
+def test_a_fetch_queues_for_its_second_hop_from_the_end_of_the_first():
+    run = two_steps()
+    run.transfers.insert(0, TransferRecord(4_000, 6_000, "disk0->cpu0", "demand", 0, 3, 64, 0, 1_000, 5, False, False))
+    run.transfers.insert(1, TransferRecord(9_000, 10_000, H2D, "demand", 0, 3, 64, 0, 1_000, 5, True, False))
+    machine = Machine({"gpu0": "gpu", "cpu0": "cpu", "disk0": "disk"}, ("disk0->cpu0", H2D))
+    events = timeline_events(run, machine)
+    found = {link: [(e["ts"], e["args"]["fetches"]) for e in of(events, ph="C", name=f"queue {link}")] for link in machine.links}
+    assert found == {"disk0->cpu0": [(1, 1), (4, 0)], H2D: [(6, 1), (9, 0), (12, 1), (30.001, 0)]}
+
+
 def test_window_of_steps():
     events = timeline_events(two_steps(), MACHINE, steps=(1, 1))
     assert check_timeline(events) == []
@@ -194,6 +204,9 @@ def test_the_validator_complains():
     def astray(events):
         first(events, ph="s")["ts"] = 5
 
+    def no_id(events):
+        del first(events, ph="s")["id"]
+
     def backwards(events):
         first(events, ph="f")["ts"] = 5
 
@@ -220,6 +233,7 @@ def test_the_validator_complains():
         no_name: "expected a thread_name",
         no_end: "expected one start and one end, got 1 and 0",
         astray: "no slice of lane",
+        no_id: "expected an id on an arrow, got none",
         backwards: "before its start",
         text_counter: "expected numbers in the args",
         unknown: "expected ph among",
