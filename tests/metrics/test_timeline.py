@@ -115,6 +115,17 @@ def test_one_arrow_a_fetch_from_its_last_slice_to_the_first_run():
     assert (names[end["tid"]], end["ts"], end["bp"]) == ("gpu0", 30.001, "e")
 
 
+def test_decisions_that_overlap_are_in_lanes_of_their_own_and_a_lane_that_is_free_is_used_again():
+    run = two_steps()
+    spans = [(0, 10), (1, 100), (2, 20), (30, 50), (35, 60), (50, 55)]
+    run.decisions[:] = [DecisionRecord(begin * 1000, end * 1000, 0, 0) for begin, end in spans]
+    run.makespan_ns = 100_000
+    events = timeline_events(run, MACHINE)
+    names = lane_names(events)
+    found = [names[e["tid"]] for e in of(events, ph="X") if e["name"].startswith("decision")]
+    assert found == ["decisions", "decisions 2", "decisions 3", "decisions", "decisions 3", "decisions"]
+
+
 def test_a_copy_that_is_replaced_before_its_use_has_no_arrow():
     run = two_steps()
     run.transfers.insert(0, TransferRecord(0, 9_000, H2D, "prefetch", 0, 2, 64, 1, 0, 3, True, False))
