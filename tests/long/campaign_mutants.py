@@ -37,6 +37,7 @@ PACKAGES = ("engine", "policies", "hardware/costs", "metrics", "trace", "experim
 NEAR = [f"{where}/{package.partition('/')[0]}" for package in PACKAGES for where in ("tests", "moesim")]
 BATCHES_S = (15, 60, 300)  # of tests that could notice a fault: the quickest of each file first
 KEY = ("in", "statement", "change")
+FILE_S = 0.5  # to import another file with tests
 JUDGED = Path(__file__).with_name("equivalent_mutants.yaml")
 LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "results", "site")
 
@@ -119,7 +120,7 @@ class Copy:
         ranked, seen = [], Counter[str]()
         for test in sorted(tests, key=lambda test: (self.took[test], test)):
             file = test.partition("::")[0]
-            ranked.append((seen[file], package not in f"/{file}", self.took[test], test))
+            ranked.append((seen[file], package not in f"/{file}", self.took[test] + (not seen[file]) * FILE_S, test))
             seen[file] += 1
         batch, total, limits = [], 0.0, iter(BATCHES_S)
         limit = next(limits)
