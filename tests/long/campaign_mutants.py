@@ -16,7 +16,6 @@ import difflib
 import json
 import os
 import re
-import resource
 import shutil
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -55,6 +55,14 @@ class Copy:
         files = [file for package in PACKAGES for file in (self.tree / "moesim" / package).rglob("*.py")]
         self.files = {file.relative_to(self.tree): file.read_bytes() for file in files}  # without faults
         self._times = count(int(time.time()))
+        path = [str(self.tree / "tests" / "long" / "in_copy"), str(self.tree)]
+        notes = {f"MUTANTS_{name.upper()}": str(folder / name) for name in ("reports", "reached")}
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(path)} | notes
+        environment.pop("PYTEST_CURRENT_TEST")  # of this campaign
+        self._where: dict[str, Any] = {"cwd": self.tree, "env": environment}
+        self._forks = subprocess.Popen(
+            [sys.executable, path[0] + "/forks.py"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **self._where
+        )
         self.took: dict[str, float] = {}  # seconds of each test that passes in the copy without faults
 
     def write(self, file: Path, data: bytes) -> None:
@@ -64,27 +72,20 @@ class Copy:
         os.utime(self.tree / file, (at, at))
 
     def run(self, what: Iterable[str], *options: str, cpu_s: int = 0) -> tuple[int, dict[str, list[str]]]:
-        """Run tests; return the exit code, and for each test how its parts ended, with their times."""
+        """Run tests, in one process under limits or in several; return the exit code, and how parts of each test ended."""
         reports, names = self._notes / "reports", self._notes / "tests"
         reports.unlink(missing_ok=True)
         names.write_text("\n".join(what))
-        path = [str(self.tree / "tests" / "long" / "in_copy"), str(self.tree)]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(path), "MUTANTS_REPORTS": str(reports)}
-        environment.pop("PYTEST_CURRENT_TEST")  # of this campaign
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "sitecustomize", "-p", "no:cacheprovider", "--tb=no", *options]
-
-        def limited() -> None:
-            if cpu_s:
-                resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 5))
-                resource.setrlimit(resource.RLIMIT_AS, (2 * LIMIT_BYTES, 2 * LIMIT_BYTES))
-
-        try:
-            code = subprocess.run(
-                [*command, f"@{names}"], cwd=self.tree, env=environment, preexec_fn=limited, check=False,
-                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=20 * cpu_s or None,
-            ).returncode  # fmt: skip
-        except subprocess.TimeoutExpired:  # waits for something that does not come
-            code = -9
+        arguments = ["-q", "-p", "sitecustomize", "-p", "no:cacheprovider", "--tb=no", *options, f"@{names}"]
+        if cpu_s:
+            assert self._forks.stdin is not None and self._forks.stdout is not None
+            job = {"arguments": [*arguments, "-n", "0"], "cpu_s": cpu_s, "n_bytes": 2 * LIMIT_BYTES}
+            self._forks.stdin.write(json.dumps(job) + "\n")
+            self._forks.stdin.flush()
+            code = int(self._forks.stdout.readline())
+        else:
+            command = [sys.executable, "-m", "pytest", *arguments, "-n", "auto", "--dist", "worksteal"]
+            code = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **self._where).returncode
         found: dict[str, list[str]] = defaultdict(list)
         for line in reports.read_text().splitlines() if reports.exists() else ():
             test, *rest = line.rsplit("\t", 2)
@@ -98,17 +99,14 @@ class Copy:
             by_file[mutant.file][mutant.number] = mutant.site
         for file, places in by_file.items():
             self.write(file, probed(self.files[file], places))
-        notes = self._notes / "reached"
-        os.environ["MUTANTS_REACHED"] = str(notes)
-        _, reports = self.run(folders, "-n", "auto", "--dist", "worksteal", "-m", "not long")
-        del os.environ["MUTANTS_REACHED"]
+        _, reports = self.run(folders)
         for file in by_file:
             self.write(file, self.files[file])
         for test, parts in reports.items():
             if set(parts[::2]) == {"passed"}:
                 self.took[test] = sum(map(float, parts[1::2]))
         found: dict[int, set[str]] = {mutant.number: set() for mutant in mutants}
-        for line in notes.read_text().splitlines():
+        for line in (self._notes / "reached").read_text().splitlines():
             number, _, test = line.partition("\t")
             if test in self.took:
                 found[int(number)].add(test)
@@ -139,10 +137,10 @@ class Copy:
         try:
             for batch in self.in_order(tests, mutant):
                 limit = 20 + int(5 * sum(self.took[test] for test in batch))
-                code, reports = self.run(batch, "-x", "-n", "0", cpu_s=limit)
+                code, reports = self.run(batch, "-x", cpu_s=limit)
                 if code in (4, 5):  # names of tests that depend on the code
                     files = dict.fromkeys(test.partition("::")[0] for test in batch)
-                    code, reports = self.run(files, "-x", "-n", "0", cpu_s=20 * limit)
+                    code, reports = self.run(files, "-x", cpu_s=20 * limit)
                 if code:
                     failed = [test for test, parts in reports.items() if "failed" in parts[::2]]
                     return "killed" if code > 0 else "ended by a limit", failed[0] if failed else "at import"
