@@ -515,7 +515,7 @@ def test_an_invalid_signal_is_not_written(native: Trace, tmp_path: Path) -> None
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("text", ['{"ids": {"a": 1}}\n', 'layer,__metadata__\n0,1\n'])
+@pytest.mark.parametrize("text", ['{"ids": {"a": 1}}\n', "layer,__metadata__\n0,1\n"])
 def test_text_that_has_a_part_of_a_trace_is_not_taken_for_one(text: str, tmp_path: Path) -> None:
     path = tmp_path / "routing.txt"
     path.write_text(text)
