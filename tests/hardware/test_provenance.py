@@ -80,6 +80,7 @@ RAW: dict[str, Any] = {
         "counted": device(
             "gpu", operations="llama.cpp", operation_us=number(2), latent_attention_us=number(13), token_us=number(30)
         ),
+        "counted with a start": device("gpu", operations="llama.cpp", operation_us=number(2), first_extra_us=number(17)),
         "linear": device(
             "cpu",
             expert_cost={
@@ -190,7 +191,9 @@ def test_a_number_that_a_cost_depends_on_is_named_and_its_label_counts(key: str)
                 if all(ask(question, model, transfer, other)[0] == answer for other in others):
                     continue
                 mattered += 1
-                named = {one for cost in costs.provenance().values() for one in cost["numbers"]}
+                told = costs.provenance()
+                assert all(cost["numbers"] for cost in told.values()), f"{name}: a cost of no number: {told}"
+                named = {one for cost in told.values() for one in cost["numbers"]}
                 assert key in named, f"{name} ({model}, {transfer}): depends on {key}, and does not say so"
                 assert costs.label() == "assumed", f"{name} ({model}, {transfer}): a label that {key} does not weaken"
                 assert ask(question, model, transfer, base)[1].label() != "assumed"
