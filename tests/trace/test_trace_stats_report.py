@@ -184,6 +184,12 @@ def test_decode_only_prefill_only_and_one_request():
         json.dumps(result, allow_nan=False)
 
 
+def test_one_request_makes_no_larger_batches():
+    alone = report(synthetic_trace(n_layers=2, n_requests=1, prompt=2, decode=6))
+    assert alone["batching"]["batch_sizes"] == [1]
+    assert alone["absent"]["batching.distinct.larger"].startswith("batches are composed of different requests")
+
+
 def test_a_signal_that_covers_other_rows_only(everything: Trace):
     signal = everything.signals["residual"]
     prompts = np.flatnonzero(everything.phase[signal.rows] == 0)
