@@ -65,6 +65,11 @@ class Copy:
         )
         self.took: dict[str, float] = {}  # seconds of each test that passes in the copy without faults
 
+    def close(self) -> None:
+        """End the process whose forks run tests."""
+        with self._forks:
+            self._forks.kill()
+
     def write(self, file: Path, data: bytes) -> None:
         """Write a file, at a time of its own: Python knows by the second which bytecode is old."""
         (self.tree / file).write_bytes(data)
@@ -99,6 +104,8 @@ class Copy:
             by_file[mutant.file][mutant.number] = mutant.site
         for file, places in by_file.items():
             self.write(file, probed(self.files[file], places))
+        notes = self._notes / "reached"
+        notes.write_text("")
         _, reports = self.run(folders)
         for file in by_file:
             self.write(file, self.files[file])
@@ -106,7 +113,7 @@ class Copy:
             if set(parts[::2]) == {"passed"}:
                 self.took[test] = sum(map(float, parts[1::2]))
         found: dict[int, set[str]] = {mutant.number: set() for mutant in mutants}
-        for line in (self._notes / "reached").read_text().splitlines():
+        for line in notes.read_text().splitlines():
             number, _, test = line.partition("\t")
             if test in self.took:
                 found[int(number)].add(test)
@@ -171,6 +178,7 @@ def test_mutants(request: pytest.FixtureRequest, tmp_path: Path, capsys: pytest.
         request.config.getoption(name) for name in ("--mutants", "--campaign-seed", "--only-mutants", "--campaign-log")
     )
     tally, left, copy = Tally("mutants", log), [], Copy(tmp_path)
+    request.addfinalizer(copy.close)
     judged = {tuple(one[key] for key in KEY) for one in yaml.safe_load(JUDGED.read_text(encoding="utf-8"))}
     for mutant in drawn(copy.files, seed, n, only):
         before = copy.files[mutant.file]
