@@ -42,7 +42,7 @@ class InSequence:
                 self._running.difference_update(event.experts)
             else:
                 self._copies.discard(event.expert)
-        return [] if self._copies or self._running else self._go_on()
+        return self._go_on()
 
     def _go_on(self) -> list[Action]:
         if self._copies or self._running:

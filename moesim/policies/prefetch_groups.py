@@ -41,9 +41,11 @@ class PrefetchGroups:
         self._ahead += [(layer, expert) for expert in experts]
         return Fetch(layer, experts, self._gpu, PREFETCH, GROUPS[layer % 2])
 
-    def keep(self, layer: int, experts: Sequence[int]) -> Fetch:
-        """Want what is on its way, even if it was to be dropped when it arrives."""
-        return Fetch(layer, experts, self._gpu, PREFETCH, GROUPS[layer % 2])
+    def keep(self, layer: int, experts: Sequence[int]) -> list[Action]:
+        """Want what is on its way: what was to be dropped when it arrives stays until its layer ends once more."""
+        again = [expert for expert in experts if (layer, expert) in self._over]
+        self._over.difference_update([(layer, expert) for expert in again])
+        return [Fetch(layer, again, self._gpu, PREFETCH, GROUPS[layer % 2])] if again else []
 
     def under_way(self, view: View) -> dict[Unit, int]:
         """Return the transfers that have begun, with the time that is left; what is only queued has all of it left."""

@@ -157,9 +157,7 @@ class Planner:
 
     def _on_gpu(self, layer: int, here: Sequence[int], coming: Sequence[int], loads: Sequence[int], view: View) -> list[Action]:
         """Run experts on the GPU: what is there, what is on its way, and what is loaded behind what the link has begun."""
-        actions: list[Action] = []
-        if coming:
-            actions.append(self._groups.keep(layer, coming))
+        actions = self._groups.keep(layer, coming)
         if loads:
             actions += self._groups.finish_first(view)
             actions.append(Fetch(layer, loads, self._gpu, DEMAND, STAGING))

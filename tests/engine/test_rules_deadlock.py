@@ -10,17 +10,29 @@ import pytest
 from moesim.errors import DeadlockError
 from moesim.policy import (
     Copy,
+    Fetch,
     Run,
 )
 from tests.engine.engine_kit import (
     Script,
     play,
+    workload,
 )
 from tests.engine.rules_kit import (
     ALL,
     ONE,
     on_demand,
 )
+
+
+def test_rule_10_a_deadlock_names_two_runs_that_wait_for_a_fetch() -> None:
+    """Of four: one for each row of the expert."""
+    rows = workload([[[[0, 1], [2, 3]]]] * 4)
+    runs = [Run(0, [0], "gpu0", [row]) for row in range(4)]
+    script = Script({("Routed", 0, 0, 0): [Fetch(0, [0], "gpu0"), *runs]}, copies=[Copy(1, [0], "gpu0")], slots=1)
+    with pytest.raises(DeadlockError) as error:
+        play(script, rows)
+    assert str(error.value).count("Run(L0/E0, gpu0) waits for its fetch") == 2
 
 
 @pytest.mark.parametrize(

@@ -185,6 +185,11 @@ def test_a_figure_that_was_left_out_is_asked_for_again(
 
 
 # --------------------------------------------------------------------------------------------------------------------- mappings
+def test_an_option_without_a_value_is_as_none():
+    asked = {"kind": "gantt", "policies": "lru", "layers": [0, 1]}
+    assert read_plots([{**asked, "step": None, "width": None}], "x") == read_plots([asked], "x")
+
+
 COLUMN = {"kind": "speedup", "baseline": "lru", "width": "column", "medium": "paper", "where": {"cache": 0.5}}
 
 

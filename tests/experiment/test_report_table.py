@@ -14,6 +14,7 @@ from moesim.experiment import report
 from moesim.experiment.failed_runs import failure_lines
 from moesim.experiment.report import By, result_html, result_table
 from moesim.experiment.report_columns import SHOWN
+from moesim.experiment.row_values import busy_percent, fresh_share, is_lossy, moved_mb
 from moesim.metrics.causes import CAUSES
 from moesim.metrics.naming import NOT_VARIED, notes_of
 
@@ -81,7 +82,36 @@ def test_means_over_seeds_are_what_is_sorted() -> None:
         for policy, both in speeds.items()
         for i, speed in enumerate(both)
     ]
-    assert [line.split()[0] for line in lines(rows, by=By.SPEED)[1:3]] == ["dali", "lru"]
+    found = lines(rows, by=By.SPEED)
+    assert [line.split()[0] for line in found[1:3]] == ["dali", "lru"]
+    mean = "mean of 2 seeds ± half the 95 % interval (Student's t)"
+    assert sum(mean in line for line in found) == 1
+    assert "mean of" not in "\n".join(lines(TWO))
+
+
+@pytest.mark.parametrize(
+    ("lossy", "more"),
+    [
+        (False, {}),
+        (False, {"fidelity_fresh": 1.0, "fidelity_fresh_decode": 1.0, "n_inexact_slots": 0}),
+        (True, {"fidelity_fresh": 0.5, "fidelity_fresh_decode": 1.0}),
+        (True, {"fidelity_fresh": 1.0, "fidelity_fresh_decode": 0.5}),
+        (True, {"fidelity_fresh": 0.5, "fidelity_fresh_decode": None}),
+        (True, {"fidelity_fresh": 1.0, "fidelity_fresh_decode": 1.0, "n_inexact_slots": 1}),
+    ],
+)
+def test_a_run_is_lossy_if_it_was_in_prefill_or_decode(lossy: bool, more: dict[str, Any]) -> None:
+    assert is_lossy(row("lru", 1.0, **more)) is lossy
+
+
+def test_numbers_of_a_row_are_shares_of_tokens_and_of_devices() -> None:
+    one = row("lru", 4.0, fidelity_fresh=0.5)
+    assert moved_mb(one, "demand", "update") == (5 + 10) / 5
+    assert moved_mb(one, "demand", "unheard-of") == 1
+    assert moved_mb(one, "unheard-of") is moved_mb({**one, "n_generated_tokens": 0}, "demand") is None
+    assert busy_percent(one, "gpu") == 50
+    assert busy_percent(one, "cpu") is None  # a link alone
+    assert fresh_share(one) == 0.5 and fresh_share({**one, "fidelity_fresh_decode": 0.25}) == 0.25
 
 
 def test_failed_runs_are_in_the_table_and_why_is_below() -> None:

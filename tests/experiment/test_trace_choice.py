@@ -11,7 +11,7 @@ import pytest
 import moesim.experiment.trace_choice as choice
 from moesim.cli.main import main
 from moesim.errors import ConfigError, TraceError
-from moesim.experiment.config import parse_config
+from moesim.experiment.config import WorkloadConfig, parse_config
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.traces import read_trace
 from moesim.model import builtin_models, load_model
@@ -170,7 +170,7 @@ def test_a_trace_of_the_model_comes_first(tmp_path: Path, monkeypatch: pytest.Mo
     )  # fmt: skip
 
 
-def test_sizes_of_made_up_routing_suffice_for_every_workload(tmp_path: Path):
+def test_sizes_of_made_up_routing_suffice_for_every_workload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     raw = small(tmp_path, model="gpt-oss-20b", policies=["lru"])
     del raw["trace"]
     raw["workload"] = {"batch_size": [1, 3], "n_batches": 2, "prompt_tokens": [5, 9], "decode_tokens": 4}
@@ -179,6 +179,10 @@ def test_sizes_of_made_up_routing_suffice_for_every_workload(tmp_path: Path):
     assert len(lines) == 1 and "scores: true}" in lines[0]
     experiment = Experiment(parse_config(raw, "test"), "test")
     assert len(experiment.specs) == 4
+    many = WorkloadConfig(batch_size=40, prompt_tokens=5, decode_tokens=3)
+    for most, requests in ((80 * 8, 80), (80 * 8 - 1, 40)):  # twice as many, if no more tokens are to be made up than that
+        monkeypatch.setattr(choice, "MAX_TOKENS", most)
+        assert choice._sizes(many) == {"requests": requests, "prompt": 5, "decode": 3, "scores": True}
     raw = {**small(tmp_path, model="gpt-oss-20b"), "workload": {}, "cache": {}}
     del raw["trace"]
     with pytest.raises(ConfigError, match="test: cache: expected ratio or budget"):

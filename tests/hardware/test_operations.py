@@ -28,6 +28,63 @@ def test_what_is_one_kernel_is_counted_once() -> None:
     assert (counted["attention"], counted["dense"], counted["experts"]) == (len(attention), 3, len(experts))
 
 
+def test_each_wait_of_a_processor_is_counted_once() -> None:
+    """A layer of Qwen3 on a CPU, named wait by wait; of a latent attention, that of the model with a narrow query as well."""
+    product = ["input", "rows"]
+    attention = ["norm", *3 * product, "norm of queries", "norm of keys", *2 * ["rotation"], *2 * ["write"], *2 * ["attention"]]
+    attention += [*product, "residual"]
+    dense = ["norm", *product, "softmax", "sort", "look-up", "sum", "limit", "division", "weights"]
+    feed = [*product, *product, "activation", *product]
+    counted = operations("llama.cpp", "cpu", QWEN)
+    assert counted == {
+        "attention": len(attention), "dense": len(dense), "experts": len(feed) + len(["weights", *7 * ["sum"]]), "shared": 0,
+        "leading": len(["norm", *feed, "residual"]), "embedding": 1, "head": len(["norm", *product]),
+    }  # fmt: skip
+    latent = ["norm", *product, "norm of the latent", *2 * ["rotation"], *product, *2 * ["putting together"], "write"]
+    latent += [*2 * ["attention"], *product, "copy", *product, "residual"]
+    queries = [*product, "norm", *product]
+    wide, narrow = (load_model({"base": "deepseek-v2-lite", "q_lora_rank": rank}) for rank in (0, 1536))
+    assert operations("llama.cpp", "cpu", wide)["attention"] == len([*latent, *product])
+    assert operations("llama.cpp", "cpu", narrow)["attention"] == len([*latent, *queries])
+
+
+# attention, dense, experts, shared, leading, embedding, head; by engine
+COUNTS = {
+    "qwen3-30b-a3b": {"gpu": (14, 3, 6, 0, 5, 1, 5), "unfused": (15, 3, 9, 0, 9, 1, 5), "cpu": (18, 10, 15, 0, 9, 1, 3)},
+    "gpt-oss-20b": {"gpu": (15, 3, 6, 0, 5, 1, 5), "unfused": (19, 4, 12, 0, 9, 1, 5), "cpu": (20, 11, 14, 0, 9, 1, 3)},
+    "deepseek-v2-lite": {"gpu": (20, 3, 6, 5, 5, 1, 5), "unfused": (21, 3, 9, 9, 9, 1, 5), "cpu": (21, 10, 13, 8, 9, 1, 3)},
+    "qwen1.5-moe": {"gpu": (14, 8, 6, 8, 5, 1, 5), "unfused": (18, 8, 9, 12, 9, 1, 5), "cpu": (19, 10, 11, 12, 9, 1, 3)},
+    "mixtral-8x7b": {"gpu": (14, 3, 6, 0, 5, 1, 5), "unfused": (15, 3, 9, 0, 9, 1, 5), "cpu": (16, 10, 9, 0, 9, 1, 3)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_operations_of_all_parts(name: str) -> None:
+    """Against one kernel for what a GPU fuses, an older one has one more for a bias and a residual, and three more of a gate."""
+    engines = {"gpu": ("llama.cpp", "gpu"), "unfused": ("llama.cpp-unfused", "gpu"), "cpu": ("llama.cpp", "cpu")}
+    parts = ("attention", "dense", "experts", "shared", "leading", "embedding", "head")
+    found = {engine: operations(*of, load_model(name)) for engine, of in engines.items()}
+    assert {engine: tuple(counted[part] for part in parts) for engine, counted in found.items()} == COUNTS[name]
+
+
+def test_operations_of_experts_that_are_units_of_larger_ones() -> None:
+    """Each of 128 experts in its three matrices, of which a token takes 24: gate and up are products of their own."""
+    thirds = load_model({"base": "qwen3-30b-a3b", "units_per_expert": 3})
+    for engine, kind, more in (("llama.cpp", "gpu", 3), ("llama.cpp-unfused", "gpu", 0), ("llama.cpp", "cpu", 0)):
+        whole, parted = (operations(engine, kind, model) for model in (QWEN, thirds))
+        assert {part: parted[part] - whole[part] for part in whole if parted[part] != whole[part]} == (
+            {"experts": more} if more else {}
+        )
+
+
+def test_a_model_without_gates_has_a_product_less_and_an_activation_of_its_own() -> None:
+    plain = load_model({"base": "qwen3-30b-a3b", "n_mats": 2})
+    for engine, kind, more in (("llama.cpp", "gpu", 1), ("llama.cpp-unfused", "gpu", -2), ("llama.cpp", "cpu", -2)):
+        gated, without = (operations(engine, kind, model) for model in (QWEN, plain))
+        found = {part: without[part] - gated[part] for part in gated if without[part] != gated[part]}
+        assert found == {"experts": more, "leading": more}
+
+
 @pytest.mark.parametrize(
     ("changes", "part", "more"),
     [
@@ -35,6 +92,8 @@ def test_what_is_one_kernel_is_counted_once() -> None:
         ({"qkv_bias": True}, "attention", 0),  # added in the products' kernels
         ({"qk_norm": "full"}, "attention", 2),
         ({"n_experts": 60, "top_k": 8}, "dense", 5),
+        ({"n_experts": 512}, "dense", 0),
+        ({"n_experts": 288}, "dense", 0),
         ({"top_k": 9}, "experts", 1),
         ({"n_shared": 1, "shared_intermediate": 768}, "shared", 5),
         ({"n_shared": 1, "shared_intermediate": 768, "shared_gate": True}, "shared", 8),

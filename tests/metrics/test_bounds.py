@@ -18,7 +18,7 @@ from moesim.policy import Copy, Fetch, Placement, Run
 from moesim.studies.regret import pool_slots
 from moesim.testing import run_tiny, tiny_machine, tiny_workload
 from tests.cache_replay import replay_belady
-from tests.engine.engine_kit import Script, cpu, device, gpu, machine, play, tiny_model, workload
+from tests.engine.engine_kit import Script, cpu, device, gpu, link, machine, play, sure, tiny_model, workload
 
 ONE_LAYER = {"n_layers": 1}
 
@@ -39,6 +39,15 @@ def test_compute_by_hand():
     found = bounds(workload([[[[0, 1]]]]), 4, **ONE_LAYER)
     assert found == (260, 0, 0)
     assert found.makespan_ns == 260
+
+
+def test_what_one_kind_of_device_cannot_do_the_other_does():
+    """All on the GPU of a machine that has nothing else but a disk, and all on two hosts without a GPU."""
+    disk = {"kind": "disk", "memory_bytes": sure(10**6)}
+    two = machine({"gpu0": gpu(), "disk0": disk}, {"disk0->gpu0": link(), "gpu0->disk0": link()}, backing=["disk0"])
+    assert bounds(workload([[[[0, 1]]]]), 4, two, **ONE_LAYER).compute_ns == 100 + 2 * 100
+    hosts = machine({"cpu0": cpu(), "cpu1": cpu()}, {"cpu0->cpu1": link(), "cpu1->cpu0": link()}, compute="cpu0")
+    assert bounds(workload([[[[0, 1]]]]), 4, hosts, **ONE_LAYER).compute_ns == 200 + 400
 
 
 def test_a_step_with_two_layers_and_an_lm_head_adds_up():

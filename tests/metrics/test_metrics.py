@@ -14,12 +14,14 @@ from moesim.errors import SimulationError
 from moesim.metrics import bytes_moved, counts, fidelity, fidelity_fresh_decode, summarise
 from moesim.metrics.breakdown import breakdown, cut_windows
 from moesim.metrics.causes import CAUSES
+from moesim.metrics.chain import Chain
 from moesim.metrics.hits import default_warm_up, hit_rates
 from moesim.metrics.latency import mean, percentile, token_times
 from moesim.metrics.machine import Machine
 from moesim.metrics.timeline import check_timeline, timeline_events
 from moesim.metrics.utilisation import busy, common_ns, energy_j, union, utilisation
 from moesim.policies.registry import make_policy
+from moesim.policy import Copy, Run
 from moesim.records import (
     ActivationRecord,
     DecisionRecord,
@@ -33,6 +35,7 @@ from moesim.records import (
 )
 from moesim.testing import run_tiny, tiny_machine, tiny_workload
 from tests.effort import lines_run
+from tests.engine.engine_kit import Script, cpu, gpu, machine, play, tiny_model, workload
 
 KINDS = {"gpu0": "gpu", "cpu0": "cpu"}
 H2D, D2H = "cpu0->gpu0", "gpu0->cpu0"
@@ -772,3 +775,13 @@ def test_real_records_leave_nothing_unexplained(name, batch, micro_batches, deci
     assert row["fidelity_fresh"] == 1
     assert check_timeline(timeline_events(run, machine)) == []
     assert sum(split.select({s.step for s in run.steps}).values()) == run.makespan_ns
+
+
+def test_the_walk_back_goes_by_ends_whatever_the_kinds_of_records():
+    """What a CPU has computed is back at 540; an expert on the GPU ends last, at 1100, and nothing was waited for."""
+    slow = machine({"gpu0": gpu(expert_ns=1000), "cpu0": cpu()})
+    script = Script({("Routed", 0, 0, 0): [Run(0, [0], "gpu0"), Run(0, [1], "cpu0")]}, copies=[Copy(0, [0], "gpu0")])
+    records = play(script, workload([[[[0, 1]]]]), slow, model=tiny_model(n_layers=1))
+    found = {cause: ns for cause, ns in Chain(records, KINDS, {}).split([0]).items() if ns}
+    assert found == {"dense": 100, "gpu_experts": 1000}
+    assert records.makespan_ns == 1100

@@ -115,6 +115,17 @@ def test_one_arrow_a_fetch_from_its_last_slice_to_the_first_run():
     assert (names[end["tid"]], end["ts"], end["bp"]) == ("gpu0", 30.001, "e")
 
 
+def test_decisions_that_overlap_are_in_lanes_of_their_own_and_a_lane_that_is_free_is_used_again():
+    run = two_steps()
+    spans = [(0, 10), (1, 100), (2, 20), (30, 50), (35, 60), (50, 55)]
+    run.decisions[:] = [DecisionRecord(begin * 1000, end * 1000, 0, 0) for begin, end in spans]
+    run.makespan_ns = 100_000
+    events = timeline_events(run, MACHINE)
+    names = lane_names(events)
+    found = [names[e["tid"]] for e in of(events, ph="X") if e["name"].startswith("decision")]
+    assert found == ["decisions", "decisions 2", "decisions 3", "decisions", "decisions 3", "decisions"]
+
+
 def test_a_copy_that_is_replaced_before_its_use_has_no_arrow():
     run = two_steps()
     run.transfers.insert(0, TransferRecord(0, 9_000, H2D, "prefetch", 0, 2, 64, 1, 0, 3, True, False))
@@ -128,6 +139,16 @@ def test_counters():
     assert memory == [(0, 100), (10, 228)]
     queue = [(e["ts"], e["args"]["fetches"]) for e in of(events, ph="C", name=f"queue {H2D}")]
     assert queue == [(12, 1), (30.001, 0)]  # the prefetch; a demand fetch that starts at once never queues
+
+
+def test_a_fetch_queues_for_its_second_hop_from_the_end_of_the_first():
+    run = two_steps()
+    run.transfers.insert(0, TransferRecord(4_000, 6_000, "disk0->cpu0", "demand", 0, 3, 64, 0, 1_000, 5, False, False))
+    run.transfers.insert(1, TransferRecord(9_000, 10_000, H2D, "demand", 0, 3, 64, 0, 1_000, 5, True, False))
+    machine = Machine({"gpu0": "gpu", "cpu0": "cpu", "disk0": "disk"}, ("disk0->cpu0", H2D))
+    events = timeline_events(run, machine)
+    found = {link: [(e["ts"], e["args"]["fetches"]) for e in of(events, ph="C", name=f"queue {link}")] for link in machine.links}
+    assert found == {"disk0->cpu0": [(1, 1), (4, 0)], H2D: [(6, 1), (9, 0), (12, 1), (30.001, 0)]}
 
 
 def test_window_of_steps():
@@ -194,6 +215,9 @@ def test_the_validator_complains():
     def astray(events):
         first(events, ph="s")["ts"] = 5
 
+    def no_id(events):
+        del first(events, ph="s")["id"]
+
     def backwards(events):
         first(events, ph="f")["ts"] = 5
 
@@ -220,6 +244,7 @@ def test_the_validator_complains():
         no_name: "expected a thread_name",
         no_end: "expected one start and one end, got 1 and 0",
         astray: "no slice of lane",
+        no_id: "expected an id on an arrow, got none",
         backwards: "before its start",
         text_counter: "expected numbers in the args",
         unknown: "expected ph among",

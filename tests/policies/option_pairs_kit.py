@@ -351,13 +351,13 @@ def outcome(subject: Subject, options: Options, setting: Setting) -> int | str:
     key = subject.name, subject.kind, subject.policy, json.dumps(options, sort_keys=True), setting
     if key not in _RUNS:
         try:
-            _RUNS[key] = hash(_plain(_run(subject, options, setting)))
+            _RUNS[key] = hash(_plain(run(subject, options, setting)))
         except MoesimError as error:
             _RUNS[key] = str(error)
     return _RUNS[key]
 
 
-def _run(subject: Subject, options: Options, setting: Setting) -> Records:
+def run(subject: Subject, options: Options, setting: Setting) -> Records:
     model, trace, workload = workload_of(setting)
     model = replace(model, low_bits=getattr(policy_class(subject.policy if subject.kind else subject.name), "low_bits", ()))
     hardware = machine_of(setting, GPUS.get(subject.name, ONE_GPU))  # parts are in policies of one GPU

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import combinations, product
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -104,6 +105,33 @@ def test_of_equal_steps_the_plan_keeps_the_most_experts() -> None:
         assert plan.step_s > 2 * link_step_s(MIXTRAL, plan.expert_share, 16 * GIB)
         room = 0.86 * 24 * GIB - 32 * ATTENTION - 2 * layer - rows * 77 * 44.6 * 8192
         assert (plan.expert_share, plan.kv_share) == (pytest.approx(room / (30 * layer)), 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "slow", "each_token"),
+    [
+        # of the cache of all layers in FP16; products of a query with keys, then with values, two operations each
+        ("mixtral-8x7b", {"cpu_bytes_per_s": 1e6}, 32 * 2 * 8 * 128 * 2 / 1e6),
+        ("mixtral-8x7b", {"cpu_flops": 1e6}, 32 * 2 * 2 * 32 * 128 / 1e6),
+        ("deepseek-v2-lite", {"cpu_flops": 1e6}, 27 * 2 * 16 * (128 + 64 + 128) / 1e6),  # the dense layer attends as well
+    ],
+)
+def test_attention_on_the_cpu_takes_what_its_reading_or_its_operations_take(
+    name: str, slow: dict[str, float], each_token: float
+) -> None:
+    """Nothing is streamed on a GPU this large; six sequences see 77 tokens of the prompt and half of the 32."""
+    machine = PlanMachine(10_000 * GIB, 1e13, 1e12, 1e15, 1e12, 1e18, 1e18)
+    plan = plan_batch(load_model(name), replace(machine, **slow), 77, 32, 2, 3)
+    assert plan is not None
+    assert (plan.expert_share, plan.step_s) == (1, pytest.approx(6 * (77 + 16) * each_token))
+
+
+def test_a_program_that_is_not_solved_is_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    for failed in ({"status": 4, "success": False, "x": None}, {"status": 0, "success": True, "x": None}):
+        outcome = SimpleNamespace(message="numerical trouble", **failed)
+        monkeypatch.setattr("scipy.optimize.linprog", lambda *_, outcome=outcome, **__: outcome)
+        with pytest.raises(RuntimeError, match="plan of 2 x 3 rows: HiGHS found no optimum: numerical trouble"):
+            plan_batch(MIXTRAL, L4, 77, 32, 2, 3)
 
 
 CHOICES = np.array(list(combinations(range(9), 3)))

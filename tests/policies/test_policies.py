@@ -66,6 +66,16 @@ def test_registered_policy_passes_the_common_checks(name: str) -> None:
     check_policy(type(make_policy(name)))
 
 
+@pytest.mark.parametrize("name", [info.name for info in policy_info() if info.target.startswith("moesim.")])
+def test_experts_of_any_layer_fit_the_pools(name: str) -> None:
+    """Those of the second layer are the largest: what a pool holds is counted in these."""
+    policy = make_policy(name)
+    sizes = (EXPERT // 2, EXPERT, EXPERT // 4, EXPERT // 2)
+    low_bits = getattr(type(policy), "low_bits", ())
+    records = run_tiny(policy, tiny_workload(policy, 2), 16, expert_bytes_by_layer=sizes, low_bits=low_bits)
+    assert {layer.layer for layer in records.layers} == set(range(4))
+
+
 @pytest.mark.parametrize(
     "spec",
     [

@@ -400,6 +400,45 @@ def test_micro_batches_are_planned_together() -> None:
     assert kit.transfers(records)[:2] == down((310, 710, "demand 0/2"), (710, 1110, "prefetch 1/3"))
 
 
+def in_micro_batches(options: Mapping[str, Any], *steps: Sequence[Sequence[Sequence[int]]], **more: Any) -> Records:
+    """Run steps, of each layer the experts of each row, with a micro-batch for each row."""
+    rows, layers = range(len(steps[0][0])), range(len(steps[0]))
+    work = kit.workload(
+        [[[list(step[layer][row]) for layer in layers] for step in steps] for row in rows], n_experts=6, micro_batches=len(rows)
+    )
+    return kit.play(make_policy({"name": "prescope", **options}), work, model=MODEL, **more)
+
+
+def test_without_a_predictor_another_micro_batch_runs_what_the_first_one_loads() -> None:
+    """E0 and E2 are asked for at 100, E1 at 200, when E2 is on its way: there is no buffer that it could be prefetched to."""
+    layers = [[0, 2], [1, 2]], [[3, 4]] * 2, [[0, 5]] * 2
+    options = {"placement": "none", "predictor": None, "scheduler": "all-gpu"}
+    records = in_micro_batches(options, layers, hardware=toy(), slots={"gpu0": 0})
+    assert kit.transfers(records)[:3] == down((100, 500, "demand 0/0"), (500, 900, "demand 0/2"), (900, 1300, "demand 0/1"))
+    assert on("gpu0", records)[2:6] == [(500, 600, "E0x1"), (900, 1000, "E2x1"), (1000, 1100, "E2x1"), (1300, 1400, "E1x1")]
+    assert [t[3] for t in kit.transfers(records)[3:]] == ["demand 1/3", "demand 1/4", "demand 2/0", "demand 2/5"]
+
+
+@pytest.mark.parametrize(("scheduler", "chunk_bytes", "other"), [("presched", None, 0), ("all-gpu", 50, 4)])
+def test_what_was_to_be_dropped_and_is_wanted_after_all_stays_for_the_other_micro_batches(
+    scheduler: str, chunk_bytes: int | None, other: int
+) -> None:
+    """1/3 takes 8000, from the first prediction on, and nobody wants it in that step; in the next it is there at 9310.
+
+    The first micro-batch waits for it and is done with it at 9410, the third runs it two decisions of 600 later, from the same
+    copy; also where the first one loads another expert, before which the link finishes this one.
+    """
+    table = {"activation_frequency": np.array([[0.9, 0.8, 0, 0, 0, 0]] * 3)}
+    options = {"placement": "frequency-global", "predictor": "told", "prefetch_size": 1, "scheduler": scheduler}
+    more = {"hardware": toy(link=0.125), "slots": {"gpu0": 6}, "tables": table, "decision_ns": 600, "chunk_bytes": chunk_bytes}
+    here = [[0, 1]] * 3
+    steps = [here] * 3, [here, [[3, other], [0, 1], [3, 1]], here]
+    records = in_micro_batches(options, *steps, predictors={"told": Told({1: [[3, 0]] * 3})}, **more)
+    assert [t.end for t in records.transfers if t.last and t.expert == 3] == [9310]
+    assert [run[:2] for run in on("gpu0", records) if run[2] == "E3x1"] == [(9310, 9410), (10400, 10500)]
+    assert [e.used for e in records.evictions if e.expert == 3] == [True]
+
+
 # -------------------------------------------------------------------------------------------- transfers and computation in turns
 def test_without_async_io_copies_and_computation_take_turns() -> None:
     """The first example of this section: the same loads and prefetches, then everything that computes, layer by layer."""
@@ -477,6 +516,18 @@ def test_another_scheduler_keeps_the_count_of_prefetches() -> None:
     assert kit.transfers(records)[2] == (900, 1300, "cpu0->gpu0", "prefetch 1/3")
 
 
+@pytest.mark.parametrize(("scheduler", "device"), [("all-gpu", "gpu0"), ("all-cpu", "cpu0")])
+def test_another_scheduler_keeps_the_order_of_loads_and_of_the_cpu(scheduler: str, device: str) -> None:
+    """Fewest rows first, and of equals the lower number: E4 and E5 have one row, E1 two, E0 four."""
+    layer = [[0, 1], [0, 1], [0, 5], [0, 4]]
+    options = {"scheduler": scheduler, "predictor": None}
+    records = run({}, layer, layer, layer, options=options, hardware=toy(link=2.5, cpu_row_ns=100))
+    found = [what for _, _, what in on(device, records) if what.startswith("E")]
+    assert found == 3 * ["E4x1", "E5x1", "E1x2", "E0x4"]
+    if scheduler == "all-gpu":
+        assert [what for *_, what in kit.transfers(records)[:4]] == ["demand 0/4", "demand 0/5", "demand 0/1", "demand 0/0"]
+
+
 def test_asynchronous_transfers_are_in_three_parts() -> None:
     model = kit.tiny_model()
     assert PreScope().transfer(model) == ("chunked", 334)
@@ -544,6 +595,8 @@ def test_the_side_lane_lets_residents_run_beside_the_prediction() -> None:
     "options",
     [
         {"predictor": None},
+        {"predictor": None, "scheduler": "threshold"},
+        {"predictor": None, "scheduler": "all-gpu", "placement": "none"},
         {"predictor": "synthetic:0.5", "cancel": "next-gate", "scheduler": "greedy", "prefetch_size": 5},
         {"window": "next2", "next2_predictor": "oracle"},
         {"placement": "none", "demand_slots": 1, "prefetch_slots": 2, "none_better": "printed", "prefetch_order": "printed"},

@@ -13,6 +13,7 @@ from moesim.testing.traces import synthetic_trace
 from moesim.trace import Signal, Trace
 from moesim.trace.predictors import Coactivation, Frequency, Oracle, RecordedSignal, Synthetic, make_predictor
 from moesim.trace.predictors import synthetic as synthetic_predictor
+from moesim.trace.predictors.chosen import PredictorSet
 from moesim.trace.predictors.synthetic import uniform
 from moesim.trace.workload import WorkloadSpec, compose
 
@@ -261,6 +262,13 @@ def test_predictors_by_name() -> None:
         assert make_predictor(f"{kind}:running", TRACE, WORKLOAD).predict(PREFILL, 0, 1) is None
         untabled = compose(DENSE, WorkloadSpec())
         assert make_predictor(kind, DENSE, untabled).predict(untabled.steps[0], 0, 1) is None  # counts
+
+
+def test_sources_that_could_be_asked_for_are_listed_once() -> None:
+    found = PredictorSet(TRACE, WORKLOAD, {"signal:learned": "oracle", "residual": "oracle"}, 0)
+    names = ["oracle", "frequency", "coactivation", "synthetic:<recall>", "residual", "signal:learned"]
+    assert ([*found], len(found), found.labels) == (names, 6, ())
+    assert found["signal:learned"] is found["signal:learned"] and found.labels == ("oracle",)
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,14 @@ import yaml
 
 from moesim.cli.main import main
 from moesim.cli.trace_synthesize import _tell
+from moesim.core.limits import Bounds
 from moesim.core.manifest import FILE
 from moesim.core.progress import Progress
 from moesim.errors import ConfigError
 from moesim.trace import Trace
 from moesim.trace.stats.trace_stats import stats
 from moesim.trace.subset import subset
-from moesim.trace.synthesis import parameter_names, read_parameters, synthesize
+from moesim.trace.synthesis import parameter_names, parameter_set, read_parameters, synthesize
 from moesim.trace.synthesis.data_files import data_names
 from moesim.trace.synthesis.fit import DETERMINED_BY, Quick, fit, free_parameters, from_scale, most_traces, simulate, to_scale
 from moesim.trace.synthesis.measure import measure
@@ -384,3 +385,16 @@ def test_commands_make_a_trace_fit_to_it_and_report(tmp_path: Path, capsys: pyte
     assert main(["trace", "fit", "--targets", str(targets), "--from", str(base), "--seeds", "1"]) == 0
     assert capsys.readouterr().out == fitted.read_text()  # without --out it is printed
     assert sorted(p.name for p in tmp_path.iterdir()) == [FILE, "base.yaml", "fitted.yaml", "made.safetensors", "targets.yaml"]
+
+
+def test_the_routers_and_topics_of_a_model_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each layer has a router and topics: one row of the model's width for each expert and each topic."""
+    found = read_parameters("mixtral-8x7b")
+    numbers = found.n_layers * (found.n_experts + found.n_topics) * found.width
+    monkeypatch.setattr(parameter_set, "SYNTHETIC", Bounds(1, numbers))
+    assert read_parameters("mixtral-8x7b") == found
+    monkeypatch.setattr(parameter_set, "SYNTHETIC", Bounds(1, numbers - 1))
+    with pytest.raises(
+        ConfigError, match=rf"n_layers x \(n_experts \+ n_topics\) x width: .* {numbers - 1}, got {numbers}; lower"
+    ):
+        read_parameters("mixtral-8x7b")

@@ -22,8 +22,11 @@ from moesim.testing.traces import synthetic_trace
 from moesim.trace import Signal, Trace
 from moesim.trace.files import arrays_of, full_header
 from moesim.trace.format import METADATA_KEY, checksums, write_container
+from moesim.trace.formats import tables
 from moesim.trace.formats.contract import Options
+from moesim.trace.formats.detect import refuse
 from moesim.trace.formats.importing import import_trace
+from moesim.trace.formats.probe import Probe
 from tests.trace import import_kit as kit
 from tests.trace.import_kit import SOURCES, Source
 
@@ -510,3 +513,21 @@ def test_an_invalid_signal_is_not_written(native: Trace, tmp_path: Path) -> None
     with pytest.raises(TraceError, match="lookahead"):
         replace(native, signals={"s": bad}).write(tmp_path / "t.safetensors")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("text", ['{"ids": {"a": 1}}\n', "layer,__metadata__\n0,1\n"])
+def test_text_that_has_a_part_of_a_trace_is_not_taken_for_one(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "routing.txt"
+    path.write_text(text)
+    refuse(Probe(path))
+    with pytest.raises(TraceError) as caught:
+        import_trace([path], tmp_path / "b.safetensors", Options())
+    assert "safetensors" not in str(caught.value)
+
+
+def test_what_a_library_says_of_a_table_is_one_line_of_some_words(tmp_path: Path) -> None:
+    with pytest.raises(TraceError) as caught, tables._reading(tmp_path / "t.parquet", "row 3"):
+        raise ValueError("too\n  many words " * 100)
+    said = str(caught.value)
+    assert "t.parquet: row 3: expected rows of a table, got too many words too many" in said
+    assert "\n" not in said and len(said) < len(str(tmp_path)) + 500

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from moesim.errors import TraceError
 from moesim.testing.traces import synthetic_trace
+from moesim.trace.stats.calibration import Counts
 from moesim.trace.stats.layer_caches import layer_hit_rates
 from moesim.trace.stats.prediction import coactivation, coactivation_recall, signal_recall
 from moesim.trace.stats.trace_stats import (
@@ -137,6 +138,20 @@ def test_coactivation_counts_rows_of_neighbouring_layers() -> None:
     table = coactivation(np.array([[[0, 1], [2, 0]], [[0, 2], [2, 1]]]), 3)
     assert table[0].tolist() == [[1, 1, 2], [1, 0, 1], [0, 1, 1]]
     assert not table[1].any()
+
+
+def test_calibration_counts_rows_of_prompts_and_answers_apart() -> None:
+    counts = Counts(2, 4, 0)
+    counts.add(np.array([[[0, 1], [2, 3]], [[0, 2], [2, 3]], [[3, 1], [0, 3]]]), 2)
+    counts.add(np.array([[[0, 3], [1, 2]]]), 0)
+    assert {name: counts.arrays[name].tolist() for name in ("prefill", "decode", "rows")} == {
+        "prefill": [[2, 1, 1, 0], [0, 0, 2, 2]], "decode": [[1, 1, 0, 2], [1, 1, 1, 1]], "rows": [4],
+    }  # fmt: skip
+    assert counts.arrays["pairs"][0].tolist() == [[0, 1, 3, 2], [1, 0, 1, 2], [0, 0, 1, 1], [1, 1, 1, 1]]
+    tables = counts.tables()
+    assert tables["activation_frequency"].tolist() == [[0.375, 0.25, 0.125, 0.25], [0.125, 0.125, 0.375, 0.375]]
+    assert tables["activation_frequency_decode"].tolist() == [[0.25, 0.25, 0, 0.5], [0.25] * 4]
+    assert tables["activation_matrices"].tolist() == [[[2, 2, 1, 1], [1, 0, 0, 1]], [[1, 0, 2, 3], [0, 1, 1, 0]]]
 
 
 def test_coactivation_recall_is_of_requests_it_has_not_seen() -> None:

@@ -143,6 +143,14 @@ def test_what_is_absent_has_a_reason(everything: Trace):
         "caches.hit_rate.static": "the trace has no activation frequencies of other requests",
     }
     assert result["prediction"]["states"] is result["caches"]["hit_rate"]["mrs"] is None
+    rates, by_layer = result["caches"]["hit_rate"], result["caches"]["hit_rate_by_layer"]
+    assert set(by_layer) == {name for name, rate in rates.items() if rate is not None} == set(rates) - {"mrs", "static"}
+    assert all(rates[name] == pytest.approx(np.mean(by_layer[name], axis=1)) for name in by_layer)
+    ranks = {row.figure: row.value for row in summary(result) if row.figure.startswith("reuse of the expert of rank")}
+    values = result["locality"]["reuse_by_rank"]["value"]
+    assert ranks == {f"reuse of the expert of rank {rank}": values[rank - 1] for rank in (1, 2, 4)}
+    alone = summary({**result, "locality": {**result["locality"], "reuse_by_rank": None}})
+    assert not [row for row in alone if row.figure.startswith("reuse of the expert of rank")]
     assert len(result["locality"]["reuse_by_rank"]["value"]) == 4
     assert result["locality"]["reuse_by_rank"]["basis"] == "rank among the chosen"
     notes = {row.figure: row.note for row in summary(result) if row.value is None}
@@ -174,6 +182,12 @@ def test_decode_only_prefill_only_and_one_request():
         assert not [row.figure for row in rows if "_" in row.figure.replace("top_k", "") or "." in row.figure]
         summary(result, full=True)
         json.dumps(result, allow_nan=False)
+
+
+def test_one_request_makes_no_larger_batches():
+    alone = report(synthetic_trace(n_layers=2, n_requests=1, prompt=2, decode=6))
+    assert alone["batching"]["batch_sizes"] == [1]
+    assert alone["absent"]["batching.distinct.larger"].startswith("batches are composed of different requests")
 
 
 def test_a_signal_that_covers_other_rows_only(everything: Trace):

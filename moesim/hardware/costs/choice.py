@@ -21,18 +21,22 @@ class PartCosts(LinkCosts):
         self._unfitting = Unfitting(self.model)
 
     def _roofline(self, device: Device, part: str) -> Roofline:
-        if device.role == "storage":
-            raise HardwareError(
-                f"{self.hardware.path}: {device.name} is a disk and computes nothing (asked for its {part}); choose a policy "
-                "that runs all experts where the dense part runs"
-            )
         key = (device.name, part)
         if key not in self._rooflines:
+            self._note_rates(device, part, part)
             chain = device.operation_us * self._operations(device, part) if device.operations else None
             self._rooflines[key] = Roofline(device, device.launches.get(part, 1), self._place(device, part), chain)
-            names = ("memory_bytes_per_s", "flops", "launch_us", f"launches.{part}", "operation_us")
-            self._ledger.note(f"{part} @{device.name}", "roofline", *(f"devices.{device.name}.{name}" for name in names))
         return self._rooflines[key]
+
+    def _note_rates(self, device: Device, cost: str, *parts: str) -> None:
+        """Note the numbers of a roofline of some parts together; refuse that of a disk."""
+        if device.role == "storage":
+            raise HardwareError(
+                f"{self.hardware.path}: {device.name} is a disk and computes nothing (asked for its {cost}); choose a policy "
+                "that runs all experts where the dense part runs"
+            )
+        names = ("memory_bytes_per_s", "flops", "launch_us", *(f"launches.{part}" for part in parts), "operation_us")
+        self._ledger.note(f"{cost} @{device.name}", "roofline", *(f"devices.{device.name}.{name}" for name in names))
 
     def _operations(self, device: Device, part: str) -> int:
         """Count the operations of a part by the engine of a device; an expert alone has none, all of a layer have "experts"."""

@@ -350,8 +350,8 @@ class CostModel(PartCosts):
 
     def _shadow_roofline(self, device: Device, active: int) -> Roofline:
         """One whole layer: the launches of all its parts, and of each activated expert."""
-        self._roofline(device, "predict")  # notes the device's rates
         parts = ("attention", "dense", "shared") if self.model.shared_params else ("attention", "dense")
+        self._note_rates(device, "predict shadow", *parts, "expert")
         if device.operations:
             chain = device.operation_us * sum(self._operations(device, part) for part in (*parts, "experts"))
             return Roofline(device, 0, self._place(device, "shadow"), chain)
