@@ -232,7 +232,10 @@ class DaopPaper(PolicyBase):
             return self._predicted(event, view)
         if kind is Fetched:
             if event.device != self._gpu:
-                return self._exchange.arrived(event.layer, event.expert, view)
+                actions = self._exchange.arrived(event.layer, event.expert, view)
+                if event.layer == self._now and any(type(one) is Run and one.rows is None for one in actions):
+                    self._thread.leave_out(event.expert)  # this Run takes the rows of all micro-batches so far
+                return actions
             return self._happened((event.layer, event.expert, event.device), view)
         if kind is Ran:
             return self._happened((event.layer, event.experts[0], event.device), view)

@@ -31,6 +31,12 @@ class MainThread:
         self._experts["gpu"] += [e for e in gpu if e not in taken]
         self._experts["cpu"] += [e for e in cpu if e not in taken]
 
+    def leave_out(self, expert: int) -> None:
+        """Do not execute an expert whose rows another Run takes."""
+        for experts in self._experts.values():
+            if expert in experts:
+                experts.remove(expert)
+
     def wait_for(self, what: Iterable[Awaited]) -> None:
         """Do nothing more before all of these have happened."""
         self._awaited.update(what)
