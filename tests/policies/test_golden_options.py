@@ -36,7 +36,7 @@ REMEDY = "if the change is meant, run this test with --regenerate and say why"
 
 
 def variants(subject: Subject) -> Iterator[Options]:
-    """Give options that the policy accepts: each value of each option, beside what it needs, and pairs of those that choose a part or a source."""
+    """Give options that the policy accepts: each value of each option with what it needs, pairs that choose parts or sources."""
     values = subject.values(every=False)
     choices = {name: tried for name, tried in values.items() if name in (*ALL_PARTS, "scheduler") or None in tried}
     found = [{**BESIDE.get((subject.name, name), {}), name: value} for name, tried in values.items() for value in tried]
