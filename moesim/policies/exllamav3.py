@@ -122,6 +122,7 @@ class Exllamav3(PolicyBase):
         self._decoded = False
         self._awaited: set[tuple[int, int]] = set()  # on their way to their new place
         self._held: list[Action] = []
+        self._held_experts: set[int] = set()  # what the Runs among these take all rows of
         rate = PROBE_BYTES / view.costs.fetch_ns(view.host, gpu, PROBE_BYTES)  # bytes/ns
         self._enough = self.stream_threshold or rows_to_stream(rate, self.stream_rule)
         largest = slot_bytes(view)
@@ -174,8 +175,9 @@ class Exllamav3(PolicyBase):
         there, counts = self._on_gpu[layer], self._counts[layer]
         for expert in event.active:
             counts[expert] += rows[expert]
-        own = [e for e in event.active if e in there]
-        others = [e for e in event.active if e not in there]
+        active = [e for e in event.active if e not in self._held_experts]
+        own = [e for e in active if e in there]
+        others = [e for e in active if e not in there]
         many = self._streams and len(event.experts) >= self.stream_min_rows
         streamed = [e for e in others if many and rows[e] >= self._enough]
         actions: list[Action] = [
@@ -186,6 +188,7 @@ class Exllamav3(PolicyBase):
         ]
         if self._awaited:
             self._held += actions
+            self._held_experts.update(active)
             return []
         return actions
 
@@ -223,6 +226,7 @@ class Exllamav3(PolicyBase):
         if self._awaited:
             return []
         held, self._held = self._held, []
+        self._held_experts.clear()
         return held
 
     def evict(self, fetch: Fetch, view: View) -> tuple[int, int] | None:

@@ -47,6 +47,11 @@ def test_columns_that_tell_nothing_stand_below() -> None:
     assert lines(TWO)[0].split()[:2] == ["policy", "cache"] and lines(TWO)[0].split()[-1] == "label"
 
 
+def test_a_setting_that_differs_has_a_column_and_a_dash_where_there_is_none() -> None:
+    found = lines([row("lru", 4.0, prefill_chunk=None), row("lru", 4.0, prefill_chunk=8)])
+    assert [line.split()[:3] for line in found[:3]] == [["chunk", "policy", "tok/s"], ["-", "lru", "4.00"], ["8", "lru", "4.00"]]
+
+
 def test_the_wide_table_has_one_number_a_cell() -> None:
     heads, first = lines(TWO[:1], wide=True)[:2]
     assert all(one.name in heads for one in SHOWN)

@@ -191,9 +191,9 @@ def test_a_number_that_a_cost_depends_on_is_named_and_its_label_counts(key: str)
                 if all(ask(question, model, transfer, other)[0] == answer for other in others):
                     continue
                 mattered += 1
-                told = costs.provenance()
-                assert all(cost["numbers"] for cost in told.values()), f"{name}: a cost of no number: {told}"
-                named = {one for cost in told.values() for one in cost["numbers"]}
+                stated = costs.provenance()
+                assert all(cost["numbers"] for cost in stated.values()), f"{name}: a cost of no number: {stated}"
+                named = {one for cost in stated.values() for one in cost["numbers"]}
                 assert key in named, f"{name} ({model}, {transfer}): depends on {key}, and does not say so"
                 assert costs.label() == "assumed", f"{name} ({model}, {transfer}): a label that {key} does not weaken"
                 assert ask(question, model, transfer, base)[1].label() != "assumed"

@@ -139,7 +139,7 @@ class Copy:
             yield batch
 
     def fate(self, mutant: Mutant, tests: Iterable[str]) -> tuple[str, str]:
-        """Plant a fault and run tests until one fails; return what became of it, and the test that failed."""
+        """Plant a fault and run tests until one fails; return the outcome, and the test that failed."""
         self.write(mutant.file, mutant.planted(self.files[mutant.file]))
         try:
             for batch in self.in_order(tests, mutant):

@@ -17,7 +17,7 @@ import pytest
 
 from moesim.errors import InputError
 from tests.policies.golden_kit import golden
-from tests.policies.option_pairs_kit import ALL_PARTS, POLICY_SUBJECTS, SETTINGS, Options, Subject, run
+from tests.policies.option_pairs_kit import ALL_PARTS, BESIDE, POLICY_SUBJECTS, SETTINGS, Options, Subject, run
 
 GOLDEN = Path(__file__).with_name("golden_options.json")
 SEVERAL = [setting for setting in SETTINGS if setting.micro_batches > 1][:2]
@@ -25,10 +25,10 @@ REMEDY = "if the change is meant, run this test with --regenerate and say why"
 
 
 def variants(subject: Subject) -> Iterator[Options]:
-    """Give options that the policy accepts: each value of each option, and pairs of those that choose a part or a source."""
+    """Give options that the policy accepts: each value of each option with what it needs, pairs that choose parts or sources."""
     values = subject.values(every=False)
     choices = {name: tried for name, tried in values.items() if name in (*ALL_PARTS, "scheduler") or None in tried}
-    found = [{name: value} for name, tried in values.items() for value in tried]
+    found = [{**BESIDE.get((subject.name, name), {}), name: value} for name, tried in values.items() for value in tried]
     for a, b in combinations(choices, 2):
         found += [{a: one, b: other} for one, other in product(choices[a], choices[b])]
     yield from (options for options in found if not subject.refusal(options))

@@ -9,8 +9,9 @@ import pytest
 
 from moesim.policies.algorithms.klotski import Vote, hot_experts, in_order_of_appearance, most_popular
 from moesim.policies.registry import make_policy
+from moesim.policy import Drop, Fetched, LayerBegin, LayerEnd, StepBegin
 from moesim.records import Records
-from moesim.testing import check_policy
+from moesim.testing import FakeView, check_policy
 from tests.engine.engine_kit import link, machine, play, tasks, tiny_model, transfers, workload
 
 COUNTS = np.array([3, 4, 0, 0, 1, 9, 8, 2])
@@ -135,6 +136,23 @@ def test_a_hot_expert_that_nobody_wants_is_copied_and_dropped() -> None:
     assert [(t.layer, t.expert) for t in records.transfers][:4] == [(0, 0), (0, 1), (0, 3), (1, 0)]
     assert records.transfers[2].end == records.transfers[3].start == 3000
     assert [(e.layer, e.expert) for e in records.evictions if e.time == 3000] == [(0, 3)]
+
+
+def test_a_hot_expert_that_is_late_and_hot_again_stays_when_it_arrives() -> None:
+    view = FakeView()
+    policy = make_policy("klotski")
+    view.tables = {"coactivation": np.ones((3, 8, 8)), "activation_frequency": np.ones((4, 8))}
+    view.use(policy.place(view))
+    for again in (False, True):
+        policy.decide(StepBegin(0, "decode", np.zeros(1), True), view)
+        (fetch,) = policy.decide(LayerBegin(0, 0), view)
+        late = fetch.experts[0]
+        view.pend(0, [late], "gpu0")
+        list(policy.decide(LayerEnd(0, 0), view))
+        if again:
+            policy.decide(LayerBegin(1, 0), view)
+        arrived = list(policy.decide(Fetched(0, late, "gpu0"), view))
+        assert arrived == ([] if again else [Drop(0, (late,), "gpu0")])
 
 
 def test_nothing_stays_and_each_expert_is_copied_once_for_all_micro_batches() -> None:

@@ -423,9 +423,9 @@ def test_without_a_predictor_another_micro_batch_runs_what_the_first_one_loads()
 def test_what_was_to_be_dropped_and_is_wanted_after_all_stays_for_the_other_micro_batches(
     scheduler: str, chunk_bytes: int | None, other: int
 ) -> None:
-    """1/3 takes 8000, from the first prediction on, and nobody wants it in that step; in the next it is there at 9310.
+    """1/3 takes 8000, from when the policy hears the predictions (three decisions of 600), and nobody wants it in that step.
 
-    The first micro-batch waits for it and is done with it at 9410, the third runs it two decisions of 600 later, from the same
+    In the next it is there at 9900. The first micro-batch waits for it and is done with it at 10000, the third runs it two decisions of 600 later, from the same
     copy; also where the first one loads another expert, before which the link finishes this one.
     """
     table = {"activation_frequency": np.array([[0.9, 0.8, 0, 0, 0, 0]] * 3)}
@@ -434,8 +434,8 @@ def test_what_was_to_be_dropped_and_is_wanted_after_all_stays_for_the_other_micr
     here = [[0, 1]] * 3
     steps = [here] * 3, [here, [[3, other], [0, 1], [3, 1]], here]
     records = in_micro_batches(options, *steps, predictors={"told": Told({1: [[3, 0]] * 3})}, **more)
-    assert [t.end for t in records.transfers if t.last and t.expert == 3] == [9310]
-    assert [run[:2] for run in on("gpu0", records) if run[2] == "E3x1"] == [(9310, 9410), (10400, 10500)]
+    assert [t.end for t in records.transfers if t.last and t.expert == 3] == [9900]
+    assert [run[:2] for run in on("gpu0", records) if run[2] == "E3x1"] == [(9900, 10000), (10400, 10500)]
     assert [e.used for e in records.evictions if e.expert == 3] == [True]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,10 @@ import pytest
 
 from moesim.errors import InputError, TraceError
 from moesim.model import load_model
+from moesim.testing.traces import synthetic_trace
 from moesim.trace import Trace
+from moesim.trace.formats import calibrating, store
+from moesim.trace.formats.calibrating import Additions
 from moesim.trace.formats.contract import Options
 from moesim.trace.formats.detect import find_format, formats
 from moesim.trace.formats.importing import import_trace
@@ -787,3 +791,15 @@ def test_models_from_yaml_say_what_is_wrong(text: str, words: str, tmp_path: Pat
     said(error, "a.model.yaml", words)
     with pytest.raises(InputError, match=r"b\.yaml: expected a model as YAML, got: No such file"):
         load_model("b.yaml")
+
+
+def test_made_up_scores_are_set_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = synthetic_trace(2, 8, 2, 3, 4, 5)
+    given = Additions(weights=True, scores=True)
+    whole = calibrating.extend(replace(trace, weights=None), given, "t").scores
+    monkeypatch.setattr(store, "PIECE_BYTES", 1)
+    found = calibrating.extend(replace(trace, weights=None), given, "t").scores
+    assert found is not None and whole is not None
+    wanted = np.zeros((27, 2, 8), np.float16)
+    np.put_along_axis(wanted, trace.experts.astype(np.int64), np.float16(0.5), axis=2)
+    assert np.array_equal(found, wanted) and np.array_equal(whole, wanted)

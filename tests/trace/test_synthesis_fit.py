@@ -21,7 +21,7 @@ from moesim.errors import ConfigError
 from moesim.trace import Trace
 from moesim.trace.stats.trace_stats import stats
 from moesim.trace.subset import subset
-from moesim.trace.synthesis import parameter_names, parameter_set, read_parameters, synthesize
+from moesim.trace.synthesis import generate, parameter_names, parameter_set, read_parameters, synthesize
 from moesim.trace.synthesis.data_files import data_names
 from moesim.trace.synthesis.fit import DETERMINED_BY, Quick, fit, free_parameters, from_scale, most_traces, simulate, to_scale
 from moesim.trace.synthesis.measure import measure
@@ -398,3 +398,14 @@ def test_the_routers_and_topics_of_a_model_have_a_limit(monkeypatch: pytest.Monk
         ConfigError, match=rf"n_layers x \(n_experts \+ n_topics\) x width: .* {numbers - 1}, got {numbers}; lower"
     ):
         read_parameters("mixtral-8x7b")
+
+
+def test_activation_matrices_are_of_some_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = {}
+    for most in (2, 1000):
+        monkeypatch.setattr(generate, "MOST", most)
+        generate._calibrated.cache_clear()
+        tables[most] = synthesize(read_parameters("mixtral-8x7b"), n_requests=1, n_prompt=1, n_decode=1, n_calibration=3).tables
+    few, all_of_them = (tables[most]["activation_matrices"] for most in (2, 1000))
+    assert all_of_them.shape[1] == 3 and np.array_equal(few, all_of_them[:, :2])
+    generate._calibrated.cache_clear()
