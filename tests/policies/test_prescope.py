@@ -423,10 +423,11 @@ def test_without_a_predictor_another_micro_batch_runs_what_the_first_one_loads()
 def test_what_was_to_be_dropped_and_is_wanted_after_all_stays_for_the_other_micro_batches(
     scheduler: str, chunk_bytes: int | None, other: int
 ) -> None:
-    """1/3 takes 8000, from when the policy hears the predictions (three decisions of 600), and nobody wants it in that step.
+    """1/3 takes 8000, from when the policy hears the predictions, after three decisions of 600; nobody wants it in that step.
 
-    In the next it is there at 9900. The first micro-batch waits for it and is done with it at 10000, the third runs it two decisions of 600 later, from the same
-    copy; also where the first one loads another expert, before which the link finishes this one.
+    In the next it is there at 9900. The first micro-batch waits for it and is done with it at 10000, the third runs it two
+    decisions of 600 after the first, from the same copy; also where the first one loads another expert, before which the link
+    finishes this one.
     """
     table = {"activation_frequency": np.array([[0.9, 0.8, 0, 0, 0, 0]] * 3)}
     options = {"placement": "frequency-global", "predictor": "told", "prefetch_size": 1, "scheduler": scheduler}
