@@ -149,6 +149,27 @@ def test_routing_and_signals_equal_those_computed_by_hand_from_the_gate_inputs()
     assert not trace.signals["gate_next2"].scores[:, :2].any()
 
 
+@pytest.mark.parametrize(
+    ("name", "changed", "seed"),
+    [
+        ("mixtral-8x7b", {"n_topics": 2}, 10),  # equal topics on the grid
+        ("qwen3-30b-a3b", {"popularity_tail": 4.0, "n_layers": 4}, 1),  # loads of all but some experts underflow
+        ("qwen3-30b-a3b", {"popularity": 3.0, "popularity_tail": -4.0, "n_layers": 4}, 1),  # loads of some do
+        ("mixtral-8x7b", {"popularity": 3.0, "popularity_tail": 4.0, "popularity_spread": 1.0}, 1),
+    ],
+)
+def test_extreme_parameters_that_are_accepted_give_finite_models(name: str, changed: dict[str, Any], seed: int):
+    p = read_parameters(name).replace(**changed)
+    model = draw_model(p, seed)
+    assert all(np.isfinite(part).all() for part in (model.gates, model.bias, model.mean, model.topics, model.shares))
+    loads = expert_loads(p, Draws(seed))
+    np.testing.assert_allclose(loads.sum(axis=1), 1)
+    assert loads.min() > 0
+    assert loads.max() <= 0.95 / p.top_k * (1 + 1e-6)
+    chosen = np.asarray(synthesize(p, n_requests=4, n_prompt=0, n_decode=200, seed=seed, n_calibration=1).experts)
+    assert all(len(np.unique(chosen[:, layer])) > p.top_k for layer in range(p.n_layers))
+
+
 def test_many_experts_are_stored_as_the_best_twice_top_k():
     dense, sparse = make(parameters(n_experts=16)), make(parameters(n_experts=17))
     assert dense.signals["residual"].ids is None

@@ -71,7 +71,7 @@ def test_a_parameter_file_reads_back_as_it_was_written(name: str, tmp_path: Path
         (lambda raw: raw["fitted"].update(topic_share="much"), "topic_share: expected a number"),
         (lambda raw: raw["fitted"].update(topic_share=float("nan")), "topic_share: expected a number"),
         (lambda raw: raw["assumed"].update(width=3.5), "width: expected an integer"),
-        (lambda raw: raw["assumed"].update(mean_share=0.9) or raw["fitted"].update(unread_share=0.2), "less than 1"),
+        (lambda raw: raw["assumed"].update(mean_share=0.9) or raw["fitted"].update(unread_share=0.2), "at most 0.999999"),
         (lambda raw: raw["shape"].update(top_k=8), "top_k: expected less than n_experts = 8, got 8"),
         (lambda raw: raw["shape"].update(n_layers=0), "n_layers: expected a positive integer, got 0"),
         (lambda raw: raw["shape"].update(renormalise="yes please"), "renormalise: expected true or false"),

@@ -46,6 +46,7 @@ _BALANCE_GAIN = 0.6  # of an error of the logarithm of a load
 _LAYERS_ALIKE = 0.8  # correlation of neighbouring layers before they are ranked
 _OPENING_LENGTHS = 6  # of what requests begin with, a factor e each, until nothing of it is left
 _LARGEST_LOAD = 0.95  # of all tokens: an expert that is always used is a shared one
+_SMALLEST_LOAD = 2.0**-30  # of the largest: what is above the most must have somewhere to go
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,7 +140,8 @@ def _topics(p: ParameterSet, draws: Draws, innovation: F64) -> F32:
         for layer in topics:  # by layer, for large ones
             values = on_grid(layer)
             mean = values.sum(axis=0) / p.n_topics
-            layer[:] = (values - mean) / np.sqrt(np.square(values).sum(axis=0) / p.n_topics - np.square(mean))
+            spread = np.sqrt(np.square(values).sum(axis=0) / p.n_topics - np.square(mean))
+            layer[:] = (values - mean) / np.where(spread > 0, spread, 1)  # two topics may be equal on the grid
     return topics
 
 
@@ -177,7 +179,7 @@ def _loads(p: ParameterSet, popularity: float) -> F64:
     normal = normal_quantiles(p.n_experts)
     tail = p.popularity_tail
     shaped = (exp(tail * normal) - 1) / tail if abs(tail) > 1e-6 else normal
-    load = exp(popularity * (shaped - shaped.max()))
+    load = np.maximum(exp(popularity * (shaped - shaped.max())), _SMALLEST_LOAD)
     load /= total(load)
     most = _LARGEST_LOAD / p.top_k
     while load.max() > most * (1 + 1e-9):  # what is above the most goes to the others
@@ -238,7 +240,7 @@ def request_states(model: SyntheticModel, stream: int, number: int, n_tokens: in
     of_topic = np.sqrt(topic_share).astype(np.float32)
     of_context = np.sqrt((1 - topic_share) * context_share).astype(np.float32)
     of_token = np.sqrt((1 - topic_share) * (1 - context_share)).astype(np.float32)
-    keep, new = np.float32(p.context_persistence), np.float32(np.sqrt(1 - p.context_persistence**2))
+    keep, new = np.float32(p.context_persistence), np.float32(np.sqrt(1 - p.context_persistence * p.context_persistence))
     last: F32 | None = None
     for begin in range(0, n_tokens, _BLOCK):
         shape = (p.n_layers, min(_BLOCK, n_tokens - begin), p.width)
