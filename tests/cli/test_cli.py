@@ -61,9 +61,17 @@ def test_run_prints_a_table_and_writes_a_folder(tmp_path: Path, capsys: pytest.C
     assert "cache 0.25, batch 1" in captured.out
     assert "simulated; " in lines[-1] and "synthetic" in captured.out
     assert captured.err == "wrote results/small\n"
-    assert {"summary.json", "runs.parquet", "config.resolved.yaml", "timeline.json", "plots", "dataset", "records", FILE} == {
-        p.name for p in Path("results/small").iterdir()
-    }
+    written = (
+        "summary.json",
+        "runs.parquet",
+        "config.resolved.yaml",
+        "inputs.json",
+        "timeline.json",
+        "plots",
+        "dataset",
+        "records",
+    )
+    assert {*written, FILE} == {p.name for p in Path("results/small").iterdir()}
 
 
 def test_run_takes_overrides_a_folder_and_a_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
