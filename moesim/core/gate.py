@@ -61,6 +61,7 @@ def size_text(n: int) -> str:
     return f"{n} bytes"
 
 
+_PIECE: Final = 2**20
 SMALLER: Final = "give the file that is meant, or split it"
 
 
@@ -76,10 +77,13 @@ def read_bytes(path: Path, form: Form) -> bytes:
     with path.open("rb") as file:
         if os.fstat(file.fileno()).st_size > form.most:
             raise TooLargeError(path, form)
-        data = file.read(form.most + 1)  # a pipe has no size
-    if len(data) > form.most:
-        raise TooLargeError(path, form)
-    return data
+        pieces, n_bytes = [], 0
+        while piece := file.read(_PIECE):  # a pipe has no size, and a read of the limit would take its memory
+            pieces.append(piece)
+            n_bytes += len(piece)
+            if n_bytes > form.most:
+                raise TooLargeError(path, form)
+    return b"".join(pieces)
 
 
 def read_text(

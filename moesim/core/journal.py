@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from moesim.core.atomic import write_bytes
+from moesim.core.atomic import write_bytes, write_error
 from moesim.core.checked_lines import checked_line, read_checked_line
 from moesim.core.gate import RESULT, read_bytes
 from moesim.core.output_folder import OutputFolder
@@ -42,11 +42,14 @@ class Journal:
         """Add a line."""
         if not self._ready:
             self.resume()
-        with self.path.open("ab") as file:
-            file.write(checked_line(line))
-            file.flush()
-            if self._durable:
-                os.fsync(file.fileno())
+        try:
+            with self.path.open("ab") as file:
+                file.write(checked_line(line))
+                file.flush()
+                if self._durable:
+                    os.fsync(file.fileno())
+        except OSError as error:
+            raise write_error(self.path, error) from None
 
     def remove(self) -> None:
         """Delete the file."""

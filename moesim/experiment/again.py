@@ -107,8 +107,10 @@ def _again(
     spec = experiment.specs[sum(point.trace == written for point in points[:run])]
     outcome = run_one(experiment, spec, keep=True)
     changed = [key for key, value in outcome.row.items() if key in row and row[key] != value and key != "run"]
+    changed.sort(key=lambda key: isinstance(row[key], str))  # a number says more than notes
     if changed:
-        why = "an input or moesim changed" + (f", or it depends on what {', '.join(others)} needs (--trust)" if others else "")
+        why = "an input, code of a policy or moesim changed"
+        why += f", or it depends on what {', '.join(others)} needs (--trust)" if others else ""
         raise ConfigError(
             f"{place}: expected the same result when simulated again, got another "
             f"{changed[0]}: {row[changed[0]]} before, {outcome.row[changed[0]]} now; {why}; run it again"

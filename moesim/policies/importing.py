@@ -64,7 +64,9 @@ def _import_module(name: str, what: str) -> ModuleType:
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if name == missing or name.startswith(f"{missing}."):
-            raise ConfigError(f"{what}: {error}, neither installed nor in the current folder {here}") from None
+            raise ConfigError(
+                f"{what}: {error}, neither installed nor in the current folder {here}, or in --inputs of a result"
+            ) from None
         raise ConfigError(f"{what}: {culprit(error)} imports {missing!r}, which is not there; install it") from None
     except Exception as error:
         raise ConfigError(f"{what}: {describe_exception(error)}") from None

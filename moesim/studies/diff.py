@@ -45,8 +45,10 @@ _SPEEDS: Final = ("makespan_ns", "ttft_mean_ns", "tpot_mean_ns", "contention_ns"
 
 def find_run(text: str, read: Callable[[Path, int], Outcome] = outcome_of) -> Outcome:
     """Give the run that ``DIR``, ``DIR:INDEX`` or ``DIR:POLICY`` names."""
-    folder, which = (Path(text), "") if Path(text).is_dir() else (Path(text.rpartition(":")[0]), text.rpartition(":")[2])
-    if not folder.is_dir() or not (which or Path(text).is_dir()) or folder == Path():
+    whole = Path(text).is_dir()
+    name, _, which = (text, "", "") if whole else text.rpartition(":")
+    folder = Path(name)
+    if not name or not folder.is_dir() or not (which or whole):
         raise ConfigError(f"{text}: expected a result folder, or one with a run such as results/quickstart:3, got no such folder")
     rows = read_summary(folder)["runs"]
     if which.isdecimal():

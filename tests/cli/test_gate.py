@@ -8,6 +8,7 @@ import shlex
 import struct
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -145,6 +146,16 @@ def test_a_file_without_an_end(here: Path, capsys: pytest.CaptureFixture[str]):
     if not os.path.exists("/dev/zero"):
         pytest.skip("needs /dev/zero")
     refused(("run", "/dev/zero", "--out", "out"), "more than the 4 MiB that YAML may have", here, capsys)
+
+
+def test_a_small_file_takes_little_memory_whatever_its_form_may_have(tmp_path: Path):
+    (tmp_path / "small").write_bytes(b"x" * 1000)
+    tracemalloc.start()
+    try:
+        assert gate.read_bytes(tmp_path / "small", gate.RESULT) == b"x" * 1000
+        assert tracemalloc.get_traced_memory()[1] < 2**23
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_text_that_is_too_long_on_the_command_line(here: Path, capsys: pytest.CaptureFixture[str]):

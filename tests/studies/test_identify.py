@@ -50,6 +50,7 @@ BAD = {
     "all too large": (GOOD.replace("n_cpu_moe=48", "all_gpu"), "of gpu0, got none: 1 would page"),
     "a check that contradicts": (GOOD + GOOD.replace(",30,", ",40,").replace("identification", "check"), "rows of one setting"),
     "a ratio to nothing": (GOOD.replace("tokens/s", "ratio:9"), "expected a ratio to another row"),
+    "a quote that does not end": (GOOD + '"' + "x" * 200_000, "expected a table of observed speeds, got: field larger"),
     "too few fields": (GOOD + "qwen3-30b-a3b,1\n", "expected 10 fields, got 2"),
     "a role": (
         GOOD.replace("identification", "both"),

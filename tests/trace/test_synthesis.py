@@ -328,6 +328,8 @@ def test_impossible_counts_are_refused():
     ):
         with pytest.raises(ConfigError, match="expected at least"):
             make(parameters(), **wrong)
+    with pytest.raises(ConfigError, match="expected at most 2147483647 rows of all requests, got 3000000000"):
+        make(parameters(), n_requests=1000, n_prompt=10**6, n_decode=2 * 10**6)
 
 
 def test_read_gates_is_linear_in_the_input():

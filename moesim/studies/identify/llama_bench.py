@@ -52,7 +52,7 @@ def _records(text: str, path: Path) -> list[Mapping[str, Any]]:
             found = [json.loads(line) for line in stripped.splitlines() if line.strip()]
         else:
             found = list(csv.DictReader(io.StringIO(stripped)))
-    except ValueError as error:
+    except (ValueError, csv.Error) as error:
         raise ConfigError(f"{path}: expected the output of llama-bench, got: {error}; run it again with -o json") from None
     if not all(isinstance(record, dict) for record in found):
         raise ConfigError(f"{path}: expected objects, one a row of llama-bench, got something else; give its output as it is")

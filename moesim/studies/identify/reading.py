@@ -44,7 +44,10 @@ def read_observations(path: Path, models: Sequence[str] = ()) -> list[Observatio
 
 
 def _table(text: str, path: Path) -> list[Observation]:
-    rows = list(csv.reader(io.StringIO(text)))
+    try:
+        rows = list(csv.reader(io.StringIO(text)))
+    except csv.Error as error:
+        raise ConfigError(f"{path}: expected a table of observed speeds, got: {error}; check its quotes") from None
     head = [name.strip() for name in rows[0]] if rows else []
     for name in head:
         if name not in COLUMNS:

@@ -32,6 +32,9 @@ GENERATOR = "moesim.trace.synthesis 2"
 #: Requests of the calibration tables, with their rows of prompt and of decode. They are none of the trace.
 N_CALIBRATION, CALIBRATION_PROMPT, CALIBRATION_DECODE = 16, 64, 128
 
+MOST_ROWS = 2**31 - 1
+"""Rows of a trace: signals number them with 32 bits."""
+
 _NOTE = (
     "Synthetic: no model was run. Routing follows from topics, context and a state that turns from layer to layer, with "
     "parameters fitted to statistics of the model's routing where they are known; see docs/guide/synthesis.md."
@@ -146,6 +149,8 @@ def _check_counts(n_requests: int, n_prompt: int, n_decode: int, n_calibration: 
     ):
         if value < least:
             raise ConfigError(f"synthetic trace: {name}: expected at least {least}, got {value}; ask for more")
+    if (n_rows := n_requests * (n_prompt + n_decode)) > MOST_ROWS:
+        raise ConfigError(f"synthetic trace: expected at most {MOST_ROWS} rows of all requests, got {n_rows}; ask for fewer")
 
 
 class _Kept:
