@@ -18,7 +18,7 @@ from moesim.errors import ConfigError, InputError, TraceError
 
 
 class Form(NamedTuple):
-    """What is read of one kind of file."""
+    """A kind of file, and its largest size."""
 
     name: str
     most: int  # bytes

@@ -152,7 +152,7 @@ class State:
     gate_mass: float = 0.0
     dense_memo: dict[tuple[int, int], int] = field(default_factory=dict)  # (device, micro-batch) -> ns of a whole dense part
     deciding: bool = False  # a decision is being charged
-    unheard: list[Callable[[], None]] = field(default_factory=list)  # what happened meanwhile, each a call that tells it
+    unheard: list[Callable[[], None]] = field(default_factory=list)  # what happened meanwhile, each a call that reports it
     undecided: list[int] = field(default_factory=list)  # micro-batches routed meanwhile: decisions are taken one at a time
     over: bool = False  # the last step has ended
 

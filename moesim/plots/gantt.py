@@ -100,7 +100,8 @@ def gantt(
     on_links = any("/" in box.text for c in charts.values() for box in c.boxes)
     unfinished = any(box.text.endswith(UNFINISHED) for c in charts.values() for box in c.boxes)
     numbers = "numbers: expert; layer/expert on links" if on_links else "numbers: expert"
-    add_corner(figure, label, [numbers, meaning(starred)])
+    cut_off = f"'{UNFINISHED}': the run ended before this copy did" if unfinished else ""
+    add_corner(figure, label, [numbers, cut_off, meaning(starred)])
     where = f"layer {first}" if first == last else f"layers {first} to {last}"
     phase = next(s.phase for s in next(iter(runs.values())).steps if s.step == step)
     lengths = ", ".join(_name(policy, drawn, policy in starred).replace(":", "", 1) for policy, drawn in charts.items())
@@ -108,7 +109,7 @@ def gantt(
         f"What CPU, GPU and links did in {where} of step {step} ({phase}): {lengths}.",
         f"{numbers.capitalize()}. Dashed: end of a layer. Lanes without work are left out; a box that reaches out of "
         "the window is cut off.",
-        "Dots: the run ended before this copy did." if unfinished else "",
+        f"{cut_off}." if cut_off else "",
         f"{meaning(starred)}." if starred else "",
         f"{label[0].upper()}{label[1:]}." if label else "",
     ]

@@ -156,7 +156,7 @@ struct State {
     size_t piece = 0;  // tasks of a piece at least
     std::map<std::pair<int, int>, i64> dense_memo;  // device and micro-batch -> ns of a whole dense part
     bool deciding = false;  // a decision is being charged
-    std::vector<Call> unheard;  // what happened meanwhile, each a call that tells it
+    std::vector<Call> unheard;  // what happened meanwhile, each a call that reports it
     std::vector<int> undecided;  // micro-batches routed meanwhile
     bool over = false;
     Store<Task> tasks;
