@@ -110,17 +110,18 @@ def log(values: ArrayLike) -> F64:
     return np.asarray(y, np.float64)
 
 
-_POWERS: Final = np.append(np.rint(exp(-np.arange(_LEAST_POWER * _POWERS_PER_UNIT) / _POWERS_PER_UNIT) * 2.0**30), 0.0)
+_POWERS: Final = np.rint(exp(-np.arange(_LEAST_POWER * _POWERS_PER_UNIT + 1) / _POWERS_PER_UNIT) * 2.0**24).astype(np.float32)
 
 
-def powers(logits: F32, largest: F32) -> F64:
-    """Compute e^(logit - largest) in units of 2^-30, as integers, which add up without rounding errors."""
-    steps = np.rint((largest - logits) * np.float32(_POWERS_PER_UNIT))
-    places = np.minimum(steps, np.float32(len(_POWERS) - 1)).astype(np.int32)
-    return np.asarray(_POWERS.take(places, mode="clip"), np.float64)
+def powers(logits: F32, largest: F32) -> F32:
+    """Compute e^(logit - largest) in units of 2^-24, as integers, which float64 adds up without rounding errors."""
+    steps = (largest - logits) * np.float32(_POWERS_PER_UNIT)
+    steps += np.float32(0.5)
+    np.minimum(steps, np.float32(len(_POWERS) - 1), out=steps)
+    return np.asarray(_POWERS.take(steps.astype(np.int32), mode="clip"), np.float32)
 
 
 def softmax(logits: F32) -> F32:
     """Compute the softmax over the last axis; (..., n) float32."""
     found = powers(logits, logits.max(axis=-1, keepdims=True))
-    return np.asarray(found / found.sum(axis=-1, keepdims=True), np.float32)
+    return np.asarray(found / found.sum(axis=-1, keepdims=True, dtype=np.float64), np.float32)

@@ -69,7 +69,7 @@ def softmax_at(logits: F32, ids: NDArray[np.int64]) -> F32:
     for first in range(0, len(table), _PIECE):
         here = slice(first, first + _PIECE)
         all_powers = powers(table[here], _at(table[here], chosen[here, :1]))
-        found[here] = _at(all_powers, chosen[here]) / all_powers.sum(axis=1, keepdims=True)
+        found[here] = _at(all_powers, chosen[here]) / all_powers.sum(axis=1, keepdims=True, dtype=np.float64)
     return found.reshape(ids.shape)
 
 
