@@ -16,7 +16,7 @@ from moesim.cli.main import main
 from moesim.errors import TraceError
 from moesim.experiment import run_experiment
 from moesim.testing.traces import synthetic_trace
-from moesim.trace import Trace, shards
+from moesim.trace import GateInputs, Trace, shards
 from moesim.trace.formats.calibrating import Additions, extend
 from moesim.trace.stats.embedding import closest, embedding_signal
 from moesim.trace.subset import subset
@@ -195,3 +195,12 @@ def test_from_embeddings_to_a_run(tmp_path: Path) -> None:
     assert [row["error"] for row in rows] == [None, None]
     assert rows[0]["time_predict_ns"] > 0 == rows[1]["time_predict_ns"]
     assert rows[0]["makespan_ns"] != rows[1]["makespan_ns"]
+
+
+def test_calibration_takes_the_steps_between_gate_inputs_dimension_by_dimension() -> None:
+    trace = synthetic_trace(n_layers=3, n_experts=8, top_k=2, n_requests=4, prompt=2, decode=3)
+    values = np.square(np.arange(3))[:, None] * np.arange(1, 5) / 8  # of each layer, the same for all rows
+    inputs = np.broadcast_to(values, (trace.n_rows, 3, 4)).astype(np.float16)
+    with_inputs = replace(trace, inputs=GateInputs(np.arange(trace.n_rows, dtype=np.int32), inputs))
+    found = extend(with_inputs, Additions(share=0.5), "t").tables["residual"]
+    np.testing.assert_array_equal(found, [*np.diff(values, axis=0), [0] * 4])

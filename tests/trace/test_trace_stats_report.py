@@ -159,6 +159,18 @@ def test_what_is_absent_has_a_reason(everything: Trace):
     assert notes.keys() >= {"static hit rate", "recall of the busiest experts of a batch"}
 
 
+def test_the_cosine_with_the_residual_is_shown_where_there_is_one(everything: Trace):
+    result = report(everything)
+    states = {**result["prediction"]["states"], "residual": {"value": 0.5, "by_layer": [0.5]}}
+
+    def shown(states: Json) -> list[float | None]:
+        rows = summary({**result, "prediction": {**result["prediction"], "states": states}})
+        return [row.value for row in rows if row.figure == "cosine of h[l] + res[l] with h[l+1]"]
+
+    assert shown(states) == [0.5]
+    assert shown({**states, "residual": None}) == []
+
+
 @pytest.mark.long
 def test_decode_only_prefill_only_and_one_request():
     decode = report(synthetic_trace(prompt=0, decode=30))
