@@ -33,9 +33,9 @@ def figures_key(asked: Sequence[Asked], rows: Iterable[Mapping[str, Any]], *, fr
 def drawn_before(folder: Path, key: str) -> dict[str, Path] | None:
     """Give the figures in a result folder if they are of this key, all there and unchanged; else None."""
     try:
-        told = read_yaml_value(read_verified(folder / RESOLVED).decode(), RESOLVED)[FIGURES]
-        same = told["key"] == key
-        names = [f"plots/{name}" for name in told["files"]]
+        drawn = read_yaml_value(read_verified(folder / RESOLVED).decode(), RESOLVED)[FIGURES]
+        same = drawn["key"] == key
+        names = [f"plots/{name}" for name in drawn["files"]]
     except (OSError, InputError, UnicodeDecodeError, KeyError, TypeError):
         return None  # no result yet, an older or a damaged one: they are drawn
     manifest = Manifest(folder)
