@@ -221,7 +221,7 @@ def _request(
     done = 0
     for states in request_states(model, REQUEST, number, n_rows, n_prompt):
         here = slice(first + done, first + done + states.shape[1])
-        inputs = on_grid(states + model.mean[:, None, : p.width])
+        inputs = states + model.mean[:, None, : p.width]
         logits = read_gates(model, inputs)
         ids, weights = route(logits, p.top_k, p.renormalise)
         kept.experts[here], kept.weights[here] = ids.swapaxes(0, 1), weights.swapaxes(0, 1)
@@ -249,7 +249,7 @@ def _calibrate(model: SyntheticModel, n_requests: int, scores: bool) -> dict[str
 
     def make(number: int) -> tuple[NDArray[np.float64], NDArray[np.float16] | None]:
         own = np.concatenate(list(request_states(model, CALIBRATION, number, n_rows, CALIBRATION_PROMPT)), axis=1)
-        logits = read_gates(model, on_grid(own + model.mean[:, None, : p.width]))
+        logits = read_gates(model, own + model.mean[:, None, : p.width])
         experts[number] = top_ids(logits, p.top_k).swapaxes(0, 1)
         maps = softmax(logits[:, of_maps[number]]).astype(np.float16) if number in of_maps else None
         whole = np.concatenate([own, unread_parts(model, CALIBRATION, number, n_rows)], axis=2) + model.mean[:, None]

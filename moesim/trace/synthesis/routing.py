@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from moesim.trace.synthesis.model import SyntheticModel
 
     F32 = NDArray[np.float32]
-    F64 = NDArray[np.float64]
 
 #: A signal holds the scores of all experts if there are no more than this many, else its top 2 k.
 DENSE_EXPERTS = 16
@@ -81,20 +80,20 @@ def route(logits: F32, top_k: int, renormalise: bool) -> tuple[NDArray[np.int64]
     return ids, softmax_at(logits, ids)
 
 
-def read_gates(model: SyntheticModel, inputs: F64, lookahead: int = 0) -> F32:
-    """Apply routers to the input, on the grid, of their own or of an earlier layer."""
-    logits = inputs[: len(inputs) - lookahead] @ model.gates[lookahead:].swapaxes(1, 2)
+def read_gates(model: SyntheticModel, inputs: F32, lookahead: int = 0) -> F32:
+    """Apply routers to the input of their own or of an earlier layer."""
+    logits = on_grid(inputs[: len(inputs) - lookahead]) @ model.gates[lookahead:].swapaxes(1, 2)
     logits += model.bias[lookahead:, None]
     return np.multiply(logits, model.parameters.temperature).astype(np.float32)
 
 
-def signal_logits(model: SyntheticModel, inputs: F64, residual: NDArray[np.float16] | None) -> dict[str, F32]:
+def signal_logits(model: SyntheticModel, inputs: F32, residual: NDArray[np.float16] | None) -> dict[str, F32]:
     """Compute what gate reuse and its residual form say, by name; the inputs as for `read_gates`."""
     ahead = [n for n in LOOKAHEADS if n < len(inputs)]
     found = {f"gate_next{n}": read_gates(model, inputs, n) for n in ahead}
     if residual is not None and ahead:
         step = residual[:, None, : inputs.shape[2]].astype(np.float32)
-        found["residual"] = read_gates(model, on_grid(inputs + step), 1)
+        found["residual"] = read_gates(model, inputs + step, 1)
     return found
 
 
