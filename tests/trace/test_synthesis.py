@@ -334,7 +334,7 @@ def test_impossible_counts_are_refused():
 
 def test_read_gates_is_linear_in_the_input():
     model = draw_model(parameters(), 0)
-    states = on_grid(next(iter(request_states(model, 1, 0, 5)))).astype(np.float32)
+    states = on_grid(next(iter(request_states(model, 1, 0, 5))))
     zero = read_gates(model, np.zeros_like(states))
     np.testing.assert_allclose(read_gates(model, 2 * states) - zero, 2 * (read_gates(model, states) - zero), atol=1e-4)
 

@@ -222,13 +222,14 @@ def _request(
     for states in request_states(model, REQUEST, number, n_rows, n_prompt):
         here = slice(first + done, first + done + states.shape[1])
         inputs = states + model.mean[:, None, : p.width]
-        logits = read_gates(model, inputs)
+        points = on_grid(inputs)
+        logits = read_gates(model, points)
         ids, weights = route(logits, p.top_k, p.renormalise)
         kept.experts[here], kept.weights[here] = ids.swapaxes(0, 1), weights.swapaxes(0, 1)
         if kept.scores is not None:
             kept.scores[here] = softmax(logits).swapaxes(0, 1)
         if here.start < kept.n_signal:
-            for name, said in signal_logits(model, inputs, residual).items():
+            for name, said in signal_logits(model, inputs, points, residual).items():
                 kept.put_signal(name, here.start, said, p.top_k)
         if unread is not None and kept.inputs is not None:
             kept.inputs[here, :, : p.width] = inputs.swapaxes(0, 1)
@@ -249,11 +250,12 @@ def _calibrate(model: SyntheticModel, n_requests: int, scores: bool) -> dict[str
 
     def make(number: int) -> tuple[NDArray[np.float64], NDArray[np.float16] | None]:
         own = np.concatenate(list(request_states(model, CALIBRATION, number, n_rows, CALIBRATION_PROMPT)), axis=1)
-        logits = read_gates(model, own + model.mean[:, None, : p.width])
+        unread = unread_parts(model, CALIBRATION, number, n_rows)
+        whole = on_grid(np.concatenate([own, unread], axis=2) + model.mean[:, None])
+        logits = read_gates(model, whole[:, :, : p.width])
         experts[number] = top_ids(logits, p.top_k).swapaxes(0, 1)
         maps = softmax(logits[:, of_maps[number]]).astype(np.float16) if number in of_maps else None
-        whole = np.concatenate([own, unread_parts(model, CALIBRATION, number, n_rows)], axis=2) + model.mean[:, None]
-        return np.diff(on_grid(whole).sum(axis=1) / n_rows, axis=0) / n_requests, maps
+        return np.diff(whole.sum(axis=1) / n_rows, axis=0) / n_requests, maps
 
     made = in_threads(make, range(n_requests))
     for one, _ in made:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from moesim.trace.synthesis.model import SyntheticModel
 
     F32 = NDArray[np.float32]
+    F64 = NDArray[np.float64]
 
 #: A signal holds the scores of all experts if there are no more than this many, else its top 2 k.
 DENSE_EXPERTS = 16
@@ -80,20 +81,23 @@ def route(logits: F32, top_k: int, renormalise: bool) -> tuple[NDArray[np.int64]
     return ids, softmax_at(logits, ids)
 
 
-def read_gates(model: SyntheticModel, inputs: F32, lookahead: int = 0) -> F32:
-    """Apply routers to the input of their own or of an earlier layer."""
-    logits = on_grid(inputs[: len(inputs) - lookahead]) @ model.gates[lookahead:].swapaxes(1, 2)
-    logits += model.bias[lookahead:, None]
-    return np.multiply(logits, model.parameters.temperature).astype(np.float32)
+def read_gates(model: SyntheticModel, points: F64, lookahead: int = 0) -> F32:
+    """Apply routers to the inputs, put on the grid, of their own or of an earlier layer."""
+    found = np.empty((len(points) - lookahead, points.shape[1], model.bias.shape[1]), np.float32)
+    for layer, logits32 in enumerate(found):  # one at a time, which stays in a core's cache
+        logits = points[layer] @ model.gates[layer + lookahead].T
+        logits += model.bias[layer + lookahead]
+        np.multiply(logits, model.parameters.temperature, out=logits32, casting="same_kind")
+    return found
 
 
-def signal_logits(model: SyntheticModel, inputs: F32, residual: NDArray[np.float16] | None) -> dict[str, F32]:
-    """Compute what gate reuse and its residual form say, by name; the inputs as for `read_gates`."""
+def signal_logits(model: SyntheticModel, inputs: F32, points: F64, residual: NDArray[np.float16] | None) -> dict[str, F32]:
+    """Compute what gate reuse and its residual form say, by name, of the inputs as they are and put on the grid."""
     ahead = [n for n in LOOKAHEADS if n < len(inputs)]
-    found = {f"gate_next{n}": read_gates(model, inputs, n) for n in ahead}
+    found = {f"gate_next{n}": read_gates(model, points, n) for n in ahead}
     if residual is not None and ahead:
         step = residual[:, None, : inputs.shape[2]].astype(np.float32)
-        found["residual"] = read_gates(model, inputs + step, 1)
+        found["residual"] = read_gates(model, on_grid(inputs + step), 1)
     return found
 
 
