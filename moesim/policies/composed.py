@@ -9,7 +9,9 @@ Many systems are such a composition, and an ablation swaps one part::
 What happens at each event:
 
 * Routed: predictions for later layers are asked for; the assignment plans; what the GPU lacks is fetched, into the cache
-  if the replacement admits demand loads, else through a small staging pool; both devices run their experts, on the GPU the
+  if the replacement admits demand loads, else through a small staging pool. A load's victim is named by the replacement when
+  the load could start; if it is still to run, it leaves after that, and the load lands in as small a pool next to the cache,
+  so that what stays depends on the rule and not on which expert became idle first. Both devices run their experts, on the GPU the
   ones already there first and the others by arrival.
 * Predicted: the prefetch part's choice is fetched, unless that layer has been routed meanwhile.
 * LayerEnd: transient copies of the layer are dropped, and the replacement may swap experts.
@@ -85,9 +87,12 @@ class Composed(Composition):
         self._ahead = not isinstance(prefetch, NoPrefetch)
         self._transient = Transient(gpu)
         n_bytes = slot_bytes(view)
-        pools = [Pool(gpu, CACHE, [n * n_bytes for n in slots] if per_layer else slots[0] * n_bytes, per_layer)]
+        sizes = [n * n_bytes for n in slots] if per_layer else slots[0] * n_bytes
+        staging = staging_pool(view, gpu, self.staging_slots)
+        full = min(slots) == view.model.n_experts * (1 if per_layer else view.model.n_layers)
+        pools = [Pool(gpu, CACHE, sizes, per_layer, staging.n_bytes if replacement.admits and self.lands and not full else 0)]
         if not replacement.admits:
-            pools.append(staging_pool(view, gpu, self.staging_slots))
+            pools.append(staging)
         if prefetch.transient:
             pools.append(self._transient.pool(prefetch.slots, view))
         copies = [Copy(layer, experts, gpu) for layer, experts in enumerate(residents) if experts]
