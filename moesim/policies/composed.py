@@ -31,7 +31,7 @@ from moesim.policies.composition import Composition
 from moesim.policies.composition import Parts as Parts
 from moesim.policies.native_parts import methods_as_shipped, parts_as_shipped
 from moesim.policies.no_prefetch import NoPrefetch
-from moesim.policies.on_demand import staging_pool
+from moesim.policies.on_demand import staging_bytes, staging_pool
 from moesim.policies.parts import Setup, Unit
 from moesim.policies.transient import PREFETCHED, Transient
 from moesim.policy import (
@@ -88,11 +88,11 @@ class Composed(Composition):
         self._transient = Transient(gpu)
         n_bytes = slot_bytes(view)
         sizes = [n * n_bytes for n in slots] if per_layer else slots[0] * n_bytes
-        staging = staging_pool(view, gpu, self.staging_slots)
         full = min(slots) == view.model.n_experts * (1 if per_layer else view.model.n_layers)
-        pools = [Pool(gpu, CACHE, sizes, per_layer, staging.n_bytes if replacement.admits and self.lands and not full else 0)]
+        landing = staging_bytes(view, self.staging_slots) if replacement.admits and self.lands and not full else 0
+        pools = [Pool(gpu, CACHE, sizes, per_layer, landing)]
         if not replacement.admits:
-            pools.append(staging)
+            pools.append(staging_pool(view, gpu, self.staging_slots))
         if prefetch.transient:
             pools.append(self._transient.pool(prefetch.slots, view))
         copies = [Copy(layer, experts, gpu) for layer, experts in enumerate(residents) if experts]
