@@ -160,7 +160,7 @@ class Drop(NamedTuple):
 
 
 class Move(NamedTuple):
-    """Relabel resident copies as members of another pool of the same device; nothing is copied."""
+    """Relabel copies as members of another pool of the same device, on which they are or are coming; nothing is copied."""
 
     layer: int
     experts: Sequence[int]

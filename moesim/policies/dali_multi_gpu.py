@@ -58,6 +58,7 @@ from moesim.policy import (
     Drop,
     Fetch,
     LayerEnd,
+    Move,
     Placement,
     Pool,
     Predict,
@@ -258,14 +259,17 @@ class _Gpu:
         return [*early, Fetch(layer, rest, self.name, DEMAND, STAGING)] if rest else [*early]
 
     def layer_end(self, layer: int, pairs: Sequence[tuple[int, int]], view: View) -> list[Action]:
-        """Drop what was transient, and swap; a newcomer on its way to another pool is left for a later window."""
+        """Drop what was transient, and swap; a newcomer that is on its way as a transient copy becomes the cache's."""
         held = layer_residents(view, self.name, STAGING, layer) + self.transient.layer_end(layer, view)
-        pairs = [(out, new) for out, new in pairs if not view.is_pending(layer, new, self.name)]
         victims, newcomers = [out for out, _ in pairs], [new for _, new in pairs]
         self.members[layer].difference_update(victims)
         self.members[layer].update(newcomers)
-        held = [e for e in held if e not in victims]
+        coming = [e for e in newcomers if view.is_pending(layer, e, self.name)]
+        self.transient.forget(layer, coming)
+        held = [e for e in held if e not in victims and e not in coming]
         actions: list[Action] = [Drop(layer, experts, self.name) for experts in (victims, held) if experts]
+        if coming:
+            actions.append(Move(layer, coming, self.name, CACHE))
         if newcomers:
             actions.append(Fetch(layer, newcomers, self.name, UPDATE, CACHE))
         return actions
