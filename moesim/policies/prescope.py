@@ -13,6 +13,8 @@ experts that are predicted there.
 | online learning | possible | none | not implemented |
 | when | once gate and prediction are done; its time is hidden | none | the GPU runs what it has at once; with ``head_start`` the CPU begins with what every plan gives it; the rest waits for the prediction, if one will come |
 | plan | Alg. 1: GPU_Q over both layers, checked again for this one | none | the same, once a layer; micro-batches are added up |
+| a prompt: loads | a phase of the throughput; no rule of its own | none | the same plan by its rows, in one step, as in Transformers, unless the experiment cuts it; hardly a prefetch, as the link is busy with loads |
+| a prompt: what stays | the hot table | none | the same |
 | alpha | not defined in use | none | what is left of the transfer under way; after a head start, from then |
 | t_c of a set | beta w + C for each expert | none | sum of the profile's costs; what the first expert takes beyond them (``first_extra_us``) is not in it |
 | x, g | one of each | none | x by layer; g of the busiest expert |

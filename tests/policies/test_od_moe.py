@@ -318,8 +318,8 @@ def test_a_seed_that_is_none_is_refused() -> None:
 def test_a_prompt_in_mini_batches() -> None:
     """Two rows, in one mini-batch each, need 0, 2 and 3 of layer 0, and 0 and 1 of layer 1.
 
-    Worker 0 loads 0 and 2, worker 1 loads 1 and 3. Nothing is sent before all that the workers hold together is loaded. A row takes
-    20 a hop, two hops each way.
+    Worker 0 loads 0 and 2, worker 1 loads 1 and 3. Nothing is sent before all that the workers hold together is loaded. A row
+    takes 20 a hop, two hops each way.
     """
     records = cluster_run(TOKENS[:2], cluster(2), prompt=2)
     assert loads(records) == [
