@@ -210,9 +210,6 @@ class DaopPaper(PolicyBase):
         n_buffers = self.swap_buffers if self.swap and self.swap_cost == "overlapped" and self.writeback else 0
         self._exchange = Exchange(gpu, view.host, self.writeback, n_buffers)
         self._thread = MainThread()
-        self._decode = False
-        self._now = -1  # the layer routed last in this step
-        self._left: set[int] = set()  # experts of this layer that give way to others beside its computing
         pools = [Pool(gpu, CACHE, sum(len(here) * model.expert_bytes(at) for at, here in enumerate(residents)))]
         if n_buffers:
             pools.append(Pool(gpu, LEAVING, n_buffers * slot_bytes(view)))
@@ -247,7 +244,8 @@ class DaopPaper(PolicyBase):
 
     def _step_begin(self, event: StepBegin) -> Iterable[Action]:
         self._decode = event.phase == "decode"
-        self._now, self._left = -1, set()
+        self._now = -1  # the layer routed last in this step
+        self._left: set[int] = set()  # experts of this layer that give way to others while it is computed
         self._thread.begin_step()
         self._ahead.begin_step(len(event.requests))
         self._swaps.begin_step(event)
