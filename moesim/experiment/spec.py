@@ -9,10 +9,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Final
 
-from moesim.core.units import ceil_div, format_size, us_to_ns
+from moesim.core.units import ceil_div, format_size, slots_of, us_to_ns
 from moesim.engine import EngineOptions
 from moesim.errors import InputError
 from moesim.experiment.intervals import Ends
@@ -92,7 +91,7 @@ class Point:
         """Count the slots of a cache over all layers; None: to be found from the budget."""
         if self.ratio is None:
             return None
-        return int(Fraction(repr(self.ratio)) * model.n_layers * model.n_experts)  # exact: 0.29 of 100 are 29, not 28
+        return slots_of(self.ratio, model.n_layers * model.n_experts)
 
     def written(self) -> dict[str, Any]:
         """Give the keys of an experiment that has this setting alone, without its policies."""
