@@ -13,7 +13,7 @@ What follows is the code's behaviour; where the paper says more, it is among wha
 | micro-batches | several share each layer | 8 of 8 sequences | the workload's micro-batches |
 | hot experts | - | 2 a layer, copied while attention and the gate of the same layer compute | ``n_hot``, the model's top-k by default |
 | choice, first layer | - | the two most popular | the same |
-| choice, other layers | - | each row's experts of the layer before vote for the two experts that each is used with most; a vote is the previous layer's count | the same; how the count is meant is an option (``vote``), since descriptions leave it open |
+| choice, other layers | - | each row's experts of the layer before vote for the two experts that each is used with most, one vote a row and expert | the same, for as many as a row is routed to |
 | table | - | shipped for Mixtral, updated with every token | the trace's calibration table (or empty: ``calibrated: false``), updated with every row |
 | other experts | - | copied as gates finish, in order of first appearance over the micro-batches | the same |
 | link | - | hot first, then in the order of asking | the same; a hot copy is never overtaken or withdrawn |
@@ -30,7 +30,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from moesim.core.gate import check_pairs
-from moesim.policies.algorithms.klotski import Vote, hot_experts, in_order_of_appearance, most_popular
+from moesim.policies.algorithms.klotski import hot_experts, in_order_of_appearance, most_popular
 from moesim.policies.base import PolicyBase, Range, gpu_of, layer_residents, micro_batch_runs, slot_bytes
 from moesim.policy import (
     DEMAND,
@@ -65,9 +65,6 @@ class Klotski(PolicyBase):
 
     n_hot: Annotated[int, Range(1)] | None = None
     """Experts a layer that are copied before its gate has chosen; None: as many as a row is routed to."""
-    vote: Vote = "activations"
-    """What an expert of the layer before adds to those it is used with most: how often it was used, how often in this step, how
-    often the pair was, or one."""
     calibrated: bool = True
     """Start from the calibration table of co-activation; False: from an empty one."""
     merged: bool = False
@@ -87,7 +84,8 @@ class Klotski(PolicyBase):
         else:
             check_pairs("klotski", model.n_layers, experts)
             self._table = np.zeros((model.n_layers, experts, experts))
-        self._counts = self._table.sum(axis=2) / model.top_k  # each row has top-k pairs with an expert
+        # Each row has top-k pairs with an expert of the first layer.
+        self._first = self._table[0].sum(axis=1) / model.top_k if len(self._table) else np.zeros(experts)
         self._n_hot = min(experts, self.n_hot or model.top_k)
         self._n_rows = 0
         self._routed: list[Routed] = []  # micro-batches of the present layer
@@ -114,10 +112,9 @@ class Klotski(PolicyBase):
     def _on_begin(self, layer: int, view: View) -> list[Action]:
         self._routed = []
         if layer:
-            table, counts = self._table[layer - 1], self._counts[layer - 1]
-            hot = hot_experts(self._before, table, counts, self._n_hot, partners=view.model.top_k, vote=self.vote)
+            hot = hot_experts(self._before, self._table[layer - 1], self._n_hot, partners=view.model.top_k)
         else:
-            hot = most_popular(self._counts[0], self._n_hot)
+            hot = most_popular(self._first, self._n_hot)
         self._hot = hot
         self._asked = list(hot)
         self._late.difference_update((layer, expert) for expert in hot)
@@ -153,10 +150,11 @@ class Klotski(PolicyBase):
         return [expert for expert in experts if any(event.rows[expert] for event in self._routed)]
 
     def _learn(self, layer: int, experts: Any) -> None:
-        """Count the rows of a layer, and their pairs with the layer before."""
-        experts, n_experts = experts.astype(np.int64), self._counts.shape[1]
-        self._counts[layer] += np.bincount(experts.ravel(), minlength=n_experts)
-        if layer:
+        """Count the rows of the first layer, and the pairs of others with the layer before."""
+        experts, n_experts = experts.astype(np.int64), len(self._first)
+        if not layer:
+            self._first += np.bincount(experts.ravel(), minlength=n_experts)
+        else:
             pairs = self._before[:, :, None] * n_experts + experts[:, None, :]
             self._table[layer - 1] += np.bincount(pairs.ravel(), minlength=n_experts**2).reshape(n_experts, n_experts)
         self._before = experts

@@ -282,7 +282,6 @@ CHANGES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
     },
     "klotski": {
         "n_hot": ({"n_hot": 1}, {}),
-        "vote": ({"vote": "coactivations"}, {}),
         "calibrated": ({"calibrated": False}, {}),
     },
     "moe-gen": {
