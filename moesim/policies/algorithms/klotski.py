@@ -10,6 +10,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+
 def most_popular(counts: NDArray[Any], n: int) -> list[int]:
     """Return the n experts with the largest counts, the largest first; of equals the lower id first.
 
