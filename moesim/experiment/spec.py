@@ -51,6 +51,12 @@ def _json(value: Any) -> str | None:
     return json.dumps(value, sort_keys=True) if value else None
 
 
+def _short(option: Any) -> Any:
+    """Write an option of a policy for a row: of tables their source and a hash."""
+    tables = isinstance(option, Mapping) and "source" in option
+    return {"source": option["source"], "sha256": fingerprint(option)[:16]} if tables else option
+
+
 @dataclass(frozen=True, kw_only=True)
 class Point:
     """One run as written: no field is a list to sweep any more."""
@@ -198,7 +204,7 @@ class RunSpec:
 
     def row(self) -> dict[str, Value]:
         """Say in a row what a run is: everything that was set, by name."""
-        options = {key: value for key, value in self.point.policy.items() if key != "name"}
+        options = {key: _short(value) for key, value in self.point.policy.items() if key != "name"}
         row: dict[str, Value] = {
             "run": self.index,
             "policy": self.policy_name,
