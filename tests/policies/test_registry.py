@@ -101,7 +101,7 @@ WRONG = [
     ({"rule": "code"}, "a.yaml: expected a policy name or a mapping with the key name, got {'rule': 'code'}"),
     (
         {"name": "fiddler", "rul": "code"},
-        "a.yaml: policy fiddler: unknown option 'rul'; did you mean 'rule'? known: pageable, placeholders, released, rule, serial",
+        "a.yaml: policy fiddler: unknown option 'rul'; did you mean 'rule'? known: pageable, placeholders, released, rule, ",
     ),
     (
         {"name": "fiddler", "rule": "guess"},
