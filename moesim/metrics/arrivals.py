@@ -99,28 +99,30 @@ def _one_each(brought: Ints) -> Ints:
     return brought[:, np.unique(brought[:2], axis=1, return_index=True)[1]] if brought.shape[1] else brought
 
 
-def ran_from_cache(records: Records, kinds: Mapping[str, str], looked: Ints) -> Flags:
+def ran_from_cache(records: Records, kinds: Mapping[str, str], looked: Ints, resident: Flags) -> Flags:
     """Say for lookups of a copy on a GPU whether a GPU then ran the expert in this layer visit without a new demand fetch.
 
     ``looked`` has step, layer, expert and time of each; the records have all Runs of their steps.
     """
-    gpus = _gpus(kinds)
-    tasks = records.tasks
+    gpus, tasks = _gpus(kinds), records.tasks
     device = by_text(tasks.texts("device"), lambda name: gpus.get(name, -1))
-    columns = [tasks.column(name) for name in ("step", "layer", "expert", "start")]
-    runs = twin(longer)(_NONE, (columns[2] >= 0) & (device >= 0), device, *columns)
+    here = np.flatnonzero((tasks.column("expert") >= 0) & (device >= 0))
+    runs = np.stack([tasks.column(name)[here] for name in ("step", "layer", "expert")])
     arrived = _arrivals(records, gpus, "demand", _NONE)
     arrived = arrived[:4, arrived[4] != 0]
-    # A Run of the visit is enough unless the expert was also fetched on demand in this step, which few of these were.
-    visits = runs[1:4], _in_steps(records, arrived), looked[:3]
+    visits = runs, _in_steps(records, arrived), looked[:3]
     first = np.array([[min(int(one[0].min(initial=_LAST)) for one in visits)], [0], [0]])
     of_run, of_copy, of_lookup = _numbers(*(one - first for one in visits))
-    found = _among(of_run, of_lookup)
+    # A Run of the visit is enough unless the expert was also fetched on demand in this step, which few of these were.
+    found: Flags = resident & _among(of_run, of_lookup)
     unsure = np.flatnonzero(found & _among(of_copy, of_lookup))
+    if not len(unsure):
+        return found
     found[unsure] = False
-    for one in np.unique(runs[0]).tolist() if len(unsure) else ():
-        mine, came = _sorted(runs[1:, runs[0] == one], 3), _sorted(arrived[1:, arrived[0] == one], 2)
-        found[unsure] |= _ran_before(mine, came, looked[:, unsure])
+    device, start = device[here], tasks.column("start")[here]
+    for one in np.unique(device).tolist():
+        mine, came = np.vstack((runs, start))[:, device == one], arrived[1:, arrived[0] == one]
+        found[unsure] |= _ran_before(_sorted(mine, 3), _sorted(came, 2), looked[:, unsure])
     return found
 
 

@@ -75,9 +75,7 @@ def flatten_lookups(records: Records, kinds: Mapping[str, str]) -> Lookups:
         first[order[1:]] = (visit[:, 1:] != visit[:, :-1]).any(axis=0)
     step, layer, time = (np.repeat(column, lengths) for column in (step, layer, time))
     resident = table.lists("hits")[1].astype(bool)
-    hit = resident.copy()
-    there = np.stack([one[resident] for one in (step, layer, expert, time)])
-    hit[resident] = ran_from_cache(records, kinds, there)
+    hit = ran_from_cache(records, kinds, np.stack((step, layer, expert, time)), resident)
     return Lookups(
         time=time,
         step=step,
