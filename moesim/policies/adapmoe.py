@@ -56,6 +56,11 @@ def has_table(name: str) -> Where:
     return Where(f"with {name}", lambda tables: tables is not None and name in tables)
 
 
+def _gates(policy: Any) -> bool:
+    """Whether a policy, or one with the options of a class, leaves experts out."""
+    return policy.sensitivity is not None or (policy.released is not None and "sensitivity" in policy.released)
+
+
 class AdapMoE(MixtralOffloadingSpec, fixed=("n_ahead", "writeback", "slots_split", "bits")):
     """LRU caches sized by a dynamic program, one prefetch, and a second expert only where it counts (AdapMoE, 2024).
 
@@ -88,25 +93,21 @@ class AdapMoE(MixtralOffloadingSpec, fixed=("n_ahead", "writeback", "slots_split
     @property
     def exact(self) -> bool:  # type: ignore[override]  # as asked for
         """Whether no expert is left out."""
-        return not self._gates
-
-    @property
-    def _gates(self) -> bool:
-        return self.sensitivity is not None or (self.released is not None and "sensitivity" in self.released)
+        return not _gates(self)
 
     @property
     def needs(self) -> frozenset[str]:
         """What the source needs, and gate weights for gating."""
-        return super().needs | {"scores-or-weights"} if self._gates else super().needs
+        return super().needs | {"scores-or-weights"} if _gates(self) else super().needs
 
     def place(self, view: View) -> Placement:
         """Fill caches of the program's sizes with the highest ids."""
-        if self._gates and view.model.top_k > 2:
+        if _gates(self) and view.model.top_k > 2:
             raise ConfigError(
                 f"policy adapmoe: sensitivity: expected null for {view.model.name}, which has {view.model.top_k} experts a token "
                 "and not one or two, got one; leave it out"
             )
-        sensitivity = self._by_layer("sensitivity", view) if self._gates else []
+        sensitivity = self._by_layer("sensitivity", view) if _gates(self) else []
         self._threshold = [gating_threshold(one) if one else inf for one in sensitivity]
         self._one_row = False
         self._held: Routed | None = None  # a layer that waits for its prefetch
