@@ -37,7 +37,7 @@ router has recently scored high, chosen or not. Paper and code differ so much th
 | prefetched experts | not stated | in the cache, as any other | the same |
 | start | not stated | experts 0, 1, 2 ... of each layer | the same |
 | scheduling time | not stated (DALI's Table 6 gives it 3 %) | - | the experiment's ``decision_us``, at each routed layer; 0 unless set |
-| hit rate | over all active experts | over those that the GPU runs | ``hit_rate`` is over all active experts |
+| hit rate | over all active experts | over those that the GPU runs | ``resident_rate`` is over all active experts, whoever runs them |
 
 Ablations: ``assignment: resident`` (the cached on the GPU, the rest on the CPU) or any other, ``prefetch: none``, ``replacement: lru``.
 """

@@ -283,7 +283,6 @@ CHANGES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
     },
     "klotski": {
         "n_hot": ({"n_hot": 1}, {}),
-        "vote": ({"vote": "coactivations"}, {}),
         "calibrated": ({"calibrated": False}, {}),
     },
     "moe-gen": {
@@ -345,6 +344,7 @@ ELSEWHERE = {
     ("zero-inference", "pinned"),  # tests/policies/test_zero_inference.py: changes how all transfers are made
     ("exllamav3", "stream_rule"),  # tests/policies/test_exllamav3.py: needs a link of another rate
     ("fiddler", "pageable"),  # tests/policies/test_policies.py: changes how all transfers are made
+    *((name, "released") for name in ("adapmoe", "fiddler", "klotski", "kt-expert", "kt-expert-deferral")),  # test_released.py
     ("klotski", "merged"),  # tests/policies/test_klotski.py: needs several micro-batches
     *(
         ("mixtral-offloading-spec", option) for option in ("lane", "bits")
