@@ -284,7 +284,8 @@ def test_victim_of_another_layers_pool() -> None:
         (Script(copies=[Copy(0, [0], "gpu0", "b")]), "copies of layer 0 in pool 'b' of gpu0: declare that pool"),
         (Script(copies=[Copy(2, [0], "gpu0")]), "copies of layer 2, experts [0]: no such units in tiny"),
         (Script(copies=[Copy(0, [4], "gpu0")]), "copies of layer 0, experts [4]: no such units in tiny"),
-        (Script(copies=[Copy(0, range(9), "gpu0")]), "copies of layer 0, experts [0, 1, 2, 3, 4, 5, 6, 7]: no such units in tiny"),
+        (Script(copies=[Copy(0, range(9), "gpu0")]), "copies of layer 0, experts [0, 1, 2, 3, 4, 5, 6, 7]: no such units in "
+                                                     "tiny"),
         (Script(copies=[Copy(0, [0, 1, 0], "gpu0")]), "L0/E0 is placed twice on gpu0"),
         (Script(copies=ALL, slots=7), "pool 'cache' of gpu0 is too small for the copies of layer 1"),
     ],
