@@ -35,7 +35,7 @@ def tiny_workload(policy: Any, batch_size: int = 1, micro_batches: int = 1, **sh
     **shape
         Arguments of `moesim.testing.traces.synthetic_trace`, for another model than `tiny_model`.
     """
-    signals = {need.removeprefix("signal:"): 0.8 for need in policy.needs if need.startswith("signal:")}
+    signals = {need.removeprefix("signal:"): 0.8 for need in sorted(policy.needs) if need.startswith("signal:")}
     trace = synthetic_trace(prompt=N_PROMPT, decode=N_DECODE, scores=True, calibration=True, signals=signals, **shape)
     tables = {need.removeprefix("table:") for need in policy.needs if need.startswith("table:")}
     if not tables <= trace.tables.keys():
