@@ -82,7 +82,8 @@ def queues(facts: Facts, visit: Visit) -> Collection[int]:
     rows, ready = costs.rows, {e: costs.wait[e] for e in costs.active}
     there = [e for e in costs.active if costs.wait[e] < costs.load]  # on the GPU, or on the link
     absent = sorted((e for e in costs.active if e not in there), key=lambda e: (rows[e], e))
-    at_gpu = at_cpu = at_link = 0
+    at_gpu = at_cpu = 0
+    at_link = max((costs.wait[e] for e in there), default=0)  # our reading: the link first ends what it has begun
     n_cpu, taken = 0, list[int]()
     while there or absent:
         there.sort(key=lambda e: (-rows[e], e))

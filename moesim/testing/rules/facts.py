@@ -121,7 +121,8 @@ class Facts:
         found = []
         for fetch, parts in pieces.items():
             first, last = parts[0], parts[-1]
-            pool = pools.get(fetch, CACHE if first.cause == "update" or self._only_cache else "")
+            # What is copied for one use is given up after it, so that what stays is the cache's, unless it was a guess.
+            pool = pools.get(fetch, CACHE if first.cause != "prefetch" or self._only_cache else "")
             n_bytes = self.model.expert_bytes(first.layer, first.bits)
             unit = (first.layer, first.expert)
             found.append(Load(first.submitted, first.start, last.end, unit, last.cause, fetch, pool, n_bytes))

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from moesim.engine import simulate
 from moesim.errors import CapacityError
-from moesim.testing.rules.assignments import judged_assignments
-from moesim.testing.rules.evictions import Judged, judged_evictions
+from moesim.testing.rules.evictions import Judged
 from moesim.testing.rules.facts import Facts
-from moesim.testing.rules.table import assignment_rule, cache_rule, excepted, reason_without
+from moesim.testing.rules.table import excepted, judge, reason_without, states_a_rule
 from moesim.testing.runs import run_inputs, tiny_workload
 from moesim.trace.predictors.chosen import PredictorSet
 from moesim.trace.predictors.future import FutureUse
@@ -77,7 +76,7 @@ def examine_rules(make: Callable[[], Any], *, hardware: HardwareProfile | None =
         is made of no parts with a rule.
     """
     policy = make()
-    if cache_rule(policy) is None and assignment_rule(policy) is None:
+    if not states_a_rule(policy):
         reason = reason_without(policy)
         return [RuleCheck("no rule", reason=reason)] if reason else []
     judged: list[Judged] = []
@@ -88,13 +87,6 @@ def examine_rules(make: Callable[[], Any], *, hardware: HardwareProfile | None =
             continue
         judged += judge(policy, facts)
     return summary(policy, judged)
-
-
-def judge(policy: Any, facts: Facts) -> list[Judged]:
-    """Judge all decisions of a run."""
-    rule, assigns = cache_rule(policy), assignment_rule(policy)
-    found = judged_evictions(facts, rule(facts)) if rule is not None else []
-    return found + (judged_assignments(facts, assigns) if assigns is not None else [])
 
 
 def summary(policy: Any, judged: Sequence[Judged]) -> list[RuleCheck]:

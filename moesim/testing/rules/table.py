@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from moesim.testing.rules import assignments, caches
-from moesim.testing.rules.evictions import CacheRule
+from moesim.testing.rules import assignments, caches, plans
+from moesim.testing.rules.assignments import judged_assignments
+from moesim.testing.rules.evictions import Judged, judged_evictions
 from moesim.testing.rules.facts import Facts
+from moesim.testing.rules.plans import judged_plan
 
-MakeRule = Callable[[Facts], CacheRule]
+
+def _options(thing: Any, *names: str) -> dict[str, Any]:
+    return {name: getattr(thing, name) for name in names}
 
 
 def _victims(part: Any, default: str = "idle") -> bool:
@@ -24,7 +28,7 @@ RULES: dict[str, Callable[[Any], tuple[type[caches.Rule], dict[str, Any]]]] = {
     "RandomVictim": lambda part: (caches.Whoever, {"spares_routed": _victims(part)}),
     "MRS": lambda part: (
         caches.MRS,
-        {n: getattr(part, n) for n in ("alpha", "p", "tokens", "credit")} | {"spares_routed": _victims(part)},
+        _options(part, "alpha", "p", "tokens", "credit") | {"spares_routed": _victims(part)},
     ),
     "Belady": lambda part: (caches.Belady, {"spares_routed": _victims(part)}),
     "ArcVictim": lambda part: (
@@ -40,8 +44,28 @@ RULES: dict[str, Callable[[Any], tuple[type[caches.Rule], dict[str, Any]]]] = {
 }
 
 
+# The same of caches that decide as a whole.
+PLANS: dict[str, Callable[[Any], tuple[type[plans.Plan], dict[str, Any]]]] = {
+    **dict.fromkeys(("Static", "Fiddler", "KtExpert", "KtLayer", "LlamaCpp"), lambda _: (plans.Fixed, {})),
+    "WorkloadAware": lambda part: (plans.Windows, _options(part, "w_size", "u_size", "firing", "only_if_better")),
+    "LlamaCppCache": lambda policy: (plans.LlamaCppCache, {}),
+    "FabricLru": lambda policy: (plans.Fabric, {}),
+    "DfaCache": lambda policy: (plans.Dfa, _options(policy, "kappa", "half_life", "inserts")),
+    "PooledCache": lambda policy: (plans.Pooled, _options(policy, "admit_free", "admit_full", "inserts")),
+    "TurboQuantCache": lambda policy: (plans.Pooled, _options(policy, "admit_free", "admit_full", "inserts", "hot")),
+    "TwoUploadsLru": lambda policy: (plans.TwoUploads, _options(policy, "inserts")),
+    "FreeToken": lambda policy: (plans.FreeToken, _options(policy, "backend")),
+    "HeatCache": lambda policy: (plans.Heat, _options(policy, "decay", "hyst", "dwell")),
+    "WindowedBelady": lambda policy: (plans.Windowed, _options(policy, "window", "half_life", "kappa")),
+    "MinBypass": lambda policy: (plans.Bypass, {}),
+    "Fate": lambda policy: (plans.Fate, {}),
+    "DaopPaper": lambda policy: (plans.Daop, {"factor": policy.swap_factor}),
+    "DaopCode": lambda policy: (plans.Daop, {"factor": policy.swap_factor, "mixed": True, "streams": True}),
+}
+
 # The same of assignments: a rule, or None where its options have none.
 ASSIGNMENTS: dict[str, Callable[[Any], assignments.Rule | None]] = {
+    "DaopPaper": lambda _: None,  # its plan says it
     "AllGpu": lambda _: assignments.everything,
     "AllCpu": lambda _: assignments.nothing,
     "Resident": lambda _: assignments.residents,
@@ -52,6 +76,13 @@ ASSIGNMENTS: dict[str, Callable[[Any], assignments.Rule | None]] = {
     "Queues": lambda part: assignments.queues if all(getattr(part, n) == v for n, v in QUEUES.items()) else None,
     "TwoEnded": lambda part: assignments.two_ended if (part.costs, part.cached_from, part.multi_row) == HSS else None,
 }
+ASSIGNMENTS |= dict.fromkeys(
+    ("OnDemand", "MixtralOffloading", "FetchThread", "PreGated", "Hobbit", "Klotski",
+     "ZeroInference", "MoEGen", "MoELightning", "OdMoE"),
+    lambda _: assignments.everything,
+)  # fmt: skip
+ASSIGNMENTS["Fiddler"] = lambda policy: assignments.threshold if policy.rule == "profile" else assignments.constants(7, 70)
+ASSIGNMENTS |= dict.fromkeys(("KtExpert", "KtLayer", "LlamaCpp", "Exllamav3"), lambda _: assignments.residents)
 QUEUES = {"timeline": "completion", "ties": "gpu", "count_compute": False, "overtake": True, "shared_in_plan": False}
 HSS = ("profile", "issue", "gpu")
 
@@ -76,33 +107,36 @@ def _things(policy: Any) -> list[Any]:
     return [policy, *getattr(policy, "parts", ())]
 
 
-def rule_of(policy: Any) -> tuple[str, Any]:
-    """Return the name under which the table has a policy's or its part's rule, and which of the two it is; else nothing."""
-    return next(((name, thing) for thing in _things(policy) for name in _bases(thing) if name in RULES), ("", None))
+def entry(table: dict[str, Any], policy: Any) -> tuple[str, Any]:
+    """Return the name under which a table has a policy or one of its parts, and what it has; empty and None if it has none."""
+    for thing in _things(policy):
+        for name in _bases(thing):
+            if name in table:
+                return name, table[name](thing)
+    return "", None
 
 
 def excepted(policy: Any, kind: str) -> str:
     """Return why decisions of a policy deviate; empty if they should not."""
-    return EXCEPTIONS.get((type(policy).__name__, kind)) or EXCEPTIONS.get((rule_of(policy)[0], kind), "")
+    names = (type(policy).__name__, *(entry(table, policy)[0] for table in (RULES, PLANS, ASSIGNMENTS)))
+    return next((EXCEPTIONS[name, kind] for name in names if (name, kind) in EXCEPTIONS), "")
 
 
-def cache_rule(policy: Any) -> MakeRule | None:
-    """Return the rule by which a policy's cache gives up experts; None if it states none."""
-    name, thing = rule_of(policy)
-    if not name:
-        return None
-    cls, options = RULES[name](thing)
-    options = {"at_issue": getattr(policy, "victims_named", "") == "at issue", **options}
-    return lambda facts: cls(facts, **options)
+def judge(policy: Any, facts: Facts) -> list[Judged]:
+    """Judge all decisions of a run for which the policy states a rule."""
+    (rule, plan), assigns = (entry(table, policy)[1] for table in (RULES, PLANS)), entry(ASSIGNMENTS, policy)[1]
+    found: list[Judged] = []
+    if rule is not None:
+        at_issue = getattr(policy, "victims_named", "") == "at issue"
+        found += judged_evictions(facts, rule[0](facts, **{"at_issue": at_issue, **rule[1]}))
+    if plan is not None:
+        found += judged_plan(facts, plan[0](facts, **plan[1]))
+    return found + (judged_assignments(facts, assigns) if assigns is not None else [])
 
 
-def assignment_rule(policy: Any) -> assignments.Rule | None:
-    """Return the rule by which a policy gives experts to devices; None if it states none."""
-    for thing in _things(policy):
-        for name in _bases(thing):
-            if name in ASSIGNMENTS:
-                return ASSIGNMENTS[name](thing)
-    return None
+def states_a_rule(policy: Any) -> bool:
+    """Say whether anything of a policy is judged."""
+    return any(entry(table, policy)[1] is not None for table in (RULES, PLANS, ASSIGNMENTS))
 
 
 def reason_without(policy: Any) -> str:
