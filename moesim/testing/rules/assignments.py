@@ -64,7 +64,7 @@ def greedy(facts: Facts, visit: Visit) -> Collection[int]:
     """DALI, Algorithm 1: by |t_gpu - t_cpu| descending; to the GPU if T_gpu + t_gpu <= T_cpu + t_cpu."""
     costs = Costs(facts, visit)
     t_gpu = {e: max(costs.wait[e], costs.gpu[e]) for e in costs.active}
-    total_gpu, total_cpu, taken = 0, 0, []
+    total_gpu, total_cpu, taken = 0, 0, list[int]()
     for e in sorted(costs.active, key=lambda e: (-abs(t_gpu[e] - costs.cpu[e]), e)):
         on_gpu = total_gpu + t_gpu[e] + (costs.first[0] if not taken else 0)
         on_cpu = total_cpu + costs.cpu[e] + (costs.first[1] if not total_cpu else 0)
@@ -153,7 +153,9 @@ def judged_assignments(facts: Facts, rule: Rule) -> list[Judged]:
             ours = [expert for expert in here if done[expert]]
             due = sum(expert in on_gpu for expert in here)
             wrong = abs(len(ours) - due)
-            text = f"layer {visit.layer} of step {visit.step}: {len(ours)} of {here} on the GPU, by the rule {due} (rows {alike[0]})"
+            text = (
+                f"layer {visit.layer} of step {visit.step}: {len(ours)} of {here} on the GPU, by the rule {due} (rows {alike[0]})"
+            )
             found += [Judged("assignment", visit.phase, i >= wrong, "other" if i < wrong else "", text) for i in range(len(here))]
     return found
 

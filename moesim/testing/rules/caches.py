@@ -10,6 +10,7 @@ import numpy as np
 
 from moesim.policy import CACHE
 from moesim.testing.rules.facts import Facts, Unit, Visit
+from moesim.trace.workload.routing import LayerRouting
 
 EPSILON = 1e-9  # scores closer than this are equal: sums of floating-point numbers depend on their order
 
@@ -28,6 +29,8 @@ class Rule:
     """What most rules have in common: a clock of uses, and what the present visit is routed to."""
 
     at_issue = False
+    guesses_first = False
+    """Of what is not in the cache, what was fetched ahead takes its place before what is loaded."""
     pools: Collection[str] = (CACHE,)
     written_back = False
     there: Collection[Unit] = ()
@@ -61,7 +64,9 @@ class Rule:
     def mark(self, visit: Visit) -> None:
         ids = visit.routing.experts
         ranked = self.by_rank and len(ids) == 1
-        order = ids[0].tolist() if ranked else sorted(visit.routing.active, key=lambda e: ((visit.layer, e) not in self.there, e))
+        ahead = visit.hits | visit.coming if self.guesses_first else ()
+        by_id = sorted(visit.routing.active, key=lambda e: ((visit.layer, e) not in self.there, e not in ahead, e))
+        order = ids[0].tolist() if ranked else by_id
         for expert in order:
             self.used[visit.layer, expert] = self.tick()
 
@@ -144,11 +149,8 @@ class MRS(Rule):
     def count(self, visit: Visit) -> None:
         routing, n_experts = visit.routing, self.facts.model.n_experts
         p = self.p or 2 * self.facts.model.top_k
-        if routing.scores is not None:
-            scores = routing.scores.astype(np.float64)
-        else:  # the weights of the chosen stand in
-            scores = np.zeros((len(routing.experts), n_experts))
-            np.put_along_axis(scores, routing.experts.astype(np.int64), routing.weights.astype(np.float64), axis=1)
+        scores = _scores(routing, n_experts)
+        if routing.scores is None:
             p = min(p, self.facts.model.top_k)
         if self.tokens == "first":
             scores = scores[:1]
@@ -397,7 +399,7 @@ class Thread(LFU):
 
 
 class Activations(Thread):
-    """MoE-Infinity's method: priority (p + 1e-8) (1 - (j - l) / (L + 1)) by the past sequence most alike so far; the lowest leaves."""
+    """MoE-Infinity's method: the lowest priority (p + 1e-8) (1 - (j - l) / (L + 1)), p of the past sequence most alike so far."""
 
     def __init__(self, facts: Facts, **options: Any) -> None:
         super().__init__(facts, **options)
@@ -422,12 +424,69 @@ class Activations(Thread):
             row = self.matrices[owner][layer]
             cosines = self.alike[:, layer] @ _over(row, np.linalg.norm(row))
             self.likeness[owner] = self.likeness.get(owner, 0) + cosines
-        every = [int(np.argmax(np.round(self.likeness.get(o, np.zeros(len(self.shares))), 12))) for o in sorted(set(step.requests.tolist()))]
+        none = np.zeros(len(self.shares))
+        alike = (np.round(self.likeness.get(owner, none), 12) for owner in sorted(set(step.requests.tolist())))
+        every = [int(np.argmax(one)) for one in alike]
         far = np.arange(shape[0])[:, None] - layer
         self.priority = np.where(far >= 0, (self.shares[every].mean(axis=0) + 1e-8) * (1 - far / (shape[0] + 1)), 0.0)
 
     def key(self, unit: Unit) -> Any:
         return float(self.priority[unit])
+
+
+class FineMoE(Thread):
+    """FineMoE's code: the lowest int(probability x visits while cached); nobody locked, nor of the layers predicted last."""
+
+    prefetch_distance, float_score = 6, False
+
+    def __init__(self, facts: Facts, **options: Any) -> None:
+        super().__init__(facts, **options)
+        maps = facts.tables["expert_maps"].astype(np.float64)  # layer, map, expert
+        self.maps = _over(maps, maps.sum(axis=2, keepdims=True))
+        self.probability = np.zeros((facts.model.n_layers, facts.model.n_experts))
+        self.seen: dict[int, list[Any]] = {}  # of each request of the step: the rows so far
+        self.protected: range = range(0)
+
+    def count(self, visit: Visit) -> None:
+        super().count(visit)
+        step, scores = self.facts.workload.steps[visit.step], _scores(visit.routing, self.facts.model.n_experts)
+        if visit.layer == 0 and visit.mb == 0:
+            self.seen, self.protected = {}, range(0)
+        first = step.micro[visit.mb].first_row
+        last = {owner: row for row, owner in enumerate(step.requests[first : first + len(scores)].tolist())}
+        start, n = visit.layer + 1 + self.prefetch_distance, len(self.probability)
+        found = []
+        for owner, row in last.items():
+            self.seen.setdefault(owner, []).append(scores[row] / scores[row].sum())
+            mine = np.concatenate(self.seen[owner])
+            theirs = self.maps[: visit.layer + 1].swapaxes(0, 1).reshape(len(self.maps[0]), -1)
+            cosines = theirs @ mine / (np.linalg.norm(theirs, axis=1) * np.linalg.norm(mine))
+            found.append(self.maps[start:, int(np.argmax(np.round(cosines, 12)))])
+        if start < n:
+            self.probability[start:] = np.max(found, axis=0)
+            self.protected = range(start, n)
+
+    def left(self, unit: Unit) -> None:
+        self.counts[unit] = 0
+        self.probability[unit] = 0
+
+    def victims(self, newcomer: Unit, there: Collection[Unit]) -> Collection[Unit]:
+        idle = [unit for unit in there if unit not in self.routed_now]
+        return lowest([unit for unit in idle if unit[0] not in self.protected] or idle or there, self.key)
+
+    def key(self, unit: Unit) -> Any:
+        score = self.probability[unit] * self.counts[unit]
+        return (float(score) if self.float_score else int(score)), unit
+
+
+def _scores(routing: LayerRouting, n_experts: int) -> Any:
+    """Return the full scores; the weights of the chosen stand in where a trace has none."""
+    if routing.scores is not None:
+        return routing.scores.astype(np.float64)
+    scores = np.zeros((len(routing.experts), n_experts))
+    assert routing.weights is not None, "the policy needs scores or weights"
+    np.put_along_axis(scores, routing.experts.astype(np.int64), routing.weights.astype(np.float64), axis=1)
+    return scores
 
 
 def _over(a: Any, b: Any) -> Any:

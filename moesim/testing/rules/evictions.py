@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from moesim.testing.rules.facts import Facts, Load, Unit, Visit
 
@@ -17,7 +17,7 @@ class CacheRule(Protocol):
     pools: Collection[str]
     """Whose copies are the cache's: of those that leave from others none was."""
     written_back: bool
-    """A victim leaves once it is copied back."""
+    """A victim leaves once it is copied back, at the latest as its layer is visited again."""
 
     there: Collection[Unit]
     """What is in the cache of a layer as it is routed."""
@@ -95,7 +95,7 @@ class _Replay:
     def run(self) -> list[Judged]:
         rule = self._rule
         loads = [load for load in self._facts.loads if load.pool in rule.pools or not load.pool]
-        events = [(visit.time, 0, 0, visit) for visit in self._facts.visits]
+        events: list[tuple[int, int, int, Any]] = [(visit.time, 0, 0, visit) for visit in self._facts.visits]
         events += [(self._when(load), 1, load.fetch, load) for load in loads]
         events += [(self._when(load) if rule.at_issue else load.start, 2, load.fetch, load) for load in loads]
         for time, what, _, fact in sorted(events, key=lambda event: event[:3]):
@@ -132,9 +132,8 @@ class _Replay:
             later = [each for each in gone if each[0] in pool.members and self._in_time(each, time)]
             later = [each for i, each in enumerate(later) if each[0] not in {unit for unit, _, _ in later[:i]}]
             if now and not pool.going and not self._rule.at_issue:
-                taken = now[0]
-            else:
-                taken = next((each for each in later if each[0] in allowed), later[0] if later else None)
+                later = now[:1]
+            taken = next((each for each in later if each[0] in allowed), later[0] if later else None)
             if taken is None:  # the run ends before, or nobody leaves
                 if time < self._last[at]:
                     self._found.append(self._judge(time, None, load.unit, allowed))
@@ -147,7 +146,9 @@ class _Replay:
         self._take(load.unit, load.n_bytes, load.end)
 
     def _in_time(self, gone: tuple[Unit, int, str], time: int) -> bool:
-        return self._rule.written_back or gone[1] <= self._facts.visit_end(gone[0][0], time)
+        layer = gone[0][0]
+        until = self._facts.next_visit(layer, time) if self._rule.written_back else self._facts.visit_end(layer, time)
+        return gone[1] <= until
 
     def _leave(self, pool: _Pool, unit: Unit) -> None:
         if pool.members.pop(unit, None) is not None:

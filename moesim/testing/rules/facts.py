@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from moesim.model import ModelSpec
     from moesim.policy import Placement
     from moesim.records import EvictionRecord, LookupRecord, Records, TaskRecord
+    from moesim.trace.predictors import Predictor
     from moesim.trace.workload import Workload
     from moesim.trace.workload.routing import LayerRouting
 
@@ -68,6 +69,7 @@ class Facts:
     model: ModelSpec
     costs: CostModel
     tables: Mapping[str, Any]
+    predictors: Mapping[str, Predictor]
 
     @cached_property
     def gpu(self) -> str:
@@ -171,6 +173,21 @@ class Facts:
             return times[at]
         return next((visit.time for visit in self.visits[at + 1 :] if load.unit in visit.units), load.end)
 
+    @cached_property
+    def _lives(self) -> dict[int, list[tuple[int, int, int]]]:
+        gone = {d.fetch if d.fetch >= 0 else (d.layer, d.expert): d.time for d in self.departures}
+        never, lives = self.records.makespan_ns + 1, defaultdict(list)
+        for copy in self.placement.copies:
+            for e in copy.experts if copy.device == self.gpu else ():
+                lives[copy.layer].append((e, -1, gone.get((copy.layer, e), never)))
+        for load in self.loads:
+            lives[load.unit[0]].append((load.unit[1], load.submitted, gone.get(load.fetch, never)))
+        return lives
+
+    def held(self, layer: int, time: int) -> set[int]:
+        """Return the experts of a layer that are on the GPU, or were ordered before a time and come."""
+        return {expert for expert, begin, end in self._lives[layer] if begin < time < end}
+
     def in_use(self, unit: Unit, time: int) -> bool:
         """Say whether an execution on the GPU, waiting or under way, reads a copy."""
         return any(begin <= time < end for begin, end in self._uses.get(unit, ()))
@@ -193,6 +210,10 @@ class Facts:
         begins, spans = self._layers
         at = bisect_right(begins, time) - 1
         return spans[at].end if at >= 0 and spans[at].layer == layer and spans[at].end >= time else time
+
+    def next_visit(self, layer: int, time: int) -> int:
+        """Return when a layer is routed next; the end of the run if it is not."""
+        return next((v.time for v in self.visits if v.layer == layer and v.time > time), self.records.makespan_ns)
 
     @cached_property
     def next_steps(self) -> dict[Unit, list[int]]:

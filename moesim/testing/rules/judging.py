@@ -17,8 +17,8 @@ from moesim.trace.predictors.future import FutureUse
 if TYPE_CHECKING:
     from moesim.hardware import HardwareProfile
 
-CASES = ((1, 8), (4, 16))
-"""Batch size, and cache slots of 32 experts, of each run."""
+CASES = ((1, 8, 8), (1, 16, 40), (4, 16, 8))
+"""Batch size, cache slots of 32 experts, and decode steps of each run."""
 
 
 class RuleCheck(NamedTuple):
@@ -51,7 +51,7 @@ class RuleCheck(NamedTuple):
         if not self.kind:
             return f"{self.verdict:<8} {self.reason}"
         shares = ", ".join(f"{phase} {ok} of {n}" for phase, (ok, n) in self.shares.items())
-        text = f"{self.verdict:<8} {self.kind}s are what its rule says: {shares}"
+        text = f"{self.verdict:<8} {self.kind}{'es' if self.kind == 'prefetch' else 's'} as its rule says: {shares}"
         if self.in_use:
             text += f"; {self.in_use} times the rule's choice was in use"
         if self.verdict == "excepted":
@@ -59,7 +59,9 @@ class RuleCheck(NamedTuple):
         return text + (f"\n{'':<8} first: {self.first}" if self.verdict == "failed" else "")
 
 
-def examine_rules(make: Callable[[], Any], *, hardware: HardwareProfile | None = None) -> list[RuleCheck]:
+def examine_rules(
+    make: Callable[[], Any], *, hardware: HardwareProfile | None = None, like: Callable[[], Any] | None = None
+) -> list[RuleCheck]:  # fmt: skip
     """Judge a policy's decisions in small runs by the rules that it states.
 
     Parameters
@@ -68,6 +70,8 @@ def examine_rules(make: Callable[[], Any], *, hardware: HardwareProfile | None =
         Returns a new policy.
     hardware : HardwareProfile or None
         The machine; None: the ``profile`` that the policy names, else `moesim.testing.tiny_machine`.
+    like : callable or None
+        Returns a shipped policy by whose rules it is judged; None: by its own, which a class that is not shipped has none of.
 
     Returns
     -------
@@ -75,17 +79,19 @@ def examine_rules(make: Callable[[], Any], *, hardware: HardwareProfile | None =
         One for each kind of decision that was judged; or one that says why there is none; empty for a policy of one's own that
         is made of no parts with a rule.
     """
-    policy = make()
+    like = like or make
+    policy = like()
     if not states_a_rule(policy):
         reason = reason_without(policy)
         return [RuleCheck("no rule", reason=reason)] if reason else []
     judged: list[Judged] = []
-    for batch, slots in CASES:
+    for case in CASES:
         try:
-            facts = facts_of(make(), batch, slots, hardware)
+            policy = like()  # a run may set options of its parts that depend on the model
+            facts = facts_of(policy, *case, hardware=hardware)
+            judged += judge(policy, facts if like is make else facts_of(make(), *case, hardware=hardware))
         except CapacityError:
             continue
-        judged += judge(policy, facts)
     return summary(policy, judged)
 
 
@@ -104,14 +110,13 @@ def summary(policy: Any, judged: Sequence[Judged]) -> list[RuleCheck]:
     return found
 
 
-def facts_of(policy: Any, batch: int, slots: int, hardware: HardwareProfile | None = None) -> Facts:
+def facts_of(policy: Any, batch: int, slots: int, decode: int = 8, *, hardware: HardwareProfile | None = None) -> Facts:
     """Run a policy on a tiny workload, and return the facts."""
-    trace, workload = both = tiny_workload(policy, batch)
+    trace, workload = both = tiny_workload(policy, batch, decode=decode)
     if "oracle:routing" in policy.needs:
         policy.bind_oracle(FutureUse(workload))
     inputs = run_inputs(policy, both, slots, hardware, {})
     placed: list[Any] = []
-    records = simulate(
-        **inputs, predictors=PredictorSet(trace, workload, {}, 0), policy_name=type(policy).__name__, placed=placed.append
-    )
-    return Facts(records, workload, placed[0], inputs["model"], inputs["costs"], inputs["tables"])
+    sources = PredictorSet(trace, workload, {}, 0)
+    records = simulate(**inputs, predictors=sources, policy_name=type(policy).__name__, placed=placed.append)
+    return Facts(records, workload, placed[0], inputs["model"], inputs["costs"], inputs["tables"], sources)

@@ -135,7 +135,7 @@ class Fabric(LlamaCppCache):
 
 
 class Dfa(Plan):
-    """moe-speed-of-light: a miss enters iff its decayed score is above the victim's by more than kappa; usable two steps later."""
+    """moe-speed-of-light: a miss enters iff its decayed score is above the victim's by more than kappa; it counts 2 steps on."""
 
     kappa, half_life, inserts = 0.0, 16.0, None
 
@@ -150,7 +150,7 @@ class Dfa(Plan):
         if step.phase != "decode":
             return
         self.t += 1
-        for unit in [u for u, t in self.issued.items() if t <= self.t - 2 and u in self.come]:
+        for unit in [u for u, t in self.issued.items() if t <= self.t - 2 and u in self.come and u in self.there]:
             del self.issued[unit]
             self.counted.add(unit)
 
@@ -159,7 +159,7 @@ class Dfa(Plan):
 
     def score(self, unit: Unit) -> float:
         value, t = self.scores.get(unit, (0.0, 0))
-        return value * 2.0 ** ((t - self.t) / self.half_life)
+        return value * float(2 ** ((t - self.t) / self.half_life))
 
     def visit(self, visit: Visit) -> Collection[int] | None:
         if self.passes(visit):
@@ -235,7 +235,7 @@ class TwoUploads(Plan):
     def step(self, step: StepRecord) -> None:
         if step.phase == "prefill" or step.n_tokens > self.last_rows:
             return
-        for unit in self.come:
+        for unit in (unit for unit in self.come if unit in self.there):
             self.counted.add(unit)
             self.used[unit] = self.tick()
         self.come = []
@@ -301,7 +301,7 @@ class FreeToken(Plan):
 
 
 class Windows(Plan):
-    """DALI, Algorithm 2: at the end of w visits of a layer its u residents with the fewest rows give way to the u others with most."""
+    """DALI, Algorithm 2: after w visits of a layer its u residents with the fewest rows give way to the u others with most."""
 
     w_size, u_size, firing, only_if_better = 4, 1, "default", False
 
@@ -329,7 +329,7 @@ class Windows(Plan):
 
 
 class Daop(Plan):
-    """DAOP, Algorithm 1, in a prompt: the i-th busiest expert of the CPU and the i-th idlest of the GPU change places if w > 1.05 w'."""
+    """DAOP, Algorithm 1: in a prompt the i-th busiest of the CPU and the i-th idlest of the GPU swap if w > 1.05 w'."""
 
     pools = (CACHE, "leaving")
     mixed, streams, factor = False, False, 1.05
@@ -350,7 +350,9 @@ class Daop(Plan):
         if visit.phase == "prefill" and step.last_chunk:
             every = range(len(rows))
             hot = sorted((e for e in every if e not in here), key=lambda e: (-rows[e], e))
-            cold = sorted((e for e in every if self.mixed or e in here), key=lambda e: (rows[e] if e in here else rows[e] * 10**6, e))
+            cold = sorted(
+                (e for e in every if self.mixed or e in here), key=lambda e: (rows[e] if e in here else rows[e] * 10**6, e)
+            )
             for new, old in list(zip(hot, cold, strict=False))[: len(rows) // 2]:
                 if old in here and rows[new] > self.factor * rows[old]:
                     self.swap((visit.layer, new), (visit.layer, old))
@@ -369,7 +371,7 @@ class Fixed(Plan):
 
 
 class Heat(Plan):
-    """WackMall: after steps of one token, each period of them, the coldest outside the S hottest may go, and one of these enter."""
+    """WackMall: at times after steps of one token the coldest outside the S hottest may go, and one of these enter."""
 
     decay, hyst, dwell, floor = 0.999, 1.3, 0, 5
 
@@ -488,7 +490,7 @@ class Windowed(Bypass):
 
     def score(self, unit: Unit) -> float:
         value, t = self.scores.get(unit, (0.0, 0))
-        return value * 2.0 ** ((t - self.visits[unit[0]]) / self.half_life)
+        return value * float(2 ** ((t - self.visits[unit[0]]) / self.half_life))
 
     def beyond(self, unit: Unit) -> bool:
         return self.use(unit) > self.now.step + self.window
@@ -553,7 +555,7 @@ def judged_plan(facts: Facts, plan: Plan) -> list[Judged]:
     events += [(layer.end, 2, layer) for layer in facts.records.layers]
     events += [(load.end, 1, load) for load in facts.loads if load.pool in plan.pools]
     on_gpu: dict[tuple[int, int, int], Collection[int] | None] = {}
-    hear = {1: plan.arrived, 2: plan.end, 2.5: plan.over, 3: plan.step}
+    hear: dict[float, Any] = {1: plan.arrived, 2: plan.end, 2.5: plan.over, 3: plan.step}
     for time, what, fact in sorted(events, key=lambda event: event[:2]):
         plan.time = time
         if what == 4:

@@ -10,6 +10,7 @@ from moesim.testing.rules.assignments import judged_assignments
 from moesim.testing.rules.evictions import Judged, judged_evictions
 from moesim.testing.rules.facts import Facts
 from moesim.testing.rules.plans import judged_plan
+from moesim.testing.rules.prefetches import Guess, judged_prefetches
 
 
 def _options(thing: Any, *names: str) -> dict[str, Any]:
@@ -20,8 +21,10 @@ def _victims(part: Any, default: str = "idle") -> bool:
     return (getattr(part, "victims", None) or default) == "unrouted-first"
 
 
+SWAPS: dict[str, Any] = {"by_rank": False, "at_issue": True, "pools": ("cache", "buffer"), "written_back": True}
+
 # By the class of a policy or of a part: its rule, and the options that the rule has, too.
-RULES: dict[str, Callable[[Any], tuple[type[caches.Rule], dict[str, Any]]]] = {
+RULES: dict[str, Callable[[Any], tuple[type[caches.Rule], dict[str, Any]] | None]] = {
     "LRU": lambda part: (caches.LRU, {"by_rank": part.use_order == "rank"}),
     "FIFO": lambda part: (caches.FIFO, {"spares_routed": _victims(part)}),
     "LFU": lambda part: (caches.LFU, {"spares_routed": _victims(part)}),
@@ -38,8 +41,12 @@ RULES: dict[str, Callable[[Any], tuple[type[caches.Rule], dict[str, Any]]]] = {
     "S3FifoVictim": lambda part: (caches.S3Fifo, {"spares_routed": _victims(part)}),
     "LeastStale": lambda part: (caches.LayerDistance, {"distance": part.distance, "spares_routed": _victims(part)}),
     "LeastStaleByGeneration": lambda part: (caches.TwoGenerations, {"prefetched": part.prefetched}),
-    "MixtralOffloading": lambda policy: (caches.LRU, {"by_rank": False, "at_issue": True, "pools": ("cache", "buffer"), "written_back": True}),
+    "MixtralOffloading": lambda policy: (caches.LRU, SWAPS),
+    "AdapMoE": lambda policy: (caches.LRU, SWAPS | {"guesses_first": True}),
     "MoEInfinityCode": lambda policy: (caches.Thread, {}),
+    "FineMoE": lambda policy: (
+        (caches.FineMoE, _options(policy, "prefetch_distance", "float_score")) if not policy.selected_only else None
+    ),
     "MoEInfinityPaper": lambda policy: (caches.Activations, {}),
 }
 
@@ -63,6 +70,9 @@ PLANS: dict[str, Callable[[Any], tuple[type[plans.Plan], dict[str, Any]]]] = {
     "DaopCode": lambda policy: (plans.Daop, {"factor": policy.swap_factor, "mixed": True, "streams": True}),
 }
 
+QUEUES = {"timeline": "completion", "ties": "gpu", "count_compute": False, "overtake": True, "shared_in_plan": False}
+HSS = ("profile", "issue", "gpu")
+
 # The same of assignments: a rule, or None where its options have none.
 ASSIGNMENTS: dict[str, Callable[[Any], assignments.Rule | None]] = {
     "DaopPaper": lambda _: None,  # its plan says it
@@ -83,23 +93,41 @@ ASSIGNMENTS |= dict.fromkeys(
 )  # fmt: skip
 ASSIGNMENTS["Fiddler"] = lambda policy: assignments.threshold if policy.rule == "profile" else assignments.constants(7, 70)
 ASSIGNMENTS |= dict.fromkeys(("KtExpert", "KtLayer", "LlamaCpp", "Exllamav3"), lambda _: assignments.residents)
-QUEUES = {"timeline": "completion", "ties": "gpu", "count_compute": False, "overtake": True, "shared_in_plan": False}
-HSS = ("profile", "issue", "gpu")
 
-WITHOUT: dict[str, str] = {}
+# The same of what is fetched once a layer is predicted; None where options change it.
+PREFETCHES: dict[str, Callable[[Any], Guess | None]] = {
+    "TopPredicted": lambda part: (
+        Guess(part.source, part.size, part.over) if (part.lookahead, part.residents) == (1, "as-they-are") else None
+    ),
+    "PreGated": lambda policy: Guess(policy.source, None) if policy.method == "pre-gated" and not policy.cache else None,
+    "Fate": lambda policy: Guess(policy.source + ":top3", None, width=3) if policy.source.startswith("signal:") else None,
+    "AdapMoE": lambda policy: Guess(policy.source, 1, "non-resident", first=True),
+    "MixtralOffloadingSpec": lambda policy: Guess(policy.source, policy.n_ahead),
+}
+
+WITHOUT: dict[str, str] = {
+    "BackgroundCache": "it is nobody's system: its options are the decisions in which others differ, and those are judged",
+    "DaliMultiGpu": "section 6.5 prints no rule for several GPUs",
+    "PipeShard": "it plans before the run, and whole layers",
+    "PreScope": "its plan depends on when predictions come, which the records do not say",
+}
 """By the class of a policy: why nothing of it is judged."""
 
 IDLE_ONLY = "a resident leaves only while it is idle, so that one in use is passed over"
+BUSY = "an expert that is on its way to another pool as a window ends does not enter, and nobody leaves for it"
 
 EXCEPTIONS: dict[tuple[str, str], str] = {
     **{(name, "eviction"): IDLE_ONLY for name in ("FIFO", "LFU", "MRS", "Belady", "ArcVictim", "S3FifoVictim")},
+    **{("WorkloadAware", kind): BUSY for kind in ("eviction", "admission")},
     ("LeastStaleByGeneration", "eviction"): "what the present visit is routed to is spared, of which the reading says nothing",
 }
 """By the class of a part or policy, and the kind of decision: deviations from the rule that are known, and why they are."""
 
 
 def _bases(thing: Any) -> list[str]:
-    return [cls.__name__ for cls in type(thing).__mro__]
+    """Name a shipped class and its bases; nobody's own class states the rule of the one that it changes."""
+    shipped = type(thing).__module__.startswith("moesim.")
+    return [cls.__name__ for cls in type(thing).__mro__] if shipped else []
 
 
 def _things(policy: Any) -> list[Any]:
@@ -118,7 +146,7 @@ def entry(table: dict[str, Any], policy: Any) -> tuple[str, Any]:
 
 def excepted(policy: Any, kind: str) -> str:
     """Return why decisions of a policy deviate; empty if they should not."""
-    names = (type(policy).__name__, *(entry(table, policy)[0] for table in (RULES, PLANS, ASSIGNMENTS)))
+    names = (type(policy).__name__, *(entry(table, policy)[0] for table in (RULES, PLANS, ASSIGNMENTS, PREFETCHES)))
     return next((EXCEPTIONS[name, kind] for name in names if (name, kind) in EXCEPTIONS), "")
 
 
@@ -131,12 +159,14 @@ def judge(policy: Any, facts: Facts) -> list[Judged]:
         found += judged_evictions(facts, rule[0](facts, **{"at_issue": at_issue, **rule[1]}))
     if plan is not None:
         found += judged_plan(facts, plan[0](facts, **plan[1]))
+    guess = entry(PREFETCHES, policy)[1]
+    found += judged_prefetches(facts, guess) if guess is not None else []
     return found + (judged_assignments(facts, assigns) if assigns is not None else [])
 
 
 def states_a_rule(policy: Any) -> bool:
     """Say whether anything of a policy is judged."""
-    return any(entry(table, policy)[1] is not None for table in (RULES, PLANS, ASSIGNMENTS))
+    return any(entry(table, policy)[1] is not None for table in (RULES, PLANS, ASSIGNMENTS, PREFETCHES))
 
 
 def reason_without(policy: Any) -> str:
