@@ -226,13 +226,14 @@ class Pool(NamedTuple):
     """Memory of a device with one purpose.
 
     With ``per_layer`` every layer has one of its own: of ``n_bytes`` each, or, for layers of different sizes, of what a
-    sequence says of each layer.
+    sequence says of each layer. ``landing`` bytes next to it, shared by all layers, hold copies whose victims are still in use.
     """
 
     device: str
     name: str
     n_bytes: int | Sequence[int]
     per_layer: bool = False
+    landing: int = 0
 
     def sizes(self, n_layers: int) -> list[int]:
         """Return the bytes of the pool of each layer, or, without ``per_layer``, those of the only one."""
@@ -393,4 +394,8 @@ class Policy(Protocol):
     def place(self, view: View) -> Placement: ...
     def decide(self, event: Any, view: View) -> Iterable[Action]: ...
     def evict(self, fetch: Fetch, view: View) -> Victim | None:
-        """Name the victim for a fetch of one expert that could start now; None: wait."""
+        """Name the victim for a fetch of one expert that could start now; None: wait.
+
+        A victim that is in use leaves as soon as it is idle. The fetch starts then, or at once next to the pool, if the pool's
+        ``landing`` has room.
+        """

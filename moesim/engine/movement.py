@@ -29,7 +29,7 @@ def fetch(state: State, action: Fetch) -> None:
             continue
         copy = device.memory.copies.get(unit)
         if copy is not None and not device.backing:
-            copy.doomed = False
+            device.memory.keep(unit)
         else:
             _new_transfer(state, (layer, expert, unit), device, pool, urgency, source)
 

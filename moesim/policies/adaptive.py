@@ -76,14 +76,14 @@ class _Directed(Part):
                 self._request(at, ((layer, expert),))
 
     def victim(self, fetch: Fetch, view: View) -> Unit | None:
-        """Name the first that the directory has let go and that is idle."""
+        """Name the first that the directory has let go and that is there."""
         at = fetch.layer if self._per_layer else 0
         newcomer = (fetch.layer, fetch.experts[0])
         if newcomer not in self._caches[at]:  # later requests have displaced it before it came
             self._request(at, (newcomer,))
         leaving, gpu = self._leaving[at], self._gpu
         for unit in leaving:
-            if view.is_resident(*unit, gpu) and not view.is_in_use(*unit, gpu):
+            if view.is_resident(*unit, gpu):
                 del leaving[unit]
                 return unit
         return None

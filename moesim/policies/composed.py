@@ -9,7 +9,9 @@ Many systems are such a composition, and an ablation swaps one part::
 What happens at each event:
 
 * Routed: predictions for later layers are asked for; the assignment plans; what the GPU lacks is fetched, into the cache
-  if the replacement admits demand loads, else through a small staging pool; both devices run their experts, on the GPU the
+  if the replacement admits demand loads, else through a small staging pool. A load's victim is named by the replacement when
+  the load could start; if it is still to run, it leaves after that, and the load lands in as small a pool next to the cache,
+  so that what stays depends on the rule and not on which expert became idle first. Both devices run their experts, on the GPU the
   ones already there first and the others by arrival.
 * Predicted: the prefetch part's choice is fetched, unless that layer has been routed meanwhile.
 * LayerEnd: transient copies of the layer are dropped, and the replacement may swap experts.
@@ -29,7 +31,7 @@ from moesim.policies.composition import Composition
 from moesim.policies.composition import Parts as Parts
 from moesim.policies.native_parts import methods_as_shipped, parts_as_shipped
 from moesim.policies.no_prefetch import NoPrefetch
-from moesim.policies.on_demand import staging_pool
+from moesim.policies.on_demand import staging_bytes, staging_pool
 from moesim.policies.parts import Setup, Unit
 from moesim.policies.transient import PREFETCHED, Transient
 from moesim.policy import (
@@ -85,7 +87,10 @@ class Composed(Composition):
         self._ahead = not isinstance(prefetch, NoPrefetch)
         self._transient = Transient(gpu)
         n_bytes = slot_bytes(view)
-        pools = [Pool(gpu, CACHE, [n * n_bytes for n in slots] if per_layer else slots[0] * n_bytes, per_layer)]
+        sizes = [n * n_bytes for n in slots] if per_layer else slots[0] * n_bytes
+        full = min(slots) == view.model.n_experts * (1 if per_layer else view.model.n_layers)
+        landing = staging_bytes(view, self.staging_slots) if replacement.admits and self.lands and not full else 0
+        pools = [Pool(gpu, CACHE, sizes, per_layer, landing)]
         if not replacement.admits:
             pools.append(staging_pool(view, gpu, self.staging_slots))
         if prefetch.transient:

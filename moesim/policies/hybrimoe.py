@@ -107,6 +107,7 @@ class HybriMoECode(Composed, fixed=("scope", "staging_slots", "load_order", "cac
         "defects: routing weights of other experts, shared experts computed twice, no scores for Mixtral and Qwen2",
     )
     victims_named = "at issue"
+    lands = False
 
     _overwrites = 0
 

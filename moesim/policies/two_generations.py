@@ -65,9 +65,9 @@ class LeastStaleByGeneration(Admitting, fixed=("victims",)):
             entries.insert(unit, fresh=unit in self._visit.units or self.prefetched == "fresh")
 
     def victim(self, fetch: Fetch, view: View) -> Unit | None:
-        """Name the first idle one, and forget it."""
+        """Name the first, and forget it."""
         entries = self.of(fetch.layer)
-        unit = self.first_idle(entries, view)
+        unit = self.first_resident(entries, view)
         if unit is not None:
             entries.remove(unit)
         return unit

@@ -215,7 +215,6 @@ def test_actions_at_the_wrong_time(when: tuple[Any, ...], action: Any, says: str
         ((0, 9), "not resident in pool 'cache'; name a resident of the pool that is full"),
         ((1, -4), "not resident in pool 'cache'; name a resident of the pool that is full"),  # would alias L0/E0
         ((1, 0), "not resident in pool 'cache'; name a resident of the pool that is full"),  # in the other pool
-        ((0, 0), "it is in use; check view.is_in_use, or return None to wait"),
     ],
 )
 def test_impossible_victims(victim: tuple[int, int], says: str) -> None:
@@ -270,10 +269,11 @@ def test_victim_of_another_layers_pool() -> None:
         (Script(parts={("head", -1): "gpu3"}), "unknown device 'gpu3'; did you mean 'gpu0'? known: cpu0, gpu0"),
         (Script(pools=[Pool("gpu3", "cache", 1)]), "unknown device 'gpu3'; did you mean 'gpu0'? known: cpu0, gpu0"),
         (Script(pools=[Pool("gpu0", "a", 1), Pool("gpu0", "a", 2)]),
-         "Pool('gpu0', 'a', 2, False): expected one pool of that name, at least 0 bytes, on a device that backs no weights"),
-        (Script(pools=[Pool("gpu0", "a", -1)]), "Pool('gpu0', 'a', -1, False): expected one pool"),
-        (Script(pools=[Pool("cpu0", "a", 1)]), "Pool('cpu0', 'a', 1, False): expected one pool"),
-        (Script(pools=[Pool("gpu0", "a", [1, -1], True)]), "Pool('gpu0', 'a', [1, -1], True): expected one pool"),
+         "Pool('gpu0', 'a', 2, False, 0): expected one pool of that name, at least 0 bytes, on a device that backs no weights"),
+        (Script(pools=[Pool("gpu0", "a", -1)]), "Pool('gpu0', 'a', -1, False, 0): expected one pool"),
+        (Script(pools=[Pool("gpu0", "a", 1, landing=-1)]), "Pool('gpu0', 'a', 1, False, -1): expected one pool"),
+        (Script(pools=[Pool("cpu0", "a", 1)]), "Pool('cpu0', 'a', 1, False, 0): expected one pool"),
+        (Script(pools=[Pool("gpu0", "a", [1, -1], True)]), "Pool('gpu0', 'a', [1, -1], True, 0): expected one pool"),
         (Script(pools=[Pool("gpu0", "a", [1, 1, 1], True)]),
          "Pool('gpu0', 'a'): expected per_layer=True and one number of bytes for each of 2 layers, got per_layer=True and 3"),
         (Script(pools=[Pool("gpu0", "a", [1, 1])]),

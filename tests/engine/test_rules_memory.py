@@ -112,6 +112,28 @@ def test_rule_6_a_queued_run_pins_and_a_dropped_copy_goes_when_it_is_idle() -> N
     assert [(e.time, e.expert, e.used) for e in records.evictions] == [(100, 2, False), (200, 0, True), (300, 1, True)]
 
 
+@pytest.mark.parametrize("landing", [0, 1000])
+def test_rule_6_a_victim_in_use_leaves_when_it_is_idle_and_the_copy_lands_next_to_the_pool_or_waits(landing: int) -> None:
+    # gpu0       |DDDDD|00000|11111|22222|     2 is loaded in the place of 1, which is still to run
+    # cpu0->gpu0       |3333333333333 (with room next to the pool) or, from 300 on, |3333333333333
+    #            0    100   200   300
+    script = {("Routed", 0, 0, 0): [Fetch(0, [3], "gpu0"), Run(0, [0, 1], "gpu0")]}
+    free = []
+
+    def name(fetch: Fetch, view: Any) -> tuple[int, int]:
+        free.append(view.free_bytes("gpu0", "cache"))
+        return 0, 1
+
+    pools = [Pool("gpu0", "cache", 2000, landing=landing), Pool("gpu0", "b", 4000)]
+    records = play(
+        Script(script, copies=[Copy(0, [0, 1], "gpu0"), ALL[1]._replace(pool="b")], pools=pools, routed=on_gpu, evict=name), ONE
+    )
+    end = records.makespan_ns  # which cuts the copy off
+    assert transfers(records) == [(100 if landing else 300, end, "cpu0->gpu0", "demand 0/3")]
+    assert [(e.time, e.expert, e.reason) for e in records.evictions] == [(300, 1, "evict")]
+    assert free == [0] and records.pool_peak_bytes["gpu0", "cache"] == 2000 + landing
+
+
 def test_rule_6_write_back_is_a_transfer_and_pins_its_source() -> None:
     # gpu0->cpu0 |     |0/2 write-back  |        dropped at 100 too: its memory is free at 1100
     script = {("Routed", 0, 0, 0): [Fetch(0, [2], "cpu0", UPDATE), Drop(0, [2], "gpu0"), Run(0, [0, 1], "gpu0")]}

@@ -50,7 +50,7 @@ void fetch_expert(State &state, i64 layer, i64 expert, i64 unit, DeviceState *de
     }
     CopyState *copy = device->memory.get(unit);
     if (copy && !device->backing) {
-        copy->doomed = false;
+        device->memory.keep(unit);
     } else {
         new_transfer(state, layer, expert, unit, device, pool, urgency, source);
     }

@@ -62,10 +62,10 @@ void Admitting::inserted(int layer, const std::vector<int> &experts) {
 
 // ------------------------------------------------------------------------------------------------------------ the parts
 
-/// Name the first idle one in order of insertion, and forget it.
+/// Name the first in order of insertion, and forget it.
 i64 FIFO::victim(int layer) {
     Ordered::Pool ordered = members.of(pool(layer));
-    i64 found = first_idle(ordered.begin(), ordered.end());
+    i64 found = first_resident(ordered.begin(), ordered.end());
     if (found >= 0) members.erase(found);
     return found;
 }
@@ -108,15 +108,15 @@ void RandomVictim::start(const Setup &setup) {
     asked = 0;
 }
 
-/// Draw among the idle residents, and forget the one drawn.
+/// Draw among the residents, and forget the one drawn.
 i64 RandomVictim::victim(int layer) {
     for (bool routed : {false, true}) {
-        idle_ones.clear();
+        there.clear();
         for (i64 one : members.of(pool(layer)))
-            if ((unrouted_first && visit.has(one)) == routed && idle(one)) idle_ones.push_back(one);
-        if (idle_ones.empty()) continue;
+            if ((unrouted_first && visit.has(one)) == routed && resident(one)) there.push_back(one);
+        if (there.empty()) continue;
         ++asked;
-        i64 found = idle_ones[scramble((seed << 32) + asked) % idle_ones.size()];
+        i64 found = there[scramble((seed << 32) + asked) % there.size()];
         members.erase(found);
         return found;
     }
