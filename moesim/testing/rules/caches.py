@@ -157,7 +157,10 @@ class MRS(Rule):
         credited = np.zeros_like(scores)
         for row, given in zip(scores, credited, strict=True):
             best = np.argsort(-row, kind="stable")[:p]
-            given[np.sort(best) if self.credit == "by-id" else best] = row[best]
+            if self.credit == "by-id":
+                given[np.sort(best)] = row[best]
+            else:  # of scores equal to the p-th all count: how the paper breaks ties is not stated
+                given[:] = np.where(row >= row[best[-1]], row, 0)
         self.s[visit.layer] = self.alpha * credited.mean(axis=0) + (1 - self.alpha) * self.s[visit.layer]
 
     def key(self, unit: Unit) -> float:

@@ -117,7 +117,7 @@ IDLE_ONLY = "a resident leaves only while it is idle, so that one in use is pass
 BUSY = "an expert that is on its way to another pool as a window ends does not enter, and nobody leaves for it"
 
 EXCEPTIONS: dict[tuple[str, str], str] = {
-    **{(name, "eviction"): IDLE_ONLY for name in ("FIFO", "LFU", "MRS", "Belady", "ArcVictim", "S3FifoVictim")},
+    **{(name, "eviction"): IDLE_ONLY for name in ("ArcVictim", "S3FifoVictim")},
     **{("WorkloadAware", kind): BUSY for kind in ("eviction", "admission")},
     ("LeastStaleByGeneration", "eviction"): "what the present visit is routed to is spared, of which the reading says nothing",
 }
