@@ -29,17 +29,20 @@ from moesim.policies.finemoe import FineMoE
 from moesim.policies.fixed_threshold import FixedThreshold
 from moesim.policies.freetoken import FreeToken
 from moesim.policies.heat_cache import HeatCache
+from moesim.policies.hybrimoe import HybriMoEPaper
 from moesim.policies.layer_distance import LeastStale
 from moesim.policies.llama_cpp_cache import LlamaCppCache
 from moesim.policies.lookahead import MinBypass, WindowedBelady
 from moesim.policies.mixtral_offloading import MixtralOffloading
 from moesim.policies.mixtral_offloading_spec import MixtralOffloadingSpec
 from moesim.policies.moe_infinity import MoEInfinityCode, MoEInfinityPaper
+from moesim.policies.od_moe import OdMoE
 from moesim.policies.on_demand import OnDemand
 from moesim.policies.parts import Unit
 from moesim.policies.pooled_cache import PooledCache, TurboQuantCache
 from moesim.policies.pre_gated import PreGated
 from moesim.policies.prefetching import TopPredicted
+from moesim.policies.prescope import PreScope
 from moesim.policies.ranking import LFU, Belady
 from moesim.policies.registry import POLICIES, make_policy
 from moesim.policies.replacement import FIFO, LRU, Static, WorkloadAware
@@ -344,7 +347,19 @@ class Upside(Fiddler):
         return placement
 
 
-@pytest.mark.parametrize(("right", "wrong"), [(OnDemand, OnTheCpu), (Fiddler, Upside)])
+class NextGroup(OdMoE):
+    def _team(self, layer: int) -> Any:
+        return super()._team(layer + 1)
+
+
+class Coldest1st(PreScope):
+    def _routed(self, event: Any, view: View) -> Any:
+        return super()._routed(event._replace(rows=[max(event.rows) + 1 - n if n else 0 for n in event.rows]), view)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"), [(OnDemand, OnTheCpu), (Fiddler, Upside), (OdMoE, NextGroup), (PreScope, Coldest1st)]
+)
 def test_a_system_that_computes_elsewhere_is_found(right: Make, wrong: Make) -> None:
     _compare("assignment", right, wrong)
 
@@ -366,7 +381,7 @@ def _shifted(system: type) -> type:
     return Shifted
 
 
-@pytest.mark.parametrize("system", [AdapMoE, MixtralOffloadingSpec, PreGated, Fate])
+@pytest.mark.parametrize("system", [AdapMoE, MixtralOffloadingSpec, PreGated, Fate, HybriMoEPaper, PreScope, OdMoE])
 def test_a_system_that_fetches_another_expert_ahead_is_found(system: type) -> None:
     _compare("prefetch", system, _shifted(system))
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from moesim.hardware.costs import CostModel
     from moesim.model import ModelSpec
     from moesim.policy import Placement
-    from moesim.records import EvictionRecord, LookupRecord, Records, TaskRecord
+    from moesim.records import EvictionRecord, LookupRecord, Records, StepRecord, TaskRecord
     from moesim.trace.predictors import Predictor
     from moesim.trace.workload import Workload
     from moesim.trace.workload.routing import LayerRouting
@@ -196,9 +196,13 @@ class Facts:
     def _begins(self) -> list[int]:
         return [step.begin for step in self.records.steps]
 
+    def step(self, time: int) -> StepRecord:
+        """Return the step that goes on at a time."""
+        return self.records.steps[max(0, bisect_right(self._begins, time) - 1)]
+
     def phase(self, time: int) -> str:
-        """Return the phase of the step that goes on at a time."""
-        return self.records.steps[max(0, bisect_right(self._begins, time) - 1)].phase
+        """Return its phase."""
+        return self.step(time).phase
 
     @cached_property
     def _layers(self) -> tuple[list[int], list[Any]]:

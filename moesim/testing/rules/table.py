@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from moesim.testing.rules import assignments, caches, plans
@@ -10,11 +11,21 @@ from moesim.testing.rules.assignments import judged_assignments
 from moesim.testing.rules.evictions import Judged, judged_evictions
 from moesim.testing.rules.facts import Facts
 from moesim.testing.rules.plans import judged_plan
-from moesim.testing.rules.prefetches import Guess, judged_prefetches
+from moesim.testing.rules.prefetches import Guess, judged_by_impact, judged_od_moe, judged_prefetches
+from moesim.testing.rules.presched import judged_presched
 
 
 def _options(thing: Any, *names: str) -> dict[str, Any]:
     return {name: getattr(thing, name) for name in names}
+
+
+def _od_moe(policy: Any) -> bool:
+    return policy.has_shadow and policy.group_size is None and policy.worker_slots == 1
+
+
+def _presched(policy: Any) -> bool:
+    usual = {"none_better": "eq2", "limit_to_queue": False, "prefetch_size": None, "window": "none", "async_io": True}
+    return policy.predictor is not None and policy.scheduler == "presched" and _options(policy, *usual) == usual
 
 
 def _victims(part: Any, default: str = "idle") -> bool:
@@ -88,7 +99,7 @@ ASSIGNMENTS: dict[str, Callable[[Any], assignments.Rule | None]] = {
 }
 ASSIGNMENTS |= dict.fromkeys(
     ("OnDemand", "MixtralOffloading", "FetchThread", "PreGated", "Hobbit", "Klotski",
-     "ZeroInference", "MoEGen", "MoELightning", "OdMoE"),
+     "ZeroInference", "MoEGen", "MoELightning"),
     lambda _: assignments.everything,
 )  # fmt: skip
 ASSIGNMENTS["Fiddler"] = lambda policy: assignments.threshold if policy.rule == "profile" else assignments.constants(7, 70)
@@ -105,11 +116,19 @@ PREFETCHES: dict[str, Callable[[Any], Guess | None]] = {
     "MixtralOffloadingSpec": lambda policy: Guess(policy.source, policy.n_ahead),
 }
 
+# What is judged in one go.
+SYSTEMS: dict[str, Callable[[Any], Callable[[Facts], list[Judged]] | None]] = {
+    "ImpactDriven": lambda part: partial(judged_by_impact, lookahead=part.lookahead) if part.source == "gate_next" else None,
+    "OdMoE": lambda policy: partial(judged_od_moe, source=policy.source, workers=policy.workers) if _od_moe(policy) else None,
+    "PreScope": lambda policy: partial(judged_presched, source=policy.predictor) if _presched(policy) else None,
+}
+
+TABLES: tuple[dict[str, Any], ...] = (RULES, PLANS, ASSIGNMENTS, PREFETCHES, SYSTEMS)
+
 WITHOUT: dict[str, str] = {
     "BackgroundCache": "it is nobody's system: its options are the decisions in which others differ, and those are judged",
     "DaliMultiGpu": "section 6.5 prints no rule for several GPUs",
     "PipeShard": "it plans before the run, and whole layers",
-    "PreScope": "its plan depends on when predictions come, which the records do not say",
 }
 """By the class of a policy: why nothing of it is judged."""
 
@@ -146,7 +165,7 @@ def entry(table: dict[str, Any], policy: Any) -> tuple[str, Any]:
 
 def excepted(policy: Any, kind: str) -> str:
     """Return why decisions of a policy deviate; empty if they should not."""
-    names = (type(policy).__name__, *(entry(table, policy)[0] for table in (RULES, PLANS, ASSIGNMENTS, PREFETCHES)))
+    names = (type(policy).__name__, *(entry(table, policy)[0] for table in TABLES))
     return next((EXCEPTIONS[name, kind] for name in names if (name, kind) in EXCEPTIONS), "")
 
 
@@ -159,6 +178,8 @@ def judge(policy: Any, facts: Facts) -> list[Judged]:
         found += judged_evictions(facts, rule[0](facts, **{"at_issue": at_issue, **rule[1]}))
     if plan is not None:
         found += judged_plan(facts, plan[0](facts, **plan[1]))
+    system = entry(SYSTEMS, policy)[1]
+    found += system(facts) if system is not None else []
     guess = entry(PREFETCHES, policy)[1]
     found += judged_prefetches(facts, guess) if guess is not None else []
     return found + (judged_assignments(facts, assigns) if assigns is not None else [])
@@ -166,7 +187,7 @@ def judge(policy: Any, facts: Facts) -> list[Judged]:
 
 def states_a_rule(policy: Any) -> bool:
     """Say whether anything of a policy is judged."""
-    return any(entry(table, policy)[1] is not None for table in (RULES, PLANS, ASSIGNMENTS, PREFETCHES))
+    return any(entry(table, policy)[1] is not None for table in TABLES)
 
 
 def reason_without(policy: Any) -> str:
