@@ -160,7 +160,7 @@ class Drop(NamedTuple):
 
 
 class Move(NamedTuple):
-    """Relabel resident copies as members of another pool of the same device; nothing is copied."""
+    """Relabel copies as members of another pool of the same device, on which they are or are coming; nothing is copied."""
 
     layer: int
     experts: Sequence[int]
@@ -173,7 +173,8 @@ class Run(NamedTuple):
     """Execute experts. Never loads: each must be resident there, or its fetch pending.
 
     ``rows=None``: every row routed to each expert that no Run has taken yet. Runs returned together for one device form
-    a group: their rows cross to that device once, and their outputs come back once.
+    a group: their rows cross to that device once, and their outputs come back once. Those of another ``part`` are another
+    group, which crosses after the groups before it, while these compute.
 
     With ``late`` the output is added to the next layer's, so that its own layer does not wait for it.
     """
@@ -185,6 +186,7 @@ class Run(NamedTuple):
     inputs_from: int | None = None  # layer of the hidden state it reads; None: its own
     bits: float | None = None  # at which of the model's widths; None: the full one
     late: bool = False
+    part: int = 0
 
 
 class Skip(NamedTuple):

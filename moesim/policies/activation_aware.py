@@ -17,7 +17,7 @@ Cache", arXiv:2401.14361; code: EfficientMoE/MoE-Infinity. The whole system is `
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
@@ -101,6 +101,6 @@ class ActivationAware(Part):
             yield (layer, i) if self._per_layer else divmod(i, self._members.shape[1])[::-1]
             left[i] = np.inf
 
-    def layer_end(self, step: int, layer: int, busy: Container[int] = ()) -> Swap | None:
+    def layer_end(self, step: int, layer: int) -> Swap | None:
         """Replace nothing: replacement happens on demand."""
         return None

@@ -88,7 +88,7 @@ class _Directed(Part):
                 return unit
         return None
 
-    def layer_end(self, step: int, layer: int, busy: Container[int] = ()) -> Swap | None:
+    def layer_end(self, step: int, layer: int) -> Swap | None:
         """Replace nothing: replacement happens on demand."""
         return None
 

@@ -14,7 +14,8 @@ What happens at each event:
   so that what stays depends on the rule and not on which expert became idle first. Both devices run their experts, on the GPU the
   ones already there first and the others by arrival.
 * Predicted: the prefetch part's choice is fetched, unless that layer has been routed meanwhile.
-* LayerEnd: transient copies of the layer are dropped, and the replacement may swap experts.
+* LayerEnd: transient copies of the layer are dropped, and the replacement may swap experts; a newcomer that is on its way as
+  a transient copy becomes the cache's.
 """
 
 from __future__ import annotations
@@ -51,16 +52,6 @@ from moesim.policy import (
     StepBegin,
     View,
 )
-
-
-class _OnTheWay:
-    """The experts of a layer that are being copied to a device, asked for one at a time."""
-
-    def __init__(self, view: View, layer: int, device: str) -> None:
-        self._view, self._layer, self._device = view, layer, device
-
-    def __contains__(self, expert: object) -> bool:
-        return isinstance(expert, int) and self._view.is_pending(self._layer, expert, self._device)
 
 
 class Composed(Composition):
@@ -252,13 +243,17 @@ class Composed(Composition):
         replacement = self.parts.replacement
         held = [] if replacement.admits else layer_residents(view, gpu, STAGING, layer)
         held += self._transient.layer_end(layer, view)
-        swap = replacement.layer_end(event.step, layer, _OnTheWay(view, layer, gpu))
+        swap = replacement.layer_end(event.step, layer)
         actions: list[Action] = []
         newcomers: Sequence[int] = ()
         if swap is not None:
             newcomers = swap.newcomers
             actions.append(Drop(layer, swap.victims, gpu))
             held = [e for e in held if e not in swap.victims]
+            if coming := [e for e in newcomers if view.is_pending(layer, e, gpu)]:  # late, or from a window before
+                self._transient.forget(layer, coming)
+                actions.append(Move(layer, coming, gpu, CACHE))
+                held = [e for e in held if e not in coming]
             if swap.relabel:
                 kept = self._relabelled(layer, swap.victims, [e for e in newcomers if e in held], view)
                 newcomers = [e for e in newcomers if e not in kept]

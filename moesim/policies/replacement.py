@@ -5,7 +5,7 @@ Residency is always asked of the view. What a part keeps is only an order or a c
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal
 
 from moesim.policies.algorithms.caching import workload_aware_swap
@@ -52,7 +52,7 @@ class Admitting(Part):
             members.pop((layer, expert), None)
             members[layer, expert] = None
 
-    def layer_end(self, step: int, layer: int, busy: Container[int] = ()) -> Swap | None:
+    def layer_end(self, step: int, layer: int) -> Swap | None:
         """Replace nothing: replacement happens on demand."""
         return None
 
@@ -185,7 +185,7 @@ class Static(Part):
         """Name none."""
         return None
 
-    def layer_end(self, step: int, layer: int, busy: Container[int] = ()) -> Swap | None:
+    def layer_end(self, step: int, layer: int) -> Swap | None:
         """Replace nothing."""
         return None
 
@@ -223,12 +223,8 @@ class WorkloadAware(Static):
         for expert in event.active:
             scores[expert] += loads[expert]
 
-    def layer_end(self, step: int, layer: int, busy: Container[int] = ()) -> Swap | None:
-        """Replace the u_size lowest residents by the u_size highest others when a window is over.
-
-        What is ``busy``, on its way to another pool though its layer is over (over a slow link even from a step before), is
-        left for a later window: another fetch of it would not change the pool that it arrives in.
-        """
+    def layer_end(self, step: int, layer: int) -> Swap | None:
+        """Replace the u_size lowest residents by the u_size highest others when a window is over."""
         visit = self._visits[layer]
         self._visits[layer] = visit + 1
         if (visit if self.firing == "printed" else visit + 1) % self.w_size:
@@ -236,10 +232,8 @@ class WorkloadAware(Static):
         members = self._members[layer]
         victims, newcomers = self._swap(self._scores[layer], members, self.u_size, self.only_if_better)
         self._scores[layer] = [0] * len(self._scores[layer])
-        pairs = [(out, new) for out, new in zip(victims, newcomers, strict=True) if new not in busy]
-        if not pairs:
+        if not victims:
             return None
-        victims, newcomers = [out for out, _ in pairs], [new for _, new in pairs]
         members.difference_update(victims)
         members.update(newcomers)
         return Swap(victims, newcomers, DEMAND if self.blocking else UPDATE, self.relabel)

@@ -158,7 +158,8 @@ def test_run_twice() -> None:
 
 
 def test_move_and_drop_of_what_is_not_there() -> None:
-    assert at_routed(Move(0, [0], "gpu0", "cache"), copies=[]) == "Move(L0/E0, gpu0): not resident; move only resident copies"
+    says = "Move(L0/E0, gpu0): neither resident nor being fetched; move only what is there or on its way"
+    assert at_routed(Move(0, [0], "gpu0", "cache"), copies=[]) == says
     says = "Drop(L0/E0, gpu0): neither resident nor being fetched; drop only what is there"
     assert at_routed(Drop(0, [0], "gpu0"), copies=[]) == says
 

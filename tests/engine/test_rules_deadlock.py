@@ -16,6 +16,7 @@ from moesim.policy import (
 from tests.engine.engine_kit import (
     Script,
     play,
+    tiny_model,
     workload,
 )
 from tests.engine.rules_kit import (
@@ -33,6 +34,25 @@ def test_rule_10_a_deadlock_names_two_runs_that_wait_for_a_fetch() -> None:
     with pytest.raises(DeadlockError) as error:
         play(script, rows)
     assert str(error.value).count("Run(L0/E0, gpu0) waits for its fetch") == 2
+
+
+def test_rule_10_a_deadlock_names_four_copies_that_wait_on_a_link() -> None:
+    """Of seven: six experts are asked for at once, then another."""
+    asked = [Fetch(0, range(4), "gpu0"), Fetch(1, [1, 2, 3], "gpu0")]
+    script = Script({("Routed", 0, 0, 0): asked}, copies=[Copy(1, [0], "gpu0")], slots=1)
+    with pytest.raises(DeadlockError) as error:
+        play(script, ONE)
+    message = str(error.value)
+    assert message.count(" waits for memory in pool 'cache'") == 4
+    assert all(f"Fetch(L0/E{expert}, gpu0, urgency=0) waits" in message for expert in range(4))
+
+
+def test_rule_10_a_deadlock_names_eight_experts_that_nobody_serves() -> None:
+    """Of ten, whose rows it counts."""
+    rows = workload([[[[2 * row, 2 * row + 1]] * 2] for row in range(5)], n_experts=16)
+    with pytest.raises(DeadlockError) as error:
+        play(Script(hear=["Routed"]), rows, model=tiny_model(n_experts=16))
+    assert "layer 0 has 10 unserved slots of experts [0, 1, 2, 3, 4, 5, 6, 7]: no Run or Skip names them" in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -197,6 +197,27 @@ def test_rule_6_move_relabels_and_copies_nothing() -> None:
     assert records.pool_peak_bytes["gpu0", "other"] == 2000
 
 
+@pytest.mark.parametrize("at", [("Routed", 0, 0, 0), ("LayerBegin", 0, 0)])
+def test_rule_6_what_is_on_its_way_may_be_moved_and_arrives_elsewhere(at: tuple[Any, ...]) -> None:
+    # The copy of 1/2 takes from 0 to 1000; at 0 it is queued, at 100 in flight.
+    begin, fetch = ("LayerBegin", 0, 0), Fetch(1, [2], "gpu0", PREFETCH, "b")
+    move = [Move(1, [2], "gpu0", "cache")]
+    script = {begin: [fetch, *move]} if at == begin else {begin: [fetch], at: [*move, Run(0, [0, 1], "gpu0")]}
+    seen = []
+
+    def look(event: Any, view: Any) -> list[Any]:
+        seen.append((view.residents("gpu0", "cache", 1), view.residents("gpu0", "b"), view.free_bytes("gpu0", "b")))
+        return []
+
+    pools = [Pool("gpu0", "cache", 6000), Pool("gpu0", "b", 1000)]
+    copies = [ALL[0], Copy(1, [3], "gpu0")]
+    script[("LayerEnd", 0, 1)] = look
+    records = play(Script(script, copies=copies, pools=pools, routed=on_gpu), ONE)
+    assert transfers(records) == [(0, 1000, "cpu0->gpu0", "prefetch 1/2")]
+    assert seen == [([2, 3], [], 1000)]
+    assert records.pool_peak_bytes["gpu0", "b"] == (0 if at == begin else 1000)
+
+
 def test_rule_6_pins_on_the_backing_device_are_of_the_copy_that_is_read() -> None:
     seen = []
 

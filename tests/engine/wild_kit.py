@@ -146,7 +146,7 @@ class Wild:
                     where = rng.choice(["cpu0", *self.gpus])
                     if where != "cpu0":
                         actions.append(Fetch(event.layer, [expert], where))
-                    actions.append(Run(event.layer, [expert], where, [row]))
+                    actions.append(Run(event.layer, [expert], where, [row], part=rng.randrange(3)))
         if event.layer + 1 < LAYERS and event.mb == 0 and (event.step, event.layer + 1) not in self.early and rng.random() < 0.5:
             expert, row = rng.randrange(EXPERTS), event.first_row
             self.early[event.step, event.layer + 1] = [(expert, row)]

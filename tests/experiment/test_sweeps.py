@@ -167,6 +167,7 @@ EXCLUSIONS: list[tuple[dict[str, Any], Callable[[Point], bool]]] = [
     ({"workload.refill": True}, lambda p: p.workload["refill"]),
     ({"transfer.chunk": None}, lambda p: p.chunk_bytes is None),
     ({"cache.ratio": [0.25, 0.5]}, lambda p: p.ratio is not None),
+    ({"cache.ratio": ["1/4", "50%"]}, lambda p: p.ratio is not None),
     ({"cache.budget": "16 GiB"}, lambda p: p.budget_bytes == 2**34),
     ({"cache.budget": 2**33}, lambda p: p.budget_bytes == 2**33),
     ({"policies": "dali"}, lambda p: p.policy["name"] == "dali"),

@@ -140,19 +140,14 @@ void WorkloadAware::used(const Routing &routing) {
     for (int expert : routing.active) scores[routing.layer][expert] += routing.rows[expert];
 }
 
-/// Replace the u_size lowest residents by the u_size highest others when a window is over. What is on its way is left out.
+/// Replace the u_size lowest residents by the u_size highest others when a window is over.
 bool WorkloadAware::layer_end(int layer, Swap &swap) {
     i64 visit = visits[layer]++;
     if ((printed ? visit : visit + 1) % w_size) return false;
     algorithms::Swaps found = algorithms::workload_aware_swap(scores[layer], members[layer], u_size, only_if_better);
     std::fill(scores[layer].begin(), scores[layer].end(), 0);
-    swap.victims.clear();
-    swap.newcomers.clear();
-    for (size_t i = 0; i < found.victims.size(); ++i) {
-        if (gpu->pending[i64(layer) * state->n_experts + found.newcomers[i]]) continue;
-        swap.victims.push_back(found.victims[i]);
-        swap.newcomers.push_back(found.newcomers[i]);
-    }
+    swap.victims = found.victims;
+    swap.newcomers = found.newcomers;
     for (int expert : swap.victims) members[layer][expert] = false;
     for (int expert : swap.newcomers) members[layer][expert] = true;
     swap.urgency = blocking ? DEMAND : UPDATE;
