@@ -349,10 +349,10 @@ class S3Lists:
             if unit in queue:
                 queue[unit] = min(3, queue[unit] + 1)
                 return None
-        gone = None
+        gone, known = None, unit in self.ghost
         while len(self.small) + len(self.main) >= self.size:
             gone = self.evict(spared) or self.evict(()) or next(iter({**self.small, **self.main}))
-        (self.main if unit in self.ghost else self.small)[unit] = 0
+        (self.main if known else self.small)[unit] = 0
         self.ghost.pop(unit, None)
         return gone
 

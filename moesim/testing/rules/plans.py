@@ -562,19 +562,22 @@ def judged_plan(facts: Facts, plan: Plan) -> list[Judged]:
             on_gpu[fact.step, fact.layer, fact.mb] = plan.visit(fact)
         else:
             hear[what](fact)
-    began = [(load.submitted, load.unit) for load in facts.loads if load.pool in plan.pools]
-    went = [(gone.time, (gone.layer, gone.expert)) for gone in facts.departures if gone.pool in plan.pools]
-    if plan.streams_prompts:
-        began, went = ([one for one in all_ if facts.phase(one[0]) == "decode"] for all_ in (began, went))
-    came = _matched("admission", facts, plan.enters, began) if plan.admits else []
+    judged = ("decode",) if plan.streams_prompts else ("prefill", "decode")
+    # Of a guess that is there to the end nobody knows whether the cache has kept it.
+    loads = [one for one in facts.loads if one.pool in (*plan.pools, "") and facts.phase(one.submitted) in judged]
+    came = [(load.end, load.unit, load.pool != "") for load in loads]
+    went = [(gone.time, (gone.layer, gone.expert), True) for gone in facts.departures if gone.pool in plan.pools]
     return [
-        *came, *_matched("eviction", facts, plan.leaves, went),
+        *(_matched("admission", facts, plan.enters, came) if plan.admits else ()),
+        *_matched("eviction", facts, plan.leaves, [one for one in went if facts.phase(one[0]) in judged]),
         *judged_assignments(facts, lambda _, visit: on_gpu[visit.step, visit.layer, visit.mb]),
-    ]  # fmt: skip
+    ]
 
 
-def _matched(kind: str, facts: Facts, due: Iterable[tuple[int, Unit]], done: Sequence[tuple[int, Unit]]) -> list[Judged]:
-    """Pair each decision that is due with what was done of it next: copies may queue, and who leaves may be in use."""
+def _matched(
+    kind: str, facts: Facts, due: Iterable[tuple[int, Unit]], done: Sequence[tuple[int, Unit, bool]]
+) -> list[Judged]:  # fmt: skip
+    """Pair each decision that is due with what ends next of it: copies may queue, and who leaves may be in use."""
     left, found = sorted(done), []
     for time, unit in due:
         if time >= facts.records.makespan_ns:
@@ -584,4 +587,5 @@ def _matched(kind: str, facts: Facts, due: Iterable[tuple[int, Unit]], done: Seq
             left.remove(hit)
         text = f"at {time} {unit} was due" if hit is None else ""
         found.append(Judged(kind, facts.phase(time), hit is not None, "" if hit else "other", text))
-    return found + [Judged(kind, facts.phase(time), False, "other", f"at {time} {unit} was not due") for time, unit in left]
+    wrong = [(time, unit) for time, unit, certain in left if certain]
+    return found + [Judged(kind, facts.phase(time), False, "other", f"at {time} {unit} was not due") for time, unit in wrong]

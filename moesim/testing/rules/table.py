@@ -132,12 +132,10 @@ WITHOUT: dict[str, str] = {
 }
 """By the class of a policy: why nothing of it is judged."""
 
-IDLE_ONLY = "a resident leaves only while it is idle, so that one in use is passed over"
-BUSY = "an expert that is on its way to another pool as a window ends does not enter, and nobody leaves for it"
-
 EXCEPTIONS: dict[tuple[str, str], str] = {
-    **{(name, "eviction"): IDLE_ONLY for name in ("ArcVictim", "S3FifoVictim")},
-    **{("WorkloadAware", kind): BUSY for kind in ("eviction", "admission")},
+    ("S3FifoVictim", "eviction"): (
+        "a newcomer that later ones of its visit have displaced before it came is requested once more, which lets another one go"
+    ),
     ("LeastStaleByGeneration", "eviction"): "what the present visit is routed to is spared, of which the reading says nothing",
 }
 """By the class of a part or policy, and the kind of decision: deviations from the rule that are known, and why they are."""
