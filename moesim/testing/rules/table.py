@@ -132,10 +132,11 @@ WITHOUT: dict[str, str] = {
 }
 """By the class of a policy: why nothing of it is judged."""
 
+ASKED_TWICE = "a newcomer that later ones of its visit displace before it comes is requested once more, which lets another one go"
+
 EXCEPTIONS: dict[tuple[str, str], str] = {
-    ("S3FifoVictim", "eviction"): (
-        "a newcomer that later ones of its visit have displaced before it came is requested once more, which lets another one go"
-    ),
+    ("ArcVictim", "eviction"): ASKED_TWICE,
+    ("S3FifoVictim", "eviction"): ASKED_TWICE,
     ("LeastStaleByGeneration", "eviction"): "what the present visit is routed to is spared, of which the reading says nothing",
 }
 """By the class of a part or policy, and the kind of decision: deviations from the rule that are known, and why they are."""
