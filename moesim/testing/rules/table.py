@@ -173,8 +173,11 @@ def judge(policy: Any, facts: Facts) -> list[Judged]:
     (rule, plan), assigns = (entry(table, policy)[1] for table in (RULES, PLANS)), entry(ASSIGNMENTS, policy)[1]
     found: list[Judged] = []
     if rule is not None:
-        at_issue = getattr(policy, "victims_named", "") == "at issue"
-        found += judged_evictions(facts, rule[0](facts, **{"at_issue": at_issue, **rule[1]}))
+        own = {
+            "at_issue": getattr(policy, "victims_named", "") == "at issue",
+            "in_load_order": getattr(policy, "load_order", "id") != "id",
+        }
+        found += judged_evictions(facts, rule[0](facts, **own | rule[1]))
     if plan is not None:
         found += judged_plan(facts, plan[0](facts, **plan[1]))
     system = entry(SYSTEMS, policy)[1]
