@@ -126,6 +126,6 @@ def _unreadable(path: Path, above: Sequence[Path], reason: str, remedy: str = ""
 def _remedy(path: Path) -> str:
     known = [other.name for other in path.parent.glob("*.y*ml")]
     if len(path.parts) == 1 and not path.suffix:  # a shipped one by its name
-        known += [other.stem for folder in data_dirs("experiments") for other in sorted(folder.glob("*.yaml"))]
+        known += [other.stem for folder in data_dirs("experiments") for other in folder.glob("*.yaml")]
     near = get_close_matches(path.name, known, n=1)
     return f"did you mean {near[0]!r}?" if near else "correct the path"

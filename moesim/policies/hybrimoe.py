@@ -158,7 +158,6 @@ class HybriMoECode(Composed, fixed=("scope", "staging_slots", "load_order", "cac
         self._inside: list[set[int]] = [set() for _ in range(view.model.n_layers)]
         for copy in placement.copies:
             self._inside[copy.layer].update(copy.experts)
-        self._rows = 0  # of the step
         self._outstanding: set[Unit] = set()  # prefetches that have not arrived
         self._awaited: set[Unit] = set()  # those for which the held experts wait
         self._held: list[Unit] = []  # experts for the GPU, in order
@@ -184,7 +183,7 @@ class HybriMoECode(Composed, fixed=("scope", "staging_slots", "load_order", "cac
         return self._issue(actions, view) if actions else ()
 
     def _step_begin(self, event: StepBegin) -> Iterable[Action]:
-        self._rows = len(event.requests)
+        self._rows = len(event.requests)  # of the step
         return super()._step_begin(event)
 
     def _issue(self, actions: Iterable[Action], view: View) -> list[Action]:

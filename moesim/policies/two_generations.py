@@ -29,6 +29,8 @@ NOTHING_AHEAD = InPolicy(MootIf(prefetch=FILLS_NO_CACHE))
 class LeastStaleByGeneration(Admitting, fixed=("victims",)):
     """One that the present pass has not used, the first to have become stale; then of the others the first (no SpecMD)."""
 
+    victims = "idle"  # its reading knows of no visits
+
     prefetched: Annotated[Literal["fresh", "stale"], NOTHING_AHEAD] = "fresh"
     """What a prefetched expert is until it is used."""
 

@@ -10,13 +10,13 @@ import pandas as pd
 import pytest
 
 from moesim.cli.main import main
+from tests.docs import quickstart_kit
+from tests.docs.quickstart_kit import DRAWS, HALF, ROOT, SETTING, TABLE, cells, with_table
 
-ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 START = (ROOT / "docs" / "guide" / "start.md").read_text(encoding="utf-8")
-SETTING = ["policy", "batch_size", "cache_ratio"]
-FRAME = pd.read_csv(ROOT / "docs" / "guide" / "quickstart.csv").set_index(SETTING)
-SPEED = FRAME["decode_tokens_per_s"]
+FRAME = pd.read_csv(TABLE).set_index(SETTING)
+SPEED = FRAME[quickstart_kit.SPEED]
 
 
 def rows(page: str, head: str) -> list[list[str]]:
@@ -26,12 +26,20 @@ def rows(page: str, head: str) -> list[list[str]]:
 
 
 def test_the_table_of_the_readme_has_the_speeds_of_the_rows():
-    wanted = {
-        str(policy): [f"{speed:.1f}" for _, speed in mine.sort_index(level=SETTING[1:]).items()]
-        for policy, mine in SPEED.groupby("policy")
-    }
+    wanted = cells(FRAME.reset_index())
     assert {row[0].split(" (")[0]: row[1:-1] for row in rows(README, "policy")} == wanted
     assert len(wanted) == 10
+    assert with_table(README, FRAME.reset_index()) == README
+
+
+def test_entries_that_the_readme_calls_a_tie_are_one():
+    """The hybrids at batch 1: neighbours by speed, a quarter or half cached, are closer than both their intervals."""
+    for share in (0.25, 0.5):
+        mine = FRAME.xs((1, share), level=SETTING[1:]).loc[["fiddler", "hybrimoe-paper", "prescope"]]
+        mine = mine.sort_values(quickstart_kit.SPEED)
+        gaps = mine[quickstart_kit.SPEED].diff().iloc[1:]
+        widths = (mine[HALF] + mine[HALF].shift()).iloc[1:]
+        assert (gaps <= widths).all(), f"{share}: {mine[[quickstart_kit.SPEED, HALF]]}"
 
 
 def test_the_intervals_are_those_of_the_rows():
@@ -65,11 +73,14 @@ def test_what_daop_leaves_out_is_as_the_pages_say():
 
 
 def test_the_rows_are_what_the_simulator_says_now(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """Three of the sixty; `moesim run experiments/quickstart.yaml --set intervals=true` gives all."""
-    policies = ["llama-cpp", "fiddler", "lru"]
+    """Two of the sixty; `tests.docs.quickstart_kit` says how all are made."""
+    policies = ["fiddler", "lru"]
     sets = [f"policies={json.dumps(policies)}", "workload.batch_size=4", "cache.ratio=0.5", "plots=[]", "timeline=null"]
+    sets.append(f"repeat={DRAWS}")
     command = ["run", str(ROOT / "experiments" / "quickstart.yaml"), "--out", str(tmp_path / "out"), "-o", "json"]
     assert main([*command, *(word for one in sets for word in ("--set", one))]) == 0
     capsys.readouterr()
-    found = pd.read_parquet(tmp_path / "out" / "runs.parquet").set_index("policy")["decode_tokens_per_s"]
-    assert found.to_dict() == pytest.approx(SPEED.xs((4, 0.5), level=SETTING[1:])[policies].to_dict(), rel=1e-9)
+    found = quickstart_kit.means(tmp_path / "out").set_index("policy")
+    known = FRAME.xs((4, 0.5), level=SETTING[1:]).loc[policies]
+    for column in (quickstart_kit.SPEED, HALF):
+        assert found[column].to_dict() == pytest.approx(known[column].to_dict(), rel=1e-9)

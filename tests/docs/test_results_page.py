@@ -6,6 +6,7 @@ import csv
 import io
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 
 from moesim.studies.papers.published import PUBLISHED, paper_folder, read_published
 from moesim.studies.papers.three_ways import published, read_results
+from tests.docs.claims_kit import CANNOT, NOT_REPRODUCED, REPRODUCED, SETUP, SIMULATED, read_claims
 from tests.docs.results_kit import KINDS, Summary, orders, summaries
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -103,7 +105,7 @@ def test_every_line_of_a_section_is_a_row_of_the_table(paper: str):
 
 
 def readings() -> pd.DataFrame:
-    return FRAME[(FRAME["paper"] == "prescope") & (FRAME["over"] == "HybriMoE")]
+    return FRAME[(FRAME["paper"] == "prescope") & (FRAME["figure"] == "throughput") & (FRAME["over"] == "HybriMoE")]
 
 
 def test_every_reading_of_a_baseline_is_on_the_page():
@@ -208,6 +210,31 @@ def test_orders_are_those_of_the_table():
         if derived[0] < derived[1] or told[0] < told[1]
     ]
     assert [row[:4] for row in rows] == expected, AGAIN
+
+
+def test_what_is_not_reproduced_is_as_the_table_says():
+    """Printed and simulated numbers of a line belong to one row."""
+    (heads, rows), *_ = tables(section("Not reproduced"))
+    assert heads == ["claim", "printed", "simulated", "runs"]
+    known = {(short(row), number(row["simulated"]), str(row["n_runs"])) for _, row in FRAME.iterrows()}
+    for claim, *rest in rows:
+        assert tuple(rest) in known, f"{claim}: {AGAIN}"
+
+
+def short(row: pd.Series) -> str:
+    """Write a printed number with its unit; a place among systems as one."""
+    printed = number(row["published"])
+    return f"place {printed}" if row["kind"] == "place" else printed if row["unit"] == "share" else f"{printed} {row['unit']}"
+
+
+def test_all_claims_are_counted():
+    counts = Counter((claim.paper, claim.status) for claim in read_claims())
+    (_, rows), *_ = tables(section("Every printed number"))
+    order = (REPRODUCED, SIMULATED, NOT_REPRODUCED, CANNOT, SETUP)
+    names = {name: paper for paper, name in NAMES.items()}
+    assert {row[0]: row[1:] for row in rows} == {name: [str(counts[paper, s]) for s in order] for name, paper in names.items()}, (
+        AGAIN
+    )
 
 
 SCALE = {

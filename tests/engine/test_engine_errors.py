@@ -77,6 +77,7 @@ def at_routed(*actions: Any, **more: Any) -> str:
         (Run(0, [4], "gpu0"), "Run(L0/E4): no such unit; layers are 0..1, experts 0..3"),
         (Run(0, [0], "gpu0", [1]), "Run(L0/E0): rows [1]; name distinct rows in 0..0"),
         (Run(0, [0], "gpu0", [0, 0]), "Run(L0/E0): rows [0, 0]; name distinct rows in 0..0"),
+        (Run(0, [0], "gpu0", range(9)), "Run(L0/E0): rows [0, 1, 2, 3, 4, 5, 6, 7]; name distinct rows in 0..0"),
         (Run(1, [2], "gpu0"), "Run(L1, gpu0): not routed yet; name its rows, or wait for Routed"),
         (Run(2, [2], "gpu0", [0]), "Run(L2, gpu0): that layer is over or does not exist; run experts of this layer or a "
                                    "later one of this step"),
@@ -85,6 +86,8 @@ def at_routed(*actions: Any, **more: Any) -> str:
         (Skip(1, [0]), "Skip(L1); skip slots of the present layer, once it is routed"),
         (Skip(0, [2]), "Skip(L0/E2): rows [] are not routed to it, or are served; skip only open slots"),
         (Skip(0, [0], [0, 0]), "Skip(L0/E0): rows [0, 0] are not routed to it, or are served; skip only open slots"),
+        (Skip(0, [0], range(9)), "Skip(L0/E0): rows [0, 1, 2, 3, 4, 5, 6, 7] are not routed to it, or are served; skip only open "
+                                 "slots"),
         (Skip(0, [8]), "Skip(L0/E8): no such unit; layers are 0..1, experts 0..3"),
         (Predict(1, 1, "told", "gpu0"), "Predict(step 1, L1): this is step 0; predict within the present step"),
         (Predict(0, 5, "told", "gpu0"), "Predict(L5/E0): no such unit; layers are 0..1, experts 0..3"),
@@ -282,6 +285,8 @@ def test_victim_of_another_layers_pool() -> None:
         (Script(copies=[Copy(0, [0], "gpu0", "b")]), "copies of layer 0 in pool 'b' of gpu0: declare that pool"),
         (Script(copies=[Copy(2, [0], "gpu0")]), "copies of layer 2, experts [0]: no such units in tiny"),
         (Script(copies=[Copy(0, [4], "gpu0")]), "copies of layer 0, experts [4]: no such units in tiny"),
+        (Script(copies=[Copy(0, range(9), "gpu0")]), "copies of layer 0, experts [0, 1, 2, 3, 4, 5, 6, 7]: no such units in "
+                                                     "tiny"),
         (Script(copies=[Copy(0, [0, 1, 0], "gpu0")]), "L0/E0 is placed twice on gpu0"),
         (Script(copies=ALL, slots=7), "pool 'cache' of gpu0 is too small for the copies of layer 1"),
     ],

@@ -26,7 +26,7 @@ from moesim.experiment.config import Config, load_config, parse_config
 from moesim.experiment.dry import describe_grid
 from moesim.experiment.estimate import lookups, seconds
 from moesim.experiment.include import read_merged
-from moesim.experiment.keys import CODE, run_keys
+from moesim.experiment.keys import CODE, run_keys, source_digest
 from moesim.experiment.output import describe
 from moesim.experiment.quick import quick
 from moesim.experiment.repeats import CI, aggregate, half_width
@@ -656,6 +656,13 @@ def test_all_code_that_a_run_goes_through_counts():
     telling = {"core", "core.atomic", "core.checked_lines", "core.facts", "core.gate", "core.progress"}
     missing = {name for name in used - telling if MODULES[name] not in covered}
     assert not missing, f"moesim.experiment.keys.CODE lacks {sorted(missing)}"
+
+
+def test_the_code_of_a_run_is_the_same_in_whatever_order_a_folder_has_its_files(monkeypatch: pytest.MonkeyPatch):
+    found = source_digest.__wrapped__(CODE)
+    listed = Path.rglob
+    monkeypatch.setattr(Path, "rglob", lambda *asked: sorted(listed(*asked), reverse=True))
+    assert source_digest.__wrapped__(CODE) == found
 
 
 def test_the_key_of_a_result_follows_its_inputs(tmp_path: Path):

@@ -281,11 +281,13 @@ def test_missing_and_mixed_sources(tmp_path: Path, out: Path) -> None:
 # ------------------------------------------------------------------------------------------- vLLM, SGLang and NPZ
 
 
-def test_a_folder_of_requests(tmp_path: Path, out: Path) -> None:
+def test_a_folder_of_requests(tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "requests"
     folder.mkdir()
     for i in range(3):
         np.savez(folder / f"{i}.npz", routed_experts=kit.routing(4 + i, seed=i), n_prompt=np.int64(2))
+    listed = Path.iterdir
+    monkeypatch.setattr(Path, "iterdir", lambda asked: iter(sorted(listed(asked), reverse=True)))  # folders have any order
     found = import_trace([folder], out, Options(n_experts=EXPERTS)).trace
     assert found.requests.n_prompt.tolist() == [2, 2, 2]
     assert found.requests.n_decode.tolist() == [2, 3, 4]

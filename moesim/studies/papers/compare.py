@@ -81,14 +81,15 @@ DERIVED: dict[str, Callable[[Row], float]] = {
     "moe_time_ns": _moe_time,
     "moe_time_s": lambda row: _moe_time(row) / _NS_PER_S,
     "gpu_memory_gb": lambda row: sum(v for k, v in row.items() if k.startswith("peak_memory_bytes.") and "gpu" in k and v) / 1e9,
+    "hit_or_coming": lambda row: float(row["hit_rate"]) + float(row["in_flight_share"]),
     "ttft_ms": lambda row: float(row["ttft_mean_ns"]) / 1e6,
     "step_s": lambda row: float(row["tpot_mean_ns"]) / _NS_PER_S,
     "tokens_per_kj": lambda row: 1000 / float(row["energy_j_per_token"]),
     "decision_share": decision_share,
 }
 """Tokens generated over the whole time, prefill included; the time that is not the dense part's, in ns and s; peak memory of all
-GPUs together; time to the first token; time of a decode step; tokens generated per kilojoule; share of the time that decisions
-take (of runs with a clock around them)."""
+GPUs together; share of lookups whose expert is on a GPU or on its way to one; time to the first token; time of a decode step;
+tokens generated per kilojoule; share of the time that decisions take (of runs with a clock around them)."""
 
 
 _OF_ENERGY = ("tokens_per_kj", "energy_j", "energy_j_per_token")
