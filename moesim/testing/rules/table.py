@@ -137,7 +137,6 @@ ASKED_TWICE = "a newcomer that later ones of its visit displace before it comes 
 EXCEPTIONS: dict[tuple[str, str], str] = {
     ("ArcVictim", "eviction"): ASKED_TWICE,
     ("S3FifoVictim", "eviction"): ASKED_TWICE,
-    ("LeastStaleByGeneration", "eviction"): "what the present visit is routed to is spared, of which the reading says nothing",
 }
 """By the class of a part or policy, and the kind of decision: deviations from the rule that are known, and why they are."""
 
