@@ -26,7 +26,7 @@ def lowest(units: Iterable[Unit], key: Callable[[Unit], Any]) -> list[Unit]:
 
 
 class Rule:
-    """What most rules have in common: a clock of uses, and what the present visit is routed to."""
+    """Base of most rules: a clock of uses, and what the present visit is routed to."""
 
     at_issue = False
     guesses_first = False
@@ -35,7 +35,7 @@ class Rule:
     written_back = False
     there: Collection[Unit] = ()
     spares_routed = False
-    """What the present layer visit is routed to goes only if nothing else is there."""
+    """Experts of the present layer visit go only if nothing else is there."""
     in_load_order = False
     """Experts of several rows that are loaded count as used in the order of their loads, not by id."""
     by_rank = True

@@ -109,7 +109,7 @@ class Facts:
 
     @cached_property
     def departures(self) -> list[EvictionRecord]:
-        """What left the GPU, in order."""
+        """Copies that left the GPU, in order."""
         return [gone for gone in self.records.evictions if gone.device == self.gpu]
 
     @cached_property
@@ -148,7 +148,7 @@ class Facts:
 
     @cached_property
     def start(self) -> list[Unit]:
-        """What the cache holds at the start, in the order of the placement."""
+        """Members of the cache at the start, in the order of the placement."""
         copies = [copy for copy in self.placement.copies if (copy.device, copy.pool) == (self.gpu, CACHE)]
         return [(copy.layer, expert) for copy in copies for expert in copy.experts]
 

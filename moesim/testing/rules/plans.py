@@ -27,7 +27,7 @@ class Plan:
     admits = True
     """Who enters is part of the rule."""
     streams_prompts = False
-    """What is copied for a prompt passes through slots of the cache."""
+    """Copies for a prompt pass through slots of the cache."""
 
     def __init__(self, facts: Facts, **options: Any) -> None:
         self.facts, self.time, self.at = facts, 0, 0
@@ -374,7 +374,7 @@ class Daop(Plan):
 
 
 class Fixed(Plan):
-    """What is there at the start stays, and nothing else enters."""
+    """Nothing enters, and nothing leaves."""
 
     def visit(self, visit: Visit) -> Collection[int] | None:
         return None

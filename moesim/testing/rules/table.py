@@ -111,7 +111,7 @@ PREFETCHES: dict[str, Callable[[Any], Guess | None]] = {
         Guess(part.source, part.size, part.over) if (part.lookahead, part.residents) == (1, "as-they-are") else None
     ),
     "PreGated": lambda policy: Guess(policy.source, None) if policy.method == "pre-gated" and not policy.cache else None,
-    "Fate": lambda policy: Guess(policy.source + ":top3", None, width=3) if policy.source.startswith("signal:") else None,
+    "Fate": lambda policy: Guess(policy.source, None, more=1) if policy.source.startswith("signal:") else None,
     "AdapMoE": lambda policy: Guess(policy.source, 1, "non-resident", first=True),
     "MixtralOffloadingSpec": lambda policy: Guess(policy.source, policy.n_ahead),
 }
