@@ -14,7 +14,7 @@ Rule = Callable[[Facts, Visit], Collection[int] | None]
 
 
 class Costs:
-    """What the experts of a visit take, by the machine's costs: on each device, and until their weights are on the GPU."""
+    """Times of the experts of a visit, by the machine's costs: on each device, and until their weights are on the GPU."""
 
     def __init__(self, facts: Facts, visit: Visit) -> None:
         costs, routing, hosts = facts.costs, visit.routing, facts.costs.hardware.backing
@@ -38,7 +38,7 @@ def nothing(facts: Facts, visit: Visit) -> Collection[int]:
 
 
 def residents(facts: Facts, visit: Visit) -> Collection[int]:
-    """What is on the GPU there, the rest on the CPU: a static split."""
+    """Residents on the GPU, the rest on the CPU: a static split."""
     return visit.hits
 
 

@@ -26,7 +26,7 @@ def lowest(units: Iterable[Unit], key: Callable[[Unit], Any]) -> list[Unit]:
 
 
 class Rule:
-    """What most rules have in common: a clock of uses, and what the present visit is routed to."""
+    """Base of most rules: a clock of uses, and what the present visit is routed to."""
 
     at_issue = False
     guesses_first = False
@@ -35,7 +35,9 @@ class Rule:
     written_back = False
     there: Collection[Unit] = ()
     spares_routed = False
-    """What the present layer visit is routed to goes only if nothing else is there."""
+    """Experts of the present layer visit go only if nothing else is there."""
+    in_load_order = False
+    """Experts of several rows that are loaded count as used in the order of their loads, not by id."""
     by_rank = True
     """The experts of a visit of one row count as used by rank; else, and of several rows, by id, what is loaded last."""
 
@@ -46,6 +48,7 @@ class Rule:
         self.inserted: dict[Unit, int] = {}  # clock of the last insertion
         self.visit: Visit | None = None
         self.routed_now: set[Unit] = set()
+        self.ranked = False
         for name, value in options.items():
             setattr(self, name, value)
 
@@ -63,7 +66,7 @@ class Rule:
 
     def mark(self, visit: Visit) -> None:
         ids = visit.routing.experts
-        ranked = self.by_rank and len(ids) == 1
+        ranked = self.ranked = self.by_rank and len(ids) == 1
         ahead = visit.hits | visit.coming if self.guesses_first else ()
         by_id = sorted(visit.routing.active, key=lambda e: ((visit.layer, e) not in self.there, e not in ahead, e))
         order = ids[0].tolist() if ranked else by_id
@@ -75,7 +78,7 @@ class Rule:
 
     def entered(self, unit: Unit) -> None:
         self.inserted[unit] = self.tick()
-        if unit not in self.routed_now:
+        if unit not in self.routed_now or (self.in_load_order and not self.ranked):
             self.used[unit] = self.tick()
 
     def left(self, unit: Unit) -> None:

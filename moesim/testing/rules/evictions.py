@@ -20,7 +20,7 @@ class CacheRule(Protocol):
     """A victim leaves once it is copied back, at the latest as its layer is visited again."""
 
     there: Collection[Unit]
-    """What is in the cache of a layer as it is routed."""
+    """The members of the cache of a layer as it is routed."""
 
     def routed(self, visit: Visit) -> None:
         """Hear of a routed micro-batch."""

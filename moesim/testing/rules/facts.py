@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from moesim.hardware.costs import CostModel
     from moesim.model import ModelSpec
     from moesim.policy import Placement
-    from moesim.records import EvictionRecord, LookupRecord, Records, StepRecord, TaskRecord
+    from moesim.records import EvictionRecord, Records, StepRecord, TaskRecord
     from moesim.trace.predictors import Predictor
     from moesim.trace.workload import Workload
     from moesim.trace.workload.routing import LayerRouting
@@ -36,7 +36,6 @@ class Visit(NamedTuple):
     mb: int
     phase: str
     routing: LayerRouting
-    last: bool  # the last micro-batch of its step
     hits: frozenset[int]  # experts on a GPU
     coming: frozenset[int]  # experts on their way to one
 
@@ -102,14 +101,15 @@ class Facts:
         for look in self.records.lookups:
             step = self.workload.steps[look.step]
             routing = step.micro[look.mb].layers[look.layer]
-            hits, coming = (frozenset(e for e, yes in zip(look.active, flags, strict=True) if yes) for flags in _flags(look))
-            last = look.mb == step.n_micro - 1
-            found.append(Visit(look.time, look.step, look.layer, look.mb, step.phase, routing, last, hits, coming))
+            hits, coming = (
+                frozenset(e for e, yes in zip(look.active, flags, strict=True) if yes) for flags in (look.hits, look.in_flight)
+            )
+            found.append(Visit(look.time, look.step, look.layer, look.mb, step.phase, routing, hits, coming))
         return found
 
     @cached_property
     def departures(self) -> list[EvictionRecord]:
-        """What left the GPU, in order."""
+        """Copies that left the GPU, in order."""
         return [gone for gone in self.records.evictions if gone.device == self.gpu]
 
     @cached_property
@@ -148,7 +148,7 @@ class Facts:
 
     @cached_property
     def start(self) -> list[Unit]:
-        """What the cache holds at the start, in the order of the placement."""
+        """Members of the cache at the start, in the order of the placement."""
         copies = [copy for copy in self.placement.copies if (copy.device, copy.pool) == (self.gpu, CACHE)]
         return [(copy.layer, expert) for copy in copies for expert in copy.experts]
 
@@ -185,8 +185,8 @@ class Facts:
         return lives
 
     def held(self, layer: int, time: int) -> set[int]:
-        """Return the experts of a layer that are on the GPU, or were ordered before a time and come."""
-        return {expert for expert, begin, end in self._lives[layer] if begin < time < end}
+        """Return the experts of a layer that are on the GPU, or were ordered before a time and come; who leaves then still is."""
+        return {expert for expert, begin, end in self._lives[layer] if begin < time <= end}
 
     def in_use(self, unit: Unit, time: int) -> bool:
         """Say whether an execution on the GPU, waiting or under way, reads a copy."""
@@ -235,8 +235,3 @@ class Facts:
         after = visit.step if unit[0] <= visit.layer else visit.step - 1
         at = bisect_right(steps, after)
         return steps[at] if at < len(steps) else 1 << 62
-
-
-def _flags(look: LookupRecord) -> Iterator[tuple[int, ...]]:
-    yield look.hits
-    yield look.in_flight

@@ -22,7 +22,7 @@ CASES = ((1, 8, 8), (1, 16, 40), (4, 16, 8))
 
 
 class RuleCheck(NamedTuple):
-    """What was judged of one kind of decision.
+    """Result for one kind of decision.
 
     Attributes
     ----------

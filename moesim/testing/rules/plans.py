@@ -27,7 +27,7 @@ class Plan:
     admits = True
     """Who enters is part of the rule."""
     streams_prompts = False
-    """What is copied for a prompt passes through slots of the cache."""
+    """Copies for a prompt pass through slots of the cache."""
 
     def __init__(self, facts: Facts, **options: Any) -> None:
         self.facts, self.time, self.at = facts, 0, 0
@@ -268,7 +268,17 @@ class FreeToken(Plan):
         self.active_at: dict[Unit, int] = {}
         cpu, load = facts.costs.expert_ns(facts.cpu, 1), facts.costs.fetch_ns(facts.hosts[0], facts.gpu, None, 0)
         self.fetch_all = self.backend == "offload" or (self.backend == "auto" and load <= 2 * cpu)
-        self.share = cpu / (load + cpu)  # rates alone: where the profile has contention, those measured together count
+        link, host = self.together(facts)
+        self.share = link / load / (link / load + host / cpu)
+
+    def together(self, facts: Facts) -> tuple[float, float]:
+        """Return what is left of the rates of link and CPU while both run."""
+        link = next(one.name for one in facts.costs.hardware.links if (one.src, one.dst) == (facts.hosts[0], facts.gpu))
+        for pair in facts.costs.hardware.contention:
+            rates = {pair.a: pair.a_rate_ppm / 1e6, pair.b: pair.b_rate_ppm / 1e6}
+            if {link, f"{facts.cpu}.experts"} <= rates.keys():
+                return rates[link], rates[f"{facts.cpu}.experts"]
+        return 1.0, 1.0
 
     def visit(self, visit: Visit) -> Collection[int] | None:
         stamp = self.tick()
@@ -364,7 +374,7 @@ class Daop(Plan):
 
 
 class Fixed(Plan):
-    """What is there at the start stays, and nothing else enters."""
+    """Nothing enters, and nothing leaves."""
 
     def visit(self, visit: Visit) -> Collection[int] | None:
         return None

@@ -15,7 +15,7 @@ class Guess(NamedTuple):
     source: str
     size: int | None  # None: all that are predicted
     over: str = "all"  # the top of all, of which residents are skipped, or of those that are not there ("non-resident")
-    width: int | None = None  # ids of a row; None: as many as the model uses
+    more: int = 0  # ids of a row beyond those that the model uses
     first: bool = False  # the first predicted one of the only row, not the one with the most rows
 
 
@@ -28,10 +28,12 @@ def judged_prefetches(facts: Facts, guess: Guess) -> list[Judged]:
         if task.kind != "predict" or task.end >= until:
             continue
         step = facts.workload.steps[task.step]
-        said = facts.predictors[guess.source].predict(step, 0, task.layer) if step.n_micro == 1 else None
+        width = facts.model.top_k + guess.more
+        source = facts.predictors[f"{guess.source}:top{width}" if guess.more else guess.source]
+        said = source.predict(step, 0, task.layer) if step.n_micro == 1 else None
         if said is None:
             continue
-        ids = said[0][:, : guess.width or facts.model.top_k].tolist()
+        ids = said[0][:, :width].tolist()
         counts = Counter(expert for row in ids for expert in row)
         there = facts.held(task.layer, task.end)
         if guess.first:
@@ -52,7 +54,7 @@ def judged_prefetches(facts: Facts, guess: Guess) -> list[Judged]:
 
 def judged_by_impact(facts: Facts, lookahead: int) -> list[Judged]:
     """Judge HybriMoE's prefetches as far as its paper says: experts that the next layers' gates name on the present state."""
-    named: dict[tuple[int, int], list[tuple[int, set[int]]]] = defaultdict(list)  # step and layer -> when told, and who
+    named: dict[tuple[int, int], list[tuple[int, set[int]]]] = defaultdict(list)  # step and layer -> when it is known, and who
     for task in facts.records.tasks:
         if task.kind == "predict":
             now = max(visit.layer for visit in facts.visits if visit.step == task.step and visit.time <= task.submitted)

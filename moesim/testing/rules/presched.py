@@ -13,7 +13,7 @@ from moesim.testing.rules.facts import Facts, Visit
 
 
 class Plan(NamedTuple):
-    """What a layer visit should do, as our reading has it."""
+    """Decisions of a layer visit, as our reading has them."""
 
     on_gpu: Collection[int]
     ahead: Sequence[int]  # absent experts that are predicted in the next layer, hottest first

@@ -111,7 +111,7 @@ PREFETCHES: dict[str, Callable[[Any], Guess | None]] = {
         Guess(part.source, part.size, part.over) if (part.lookahead, part.residents) == (1, "as-they-are") else None
     ),
     "PreGated": lambda policy: Guess(policy.source, None) if policy.method == "pre-gated" and not policy.cache else None,
-    "Fate": lambda policy: Guess(policy.source + ":top3", None, width=3) if policy.source.startswith("signal:") else None,
+    "Fate": lambda policy: Guess(policy.source, None, more=1) if policy.source.startswith("signal:") else None,
     "AdapMoE": lambda policy: Guess(policy.source, 1, "non-resident", first=True),
     "MixtralOffloadingSpec": lambda policy: Guess(policy.source, policy.n_ahead),
 }
@@ -167,8 +167,11 @@ def judge(policy: Any, facts: Facts) -> list[Judged]:
     (rule, plan), assigns = (entry(table, policy)[1] for table in (RULES, PLANS)), entry(ASSIGNMENTS, policy)[1]
     found: list[Judged] = []
     if rule is not None:
-        at_issue = getattr(policy, "victims_named", "") == "at issue"
-        found += judged_evictions(facts, rule[0](facts, **{"at_issue": at_issue, **rule[1]}))
+        own = {
+            "at_issue": getattr(policy, "victims_named", "") == "at issue",
+            "in_load_order": getattr(policy, "load_order", "id") != "id",
+        }
+        found += judged_evictions(facts, rule[0](facts, **own | rule[1]))
     if plan is not None:
         found += judged_plan(facts, plan[0](facts, **plan[1]))
     system = entry(SYSTEMS, policy)[1]
