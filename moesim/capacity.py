@@ -46,7 +46,7 @@ def _problems(model: ModelSpec, hardware: HardwareProfile, placement: Placement)
         if pool.device not in devices:
             yield unknown_name("device", pool.device, devices)
         sizes = pool.sizes(n_layers)
-        if (pool.device, pool.name) in names or min(sizes, default=0) < 0 or pool.device in hardware.backing:
+        if (pool.device, pool.name) in names or min(pool.landing, min(sizes, default=0)) < 0 or pool.device in hardware.backing:
             yield f"Pool{tuple(pool)}: expected one pool of that name, at least 0 bytes, on a device that backs no weights"
         if isinstance(pool.n_bytes, Sequence) and (not pool.per_layer or len(sizes) != n_layers):
             expected = f"expected per_layer=True and one number of bytes for each of {n_layers} layers"
@@ -185,7 +185,7 @@ def required_bytes(
     tied = model.tie_embeddings and at("head", -1) == at("embedding", -1)
     add(at("head", -1), "weights", model.head_bytes - (model.embedding_bytes if tied else 0))
     for pool in placement.pools:
-        add(pool.device, f"pool:{pool.name}", sum(pool.sizes(model.n_layers)))
+        add(pool.device, f"pool:{pool.name}", sum(pool.sizes(model.n_layers)) + pool.landing)
     for name, n_bytes in placement.reserved.items():
         add(name, "reserved", n_bytes)
     buffers: dict[str, int] = {}

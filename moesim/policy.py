@@ -160,7 +160,7 @@ class Drop(NamedTuple):
 
 
 class Move(NamedTuple):
-    """Relabel resident copies as members of another pool of the same device; nothing is copied."""
+    """Relabel copies as members of another pool of the same device, on which they are or are coming; nothing is copied."""
 
     layer: int
     experts: Sequence[int]
@@ -173,7 +173,8 @@ class Run(NamedTuple):
     """Execute experts. Never loads: each must be resident there, or its fetch pending.
 
     ``rows=None``: every row routed to each expert that no Run has taken yet. Runs returned together for one device form
-    a group: their rows cross to that device once, and their outputs come back once.
+    a group: their rows cross to that device once, and their outputs come back once. Those of another ``part`` are another
+    group, which crosses after the groups before it, while these compute.
 
     With ``late`` the output is added to the next layer's, so that its own layer does not wait for it.
     """
@@ -185,6 +186,7 @@ class Run(NamedTuple):
     inputs_from: int | None = None  # layer of the hidden state it reads; None: its own
     bits: float | None = None  # at which of the model's widths; None: the full one
     late: bool = False
+    part: int = 0
 
 
 class Skip(NamedTuple):
@@ -226,13 +228,14 @@ class Pool(NamedTuple):
     """Memory of a device with one purpose.
 
     With ``per_layer`` every layer has one of its own: of ``n_bytes`` each, or, for layers of different sizes, of what a
-    sequence says of each layer.
+    sequence says of each layer. ``landing`` bytes next to it, shared by all layers, hold copies whose victims are still in use.
     """
 
     device: str
     name: str
     n_bytes: int | Sequence[int]
     per_layer: bool = False
+    landing: int = 0
 
     def sizes(self, n_layers: int) -> list[int]:
         """Return the bytes of the pool of each layer, or, without ``per_layer``, those of the only one."""
@@ -393,4 +396,8 @@ class Policy(Protocol):
     def place(self, view: View) -> Placement: ...
     def decide(self, event: Any, view: View) -> Iterable[Action]: ...
     def evict(self, fetch: Fetch, view: View) -> Victim | None:
-        """Name the victim for a fetch of one expert that could start now; None: wait."""
+        """Name the victim for a fetch of one expert that could start now; None: wait.
+
+        A victim that is in use leaves as soon as it is idle. The fetch starts then, or at once next to the pool, if the pool's
+        ``landing`` has room.
+        """

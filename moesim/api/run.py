@@ -12,6 +12,7 @@ from moesim.api.result import Result
 from moesim.api.traces import NAMES
 from moesim.api.written import written
 from moesim.core.text import say
+from moesim.core.units import as_share
 from moesim.errors import ConfigError, InterruptError
 from moesim.experiment import run_experiment
 from moesim.experiment.config import Config, apply_override, load_config, parse_config
@@ -66,7 +67,7 @@ def compare(
     trace : str, Path, mapping, Trace, or a list of them, optional
         Routing. Default: a trace that fits the model, else routing that is made up; a line says which.
     cache : float, str, or a list of them
-        Shares of all experts that a GPU caches, such as 0.25 or ``"25%"``, or sizes of its memory such as ``"12GiB"``.
+        Shares of all experts that a GPU caches, such as 0.25, ``"1/3"`` or ``"25%"``, or sizes of its memory: ``"12GiB"``.
     batch, prompt, decode, n_batches, seed : int or list of int
         Requests at once, tokens of each, batches one after the other, and the seed of the choice of requests.
     transfer : {"pinned", "pageable", "chunked"} or a list of them
@@ -268,27 +269,15 @@ def _routing(trace: Any, given: dict[str, Trace], place: str) -> Any:
 def _sizes(cache: Any) -> dict[str, Any]:
     """Tell shares of all experts from sizes of memory."""
     values = written(list(cache) if isinstance(cache, Iterable) and not isinstance(cache, str) else [cache], "compare: cache")
-    values = [_share(value) if isinstance(value, str) and value.endswith("%") else value for value in values]
+    values = [as_share(value) for value in values]
     shares = [value for value in values if not isinstance(value, str)]
     sizes = [value for value in values if isinstance(value, str)]
     for size in sizes:
-        if not size[:1].isdigit():
+        if not size[:1].isdigit() or "/" in size or size.endswith("%"):
             raise ConfigError(
-                f"compare: cache: expected shares such as 0.25 or 25%, or sizes such as 8GiB, got '{size}'; correct it"
+                f"compare: cache: expected shares such as 0.25, 1/4 or 25%, or sizes such as 8GiB, got '{size}'; correct it"
             )
     return {**({"ratio": shares} if shares else {}), **({"budget": sizes} if sizes else {})}
-
-
-def _share(text: str) -> float:
-    """Read a share that is written in percent.
-
-    >>> _share("12.5 %")
-    0.125
-    """
-    try:
-        return float(text.removesuffix("%")) / 100
-    except ValueError:
-        raise ConfigError(f"compare: cache: expected a share such as 0.25 or 25%, got '{text}'; correct it") from None
 
 
 def _override(raw: dict[str, Any], overrides: Mapping[str, Any] | Sequence[str], place: str) -> None:

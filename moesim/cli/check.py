@@ -27,25 +27,32 @@ def check(
 ) -> int:
     """Check policies on tiny workloads, and print what was checked; separate several by commas.
 
+    Where a policy states a rule, its decisions in small runs are compared with that rule, written down anew from its source.
+
     A class of your own is named my_module:MyClass; the module lies in the current folder or is installed. Nothing is written.
     Exit code 0: all pass; 1: one fails a check; 2: a name, an option or what a class declares is wrong.
 
     Example: moesim check 'lru,{name: dali, w_size: 2}'
     """
     from moesim.testing import examine_policy
+    from moesim.testing.rules import examine_rules
 
     machine = load_hardware(hardware) if hardware is not None else None
     specs = _specs(policies)
-    reports = []
+    failed = []
     for spec in specs:
-        options = {key: value for key, value in spec.items() if key != "name"}
+        make = partial(policy_class(spec["name"]), **{key: value for key, value in spec.items() if key != "name"})
         with telling() as tell:
-            reports.append(examine_policy(partial(policy_class(spec["name"]), **options), hardware=machine, tell=tell))
-        sys.stdout.write(shown_lines(f"{reports[-1]}\n"))
-    failed = [report for report in reports if report.failures]
-    for report in failed:
-        of = f"{len(report.failures)} of {len(report.checks)} checks"
-        say(f"moesim: {report.policy} fails {of}; the first: {report.failures[0].what}")
+            report = examine_policy(make, hardware=machine, tell=tell)
+            tell(f"comparing {report.policy} with its rule")
+            rules = [] if report.failures else examine_rules(make, hardware=machine)
+        sys.stdout.write(shown_lines("\n".join([str(report), *map(str, rules)]) + "\n"))
+        if report.failures:
+            of = f"{len(report.failures)} of {len(report.checks)} checks"
+            failed.append(f"moesim: {report.policy} fails {of}; the first: {report.failures[0].what}")
+        failed += [f"moesim: {report.policy} {one.kind}s: not what its rule says" for one in rules if one.verdict == "failed"]
+    for line in failed:
+        say(line)
     return 1 if failed else 0
 
 

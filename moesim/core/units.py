@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from decimal import Decimal, DecimalException
 from fractions import Fraction
-from typing import Final
+from typing import Any, Final
 
 from moesim.core.limits import BYTES, RATE, TIME_US
 from moesim.errors import ConfigError
@@ -23,6 +24,8 @@ _NUMBER: Final = r"\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*"
 _QUANTITY = re.compile(rf"{_NUMBER}([A-Za-z]*)\s*")
 _RATE = re.compile(rf"{_NUMBER}([kKMGT]?i?[Bb])/s(?:ec)?\s*")
 _TIME = re.compile(rf"{_NUMBER}(ns|us|µs|μs|ms|s)(/tok(?:en)?)?\s*")
+_SHARE = re.compile(r"\s*(?:([0-9]{1,9})\s*/\s*([0-9]{1,9})|([0-9]{1,9}(?:\.[0-9]{1,15})?)\s*%)\s*")
+_ROUNDINGS: Final = 1e-12  # of a share: some thousand roundings of a double, and less than a slot of any cache
 _IN_US: Final = {
     "ns": Decimal("0.001"),
     "us": Decimal(1),
@@ -116,6 +119,27 @@ def _us(match: re.Match[str], place: str) -> Fraction:
         got = match[0].strip()
         raise ConfigError(f"{place}: expected a time above 0 and of at most {TIME_US.most / 1e6:g} s, got {got!r}; correct it")
     return Fraction(us)
+
+
+def as_share(value: Any) -> Any:
+    """Give a share that is written as a fraction or in percent as a number; anything else is returned as it is.
+
+    >>> as_share("1/3"), as_share("12.5 %"), as_share(0.25), as_share("8 GiB")
+    (0.3333333333333333, 0.125, 0.25, '8 GiB')
+    """
+    match = _SHARE.fullmatch(value) if isinstance(value, str) else None
+    if match is None or (match[2] and not int(match[2])):
+        return value
+    return float(match[3]) / 100 if match[3] else int(match[1]) / int(match[2])
+
+
+def slots_of(share: float, n: int) -> int:
+    """Count the whole slots that a share of n is: rounded down, but k/n is k although no double is exactly k/n.
+
+    >>> slots_of(4 / 12, 12), slots_of(1 - 0.9, 10), slots_of(0.29, 100), slots_of(0.3, 8)
+    (4, 1, 29, 2)
+    """
+    return math.floor(share * n * (1 + _ROUNDINGS))
 
 
 def _checked(size: Decimal, written: int | str, place: str) -> int:

@@ -107,7 +107,7 @@ def _charge(state: State, visit: Visit, active: Sequence[int], actions: list[Any
         for device, unit, fetch in held:
             copy, coming = device.memory.copies.get(unit), device.pending.get(unit)
             if copy is not None and copy.fetch == fetch:
-                if copy.doomed:
+                if copy.leaves:
                     dropped.append((device, unit))
                 else:
                     copy.in_use -= 1

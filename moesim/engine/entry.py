@@ -13,6 +13,7 @@ from moesim.engine.loop import run
 from moesim.engine.setup import connect, place, put
 from moesim.engine.simulated import Simulated
 from moesim.engine.state import PIECE, EngineOptions, Sink, State
+from moesim.errors import ConfigError
 from moesim.hardware.costs import CostModel
 from moesim.model import ModelSpec
 from moesim.policy import Placement, Policy, View
@@ -71,7 +72,7 @@ def simulate(
     Raises
     ------
     ConfigError
-        If the engine asked for is not known or not built.
+        If the engine asked for is not known or not built, or the workload's trace has another shape than the model.
     CapacityError
         If a device's memory cannot hold what must be there.
     PolicyError
@@ -82,6 +83,11 @@ def simulate(
         If the run is verified and the engines differ.
     """
     name = chosen(engine)
+    if (routed := workload.steps.shape) != (shape := (model.n_layers, model.n_experts, model.top_k)):
+        raise ConfigError(
+            f"workload: expected routing over {shape} layers, experts and top_k, as {model.name} has, got {routed}; use a trace "
+            f"of that model"
+        )
     verified = among_verified((policy_name, workload.digest, sorted(cache_slots.items()), costs.hardware.name, model.name))
     again = deepcopy(policy) if verified else None
 

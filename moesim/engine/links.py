@@ -111,14 +111,14 @@ def _next_candidate(state: State, queue: Iterable[Entry]) -> Entry | None:
 
 
 def _make_room(state: State, transfer: Transfer) -> bool:
-    """Ask the policy for victims until the transfer fits; False: it waits."""
+    """Ask the policy for victims until the transfer fits; False: it waits for one to be named, or for those named to be idle."""
     pool = transfer.pool
     assert pool is not None
     memory = transfer.dst.memory
     n_experts = memory.n_experts
     asked = (transfer.layer, (transfer.expert,), transfer.dst.name, transfer.urgency, pool.name, None, transfer.bits)
     question = _new(Fetch, asked)
-    while transfer.n_bytes > pool.free(transfer.layer):
+    while pool.lacks(transfer.layer, transfer.n_bytes):
         victim = state.policy.evict(question, state.view)
         if victim is None:
             return False
@@ -134,16 +134,16 @@ def _make_room(state: State, transfer: Transfer) -> bool:
         copy = memory.copies.get(unit) if there else None
         if copy is None or copy.pool is not pool:
             wrong = f"not resident in pool '{pool.name}'", "name a resident of the pool that is full"
-        elif copy.in_use:
-            wrong = "it is in use", "check view.is_in_use, or return None to wait"
+        elif copy.leaves == "evict":
+            wrong = "it is leaving already", "name each victim once, or return None to wait"
         elif pool.per_layer and layer != transfer.layer:
             wrong = "another layer's pool", f"name an expert of layer {transfer.layer}"
         else:
-            memory.remove(unit, "evict", state.now)
+            memory.evict(unit, state.now)
             continue
         named = f"evict(L{transfer.layer}/E{transfer.expert}, {memory.name}) named L{layer}/E{expert}"
         fail(state, f"{named}: {wrong[0]}", wrong[1])
-    return True
+    return pool.lands(transfer.layer, transfer.n_bytes)
 
 
 # ---------------------------------------------------------------------------------------------------------- start and end

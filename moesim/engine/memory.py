@@ -20,30 +20,48 @@ class CopyState:
     fetch: int  # the fetch that brought it; -1: placed at the start
     in_use: int = 0  # queued or running Runs and copies that read it here
     used: bool = False
-    doomed: bool = False  # dropped while in use: goes when idle
+    leaves: str = ""  # "drop" or "evict": was dropped, or named as a victim, while in use, and goes when idle
 
 
 class PoolState:
     """A pool's bytes, there and in use: one number each, or, if the pool is per layer, one for each layer."""
 
-    __slots__ = ("capacity", "members", "name", "peak", "per_layer", "total", "used")
+    __slots__ = ("capacity", "landed", "landing", "leaving", "members", "name", "peak", "per_layer", "total", "used")
 
-    def __init__(self, name: str, capacity: list[int], per_layer: bool) -> None:
+    def __init__(self, name: str, capacity: list[int], per_layer: bool, landing: int = 0) -> None:
         self.name = name
         self.capacity = capacity
         self.per_layer = per_layer
+        self.landing = landing
+        self.landed = 0  # bytes beyond the capacities, over all layers
         self.used = [0] * len(capacity)
+        self.leaving = [0] * len(capacity)  # of these, victims that are still in use
         self.members: dict[int, set[int]] = {}  # shelf (layer at a width) -> resident units, if any; sorted when asked for
         self.total = 0
         self.peak = 0
 
     def free(self, layer: int) -> int:
+        """Bytes that a copy may take now; below 0 while copies lie next to the pool."""
         at = layer if self.per_layer else 0
         return self.capacity[at] - self.used[at]
 
+    def lacks(self, layer: int, n_bytes: int) -> bool:
+        """Whether another victim must be named for a copy."""
+        at = layer if self.per_layer else 0
+        return n_bytes > self.capacity[at] - self.used[at] + self.leaving[at]
+
+    def lands(self, layer: int, n_bytes: int) -> bool:
+        """Whether a copy whose victims are named has room, in the pool or next to it."""
+        free = self.free(layer)
+        return n_bytes <= free or n_bytes - max(0, free) <= self.landing - self.landed
+
     def take(self, layer: int, n_bytes: int) -> None:
         """Count bytes in (or, negative, out)."""
-        self.used[layer if self.per_layer else 0] += n_bytes
+        at = layer if self.per_layer else 0
+        free = self.capacity[at] - self.used[at]
+        self.used[at] += n_bytes
+        if free < n_bytes or free < 0:
+            self.landed += max(0, n_bytes - free) - max(0, -free)
         self.total += n_bytes
         if self.total > self.peak:
             self.peak = self.total
@@ -127,22 +145,46 @@ class DeviceMemory:
     def drop(self, unit: int, now: int) -> None:
         """Remove a copy now if it is idle, else as soon as it is."""
         copy = self.copies[unit]
-        if copy.in_use:
-            copy.doomed = True
-        else:
+        if not copy.in_use:
             self.remove(unit, "drop", now)
+        elif not copy.leaves:
+            copy.leaves = "drop"
+
+    def evict(self, unit: int, now: int) -> None:
+        """Remove a victim now if it is idle, else as soon as it is."""
+        copy = self.copies[unit]
+        if not copy.in_use:
+            self.remove(unit, "evict", now)
+        else:
+            copy.leaves = "evict"
+            self._leave(copy, unit, 1)
+
+    def keep(self, unit: int) -> None:
+        """Keep a copy that was dropped; a victim leaves in any case, since something else comes in its place."""
+        copy = self.copies[unit]
+        if copy.leaves == "drop":
+            copy.leaves = ""
+
+    def _leave(self, copy: CopyState, unit: int, sign: int) -> None:
+        shelf, pool = unit // self.n_experts, copy.pool
+        assert pool is not None
+        pool.leaving[shelf % self.weights.n_layers if pool.per_layer else 0] += sign * self.weights.n_bytes[shelf]
 
     def release(self, unit: int, now: int) -> None:
-        """One user of a copy has done with it; a copy that was dropped goes with the last."""
+        """One user of a copy has done with it; a copy that is to leave goes with the last."""
         copy = self.copies[unit]
         copy.in_use -= 1
-        if copy.doomed and not copy.in_use:
-            self.remove(unit, "drop", now)
+        if copy.leaves and not copy.in_use:
+            if copy.leaves == "evict":
+                self._leave(copy, unit, -1)
+            self.remove(unit, copy.leaves, now)
 
     def relabel(self, unit: int, pool: PoolState, layer: int) -> None:
         """Move a resident copy to another pool; the device's bytes do not change."""
         copy = self.copies[unit]
         assert copy.pool is not None
+        if copy.leaves == "evict":
+            self._leave(copy, unit, -1)
         shelf = unit // self.n_experts
         n_bytes = self.weights.n_bytes[shelf]
         copy.pool.take(layer, -n_bytes)
@@ -150,3 +192,5 @@ class DeviceMemory:
         pool.take(layer, n_bytes)
         pool.add(shelf, unit)
         copy.pool = pool
+        if copy.leaves == "evict":
+            self._leave(copy, unit, 1)

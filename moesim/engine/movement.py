@@ -29,7 +29,7 @@ def fetch(state: State, action: Fetch) -> None:
             continue
         copy = device.memory.copies.get(unit)
         if copy is not None and not device.backing:
-            copy.doomed = False
+            device.memory.keep(unit)
         else:
             _new_transfer(state, (layer, expert, unit), device, pool, urgency, source)
 
@@ -87,19 +87,32 @@ def drop(state: State, action: Drop) -> None:
 
 
 def move(state: State, action: Move) -> None:
-    """Relabel resident copies."""
+    """Relabel copies that are there or on their way."""
     layer, (_, experts, name, pool_name, bits) = index(action.layer), action
     device = device_of(state, name, "Move")
     pool = pool_of(state, device, pool_name, f"Move(L{layer}, {name})")
     for expert in map(index, experts):
         unit = unit_of(state, layer, expert, "Move", bits)
-        copy = device.memory.copies.get(unit)
+        copy, transfer = device.memory.copies.get(unit), device.pending.get(unit)
+        if transfer is not None:
+            _divert(transfer, pool)
+            continue
         if copy is None:
-            fail(state, f"Move(L{layer}/E{expert}, {name}): not resident", "move only resident copies")
+            what = f"Move(L{layer}/E{expert}, {name}): neither resident nor being fetched"
+            fail(state, what, "move only what is there or on its way")
         if copy.pool is not pool and pool.free(layer) < state.weights.n_bytes[unit // state.model.n_experts]:
             full = f"Move(L{layer}/E{expert}, {name}): pool '{pool_name}' is full"
             fail(state, full, "Drop or Move something out of it first")
         device.memory.relabel(unit, pool, layer)
+
+
+def _divert(transfer: Transfer, pool: PoolState) -> None:
+    """Let a copy on its way arrive in another pool, which counts its bytes from now on if it is in flight, full or not."""
+    transfer.drop_on_arrival = False
+    if transfer.hop == len(transfer.path) - 1 and not transfer.first_chunk and transfer.pool is not None:
+        transfer.pool.take(transfer.layer, -transfer.n_bytes)
+        pool.take(transfer.layer, transfer.n_bytes)
+    transfer.pool = pool
 
 
 def send(state: State, action: Send) -> None:

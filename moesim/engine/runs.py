@@ -14,13 +14,13 @@ from moesim.engine.state import State, gate_input_exists, new_visit, when_gate_i
 from moesim.engine.visit import FRESH, LATE, REDUCED, STALE, Early, Visit, bits_of
 from moesim.policy import Run
 
-Groups = dict[tuple[int, int, bool], Group]
-"""Device, layers of state and experts, whether late -> the Runs of one decision that cross together."""
+Groups = dict[tuple[int, int, bool, int], Group]
+"""Device, layers of state and experts, whether late, part -> the Runs of one decision that cross together."""
 
 
 def run(state: State, action: Run, groups: Groups) -> None:
     """Make a task of each expert; those of no group are submitted at once."""
-    _, experts, name, rows, inputs_from, bits, late = action
+    _, experts, name, rows, inputs_from, bits, late, part = action
     layer, late = index(action.layer), bool(late)
     if inputs_from is not None:
         inputs_from = index(inputs_from)
@@ -39,7 +39,7 @@ def run(state: State, action: Run, groups: Groups) -> None:
     group: Group | None = None
     if device is not state.layout.dense_at[layer] or device.first_extra or not whole:
         read = layer if inputs_from is None else inputs_from
-        key = (device.index, read * state.model.n_layers + layer, late)
+        key = (device.index, read * state.model.n_layers + layer, late, index(part))
         group = groups.get(key)
         if group is None:
             group = groups[key] = Group(visit, into, device, read)

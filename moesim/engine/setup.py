@@ -96,7 +96,7 @@ def _copies(state: State, placement: Placement) -> list[Placed]:
     model, who = state.model, f"[policy={state.policy_name}]"
     for pool in placement.pools:
         pools = state.by_name[pool.device].memory.pools
-        pools[pool.name] = PoolState(pool.name, pool.sizes(model.n_layers), pool.per_layer)
+        pools[pool.name] = PoolState(pool.name, pool.sizes(model.n_layers), pool.per_layer, pool.landing)
     there: dict[str, set[int]] = {device.name: set() for device in state.devices}
     found = []
     for copy in placement.copies:

@@ -115,4 +115,4 @@ class EngineView:
         return [divmod(unit - first, n) for shelf in shelves for unit in sorted(members[shelf])]
 
     def free_bytes(self, device: str, pool: str, layer: int = 0) -> int:
-        return self._by_name[device].memory.pools[pool].free(layer)
+        return max(0, self._by_name[device].memory.pools[pool].free(layer))

@@ -43,7 +43,7 @@ from moesim.experiment.forms import (
     TraceRef,
     listed,
 )  # fmt: skip
-from moesim.experiment.include import read_merged
+from moesim.experiment.include import read_merged, with_tables
 from moesim.trace.workload import WorkloadSpec
 
 EXPERIMENTS = "experiments"  # the folder of those that are shipped
@@ -175,6 +175,8 @@ def parse_config(raw: Any, place: str) -> Config:
     if not isinstance(raw, dict):
         got = "nothing" if raw is None else type(raw).__name__
         raise ConfigError(f"{place}: expected a mapping with model, hardware, trace, cache and policies, got {got}")
+    if "policies" in raw:
+        raw = {**raw, "policies": with_tables(raw["policies"], place)}
     try:
         return Config.model_validate(raw)
     except ValidationError as failure:

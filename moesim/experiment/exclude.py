@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from moesim.core.units import parse_bytes
+from moesim.core.units import as_share, parse_bytes
 from moesim.errors import ConfigError, unknown_name
 from moesim.experiment.spec import KEYS, MAPPINGS, VALUES, Point
 from moesim.metrics.naming import policy_label
@@ -51,6 +51,8 @@ def _values(key: str, value: Any, place: str) -> list[Any]:
         known = [*_NAMED, *_ONE, *(f"{name}.{word}" for name, word in MAPPINGS.items()), *(f"{name}.KEY" for name in _NAMED)]
         raise ConfigError(f"{place}: {unknown_name('field', key, known)}")
     values = value if isinstance(value, list) else [value]
+    if key == "cache.ratio":
+        return [as_share(v) for v in values]
     return [parse_bytes(v, f"{place}: {key}") if isinstance(v, str) and key in _SIZES else v for v in values]
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, WithJsonSchema
 
 from moesim.core.limits import CACHE_RATIO, COUNT
-from moesim.core.units import parse_bytes
+from moesim.core.units import as_share, parse_bytes
 from moesim.errors import ConfigError
 from moesim.trace.made import MADE, made_schema
 
@@ -68,7 +68,20 @@ Size = Annotated[
     AfterValidator(_size),
     WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string"}]}),
 ]
-Share = Annotated[float, Field(strict=True, ge=0, le=CACHE_RATIO.most), AfterValidator(_share)]
+Share = Annotated[
+    float,
+    Field(strict=True, ge=0, le=CACHE_RATIO.most),
+    BeforeValidator(as_share),
+    AfterValidator(_share),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "number", "minimum": 0, "maximum": CACHE_RATIO.most},
+                {"type": "string", "pattern": r"^\s*([0-9]+\s*/\s*[0-9]+|[0-9.]+\s*%)\s*$"},
+            ]
+        }
+    ),
+]
 Flag = Annotated[bool, Field(strict=True)]
 Text = Annotated[str, Field(strict=True, min_length=1)]
 

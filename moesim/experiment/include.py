@@ -1,4 +1,4 @@
-"""Shared parts of experiment files: ``include: base.yaml``, merged key by key, the including file winning."""
+"""Take in other files: ``include: base.yaml``, merged key by key, the including file winning; and tables of policies."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from moesim.core.data import data_dirs
-from moesim.core.gate import SMALLER, YAML, TooLargeError, decoded, why_not
+from moesim.core.gate import SMALLER, YAML, TooLargeError, decoded, read_text, why_not
 from moesim.core.yaml_reader import read_yaml_value
-from moesim.errors import ConfigError
+from moesim.errors import ConfigError, mistyped
 
 INCLUDE = "include"
+FILE = "file"
 MAX_DEPTH = 20
 """Most files that include each other in a row."""
 
@@ -52,6 +53,33 @@ def _resolved(path: Path, above: Sequence[Path]) -> Path:
         return path.resolve()
     except (OSError, RuntimeError, ValueError) as error:  # a loop of links; a null character
         raise _unreadable(path, above, str(error)) from None
+
+
+def with_tables(policies: Any, place: str) -> Any:
+    """Take the content of files into the options of policies that name one: ``released: {file: adapmoe.yaml}``."""
+
+    def content(value: Any, where: str) -> Any:
+        if isinstance(value, list):
+            return [content(one, where) for one in value]
+        if not isinstance(value, Mapping) or set(value) != {FILE}:
+            return value
+        path = value[FILE]
+        if not isinstance(path, str) or not path.strip():
+            raise ConfigError(f"{where}: {FILE}: {mistyped('a text, the path of a YAML file', path)}")
+        found = read_yaml_value(read_text(Path(path), YAML, "released tables"), path)
+        if not isinstance(found, dict) or "source" not in found:
+            got = f"the keys {', '.join(map(str, found))[:60]}" if isinstance(found, dict) else type(found).__name__
+            raise ConfigError(
+                f"{path}: expected a mapping with tables and source, which says where the numbers come from, got {got}; add it"
+            )
+        return found
+
+    if not isinstance(policies, list):
+        return policies
+    return [
+        {key: content(value, f"{place}: policies[{i}]: {key}") for key, value in spec.items()} if isinstance(spec, dict) else spec
+        for i, spec in enumerate(policies)
+    ]
 
 
 def _unshared(value: Any) -> Any:
@@ -98,6 +126,6 @@ def _unreadable(path: Path, above: Sequence[Path], reason: str, remedy: str = ""
 def _remedy(path: Path) -> str:
     known = [other.name for other in path.parent.glob("*.y*ml")]
     if len(path.parts) == 1 and not path.suffix:  # a shipped one by its name
-        known += [other.stem for folder in data_dirs("experiments") for other in sorted(folder.glob("*.yaml"))]
+        known += [other.stem for folder in data_dirs("experiments") for other in folder.glob("*.yaml")]
     near = get_close_matches(path.name, known, n=1)
     return f"did you mean {near[0]!r}?" if near else "correct the path"

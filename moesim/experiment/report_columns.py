@@ -103,6 +103,7 @@ SHOWN = (
     Column("TTFT", lambda row: _time(row, "ttft_mean_ns"), spare=2),
     Column("TPOT", lambda row: _time(row, "tpot_mean_ns"), spare=3),
     Column("hit %", lambda row: _percent(row, "hit_rate"), spare=4),
+    Column("resident %", lambda row: _percent(row, "resident_rate"), wide=True),
     Column("waited for", waited, right=False),
     Column("MB/token demand", lambda row: _whole(moved_mb(row, "demand")), wide=True),
     Column("prefetched", lambda row: _whole(moved_mb(row, "prefetch_used")), wide=True),

@@ -9,10 +9,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Final
 
-from moesim.core.units import ceil_div, format_size, us_to_ns
+from moesim.core.units import ceil_div, format_size, slots_of, us_to_ns
 from moesim.engine import EngineOptions
 from moesim.errors import InputError
 from moesim.experiment.intervals import Ends
@@ -50,6 +49,12 @@ def _one(value: Any) -> Any:
 
 def _json(value: Any) -> str | None:
     return json.dumps(value, sort_keys=True) if value else None
+
+
+def _short(option: Any) -> Any:
+    """Write an option of a policy for a row: of tables their source and a hash."""
+    tables = isinstance(option, Mapping) and "source" in option
+    return {"source": option["source"], "sha256": fingerprint(option)[:16]} if tables else option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +97,7 @@ class Point:
         """Count the slots of a cache over all layers; None: to be found from the budget."""
         if self.ratio is None:
             return None
-        return int(Fraction(repr(self.ratio)) * model.n_layers * model.n_experts)  # exact: 0.29 of 100 are 29, not 28
+        return slots_of(self.ratio, model.n_layers * model.n_experts)
 
     def written(self) -> dict[str, Any]:
         """Give the keys of an experiment that has this setting alone, without its policies."""
@@ -199,7 +204,7 @@ class RunSpec:
 
     def row(self) -> dict[str, Value]:
         """Say in a row what a run is: everything that was set, by name."""
-        options = {key: value for key, value in self.point.policy.items() if key != "name"}
+        options = {key: _short(value) for key, value in self.point.policy.items() if key != "name"}
         row: dict[str, Value] = {
             "run": self.index,
             "policy": self.policy_name,

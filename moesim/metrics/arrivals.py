@@ -15,6 +15,7 @@ from moesim.records import Records
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 _NONE: Final = np.zeros((5, 0), np.int64)
+_LAST: Final = np.iinfo(np.int64).max
 _SPARSE: Final = 64  # times as many possible pairs as there are: sorting them takes less than marking them
 
 
@@ -96,6 +97,65 @@ class PrefetchHits:
 def _one_each(brought: Ints) -> Ints:
     """Keep one of the copies of an expert that wait for the same lookup."""
     return brought[:, np.unique(brought[:2], axis=1, return_index=True)[1]] if brought.shape[1] else brought
+
+
+def ran_from_cache(records: Records, kinds: Mapping[str, str], looked: Ints, resident: Flags) -> Flags:
+    """Say for lookups of a copy on a GPU whether a GPU then ran the expert in this layer visit without a new demand fetch.
+
+    ``looked`` has step, layer, expert and time of each; the records have all Runs of their steps.
+    """
+    gpus, tasks = _gpus(kinds), records.tasks
+    device = by_text(tasks.texts("device"), lambda name: gpus.get(name, -1))
+    here = np.flatnonzero((tasks.column("expert") >= 0) & (device >= 0))
+    runs = np.stack([tasks.column(name)[here] for name in ("step", "layer", "expert")])
+    arrived = _arrivals(records, gpus, "demand", _NONE)
+    arrived = arrived[:4, arrived[4] != 0]
+    visits = runs, _in_steps(records, arrived), looked[:3]
+    first = np.array([[min(int(one[0].min(initial=_LAST)) for one in visits)], [0], [0]])
+    of_run, of_copy, of_lookup = _numbers(*(one - first for one in visits))
+    # A Run of the visit is enough unless the expert was also fetched on demand in this step, which few of these were.
+    found: Flags = resident & _among(of_run, of_lookup)
+    unsure = np.flatnonzero(found & _among(of_copy, of_lookup))
+    if not len(unsure):
+        return found
+    found[unsure] = False
+    device, start = device[here], tasks.column("start")[here]
+    for one in np.unique(device).tolist():
+        mine, came = np.vstack((runs, start))[:, device == one], arrived[1:, arrived[0] == one]
+        found[unsure] |= _ran_before(_sorted(mine, 3), _sorted(came, 2), looked[:, unsure])
+    return found
+
+
+def _in_steps(records: Records, arrived: Ints) -> Ints:
+    """Give the step in which each copy arrived, its layer and its expert."""
+    begin, step = (records.steps.column(name) for name in ("begin", "step"))
+    order = np.argsort(begin, kind="stable")
+    at = np.searchsorted(begin[order], arrived[3], side="right") - 1
+    during = at >= 0
+    return np.stack((step[order][at[during]], arrived[1, during], arrived[2, during]))
+
+
+def _ran_before(runs: Ints, came: Ints, looked: Ints) -> Flags:
+    """Say in which visits the first Run of the expert on a device begins before a copy comes, which it would read."""
+    of_run, of_lookup = _numbers(runs[:3], looked[:3])
+    run = _next_of(of_run, of_lookup, np.zeros_like(of_lookup, np.int64))
+    found: Flags = run < len(of_run)
+    if came.shape[1]:
+        of_copy, of_lookup = _numbers(came[:2], looked[1:3])
+        copy = _next_of(of_copy, of_lookup, np.searchsorted(came[2], looked[3], side="right"))
+        found &= (copy == len(of_copy)) | (np.append(came[2], 0)[copy] > np.append(runs[3], 0)[run])
+    return found
+
+
+def _among(numbers: NDArray[Any], wanted: NDArray[Any]) -> Flags:
+    """Say which of the wanted numbers are among others."""
+    n = 1 + max(int(numbers.max(initial=0)), int(wanted.max(initial=0)))
+    if n > _SPARSE * (len(numbers) + len(wanted)):
+        return np.isin(wanted, numbers)
+    there = np.zeros(n, bool)
+    there[numbers] = True
+    found: Flags = there[wanted]
+    return found
 
 
 class DemandFree:

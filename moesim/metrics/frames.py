@@ -64,13 +64,13 @@ def step_frame(outcome: Outcome) -> Iterator[dict[str, Any]]:
     dict
         Of `IDENTITY` what the run's row has, the fields of `StepRecord` (ns), ``token`` (number of the decode step within its
         batch, from 1; None in prefill, and under ``refill``, where the sequences of a step are at different tokens),
-        ``lookups`` and ``hits``, and ``time_<cause>_ns``.
+        ``lookups``, ``hits`` and ``resident``, and ``time_<cause>_ns``.
     """
     records, split = _kept(outcome)
-    looked = flatten_lookups(records)
+    looked = flatten_lookups(records, outcome.machine.kinds)
     n = 1 + int(records.steps.column("step").max(initial=-1))
-    counted = looked.step[looked.first]
-    lookups, hits = (np.bincount(steps, minlength=n).tolist() for steps in (counted, counted[looked.hit[looked.first]]))
+    flags = (looked.first, looked.first & looked.hit, looked.first & looked.resident)
+    lookups, hits, resident = (np.bincount(looked.step[flag], minlength=n).tolist() for flag in flags)
     causes = np.zeros((n, len(CAUSES)), np.int64)
     inside = split.windows.column("step")
     np.add.at(causes, inside[inside >= 0], split.ns[inside >= 0])
@@ -78,7 +78,7 @@ def step_frame(outcome: Outcome) -> Iterator[dict[str, Any]]:
     for step in sorted(records.steps, key=lambda s: s.step):
         yield {
             **identity, **step._asdict(), "token": tokens[step.step], "lookups": lookups[step.step], "hits": hits[step.step],
-            **_times(causes[step.step]),
+            "resident": resident[step.step], **_times(causes[step.step]),
         }  # fmt: skip
 
 
@@ -94,7 +94,8 @@ def layer_frame(outcome: Outcome) -> Iterator[dict[str, Any]]:
     ------
     dict
         Of `IDENTITY` what the run's row has; ``step``, ``layer``, ``phase``, ``token``; ``begin`` and ``end`` (ns);
-        ``n_active`` and ``n_hits`` (of all micro-batches, each by itself), ``lookups`` and ``hits`` (an expert once a visit);
+        ``n_active`` and ``n_hits`` (of all micro-batches, each by itself), ``lookups``, ``hits`` and ``resident`` (an expert
+        once a visit);
         ``<kind>_busy_ns``, ``<kind>_longest_ns`` and ``<kind>_done_ns`` of the experts on GPUs (``gpu``) and CPUs (``cpu``),
         ``link_busy_ns``, as `docs/reference/metrics.md` defines them; and ``time_<cause>_ns``.
     """
@@ -105,7 +106,7 @@ def layer_frame(outcome: Outcome) -> Iterator[dict[str, Any]]:
     visits = np.flatnonzero(layers >= 0)
     places = pd.MultiIndex.from_arrays([steps[visits], layers[visits]], names=_VISIT)
     experts = _experts(records, outcome.machine.kinds, places)
-    counts = _lookups(records).reindex(places, fill_value=0).join(experts).to_dict("records")
+    counts = _lookups(records, outcome.machine.kinds).reindex(places, fill_value=0).join(experts).to_dict("records")
     moving = _link_busy(records, begin[visits], end[visits]).tolist()
     phases = {s.step: s.phase for s in records.steps}
     identity, tokens = _identity(outcome), _tokens(records, bool(outcome.row.get("refill")))
@@ -147,13 +148,14 @@ def _tokens(records: Records, refill: bool) -> dict[int, int | None]:
     return found
 
 
-def _lookups(records: Records) -> pd.DataFrame:
+def _lookups(records: Records, kinds: Mapping[str, str]) -> pd.DataFrame:
     """Count the lookups of each visit: of each micro-batch by itself, and each expert once."""
     import pandas as pd
 
-    looked = flatten_lookups(records)
+    looked = flatten_lookups(records, kinds)
     first, hit = looked.first, looked.hit
     flags = {"n_active": np.ones_like(hit), "n_hits": hit, "lookups": first, "hits": first & hit}
+    flags["resident"] = first & looked.resident
     return pd.DataFrame({"step": looked.step, "layer": looked.layer, **flags}).groupby(_VISIT).sum()
 
 

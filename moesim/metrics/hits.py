@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moesim.core.record_table import RecordTable
-from moesim.metrics.arrivals import DemandFree, PrefetchHits
+from moesim.metrics.arrivals import DemandFree, PrefetchHits, ran_from_cache
 from moesim.metrics.columns import in_decode
 from moesim.records import Records, StepRecord
 
@@ -29,8 +29,10 @@ class Lookups:
         What was looked up, and in which step.
     load : ndarray of int64, shape (n,), rows
         Rows of the micro-batch routed to the expert.
-    hit, in_flight : ndarray of bool, shape (n,)
-        Resident on a GPU; on its way to one.
+    resident, in_flight : ndarray of bool, shape (n,)
+        A copy was on a GPU; on its way to one.
+    hit : ndarray of bool, shape (n,)
+        A copy was there, and a GPU ran the expert from it in this layer visit: no demand fetch came in between.
     first : ndarray of bool, shape (n,)
         The first lookup of this expert in this layer visit: False only for later micro-batches.
     """
@@ -40,18 +42,21 @@ class Lookups:
     layer: Flat
     expert: Flat
     load: Flat
+    resident: NDArray[np.bool_]
     hit: NDArray[np.bool_]
     in_flight: NDArray[np.bool_]
     first: NDArray[np.bool_]
 
 
-def flatten_lookups(records: Records) -> Lookups:
+def flatten_lookups(records: Records, kinds: Mapping[str, str]) -> Lookups:
     """Turn the lookup records into flat arrays.
 
     Parameters
     ----------
     records : Records
         Records of one run.
+    kinds : mapping of str to str
+        Kind of each device, ``"gpu"`` or ``"cpu"``.
 
     Returns
     -------
@@ -68,13 +73,17 @@ def flatten_lookups(records: Records) -> Lookups:
         order = np.lexsort(visit[::-1])
         visit = visit[:, order]
         first[order[1:]] = (visit[:, 1:] != visit[:, :-1]).any(axis=0)
+    step, layer, time = (np.repeat(column, lengths) for column in (step, layer, time))
+    resident = table.lists("hits")[1].astype(bool)
+    hit = ran_from_cache(records, kinds, np.stack((step, layer, expert, time)), resident)
     return Lookups(
-        time=np.repeat(time, lengths),
-        step=np.repeat(step, lengths),
-        layer=np.repeat(layer, lengths),
+        time=time,
+        step=step,
+        layer=layer,
         expert=expert,
         load=table.lists("loads")[1],
-        hit=table.lists("hits")[1].astype(bool),
+        resident=resident,
+        hit=hit,
         in_flight=table.lists("in_flight")[1].astype(bool),
         first=first,
     )
@@ -115,13 +124,15 @@ class HitRates:
     """Hit rates of a run that comes in pieces."""
 
     def __init__(self, kinds: Mapping[str, str]) -> None:
-        self._counts: list[Flat] = []  # for each stretch of a step: step, lookups, hits, misses in flight, rows, rows of hits
+        self._kinds = kinds
+        # For each stretch of a step: step, lookups, hits, residents, what is in flight alone, rows, rows of hits.
+        self._counts: list[Flat] = []
         self._prefetches = PrefetchHits(kinds)
         self._demand = DemandFree(kinds)
 
     def add(self, records: Records, settled_ns: int = 0) -> None:
         """Take the next records in; no record of a later piece starts before ``settled_ns``."""
-        looked = flatten_lookups(records)
+        looked = flatten_lookups(records, self._kinds)
         counts = (looked.hit & looked.first).astype(np.int64)
         decodes = np.isin(looked.step, records.steps.column("step")[in_decode(records.steps)])
         counts = np.stack((counts, counts * decodes))
@@ -129,9 +140,9 @@ class HitRates:
         self._demand.add(records, settled_ns)
         if len(looked.step):
             begin = np.append(0, np.flatnonzero(looked.step[1:] != looked.step[:-1]) + 1)
-            hit, first = looked.hit, looked.first
-            flags = (first, first & hit, first & looked.in_flight & ~hit)
-            numbers = (*flags, looked.load, looked.load * hit)
+            first, resident = looked.first, looked.resident
+            flags = (first, first & looked.hit, first & resident, first & looked.in_flight & ~resident)
+            numbers = (*flags, looked.load, looked.load * looked.hit)
             sums = np.stack([looked.step[begin], *(np.add.reduceat(number, begin, dtype=np.int64) for number in numbers)], axis=1)
             self._counts.append(sums.astype(np.int32) if sums.max() <= _LARGEST else sums)
 
@@ -139,7 +150,7 @@ class HitRates:
         """Give the rates of the whole run, which has these steps."""
         if warm_up_steps is None:
             warm_up_steps = default_warm_up(len(steps))
-        counts = np.concatenate([np.zeros((0, 6), np.int32), *self._counts])
+        counts = np.concatenate([np.zeros((0, 7), np.int32), *self._counts])
         number = steps.column("step")
         decode = np.isin(counts[:, 0], number[in_decode(steps)])
         cold = np.isin(counts[:, 0], np.sort(number)[:warm_up_steps])
@@ -148,18 +159,18 @@ class HitRates:
             n = int(counts[chosen, whole].sum(dtype=np.int64))
             return int(counts[chosen, part].sum(dtype=np.int64)) / n if n else None
 
+        which = {
+            "": slice(None), "_prefill": ~decode, "_decode": decode,
+            "_cold": cold, "_warm": ~cold, "_decode_warm": decode & ~cold,
+        }  # fmt: skip
         prefetched = self._prefetches.totals()
         n_lookups, n_decode = (int(counts[chosen, _LOOKUPS].sum(dtype=np.int64)) for chosen in (slice(None), decode))
         return {
             "n_lookups": n_lookups,
             "warm_up_steps": warm_up_steps,
-            "hit_rate": share(_HITS, _LOOKUPS),
-            "hit_rate_prefill": share(_HITS, _LOOKUPS, ~decode),
-            "hit_rate_decode": share(_HITS, _LOOKUPS, decode),
-            "hit_rate_cold": share(_HITS, _LOOKUPS, cold),
-            "hit_rate_warm": share(_HITS, _LOOKUPS, ~cold),
-            "hit_rate_decode_warm": share(_HITS, _LOOKUPS, decode & ~cold),
+            **{f"hit_rate{name}": share(_HITS, _LOOKUPS, steps) for name, steps in which.items()},
             "hit_rate_per_token": share(_ROWS_HIT, _ROWS),
+            **{f"resident_rate{name}": share(_RESIDENT, _LOOKUPS, steps) for name, steps in which.items()},
             "in_flight_share": share(_IN_FLIGHT, _LOOKUPS),
             "prefetch_hit_share": prefetched[0] / n_lookups if n_lookups else None,
             "prefetch_hit_share_decode": prefetched[1] / n_decode if n_decode else None,
@@ -168,4 +179,4 @@ class HitRates:
 
 
 _LARGEST = np.iinfo(np.int32).max
-_LOOKUPS, _HITS, _IN_FLIGHT, _ROWS, _ROWS_HIT = range(1, 6)
+_LOOKUPS, _HITS, _RESIDENT, _IN_FLIGHT, _ROWS, _ROWS_HIT = range(1, 7)

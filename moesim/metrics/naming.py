@@ -94,7 +94,8 @@ def read_policy_label(label: str, place: str) -> dict[str, Any]:
 
 def _written(value: Any) -> str:
     if isinstance(value, Mapping):
-        return policy_label(value) if "name" in value else json.dumps(value, sort_keys=True)
+        short = policy_label(value) if "name" in value else value.get("source")  # of tables, whose numbers would fill pages
+        return short if isinstance(short, str) else json.dumps(value, sort_keys=True)
     return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
 
 

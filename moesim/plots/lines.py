@@ -26,6 +26,7 @@ CHANCE: Final = "chance (cached share)"
 """Legend of what a cache with random content hits."""
 
 _WORDS: Final = {"hit_rate_decode": "decode hit rate", "hit_rate_prefill": "prefill hit rate"}
+_SERVED: Final = "A hit ran on a GPU from a copy that was there when its layer was routed."
 _OPTIMUM: Final = (
     f"{OPTIMUM} knows the future, and bounds replacement only: it is the best of the caches that fetch on demand and admit every "
     "miss. A policy that runs misses on the CPU, prefetches, or chooses what it admits can lie above it."
@@ -92,6 +93,7 @@ def hit_rate(frame: pd.DataFrame, metric: str | None = None) -> Drawing:
     add_corner(figure, corner_label(rows, "cache_ratio"), [*notes, meaning(inexact(rows))])
     sentences = [
         "One lookup per layer visit and distinct routed expert; thin, black and dashed: a cache with random content.",
+        _SERVED if metric.startswith("hit_rate") else "",
         _OPTIMUM if OPTIMUM in policies_of(rows) else "",
         _PARTED if parted else "",
         "Cache ratios are those that fit into the budgets." if cache_column(rows) != "cache_ratio" else "",

@@ -11,6 +11,7 @@ import pandas as pd
 
 from moesim.core.manifest import read_verified
 from moesim.core.text import uncell
+from moesim.core.units import as_share
 from moesim.errors import ConfigError, unknown_name
 from moesim.plots.rows import REPEATS, column_of, group_name, settings_in
 
@@ -109,7 +110,8 @@ def chosen(frame: pd.DataFrame, policies: Sequence[str], where: Sequence[tuple[s
             settings = [name for name in ("policy", "policy_name", *settings_in(frame), *REPEATS) if name in frame]
             raise ConfigError(f"plot {what}: --where: {unknown_name('column', column, settings)}")
         names = [{group_name(one, column), group_name(one), str(one)} for one in frame[column]]
-        kept = [value in found for found in names]
+        wanted = {value, str(as_share(value))}  # 1/3 is one, too
+        kept = [not wanted.isdisjoint(found) for found in names]
         if not any(kept):
             values = ", ".join(dict.fromkeys(group_name(one, column) for one in frame[column]))
             raise ConfigError(f"plot {what}: --where: expected {column} to be one of {values}, got '{value}'")

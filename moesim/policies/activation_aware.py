@@ -11,13 +11,13 @@ Cache", arXiv:2401.14361; code: EfficientMoE/MoE-Infinity. The whole system is `
 | where past sequences come from | a data set, ahead | 1000, from the run | requests of this run that are over; before there is one, the present sequences' own counts |
 | a full store | replaced by similarity | the same | the oldest is replaced |
 | several sequences at once | - | each is matched; priorities add up | the mean over the sequences of the step |
-| experts of the present layer as victims | protected | locked once they are queued | only if nothing else is idle; ``victims: idle``: like any other once they have run |
+| experts of the present layer as victims | protected | locked once they are queued | only if there is nothing else; ``victims: idle``: like any other, once they have run |
 | ties | - | expert by expert, within it layer by layer | the same for both readings |
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
@@ -27,7 +27,7 @@ from moesim.policies.moot import OnlyWith
 from moesim.policies.part_conditions import VictimsOption
 from moesim.policies.parts import Part, Setup, Swap, Unit
 from moesim.policies.past_sequences import Past
-from moesim.policies.visit import UNROUTED_FIRST, PresentVisit, first_idle
+from moesim.policies.visit import UNROUTED_FIRST, PresentVisit, first_resident
 from moesim.policy import Fetch, Routed, StepBegin, View
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class ActivationAware(Part):
     capacity: Annotated[int, Range(1), OnlyWith(reading="paper")] = 1000
     """Past sequences kept; ``paper`` only. The released code keeps 1000."""
     victims: VictimsOption = UNROUTED_FIRST
-    """What the present layer visit is routed to goes only if nothing else is idle, or, once it has run, like any other."""
+    """What the present layer visit is routed to goes only if there is nothing else, or like any other, once it has run."""
 
     def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
         """Begin with nothing counted."""
@@ -82,12 +82,12 @@ class ActivationAware(Part):
         self._values = None
 
     def victim(self, fetch: Fetch, view: View) -> Unit | None:
-        """Name the idle one with the lowest value."""
+        """Name the one with the lowest value."""
         if self._values is None:
             value = self._visits if self._past is None else self._past.priority(self._now).T
             self._values = np.where(self._members, value, np.inf)
         values = self._values[:, fetch.layer] if self._per_layer else self._values.ravel()
-        found = first_idle(self._ranked(values, fetch.layer), self._visit.spared(self.victims), self._gpu, view)
+        found = first_resident(self._ranked(values, fetch.layer), self._visit.spared(self.victims), self._gpu, view)
         if found is not None:
             layer, expert = found
             self._members[expert, layer] = False
@@ -101,6 +101,6 @@ class ActivationAware(Part):
             yield (layer, i) if self._per_layer else divmod(i, self._members.shape[1])[::-1]
             left[i] = np.inf
 
-    def layer_end(self, step: int, layer: int, busy: Container[int] = ()) -> Swap | None:
+    def layer_end(self, step: int, layer: int) -> Swap | None:
         """Replace nothing: replacement happens on demand."""
         return None

@@ -7,8 +7,8 @@ Idea: layers differ. Some need more of the cache, and in some the second expert 
 
 | point | paper says | released code does | we do |
 |---|---|---|---|
-| cache sizes | a dynamic program over the expected loads of layers | the same, from tables of prediction accuracy and of single experts, for 32 layers | the same program; ``recall`` for all layers but the first, ``single`` for all |
-| gating, decode | a second expert below a threshold of the layer is left out | weight < sqrt(0.005 / sensitivity of the layer), for one token in a step | the same with one ``sensitivity`` for all layers; None, the default: no gating |
+| cache sizes | a dynamic program over the expected loads of layers | the same, from tables of prediction accuracy and of single experts, for 32 layers | the same program and terms; ``recall`` for all layers but the first and ``single`` for all, or the tables (``released``) |
+| gating, decode | a second expert below a threshold of the layer is left out | weight < sqrt(0.005 / sensitivity of the layer), for one token in a step | the same with one ``sensitivity`` for all layers, or the table (``released``); None, the default: no gating |
 | cache | LRU per layer | the same; a used prefetch takes its place before demand loads | the same |
 | prediction | the next layer's gate on the present state | the same, for one token in a step; the first predicted expert that is not on the GPU | the same (``source``) |
 | prefetch | deeper layers too, when the next one is complete | the next layer only, one expert, behind the demand loads | as in the code |
@@ -23,6 +23,7 @@ Idea: layers differ. Some need more of the cache, and in some the second expert 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import inf
 from typing import Annotated, Any, ClassVar
 
 from moesim.errors import ConfigError
@@ -30,7 +31,8 @@ from moesim.policies.algorithms.adapmoe import cache_sizes, expected_loads, gati
 from moesim.policies.algorithms.caching import SwapPlan, mixtral_offloading_plan
 from moesim.policies.base import Range
 from moesim.policies.mixtral_offloading_spec import AHEAD, MixtralOffloadingSpec
-from moesim.policies.moot import MootIf
+from moesim.policies.moot import MootIf, Where
+from moesim.policies.released import Released, Tables
 from moesim.policy import (
     DEMAND,
     PREFETCH,
@@ -46,6 +48,18 @@ from moesim.policy import (
     View,
 )
 
+TABLES = ("recall", "single", "sensitivity")
+
+
+def has_table(name: str) -> Where:
+    """Give the condition that released tables have one of a name."""
+    return Where(f"with {name}", lambda tables: tables is not None and name in tables)
+
+
+def _gates(policy: Any) -> bool:
+    """Whether a policy, or one with the options of a class, leaves experts out."""
+    return policy.sensitivity is not None or (policy.released is not None and "sensitivity" in policy.released)
+
 
 class AdapMoE(MixtralOffloadingSpec, fixed=("n_ahead", "writeback", "slots_split", "bits")):
     """LRU caches sized by a dynamic program, one prefetch, and a second expert only where it counts (AdapMoE, 2024).
@@ -56,8 +70,7 @@ class AdapMoE(MixtralOffloadingSpec, fixed=("n_ahead", "writeback", "slots_split
     paper = "AdapMoE (ICCAD 2024, arXiv:2408.10284)"
     missing: ClassVar[tuple[str, ...]] = (
         "sizes of models with more than two experts a token: they are computed as for two",
-        "tables of accuracy, of single experts and of sensitivities by layer: one value each stands for all layers",
-        "the four terms of the expected loads are derived here; those of the released code are not printed",
+        "tables of accuracy, of single experts and of sensitivities by layer, unless they are given (released): one value each",
         "the paper's prefetches beyond the next layer, which the released code leaves out",
         "copies queue behind kernels on one CUDA stream in the released code; here they overlap",
     )
@@ -67,39 +80,54 @@ class AdapMoE(MixtralOffloadingSpec, fixed=("n_ahead", "writeback", "slots_split
 
     buffer_size: Annotated[int, Range(2)] = 6
     """Spare device buffers; one fewer loads may be under way."""
-    recall: Annotated[float, Range(0, 1)] = 0.86
+    released: Annotated[Released | None, Tables(TABLES)] = None
+    """Tables with a number a layer, as in the released code: of the recall (``accs``), of single (``top1_ratios``), and of the
+    sensitivity (``weight``) for gating; what is not among them is as the options say."""
+    recall: Annotated[float, Range(0, 1), MootIf(released=has_table("recall"))] = 0.86
     """How often a prediction is right in layers after the first, for the cache sizes (0.86 is published)."""
-    single: Annotated[float, Range(0, 1), MootIf(recall=0.0)] = 0.0
+    single: Annotated[float, Range(0, 1), MootIf(recall=0.0, released=None), MootIf(released=has_table("single"))] = 0.0
     """Share of tokens for which one expert is enough, for the cache sizes."""
-    sensitivity: Annotated[float, Range(0.005)] | None = None
+    sensitivity: Annotated[float, Range(0.005), MootIf(released=has_table("sensitivity"))] | None = None
     """In decode of one token, the second expert is left out below a weight of sqrt(0.005 / this); None: never."""
 
     @property
     def exact(self) -> bool:  # type: ignore[override]  # as asked for
         """Whether no expert is left out."""
-        return self.sensitivity is None
+        return not _gates(self)
 
     @property
     def needs(self) -> frozenset[str]:
         """What the source needs, and gate weights for gating."""
-        return super().needs if self.sensitivity is None else super().needs | {"scores-or-weights"}
+        return super().needs | {"scores-or-weights"} if _gates(self) else super().needs
 
     def place(self, view: View) -> Placement:
         """Fill caches of the program's sizes with the highest ids."""
-        if self.sensitivity is not None and view.model.top_k > 2:
+        if _gates(self) and view.model.top_k > 2:
             raise ConfigError(
                 f"policy adapmoe: sensitivity: expected null for {view.model.name}, which has {view.model.top_k} experts a token "
-                "and not one or two, got a number; leave it out"
+                "and not one or two, got one; leave it out"
             )
-        self._threshold = 0.0 if self.sensitivity is None else gating_threshold(self.sensitivity)
+        sensitivity = self._by_layer("sensitivity", view) if _gates(self) else []
+        self._threshold = [gating_threshold(one) if one else inf for one in sensitivity]
         self._one_row = False
         self._held: Routed | None = None  # a layer that waits for its prefetch
         return super().place(view)
 
     def _sizes(self, view: View) -> list[int]:
-        experts, layers = view.model.n_experts, view.model.n_layers
-        first, others = ([expected_loads(n, experts, r, self.single) for n in range(experts + 1)] for r in (0.0, self.recall))
-        return cache_sizes([first] + [others] * (layers - 1), view.cache_slots(self._gpu))
+        experts = view.model.n_experts
+        layers = zip(self._by_layer("recall", view), self._by_layer("single", view), strict=True)
+        loads = [[expected_loads(n, experts, recall, single) for n in range(experts + 1)] for recall, single in layers]
+        return cache_sizes(loads, view.cache_slots(self._gpu))
+
+    def _by_layer(self, name: str, view: View) -> list[float]:
+        """Return a number for each layer: of the released table, or the option's; the first layer has no recall of its own."""
+        model = view.model
+        if self.released is not None and name in self.released:
+            most = 1e15 if name == "sensitivity" else 1.0
+            found: list[float] = self.released.table(name, (model.n_layers,), f"policy adapmoe: {model.name}", most).tolist()
+            return found
+        first = 0.0 if name == "recall" else getattr(self, name)
+        return [first] + [getattr(self, name)] * (model.n_layers - 1)
 
     def decide(self, event: Any, view: View) -> Iterable[Action]:
         """Wait for the guess; leave the second expert out where it hardly counts; the rest as Mixtral-Offloading with a guess."""
@@ -136,7 +164,7 @@ class AdapMoE(MixtralOffloadingSpec, fixed=("n_ahead", "writeback", "slots_split
                 "moesim trace calibrate --weights uniform, or leave it out"
             )
         first, second = (float(w) for w in event.weights[0])
-        return int(event.experts[0, 1]) if leaves_second_out(first, second, self._threshold) else None
+        return int(event.experts[0, 1]) if leaves_second_out(first, second, self._threshold[event.layer]) else None
 
     def _plan(self, layer: int, active: Sequence[int]) -> SwapPlan:
         """Let a right guess take its place before the demand loads."""

@@ -203,7 +203,7 @@ def slots_per_layer(
         raise CapacityError(
             f"policy {policy} on {gpu}: expected at least {at_least} cache slots a layer, got {min(slots)} "
             f"({granted} slots over {layers} layers); "
-            f"set cache.ratio to at least {at_least / experts:.4g}"
+            f"set cache.ratio to at least {at_least}/{experts}"
         )
     return slots
 

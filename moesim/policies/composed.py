@@ -9,10 +9,13 @@ Many systems are such a composition, and an ablation swaps one part::
 What happens at each event:
 
 * Routed: predictions for later layers are asked for; the assignment plans; what the GPU lacks is fetched, into the cache
-  if the replacement admits demand loads, else through a small staging pool; both devices run their experts, on the GPU the
+  if the replacement admits demand loads, else through a small staging pool. A load's victim is named by the replacement when
+  the load could start; if it is still to run, it leaves after that, and the load lands in as small a pool next to the cache,
+  so that what stays depends on the rule and not on which expert became idle first. Both devices run their experts, on the GPU the
   ones already there first and the others by arrival.
 * Predicted: the prefetch part's choice is fetched, unless that layer has been routed meanwhile.
-* LayerEnd: transient copies of the layer are dropped, and the replacement may swap experts.
+* LayerEnd: transient copies of the layer are dropped, and the replacement may swap experts; a newcomer that is on its way as
+  a transient copy becomes the cache's.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from moesim.policies.composition import Composition
 from moesim.policies.composition import Parts as Parts
 from moesim.policies.native_parts import methods_as_shipped, parts_as_shipped
 from moesim.policies.no_prefetch import NoPrefetch
-from moesim.policies.on_demand import staging_pool
+from moesim.policies.on_demand import staging_bytes, staging_pool
 from moesim.policies.parts import Setup, Unit
 from moesim.policies.transient import PREFETCHED, Transient
 from moesim.policy import (
@@ -49,16 +52,6 @@ from moesim.policy import (
     StepBegin,
     View,
 )
-
-
-class _OnTheWay:
-    """The experts of a layer that are being copied to a device, asked for one at a time."""
-
-    def __init__(self, view: View, layer: int, device: str) -> None:
-        self._view, self._layer, self._device = view, layer, device
-
-    def __contains__(self, expert: object) -> bool:
-        return isinstance(expert, int) and self._view.is_pending(self._layer, expert, self._device)
 
 
 class Composed(Composition):
@@ -85,7 +78,10 @@ class Composed(Composition):
         self._ahead = not isinstance(prefetch, NoPrefetch)
         self._transient = Transient(gpu)
         n_bytes = slot_bytes(view)
-        pools = [Pool(gpu, CACHE, [n * n_bytes for n in slots] if per_layer else slots[0] * n_bytes, per_layer)]
+        sizes = [n * n_bytes for n in slots] if per_layer else slots[0] * n_bytes
+        full = min(slots) == view.model.n_experts * (1 if per_layer else view.model.n_layers)
+        landing = staging_bytes(view, self.staging_slots) if replacement.admits and self.lands and not full else 0
+        pools = [Pool(gpu, CACHE, sizes, per_layer, landing)]
         if not replacement.admits:
             pools.append(staging_pool(view, gpu, self.staging_slots))
         if prefetch.transient:
@@ -247,13 +243,17 @@ class Composed(Composition):
         replacement = self.parts.replacement
         held = [] if replacement.admits else layer_residents(view, gpu, STAGING, layer)
         held += self._transient.layer_end(layer, view)
-        swap = replacement.layer_end(event.step, layer, _OnTheWay(view, layer, gpu))
+        swap = replacement.layer_end(event.step, layer)
         actions: list[Action] = []
         newcomers: Sequence[int] = ()
         if swap is not None:
             newcomers = swap.newcomers
             actions.append(Drop(layer, swap.victims, gpu))
             held = [e for e in held if e not in swap.victims]
+            if coming := [e for e in newcomers if view.is_pending(layer, e, gpu)]:  # late, or from a window before
+                self._transient.forget(layer, coming)
+                actions.append(Move(layer, coming, gpu, CACHE))
+                held = [e for e in held if e not in coming]
             if swap.relabel:
                 kept = self._relabelled(layer, swap.victims, [e for e in newcomers if e in held], view)
                 newcomers = [e for e in newcomers if e not in kept]

@@ -23,7 +23,6 @@ from moesim.policies.part_conditions import (
     ONE_DEVICE_PLANNED,
     RESIDENT,
     STAGED_ALIKE,
-    STAGES,
 )
 from moesim.policies.part_names import make_part
 from moesim.policies.parts import AssignmentPart, PlacementPart, PrefetchPart, ReplacementPart
@@ -40,7 +39,7 @@ Prefetch = Annotated[
 ]
 Scope = Annotated[Literal["per-layer", "global"], STAGED_ALIKE]
 PerLayerSplit = Annotated[SlotsSplit, OnlyWith(scope="per-layer"), NEVER_FILLED]
-StagingSlots = Annotated[int, Range(1), OnlyWith(replacement=STAGES), MootIf(assignment=LOADS_NOTHING)] | None
+StagingSlots = Annotated[int, Range(1), MootIf(assignment=LOADS_NOTHING)] | None
 
 
 class Parts(NamedTuple):
@@ -56,6 +55,8 @@ class Composition(PolicyBase):
     """Four parts and the options of what they share."""
 
     oracles = MappingProxyType({"replacement": {"replacement": "belady"}, "assignment": {"assignment": "exact"}})
+    lands: ClassVar[bool] = True
+    """Whether copies may land next to the cache while their victims are in use."""
     own: ClassVar[Mapping[str, type | Callable[[Any], Any]]] = MappingProxyType({})
     """For a composition with parts of its own: the class of each that is not named, or a function of the policy that builds it."""
 
@@ -73,8 +74,8 @@ class Composition(PolicyBase):
     """What becomes of slots beyond an equal share of each layer: one more for some layers, evenly spaced, or unused, as
     published systems have it. For ``scope: per-layer``."""
     staging_slots: StagingSlots = None
-    """Experts of the staging pool, which only replacements have that admit no demand load to the cache; None: the model's
-    top_k, but at least 2."""
+    """Experts that lie next to the cache: all demand loads of a replacement that admits none, and of others those whose victim
+    is still to run; None: the model's top_k, but at least 2."""
     load_order: Annotated[Literal["id", "rows", "plan"], MootIf(assignment=LOADS_NOTHING)] = "id"
     """Demand loads in ascending id, or by rows, most first, or in the order of the assignment's plan, in which the GPU then
     also executes; in the other orders it executes what is there first."""

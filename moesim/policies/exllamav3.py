@@ -152,7 +152,7 @@ class Exllamav3(PolicyBase):
         if n > most:
             raise CapacityError(
                 f"policy exllamav3 on {self._gpu}: expected at most {most} experts of each layer on the GPU, as the cache slots "
-                f"allow, got {n}; raise cache.ratio to {n / model.n_experts:.4g}, or raise cpu_split to {model.n_experts - most}"
+                f"allow, got {n}; raise cache.ratio to {n}/{model.n_experts}, or raise cpu_split to {model.n_experts - most}"
             )
         if self.placement == "frequency":
             return per_layer_top(view.tables["activation_frequency"].tolist(), [n] * model.n_layers)

@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
+from moesim.errors import ConfigError
 from moesim.model import ModelSpec
 from moesim.policies.algorithms.assignment import Plan, fiddler_code_assignment, threshold_layer_plan
 from moesim.policies.algorithms.caching import global_top
@@ -39,6 +40,7 @@ from moesim.policies.base import (
     layer_residents,
     slot_bytes,
 )
+from moesim.policies.released import Released, Tables
 from moesim.policies.twins import twin
 from moesim.policy import (
     DEMAND,
@@ -71,6 +73,8 @@ class Fiddler(PolicyBase):
     """Costs of the rule: the engine's own, or the constants built into the released code."""
     serial: bool = False
     """As the released code's head: CPU experts start only when the last copy of the layer has arrived."""
+    released: Annotated[Released | None, Tables(("popularity",))] = None
+    """All pairs [layer, expert], the most popular first, as the released code lists them, in place of the calibration table."""
     placeholders: Annotated[int, Range(1)] = 1
     """Buffers for experts that are copied for one use."""
     pageable: bool = False
@@ -87,14 +91,14 @@ class Fiddler(PolicyBase):
 
     @property
     def needs(self) -> frozenset[str]:
-        """Calibration frequencies, and a host that computes."""
-        return frozenset({"table:activation_frequency"})
+        """Calibration frequencies, unless the order is given."""
+        return frozenset({"table:activation_frequency"} if self.released is None else ())
 
     def place(self, view: View) -> Placement:
         """Fill the granted slots with the globally most frequent experts."""
         self._gpu, self._cpu = gpu_of(view, "fiddler"), cpu_of(view, "fiddler")
         model, costs = view.model, view.costs
-        chosen = global_top(view.tables["activation_frequency"].tolist(), view.cache_slots(self._gpu))
+        chosen = global_top(self._frequency(view), view.cache_slots(self._gpu))
         self._resident = [bytes(e in experts for e in range(model.n_experts)) for experts in chosen]
         self._cpu_ns, self._gpu_ns = CostTable(view, self._cpu), CostTable(view, self._gpu)
         load_ns = [costs.fetch_ns(view.host, self._gpu, None, layer) for layer in range(model.n_layers)]
@@ -111,6 +115,24 @@ class Fiddler(PolicyBase):
                 Pool(self._gpu, PLACEHOLDER, self.placeholders * slot_bytes(view)),
             ],
         )
+
+    def _frequency(self, view: View) -> list[list[float]]:
+        """Return how popular each expert is, (n_layers, n_experts): by the calibration table, or by its place in the list."""
+        model = view.model
+        if self.released is None:
+            frequency: list[list[float]] = view.tables["activation_frequency"].tolist()
+            return frequency
+        n, place = model.n_layers * model.n_experts, f"policy fiddler: {model.name}"
+        order = self.released.table("popularity", (n, 2), place).astype(int).tolist()
+        rank = {(layer, expert): n - i for i, (layer, expert) in enumerate(order)}
+        every = [[(layer, expert) for expert in range(model.n_experts)] for layer in range(model.n_layers)]
+        missing = next((pair for pairs in every for pair in pairs if pair not in rank), None)
+        if missing is not None:
+            raise ConfigError(
+                f"{place}: released ({self.released.source}): popularity: expected each pair [layer, expert] once, got none for "
+                f"{list(missing)}; add it"
+            )
+        return [[float(rank[pair]) for pair in pairs] for pairs in every]
 
     def decide(self, event: Any, view: View) -> Iterable[Action]:
         """Assign when routed; empty the placeholder at the end of the layer."""

@@ -100,7 +100,6 @@ class FineMoE(PrefetchingThread):
         self._candidates = np.zeros(shape, np.bool_)
         self._queue = RenewedQueue(*shape)
         self._dropped_at = (-1, -1)  # step and layer
-        self._values: NDArray[np.float64] | None = None  # scores of those that may go, inf for others; None: to be worked out
         return super().place(view)
 
     def decide(self, event: Any, view: View) -> Iterable[Action]:
@@ -120,7 +119,7 @@ class FineMoE(PrefetchingThread):
         """Begin an iteration of each request; nothing is a candidate until it is predicted."""
         self._past.begin(event.requests)
         self._candidates[:] = False
-        self._values = None
+        self._values: NDArray[np.float64] | None = None  # scores of those that may go, inf for others; None: to be worked out
         if self._n_first:  # prefetches go on before a layer is routed
             self._locked[:] = False
         self._requests = event.requests

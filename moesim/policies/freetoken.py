@@ -89,7 +89,7 @@ class FreeToken(BackgroundCache, fixed=OPTIONS):
         if slots < n:
             raise CapacityError(
                 f"policy freetoken on {self._gpu}: expected at least {n} cache slots, as many as a layer has experts, got {slots}; "
-                f"set cache.ratio to at least {1 / model.n_layers:.4g}"
+                f"set cache.ratio to at least 1/{model.n_layers}"
             )
         self._stream = LayerStream(
             self._gpu, view.host, self._banks[0], [model.expert_bytes(layer) for layer in range(model.n_layers)], n,

@@ -14,6 +14,8 @@ router has recently scored high, chosen or not. Paper and code differ so much th
 | completion of a transfer | leaves the GPU's time out | - | the same; ``count_compute`` |
 | the busiest expert is on its way | not stated | - | the GPU takes the busiest that is there; ``overtake`` |
 | where it is used | prefill and decode | steps of one row; else everything is on the GPU | each as it says; ``multi_row: cpu-and-gpu`` of ``hss`` |
+| a prompt: loads | planned and prefetched as in decode; Table III has no gain of the cache there | all experts run on the GPU; a buffer is filled, and cleared before its use | as each says, the buffer left out |
+| a prompt: what stays | not stated | every load, in the place of another, by the first row's scores | every load, by the rows' mean scores in ``hybrimoe-paper``, the first row's in ``hybrimoe-code`` |
 | shared experts | not in the plan | on the GPU before the routed ones, not in the plan | the same; ``shared_in_plan`` of ``queues`` |
 | an expert that is on its way | not stated | in the cache from the issue of its copy on, so its GPU run waits for it | ``queues``: there when the link says; ``hss``: ``cached_from``: ``issue``, or ``start`` of its transfer |
 | costs | measured at the start | built-in constants | the engine's; ``costs: code`` of ``hss`` |
@@ -35,7 +37,7 @@ router has recently scored high, chosen or not. Paper and code differ so much th
 | prefetched experts | not stated | in the cache, as any other | the same |
 | start | not stated | experts 0, 1, 2 ... of each layer | the same |
 | scheduling time | not stated (DALI's Table 6 gives it 3 %) | - | the experiment's ``decision_us``, at each routed layer; 0 unless set |
-| hit rate | over all active experts | over those that the GPU runs | ``hit_rate`` is over all active experts |
+| hit rate | over all active experts | over those that the GPU runs | ``resident_rate`` is over all active experts, whoever runs them |
 
 Ablations: ``assignment: resident`` (the cached on the GPU, the rest on the CPU) or any other, ``prefetch: none``, ``replacement: lru``.
 """
@@ -107,6 +109,7 @@ class HybriMoECode(Composed, fixed=("scope", "staging_slots", "load_order", "cac
         "defects: routing weights of other experts, shared experts computed twice, no scores for Mixtral and Qwen2",
     )
     victims_named = "at issue"
+    lands = False
 
     _overwrites = 0
 
@@ -155,7 +158,6 @@ class HybriMoECode(Composed, fixed=("scope", "staging_slots", "load_order", "cac
         self._inside: list[set[int]] = [set() for _ in range(view.model.n_layers)]
         for copy in placement.copies:
             self._inside[copy.layer].update(copy.experts)
-        self._rows = 0  # of the step
         self._outstanding: set[Unit] = set()  # prefetches that have not arrived
         self._awaited: set[Unit] = set()  # those for which the held experts wait
         self._held: list[Unit] = []  # experts for the GPU, in order
@@ -181,7 +183,7 @@ class HybriMoECode(Composed, fixed=("scope", "staging_slots", "load_order", "cac
         return self._issue(actions, view) if actions else ()
 
     def _step_begin(self, event: StepBegin) -> Iterable[Action]:
-        self._rows = len(event.requests)
+        self._rows = len(event.requests)  # of the step
         return super()._step_begin(event)
 
     def _issue(self, actions: Iterable[Action], view: View) -> list[Action]:

@@ -13,8 +13,8 @@ What follows is the code's behaviour; where the paper says more, it is among wha
 | micro-batches | several share each layer | 8 of 8 sequences | the workload's micro-batches |
 | hot experts | - | 2 a layer, copied while attention and the gate of the same layer compute | ``n_hot``, the model's top-k by default |
 | choice, first layer | - | the two most popular | the same |
-| choice, other layers | - | each row's experts of the layer before vote for the two experts that each is used with most; a vote is the previous layer's count | the same; how the count is meant is an option (``vote``), since descriptions leave it open |
-| table | - | shipped for Mixtral, updated with every token | the trace's calibration table (or empty: ``calibrated: false``), updated with every row |
+| choice, other layers | - | each row's experts of the layer before vote for the two experts that each is used with most, one vote a row and expert | the same, for as many as a row is routed to |
+| table | - | shipped for Mixtral, updated with every token | the trace's calibration table, or one that is given (``released``), or empty (``calibrated: false``); updated with every row |
 | other experts | - | copied as gates finish, in order of first appearance over the micro-batches | the same |
 | link | - | hot first, then in the order of asking | the same; a hot copy is never overtaken or withdrawn |
 | computing | - | hot experts of all micro-batches, then the others in the order of their copies | the same; a kernel for each expert and micro-batch, or one for all (``merged``) |
@@ -28,11 +28,14 @@ from collections.abc import Iterable
 from typing import Annotated, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from moesim.core.gate import check_pairs
 from moesim.policies.algorithms.caching import global_top
-from moesim.policies.algorithms.klotski import Vote, hot_experts, in_order_of_appearance, most_popular
+from moesim.policies.algorithms.klotski import hot_experts, in_order_of_appearance, most_popular
 from moesim.policies.base import CACHE, PolicyBase, Range, gpu_of, layer_residents, micro_batch_runs, slot_bytes
+from moesim.policies.moot import OnlyWith
+from moesim.policies.released import Released, Tables
 from moesim.policy import (
     DEMAND,
     PREFETCH,
@@ -67,11 +70,11 @@ class Klotski(PolicyBase):
 
     n_hot: Annotated[int, Range(1)] | None = None
     """Experts a layer that are copied before its gate has chosen; None: as many as a row is routed to."""
-    vote: Vote = "activations"
-    """What an expert of the layer before adds to those it is used with most: how often it was used, how often in this step, how
-    often the pair was, or one."""
-    calibrated: bool = True
+    calibrated: Annotated[bool, OnlyWith(released=None)] = True
     """Start from the calibration table of co-activation; False: from an empty one."""
+    released: Annotated[Released | None, Tables(("first", "coactivation"))] = None
+    """Counts to start from, as in the released code: of the experts of the first layer, and of pairs of an expert of a layer and
+    one of the next, (layers - 1) x experts x experts."""
     merged: bool = False
     """One kernel of an expert for the rows of all micro-batches, instead of one for each."""
     hot_table: bool = False
@@ -80,19 +83,23 @@ class Klotski(PolicyBase):
     @property
     def needs(self) -> frozenset[str]:
         """The tables that it starts from."""
-        found = frozenset({"table:coactivation"} if self.calibrated else ())
+        found = frozenset({"table:coactivation"} if self.calibrated and self.released is None else ())
         return found | {"table:activation_frequency"} if self.hot_table else found
 
     def place(self, view: View) -> Placement:
         """Return room for one layer, empty, and the hot table."""
         model, self._gpu = view.model, gpu_of(view, "klotski")
         experts = model.n_experts
-        if self.calibrated:
+        if self.released is not None:
+            check_pairs("klotski", model.n_layers, experts)
+            self._table, self._first = self._given(self.released, view)
+        elif self.calibrated:
             self._table = np.array(view.tables["coactivation"], np.float64)
         else:
             check_pairs("klotski", model.n_layers, experts)
             self._table = np.zeros((model.n_layers, experts, experts))
-        self._counts = self._table.sum(axis=2) / model.top_k  # each row has top-k pairs with an expert
+        if self.released is None or "first" not in self.released:  # each row has top-k pairs with an expert of the first layer
+            self._first = self._table[0].sum(axis=1) / model.top_k if len(self._table) else np.zeros(experts)
         self._n_hot = min(experts, self.n_hot or model.top_k)
         self._n_rows = 0
         self._routed: list[Routed] = []  # micro-batches of the present layer
@@ -109,6 +116,16 @@ class Klotski(PolicyBase):
         """List the experts of each layer that stay on the GPU; to copy one again does nothing."""
         n = min(view.cache_slots(self._gpu), view.model.n_layers * view.model.n_experts)
         return global_top(view.tables["activation_frequency"].tolist(), n)
+
+    def _given(self, released: Released, view: View) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return the given counts of pairs and of the first layer's experts; zeros of what is not among them."""
+        model = view.model
+        shapes = {"coactivation": (model.n_layers - 1, model.n_experts, model.n_experts), "first": (model.n_experts,)}
+        pairs, first = (
+            released.table(name, shape, f"policy klotski: {model.name}") if name in released else np.zeros(shape)
+            for name, shape in shapes.items()
+        )
+        return pairs, first
 
     def decide(self, event: Any, view: View) -> Iterable[Action]:
         """Copy hot experts as the layer begins, the others as gates finish; run them in that order."""
@@ -129,10 +146,9 @@ class Klotski(PolicyBase):
     def _on_begin(self, layer: int, view: View) -> list[Action]:
         self._routed = []
         if layer:
-            table, counts = self._table[layer - 1], self._counts[layer - 1]
-            hot = hot_experts(self._before, table, counts, self._n_hot, partners=view.model.top_k, vote=self.vote)
+            hot = hot_experts(self._before, self._table[layer - 1], self._n_hot, partners=view.model.top_k)
         else:
-            hot = most_popular(self._counts[0], self._n_hot)
+            hot = most_popular(self._first, self._n_hot)
         self._hot = hot
         self._asked = list(hot)
         self._late.difference_update((layer, expert) for expert in hot)
@@ -168,10 +184,11 @@ class Klotski(PolicyBase):
         return [expert for expert in experts if any(event.rows[expert] for event in self._routed)]
 
     def _learn(self, layer: int, experts: Any) -> None:
-        """Count the rows of a layer, and their pairs with the layer before."""
-        experts, n_experts = experts.astype(np.int64), self._counts.shape[1]
-        self._counts[layer] += np.bincount(experts.ravel(), minlength=n_experts)
-        if layer:
+        """Count the rows of the first layer, and the pairs of others with the layer before."""
+        experts, n_experts = experts.astype(np.int64), len(self._first)
+        if not layer:
+            self._first += np.bincount(experts.ravel(), minlength=n_experts)
+        else:
             pairs = self._before[:, :, None] * n_experts + experts[:, None, :]
             self._table[layer - 1] += np.bincount(pairs.ravel(), minlength=n_experts**2).reshape(n_experts, n_experts)
         self._before = experts

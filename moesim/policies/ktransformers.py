@@ -29,6 +29,7 @@ from moesim.policies.algorithms.ktransformers import Strategy, gpu_experts, most
 from moesim.policies.base import CACHE, PolicyBase, Range, cpu_of, gpu_of, layer_residents, slot_bytes
 from moesim.policies.declare import option
 from moesim.policies.moot import MootIf, OnlyWith
+from moesim.policies.released import Released, Tables
 from moesim.policy import (
     DEMAND,
     Action,
@@ -201,6 +202,9 @@ class KtExpert(_KTransformers):
     strategy: Strategy = "uniform"
     """Which experts are on the GPU: as many of each layer, whole layers from the first, pairs drawn at random, or the most
     frequent pairs of the calibration table."""
+    released: Annotated[Released | None, Tables(("activation_frequency",)), OnlyWith(strategy="frequency")] = None
+    """How often each expert is used, layers x experts, as statistics that kt-kernel is started with, in place of the calibration
+    table."""
     gpu_experts: Annotated[int, Range(0)] | None = None
     """Experts on the GPU for each layer, on average; None: as many as the cache slots hold."""
     seed: Annotated[int, Range(0), OnlyWith(strategy="random")] = 42
@@ -212,12 +216,16 @@ class KtExpert(_KTransformers):
     @property
     def needs(self) -> frozenset[str]:
         """Calibration frequencies, if the placement goes by them."""
-        return frozenset({"table:activation_frequency"} if self.strategy == "frequency" else ())
+        return frozenset({"table:activation_frequency"} if self.strategy == "frequency" and self.released is None else ())
 
     def choose(self, view: View) -> list[list[int]]:
         """Return the granted number of experts by the strategy."""
         model = view.model
-        counts = view.tables["activation_frequency"].tolist() if self.strategy == "frequency" else None
+        counts = None
+        if self.strategy == "frequency":
+            shape, place = (model.n_layers, model.n_experts), f"policy kt-expert: {model.name}"
+            given = None if self.released is None else self.released.table("activation_frequency", shape, place)
+            counts = (view.tables["activation_frequency"] if given is None else given).tolist()
         total = view.cache_slots(self._gpu)
         if self.gpu_experts is not None:
             asked = min(self.gpu_experts, model.n_experts) * model.n_layers

@@ -36,7 +36,7 @@ class LeastStale(LRU, fixed=("use_order",)):
     distance: Literal["next-pass", "absolute"] = "next-pass"
     """How far a layer is: until the pass comes to it again, or in the stack, either way (ties: the one passed already)."""
     victims: Annotated[Victims, OnlyWith(distance="next-pass")] = UNROUTED_FIRST
-    """What the present layer visit is routed to goes only if nothing else is idle, or, once it has run, with its layer, which
+    """What the present layer visit is routed to goes only if there is nothing else, or with its layer, once it has run, which
     by the absolute distance goes last anyway."""
 
     def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
@@ -57,8 +57,8 @@ class LeastStale(LRU, fixed=("use_order",)):
         super().used(event)
 
     def victim(self, fetch: Fetch, view: View) -> Unit | None:
-        """Name the first idle one, layer after layer, and forget it."""
-        found = self.first_idle((unit for layer in self._orders[self._now] for unit in self._members[layer]), view)
+        """Name the first, layer after layer, and forget it."""
+        found = self.first_resident((unit for layer in self._orders[self._now] for unit in self._members[layer]), view)
         if found is not None:
             del self._members[found[0]][found]
         return found

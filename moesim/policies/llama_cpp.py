@@ -134,7 +134,7 @@ class LlamaCpp(PolicyBase):
         if asked > slots:
             raise CapacityError(
                 f"policy llama-cpp on {self._gpu}: expected experts of at most {slots} layers, as the cache slots allow, "
-                f"got {asked}; raise cache.ratio to {asked / model.n_layers:.4g}, lower n_gpu_layers or raise n_cpu_moe"
+                f"got {asked}; raise cache.ratio to {asked}/{model.n_layers}, lower n_gpu_layers or raise n_cpu_moe"
             )
         return first_dense, first_expert, not firsts[0]
 

@@ -80,7 +80,7 @@ class MoELightning(PolicyBase):
         if len(residents) * layers > granted:
             raise CapacityError(
                 f"policy moe-lightning on {gpu}: expected at most {granted} experts on the GPU, as the cache slots allow, got "
-                f"{len(residents) * layers}; raise cache.ratio to {len(residents) / experts:.4g} or lower expert_share"
+                f"{len(residents) * layers}; raise cache.ratio to {len(residents)}/{experts} or lower expert_share"
             )
         self._streamed = range(len(residents), experts)
         self._layer = -1

@@ -21,26 +21,38 @@ its own, layers ahead, and that is handed the main node's token and KV cache eve
 | shadow | decodes alongside, token aligned every T_i, KV every KV_j tokens | none | ``precision``, ``token_period``, ``kv_period``; layer after layer from its start, at the cost of whole layers |
 | its start | late departure: once it has been handed token (and KV) | none | the same in tokens that are aligned; with the main node in others |
 | a token ahead | not stated | none | no |
-| prompt's KV | not stated; 256 KB a token | none | goes with the first alignment, as recorded signals assume; ``prompt_kv: own`` keeps the shadow's |
-| prefill | one expert a worker, mini-batches | none | the same; mini-batches are the workload's micro-batches, which hold whole requests |
-| when prefill loads | not given | none | all experts of the next layer once a worker's expert is computed (``ahead``), or the active ones once routed (``routed``) |
+| prompt's KV | an alignment sends that of the newly generated token, 256 KB | none | the shadow keeps its own; ``prompt_kv: sent`` sends the main node's with the first alignment, as recorded signals assume |
+| prompt: the shadow | not stated | none | no time: its pass over INT8 weights is over long before the main node's (0.4 s printed for FP32 on GPUs that hold all) |
+| prompt: who loads what | no prediction, nothing on demand: the eight experts of each layer on eight workers, in parallel | none | the same, active or not; more experts than workers go in rounds |
+| prompt: when | not stated; printed before "once loaded" | none | as the layer begins (``prefill_load: layer``), or as soon as a worker is free (``ahead``) |
+| prompt: hidden states | "once loaded", grouped by expert | none | sent when all workers have loaded what they hold together |
+| prompt: mini-batches | Fig. 7b: four, the next one is sent while a worker computes; how many in the experiments is not stated | none | ``mini_batches``: 4, each to all workers; its outputs go back when it is computed; 1 is Fig. 7a |
+| prompt: what stays | nothing | none | the same; ``release`` as in decode |
 | memory of a worker | one expert | none | the same; ``worker_slots`` |
 | batch | no batching in decode | none | more experts than workers go one after the other, each worker at its own pace |
 | network | t^M and t^W include it | none | hidden states hop by hop; tokens and KV as one message each time |
 
-Its ablation has six cases, of which we know the fifth: no shadow, and experts drawn at random. Ours are: all aligned (the
-default); ``kv_period: null``; ``token_period: null``; both; random (``prediction_source: random``); none (``prediction_source:
-none``: experts are loaded once routed).
+Its ablation has six cases, all printed: token and KV aligned at every token (the default); the token only (``kv_period: null``); the
+KV cache only (``token_period: null``); neither (both null); no shadow, experts drawn at random (``prediction_source: random``); no
+shadow, experts loaded once routed (``prediction_source: none``).
+
+A prompt's first token, term by term, ms a layer of FP32 Mixtral on its cluster: an expert over PCIe 29.6 (704.6 MB at 23.8 GB/s); hidden
+states to the workers 4.5 with 16 tokens, 35.6 with 128 (two experts a token, 16 KB each, 117.7 MB/s), and as much back; an expert 0.9;
+the main node 0.5; latencies of 16 messages 0.8. That is 40.7 and 103.0 in sequence; 42.0 and 98.2 are printed (1345 and 3144 ms over 32
+layers). So nothing may overlap, as far as the printed times go. Loading does not, if it begins with the layer and rows are sent once
+it is over, as the text has it. But a full-duplex port carries rows out and back at once: 1171 and 2250 ms, or 1153 and 2173 with
+``prefill_load: ahead``. No sentence says that it does not; with one direction at a time it is 1299 and 3333 ms, without mini-batches
+1260 and 3258 (``odmoe/one-way.yaml``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, NamedTuple, cast
 
 from moesim.errors import ConfigError, HardwareError
 from moesim.policies.algorithms.drawing import sample
-from moesim.policies.algorithms.od_moe import assign_loads, by_rank
+from moesim.policies.algorithms.od_moe import assign_loads, by_rank, mini_batches
 from moesim.policies.base import STAGING, PolicyBase, Range, slot_bytes
 from moesim.policies.moot import MootIf, Where
 from moesim.policies.od_moe_shadow import Alignment, Shadow
@@ -53,6 +65,7 @@ from moesim.policy import (
     Action,
     Drop,
     Fetch,
+    Fetched,
     LayerBegin,
     Placement,
     Pool,
@@ -70,6 +83,14 @@ RANDOM = "random"
 NO_SHADOW = MootIf(prediction_source=Where("none or random", lambda given: _kind(given) in (NO_PREDICTION, RANDOM)))
 
 
+class Prompt(NamedTuple):
+    """What is left to send of a layer in prefill."""
+
+    layer: int
+    mini_batches: list[dict[int, list[int]]]  # of each, the rows of every expert
+    rounds: list[list[list[int]]]  # what each worker holds at a time, in turn
+
+
 class OdMoE(PolicyBase):
     """Experts loaded on demand by groups of workers, as a quantised shadow of the model predicts (OD-MoE, 2025).
 
@@ -78,9 +99,9 @@ class OdMoE(PolicyBase):
 
     paper = "OD-MoE (arXiv, 2025)"
     missing = (
-        "the time of the shadow's prompt pass, embedding and LM head, and the memory of its KV cache",
+        "the time of the shadow's prompt pass, which is shorter than the main node's, of its embedding and LM head, and the memory of its "
+        "KV cache",
         "the messages that tell workers which expert to load: a prediction or a correction is known to them at once",
-        "mini-batches within one prompt, so that at batch 1 nothing of a prefill layer is sent before all of it is routed",
     )
     profile = "odmoe-10x3090"
 
@@ -95,12 +116,14 @@ class OdMoE(PolicyBase):
     """Another source of predictions. ``"synthetic:0.97"`` and ``"oracle"`` are paid for as the shadow and need no state of the
     model, like it, and the messages of the alignment stay. Without a shadow, alignment or cost: ``"random"``, where experts
     are drawn (``"random:3"``: from another seed than 0), and ``"none"``, where they are loaded once routed."""
-    prompt_kv: Annotated[Literal["sent", "own"], NO_SHADOW, MootIf(kv_period=None)] = "sent"
+    prompt_kv: Annotated[Literal["sent", "own"], NO_SHADOW, MootIf(kv_period=None)] = "own"
     """Whether the first alignment of the KV cache brings the prompt's, too."""
-    release: Annotated[Literal["group", "worker"], MootIf(group_size=1, worker_slots=1)] = "group"
-    """Whether the workers of a layer are free once all its experts are computed, or each once its own is."""
-    prefill_load: Literal["ahead", "routed"] = "ahead"
-    """Whether workers load all experts of the next layer in turn as soon as they are free, or the active ones once known."""
+    release: Literal["group", "worker"] = "group"
+    """Whether the workers of a layer are free once all its experts are computed, or each once its own is; in prefill too."""
+    mini_batches: Annotated[int, Range(1)] = 4
+    """Parts of a prefill step's rows that the main node sends one after the other, while workers compute the part before."""
+    prefill_load: Literal["layer", "ahead"] = "layer"
+    """Whether workers load the experts of a layer in prefill as the layer begins, or as soon as they are free."""
     group_size: Annotated[int, Range(1)] | None = None
     """Workers that serve a layer in decode; None: the model's top_k."""
     worker_slots: Annotated[int, Range(1)] = 1
@@ -139,13 +162,11 @@ class OdMoE(PolicyBase):
     @property
     def listens(self) -> frozenset[type]:
         """Events it wants."""
-        wanted: set[type] = {StepBegin, Routed}
+        wanted: set[type] = {StepBegin, LayerBegin, Routed, Fetched}
         if self.has_shadow:
             wanted |= {Predicted, Sent}
         if self.release == "group":
             wanted.add(Ran)
-        if self.prefill_load == "ahead":
-            wanted.add(LayerBegin)
         return frozenset(wanted)
 
     @property
@@ -178,6 +199,8 @@ class OdMoE(PolicyBase):
         self._used: dict[int, list[int]] = {}  # layer -> experts that its routed rows need
         self._running: dict[int, int] = {}  # layer -> Runs that have not ended
         self._releases: dict[int, list[Action]] = {}  # layer -> what to do when none is left
+        self._ids: list[list[int]] = []  # of the present layer in prefill: the experts of each row that is routed
+        self._prompt = Prompt(-1, [], [])
         n_bytes = slot_bytes(view) * self.worker_slots
         elsewhere = self._main != view.compute
         parts = {(part, layer): self._main for part in LAYER_PARTS for layer in range(model.n_layers)}
@@ -194,6 +217,8 @@ class OdMoE(PolicyBase):
         kind = type(event)
         if kind is Routed:
             return self._serve(event, view)
+        if kind is Fetched:
+            return self._send_rows(view) if event.layer == self._prompt.layer else ()
         if kind is Predicted:
             return self._load(event, view)
         if kind is Ran:
@@ -201,7 +226,7 @@ class OdMoE(PolicyBase):
         if kind is Sent:
             return self._shadow.sent(event) if self._shadow else ()
         if kind is LayerBegin:
-            return self._load_ahead(event.layer) if self._prefill else ()
+            return self._load_all(event.layer) if self._prefill else ()
         return self._begin(event, view)
 
     def _begin(self, event: StepBegin, view: View) -> Iterable[Action]:
@@ -231,10 +256,11 @@ class OdMoE(PolicyBase):
             actions += self._fetches(layer, self._queues[layer], PREFETCH)
         return actions
 
-    def _load_ahead(self, layer: int) -> list[Action]:
-        """Load all experts of this layer and the next, which wait until the workers are free."""
+    def _load_all(self, layer: int) -> list[Action]:
+        """Load all experts of this layer, or of the next, too, which wait until the workers are free."""
         actions: list[Action] = []
-        for at in range(layer, min(layer + 1, self._last) + 1):
+        ahead = 1 if self.prefill_load == "ahead" else 0
+        for at in range(layer, min(layer + ahead, self._last) + 1):
             if at not in self._queues:
                 self._assign(at, range(self._n_experts), final=False)
                 actions += self._fetches(at, self._queues[at], PREFETCH)
@@ -255,17 +281,47 @@ class OdMoE(PolicyBase):
         wrong = [(worker, expert) for worker, expert in self._assign(layer, used, final=final) if is_there(worker, expert)]
         actions: list[Action] = [Drop(layer, (expert,), team[worker]) for worker, expert in wrong]
         queues = self._queues[layer]
-        active = set(event.active)
+        active = set(used if self._prefill else event.active)
         mine = [[expert for expert in queue if expert in active] for queue in queues]
         lacking = [[e for e in mine[w] if e not in before[w] or not is_there(w, e)] for w in range(len(team))]
         actions += self._fetches(layer, lacking, DEMAND)
+        if self._prefill:
+            self._ids = event.experts.tolist() if event.first_row == 0 else self._ids + event.experts.tolist()
+            if final:
+                turns = range(0, max(map(len, mine)), self.worker_slots)
+                rounds = [[queue[at : at + self.worker_slots] for queue in mine] for at in turns]
+                self._prompt = Prompt(layer, mini_batches(self._ids, self.mini_batches), rounds)
+                actions += self._send_rows(view)
+            return actions
         actions += [Run(layer, experts, worker) for experts, worker in zip(mine, team, strict=True) if experts]
         self._running[layer] = self._running.get(layer, 0) + len(active)
         if final:
             drops: list[Action] = [Drop(layer, queue, worker) for queue, worker in zip(queues, team, strict=True) if queue]
             one_go = max(len(queue) for queue in queues) <= self.worker_slots
-            if self.release == "group" and one_go and not self._prefill:
+            if self.release == "group" and one_go:
                 self._releases[layer] = drops
+            else:
+                actions += drops
+        return actions
+
+    def _send_rows(self, view: View) -> list[Action]:
+        """Once the workers have loaded what they hold together, send the rows in mini-batches, each to all workers."""
+        layer, parts, rounds = self._prompt
+        actions: list[Action] = []
+        while rounds:
+            held = [(worker, queue) for worker, queue in zip(self._workers, rounds[0], strict=True) if queue]
+            if not all(view.is_resident(layer, expert, worker) for worker, queue in held for expert in queue):
+                break
+            del rounds[0]
+            runs = [
+                Run(layer, (expert,), worker, rows[expert], part=part)
+                for part, rows in enumerate(parts) for worker, queue in held for expert in queue if expert in rows
+            ]  # fmt: skip
+            drops = [Drop(layer, queue, worker) for worker, queue in held]
+            self._running[layer] = self._running.get(layer, 0) + len(runs)
+            actions += runs
+            if self.release == "group":
+                self._releases[layer] = list(drops)
             else:
                 actions += drops
         return actions

@@ -59,5 +59,9 @@ class OnDemand(PolicyBase):
 
 def staging_pool(view: View, gpu: str, slots: int | None) -> Pool:
     """Return the pool for demand loads: ``slots`` experts, by default top_k but at least 2 (one computes, one loads)."""
-    n_slots = min(slots if slots is not None else max(2, view.model.top_k), view.model.n_experts)
-    return Pool(gpu, STAGING, n_slots * slot_bytes(view))
+    return Pool(gpu, STAGING, staging_bytes(view, slots))
+
+
+def staging_bytes(view: View, slots: int | None) -> int:
+    """Return the bytes of such a pool."""
+    return min(slots if slots is not None else max(2, view.model.top_k), view.model.n_experts) * slot_bytes(view)

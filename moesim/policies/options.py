@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 from moesim.errors import ConfigError, mistyped, unknown_name
 from moesim.policies.declare import Range, option_hints, option_meanings, option_parameters
 from moesim.policies.moot import describe_rules, moot_in_parts, moot_options
+from moesim.policies.released import Tables, released
 
 _PART, _SHOWN_PART = "a string or a mapping or an object", "a part by name or by a mapping"
 _PLAIN = (str, int, float, bool, list, tuple, dict, set, type(None))
@@ -22,6 +23,12 @@ def construct(
     ``what`` and ``place`` are for messages: ``"policy dali"``, and a file and a key. ``hint`` may say more of an unknown option.
     """
     parameters, hints = option_parameters(cls), option_hints(cls)
+    options = {
+        name: value
+        if value is None or not (tables := _tables(hints.get(name)))
+        else released(value, tables, _at(place, what, name))
+        for name, value in options.items()
+    }
     for name, value in options.items():
         if name not in parameters:
             known = unknown_name("option", str(name), parameters) if parameters else f"unknown option '{name}'; it has none"
@@ -29,7 +36,7 @@ def construct(
         if name in hints and not matches(value, hints[name]):
             expected = describe(hints[name])
             see = "; see moesim list parts" if _SHOWN_PART in expected else ""
-            raise ConfigError(f"{place}: {what}: option {name}: {mistyped(expected, value)}{see}")
+            raise ConfigError(f"{_at(place, what, name)}: {mistyped(expected, value)}{see}")
     required = [name for name, one in parameters.items() if one.default is one.empty and name not in options]
     if required:
         raise ConfigError(f"{place}: {what}: expected option {required[0]} ({describe(hints.get(required[0], Any))}), got none")
@@ -45,6 +52,16 @@ def construct(
         for name, why in moot.items():
             raise ConfigError(f"{place}: {what}: {part} {options[part]['name']}: option {name}: {why}")
     return made
+
+
+def _at(place: str, what: str, option: str) -> str:
+    return f"{place}: {what}: option {option}"
+
+
+def _tables(hint: Any) -> tuple[str, ...]:
+    """Return the names of released tables that an option takes; none if it is another option."""
+    extras = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
+    return next((one.names for one in extras if isinstance(one, Tables)), ())
 
 
 def matches(value: object, hint: Any) -> bool:
@@ -91,6 +108,8 @@ def describe(hint: Any) -> str:
     origin = get_origin(hint)
     if origin is Annotated:
         base, *extras = get_args(hint)
+        if tables := _tables(hint):
+            return f"{{file: PATH}} or a mapping with source and {', '.join(tables)}, or null"
         return describe(base) + "".join(_describe_range(one) for one in extras if isinstance(one, Range))
     if origin in (Union, types.UnionType):
         return " or ".join(dict.fromkeys(describe(one) for one in get_args(hint))).replace(_PART, _SHOWN_PART)

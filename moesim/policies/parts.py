@@ -6,7 +6,7 @@ actions. A part is started once per run, and may keep state between its question
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from moesim.errors import ConfigError
@@ -130,8 +130,8 @@ class ReplacementPart(Protocol):
     def victim(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
         """Name an idle resident of the cache that a fetch may replace, or None to wait."""
 
-    def layer_end(self, step: int, layer: int, busy: Container[int] = ()) -> Swap | None:
-        """Return replacements to make at the end of a layer, if any; experts that are ``busy`` cannot come in now."""
+    def layer_end(self, step: int, layer: int) -> Swap | None:
+        """Return replacements to make at the end of a layer, if any."""
 
 
 class Part(Declared):

@@ -9,7 +9,7 @@ Idea: what is best pinned, streamed or left to the CPU depends on the number of 
 |---|---|---|---|
 | token embedding | - | on the CPU, as of llama.cpp | the same |
 | shards | - | attention, FFN with all its experts, output layer | FFNs; attention and output stay on the GPU |
-| plans | - | five strategies, each as much pinned as fits; the one with the least predicted time | the same (`shard_plan`), with attention and output that take no memory |
+| plans | - | five strategies, each as much pinned as fits; the one with the least predicted time | the same (`shard_plan`), with attention that takes no memory and no output layer |
 | batch sizes | - | plans for 1, with several sequences 4, 16, 64, and 512, 1024 ...; the least that holds the rows | the same (`tier_of`), with at most the rows of the largest step |
 | profile | - | a table of operators, measured and interpolated | the engine's costs, rows spread evenly over the experts |
 | memory | - | a limit of GPU memory (``-mva``); 1.5 times the scratch stays free | the granted cache slots |
@@ -90,7 +90,7 @@ class PipeShard(PolicyBase):
         return self._tiers[tier]
 
     def _shards(self, rows: int, view: View) -> list[Shard]:
-        """Cost the shards of a pass; what is always on the GPU takes no memory."""
+        """Cost the shards of a pass; attention takes no memory, and the output layer is none, as both stay on the GPU."""
         costs, model, gpu, cpu = view.costs, view.model, self._gpu, self._cpu
         n_active = min(model.n_experts, rows * model.top_k)
         each = -(-rows * model.top_k // n_active)
@@ -100,7 +100,7 @@ class PipeShard(PolicyBase):
         for layer in range(model.n_layers):
             found.append(Shard("attention", 0, dense, dense))
             found.append(Shard("ffn", model.n_experts * model.expert_bytes(layer), on_gpu, on_cpu))
-        return [*found, Shard("output", 0, 0, 0)]
+        return found
 
     def decide(self, event: Any, view: View) -> Iterable[Action]:
         """Change the plan with the batch size; copy the next streamed layer; run a layer once it is there."""

@@ -13,12 +13,14 @@ experts that are predicted there.
 | online learning | possible | none | not implemented |
 | when | once gate and prediction are done; its time is hidden | none | the GPU runs what it has at once; with ``head_start`` the CPU begins with what every plan gives it; the rest waits for the prediction, if one will come |
 | plan | Alg. 1: GPU_Q over both layers, checked again for this one | none | the same, once a layer; micro-batches are added up |
+| a prompt: loads | a phase of the throughput; no rule of its own | none | the same plan by its rows, in one step, as in Transformers, unless the experiment cuts it; hardly a prefetch, as the link is busy with loads; these wait while both buffers are full and the GPU computes what it had (0.2 of 1.1 s: DeepSeek-V2-Lite, batch 64) |
+| a prompt: what stays | the hot table | none | the same |
 | alpha | not defined in use | none | what is left of the transfer under way; after a head start, from then |
 | t_c of a set | beta w + C for each expert | none | sum of the profile's costs; what the first expert takes beyond them (``first_extra_us``) is not in it |
 | x, g | one of each | none | x by layer; g of the busiest expert |
 | t_attn | - | none | attention, router and shared experts, from the profile |
 | no index passes | the loop still loads the busiest | none | ``none_better``: ``eq2`` (that one or none, by eq. 2), ``printed``, ``sentinel`` (none) |
-| the expert with the fewest tokens | never loaded: eq. 5 leaves it to the CPU | none | ``none_better: eq2`` loads it too where eq. 2 says so and it is the only one left; the other two leave it |
+| the expert with the fewest tokens | never loaded: eq. 5 leaves it to the CPU | none | ``none_better: eq2`` loads it too where eq. 2 says so and it is the only one left; the other two leave it, which in prompts costs most: 645 s in place of 7.3 (Mixtral, 64 of 512 tokens) |
 | f | (T_gap + t_attn) / x, rounded | none | half up; from 0 to what is predicted and absent |
 | at most GPU_Q's members | not stated | none | no; ``limit_to_queue`` |
 | R_hit, R_miss | not defined | none | share of the predictions of that layer and rank that came true; ``prior_hit`` counts for one (0.94, the least printed for its "hot Top-4", in place of a calibration run) |

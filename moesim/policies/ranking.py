@@ -51,7 +51,7 @@ class _Ranked(Admitting):
         if order is None:
             ranks.update((unit, self._rank(unit)) for unit in members)
             order = self._orders[at] = sorted((ranks[unit], unit) for unit in members)
-        found = self.first_idle((unit for _, unit in order), view)
+        found = self.first_resident((unit for _, unit in order), view)
         if found is not None:
             del order[bisect_left(order, (ranks[found], found))], ranks[found], members[found]
         return found

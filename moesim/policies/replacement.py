@@ -5,7 +5,7 @@ Residency is always asked of the view. What a part keeps is only an order or a c
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal
 
 from moesim.policies.algorithms.caching import workload_aware_swap
@@ -15,7 +15,7 @@ from moesim.policies.moot import InPolicy, MootIf
 from moesim.policies.part_conditions import COLD_STATIC, NO_COPIES, VictimsOption
 from moesim.policies.parts import Part, Setup, Swap, Unit
 from moesim.policies.twins import twin
-from moesim.policies.visit import UNROUTED_FIRST, PresentVisit, first_idle, order_of_use
+from moesim.policies.visit import UNROUTED_FIRST, PresentVisit, first_resident, order_of_use
 from moesim.policy import DEMAND, UPDATE, Fetch, Routed, View
 
 UseOrder = Literal["rank", "id"]
@@ -31,13 +31,13 @@ class Admitting(Part):
     swaps = False
 
     victims: VictimsOption = UNROUTED_FIRST
-    """What the present layer visit is routed to goes only if nothing else is idle, or, once it has run, like any other."""
+    """What the present layer visit is routed to goes only if there is nothing else, or like any other, once it has run."""
 
     def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
         self._gpu = setup.gpu
         self._per_layer = setup.per_layer
         self._visit = PresentVisit()
-        self._find = twin(first_idle, setup.view)
+        self._find = twin(first_resident, setup.view)
         self._members: list[dict[Unit, None]] = [{} for _ in range(setup.view.model.n_layers)]
         for layer, experts in enumerate(residents):
             self.inserted(layer, experts)
@@ -52,7 +52,7 @@ class Admitting(Part):
             members.pop((layer, expert), None)
             members[layer, expert] = None
 
-    def layer_end(self, step: int, layer: int, busy: Container[int] = ()) -> Swap | None:
+    def layer_end(self, step: int, layer: int) -> Swap | None:
         """Replace nothing: replacement happens on demand."""
         return None
 
@@ -72,8 +72,8 @@ class Admitting(Part):
         """
         return self._members[layer if self._per_layer else 0]
 
-    def first_idle(self, ranked: Iterable[Unit], view: View) -> Unit | None:
-        """Find the first of some members that may go now.
+    def first_resident(self, ranked: Iterable[Unit], view: View) -> Unit | None:
+        """Find the first of some members that is there.
 
         Parameters
         ----------
@@ -85,7 +85,7 @@ class Admitting(Part):
         Returns
         -------
         (int, int) or None
-            The first that is there and idle, and that the option ``victims`` does not protect; None if there is none.
+            The first that is there, in use or not, and that the option ``victims`` does not protect; None if there is none.
         """
         return self._find(ranked, self._visit.units if self.victims == UNROUTED_FIRST else (), self._gpu, view)
 
@@ -94,9 +94,9 @@ class FIFO(Admitting):
     """The one that has been in the cache longest."""
 
     def victim(self, fetch: Fetch, view: View) -> Unit | None:
-        """Name the first idle one in order of insertion, and forget it."""
+        """Name the first in order of insertion, and forget it."""
         members = self.members(fetch.layer)
-        unit = self.first_idle(members, view)
+        unit = self.first_resident(members, view)
         if unit is not None:
             del members[unit]
         return unit
@@ -141,7 +141,7 @@ class LRU(FIFO, fixed=("victims",)):
 
 
 class RandomVictim(Admitting):
-    """Any idle one, with equal chance, from a counter and a seed: the same choices in every run."""
+    """Any resident, with equal chance, from a counter and a seed: the same choices in every run."""
 
     seed: int = 0
     """Of the draws."""
@@ -152,15 +152,15 @@ class RandomVictim(Admitting):
         self._asked = 0
 
     def victim(self, fetch: Fetch, view: View) -> Unit | None:
-        """Draw among the idle residents, and forget the one drawn."""
-        gpu, is_resident, is_in_use = self._gpu, view.is_resident, view.is_in_use
+        """Draw among the residents, and forget the one drawn."""
+        gpu, is_resident = self._gpu, view.is_resident
         members = self.members(fetch.layer)
         routed = self._visit.spared(self.victims)
         for group in ((unit for unit in members if unit not in routed), (unit for unit in members if unit in routed)):
-            idle = [unit for unit in group if is_resident(*unit, gpu) and not is_in_use(*unit, gpu)]
-            if idle:
+            there = [unit for unit in group if is_resident(*unit, gpu)]
+            if there:
                 self._asked += 1
-                unit = idle[scramble((self.seed << 32) + self._asked) % len(idle)]
+                unit = there[scramble((self.seed << 32) + self._asked) % len(there)]
                 del members[unit]
                 return unit
         return None
@@ -185,7 +185,7 @@ class Static(Part):
         """Name none."""
         return None
 
-    def layer_end(self, step: int, layer: int, busy: Container[int] = ()) -> Swap | None:
+    def layer_end(self, step: int, layer: int) -> Swap | None:
         """Replace nothing."""
         return None
 
@@ -223,12 +223,8 @@ class WorkloadAware(Static):
         for expert in event.active:
             scores[expert] += loads[expert]
 
-    def layer_end(self, step: int, layer: int, busy: Container[int] = ()) -> Swap | None:
-        """Replace the u_size lowest residents by the u_size highest others when a window is over.
-
-        What is ``busy``, on its way to another pool though its layer is over (over a slow link even from a step before), is
-        left for a later window: another fetch of it would not change the pool that it arrives in.
-        """
+    def layer_end(self, step: int, layer: int) -> Swap | None:
+        """Replace the u_size lowest residents by the u_size highest others when a window is over."""
         visit = self._visits[layer]
         self._visits[layer] = visit + 1
         if (visit if self.firing == "printed" else visit + 1) % self.w_size:
@@ -236,10 +232,8 @@ class WorkloadAware(Static):
         members = self._members[layer]
         victims, newcomers = self._swap(self._scores[layer], members, self.u_size, self.only_if_better)
         self._scores[layer] = [0] * len(self._scores[layer])
-        pairs = [(out, new) for out, new in zip(victims, newcomers, strict=True) if new not in busy]
-        if not pairs:
+        if not victims:
             return None
-        victims, newcomers = [out for out, _ in pairs], [new for _, new in pairs]
         members.difference_update(victims)
         members.update(newcomers)
         return Swap(victims, newcomers, DEMAND if self.blocking else UPDATE, self.relabel)

@@ -87,7 +87,7 @@ def _recent_scores(part: MRS | MRSScore, view: View) -> RecentScores:
 
 
 class MRS(LRU, fixed=("use_order",)):
-    """HybriMoE's minus recent score: the idle resident with the smallest S; among equals the least recently used.
+    """HybriMoE's minus recent score: the resident with the smallest S; among equals the least recently used.
 
     The scores move before the layer evicts, so that what the router wants now is protected. Where a trace has no full
     scores, the weights of the chosen experts stand in for them, which makes p = top_k.
@@ -106,8 +106,8 @@ class MRS(LRU, fixed=("use_order",)):
     """Each expert is credited with its own score, as the paper says, or as the released code does: of the p experts with the
     largest scores, the one with the lowest id gets the largest, the next id the second largest, and so on."""
     victims: Annotated[Victims, NAMED_AHEAD, BY_LAST_USE] = "idle"
-    """What the present layer visit is routed to goes only if nothing else is idle, or, as in paper and code, by its score like
-    any other once it has run."""
+    """What the present layer visit is routed to goes only if there is nothing else, or, as in paper and code, by its score like
+    any other, once it has run."""
 
     def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
         """Begin with all scores 0."""
@@ -131,13 +131,13 @@ class MRS(LRU, fixed=("use_order",)):
         self._ranked.pop(layer if self._per_layer else 0, None)
 
     def victim(self, fetch: Fetch, view: View) -> Unit | None:
-        """Name the idle one with the smallest score, and forget it."""
+        """Name the one with the smallest score, and forget it."""
         pool = fetch.layer if self._per_layer else 0
         members, of = self._members[pool], self._recent.of
         ranked = self._ranked.get(pool)
         if ranked is None:
             ranked = self._ranked[pool] = sorted(members, key=lambda unit: of(unit[0])[unit[1]])
-        found = self.first_idle(ranked, view)
+        found = self.first_resident(ranked, view)
         if found is not None:
             ranked.remove(found)
             del members[found]

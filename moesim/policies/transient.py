@@ -53,6 +53,11 @@ class Transient:
             self._late[layer] = list(dict.fromkeys([*self._late.get(layer, ()), *late]))
         return held + late
 
+    def forget(self, layer: int, experts: Sequence[int]) -> None:
+        """Leave experts on their way to another pool."""
+        if layer in self._late:
+            self._late[layer] = [e for e in self._late[layer] if e not in experts]
+
     def spent(self, fetch: Fetch, routed: int, view: View) -> Unit | None:
         """Return a prefetched expert whose layer is routed and that nothing uses; for a demand load, any idle one."""
         for layer, experts in self._ahead.items():

@@ -29,6 +29,8 @@ NOTHING_AHEAD = InPolicy(MootIf(prefetch=FILLS_NO_CACHE))
 class LeastStaleByGeneration(Admitting, fixed=("victims",)):
     """One that the present pass has not used, the first to have become stale; then of the others the first (no SpecMD)."""
 
+    victims = "idle"  # its reading knows of no visits
+
     prefetched: Annotated[Literal["fresh", "stale"], NOTHING_AHEAD] = "fresh"
     """What a prefetched expert is until it is used."""
 
@@ -65,9 +67,9 @@ class LeastStaleByGeneration(Admitting, fixed=("victims",)):
             entries.insert(unit, fresh=unit in self._visit.units or self.prefetched == "fresh")
 
     def victim(self, fetch: Fetch, view: View) -> Unit | None:
-        """Name the first idle one, and forget it."""
+        """Name the first, and forget it."""
         entries = self.of(fetch.layer)
-        unit = self.first_idle(entries, view)
+        unit = self.first_resident(entries, view)
         if unit is not None:
             entries.remove(unit)
         return unit

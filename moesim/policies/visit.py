@@ -27,20 +27,20 @@ class PresentVisit:
         self._at = at
 
     def spared(self, victims: Victims) -> Container[Unit]:
-        """Return what goes only if nothing else is idle."""
+        """Return what goes only if there is nothing else."""
         return self.units if victims == UNROUTED_FIRST else ()
 
 
-def first_idle(ranked: Iterable[Unit], spared: Container[Unit], gpu: str, view: View) -> Unit | None:
-    """Return the first of some units that is on a GPU and idle, one that is spared only if no other is; None if there is none."""
-    is_resident, is_in_use = view.is_resident, view.is_in_use
+def first_resident(ranked: Iterable[Unit], spared: Container[Unit], gpu: str, view: View) -> Unit | None:
+    """Return the first of some units that is on a GPU, one that is spared only if no other is; None if there is none."""
+    is_resident = view.is_resident
     routed = []
     for unit in ranked:
         if unit in spared:
             routed.append(unit)
-        elif is_resident(*unit, gpu) and not is_in_use(*unit, gpu):
+        elif is_resident(*unit, gpu):
             return unit
-    return next((unit for unit in routed if is_resident(*unit, gpu) and not is_in_use(*unit, gpu)), None)
+    return next((unit for unit in routed if is_resident(*unit, gpu)), None)
 
 
 def order_of_use(event: Routed) -> Sequence[int]:

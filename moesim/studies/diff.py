@@ -37,8 +37,8 @@ _SETTINGS: Final = (
 _BYTES: Final = ("demand", "prefetch_used", "prefetch_wasted", "update", "write_back", "message", "activation")
 _COUNTS: Final = ("n_gpu_runs", "n_cpu_runs", "n_demand_fetches", "n_prefetches", "n_evictions")
 _RATES: Final = (
-    "hit_rate", "hit_rate_prefill", "hit_rate_decode", "in_flight_share", "prefetch_used_share", "gpu_run_share",
-    "fidelity_fresh_decode",
+    "hit_rate", "hit_rate_prefill", "hit_rate_decode", "resident_rate", "in_flight_share", "prefetch_used_share",
+    "gpu_run_share", "fidelity_fresh_decode",
 )  # fmt: skip
 _SPEEDS: Final = ("makespan_ns", "ttft_mean_ns", "tpot_mean_ns", "contention_ns", "decode_tokens_per_s", "prefill_tokens_per_s")
 

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 N_PROMPT, N_DECODE = 12, 8  # tokens of each request of `tiny_workload`
 
 
-def tiny_workload(policy: Any, batch_size: int = 1, micro_batches: int = 1, **shape: Any) -> tuple[Trace, Workload]:
+def tiny_workload(
+    policy: Any, batch_size: int = 1, micro_batches: int = 1, *, decode: int = N_DECODE, **shape: Any
+) -> tuple[Trace, Workload]:  # fmt: skip
     """Return a made-up trace that holds what a policy needs, and a small workload of it.
 
     Parameters
@@ -31,12 +33,14 @@ def tiny_workload(policy: Any, batch_size: int = 1, micro_batches: int = 1, **sh
     policy : Policy
         Its ``needs`` decide which signals, tables and scores the trace holds.
     batch_size, micro_batches : int
-        Of the workload: prompts of 12 tokens, 8 decode steps.
+        Of the workload, whose prompts have 12 tokens.
+    decode : int
+        Decode steps.
     **shape
         Arguments of `moesim.testing.traces.synthetic_trace`, for another model than `tiny_model`.
     """
-    signals = {need.removeprefix("signal:"): 0.8 for need in policy.needs if need.startswith("signal:")}
-    trace = synthetic_trace(prompt=N_PROMPT, decode=N_DECODE, scores=True, calibration=True, signals=signals, **shape)
+    signals = {need.removeprefix("signal:"): 0.8 for need in sorted(policy.needs) if need.startswith("signal:")}
+    trace = synthetic_trace(prompt=N_PROMPT, decode=decode, scores=True, calibration=True, signals=signals, **shape)
     tables = {need.removeprefix("table:") for need in policy.needs if need.startswith("table:")}
     if not tables <= trace.tables.keys():
         missing = ", ".join(sorted(tables - trace.tables.keys()))
@@ -47,7 +51,7 @@ def tiny_workload(policy: Any, batch_size: int = 1, micro_batches: int = 1, **sh
     spec = WorkloadSpec(
         batch_size=batch_size,
         prompt_tokens=N_PROMPT,
-        decode_tokens=N_DECODE,
+        decode_tokens=decode,
         micro_batches=micro_batches,
         prefill_chunk=24,
     )

@@ -136,7 +136,7 @@ def test_objects_give_the_same_rows_as_names(result: moesim.Result) -> None:
     assert found.rows == result.rows
 
 
-def test_a_trace_that_has_no_file(tmp_path: Path) -> None:
+def test_a_trace_that_has_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trace = synthetic_trace(32, 8, 2, 1, 8, 4)
     here = moesim.compare("lru", **SMALL | {"trace": trace})
     apart = moesim.compare("lru", **SMALL | {"trace": trace, "jobs": 2, "out": tmp_path / "out"})
@@ -151,6 +151,12 @@ def test_a_trace_that_has_no_file(tmp_path: Path) -> None:
         InputError, match=r"run 0 \(lru\): expected the trace given:[0-9a-f]{16} \(sha256 .* got none of that name;"
     ):
         loaded.records(0)
+    for name in "ab":
+        synthetic_trace(32, 8, 2, 1, 8, 5).write(tmp_path / "others" / f"{name}.safetensors")
+    with monkeypatch.context() as patch, pytest.raises(InputError, match=r"got another in .*a\.safetensors;"):
+        listed = Path.glob
+        patch.setattr(Path, "glob", lambda *asked: sorted(listed(*asked), reverse=True))  # folders have any order
+        moesim.load(tmp_path / "out", inputs=tmp_path / "others").records(0)
     trace.write(tmp_path / "written.safetensors")
     assert moesim.load(tmp_path / "out", inputs=tmp_path).records(0) == here.records(0)
 

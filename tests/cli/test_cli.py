@@ -222,7 +222,7 @@ def test_a_profile_without_a_unit_or_a_source(tmp_path: Path, capsys: pytest.Cap
         (["compare", "--policies", "lru", "--batch", "1,x", "--trace", "small.safetensors"], "compare: --batch: expected an int"),
         (
             ["compare", "--policies", "lru", "--cache", "half"],
-            "compare: --cache: expected shares such as 0.25 or 25%, or sizes such as",
+            "compare: --cache: expected shares such as 0.25, 1/4 or 25%, or sizes such as",
         ),
         (["compare", "--policies", "lru", "--cache", "0.5,2"], "compare: --cache: expected a number in [0, 1], got 2"),
         (["compare", "--policies", "lru", "--transfer", "x"], "compare: --transfer: expected 'pinned', 'pageable' or"),

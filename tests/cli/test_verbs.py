@@ -83,6 +83,6 @@ def test_a_cache_may_be_a_percentage() -> None:
         return comparison(["lru"], model="m", hardware="h", trace="t", cache=size, batch=1, prompt=4, decode=4, n_batches=1,
                               seed=0, transfer="pinned", repeat=1, overrides=[], imports=False)["cache"]  # fmt: skip
 
-    assert cache(["25%", 0.5, "12.5 %", "4GiB"]) == {"ratio": [0.25, 0.5, 0.125], "budget": ["4GiB"]}
-    with pytest.raises(ConfigError, match=r"expected a share such as 0.25 or 25%, got 'a%'"):
+    assert cache(["25%", 0.5, "12.5 %", "1/3", "4GiB"]) == {"ratio": [0.25, 0.5, 0.125, 1 / 3], "budget": ["4GiB"]}
+    with pytest.raises(ConfigError, match=r"expected shares such as 0.25, 1/4 or 25%, or sizes .*got 'a%'"):
         cache("a%")

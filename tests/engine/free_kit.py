@@ -121,7 +121,7 @@ class Free:
             return [Skip(event.layer, [expert], rows)]
         named = rows if rng.random() < 0.3 else None
         fetch = [Fetch(event.layer, [expert], where, DEMAND, bits=bits)] if where in self.pooled else []
-        return [*fetch, Run(event.layer, [expert], where, named, bits=bits, late=late)]
+        return [*fetch, Run(event.layer, [expert], where, named, bits=bits, late=late, part=rng.randrange(2))]
 
     def _whim(self, layer: int, rng: Random, view: Any) -> list[Any]:
         d, bits, expert = rng.choice(self.pooled), rng.choice([None, LOW]), rng.randrange(EXPERTS)

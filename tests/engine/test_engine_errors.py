@@ -77,6 +77,7 @@ def at_routed(*actions: Any, **more: Any) -> str:
         (Run(0, [4], "gpu0"), "Run(L0/E4): no such unit; layers are 0..1, experts 0..3"),
         (Run(0, [0], "gpu0", [1]), "Run(L0/E0): rows [1]; name distinct rows in 0..0"),
         (Run(0, [0], "gpu0", [0, 0]), "Run(L0/E0): rows [0, 0]; name distinct rows in 0..0"),
+        (Run(0, [0], "gpu0", range(9)), "Run(L0/E0): rows [0, 1, 2, 3, 4, 5, 6, 7]; name distinct rows in 0..0"),
         (Run(1, [2], "gpu0"), "Run(L1, gpu0): not routed yet; name its rows, or wait for Routed"),
         (Run(2, [2], "gpu0", [0]), "Run(L2, gpu0): that layer is over or does not exist; run experts of this layer or a "
                                    "later one of this step"),
@@ -85,6 +86,8 @@ def at_routed(*actions: Any, **more: Any) -> str:
         (Skip(1, [0]), "Skip(L1); skip slots of the present layer, once it is routed"),
         (Skip(0, [2]), "Skip(L0/E2): rows [] are not routed to it, or are served; skip only open slots"),
         (Skip(0, [0], [0, 0]), "Skip(L0/E0): rows [0, 0] are not routed to it, or are served; skip only open slots"),
+        (Skip(0, [0], range(9)), "Skip(L0/E0): rows [0, 1, 2, 3, 4, 5, 6, 7] are not routed to it, or are served; skip only open "
+                                 "slots"),
         (Skip(0, [8]), "Skip(L0/E8): no such unit; layers are 0..1, experts 0..3"),
         (Predict(1, 1, "told", "gpu0"), "Predict(step 1, L1): this is step 0; predict within the present step"),
         (Predict(0, 5, "told", "gpu0"), "Predict(L5/E0): no such unit; layers are 0..1, experts 0..3"),
@@ -158,7 +161,8 @@ def test_run_twice() -> None:
 
 
 def test_move_and_drop_of_what_is_not_there() -> None:
-    assert at_routed(Move(0, [0], "gpu0", "cache"), copies=[]) == "Move(L0/E0, gpu0): not resident; move only resident copies"
+    says = "Move(L0/E0, gpu0): neither resident nor being fetched; move only what is there or on its way"
+    assert at_routed(Move(0, [0], "gpu0", "cache"), copies=[]) == says
     says = "Drop(L0/E0, gpu0): neither resident nor being fetched; drop only what is there"
     assert at_routed(Drop(0, [0], "gpu0"), copies=[]) == says
 
@@ -215,7 +219,6 @@ def test_actions_at_the_wrong_time(when: tuple[Any, ...], action: Any, says: str
         ((0, 9), "not resident in pool 'cache'; name a resident of the pool that is full"),
         ((1, -4), "not resident in pool 'cache'; name a resident of the pool that is full"),  # would alias L0/E0
         ((1, 0), "not resident in pool 'cache'; name a resident of the pool that is full"),  # in the other pool
-        ((0, 0), "it is in use; check view.is_in_use, or return None to wait"),
     ],
 )
 def test_impossible_victims(victim: tuple[int, int], says: str) -> None:
@@ -270,10 +273,11 @@ def test_victim_of_another_layers_pool() -> None:
         (Script(parts={("head", -1): "gpu3"}), "unknown device 'gpu3'; did you mean 'gpu0'? known: cpu0, gpu0"),
         (Script(pools=[Pool("gpu3", "cache", 1)]), "unknown device 'gpu3'; did you mean 'gpu0'? known: cpu0, gpu0"),
         (Script(pools=[Pool("gpu0", "a", 1), Pool("gpu0", "a", 2)]),
-         "Pool('gpu0', 'a', 2, False): expected one pool of that name, at least 0 bytes, on a device that backs no weights"),
-        (Script(pools=[Pool("gpu0", "a", -1)]), "Pool('gpu0', 'a', -1, False): expected one pool"),
-        (Script(pools=[Pool("cpu0", "a", 1)]), "Pool('cpu0', 'a', 1, False): expected one pool"),
-        (Script(pools=[Pool("gpu0", "a", [1, -1], True)]), "Pool('gpu0', 'a', [1, -1], True): expected one pool"),
+         "Pool('gpu0', 'a', 2, False, 0): expected one pool of that name, at least 0 bytes, on a device that backs no weights"),
+        (Script(pools=[Pool("gpu0", "a", -1)]), "Pool('gpu0', 'a', -1, False, 0): expected one pool"),
+        (Script(pools=[Pool("gpu0", "a", 1, landing=-1)]), "Pool('gpu0', 'a', 1, False, -1): expected one pool"),
+        (Script(pools=[Pool("cpu0", "a", 1)]), "Pool('cpu0', 'a', 1, False, 0): expected one pool"),
+        (Script(pools=[Pool("gpu0", "a", [1, -1], True)]), "Pool('gpu0', 'a', [1, -1], True, 0): expected one pool"),
         (Script(pools=[Pool("gpu0", "a", [1, 1, 1], True)]),
          "Pool('gpu0', 'a'): expected per_layer=True and one number of bytes for each of 2 layers, got per_layer=True and 3"),
         (Script(pools=[Pool("gpu0", "a", [1, 1])]),
@@ -281,6 +285,8 @@ def test_victim_of_another_layers_pool() -> None:
         (Script(copies=[Copy(0, [0], "gpu0", "b")]), "copies of layer 0 in pool 'b' of gpu0: declare that pool"),
         (Script(copies=[Copy(2, [0], "gpu0")]), "copies of layer 2, experts [0]: no such units in tiny"),
         (Script(copies=[Copy(0, [4], "gpu0")]), "copies of layer 0, experts [4]: no such units in tiny"),
+        (Script(copies=[Copy(0, range(9), "gpu0")]), "copies of layer 0, experts [0, 1, 2, 3, 4, 5, 6, 7]: no such units in "
+                                                     "tiny"),
         (Script(copies=[Copy(0, [0, 1, 0], "gpu0")]), "L0/E0 is placed twice on gpu0"),
         (Script(copies=ALL, slots=7), "pool 'cache' of gpu0 is too small for the copies of layer 1"),
     ],

@@ -56,6 +56,28 @@ def test_rule_8_runs_returned_apart_cross_apart_and_queue_on_the_control_lane() 
     assert crossings(records)[:2] == [(100, 120, "gpu0->cpu0", "in", 1), (120, 150, "gpu0->cpu0", "in", 2)]
 
 
+def test_rule_8_parts_cross_one_after_the_other_while_the_one_before_is_computed() -> None:
+    # 0 and 1 of row 0, then 1 of row 1.
+    # gpu0->cpu0 |     |in 20|in 20|
+    # cpu0       |           |0 400      |1 400      |1 400      |
+    # cpu0->gpu0 |                                   |out 20|    |out 20|
+    #            0    100   120   520         920   940   1320  1340
+    apart = [Run(0, [0], "cpu0", [0]), Run(0, [1], "cpu0", [0]), Run(0, [1], "cpu0", [1], part=1), Run(0, [2], "gpu0")]
+    records = play(Script({("Routed", 0, 0, 0): apart}, copies=ALL, routed=on_gpu), TWO)
+    assert crossings(records) == [
+        (100, 120, "gpu0->cpu0", "in", 1),
+        (120, 140, "gpu0->cpu0", "in", 1),
+        (920, 940, "cpu0->gpu0", "out", 1),
+        (1320, 1340, "cpu0->gpu0", "out", 1),
+    ]
+    assert [t for t in tasks(records) if t[2] == "cpu0"] == [
+        (120, 520, "cpu0", "E0x1"),
+        (520, 920, "cpu0", "E1x1"),
+        (920, 1320, "cpu0", "E1x1"),
+    ]
+    assert records.layers[0].end == 1340
+
+
 def test_rule_8_the_first_expert_of_a_group_pays_the_extra() -> None:
     # cpu0 |0 400 + 35|1 500|
     toy = machine({"gpu0": gpu(), "cpu0": cpu(first_extra_ns=35)})

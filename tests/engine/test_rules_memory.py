@@ -112,6 +112,28 @@ def test_rule_6_a_queued_run_pins_and_a_dropped_copy_goes_when_it_is_idle() -> N
     assert [(e.time, e.expert, e.used) for e in records.evictions] == [(100, 2, False), (200, 0, True), (300, 1, True)]
 
 
+@pytest.mark.parametrize("landing", [0, 1000])
+def test_rule_6_a_victim_in_use_leaves_when_it_is_idle_and_the_copy_lands_next_to_the_pool_or_waits(landing: int) -> None:
+    # gpu0       |DDDDD|00000|11111|22222|     2 is loaded in the place of 1, which is still to run
+    # cpu0->gpu0       |3333333333333 (with room next to the pool) or, from 300 on, |3333333333333
+    #            0    100   200   300
+    script = {("Routed", 0, 0, 0): [Fetch(0, [3], "gpu0"), Run(0, [0, 1], "gpu0")]}
+    free = []
+
+    def name(fetch: Fetch, view: Any) -> tuple[int, int]:
+        free.append(view.free_bytes("gpu0", "cache"))
+        return 0, 1
+
+    pools = [Pool("gpu0", "cache", 2000, landing=landing), Pool("gpu0", "b", 4000)]
+    records = play(
+        Script(script, copies=[Copy(0, [0, 1], "gpu0"), ALL[1]._replace(pool="b")], pools=pools, routed=on_gpu, evict=name), ONE
+    )
+    end = records.makespan_ns  # which cuts the copy off
+    assert transfers(records) == [(100 if landing else 300, end, "cpu0->gpu0", "demand 0/3")]
+    assert [(e.time, e.expert, e.reason) for e in records.evictions] == [(300, 1, "evict")]
+    assert free == [0] and records.pool_peak_bytes["gpu0", "cache"] == 2000 + landing
+
+
 def test_rule_6_write_back_is_a_transfer_and_pins_its_source() -> None:
     # gpu0->cpu0 |     |0/2 write-back  |        dropped at 100 too: its memory is free at 1100
     script = {("Routed", 0, 0, 0): [Fetch(0, [2], "cpu0", UPDATE), Drop(0, [2], "gpu0"), Run(0, [0, 1], "gpu0")]}
@@ -173,6 +195,27 @@ def test_rule_6_move_relabels_and_copies_nothing() -> None:
     assert free[:2] == [(0, 2000, []), (2000, 0, [(0, 0), (0, 1)])]
     assert records.transfers == [] and records.makespan_ns == 600
     assert records.pool_peak_bytes["gpu0", "other"] == 2000
+
+
+@pytest.mark.parametrize("at", [("Routed", 0, 0, 0), ("LayerBegin", 0, 0)])
+def test_rule_6_what_is_on_its_way_may_be_moved_and_arrives_elsewhere(at: tuple[Any, ...]) -> None:
+    # The copy of 1/2 takes from 0 to 1000; at 0 it is queued, at 100 in flight.
+    begin, fetch = ("LayerBegin", 0, 0), Fetch(1, [2], "gpu0", PREFETCH, "b")
+    move = [Move(1, [2], "gpu0", "cache")]
+    script = {begin: [fetch, *move]} if at == begin else {begin: [fetch], at: [*move, Run(0, [0, 1], "gpu0")]}
+    seen = []
+
+    def look(event: Any, view: Any) -> list[Any]:
+        seen.append((view.residents("gpu0", "cache", 1), view.residents("gpu0", "b"), view.free_bytes("gpu0", "b")))
+        return []
+
+    pools = [Pool("gpu0", "cache", 6000), Pool("gpu0", "b", 1000)]
+    copies = [ALL[0], Copy(1, [3], "gpu0")]
+    script[("LayerEnd", 0, 1)] = look
+    records = play(Script(script, copies=copies, pools=pools, routed=on_gpu), ONE)
+    assert transfers(records) == [(0, 1000, "cpu0->gpu0", "prefetch 1/2")]
+    assert seen == [([2, 3], [], 1000)]
+    assert records.pool_peak_bytes["gpu0", "b"] == (0 if at == begin else 1000)
 
 
 def test_rule_6_pins_on_the_backing_device_are_of_the_copy_that_is_read() -> None:

@@ -243,3 +243,16 @@ def test_the_last_layer_cannot_be_late() -> None:
 def test_an_exact_policy_cannot_be_late() -> None:
     with pytest.raises(PolicyError, match="an exact policy served slots otherwise than fresh: 1 late"):
         run({ROUTED: [Run(0, [0], "gpu0"), Run(0, [1], "cpu0", late=True)]}, exact=True)
+
+
+def test_a_victim_that_is_leaving_already_is_refused() -> None:
+    # The copy at 4 bits is in use, and its 250 bytes and the 500 that are free are not enough for one at 16 bits.
+    script = {ROUTED: [Fetch(0, [0], "gpu0"), Run(0, [0], "gpu0"), Run(0, [1], "gpu0", bits=4)]}
+    copies, pools = (
+        [Copy(0, [1, 2], "gpu0", bits=4), Copy(1, [0, 1, 2, 3], "gpu0", "b")],
+        [Pool("gpu0", "cache", 1000), Pool("gpu0", "b", 4000)],
+    )
+    with pytest.raises(PolicyError) as error:
+        run(script, copies=copies, pools=pools, evict=[(0, 1, 4)] * 2)
+    says = "evict(L0/E0, gpu0) named L0/E1: it is leaving already; name each victim once, or return None to wait"
+    assert says in str(error.value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from moesim.experiment.budget import slots_used
 from moesim.experiment.config import parse_config
 from moesim.experiment.report import result_table
 from moesim.experiment.resolve import Experiment
+from moesim.experiment.sweep import expand
 from moesim.model import ModelSpec
 from moesim.plots.captions import caption
 from moesim.policies.algorithms.caching import deal_slots
@@ -55,6 +57,28 @@ def test_a_cache_of_153_slots_over_32_layers() -> None:
     assert [layer for layer, slots in enumerate(dealt) if slots == 4] == [2, 6, 11, 16, 20, 25, 29]
 
 
+def test_a_share_of_k_in_n_is_k_slots_of_each_layer() -> None:
+    """No double is exactly k/n, and the product with n lies below k for many of them."""
+    base: dict[str, Any] = {**CONFIG, "policies": ["lru"]}
+    below = 0
+    for n in range(1, 129):
+        texts = [f"{k}/{n}" for k in range(n + 1)]
+        points = expand(parse_config({**base, "cache": {"ratio": texts}}, "slots.yaml"), "slots.yaml")
+        assert [point.ratio for point in points] == [k / n for k in range(n + 1)]
+        for layers in (1, 26, 27, 48, 61):
+            model = tiny_model(n_layers=layers, n_experts=n, top_k=1)
+            assert [point.cache_slots(model) for point in points] == [k * layers for k in range(n + 1)]
+            below += sum(int(Fraction(k / n) * n * layers) < k * layers for k in range(n + 1))
+    assert below > 1000  # what rounding down alone loses a slot of
+
+
+def test_a_share_between_two_numbers_of_slots_is_rounded_down() -> None:
+    model = tiny_model(n_layers=4, n_experts=8)
+    for share, slots in ((0.3, 9), (9.999999 / 32, 9), (1 - 2 / 3, 10), (0.1 + 0.2, 9), (1e-6, 0), (1.0, 32)):
+        (point,) = expand(parse_config({**CONFIG, "policies": ["lru"], "cache": {"ratio": share}}, "slots.yaml"), "slots.yaml")
+        assert point.cache_slots(model) == slots
+
+
 def test_these_policies_have_slots_for_each_layer() -> None:
     assert SPLIT == [
         "belady", "composed", "dali", "dali-multi-gpu", "fate", "fifo", "hybrimoe-code", "hybrimoe-paper", "lfu", "lru",
@@ -87,7 +111,8 @@ def test_a_policy_uses_every_slot_or_as_many_in_each_layer(name: str) -> None:
 def test_the_slot_more_is_filled_and_never_exceeded(name: str) -> None:
     policy = make_policy(name)
     records = run_tiny(policy, tiny_workload(policy, 4), 13)
-    assert records.pool_peak_bytes["gpu0", "cache"] == 13 * tiny_model().expert_bytes(0)
+    landing = 0 if name in ("dali", "hybrimoe-code") else 2  # copies whose victims are still to run
+    assert 13 <= records.pool_peak_bytes["gpu0", "cache"] / tiny_model().expert_bytes(0) <= 13 + landing
 
 
 @pytest.mark.parametrize("name", ["lru", "static", "hybrimoe-paper", "composed"])

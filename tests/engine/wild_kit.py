@@ -81,14 +81,23 @@ class Wild:
         self.gpus = list(view.gpus)
         self.per_layer = {(g, "cache"): rng.random() < 0.3 for g in self.gpus}
         self.copies = [Copy(rng.randrange(LAYERS), rng.sample(range(EXPERTS), min(self.slots, 2)), g) for g in self.gpus]
-        pools = [Pool(g, "cache", self.slots * EXPERT_BYTES, self.per_layer[g, "cache"]) for g in self.gpus]
+        beside = {g: EXPERT_BYTES * rng.choice([0, 0, 1, 2]) for g in self.gpus}
+        pools = [Pool(g, "cache", self.slots * EXPERT_BYTES, self.per_layer[g, "cache"], beside[g]) for g in self.gpus]
+        self.leaving: set[tuple[int, int, str]] = set()
         return Placement(self.copies, pools + [Pool(g, "spare", EXPERT_BYTES * rng.randint(1, 3)) for g in self.gpus])
 
     def evict(self, fetch: Fetch, view: Any) -> tuple[int, int] | None:
-        free = [x for x in view.residents(fetch.device, fetch.pool) if not view.is_in_use(*x, fetch.device)]
-        if self.per_layer.get((fetch.device, fetch.pool)):
-            free = [x for x in free if x[0] == fetch.layer]
-        return Random(f"{self.seed} {fetch}").choice(free) if free else None
+        rng, device = Random(f"{self.seed} {fetch}"), fetch.device
+        idle = [x for x in view.residents(device, fetch.pool) if not view.is_in_use(*x, device)]
+        used = [x for x in view.residents(device, fetch.pool) if view.is_in_use(*x, device) and (*x, device) not in self.leaving]
+        self.leaving -= {(*x, device) for x in idle}  # it was kept, or has come anew
+        if self.per_layer.get((device, fetch.pool)):
+            idle, used = ([x for x in some if x[0] == fetch.layer] for some in (idle, used))
+        if used and (not idle or rng.random() < 0.3):
+            found = rng.choice(used)
+            self.leaving.add((*found, device))
+            return found
+        return rng.choice(idle) if idle else None
 
     def decide(self, event: Any, view: Any) -> list[Any]:
         self.times.append(view.now_ns)
@@ -137,7 +146,7 @@ class Wild:
                     where = rng.choice(["cpu0", *self.gpus])
                     if where != "cpu0":
                         actions.append(Fetch(event.layer, [expert], where))
-                    actions.append(Run(event.layer, [expert], where, [row]))
+                    actions.append(Run(event.layer, [expert], where, [row], part=rng.randrange(3)))
         if event.layer + 1 < LAYERS and event.mb == 0 and (event.step, event.layer + 1) not in self.early and rng.random() < 0.5:
             expert, row = rng.randrange(EXPERTS), event.first_row
             self.early[event.step, event.layer + 1] = [(expert, row)]

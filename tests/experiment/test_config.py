@@ -41,6 +41,12 @@ def parse(**changes: Any) -> Config:
         ),
         ({"cache": {"ratio": True}}, "a.yaml: cache.ratio: expected a number in [0, 1], got True"),
         ({"cache": {"ratio": "0.5"}}, "a.yaml: cache.ratio: expected a number in [0, 1], got '0.5'; write it without quotes"),
+        (
+            {"cache": {"ratio": "3/2"}},
+            "a.yaml: cache.ratio: expected a number in [0, 1], got 1.5; choose a value in this range; for bytes use cache.budget",
+        ),
+        ({"cache": {"ratio": "1/0"}}, "a.yaml: cache.ratio: expected a number in [0, 1], got '1/0'"),
+        ({"cache": {"ratio": "-1/3"}}, "a.yaml: cache.ratio: expected a number in [0, 1], got '-1/3'"),
         ({"zip": ["model"]}, "a.yaml: zip[0]: expected a list, got 'model'; write [[KEY, KEY]]"),
         ({"name": 5}, "a.yaml: name: expected a text, got 5; put it in quotes"),
         ({"cache": {}}, "a.yaml: cache: expected ratio or budget, got neither"),

@@ -93,12 +93,15 @@ def test_each_figure_is_drawn_once_and_no_other(
     assert draw([], results.outcomes, runs, workers_with(pool)) == ({}, [])
 
 
-@pytest.mark.long
-def test_a_figure_whose_process_died_is_drawn_here(ran: tuple[Results, dict[str, Outcome]]) -> None:
+def test_a_figure_whose_process_died_is_drawn_here(
+    ran: tuple[Results, dict[str, Outcome]], monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
     results, runs = ran
-    whole, _ = draw(FEW, results.outcomes, runs)
-    found, refused = draw(FEW, results.outcomes, runs, workers_with(Here(lost="decode_speed")))
-    assert (found, refused) == (whole, [])
+    monkeypatch.setattr(figures, "_draw", lambda one: {f"{one.name}.png": one.asked.kind.encode()})
+    whole, _ = draw(MANY, results.outcomes, runs)
+    pool = Here(lost="hit_rate")
+    assert draw(MANY, results.outcomes, runs, workers_with(pool)) == (whole, [])
+    assert pool.drawn == ["decode_speed", "hit_rate"] and list(whole) == [f"{one.name}.png" for one in MANY]
 
 
 @pytest.mark.long
@@ -115,7 +118,6 @@ def test_what_cannot_be_drawn_is_one_line_in_any_process(
         assert left_out == ["plots: hit_rate is left out: plot hit_rate: expected more, got less"]
 
 
-@pytest.mark.long
 def test_processes_are_started_for_many_figures_only(
     ran: tuple[Results, dict[str, Outcome]], monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
@@ -128,6 +130,7 @@ def test_processes_are_started_for_many_figures_only(
 
     monkeypatch.setattr("moesim.experiment.pool.make_pool", make)
     monkeypatch.setattr(figures, "usable_cores", lambda: 8)
+    monkeypatch.setattr(figures, "_draw", lambda one: {f"{one.name}.png": b""})
     draw(FEW, results.outcomes, runs, Workers(None))
     assert started == []
     draw(MANY, results.outcomes, runs, Workers(None))

@@ -91,5 +91,5 @@ def test_no_cache_is_a_setting():
 
 
 def test_a_cache_that_must_hold_experts_says_how_many():
-    with pytest.raises(MoesimError, match=r"expected at least 1 cache slots a layer, got 0 .*set cache.ratio to at least 0.125"):
+    with pytest.raises(MoesimError, match=r"expected at least 1 cache slots a layer, got 0 .*set cache.ratio to at least 1/8"):
         rows(["lru"], cache={"ratio": 0.0})

@@ -26,7 +26,7 @@ from moesim.experiment.config import Config, load_config, parse_config
 from moesim.experiment.dry import describe_grid
 from moesim.experiment.estimate import lookups, seconds
 from moesim.experiment.include import read_merged
-from moesim.experiment.keys import CODE, run_keys
+from moesim.experiment.keys import CODE, run_keys, source_digest
 from moesim.experiment.output import describe
 from moesim.experiment.quick import quick
 from moesim.experiment.repeats import CI, aggregate, half_width
@@ -167,6 +167,7 @@ EXCLUSIONS: list[tuple[dict[str, Any], Callable[[Point], bool]]] = [
     ({"workload.refill": True}, lambda p: p.workload["refill"]),
     ({"transfer.chunk": None}, lambda p: p.chunk_bytes is None),
     ({"cache.ratio": [0.25, 0.5]}, lambda p: p.ratio is not None),
+    ({"cache.ratio": ["1/4", "50%"]}, lambda p: p.ratio is not None),
     ({"cache.budget": "16 GiB"}, lambda p: p.budget_bytes == 2**34),
     ({"cache.budget": 2**33}, lambda p: p.budget_bytes == 2**33),
     ({"policies": "dali"}, lambda p: p.policy["name"] == "dali"),
@@ -655,6 +656,13 @@ def test_all_code_that_a_run_goes_through_counts():
     telling = {"core", "core.atomic", "core.checked_lines", "core.facts", "core.gate", "core.progress"}
     missing = {name for name in used - telling if MODULES[name] not in covered}
     assert not missing, f"moesim.experiment.keys.CODE lacks {sorted(missing)}"
+
+
+def test_the_code_of_a_run_is_the_same_in_whatever_order_a_folder_has_its_files(monkeypatch: pytest.MonkeyPatch):
+    found = source_digest.__wrapped__(CODE)
+    listed = Path.rglob
+    monkeypatch.setattr(Path, "rglob", lambda *asked: sorted(listed(*asked), reverse=True))
+    assert source_digest.__wrapped__(CODE) == found
 
 
 def test_the_key_of_a_result_follows_its_inputs(tmp_path: Path):

@@ -113,6 +113,11 @@ def test_first_extra() -> None:
     assert found.label() == "derived"
 
 
+def test_submission_of_an_expert() -> None:
+    assert costs(machine()).host_expert_ns() == 0
+    assert costs(machine(host_expert_us=number(8.5))).host_expert_ns() == 8500
+
+
 # --------------------------------------------------------------------------------------------------- roofline
 
 
@@ -356,6 +361,8 @@ def test_activations() -> None:
     assert found.activation_ns(profile.link("gpu0->cpu0"), 3) == 20 * US + 3 * 64 * BF16  # falls back on the copy's
     assert profile.link("cpu0->gpu0").share_link
     assert not profile.link("gpu0->cpu0").share_link
+    into, back = profile.link("cpu0->gpu0"), profile.link("gpu0->cpu0")
+    assert [found.latency_ns(into), found.latency_ns(into, True), found.latency_ns(back, True)] == [10 * US, 2 * US, 20 * US]
 
 
 # ------------------------------------------------------------------------------------------------- provenance

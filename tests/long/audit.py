@@ -121,7 +121,7 @@ def _hits(records: Records, hardware: HardwareProfile, placement: Placement) -> 
 def _pools(records: Records, hardware: HardwareProfile, model: ModelSpec, placement: Placement) -> list[str]:
     sizes: Counter[tuple[str, str]] = Counter()
     for pool in placement.pools:
-        sizes[pool.device, pool.name] += sum(pool.sizes(model.n_layers))
+        sizes[pool.device, pool.name] += sum(pool.sizes(model.n_layers)) + pool.landing
     return [
         f"pool {pool} held {peak} bytes, its size is {sizes[pool]}"
         for pool, peak in records.pool_peak_bytes.items()

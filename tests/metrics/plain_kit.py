@@ -168,11 +168,26 @@ def _share(part: int, whole: int) -> float | None:
 def _hits(records: Records, machine: Machine, decode: set[int]) -> dict[str, Any]:
     n_cold = min(16, len(records.steps) // 4)
     cold = set(sorted(s.step for s in records.steps)[:n_cold])
-    seen, rows, rows_hit, flying = set(), 0, 0, 0
+    seen, rows, rows_hit, flying, resident = set(), 0, 0, 0, Counter[str]()
+    demanded = [t for t in records.transfers if t.last and t.expert >= 0 and t.cause == "demand"]
+    on_gpus = [t for t in records.tasks if t.expert >= 0 and machine.kinds[t.device] == "gpu"]
+
+    def served(r: LookupRecord, expert: int) -> bool:
+        for device in {run.device for run in on_gpus}:
+            starts = [
+                run.start for run in on_gpus
+                if (run.device, run.step, run.layer, run.expert) == (device, r.step, r.layer, expert)
+            ]  # fmt: skip
+            came = [t.end for t in demanded if t.link.endswith(f"->{device}") and (t.layer, t.expert) == (r.layer, expert)]
+            if starts and not any(r.time < end <= min(starts) for end in came):
+                return True
+        return False
+
     counted: Counter[tuple[str, bool]] = Counter()
     looked: dict[tuple[int, int], list[tuple[int, bool, bool]]] = {}
     for r in records.lookups:
-        for expert, load, hit, in_flight in zip(r.active, r.loads, r.hits, r.in_flight, strict=True):
+        for expert, load, there, in_flight in zip(r.active, r.loads, r.hits, r.in_flight, strict=True):
+            hit = there and served(r, expert)
             rows, rows_hit = rows + load, rows_hit + load * hit
             first = (r.step, r.layer, expert) not in seen
             seen.add((r.step, r.layer, expert))
@@ -181,7 +196,8 @@ def _hits(records: Records, machine: Machine, decode: set[int]) -> dict[str, Any
                 warm, decodes = r.step not in cold, r.step in decode
                 names = ["", "_decode" if decodes else "_prefill", "_warm" if warm else "_cold"]
                 counted.update((name, bool(hit)) for name in [*names, *(["_decode_warm"] if warm and decodes else [])])
-                flying += in_flight and not hit
+                flying += in_flight and not there
+                resident.update([*names, *(["_decode_warm"] if warm and decodes else [])] if there else [])
     n = counted["", True] + counted["", False]
     arrivals: dict[tuple[str, int, int], list[tuple[int, str]]] = {}
     for t in records.transfers:
@@ -208,6 +224,7 @@ def _hits(records: Records, machine: Machine, decode: set[int]) -> dict[str, Any
     return {
         "n_lookups": n, "warm_up_steps": n_cold,
         **{f"hit_rate{name}": _share(counted[name, True], counted[name, True] + counted[name, False]) for name in rates},
+        **{f"resident_rate{name}": _share(resident[name], counted[name, True] + counted[name, False]) for name in rates},
         "hit_rate_per_token": _share(rows_hit, rows), "in_flight_share": _share(flying, n),
         "prefetch_hit_share": _share(len(credited), n),
         "prefetch_hit_share_decode": _share(
@@ -435,10 +452,11 @@ def pieces(records: Records, rng: Random) -> Iterator[tuple[Records, int]]:
                 at = at_step[r.step]
             elif name in ("activations", "decisions") and rng.random() < 0.7:
                 at = bisect_left(cuts, getattr(r, "submitted", r.start))
+            elif name == "tasks" and r.expert >= 0:  # a step ends with its Runs
+                at = max(bisect_left(cuts, r.end), at_step[r.step])
             else:
                 time = r.time if hasattr(r, "time") else r.end
-                before = name == "tasks" and r.expert >= 0  # a step ends with its Runs
-                at = (bisect_left if before or (name != "evictions" and rng.random() < 0.5) else bisect_right)(cuts, time)
+                at = (bisect_left if name != "evictions" and rng.random() < 0.5 else bisect_right)(cuts, time)
             if name == "transfers":  # in the order in which they were completed
                 at = last = max(at, last)
             getattr(found[at], name).append(r)

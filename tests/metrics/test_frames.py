@@ -49,6 +49,8 @@ def two_batches() -> Records:
         run.steps.append(StepRecord(begin, begin + 100, number, phase, number // 3, 1, 1, 0.0))
         run.layers.append(LayerRecord(begin, begin + 90, number, 0))
         run.tasks.append(task(begin, begin + 10, "gpu0", number, 0, -1))
+        run.tasks.append(task(begin + 10, begin + 20, "gpu0", number, 0, 2))
+        run.tasks.append(task(begin + 20, begin + 30, "gpu0" if number in (3, 5) else "cpu0", number, 0, 5))
         hits = (1, 0) if number < 3 else (1, 1)
         run.lookups.append(LookupRecord(begin + 10, number, 0, 0, (2, 5), (1, 1), hits, (0, 0)))
     # A second micro-batch: expert 5 was fetched for the first and does not count again, expert 7 does.
@@ -60,7 +62,8 @@ def test_steps_number_the_tokens_of_each_batch_and_count_lookups_once():
     steps = pd.DataFrame(step_frame(outcome(two_batches())))
     assert [None if pd.isna(token) else token for token in steps["token"]] == [None, 1, 2, None, 1, 2]
     assert steps["lookups"].tolist() == [2, 2, 2, 2, 2, 3]
-    assert steps["hits"].tolist() == [1, 1, 1, 2, 2, 2]
+    assert steps["hits"].tolist() == [1, 1, 1, 2, 1, 2]
+    assert steps["resident"].tolist() == [1, 1, 1, 2, 2, 2]
     assert steps["policy"].tolist() == ["mine"] * 6
     times = steps.filter(regex="^time_").sum(axis=1)
     assert times.tolist() == [100] * 6
@@ -77,6 +80,7 @@ def test_layers_say_phase_and_token_and_count_micro_batches_both_ways():
     last = layers.iloc[-1]
     assert (last["phase"], last["token"], last["step"], last["layer"]) == ("decode", 2, 5, 0)
     assert (last["n_active"], last["n_hits"], last["lookups"], last["hits"]) == (4, 3, 3, 2)
+    assert (layers["hits"].tolist(), layers["resident"].tolist()) == ([1, 1, 1, 2, 1, 2], [1, 1, 1, 2, 2, 2])
     assert layers.iloc[0]["phase"] == "prefill"
 
 
@@ -128,6 +132,7 @@ def test_frames_add_up_to_the_row(sweep: list[Outcome]):
         steps, layers = pd.DataFrame(step_frame(one)), pd.DataFrame(layer_frame(one))
         for frame in (steps, layers):
             assert frame["lookups"].sum() == row["n_lookups"]
+            assert frame["resident"].sum() / row["n_lookups"] == row["resident_rate"]
             assert frame["hits"].sum() / frame["lookups"].sum() == pytest.approx(row["hit_rate"])
             decode = frame[frame["phase"] == "decode"]
             assert decode["hits"].sum() / decode["lookups"].sum() == pytest.approx(row["hit_rate_decode"])

@@ -483,6 +483,15 @@ def looked(step, layer, active, hits, *, at=0, mb=0, loads=None, in_flight=None)
     return LookupRecord(at, step, layer, mb, tuple(active), tuple(loads or [1] * n), tuple(hits), tuple(in_flight or [0] * n))
 
 
+def run_what_is_there(run):
+    """Let the GPU run what lookups find."""
+    for r in run.lookups:
+        run.tasks += [
+            task(r.time, r.time + 1, expert=e, step=r.step, layer=r.layer)
+            for e, hit in zip(r.active, r.hits, strict=True) if hit
+        ]  # fmt: skip
+
+
 def test_hit_rates_by_convention():
     run = Records(makespan_ns=100)
     for number, phase in enumerate(["prefill", "decode", "decode", "decode"]):
@@ -493,6 +502,7 @@ def test_hit_rates_by_convention():
         looked(2, 0, [1], [1]),
         looked(3, 0, [1, 2], [1, 1]),
     ]
+    run_what_is_there(run)
     rates = hit_rates(run, KINDS)
     assert rates["warm_up_steps"] == 1
     assert rates["n_lookups"] == 8
@@ -508,10 +518,46 @@ def test_an_expert_counts_once_a_visit_whatever_the_micro_batches():
     run = Records(makespan_ns=10)
     run.steps.append(StepRecord(0, 10, 0, "decode", 0, 4, 4, 1.0))
     run.lookups += [looked(0, 0, [1, 2], [0, 1], mb=0), looked(0, 0, [1, 3], [1, 0], mb=1, loads=[3, 1])]
+    run_what_is_there(run)
     rates = hit_rates(run, KINDS)
     assert rates["n_lookups"] == 3
     assert rates["hit_rate"] == 1 / 3  # E1 missed when it was first wanted
     assert rates["hit_rate_per_token"] == 4 / 6
+
+
+def test_a_hit_is_what_a_gpu_ran_from_a_copy_that_was_there():
+    """Of ten lookups eight find a copy, and three of these experts run from it."""
+    kinds = {"gpu0": "gpu", "gpu1": "gpu", "cpu0": "cpu"}
+    run = Records(makespan_ns=100)
+    run.steps += [StepRecord(0, 50, 0, "prefill", 0, 4, 1, 1.0), StepRecord(50, 100, 1, "decode", 0, 1, 1, 1.0)]
+    run.lookups += [
+        looked(0, 0, [0, 1, 2, 3, 4], [1, 1, 1, 1, 0], at=10, loads=[1, 2, 4, 8, 16]),
+        looked(0, 0, [4], [1], at=15, mb=1, loads=[32]),
+        looked(1, 0, [0, 1, 2], [1, 1, 1], at=60, loads=[1, 2, 4]),
+        looked(1, 1, [0, 1], [1, 0], at=80, loads=[1, 2]),
+    ]
+    run.tasks += [
+        task(10, 11, expert=0),  # a hit
+        task(11, 12, expert=1, device="cpu0"),  # there, and not used
+        task(30, 31, expert=2),  # from the copy that comes at 30: the one that was there has left
+        task(31, 32, expert=3, device="gpu1"),  # from that GPU's copy, which is new
+        task(14, 15, expert=4),  # a miss, but a hit for the rows of the second micro-batch
+        task(16, 17, expert=4),
+        task(60, 61, expert=0, step=1),  # a hit: what comes at 70 comes later
+        task(70, 71, expert=0, step=1),
+        task(66, 67, expert=1, step=1),  # a hit: a prefetch came once more
+        # 2 is there, and nobody runs it; 0 of layer 1 is there, and the GPU runs another layer's
+    ]
+    run.transfers += [
+        transfer(4, 14, 4), transfer(20, 30, 2), transfer(20, 31, 3, link="cpu0->gpu1"), transfer(50, 60, 0),
+        transfer(61, 70, 0), transfer(62, 66, 1, "prefetch"),
+    ]  # fmt: skip
+    rates = hit_rates(run, kinds)
+    assert rates["n_lookups"] == 10
+    assert (rates["hit_rate"], rates["resident_rate"]) == (3 / 10, 8 / 10)
+    assert (rates["hit_rate_prefill"], rates["resident_rate_prefill"]) == (1 / 5, 4 / 5)
+    assert (rates["hit_rate_decode"], rates["resident_rate_decode"]) == (2 / 5, 4 / 5)
+    assert rates["hit_rate_per_token"] == (1 + 32 + 1 + 2) / (31 + 32 + 7 + 3)
 
 
 def test_prefetched_hits_of_decoding_are_over_its_lookups():
@@ -520,6 +566,7 @@ def test_prefetched_hits_of_decoding_are_over_its_lookups():
     run.steps += [StepRecord(0, 50, 0, "prefill", 0, 4, 1, 1.0), StepRecord(50, 100, 1, "decode", 0, 1, 1, 1.0)]
     run.transfers += [transfer(0, 10, 1, "prefetch"), transfer(20, 30, 3, "prefetch"), transfer(30, 40, 4, "prefetch")]
     run.lookups += [looked(0, 0, [1, 2], [1, 0], at=10), looked(1, 0, [1, 2, 3, 4], [1, 0, 1, 1], at=55)]
+    run_what_is_there(run)
     rates = hit_rates(run, KINDS)
     assert (rates["hit_rate"], rates["hit_rate_decode"]) == (4 / 6, 3 / 4)
     assert (rates["prefetch_hit_share"], rates["prefetch_hit_share_decode"]) == (3 / 6, 2 / 4)

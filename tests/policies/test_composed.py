@@ -87,24 +87,33 @@ def test_prefetch_into_a_static_cache_is_refused() -> None:
         start(Composed(replacement="static", prefetch="mrs-score"))
 
 
-def test_staging_slots_of_a_cache_that_admits_loads_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"option staging_slots: cannot matter beside replacement: lru \(the default\); leave"):
-        make_policy({"name": "composed", "staging_slots": 3})
+@pytest.mark.parametrize(
+    ("spec", "slots", "landing"),
+    [
+        ({"name": "composed"}, 12, 2),
+        ({"name": "composed", "staging_slots": 3}, 12, 3),
+        ({"name": "composed", "staging_slots": 9}, 12, 8),
+        ({"name": "composed"}, 32, 0),
+        ({"name": "composed", "scope": "global"}, 32, 0),
+        ({"name": "composed", "scope": "global"}, 31, 2),
+        ({"name": "hybrimoe-code"}, 12, 0),
+        ({"name": "dali"}, 12, 0),
+    ],
+)
+def test_slots_next_to_a_cache_for_copies_whose_victims_are_still_to_run(spec: dict[str, Any], slots: int, landing: int) -> None:
+    view = FakeView(slots=slots)
+    (pool,) = (pool for pool in make_policy(spec).place(view).pools if pool.name == "cache")
+    assert pool.landing == landing * view.model.expert_bytes(0)
 
 
 # --------------------------------------------------------------------------------------------------------- replacement
-def test_lru_evicts_what_was_used_longest_ago_and_nothing_in_use() -> None:
+def test_lru_evicts_what_was_used_longest_ago_whether_it_is_idle_or_not() -> None:
     policy = LRU()
     view = start(policy, slots=12)  # residents 0, 1, 2 of each layer
     actions = list(policy.decide(routed([[0, 5]]), view))
     assert actions == [Fetch(0, [5], "gpu0", 0, "cache"), Run(0, [0, 5], "gpu0")]
-    view.hold(0, [1], "gpu0")
-    assert policy.evict(Fetch(0, [5], "gpu0"), view) == (0, 2)
-    view.remove(0, [2], "gpu0")
-    view.hold(0, [0], "gpu0")
-    assert policy.evict(Fetch(0, [6], "gpu0"), view) is None
-    view.hold(0, [1, 0], "gpu0", in_use=False)
-    assert policy.evict(Fetch(0, [6], "gpu0"), view) == (0, 1)
+    view.hold(0, [1, 0], "gpu0")
+    assert [policy.evict(Fetch(0, [5], "gpu0"), view) for _ in range(4)] == [(0, 1), (0, 2), (0, 0), None]
     assert policy.evict(Fetch(1, [6], "gpu0"), view) == (1, 0)
 
 

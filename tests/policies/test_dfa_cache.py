@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from moesim.errors import ConfigError
+from moesim.metrics.hits import hit_rates
 from moesim.policies.both_rates import both_rates
 from moesim.policies.dfa_cache import DfaCache
 from moesim.policies.registry import make_policy
@@ -25,6 +26,9 @@ def test_a_copy_counts_two_steps_later_and_a_slot_is_dead_until_then() -> None:
     records = run("dfa-cache", steps, 2)
     assert served(records) == [[], [], [0, 1], [1], [0], [0], [0], [0, 3]]
     assert copied(records) == [(0, 0), (0, 1), (5, 3)]
+    # 0 is there in step 1 and 3 in step 6, where they do not count yet.
+    rates = hit_rates(records, {"gpu0": "gpu", "cpu0": "cpu"})
+    assert (rates["hit_rate"], rates["resident_rate"]) == (8 / 16, 10 / 16)
     assert [(e.expert, e.reason) for e in records.evictions] == [(1, "drop")]
     assert copied(run({"name": "dfa-cache", "kappa": 0.5}, steps[:6], 2)) == [(0, 0), (0, 1)]
 

@@ -92,7 +92,7 @@ def test_the_last_experts_of_each_layer_are_on_the_cpu() -> None:
             found[copy.layer] = list(copy.experts)
         assert found == on_gpu, options
     with pytest.raises(
-        CapacityError, match=r"at most 2 experts of each layer.*got 6; raise cache.ratio to 0.75, or raise cpu_split to 6"
+        CapacityError, match=r"at most 2 experts of each layer.*got 6; raise cache.ratio to 6/8, or raise cpu_split to 6"
     ):
         make_policy({"name": "exllamav3", "cpu_split": 2}).place(FakeView(slots=8))
     with pytest.raises(CapacityError, match=r"at most 1 layers.*got 2; raise cpu_layers to 3"):

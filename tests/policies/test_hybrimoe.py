@@ -363,13 +363,10 @@ def test_the_victim_has_the_smallest_score_and_ties_go_to_the_least_recently_use
     part.used(scored([[0.1, 0.4, 0, 0, 0.3, 0.2, 0, 0]], [[2, 4]]))  # 2 is used, though it is not among the top p
     asked = Fetch(0, (4,), "gpu0")
     view.hold(0, [3], "gpu0")
-    assert part.victim(asked, view) == (0, 2)
+    assert part.victim(asked, view) == (0, 3)  # used before 2, and both have score 0; it leaves when it is idle
     view.remove(0, [2], "gpu0")
-    view.hold(0, [3], "gpu0", in_use=False)
-    part.inserted(0, [2])
-    view.put(0, [2], "gpu0")
-    assert part.victim(asked, view) == (0, 3)  # used before 2, and both have score 0
-    view.hold(0, [0, 1, 2], "gpu0")
+    assert part.victim(asked, view) == (0, 0)
+    view.remove(0, [1], "gpu0")
     assert part.victim(asked, view) is None
 
 
@@ -387,7 +384,7 @@ def test_the_cache_keeps_what_the_reference_scores_highest() -> None:
         s = mrs_update(s, keep_top(scores, 4))
         view.hold(0, active, "gpu0")
         for expert in [e for e in active if e not in held]:
-            victim = min([e for e in held if e not in active], key=lambda e: s[e])
+            victim = min(held, key=lambda e: s[e])
             part.inserted(0, [expert])
             assert part.victim(Fetch(0, (expert,), "gpu0"), view) == (0, victim)
             evicted.append(victim)
@@ -461,8 +458,8 @@ def test_hybrimoe_paper_by_hand() -> None:
     records = run({"name": "hybrimoe-paper", "prefetch": "none"}, 4)
     assert loads(records) == [(100, 300, "demand 0/2"), (800, 1000, "demand 0/3"), (1500, 1700, "demand 0/0"),
                               (1900, 2100, "demand 1/3")]  # fmt: skip
-    # Scores of layer 0 at the third: 0 .469, 3 .188, 2 .219; 3 is in use. Of layer 1: 1 .156, 0 .219.
-    assert [(e.layer, e.expert) for e in records.evictions] == [(0, 1), (0, 0), (0, 2), (1, 1)]
+    # Scores of layer 0 at the third: 0 .469, 3 .188, 2 .219; 3 runs before it leaves. Of layer 1: 1 .156, 0 .219.
+    assert [(e.time, e.layer, e.expert) for e in records.evictions] == [(100, 0, 1), (800, 0, 0), (1600, 0, 3), (1900, 1, 1)]
     assert experts(records) == [
         (100, 200, "gpu0", "E0x1"), (300, 400, "gpu0", "E2x1"), (500, 600, "gpu0", "E0x1"), (600, 700, "gpu0", "E1x1"),
         (800, 900, "gpu0", "E2x1"), (1000, 1100, "gpu0", "E3x1"), (1200, 1300, "gpu0", "E0x1"), (1300, 1400, "gpu0", "E1x1"),
@@ -657,7 +654,7 @@ OPTIONS: dict[tuple[str, str], tuple[Any, dict[str, Any], dict[str, Any], dict[s
     ("impact-driven", "source"): ("synthetic:0.1", {"budget": "none"}, {}, {}),
     ("impact-driven", "lookahead"): (1, {"budget": "none"}, {}, {}),
     ("impact-driven", "budget"): ("none", {}, {}, {}),
-    ("impact-driven", "candidates"): (1, {}, {}, {"slots": 20}),
+    ("impact-driven", "candidates"): (1, {}, {}, {"slots": 35, "batch": 3, "n_experts": 16, "top_k": 4}),
 }
 
 
@@ -667,7 +664,8 @@ def happened(part: str, options: dict[str, Any], others: dict[str, Any], how: di
     system, batch = ("hybrimoe-code", 1) if part in ("hss", "mrs-score") else ("hybrimoe-paper", 4)
     how = {"batch": batch, **how}
     policy = make_policy({"name": system, kind: {"name": part, **options}, **others})
-    records = run_tiny(policy, tiny_workload(policy, how.pop("batch")), **{"slots": 12, **how})
+    shape = {name: how[name] for name in ("n_experts", "top_k") if name in how}
+    records = run_tiny(policy, tiny_workload(policy, how.pop("batch"), **shape), **{"slots": 12, **how})
     return records.tasks, records.transfers, records.evictions
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moesim.policies.algorithms.klotski import Vote, hot_experts, in_order_of_appearance, most_popular
+from moesim.policies.algorithms.klotski import hot_experts, in_order_of_appearance, most_popular
 from moesim.policies.registry import make_policy
 from moesim.policy import Drop, Fetched, LayerBegin, LayerEnd, StepBegin
 from moesim.records import Records
@@ -25,52 +25,48 @@ def test_the_first_layer_takes_the_most_popular() -> None:
     assert most_popular(COUNTS, 2) == [5, 6]
 
 
-@pytest.mark.parametrize(
-    ("vote", "chosen"), [("activations", [1, 0]), ("rows", [1, 0]), ("one", [1, 0]), ("coactivations", [1, 0])]
-)  # fmt: skip
-def test_rows_of_the_layer_before_vote(vote: Vote, chosen: list[int]) -> None:
-    """By activations: 1 gets 3 + 2 * 4 + 2 * 9 + 8 = 37, 0 gets 3 + 2 * 9 = 21, 2 and 3 get 8 each."""
-    assert hot_experts(np.array([[0, 1], [1, 5], [5, 6]]), PAIRS, COUNTS, 2, vote=vote) == chosen
+# What each choice is, by hand from the released code's rule: a row's choice in the layer before counts one for both partners.
+VECTORS: list[tuple[Any, Any, list[int]]] = [
+    ([[0, 1], [1, 5], [5, 6]], PAIRS, [1, 0]),  # 0: 3 votes; 1: 6; 2 and 3: 2 and 1
+    ([[0, 6], [6, 1], [2, 6]], PAIRS, [1, 3]),  # 3: three votes of 6; 1: these, and one each of 0, 1 and 2; 0: two
+    ([[5, 1], [0, 1], [6, 1], [1, 2]], PAIRS, [1, 2]),  # 1: four votes of 1, and one each of 0, 2, 5 and 6; 2: four; 0: three
+    ([[3, 4], [4, 7]], PAIRS, [0, 1]),  # nothing is known of any: the lowest ids
+]
 
 
-def test_the_readings_of_a_vote_differ() -> None:
-    table = np.array([[0, 0, 0, 0, 2, 2], [9, 8, 0, 0, 0, 0], [0, 0, 1, 1, 0, 0]] + [[0] * 6] * 3)
-    counts = np.array([9, 3, 4, 0, 0, 0])
-    rows = np.array([[0, 1], [1, 2], [2, 2], [2, 2]])
-    readings: tuple[Vote, ...] = ("activations", "coactivations", "one", "rows")
-    assert [hot_experts(rows, table, counts, 2, vote=vote) for vote in readings] == [[2, 3], [0, 1], [2, 3], [2, 3]]
-    assert [hot_experts(rows[:2], table, counts, 2, vote=vote) for vote in readings] == [[4, 5], [0, 1], [0, 1], [0, 1]]
+@pytest.mark.parametrize(("previous", "table", "chosen"), VECTORS)
+def test_rows_of_the_layer_before_vote(previous: Any, table: Any, chosen: list[int]) -> None:
+    assert hot_experts(np.array(previous), np.array(table), 2) == chosen
 
 
-def test_rows_of_the_step_count_twice() -> None:
-    """Expert 0 votes twice for 3, experts 1, 2 and 3 once each for 0."""
-    table = np.array([[0, 0, 0, 9], [9, 0, 0, 0], [9, 0, 0, 0], [9, 0, 0, 0]])
-    rows, counts = np.array([[0], [0], [1], [2], [3]]), np.ones(4)
-    votes: tuple[Vote, ...] = ("one", "rows")
-    assert [hot_experts(rows, table, counts, 1, partners=1, vote=vote) for vote in votes] == [[0], [3]]
+def test_what_was_popular_before_has_no_more_votes() -> None:
+    """Expert 0 was used a hundred times as often as 1 and 2, and has one vote like each of these."""
+    table = np.array([[0, 900, 0, 0], [0, 0, 1, 0], [0, 0, 1, 0], [0, 0, 0, 0]])
+    assert hot_experts(np.array([[0, 1], [2, 3]]), table, 1, partners=1) == [2]
 
 
-def restated(previous: Any, table: Any, counts: Any, n_hot: int, partners: int, vote: str) -> list[int]:
-    votes = [0.0] * len(table)
-    flat = previous.ravel().tolist()
-    for voter in flat:
-        for one in sorted(range(len(table)), key=lambda e: (-table[voter][e], e))[:partners]:
-            votes[one] += {"activations": counts[voter], "coactivations": table[voter][one], "one": 1, "rows": flat.count(voter)}[
-                vote
-            ]
-    return sorted(range(len(table)), key=lambda e: (-votes[e], e))[:n_hot]
+def transcribed(previous: Any, table: Any, n_hot: int, partners: int) -> list[int]:
+    """Choose as the released code does: count the rows of each expert, then add the count to each of its partners."""
+    counter = dict.fromkeys(range(len(table)), 0)
+    for row in previous.tolist():
+        for expert in row:
+            counter[expert] += 1
+    votes = dict.fromkeys(range(len(table)), 0)
+    for expert, count in counter.items():
+        beside = dict(enumerate(table[expert].tolist()))
+        for partner in sorted(beside, key=beside.__getitem__, reverse=True)[:partners]:
+            votes[partner] += count
+    return sorted(votes, key=votes.__getitem__, reverse=True)[:n_hot]
 
 
-@pytest.mark.parametrize("vote", ["activations", "coactivations", "one", "rows"])
-def test_votes_against_a_restatement(vote: Vote) -> None:
+def test_votes_against_the_released_rule() -> None:
     rng = np.random.default_rng(11)
-    for _ in range(1000):
+    for _ in range(2000):
         n = int(rng.integers(2, 9))
         table, counts = rng.integers(0, 4, (n, n)), rng.integers(0, 4, n)  # small numbers, so that there are ties
         previous = rng.permuted(np.tile(np.arange(n), (int(rng.integers(0, 6)), 1)), axis=1)[:, :2]
         n_hot, partners = (int(x) for x in rng.integers(1, n + 3, 2))
-        expected = restated(previous, table, counts, n_hot, partners, vote)
-        assert hot_experts(previous, table, counts, n_hot, partners=partners, vote=vote) == expected
+        assert hot_experts(previous, table, n_hot, partners=partners) == transcribed(previous, table, n_hot, partners)
         assert most_popular(counts, n_hot) == sorted(range(n), key=lambda e: (-counts[e], e))[:n_hot]
 
 
@@ -186,7 +182,7 @@ def test_with_a_fast_link_all_hot_experts_run_before_the_others() -> None:
 
 
 def test_it_keeps_the_contract() -> None:
-    check_policy(lambda: make_policy({"name": "klotski", "n_hot": 3, "merged": True, "vote": "one"}))
+    check_policy(lambda: make_policy({"name": "klotski", "n_hot": 3, "merged": True}))
 
 
 def test_a_model_of_one_layer_needs_no_pairs() -> None:

@@ -17,7 +17,7 @@ from moesim.policies.moot import InPolicy, MootIf, OnlyWith, Where, describe_rul
 from moesim.policies.options import construct, describe, matches
 from moesim.policies.part_names import PARTS
 from moesim.policies.registry import POLICIES, make_policy, policy_class, without_moot
-from moesim.policies.replacement import LRU
+from moesim.policies.replacement import LRU, Static
 from moesim.studies.oracles import derive
 from tests.experiment.experiment_kit import resolve, write_yaml
 
@@ -231,8 +231,8 @@ def test_policies_and_parts_refuse_what_cannot_matter(spec: dict[str, Any], mess
 
 
 def test_a_part_that_somebody_made_counts_as_what_it_is() -> None:
-    with pytest.raises(ConfigError, match="option staging_slots: cannot matter beside replacement: "):
-        make_policy({"name": "composed", "replacement": LRU(), "staging_slots": 3})
+    with pytest.raises(ConfigError, match="option slots_split: cannot matter beside placement: none and replacement: "):
+        make_policy({"name": "composed", "placement": "none", "replacement": Static(), "slots_split": "equal"})
 
 
 def test_what_other_options_make_moot_is_left_out() -> None:
@@ -282,8 +282,8 @@ def test_lists_show_the_rules(capsys: pytest.CaptureFixture[str], monkeypatch: p
 
 
 def test_what_a_preset_has_fixed_is_no_remedy() -> None:
-    fixed = Composed.preset("Fixed", "A cache.", fixed=("replacement",), own={"replacement": LRU}, replacement=None)
-    why = moot_options(fixed(staging_slots=4), ["staging_slots"])["staging_slots"]
+    fixed = Composed.preset("Fixed", "A cache.", fixed=("scope",), scope="global")
+    why = moot_options(fixed(slots_split="equal"), ["slots_split"])["slots_split"]
     assert why.endswith("; leave it out")
-    free = moot_options(Composed(staging_slots=4), ["staging_slots"])["staging_slots"]
-    assert free.endswith("; leave it out, or set replacement: static or workload-aware")
+    free = moot_options(Composed(scope="global", slots_split="equal"), ["slots_split"])["slots_split"]
+    assert free.endswith("; leave it out, or set scope: per-layer")

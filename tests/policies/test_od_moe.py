@@ -16,7 +16,7 @@ from moesim.errors import CapacityError, ConfigError, HardwareError, PolicyError
 from moesim.hardware import HardwareProfile, load_hardware
 from moesim.model import load_model
 from moesim.policies import od_moe
-from moesim.policies.algorithms.od_moe import assign_loads, by_rank, is_due, longest_hidden_load, steady_period
+from moesim.policies.algorithms.od_moe import assign_loads, by_rank, is_due, longest_hidden_load, mini_batches, steady_period
 from moesim.policies.base import PolicyBase
 from moesim.policies.od_moe import OdMoE
 from moesim.policies.registry import make_policy
@@ -315,43 +315,81 @@ def test_a_seed_that_is_none_is_refused() -> None:
         _ = OdMoE(prediction_source="random:x").needs
 
 
-def test_prefill_loads_the_next_layer_as_workers_get_free() -> None:
-    """Two rows need 0, 2 and 3 of layer 0 and all of layer 1; worker 0 loads 0 and 2, worker 1 loads 1 and 3, in turn."""
+def test_a_prompt_in_mini_batches() -> None:
+    """Two rows, in one mini-batch each, need 0, 2 and 3 of layer 0, and 0 and 1 of layer 1.
+
+    Worker 0 loads 0 and 2, worker 1 loads 1 and 3. Nothing is sent before all that the workers hold together is loaded. A row
+    takes 20 a hop, two hops each way.
+    """
     records = cluster_run(TOKENS[:2], cluster(2), prompt=2)
     assert loads(records) == [
         (0, 1000, "0", "prefetch 0/0"),
         (0, 1000, "1", "prefetch 0/1"),  # for nothing
         (1000, 2000, "1", "prefetch 0/3"),
-        (1100, 2100, "0", "prefetch 0/2"),
-        (2100, 3100, "1", "prefetch 1/1"),
-        (2200, 3200, "0", "prefetch 1/0"),
+        (2160, 3160, "0", "prefetch 0/2"),  # once 0 and 3 are computed
+        (3440, 4440, "0", "prefetch 1/0"),  # as the layer begins
+        (3440, 4440, "1", "prefetch 1/1"),
     ]
-    assert of(records, "worker0") == [(1000, 1100, "E0x1"), (2100, 2200, "E2x2"), (3200, 3300, "E0x2")]
-    assert of(records, "worker1") == [(2000, 2100, "E3x1"), (3100, 3200, "E1x2")]
-    # Two rows take 30 a hop; the outputs of worker 0 come back last.
-    assert [layer.end for layer in records.layers] == [2200 + 60, 3300 + 60]
-
-
-def test_prefill_may_wait_for_the_router() -> None:
-    """Three active experts on two workers: 0 and 3 on worker 0, 2 on worker 1."""
-    records = cluster_run(TOKENS[:2], cluster(2), prompt=2, prefill_load="routed")
-    assert loads(records)[:3] == [
-        (100, 1100, "0", "demand 0/0"),
-        (100, 1100, "1", "demand 0/2"),
-        (1200, 2200, "0", "demand 0/3"),
+    assert of(records, "worker0") == [
+        (2040, 2140, "E0x1"),
+        (3200, 3300, "E2x1"),
+        (3300, 3400, "E2x1"),
+        (4480, 4580, "E0x1"),
+        (4580, 4680, "E0x1"),
     ]
+    # The row of worker 1 follows that of worker 0, in each mini-batch.
+    assert of(records, "worker1") == [(2060, 2160, "E3x1"), (4500, 4600, "E1x1"), (4600, 4700, "E1x1")]
+    assert [layer.end for layer in records.layers] == [3400 + 40, 4700 + 40]
 
 
-def test_micro_batches_share_one_load() -> None:
-    """An expert of two mini-batches is loaded once, and evicted after the second."""
-    policy = {"name": "od-moe", "prediction_source": "none"}
+@pytest.mark.parametrize(
+    ("options", "later_loads", "ends"),
+    [
+        # Worker 1 is free as soon as 0 and 3 are computed, worker 0 once it has computed 2.
+        (
+            {"prefill_load": "ahead"},
+            [(2160, "0", "prefetch 0/2"), (2160, "1", "prefetch 1/1"), (3400, "0", "prefetch 1/0")],
+            [3440, 4700],
+        ),
+        # Worker 0 loads 2 as soon as it has computed 0.
+        (
+            {"release": "worker"},
+            [(2140, "0", "prefetch 0/2"), (3420, "0", "prefetch 1/0"), (3420, "1", "prefetch 1/1")],
+            [3420, 4720],
+        ),
+        # Both rows of 2, 0 and 1 cross together, 30 a hop, and are computed together.
+        (
+            {"mini_batches": 1},
+            [(2160, "0", "prefetch 0/2"), (3380, "0", "prefetch 1/0"), (3380, "1", "prefetch 1/1")],
+            [3380, 4630],
+        ),
+    ],
+)
+def test_options_of_a_prompt(options: dict[str, Any], later_loads: list[tuple[int, str, str]], ends: list[int]) -> None:
+    records = cluster_run(TOKENS[:2], cluster(2), prompt=2, **options)
+    assert [(start, worker, what) for start, _, worker, what in loads(records)[3:]] == later_loads
+    assert [layer.end for layer in records.layers] == ends
+
+
+@given(st.lists(st.permutations(EXPERTS).map(lambda ids: ids[:2]), min_size=1, max_size=9), st.integers(1, 12))
+def test_mini_batches_are_even_and_complete(ids: list[list[int]], n_parts: int) -> None:
+    parts = mini_batches(ids, n_parts)
+    sizes = [len({row for rows in part.values() for row in rows}) for part in parts]
+    assert len(parts) == min(n_parts, len(ids))
+    assert max(sizes) - min(sizes) <= 1
+    found = sorted((row, expert) for part in parts for expert, rows in part.items() for row in rows)
+    assert found == sorted((row, expert) for row, chosen in enumerate(ids) for expert in chosen)
+
+
+def test_micro_batches_are_one_prompt() -> None:
+    """The mini-batches are parts of all rows of the step; an expert of two is loaded once, and evicted after the second."""
+    policy = {"name": "od-moe", "prediction_source": "none", "mini_batches": 2}
     work = workload([TOKENS[:2]] * 2, prompt=2, micro_batches=2)
     records = play(make_policy(policy), work, cluster(4))
-    found = [t.expert for t in records.transfers if t.layer == 1]
-    assert sorted(found) == [0, 1, 2, 3]
+    loaded = [t for t in records.transfers if t.layer == 1 and t.expert >= 0]
+    assert sorted((t.expert, t.end - t.start) for t in loaded if t.expert < 2) == [(0, 1000), (1, 1000)]
     ran = [t for t in records.tasks if t.kind == "expert" and t.layer == 1]
-    assert len(ran) == 4
-    assert {t.mb for t in ran} == {0, 1}
+    assert [(t.expert, t.rows) for t in ran] == [(0, 2), (1, 2)] * 2
 
 
 # ------------------------------------------------------------------------------------------------------------------ roles
@@ -432,11 +470,11 @@ def test_reserved_memory_is_checked(reserved: dict[str, int], message: str) -> N
 @pytest.mark.parametrize(
     "options",
     [
-        {"release": "worker", "prefill_load": "routed", "token_period": 4, "kv_period": 2, "prompt_kv": "own"},
+        {"release": "worker", "prefill_load": "ahead", "token_period": 4, "kv_period": 2, "prompt_kv": "sent"},
         {"worker_slots": 2, "group_size": 1, "prediction_source": "frequency"},
         {"group_size": 8, "prediction_source": "none"},
         {"prediction_source": "random"},
-        {"prediction_source": "random", "release": "worker", "prefill_load": "routed", "worker_slots": 2},
+        {"prediction_source": "random", "release": "worker", "prefill_load": "ahead", "worker_slots": 2, "mini_batches": 3},
     ],
 )
 def test_variants_pass_the_common_checks(options: dict[str, Any]) -> None:

@@ -174,16 +174,14 @@ def test_arc_keeps_a_victim_that_is_asked_for_before_it_has_left() -> None:
     assert policy.evict(Fetch(0, [3], "gpu0"), view) is None
 
 
-def test_arc_names_only_what_is_idle() -> None:
+def test_arc_names_who_leaves_whether_it_is_idle_or_not() -> None:
     policy = Composed(replacement="arc")
     view = start(policy, slots=8)
     policy.decide(routed([[2, 3]]), view)
     view.hold(0, [0], "gpu0")
-    assert policy.evict(Fetch(0, [2], "gpu0"), view) == (0, 1)
-    view.remove(0, [1], "gpu0")
+    assert policy.evict(Fetch(0, [2], "gpu0"), view) == (0, 0)
+    assert policy.evict(Fetch(0, [3], "gpu0"), view) == (0, 1)
     assert policy.evict(Fetch(0, [3], "gpu0"), view) is None
-    view.hold(0, [0], "gpu0", in_use=False)
-    assert policy.evict(Fetch(0, [3], "gpu0"), view) == (0, 0)
 
 
 def test_arc_finds_room_for_a_load_that_later_ones_have_displaced() -> None:

@@ -187,7 +187,7 @@ def test_mixtral_offloading_reloads_within_a_layer(buffer_size: int) -> None:
 
 
 def test_mixtral_offloading_without_room_is_refused() -> None:
-    with pytest.raises(CapacityError, match=r"at least 1 cache slots a layer, got 0 .*set cache.ratio to at least 0.125"):
+    with pytest.raises(CapacityError, match=r"at least 1 cache slots a layer, got 0 .*set cache.ratio to at least 1/8"):
         MixtralOffloading().place(FakeView(slots=3))
 
 
@@ -303,7 +303,7 @@ def test_llama_cpp_streams_large_batches_only() -> None:
 
 
 def test_llama_cpp_beyond_the_cache_slots_is_refused() -> None:
-    with pytest.raises(CapacityError, match=r"at most 2 layers.*got 3; raise cache.ratio to 0.75"):
+    with pytest.raises(CapacityError, match=r"at most 2 layers.*got 3; raise cache.ratio to 3/4"):
         LlamaCpp(n_cpu_moe=1).place(FakeView(slots=16))
 
 

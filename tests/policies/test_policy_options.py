@@ -142,9 +142,10 @@ CHANGES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
         "token_period": ({"token_period": 4}, {}),
         "kv_period": ({"kv_period": None}, {}),
         "prediction_source": ({"prediction_source": "none"}, {}),
-        "prompt_kv": ({"prompt_kv": "own"}, {}),
+        "prompt_kv": ({"prompt_kv": "sent"}, {}),
         "release": ({"release": "worker"}, {"group_size": 8}),
-        "prefill_load": ({"prefill_load": "routed"}, {}),
+        "mini_batches": ({"mini_batches": 1}, {}),
+        "prefill_load": ({"prefill_load": "ahead"}, {}),
         "group_size": ({"group_size": 4}, {}),
         "worker_slots": ({"worker_slots": 2}, {}),
         "main": ({"main": "worker0"}, {}),
@@ -282,7 +283,6 @@ CHANGES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
     },
     "klotski": {
         "n_hot": ({"n_hot": 1}, {}),
-        "vote": ({"vote": "coactivations"}, {}),
         "calibrated": ({"calibrated": False}, {}),
     },
     "moe-gen": {
@@ -344,6 +344,7 @@ ELSEWHERE = {
     ("zero-inference", "pinned"),  # tests/policies/test_zero_inference.py: changes how all transfers are made
     ("exllamav3", "stream_rule"),  # tests/policies/test_exllamav3.py: needs a link of another rate
     ("fiddler", "pageable"),  # tests/policies/test_policies.py: changes how all transfers are made
+    *((name, "released") for name in ("adapmoe", "fiddler", "klotski", "kt-expert", "kt-expert-deferral")),  # test_released.py
     ("klotski", "merged"),  # tests/policies/test_klotski.py: needs several micro-batches
     *(
         ("mixtral-offloading-spec", option) for option in ("lane", "bits")

@@ -69,7 +69,7 @@ def test_a_name_makes_a_new_policy_each_time() -> None:
 def test_a_mapping_passes_options() -> None:
     policy = make_policy({"name": "fiddler", "rule": "code"})
     assert isinstance(policy, Fiddler)
-    assert policy.options() == {"rule": "code", "serial": False, "placeholders": 1, "pageable": False}
+    assert policy.options() == {"rule": "code", "serial": False, "released": None, "placeholders": 1, "pageable": False}
     assert repr(policy) == "Fiddler(rule='code')"
 
 
@@ -101,7 +101,7 @@ WRONG = [
     ({"rule": "code"}, "a.yaml: expected a policy name or a mapping with the key name, got {'rule': 'code'}"),
     (
         {"name": "fiddler", "rul": "code"},
-        "a.yaml: policy fiddler: unknown option 'rul'; did you mean 'rule'? known: pageable, placeholders, rule, serial",
+        "a.yaml: policy fiddler: unknown option 'rul'; did you mean 'rule'? known: pageable, placeholders, released, rule, ",
     ),
     (
         {"name": "fiddler", "rule": "guess"},
@@ -259,6 +259,22 @@ def test_the_source_of_a_policy_is_its_file_and_those_beside_it_that_it_imports(
         digests.append(source_digest("with_helper:Elsewhere"))
     assert digests[0] == digests[1]
     assert len(set(digests)) == 3
+
+
+def test_the_source_of_a_policy_has_the_packages_on_the_way_to_what_it_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """An import runs them."""
+    monkeypatch.chdir(tmp_path)
+    Path("in_packages.py").write_text(f"import outer_one.inner.near\n{PLUGIN}")
+    Path("outer_one", "inner").mkdir(parents=True)
+    files = [Path("outer_one", name) for name in ("__init__", "above", "inner/__init__", "inner/near", "inner/next_to_near")]
+    texts = ["", "x = 1\n", "", "from .next_to_near import y\nfrom ..above import x\n", "y = 1\n"]
+    for file, text in zip(files, texts, strict=True):
+        file.with_suffix(".py").write_text(text)
+    digests = [source_digest("in_packages:Elsewhere")]
+    for file, text in zip(files, texts, strict=True):
+        file.with_suffix(".py").write_text(f"{text}changed = 1\n")
+        digests.append(source_digest("in_packages:Elsewhere"))
+    assert len(set(digests)) == 6
 
 
 OWN_PART = """

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from moesim.metrics.hits import hit_rates
 from moesim.policies.registry import make_policy
 from moesim.records import Records
 from moesim.testing import check_policy
@@ -23,6 +24,9 @@ def test_the_newest_miss_takes_its_turn_even_if_it_is_there_by_now() -> None:
     records = run(ONE, steps, 2)
     assert copied(records) == [(1, 1), (3, 2), (5, 0)]
     assert [sorted(step) for step in served(records)] == [[], [], [], [], [2], [2], [0, 2]]
+    # In the steps of the uploads, 1, 3 and 5, what has just come is there as well, and is not used before the next step.
+    rates = hit_rates(records, {"gpu0": "gpu", "cpu0": "cpu"})
+    assert (rates["hit_rate"], rates["resident_rate"]) == (4 / 14, 7 / 14)
     two = run("two-uploads-lru", steps, 2)
     assert [0 in step for step in served(two)] == [False, False, True, True, True, True, True]
 

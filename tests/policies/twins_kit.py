@@ -24,7 +24,7 @@ from moesim.policies.algorithms.search import beam_assignment
 from moesim.policies.algorithms.two_ended import CODE_COSTS, two_ended_plan
 from moesim.policies.cross_layer import absent, where
 from moesim.policies.impact_part import ahead_of
-from moesim.policies.visit import first_idle
+from moesim.policies.visit import first_resident
 
 Rng = np.random.Generator
 LARGE = (2**50, 2**53, 2**62, 2**63 - 1, 2**64, 10**30)
@@ -282,7 +282,7 @@ def compare(reference: Callable[..., Any], n: int, seed: int) -> dict[str, int]:
     return {"answers": n - n_errors, "errors": n_errors, "own": n_own}
 
 
-OF_A_VIEW = (first_idle, absent, ahead_of, where)
+OF_A_VIEW = (first_resident, absent, ahead_of, where)
 
 
 def compare_on(view: Any, rng: Rng) -> tuple[bool, bool]:

@@ -436,8 +436,8 @@ def test_what_is_kept_is_enough(folder: Path):
         facts = facts_of(outcome.records, outcome.machine)
         row = outcome.row
         assert facts.makespan_ns == row["makespan_ns"] == sum(facts.step_ns)
-        assert facts.hits / facts.lookups == row["hit_rate"]
-        assert facts.decode_hits / facts.decode_lookups == row["hit_rate_decode"]
+        assert facts.hits / facts.lookups == row["resident_rate"]
+        assert facts.decode_hits / facts.decode_lookups == row["resident_rate_decode"]
         assert facts.n_bytes["demand"] == row["bytes_demand"]
         assert facts.n_bytes["total"] == row["bytes_total"]
         assert facts.overlap_share == row["overlap_share"]

@@ -281,11 +281,13 @@ def test_missing_and_mixed_sources(tmp_path: Path, out: Path) -> None:
 # ------------------------------------------------------------------------------------------- vLLM, SGLang and NPZ
 
 
-def test_a_folder_of_requests(tmp_path: Path, out: Path) -> None:
+def test_a_folder_of_requests(tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "requests"
     folder.mkdir()
     for i in range(3):
         np.savez(folder / f"{i}.npz", routed_experts=kit.routing(4 + i, seed=i), n_prompt=np.int64(2))
+    listed = Path.iterdir
+    monkeypatch.setattr(Path, "iterdir", lambda asked: iter(sorted(listed(asked), reverse=True)))  # folders have any order
     found = import_trace([folder], out, Options(n_experts=EXPERTS)).trace
     assert found.requests.n_prompt.tolist() == [2, 2, 2]
     assert found.requests.n_decode.tolist() == [2, 3, 4]
@@ -313,7 +315,7 @@ def test_dense_layers_are_left_out(tmp_path: Path, out: Path) -> None:
     np.testing.assert_array_equal(found.experts, wide)
 
 
-def test_dense_layers_that_nobody_named(tmp_path: Path, out: Path) -> None:
+def test_dense_layers_that_nobody_named(tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each source ends with the option that makes it work, or without one if none does."""
     zeros = np.zeros((ROWS, 2, TOP_K), np.int64)
     ids = np.concatenate([zeros, IDS], axis=1)
@@ -331,6 +333,7 @@ def test_dense_layers_that_nobody_named(tmp_path: Path, out: Path) -> None:
         np.testing.assert_array_equal(SOURCES[name].load(tmp_path / file, out, **options, first_layer=2).trace.experts, IDS)
     ids[4, 1] = [1, 2]  # so that only the first is all zeros
     np.save(tmp_path / "a.npy", ids)
+    monkeypatch.setattr(store, "PIECE_BYTES", 1)  # a row at a time
     with pytest.raises(TraceError, match=r"zeros only in layer 0; if it is dense, give --first-layer 1$"):
         SOURCES["vllm-npy"].load(tmp_path / "a.npy", out)
     ids[5, 0] = [1, 2]
@@ -803,3 +806,18 @@ def test_made_up_scores_are_set_piece_by_piece(monkeypatch: pytest.MonkeyPatch) 
     wanted = np.zeros((27, 2, 8), np.float16)
     np.put_along_axis(wanted, trace.experts.astype(np.int64), np.float16(0.5), axis=2)
     assert np.array_equal(found, wanted) and np.array_equal(whole, wanted)
+
+
+@pytest.mark.parametrize(
+    ("shape", "most", "lengths"),
+    [((10, 4), 12, [3, 3, 3, 1]), ((10, 4), 2, [1] * 10), ((10, 4), 1000, [10]), ((3, 0), 1, [1] * 3), ((0, 4), 12, [])],
+)
+def test_pieces_are_as_large_as_they_may_be(
+    shape: tuple[int, int], most: int, lengths: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "PIECE_BYTES", most)
+    rows = np.arange(np.prod(shape), dtype=np.uint8).reshape(shape)
+    found = store.pieces(rows)
+    assert [len(piece) for piece in found] == lengths
+    assert all(np.shares_memory(piece, rows) for piece in found if piece.size)
+    np.testing.assert_array_equal(np.concatenate([rows[:0], *found]), rows)

@@ -19,6 +19,7 @@ from moesim.core.manifest import FILE
 from moesim.core.progress import Progress
 from moesim.errors import ConfigError
 from moesim.trace import Trace
+from moesim.trace.stats.states import state_cosine
 from moesim.trace.stats.trace_stats import stats
 from moesim.trace.subset import subset
 from moesim.trace.synthesis import generate, parameter_names, parameter_set, read_parameters, synthesize
@@ -181,6 +182,16 @@ def test_figures_are_those_of_the_statistics():
         assert found[f"recall@{source}"] == pytest.approx(expected["next_layer_recall"][source])
 
 
+def test_cosines_are_those_of_a_layer_or_the_mean_of_several():
+    p = read_parameters("mixtral-8x7b").replace(**SMALL)
+    trace = synthesize(p, n_requests=3, n_prompt=0, n_decode=16, n_input_requests=3, n_calibration=4)
+    assert trace.inputs is not None
+    found = measure(trace, ["cosine@gate_next1:2", "cosine@gate_next1:2-3", "cosine@residual:1", "cosine@residual:1-3"])
+    raw = state_cosine(trace.inputs.values)
+    corrected = state_cosine(trace.inputs.values, trace.tables["residual"])
+    assert list(found.values()) == pytest.approx([raw[1], raw[1:].mean(), corrected[0], corrected.mean()])
+
+
 def test_requests_measured_one_by_one_have_cold_caches():
     trace = synthesize(read_parameters("mixtral-8x7b").replace(**SMALL), n_requests=3, n_prompt=0, n_decode=16, n_calibration=0)
     one_by_one = measure(trace, ["lru@75"], separate=True)["lru@75"]
@@ -331,6 +342,31 @@ def test_a_figure_is_met_if_every_seed_is_within_its_tolerance():
     assert met.error == pytest.approx(-0.0025)
     assert not missed.met
     assert [row[-1] for row in cells([met, missed])] == ["yes", "no, off by 0.030"]
+
+
+@pytest.mark.parametrize(
+    ("n_layers", "simulated", "name", "spreads"),
+    [
+        (12, 8, "entropy", {}),
+        (4, 4, "entropy", {}),
+        (12, 12, "entropy", {"locality_spread": 0.5}),
+        (12, 12, "entropy", {"popularity_spread": 0.5}),
+        (12, 12, "reuse@1:q50", {}),
+    ],
+)
+def test_a_quick_look_simulates_eight_layers_if_layers_are_alike(
+    n_layers: int, simulated: int, name: str, spreads: dict[str, float]
+):
+    """For what is about one layer; for what is about two, or about how layers differ, it simulates all."""
+    p = read_parameters("mixtral-8x7b").replace(**SMALL, **{"locality_spread": 0.0, "popularity_spread": 0.0} | spreads)
+    targets = small_targets()
+
+    def of(n_layers: int) -> Targets:
+        return dataclasses.replace(targets, shape={**targets.shape, "n_layers": n_layers})
+
+    along, across = ["reuse@1", name], ["recall@coactivation"]
+    found = Quick(of(n_layers), along + across)(p, 5)
+    assert found == simulate(p, of(simulated), 5, along) | simulate(p, of(n_layers), 5, across)
 
 
 @pytest.mark.long

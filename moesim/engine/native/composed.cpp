@@ -126,6 +126,14 @@ const Answer &Composed::layer_end(int, int layer) {
         newcomers = swap.newcomers;
         answer.add(DROP, layer, swap.victims, gpu);
         std::erase_if(held, [&](int e) { return std::find(swap.victims.begin(), swap.victims.end(), e) != swap.victims.end(); });
+        coming.clear();
+        for (int expert : newcomers)
+            if (pending(layer, expert)) coming.push_back(expert);  // late, or from a window before
+        if (!coming.empty()) {
+            transient.forget(layer, coming);
+            answer.add(MOVE, layer, coming, gpu, DEMAND, cache);
+            std::erase_if(held, [&](int e) { return std::find(coming.begin(), coming.end(), e) != coming.end(); });
+        }
         if (swap.relabel) relabel(layer);
     }
     if (!held.empty()) answer.add(DROP, layer, held, gpu);

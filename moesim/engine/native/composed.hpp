@@ -76,7 +76,7 @@ private:
     Plan plan;
     Swap swap;
     std::vector<i64> waiting;
-    std::vector<int> misses, planned, held, early, rest, ahead, newcomers;
+    std::vector<int> misses, planned, held, early, rest, ahead, newcomers, coming;
     std::vector<Question> questions;
     Units units;
     Transient transient;

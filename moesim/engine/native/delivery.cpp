@@ -59,7 +59,7 @@ static void charge(State &state, Visit *visit, Call effect) {
             CopyState *copy = one.device->memory.get(one.unit);
             Transfer *coming = one.device->pending[one.unit];
             if (copy && one.device->memory.origins[one.unit].fetch == one.fetch) {
-                if (copy->doomed) {
+                if (copy->leaves != Leaves::no) {
                     dropped.push_back(&one);
                 } else {
                     --copy->in_use;

@@ -98,19 +98,19 @@ static void evict(State &state, const Transfer *transfer, const Victim &victim) 
     std::string wrong, remedy;
     if (!copy || transfer->dst->memory.origins[unit].pool != pool) {
         wrong = "not resident in pool '" + text(pool->name) + "'", remedy = "name a resident of the pool that is full";
-    } else if (copy->in_use) {
-        wrong = "it is in use", remedy = "check view.is_in_use, or return None to wait";
+    } else if (copy->leaves == Leaves::evicted) {
+        wrong = "it is leaving already", remedy = "name each victim once, or return None to wait";
     } else if (pool->per_layer && layer != transfer->layer) {
         wrong = "another layer's pool", remedy = "name an expert of layer " + std::to_string(transfer->layer);
     }
     if (!wrong.empty()) fail(state, asked(transfer) + " named " + unit_text(layer, expert) + ": " + wrong, remedy);
-    transfer->dst->memory.remove(unit, false, state.now);
+    transfer->dst->memory.evict(unit, state.now);
 }
 
-/// Ask for victims until the transfer fits; false: it waits.
+/// Ask for victims until the transfer fits; false: it waits for one to be named, or for those named to be idle.
 static bool make_room(State &state, Transfer *transfer) {
     nb::object fetch;
-    while (transfer->n_bytes > transfer->pool->free(transfer->layer)) {
+    while (transfer->pool->lacks(transfer->layer, transfer->n_bytes)) {
         Victim victim;
         if (state.composed) {
             i64 unit = state.composed->evict(transfer);
@@ -122,7 +122,7 @@ static bool make_room(State &state, Transfer *transfer) {
         }
         evict(state, transfer, victim);
     }
-    return true;
+    return transfer->pool->lands(transfer->layer, transfer->n_bytes);
 }
 
 /// The first in (urgency, submission) that can start now; its memory is not yet taken, but there.

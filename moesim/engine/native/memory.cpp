@@ -56,29 +56,53 @@ void DeviceMemory::remove(i64 unit, bool dropped, i64 now) {
 
 /// Remove a copy now if it is idle, else as soon as it is.
 void DeviceMemory::drop(i64 unit, i64 now) {
-    if (copies[unit].in_use) {
-        copies[unit].doomed = true;
+    CopyState &copy = copies[unit];
+    if (!copy.in_use) remove(unit, true, now);
+    else if (copy.leaves == Leaves::no) copy.leaves = Leaves::dropped;
+}
+
+/// Remove a victim now if it is idle, else as soon as it is.
+void DeviceMemory::evict(i64 unit, i64 now) {
+    if (!copies[unit].in_use) {
+        remove(unit, false, now);
     } else {
-        remove(unit, true, now);
+        copies[unit].leaves = Leaves::evicted;
+        leave(unit, 1);
     }
 }
 
-/// One user of a copy has done with it; a copy that was dropped goes with the last.
+/// Keep a copy that was dropped; a victim leaves in any case, since something else comes in its place.
+void DeviceMemory::keep(i64 unit) {
+    if (copies[unit].leaves == Leaves::dropped) copies[unit].leaves = Leaves::no;
+}
+
+void DeviceMemory::leave(i64 unit, int sign) {
+    PoolState *pool = origins[unit].pool;
+    i64 shelf = unit / weights->n_experts;
+    pool->leaving[pool->at(shelf % weights->n_layers)] += sign * weights->n_bytes[shelf];
+}
+
+/// One user of a copy has done with it; a copy that is to leave goes with the last.
 void DeviceMemory::release(i64 unit, i64 now) {
     CopyState &copy = copies[unit];
     --copy.in_use;
-    if (copy.doomed && !copy.in_use) remove(unit, true, now);
+    if (copy.leaves == Leaves::no || copy.in_use) return;
+    if (copy.leaves == Leaves::evicted) leave(unit, -1);
+    remove(unit, copy.leaves == Leaves::dropped, now);
 }
 
 /// Move a resident copy to another pool; the device's bytes do not change.
 void DeviceMemory::relabel(i64 unit, PoolState *pool, i64 layer) {
     PoolState *&from = origins[unit].pool;
     i64 n_bytes = weights->bytes_of(unit);
+    bool leaves = copies[unit].leaves == Leaves::evicted;
+    if (leaves) leave(unit, -1);
     from->take(layer, -n_bytes);
     take_out(from, unit);
     pool->take(layer, n_bytes);
     put(pool, unit);
     from = pool;
+    if (leaves) leave(unit, 1);
 }
 
 void DeviceMemory::put(PoolState *pool, i64 unit) {

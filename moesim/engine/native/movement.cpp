@@ -50,7 +50,7 @@ void fetch_expert(State &state, i64 layer, i64 expert, i64 unit, DeviceState *de
     }
     CopyState *copy = device->memory.get(unit);
     if (copy && !device->backing) {
-        copy->doomed = false;
+        device->memory.keep(unit);
     } else {
         new_transfer(state, layer, expert, unit, device, pool, urgency, source);
     }
@@ -76,11 +76,25 @@ void drop_expert(State &state, i64 layer, i64 expert, i64 unit, DeviceState *dev
     }
 }
 
-/// Relabel a resident copy.
+/// Let a copy on its way arrive in another pool, which counts its bytes from now on if it is in flight, full or not.
+static void divert(Transfer *transfer, PoolState *pool) {
+    transfer->drop_on_arrival = false;
+    if (transfer->hop + 1 == transfer->path->size() && !transfer->first_chunk && transfer->pool) {
+        transfer->pool->take(transfer->layer, -transfer->n_bytes);
+        pool->take(transfer->layer, transfer->n_bytes);
+    }
+    transfer->pool = pool;
+}
+
+/// Relabel a copy that is there or on its way.
 void move_expert(State &state, i64 layer, i64 expert, i64 unit, DeviceState *device, PoolState *pool) {
+    if (Transfer *transfer = device->pending[unit]) {
+        divert(transfer, pool);
+        return;
+    }
     CopyState *copy = device->memory.get(unit);
     auto what = [&] { return "Move(" + unit_text(layer, expert) + ", " + text(device->name) + ")"; };
-    if (!copy) fail(state, what() + ": not resident", "move only resident copies");
+    if (!copy) fail(state, what() + ": neither resident nor being fetched", "move only what is there or on its way");
     if (device->memory.origins[unit].pool != pool && pool->free(layer) < state.weights.bytes_of(unit))
         fail(state, what() + ": pool '" + text(pool->name) + "' is full", "Drop or Move something out of it first");
     device->memory.relabel(unit, pool, layer);
@@ -117,7 +131,7 @@ void drop(State &state, PyObject *action) {
     }
 }
 
-/// Relabel resident copies.
+/// Relabel copies that are there or on their way.
 void move(State &state, PyObject *action) {
     i64 layer = as_int(PyTuple_GET_ITEM(action, 0));
     PyObject *name = PyTuple_GET_ITEM(action, 2), *pool_name = PyTuple_GET_ITEM(action, 3);

@@ -42,7 +42,7 @@ i64 Ranked::victim(int layer) {
         std::sort(order.members.begin(), order.members.end());
         order.made = true;
     }
-    i64 found = first_idle(order.members.begin(), order.members.end());
+    i64 found = first_resident(order.members.begin(), order.members.end());
     if (found >= 0) {
         order.members.erase(order.place_of(ranks[found], found));
         in_order[found] = false;

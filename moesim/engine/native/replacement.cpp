@@ -62,10 +62,10 @@ void Admitting::inserted(int layer, const std::vector<int> &experts) {
 
 // ------------------------------------------------------------------------------------------------------------ the parts
 
-/// Name the first idle one in order of insertion, and forget it.
+/// Name the first in order of insertion, and forget it.
 i64 FIFO::victim(int layer) {
     Ordered::Pool ordered = members.of(pool(layer));
-    i64 found = first_idle(ordered.begin(), ordered.end());
+    i64 found = first_resident(ordered.begin(), ordered.end());
     if (found >= 0) members.erase(found);
     return found;
 }
@@ -108,15 +108,15 @@ void RandomVictim::start(const Setup &setup) {
     asked = 0;
 }
 
-/// Draw among the idle residents, and forget the one drawn.
+/// Draw among the residents, and forget the one drawn.
 i64 RandomVictim::victim(int layer) {
     for (bool routed : {false, true}) {
-        idle_ones.clear();
+        there.clear();
         for (i64 one : members.of(pool(layer)))
-            if ((unrouted_first && visit.has(one)) == routed && idle(one)) idle_ones.push_back(one);
-        if (idle_ones.empty()) continue;
+            if ((unrouted_first && visit.has(one)) == routed && resident(one)) there.push_back(one);
+        if (there.empty()) continue;
         ++asked;
-        i64 found = idle_ones[scramble((seed << 32) + asked) % idle_ones.size()];
+        i64 found = there[scramble((seed << 32) + asked) % there.size()];
         members.erase(found);
         return found;
     }
@@ -140,19 +140,14 @@ void WorkloadAware::used(const Routing &routing) {
     for (int expert : routing.active) scores[routing.layer][expert] += routing.rows[expert];
 }
 
-/// Replace the u_size lowest residents by the u_size highest others when a window is over. What is on its way is left out.
+/// Replace the u_size lowest residents by the u_size highest others when a window is over.
 bool WorkloadAware::layer_end(int layer, Swap &swap) {
     i64 visit = visits[layer]++;
     if ((printed ? visit : visit + 1) % w_size) return false;
     algorithms::Swaps found = algorithms::workload_aware_swap(scores[layer], members[layer], u_size, only_if_better);
     std::fill(scores[layer].begin(), scores[layer].end(), 0);
-    swap.victims.clear();
-    swap.newcomers.clear();
-    for (size_t i = 0; i < found.victims.size(); ++i) {
-        if (gpu->pending[i64(layer) * state->n_experts + found.newcomers[i]]) continue;
-        swap.victims.push_back(found.victims[i]);
-        swap.newcomers.push_back(found.newcomers[i]);
-    }
+    swap.victims = found.victims;
+    swap.newcomers = found.newcomers;
     for (int expert : swap.victims) members[layer][expert] = false;
     for (int expert : swap.newcomers) members[layer][expert] = true;
     swap.urgency = blocking ? DEMAND : UPDATE;

@@ -66,16 +66,16 @@ protected:
 
     int pool(int layer) const { return per_layer ? layer : 0; }
     i64 unit(int layer, int expert) const { return i64(layer) * state->n_experts + expert; }
-    bool idle(i64 unit) const { return gpu->memory.resident(unit) && gpu->memory.copies[unit].in_use <= 0; }
+    bool resident(i64 unit) const { return gpu->memory.resident(unit); }
 
-    /// Find the first of some members that is there and idle, and that is not protected; -1: none.
-    template <class Iterator> i64 first_idle(Iterator begin, Iterator end) const {
+    /// Find the first of some members that is there and not protected, or the first that is there; -1: none.
+    template <class Iterator> i64 first_resident(Iterator begin, Iterator end) const {
         i64 routed = -1;
         for (Iterator i = begin; i != end; ++i) {
             i64 at = unit_at(*i);
             if (unrouted_first && visit.has(at)) {
-                if (routed < 0 && idle(at)) routed = at;
-            } else if (idle(at)) {
+                if (routed < 0 && resident(at)) routed = at;
+            } else if (resident(at)) {
                 return at;
             }
         }
@@ -106,7 +106,7 @@ private:
     void mark(int layer, const std::vector<int> &experts);
 };
 
-/// Any idle one, with equal chance, from a counter and a seed.
+/// Any resident, with equal chance, from a counter and a seed.
 struct RandomVictim : Admitting {
     u64 seed = 0;
 
@@ -115,7 +115,7 @@ struct RandomVictim : Admitting {
 
 private:
     u64 asked = 0;
-    std::vector<i64> idle_ones;
+    std::vector<i64> there;
 };
 
 /// Nothing is ever evicted; demand loads go through the staging pool.

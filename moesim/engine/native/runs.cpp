@@ -79,8 +79,8 @@ static void serve(Visit *visit, int expert, const Rows &rows, PyObject *inputs_f
 }
 
 /// Find or begin the group of Runs on a device that read the hidden state of a layer.
-static Group *group_of(State &state, Groups &groups, Visit *visit, Visit *into, DeviceState *device, i64 read, bool late) {
-    std::tuple<int, i64, bool> key{device->index, read * state.n_layers + visit->layer, late};
+static Group *group_of(State &state, Groups &groups, Visit *visit, Visit *into, DeviceState *device, i64 read, bool late, i64 part) {
+    Groups::value_type::first_type key{device->index, read * state.n_layers + visit->layer, late, part};
     for (auto &[of, known] : groups)
         if (of == key) return known;
     if (state.n_groups == state.groups.size()) state.groups.emplace_back();
@@ -128,7 +128,7 @@ static void run_expert(State &state, Visit *visit, Visit *into, DeviceState *dev
 void run_experts(State &state, DeviceState *device, const int *experts, int n, Groups &groups) {
     Visit *visit = state.visit;
     bool grouped = device != state.layout->dense_at[visit->layer] || device->first_extra;
-    Group *group = grouped ? group_of(state, groups, visit, visit, device, visit->layer, false) : nullptr;
+    Group *group = grouped ? group_of(state, groups, visit, visit, device, visit->layer, false, 0) : nullptr;
     for (int i = 0; i < n; ++i) {
         int n_rows = take(state, visit, device, experts[i], group);
         run_expert(state, visit, visit, device, group, visit->base + experts[i], experts[i], n_rows);
@@ -155,7 +155,7 @@ void run_experts(State &state, PyObject *action, Groups &groups) {
     Group *group = nullptr;
     if (device != state.layout->dense_at[layer] || device->first_extra || !whole) {
         i64 read = inputs_from == Py_None ? layer : as_int(inputs_from);
-        group = group_of(state, groups, visit, into, device, read, late);
+        group = group_of(state, groups, visit, into, device, read, late, as_int(PyTuple_GET_ITEM(action, 7)));
     }
     Items experts(PyTuple_GET_ITEM(action, 1));
     for (Py_ssize_t i = 0; i < experts.size(); ++i) {

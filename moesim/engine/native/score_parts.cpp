@@ -39,12 +39,12 @@ void MRS::used(const Routing &routing) {
     recent.update(routing);
 }
 
-/// Name the idle one with the smallest score, and forget it.
+/// Name the one with the smallest score, and forget it.
 i64 MRS::victim(int layer) {
     i64 found = -1, routed = -1;
     for (i64 one : members.of(pool(layer))) {
         i64 &lowest = unrouted_first && visit.has(one) ? routed : found;
-        if ((lowest < 0 || recent.s[one] < recent.s[lowest]) && idle(one)) lowest = one;
+        if ((lowest < 0 || recent.s[one] < recent.s[lowest]) && resident(one)) lowest = one;
     }
     if (found < 0) found = routed;
     if (found >= 0) members.erase(found);

@@ -176,6 +176,8 @@ static void place_memory(State &state, DeviceState &device) {
         Items capacity(attr(listed[i], "capacity").ptr());
         for (Py_ssize_t c = 0; c < capacity.size(); ++c) pool->capacity.push_back(as_int(capacity[c]));
         pool->used.assign(pool->capacity.size(), 0);
+        pool->leaving.assign(pool->capacity.size(), 0);
+        pool->landing = int_attr(listed[i], "landing");
         size_t shelves = state.weights.n_bytes.size();
         pool->members.assign(shelves * memory.words(), 0);
         pool->held.assign(shelves, 0);

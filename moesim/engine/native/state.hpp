@@ -244,7 +244,7 @@ void tell(State &state, EventKind kind, const nb::object &event);
 nb::object collected(State &state, nb::handle actions);
 void apply(State &state, nb::handle actions);
 void apply(State &state, const Answer &answer);
-using Groups = std::vector<std::pair<std::tuple<int, i64, bool>, Group *>>;
+using Groups = std::vector<std::pair<std::tuple<int, i64, bool, i64>, Group *>>;
 void run_experts(State &state, PyObject *action, Groups &groups);
 void run_experts(State &state, DeviceState *device, const int *experts, int n, Groups &groups);
 void launch(State &state, Group *group);

@@ -45,6 +45,12 @@ void Transient::layer_end(int layer, std::vector<int> &held) {
     ahead.erase(found);
 }
 
+/// Leave experts on their way to another pool.
+void Transient::forget(int layer, const std::vector<int> &experts) {
+    if (size_t(layer) >= late.size()) return;
+    std::erase_if(late[layer], [&](int e) { return std::find(experts.begin(), experts.end(), e) != experts.end(); });
+}
+
 /// Find a prefetched expert whose layer is routed and that nothing uses; for a demand load, any idle one; -1: none.
 i64 Transient::spent(const Transfer *fetch, int routed) {
     for (auto &[layer, experts] : ahead) {

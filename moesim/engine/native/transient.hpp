@@ -16,6 +16,7 @@ struct Transient {
     void fetch(int layer, const std::vector<int> &experts);
     void demand(int layer, const std::vector<int> &misses, std::vector<int> &early, std::vector<int> &rest);
     void layer_end(int layer, std::vector<int> &held);
+    void forget(int layer, const std::vector<int> &experts);
     i64 spent(const Transfer *fetch, int routed);
 
 private:

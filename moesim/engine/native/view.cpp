@@ -95,7 +95,7 @@ struct View {
         i64 at = found->per_layer ? as_int(layer) : 0, n = i64(found->used.size());
         if (at < 0) at += n;
         if (at < 0 || at >= n) throw nb::index_error("list index out of range");
-        return found->capacity[at] - found->used[at];
+        return std::max<i64>(0, found->capacity[at] - found->used[at]);
     }
     nb::object named_devices(const std::function<bool(const DeviceState &)> &fits) const {
         nb::list found;

@@ -132,10 +132,9 @@ class Arc(Generic[Key]):
         """Let the oldest of T1 or T2 leave, and remember it."""
         once, twice = (self._once, self._once_gone), (self._often, self._often_gone)
         lists = (once, twice) if self._from_once(often) else (twice, once)
+        held, gone = lists[0]  # not empty, as the cache is full
         if spared:
             held, gone = next((pair for pair in lists if any(key not in spared for key in pair[0])), lists[0])
-        else:
-            held, gone = lists[0] if lists[0][0] else lists[1]
         victim = _pop_oldest(held, spared)
         gone[victim] = None
         return victim

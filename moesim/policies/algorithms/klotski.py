@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-Vote = Literal["activations", "rows", "coactivations", "one"]
 
 
 def most_popular(counts: NDArray[Any], n: int) -> list[int]:
@@ -36,13 +34,11 @@ def most_popular(counts: NDArray[Any], n: int) -> list[int]:
     return [int(expert) for expert in np.argsort(-np.asarray(counts, np.float64), kind="stable")[:n]]
 
 
-def hot_experts(
-    previous: NDArray[Any], table: NDArray[Any], counts: NDArray[Any], n_hot: int, *, partners: int = 2,
-    vote: Vote = "activations",
-) -> list[int]:  # fmt: skip
+def hot_experts(previous: NDArray[Any], table: NDArray[Any], n_hot: int, *, partners: int = 2) -> list[int]:
     """Choose the hot experts of a layer by what its rows used in the layer before.
 
-    Each expert that a row used there votes for its ``partners``: the experts of this layer that it was used with most often.
+    Each expert that a row used there has one vote for each of its ``partners``: the experts of this layer that it was used with
+    most often.
 
     Parameters
     ----------
@@ -50,14 +46,10 @@ def hot_experts(
         Experts of the layer before that each row was routed to.
     table : ndarray, (n_experts, n_experts)
         Rows that used an expert of the layer before (first axis) and one of this layer (second axis).
-    counts : ndarray, (n_experts,)
-        Rows that used each expert of the layer before.
     n_hot : int
         How many experts to choose.
     partners : int
         Experts that one vote is for.
-    vote : {"activations", "rows", "coactivations", "one"}
-        What a vote adds: the voter's entry in ``counts``, its rows in ``previous``, the pair's entry in ``table``, or one.
 
     Returns
     -------
@@ -66,28 +58,19 @@ def hot_experts(
 
     References
     ----------
-    Klotski (arXiv:2502.06888, ASPLOS 2025), as its released code for MindSpore chooses.
+    Klotski (arXiv:2502.06888, ASPLOS 2025), as its released code for MindSpore chooses (``get_prefetch_expert_index``).
 
     Examples
     --------
     >>> table = np.array([[0, 0, 4, 3], [9, 8, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]])
-    >>> hot_experts(np.array([[0, 1]]), table, np.array([7, 5, 0, 0]), 2)
+    >>> hot_experts(np.array([[0, 1], [0, 3]]), table, 2)
     [2, 3]
-    >>> hot_experts(np.array([[0, 1]]), table, np.array([7, 5, 0, 0]), 2, vote="coactivations")
-    [0, 1]
     """
-    votes = np.zeros(table.shape[1], np.float64)
     voters = np.bincount(np.ravel(previous).astype(np.int64), minlength=len(table))
     who = np.flatnonzero(voters)
     chosen = np.argsort(-np.asarray(table[who], np.float64), axis=1, kind="stable")[:, :partners]
-    weights = np.ones(chosen.shape)
-    if vote == "activations":
-        weights *= np.asarray(counts)[who, None]
-    elif vote == "rows":
-        weights *= voters[who, None]
-    elif vote == "coactivations":
-        weights = np.take_along_axis(np.asarray(table[who], np.float64), chosen, axis=1)
-    np.add.at(votes, chosen, voters[who, None] * weights)
+    votes = np.zeros(table.shape[1], np.int64)
+    np.add.at(votes, chosen, voters[who, None])
     return most_popular(votes, n_hot)
 
 

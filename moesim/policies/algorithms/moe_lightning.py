@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from moesim.core.units import slots_of
 from moesim.errors import CapacityError
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def lowest_residents(n_experts: int, expert_share: float) -> list[int]:
     >>> lowest_residents(8, 0.055884688), lowest_residents(8, 0.3)
     ([], [0, 1])
     """
-    return list(range(int(n_experts * expert_share)))
+    return list(range(slots_of(expert_share, n_experts)))
 
 
 def link_step_s(model: ModelSpec, expert_share: float, link_bytes_per_s: float) -> float:

@@ -1,4 +1,4 @@
-"""OD-MoE's rules: who loads what, what a wrong prediction costs, when the shadow is put right, and how fast it can get.
+"""OD-MoE's rules: who loads what, what a wrong prediction costs, when the shadow is aligned, mini-batches, how fast it can get.
 
 Pure functions over plain lists. Times may be in any one unit; integers stay exact.
 """
@@ -102,6 +102,27 @@ def assign_loads(queues: Sequence[Sequence[int]], wanted: Sequence[int], *, fina
         if expert not in there:
             min(kept, key=len).append(expert)
     return Loads(kept, dropped)
+
+
+def mini_batches(ids: Sequence[Sequence[int]], n_parts: int) -> list[dict[int, list[int]]]:
+    """Split the rows of a prefill step evenly, in order (OD-MoE, Fig. 7b), and return the rows of every expert in each part.
+
+    Examples
+    --------
+    Three rows in two parts:
+
+    >>> mini_batches([[5, 2], [2, 7], [3, 5]], 2)
+    [{5: [0], 2: [0]}, {2: [1], 7: [1], 3: [2], 5: [2]}]
+    """
+    n_rows, n_parts = len(ids), min(n_parts, len(ids))
+    parts: list[dict[int, list[int]]] = []
+    for part in range(n_parts):
+        rows: dict[int, list[int]] = {}
+        for row in range(part * n_rows // n_parts, (part + 1) * n_rows // n_parts):
+            for expert in ids[row]:
+                rows.setdefault(expert, []).append(row)
+        parts.append(rows)
+    return parts
 
 
 def is_due(token: int, period: int | None) -> bool:

@@ -110,7 +110,7 @@ def shard_plan(
     Parameters
     ----------
     shards : sequence of Shard
-        Attention and FFN of each layer in turn, then the output layer.
+        Attention and FFN of each layer in turn, then the output layer if there is a choice about it.
     budget : int, bytes
         Of the GPU's memory.
     bytes_per_time : float

@@ -1,7 +1,7 @@
 """One CPU and several GPUs: DALI's two algorithms with a choice among GPUs.
 
-Its section 6.5 runs one CPU with two GPUs; what it says about them is not at hand, and both functions are our reading. With one
-GPU they are the paper's algorithms.
+Its section 6.5 runs one CPU with two GPUs and prints speed-ups only, so both functions are our reading. With one GPU they are the
+paper's algorithms.
 """
 
 from __future__ import annotations

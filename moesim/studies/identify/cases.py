@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from moesim.capacity import required_bytes
-from moesim.core.units import parse_bytes
+from moesim.core.units import parse_bytes, slots_of
 from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import ConfigError, InputError
 from moesim.experiment.budget import initial_placement, slots_within
@@ -160,7 +160,7 @@ def decode_workload(case: Case) -> Workload:
 def placement_of(case: Case, hardware: HardwareProfile, workload: Workload) -> Placement:
     """Ask a case's policy where everything is; `hardware` has room for it."""
     policy: Any = make_policy(case.setting.policy, case.observation.place)
-    slots = round(case.setting.cache.get("ratio", 1.0) * case.model.n_layers * case.model.n_experts)
+    slots = slots_of(case.setting.cache.get("ratio", 1.0), case.model.n_layers * case.model.n_experts)
     gpus = {name: slots for name, device in hardware.devices.items() if device.role == "accelerator"}
     return initial_placement(case.model, CostModel(case.model, hardware, extrapolate=True), workload, policy, gpus, {})
 
@@ -191,6 +191,6 @@ def _with_cache(case: Case, hardware: HardwareProfile) -> Placement:
         n_bytes = parse_bytes(budget, f"{case.observation.place}: setting: cache")
         slots = slots_within(n_bytes, model, costs, workload, policy, tables, str(case.setting.policy["name"]))
     else:
-        slots = round(case.setting.cache.get("ratio", 1.0) * model.n_layers * model.n_experts)
+        slots = slots_of(case.setting.cache.get("ratio", 1.0), model.n_layers * model.n_experts)
     gpus = {name: slots for name, device in hardware.devices.items() if device.role == "accelerator"}
     return initial_placement(model, costs, workload, policy, gpus, tables)

@@ -11,6 +11,7 @@ from typing import Any, Final
 import yaml
 
 from moesim.core.atomic import write_bytes
+from moesim.core.units import slots_of
 from moesim.engine import simulate
 from moesim.errors import ConfigError
 from moesim.experiment import run_experiment
@@ -33,7 +34,7 @@ def engine_log_time(case: Case, raw: Mapping[str, Any], place: str) -> float:
 
 def _static(case: Case, raw: Mapping[str, Any], place: str) -> float:
     hardware = build_profile(roomy(raw, build_profile(raw, place), place), place)
-    slots = round(case.setting.cache.get("ratio", 1.0) * case.model.n_layers * case.model.n_experts)
+    slots = slots_of(case.setting.cache.get("ratio", 1.0), case.model.n_layers * case.model.n_experts)
     records = simulate(
         model=case.model,
         costs=CostModel(case.model, hardware, extrapolate=True),

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from moesim.core.units import as_share
 from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import ConfigError, unknown_name
 from moesim.model import ModelSpec
@@ -100,7 +101,7 @@ def _number(given: Mapping[str, Any], key: str, most: int, of: str, place: str, 
 
 
 def _of_policy(given: dict[str, Any], place: str) -> EngineSetting:
-    name, cache = str(given.pop("policy")), given.pop("cache", 1.0)
+    name, cache = str(given.pop("policy")), as_share(given.pop("cache", 1.0))
     if name not in policy_names():
         raise ConfigError(f"{place}: setting: {unknown_name('policy', name, policy_names(), 'moesim list policies')}")
     policy = {"name": name, **given}

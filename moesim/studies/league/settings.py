@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -117,7 +118,7 @@ def _memory(setting: Setting, share: float, place: str) -> int:
     kv_tokens = work["batch_size"] * (int(work["prompt_tokens"] or 0) + int(work["decode_tokens"] or 0))
     around = sum(required_bytes(model, machine, kv_tokens, Placement())[machine.compute].values())
     experts = model.n_experts * sum(model.expert_bytes(layer) for layer in range(model.n_layers))  # at their full width alone
-    return around + int(share * experts)
+    return around + math.ceil(share * experts)
 
 
 def cpu_cost_ends(raw: Raw, place: str) -> list[dict[str, Any]]:

@@ -65,7 +65,7 @@ class Evaluator:
         if found.failures:
             raise ConfigError(f"{name}.yaml: {found.failures[0]}")
         whole = self.configs[name].workload
-        done: list[Row] = [stretched(o.row, whole.decode_tokens, whole.prompt_tokens) for o in found.outcomes]
+        done: list[Row] = [stretched(o.row, whole.decode_tokens) for o in found.outcomes]
         return [done[i : i + len(wanted)] for i in range(0, len(done), len(wanted))]
 
     def _experiment(self, name: str) -> Experiment:
@@ -80,10 +80,8 @@ class Evaluator:
         return self._experiments[name]
 
     def _shorter(self, name: str, config: Config) -> dict[str, int]:
-        short = {"decode_tokens": self.plan.lengths.get(name.rpartition("/")[2], self.plan.decode_tokens)}
-        short["prompt_tokens"] = self.plan.prompt_tokens
-        asked = {key: getattr(config.workload, key) for key in short}
-        return {key: value for key, value in short.items() if value and isinstance(asked[key], int) and value < asked[key]}
+        short, asked = self.plan.lengths.get(name.rpartition("/")[2], self.plan.decode_tokens), config.workload.decode_tokens
+        return {"decode_tokens": short} if short and isinstance(asked, int) and short < asked else {}
 
     def _wanted(self, name: str, rows: Sequence[Published]) -> list[RunSpec]:
         experiment = self._experiment(name)
@@ -116,20 +114,17 @@ class Evaluator:
         return self.machine.with_factors(point.logs)
 
 
-def stretched(row: Row, decode_tokens: Any, prompt_tokens: Any) -> dict[str, Any]:
-    """Give what a run of the whole length would say: totals grow with their tokens; shares, rates and times of a step stay."""
+def stretched(row: Row, decode_tokens: Any) -> dict[str, Any]:
+    """Give what a run of the whole length would say: totals grow with decoded tokens; prefill, shares and steps stay."""
     found = dict(row)
     decode = decode_tokens / row["decode_tokens"] if isinstance(decode_tokens, int) else 1.0
-    prompt = prompt_tokens / row["prompt_tokens"] if isinstance(prompt_tokens, int) else 1.0
-    if decode == 1 and prompt == 1:
+    if decode == 1:
         return found
     prefill = row["ttft_mean_ns"] * row["n_batches"]
-    found["ttft_mean_ns"] = row["ttft_mean_ns"] * prompt
-    found["makespan_ns"] = prefill * prompt + (row["makespan_ns"] - prefill) * decode
+    found["makespan_ns"] = prefill + (row["makespan_ns"] - prefill) * decode
     later = row["decode_time_dense_ns"]
-    found["time_dense_ns"] = (row["time_dense_ns"] - later) * prompt + later * decode
+    found["time_dense_ns"] = row["time_dense_ns"] - later + later * decode
     found["n_generated_tokens"] = row["n_generated_tokens"] * (decode_tokens + 1) / (row["decode_tokens"] + 1)
     joules = row["energy_j"] * found["makespan_ns"] / row["makespan_ns"] if row.get("energy_j") is not None else None
     found["energy_j_per_token"] = None if joules is None else joules / found["n_generated_tokens"]
-    found["prompt_tokens"] = round(row["prompt_tokens"] * prompt)
     return found

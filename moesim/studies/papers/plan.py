@@ -26,7 +26,6 @@ class Plan(BaseModel):
     more: dict[str, list[str]] = Field(default_factory=dict)
     bits: dict[str, list[float]] = Field(default_factory=dict)
     decode_tokens: int | None = Field(default=None, ge=1)
-    prompt_tokens: int | None = Field(default=None, ge=1)
     lengths: dict[str, int] = Field(default_factory=dict)
     spread: float = Field(default=0.1, gt=0)
     readings: list[str] = Field(default_factory=list)

@@ -27,8 +27,8 @@ _FIGURES: Final[dict[str, Callable[[Facts], float | None]]] = {
     "prefill_step_ns": lambda facts: _median(facts.durations("p")),
     "layer_ns": lambda facts: _median(facts.layer_ns),
     "makespan_ns": lambda facts: float(facts.makespan_ns),
-    "hit_rate": lambda facts: _share(facts.hits, facts.lookups),
-    "hit_rate_decode": lambda facts: _share(facts.decode_hits, facts.decode_lookups),
+    "resident_rate": lambda facts: _share(facts.hits, facts.lookups),
+    "resident_rate_decode": lambda facts: _share(facts.decode_hits, facts.decode_lookups),
     "overlap_share": lambda facts: facts.overlap_share,
     "bytes_total": lambda facts: float(facts.n_bytes["total"]),
 }

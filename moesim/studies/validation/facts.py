@@ -35,7 +35,7 @@ class Facts:
     layer_ns: list[float]  # median duration of a visit of each layer over the decode steps; over all steps if none decodes
     layer_total_ns: list[int]  # sum over all visits of each layer
     # lookups, hits, decode_lookups, decode_hits: distinct experts that routers asked for, and those that were on an accelerator
-    # by then
+    # by then, whoever ran them
     lookups: int
     hits: int
     decode_lookups: int
@@ -63,9 +63,9 @@ def facts_of(records: Records, machine: Machine) -> Facts:
     """Reduce the records of a run."""
     steps = sorted(records.steps)
     decode = {s.step for s in steps if s.phase == "decode"} or {s.step for s in steps}
-    looked = flatten_lookups(records)
+    looked = flatten_lookups(records, machine.kinds)
     decoding = [step in decode for step in looked.step.tolist()]
-    counted, hit = looked.first, looked.first & looked.hit
+    counted, hit = looked.first, looked.first & looked.resident
     moved = bytes_moved(records)
     tasks, transfers = records.tasks, records.transfers
     counts = _added((f"{t.kind}@{t.device}", 1) for t in tasks)

@@ -72,13 +72,12 @@ def _left_out(part: Part, options: Options) -> int:
 
 def _check_dense(ids: NDArray[Any], place: str, left_out: int) -> None:
     """Find leading layers of zeros, which is what engines write for layers without experts."""
-    n_zero = int(np.argmax(np.append(ids[0].any(axis=-1), True)))  # of the first token; most sources end here
-    for piece in pieces(ids[:, :n_zero]):
-        n_zero = int(np.argmax(np.append(piece[:, :n_zero].any(axis=(0, 2)), True)))
-        if not n_zero:
+    routed = np.zeros(ids.shape[1], bool)
+    for piece in pieces(ids):
+        routed |= piece.any(axis=(0, 2))
+        if routed[0]:  # in the first piece of most sources
             return
-    if not n_zero:
-        return
+    n_zero = int(np.argmax(np.append(routed, True)))
     if n_zero == ids.shape[1]:
         raise wrong(place, "distinct experts", "zeros only, in all layers", "no routing was recorded; record it again")
     where = f"layer {left_out}" if n_zero == 1 else f"layers {left_out}..{left_out + n_zero - 1}"

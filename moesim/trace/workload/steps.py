@@ -31,6 +31,7 @@ class Steps(Sequence["Step"]):
     def __init__(self, admitted: Sequence[Admitted], spec: WorkloadSpec, trace: Trace) -> None:
         self._requests = Requests(admitted)
         self._trace = trace
+        self.shape = trace.n_layers, trace.n_experts, trace.top_k
         self._micro_batches = spec.micro_batches
         self.stretches = list(plan(self._requests, spec))
         self._starts = list(accumulate((s.n_steps for s in self.stretches), initial=0))

@@ -20,15 +20,14 @@ struct Shown {
         if (layer >= state->n_layers || expert >= state->n_experts) throw Beyond{};
         return layer * state->n_experts + expert;
     }
-    bool idle(PyObject *layer_and_expert) const {
+    bool resident(PyObject *layer_and_expert) const {
         if (!PyTuple_CheckExact(layer_and_expert) || PyTuple_GET_SIZE(layer_and_expert) != 2) throw Beyond{};
         i64 layer = small(PyTuple_GET_ITEM(layer_and_expert, 0)), expert = small(PyTuple_GET_ITEM(layer_and_expert, 1));
-        CopyState *copy = device->memory.get(unit(layer, expert));
-        return copy && !copy->in_use;
+        return device->memory.get(unit(layer, expert));
     }
 };
 
-constexpr Twin IDLE = {"moesim.policies.visit", "first_idle", 4, [](Arguments of) -> nb::object {
+constexpr Twin RESIDENT = {"moesim.policies.visit", "first_resident", 4, [](Arguments of) -> nb::object {
     if (!PyDict_CheckExact(of[0]) && !PyList_CheckExact(of[0])) return {};
     Shown shown(of[3], of[2]);
     std::vector<PyObject *> spared;
@@ -43,7 +42,7 @@ constexpr Twin IDLE = {"moesim.policies.visit", "first_idle", 4, [](Arguments of
                 return false;
             }
         }
-        if (!shown.idle(unit)) return false;
+        if (!shown.resident(unit)) return false;
         found = unit;
         return true;
     };
@@ -56,7 +55,7 @@ constexpr Twin IDLE = {"moesim.policies.visit", "first_idle", 4, [](Arguments of
         }
     }
     for (size_t at = 0; at < spared.size() && !found; ++at)
-        if (shown.idle(spared[at])) found = spared[at];
+        if (shown.resident(spared[at])) found = spared[at];
     return found ? nb::borrow(found) : nb::none();
 }};
 
@@ -107,7 +106,7 @@ constexpr Twin AHEAD = {"moesim.policies.impact_part", "ahead_of", 4, [](Argumen
 }  // namespace
 
 void bind_shown(nb::module_ &module) {
-    add<IDLE>(module);
+    add<RESIDENT>(module);
     add<ABSENT>(module);
     add<WHERE>(module);
     add<AHEAD>(module);

@@ -1,0 +1,169 @@
+"""Rules that say which device computes each active expert, and the check of what was computed where."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from moesim.testing.rules.evictions import Judged
+from moesim.testing.rules.facts import Facts, Visit
+
+Rule = Callable[[Facts, Visit], Collection[int] | None]
+"""Returns the experts of a visit that an accelerator computes; None where the rule is silent."""
+
+
+class Costs:
+    """Times of the experts of a visit, by the machine's costs: on each device, and until their weights are on the GPU."""
+
+    def __init__(self, facts: Facts, visit: Visit) -> None:
+        costs, routing, hosts = facts.costs, visit.routing, facts.costs.hardware.backing
+        self.active: Sequence[int] = routing.active
+        self.rows: Sequence[int] = routing.rows
+        self.load = costs.fetch_ns(hosts[0], facts.gpu, None, visit.layer)
+        self.wait = {expert: facts.waits(visit, expert, self.load) for expert in routing.active}
+        self.gpu = {expert: costs.expert_ns(facts.gpu, self.rows[expert]) for expert in routing.active}
+        self.cpu = {expert: costs.expert_ns(facts.cpu, self.rows[expert]) for expert in routing.active}
+        self.first = costs.first_extra_ns(facts.gpu), costs.first_extra_ns(facts.cpu)
+
+
+def everything(facts: Facts, visit: Visit) -> Collection[int]:
+    """All on the GPU."""
+    return visit.routing.active
+
+
+def nothing(facts: Facts, visit: Visit) -> Collection[int]:
+    """All on the CPU."""
+    return ()
+
+
+def residents(facts: Facts, visit: Visit) -> Collection[int]:
+    """Residents on the GPU, the rest on the CPU: a static split."""
+    return visit.hits
+
+
+def decode_residents(facts: Facts, visit: Visit) -> Collection[int]:
+    """The static split in decode; a prompt wholly on the GPU."""
+    return visit.hits if visit.phase == "decode" else visit.routing.active
+
+
+def threshold(facts: Facts, visit: Visit) -> Collection[int]:
+    """Fiddler: what is not on the GPU goes to the CPU iff that takes less than copy plus GPU; ties to the GPU."""
+    costs = Costs(facts, visit)
+    return [e for e in costs.active if not costs.wait[e] or costs.cpu[e] >= costs.wait[e] + costs.gpu[e]]
+
+
+def constants(cpu_ms: float, load_ms: float) -> Rule:
+    """Fiddler's code: what is not on the GPU goes to the CPU iff its rows times one constant are less than another."""
+    return lambda facts, visit: [
+        e for e in visit.routing.active if e in visit.hits or visit.routing.rows[e] * cpu_ms >= load_ms
+    ]  # fmt: skip
+
+
+def greedy(facts: Facts, visit: Visit) -> Collection[int]:
+    """DALI, Algorithm 1: by |t_gpu - t_cpu| descending; to the GPU if T_gpu + t_gpu <= T_cpu + t_cpu."""
+    costs = Costs(facts, visit)
+    t_gpu = {e: max(costs.wait[e], costs.gpu[e]) for e in costs.active}
+    total_gpu, total_cpu, taken = 0, 0, list[int]()
+    for e in sorted(costs.active, key=lambda e: (-abs(t_gpu[e] - costs.cpu[e]), e)):
+        on_gpu = total_gpu + t_gpu[e] + (costs.first[0] if not taken else 0)
+        on_cpu = total_cpu + costs.cpu[e] + (costs.first[1] if not total_cpu else 0)
+        if on_gpu <= on_cpu:
+            total_gpu = on_gpu
+            taken.append(e)
+        else:
+            total_cpu = on_cpu
+    return taken
+
+
+def queues(facts: Facts, visit: Visit) -> Collection[int]:
+    """HybriMoE's paper: of GPU, CPU and link the one whose next operation would be complete first acts; ties in that order."""
+    costs = Costs(facts, visit)
+    rows, ready = costs.rows, {e: costs.wait[e] for e in costs.active}
+    there = [e for e in costs.active if costs.wait[e] < costs.load]  # on the GPU, or on the link
+    absent = sorted((e for e in costs.active if e not in there), key=lambda e: (rows[e], e))
+    at_gpu = at_cpu = 0
+    at_link = max((costs.wait[e] for e in there), default=0)  # our reading: the link first ends what it has begun
+    n_cpu, taken = 0, list[int]()
+    while there or absent:
+        there.sort(key=lambda e: (-rows[e], e))
+        offers = []
+        if there:
+            here = [e for e in there if ready[e] <= at_gpu]
+            e = here[0] if here else min(there, key=lambda e: ready[e])
+            offers.append((max(at_gpu, ready[e]) + costs.gpu[e] + (0 if taken else costs.first[0]), 0, e))
+        e = absent[0] if absent else there[-1]
+        offers.append((at_cpu + costs.cpu[e] + (0 if n_cpu else costs.first[1]), 1, e))
+        if absent:
+            offers.append((at_link + costs.load, 2, absent[-1]))
+        end, who, e = min(offers)
+        if who == 0:
+            at_gpu = end
+            there.remove(e)
+            taken.append(e)
+        elif who == 1:
+            at_cpu, n_cpu = end, n_cpu + 1
+            (absent or there).remove(e)
+        else:
+            at_link = ready[e] = end
+            absent.remove(e)
+            there.append(e)
+    return taken
+
+
+def two_ended(facts: Facts, visit: Visit) -> Collection[int]:
+    """HybriMoE's code (HSS): a list, cached by rows then others by rows; the GPU takes its head or the CPU its tail."""
+    costs = Costs(facts, visit)
+    if len(visit.routing.experts) > 1:
+        return costs.active
+    cached = visit.hits | visit.coming
+    queue = sorted(visit.routing.experts[0].tolist(), key=lambda e: (e not in cached, -costs.rows[e]))
+    total_gpu = total_cpu = moved = 0
+    taken: list[int] = []
+    n_cpu = 0
+    while queue:
+        head, tail = queue[0], queue[-1]
+        on_gpu = costs.gpu[head] + (0 if taken else costs.first[0])
+        on_cpu = costs.cpu[tail] + (0 if n_cpu else costs.first[1])
+        if head not in cached and moved + costs.load > total_gpu:
+            on_gpu += moved + costs.load - total_gpu
+        if total_gpu + on_gpu <= total_cpu + on_cpu:
+            moved += costs.load if head not in cached else 0
+            total_gpu += on_gpu
+            taken.append(queue.pop(0))
+        else:
+            total_cpu += on_cpu
+            n_cpu += 1
+            queue.pop()
+    return taken
+
+
+def judged_assignments(facts: Facts, rule: Rule) -> list[Judged]:
+    """Judge where each active expert was computed. Experts of equal rows, alike on the GPU or not, stand for each other."""
+    places: dict[tuple[int, int, int], dict[int, bool]] = defaultdict(dict)
+    for task in facts.tasks:
+        places[task.step, task.layer, task.mb][task.expert] = task.device not in facts.hosts
+    found = []
+    for visit in facts.visits:
+        on_gpu = rule(facts, visit)
+        if on_gpu is None:
+            continue
+        done = places[visit.step, visit.layer, visit.mb]
+        for alike, here in _classes(visit, done).items():
+            ours = [expert for expert in here if done[expert]]
+            due = sum(expert in on_gpu for expert in here)
+            wrong = abs(len(ours) - due)
+            text = (
+                f"layer {visit.layer} of step {visit.step}: {len(ours)} of {here} on the GPU, by the rule {due} (rows {alike[0]})"
+            )
+            found += [Judged("assignment", visit.phase, i >= wrong, "other" if i < wrong else "", text) for i in range(len(here))]
+    return found
+
+
+def _classes(visit: Visit, done: dict[int, bool]) -> dict[tuple[Any, ...], list[int]]:
+    """Group the experts of a visit by their rows, and by where their weights are."""
+    groups: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+    for expert in done:
+        rows = visit.routing.rows[expert]
+        groups[rows, expert in visit.hits, expert in visit.coming].append(expert)
+    return groups

@@ -1,0 +1,106 @@
+"""Rules that say what is fetched ahead once a later layer is predicted, and the check of what was."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import NamedTuple
+
+from moesim.testing.rules.evictions import Judged
+from moesim.testing.rules.facts import Facts
+
+
+class Guess(NamedTuple):
+    """Fetch the experts with the most predicted rows, unless they are there; of equals any."""
+
+    source: str
+    size: int | None  # None: all that are predicted
+    over: str = "all"  # the top of all, of which residents are skipped, or of those that are not there ("non-resident")
+    more: int = 0  # ids of a row beyond those that the model uses
+    first: bool = False  # the first predicted one of the only row, not the one with the most rows
+
+
+def judged_prefetches(facts: Facts, guess: Guess) -> list[Judged]:
+    """Judge what was fetched ahead for each layer that was predicted before it was routed."""
+    routed = {(visit.step, visit.layer): visit.time for visit in facts.visits if visit.mb == 0}
+    found = []
+    for task in facts.records.tasks:
+        until = routed.get((task.step, task.layer), 0)
+        if task.kind != "predict" or task.end >= until:
+            continue
+        step = facts.workload.steps[task.step]
+        width = facts.model.top_k + guess.more
+        source = facts.predictors[f"{guess.source}:top{width}" if guess.more else guess.source]
+        said = source.predict(step, 0, task.layer) if step.n_micro == 1 else None
+        if said is None:
+            continue
+        ids = said[0][:, :width].tolist()
+        counts = Counter(expert for row in ids for expert in row)
+        there = facts.held(task.layer, task.end)
+        if guess.first:
+            counts = Counter({expert: -place for place, expert in enumerate(ids[0])})
+        over = [e for e in counts if guess.over == "all" or e not in there]
+        ranks = sorted((counts[e] for e in over), reverse=True)
+        least = ranks[min(guess.size or len(ranks), len(ranks)) - 1] if ranks else 0
+        may = {e for e in over if counts[e] >= least}
+        due = {e for e in may if counts[e] > least or len(may) <= (guess.size or len(may))} - there
+        ahead = [load.unit[1] for load in facts.loads if load.unit[0] == task.layer and task.end <= load.submitted < until]
+        if any(piece.start <= until < piece.end for piece in facts.records.transfers):
+            due = set()  # what the link has not come to is given up with the layer, without a record
+        at, phase = f"layer {task.layer} of step {task.step}", step.phase
+        found += [Judged("prefetch", phase, e in may, "" if e in may else "other", f"{at}: {e} was not due") for e in ahead]
+        found += [Judged("prefetch", phase, False, "other", f"{at}: {e} was due") for e in sorted(due.difference(ahead))]
+    return found
+
+
+def judged_by_impact(facts: Facts, lookahead: int) -> list[Judged]:
+    """Judge HybriMoE's prefetches as far as its paper says: experts that the next layers' gates name on the present state."""
+    named: dict[tuple[int, int], list[tuple[int, set[int]]]] = defaultdict(list)  # step and layer -> when it is known, and who
+    for task in facts.records.tasks:
+        if task.kind == "predict":
+            now = max(visit.layer for visit in facts.visits if visit.step == task.step and visit.time <= task.submitted)
+            source = facts.predictors[f"signal:gate_next{task.layer - now}"]
+            said = source.predict(facts.workload.steps[task.step], 0, task.layer) if task.layer - now <= lookahead else None
+            ids = set() if said is None else set(said[0][:, : facts.model.top_k].ravel().tolist())
+            named[task.step, task.layer].append((task.end, ids))
+    found = []
+    for load in facts.loads:
+        step = facts.step(load.submitted)
+        routed = next(visit.time for visit in facts.visits if (visit.step, visit.layer) == (step.step, load.unit[0]))
+        if load.submitted < routed:
+            ok = any(time <= load.submitted and load.unit[1] in ids for time, ids in named[step.step, load.unit[0]])
+            text = f"at {load.submitted} {load.unit} was fetched ahead"
+            found.append(Judged("prefetch", step.phase, ok, "" if ok else "other", text))
+    return found
+
+
+def judged_od_moe(facts: Facts, source: str, workers: str) -> list[Judged]:
+    """Judge OD-MoE's decoding: the workers of group l mod n load what the shadow says of layer l, and they compute it."""
+    names = sorted(
+        (name for name in facts.costs.hardware.devices if name.startswith(workers) and name not in facts.hosts), key=_number
+    )
+    size, found = facts.model.top_k, []
+    groups = [names[i : i + size] for i in range(0, len(names) - size + 1, size)]
+    visits = {(visit.step, visit.layer): visit for visit in facts.visits if visit.phase == "decode"}
+    for task in facts.tasks:
+        if (task.step, task.layer) in visits:
+            ok = task.device in groups[task.layer % len(groups)]
+            text = f"expert {task.expert} of layer {task.layer} in step {task.step} on {task.device}"
+            found.append(Judged("assignment", "decode", ok, "" if ok else "other", text))
+    for piece in facts.records.transfers:
+        step = facts.step(piece.submitted)
+        visit = visits.get((step.step, piece.layer))
+        if piece.expert < 0 or not piece.last or visit is None or piece.submitted >= visit.time or piece.cause == "update":
+            continue
+        said = facts.predictors[source].predict(facts.workload.steps[step.step], 0, piece.layer)
+        ok = (
+            said is not None
+            and piece.expert in said[0][:, :size].ravel()
+            and piece.link.endswith(tuple(groups[piece.layer % len(groups)]))
+        )
+        text = f"at {piece.submitted} expert {piece.expert} of layer {piece.layer} went over {piece.link}"
+        found.append(Judged("prefetch", "decode", ok, "" if ok else "other", text))
+    return found
+
+
+def _number(name: str) -> tuple[int, str]:
+    return int("".join(filter(str.isdigit, name)) or 0), name

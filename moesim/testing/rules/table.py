@@ -1,0 +1,191 @@
+"""Which rules each policy states, which deviations are known, and which policies state no rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from moesim.testing.rules import assignments, caches, plans
+from moesim.testing.rules.assignments import judged_assignments
+from moesim.testing.rules.evictions import Judged, judged_evictions
+from moesim.testing.rules.facts import Facts
+from moesim.testing.rules.plans import judged_plan
+from moesim.testing.rules.prefetches import Guess, judged_by_impact, judged_od_moe, judged_prefetches
+from moesim.testing.rules.presched import judged_presched
+
+
+def _options(thing: Any, *names: str) -> dict[str, Any]:
+    return {name: getattr(thing, name) for name in names}
+
+
+def _od_moe(policy: Any) -> bool:
+    return policy.has_shadow and policy.group_size is None and policy.worker_slots == 1
+
+
+def _presched(policy: Any) -> bool:
+    usual = {"none_better": "eq2", "limit_to_queue": False, "prefetch_size": None, "window": "none", "async_io": True}
+    return policy.predictor is not None and policy.scheduler == "presched" and _options(policy, *usual) == usual
+
+
+def _victims(part: Any, default: str = "idle") -> bool:
+    return (getattr(part, "victims", None) or default) == "unrouted-first"
+
+
+SWAPS: dict[str, Any] = {"by_rank": False, "at_issue": True, "pools": ("cache", "buffer"), "written_back": True}
+
+# By the class of a policy or of a part: its rule, and the options that the rule has, too.
+RULES: dict[str, Callable[[Any], tuple[type[caches.Rule], dict[str, Any]] | None]] = {
+    "LRU": lambda part: (caches.LRU, {"by_rank": part.use_order == "rank"}),
+    "FIFO": lambda part: (caches.FIFO, {"spares_routed": _victims(part)}),
+    "LFU": lambda part: (caches.LFU, {"spares_routed": _victims(part)}),
+    "RandomVictim": lambda part: (caches.Whoever, {"spares_routed": _victims(part)}),
+    "MRS": lambda part: (
+        caches.MRS,
+        _options(part, "alpha", "p", "tokens", "credit") | {"spares_routed": _victims(part)},
+    ),
+    "Belady": lambda part: (caches.Belady, {"spares_routed": _victims(part)}),
+    "ArcVictim": lambda part: (
+        caches.Arc,
+        {"variant": part.variant, "spares_routed": _victims(part, "unrouted-first" if part.variant == "canonical" else "idle")},
+    ),
+    "S3FifoVictim": lambda part: (caches.S3Fifo, {"spares_routed": _victims(part)}),
+    "LeastStale": lambda part: (caches.LayerDistance, {"distance": part.distance, "spares_routed": _victims(part)}),
+    "LeastStaleByGeneration": lambda part: (caches.TwoGenerations, {"prefetched": part.prefetched}),
+    "MixtralOffloading": lambda policy: (caches.LRU, SWAPS),
+    "AdapMoE": lambda policy: (caches.LRU, SWAPS | {"guesses_first": True}),
+    "MoEInfinityCode": lambda policy: (caches.Thread, {}),
+    "FineMoE": lambda policy: (
+        (caches.FineMoE, _options(policy, "prefetch_distance", "float_score")) if not policy.selected_only else None
+    ),
+    "MoEInfinityPaper": lambda policy: (caches.Activations, {}),
+}
+
+
+# The same of caches that decide as a whole.
+PLANS: dict[str, Callable[[Any], tuple[type[plans.Plan], dict[str, Any]]]] = {
+    **dict.fromkeys(("Static", "Fiddler", "KtExpert", "KtLayer", "LlamaCpp"), lambda _: (plans.Fixed, {})),
+    "WorkloadAware": lambda part: (plans.Windows, _options(part, "w_size", "u_size", "firing", "only_if_better")),
+    "LlamaCppCache": lambda policy: (plans.LlamaCppCache, {}),
+    "FabricLru": lambda policy: (plans.Fabric, {}),
+    "DfaCache": lambda policy: (plans.Dfa, _options(policy, "kappa", "half_life", "inserts")),
+    "PooledCache": lambda policy: (plans.Pooled, _options(policy, "admit_free", "admit_full", "inserts")),
+    "TurboQuantCache": lambda policy: (plans.Pooled, _options(policy, "admit_free", "admit_full", "inserts", "hot")),
+    "TwoUploadsLru": lambda policy: (plans.TwoUploads, _options(policy, "inserts")),
+    "FreeToken": lambda policy: (plans.FreeToken, _options(policy, "backend")),
+    "HeatCache": lambda policy: (plans.Heat, _options(policy, "decay", "hyst", "dwell")),
+    "WindowedBelady": lambda policy: (plans.Windowed, _options(policy, "window", "half_life", "kappa")),
+    "MinBypass": lambda policy: (plans.Bypass, {}),
+    "Fate": lambda policy: (plans.Fate, {}),
+    "DaopPaper": lambda policy: (plans.Daop, {"factor": policy.swap_factor}),
+    "DaopCode": lambda policy: (plans.Daop, {"factor": policy.swap_factor, "mixed": True, "streams": True}),
+}
+
+QUEUES = {"timeline": "completion", "ties": "gpu", "count_compute": False, "overtake": True, "shared_in_plan": False}
+HSS = ("profile", "issue", "gpu")
+
+# The same of assignments: a rule, or None where its options have none.
+ASSIGNMENTS: dict[str, Callable[[Any], assignments.Rule | None]] = {
+    "DaopPaper": lambda _: None,  # its plan says it
+    "AllGpu": lambda _: assignments.everything,
+    "AllCpu": lambda _: assignments.nothing,
+    "Resident": lambda _: assignments.residents,
+    "ResidentInDecode": lambda _: assignments.decode_residents,
+    "Threshold": lambda _: assignments.threshold,
+    "FixedThreshold": lambda part: assignments.constants(part.cpu_ms, part.load_ms),
+    "Greedy": lambda part: None if part.shared_in_plan else assignments.greedy,
+    "Queues": lambda part: assignments.queues if all(getattr(part, n) == v for n, v in QUEUES.items()) else None,
+    "TwoEnded": lambda part: assignments.two_ended if (part.costs, part.cached_from, part.multi_row) == HSS else None,
+}
+ASSIGNMENTS |= dict.fromkeys(
+    ("OnDemand", "MixtralOffloading", "FetchThread", "PreGated", "Hobbit", "Klotski",
+     "ZeroInference", "MoEGen", "MoELightning"),
+    lambda _: assignments.everything,
+)  # fmt: skip
+ASSIGNMENTS["Fiddler"] = lambda policy: assignments.threshold if policy.rule == "profile" else assignments.constants(7, 70)
+ASSIGNMENTS |= dict.fromkeys(("KtExpert", "KtLayer", "LlamaCpp", "Exllamav3"), lambda _: assignments.residents)
+
+# The same of what is fetched once a layer is predicted; None where options change it.
+PREFETCHES: dict[str, Callable[[Any], Guess | None]] = {
+    "TopPredicted": lambda part: (
+        Guess(part.source, part.size, part.over) if (part.lookahead, part.residents) == (1, "as-they-are") else None
+    ),
+    "PreGated": lambda policy: Guess(policy.source, None) if policy.method == "pre-gated" and not policy.cache else None,
+    "Fate": lambda policy: Guess(policy.source, None, more=1) if policy.source.startswith("signal:") else None,
+    "AdapMoE": lambda policy: Guess(policy.source, 1, "non-resident", first=True),
+    "MixtralOffloadingSpec": lambda policy: Guess(policy.source, policy.n_ahead),
+}
+
+# What is judged in one go.
+SYSTEMS: dict[str, Callable[[Any], Callable[[Facts], list[Judged]] | None]] = {
+    "ImpactDriven": lambda part: partial(judged_by_impact, lookahead=part.lookahead) if part.source == "gate_next" else None,
+    "OdMoE": lambda policy: partial(judged_od_moe, source=policy.source, workers=policy.workers) if _od_moe(policy) else None,
+    "PreScope": lambda policy: partial(judged_presched, source=policy.predictor) if _presched(policy) else None,
+}
+
+TABLES: tuple[dict[str, Any], ...] = (RULES, PLANS, ASSIGNMENTS, PREFETCHES, SYSTEMS)
+
+WITHOUT: dict[str, str] = {
+    "BackgroundCache": "it is nobody's system: its options are the decisions in which others differ, and those are judged",
+    "DaliMultiGpu": "section 6.5 prints no rule for several GPUs",
+    "PipeShard": "it plans before the run, and whole layers",
+}
+"""By the class of a policy: why nothing of it is judged."""
+
+EXCEPTIONS: dict[tuple[str, str], str] = {}
+"""By the class of a part or policy, and the kind of decision: deviations from the rule that are known, and why they are."""
+
+
+def _bases(thing: Any) -> list[str]:
+    """Name a shipped class and its bases; nobody's own class states the rule of the one that it changes."""
+    shipped = type(thing).__module__.startswith("moesim.")
+    return [cls.__name__ for cls in type(thing).__mro__] if shipped else []
+
+
+def _things(policy: Any) -> list[Any]:
+    """Return a policy and the parts that it is made of."""
+    return [policy, *getattr(policy, "parts", ())]
+
+
+def entry(table: dict[str, Any], policy: Any) -> tuple[str, Any]:
+    """Return the name under which a table has a policy or one of its parts, and what it has; empty and None if it has none."""
+    for thing in _things(policy):
+        for name in _bases(thing):
+            if name in table:
+                return name, table[name](thing)
+    return "", None
+
+
+def excepted(policy: Any, kind: str) -> str:
+    """Return why decisions of a policy deviate; empty if they should not."""
+    names = (type(policy).__name__, *(entry(table, policy)[0] for table in TABLES))
+    return next((EXCEPTIONS[name, kind] for name in names if (name, kind) in EXCEPTIONS), "")
+
+
+def judge(policy: Any, facts: Facts) -> list[Judged]:
+    """Judge all decisions of a run for which the policy states a rule."""
+    (rule, plan), assigns = (entry(table, policy)[1] for table in (RULES, PLANS)), entry(ASSIGNMENTS, policy)[1]
+    found: list[Judged] = []
+    if rule is not None:
+        own = {
+            "at_issue": getattr(policy, "victims_named", "") == "at issue",
+            "in_load_order": getattr(policy, "load_order", "id") != "id",
+        }
+        found += judged_evictions(facts, rule[0](facts, **own | rule[1]))
+    if plan is not None:
+        found += judged_plan(facts, plan[0](facts, **plan[1]))
+    system = entry(SYSTEMS, policy)[1]
+    found += system(facts) if system is not None else []
+    guess = entry(PREFETCHES, policy)[1]
+    found += judged_prefetches(facts, guess) if guess is not None else []
+    return found + (judged_assignments(facts, assigns) if assigns is not None else [])
+
+
+def states_a_rule(policy: Any) -> bool:
+    """Say whether anything of a policy is judged."""
+    return any(entry(table, policy)[1] is not None for table in TABLES)
+
+
+def reason_without(policy: Any) -> str:
+    """Return why no rule of a policy is judged; empty for one that is not shipped."""
+    return next((WITHOUT[name] for name in _bases(policy) if name in WITHOUT), "")
