@@ -16,7 +16,7 @@ from moesim.errors import ConfigError
 from moesim.policies.composed import Composed
 from moesim.policies.fiddler import Fiddler
 from moesim.policies.registry import GROUP, POLICIES, make_policy, policy_class, policy_info, policy_names
-from moesim.policies.sources import source_digest
+from moesim.policies.sources import source_digest, sources_digest
 
 PLUGIN = '''
 from moesim.policy import Placement, Routed, Run
@@ -277,6 +277,20 @@ def test_the_source_of_a_policy_has_the_packages_on_the_way_to_what_it_imports(t
         file.with_suffix(".py").write_text(f"{text}changed = 1\n")
         digests.append(source_digest("in_packages:Elsewhere"))
     assert len(set(digests)) == 7
+
+
+def test_the_sources_of_a_policy_and_of_its_part_both_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    files = [Path("one_of_two.py"), Path("other_of_two.py")]
+    for file in files:
+        file.write_text(PLUGIN)
+    names = [f"{file.stem}:Elsewhere" for file in files]
+    assert sources_digest([names[0], "lru"]) == source_digest(names[0])
+    digests = [sources_digest(names)]
+    for file in files:
+        file.write_text(f"{PLUGIN}changed = 1\n")
+        digests.append(sources_digest(names))
+    assert len(set(digests)) == 3 and None not in digests
 
 
 def test_the_source_of_an_installed_policy_is_that_of_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
