@@ -78,15 +78,17 @@ class _Directed(Part):
     def victim(self, fetch: Fetch, view: View) -> Unit | None:
         """Name the first that the directory has let go and that is there."""
         at = fetch.layer if self._per_layer else 0
-        newcomer = (fetch.layer, fetch.experts[0])
-        if newcomer not in self._caches[at]:  # later requests have displaced it before it came
+        leaving, newcomer = self._leaving[at], (fetch.layer, fetch.experts[0])
+        found = self._first_there(at, view)
+        if found is None and newcomer not in self._caches[at]:  # later requests displaced it, and what they let go has gone
             self._request(at, (newcomer,))
-        leaving, gpu = self._leaving[at], self._gpu
-        for unit in leaving:
-            if view.is_resident(*unit, gpu):
-                del leaving[unit]
-                return unit
-        return None
+            found = self._first_there(at, view)
+        if found is not None:
+            del leaving[found]
+        return found
+
+    def _first_there(self, at: int, view: View) -> Unit | None:
+        return next((unit for unit in self._leaving[at] if view.is_resident(*unit, self._gpu)), None)
 
     def layer_end(self, step: int, layer: int) -> Swap | None:
         """Replace nothing: replacement happens on demand."""

@@ -423,10 +423,12 @@ def test_check_fails_where_a_rule_is_not_kept(monkeypatch: pytest.MonkeyPatch, c
     assert err == "moesim: LRU() evictions: not what its rule says\n"
 
 
-def test_every_exception_still_is_one() -> None:
-    """What does not deviate any more is to be struck off the table."""
-    part_of = {"ArcVictim": "arc", "S3FifoVictim": "s3-fifo"}
-    for name, kind in EXCEPTIONS:
-        spec = {"name": "composed", "replacement": part_of[name]}
-        checks = examine_rules(partial(make_policy, spec))
-        assert [check.verdict for check in checks if check.kind == kind] == ["excepted"], (name, kind)
+def test_check_prints_a_known_deviation_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:  # fmt: skip
+    monkeypatch.setitem(RULES, "LRU", RULES["FIFO"])
+    monkeypatch.setitem(EXCEPTIONS, ("LRU", "eviction"), "it goes by use")
+    assert main(["check", "lru"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    [at] = [i for i, line in enumerate(lines) if line.startswith("excepted evictions as its rule says: ")]
+    assert lines[at + 1].strip() == "it goes by use"

@@ -132,12 +132,7 @@ WITHOUT: dict[str, str] = {
 }
 """By the class of a policy: why nothing of it is judged."""
 
-ASKED_TWICE = "a newcomer that later ones of its visit displace before it comes is requested once more, which lets another one go"
-
-EXCEPTIONS: dict[tuple[str, str], str] = {
-    ("ArcVictim", "eviction"): ASKED_TWICE,
-    ("S3FifoVictim", "eviction"): ASKED_TWICE,
-}
+EXCEPTIONS: dict[tuple[str, str], str] = {}
 """By the class of a part or policy, and the kind of decision: deviations from the rule that are known, and why they are."""
 
 
