@@ -29,6 +29,7 @@ from moesim.policies.finemoe import FineMoE
 from moesim.policies.fixed_threshold import FixedThreshold
 from moesim.policies.freetoken import FreeToken
 from moesim.policies.heat_cache import HeatCache
+from moesim.policies.hobbit import Hobbit
 from moesim.policies.hybrimoe import HybriMoEPaper
 from moesim.policies.layer_distance import LeastStale
 from moesim.policies.llama_cpp_cache import LlamaCppCache
@@ -183,6 +184,12 @@ class ByVisits(FineMoE):
         return self._visits
 
 
+class HighestFirst(Hobbit):
+    def evict(self, fetch: Fetch, view: View) -> Any:
+        self._weights = self._weights._replace(lru=-1.0, fld=-1.0)
+        return super().evict(fetch, view)
+
+
 class NotTheOldest(MixtralOffloading):
     def _plan(self, layer: int, active: Any) -> Any:
         self._order[layer] = (*self._order[layer][1:], *self._order[layer][:1])
@@ -270,6 +277,7 @@ BANKS = (DfaCache, PooledCache, TurboQuantCache, LlamaCppCache, FabricLru)
         ("eviction", MoEInfinityPaper, ByUseAlone),
         ("eviction", partial(FineMoE, prefetch_distance=0), partial(ByVisits, prefetch_distance=0)),
         ("eviction", MixtralOffloading, NotTheOldest),
+        ("eviction", Hobbit, HighestFirst),
         *[
             ("eviction", one, _last_of_the_bank(one))
             for one in (DfaCache, PooledCache, TurboQuantCache, LlamaCppCache, FabricLru)

@@ -52,6 +52,10 @@ RULES: dict[str, Callable[[Any], tuple[type[caches.Rule], dict[str, Any]] | None
     "S3FifoVictim": lambda part: (caches.S3Fifo, {"spares_routed": _victims(part)}),
     "LeastStale": lambda part: (caches.LayerDistance, {"distance": part.distance, "spares_routed": _victims(part)}),
     "LeastStaleByGeneration": lambda part: (caches.TwoGenerations, {"prefetched": part.prefetched}),
+    "Hobbit": lambda policy: (
+        caches.Hobbit,
+        {"weights": tuple(getattr(policy, f"{name}_weight") for name in ("lru", "lfu", "lhu", "fld"))},
+    ),
     "MixtralOffloading": lambda policy: (caches.LRU, SWAPS),
     "AdapMoE": lambda policy: (caches.LRU, SWAPS | {"guesses_first": True}),
     "MoEInfinityCode": lambda policy: (caches.Thread, {}),
@@ -132,7 +136,9 @@ WITHOUT: dict[str, str] = {
 }
 """By the class of a policy: why nothing of it is judged."""
 
-EXCEPTIONS: dict[tuple[str, str], str] = {}
+EXCEPTIONS: dict[tuple[str, str], str] = {
+    ("Hobbit", "eviction"): "a copy that is in use is passed over; its paper, which would say more, was not read",
+}
 """By the class of a part or policy, and the kind of decision: deviations from the rule that are known, and why they are."""
 
 
