@@ -31,6 +31,7 @@ from moesim.policies.freetoken import FreeToken
 from moesim.policies.heat_cache import HeatCache
 from moesim.policies.hobbit import Hobbit
 from moesim.policies.hybrimoe import HybriMoEPaper
+from moesim.policies.klotski import Klotski
 from moesim.policies.layer_distance import LeastStale
 from moesim.policies.llama_cpp_cache import LlamaCppCache
 from moesim.policies.lookahead import MinBypass, WindowedBelady
@@ -392,6 +393,15 @@ def _shifted(system: type) -> type:
 @pytest.mark.parametrize("system", [AdapMoE, MixtralOffloadingSpec, PreGated, Fate, HybriMoEPaper, PreScope, OdMoE])
 def test_a_system_that_fetches_another_expert_ahead_is_found(system: type) -> None:
     _compare("prefetch", system, _shifted(system))
+
+
+class LearnsOthers(Klotski):
+    def _learn(self, layer: int, experts: Any) -> None:
+        super()._learn(layer, (experts + 1) % len(self._first))
+
+
+def test_other_hot_experts_are_found() -> None:
+    _compare("prefetch", Klotski, LearnsOthers)
 
 
 def test_a_part_that_fetches_another_expert_ahead_is_found() -> None:

@@ -11,7 +11,7 @@ from moesim.testing.rules.assignments import judged_assignments
 from moesim.testing.rules.evictions import Judged, judged_evictions
 from moesim.testing.rules.facts import Facts
 from moesim.testing.rules.plans import judged_plan
-from moesim.testing.rules.prefetches import Guess, judged_by_impact, judged_od_moe, judged_prefetches
+from moesim.testing.rules.prefetches import Guess, judged_by_impact, judged_klotski, judged_od_moe, judged_prefetches
 from moesim.testing.rules.presched import judged_presched
 
 
@@ -123,6 +123,9 @@ PREFETCHES: dict[str, Callable[[Any], Guess | None]] = {
 # What is judged in one go.
 SYSTEMS: dict[str, Callable[[Any], Callable[[Facts], list[Judged]] | None]] = {
     "ImpactDriven": lambda part: partial(judged_by_impact, lookahead=part.lookahead) if part.source == "gate_next" else None,
+    "Klotski": lambda policy: (
+        partial(judged_klotski, n_hot=policy.n_hot) if policy.calibrated and policy.released is None else None
+    ),
     "OdMoE": lambda policy: partial(judged_od_moe, source=policy.source, workers=policy.workers) if _od_moe(policy) else None,
     "PreScope": lambda policy: partial(judged_presched, source=policy.predictor) if _presched(policy) else None,
 }
