@@ -30,7 +30,7 @@ from moesim.policies.fixed_threshold import FixedThreshold
 from moesim.policies.freetoken import FreeToken
 from moesim.policies.heat_cache import HeatCache
 from moesim.policies.hobbit import Hobbit
-from moesim.policies.hybrimoe import HybriMoEPaper
+from moesim.policies.hybrimoe import HybriMoECode, HybriMoEPaper
 from moesim.policies.klotski import Klotski
 from moesim.policies.layer_distance import LeastStale
 from moesim.policies.llama_cpp_cache import LlamaCppCache
@@ -47,7 +47,7 @@ from moesim.policies.prefetching import TopPredicted
 from moesim.policies.prescope import PreScope
 from moesim.policies.ranking import LFU, Belady
 from moesim.policies.registry import POLICIES, make_policy
-from moesim.policies.replacement import FIFO, LRU, Static, WorkloadAware
+from moesim.policies.replacement import FIFO, LRU, RandomVictim, Static, WorkloadAware
 from moesim.policies.score_parts import MRS
 from moesim.policies.two_generations import LeastStaleByGeneration
 from moesim.policies.two_uploads_lru import TwoUploadsLru
@@ -144,6 +144,14 @@ def test_who_became_idle_first_is_no_victim_by_score() -> None:
     assert sum(counts[1]) < 0.2 * len(counts[1])
 
 
+class DrawsTheRouted(RandomVictim):
+    def victim(self, fetch: Fetch, view: View) -> Unit | None:
+        there = [unit for unit in self.members(fetch.layer) if view.is_resident(*unit, self._gpu)]
+        found = max(there, key=lambda unit: unit in self._visit.units, default=None)
+        self.members(fetch.layer).pop(found, None)  # type: ignore[arg-type]
+        return found
+
+
 class LowestId(LFU):
     def _rank(self, unit: Unit) -> Any:
         return unit[1], 0
@@ -160,7 +168,8 @@ class NoQueues(S3FifoVictim):
 
 
 @pytest.mark.parametrize(
-    ("part", "wrong"), [(MRS, ForgetsThePast), (LFU, LowestId), (ArcVictim, OtherGhosts), (S3FifoVictim, NoQueues)]
+    ("part", "wrong"),
+    [(MRS, ForgetsThePast), (LFU, LowestId), (ArcVictim, OtherGhosts), (S3FifoVictim, NoQueues), (RandomVictim, DrawsTheRouted)],
 )
 def test_a_part_that_ranks_otherwise_is_found(part: type, wrong: type) -> None:
     _compare("eviction", _with("replacement", part), _with("replacement", wrong))
@@ -183,6 +192,11 @@ class ByUseAlone(MoEInfinityPaper):
 class ByVisits(FineMoE):
     def _scores(self) -> Any:
         return self._visits
+
+
+class GuessesLast(AdapMoE):
+    def _plan(self, layer: int, active: Any) -> Any:
+        return MixtralOffloading._plan(self, layer, active[::-1])
 
 
 class HighestFirst(Hobbit):
@@ -279,6 +293,8 @@ BANKS = (DfaCache, PooledCache, TurboQuantCache, LlamaCppCache, FabricLru)
         ("eviction", partial(FineMoE, prefetch_distance=0), partial(ByVisits, prefetch_distance=0)),
         ("eviction", MixtralOffloading, NotTheOldest),
         ("eviction", Hobbit, HighestFirst),
+        ("eviction", HybriMoECode, partial(HybriMoECode, credit="own")),
+        ("eviction", AdapMoE, GuessesLast),
         *[
             ("eviction", one, _last_of_the_bank(one))
             for one in (DfaCache, PooledCache, TurboQuantCache, LlamaCppCache, FabricLru)
