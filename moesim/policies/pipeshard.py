@@ -90,7 +90,7 @@ class PipeShard(PolicyBase):
         return self._tiers[tier]
 
     def _shards(self, rows: int, view: View) -> list[Shard]:
-        """Cost the shards of a pass; attention takes no memory, and the output layer is none, as both stay on the GPU."""
+        """Cost the shards of a pass: attention, which takes no memory, and FFNs."""
         costs, model, gpu, cpu = view.costs, view.model, self._gpu, self._cpu
         n_active = min(model.n_experts, rows * model.top_k)
         each = -(-rows * model.top_k // n_active)

@@ -72,15 +72,14 @@ def _imports(file: Path, root: Path) -> Iterator[Path]:
         elif isinstance(node, ast.ImportFrom):
             above = file.parents[node.level - 1] if node.level else root
             steps = node.module.split(".") if node.module else []
-            yield from _files(above, steps)
             for alias in node.names:
                 yield from _files(above, [*steps, alias.name])
 
 
 def _files(above: Path, steps: list[str]) -> Iterator[Path]:
     """Give what an import of a dotted name executes: each package's file on the way, and the module's."""
-    for n in range(len(steps) + 1):
+    for n in range(1, len(steps) + 1):
         place = above.joinpath(*steps[:n])
-        for path in (place / "__init__.py", place.with_name(f"{place.name}.py")) if n else ():
+        for path in (place / "__init__.py", place.with_name(f"{place.name}.py")):
             if path.is_file():
                 yield path

@@ -16,7 +16,7 @@ from moesim.errors import ConfigError
 from moesim.policies.composed import Composed
 from moesim.policies.fiddler import Fiddler
 from moesim.policies.registry import GROUP, POLICIES, make_policy, policy_class, policy_info, policy_names
-from moesim.policies.sources import source_digest
+from moesim.policies.sources import source_digest, sources_digest
 
 PLUGIN = '''
 from moesim.policy import Placement, Routed, Run
@@ -264,17 +264,48 @@ def test_the_source_of_a_policy_is_its_file_and_those_beside_it_that_it_imports(
 def test_the_source_of_a_policy_has_the_packages_on_the_way_to_what_it_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """An import runs them."""
     monkeypatch.chdir(tmp_path)
-    Path("in_packages.py").write_text(f"import outer_one.inner.near\n{PLUGIN}")
+    Path("in_packages.py").write_text(f"import outer_one.inner.near\nfrom outer_one import part\n{PLUGIN}")
     Path("outer_one", "inner").mkdir(parents=True)
-    files = [Path("outer_one", name) for name in ("__init__", "above", "inner/__init__", "inner/near", "inner/next_to_near")]
-    texts = ["", "x = 1\n", "", "from .next_to_near import y\nfrom ..above import x\n", "y = 1\n"]
+    files = [
+        Path("outer_one", name) for name in ("__init__", "above", "inner/__init__", "inner/near", "inner/next_to_near", "part")
+    ]
+    texts = ["", "x = 1\n", "", "from .next_to_near import y\nfrom ..above import x\n", "y = 1\n", ""]
     for file, text in zip(files, texts, strict=True):
         file.with_suffix(".py").write_text(text)
     digests = [source_digest("in_packages:Elsewhere")]
     for file, text in zip(files, texts, strict=True):
         file.with_suffix(".py").write_text(f"{text}changed = 1\n")
         digests.append(source_digest("in_packages:Elsewhere"))
-    assert len(set(digests)) == 6
+    assert len(set(digests)) == 7
+
+
+def test_the_sources_of_a_policy_and_of_its_part_both_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    files = [Path("one_of_two.py"), Path("other_of_two.py")]
+    for file in files:
+        file.write_text(PLUGIN)
+    names = [f"{file.stem}:Elsewhere" for file in files]
+    assert sources_digest([names[0], "lru"]) == source_digest(names[0])
+    digests = [sources_digest(names)]
+    for file in files:
+        file.write_text(f"{PLUGIN}changed = 1\n")
+        digests.append(sources_digest(names))
+    assert len(set(digests)) == 3 and None not in digests
+
+
+def test_the_source_of_an_installed_policy_is_that_of_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """File by file in the order of their names, without a word of where it is installed."""
+    place = tmp_path / "site-packages"
+    (place / "installed_one").mkdir(parents=True)
+    (place / "library_of_it.py").write_text("")
+    files = {f"installed_one/{name}.py": b"x = 1\n" for name in "badc"}
+    imports = "".join(f"import installed_one.{name}\n" for name in "badc")
+    files["installed_one/__init__.py"] = f"import library_of_it\n{imports}{PLUGIN}".encode()
+    for name, text in files.items():
+        (place / name).write_bytes(text)
+    monkeypatch.syspath_prepend(str(place))
+    found = b"".join(name.encode() + b"\0" + files[name] for name in sorted(files))
+    assert source_digest("installed_one:Elsewhere") == hashlib.sha256(found).hexdigest()
 
 
 OWN_PART = """
