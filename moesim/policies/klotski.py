@@ -18,7 +18,7 @@ What follows is the code's behaviour; where the paper says more, it is among wha
 | other experts | - | copied as gates finish, in order of first appearance over the micro-batches | the same |
 | link | - | hot first, then in the order of asking | the same; a hot copy is never overtaken or withdrawn |
 | computing | - | hot experts of all micro-batches, then the others in the order of their copies | the same; a kernel for each expert and micro-batch, or one for all (``merged``) |
-| after the layer | - | everything is dropped: no cache | the same |
+| after the layer | - | everything is dropped: no cache | the same; with ``hot_table`` the most frequent experts stay where the cache has slots, as PreScope gave them to all that it compares with |
 | CPU | - | never computes | the same |
 """
 
@@ -31,14 +31,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moesim.core.gate import check_pairs
+from moesim.policies.algorithms.caching import global_top
 from moesim.policies.algorithms.klotski import hot_experts, in_order_of_appearance, most_popular
-from moesim.policies.base import PolicyBase, Range, gpu_of, layer_residents, micro_batch_runs, slot_bytes
+from moesim.policies.base import CACHE, PolicyBase, Range, gpu_of, layer_residents, micro_batch_runs, slot_bytes
 from moesim.policies.moot import OnlyWith
 from moesim.policies.released import Released, Tables
 from moesim.policy import (
     DEMAND,
     PREFETCH,
     Action,
+    Copy,
     Drop,
     Fetch,
     Fetched,
@@ -75,14 +77,17 @@ class Klotski(PolicyBase):
     one of the next, (layers - 1) x experts x experts."""
     merged: bool = False
     """One kernel of an expert for the rows of all micro-batches, instead of one for each."""
+    hot_table: bool = False
+    """Keep the most frequent (layer, expert) pairs of the calibration table on the GPU, as many as the cache has slots."""
 
     @property
     def needs(self) -> frozenset[str]:
-        """The table, if it starts from one."""
-        return frozenset({"table:coactivation"} if self.calibrated and self.released is None else ())
+        """The tables that it starts from."""
+        found = frozenset({"table:coactivation"} if self.calibrated and self.released is None else ())
+        return found | {"table:activation_frequency"} if self.hot_table else found
 
     def place(self, view: View) -> Placement:
-        """Return room for one layer, empty."""
+        """Return room for one layer, empty, and the hot table."""
         model, self._gpu = view.model, gpu_of(view, "klotski")
         experts = model.n_experts
         if self.released is not None:
@@ -100,7 +105,17 @@ class Klotski(PolicyBase):
         self._routed: list[Routed] = []  # micro-batches of the present layer
         self._before = np.zeros((0, model.top_k), np.int64)  # of all rows in the layer before
         self._late: set[tuple[int, int]] = set()  # under way although their layer is over
-        return Placement(pools=[Pool(self._gpu, LAYER, experts * slot_bytes(view))])
+        kept = self._kept(view) if self.hot_table else [[]]
+        size = sum(len(hot) * model.expert_bytes(layer) for layer, hot in enumerate(kept))
+        return Placement(
+            copies=[Copy(layer, hot, self._gpu) for layer, hot in enumerate(kept) if hot],
+            pools=[Pool(self._gpu, LAYER, experts * slot_bytes(view)), *([Pool(self._gpu, CACHE, size)] if size else [])],
+        )
+
+    def _kept(self, view: View) -> list[list[int]]:
+        """List the experts of each layer that stay on the GPU; to copy one again does nothing."""
+        n = min(view.cache_slots(self._gpu), view.model.n_layers * view.model.n_experts)
+        return global_top(view.tables["activation_frequency"].tolist(), n)
 
     def _given(self, released: Released, view: View) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return the given counts of pairs and of the first layer's experts; zeros of what is not among them."""

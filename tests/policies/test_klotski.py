@@ -190,3 +190,14 @@ def test_a_model_of_one_layer_needs_no_pairs() -> None:
     rows = [[[[1, 2]], [[1, 2]]]]
     records = play(policy, workload(rows), model=tiny_model(n_layers=1))
     assert [(t.expert, t.submitted) for t in records.transfers] == [(0, 0), (1, 0), (2, 100), (1, 3100), (2, 3100)]
+
+
+def test_the_hot_table_is_never_copied() -> None:
+    """Two slots for the most frequent pairs, (0, 2) and (1, 0): they run at once, and the link brings the others alone."""
+    frequency = np.array([[0.1, 0.1, 0.7, 0.1], [0.4, 0.2, 0.2, 0.2]])
+    tables = {"coactivation": TABLE, "activation_frequency": frequency}
+    policy = make_policy({"name": "klotski", "n_hot": 1, "hot_table": True})
+    records = play(policy, workload(ROWS, micro_batches=2), machine(None, None), tables=tables, slots={"gpu0": 2})
+    copied = {(t.layer, t.expert) for t in records.transfers}
+    assert copied == {(0, 0), (0, 3), (1, 1), (1, 2)}
+    assert tasks(records)[2:4] == [(200, 300, "gpu0", "E2x1"), (300, 400, "gpu0", "E2x1")]

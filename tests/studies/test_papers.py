@@ -446,8 +446,8 @@ def test_figures_are_chosen_by_name(tmp_path: Path):
     assert {one.paper for one in choose(FIGURES, ["dali"])} == {"dali"}
     assert [one.name for one in choose(FIGURES, ["hybrimoe/fig9", "daop/table1"])] == ["fig9", "table1"]
     assert choose(FIGURES, []) == FIGURES
-    with pytest.raises(ConfigError, match=r"papers: unknown figure 'hybrimoe/fig7'; did you mean 'hybrimoe/fig9'\?"):
-        choose(FIGURES, ["hybrimoe/fig7"])
+    with pytest.raises(ConfigError, match=r"papers: unknown figure 'hybrimoe/fig99'; did you mean 'hybrimoe/fig9'\?"):
+        choose(FIGURES, ["hybrimoe/fig99"])
     with pytest.raises(ConfigError, match="papers: unknown paper 'hybrid'"):
         choose(FIGURES, ["hybrid"])
     with pytest.raises(ConfigError, match=r"x/f: input: unknown experiment 'x/a'"):

@@ -81,7 +81,7 @@ DERIVED: dict[str, Callable[[Row], float]] = {
     "moe_time_ns": _moe_time,
     "moe_time_s": lambda row: _moe_time(row) / _NS_PER_S,
     "gpu_memory_gb": lambda row: sum(v for k, v in row.items() if k.startswith("peak_memory_bytes.") and "gpu" in k and v) / 1e9,
-    "hit_or_coming": lambda row: float(row["hit_rate"]) + float(row["in_flight_share"]),
+    "hit_or_coming": lambda row: float(row["resident_rate"]) + float(row["in_flight_share"]),
     "ttft_ms": lambda row: float(row["ttft_mean_ns"]) / 1e6,
     "step_s": lambda row: float(row["tpot_mean_ns"]) / _NS_PER_S,
     "tokens_per_kj": lambda row: 1000 / float(row["energy_j_per_token"]),
