@@ -131,8 +131,9 @@ class _Replay:
             now = [each for each in gone if each[1] == time and each[0] in pool.members]
             later = [each for each in gone if each[0] in pool.members and self._in_time(each, time)]
             later = [each for i, each in enumerate(later) if each[0] not in {unit for unit, _, _ in later[:i]}]
-            if now and not pool.going and not self._rule.at_issue:
-                later = now[:1]
+            one_leaves = set(pool.members.values()) == {load.n_bytes} and not self._rule.at_issue
+            if now and not pool.going and one_leaves:
+                later = now[:1]  # nobody else can have been named for this copy
             taken = next((each for each in later if each[0] in allowed), later[0] if later else None)
             if taken is None:  # the run ends before, or nobody leaves
                 if time < self._last[at]:
