@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from moesim.api.traces import load_trace
 from moesim.cli.main import main
 from moesim.engine import simulate
+from moesim.errors import ConfigError
 from moesim.hardware import load_hardware
 from moesim.hardware.costs import CostModel
 from moesim.model import load_model
@@ -66,6 +68,30 @@ def test_every_shipped_policy_decides_as_its_rule_says(name: str) -> None:
     checks = examine_rules(lambda: make_policy({"name": name}))
     assert [str(check) for check in checks if check.verdict == "failed"] == []
     assert checks, "a rule, or why there is none"
+
+
+COMPOSED = list(
+    product(
+        ("lru", "fifo", "lfu", "random", "mrs", "belady", "arc", "s3-fifo", "least-stale-2gen", "static", "workload-aware"),
+        ("per-layer", "global"),
+        ("none", {"name": "predicted", "source": "signal:gate_next1", "size": 2}),
+        ("all-gpu", "greedy", "queues", "threshold"),
+        ("id", "rows"),
+    )
+)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("parts", COMPOSED, ids=str)
+def test_compositions_decide_as_their_parts_say(parts: tuple[Any, ...]) -> None:
+    spec = dict(zip(("replacement", "scope", "prefetch", "assignment", "load_order"), parts, strict=True))
+    if parts[0] in ("static", "workload-aware") and spec["scope"] == "per-layer":
+        del spec["scope"]
+    try:
+        make_policy({"name": "composed", **spec})
+    except ConfigError:
+        pytest.skip("these parts do not go together")
+    assert [str(one) for one in examine_rules(lambda: make_policy({"name": "composed", **spec})) if one.verdict == "failed"] == []
 
 
 def _found(checks: list[RuleCheck], kind: str) -> int:
