@@ -226,6 +226,15 @@ class Facts:
         """Return when a layer is routed next; the end of the run if it is not."""
         return next((v.time for v in self.visits if v.layer == layer and v.time > time), self.records.makespan_ns)
 
+    def busy_until_the_end(self, time: int) -> bool:
+        """Say whether no link to the GPU pauses from a time on: then what waits there may never have had its turn."""
+        pieces = sorted((piece.start, piece.end) for piece in self.records.transfers if piece.link.endswith(self.gpu))
+        for start, end in pieces:
+            if start > time:
+                return False
+            time = max(time, end)
+        return time >= self.records.makespan_ns
+
     @cached_property
     def next_steps(self) -> dict[Unit, list[int]]:
         """Steps in which each expert is active, ascending: the future that oracles know."""
