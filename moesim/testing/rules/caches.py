@@ -485,6 +485,48 @@ class FineMoE(Thread):
         return (float(score) if self.float_score else int(score)), unit
 
 
+class Hobbit(Rule):
+    """HOBBIT, as others describe it: the lowest sum of recency, uses, uses at full width and nearness of the layer.
+
+    The forms, each from 0 to 1, are ours. A low copy next to a full one goes first, what was fetched ahead and is awaited last.
+    """
+
+    weights = (1.0, 1.0, 1.0, 1.0)
+
+    def __init__(self, facts: Facts, **options: Any) -> None:
+        super().__init__(facts, **options)
+        self.last: dict[Unit, int] = defaultdict(int)  # steps count from 1
+        self.uses: dict[Unit, set[int]] = defaultdict(set)
+        self.high: dict[Unit, set[int]] = defaultdict(set)
+        self.awaited: set[Unit] = set()
+        self.widths: dict[tuple[int, Unit], set[Any]] = defaultdict(set)
+        for task in facts.tasks:
+            self.widths[task.step, (task.layer, task.expert)].add(task.bits)
+
+    def count(self, visit: Visit) -> None:
+        self.awaited = {unit for unit in self.awaited if unit[0] != visit.layer}
+        for unit in visit.units:
+            if widths := self.widths[visit.step, unit]:  # it was not skipped
+                self.last[unit] = visit.step + 1
+                self.uses[unit].add(visit.step)
+                self.high[unit].update({visit.step} if None in widths else ())
+
+    def entered(self, unit: Unit) -> None:
+        if (unit[0], unit[1]) not in self.routed_now:
+            self.awaited.add((unit[0], unit[1]))
+
+    def victims(self, newcomer: Unit, there: Collection[Unit]) -> Collection[Unit]:
+        needless = [copy for copy in there if len(copy) > 2 and (copy[0], copy[1]) in there]
+        others = [copy for copy in there if copy not in needless and (copy[0], copy[1]) not in self.awaited]
+        return lowest(needless or others or there, self.key)
+
+    def key(self, unit: Unit) -> float:
+        one, now, n = (unit[0], unit[1]), self.visit.step + 1 if self.visit else 1, self.facts.model.n_layers
+        near = 1 - ((unit[0] - (self.visit.layer if self.visit else 0) - 1) % n + 1) / n
+        parts = self.last[one] / now, len(self.uses[one]) / now, len(self.high[one]) / now, near
+        return sum(weight * part for weight, part in zip(self.weights, parts, strict=True))
+
+
 def _scores(routing: LayerRouting, n_experts: int) -> Any:
     """Return the full scores; the weights of the chosen stand in where a trace has none."""
     if routing.scores is not None:

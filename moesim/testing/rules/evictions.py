@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection
 from typing import Any, NamedTuple, Protocol
 
-from moesim.testing.rules.facts import Facts, Load, Unit, Visit
+from moesim.testing.rules.facts import Copied, Facts, Load, Visit, copied
 
 
 class CacheRule(Protocol):
@@ -19,19 +19,19 @@ class CacheRule(Protocol):
     written_back: bool
     """A victim leaves once it is copied back, at the latest as its layer is visited again."""
 
-    there: Collection[Unit]
+    there: Collection[Copied]
     """The members of the cache of a layer as it is routed."""
 
     def routed(self, visit: Visit) -> None:
         """Hear of a routed micro-batch."""
 
-    def entered(self, unit: Unit) -> None:
+    def entered(self, unit: Copied) -> None:
         """Hear that a copy was ordered into the cache, or is there at the start."""
 
-    def victims(self, newcomer: Unit, there: Collection[Unit]) -> Collection[Unit]:
+    def victims(self, newcomer: Copied, there: Collection[Copied]) -> Collection[Copied]:
         """Return who of those that are there may leave for a newcomer."""
 
-    def left(self, unit: Unit) -> None:
+    def left(self, unit: Copied) -> None:
         """Hear that a copy has left, or is to."""
 
 
@@ -50,9 +50,9 @@ class _Pool:
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self.members: dict[Unit, int] = {}  # with their bytes
-        self.ruled: set[Unit] = set()  # as the rule would have them since the last visit
-        self.arrives: dict[Unit, int] = {}
+        self.members: dict[Copied, int] = {}  # with their bytes
+        self.ruled: set[Copied] = set()  # as the rule would have them since the last visit
+        self.arrives: dict[Copied, int] = {}
         self.going: list[int] = []  # times at which those leave that have been named
 
     def full(self, n_bytes: int) -> bool:
@@ -79,14 +79,14 @@ class _Replay:
         self._gone = defaultdict(list)  # of each cache, who leaves and when; each is taken out as it is accounted for
         for gone in facts.departures:
             if gone.pool in rule.pools:
-                self._gone[self._at((gone.layer, gone.expert))].append(((gone.layer, gone.expert), gone.time, gone.reason))
+                self._gone[self._at(copied(gone))].append((copied(gone), gone.time, gone.reason))
         self._last = {self._at((visit.layer, -1)): visit.time for visit in facts.visits}  # who leaves after it, nobody sees
         self._found: list[Judged] = []
 
-    def _at(self, unit: Unit) -> int:
+    def _at(self, unit: Copied) -> int:
         return unit[0] if self._facts.per_layer else 0
 
-    def _take(self, unit: Unit, n_bytes: int, arrives: int) -> None:
+    def _take(self, unit: Copied, n_bytes: int, arrives: int) -> None:
         pool = self._pools[self._at(unit)]
         pool.members[unit] = n_bytes
         pool.ruled.add(unit)
@@ -105,7 +105,7 @@ class _Replay:
                 rule.there = {unit for unit in pool.members if pool.arrives[unit] <= time}
                 rule.routed(fact)
             elif what == 1:
-                rule.entered(fact.unit)
+                rule.entered(fact.copy)
             else:
                 self._decide(fact, time)
         for at, gone in self._gone.items():  # nobody came for whom they left
@@ -118,7 +118,7 @@ class _Replay:
         return self._facts.wanted_at(load) if self._rule.written_back else load.submitted
 
     def _decide(self, load: Load, time: int) -> None:
-        at = self._at(load.unit)
+        at = self._at(load.copy)
         pool, gone = self._pools[at], self._gone[at]
         for each in [each for each in gone if each[1] < time]:  # for no newcomer: what was given up
             gone.remove(each)
@@ -126,36 +126,37 @@ class _Replay:
             self._leave(pool, each[0])
         while pool.full(load.n_bytes):
             there = [unit for unit in pool.ruled if pool.arrives[unit] <= time or self._rule.written_back]
-            allowed = self._rule.victims(load.unit, there) if there or not self._rule.at_issue else list(pool.ruled)
+            allowed = self._rule.victims(load.copy, there) if there or not self._rule.at_issue else list(pool.ruled)
             pool.going = [when for when in pool.going if when >= time]
             now = [each for each in gone if each[1] == time and each[0] in pool.members]
             later = [each for each in gone if each[0] in pool.members and self._in_time(each, time)]
             later = [each for i, each in enumerate(later) if each[0] not in {unit for unit, _, _ in later[:i]}]
-            if now and not pool.going and not self._rule.at_issue:
-                later = now[:1]
+            one_leaves = set(pool.members.values()) == {load.n_bytes} and not self._rule.at_issue
+            if now and not pool.going and one_leaves:
+                later = now[:1]  # nobody else can have been named for this copy
             taken = next((each for each in later if each[0] in allowed), later[0] if later else None)
             if taken is None:  # the run ends before, or nobody leaves
                 if time < self._last[at]:
-                    self._found.append(self._judge(time, None, load.unit, allowed))
+                    self._found.append(self._judge(time, None, load.copy, allowed))
                 break
             gone.remove(taken)
             pool.going.append(taken[1])
-            self._found.append(self._judge(time, taken[0], load.unit, allowed))
+            self._found.append(self._judge(time, taken[0], load.copy, allowed))
             pool.ruled.difference_update((taken[0],) if taken[0] in allowed else list(allowed)[:1])
             self._leave(pool, taken[0])
-        self._take(load.unit, load.n_bytes, load.end)
+        self._take(load.copy, load.n_bytes, load.end)
 
-    def _in_time(self, gone: tuple[Unit, int, str], time: int) -> bool:
+    def _in_time(self, gone: tuple[Copied, int, str], time: int) -> bool:
         layer = gone[0][0]
         until = self._facts.next_visit(layer, time) if self._rule.written_back else self._facts.visit_end(layer, time)
         return gone[1] <= until
 
-    def _leave(self, pool: _Pool, unit: Unit) -> None:
+    def _leave(self, pool: _Pool, unit: Copied) -> None:
         if pool.members.pop(unit, None) is not None:
             self._rule.left(unit)
 
-    def _judge(self, time: int, unit: Unit | None, newcomer: Unit | None, allowed: Collection[Unit]) -> Judged:
+    def _judge(self, time: int, unit: Copied | None, newcomer: Copied | None, allowed: Collection[Copied]) -> Judged:
         ok = unit is not None and unit in allowed
-        why = "" if ok else "in use" if any(self._facts.in_use(one, time) for one in allowed) else "other"
+        why = "" if ok else "in use" if any(self._facts.in_use((one[0], one[1]), time) for one in allowed) else "other"
         text = f"at {time} {unit} left for {newcomer}; by the rule {sorted(allowed)[:4]}"
         return Judged("eviction", self._facts.phase(time), ok, why, text)

@@ -19,12 +19,18 @@ if TYPE_CHECKING:
     from moesim.hardware.costs import CostModel
     from moesim.model import ModelSpec
     from moesim.policy import Placement
-    from moesim.records import EvictionRecord, Records, StepRecord, TaskRecord
+    from moesim.records import EvictionRecord, Records, StepRecord, TaskRecord, TransferRecord
     from moesim.trace.predictors import Predictor
     from moesim.trace.workload import Workload
     from moesim.trace.workload.routing import LayerRouting
 
 Unit = tuple[int, int]  # layer, expert
+Copied = tuple[int, ...]  # the same, and the bits of a copy that has not the full width
+
+
+def copied(record: TransferRecord | EvictionRecord) -> Copied:
+    """Return which copy a record is about."""
+    return (record.layer, record.expert, *(() if record.bits is None else (int(record.bits),)))
 
 
 class Visit(NamedTuple):
@@ -56,6 +62,7 @@ class Load(NamedTuple):
     fetch: int
     pool: str
     n_bytes: int
+    copy: Copied
 
 
 @dataclass(frozen=True)
@@ -126,8 +133,8 @@ class Facts:
             # What is copied for one use is given up after it, so that what stays is the cache's, unless it was a guess.
             pool = pools.get(fetch, CACHE if first.cause != "prefetch" or self._only_cache else "")
             n_bytes = self.model.expert_bytes(first.layer, first.bits)
-            unit = (first.layer, first.expert)
-            found.append(Load(first.submitted, first.start, last.end, unit, last.cause, fetch, pool, n_bytes))
+            unit, copy = (first.layer, first.expert), copied(first)
+            found.append(Load(first.submitted, first.start, last.end, unit, last.cause, fetch, pool, n_bytes, copy))
         return sorted(found, key=lambda load: (load.start, load.fetch))
 
     @cached_property
@@ -218,6 +225,15 @@ class Facts:
     def next_visit(self, layer: int, time: int) -> int:
         """Return when a layer is routed next; the end of the run if it is not."""
         return next((v.time for v in self.visits if v.layer == layer and v.time > time), self.records.makespan_ns)
+
+    def busy_until_the_end(self, time: int) -> bool:
+        """Say whether no link to the GPU pauses from a time on: then what waits there may never have had its turn."""
+        pieces = sorted((piece.start, piece.end) for piece in self.records.transfers if piece.link.endswith(self.gpu))
+        for start, end in pieces:
+            if start > time:
+                return False
+            time = max(time, end)
+        return time >= self.records.makespan_ns
 
     @cached_property
     def next_steps(self) -> dict[Unit, list[int]]:

@@ -593,6 +593,8 @@ def _matched(
         if time >= facts.records.makespan_ns:
             continue  # the run is over
         hit = next((one for one in left if one[1] == unit and time <= one[0]), None)
+        if hit is None and facts.busy_until_the_end(time):
+            continue
         if hit is not None:
             left.remove(hit)
         text = f"at {time} {unit} was due" if hit is None else ""

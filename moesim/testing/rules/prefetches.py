@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import NamedTuple
 
+import numpy as np
+
 from moesim.testing.rules.evictions import Judged
 from moesim.testing.rules.facts import Facts
 
@@ -99,6 +101,32 @@ def judged_od_moe(facts: Facts, source: str, workers: str) -> list[Judged]:
         )
         text = f"at {piece.submitted} expert {piece.expert} of layer {piece.layer} went over {piece.link}"
         found.append(Judged("prefetch", "decode", ok, "" if ok else "other", text))
+    return found
+
+
+def judged_klotski(facts: Facts, n_hot: int | None) -> list[Judged]:
+    """Judge Klotski's hot experts: each choice of a row in the layer before votes for the k that it was used with most so far."""
+    pairs, k, found = facts.tables["coactivation"].astype(np.float64), facts.model.top_k, []
+    first, before = pairs[0].sum(axis=1) / k, np.zeros((0, k), np.int64)
+    for layer in sorted(facts.records.layers, key=lambda one: one.begin):
+        at = layer.layer
+        votes = np.zeros_like(first) if at else first
+        for used in before.ravel().tolist() if at else ():
+            votes[np.argsort(-pairs[at - 1][used], kind="stable")[:k]] += 1
+        hot = set(np.argsort(-votes, kind="stable")[: n_hot or k].tolist())
+        micro = facts.workload.steps[layer.step].micro
+        routed = next(visit.time for visit in facts.visits if (visit.step, visit.layer) == (layer.step, at))
+        ahead = {load.unit[1] for load in facts.loads if load.unit[0] == at and layer.begin <= load.submitted < routed}
+        for expert in sorted(hot | ahead):
+            ok = expert in hot and (expert in ahead or expert in facts.held(at, layer.begin))
+            text = f"layer {at} of step {layer.step}: {sorted(ahead)} were fetched ahead, {sorted(hot)} were due"
+            found.append(Judged("prefetch", facts.phase(layer.begin), ok, "" if ok else "other", text))
+        rows = np.concatenate([part.experts[:, at] for part in micro]).astype(np.int64)
+        if at:
+            np.add.at(pairs[at - 1], (np.repeat(before, k, axis=1).ravel(), np.tile(rows, (1, k)).ravel()), 1)
+        else:
+            np.add.at(first, rows.ravel(), 1)
+        before = rows
     return found
 
 

@@ -11,7 +11,7 @@ from moesim.testing.rules.assignments import judged_assignments
 from moesim.testing.rules.evictions import Judged, judged_evictions
 from moesim.testing.rules.facts import Facts
 from moesim.testing.rules.plans import judged_plan
-from moesim.testing.rules.prefetches import Guess, judged_by_impact, judged_od_moe, judged_prefetches
+from moesim.testing.rules.prefetches import Guess, judged_by_impact, judged_klotski, judged_od_moe, judged_prefetches
 from moesim.testing.rules.presched import judged_presched
 
 
@@ -52,6 +52,10 @@ RULES: dict[str, Callable[[Any], tuple[type[caches.Rule], dict[str, Any]] | None
     "S3FifoVictim": lambda part: (caches.S3Fifo, {"spares_routed": _victims(part)}),
     "LeastStale": lambda part: (caches.LayerDistance, {"distance": part.distance, "spares_routed": _victims(part)}),
     "LeastStaleByGeneration": lambda part: (caches.TwoGenerations, {"prefetched": part.prefetched}),
+    "Hobbit": lambda policy: (
+        caches.Hobbit,
+        {"weights": tuple(getattr(policy, f"{name}_weight") for name in ("lru", "lfu", "lhu", "fld"))},
+    ),
     "MixtralOffloading": lambda policy: (caches.LRU, SWAPS),
     "AdapMoE": lambda policy: (caches.LRU, SWAPS | {"guesses_first": True}),
     "MoEInfinityCode": lambda policy: (caches.Thread, {}),
@@ -119,6 +123,9 @@ PREFETCHES: dict[str, Callable[[Any], Guess | None]] = {
 # What is judged in one go.
 SYSTEMS: dict[str, Callable[[Any], Callable[[Facts], list[Judged]] | None]] = {
     "ImpactDriven": lambda part: partial(judged_by_impact, lookahead=part.lookahead) if part.source == "gate_next" else None,
+    "Klotski": lambda policy: (
+        partial(judged_klotski, n_hot=policy.n_hot) if policy.calibrated and policy.released is None else None
+    ),
     "OdMoE": lambda policy: partial(judged_od_moe, source=policy.source, workers=policy.workers) if _od_moe(policy) else None,
     "PreScope": lambda policy: partial(judged_presched, source=policy.predictor) if _presched(policy) else None,
 }
@@ -132,7 +139,9 @@ WITHOUT: dict[str, str] = {
 }
 """By the class of a policy: why nothing of it is judged."""
 
-EXCEPTIONS: dict[tuple[str, str], str] = {}
+EXCEPTIONS: dict[tuple[str, str], str] = {
+    ("Hobbit", "eviction"): "a copy that is in use is passed over; its paper, which would say more, was not read",
+}
 """By the class of a part or policy, and the kind of decision: deviations from the rule that are known, and why they are."""
 
 
