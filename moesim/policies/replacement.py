@@ -93,6 +93,11 @@ class Admitting(Part):
 class FIFO(Admitting):
     """The one that has been in the cache longest."""
 
+    def inserted(self, layer: int, experts: Sequence[int]) -> None:
+        """Put what is fetched at the end; a prefetch on its way that is asked for keeps its place."""
+        members = self.members(layer)
+        super().inserted(layer, [expert for expert in experts if (layer, expert) not in members])
+
     def victim(self, fetch: Fetch, view: View) -> Unit | None:
         """Name the first in order of insertion, and forget it."""
         members = self.members(fetch.layer)
@@ -128,7 +133,7 @@ class LRU(FIFO, fixed=("victims",)):
 
     def inserted(self, layer: int, experts: Sequence[int]) -> None:
         """Put what is fetched at the recent end; what is loaded on demand takes its place in the order of the visit."""
-        super().inserted(layer, experts)
+        Admitting.inserted(self, layer, experts)
         if self._present and self._present[0][0] == layer:
             self._mark(layer, self._present)
 

@@ -215,7 +215,7 @@ def test_belady_counts_layers_still_to_come_in_this_step() -> None:
 
 
 def test_a_cache_without_a_slot_is_refused() -> None:
-    with pytest.raises(CapacityError, match=r"set cache\.ratio to at least 0.125"):
+    with pytest.raises(CapacityError, match=r"set cache\.ratio to at least 1/8"):
         start(LRU(), slots=3)
     with pytest.raises(CapacityError, match="expected at least 1 cache slot, got 0"):
         start(LRU(scope="global"), slots=0)

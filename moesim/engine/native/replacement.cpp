@@ -62,6 +62,12 @@ void Admitting::inserted(int layer, const std::vector<int> &experts) {
 
 // ------------------------------------------------------------------------------------------------------------ the parts
 
+/// Put what is fetched at the end; a prefetch on its way that is asked for keeps its place.
+void FIFO::inserted(int layer, const std::vector<int> &experts) {
+    for (int expert : experts)
+        if (i64 one = unit(layer, expert); !members.has(one)) members.append(pool(layer), one);
+}
+
 /// Name the first in order of insertion, and forget it.
 i64 FIFO::victim(int layer) {
     Ordered::Pool ordered = members.of(pool(layer));
@@ -90,7 +96,7 @@ void LRU::used(const Routing &routing) {
 
 /// Put what is fetched at the recent end; what is loaded on demand takes its place in the order of the visit.
 void LRU::inserted(int layer, const std::vector<int> &experts) {
-    FIFO::inserted(layer, experts);
+    Admitting::inserted(layer, experts);
     if (!present.empty() && present_layer == layer) mark(layer, present);
 }
 

@@ -89,6 +89,7 @@ private:
 
 /// The one that has been in the cache longest.
 struct FIFO : Admitting {
+    void inserted(int layer, const std::vector<int> &experts) override;
     i64 victim(int layer) override;
 };
 
