@@ -11,7 +11,7 @@ Cache", arXiv:2401.14361; code: EfficientMoE/MoE-Infinity. The whole system is `
 | where past sequences come from | a data set, ahead | 1000, from the run | requests of this run that are over; before there is one, the present sequences' own counts |
 | a full store | replaced by similarity | the same | the oldest is replaced |
 | several sequences at once | - | each is matched; priorities add up | the mean over the sequences of the step |
-| experts of the present layer as victims | protected | locked once they are queued | only if there is nothing else; ``victims: idle``: like any other, once they have run |
+| experts of the present layer as victims | protected | locked once they are queued | only if there is nothing else; ``victims: idle``: like any other; they leave once they have run |
 | ties | - | expert by expert, within it layer by layer | the same for both readings |
 """
 
@@ -45,7 +45,7 @@ class ActivationAware(Part):
     capacity: Annotated[int, Range(1), OnlyWith(reading="paper")] = 1000
     """Past sequences kept; ``paper`` only. The released code keeps 1000."""
     victims: VictimsOption = UNROUTED_FIRST
-    """What the present layer visit is routed to goes only if there is nothing else, or like any other, once it has run."""
+    """What the present layer visit is routed to is named only if there is nothing else, or like any other; it leaves once it has run."""
 
     def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
         """Begin with nothing counted."""

@@ -6,12 +6,12 @@ Where a paper compares with a system as it is, name that system.
 | point | paper says | released code does | we do |
 |---|---|---|---|
 | ``hybrimoe-in-dali`` | a static threshold of rows decides between CPU and GPU | a two-ended split | Fiddler's rule in HybriMoE |
-| ``ktransformers-in-dali`` | layers on the GPU or on the CPU | the same in 2024, single experts since | ``kt-layer`` |
-| ``llama-cpp-in-dali`` | layers on the GPU or on the CPU | copies for larger batches since 2025 | no such copies |
-| ``fiddler-in-dali`` | 14.3 times slower than DALI | CPU experts after the layer's last copy | the same |
+| ``ktransformers-in-dali`` | the first layers on the CPU, the others on the GPU | layers by name in 2024, single experts since | ``kt-layer``, its last layers on the GPU |
+| ``llama-cpp-in-dali`` | the first layers on the CPU, the others on the GPU | copies for larger batches since 2025 | no such copies |
+| ``fiddler-in-dali`` | busy experts on the GPU, "the rest by the CPU in parallel"; 14.3 times slower than DALI | CPU experts after the layer's last copy | as the code, since that was measured |
 | ``ktransformers-in-hybrimoe`` | frequent experts on the GPU; the CPU computes in decode only | the CPU computes prompts, too | as that paper says |
-| ``hybrimoe-in-prescope`` | a greedy queue over PreScope's hot experts | a cache of its own | the paper's queue; four experts ahead |
-| ``fate-in-prescope`` | compression off | misses and rare prefetches at 2 bits | ``fate`` with all at full width |
+| ``hybrimoe-in-prescope`` | a greedy queue over PreScope's hot experts | a cache of its own | the paper's queue; four experts ahead, behind the layer's loads |
+| ``fate-in-prescope`` | compression off; PreScope's hot experts and transfers | misses and rare prefetches at 2 bits; starts with the lowest ids | ``fate`` with all at full width, from its own start |
 | ``deepspeed-mii-in-daop`` | below one token a second, not described | ZeRO-Inference for models beyond the GPU | the same |
 | ``llama-cpp-in-od-moe`` | on the CPU | splits layers between CPU and GPU | no layer on the GPU |
 """
@@ -42,15 +42,16 @@ HybriMoEInDali = _as_in(
     ("which cache and prefetch DALI left to it is not printed: HybriMoE's own",), assignment="threshold",
 )  # fmt: skip
 KTransformersInDali = _as_in(
-    DALI, KtLayer, "KTransformersInDali", "KTransformers as DALI describes it: whole layers on the GPU, the others on the CPU."
-)
+    DALI, KtLayer, "KTransformersInDali", "KTransformers as DALI describes it: the first layers on the CPU, the others on the GPU.",
+    side="last",
+)  # fmt: skip
 LlamaCppInDali = _as_in(
     DALI, LlamaCpp, "LlamaCppInDali", "llama.cpp as DALI describes it: whole layers, and no copies for larger batches.",
     op_offload=False,
 )  # fmt: skip
 FiddlerInDali = _as_in(
     DALI, Fiddler, "FiddlerInDali", "Fiddler as DALI ran it, its released code: CPU experts after the last copy of a layer.",
-    serial=True,
+    ("how DALI ran Fiddler is not printed: its text has CPU and GPU in parallel, the released code has not",), serial=True,
 )  # fmt: skip
 KTransformersInHybriMoE = _as_in(
     "HybriMoE (2025), a system compared with", Composed, "KTransformersInHybriMoE",
@@ -60,13 +61,14 @@ KTransformersInHybriMoE = _as_in(
 HybriMoEInPreScope = _as_in(
     "PreScope (2025), a system compared with", HybriMoEPaper, "HybriMoEInPreScope",
     "HybriMoE as PreScope describes it: its queue over PreScope's hot experts, without a cache of its own.",
-    ("which greedy queue PreScope gave it is not printed: the one of HybriMoE's paper",),
+    ("which greedy queue PreScope gave it, and how many experts it prefetches, is not printed: that of HybriMoE's paper, and four",),
     placement="frequency-global", scope="global", replacement="static",
     prefetch={"name": "predicted", "source": "signal:gate_next1", "size": 4},
 )  # fmt: skip
 FateInPreScope = _as_in(
     "PreScope (2025), a system compared with", Fate, "FateInPreScope",
     "Fate as PreScope ran it: without compression, so that all experts have their full width.",
+    ("the hot experts that PreScope gave to all at the start: Fate's caches of each layer start with their lowest ids",),
     compression=False, low_bits=(),
 )  # fmt: skip
 DeepSpeedMIIInDaop = _as_in(

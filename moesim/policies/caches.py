@@ -7,8 +7,9 @@ differs from the others in the replacement part only, so that a comparison shows
 |---|---|
 | use | all active experts of a layer are marked together, before anything is evicted for that layer |
 | order within a visit | one row: by rank, the last-ranked expert counts as used last, as in ``moesim trace stats``; several rows, or ``use_order: id`` of ``lru``: by ascending id, and for LRU what is loaded after what was cached, as they are executed and as in Mixtral-Offloading's code |
-| victim | asked for when a load could start; never one that a queued or running execution needs; what the present layer visit is routed to only if nothing else is idle, ``victims: idle``: like any other once it has run |
-| too many active experts | the rest comes in waves, as executed experts make room |
+| victim | named when a load could start, among all that is there; what the present layer visit is routed to only if nothing else is, ``victims: idle``: like any other |
+| the victim is in use | it leaves once it is idle; until then its load lies next to the cache, where top_k experts (at least 2) have room |
+| too many active experts | victims are experts of the visit itself; what finds no room next to the cache comes in waves, as executed experts make room |
 | slots of a layer | the granted ones, dealt out: as many for each layer or one more, these evenly spaced; ``slots_split: equal`` leaves a remainder unused |
 | start | experts 0, 1, 2 ... of each layer, unless ``placement`` says otherwise |
 | ties | LFU, Belady: the one used longest ago (Belady, in one pool for all layers: first that of the later layer); ``lfu`` with ``ties: id``: the lowest layer and id |

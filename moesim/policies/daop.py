@@ -22,7 +22,7 @@ layer's state while the GPU is busy, and where a prediction would keep the CPU t
 | a prompt: its first token | swaps are hidden; the CPU's time is proportional to its rows | plans with the constants above | with those of an A6000, 256 tokens, 46.9 % cached: 62 s (68 s without swaps), 45 s by the code's rules (29 s); none is printed, and 512 tokens at the printed 4.52 a second take 113 s, which decoding alone fills |
 | next request | not stated | starts from the swapped placement | the same; ``reset=True``: swaps start from the initial placement |
 | first layers, decode | blocks 0..4: own gate | the same (``first_predict_layer`` 5) | the same |
-| their order | not stated; in prefill CPU and GPU in parallel | CPU experts one by one, then GPU experts | ``serial=False`` in ``daop-paper``, as in its prefill; ``True`` in ``daop-code`` (prefill: the CPU after the last copy) |
+| their order | "executed in parallel in their current locations" | CPU experts one by one, then GPU experts | ``serial=False`` in ``daop-paper``; ``True`` in ``daop-code`` (prefill: the CPU after the last copy) |
 | later layers, decode | experts and weights as predicted from the layer before | the same; the own gate is never asked | the same; the own gate where there is no prediction in time |
 | pre-calculation | CPU experts on the previous layer's state | the same, by a pool of two threads | the same, on the one CPU; ``precalculate=False``: own gates throughout |
 | order on the CPU, block 4 | not stated | its own experts and the job for block 5 overlap | ``first_on_cpu: current``, or ``next`` |

@@ -1,20 +1,20 @@
 """EdgeMoE, as other papers describe it: experts preloaded by statistics, and a cache that gives up the farthest layers first.
 
-EdgeMoE's own paper was not read for this, and no scheduler code is released: each point is as OD-MoE (2025) and DALI (2026) describe
-it, or a choice.
+EdgeMoE's own paper was not read for this, and no scheduler code is released: each point is as OD-MoE (2025), DAOP (2025) and DALI
+(2026) describe it, or a choice.
 
 Idea: statistics from calibration tell which experts follow which, and so what to preload.
 
 | point | paper says | released code does | we do |
 |---|---|---|---|
-| prediction | by statistics: frequency or co-activation (as OD-MoE and DALI describe it) | none | co-activation of this layer's experts with the next layer's, from calibration; ``prefetch_source: frequency`` |
+| prediction | by statistics (DALI): how often each expert was active (OD-MoE) | none | co-activation of this layer's experts with the next layer's, from calibration [choice]; ``prefetch_source: frequency`` is OD-MoE's word |
 | what is preloaded | not known | none | the ``prefetch_size`` experts with the most predicted rows, of the next layer, into the cache; as many as a row uses |
 | victim | an expert of the layer farthest from the present one (as OD-MoE describes it) | none | of the layer to which the pass comes last; ``distance: absolute`` is the distance in the stack |
 | within a layer | not known | none | the one whose last use is longest ago |
 | what the present layer uses | not known | none | goes last (``victims``) |
 | start | not known | none | empty (``placement``) |
-| widths of experts | not known | none | one for all |
-| CPU | not known | none | computes no expert (``assignment``) |
+| widths of experts | each expert has its own (DAOP) | none | one for all |
+| CPU | experts are copied to the GPU before they run (DALI) | none | computes no expert (``assignment``) |
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ EdgeMoE = Composed.preset(
     paper="EdgeMoE, as OD-MoE (2025) and DALI (2026) describe it",
     missing=(
         "its own paper was not read: prediction and eviction are as other papers describe them",
-        "whether the CPU computes experts, and whether experts differ in width: not known",
+        "widths of its experts, each of which has its own: one for all",
         "how many experts it preloads, when, and where to: not known",
         "what is in its cache at the start, and the order of victims within a layer: not known",
     ),

@@ -15,6 +15,7 @@ Idea: an expert with a small gate weight changes the output little, so fewer byt
 | prediction | stacked gates, up to 4 layers ahead | not read | the recorded signals ``gate_next1`` .. (``depth``: 3, as far as traces usually have them) |
 | prefetch | for the first following layer that has a miss | not read | the same; precision by the predicted weights, high if a source gives none [choice] |
 | victim | the lowest weighted sum of LRU, LFU, LHU (use at high precision) and FLD (layer distance) | not read | the same; forms and weights of the scores are choices |
+| the victim is in use | not known | not read | passed over for the next lowest [choice] |
 | what is prefetched and not routed yet | not known | not read | goes last, and never for another prefetch [choice] |
 | a low copy next to a high one | not known | not read | goes first [choice] |
 | cache | not known | not read | one for all layers and both widths, empty at the start [choice] |

@@ -1,7 +1,7 @@
 """On-demand loading: no cache; every expert is copied to the GPU for its use and forgotten when its layer ends.
 
-The lower baseline of most papers (DAOP's "MoE-OnDemand", OD-MoE's and Pre-gated MoE's "on-demand"). The CPU computes no
-expert. A device holds only a few experts at a time, so that a layer with more active experts than staging slots goes in
+The lower baseline of most papers (OD-MoE's and Pre-gated MoE's "on-demand"). DAOP's "MoE-OnDemand" is another: it keeps frequent
+experts on the GPU and copies the others for one use, which is ``static`` here. The CPU computes no expert. A device holds only a few experts at a time, so that a layer with more active experts than staging slots goes in
 waves: the engine asks for a victim, and any expert that has been executed is one.
 
 | point | paper says | released code does | we do |

@@ -128,7 +128,7 @@ class ReplacementPart(Protocol):
         """Take note of experts that are being fetched into the cache."""
 
     def victim(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
-        """Name an idle resident of the cache that a fetch may replace, or None to wait."""
+        """Name a resident of the cache for a fetch to replace, in use or not; None to wait."""
 
     def layer_end(self, step: int, layer: int) -> Swap | None:
         """Return replacements to make at the end of a layer, if any."""

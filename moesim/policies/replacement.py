@@ -31,7 +31,7 @@ class Admitting(Part):
     swaps = False
 
     victims: VictimsOption = UNROUTED_FIRST
-    """What the present layer visit is routed to goes only if there is nothing else, or like any other, once it has run."""
+    """What the present layer visit is routed to is named only if there is nothing else, or like any other; it leaves once it has run."""
 
     def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
         self._gpu = setup.gpu

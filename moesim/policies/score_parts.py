@@ -106,8 +106,8 @@ class MRS(LRU, fixed=("use_order",)):
     """Each expert is credited with its own score, as the paper says, or as the released code does: of the p experts with the
     largest scores, the one with the lowest id gets the largest, the next id the second largest, and so on."""
     victims: Annotated[Victims, NAMED_AHEAD, BY_LAST_USE] = "idle"
-    """What the present layer visit is routed to goes only if there is nothing else, or, as in paper and code, by its score like
-    any other, once it has run."""
+    """What the present layer visit is routed to is named only if there is nothing else, or, as in paper and code, by its score
+    like any other; it leaves once it has run."""
 
     def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
         """Begin with all scores 0."""

@@ -16,7 +16,7 @@ Idea: with enough tokens in a pass, copying all weights takes no longer than com
 | copies awaited at a time | - | two at most | one layer's, and the next layer's with ``depth: 1`` |
 | after use | - | released, unless small or used again within 1e9 elements (`released`) | experts at the end of the layer, the rest after use |
 | prefill and decode | - | the same: every pass copies every layer | the same |
-| memory of the host | - | ``pin_memory`` false; the example pins | ``pinned`` |
+| memory of the host | - | ``pin_memory`` false; the example pins | ``pinned``: as the example; false: as the default |
 | KV cache | - | on the GPU, or offloaded (``--kv-offload``) | ``kv``: on the GPU, or in host memory and copied for each use |
 | cache, CPU | - | no cache of experts, the CPU computes nothing | the same |
 """

@@ -14,7 +14,7 @@ from moesim.testing import run_tiny, tiny_workload
 HOT = {"placement": "frequency-global", "scope": "global", "replacement": "static"}
 WRITTEN_OUT: dict[str, Any] = {
     "hybrimoe-in-dali": {"name": "hybrimoe-paper", "assignment": "threshold"},
-    "ktransformers-in-dali": "kt-layer",
+    "ktransformers-in-dali": {"name": "kt-layer", "side": "last"},
     "llama-cpp-in-dali": {"name": "llama-cpp", "op_offload": False},
     "fiddler-in-dali": {"name": "fiddler", "serial": True},
     "ktransformers-in-hybrimoe": {"name": "composed", **HOT, "assignment": "resident-in-decode"},

@@ -298,6 +298,12 @@ class HotStays(DaopPaper):
         return placement
 
 
+class OwnGates(DaopPaper):
+    def _ask(self, event: Any, view: View) -> list[Any]:
+        super()._ask(event, view)
+        return []
+
+
 class HotStaysToo(DaopCode, HotStays):  # type: ignore[valid-type,misc]
     place = HotStays.place
 
@@ -316,7 +322,7 @@ BANKS = (DfaCache, PooledCache, TurboQuantCache, LlamaCppCache, FabricLru)
     [
         ("eviction", MoEInfinityCode, MostUsed),
         ("eviction", MoEInfinityPaper, ByUseAlone),
-        ("eviction", partial(FineMoE, prefetch_distance=0), partial(ByVisits, prefetch_distance=0)),
+        ("eviction", FineMoE, ByVisits),
         ("eviction", MixtralOffloading, NotTheOldest),
         ("eviction", Hobbit, HighestFirst),
         ("eviction", HybriMoECode, partial(HybriMoECode, credit="own")),
@@ -336,6 +342,9 @@ BANKS = (DfaCache, PooledCache, TurboQuantCache, LlamaCppCache, FabricLru)
         ("eviction", partial(Fate, shallow_layers=0), partial(ByRankReversed, shallow_layers=0)),
         ("eviction", DaopPaper, HotStays),
         ("eviction", DaopCode, HotStaysToo),
+        ("assignment", DaopPaper, OwnGates),
+        ("assignment", DaopPaper, partial(DaopPaper, degrade=False)),
+        ("assignment", DaopCode, partial(DaopCode, degrade=False)),
         ("eviction", _with("replacement", WorkloadAware), _with("replacement", SecondWindow)),
     ],
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -136,6 +136,38 @@ def two_ended(facts: Facts, visit: Visit) -> Collection[int]:
             n_cpu += 1
             queue.pop()
     return taken
+
+
+def judged_daop(facts: Facts, source: str, first: int) -> list[Judged]:
+    """Judge DAOP's later layers in decode, which run what the layer before has predicted.
+
+    The next gate's top-k of each row. If more than half of them are on the CPU, the lowest of these give way to the best on the
+    GPU that were not chosen, as far as there are any. Each runs where it is.
+    """
+    done: dict[tuple[int, int], Counter[tuple[int, bool]]] = defaultdict(Counter)
+    for task in facts.tasks:
+        done[task.step, task.layer][task.expert, task.device not in facts.hosts] += task.rows
+    known = {(task.step, task.layer): task.end for task in facts.records.tasks if task.kind == "predict"}
+    k, found = facts.model.top_k, []
+    for visit in facts.visits:
+        step, at = facts.workload.steps[visit.step], (visit.step, visit.layer)
+        if visit.phase != "decode" or visit.layer < first or step.n_micro > 1 or known.get(at, 0) >= visit.time:
+            continue
+        said = facts.predictors[source].predict(step, 0, visit.layer)
+        assert said is not None and said[1] is not None
+        here, due = facts.held(visit.layer, visit.time), Counter[tuple[int, bool]]()
+        for ids, scores in zip(said[0][:, :k].tolist(), said[1].tolist(), strict=True):
+            best = sorted(here.difference(ids), key=lambda e: (-scores[e], e))
+            away = [e for e in ids if e not in here]
+            given_up = away[max(k // 2, len(away) - len(best)) :]
+            chosen = [e for e in ids if e not in given_up] + best[: len(given_up)]
+            due.update((e, e in here) for e in chosen)
+        for one in sorted(due | done[at]):
+            ok = due[one] == done[at][one]
+            where = f"expert {one[0]} on the {'GPU' if one[1] else 'CPU'}"
+            text = f"layer {visit.layer} of step {visit.step}: {done[at][one]} rows of {where}, by the rule {due[one]}"
+            found.append(Judged("assignment", "decode", ok, "" if ok else "other", text))
+    return found
 
 
 def judged_assignments(facts: Facts, rule: Rule) -> list[Judged]:

@@ -17,8 +17,8 @@ from moesim.trace.predictors.future import FutureUse
 if TYPE_CHECKING:
     from moesim.hardware import HardwareProfile
 
-CASES = ((1, 8, 8), (1, 16, 40), (4, 16, 8))
-"""Batch size, cache slots of 32 experts, and decode steps of each run."""
+CASES = ((1, 8, 8, 4), (1, 16, 40, 4), (4, 16, 8, 4), (1, 32, 8, 10))
+"""Batch size, cache slots, decode steps and layers of 8 experts of each run; some rules begin at a layer beyond the fifth."""
 
 
 class RuleCheck(NamedTuple):
@@ -110,12 +110,14 @@ def summary(policy: Any, judged: Sequence[Judged]) -> list[RuleCheck]:
     return found
 
 
-def facts_of(policy: Any, batch: int, slots: int, decode: int = 8, *, hardware: HardwareProfile | None = None) -> Facts:
+def facts_of(
+    policy: Any, batch: int, slots: int, decode: int = 8, n_layers: int = 4, *, hardware: HardwareProfile | None = None
+) -> Facts:
     """Run a policy on a tiny workload, and return the facts."""
-    trace, workload = both = tiny_workload(policy, batch, decode=decode)
+    trace, workload = both = tiny_workload(policy, batch, decode=decode, n_layers=n_layers)
     if "oracle:routing" in policy.needs:
         policy.bind_oracle(FutureUse(workload))
-    inputs = run_inputs(policy, both, slots, hardware, {})
+    inputs = run_inputs(policy, both, slots, hardware, {"n_layers": n_layers})
     placed: list[Any] = []
     sources = PredictorSet(trace, workload, {}, 0)
     records = simulate(**inputs, predictors=sources, policy_name=type(policy).__name__, placed=placed.append)

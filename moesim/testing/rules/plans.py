@@ -342,7 +342,7 @@ class Daop(Plan):
     """DAOP, Algorithm 1: in a prompt the i-th busiest of the CPU and the i-th idlest of the GPU swap if w > 1.05 w'."""
 
     pools = (CACHE, "leaving")
-    mixed, streams, factor = False, False, 1.05
+    mixed, streams, factor, predicted = False, False, 1.05, 0  # the first layer that is predicted; 0: none is
 
     def __init__(self, facts: Facts, **options: Any) -> None:
         super().__init__(facts, **options)
@@ -367,6 +367,8 @@ class Daop(Plan):
                 if old in here and rows[new] > self.factor * rows[old]:
                     self.swap((visit.layer, new), (visit.layer, old))
         here = {e for of, e in self.there if of == visit.layer}
+        if visit.phase == "decode":
+            return None if 0 < self.predicted <= visit.layer else here
         if not self.streams:
             return here
         costs = Costs(self.facts, visit)

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from moesim.testing.rules import assignments, caches, plans
-from moesim.testing.rules.assignments import judged_assignments
+from moesim.testing.rules.assignments import judged_assignments, judged_daop
 from moesim.testing.rules.evictions import Judged, judged_evictions
 from moesim.testing.rules.facts import Facts
 from moesim.testing.rules.plans import judged_plan
@@ -26,6 +26,10 @@ def _od_moe(policy: Any) -> bool:
 def _presched(policy: Any) -> bool:
     usual = {"none_better": "eq2", "limit_to_queue": False, "prefetch_size": None, "window": "none", "async_io": True}
     return policy.predictor is not None and policy.scheduler == "presched" and _options(policy, *usual) == usual
+
+
+def _daop(policy: Any) -> dict[str, Any]:
+    return {"factor": policy.swap_factor, "predicted": policy.first_predict_layer if policy.precalculate else 0}
 
 
 def _victims(part: Any, default: str = "idle") -> bool:
@@ -81,8 +85,8 @@ PLANS: dict[str, Callable[[Any], tuple[type[plans.Plan], dict[str, Any]]]] = {
     "WindowedBelady": lambda policy: (plans.Windowed, _options(policy, "window", "half_life", "kappa")),
     "MinBypass": lambda policy: (plans.Bypass, {}),
     "Fate": lambda policy: (plans.Fate, {}),
-    "DaopPaper": lambda policy: (plans.Daop, {"factor": policy.swap_factor}),
-    "DaopCode": lambda policy: (plans.Daop, {"factor": policy.swap_factor, "mixed": True, "streams": True}),
+    "DaopPaper": lambda policy: (plans.Daop, _daop(policy)),
+    "DaopCode": lambda policy: (plans.Daop, _daop(policy) | {"mixed": True, "streams": True}),
 }
 
 QUEUES = {"timeline": "completion", "ties": "gpu", "count_compute": False, "overtake": True, "shared_in_plan": False}
@@ -125,6 +129,11 @@ SYSTEMS: dict[str, Callable[[Any], Callable[[Facts], list[Judged]] | None]] = {
     "ImpactDriven": lambda part: partial(judged_by_impact, lookahead=part.lookahead) if part.source == "gate_next" else None,
     "Klotski": lambda policy: (
         partial(judged_klotski, n_hot=policy.n_hot) if policy.calibrated and policy.released is None else None
+    ),
+    "DaopPaper": lambda policy: (
+        partial(judged_daop, source=policy.source, first=policy.first_predict_layer)
+        if policy.precalculate and policy.degrade and policy.cpu_experts is None
+        else None
     ),
     "OdMoE": lambda policy: partial(judged_od_moe, source=policy.source, workers=policy.workers) if _od_moe(policy) else None,
     "PreScope": lambda policy: partial(judged_presched, source=policy.predictor) if _presched(policy) else None,
