@@ -284,6 +284,7 @@ CHANGES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
     "klotski": {
         "n_hot": ({"n_hot": 1}, {}),
         "calibrated": ({"calibrated": False}, {}),
+        "hot_table": ({"hot_table": True}, {}),
     },
     "moe-gen": {
         "buffers": ({"buffers": 2}, {}),

@@ -62,8 +62,8 @@ def hot_experts(previous: NDArray[Any], table: NDArray[Any], n_hot: int, *, part
 
     Examples
     --------
-    >>> table = np.array([[0, 0, 4, 3], [9, 8, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]])
-    >>> hot_experts(np.array([[0, 1], [0, 3]]), table, 2)
+    >>> table = np.array([[0, 0, 4, 3], [9, 8, 0, 0], [0, 0, 1, 2], [0, 0, 0, 0]])
+    >>> hot_experts(np.array([[0, 1], [0, 2]]), table, 2)
     [2, 3]
     """
     voters = np.bincount(np.ravel(previous).astype(np.int64), minlength=len(table))
