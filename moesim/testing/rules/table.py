@@ -70,13 +70,15 @@ RULES: dict[str, Callable[[Any], tuple[type[caches.Rule], dict[str, Any]] | None
 }
 
 
-# The same of caches that decide as a whole.
-PLANS: dict[str, Callable[[Any], tuple[type[plans.Plan], dict[str, Any]]]] = {
+# The same of caches that decide as a whole; None where options have another rule.
+PLANS: dict[str, Callable[[Any], tuple[type[plans.Plan], dict[str, Any]] | None]] = {
     **dict.fromkeys(("Static", "Fiddler", "KtExpert", "KtLayer", "LlamaCpp"), lambda _: (plans.Fixed, {})),
     "WorkloadAware": lambda part: (plans.Windows, _options(part, "w_size", "u_size", "firing", "only_if_better")),
-    "LlamaCppCache": lambda policy: (plans.LlamaCppCache, {}),
+    "LlamaCppCache": lambda policy: (plans.LlamaCppCache, {}) if policy.eviction == "lru" else None,
     "FabricLru": lambda policy: (plans.Fabric, {}),
-    "DfaCache": lambda policy: (plans.Dfa, _options(policy, "kappa", "half_life", "inserts")),
+    "DfaCache": lambda policy: (
+        (plans.Dfa, _options(policy, "kappa", "half_life", "inserts")) if (policy.rule, policy.fetch) == ("dfa", None) else None
+    ),
     "PooledCache": lambda policy: (plans.Pooled, _options(policy, "admit_free", "admit_full", "inserts")),
     "TurboQuantCache": lambda policy: (plans.Pooled, _options(policy, "admit_free", "admit_full", "inserts", "hot")),
     "TwoUploadsLru": lambda policy: (plans.TwoUploads, _options(policy, "inserts")),
@@ -206,4 +208,5 @@ def states_a_rule(policy: Any) -> bool:
 
 def reason_without(policy: Any) -> str:
     """Return why no rule of a policy is judged; empty for one that is not shipped."""
-    return next((WITHOUT[name] for name in _bases(policy) if name in WITHOUT), "")
+    bases = _bases(policy)
+    return WITHOUT.get(bases[0], "with these options its rule is not transcribed") if bases else ""
