@@ -15,7 +15,7 @@ Idea: an expert with a small gate weight changes the output little, so fewer byt
 | prediction | stacked gates, up to 4 layers ahead | not read | the recorded signals ``gate_next1`` .. (``depth``: 3, as far as traces usually have them) |
 | prefetch | for the first following layer that has a miss | not read | the same; precision by the predicted weights, high if a source gives none [choice] |
 | victim | the lowest weighted sum of LRU, LFU, LHU (use at high precision) and FLD (layer distance) | not read | the same; forms and weights of the scores are choices |
-| the victim is in use | not known | not read | passed over for the next lowest [choice] |
+| the victim is in use | not known | not read | it leaves once idle, the newcomer lands next to the cache meanwhile [choice] |
 | what is prefetched and not routed yet | not known | not read | goes last, and never for another prefetch [choice] |
 | a low copy next to a high one | not known | not read | goes first [choice] |
 | cache | not known | not read | one for all layers and both widths, empty at the start [choice] |
@@ -33,8 +33,8 @@ from moesim.errors import CapacityError, ConfigError
 from moesim.policies.algorithms.hobbit import Precision, ScoreWeights, choose_precision, relative_weights, victim_scores
 from moesim.policies.base import PolicyBase, Range, gpu_of, slot_bytes
 from moesim.policies.impact_part import GATES
-from moesim.policies.lowest_idle import lowest_idle
 from moesim.policies.moot import MootIf, OnlyWith
+from moesim.policies.on_demand import staging_bytes
 from moesim.policies.parts import Unit, source_needs
 from moesim.policies.prefetching import Lane
 from moesim.policy import (
@@ -150,7 +150,8 @@ class Hobbit(PolicyBase):
         self._asked: list[int] = []  # layers that are predicted, nearest first
         self._said: dict[tuple[int, int], Predicted] = {}  # (micro-batch, layer)
         self._walked: dict[int, int] = {}  # micro-batch -> how many of the layers asked about are done with
-        return Placement(pools=[Pool(self._gpu, CACHE, slots * slot_bytes(view))])
+        self._leaving: set[tuple[int, ...]] = set()  # width, layer and expert of victims that are still in use
+        return Placement(pools=[Pool(self._gpu, CACHE, slots * slot_bytes(view), landing=staging_bytes(view, None))])
 
     # ------------------------------------------------------------------------------------------------------- deciding
     def decide(self, event: Any, view: View) -> Iterable[Action]:
@@ -180,6 +181,9 @@ class Hobbit(PolicyBase):
             else:
                 (high if choice == "high" else low).append(expert)
         self._skipped.difference_update(high, low)  # a Run takes what earlier micro-batches would have skipped, too
+        for bits, experts in ((HIGH, high), (self._low, low)):
+            for expert in experts:
+                self._is_there((layer, expert), bits, view)  # what has left is to come anew
         self._count(layer, high, low)
         skipped: list[int] = []
         if event.first_row + len(event.experts) == self._rows:
@@ -200,7 +204,7 @@ class Hobbit(PolicyBase):
 
     def _is_there(self, unit: Unit, bits: float | None, view: View) -> bool:
         """Whether a copy is on the GPU or on its way."""
-        return view.is_resident(*unit, self._gpu, bits) or view.is_pending(*unit, self._gpu, bits)
+        return self._is_resident(self._widths.index(bits), unit, view) or view.is_pending(*unit, self._gpu, bits)
 
     def _count(self, layer: int, high: list[int], low: list[int]) -> None:
         """Note uses, once a step for all micro-batches."""
@@ -258,14 +262,16 @@ class Hobbit(PolicyBase):
 
     # --------------------------------------------------------------------------------------------------------- leaving
     def evict(self, fetch: Fetch, view: View) -> Victim | None:
-        """Name the idle copy with the lowest score; of equals a low one, the first layer, the lowest id."""
+        """Name the copy with the lowest score; of equals a low one, the first layer, the lowest id."""
         if self._groups is None:
             self._groups = self._grouped(view)
         for group in self._groups[:2] if fetch.urgency == PREFETCH else self._groups:
-            at = lowest_idle(group, lambda at: view.is_in_use(at[1], at[2], self._gpu, self._widths[at[0]]))
-            if at is not None:
-                width, layer, expert = at
+            at = int(group.argmin())
+            if group.flat[at] != np.inf:
+                width, layer, expert = (int(i) for i in np.unravel_index(at, group.shape))
                 self._here[width, layer, expert] = False
+                if view.is_in_use(layer, expert, self._gpu, self._widths[width]):
+                    self._leaving.add((width, layer, expert))
                 self._groups[:, width, layer, expert] = np.inf
                 if width == len(self._widths) - 1:  # a low copy beside it is needed now
                     self._regroup((layer, expert))
@@ -288,8 +294,16 @@ class Hobbit(PolicyBase):
 
     def _arrived(self, unit: Unit, view: View) -> None:
         """Note which copies of an expert are on the GPU."""
-        self._here[:, *unit] = [view.is_resident(*unit, self._gpu, bits) for bits in self._widths]
+        there = [self._is_resident(width, unit, view) for width in range(len(self._widths))]
+        self._here[:, *unit] = [here and (width, *unit) not in self._leaving for width, here in enumerate(there)]
         self._regroup(unit)
+
+    def _is_resident(self, width: int, unit: Unit, view: View) -> bool:
+        """Whether a copy is on the GPU; one that is not has left, if it was to."""
+        here = view.is_resident(*unit, self._gpu, self._widths[width])
+        if not here:
+            self._leaving.discard((width, *unit))
+        return here
 
     def _regroup(self, unit: Unit) -> None:
         """Put the copies of one expert into their groups."""

@@ -184,9 +184,9 @@ def test_use_at_high_precision(score: str, victim: Any) -> None:
     assert gone(run(rows, [*[LIGHT] * 4, HEAVY], slots=3, **only(score))) == [victim]
 
 
-@pytest.mark.parametrize(("score", "victim"), [("lru", (1, 1, None)), ("lfu", (1, 1, None)), ("fld", (0, 1, None))])
+@pytest.mark.parametrize(("score", "victim"), [("lru", (1, 1, None)), ("lfu", (1, 1, None)), ("fld", (0, 0, None))])
 def test_layer_distance(score: str, victim: Any) -> None:
-    """Layer 0 needs room. Its own expert 1, just used, waits for a whole pass; layer 1 comes next."""
+    """Layer 0 needs room. Its own experts, 0 in use and 1 just used, wait for a whole pass; layer 1 comes next."""
     rows = [[[0, 1], [0, 1]], [[0, 1], [0, 2]], [[0, 3], [0, 2]]]
     assert gone(run(rows, [HEAVY] * 3, slots=5, **only(score))) == [victim]
 

@@ -150,9 +150,7 @@ WITHOUT: dict[str, str] = {
 }
 """By the class of a policy: why nothing of it is judged."""
 
-EXCEPTIONS: dict[tuple[str, str], str] = {
-    ("Hobbit", "eviction"): "a copy that is in use is passed over; its paper, which would say more, was not read",
-}
+EXCEPTIONS: dict[tuple[str, str], str] = {}
 """By the class of a part or policy, and the kind of decision: deviations from the rule that are known, and why they are."""
 
 
