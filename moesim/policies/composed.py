@@ -80,7 +80,7 @@ class Composed(Composition):
         n_bytes = slot_bytes(view)
         sizes = [n * n_bytes for n in slots] if per_layer else slots[0] * n_bytes
         full = min(slots) == view.model.n_experts * (1 if per_layer else view.model.n_layers)
-        landing = staging_bytes(view, self.staging_slots) if replacement.admits and self.lands and not full else 0
+        landing = staging_bytes(view, self.staging_slots) if replacement.admits and not full else 0
         pools = [Pool(gpu, CACHE, sizes, per_layer, landing)]
         if not replacement.admits:
             pools.append(staging_pool(view, gpu, self.staging_slots))

@@ -55,8 +55,6 @@ class Composition(PolicyBase):
     """Four parts and the options of what they share."""
 
     oracles = MappingProxyType({"replacement": {"replacement": "belady"}, "assignment": {"assignment": "exact"}})
-    lands: ClassVar[bool] = True
-    """Whether copies may land next to the cache while their victims are in use."""
     own: ClassVar[Mapping[str, type | Callable[[Any], Any]]] = MappingProxyType({})
     """For a composition with parts of its own: the class of each that is not named, or a function of the policy that builds it."""
 

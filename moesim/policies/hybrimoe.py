@@ -29,7 +29,7 @@ router has recently scored high, chosen or not. Paper and code differ so much th
 | no full scores in the trace | - | - | weights of the chosen experts, p = top_k; the result says so |
 | when a victim is named | not stated | when the load is issued | when the load could start; at issue in ``hybrimoe-code`` |
 | experts of the present layer as victims | by their scores, which have moved before | the same | the same, run or not; ``victims: unrouted-first`` of ``mrs``: only if nothing else is there |
-| the victim is in use | not stated | overwritten | leaves once it is idle; until then its load lies next to the cache in ``hybrimoe-paper``, where top_k experts (at least 2) have room, and waits in ``hybrimoe-code``, which counts it in ``counters["overwrites"]`` |
+| the victim is in use | not stated | overwritten | leaves once it is idle; until then its load lies next to the cache, where top_k experts (at least 2) have room; ``hybrimoe-code`` counts it in ``counters["overwrites"]`` |
 | prefetch | three layers ahead by their gates, by the gain in the plan; no formula, no limit | by the cache's scores, next layer, steps of one row, if the GPU has work; 0 experts by default | ``impact-driven``, of each layer the 8 highest different row counts (``candidates``); ``mrs-score`` with ``prefetch_size`` |
 | where prefetch stops | not stated | ``prefetch_size`` | the last one ends before the planned end of the layer; ``budget`` |
 | "the largest scores, no residents" | - | not clear whether residents count | ``over: all``: they do, and are skipped; or ``non-resident`` |
@@ -109,7 +109,6 @@ class HybriMoECode(Composed, fixed=("scope", "staging_slots", "load_order", "cac
         "defects: routing weights of other experts, shared experts computed twice, no scores for Mixtral and Qwen2",
     )
     victims_named = "at issue"
-    lands = False
 
     _overwrites = 0
 

@@ -96,7 +96,7 @@ def test_prefetch_into_a_static_cache_is_refused() -> None:
         ({"name": "composed"}, 32, 0),
         ({"name": "composed", "scope": "global"}, 32, 0),
         ({"name": "composed", "scope": "global"}, 31, 2),
-        ({"name": "hybrimoe-code"}, 12, 0),
+        ({"name": "hybrimoe-code"}, 12, 2),
         ({"name": "dali"}, 12, 0),
     ],
 )

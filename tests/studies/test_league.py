@@ -105,7 +105,7 @@ def test_the_memory_of_the_map_has_room_for_the_share_that_was_asked_for(tmp_pat
     """What a system caches that keeps nothing next to it: one expert less at most. Copies at fewer bits do not count."""
     base = settings_of(_config(tmp_path, model={"base": "mixtral-8x7b", "expert_bits": bits}), "small.yaml")[0]
     for cell in map_of(base, RATIOS[:1], SHARES, "x"):
-        rows = moesim.run(cell.raws()[0] | {"policies": ["hybrimoe-code"]}, progress=False).table
+        rows = moesim.run(cell.raws()[0] | {"policies": ["moe-infinity-code"]}, progress=False).table
         assert cell.share is not None
         assert 0 <= cell.share * 32 * 8 - rows["cache_slots"][0] <= 1
 
@@ -116,7 +116,7 @@ def test_a_machine_of_the_map_has_the_memory_that_it_is_asked_for(tmp_path: Path
     (cell,) = map_of(base, (0.5,), (0.9,), "x")
     assert cell.memory_bytes is not None
     assert cell.memory_bytes > load_hardware("rtx5070-ryzen9600x", "x").devices["gpu0"].memory_bytes
-    rows = moesim.run(cell.raws()[0] | {"policies": ["hybrimoe-code"]}, progress=False).table
+    rows = moesim.run(cell.raws()[0] | {"policies": ["moe-infinity-code"]}, progress=False).table
     assert rows["error"][0] is None
     assert rows["cache_slots"][0] in (229, 230)
 
