@@ -74,7 +74,7 @@ class Point:
     decision_us: float = _setting(column="decision_ns", to=us_to_ns, grid=True)  # time charged for a decision
     extrapolate: bool = _setting(default=False, grid=True)  # whether curves may be read outside of what was measured
     warm_up_steps: int | None = _setting(column="warm_up", default=None, grid=True)  # steps that count as cold in hit rates
-    repeat: int = _setting(default=0)  # which of the experiment's repeats; its seeds are those of the first, plus this
+    repeat: int = _setting()  # which of the experiment's repeats; its seeds are those of the first, plus this
     policy: Mapping[str, Any] = field(metadata={"key": "policies"})  # `name` and options
     intervals: bool = False  # whether to repeat runs at the ends of the intervals of the profile's numbers
 
