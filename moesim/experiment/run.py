@@ -13,7 +13,7 @@ from moesim.core.processes import usable_cores
 from moesim.core.progress import Progress
 from moesim.core.text import say
 from moesim.core.units import format_s
-from moesim.errors import ConfigError, InputError
+from moesim.errors import InputError
 from moesim.experiment.estimate import before, worth_processes
 from moesim.experiment.failed_runs import describe_run
 from moesim.experiment.keys import run_keys
@@ -87,7 +87,8 @@ def run_experiment(
     progress : bool
         Show a bar on the terminal once it has taken two seconds.
     execution : Execution
-        Simulated, or live: then one after another, in this process, whatever has been run before.
+        Simulated, or live: then one after another, in this process whatever `jobs` and `scheduler`, and whatever has been run
+        before.
     folder : Path, optional
         Result folder: runs that it holds are not repeated, and each run is kept there as soon as it is done.
     scheduler : str, optional
@@ -111,10 +112,9 @@ def run_experiment(
     InputError
         If every run failed with one: then what was asked for is wrong. Not with `may_fail`, nor for a study that examines.
     """
-    if execution is not SIMULATED and (scheduler is not None or (jobs or 1) > 1):
-        raise ConfigError("replay: expected one run after another on this machine, got several processes; leave them out")
+    live = execution is not SIMULATED
     keys = run_keys(experiment)
-    store = Store(folder) if folder is not None and execution is SIMULATED else None
+    store = Store(folder) if folder is not None and not live else None
     kept = {spec.index: keep(spec.index) or False for spec in experiment.specs}
     found = {} if store is None else _found(experiment, keys, kept, store)
     missing = [spec for spec in experiment.specs if spec.index not in found]
@@ -123,9 +123,9 @@ def run_experiment(
     with ExitStack() as stack:
         crew = workers or stack.enter_context(Workers(jobs, scheduler))
         # Processes that have worked before are worth while, and their command has told how long it takes.
-        known = execution is not SIMULATED or crew.pool is not None
+        known = live or crew.pool is not None
         took = cache(lambda: 0.0 if known else before(experiment, missing))  # only if it is asked for, since runs are tried
-        pool = crew.needed(lambda: worth_processes(took(), len(missing), usable_cores())) if missing else None
+        pool = crew.needed(lambda: worth_processes(took(), len(missing), usable_cores())) if missing and not live else None
         if progress and took() > _LONG_S:
             figures = ", then figures" if folder is not None and experiment.config.plots else ""
             say(f"{len(missing)} runs, about {format_s(took() / (pool.room() if pool is not None else 1))}{figures}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from moesim.core.units import ceil_div, format_size, slots_of, us_to_ns
@@ -32,14 +32,13 @@ if TYPE_CHECKING:
 
 
 def _setting(
-    key: str = "", column: str = "", *, default: Any = MISSING, to: Callable[[Any], Any] = lambda value: value,
-    grid: bool = False, inside: str = "",
-) -> Any:  # fmt: skip
+    key: str = "", column: str = "", *, to: Callable[[Any], Any] = lambda value: value, grid: bool = False, inside: str = ""
+) -> Any:
     """Make a field: its key in a file and its column in a row, if they have other names; how it stands in a row; if it sweeps.
 
     Of a mapping, `inside` is the word for its keys.
     """
-    return field(default=default, metadata={"key": key, "column": column, "to": to, "grid": grid, "inside": inside})
+    return field(metadata={"key": key, "column": column, "to": to, "grid": grid, "inside": inside})
 
 
 def _one(value: Any) -> Any:
@@ -72,11 +71,11 @@ class Point:
     chunk_bytes: int | None = _setting("transfer.chunk", grid=True)  # largest piece of a transfer
     predictors: Mapping[str, str] = _setting(to=_json, inside="SOURCE")  # prediction sources that another one stands in for
     decision_us: float = _setting(column="decision_ns", to=us_to_ns, grid=True)  # time charged for a decision
-    extrapolate: bool = _setting(default=False, grid=True)  # whether curves may be read outside of what was measured
-    warm_up_steps: int | None = _setting(column="warm_up", default=None, grid=True)  # steps that count as cold in hit rates
-    repeat: int = _setting(default=0)  # which of the experiment's repeats; its seeds are those of the first, plus this
+    extrapolate: bool = _setting(grid=True)  # whether curves may be read outside of what was measured
+    warm_up_steps: int | None = _setting(column="warm_up", grid=True)  # steps that count as cold in hit rates
+    repeat: int = _setting()  # which of the experiment's repeats; its seeds are those of the first, plus this
     policy: Mapping[str, Any] = field(metadata={"key": "policies"})  # `name` and options
-    intervals: bool = False  # whether to repeat runs at the ends of the intervals of the profile's numbers
+    intervals: bool  # whether to repeat runs at the ends of the intervals of the profile's numbers
 
     @property
     def setting(self) -> tuple[Any, ...]:

@@ -125,7 +125,8 @@ class _DuringDecode:
     """Bytes whose transfer began during a decode step."""
 
     def __init__(self) -> None:
-        self._begin, self._decodes = _NO_INTS, np.zeros(0, bool)  # of the steps during which transfers may still begin
+        # Of the steps during which transfers may still begin; the first is over, or stands for the time before all steps.
+        self._begin, self._decodes = np.zeros(1, np.int64), np.zeros(1, bool)
         self._waiting: list[tuple[Ints, Ints]] = []  # begin and bytes of transfers
         self._n_bytes = 0
 
@@ -147,8 +148,8 @@ class _DuringDecode:
             known = start < until
             self._waiting = [(start[~known], n_bytes[~known])]
             start, n_bytes = start[known], n_bytes[known]
-        at = np.searchsorted(self._begin, start, side="right")  # 0 before the first step
-        self._n_bytes += int(n_bytes[np.append(False, self._decodes)[at]].sum())
+        at = np.searchsorted(self._begin, start, side="right") - 1
+        self._n_bytes += int(n_bytes[self._decodes[at]].sum())
         if until is not None:
-            first = max(0, int(np.searchsorted(self._begin, until, side="right")) - 1)
+            first = int(np.searchsorted(self._begin, until, side="right")) - 1
             self._begin, self._decodes = self._begin[first:], self._decodes[first:]

@@ -164,7 +164,7 @@ class Composed(Composition):
                 assignment.routed(event)
             plan = assignment.assign(layer, event.rows, self._waiting(layer, event.active, resident, view))
         else:
-            plan = Plan(tuple(event.active), (), 0, 0)
+            plan = Plan(tuple(event.active), ())
         if plan.cpu:
             actions.append(Run(layer, plan.cpu, self._cpu))
         if plan.gpu:

@@ -132,7 +132,7 @@ class Declared:
     def __init_subclass__(cls, *, fixed: tuple[str, ...] = (), **rest: Any) -> None:
         super().__init_subclass__(**rest)
         own = dict.fromkeys(_own_names(cls))
-        names = {name: None for base in reversed(cls.__bases__) for name in getattr(base, "_options", ())}
+        names = {name: None for base in cls.__bases__ for name in getattr(base, "_options", ())}
         names = {name: None for name in names if name not in fixed} | own
         cls._lifted = {name: one for name, one in cls._lifted.items() if name not in own} | _resolve(cls)
         one = inspect.Parameter

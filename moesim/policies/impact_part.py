@@ -83,7 +83,7 @@ class ImpactDriven(Part):
         layer = self._layer = event.layer
         if event.mb:
             return ()
-        self._end_ns = self._link_ns = 0
+        self._end_ns = self._link_ns = view.now_ns
         step, device, lane = event.step, view.dense_device(layer), self.lane
         furthest = min(self.lookahead, self._n_layers - 1 - layer)
         return [Predict(step, layer + n, self._sources[n], device, lane) for n in range(furthest, 0, -1)]

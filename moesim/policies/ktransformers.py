@@ -123,7 +123,7 @@ class _KTransformers(PolicyBase):
         pools = [Pool(gpu, CACHE, n_bytes)]
         if self.prefill_threshold:
             pools.append(Pool(gpu, LAYER, model.n_experts * slot_bytes(view)))
-        return Placement([Copy(layer, sorted(on), gpu) for layer, on in enumerate(self._on_gpu) if on], pools)
+        return Placement([Copy(layer, [*on], gpu) for layer, on in enumerate(self._on_gpu) if on], pools)
 
     def choose(self, view: View) -> list[list[int]]:
         """Return the experts of each layer that are on the GPU."""

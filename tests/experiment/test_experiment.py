@@ -70,6 +70,14 @@ def test_a_budget_gives_the_largest_cache_that_fits(tmp_path: Path):
     assert 0 < row["peak_pool_bytes.gpu0.cache"] < row["peak_memory_bytes.gpu0"]
 
 
+def test_a_budget_is_that_of_the_gpu_that_needs_most(tmp_path: Path):
+    # The second GPU of the machine has no dense part, no KV cache, and no expert of a policy for one GPU.
+    machines = ["rtx3090-epyc7532", "rtx3090x2-epyc7532"]
+    experiment = resolve(tmp_path, cache={"budget": "12 GiB"}, policies=["lru"], hardware=machines)
+    of_one, of_two = (int(run_one(experiment, spec).row["cache_slots"]) for spec in experiment.specs)
+    assert of_one == of_two > 0
+
+
 def test_a_run_asks_its_policy_for_one_placement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     asked: list[Any] = []
     place = Composed.place

@@ -398,6 +398,7 @@ SWEEPS: dict[str, Any] = {
     "policy option": {"policies": [{"name": "dali", "w_size": [2, 4]}]},
     "repeat": {"repeat": 2},
 }  # fmt: skip
+AS_WRITTEN = {"extrapolate": "extrapolate: false, true", "warm_up_steps": "warm_up: null, 2"}  # words of the file, not Python's
 SAME = ("reuse", "extrapolate", "refill")  # nothing changes where requests are enough and equally long, and all was measured
 
 
@@ -418,6 +419,8 @@ def test_every_field_sweeps_and_shows_in_rows_dry_run_and_quick(name: str, tmp_p
     assert f"{len(rows)} runs" in told and f"0 of them done, {len(rows)} to do" in told
     if name != "repeat":
         assert any(line.count(", ") for line in told.splitlines()[:-2]), told
+    if name in AS_WRITTEN:
+        assert AS_WRITTEN[name] in told.splitlines()
     smaller = quick(experiment.config, "a.yaml")
     for spec in Experiment(smaller, "a.yaml").specs:
         assert spec.workload.n_batches == 1 and (spec.workload.decode_tokens or 0) <= 4
@@ -514,6 +517,8 @@ def test_a_dry_run_lists_what_it_would_import_and_imports_nothing(
         assert told[-1].endswith("(from short runs of 1 policy)")
     assert main(["compare", "--policies", "lru,dry_single:Mine", "--dry-run"]) == 0
     assert f"would import and run dry_single ({tmp_path}/dry_single.py)" in capsys.readouterr().out
+    assert main(["compare", "--policies", "lru,builtins:Mine", "--dry-run"]) == 0
+    assert "would import and run builtins (which comes from no file)" in capsys.readouterr().out
     assert not list(tmp_path.rglob("imported"))
     assert not {"dry_package", "dry_package.inner", "dry_single"} & set(sys.modules)
     assert main(["run", str(file), "--out", str(tmp_path / "out")]) == 0

@@ -207,6 +207,8 @@ class _Finder(ast.NodeVisitor):
         if node.value is None or (isinstance(node.value, ast.Constant) and node.value.value is None):
             return
         old, kind = ast.unparse(node.value), self._returns.partition("[")[0]
+        if old in ("[]", "()") and kind in ("list", "Sequence", "Iterable", "tuple"):  # stays as it is without its last item
+            return
         less = f"[*({old})][:-1]"
         other = {"int": f"({old}) + 1", "float": f"({old}) * 2", "bool": f"not ({old})", "tuple": f"({old})[::-1]",
                  "list": less, "Sequence": less, "Iterable": less}.get(kind, "None")  # fmt: skip

@@ -29,6 +29,13 @@ def test_admission_by_demand() -> None:
     assert served(records)[2:] == [[0], [], [], [2], []]
 
 
+@pytest.mark.parametrize(("options", "at"), [({}, 13), ({"half_life": 32.0}, 14)])
+def test_admission_by_score_halves_in_sixteen_visits_unless_asked(options: dict[str, Any], at: int) -> None:
+    # Of eight uses 5.33 are left after six more visits, when 1 has 5.41; with 32, 6.38 after seven, when 1 has 6.57.
+    records = run({"admission": "score", "victim": "score", **options}, [[0]] * 8 + [[1]] * 8, 1)
+    assert copied(records) == [(0, 0), (at, 1)]
+
+
 def test_between_batches_of_requests() -> None:
     rows = [[[0, 1]]] * 3  # one token of a prompt, two generated
     work = workload([rows, rows], prompt=1, n_experts=8, batch_size=1)

@@ -501,12 +501,13 @@ WAIT = [[[0, 3], [1, 2]]]
 SLOW = machine(links={"cpu0->gpu0": link(4), "gpu0->cpu0": link(4)})  # an expert in 250
 
 
+@pytest.mark.parametrize("engine", [None, "simpy"])
 @pytest.mark.parametrize(("wait", "begin"), [(True, 600), (False, 550)])
-def test_hybrimoe_code_waits_for_a_prefetch_that_nobody_needs(wait: bool, begin: int) -> None:
+def test_hybrimoe_code_waits_for_a_prefetch_that_nobody_needs(wait: bool, begin: int, engine: str | None) -> None:
     """The prefetch of 1/3 takes 350 - 600; layer 1 is routed at 550 and has its two experts."""
     prefetch = {"name": "mrs-score", "size": 1, "over": "non-resident"}
     policy = {"name": "hybrimoe-code", "prefetch": prefetch, "wait_prefetch": wait}
-    records = run(policy, 6, WAIT, SLOW)
+    records = run(policy, 6, WAIT, SLOW, engine=engine)
     assert loads(records) == [(100, 350, "demand 0/3"), (350, 600, "prefetch 1/3")]
     assert [(e.time, e.layer, e.expert) for e in records.evictions] == [(100, 0, 1), (100, 1, 0)]  # both when issued
     assert experts(records)[2:] == [(begin, begin + 100, "gpu0", "E1x1"), (begin + 100, begin + 200, "gpu0", "E2x1")]

@@ -159,6 +159,16 @@ def test_what_is_absent_has_a_reason(everything: Trace):
     assert notes.keys() >= {"static hit rate", "recall of the busiest experts of a batch"}
 
 
+def test_the_summary_shows_one_batch_size_of_a_prediction_and_all_if_it_is_full(everything: Trace):
+    result = report(everything)
+    entries = result["prediction"]["workload"]["residual"]
+    assert {entry["batch_size"] for entry in entries} == {1, 2, 4, 8}
+    of_one = [row.value for row in summary(result) if row.figure.startswith("recall of residual, top ")]
+    assert of_one == [entry["value"] for entry in entries if entry["batch_size"] == 8]
+    of_all = [row.value for row in summary(result, full=True) if row.figure.startswith("recall of residual, top ")]
+    assert of_all == [entry["value"] for entry in entries]
+
+
 def test_the_cosine_with_the_residual_is_shown_where_there_is_one(everything: Trace):
     result = report(everything)
     states = {**result["prediction"]["states"], "residual": {"value": 0.5, "by_layer": [0.5]}}

@@ -21,8 +21,8 @@ class Plan(NamedTuple):
 
     gpu: tuple[int, ...]  # expert ids in execution order
     cpu: tuple[int, ...]  # expert ids in execution order
-    gpu_total: float  # planned, in the unit of the costs
-    cpu_total: float
+    gpu_total: float = 0  # planned, in the unit of the costs
+    cpu_total: float = 0
     loads: tuple[int, ...] = ()  # order of the transfers, where the rule plans one
 
     @property

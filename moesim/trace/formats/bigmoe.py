@@ -56,7 +56,7 @@ def read_preamble(path: Path) -> Preamble:
                 raise wrong(path, "a preamble of a few lines", "more than 10000", "record it again")
     if not lines or lines[0] != _MAGIC:
         raise wrong(f"{path}: line 1", _MAGIC, repr(lines[0][:80] if lines else line[:40]), "name another --format")
-    facts = [dict(part.split("=", 1) for part in line[1:].split() if "=" in part) for line in lines]
+    facts = [dict(part.split("=", 1) for part in line.split() if "=" in part) for line in lines]
     general = next((fact for fact in facts if "n_layer" in fact), {})
     n_layers, n_experts, top_k = (_number(path, general, key) for key in ("n_layer", "n_expert", "n_expert_used"))
     layers = [fact for fact in facts if "layer" in fact]

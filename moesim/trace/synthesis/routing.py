@@ -64,7 +64,8 @@ def _at(table: NDArray[Any], columns: NDArray[np.int64]) -> NDArray[Any]:
 def softmax_at(logits: F32, ids: NDArray[np.int64]) -> F32:
     """Compute the softmax over all, of some that begin with the largest; equal to the bit to `softmax` of all."""
     n_experts, n = logits.shape[-1], ids.shape[-1]
-    table, chosen = np.ascontiguousarray(logits).reshape(-1, n_experts), ids.reshape(-1, n)
+    table = np.ascontiguousarray(logits).reshape(-1, n_experts)
+    chosen = ids.reshape(len(table), n)
     found = np.empty(chosen.shape, np.float32)
     for first in range(0, len(table), _PIECE):
         here = slice(first, first + _PIECE)
