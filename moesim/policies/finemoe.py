@@ -25,7 +25,7 @@ Idea: the probabilities of all experts in all layers (an expert map) say more of
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
@@ -43,7 +43,6 @@ from moesim.policies.algorithms.finemoe import (
 )
 from moesim.policies.base import Range
 from moesim.policies.fetch_thread import PrefetchingThread
-from moesim.policies.lowest_idle import lowest_idle
 from moesim.policies.moot import MootIf
 from moesim.policies.parts import Unit, source_needs
 from moesim.policies.renewed_queue import RenewedQueue
@@ -55,6 +54,27 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SOURCE = f"signal:{EMBEDDING}"
+
+
+def _lowest_idle(values: NDArray[np.float64], in_use: Callable[[Unit], bool]) -> Unit | None:
+    """Return the place of the lowest value that is not in use, of equals the first; inf marks places not asked about.
+
+    Values in use are set to inf while searching, and restored.
+
+    >>> _lowest_idle(np.array([[3.0, 1.0], [1.0, np.inf]]), lambda place: place == (0, 1))
+    (1, 0)
+    """
+    busy: list[tuple[Unit, float]] = []
+    found = None
+    while found is None and (lowest := values[unit := divmod(int(values.argmin()), values.shape[1])]) != np.inf:
+        if in_use(unit):
+            busy.append((unit, lowest))
+            values[unit] = np.inf
+        else:
+            found = unit
+    for unit, value in busy:
+        values[unit] = value
+    return found
 
 
 class FineMoE(PrefetchingThread):
@@ -203,7 +223,7 @@ class FineMoE(PrefetchingThread):
 
     def evict(self, fetch: Fetch, view: View) -> Unit | None:
         """Name the expert with the lowest score; for an on-demand copy that finds no other, a candidate of the last prediction."""
-        found = lowest_idle(self._spare_values(), lambda unit: view.is_in_use(unit[0], unit[1], self._gpu))
+        found = _lowest_idle(self._spare_values(), lambda unit: view.is_in_use(unit[0], unit[1], self._gpu))
         if found is not None:
             layer, expert = found
             self.gone((layer, expert))
