@@ -9,7 +9,7 @@ from moesim.engine import simulate
 from moesim.errors import CapacityError
 from moesim.testing.rules.evictions import Judged
 from moesim.testing.rules.facts import Facts
-from moesim.testing.rules.table import excepted, judge, reason_without, states_a_rule
+from moesim.testing.rules.table import judge, reason_without, states_a_rule
 from moesim.testing.runs import run_inputs, tiny_workload
 from moesim.trace.predictors.chosen import PredictorSet
 from moesim.trace.predictors.future import FutureUse
@@ -27,7 +27,7 @@ class RuleCheck(NamedTuple):
     Attributes
     ----------
     verdict : str
-        ``"passed"``, ``"failed"``, ``"excepted"`` (it deviates, and `reason` says why that is known) or ``"no rule"``.
+        ``"passed"``, ``"failed"`` or ``"no rule"``.
     kind : str
         ``"eviction"``, ``"admission"``, ``"prefetch"`` or ``"assignment"``; empty where there is no rule.
     shares : dict of str to (int, int)
@@ -37,7 +37,7 @@ class RuleCheck(NamedTuple):
     first : str
         The first that is not.
     reason : str
-        Why it is excepted, or has no rule.
+        Why it has no rule.
     """
 
     verdict: str
@@ -54,8 +54,6 @@ class RuleCheck(NamedTuple):
         text = f"{self.verdict:<8} {self.kind}{'es' if self.kind == 'prefetch' else 's'} as its rule says: {shares}"
         if self.in_use:
             text += f"; {self.in_use} times the rule's choice was in use"
-        if self.verdict == "excepted":
-            text += f"\n{'':<8} {self.reason}"
         return text + (f"\n{'':<8} first: {self.first}" if self.verdict == "failed" else "")
 
 
@@ -92,10 +90,10 @@ def examine_rules(
             judged += judge(policy, facts if like is make else facts_of(make(), *case, hardware=hardware))
         except CapacityError:
             continue
-    return summary(policy, judged)
+    return summary(judged)
 
 
-def summary(policy: Any, judged: Sequence[Judged]) -> list[RuleCheck]:
+def summary(judged: Sequence[Judged]) -> list[RuleCheck]:
     """Count what was judged, by kind and phase."""
     found = []
     for kind in dict.fromkeys(one.kind for one in judged):
@@ -103,10 +101,8 @@ def summary(policy: Any, judged: Sequence[Judged]) -> list[RuleCheck]:
         phases = sorted({one.phase for one in ours}, reverse=True)
         shares = {phase: (sum(o.ok for o in ours if o.phase == phase), sum(o.phase == phase for o in ours)) for phase in phases}
         wrong = [one for one in ours if not one.ok]
-        reason = excepted(policy, kind)
-        verdict = "passed" if not wrong else "excepted" if reason else "failed"
         passed_over = sum(one.why == "in use" for one in wrong)
-        found.append(RuleCheck(verdict, kind, shares, passed_over, wrong[0].text if wrong else "", reason if wrong else ""))
+        found.append(RuleCheck("failed" if wrong else "passed", kind, shares, passed_over, wrong[0].text if wrong else ""))
     return found
 
 

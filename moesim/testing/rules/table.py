@@ -1,4 +1,4 @@
-"""Which rules each policy states, which deviations are known, and which policies state no rule."""
+"""Which rules each policy states, and which policies state none."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ PREFETCHES: dict[str, Callable[[Any], Guess | None]] = {
     "MixtralOffloadingSpec": lambda policy: Guess(policy.source, policy.n_ahead),
 }
 
-# What is judged in one go.
+# Systems of which several kinds of decisions are judged together.
 SYSTEMS: dict[str, Callable[[Any], Callable[[Facts], list[Judged]] | None]] = {
     "ImpactDriven": lambda part: partial(judged_by_impact, lookahead=part.lookahead) if part.source == "gate_next" else None,
     "Klotski": lambda policy: (
@@ -150,9 +150,6 @@ WITHOUT: dict[str, str] = {
 }
 """By the class of a policy: why nothing of it is judged."""
 
-EXCEPTIONS: dict[tuple[str, str], str] = {}
-"""By the class of a part or policy, and the kind of decision: deviations from the rule that are known, and why they are."""
-
 
 def _bases(thing: Any) -> list[str]:
     """Name a shipped class and its bases; nobody's own class states the rule of the one that it changes."""
@@ -165,24 +162,18 @@ def _things(policy: Any) -> list[Any]:
     return [policy, *getattr(policy, "parts", ())]
 
 
-def entry(table: dict[str, Any], policy: Any) -> tuple[str, Any]:
-    """Return the name under which a table has a policy or one of its parts, and what it has; empty and None if it has none."""
+def entry(table: dict[str, Any], policy: Any) -> Any:
+    """Return what a table has for a policy or for one of its parts; None if it has nothing."""
     for thing in _things(policy):
         for name in _bases(thing):
             if name in table:
-                return name, table[name](thing)
-    return "", None
-
-
-def excepted(policy: Any, kind: str) -> str:
-    """Return why decisions of a policy deviate; empty if they should not."""
-    names = (type(policy).__name__, *(entry(table, policy)[0] for table in TABLES))
-    return next((EXCEPTIONS[name, kind] for name in names if (name, kind) in EXCEPTIONS), "")
+                return table[name](thing)
+    return None
 
 
 def judge(policy: Any, facts: Facts) -> list[Judged]:
     """Judge all decisions of a run for which the policy states a rule."""
-    (rule, plan), assigns = (entry(table, policy)[1] for table in (RULES, PLANS)), entry(ASSIGNMENTS, policy)[1]
+    rule, plan, assigns = (entry(table, policy) for table in (RULES, PLANS, ASSIGNMENTS))
     found: list[Judged] = []
     if rule is not None:
         own = {
@@ -192,16 +183,16 @@ def judge(policy: Any, facts: Facts) -> list[Judged]:
         found += judged_evictions(facts, rule[0](facts, **own | rule[1]))
     if plan is not None:
         found += judged_plan(facts, plan[0](facts, **plan[1]))
-    system = entry(SYSTEMS, policy)[1]
+    system = entry(SYSTEMS, policy)
     found += system(facts) if system is not None else []
-    guess = entry(PREFETCHES, policy)[1]
+    guess = entry(PREFETCHES, policy)
     found += judged_prefetches(facts, guess) if guess is not None else []
     return found + (judged_assignments(facts, assigns) if assigns is not None else [])
 
 
 def states_a_rule(policy: Any) -> bool:
     """Say whether anything of a policy is judged."""
-    return any(entry(table, policy)[1] is not None for table in TABLES)
+    return any(entry(table, policy) is not None for table in TABLES)
 
 
 def reason_without(policy: Any) -> str:
