@@ -47,8 +47,7 @@ class PoolState:
 
     def lacks(self, layer: int, n_bytes: int) -> bool:
         """Whether another victim must be named for a copy."""
-        at = layer if self.per_layer else 0
-        return n_bytes > self.capacity[at] - self.used[at] + self.leaving[at]
+        return n_bytes > self.free(layer) + self.leaving[layer if self.per_layer else 0]
 
     def lands(self, layer: int, n_bytes: int) -> bool:
         """Whether a copy whose victims are named has room, in the pool or next to it."""

@@ -97,7 +97,7 @@ class Activities:
         asked = _either(crossing, DECISION | AT_SOURCE, DECISION)
         return {
             "start": start,
-            # What the end of the run cut off has ended nothing that anybody waited for: it is left out, like what took no time.
+            # Nobody waited for the end of a transfer that the end of the run cut off: it is left out, like what took no time.
             "end": np.where(transfers.column("left") > 0, start, transfers.column("end")),
             "rank": _TRANSFER,
             "cause": by_text(transfers.texts("cause"), lambda cause: INDEX[exposed(cause)]),

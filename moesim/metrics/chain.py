@@ -42,7 +42,7 @@ class Chain:
         self.windows = cut_windows(records)
         everything: list[Record] = [*records.tasks, *records.transfers, *records.activations, *records.decisions]
         # What took no time explains none. The order decides ties: a task first, as in `moesim.metrics.critical_path`.
-        # What the end of the run cut off has ended nothing that anybody waited for.
+        # Nobody waited for the end of a transfer that the end of the run cut off.
         for record in sorted((r for r in everything if r.end > r.start and not getattr(r, "left", 0)), key=_end):
             for key in (_ANY, *self._keys(record)):
                 self._lists.setdefault(key, []).append(record)

@@ -45,7 +45,7 @@ class ActivationAware(Part):
     capacity: Annotated[int, Range(1), OnlyWith(reading="paper")] = 1000
     """Past sequences kept; ``paper`` only. The released code keeps 1000."""
     victims: VictimsOption = UNROUTED_FIRST
-    """What the present layer visit is routed to is named only if there is nothing else, or like any other; it leaves once it has run."""
+    """Routed experts of the present layer visit are named only if there are no others, or like any other; they leave after their run."""
 
     def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
         """Begin with nothing counted."""

@@ -114,7 +114,7 @@ class ArcVictim(_Directed):
     variant: Literal["canonical", "fate"] = "canonical"
     """The published rule, or that of Fate's released code (`FateArc` says where it differs)."""
     victims: VictimsOption | None = None
-    """What the present layer visit is routed to goes only if nothing else is cached, or as the rule says, which knows no
+    """Routed experts of the present layer visit go only if no others are cached, or as the rule says, which knows no
     visits. None: the former, but the latter for Fate, whose code asks the rule and keeps what is in use until it has run."""
 
     def _directory(self, slots: int) -> Directory:
@@ -133,7 +133,7 @@ class S3FifoVictim(_Directed):
     """
 
     victims: VictimsOption = UNROUTED_FIRST
-    """What the present layer visit is routed to goes only if nothing else is cached, or as the rule says, which knows no visits."""
+    """Routed experts of the present layer visit go only if no others are cached, or as the rule says, which knows no visits."""
 
     def _directory(self, slots: int) -> Directory:
         return S3Fifo(slots)

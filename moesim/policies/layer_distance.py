@@ -10,7 +10,8 @@ distance in the stack: then both ends of the model go before its neighbours, and
 
 Another reading, by generations, is `moesim.policies.two_generations`.
 
-What layer l does use now goes last in either reading, unless ``victims`` is ``idle``: then it goes with its layer, and leaves once it has run.
+Experts that layer l uses now go last in either reading, unless ``victims`` is ``idle``: then they are named with their layer, and
+leave after their run.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ class LeastStale(LRU, fixed=("use_order",)):
     distance: Literal["next-pass", "absolute"] = "next-pass"
     """How far a layer is: until the pass comes to it again, or in the stack, either way (ties: the one passed already)."""
     victims: Annotated[Victims, OnlyWith(distance="next-pass")] = UNROUTED_FIRST
-    """What the present layer visit is routed to is named only if there is nothing else, or with its layer, which by the
-    absolute distance goes last anyway; it leaves once it has run."""
+    """Routed experts of the present layer visit are named only if there are no others, or with their layer, which by the
+    absolute distance goes last anyway; they leave after their run."""
 
     def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
         """Begin before layer 0."""

@@ -63,8 +63,8 @@ class MinBypass(PolicyBase):
         layer, cached = event.layer, self._cached[event.layer]
         hits = [e for e in event.active if e in cached]
         misses = [e for e in event.active if e not in cached]
-        # What an earlier micro-batch gave up, and is still there or still comes, does not return in this visit: it would keep
-        # the place for which another copy waits.
+        # An expert that an earlier micro-batch gave up, and that is still there or on its way, does not return in this layer
+        # visit: it would keep the slot for which another copy waits.
         missing = [e for e in misses if not (view.is_resident(layer, e, self._gpu) or view.is_pending(layer, e, self._gpu))]
         kept = self._kept(event, cached, missing)
         taken = [e for e in missing if e in kept]

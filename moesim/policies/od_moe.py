@@ -84,7 +84,7 @@ NO_SHADOW = MootIf(prediction_source=Where("none or random", lambda given: _kind
 
 
 class Prompt(NamedTuple):
-    """What is left to send of a layer in prefill."""
+    """Rows of a layer in prefill that are still to be sent."""
 
     layer: int
     mini_batches: list[dict[int, list[int]]]  # of each, the rows of every expert

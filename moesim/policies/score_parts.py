@@ -106,8 +106,8 @@ class MRS(LRU, fixed=("use_order",)):
     """Each expert is credited with its own score, as the paper says, or as the released code does: of the p experts with the
     largest scores, the one with the lowest id gets the largest, the next id the second largest, and so on."""
     victims: Annotated[Victims, NAMED_AHEAD, BY_LAST_USE] = "idle"
-    """What the present layer visit is routed to is named only if there is nothing else, or, as in paper and code, by its score
-    like any other; it leaves once it has run."""
+    """Routed experts of the present layer visit are named only if there are no others, or, as in paper and code, by their
+    scores like any other; they leave after their run."""
 
     def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
         """Begin with all scores 0."""

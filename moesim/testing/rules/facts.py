@@ -130,7 +130,7 @@ class Facts:
         found = []
         for fetch, parts in pieces.items():
             first, last = parts[0], parts[-1]
-            # What is copied for one use is given up after it, so that what stays is the cache's, unless it was a guess.
+            # A copy for one use is dropped after it, so that a copy that stays is the cache's, unless it was a guess.
             pool = pools.get(fetch, CACHE if first.cause != "prefetch" or self._only_cache else "")
             n_bytes = self.model.expert_bytes(first.layer, first.bits)
             unit, copy = (first.layer, first.expert), copied(first)

@@ -13,7 +13,7 @@ _SUFFIX = ".model.yaml"
 
 
 def model_file(trace: Path) -> Path:
-    """Give the file beside a trace that holds its model."""
+    """Return the file next to a trace that holds its model."""
     return trace.with_name(trace.stem + _SUFFIX)
 
 
