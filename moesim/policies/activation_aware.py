@@ -1,7 +1,7 @@
 """MoE-Infinity's replacement: by what past sequences like the present ones did, or, as released, by use over the whole run.
 
 L. Xue, Y. Fu, Z. Lu, L. Mai, M. Marina, "MoE-Infinity: Efficient MoE Inference on Personal Machines with Sparsity-Aware Expert
-Cache", arXiv:2401.14361; code: EfficientMoE/MoE-Infinity. The whole system is `moesim.policies.moe_infinity`.
+Cache", arXiv:2401.14361; code: EfficientMoE/MoE-Infinity. The whole system is `moesim.policies.systems.moe_infinity`.
 
 | point | paper says | released code does | we do (``reading``) |
 |---|---|---|---|

@@ -26,9 +26,9 @@ from moesim.policies.base import (
 from moesim.policies.cache_options import SPLIT, CacheOptions
 from moesim.policies.declare import option_parameters
 from moesim.policies.in_sequence import InSequence
-from moesim.policies.on_demand import staging_pool
 from moesim.policies.parts import Unit
 from moesim.policies.past_the_cache import STREAMED, PastTheCache
+from moesim.policies.systems.on_demand import staging_pool
 from moesim.policies.visit import PresentVisit
 from moesim.policy import (
     DEMAND,

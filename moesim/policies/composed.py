@@ -32,8 +32,8 @@ from moesim.policies.composition import Composition
 from moesim.policies.composition import Parts as Parts
 from moesim.policies.native_parts import methods_as_shipped, parts_as_shipped
 from moesim.policies.no_prefetch import NoPrefetch
-from moesim.policies.on_demand import staging_bytes, staging_pool
 from moesim.policies.parts import Setup, Unit
+from moesim.policies.systems.on_demand import staging_bytes, staging_pool
 from moesim.policies.transient import PREFETCHED, Transient
 from moesim.policy import (
     DEMAND,

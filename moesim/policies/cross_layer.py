@@ -1,7 +1,7 @@
 """Prefetching as many experts as the link has time for: PreScope's rule, for compositions.
 
 "PreScope: Unleashing the Power of Prefetching for Resource-Constrained MoE Inference", arXiv, 2025; the system itself is
-`moesim.policies.prescope`.
+`moesim.policies.systems.prescope`.
 """
 
 from __future__ import annotations

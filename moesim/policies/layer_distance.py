@@ -8,7 +8,7 @@ the stalest, of layer l + 1, is needed next.
 EdgeMoE is described as evicting experts of the layers farthest from the present one first, which can also be read as plain
 distance in the stack: then both ends of the model go before its neighbours, and layer l goes last.
 
-Another reading, by generations, is `moesim.policies.two_generations`.
+Another reading, by generations, is `moesim.policies.systems.two_generations`.
 
 Experts that layer l uses now go last in either reading, unless ``victims`` is ``idle``: then they are named with their layer, and
 leave after their run.
@@ -23,7 +23,7 @@ from moesim.errors import ConfigError
 from moesim.policies.algorithms.layers import farthest_layers
 from moesim.policies.moot import OnlyWith
 from moesim.policies.parts import Setup, Unit
-from moesim.policies.replacement import LRU
+from moesim.policies.parts.replacement import LRU
 from moesim.policies.visit import UNROUTED_FIRST, Victims
 from moesim.policy import Fetch, Routed, View
 

@@ -140,7 +140,7 @@ def describe_options(cls: type) -> list[Option]:
 
     Examples
     --------
-    >>> from moesim.policies.fiddler import Fiddler
+    >>> from moesim.policies.systems.fiddler import Fiddler
     >>> describe_options(Fiddler)[0].type
     "'profile' or 'code'"
     """

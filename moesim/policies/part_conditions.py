@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from moesim.policies.assigning import AllCpu, AllGpu, Resident, ResidentInDecode
 from moesim.policies.fixed_threshold import FixedThreshold
 from moesim.policies.moot import InPolicy, MootIf, Where
 from moesim.policies.no_prefetch import NoPrefetch
-from moesim.policies.placement import Empty, HighestIds, LowestIds
+from moesim.policies.parts.assignment import AllCpu, AllGpu, Resident, ResidentInDecode
+from moesim.policies.parts.placement import Empty, HighestIds, LowestIds
 from moesim.policies.visit import Victims
 
 NAMED = Where("any part by name", lambda part: part is not None, as_written=True)

@@ -10,25 +10,23 @@ from moesim.errors import ConfigError, mistyped, unknown_name
 from moesim.policies import (
     activation_aware,
     adaptive,
-    assigning,
     cross_layer,
     fixed_threshold,
     impact_part,
     layer_distance,
     no_prefetch,
-    placement,
-    prefetching,
     queue_parts,
     ranking,
-    replacement,
     score_parts,
-    two_generations,
 )
 from moesim.policies.declaration import wrong_needs
 from moesim.policies.declare import option_hints
 from moesim.policies.importing import check_target, import_class
 from moesim.policies.options import construct, describe, matches
-from moesim.policies.parts import AssignmentPart, PlacementPart, PrefetchPart, ReplacementPart
+from moesim.policies.parts import AssignmentPart, PlacementPart, PrefetchPart, ReplacementPart, placement, replacement
+from moesim.policies.parts import assignment as assigning
+from moesim.policies.parts import prefetch as prefetching
+from moesim.policies.systems import two_generations
 
 PARTS: dict[str, dict[str, type]] = {
     "placement": {

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from moesim.policies.base import Future
 from moesim.policies.parts import Setup, Unit
-from moesim.policies.replacement import Admitting
+from moesim.policies.parts.replacement import Admitting
 from moesim.policies.visit import order_of_use
 from moesim.policy import Fetch, Routed, View
 

@@ -12,8 +12,8 @@ from moesim.policies.declare import option_of
 from moesim.policies.moot import InPolicy, MootIf
 from moesim.policies.part_conditions import ALL_CPU, COLD, NAMED_AHEAD, RESIDENT
 from moesim.policies.parts import Part, Setup, Unit
-from moesim.policies.prefetching import Over
-from moesim.policies.replacement import LRU
+from moesim.policies.parts.prefetch import Over
+from moesim.policies.parts.replacement import LRU
 from moesim.policies.twins import twin
 from moesim.policies.visit import Victims
 from moesim.policy import Fetch, Predict, Predicted, Routed, StepBegin, View

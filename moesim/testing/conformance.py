@@ -1,6 +1,6 @@
 """The common checks of a policy, for authors here and elsewhere.
 
->>> from moesim.policies.on_demand import OnDemand
+>>> from moesim.policies.systems.on_demand import OnDemand
 >>> print(check_policy(OnDemand, slots=(4, 32)))
 OnDemand() on tiny: 4 layers of 8 experts, prompts of 12 tokens, 8 decode steps
 passed   it declares exact, listens and needs as the contract asks

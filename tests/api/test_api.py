@@ -25,11 +25,11 @@ from moesim.core.manifest import FILE
 from moesim.errors import ConfigError, InputError
 from moesim.hardware import read_profile
 from moesim.model import builtin_models
-from moesim.policies.caches import LRU
 from moesim.policies.composed import Composed
-from moesim.policies.dali import Dali
-from moesim.policies.fiddler import Fiddler
 from moesim.policies.queue_parts import Queues
+from moesim.policies.systems.caches import LRU
+from moesim.policies.systems.dali import Dali
+from moesim.policies.systems.fiddler import Fiddler
 from moesim.testing.traces import synthetic_trace
 
 SMALL: dict[str, Any] = {
@@ -181,7 +181,7 @@ def test_a_policy_typed_into_a_script(tmp_path: Path) -> None:
     script = tmp_path / "mine.py"
     script.write_text(
         "import moesim\n"
-        "from moesim.policies.caches import LRU\n"
+        "from moesim.policies.systems.caches import LRU\n"
         "class Mine(LRU):\n    threshold: int = 1\n"
         "if __name__ == '__main__':\n"
         "    found = moesim.compare(['lru', Mine(threshold=3)], cache=0.25, prompt=4, decode=2, trace='mini-mixtral', "

@@ -12,7 +12,7 @@ import pytest
 from moesim.cli.main import main
 
 AUTHORS = """
-from moesim.policies.on_demand import OnDemand
+from moesim.policies.systems.on_demand import OnDemand
 
 
 class Mine(OnDemand):

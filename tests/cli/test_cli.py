@@ -20,8 +20,8 @@ from moesim.core.manifest import FILE
 from moesim.experiment.config import parse_config
 from moesim.metrics.naming import model_label
 from moesim.model import load_model
-from moesim.policies.caches import LRU
 from moesim.policies.registry import policy_names
+from moesim.policies.systems.caches import LRU
 from moesim.studies.bench import CASES
 from tests.experiment.experiment_kit import write_trace, write_yaml
 
@@ -368,7 +368,7 @@ def test_help_and_no_arguments(capsys: pytest.CaptureFixture[str]):
 
 
 MINE = """
-from moesim.policies.caches import LRU
+from moesim.policies.systems.caches import LRU
 
 
 class Mine(LRU):
@@ -440,7 +440,7 @@ def test_an_input_that_no_file_can_be(command: list[str], tmp_path: Path, capsys
 
 
 GARBAGE = """
-from moesim.policies.caches import LRU
+from moesim.policies.systems.caches import LRU
 
 
 class Place(LRU):

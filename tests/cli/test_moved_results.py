@@ -24,7 +24,7 @@ from tests.experiment.experiment_kit import write_trace
 POLICY = """
 from pathlib import Path
 
-from moesim.policies.caches import LRU
+from moesim.policies.systems.caches import LRU
 
 Path(__file__).with_name("imported").write_text("yes")
 
@@ -48,7 +48,7 @@ EXPERIMENT: dict[str, Any] = {
 }
 PART = """
 
-from moesim.policies.replacement import LRU as Replacement
+from moesim.policies.parts.replacement import LRU as Replacement
 
 
 class Part(Replacement):

@@ -111,8 +111,8 @@ def test_the_source_of_a_part_is_part_of_what_a_result_depends_on(folder: Path) 
             "list the part: [{..., w_size: 1}, {..., w_size: 2}, {..., w_size: 3}, ...]",
         ),
         (":NewestFirst", "expected package.module:Class, got ':NewestFirst'"),
-        ("moesim.policies.placement:Random", "expected a class with start, used, inserted, victim, layer_end"),
-        ("moesim.policies.placement:Random", "; it can be named as placement"),
+        ("moesim.policies.parts.placement:Random", "expected a class with start, used, inserted, victim, layer_end"),
+        ("moesim.policies.parts.placement:Random", "; it can be named as placement"),
         ("moesim.errors:ConfigError", "; add them"),
     ],
 )

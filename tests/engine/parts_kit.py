@@ -18,12 +18,12 @@ from moesim.hardware.costs import CostModel
 from moesim.policies.base import Range
 from moesim.policies.composed import Composed
 from moesim.policies.declare import option_hints, option_parameters
-from moesim.policies.hybrimoe import HybriMoECode
 from moesim.policies.impact_part import GATES, ImpactDriven
 from moesim.policies.native_parts import IN_CPP, in_python
 from moesim.policies.no_prefetch import NoPrefetch
 from moesim.policies.part_names import PARTS
 from moesim.policies.queue_parts import Queues
+from moesim.policies.systems.hybrimoe import HybriMoECode
 from moesim.records import Records
 from moesim.testing.traces import synthetic_trace
 from moesim.trace.predictors.chosen import PredictorSet

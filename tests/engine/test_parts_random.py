@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from moesim.engine.native import AVAILABLE
-from moesim.policies import replacement
 from moesim.policies.composed import Composed
-from moesim.policies.hybrimoe import HybriMoECode
 from moesim.policies.native_parts import IN_CPP, in_python
 from moesim.policies.part_names import PARTS
+from moesim.policies.parts import replacement
 from moesim.policies.registry import make_policy
 from moesim.policies.score_parts import RecentScores
+from moesim.policies.systems.hybrimoe import HybriMoECode
 from moesim.testing import run_tiny, tiny_workload
 from tests.engine.parts_kit import assert_alike
 

@@ -17,7 +17,7 @@ import os
 import time
 from pathlib import Path
 
-from moesim.policies.caches import LRU
+from moesim.policies.systems.caches import LRU
 
 HANG_S = 900  # reached only by what would never end
 

@@ -10,7 +10,7 @@ import pytest
 from moesim.errors import ConfigError
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.runner import run_one
-from moesim.policies.caches import LRU
+from moesim.policies.systems.caches import LRU
 from tests.experiment.experiment_kit import resolve
 
 

@@ -479,7 +479,7 @@ def test_a_dry_run_says_why_nothing_could_be_tried(
 FOREIGN = """
 from pathlib import Path
 
-from moesim.policies.caches import LRU
+from moesim.policies.systems.caches import LRU
 
 Path(__file__).with_name("imported").write_text("yes")
 
@@ -624,7 +624,7 @@ def test_only_what_depends_on_a_change_is_done_again(tmp_path: Path, monkeypatch
     assert counted() == 0
 
 
-MINE = "from moesim.policies.caches import LRU\n\n\nclass Mine(LRU):\n    '''One of the current folder.'''\n"
+MINE = "from moesim.policies.systems.caches import LRU\n\n\nclass Mine(LRU):\n    '''One of the current folder.'''\n"
 
 
 def test_an_edited_policy_of_the_current_folder_is_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

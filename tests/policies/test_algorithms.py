@@ -28,8 +28,8 @@ from moesim.policies.algorithms.caching import (
     workload_aware_swap,
 )
 from moesim.policies.algorithms.search import beam_assignment, brute_force_assignment, exact_assignment
-from moesim.policies.fiddler import Fiddler
 from moesim.policies.registry import make_policy
+from moesim.policies.systems.fiddler import Fiddler
 from tests.engine.engine_kit import play, tiny_model, workload
 
 A, B, C, D, E = range(5)

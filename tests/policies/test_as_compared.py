@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from moesim.policies import as_compared
 from moesim.policies.declare import option_parameters
 from moesim.policies.registry import POLICIES, make_policy, policy_class, policy_info
+from moesim.policies.systems import as_compared
 from moesim.testing import run_tiny, tiny_workload
 
 HOT = {"placement": "frequency-global", "scope": "global", "replacement": "static"}

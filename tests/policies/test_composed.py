@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from moesim.errors import CapacityError, ConfigError
-from moesim.policies.caches import LRU, Belady
 from moesim.policies.composed import Composed
-from moesim.policies.dali import Dali
 from moesim.policies.part_names import PARTS, make_part
 from moesim.policies.parts import Setup, Unit
 from moesim.policies.registry import make_policy, without_moot
+from moesim.policies.systems.caches import LRU, Belady
+from moesim.policies.systems.dali import Dali
 from moesim.policy import Drop, Fetch, LayerEnd, Move, Predict, Predicted, Routed, Run
 from moesim.testing import FakeView, check_policy, routed, tiny_model
 

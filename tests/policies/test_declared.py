@@ -199,7 +199,7 @@ def test_the_schema_has_every_option_with_type_bounds_default_and_meaning(capsys
     assert set(parts) == set(PARTS["prefetch"]) and parts["predicted"]["required"] == ["name", "source"]
 
 
-POLICY, PART = "moesim.policies.fiddler:Fiddler", "moesim.policies.replacement:LRU"  # named as a user's own
+POLICY, PART = "moesim.policies.systems.fiddler:Fiddler", "moesim.policies.parts.replacement:LRU"  # named as a user's own
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 from moesim.errors import ConfigError
 from moesim.metrics.hits import hit_rates
 from moesim.policies.both_rates import both_rates
-from moesim.policies.dfa_cache import DfaCache
 from moesim.policies.registry import make_policy
+from moesim.policies.systems.dfa_cache import DfaCache
 from moesim.records import Records
 from moesim.testing import FakeView, check_policy, tiny_machine
 from tests.engine.engine_kit import Oracle, cpu, gpu, link, machine, pair, play, tiny_model, workload

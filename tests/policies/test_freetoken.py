@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from moesim.errors import CapacityError
-from moesim.policies.freetoken import FreeToken
 from moesim.policies.registry import make_policy
+from moesim.policies.systems.freetoken import FreeToken
 from moesim.records import Records
 from moesim.testing import check_policy
 from tests.engine.engine_kit import cpu, gpu, link, machine, pair, play, tiny_model, transfers, workload

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from moesim.policies.heat_cache import Heat, period, target_rate
 from moesim.policies.registry import make_policy
+from moesim.policies.systems.heat_cache import Heat, period, target_rate
 from moesim.records import Records
 from moesim.testing import check_policy
 from tests.engine.engine_kit import cpu, gpu, link, machine, play, tiny_model, workload

@@ -17,11 +17,11 @@ from moesim.policies.algorithms.impact import Ahead, impact_driven
 from moesim.policies.algorithms.queues import Reading, Timings, queue_plan, replay
 from moesim.policies.algorithms.two_ended import CODE_COSTS, PerRow, two_ended_plan
 from moesim.policies.declare import option_parameters
-from moesim.policies.hybrimoe import HybriMoECode, HybriMoEPaper
 from moesim.policies.part_names import PARTS, make_part
 from moesim.policies.parts import Setup
 from moesim.policies.registry import make_policy
 from moesim.policies.score_parts import Credit, RecentScores
+from moesim.policies.systems.hybrimoe import HybriMoECode, HybriMoEPaper
 from moesim.policy import Fetch, Predicted, Routed, StepBegin
 from moesim.records import Records
 from moesim.testing import FakeView, check_policy, routed, run_tiny, tiny_workload

@@ -6,8 +6,8 @@ from math import log2
 
 import pytest
 
-from moesim.policies.llama_cpp_cache import ClassBank
 from moesim.policies.registry import make_policy
+from moesim.policies.systems.llama_cpp_cache import ClassBank
 from moesim.testing import check_policy
 from tests.engine.engine_kit import play, tiny_model, workload
 from tests.policies.caches_kit import FAST, Call, Step, happened, instances, run

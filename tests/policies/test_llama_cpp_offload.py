@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from moesim.policies.llama_cpp import LlamaCpp
+from moesim.policies.systems.llama_cpp import LlamaCpp
 from moesim.policy import LAYER_PARTS
 from moesim.testing import FakeView, routed
 from tests.engine.engine_kit import play, tiny_model, workload

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from moesim.policies.algorithms.moe_gen import module_batches
-from moesim.policies.moe_gen import MoEGen
 from moesim.policies.registry import make_policy
+from moesim.policies.systems.moe_gen import MoEGen
 from moesim.policy import Placement, View
 from moesim.records import Records
 from tests.engine.engine_kit import cpu, gpu, link, machine, play, tiny_model, workload

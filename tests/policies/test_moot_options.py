@@ -16,8 +16,8 @@ from moesim.policies.declare import Range, option_parameters
 from moesim.policies.moot import InPolicy, MootIf, OnlyWith, Where, describe_rules, moot_in_parts, moot_options, rules_of
 from moesim.policies.options import construct, describe, matches
 from moesim.policies.part_names import PARTS
+from moesim.policies.parts.replacement import LRU, Static
 from moesim.policies.registry import POLICIES, make_policy, policy_class, without_moot
-from moesim.policies.replacement import LRU, Static
 from moesim.studies.oracles import derive
 from tests.experiment.experiment_kit import resolve, write_yaml
 

@@ -15,11 +15,11 @@ from moesim.capacity import required_bytes
 from moesim.errors import CapacityError, ConfigError, HardwareError, PolicyError
 from moesim.hardware import HardwareProfile, load_hardware
 from moesim.model import load_model
-from moesim.policies import od_moe
 from moesim.policies.algorithms.od_moe import assign_loads, by_rank, is_due, longest_hidden_load, mini_batches, steady_period
 from moesim.policies.base import PolicyBase
-from moesim.policies.od_moe import OdMoE
 from moesim.policies.registry import make_policy
+from moesim.policies.systems import od_moe
+from moesim.policies.systems.od_moe import OdMoE
 from moesim.policy import Placement
 from moesim.records import Records
 from moesim.testing import FakeView, check_policy, run_tiny, tiny_workload

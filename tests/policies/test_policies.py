@@ -11,13 +11,13 @@ import pytest
 
 from moesim.errors import CapacityError, HardwareError
 from moesim.policies.algorithms.llama_cpp import first_layers_on_gpu
-from moesim.policies.all_cpu import AllCpu
-from moesim.policies.all_gpu import AllGpu
-from moesim.policies.fiddler import Fiddler
-from moesim.policies.llama_cpp import LlamaCpp
-from moesim.policies.mixtral_offloading import MixtralOffloading
-from moesim.policies.on_demand import OnDemand
 from moesim.policies.registry import make_policy, policy_info
+from moesim.policies.systems.all_cpu import AllCpu
+from moesim.policies.systems.all_gpu import AllGpu
+from moesim.policies.systems.fiddler import Fiddler
+from moesim.policies.systems.llama_cpp import LlamaCpp
+from moesim.policies.systems.mixtral_offloading import MixtralOffloading
+from moesim.policies.systems.on_demand import OnDemand
 from moesim.policy import Drop, Fetch, Fetched, LayerEnd, Move, Placement, Ran, Routed, Run
 from moesim.testing import (
     GPU_NS,
@@ -50,7 +50,8 @@ def frequency(*top: tuple[int, int]) -> dict[str, Any]:
 
 
 # ------------------------------------------------------------------------------------------------- the whole registry
-PRESETS = "moesim.policies.as_compared:"  # systems as other papers ran them, whose classes are checked under their own names
+# Systems as other papers ran them, whose classes are checked under their own names.
+PRESETS = "moesim.policies.systems.as_compared:"
 
 
 @pytest.mark.parametrize(

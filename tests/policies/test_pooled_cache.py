@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from moesim.policies import pooled_cache
 from moesim.policies.registry import make_policy
+from moesim.policies.systems import pooled_cache
 from moesim.records import Records
 from moesim.testing import check_policy
 from tests.engine.engine_kit import cpu, gpu, machine, play, tiny_model, workload

@@ -29,8 +29,8 @@ from moesim.policies.algorithms.presched import (
 )
 from moesim.policies.cross_layer import CrossLayer, Foresight
 from moesim.policies.parts import Setup
-from moesim.policies.prescope import PREDICTOR_BYTES, PreScope
 from moesim.policies.registry import make_policy, without_moot
+from moesim.policies.systems.prescope import PREDICTOR_BYTES, PreScope
 from moesim.policy import Predict, Predicted, StepBegin
 from moesim.records import Records
 from moesim.testing import FakeView, check_policy, routed, run_tiny, tiny_machine, tiny_model, tiny_workload

@@ -14,9 +14,9 @@ import pytest
 from moesim.cli.main import main
 from moesim.errors import ConfigError
 from moesim.policies.composed import Composed
-from moesim.policies.fiddler import Fiddler
 from moesim.policies.registry import GROUP, POLICIES, make_policy, policy_class, policy_info, policy_names
 from moesim.policies.sources import source_digest, sources_digest
+from moesim.policies.systems.fiddler import Fiddler
 
 PLUGIN = '''
 from moesim.policy import Placement, Routed, Run
@@ -137,8 +137,8 @@ WRONG = [
         "a.yaml: policy composed: replacement: 'greedy' is a part for assignment; unknown replacement 'greedy'; known:",
     ),
     (
-        {"name": "composed", "assignment": "moesim.policies.replacement:LRU"},
-        "a.yaml: policy composed: assignment moesim.policies.replacement:LRU: expected a class with start, assign",
+        {"name": "composed", "assignment": "moesim.policies.parts.replacement:LRU"},
+        "a.yaml: policy composed: assignment moesim.policies.parts.replacement:LRU: expected a class with start, assign",
     ),
     (
         {"name": "composed", "assignment": {"name": "beam", "widht": 2}},
@@ -155,8 +155,8 @@ WRONG = [
     ({"name": "lru", "placement": 5}, "a.yaml: policy lru: option placement: expected a part by name or by a mapping, got 5"),
     ("no_such_module:Thing", "a.yaml: cannot import module 'no_such_module' of 'no_such_module:Thing'"),
     (
-        "moesim.policies.fiddler:Fidler",
-        "a.yaml: expected a class 'Fidler' in module 'moesim.policies.fiddler', got none",
+        "moesim.policies.systems.fiddler:Fidler",
+        "a.yaml: expected a class 'Fidler' in module 'moesim.policies.systems.fiddler', got none",
     ),
     ("moesim.errors:unknown_name", "a.yaml: expected a class 'unknown_name' in module 'moesim.errors', got <function"),
     ("moesim.errors:ConfigError", "a.yaml: policy moesim.errors:ConfigError: expected a class with place, decide and evict"),
@@ -312,7 +312,7 @@ OWN_PART = """
 from typing import Annotated
 
 from moesim.policies.base import Range
-from moesim.policies.replacement import FIFO
+from moesim.policies.parts.replacement import FIFO
 
 
 class Newest(FIFO):
@@ -347,7 +347,7 @@ def own_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             'replacement: this is a part; write {name: composed, replacement: "own_part:Newest"}',
         ),
         (
-            "moesim.policies.prefetching:TopPredicted",  # it has the method of a placement, too
+            "moesim.policies.parts.prefetch:TopPredicted",  # it has the method of a placement, too
             "got TopPredicted, a prefetch: this is a part; write {name: composed, prefetch: ",
         ),
         ("moesim.policies.parts:Setup", "got none of place, decide, evict in Setup"),

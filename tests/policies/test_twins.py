@@ -12,7 +12,7 @@ import pytest
 
 from moesim.policies.algorithms.assignment import greedy_layer_plan, layer_costs
 from moesim.policies.composed import Composed
-from moesim.policies.prescope import PreScope
+from moesim.policies.systems.prescope import PreScope
 from moesim.policies.twins import twin
 from moesim.policy import View
 from tests.policies.golden_kit import CASES, run_case

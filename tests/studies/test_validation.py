@@ -25,8 +25,8 @@ from moesim.experiment.runner import Execution, run_one
 from moesim.metrics.breakdown import breakdown
 from moesim.metrics.machine import Machine
 from moesim.plots.validation import residual_bars, scatter
-from moesim.policies.all_cpu import AllCpu
-from moesim.policies.caches import FIFO
+from moesim.policies.systems.all_cpu import AllCpu
+from moesim.policies.systems.caches import FIFO
 from moesim.policy import LayerEnd, Ran, Routed, Run
 from moesim.records import DecisionRecord, LayerRecord, Records, StepRecord, TaskRecord, TransferRecord
 from moesim.studies.validation.compare import Compared, Measured, errors_of

@@ -13,10 +13,10 @@ from moesim.cli.main import main
 from moesim.errors import CapacityError, ConfigError
 from moesim.model import load_model
 from moesim.policies.base import PolicyBase
-from moesim.policies.caches import LRU
 from moesim.policies.declare import option_parameters
-from moesim.policies.on_demand import OnDemand
 from moesim.policies.registry import POLICIES
+from moesim.policies.systems.caches import LRU
+from moesim.policies.systems.on_demand import OnDemand
 from moesim.policy import Action, Copy, Fetch, Placement, Pool, Routed, Run, Skip, View
 from moesim.records import EvictionRecord, InexactRecord
 from moesim.studies import bench, bench_growth

@@ -16,43 +16,44 @@ from moesim.errors import ConfigError
 from moesim.hardware import load_hardware
 from moesim.hardware.costs import CostModel
 from moesim.model import load_model
-from moesim.policies import assigning, queue_parts
-from moesim.policies.adapmoe import AdapMoE
+from moesim.policies import queue_parts
 from moesim.policies.adaptive import ArcVictim, S3FifoVictim
 from moesim.policies.algorithms.arc import Arc
 from moesim.policies.algorithms.s3fifo import S3Fifo
 from moesim.policies.bank import Bank
-from moesim.policies.daop import DaopCode, DaopPaper
-from moesim.policies.dfa_cache import DfaCache
-from moesim.policies.fabric_lru import FabricLru
-from moesim.policies.fate import Fate
-from moesim.policies.fiddler import Fiddler
-from moesim.policies.finemoe import FineMoE
 from moesim.policies.fixed_threshold import FixedThreshold
-from moesim.policies.freetoken import FreeToken
-from moesim.policies.heat_cache import HeatCache
-from moesim.policies.hobbit import Hobbit
-from moesim.policies.hybrimoe import HybriMoECode, HybriMoEPaper
-from moesim.policies.klotski import Klotski
 from moesim.policies.layer_distance import LeastStale
-from moesim.policies.llama_cpp_cache import LlamaCppCache
-from moesim.policies.lookahead import MinBypass, WindowedBelady
-from moesim.policies.mixtral_offloading import MixtralOffloading
-from moesim.policies.mixtral_offloading_spec import MixtralOffloadingSpec
-from moesim.policies.moe_infinity import MoEInfinityCode, MoEInfinityPaper
-from moesim.policies.od_moe import OdMoE
-from moesim.policies.on_demand import OnDemand
 from moesim.policies.parts import Unit
-from moesim.policies.pooled_cache import PooledCache, TurboQuantCache
-from moesim.policies.pre_gated import PreGated
-from moesim.policies.prefetching import TopPredicted
-from moesim.policies.prescope import PreScope
+from moesim.policies.parts import assignment as assigning
+from moesim.policies.parts.prefetch import TopPredicted
+from moesim.policies.parts.replacement import FIFO, LRU, RandomVictim, Static, WorkloadAware
 from moesim.policies.ranking import LFU, Belady
 from moesim.policies.registry import POLICIES, make_policy
-from moesim.policies.replacement import FIFO, LRU, RandomVictim, Static, WorkloadAware
 from moesim.policies.score_parts import MRS
-from moesim.policies.two_generations import LeastStaleByGeneration
-from moesim.policies.two_uploads_lru import TwoUploadsLru
+from moesim.policies.systems.adapmoe import AdapMoE
+from moesim.policies.systems.daop import DaopCode, DaopPaper
+from moesim.policies.systems.dfa_cache import DfaCache
+from moesim.policies.systems.fabric_lru import FabricLru
+from moesim.policies.systems.fate import Fate
+from moesim.policies.systems.fiddler import Fiddler
+from moesim.policies.systems.finemoe import FineMoE
+from moesim.policies.systems.freetoken import FreeToken
+from moesim.policies.systems.heat_cache import HeatCache
+from moesim.policies.systems.hobbit import Hobbit
+from moesim.policies.systems.hybrimoe import HybriMoECode, HybriMoEPaper
+from moesim.policies.systems.klotski import Klotski
+from moesim.policies.systems.llama_cpp_cache import LlamaCppCache
+from moesim.policies.systems.lookahead import MinBypass, WindowedBelady
+from moesim.policies.systems.mixtral_offloading import MixtralOffloading
+from moesim.policies.systems.mixtral_offloading_spec import MixtralOffloadingSpec
+from moesim.policies.systems.moe_infinity import MoEInfinityCode, MoEInfinityPaper
+from moesim.policies.systems.od_moe import OdMoE
+from moesim.policies.systems.on_demand import OnDemand
+from moesim.policies.systems.pooled_cache import PooledCache, TurboQuantCache
+from moesim.policies.systems.pre_gated import PreGated
+from moesim.policies.systems.prescope import PreScope
+from moesim.policies.systems.two_generations import LeastStaleByGeneration
+from moesim.policies.systems.two_uploads_lru import TwoUploadsLru
 from moesim.policy import Fetch, Placement, Predicted, Routed, Run, View
 from moesim.testing.rules import RuleCheck, examine_rules
 from moesim.testing.rules.facts import Facts

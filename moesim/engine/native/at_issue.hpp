@@ -1,4 +1,4 @@
-// A composition that names victims as it issues loads, as `moesim.policies.hybrimoe.HybriMoECode` does.
+// A composition that names victims as it issues loads, as `moesim.policies.systems.hybrimoe.HybriMoECode` does.
 #pragma once
 
 #include "composed.hpp"

@@ -24,9 +24,9 @@ from moesim.errors import ConfigError
 from moesim.policies.algorithms.caching import top_by_count
 from moesim.policies.base import CACHE, Range
 from moesim.policies.declare import option_of
-from moesim.policies.mixtral_offloading import MixtralOffloading
 from moesim.policies.parts import Unit, source_needs
-from moesim.policies.prefetching import Lane, TopPredicted
+from moesim.policies.parts.prefetch import Lane, TopPredicted
+from moesim.policies.systems.mixtral_offloading import MixtralOffloading
 from moesim.policy import (
     DEMAND,
     PREFETCH,

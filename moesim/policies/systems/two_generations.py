@@ -20,7 +20,7 @@ from moesim.policies.algorithms.generations import TwoGenerations
 from moesim.policies.moot import InPolicy, MootIf
 from moesim.policies.part_conditions import FILLS_NO_CACHE
 from moesim.policies.parts import Setup, Unit
-from moesim.policies.replacement import Admitting
+from moesim.policies.parts.replacement import Admitting
 from moesim.policy import Fetch, Routed, StepBegin, View
 
 NOTHING_AHEAD = InPolicy(MootIf(prefetch=FILLS_NO_CACHE))

@@ -29,7 +29,7 @@ from moesim.policies.declare import option, option_of
 from moesim.policies.layer_distance import LeastStale
 from moesim.policies.moot import OnlyWith
 from moesim.policies.parts import PrefetchPart, ReplacementPart
-from moesim.policies.prefetching import TopPredicted
+from moesim.policies.parts.prefetch import TopPredicted
 from moesim.policy import View
 
 OWN_CACHE, OWN_PREFETCH = OnlyWith(replacement=None), OnlyWith(prefetch=None)

@@ -22,12 +22,12 @@ from typing import Any
 
 from moesim.policies.composed import Composed
 from moesim.policies.declare import option_parameters
-from moesim.policies.fate import Fate
-from moesim.policies.fiddler import Fiddler
-from moesim.policies.hybrimoe import HybriMoEPaper
-from moesim.policies.ktransformers import KtLayer
-from moesim.policies.llama_cpp import LlamaCpp
-from moesim.policies.zero_inference import ZeroInference
+from moesim.policies.systems.fate import Fate
+from moesim.policies.systems.fiddler import Fiddler
+from moesim.policies.systems.hybrimoe import HybriMoEPaper
+from moesim.policies.systems.ktransformers import KtLayer
+from moesim.policies.systems.llama_cpp import LlamaCpp
+from moesim.policies.systems.zero_inference import ZeroInference
 
 
 def _as_in(paper: str, base: Any, name: str, text: str, missing: tuple[str, ...] = (), **chosen: Any) -> Any:

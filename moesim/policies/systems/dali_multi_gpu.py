@@ -45,12 +45,12 @@ from moesim.policies.base import (
     slot_bytes,
     slots_per_layer,
 )
-from moesim.policies.dali import FEW_EXPERTS, NO_PREFETCH, PUBLISHED_PREFETCH_SIZE, PUBLISHED_U_SIZE
 from moesim.policies.declare import option_of
-from moesim.policies.on_demand import staging_pool
 from moesim.policies.parts import source_needs
-from moesim.policies.prefetching import Lane, TopPredicted
-from moesim.policies.replacement import Firing, WorkloadAware
+from moesim.policies.parts.prefetch import Lane, TopPredicted
+from moesim.policies.parts.replacement import Firing, WorkloadAware
+from moesim.policies.systems.dali import FEW_EXPERTS, NO_PREFETCH, PUBLISHED_PREFETCH_SIZE, PUBLISHED_U_SIZE
+from moesim.policies.systems.on_demand import staging_pool
 from moesim.policies.transient import Transient
 from moesim.policy import (
     DEMAND,

@@ -1,4 +1,4 @@
-"""A prefetcher next to least-stale eviction by generations; see `moesim.policies.two_generations` for what is known of it."""
+"""A prefetcher next to least-stale eviction by generations; see `moesim.policies.systems.two_generations` for what is known of it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from moesim.policies.composition import PartSpec
 from moesim.policies.declare import option, option_of
 from moesim.policies.moot import OnlyWith
 from moesim.policies.parts import PrefetchPart
-from moesim.policies.prefetching import TopPredicted
-from moesim.policies.two_generations import LeastStaleByGeneration
+from moesim.policies.parts.prefetch import TopPredicted
+from moesim.policies.systems.two_generations import LeastStaleByGeneration
 from moesim.policy import View
 
 OWN_PREFETCH = OnlyWith(prefetch=None)

@@ -30,9 +30,9 @@ from moesim.errors import ConfigError
 from moesim.policies.algorithms.adapmoe import cache_sizes, expected_loads, gating_threshold, leaves_second_out
 from moesim.policies.algorithms.caching import SwapPlan, mixtral_offloading_plan
 from moesim.policies.base import Range
-from moesim.policies.mixtral_offloading_spec import AHEAD, MixtralOffloadingSpec
 from moesim.policies.moot import MootIf, Where
 from moesim.policies.released import Released, Tables
+from moesim.policies.systems.mixtral_offloading_spec import AHEAD, MixtralOffloadingSpec
 from moesim.policy import (
     DEMAND,
     PREFETCH,

@@ -51,8 +51,8 @@ from moesim.policies.moot import MootIf, OnlyWith
 from moesim.policies.no_prefetch import NoPrefetch
 from moesim.policies.part_conditions import NEVER_FILLED
 from moesim.policies.parts import PrefetchPart, ReplacementPart
-from moesim.policies.prefetching import TopPredicted
-from moesim.policies.replacement import WorkloadAware
+from moesim.policies.parts.prefetch import TopPredicted
+from moesim.policies.parts.replacement import WorkloadAware
 from moesim.policy import View
 
 FEW_EXPERTS = 8  # Mixtral; the paper's other models have 64 and more

@@ -1,7 +1,7 @@
 """llama.cpp: whole layers, or the experts of whole layers, on the CPU or on the GPU; nothing is cached.
 
 ggml-org/llama.cpp; options ``--n-gpu-layers``, ``--n-cpu-moe`` and ``--no-op-offload``. Without any, recent versions search what
-fits: `moesim.policies.llama_cpp_fit`.
+fits: `moesim.policies.systems.llama_cpp_fit`.
 
 Idea: weights live where they are put at the start, and are computed there. Only for larger batches are the weights of the CPU's
 layers copied to the GPU for one use.
@@ -40,8 +40,8 @@ from moesim.policies.base import (
     layer_residents,
 )
 from moesim.policies.moot import MootIf, OnlyWith, Where
-from moesim.policies.on_demand import staging_pool
 from moesim.policies.past_the_cache import LLAMA_CPP_PROMPT_ROWS
+from moesim.policies.systems.on_demand import staging_pool
 from moesim.policy import DEMAND, LAYER_PARTS, Action, Copy, Drop, Fetch, LayerEnd, Placement, Pool, Routed, Run, View
 
 BY_BYTES = MootIf(op_offload_rule="rows-per-expert", op_offload_per_byte=Where("given", lambda rows: rows is not None))

@@ -34,9 +34,9 @@ from moesim.policies.algorithms.hobbit import Precision, ScoreWeights, choose_pr
 from moesim.policies.base import PolicyBase, Range, gpu_of, slot_bytes
 from moesim.policies.impact_part import GATES
 from moesim.policies.moot import MootIf, OnlyWith
-from moesim.policies.on_demand import staging_bytes
 from moesim.policies.parts import Unit, source_needs
-from moesim.policies.prefetching import Lane
+from moesim.policies.parts.prefetch import Lane
+from moesim.policies.systems.on_demand import staging_bytes
 from moesim.policy import (
     CACHE,
     DEMAND,

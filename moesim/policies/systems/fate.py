@@ -36,8 +36,8 @@ from moesim.policies.base import PolicyBase, Range, gpu_of, slot_bytes
 from moesim.policies.declare import option_of
 from moesim.policies.moot import OnlyWith
 from moesim.policies.parts import source_needs
-from moesim.policies.pre_gated import BUFFERS
-from moesim.policies.prefetching import Lane, TopPredicted
+from moesim.policies.parts.prefetch import Lane, TopPredicted
+from moesim.policies.systems.pre_gated import BUFFERS
 from moesim.policy import (
     CACHE,
     DEMAND,

@@ -1,6 +1,6 @@
 """llama.cpp without options of placement: ``--fit`` puts on the GPU what fits, the experts of the first layers first.
 
-ggml-org/llama.cpp, ``common/fit.cpp`` at 08033df02c; op-offload as in `moesim.policies.llama_cpp`.
+ggml-org/llama.cpp, ``common/fit.cpp`` at 08033df02c; op-offload as in `moesim.policies.systems.llama_cpp`.
 
 Idea: no routing, no speed: only projected memory counts. Setting the number of GPU layers, a split or any override of tensors (as
 ``--n-cpu-moe`` does) switches it off, and is the policy ``llama-cpp``.
@@ -26,7 +26,7 @@ from types import MappingProxyType
 
 from moesim.policies.algorithms.llama_cpp import Fit, fitted
 from moesim.policies.base import slot_bytes
-from moesim.policies.llama_cpp import LlamaCpp
+from moesim.policies.systems.llama_cpp import LlamaCpp
 from moesim.policy import Placement, View
 
 MATRICES = MappingProxyType({"none": 0, "up": 1, "gate and up": 2})

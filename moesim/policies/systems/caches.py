@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from moesim.policies import adaptive, ranking, replacement
+from moesim.policies import adaptive, ranking
 from moesim.policies.algorithms.caching import SlotsSplit
 from moesim.policies.base import Range
 from moesim.policies.composed import Composed
@@ -29,7 +29,7 @@ from moesim.policies.composition import PartSpec
 from moesim.policies.declare import option, option_of, option_parameters
 from moesim.policies.moot import MootIf, OnlyWith
 from moesim.policies.part_conditions import COLD, DEALT_OUT, LOADS_NOTHING, NO_LOADS
-from moesim.policies.parts import PrefetchPart
+from moesim.policies.parts import PrefetchPart, replacement
 
 PLANNED: dict[str, Mapping[str, Any]] = {"assignment": {"assignment": "exact"}}
 Scope = Literal["per-layer", "global"]

@@ -40,7 +40,6 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from moesim.model import ModelSpec
 from moesim.policies.algorithms.daop import SWAP_FACTOR
-from moesim.policies.assigning import Resident
 from moesim.policies.base import CACHE, PolicyBase, Range, cpu_of, gpu_of, idle_resident, layer_residents, slot_bytes
 from moesim.policies.composition import PartSpec
 from moesim.policies.daop_ahead import Ahead
@@ -51,6 +50,7 @@ from moesim.policies.moot import MootIf, OnlyWith
 from moesim.policies.part_conditions import COLD, LOADS_NOTHING
 from moesim.policies.part_names import make_part
 from moesim.policies.parts import AssignmentPart, PlacementPart, Setup, source_needs
+from moesim.policies.parts.assignment import Resident
 from moesim.policy import (
     DEMAND,
     Action,

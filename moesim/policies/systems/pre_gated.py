@@ -32,7 +32,7 @@ from moesim.policies.base import PolicyBase, gpu_of, layer_residents, slot_bytes
 from moesim.policies.declare import option_of
 from moesim.policies.moot import MootIf, OnlyWith
 from moesim.policies.parts import Unit, source_needs
-from moesim.policies.prefetching import Lane, TopPredicted
+from moesim.policies.parts.prefetch import Lane, TopPredicted
 from moesim.policy import (
     CACHE,
     DEMAND,
