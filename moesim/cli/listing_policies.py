@@ -12,7 +12,6 @@ from moesim.core.table import written
 from moesim.errors import ConfigError, unknown_name
 from moesim.policies.declare import option_parameters
 from moesim.policies.importing import check_target, import_class
-from moesim.policies.moot import describe_rules
 from moesim.policies.options import describe_options
 from moesim.policies.part_hints import class_as_policy, lacking_of_a_policy
 from moesim.policies.part_names import PARTS
@@ -25,11 +24,7 @@ _fill = partial(textwrap.fill, break_on_hyphens=False)  # a name stays one word
 def list_policies() -> Rows:
     """Describe all policies, with the defaults of their options."""
     return [
-        _about(info)
-        | {
-            "options": {key: value if _simple(value) else repr(value) for key, value in info.options.items()},
-            "moot": dict(info.moot),
-        }
+        _about(info) | {"options": {key: value if _simple(value) else repr(value) for key, value in info.options.items()}}
         for info in policy_info()
     ]
 
@@ -41,15 +36,13 @@ def list_parts() -> Rows:
             "kind": kind,
             "name": name,
             "options": [
-                (key if one.default is one.empty else f"{key}={written(one.default)}")
-                + (f" ({rules[key]})" if key in rules else "")
+                key if one.default is one.empty else f"{key}={written(one.default)}"
                 for key, one in option_parameters(part).items()
             ],
             "summary": _summary(part),
         }
         for kind, parts in PARTS.items()
         for name, part in parts.items()
-        for rules in (describe_rules(part),)
     ]
 
 
@@ -141,10 +134,7 @@ def explanations(rows: Rows) -> str:
 
 
 def _card(row: dict[str, Any]) -> str:
-    rules = dict.fromkeys(row["moot"].values())
     lines = [f"options: {written(row['options'])}"] if row["options"] else []
-    lines += ["options that matter under a condition only, and are refused otherwise:"] if rules else []
-    lines += [f"{', '.join(name for name, text in row['moot'].items() if text == rule)}: {rule}" for rule in rules]
     return "\n".join([*_head(row), *(_paragraph(line, 1) for line in lines)]) + "\n"
 
 
@@ -153,8 +143,7 @@ def _explanation(row: dict[str, Any]) -> str:
     for one in row["options"]:
         start = "required" if one["required"] else f"default {written(one['default'])}"
         lines.append(_paragraph(f"{one['name']}: {one['type']}; {start}", 1, 4))
-        told = [one["meaning"].replace("``", ""), one["moot"] and f"({one['moot']})"]
-        lines += [_paragraph(text, 3, 0) for text in told if text]
+        lines += [_paragraph(one["meaning"].replace("``", ""), 3, 0)] if one["meaning"] else []
     return "\n".join(lines) + "\n"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -9,7 +11,7 @@ from moesim.experiment.failed_runs import failure_notes
 from moesim.experiment.report_columns import batch, fresh
 from moesim.experiment.row_values import Row, is_lossy
 from moesim.hardware.costs import NO_CURVE
-from moesim.metrics.naming import LIVE, NOT_VARIED, cache_asked, notes_of
+from moesim.metrics.naming import COLUMNS, LIVE, NOT_VARIED, cache_asked, notes_of
 
 _OF_COSTS = (NO_CURVE, NOT_VARIED)
 """How notes begin that are long, and stand once below a table."""
@@ -64,6 +66,44 @@ def _freshness(rows: Sequence[Row]) -> str:
     return f"of the gate weight, computed as routed: {told}"
 
 
+_NO_RESULTS = {
+    *COLUMNS, "run", "repeat", "policy", "policy_name", "policy_options", "key", "group", "notes", "engine", "source_label",
+    "cost_label", "energy_label", "own_transfer", "prefetches",
+}  # fmt: skip
+"""Columns of a row that do not come of its records."""
+_MOST_SAME = 5  # lines
+
+
+def _settings_of(row: Row) -> dict[str, str]:
+    """Return what a run was asked for, by name: settings, the policy and its options."""
+    options = json.loads(str(row.get("policy_options") or "{}"))
+    asked = {column: row.get(column) for column in COLUMNS} | {f"option {name}": value for name, value in options.items()}
+    written = {name: json.dumps(value, default=str) for name, value in asked.items()}
+    return {"policy": str(row.get("policy_name", row["policy"])), **written}
+
+
+def same_results(done: Sequence[Row]) -> list[str]:
+    """Name runs that differ in one setting, one option or the policy only, and have the same results to the last digit."""
+    asked = [_settings_of(row) for row in done]
+    results = [frozenset((name, str(value)) for name, value in row.items() if value and name not in _NO_RESULTS) for row in done]
+    lines = []
+    for name in dict.fromkeys(name for one in asked for name in one):
+        groups: dict[Any, dict[Any, dict[str, str | None]]] = {}  # all else -> results -> runs, with the value
+        word = COLUMNS[name].word if name in COLUMNS else name.removeprefix("option ")
+        for row, one, result in zip(done, asked, results, strict=True):
+            own = ("policy", "option ") if name == "policy" else name  # a policy's options are its own
+            rest = frozenset(pair for pair in one.items() if not pair[0].startswith(own))
+            run = f"{row['policy']} with {word} {one[name]}" if name in COLUMNS else str(row["policy"])
+            groups.setdefault(rest, {}).setdefault(result, {})[run] = one.get(name)
+        alike = [tuple(runs) for group in groups.values() for runs in group.values() if len(set(runs.values())) > 1]
+        for runs, n in Counter(alike).items():
+            of = sum(set(runs) <= {run for some in group.values() for run in some} for group in groups.values())
+            where = f" in {n} of {of} settings" if n < of else ""
+            lines.append(f"{word} changed nothing here: {', '.join(runs)} have the same results{where}")
+    more = len(lines) - _MOST_SAME
+    return [*lines[:_MOST_SAME], *([f"{more} more settings changed nothing"] if more > 0 else [])]
+
+
 def footer(rows: Sequence[Row], done: Sequence[Row], seeds: str) -> list[str]:
     """Write the lines below a table."""
     said = {"model": "model", "hardware": "on", "trace": "routing", "prompt_tokens": "prompt", "decode_tokens": "decode"}
@@ -80,6 +120,7 @@ def footer(rows: Sequence[Row], done: Sequence[Row], seeds: str) -> list[str]:
     lines += _other_notes(done, common)
     if idle := [row for row in done if row.get("prefetches") and row.get("n_prefetches") == 0]:
         lines.append(f"prefetching is on, but nothing was prefetched: {_whose(idle, done)}")
+    lines += same_results(done)
     lines += cost_notes(done)
     if inexact := [row for row in done if is_lossy(row)]:
         lines.append(f"* not exact: {_freshness(inexact)}; routing is replayed as recorded, whatever the policy computed")

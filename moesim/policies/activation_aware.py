@@ -23,11 +23,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 
 from moesim.policies.base import Range
-from moesim.policies.moot import OnlyWith
-from moesim.policies.part_conditions import VictimsOption
 from moesim.policies.parts import Part, Setup, Swap, Unit
 from moesim.policies.past_sequences import Past
-from moesim.policies.visit import UNROUTED_FIRST, PresentVisit, first_resident
+from moesim.policies.visit import UNROUTED_FIRST, PresentVisit, Victims, first_resident
 from moesim.policy import Fetch, Routed, StepBegin, View
 
 if TYPE_CHECKING:
@@ -42,9 +40,9 @@ class ActivationAware(Part):
 
     reading: Literal["paper", "code"] = "paper"
     """By the closest past sequence, or by the count of visits since the start."""
-    capacity: Annotated[int, Range(1), OnlyWith(reading="paper")] = 1000
+    capacity: Annotated[int, Range(1)] = 1000
     """Past sequences kept; ``paper`` only. The released code keeps 1000."""
-    victims: VictimsOption = UNROUTED_FIRST
+    victims: Victims = UNROUTED_FIRST
     """Routed experts of the present layer visit are named only if there are no others, or like any other; they leave after their run."""
 
     def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:

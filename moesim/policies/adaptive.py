@@ -14,9 +14,8 @@ from typing import Literal, Protocol
 
 from moesim.policies.algorithms.arc import Arc, FateArc
 from moesim.policies.algorithms.s3fifo import S3Fifo
-from moesim.policies.part_conditions import VictimsOption
 from moesim.policies.parts import Part, Setup, Swap, Unit
-from moesim.policies.visit import UNROUTED_FIRST, PresentVisit
+from moesim.policies.visit import UNROUTED_FIRST, PresentVisit, Victims
 from moesim.policy import Fetch, Routed, View
 
 
@@ -113,7 +112,7 @@ class ArcVictim(_Directed):
 
     variant: Literal["canonical", "fate"] = "canonical"
     """The published rule, or that of Fate's released code (`FateArc` says where it differs)."""
-    victims: VictimsOption | None = None
+    victims: Victims | None = None
     """Routed experts of the present layer visit go only if no others are cached, or as the rule says, which knows no
     visits. None: the former, but the latter for Fate, whose code asks the rule and keeps what is in use until it has run."""
 
@@ -132,7 +131,7 @@ class S3FifoVictim(_Directed):
     is cached belongs to the visit, the oldest of those leaves once it has run.
     """
 
-    victims: VictimsOption = UNROUTED_FIRST
+    victims: Victims = UNROUTED_FIRST
     """Routed experts of the present layer visit go only if no others are cached, or as the rule says, which knows no visits."""
 
     def _directory(self, slots: int) -> Directory:

@@ -16,12 +16,9 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from moesim.policies.base import PolicyBase, Range
-from moesim.policies.moot import MootIf, OnlyWith
 from moesim.policies.past_the_cache import Prompts
 
 SPLIT = ("share", "time")
-NOT_FOR_LATER, NONE_LATER = MootIf(copied_now="all"), MootIf(copied_now=SPLIT, later=False)
-"""No miss is left for later, or none is copied for it."""
 
 
 class CacheOptions(PolicyBase):
@@ -30,34 +27,29 @@ class CacheOptions(PolicyBase):
     copied_now: Literal["none", "all", "share", "time"] = "none"
     """Misses that the GPU computes in their own visit, once they are copied: as many as balance the rates or the times of
     link and CPU. The CPU computes the others, and what finds no slot."""
-    share: Annotated[float, Range(0, 1), OnlyWith(copied_now="share")] = 0.5
+    share: Annotated[float, Range(0, 1)] = 0.5
     """The link's rate over the sum of the rates of link and CPU."""
-    later: Annotated[bool, OnlyWith(copied_now=SPLIT)] = True
+    later: bool = True
     """What the CPU computes beside such copies may be copied for later visits, too."""
-    admission: Annotated[Literal["all", "demand", "score", "newest"], NOT_FOR_LATER, NONE_LATER] = "all"
+    admission: Literal["all", "demand", "score", "newest"] = "all"
     """Misses of the CPU that are copied: all, those missed often enough, those with a higher score than who would leave, or, at
     the next step's begin, the newest of a layer."""
-    inserts: Annotated[int, Range(1), NOT_FOR_LATER, NONE_LATER] | None = None
+    inserts: Annotated[int, Range(1)] | None = None
     """At most so many copies for later a layer visit; None: any number."""
-    admit_free: Annotated[int, Range(1), NOT_FOR_LATER, NONE_LATER, OnlyWith(admission="demand")] = 2
+    admit_free: Annotated[int, Range(1)] = 2
     """Rows missed before an expert is copied into a free slot."""
-    admit_full: Annotated[int, Range(1), NOT_FOR_LATER, NONE_LATER, OnlyWith(admission="demand")] = 8
+    admit_full: Annotated[int, Range(1)] = 8
     """The same in a full cache, since its last copy."""
-    kappa: Annotated[float, Range(0), NOT_FOR_LATER, NONE_LATER, OnlyWith(admission="score")] = 0.0
+    kappa: Annotated[float, Range(0)] = 0.0
     """By how much the newcomer's score must be higher."""
-    half_life: Annotated[
-        float,
-        Range(0.001),
-        MootIf(admission=("all", "demand", "newest"), victim="lru"),
-        MootIf(copied_now=SPLIT, later=False, victim="lru"),
-    ] = 16.0
+    half_life: Annotated[float, Range(0.001)] = 16.0
     """A score counts visits in which the expert was used, each half as much after so many visits of its layer."""
     victim: Literal["lru", "score"] = "lru"
     """Who leaves: the one used longest ago, or the one with the lowest score, of equals that in the lowest slot."""
-    publish: Annotated[Literal["arrival", "step", "two-steps", "batch"], NOT_FOR_LATER, NONE_LATER] = "arrival"
+    publish: Literal["arrival", "step", "two-steps", "batch"] = "arrival"
     """A copy for later counts from its arrival, from the begin of the next step, from two steps after its issue, or from the
     first step of the next batch of requests."""
-    hit_order: Annotated[Literal["rank", "id", "equal"], MootIf(victim="score")] = "rank"
+    hit_order: Literal["rank", "id", "equal"] = "rank"
     """In which order hits of a visit count as used: of first appearance, by id, or all at once with what the visit copies; of
     those used at once the one in the lowest slot leaves first."""
     miss_order: Literal["rank", "id", "recent"] = "rank"
@@ -69,7 +61,7 @@ class CacheOptions(PolicyBase):
     prefill: Prompts = "bypass"
     """Who computes prompts: the CPU; the GPU, by the cache as it is and copies for one use; the cache where all experts of the
     visit fit, else as before; or the cache like any step."""
-    cached_rows: Annotated[int, Range(1), MootIf(prefill="cached")] | None = None
+    cached_rows: Annotated[int, Range(1)] | None = None
     """Steps of more rows are treated as prompts, others are not; None: prompts are."""
     warm: bool = False
     """Begin with the lowest ids of each layer in the cache, not with an empty one."""

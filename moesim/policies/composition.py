@@ -10,36 +10,17 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 from moesim.policies.algorithms.caching import SlotsSplit
 from moesim.policies.base import Future, PolicyBase, Range
 from moesim.policies.declare import lifted_from
-from moesim.policies.moot import MootIf, OnlyWith, Where
 from moesim.policies.no_prefetch import NoPrefetch
-from moesim.policies.part_conditions import (
-    ALL_CPU,
-    COLD,
-    LOADED_ARE_CACHED,
-    LOADS_NOTHING,
-    NEVER_FILLED,
-    NONE_BUT_CACHED,
-    NOTHING_EVICTED,
-    ONE_DEVICE_PLANNED,
-    RESIDENT,
-    STAGED_ALIKE,
-)
 from moesim.policies.part_names import make_part
 from moesim.policies.parts import AssignmentPart, PlacementPart, PrefetchPart, ReplacementPart
-from moesim.policies.score_parts import MRSScore
 from moesim.policy import LayerEnd, Predicted, Routed, StepBegin, View
 
 PartSpec = str | Mapping[str, Any]
-MRS_SCORE = Where("mrs-score", lambda part: isinstance(part, MRSScore))
 # It prefetches where the GPU has something to do, which it then never has.
-Prefetch = Annotated[
-    PartSpec | PrefetchPart,
-    MootIf(assignment=ALL_CPU, prefetch=MRS_SCORE),
-    MootIf(assignment=RESIDENT, placement=COLD, prefetch=MRS_SCORE),
-]
-Scope = Annotated[Literal["per-layer", "global"], STAGED_ALIKE]
-PerLayerSplit = Annotated[SlotsSplit, OnlyWith(scope="per-layer"), NEVER_FILLED]
-StagingSlots = Annotated[int, Range(1), MootIf(assignment=LOADS_NOTHING)] | None
+Prefetch = PartSpec | PrefetchPart
+Scope = Literal["per-layer", "global"]
+PerLayerSplit = SlotsSplit
+StagingSlots = Annotated[int, Range(1)] | None
 
 
 class Parts(NamedTuple):
@@ -64,7 +45,7 @@ class Composition(PolicyBase):
     """Which device executes each active expert; a part."""
     prefetch: Prefetch = "none"
     """What is fetched before it is asked for; a part."""
-    replacement: Annotated[PartSpec | ReplacementPart, NOTHING_EVICTED] = "lru"
+    replacement: PartSpec | ReplacementPart = "lru"
     """What leaves the cache when something else wants its place; a part."""
     scope: Scope = "per-layer"
     """Cache slots for each layer, or one pool for all."""
@@ -74,10 +55,10 @@ class Composition(PolicyBase):
     staging_slots: StagingSlots = None
     """Experts that lie next to the cache: all demand loads of a replacement that admits none, and of others those whose victim
     is still to run; None: the model's top_k, but at least 2."""
-    load_order: Annotated[Literal["id", "rows", "plan"], MootIf(assignment=LOADS_NOTHING)] = "id"
+    load_order: Literal["id", "rows", "plan"] = "id"
     """Demand loads in ascending id, or by rows, most first, or in the order of the assignment's plan, in which the GPU then
     also executes; in the other orders it executes what is there first."""
-    cache_only: Annotated[bool, ONE_DEVICE_PLANNED, NONE_BUT_CACHED, LOADED_ARE_CACHED] = False
+    cache_only: bool = False
     """The assignment counts only cached experts as being on the GPU, not prefetched ones."""
 
     @cached_property

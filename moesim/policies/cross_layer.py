@@ -14,7 +14,6 @@ from moesim.policies.algorithms.assignment import Plan
 from moesim.policies.algorithms.counting import add_rows
 from moesim.policies.algorithms.presched import prefetch_count
 from moesim.policies.base import CostTable, Range
-from moesim.policies.moot import MootIf
 from moesim.policies.parts import Part, Setup, Unit, source_needs
 from moesim.policies.twins import twin
 from moesim.policy import Predict, Predicted, Routed, StepBegin, View
@@ -132,7 +131,7 @@ class CrossLayer(Part):
     """Prediction source."""
     size: Annotated[int, Range(1)] | None = None
     """Slots of its pool, which also bound what it fetches; None: for all experts that could be wanted."""
-    order: Annotated[Literal["busiest", "printed"], MootIf(size=1)] = "busiest"
+    order: Literal["busiest", "printed"] = "busiest"
     """Busiest first, or as PreScope's loop is printed, busiest last."""
     prior_hit: Annotated[float, Range(0, 1)] = PUBLISHED_HIT
     """Probability that a predicted expert is wanted, until something has been seen."""

@@ -3,7 +3,7 @@
 ::
 
     class Keep(PolicyBase):
-        share: Annotated[float, Range(0, 1), MootIf(placement="none")] = 0.5
+        share: Annotated[float, Range(0, 1)] = 0.5
         \"\"\"How much of the cache is never replaced.\"\"\"
 
 From there it appears in the constructor (``Keep(share=0.2)``), as an attribute, in the checks of what a user wrote, in
@@ -19,21 +19,16 @@ import sys
 import textwrap
 import types
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache, reduce
+from functools import cache
 from itertools import pairwise
-from operator import or_
 from typing import (
-    Annotated,
     Any,
     ClassVar,
     NamedTuple,
     Self,
     TypeVar,
-    Union,
     cast,
     dataclass_transform,
-    get_args,
-    get_origin,
     get_type_hints,
 )
 
@@ -57,7 +52,6 @@ class Lifted(NamedTuple):
 
     of: type
     name: str
-    rules: tuple[Any, ...]
     default: Any
     meaning: str = ""
 
@@ -93,15 +87,13 @@ def option(hint: Any, default: Any, meaning: str = "") -> Any:
     return Written(hint, default, meaning)
 
 
-def option_of(cls: type, *rules: Any, name: str = "", default: Any = _THEIRS, meaning: str = "") -> Any:
-    """Declare an option that is an option of a part or of another policy, with its type, bounds, meaning, default and rules.
+def option_of(cls: type, *, name: str = "", default: Any = _THEIRS, meaning: str = "") -> Any:
+    """Declare an option that is an option of a part or of another policy, with its type, bounds, meaning and default.
 
     Parameters
     ----------
     cls : type
-        The part or the other policy. Its rules count as far as they are about options that this class has.
-    *rules : object
-        Rules that come before those of ``cls``.
+        The part or the other policy.
     name : str
         What the option is called there; empty: as here.
     default : object
@@ -114,7 +106,7 @@ def option_of(cls: type, *rules: Any, name: str = "", default: Any = _THEIRS, me
     object
         A value for an annotated attribute, or for a keyword of `Declared.preset`.
     """
-    return Lifted(cls, name, rules, default, meaning)
+    return Lifted(cls, name, default, meaning)
 
 
 @dataclass_transform(kw_only_default=True)
@@ -227,21 +219,9 @@ def option_hints(cls: type) -> Mapping[str, Any]:
 
 
 def _lifted_hint(one: Lifted) -> Any:
-    """Return the type and bounds of another class's option, with the rules of this one."""
+    """Return the type and bounds of another class's option."""
     hint = option_hints(one.of)[one.name]
-    found = Annotated[(_bare(hint), *one.rules)] if one.rules else _bare(hint)
-    return found | None if one.default is None else found
-
-
-def _bare(hint: Any) -> Any:
-    """Leave the rules out of an annotation."""
-    if get_origin(hint) is Annotated:
-        base, *extras = get_args(hint)
-        bounds = [extra for extra in extras if isinstance(extra, Range)]
-        return Annotated[(base, *bounds)] if bounds else base
-    if get_origin(hint) in (Union, types.UnionType):
-        return reduce(or_, map(_bare, get_args(hint)))
-    return hint
+    return hint | None if one.default is None else hint
 
 
 def _is_declared(cls: type) -> bool:

@@ -7,10 +7,7 @@ from typing import Annotated
 
 from moesim.policies.algorithms.assignment import FIDDLER_CPU_PER_ROW, FIDDLER_GPU_LOAD, Plan, make_plan
 from moesim.policies.base import Range
-from moesim.policies.moot import MootIf, Where
 from moesim.policies.parts import Part
-
-POSITIVE = Where("above 0", lambda ms: ms > 0)
 
 
 class FixedThreshold(Part):
@@ -18,9 +15,9 @@ class FixedThreshold(Part):
 
     uses_cpu = True
 
-    cpu_ms: Annotated[float, Range(0), MootIf(load_ms=0)] = FIDDLER_CPU_PER_ROW
+    cpu_ms: Annotated[float, Range(0)] = FIDDLER_CPU_PER_ROW
     """One row of one expert on the CPU; Fiddler's by default."""
-    load_ms: Annotated[float, Range(0), MootIf(cpu_ms=0, load_ms=POSITIVE)] = FIDDLER_GPU_LOAD
+    load_ms: Annotated[float, Range(0)] = FIDDLER_GPU_LOAD
     """Copying one expert to the GPU, where computing it counts nothing."""
 
     def assign(self, layer: int, loads: Sequence[int], waiting: Sequence[int]) -> Plan:

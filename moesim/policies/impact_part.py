@@ -10,16 +10,12 @@ from moesim.policies.algorithms.counting import add_rows
 from moesim.policies.algorithms.impact import Ahead, QueueMakespans, impact_driven
 from moesim.policies.algorithms.queues import PAPER, replay
 from moesim.policies.base import Range
-from moesim.policies.moot import InPolicy, MootIf
-from moesim.policies.part_conditions import ALL_GPU
 from moesim.policies.parts import Part, Setup, Unit, source_needs
 from moesim.policies.queue_parts import layer_timings
 from moesim.policies.twins import twin
 from moesim.policy import Predict, Predicted, Routed, View
 
 GATES = "gate_next"
-# Without a CPU, what is missing is loaded one after the other, so that the expert with the most rows is never second best.
-BUSIEST_GAINS_MOST = InPolicy(MootIf(assignment=ALL_GPU))
 
 
 class ImpactDriven(Part):
@@ -40,7 +36,7 @@ class ImpactDriven(Part):
     """Layers ahead."""
     budget: Literal["ends", "begins", "none"] = "ends"
     """The last transfer must end, or begin, before the planned end of the layer; or whatever gains is fetched."""
-    candidates: Annotated[int, Range(1), BUSIEST_GAINS_MOST] = 8
+    candidates: Annotated[int, Range(1)] = 8
     """Different numbers of rows tried in each layer, from the highest down."""
     lane: Literal["main", "side"] = "main"
     """Where the predictions are computed; ``"side"`` needs its rate in the profile."""

@@ -17,11 +17,10 @@ leave after their run.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Literal
 
 from moesim.errors import ConfigError
 from moesim.policies.algorithms.layers import farthest_layers
-from moesim.policies.moot import OnlyWith
 from moesim.policies.parts import Setup, Unit
 from moesim.policies.parts.replacement import LRU
 from moesim.policies.visit import UNROUTED_FIRST, Victims
@@ -36,7 +35,7 @@ class LeastStale(LRU, fixed=("use_order",)):
 
     distance: Literal["next-pass", "absolute"] = "next-pass"
     """How far a layer is: until the pass comes to it again, or in the stack, either way (ties: the one passed already)."""
-    victims: Annotated[Victims, OnlyWith(distance="next-pass")] = UNROUTED_FIRST
+    victims: Victims = UNROUTED_FIRST
     """Routed experts of the present layer visit are named only if there are no others, or with their layer, which by the
     absolute distance goes last anyway; they leave after their run."""
 

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 
 from moesim.errors import ConfigError, mistyped, unknown_name
 from moesim.policies.declare import Range, option_hints, option_meanings, option_parameters
-from moesim.policies.moot import describe_rules, moot_in_parts, moot_options
 from moesim.policies.released import Tables, released
 
 _PART, _SHOWN_PART = "a string or a mapping or an object", "a part by name or by a mapping"
@@ -40,18 +39,7 @@ def construct(
     required = [name for name, one in parameters.items() if one.default is one.empty and name not in options]
     if required:
         raise ConfigError(f"{place}: {what}: expected option {required[0]} ({describe(hints.get(required[0], Any))}), got none")
-    made = cls(**options)
-    try:
-        moot = moot_options(made, options)
-        in_parts = {} if moot else moot_in_parts(made, options)
-    except ConfigError as error:  # of a part, which is built to see whether it makes an option moot
-        raise ConfigError(f"{place}: {what}: {error}") from None
-    for name, why in moot.items():
-        raise ConfigError(f"{place}: {what}: option {name}: {why}")
-    for part, moot in in_parts.items():
-        for name, why in moot.items():
-            raise ConfigError(f"{place}: {what}: {part} {options[part]['name']}: option {name}: {why}")
-    return made
+    return cls(**options)
 
 
 def _at(place: str, what: str, option: str) -> str:
@@ -132,7 +120,6 @@ class Option(NamedTuple):
     required: bool
     default: Any
     meaning: str
-    moot: str
 
 
 def describe_options(cls: type) -> list[Option]:
@@ -144,7 +131,7 @@ def describe_options(cls: type) -> list[Option]:
     >>> describe_options(Fiddler)[0].type
     "'profile' or 'code'"
     """
-    hints, meanings, rules = option_hints(cls), option_meanings(cls), describe_rules(cls)
+    hints, meanings = option_hints(cls), option_meanings(cls)
     return [
         Option(
             name,
@@ -152,7 +139,6 @@ def describe_options(cls: type) -> list[Option]:
             one.default is one.empty,
             None if one.default is one.empty else one.default,
             meanings[name],
-            rules.get(name, ""),
         )
         for name, one in option_parameters(cls).items()
     ]

@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from moesim.policies.algorithms.assignment import Plan
 from moesim.policies.algorithms.queues import Reading, Timings, queue_layer_plan
 from moesim.policies.algorithms.two_ended import CODE_COSTS, CODE_CPU_PER_ROW, PerRow, two_ended_plan
 from moesim.policies.base import CostTable
-from moesim.policies.moot import InPolicy, MootIf, OnlyWith
-from moesim.policies.part_conditions import NO_PREFETCH, SWAPS_NOTHING
 from moesim.policies.parts import Part, Setup
 from moesim.policies.twins import twin
 from moesim.policy import Routed, StepBegin
-
-# What is on its way as a layer is planned are then only loads of its earlier micro-batches; those matter to an order.
-ONLY_DEMANDS = InPolicy(MootIf(prefetch=NO_PREFETCH, replacement=SWAPS_NOTHING, load_order=("id", "rows")))
-DROPS_QUEUED = InPolicy(MootIf(cancel="layer-end"))
-# A load is then planned only where it arrives before the GPU is free, so that the GPU never waits for one.
-LOADED_IN_TURN = InPolicy(MootIf(planned_loads="whole"), count_compute=True)
 
 
 def layer_timings(setup: Setup) -> list[Timings]:
@@ -40,9 +32,9 @@ class Queues(Part):
     """The timeline that acts next: whose operation would complete first, or which is free first."""
     ties: Literal["gpu", "cpu", "link"] = "gpu"
     """Which timeline wins among equals; the others follow as GPU, CPU, link."""
-    count_compute: Annotated[bool, OnlyWith(timeline="completion")] = False
+    count_compute: bool = False
     """A transfer is not complete before its expert could have been computed."""
-    overtake: Annotated[bool, LOADED_IN_TURN] = True
+    overtake: bool = True
     """The GPU takes another expert while the one with the most rows is still on its way."""
     shared_in_plan: bool = False
     """The GPU begins with the layer's shared experts, which the paper's algorithm does not know of."""
@@ -75,9 +67,9 @@ class TwoEnded(Part):
 
     costs: Literal["profile", "code"] = "profile"
     """The engine's own, or the constants built into the released code."""
-    cpu_per_row: Annotated[Literal["deepseek", "mixtral", "qwen2"], OnlyWith(costs="code")] = "deepseek"
+    cpu_per_row: Literal["deepseek", "mixtral", "qwen2"] = "deepseek"
     """Which of the code's constants for a row on the CPU; it has the first, and the others in comments."""
-    cached_from: Annotated[Literal["issue", "start"], ONLY_DEMANDS, DROPS_QUEUED] = "issue"
+    cached_from: Literal["issue", "start"] = "issue"
     """An expert that is on its way counts as cached from the issue of its copy on, as in the code, or from when the link has
     begun with it."""
     multi_row: Literal["gpu", "cpu-and-gpu"] = "gpu"

@@ -20,7 +20,6 @@ from moesim.errors import ConfigError, MoesimError, describe_exception, unknown_
 from moesim.policies.declaration import wrong_declaration
 from moesim.policies.declare import Declared, option_parameters
 from moesim.policies.importing import check_target, import_class
-from moesim.policies.moot import describe_rules, moot_in_parts, moot_options
 from moesim.policies.options import construct
 from moesim.policies.part_hints import class_as_policy, lacking_of_a_policy, option_of_a_part, part_as_policy
 from moesim.policy import Policy
@@ -112,8 +111,6 @@ class PolicyInfo:
         True if every routed expert is executed on fresh inputs.
     options : mapping of str to object
         Default of each option.
-    moot : mapping of str to str
-        Beside which others an option can matter only, or not, for options that have such a rule.
     target : str
         ``package.module:Class``.
     """
@@ -124,7 +121,6 @@ class PolicyInfo:
     missing: tuple[str, ...]
     exact: bool
     options: Mapping[str, Any]
-    moot: Mapping[str, str]
     target: str
 
 
@@ -146,8 +142,8 @@ def make_policy(spec: str | Mapping[str, Any], place: str = "policies") -> Polic
     Raises
     ------
     ConfigError
-        If the name or an option is unknown, an option has a wrong type or cannot matter beside another one, the class
-        cannot be imported, or it declares ``exact``, ``listens`` or ``needs`` otherwise than the contract asks.
+        If the name or an option is unknown, an option has a wrong type, the class cannot be imported,
+        or it declares ``exact``, ``listens`` or ``needs`` otherwise than the contract asks.
 
     Examples
     --------
@@ -181,25 +177,6 @@ def make_policy(spec: str | Mapping[str, Any], place: str = "policies") -> Polic
     if wrong:
         raise ConfigError(f"{place}: policy {name}: {wrong}")
     return cast(Policy, policy)
-
-
-def without_moot(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out the options of a policy that cannot matter beside the others, where others were changed by no user.
-
-    Each option must be right by itself.
-
-    Examples
-    --------
-    >>> without_moot({"name": "dali", "w_size": 2, "lane": "side", "replacement": "belady"})
-    {'name': 'dali', 'lane': 'side', 'replacement': 'belady'}
-    """
-    options = {key: value for key, value in spec.items() if key != "name"}
-    policy = policy_class(spec["name"])(**options)
-    moot = moot_options(policy, options)
-    left = {key: value for key, value in spec.items() if key not in moot}
-    for part, of_part in moot_in_parts(policy, left).items():
-        left[part] = {key: value for key, value in left[part].items() if key not in of_part}
-    return left
 
 
 def policy_class(name: str, place: str = "policies") -> type:
@@ -267,7 +244,6 @@ def describe_policy(name: str) -> PolicyInfo:
         paper=getattr(cls, "paper", ""),
         missing=tuple(getattr(cls, "missing", ())),
         exact=_exact_by_default(cls),
-        moot=describe_rules(cls),
         options={key: None if one.default is one.empty else one.default for key, one in parameters.items()},
         target=POLICIES.get(name) or (found.value if found is not None else name),
     )

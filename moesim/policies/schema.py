@@ -35,7 +35,7 @@ def _mapping(name: str, cls: type, swept: bool) -> Schema:
     for one in options:
         schema = _of(hints[one.name])
         properties[one.name] = {"anyOf": [schema, {"type": "array", "items": schema}]} if swept else schema
-        properties[one.name] |= {"description": ". ".join(filter(None, (one.meaning.removesuffix("."), one.moot)))}
+        properties[one.name] |= {"description": one.meaning.removesuffix(".")}
         if not one.required:
             properties[one.name]["default"] = one.default
     required = ["name", *(one.name for one in options if one.required)]

@@ -9,8 +9,6 @@ from moesim.policies.algorithms.assignment import Plan
 from moesim.policies.algorithms.scores import recent_scores, recent_weights
 from moesim.policies.base import Range
 from moesim.policies.declare import option_of
-from moesim.policies.moot import InPolicy, MootIf
-from moesim.policies.part_conditions import ALL_CPU, COLD, NAMED_AHEAD, RESIDENT
 from moesim.policies.parts import Part, Setup, Unit
 from moesim.policies.parts.prefetch import Over
 from moesim.policies.parts.replacement import LRU
@@ -20,10 +18,6 @@ from moesim.policy import Fetch, Predict, Predicted, Routed, StepBegin, View
 from moesim.trace.stats.score_caches import MRS_ALPHA
 
 SCORES = frozenset({"scores-or-weights"})
-ALL_ZERO = MootIf(alpha=0)
-IDLE_GPU, NEVER_BUSY_GPU = MootIf(assignment=ALL_CPU), MootIf(assignment=RESIDENT, placement=COLD)
-_IN_IDLE, _IN_NEVER_BUSY = InPolicy(IDLE_GPU), InPolicy(NEVER_BUSY_GPU)
-BY_LAST_USE = InPolicy(MootIf(scope="per-layer"), alpha=0)  # by which the routed experts of a layer come last
 Credit = Literal["own", "by-id"]
 
 
@@ -98,14 +92,14 @@ class MRS(LRU, fixed=("use_order",)):
 
     alpha: Annotated[float, Range(0, 1)] = MRS_ALPHA
     """Weight of the present visit."""
-    p: Annotated[int, Range(1), ALL_ZERO] | None = None
+    p: Annotated[int, Range(1)] | None = None
     """Scores of a row that count; None: twice the model's top_k."""
-    tokens: Annotated[Literal["mean", "first"], ALL_ZERO] = "mean"
+    tokens: Literal["mean", "first"] = "mean"
     """With several rows: the mean over them, or the first row only."""
-    credit: Annotated[Credit, ALL_ZERO, MootIf(p=1)] = "own"
+    credit: Credit = "own"
     """Each expert is credited with its own score, as the paper says, or as the released code does: of the p experts with the
     largest scores, the one with the lowest id gets the largest, the next id the second largest, and so on."""
-    victims: Annotated[Victims, NAMED_AHEAD, BY_LAST_USE] = "idle"
+    victims: Victims = "idle"
     """Routed experts of the present layer visit are named only if there are no others, or, as in paper and code, by their
     scores like any other; they leave after their run."""
 
@@ -155,14 +149,14 @@ class MRSScore(Part):
     slots = 0
     predicts = False
 
-    size: Annotated[int, Range(1), _IN_IDLE, _IN_NEVER_BUSY] = 1
+    size: Annotated[int, Range(1)] = 1
     """Experts of a layer visit to prefetch."""
-    over: Annotated[Over, _IN_IDLE, _IN_NEVER_BUSY] = "all"
+    over: Over = "all"
     """Take the top ``size`` of all experts and skip those on the GPU, or of those that are not on the GPU."""
-    alpha: float = option_of(MRS, _IN_IDLE, _IN_NEVER_BUSY)
-    p: int | None = option_of(MRS, _IN_IDLE, _IN_NEVER_BUSY)
-    tokens: Literal["mean", "first"] = option_of(MRS, _IN_IDLE, _IN_NEVER_BUSY, default="first")
-    credit: Credit = option_of(MRS, _IN_IDLE, _IN_NEVER_BUSY, default="by-id")
+    alpha: float = option_of(MRS)
+    p: int | None = option_of(MRS)
+    tokens: Literal["mean", "first"] = option_of(MRS, default="first")
+    credit: Credit = option_of(MRS, default="by-id")
 
     def start(self, setup: Setup) -> None:
         """Begin with all scores 0."""

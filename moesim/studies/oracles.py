@@ -9,7 +9,7 @@ from typing import Any
 from moesim.experiment.spec import RunSpec
 from moesim.hardware import HardwareProfile
 from moesim.hardware.types import Transfer
-from moesim.policies.registry import make_policy, without_moot
+from moesim.policies.registry import make_policy
 from moesim.policy import Predicted
 
 DECISIONS = ("prediction", "replacement", "assignment", "bandwidth")
@@ -42,7 +42,6 @@ def derive(spec: RunSpec, decisions: Decisions) -> RunSpec:
         if decision in decisions:
             options |= oracles[decision]
             options = {key: value for key, value in options.items() if oracles[decision].get(key, value) is not None}
-            options = without_moot(options)
     if "prediction" in decisions:
         point = replace(point, predictors={"*": "oracle"})
     if "bandwidth" in decisions:

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from moesim.cli.main import main
 from moesim.core.table import Format
-from moesim.errors import ConfigError
 from moesim.experiment import run_experiment
 from moesim.experiment.budget import slots_used
 from moesim.experiment.config import parse_config
@@ -113,14 +112,6 @@ def test_the_slot_more_is_filled_and_never_exceeded(name: str) -> None:
     records = run_tiny(policy, tiny_workload(policy, 4), 13)
     landing = 0 if name == "dali" else 2  # copies whose victims are still to run
     assert 13 <= records.pool_peak_bytes["gpu0", "cache"] / tiny_model().expert_bytes(0) <= 13 + landing
-
-
-@pytest.mark.parametrize("name", ["lru", "static", "hybrimoe-paper", "composed"])
-def test_an_equal_split_of_one_pool_is_refused(name: str) -> None:
-    with pytest.raises(
-        ConfigError, match=r"slots_split: cannot matter beside scope: global.*; leave it out, or set scope: per-layer"
-    ):
-        make_policy({"name": name, "scope": "global", "slots_split": "equal"})
 
 
 # ------------------------------------------------------------------------------------------------------ what is reported

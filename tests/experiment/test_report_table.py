@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import sys
 from typing import Any
@@ -167,10 +168,33 @@ def test_prefetching_that_did_nothing_is_named() -> None:
 def test_notes_stand_once() -> None:
     rows = [row("lru", 1.0, notes="all, one"), row("dali", 2.0, notes="all"), row("dali", 2.0, 0.5, notes="all, x"),
             row("lru", 2.0, 0.5, notes="all, x")]  # fmt: skip
-    assert lines(rows)[-3:] == [
+    assert lines(rows)[-5:] == [
         "simulated; weakest source of its numbers: derived; notes: all",
         "one: some runs of lru",
         "x: cache 0.5",
+        "policy changed nothing here: dali, lru have the same results in 1 of 2 settings",
+        "cache ratio changed nothing here: dali with cache ratio 0.25, dali with cache ratio 0.5 have the same results",
+    ]
+
+
+def test_what_changed_nothing_is_named() -> None:
+    def run(name: str, speed: float, cache: float = 0.25, **options: Any) -> dict[str, Any]:
+        label = f"{name}({options})" if options else name
+        return row(label, speed, cache, policy_name=name, policy_options=json.dumps(options))
+
+    def named(*rows: dict[str, Any]) -> list[str]:
+        return [line for line in lines(list(rows)) if "changed nothing" in line]
+
+    a, b = run("dali", 2.0, relabel=True), run("dali", 2.0, relabel=False)
+    assert named(a, b) == [f"relabel changed nothing here: {a['policy']}, {b['policy']} have the same results"]
+    both = [run("dali", 3.0, 0.5, relabel=True), run("dali", 4.0, 0.5, relabel=False)]
+    assert named(a, b, *both)[0].endswith("have the same results in 1 of 2 settings")
+    assert not named(a, run("dali", 3.0, relabel=False)), "the speed differs"
+    assert not named(a, run("dali", 2.0, relabel=False, w_size=2)), "two options differ"
+    assert not named(run("lru", 2.0), run("fifo", 2.0, 0.5)), "the policy differs, and the cache"
+    of_cache = named(run("all-cpu", 2.0), run("all-cpu", 2.0, 0.5))
+    assert of_cache == [
+        "cache ratio changed nothing here: all-cpu with cache ratio 0.25, all-cpu with cache ratio 0.5 have the same results"
     ]
 
 

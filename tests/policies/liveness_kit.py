@@ -27,7 +27,7 @@ from moesim.trace import Trace
 from moesim.trace.predictors.chosen import PredictorSet
 from moesim.trace.predictors.future import FutureUse
 from moesim.trace.workload import WorkloadSpec, compose
-from tests.policies.option_pairs_kit import AROUND_IT, CLUSTER, PART_SUBJECTS, POLICY_SUBJECTS, SIGNALS, Options, Subject
+from tests.policies.options_kit import AROUND_IT, CLUSTER, PART_SUBJECTS, POLICY_SUBJECTS, SIGNALS, Options, Subject
 
 SUBJECTS = (*POLICY_SUBJECTS, *PART_SUBJECTS)
 _SHIPPED = {"shipped": "rtx3090-epyc7532", "shipped, two GPUs": "rtx3090x2-epyc7532", "shipped, nodes": "odmoe-10x3090"}

@@ -13,7 +13,7 @@ from moesim.errors import CapacityError, ConfigError
 from moesim.policies.composed import Composed
 from moesim.policies.part_names import PARTS, make_part
 from moesim.policies.parts import Setup, Unit
-from moesim.policies.registry import make_policy, without_moot
+from moesim.policies.registry import make_policy
 from moesim.policies.systems.caches import LRU, Belady
 from moesim.policies.systems.dali import Dali
 from moesim.policy import Drop, Fetch, LayerEnd, Move, Predict, Predicted, Routed, Run
@@ -421,7 +421,7 @@ def test_random_compositions_pass_the_common_checks() -> None:
             "scope": "global" if replacement == "least-stale" else rng.choice(["per-layer", "global"]),
             "staging_slots": rng.choice([None, 1]) if pools == ["transient"] else None,
         }
-        check_policy(partial(make_policy, without_moot(spec)), slots=(12,))
+        check_policy(partial(make_policy, spec), slots=(12,))
 
 
 @pytest.mark.parametrize(

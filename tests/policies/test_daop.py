@@ -26,7 +26,7 @@ from moesim.policies.algorithms.daop import degraded, prefill_swaps, swaps_from
 from moesim.policies.fixed_threshold import FixedThreshold
 from moesim.policies.parts import Setup
 from moesim.policies.parts.placement import FrequencyGlobal, FrequencyPerLayer
-from moesim.policies.registry import make_policy, without_moot
+from moesim.policies.registry import make_policy
 from moesim.policies.systems.daop import DaopCode, DaopPaper
 from moesim.policy import Predict, Predicted, Run, StepBegin
 from moesim.records import InexactRecord, Records
@@ -177,7 +177,7 @@ def run(name: str, work: Any, told: Any = None, slots: int = 4, decision_ns: int
     """Run DAOP on the toy machine."""
     spec = {"name": name, **COMMON, **options}
     return play(
-        make_policy(without_moot(spec)), work, TOY, slots={"gpu0": slots}, model=toy_model(),
+        make_policy(spec), work, TOY, slots={"gpu0": slots}, model=toy_model(),
         predictors={"told": told or Oracle()},
         decision_ns=decision_ns,
     )  # fmt: skip

@@ -14,7 +14,6 @@ from moesim.errors import ConfigError
 from moesim.policies.base import PolicyBase, Range
 from moesim.policies.composed import Composed
 from moesim.policies.declare import lifted_options, option, option_hints, option_meanings, option_of, option_parameters
-from moesim.policies.moot import InPolicy, MootIf, OnlyWith, describe_rules
 from moesim.policies.options import construct, describe
 from moesim.policies.part_names import PARTS
 from moesim.policies.parts import Part
@@ -49,14 +48,14 @@ class Own(Preset):
 
 
 class Rated(Part):
-    rate: Annotated[int, Range(1), MootIf(on=False), InPolicy(MootIf(cold=True)), OnlyWith(pool="x")] = 7
+    rate: Annotated[int, Range(1)] = 7
     """How fast."""
     on: bool = True
     pool: str = "x"
 
 
 class Lifting(PolicyBase):
-    speed: int | None = option_of(Rated, OnlyWith(mode="fast"), name="rate", default=None)
+    speed: int | None = option_of(Rated, name="rate", default=None)
     started: bool = option_of(Rated, name="on")
     """Whether it runs."""
     mode: Literal["fast", "slow"] = "fast"
@@ -89,15 +88,12 @@ def test_an_option_of_a_part_is_an_option_of_the_policy() -> None:
     assert describe(option_hints(Lifting)["speed"]) == "an integer of at least 1 or null"
     assert option_parameters(Lifting)["started"].default is True
     assert option_meanings(Lifting) == {"speed": "How fast.", "started": "Whether it runs.", "mode": "", "cold": ""}
-    assert describe_rules(Lifting) == {"speed": "only with mode fast; not with started false; not with cold true"}
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"speed": 0}, "option speed: expected an integer of at least 1 or null, got 0"),
-        ({"speed": 3, "cold": True}, "option speed: cannot matter beside cold: true; leave it out"),
-        ({"speed": 3, "mode": "slow"}, "option speed: cannot matter beside mode: slow; leave it out, or set mode: fast"),
         ({"spedd": 3}, "unknown option 'spedd'; did you mean 'speed'?"),
     ],
 )
@@ -164,14 +160,12 @@ def test_the_list_explains_the_options_of_those_named(capsys: pytest.CaptureFixt
         "required": False,
         "default": "serial",
         "meaning": "Copies beside all computing; or one pair after the other, out and in, before any expert of the layer runs.",
-        "moot": "not with swap false; not with placement none",
     }
     assert main(["list", "parts", "predicted"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("prefetch predicted: Fetch the experts that a predictor gives the most rows")
     assert "  source: a string; required\n" in out
     assert "  buffers: an integer of at least 1; default 1\n      Slots of the transient pool in units of size.\n" in out
-    assert "      (only with pool transient)\n" in out
 
 
 def test_the_schema_has_every_option_with_type_bounds_default_and_meaning(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from moesim.errors import CapacityError, ConfigError
+from moesim.errors import CapacityError
 from moesim.policies.algorithms.exllamav3 import rows_to_stream, swaps
 from moesim.policies.registry import make_policy
 from moesim.records import Records
@@ -97,8 +97,6 @@ def test_the_last_experts_of_each_layer_are_on_the_cpu() -> None:
         make_policy({"name": "exllamav3", "cpu_split": 2}).place(FakeView(slots=8))
     with pytest.raises(CapacityError, match=r"at most 1 layers.*got 2; raise cpu_layers to 3"):
         make_policy({"name": "exllamav3", "cpu_layers": 2}).place(FakeView(slots=8))
-    with pytest.raises(ConfigError, match="cannot matter beside cpu_layers: 2"):
-        make_policy({"name": "exllamav3", "cpu_layers": 2, "cpu_split": 2})
 
 
 def test_the_ring_holds_up_to_24_experts_a_slot_and_no_larger_ones() -> None:

@@ -7,7 +7,7 @@ Parts that replace others are tried together, two by two, and so is leaving the 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from hashlib import sha256
 from itertools import combinations, product
 from pathlib import Path
@@ -17,7 +17,7 @@ import pytest
 
 from moesim.errors import InputError
 from tests.policies.golden_kit import golden
-from tests.policies.option_pairs_kit import ALL_PARTS, BESIDE, POLICY_SUBJECTS, SETTINGS, Options, Subject, run
+from tests.policies.options_kit import ALL_PARTS, BESIDE, POLICY_SUBJECTS, SETTINGS, Options, Subject, run
 
 GOLDEN = Path(__file__).with_name("golden_options.json")
 SEVERAL = [setting for setting in SETTINGS if setting.micro_batches > 1][:2]
@@ -34,10 +34,10 @@ def variants(subject: Subject) -> Iterator[Options]:
     yield from (options for options in found if not subject.refusal(options))
 
 
-def results(subject: Subject) -> dict[str, list[str]]:
-    """Run a policy with all variants of its options; return digests of all records by the options."""
+def results(subject: Subject, tried: Iterable[Options]) -> dict[str, list[str]]:
+    """Run a policy with variants of its options; return digests of all records by the options."""
     found = {}
-    for options in variants(subject):
+    for options in tried:
         digests = found[json.dumps(options, sort_keys=True)] = []
         for setting in SEVERAL:
             try:
@@ -52,12 +52,13 @@ def results(subject: Subject) -> dict[str, list[str]]:
 @pytest.mark.parametrize("subject", POLICY_SUBJECTS, ids=lambda subject: subject.name)
 def test_golden_options(subject: Subject, regenerate: bool) -> None:
     kept: dict[str, dict[str, Any]] = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
-    found = results(subject)
     if regenerate:
+        found = results(subject, variants(subject))
         policies = {one.name for one in POLICY_SUBJECTS}
         kept = {name: of for name, of in kept.items() if name in policies} | ({subject.name: found} if found else {})
         GOLDEN.write_text(json.dumps(dict(sorted(kept.items())), indent=1) + "\n")
         return
     of = kept.get(subject.name, {})
+    found = results(subject, map(json.loads, of))
     moved = [options for options in of | found if of.get(options) != found.get(options)]
     assert not moved, "\n  ".join([f"{subject.name} moved with these options; {REMEDY}:", *moved])

@@ -39,11 +39,7 @@ def test_the_threshold_by_bytes_of_a_weight_rounds_down() -> None:
     assert [len(list(policy.decide(routed([[0, 1]] * n), view))) for n in (131, 132)] == [1, 2]
 
 
-def test_options_of_the_other_rule_are_refused() -> None:
-    for options in ({"op_offload_per_byte": 3.0}, {"op_offload": False, "op_offload_rule": "rows-per-expert"},
-                    {"op_offload_rule": "rows-per-expert", "op_offload_per_byte": 3.0, "op_offload_min_rows": 4}):  # fmt: skip
-        with pytest.raises(ConfigError, match="cannot matter beside"):
-            make_policy({"name": "llama-cpp", **options})
+def test_options_of_the_other_policy_are_refused() -> None:
     with pytest.raises(ConfigError, match="unknown option 'n_cpu_moe'"):
         make_policy({"name": "llama-cpp-fit", "n_cpu_moe": 3})
 

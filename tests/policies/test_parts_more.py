@@ -26,7 +26,7 @@ from moesim.policies.parts.assignment import Greedy
 from moesim.policies.parts.prefetch import RandomAhead, TopPredicted
 from moesim.policies.parts.replacement import WorkloadAware
 from moesim.policies.ranking import Belady
-from moesim.policies.registry import make_policy, without_moot
+from moesim.policies.registry import make_policy
 from moesim.policies.systems.dali import Dali
 from moesim.policy import DEMAND, PREFETCH, Fetch, Run, StepBegin
 from moesim.records import Records
@@ -485,7 +485,7 @@ def test_spelling_the_papers_parts_out_is_dali() -> None:
 @pytest.mark.parametrize("decision", ["replacement", "assignment"])
 def test_the_oracles_of_dali_are_options_it_takes(decision: str) -> None:
     options = Dali.oracles[decision]
-    policy = make_policy(without_moot({"name": "dali", "w_size": 2, **options}))
+    policy = make_policy({"name": "dali", "w_size": 2, **options})
     assert type(getattr(policy.parts, decision)).__name__ == {"replacement": "Belady", "assignment": "Exact"}[decision]  # type: ignore[attr-defined]
     records = run_tiny(policy, tiny_workload(Dali(), 4), 12)
     assert records != run_tiny(Dali(w_size=2), tiny_workload(Dali(), 4), 12)

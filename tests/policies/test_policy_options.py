@@ -8,7 +8,7 @@ import pytest
 
 from moesim.policies.declare import option_parameters
 from moesim.policies.part_names import PARTS
-from moesim.policies.registry import POLICIES, make_policy, policy_class, without_moot
+from moesim.policies.registry import POLICIES, make_policy, policy_class
 from moesim.records import Records
 from moesim.testing import run_tiny, tiny_workload
 
@@ -419,7 +419,7 @@ PART_BOTH: dict[tuple[str, str], dict[str, Any]] = {  # set on both sides
 
 def happened(name: str, options: dict[str, Any]) -> tuple[Any, ...]:
     """Run a policy on the tiny machine; return all that the records say happened."""
-    spec = without_moot({"name": name, **options})
+    spec = {"name": name, **options}
     records: Records = run_tiny(make_policy(spec), tiny_workload(make_policy(spec), 4), 13)
     return records.tasks, records.transfers, records.evictions
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from moesim.engine import EngineOptions, simulate
-from moesim.errors import ConfigError, HardwareError, PolicyError
+from moesim.errors import HardwareError, PolicyError
 from moesim.hardware.costs import CostModel
 from moesim.policies.algorithms.assignment import Plan
 from moesim.policies.algorithms.presched import (
@@ -29,7 +29,7 @@ from moesim.policies.algorithms.presched import (
 )
 from moesim.policies.cross_layer import CrossLayer, Foresight
 from moesim.policies.parts import Setup
-from moesim.policies.registry import make_policy, without_moot
+from moesim.policies.registry import make_policy
 from moesim.policies.systems.prescope import PREDICTOR_BYTES, PreScope
 from moesim.policy import Predict, Predicted, StepBegin
 from moesim.records import Records
@@ -208,7 +208,7 @@ def run(
     requests = [[list(row) for _ in range(steps)] for row in zip(*layers, strict=True)]
     work = kit.workload(requests, n_experts=6)
     fields: dict[str, Any] = {"hardware": toy(), "model": MODEL, "slots": {"gpu0": 0}, "predictors": {"told": Told(says)}}
-    return kit.play(make_policy(without_moot(spec)), work, **(fields | more))
+    return kit.play(make_policy(spec), work, **(fields | more))
 
 
 def down(*times: tuple[int, int, str]) -> list[tuple[int, int, str, str]]:
@@ -566,12 +566,6 @@ def test_prefetch_groups_hold_what_can_be_absent() -> None:
     view.max_tokens = 1
     assert PreScope().place(view).pools[2].n_bytes == 2 * size
     assert PreScope(prefetch_slots=3).place(view).pools[2].n_bytes == 3 * size
-
-
-def test_a_window_is_refused_without_a_plan_a_prediction_or_asynchronous_copies() -> None:
-    for more in ({"predictor": None}, {"scheduler": "greedy"}, {"async_io": False}):
-        with pytest.raises(ConfigError, match=f"window: cannot matter beside {next(iter(more))}: "):
-            make_policy({"name": "prescope", "window": "next2", **more})
 
 
 def test_a_machine_without_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

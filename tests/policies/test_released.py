@@ -166,14 +166,6 @@ def test_adapmoe_leaves_the_second_expert_out_by_the_sensitivity_of_the_layer() 
     assert ran == [(0, 0), (1, 0), (1, 1), (2, 3)]
 
 
-@pytest.mark.parametrize("option", [{"recall": 0.5}, {"single": 0.5}, {"sensitivity": 0.5}])
-def test_an_option_that_a_table_stands_for_is_refused(option: dict[str, float]) -> None:
-    (name,) = option
-    with pytest.raises(ConfigError, match=rf"option {name}: cannot matter beside released: .*; leave it out"):
-        make_policy({"name": "adapmoe", **option, "released": {"source": "a", name: [0.5]}})
-    make_policy({"name": "adapmoe", **option, "released": {"source": "a", "single" if name != "single" else "recall": [0.5]}})
-
-
 def test_klotski_starts_from_the_given_counts() -> None:
     """Experts 2 and 3 are followed by 1. By the pairs 2 is the most popular of layer 0, by the counts of this layer 3."""
     pairs = [[[0, 0, 0, 0], [0, 0, 0, 0], [0, 9, 4, 0], [0, 5, 0, 1]]]
@@ -188,8 +180,6 @@ def test_klotski_starts_from_the_given_counts() -> None:
     assert hot == {"alone": [(0, 2), (1, 1)], "first": [(0, 3), (1, 1)]}
     with pytest.raises(ConfigError, match=r"coactivation: expected a list of 2, of 2 x 8 x 8 numbers in all, got 1"):
         placed({"name": "klotski", "released": tables}, 8, 3, n_experts=8)
-    with pytest.raises(ConfigError, match="option calibrated: cannot matter beside released: a"):
-        make_policy({"name": "klotski", "calibrated": False, "released": tables})
 
 
 def test_fiddler_fills_the_gpu_in_the_given_order() -> None:
@@ -211,8 +201,6 @@ def test_kt_expert_takes_the_most_frequent_of_the_given_statistics() -> None:
     policy = {"name": "kt-expert", "strategy": "frequency", "released": {"source": "a", "activation_frequency": frequency}}
     assert make_policy(policy).needs == frozenset()
     assert placed(policy, 3, 2) == [[1, 3], [2]]
-    with pytest.raises(ConfigError, match="option released: cannot matter beside strategy: uniform"):
-        make_policy({**policy, "strategy": "uniform"})
 
 
 def test_they_keep_the_contract() -> None:

@@ -9,8 +9,6 @@ from moesim.policies.algorithms.assignment import Plan
 from moesim.policies.algorithms.counting import add_rows, top_counted
 from moesim.policies.algorithms.drawing import sample
 from moesim.policies.base import Range
-from moesim.policies.moot import InPolicy, MootIf, OnlyWith
-from moesim.policies.part_conditions import NEVER_FILLED
 from moesim.policies.parts import Part, Setup, Unit, source_needs
 from moesim.policies.twins import twin
 from moesim.policy import Predict, Predicted, Routed, View
@@ -26,7 +24,7 @@ class _Pooled(Part):
     """Experts of a layer visit to prefetch."""
     pool: Literal["transient", "cache"] = "transient"
     """Where they go: a pool of their own, emptied at the end of their layer, or the cache."""
-    buffers: Annotated[int, Range(1), OnlyWith(pool="transient")] = 1
+    buffers: Annotated[int, Range(1)] = 1
     """Slots of the transient pool in units of ``size``."""
     lookahead: Annotated[int, Range(1)] = 1
     """How many layers ahead."""
@@ -82,14 +80,14 @@ class TopPredicted(_Pooled):
 
     source: str
     """Prediction source, for example ``"signal:gate_next1"``, ``"frequency"`` or ``"oracle"``."""
-    over: Annotated[Over, InPolicy(NEVER_FILLED)] = "all"
+    over: Over = "all"
     """Take the top ``size`` of all experts and skip those on the GPU, or of those that are not on the GPU."""
     lane: Lane = "main"
     """Where the prediction is computed; ``"side"`` needs its rate in the profile."""
-    nearer: Annotated[Literal["skip", "ask"], MootIf(lookahead=1)] = "skip"
+    nearer: Literal["skip", "ask"] = "skip"
     """Layers nearer to a step's first layer than ``lookahead``: nobody asks about them, or the first layer does."""
 
-    residents: Annotated[Literal["as-they-are", "used"], OnlyWith(pool="cache")] = "as-they-are"
+    residents: Literal["as-they-are", "used"] = "as-they-are"
     """What becomes of chosen experts that are in the cache: nothing, or they count as used, so that others leave before them."""
 
     @property

@@ -11,17 +11,13 @@ from typing import Annotated, Literal
 from moesim.policies.algorithms.caching import workload_aware_swap
 from moesim.policies.algorithms.drawing import scramble
 from moesim.policies.base import CACHE, Range, layer_residents
-from moesim.policies.moot import InPolicy, MootIf
-from moesim.policies.part_conditions import COLD_STATIC, NO_COPIES, VictimsOption
 from moesim.policies.parts import Part, Setup, Swap, Unit
 from moesim.policies.twins import twin
-from moesim.policies.visit import UNROUTED_FIRST, PresentVisit, first_resident, order_of_use
+from moesim.policies.visit import UNROUTED_FIRST, PresentVisit, Victims, first_resident, order_of_use
 from moesim.policy import DEMAND, UPDATE, Fetch, Routed, View
 
 UseOrder = Literal["rank", "id"]
 Firing = Literal["default", "printed"]
-
-NO_SWAPS = MootIf(u_size=0)
 
 
 class Admitting(Part):
@@ -30,7 +26,7 @@ class Admitting(Part):
     admits = True
     swaps = False
 
-    victims: VictimsOption = UNROUTED_FIRST
+    victims: Victims = UNROUTED_FIRST
     """Routed experts of the present layer visit are named only if there are no others, or like any other; they leave after their run."""
 
     def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
@@ -200,17 +196,17 @@ class WorkloadAware(Static):
 
     swaps = True
 
-    w_size: Annotated[int, Range(1), COLD_STATIC, NO_SWAPS] = 4
+    w_size: Annotated[int, Range(1)] = 4
     """Visits of a layer in a window; a prefill chunk is one, and so is a decode step of the whole batch."""
-    u_size: Annotated[int, Range(0), COLD_STATIC] = 1
+    u_size: Annotated[int, Range(0)] = 1
     """Experts replaced at its end."""
-    firing: Annotated[Firing, COLD_STATIC, NO_SWAPS, MootIf(w_size=1)] = "default"
+    firing: Firing = "default"
     """At the end of each window, or, as the algorithm is printed, after visits 0, w, 2 w ..."""
-    only_if_better: Annotated[bool, COLD_STATIC, NO_SWAPS] = False
+    only_if_better: bool = False
     """Keep a resident unless its newcomer served more rows."""
-    blocking: Annotated[bool, COLD_STATIC, NO_SWAPS] = False
+    blocking: bool = False
     """The update's copies queue as demand, so that later demand loads wait for them."""
-    relabel: Annotated[bool, COLD_STATIC, NO_SWAPS, InPolicy(NO_COPIES)] = False
+    relabel: bool = False
     """A newcomer that is on the GPU as a transient copy is kept instead of copied again."""
 
     def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:

@@ -30,7 +30,6 @@ from moesim.errors import ConfigError
 from moesim.policies.algorithms.adapmoe import cache_sizes, expected_loads, gating_threshold, leaves_second_out
 from moesim.policies.algorithms.caching import SwapPlan, mixtral_offloading_plan
 from moesim.policies.base import Range
-from moesim.policies.moot import MootIf, Where
 from moesim.policies.released import Released, Tables
 from moesim.policies.systems.mixtral_offloading_spec import AHEAD, MixtralOffloadingSpec
 from moesim.policy import (
@@ -49,11 +48,6 @@ from moesim.policy import (
 )
 
 TABLES = ("recall", "single", "sensitivity")
-
-
-def has_table(name: str) -> Where:
-    """Give the condition that released tables have one of a name."""
-    return Where(f"with {name}", lambda tables: tables is not None and name in tables)
 
 
 def _gates(policy: Any) -> bool:
@@ -83,11 +77,11 @@ class AdapMoE(MixtralOffloadingSpec, fixed=("n_ahead", "writeback", "slots_split
     released: Annotated[Released | None, Tables(TABLES)] = None
     """Tables with a number a layer, as in the released code: of the recall (``accs``), of single (``top1_ratios``), and of the
     sensitivity (``weight``) for gating; what is not among them is as the options say."""
-    recall: Annotated[float, Range(0, 1), MootIf(released=has_table("recall"))] = 0.86
+    recall: Annotated[float, Range(0, 1)] = 0.86
     """How often a prediction is right in layers after the first, for the cache sizes (0.86 is published)."""
-    single: Annotated[float, Range(0, 1), MootIf(recall=0.0, released=None), MootIf(released=has_table("single"))] = 0.0
+    single: Annotated[float, Range(0, 1)] = 0.0
     """Share of tokens for which one expert is enough, for the cache sizes."""
-    sensitivity: Annotated[float, Range(0.005), MootIf(released=has_table("sensitivity"))] | None = None
+    sensitivity: Annotated[float, Range(0.005)] | None = None
     """In decode of one token, the second expert is left out below a weight of sqrt(0.005 / this); None: never."""
 
     @property

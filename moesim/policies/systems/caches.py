@@ -27,13 +27,11 @@ from moesim.policies.base import Range
 from moesim.policies.composed import Composed
 from moesim.policies.composition import PartSpec
 from moesim.policies.declare import option, option_of, option_parameters
-from moesim.policies.moot import MootIf, OnlyWith
-from moesim.policies.part_conditions import COLD, DEALT_OUT, LOADS_NOTHING, NO_LOADS
 from moesim.policies.parts import PrefetchPart, replacement
 
 PLANNED: dict[str, Mapping[str, Any]] = {"assignment": {"assignment": "exact"}}
 Scope = Literal["per-layer", "global"]
-Split = Annotated[SlotsSplit, OnlyWith(scope="per-layer")]
+Split = SlotsSplit
 
 
 def _cache(name: str, part: type, text: str) -> type[Composed]:
@@ -49,7 +47,7 @@ def _cache(name: str, part: type, text: str) -> type[Composed]:
         replacement=None,  # none by name: the part in `own`
         scope=option(Scope, "per-layer"),
         slots_split=option(Split, "spread"),
-        **{name: option_of(part, NO_LOADS) for name in options},
+        **{name: option_of(part) for name in options},
     )
 
 
@@ -74,7 +72,7 @@ StaticCache = Composed.preset(
     placement="frequency-global",
     replacement="static",
     prefetch=option(PartSpec | PrefetchPart, "none"),
-    scope=option(Annotated[Scope, MootIf(placement=DEALT_OUT)], "global"),
-    slots_split=option(Annotated[Split, MootIf(placement=COLD)], "spread"),
-    staging_slots=option(Annotated[int, Range(1), MootIf(assignment=LOADS_NOTHING)] | None, None),
+    scope=option(Scope, "global"),
+    slots_split=option(Split, "spread"),
+    staging_slots=option(Annotated[int, Range(1)] | None, None),
 )

@@ -47,9 +47,7 @@ from moesim.policies.base import Range
 from moesim.policies.composed import Composed
 from moesim.policies.composition import PartSpec
 from moesim.policies.declare import lifted_from, option, option_of
-from moesim.policies.moot import MootIf, OnlyWith
 from moesim.policies.no_prefetch import NoPrefetch
-from moesim.policies.part_conditions import NEVER_FILLED
 from moesim.policies.parts import PrefetchPart, ReplacementPart
 from moesim.policies.parts.prefetch import TopPredicted
 from moesim.policies.parts.replacement import WorkloadAware
@@ -58,8 +56,6 @@ from moesim.policy import View
 FEW_EXPERTS = 8  # Mixtral; the paper's other models have 64 and more
 PUBLISHED_U_SIZE = (1, 8)  # with few experts, with many
 PUBLISHED_PREFETCH_SIZE = (1, 4)  # of its Fig. 12; its Fig. 19 has 8 for Qwen
-OWN_CACHE, OWN_PREFETCH = OnlyWith(replacement=None), OnlyWith(prefetch=None)
-NO_PREFETCH = MootIf(prefetch_size=0)
 
 
 def _prefetch(policy: Any) -> TopPredicted | NoPrefetch:
@@ -77,7 +73,7 @@ def _published_sizes(policy: Any, view: View) -> None:
         policy.parts.replacement.u_size = PUBLISHED_U_SIZE[many]
 
 
-ANOTHER_PART = "Another part than the paper's. Beside it, the options that describe the paper's are refused."
+ANOTHER_PART = "Another part than the paper's, without the options that describe the paper's."
 
 # The totals of the plan are not the executed time, which pipelines.
 Dali = Composed.preset(
@@ -97,36 +93,27 @@ Dali = Composed.preset(
     load_order="rows",
     replacement=option(PartSpec | ReplacementPart | None, None, ANOTHER_PART),
     prefetch=option(PartSpec | PrefetchPart | None, None, ANOTHER_PART),
-    w_size=option_of(WorkloadAware, OWN_CACHE),
+    w_size=option_of(WorkloadAware),
     u_size=option_of(
         WorkloadAware,
-        OWN_CACHE,
         default=None,
         meaning="Experts replaced at its end; null: the paper's, 1 for models with up to 8 experts and 8 for others; 0: never.",
     ),
-    firing=option_of(WorkloadAware, OWN_CACHE),
-    only_if_better=option_of(WorkloadAware, OWN_CACHE),
-    blocking=option_of(WorkloadAware, OWN_CACHE),
-    relabel=option_of(WorkloadAware, OWN_CACHE),
+    firing=option_of(WorkloadAware),
+    only_if_better=option_of(WorkloadAware),
+    blocking=option_of(WorkloadAware),
+    relabel=option_of(WorkloadAware),
     prefetch_size=option(
-        Annotated[int, Range(0), OWN_PREFETCH] | None,
+        Annotated[int, Range(0)] | None,
         None,
         "Experts of a layer visit to prefetch; null: the paper's, 1 for models with up to 8 experts and 4 for others; 0: none.",
     ),
-    prefetch_source=option_of(TopPredicted, OWN_PREFETCH, NO_PREFETCH, name="source", default="signal:residual"),
-    prefetch_over=option_of(TopPredicted, OWN_PREFETCH, NO_PREFETCH, name="over"),
-    prefetch_buffers=option_of(
-        TopPredicted,
-        OWN_PREFETCH,
-        NO_PREFETCH,
-        name="buffers",
-        meaning="Slots of the prefetch pool in units of ``prefetch_size``.",
-    ),
+    prefetch_source=option_of(TopPredicted, name="source", default="signal:residual"),
+    prefetch_over=option_of(TopPredicted, name="over"),
+    prefetch_buffers=option_of(TopPredicted, name="buffers", meaning="Slots of the prefetch pool in units of ``prefetch_size``."),
     lane=option_of(
         TopPredicted,
-        OWN_PREFETCH,
-        NO_PREFETCH,
         meaning="Where predictions are computed; the paper uses a second stream, which needs its measured rate in the profile.",
     ),
-    slots_split=option(Annotated[SlotsSplit, NEVER_FILLED], "spread"),
+    slots_split=option(SlotsSplit, "spread"),
 )

@@ -49,7 +49,7 @@ from moesim.policies.declare import option_of
 from moesim.policies.parts import source_needs
 from moesim.policies.parts.prefetch import Lane, TopPredicted
 from moesim.policies.parts.replacement import Firing, WorkloadAware
-from moesim.policies.systems.dali import FEW_EXPERTS, NO_PREFETCH, PUBLISHED_PREFETCH_SIZE, PUBLISHED_U_SIZE
+from moesim.policies.systems.dali import FEW_EXPERTS, PUBLISHED_PREFETCH_SIZE, PUBLISHED_U_SIZE
 from moesim.policies.systems.on_demand import staging_pool
 from moesim.policies.transient import Transient
 from moesim.policy import (
@@ -90,8 +90,8 @@ class DaliMultiGpu(PolicyBase):
     only_if_better: bool = option_of(WorkloadAware)
     prefetch_size: Annotated[int, Range(0)] | None = None
     """Experts of a layer visit to prefetch to each GPU; None: the paper's for one GPU; 0: none."""
-    prefetch_source: str = option_of(TopPredicted, NO_PREFETCH, name="source", default="signal:residual")
-    lane: Lane = option_of(TopPredicted, NO_PREFETCH)
+    prefetch_source: str = option_of(TopPredicted, name="source", default="signal:residual")
+    lane: Lane = option_of(TopPredicted)
     seed: int = 0
     """Of the residents at the start."""
     staging_slots: Annotated[int, Range(1)] | None = None

@@ -46,8 +46,6 @@ from moesim.policies.daop_ahead import Ahead
 from moesim.policies.daop_swaps import PromptSwaps, SwapRule
 from moesim.policies.exchanging import LEAVING, Exchange
 from moesim.policies.main_thread import Awaited, MainThread
-from moesim.policies.moot import MootIf, OnlyWith
-from moesim.policies.part_conditions import COLD, LOADS_NOTHING
 from moesim.policies.part_names import make_part
 from moesim.policies.parts import AssignmentPart, PlacementPart, Setup, source_needs
 from moesim.policies.parts.assignment import Resident
@@ -72,8 +70,6 @@ from moesim.policy import (
 
 PLACEHOLDER = "placeholder"  # of the one expert that is copied for one use
 DECODE_FREQUENCY = {"name": "frequency-per-layer", "phase": "decode"}
-NO_SWAPS, NOTHING_TO_SWAP = MootIf(swap=False), MootIf(placement=COLD)
-OWN_GATES = MootIf(precalculate=False)
 
 _PREDICTION = -1  # in place of the expert: what is awaited is the prediction about that layer
 
@@ -107,25 +103,23 @@ class DaopPaper(PolicyBase):
 
     placement: PartSpec | PlacementPart = DECODE_FREQUENCY
     """Residents at the start; in a pool for all layers, so that a remainder of slots is used."""
-    swap: Annotated[bool, NOTHING_TO_SWAP] = True
+    swap: bool = True
     """Swap hot experts for cold ones in prefill."""
-    swap_factor: Annotated[float, Range(0), NO_SWAPS, NOTHING_TO_SWAP] = SWAP_FACTOR
+    swap_factor: Annotated[float, Range(0)] = SWAP_FACTOR
     """By how much the hot one must be busier."""
-    swap_if: Annotated[Literal["above", "at-least"], NO_SWAPS, NOTHING_TO_SWAP] = "above"
+    swap_if: Literal["above", "at-least"] = "above"
     """Whether exactly that much is enough."""
-    cold_list: Annotated[Literal["gpu-only", "mixed"], NO_SWAPS, NOTHING_TO_SWAP] = "gpu-only"
+    cold_list: Literal["gpu-only", "mixed"] = "gpu-only"
     """Candidates to leave: experts on the GPU, or as the released code lists them."""
-    swap_chunk: Annotated[Literal["last", "first"], NO_SWAPS, NOTHING_TO_SWAP] = "last"
+    swap_chunk: Literal["last", "first"] = "last"
     """With prefill in chunks, the one in which the swaps of a prompt are decided, by the rows up to then."""
-    swap_cost: Annotated[Literal["overlapped", "serial"], NO_SWAPS, NOTHING_TO_SWAP] = "overlapped"
+    swap_cost: Literal["overlapped", "serial"] = "overlapped"
     """Copies beside all computing; or one pair after the other, out and in, before any expert of the layer runs."""
-    swap_buffers: Annotated[
-        int, Range(0), NO_SWAPS, NOTHING_TO_SWAP, OnlyWith(swap_cost="overlapped"), OnlyWith(writeback=True)
-    ] = 1
+    swap_buffers: Annotated[int, Range(0)] = 1
     """Spare slots for experts that are leaving, if swaps are overlapped."""
-    writeback: Annotated[bool, NO_SWAPS, NOTHING_TO_SWAP] = True
+    writeback: bool = True
     """Copy what leaves back to the host. False: the host has kept a copy, and leaving is free."""
-    reset: Annotated[bool, NO_SWAPS, NOTHING_TO_SWAP] = False
+    reset: bool = False
     """Each new batch of requests starts from the initial placement: swaps are chosen from there, and each layer moves what its
     present placement does not share with the outcome."""
     assignment: PartSpec | AssignmentPart = "resident"
@@ -134,22 +128,20 @@ class DaopPaper(PolicyBase):
     serial: bool = False
     """One thread does one thing after the other: in decode the CPU's experts, then the GPU's, where the layer's own gate is
     asked; in prefill the CPU's after the last copy has arrived."""
-    first_predict_layer: Annotated[int, Range(1), OWN_GATES] = 5
+    first_predict_layer: Annotated[int, Range(1)] = 5
     """First layer (from 0) of which the predicted experts are executed."""
     precalculate: bool = True
     """Predict at all; False: own gates throughout."""
-    degrade: Annotated[bool, OWN_GATES, NOTHING_TO_SWAP] = True
+    degrade: bool = True
     """Replace predicted experts of which too many are on the CPU."""
-    cpu_experts: Annotated[int, Range(0), OWN_GATES, NOTHING_TO_SWAP, OnlyWith(degrade=True)] | None = None
+    cpu_experts: Annotated[int, Range(0)] | None = None
     """Predicted experts of a row that may be on the CPU; None: half of top_k, rounded down."""
-    source: Annotated[str, OWN_GATES] = "signal:gate_next1"
+    source: str = "signal:gate_next1"
     """Where predictions come from."""
-    first_on_cpu: Annotated[Literal["current", "next"], OWN_GATES] = "current"
+    first_on_cpu: Literal["current", "next"] = "current"
     """In the last layer with its own gate: its own CPU experts first, or those of the next layer (in the order in which the
     released code submits them; from the second such visit on, when it is known that a prediction comes)."""
-    pageable: Annotated[bool, MootIf(swap=False, assignment=LOADS_NOTHING), MootIf(placement=COLD, assignment=LOADS_NOTHING)] = (
-        False
-    )
+    pageable: bool = False
     """Copies at the rate of pageable memory, whatever the experiment says."""
 
     @cached_property

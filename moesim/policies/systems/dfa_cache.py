@@ -32,13 +32,9 @@ from moesim.policies.background_cache import OPTIONS, BackgroundCache
 from moesim.policies.bank import Bank
 from moesim.policies.base import Range
 from moesim.policies.both_rates import both_rates
-from moesim.policies.moot import MootIf, OnlyWith
 from moesim.policies.parts import Unit, source_needs
 from moesim.policies.past_the_cache import LLAMA_CPP_OFFLOAD_ROWS, LLAMA_CPP_PROMPT_ROWS, PastTheCache
 from moesim.policy import PREFETCH, Action, Fetched, LayerEnd, Placement, Predict, Predicted, Routed, StepBegin, View
-
-LRU = MootIf(rule="lru")
-NO_FETCH = OnlyWith(fetch=None)
 
 
 class DfaCache(BackgroundCache, fixed=OPTIONS):
@@ -62,18 +58,18 @@ class DfaCache(BackgroundCache, fixed=OPTIONS):
 
     rule: Literal["dfa", "lru"] = "dfa"
     """Who is copied and who leaves: by decayed frequency, or every miss over the oldest use (``LLAMA_EC_POLICY``)."""
-    half_life: Annotated[float, Range(0.001), LRU] = 16.0
+    half_life: Annotated[float, Range(0.001)] = 16.0
     """Decode steps after which a use counts half (``LLAMA_EC_HALF_LIFE``)."""
-    kappa: Annotated[float, Range(0), LRU, NO_FETCH] = 0.0
+    kappa: Annotated[float, Range(0)] = 0.0
     """By how much the newcomer's score must be higher (``LLAMA_EC_KAPPA``)."""
-    inserts: Annotated[int, Range(1), NO_FETCH] | None = None
+    inserts: Annotated[int, Range(1)] | None = None
     """At most so many copies for later a layer visit (``MAX_ADMIT``); None: any number."""
     fetch: str | None = None
     """Misses that the link takes in their own visit: ``rates``, or how many of none, one, two, as in ``0,0,1,1``; more misses are
     treated as the last (``LLAMA_EC_FETCH``). None: none, but copies for later."""
     prefetch_size: Annotated[int, Range(0)] = 0
     """Experts of the next layer that are copied ahead (``LLAMA_EC_PREFETCH``)."""
-    source: Annotated[str, MootIf(prefetch_size=0)] = "signal:gate_next1"
+    source: str = "signal:gate_next1"
     """Where the prediction of the next layer comes from."""
 
     @property

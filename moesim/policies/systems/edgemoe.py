@@ -27,12 +27,10 @@ from moesim.policies.composed import Composed
 from moesim.policies.composition import PartSpec
 from moesim.policies.declare import option, option_of
 from moesim.policies.layer_distance import LeastStale
-from moesim.policies.moot import OnlyWith
 from moesim.policies.parts import PrefetchPart, ReplacementPart
 from moesim.policies.parts.prefetch import TopPredicted
 from moesim.policy import View
 
-OWN_CACHE, OWN_PREFETCH = OnlyWith(replacement=None), OnlyWith(prefetch=None)
 ANOTHER_PART = "Another part than EdgeMoE's. Beside it, the options that describe EdgeMoE's are refused."
 
 
@@ -64,13 +62,13 @@ EdgeMoE = Composed.preset(
     scope="global",
     replacement=option(PartSpec | ReplacementPart | None, None, ANOTHER_PART),
     prefetch=option(PartSpec | PrefetchPart | None, None, ANOTHER_PART),
-    distance=option_of(LeastStale, OWN_CACHE),
-    victims=option_of(LeastStale, OWN_CACHE),
-    prefetch_source=option_of(TopPredicted, OWN_PREFETCH, name="source", default="coactivation"),
+    distance=option_of(LeastStale),
+    victims=option_of(LeastStale),
+    prefetch_source=option_of(TopPredicted, name="source", default="coactivation"),
     prefetch_size=option(
-        Annotated[int, Range(1), OWN_PREFETCH] | None,
+        Annotated[int, Range(1)] | None,
         None,
         "Experts of a layer visit to preload; null: as many as a row uses.",
     ),
-    lane=option_of(TopPredicted, OWN_PREFETCH),
+    lane=option_of(TopPredicted),
 )

@@ -42,7 +42,6 @@ from moesim.policies.base import (
     slot_bytes,
     slots_per_layer,
 )
-from moesim.policies.moot import MootIf, OnlyWith
 from moesim.policy import (
     DEMAND,
     Action,
@@ -62,7 +61,6 @@ from moesim.policy import (
 RING_SLOTS, RING_SLOT_BYTES, RING_EXPERTS = 2, 32 << 20, 24
 PROBE_BYTES = 16 << 20  # of the copy that measures the link
 OVERDUE = 4  # times the interval, after which places change within a generation
-BY_RATE, NO_SWAPS = OnlyWith(stream_threshold=None), MootIf(swap_budget=0)
 
 
 class Exllamav3(PolicyBase):
@@ -79,23 +77,23 @@ class Exllamav3(PolicyBase):
 
     cpu_layers: Annotated[int, Range(0)] = 0
     """First layers whose experts are all on the CPU; the others have none there."""
-    cpu_split: Annotated[int, Range(1), OnlyWith(cpu_layers=0)] | None = None
+    cpu_split: Annotated[int, Range(1)] | None = None
     """Last experts of each layer that are on the CPU; None: as few as the cache slots ask."""
-    placement: Annotated[Literal["last-ids", "frequency"], OnlyWith(cpu_layers=0)] = "last-ids"
+    placement: Literal["last-ids", "frequency"] = "last-ids"
     """Which experts are last: those with the highest ids, or the least frequent of the calibration table."""
     stream_min_rows: Annotated[int, Range(1)] = 32
     """Rows of a micro-batch from which on experts may be streamed."""
-    stream_rule: Annotated[Literal["root", "linear"], BY_RATE] = "root"
+    stream_rule: Literal["root", "linear"] = "root"
     """How the link's rate says which: as in 1.6.5, or as in 0cec381390."""
     stream_threshold: Annotated[int, Range(1)] | None = None
     """Rows of an expert from which on it is streamed; None: by the link's rate."""
-    swap_budget: Annotated[int, Range(0), OnlyWith(cpu_layers=0)] = 64
+    swap_budget: Annotated[int, Range(0)] = 64
     """Most pairs of experts that change places between generations, over all layers; 0: none ever."""
-    swap_interval: Annotated[int, Range(1), OnlyWith(cpu_layers=0), NO_SWAPS] = 128
+    swap_interval: Annotated[int, Range(1)] = 128
     """Steps after which that is due."""
-    swap_floor: Annotated[float, Range(0), OnlyWith(cpu_layers=0), NO_SWAPS] = 8.0
+    swap_floor: Annotated[float, Range(0)] = 8.0
     """So many times the layer's mean count one that comes must have."""
-    swap_hysteresis: Annotated[float, Range(0), OnlyWith(cpu_layers=0), NO_SWAPS] = 2.0
+    swap_hysteresis: Annotated[float, Range(0)] = 2.0
     """So many times the count of the one that leaves it must have."""
 
     @property

@@ -34,7 +34,6 @@ from moesim.policies.algorithms.caching import SlotsSplit
 from moesim.policies.algorithms.fate import by_frequency, shallow_favoring
 from moesim.policies.base import PolicyBase, Range, gpu_of, slot_bytes
 from moesim.policies.declare import option_of
-from moesim.policies.moot import OnlyWith
 from moesim.policies.parts import source_needs
 from moesim.policies.parts.prefetch import Lane, TopPredicted
 from moesim.policies.systems.pre_gated import BUFFERS
@@ -78,7 +77,7 @@ class Fate(PolicyBase):
 
     compression: bool = True
     """Copy misses, and the least frequent of what is predicted, at the model's next lower width; false: all at the full one."""
-    low_share: Annotated[float, Range(0, 1), OnlyWith(compression=True)] = 0.3
+    low_share: Annotated[float, Range(0, 1)] = 0.3
     """Share of the predicted count that is prefetched at the lower width, the least frequent experts."""
     source: str = option_of(TopPredicted, default="signal:gate_next1")
     """Prediction source. A recorded signal tells one expert a row more than the model uses, as far as it holds them; others do

@@ -43,7 +43,6 @@ from moesim.policies.algorithms.finemoe import (
 )
 from moesim.policies.base import Range
 from moesim.policies.fetch_thread import PrefetchingThread
-from moesim.policies.moot import MootIf
 from moesim.policies.parts import Unit, source_needs
 from moesim.policies.renewed_queue import RenewedQueue
 from moesim.policies.trajectories import Trajectories
@@ -90,7 +89,7 @@ class FineMoE(PrefetchingThread):
 
     prefetch_distance: Annotated[int, Range(0)] = DISTANCE
     """At layer l, layers from l + 1 + this on are predicted."""
-    first_layers: Annotated[Literal["demand", "embedding"], MootIf(prefetch_distance=0)] = "demand"
+    first_layers: Literal["demand", "embedding"] = "demand"
     """Layers before ``prefetch_distance``: on demand, or predicted as a step begins by the closest embedding, which the signal
     ``embedding`` tells (``moesim trace record --keep-embeddings``, then ``moesim trace calibrate``)."""
     selected_only: bool = False

@@ -28,13 +28,11 @@ from moesim.policies.base import Range
 from moesim.policies.both_rates import both_rates
 from moesim.policies.in_sequence import InSequence
 from moesim.policies.layer_stream import LayerStream
-from moesim.policies.moot import MootIf
 from moesim.policies.past_the_cache import PastTheCache
 from moesim.policy import Action, Fetched, LayerEnd, Placement, Ran, Routed, Sent, StepBegin, View
 
 HYBRID_FACTOR = 2.0
 """By how much the CPU must read faster than the link copies."""
-OFFLOAD = MootIf(backend="offload")
 
 
 class FreeToken(BackgroundCache, fixed=OPTIONS):
@@ -56,9 +54,9 @@ class FreeToken(BackgroundCache, fixed=OPTIONS):
 
     backend: Literal["auto", "offload", "hybrid"] = "auto"
     """The link takes all misses, or the CPU some; auto: by their rates (``--moe-backend``)."""
-    max_fetch: Annotated[int, Range(0), OFFLOAD] | None = None
+    max_fetch: Annotated[int, Range(0)] | None = None
     """Misses of a layer that the link takes at most; None: by the rates (``--moe-hybrid-max-fetch``, -1)."""
-    fetch_order: Annotated[Literal["recent", "lowest-id"], OFFLOAD, MootIf(max_fetch=0)] = "recent"
+    fetch_order: Literal["recent", "lowest-id"] = "recent"
     """Which misses the link takes: those used last, or those with the lowest ids."""
     prefill_overlap: bool = True
     """Copy a prompt's next layer while this one is computed."""

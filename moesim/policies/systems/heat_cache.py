@@ -26,7 +26,6 @@ from typing import Annotated, Any, Literal
 
 from moesim.policies.base import CACHE, STAGING, PolicyBase, Range, cpu_of, gpu_of, idle_resident, slot_bytes, slots_per_layer
 from moesim.policies.in_sequence import InSequence
-from moesim.policies.moot import MootIf
 from moesim.policies.parts import Unit
 from moesim.policies.past_the_cache import LLAMA_CPP_OFFLOAD_ROWS, LLAMA_CPP_PROMPT_ROWS, PastTheCache
 from moesim.policies.systems.on_demand import staging_pool
@@ -120,7 +119,7 @@ class HeatCache(PolicyBase):
 
     decay: Annotated[float, Range(0, 1)] = 0.999
     """By what heat is multiplied a step (``--expert-heat-decay``)."""
-    hyst: Annotated[float, Range(0), MootIf(decay=0)] = 1.3
+    hyst: Annotated[float, Range(0)] = 1.3
     """How many times as hot the newcomer must be (``--expert-hyst``)."""
     dwell: Annotated[int, Range(0)] = 0
     """Exchanges for which an expert stays (``--expert-dwell``)."""

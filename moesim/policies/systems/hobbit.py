@@ -33,7 +33,6 @@ from moesim.errors import CapacityError, ConfigError
 from moesim.policies.algorithms.hobbit import Precision, ScoreWeights, choose_precision, relative_weights, victim_scores
 from moesim.policies.base import PolicyBase, Range, gpu_of, slot_bytes
 from moesim.policies.impact_part import GATES
-from moesim.policies.moot import MootIf, OnlyWith
 from moesim.policies.parts import Unit, source_needs
 from moesim.policies.parts.prefetch import Lane
 from moesim.policies.systems.on_demand import staging_bytes
@@ -59,7 +58,6 @@ from moesim.policy import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-NO_PREFETCH = MootIf(depth=0)
 HIGH = None  # the full width, as the contract names it
 
 
@@ -83,17 +81,17 @@ class Hobbit(PolicyBase):
 
     low_precision: bool = True
     """Copy what is between the thresholds at the model's next lower width; false: at the full one."""
-    high_weight: Annotated[float, Range(0), OnlyWith(low_precision=True)] = 0.8
+    high_weight: Annotated[float, Range(0)] = 0.8
     """Gate weight from which on a miss is copied at full width, in units of the mean weight of the experts of its row. Not the
     paper's number, which is not known: with two experts a row, 0.8 is a weight of 0.4."""
     low_weight: Annotated[float, Range(0, 1)] = 0.2
     """Gate weight, in the same units, below which a miss is skipped; 0: none is. Not the paper's number, which is not known."""
     depth: Annotated[int, Range(0, 4)] = 3
     """Layers ahead that are predicted; 0: no prefetch. The paper's is up to 4, recorded traces usually have 3."""
-    source: Annotated[str, NO_PREFETCH] = GATES
+    source: str = GATES
     """``"gate_next"``: the recorded answers ``gate_next1``, ``gate_next2`` and so on of the following layers' gates to the
     present hidden state; any other source is asked for each of the layers."""
-    lane: Annotated[Lane, NO_PREFETCH] = "main"
+    lane: Lane = "main"
     """Where predictions are computed; ``"side"`` needs its rate in the profile."""
     lru_weight: Annotated[float, Range(0)] = 1.0
     """Weight of how recent the last use is in the score of a cached expert. The paper's weights are not known."""

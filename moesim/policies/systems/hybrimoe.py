@@ -53,17 +53,13 @@ from moesim.policies.composed import Composed
 from moesim.policies.composition import Composition, PartSpec, Prefetch
 from moesim.policies.declare import option
 from moesim.policies.impact_part import ImpactDriven
-from moesim.policies.moot import MootIf, OnlyWith
 from moesim.policies.no_prefetch import NoPrefetch
-from moesim.policies.part_conditions import ALL_CPU, FILLS_NO_CACHE, NAMED, NEVER_FILLED, NOTHING_EVICTED
 from moesim.policies.parts import PrefetchPart, ReplacementPart, Unit
 from moesim.policies.queue_parts import Queues
-from moesim.policies.score_parts import IDLE_GPU, MRS, NEVER_BUSY_GPU, Credit, MRSScore
+from moesim.policies.score_parts import MRS, Credit, MRSScore
 from moesim.policy import PREFETCH, Action, Drop, Fetch, Fetched, Placement, Run, StepBegin, View
 
 PAPER = "HybriMoE (2025)"
-NO_OWN_SCORES = MootIf(replacement=NAMED, prefetch_size=0)
-NO_OWN_CACHE = MootIf(replacement=NAMED, prefetch=NAMED)
 WARM_UP = "the warm-up that measures costs: the engine's are known from the start"
 
 
@@ -117,16 +113,16 @@ class HybriMoECode(Composed, fixed=("scope", "staging_slots", "load_order", "cac
     assignment = "hss"
     prefetch: Prefetch | None = None  # type: ignore[assignment]
     """Another part than the code's, ``"mrs-score"`` of ``prefetch_size`` experts."""
-    replacement: Annotated[PartSpec | ReplacementPart, NOTHING_EVICTED] | None = None  # type: ignore[assignment]
+    replacement: PartSpec | ReplacementPart | None = None  # type: ignore[assignment]
     """Another part than the code's, ``"mrs"`` by the first row."""
-    prefetch_size: Annotated[int, Range(0), OnlyWith(prefetch=None), IDLE_GPU, NEVER_BUSY_GPU] = 0
+    prefetch_size: Annotated[int, Range(0)] = 0
     """Experts of the next layer to prefetch; not read with another prefetch."""
-    credit: Annotated[Credit, NO_OWN_CACHE, NO_OWN_SCORES, NOTHING_EVICTED] = "by-id"
+    credit: Credit = "by-id"
     """Whose the recent scores are in the code's cache and prefetch: as the released code writes them, or as eq. 3 says. Not
     read by parts that are named, which have an option of their own."""
-    wait_prefetch: Annotated[bool, MootIf(prefetch=FILLS_NO_CACHE), MootIf(assignment=ALL_CPU)] = True
+    wait_prefetch: bool = True
     """In steps of one row, the GPU's experts wait for all prefetches that were issued before their layer was routed."""
-    slots_split: Annotated[SlotsSplit, NEVER_FILLED] = "spread"
+    slots_split: SlotsSplit = "spread"
 
     def own_part(self, kind: str) -> Any:
         """Build the code's part."""

@@ -34,7 +34,6 @@ from moesim.core.gate import check_pairs
 from moesim.policies.algorithms.caching import global_top
 from moesim.policies.algorithms.klotski import hot_experts, in_order_of_appearance, most_popular
 from moesim.policies.base import CACHE, PolicyBase, Range, gpu_of, layer_residents, micro_batch_runs, slot_bytes
-from moesim.policies.moot import OnlyWith
 from moesim.policies.released import Released, Tables
 from moesim.policy import (
     DEMAND,
@@ -70,7 +69,7 @@ class Klotski(PolicyBase):
 
     n_hot: Annotated[int, Range(1)] | None = None
     """Experts a layer that are copied before its gate has chosen; None: as many as a row is routed to."""
-    calibrated: Annotated[bool, OnlyWith(released=None)] = True
+    calibrated: bool = True
     """Start from the calibration table of co-activation; False: from an empty one."""
     released: Annotated[Released | None, Tables(("first", "coactivation"))] = None
     """Counts to start from, as in the released code: of the experts of the first layer, and of pairs of an expert of a layer and

@@ -28,7 +28,6 @@ from moesim.errors import CapacityError
 from moesim.policies.algorithms.ktransformers import Strategy, gpu_experts, most_used, split_late
 from moesim.policies.base import CACHE, PolicyBase, Range, cpu_of, gpu_of, layer_residents, slot_bytes
 from moesim.policies.declare import option
-from moesim.policies.moot import MootIf, OnlyWith
 from moesim.policies.released import Released, Tables
 from moesim.policy import (
     DEMAND,
@@ -202,14 +201,14 @@ class KtExpert(_KTransformers):
     strategy: Strategy = "uniform"
     """Which experts are on the GPU: as many of each layer, whole layers from the first, pairs drawn at random, or the most
     frequent pairs of the calibration table."""
-    released: Annotated[Released | None, Tables(("activation_frequency",)), OnlyWith(strategy="frequency")] = None
+    released: Annotated[Released | None, Tables(("activation_frequency",))] = None
     """How often each expert is used, layers x experts, as statistics that kt-kernel is started with, in place of the calibration
     table."""
     gpu_experts: Annotated[int, Range(0)] | None = None
     """Experts on the GPU for each layer, on average; None: as many as the cache slots hold."""
-    seed: Annotated[int, Range(0), OnlyWith(strategy="random")] = 42
+    seed: Annotated[int, Range(0)] = 42
     """Of the draw."""
-    dynamic_update: Annotated[bool, MootIf(prefill_threshold=None)] = False
+    dynamic_update: bool = False
     """After a layer of a long chunk of a prompt, the chunk's most frequent experts become the layer's residents."""
     max_deferred = 0
 
@@ -269,5 +268,5 @@ KtExpertDeferral = KtExpert.preset(
     Not exact: what is late is added to the next layer's output.
     """,
     exact=False,
-    max_deferred=option(Annotated[int, Range(1), MootIf(prefill_threshold=1)], 2, "Experts of a row whose outputs may be late."),
+    max_deferred=option(Annotated[int, Range(1)], 2, "Experts of a row whose outputs may be late."),
 )

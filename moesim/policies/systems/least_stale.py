@@ -9,13 +9,10 @@ from moesim.policies.base import Range
 from moesim.policies.composed import Composed
 from moesim.policies.composition import PartSpec
 from moesim.policies.declare import option, option_of
-from moesim.policies.moot import OnlyWith
 from moesim.policies.parts import PrefetchPart
 from moesim.policies.parts.prefetch import TopPredicted
 from moesim.policies.systems.two_generations import LeastStaleByGeneration
 from moesim.policy import View
-
-OWN_PREFETCH = OnlyWith(prefetch=None)
 
 
 def _prefetch(policy: Any) -> TopPredicted:
@@ -47,11 +44,11 @@ LeastStale2Gen = Composed.preset(
     scope=option(Literal["per-layer", "global"], "global"),
     prefetch=option(PartSpec | PrefetchPart | None, None, "Another prefetch. Beside it, the options of its own are refused."),
     prefetched=option_of(LeastStaleByGeneration),
-    prefetch_source=option_of(TopPredicted, OWN_PREFETCH, name="source", default="signal:gate_next1"),
+    prefetch_source=option_of(TopPredicted, name="source", default="signal:gate_next1"),
     prefetch_size=option(
-        Annotated[int, Range(1), OWN_PREFETCH] | None,
+        Annotated[int, Range(1)] | None,
         None,
         "Experts of a layer visit to prefetch; null: as many as a row uses.",
     ),
-    lane=option_of(TopPredicted, OWN_PREFETCH),
+    lane=option_of(TopPredicted),
 )

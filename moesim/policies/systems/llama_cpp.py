@@ -39,12 +39,9 @@ from moesim.policies.base import (
     idle_resident,
     layer_residents,
 )
-from moesim.policies.moot import MootIf, OnlyWith, Where
 from moesim.policies.past_the_cache import LLAMA_CPP_PROMPT_ROWS
 from moesim.policies.systems.on_demand import staging_pool
 from moesim.policy import DEMAND, LAYER_PARTS, Action, Copy, Drop, Fetch, LayerEnd, Placement, Pool, Routed, Run, View
-
-BY_BYTES = MootIf(op_offload_rule="rows-per-expert", op_offload_per_byte=Where("given", lambda rows: rows is not None))
 
 
 class LlamaCpp(PolicyBase):
@@ -64,20 +61,18 @@ class LlamaCpp(PolicyBase):
 
     n_gpu_layers: Annotated[int, Range(0)] | None = None
     """Layers on the GPU, counted from the end with the output layer as one; None: all."""
-    n_cpu_moe: Annotated[int, Range(0), MootIf(n_gpu_layers=(0, 1))] | None = None
+    n_cpu_moe: Annotated[int, Range(0)] | None = None
     """The first so many layers have their experts on the CPU. None: no layer if ``n_gpu_layers`` is given, else as few layers
     as leave experts that fit the cache slots."""
     op_offload: bool = True
     """Copy the experts of CPU layers to the GPU for larger batches."""
-    op_offload_rule: Annotated[Literal["rows", "rows-per-expert"], OnlyWith(op_offload=True)] = "rows"
+    op_offload_rule: Literal["rows", "rows-per-expert"] = "rows"
     """Larger by rows of a micro-batch, or by rows that an expert gets on average (ik_llama.cpp)."""
-    op_offload_min_rows: Annotated[int, Range(1), OnlyWith(op_offload=True), BY_BYTES] = 32
+    op_offload_min_rows: Annotated[int, Range(1)] = 32
     """So many rows, of either kind, from which on it does."""
-    op_offload_per_byte: (
-        Annotated[float, Range(0), OnlyWith(op_offload=True), OnlyWith(op_offload_rule="rows-per-expert")] | None
-    ) = None
+    op_offload_per_byte: Annotated[float, Range(0)] | None = None
     """So many rows an expert for each byte of a weight instead, rounded down (ik_llama.cpp #1813)."""
-    staging_slots: Annotated[int, Range(1), OnlyWith(op_offload=True)] | None = None
+    staging_slots: Annotated[int, Range(1)] | None = None
     """Experts of the pool for such copies; None: the model's top_k, but at least 2."""
 
     @property

@@ -35,7 +35,6 @@ import numpy as np
 from moesim.policies.algorithms.activations import Mask, least_visited
 from moesim.policies.base import Range
 from moesim.policies.fetch_thread import FetchThread, PrefetchingThread
-from moesim.policies.moot import MootIf
 from moesim.policies.parts import Unit
 from moesim.policies.past_sequences import Past
 from moesim.policies.visit import UNROUTED_FIRST, Victims
@@ -73,7 +72,7 @@ class MoEInfinityPaper(PrefetchingThread):
     )
     needs = frozenset({"table:activation_matrices"})
 
-    mask: Annotated[Mask, MootIf(capacity=1)] = "seen"
+    mask: Mask = "seen"
     """Rows of the matrices that are compared at layer l: 0 to l, or, as in the released modules, those after l."""
     begin: Literal["present", "next"] = "present"
     """The first layer of which experts are prefetched; in the released modules the present one."""

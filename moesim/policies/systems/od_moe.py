@@ -54,7 +54,6 @@ from moesim.errors import ConfigError, HardwareError
 from moesim.policies.algorithms.drawing import sample
 from moesim.policies.algorithms.od_moe import assign_loads, by_rank, mini_batches
 from moesim.policies.base import STAGING, PolicyBase, Range, slot_bytes
-from moesim.policies.moot import MootIf, Where
 from moesim.policies.od_moe_shadow import Alignment, Shadow
 from moesim.policies.parts import source_needs
 from moesim.policy import (
@@ -80,7 +79,6 @@ from moesim.policy import (
 
 NO_PREDICTION = "none"
 RANDOM = "random"
-NO_SHADOW = MootIf(prediction_source=Where("none or random", lambda given: _kind(given) in (NO_PREDICTION, RANDOM)))
 
 
 class Prompt(NamedTuple):
@@ -105,18 +103,18 @@ class OdMoE(PolicyBase):
     )
     profile = "odmoe-10x3090"
 
-    token_period: Annotated[int, Range(1), NO_SHADOW] | None = 1
+    token_period: Annotated[int, Range(1)] | None = 1
     """Decoded tokens from one alignment of the shadow's token to the next, the first at the first decoded token;
     None: never."""
-    kv_period: Annotated[int, Range(1), NO_SHADOW] | None = 1
+    kv_period: Annotated[int, Range(1)] | None = 1
     """The same for its KV cache."""
-    precision: Annotated[Literal["int8", "nf4", "fp16"], NO_SHADOW] = "int8"
+    precision: Literal["int8", "nf4", "fp16"] = "int8"
     """Of the shadow; with the periods it names the recorded signal, ``shadow-int8:T1:KV1`` and so on (0 for never)."""
     prediction_source: str | None = None
     """Another source of predictions. ``"synthetic:0.97"`` and ``"oracle"`` are paid for as the shadow and need no state of the
     model, like it, and the messages of the alignment stay. Without a shadow, alignment or cost: ``"random"``, where experts
     are drawn (``"random:3"``: from another seed than 0), and ``"none"``, where they are loaded once routed."""
-    prompt_kv: Annotated[Literal["sent", "own"], NO_SHADOW, MootIf(kv_period=None)] = "own"
+    prompt_kv: Literal["sent", "own"] = "own"
     """Whether the first alignment of the KV cache brings the prompt's, too."""
     release: Literal["group", "worker"] = "group"
     """Whether the workers of a layer are free once all its experts are computed, or each once its own is; in prefill too."""
@@ -130,7 +128,7 @@ class OdMoE(PolicyBase):
     """Experts that a worker has memory for."""
     main: str = "main"
     """How the name of the GPU begins that runs all but the experts."""
-    shadow: Annotated[str, NO_SHADOW] = "shadow"
+    shadow: str = "shadow"
     """How the names of the GPUs begin that run the shadow."""
     workers: str = "worker"
     """How the names of the GPUs begin that run experts."""

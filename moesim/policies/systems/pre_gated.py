@@ -25,12 +25,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import groupby
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from moesim.policies.algorithms.arena import Arena, Rule
 from moesim.policies.base import PolicyBase, gpu_of, layer_residents, slot_bytes
 from moesim.policies.declare import option_of
-from moesim.policies.moot import MootIf, OnlyWith
 from moesim.policies.parts import Unit, source_needs
 from moesim.policies.parts.prefetch import Lane, TopPredicted
 from moesim.policy import (
@@ -68,10 +67,10 @@ class PreGated(PolicyBase):
 
     method: Literal["pre-gated", "prefetch-all", "on-demand"] = "pre-gated"
     """What is copied while a layer computes: what the next layer is said to be routed to, all of its experts, or nothing."""
-    source: str = option_of(TopPredicted, OnlyWith(method="pre-gated"), default="oracle")
+    source: str = option_of(TopPredicted, default="oracle")
     """Who says what the next layer is routed to; ``oracle`` for a model that is trained to know."""
-    lane: Lane = option_of(TopPredicted, OnlyWith(method="pre-gated"))
-    prompts_on_demand: Annotated[bool, MootIf(method="on-demand")] = False
+    lane: Lane = option_of(TopPredicted)
+    prompts_on_demand: bool = False
     """While prompts are processed nothing is copied ahead, as in the encoder of the released code's models."""
     cache: Rule | None = None
     """Who leaves a cache of experts of all layers; None: no cache."""

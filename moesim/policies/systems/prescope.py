@@ -65,7 +65,6 @@ from moesim.policies.base import (
 )
 from moesim.policies.composition import PartSpec
 from moesim.policies.cross_layer import PUBLISHED_HIT, Foresight, most_absent
-from moesim.policies.moot import MootIf, OnlyWith
 from moesim.policies.part_names import make_part
 from moesim.policies.parts import AssignmentPart, PlacementPart, Setup, source_needs
 from moesim.policies.prefetch_groups import PrefetchGroups
@@ -93,8 +92,6 @@ LEARNED = "signal:learned"
 PREDICTOR_BYTES = 2_800_000  # a layer, the largest that is printed
 PARTS_OF_A_TRANSFER = 3
 PRESCHED = "presched"
-PREDICTS, PLANS = MootIf(predictor=None), OnlyWith(scheduler=PRESCHED)
-ONE_BUFFER = MootIf(prefetch_slots=1)
 
 
 class PreScopeParts(NamedTuple):
@@ -119,36 +116,36 @@ class PreScope(PolicyBase):
     predictor: str | None = LEARNED
     """Source of the prediction of the next layer, for example ``"signal:learned"``, ``"signal:gate_next1"``,
     ``"synthetic:0.9"`` or ``"oracle"``; None: nothing is prefetched."""
-    head_start: Annotated[bool, PREDICTS, PLANS, OnlyWith(async_io=True)] = True
+    head_start: bool = True
     """The CPU begins before the prediction is in with those experts that every plan gives it; False, or without ``async_io``:
     it waits."""
     scheduler: PartSpec | AssignmentPart = PRESCHED
     """``"presched"``, or an assignment part that plans each layer by itself, for example ``"threshold"``."""
-    prefetch_size: Annotated[int, Range(1), PREDICTS] | None = None
+    prefetch_size: Annotated[int, Range(1)] | None = None
     """Experts to prefetch for each layer, whether there is time or not; None: as many as fit."""
     async_io: bool = True
     """Chunked transfers, an expert in three parts, beside all computation. False: the experiment's transfers, and no transfer
     beside any computation."""
-    none_better: Annotated[Literal["eq2", "printed", "sentinel"], PLANS] = "eq2"
+    none_better: Literal["eq2", "printed", "sentinel"] = "eq2"
     """What to load where no load would be done before the CPU."""
-    limit_to_queue: Annotated[bool, PREDICTS, PLANS, OnlyWith(prefetch_size=None), ONE_BUFFER] = False
+    limit_to_queue: bool = False
     """Prefetch no more experts than GPU_Q holds of the next layer."""
-    prefetch_order: Annotated[Literal["busiest", "printed"], PREDICTS, MootIf(prefetch_size=1), ONE_BUFFER] = "busiest"
+    prefetch_order: Literal["busiest", "printed"] = "busiest"
     """Busiest first, or as the loop is printed, busiest last."""
-    window: Annotated[Literal["none", "next2"], PREDICTS, PLANS, OnlyWith(async_io=True)] = "none"
+    window: Literal["none", "next2"] = "none"
     """What to prefetch where GPU_Q holds no expert of the next layer: nothing, or for the layer after it."""
-    next2_predictor: Annotated[str, OnlyWith(window="next2")] = "signal:gate_next2"
+    next2_predictor: str = "signal:gate_next2"
     """Source of the prediction of the layer after the next."""
-    prior_hit: Annotated[float, Range(0, 1), PREDICTS, OnlyWith(prefetch_size=None)] = PUBLISHED_HIT
+    prior_hit: Annotated[float, Range(0, 1)] = PUBLISHED_HIT
     """Probability that a predicted expert is wanted, until something has been seen."""
     demand_slots: Annotated[int, Range(1)] = 2
     """Experts of the buffer for loads on demand."""
-    prefetch_slots: Annotated[int, Range(1), PREDICTS, MootIf(prefetch_size=1, window="none")] | None = None
+    prefetch_slots: Annotated[int, Range(1)] | None = None
     """Experts of each of the two groups of prefetch buffers; None: all that could be wanted and are not in the table."""
-    cancel: Annotated[Literal["layer-end", "next-gate"], PREDICTS, OnlyWith(async_io=True)] = "layer-end"
+    cancel: Literal["layer-end", "next-gate"] = "layer-end"
     """When prefetches that are only queued are given up: when the layer ends that asked for them, or when the one is routed
     that they are for."""
-    lane: Annotated[Literal["main", "side"], PREDICTS] = "main"
+    lane: Literal["main", "side"] = "main"
     """Where predictions are computed; ``"side"`` needs its rate in the profile."""
 
     @cached_property

@@ -14,16 +14,12 @@ Without prefetches this is LRU. With them it differs: what is prefetched and the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Literal
 
 from moesim.policies.algorithms.generations import TwoGenerations
-from moesim.policies.moot import InPolicy, MootIf
-from moesim.policies.part_conditions import FILLS_NO_CACHE
 from moesim.policies.parts import Setup, Unit
 from moesim.policies.parts.replacement import Admitting
 from moesim.policy import Fetch, Routed, StepBegin, View
-
-NOTHING_AHEAD = InPolicy(MootIf(prefetch=FILLS_NO_CACHE))
 
 
 class LeastStaleByGeneration(Admitting, fixed=("victims",)):
@@ -31,7 +27,7 @@ class LeastStaleByGeneration(Admitting, fixed=("victims",)):
 
     victims = "idle"  # its reading knows of no visits
 
-    prefetched: Annotated[Literal["fresh", "stale"], NOTHING_AHEAD] = "fresh"
+    prefetched: Literal["fresh", "stale"] = "fresh"
     """What a prefetched expert is until it is used."""
 
     def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:

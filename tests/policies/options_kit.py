@@ -1,24 +1,19 @@
-"""Every option of every policy and part beside every other: which values are tried, on which small machines and workloads.
-
-Options of a part are tried beside those of the policy around it, too.
-"""
+"""Options of every policy and part: which values are tried, on which small machines and workloads."""
 
 from __future__ import annotations
 
-import json
 import types
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from moesim.engine import EngineOptions, simulate
-from moesim.errors import ConfigError, MoesimError
+from moesim.errors import ConfigError
 from moesim.hardware import HardwareProfile, load_hardware
 from moesim.hardware.costs import CostModel
 from moesim.model import ModelSpec
 from moesim.policies.declare import Range, option_hints, option_parameters
-from moesim.policies.moot import moot_in_parts, moot_options
 from moesim.policies.part_names import PARTS
 from moesim.policies.registry import POLICIES, make_policy, policy_class
 from moesim.records import Records
@@ -242,19 +237,11 @@ class Subject:
         return ""
 
     def make(self, options: Options) -> Any:
-        """Build the policy without the registry, which would refuse what is moot."""
+        """Build the policy."""
         if not self.kind:
             return self.cls(**options)
         own, around = self._split(options)
         return policy_class(self.policy)(**around, **{self.kind: self.cls(**own)})
-
-    def moot(self, options: Options) -> set[str]:
-        """Return the options that are called moot."""
-        own, _ = self._split(options)
-        found = set(moot_options(self.cls(**self.fixed | own), own))
-        if self.kind:
-            found.update(moot_in_parts(self.make(options), {self.kind: own}).get(self.kind, ()))
-        return found
 
     def values_around(self) -> dict[str, list[Any]]:
         """Return values of the options of the policy around a part, under the names by which they are told from the part's."""
@@ -331,32 +318,9 @@ PART_SUBJECTS = [
     Subject(name, cls, kind, *AROUND.get((kind, name), ({}, {})))
     for kind, parts in PARTS.items() for name, cls in parts.items() if option_parameters(cls)
 ]  # fmt: skip
-# Parts in policies that treat them otherwise than `composed`. `daop-code` differs from `daop-paper` in its defaults only.
-OTHER_PART_SUBJECTS = [
-    replace(subject, policy=policy, kind=kind, around={key: value for key, value in subject.around.items() if key in options})
-    for policy in ("hybrimoe-code", "daop-paper", "prescope")
-    for subject in PART_SUBJECTS
-    for options in [option_parameters(policy_class(policy))]
-    for kind in ["scheduler" if policy == "prescope" and subject.kind == "assignment" else subject.kind]
-    if kind in options
-]
 
 
 # ------------------------------------------------------------------------------------------------------------------ runs
-_RUNS: dict[tuple[Any, ...], int | str] = {}
-
-
-def outcome(subject: Subject, options: Options, setting: Setting) -> int | str:
-    """Return a hash of all records of a run, or its error."""
-    key = subject.name, subject.kind, subject.policy, json.dumps(options, sort_keys=True), setting
-    if key not in _RUNS:
-        try:
-            _RUNS[key] = hash(_plain(run(subject, options, setting)))
-        except MoesimError as error:
-            _RUNS[key] = str(error)
-    return _RUNS[key]
-
-
 def run(subject: Subject, options: Options, setting: Setting) -> Records:
     model, trace, workload = workload_of(setting)
     model = replace(model, low_bits=getattr(policy_class(subject.policy if subject.kind else subject.name), "low_bits", ()))
@@ -377,103 +341,3 @@ def run(subject: Subject, options: Options, setting: Setting) -> Records:
         options=EngineOptions(decision_ns=setting.decision_ns),
         policy_name=subject.name,
     )
-
-
-def _plain(records: Records) -> str:
-    """Write all that happened; a pool that nothing enters is no event."""
-    pools = {pool: peak for pool, peak in records.pool_peak_bytes.items() if peak}
-    return repr({**vars(records), "pool_peak_bytes": pools})
-
-
-# ----------------------------------------------------------------------------------------------------------------- pairs
-class Pairs:
-    """All pairs of options of a policy or part.
-
-    Parameters
-    ----------
-    subject : Subject
-    every : bool
-        Try every value that `Subject.values` knows, and where an option is refused, every setting.
-    """
-
-    def __init__(self, subject: Subject, *, every: bool = False) -> None:
-        self.subject = subject
-        self.values = subject.values(every=every)
-        self._beside = self.values | subject.values_around()
-        self._witnesses = SETTINGS if every else SETTINGS[:1]
-        self._settings: dict[str, list[Setting]] = {}  # option -> settings, first those on which it has mattered
-
-    def dead(self) -> list[str]:
-        """Name options that no value makes matter, beside whatever else is set."""
-        return [option for option, tried in self.values.items() if tried and not self._ever_matters(option, tried)]
-
-    def _ever_matters(self, option: str, tried: Sequence[Any]) -> bool:
-        for base in self._bases(option):
-            accepted = [] if self.subject.refusal(base) else [v for v in tried if not self.subject.refusal({**base, option: v})]
-            if accepted and self._changes(option, accepted, base):
-                return True
-        return False
-
-    def problems(self) -> list[str]:
-        """Name options that are accepted and change nothing, and those that are refused and change something."""
-        return sorted({finding for _, finding in self.cases() if finding})
-
-    def cases(self) -> Iterator[tuple[str, str]]:
-        """Try each option beside each other; give whether it is accepted, and what is wrong with that."""
-        refusal = self.subject.refusal
-        for option, tried in self.values.items():
-            for base in self._bases(option):
-                if refusal(base):
-                    continue
-                accepted = [value for value in tried if not refusal({**base, option: value})]
-                wrong = []
-                if accepted and not self._matters(option, accepted, base):
-                    wrong.append(f"{option}: accepted beside {base}, where it changes nothing")
-                refused = [{**base, option: value} for value in tried if value not in accepted]
-                wrong += [line for options in refused for line in self._unjust(options)]
-                yield "accepted" if accepted else "refused", "; ".join(wrong)
-
-    def _bases(self, option: str) -> Iterable[Options]:
-        """Give what an option is tried beside: what it needs, and that with each value of each other option."""
-        needed = BESIDE.get((self.subject.name, option), {})
-        yield needed
-        for other, values in self._beside.items():
-            if other != option:
-                yield from ({**needed, other: value} for value in values)
-
-    def _matters(self, option: str, values: Sequence[Any], base: Options) -> bool:
-        """Whether any of the values changes something on some setting, or none can run anywhere."""
-        if self._changes(option, values, base):
-            return True
-        settings = self._settings[option]
-        return not any(isinstance(one, int) for setting in settings for one in self._all(option, values, base, setting))
-
-    def _changes(self, option: str, values: Sequence[Any], base: Options) -> bool:
-        """Whether any of the values changes the records, or makes a run possible, on some setting."""
-        settings = self._settings.setdefault(option, list(SETTINGS))
-        for setting in list(settings):
-            before = outcome(self.subject, base, setting)
-            if any(isinstance(after, int) and after != before for after in self._all(option, values, base, setting)):
-                settings.remove(setting)
-                settings.insert(0, setting)
-                return True
-        return False
-
-    def _all(self, option: str, values: Sequence[Any], base: Options, setting: Setting) -> Iterator[int | str]:
-        """Give the outcomes of an option; where all are errors, it is refused later, by what it is asked to do."""
-        for value in values:
-            yield outcome(self.subject, {**base, option: value}, setting)
-
-    def _unjust(self, options: Options) -> Iterator[str]:
-        """Say which options are called moot, and yet change the records."""
-        try:
-            moot = self.subject.moot(options)
-        except ConfigError:
-            return  # refused for another reason
-        for one in sorted(moot):
-            less = {key: value for key, value in options.items() if key != one}
-            for setting in self._witnesses:
-                pair = outcome(self.subject, options, setting), outcome(self.subject, less, setting)
-                if pair[0] != pair[1] and not any(isinstance(side, str) for side in pair):
-                    yield f"{one}: refused in {options}, where it changes something"
-                    break
