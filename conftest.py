@@ -25,9 +25,9 @@ settings.register_profile("moesim", deadline=None, suppress_health_check=[Health
 settings.load_profile("moesim")
 
 # The shipped traces are read by hundreds of tests, and unpacking one takes up to a second. Unpacked arrays are read-only.
-from moesim.trace import packed  # noqa: E402 - after the number of threads
+from moesim.trace import format as container  # noqa: E402 - after the number of threads
 
-_unpack, _unpacked = packed._restore, LRUCache[tuple[bytes, str], Any](48)  # the shipped traces have 39 large arrays, of 57 MB
+_unpack, _unpacked = container._restore, LRUCache[tuple[bytes, str], Any](48)  # the shipped traces have 39 large arrays, of 57 MB
 
 
 def _remember(place: str, array: Any, fact: object, types: Any) -> Any:
@@ -39,7 +39,7 @@ def _remember(place: str, array: Any, fact: object, types: Any) -> Any:
     return _unpacked[key]
 
 
-packed._restore = _remember
+container._restore = _remember
 
 # Doctests import the modules.
 _NEED_TORCH = ["moesim/recorder/*", "moesim/live/kernels/*", "moesim/live/*", "moesim/live/profiler/*"]

@@ -73,7 +73,7 @@ def parameters() -> Rows:
 
 def formats() -> Rows:
     """List formats."""
-    from moesim.trace.formats.detect import formats as known
+    from moesim.trace.formats.importing import formats as known
 
     found = known().values()
     return [{"name": one.name, "label": one.label or "to be given", "what it is": one.about} for one in found]

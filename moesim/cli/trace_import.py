@@ -18,8 +18,7 @@ from moesim.experiment.needs import served
 from moesim.model import load_model
 from moesim.trace import SUFFIX
 from moesim.trace.formats.contract import Options
-from moesim.trace.formats.importing import LABELS, import_trace
-from moesim.trace.formats.model_file import model_file, write_model_file
+from moesim.trace.formats.importing import LABELS, import_trace, model_file, write_model_file
 
 Phase = StrEnum("Phase", ["decode", "prefill", "both"])
 Incomplete = StrEnum("Incomplete", ["tokens", "layers"])

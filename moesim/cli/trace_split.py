@@ -12,7 +12,7 @@ from moesim.cli.outputs import check_out
 from moesim.core.text import say
 from moesim.errors import InputError
 from moesim.trace import SUFFIX, Trace, find_trace
-from moesim.trace.units import split_experts
+from moesim.trace.derived import split_experts
 
 
 def trace_split(

@@ -16,7 +16,7 @@ from moesim.core.text import say
 from moesim.trace import Trace, find_trace
 
 if TYPE_CHECKING:
-    from moesim.trace.stats.summary import Row
+    from moesim.trace.stats.report import Row
 
 
 def trace_stats(
@@ -53,7 +53,7 @@ def trace_stats(
 
 
 def _text(result: dict[str, Any], form: Format) -> str:
-    from moesim.trace.stats.summary import summary
+    from moesim.trace.stats.report import summary
 
     if form is Format.JSON:
         return json.dumps(result, indent=2) + "\n"

@@ -18,12 +18,12 @@ from moesim.core.table import Format, render, render_records
 from moesim.core.text import say
 from moesim.errors import ConfigError
 from moesim.trace import SUFFIX, Trace, find_trace
-from moesim.trace.subset import subset
+from moesim.trace.derived import subset
 
 if TYPE_CHECKING:
+    from moesim.trace.synthesis.figures import Targets
+    from moesim.trace.synthesis.fit import Match
     from moesim.trace.synthesis.parameter_set import ParameterSet
-    from moesim.trace.synthesis.report import Match
-    from moesim.trace.synthesis.target_figures import Targets
 
 _DEFAULT_BASE = "mixtral-8x7b"
 _TWO_HALVES = 4  # requests, at least
@@ -90,10 +90,9 @@ def fit(
     Example: moesim trace fit --targets mixtral-8x7b --from mixtral-8x7b --only-report --fresh 1
     """
     from moesim.trace.synthesis import read_parameters  # SciPy takes most of a second to import
+    from moesim.trace.synthesis.figures import read_targets
     from moesim.trace.synthesis.fit import fit as fit_parameters
-    from moesim.trace.synthesis.fit import free_parameters, most_traces
-    from moesim.trace.synthesis.report import report
-    from moesim.trace.synthesis.target_figures import read_targets
+    from moesim.trace.synthesis.fit import free_parameters, most_traces, report
 
     if (targets is None) == (trace is None):
         raise ConfigError("trace fit: expected either --targets or --trace, got both or neither; give one")
@@ -124,8 +123,7 @@ def fit(
 
 def _targets_of(name: str, hold_out: bool) -> tuple[Targets, dict[str, float] | None]:
     """Measure targets on a trace, or on the even ones of its requests, with the same figures of the odd ones."""
-    from moesim.trace.synthesis.measure import measure
-    from moesim.trace.synthesis.target_figures import targets_of
+    from moesim.trace.synthesis.figures import measure, targets_of
 
     trace = Trace.read(find_trace(name))
     if not hold_out:
@@ -152,7 +150,7 @@ def _tell(bar: Progress, tries: int, error: float) -> None:
 
 
 def _print(matches: Sequence[Match], form: Format) -> None:
-    from moesim.trace.synthesis.report import COLUMNS, HELD_OUT, RIGHT, cells
+    from moesim.trace.synthesis.fit import COLUMNS, HELD_OUT, RIGHT, cells
 
     if form in (Format.JSON, Format.JSONL):
         records = [

@@ -13,7 +13,7 @@ from moesim.policies.registry import POLICIES, make_policy
 from moesim.policy import Predicted
 from moesim.trace import SUFFIX
 from moesim.trace.predictors.chosen import ALWAYS, stand_in
-from moesim.trace.stats.embedding import EMBEDDING
+from moesim.trace.stats.calibration import EMBEDDING
 
 if TYPE_CHECKING:
     from moesim.experiment.spec import Point

@@ -28,7 +28,7 @@ from moesim.policies.registry import make_policy
 from moesim.policies.sources import source_digest
 from moesim.trace.made import trace_label
 from moesim.trace.workload import Workload, WorkloadSpec, compose
-from moesim.trace.workload.selection import select
+from moesim.trace.workload.compose import select
 
 if TYPE_CHECKING:
     from moesim.hardware import HardwareProfile

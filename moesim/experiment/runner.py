@@ -24,7 +24,7 @@ from moesim.metrics.outcome import Outcome
 from moesim.metrics.summary import Summary
 from moesim.policies.registry import make_policy
 from moesim.records import Records, activities
-from moesim.trace.predictors.future import FutureUse
+from moesim.trace.predictors.chosen import FutureUse
 from moesim.trace.workload.compose import drawn
 
 if TYPE_CHECKING:

@@ -16,10 +16,9 @@ from moesim.plots.style import add_corner, legend_above, new_figure
 from moesim.plots.trace_kit import level, line, phase_of, signal_numbers, trace_corner, trace_words, whole_numbers
 from moesim.plots.widths import COLUMN, TEXT
 from moesim.trace import Signal, Trace
+from moesim.trace.stats.balance import phase_rows, spans
 from moesim.trace.stats.batches import compose, workloads
-from moesim.trace.stats.prediction import recall, signal_recall_by_layer, top_ids
-from moesim.trace.stats.sample import phase_rows, spans
-from moesim.trace.stats.workload_recall import busiest_found, workload_recall
+from moesim.trace.stats.prediction import busiest_found, recall, signal_recall_by_layer, top_ids, workload_recall
 
 METRICS: Final = ("activated", "workload")
 _CELLS: Final = {"activated": 32, "workload": 16}  # columns of a heat map, about: a step says less than its tokens

@@ -15,7 +15,7 @@ from moesim.plots.style import add_corner
 from moesim.plots.trace_kit import phase_of, trace_corner, trace_words
 from moesim.plots.widths import TEXT
 from moesim.trace import Trace
-from moesim.trace.stats.sample import Sample, select
+from moesim.trace.stats.balance import Sample, select
 
 _PANELS: Final = {"before": "from the window before", "first": "from the first window"}
 

@@ -17,7 +17,7 @@ from moesim.core.colours import BLACK, GREY, SERIES
 from moesim.errors import ConfigError, unknown_name
 from moesim.plots.style import add_corner, styled
 from moesim.trace import Trace
-from moesim.trace.stats.sample import PHASES, main_phase, phase_rows
+from moesim.trace.stats.balance import PHASES, main_phase, phase_rows
 
 _MARKERS: Final = "osD^vPX<>"
 _DASHES: Final = ("-", "--", "-.", ":")

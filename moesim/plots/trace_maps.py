@@ -16,9 +16,9 @@ from moesim.plots.style import add_corner
 from moesim.plots.trace_kit import phase_of, trace_corner, trace_words
 from moesim.plots.widths import COLUMN, TEXT
 from moesim.trace import Trace
+from moesim.trace.stats.balance import Sample, select
 from moesim.trace.stats.locality import membership, ranked, reuse_baseline, reuse_by_lag, reuse_by_rank
 from moesim.trace.stats.prediction import pair_counts
-from moesim.trace.stats.sample import Sample, select
 
 _PAIRS: Final = 3  # pairs of layers that are drawn unless they are named
 _RANKS: Final = 4  # ranks that are drawn, in multiples of k

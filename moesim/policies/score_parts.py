@@ -15,7 +15,7 @@ from moesim.policies.parts.replacement import LRU
 from moesim.policies.twins import twin
 from moesim.policies.visit import Victims
 from moesim.policy import Fetch, Predict, Predicted, Routed, StepBegin, View
-from moesim.trace.stats.score_caches import MRS_ALPHA
+from moesim.trace.stats.caches import MRS_ALPHA
 
 SCORES = frozenset({"scores-or-weights"})
 Credit = Literal["own", "by-id"]

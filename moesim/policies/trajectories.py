@@ -10,7 +10,7 @@ import numpy as np
 from moesim.policies.algorithms.activations import shares
 from moesim.policies.algorithms.finemoe import MapRanks, map_ranks
 from moesim.policy import Routed
-from moesim.trace.stats.embedding import DECIMALS
+from moesim.trace.stats.calibration import DECIMALS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

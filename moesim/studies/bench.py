@@ -22,8 +22,7 @@ from moesim.policies.registry import POLICIES, make_policy
 from moesim.policy import Action, Fetch, Policy, Routed, Victim, View
 from moesim.testing.traces import synthetic_trace
 from moesim.trace import Trace
-from moesim.trace.predictors.chosen import PredictorSet
-from moesim.trace.predictors.future import FutureUse
+from moesim.trace.predictors.chosen import FutureUse, PredictorSet
 from moesim.trace.workload import Workload, WorkloadSpec, compose
 
 N_TIMEOUTS = 100_000

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from moesim.core.student import line
+from moesim.trace.stats.balance import main_phase, select
 from moesim.trace.stats.lookahead import HALF_GAP, misses_by_window
-from moesim.trace.stats.sample import main_phase, select
 
 if TYPE_CHECKING:
     from moesim.trace import Trace

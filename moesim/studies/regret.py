@@ -23,7 +23,7 @@ from moesim.metrics.naming import CACHE_SETTINGS, SETTINGS
 from moesim.policies.registry import make_policy
 from moesim.policy import Placement
 from moesim.studies.oracles import DECISIONS, NONE, Decisions, combinations, derive, replaceable
-from moesim.trace.predictors.future import FutureUse
+from moesim.trace.predictors.chosen import FutureUse
 
 if TYPE_CHECKING:
     from moesim.metrics import Value

@@ -8,8 +8,7 @@ import numpy as np
 
 from moesim.trace import Signal, Trace
 from moesim.trace.stats.balance import activation_frequency, used
-from moesim.trace.stats.calibration import MAPS, MATRICES, MOST, map_rows
-from moesim.trace.stats.embedding import EMBEDDING
+from moesim.trace.stats.calibration import EMBEDDING, MAPS, MATRICES, MOST, map_rows
 from moesim.trace.stats.prediction import coactivation
 
 if TYPE_CHECKING:

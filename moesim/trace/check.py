@@ -11,9 +11,8 @@ import numpy as np
 from moesim.core.limits import EXPERTS
 from moesim.core.text import steering
 from moesim.errors import TraceError
-from moesim.trace.additions import check_additions
 from moesim.trace.format import REQUIRED, SCHEMA_VERSION
-from moesim.trace.parts import GateInputs, Recorded, Signal
+from moesim.trace.parts import GateInputs, Recorded, Signal, check_additions
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

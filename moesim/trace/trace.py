@@ -32,11 +32,10 @@ import numpy as np
 from moesim.core.data import data_dirs
 from moesim.core.facts import Facts
 from moesim.errors import TraceError, unknown_name
-from moesim.trace.additions import made_up, remarks
 from moesim.trace.check import check_trace
 from moesim.trace.files import arrays_of, full_header, read_file, write_file
 from moesim.trace.format import SCHEMA_VERSION, checksums
-from moesim.trace.parts import GateInputs, Recorded, Requests, Signal, tabulate
+from moesim.trace.parts import GateInputs, Recorded, Requests, Signal, made_up, remarks, tabulate
 from moesim.trace.shards import MANIFEST, PARTS_SUFFIX, read_shards
 
 if TYPE_CHECKING:

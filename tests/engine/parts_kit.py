@@ -26,8 +26,7 @@ from moesim.policies.queue_parts import Queues
 from moesim.policies.systems.hybrimoe import HybriMoECode
 from moesim.records import Records
 from moesim.testing.traces import synthetic_trace
-from moesim.trace.predictors.chosen import PredictorSet
-from moesim.trace.predictors.future import FutureUse
+from moesim.trace.predictors.chosen import FutureUse, PredictorSet
 from moesim.trace.workload import WorkloadSpec, compose
 from tests.engine.engine_kit import assert_same, cpu, gpu, link, machine, pair, sure, tiny_model
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ from moesim.engine import agreement, choice, chosen, entry, native
 from moesim.errors import ConfigError, SimulationError
 from moesim.policies.registry import make_policy
 from moesim.testing.runs import run_inputs, tiny_workload
-from moesim.trace.workload import routing
 from tests.engine.engine_kit import Script, play
 from tests.engine.rules_kit import ALL, ONE, on_gpu
+
+routing = import_module("moesim.trace.workload.compose")  # the package has a function of that name
 
 built = pytest.mark.skipif(not native.AVAILABLE, reason="the native engine is not built")
 

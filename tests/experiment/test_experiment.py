@@ -18,7 +18,7 @@ from moesim.experiment.report import result_table
 from moesim.experiment.runner import notes_of, run_one
 from moesim.policies.composed import Composed
 from moesim.policies.registry import make_policy
-from moesim.trace.predictors.future import NEVER, FutureUse
+from moesim.trace.predictors.chosen import NEVER, FutureUse
 from tests.experiment.experiment_kit import resolve, write_trace
 
 

@@ -30,10 +30,9 @@ from moesim.plots.trace_maps import coactivation, coactivation_ranks, reuse_map
 from moesim.plots.widths import COLUMN, TEXT, drawn_wide
 from moesim.records import InexactRecord, LayerRecord, Records, StepRecord, TaskRecord, TransferRecord
 from moesim.trace import Signal, Trace, find_trace
+from moesim.trace.stats.balance import select
 from moesim.trace.stats.locality import reuse
-from moesim.trace.stats.prediction import signal_recall_by_layer
-from moesim.trace.stats.sample import select
-from moesim.trace.stats.workload_recall import workload_recall
+from moesim.trace.stats.prediction import signal_recall_by_layer, workload_recall
 from tests.experiment.experiment_kit import resolve
 
 MACHINE = Machine({"gpu0": "gpu", "cpu0": "cpu"}, ("cpu0->gpu0", "gpu0->cpu0"))

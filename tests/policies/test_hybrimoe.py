@@ -25,7 +25,7 @@ from moesim.policies.systems.hybrimoe import HybriMoECode, HybriMoEPaper
 from moesim.policy import Fetch, Predicted, Routed, StepBegin
 from moesim.records import Records
 from moesim.testing import FakeView, check_policy, routed, run_tiny, tiny_workload
-from moesim.trace.stats.score_caches import keep_top, mrs_update
+from moesim.trace.stats.caches import keep_top, mrs_update
 from tests.engine.engine_kit import Oracle, cpu, gpu, link, machine, pair, play, tasks, transfers, workload
 
 A, B, C, D, E = range(5)

@@ -14,8 +14,8 @@ import pytest
 from moesim.trace.format import SCHEMA_VERSION, read_container, write_container
 from moesim.trace.synthesis import model as synthetic
 from moesim.trace.synthesis import parameter_names, read_parameters
-from moesim.trace.synthesis.biases import FILE, SEED, kept_biases, key_of
-from moesim.trace.synthesis.routing import top_ids
+from moesim.trace.synthesis.generate import top_ids
+from moesim.trace.synthesis.model import FILE, SEED, kept_biases, key_of
 
 
 def found_anew(name: str, monkeypatch: pytest.MonkeyPatch) -> np.ndarray[Any, Any]:

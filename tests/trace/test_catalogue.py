@@ -18,7 +18,7 @@ from moesim.cli.main import main
 from moesim.model import load_model
 from moesim.trace import Trace
 from moesim.trace.catalogue import Entry, catalogue
-from moesim.trace.formats.detect import formats
+from moesim.trace.formats.importing import formats
 from moesim.trace.synthesis import parameter_names
 from tests.helpers_shared import shared_file
 from tests.trace.import_kit import routing

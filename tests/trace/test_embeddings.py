@@ -11,16 +11,15 @@ import numpy as np
 import pytest
 
 import moesim.trace.files
-import moesim.trace.stats.embedding
+import moesim.trace.stats.calibration
 from moesim.cli.main import main
 from moesim.errors import TraceError
 from moesim.experiment import run_experiment
 from moesim.testing.traces import synthetic_trace
 from moesim.trace import GateInputs, Trace, shards
+from moesim.trace.derived import split_experts, subset
 from moesim.trace.formats.calibrating import Additions, extend
-from moesim.trace.stats.embedding import closest, embedding_signal
-from moesim.trace.subset import subset
-from moesim.trace.units import split_experts
+from moesim.trace.stats.calibration import closest, embedding_signal
 from tests.experiment.experiment_kit import resolve, write_trace
 
 LAYERS, EXPERTS, HIDDEN = 3, 6, 4
@@ -119,7 +118,7 @@ def test_each_row_gets_the_map_of_the_closest_held_back_iteration(
 ) -> None:
     if on_disk:
         monkeypatch.setattr(moesim.trace.files, "_IN_MEMORY_BYTES", 0)
-        monkeypatch.setattr(moesim.trace.stats.embedding, "_ROWS", 2)
+        monkeypatch.setattr(moesim.trace.stats.calibration, "_ROWS", 2)
     whole = recorded(seed)
     found = extend(whole, Additions(share=0.4, seed=seed), "t", tmp_path)
     found.check()

@@ -15,12 +15,11 @@ from moesim.errors import InputError, TraceError
 from moesim.model import load_model
 from moesim.testing.traces import synthetic_trace
 from moesim.trace import Trace
-from moesim.trace.formats import calibrating, store
+from moesim.trace.formats import calibrating
+from moesim.trace.formats import contract as store
 from moesim.trace.formats.calibrating import Additions
 from moesim.trace.formats.contract import Options
-from moesim.trace.formats.detect import find_format, formats
-from moesim.trace.formats.importing import import_trace
-from moesim.trace.formats.model_file import write_model_file
+from moesim.trace.formats.importing import find_format, formats, import_trace, write_model_file
 from tests.trace import import_kit as kit
 from tests.trace.import_kit import DECODE, EXPERTS, IDS, LAYERS, PROMPT, ROWS, SOURCES, TOP_K, WEIGHTS
 

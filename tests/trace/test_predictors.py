@@ -12,9 +12,9 @@ from moesim.errors import ConfigError
 from moesim.testing.traces import synthetic_trace
 from moesim.trace import Signal, Trace
 from moesim.trace.predictors import Coactivation, Frequency, Oracle, RecordedSignal, Synthetic, make_predictor
-from moesim.trace.predictors import synthetic as synthetic_predictor
+from moesim.trace.predictors import sources as synthetic_predictor
 from moesim.trace.predictors.chosen import PredictorSet
-from moesim.trace.predictors.synthetic import uniform
+from moesim.trace.predictors.sources import uniform
 from moesim.trace.workload import WorkloadSpec, compose
 
 TRACE = synthetic_trace(

@@ -16,14 +16,13 @@ from moesim.experiment.config import load_config
 from moesim.experiment.resolve import Experiment
 from moesim.trace import Trace
 from moesim.trace.stats.balance import activation_frequency
-from moesim.trace.stats.prediction import signal_recall
-from moesim.trace.stats.states import state_cosine
+from moesim.trace.stats.prediction import signal_recall, state_cosine
 from moesim.trace.synthesis import ParameterSet, parameter_names, read_parameters, synthesize
 from moesim.trace.synthesis.exact import Draws, on_grid
-from moesim.trace.synthesis.measure import measure
+from moesim.trace.synthesis.figures import measure
+from moesim.trace.synthesis.generate import read_gates, route
 from moesim.trace.synthesis.model import draw_model, expert_loads, request_states
 from moesim.trace.synthesis.parameter_set import parameter_schema
-from moesim.trace.synthesis.routing import read_gates, route
 
 SMALL = {"n_layers": 4, "n_experts": 8, "top_k": 2}
 

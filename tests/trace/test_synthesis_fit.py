@@ -19,16 +19,25 @@ from moesim.core.manifest import FILE
 from moesim.core.progress import Progress
 from moesim.errors import ConfigError
 from moesim.trace import Trace
-from moesim.trace.stats.states import state_cosine
+from moesim.trace.derived import subset
+from moesim.trace.stats.prediction import state_cosine
 from moesim.trace.stats.trace_stats import stats
-from moesim.trace.subset import subset
 from moesim.trace.synthesis import generate, parameter_names, parameter_set, read_parameters, synthesize
-from moesim.trace.synthesis.data_files import data_names
-from moesim.trace.synthesis.fit import DETERMINED_BY, Quick, fit, free_parameters, from_scale, most_traces, simulate, to_scale
-from moesim.trace.synthesis.measure import measure
-from moesim.trace.synthesis.parameter_set import NUMBERS
-from moesim.trace.synthesis.report import Match, cells, report
-from moesim.trace.synthesis.target_figures import Figure, Targets, read_targets, targets_of
+from moesim.trace.synthesis.figures import Figure, Targets, measure, read_targets, targets_of
+from moesim.trace.synthesis.fit import (
+    DETERMINED_BY,
+    Match,
+    Quick,
+    cells,
+    fit,
+    free_parameters,
+    from_scale,
+    most_traces,
+    report,
+    simulate,
+    to_scale,
+)
+from moesim.trace.synthesis.parameter_set import NUMBERS, data_names
 from tests.helpers_bigmoe import read_route_trace
 from tests.helpers_shared import gpt_oss, shared_file
 

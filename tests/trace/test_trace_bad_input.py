@@ -23,10 +23,8 @@ from moesim.trace import Signal, Trace
 from moesim.trace.files import arrays_of, full_header
 from moesim.trace.format import METADATA_KEY, checksums, write_container
 from moesim.trace.formats import tables
-from moesim.trace.formats.contract import Options
-from moesim.trace.formats.detect import refuse
-from moesim.trace.formats.importing import import_trace
-from moesim.trace.formats.probe import Probe
+from moesim.trace.formats.contract import Options, Probe
+from moesim.trace.formats.importing import import_trace, refuse
 from tests.trace import import_kit as kit
 from tests.trace.import_kit import SOURCES, Source
 

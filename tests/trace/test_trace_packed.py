@@ -12,8 +12,7 @@ import pytest
 from moesim.errors import TraceError
 from moesim.trace import Trace
 from moesim.trace.files import arrays_of, full_header
-from moesim.trace.format import checksums, write_container
-from moesim.trace.packed import PACKED_KEY
+from moesim.trace.format import PACKED_KEY, checksums, write_container
 
 
 def make() -> Trace:

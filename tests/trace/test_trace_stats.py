@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from moesim.errors import TraceError
 from moesim.testing.traces import synthetic_trace
+from moesim.trace.stats.caches import layer_hit_rates
 from moesim.trace.stats.calibration import Counts
-from moesim.trace.stats.layer_caches import layer_hit_rates
 from moesim.trace.stats.prediction import coactivation, coactivation_recall, signal_recall
 from moesim.trace.stats.trace_stats import (
     activation_frequency,

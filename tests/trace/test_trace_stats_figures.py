@@ -21,12 +21,10 @@ from moesim.trace.stats.batches import (
     workload_correlation,
     workloads,
 )
-from moesim.trace.stats.layer_caches import layer_hit_rates
-from moesim.trace.stats.locality import by_score, reuse_baseline, reuse_by_lag, reuse_by_rank, segment_best, segments
-from moesim.trace.stats.prediction import among_best, signal_recall_by_layer
-from moesim.trace.stats.score_caches import (
+from moesim.trace.stats.caches import (
     default_u_size,
     keep_top,
+    layer_hit_rates,
     mrs_hits,
     mrs_scores,
     mrs_update,
@@ -34,9 +32,17 @@ from moesim.trace.stats.score_caches import (
     uniform_rows,
     workload_aware_hits,
 )
-from moesim.trace.stats.similarity import phase_similarity, window_similarity
-from moesim.trace.stats.states import state_cosine
-from moesim.trace.stats.workload_recall import busiest_found, workload_recall
+from moesim.trace.stats.locality import (
+    by_score,
+    phase_similarity,
+    reuse_baseline,
+    reuse_by_lag,
+    reuse_by_rank,
+    segment_best,
+    segments,
+    window_similarity,
+)
+from moesim.trace.stats.prediction import among_best, busiest_found, signal_recall_by_layer, state_cosine, workload_recall
 
 ROOT_HALF = math.sqrt(0.5)
 

@@ -23,8 +23,7 @@ from moesim.errors import TraceError
 from moesim.plots.trace_figures import FIGURES, draw, left_out
 from moesim.testing.traces import synthetic_trace
 from moesim.trace import GateInputs, Trace
-from moesim.trace.stats.report import QUESTIONS, plain, report
-from moesim.trace.stats.summary import summary
+from moesim.trace.stats.report import QUESTIONS, plain, report, summary
 from moesim.trace.stats.trace_stats import reference_figures, stats
 from tests.helpers_shared import gpt_oss
 

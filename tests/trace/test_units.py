@@ -18,8 +18,8 @@ from moesim.model import load_model
 from moesim.policies.registry import make_policy
 from moesim.records import Records
 from moesim.trace import Trace, find_trace
+from moesim.trace.derived import split_experts
 from moesim.trace.parts import Signal
-from moesim.trace.units import split_experts
 from moesim.trace.workload import WorkloadSpec, compose
 
 BASE = {"base": "mixtral-8x7b", "expert_bits": 4}

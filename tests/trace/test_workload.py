@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,10 @@ from hypothesis import strategies as st
 from moesim.errors import WorkloadError
 from moesim.testing.traces import synthetic_trace
 from moesim.trace import Signal, Trace
-from moesim.trace.workload import Workload, WorkloadSpec, compose, routing
-from moesim.trace.workload import steps as steps_module
-from moesim.trace.workload.routing import look_up
+from moesim.trace.workload import Workload, WorkloadSpec, compose
+from moesim.trace.workload.compose import look_up
+
+routing = import_module("moesim.trace.workload.compose")  # the package has a function of that name
 
 #: Requests with prompts of 5, 5, 7, 3 and 4, 6, 4, 5 decode tokens; first rows 0, 9, 20, 31.
 RAGGED = synthetic_trace(n_layers=3, n_requests=4, prompt=[5, 5, 7, 3], decode=[4, 6, 4, 5])
@@ -145,7 +147,7 @@ def test_neighbours_are_looked_up_together_and_say_the_same(monkeypatch: pytest.
         asked.append(len(rows))
         return look_up(trace, rows, sizes)
 
-    monkeypatch.setattr(steps_module, "look_up", noted)
+    monkeypatch.setattr(routing, "look_up", noted)
     for block in (1, 90, routing.BLOCK):
         monkeypatch.setattr(routing, "BLOCK", block)
         micro = [one for step in compose(RAGGED, spec).steps for one in step.micro]

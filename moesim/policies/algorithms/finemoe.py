@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from moesim.trace.stats.embedding import DECIMALS, closest, cosines
+from moesim.trace.stats.calibration import DECIMALS, closest, cosines
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

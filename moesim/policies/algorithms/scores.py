@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moesim.trace.stats.score_caches import keep_top, mrs_update
+from moesim.trace.stats.caches import keep_top, mrs_update
 
 
 def credit_by_id(scores: NDArray[Any], p: int) -> NDArray[np.float32]:

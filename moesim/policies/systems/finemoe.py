@@ -47,7 +47,7 @@ from moesim.policies.parts import Unit, source_needs
 from moesim.policies.renewed_queue import RenewedQueue
 from moesim.policies.trajectories import Trajectories
 from moesim.policy import PREFETCH, Action, Fetch, Fetched, Placement, Predict, Predicted, Routed, StepBegin, View
-from moesim.trace.stats.embedding import EMBEDDING
+from moesim.trace.stats.calibration import EMBEDDING
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

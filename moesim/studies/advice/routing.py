@@ -19,7 +19,7 @@ from moesim.experiment.needs import lacking
 from moesim.experiment.trace_choice import fits, flatters, how_to_get, parameters_of_shape, shape_of, traces_of_shape
 from moesim.model import ModelSpec
 from moesim.trace import Trace, find_trace
-from moesim.trace.subset import subset
+from moesim.trace.derived import subset
 from moesim.trace.workload import WorkloadSpec, compose
 
 GROUPS: Final = 5

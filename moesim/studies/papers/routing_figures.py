@@ -12,13 +12,11 @@ from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import ConfigError, InputError, TraceError, unknown_name
 from moesim.experiment.traces import read_trace
 from moesim.trace.parts import Signal
+from moesim.trace.stats.balance import phase_rows, select, spans
 from moesim.trace.stats.batches import distinct_experts
-from moesim.trace.stats.layer_caches import layer_hit_rates
-from moesim.trace.stats.prediction import coactivation_scores, conditional, signal_recall
-from moesim.trace.stats.sample import phase_rows, select, spans
-from moesim.trace.stats.score_caches import mrs_hits, mrs_scores
-from moesim.trace.stats.similarity import phase_similarity
-from moesim.trace.stats.workload_recall import workload_recall
+from moesim.trace.stats.caches import layer_hit_rates, mrs_hits, mrs_scores
+from moesim.trace.stats.locality import phase_similarity
+from moesim.trace.stats.prediction import coactivation_scores, conditional, signal_recall, workload_recall
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -10,7 +10,7 @@ import numpy as np
 
 from moesim.policy import CACHE
 from moesim.testing.rules.facts import Facts, Unit, Visit
-from moesim.trace.workload.routing import LayerRouting
+from moesim.trace.workload.compose import LayerRouting
 
 EPSILON = 1e-9  # scores closer than this are equal: sums of floating-point numbers depend on their order
 

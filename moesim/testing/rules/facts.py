@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from moesim.records import EvictionRecord, Records, StepRecord, TaskRecord, TransferRecord
     from moesim.trace.predictors import Predictor
     from moesim.trace.workload import Workload
-    from moesim.trace.workload.routing import LayerRouting
+    from moesim.trace.workload.compose import LayerRouting
 
 Unit = tuple[int, int]  # layer, expert
 Copied = tuple[int, ...]  # the same, and the bits of a copy that has not the full width

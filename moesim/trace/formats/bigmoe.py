@@ -14,10 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from moesim.trace.formats.contract import Options, Part, wrong
-from moesim.trace.formats.format import Format
-from moesim.trace.formats.probe import Probe
-from moesim.trace.formats.store import Store
+from moesim.trace.formats.contract import Format, Options, Part, Probe, Store, wrong
 from moesim.trace.formats.tables import Batch, read_csv
 from moesim.trace.formats.visits import Visits
 

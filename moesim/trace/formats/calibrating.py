@@ -20,12 +20,21 @@ import numpy as np
 from moesim.core.gate import check_pairs
 from moesim.errors import InputError
 from moesim.trace import Trace
-from moesim.trace.additions import HELD_BACK
+from moesim.trace.derived import subset
 from moesim.trace.files import mapped
-from moesim.trace.formats.store import pieces
-from moesim.trace.stats.calibration import MAPS, MATRICES, RESIDUAL, Counts, map_rows, mean_steps
-from moesim.trace.stats.embedding import EMBEDDING, embedding_signal, of_iterations
-from moesim.trace.subset import subset
+from moesim.trace.formats.contract import pieces
+from moesim.trace.parts import HELD_BACK
+from moesim.trace.stats.calibration import (
+    EMBEDDING,
+    MAPS,
+    MATRICES,
+    RESIDUAL,
+    Counts,
+    embedding_signal,
+    map_rows,
+    mean_steps,
+    of_iterations,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

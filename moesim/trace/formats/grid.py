@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from moesim.trace.files import mapped
-from moesim.trace.formats.contract import Part, wrong
+from moesim.trace.formats.contract import Part, Spool, Store, pieces, wrong
 from moesim.trace.formats.phases import phases_of_steps
-from moesim.trace.formats.store import Spool, Store, pieces
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

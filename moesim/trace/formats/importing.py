@@ -9,21 +9,173 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import yaml
 
+from moesim.core import atomic
 from moesim.core.output_folder import scratch_beside
-from moesim.errors import InputError, ModelError, TraceError
+from moesim.errors import InputError, ModelError, TraceError, unknown_name
 from moesim.model import ModelSpec, load_model
 from moesim.trace import SUFFIX, Trace
-from moesim.trace.check import LABELS
-from moesim.trace.formats.answers import check_columns, check_experts, check_label, shape_remedy
+from moesim.trace.check import LABELS, check_ids
+from moesim.trace.formats import bigmoe, json_lines, llama_cpp, npz, sglang, table, vllm
 from moesim.trace.formats.calibrating import Additions, check_size, extend
-from moesim.trace.formats.contract import PHASES, Options, Part, wrong
-from moesim.trace.formats.detect import find_format
-from moesim.trace.formats.format import Format
-from moesim.trace.formats.store import Store
+from moesim.trace.formats.contract import (
+    PHASES,
+    ROUTED,
+    TEXT_REMEDY,
+    Format,
+    Options,
+    Part,
+    Probe,
+    Store,
+    open_archive,
+    open_array,
+    pieces,
+    shape_remedy,
+    wrong,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+
+def check_label(label: str | None) -> None:
+    """Check ``--label``."""
+    if label is not None and label not in LABELS:
+        raise InputError(f"--label {label}: expected {' or '.join(LABELS)}, got '{label}'; correct it")
+
+
+def check_columns(form: Format, options: Options) -> None:
+    """Check that a format has the columns that ``--column`` maps, and that they do not contradict each other."""
+    for ours, theirs in options.columns.items():
+        place = f"--column {ours}={theirs}"
+        if not form.columns:
+            raise InputError(
+                f"{place}: expected no column, since those of {form.name} have fixed names, got '{ours}'; leave it out"
+            )
+        if ours not in form.columns:
+            raise InputError(f"{place}: expected one of OURS in OURS=THEIRS, got {unknown_name('column', ours, form.columns)}")
+    if {"phase", "step"} <= set(options.columns):
+        raise InputError(f"--column step={options.columns['step']}: expected it or a phase, got both; leave one out")
+
+
+def check_experts(ids: NDArray[np.uint16], n_experts: int, file: Path, form: Format, part: Part, options: Options) -> None:
+    """Check the expert ids of one file."""
+    place = f"{file}: expert"
+    if form.first_layer and ids.shape[2] > 1:
+        _check_dense(ids, place, _left_out(part, options))
+    remedy = "export it again" if part.n_experts is not None else "check --n-experts or --model"
+    first = 0
+    for piece in pieces(ids):
+        bad = np.argwhere(piece >= n_experts)
+        if len(bad):
+            row, layer, rank = bad[0].tolist()
+            raise wrong(f"{place}[{first + row}, {layer}, {rank}]", f"0..{n_experts - 1}", piece[row, layer, rank], remedy)
+        first += len(piece)
+    check_ids(ids, n_experts, place)
+
+
+def _left_out(part: Part, options: Options) -> int:
+    if options.first_layer is not None:
+        return options.first_layer
+    return int(part.facts.get("dense_layers_left_out", 0))
+
+
+def _check_dense(ids: NDArray[Any], place: str, left_out: int) -> None:
+    """Find leading layers of zeros, which is what engines write for layers without experts."""
+    routed = np.zeros(ids.shape[1], bool)
+    for piece in pieces(ids):
+        routed |= piece.any(axis=(0, 2))
+        if routed[0]:  # in the first piece of most sources
+            return
+    n_zero = int(np.argmax(np.append(routed, True)))
+    if n_zero == ids.shape[1]:
+        raise wrong(place, "distinct experts", "zeros only, in all layers", "no routing was recorded; record it again")
+    where = f"layer {left_out}" if n_zero == 1 else f"layers {left_out}..{left_out + n_zero - 1}"
+    remedy = f"if {'it is' if n_zero == 1 else 'they are'} dense, give --first-layer {left_out + n_zero}"
+    raise wrong(place, "distinct experts in each layer", f"zeros only in {where}", remedy)
+
+
+_PICKLE_REMEDY = "pickles are never loaded, since they can run code; save arrays with numpy.savez"
+
+
+def formats() -> dict[str, Format]:
+    """Give all formats by name. A new one is added here, and nowhere else."""
+    found = (
+        vllm.FORMAT,
+        sglang.FORMAT,
+        llama_cpp.FORMAT,
+        bigmoe.FORMAT,
+        json_lines.FORMAT,
+        npz.FORMAT,
+        table.CSV,
+        table.PARQUET,
+    )
+    return {form.name: form for form in found}
+
+
+def find_format(path: Path, name: str | None) -> Format:
+    """Find the format of a file."""
+    probe = Probe(path)
+    try:
+        refuse(probe)
+    except OSError as error:
+        raise wrong(path, "a readable file", error.strerror, "check the path") from None
+    known = formats()
+    if name is not None:
+        if name not in known:
+            raise InputError(f"--format: {unknown_name('format', name, known)}")
+        return known[name]
+    return _only(path, probe, [form for form in known.values() if form.matches(probe)])
+
+
+def _only(path: Path, probe: Probe, found: Sequence[Format]) -> Format:
+    if len(found) > 1 and not probe.headless:
+        engines = [form for form in found if form.name != "csv"]  # any of them is also a CSV
+        found = engines or found
+    if len(found) == 1:
+        return found[0]
+    if found:
+        names = ", ".join(form.name for form in found)
+        raise wrong(path, "content that one format explains", f"content that fits {names}", "say which with --format")
+    if probe.head.startswith(b"\x93NUMPY"):
+        open_array(path).expect((None, None, None), ROUTED)  # or says what else is wrong with it
+    if probe.head.startswith(b"PK"):
+        got = ", ".join(f"{name} {array.shape}" for name, array in open_archive(path).items())
+        raise wrong(path, f"an array of three axes, {ROUTED}", got[:300], "save it with these axes")
+    known = ", ".join(formats())
+    raise wrong(path, f"a format among {known}", *_unknown(probe))
+
+
+def _unknown(probe: Probe) -> tuple[str, str]:
+    """Say what a file of no format is, and what can be done."""
+    if probe.json_names:
+        remedy = "if a line is a token in a layer, give --format jsonl, and --column layer=NAME, position=NAME and expert=NAME"
+        return f"JSON with the fields {', '.join(probe.json_names)[:200]}", remedy
+    if probe.is_json and probe.head.lstrip().startswith(b"{"):
+        return "JSON that is not an object a line", "write one object a line, a token in a layer each"
+    line = probe.first_line
+    if line is None:
+        return f"a file that begins with {probe.head[:16]!r}", "name it with --format if it is one"
+    got = f"text that begins with {line[:80]!r}"
+    for separator, called in (("\t", "tabs"), (";", "semicolons"), (None, "blanks")):
+        if {"layer", "expert"} & {name.strip().lower() for name in line.split(separator)[1:]}:
+            return got, f"separate the columns by commas instead of {called}"
+    return got, TEXT_REMEDY
+
+
+def refuse(probe: Probe) -> None:
+    """Refuse what no format can be: nothing, a pickle, or a trace of ours."""
+    head, path = probe.head, probe.path
+    if not head:
+        raise wrong(path, "recorded routing", "an empty file", "record it again")
+    if head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05" and len(head) > 1:
+        raise wrong(path, "arrays or text", "a pickle", _PICKLE_REMEDY)
+    if head.startswith(b"PK") and b"data.pkl" in head:
+        raise wrong(path, "arrays or text", "a PyTorch file, which is a pickle", _PICKLE_REMEDY)
+    if head[8:9] == b"{" and b"__metadata__" in head[:4096]:
+        raise wrong(path, "recorded routing of another program", "a safetensors file", "a trace of moesim needs no import")
+
 
 __all__ = ["IMPORTER", "LABELS", "Imported", "import_trace"]
 
@@ -303,3 +455,27 @@ def _header(
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+_SUFFIX = ".model.yaml"
+
+
+def model_file(trace: Path) -> Path:
+    """Return the file next to a trace that holds its model."""
+    return trace.with_name(trace.stem + _SUFFIX)
+
+
+def write_model_file(imported: Imported) -> Path | None:
+    """Write a model beside an imported trace, for ``model:`` of an experiment."""
+    trace, spec = imported.trace, imported.spec
+    n_bytes = trace.header.get("expert_bytes_by_layer")
+    if n_bytes is None or spec is None or len(n_bytes) != trace.n_layers:
+        return None
+    content = {
+        "base": trace.header["said_by_user"]["model"],
+        "top_k": trace.top_k,
+        "expert_bytes_by_layer": n_bytes,
+        "source": f"{spec.source}; bytes of experts as {trace.header['source_files'][0]['name']} records them",
+    }
+    text = yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=120)
+    return atomic.write_bytes(model_file(imported.path), text.encode())

@@ -9,10 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from moesim.trace.formats.contract import Options, Part
-from moesim.trace.formats.format import Format
-from moesim.trace.formats.probe import Probe
-from moesim.trace.formats.store import Store
+from moesim.trace.formats.contract import Format, Options, Part, Probe, Store
 from moesim.trace.formats.table import MAPPED, OPTIONAL, REQUIRED, add_entries, step_columns
 from moesim.trace.formats.tables import read_json_lines
 from moesim.trace.formats.visits import Visits

@@ -22,17 +22,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moesim.trace.formats.answers import shape_remedy
-from moesim.trace.formats.contract import Options, Part, wrong
-from moesim.trace.formats.format import Format
-from moesim.trace.formats.store import Spool, Store
+from moesim.trace.formats.contract import Format, Options, Part, Spool, Store, shape_remedy, wrong
 from moesim.trace.formats.tables import read_csv
 from moesim.trace.formats.visits import Visits
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from moesim.trace.formats.probe import Probe
+    from moesim.trace.formats.contract import Probe
 
 _STEP = 2**18  # entries in memory at once
 
@@ -49,7 +46,7 @@ def _is_positional(names: list[str]) -> bool:
 
 def read(path: Path, options: Options, store: Store) -> Part:
     """Read a file; see `Format`."""
-    from moesim.trace.formats.probe import Probe
+    from moesim.trace.formats.contract import Probe
 
     probe = Probe(path)
     names = probe.csv_names

@@ -20,18 +20,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moesim.trace.formats.arrays import StoredArray, open_archive
-from moesim.trace.formats.contract import Options, Part, wrong
-from moesim.trace.formats.format import Format
+from moesim.trace.formats.contract import ROUTED, Format, Options, Part, Store, StoredArray, open_archive, wrong
 from moesim.trace.formats.phases import REMEDY, phases_of_steps
-from moesim.trace.formats.probe import ROUTED
-from moesim.trace.formats.store import Store
 from moesim.trace.formats.vllm import leading_dense
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from moesim.trace.formats.probe import Probe
+    from moesim.trace.formats.contract import Probe
 
 #: Our names of arrays, and what they hold: a value for each row, or for each request.
 NAMES = ("expert", "weight", "request", "position", "phase", "step", "offsets", "n_prompt", "name")

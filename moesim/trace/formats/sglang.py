@@ -17,11 +17,7 @@ from typing import Any
 import numpy as np
 
 from moesim.core.gate import ANSWERS, SMALLER, TooLargeError, lines, read_bytes
-from moesim.trace.formats.answers import shape_remedy
-from moesim.trace.formats.contract import Options, Part, wrong
-from moesim.trace.formats.format import Format
-from moesim.trace.formats.probe import Probe
-from moesim.trace.formats.store import Store
+from moesim.trace.formats.contract import Format, Options, Part, Probe, Store, shape_remedy, wrong
 from moesim.trace.formats.vllm import leading_dense
 
 _FIELD = "meta_info.routed_experts"

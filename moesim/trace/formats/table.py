@@ -17,10 +17,7 @@ from typing import Any
 
 from moesim.core.gate import JSON, read_text
 from moesim.errors import TraceError
-from moesim.trace.formats.contract import Options, Part, wrong
-from moesim.trace.formats.format import Format
-from moesim.trace.formats.probe import TEXT_REMEDY, Probe
-from moesim.trace.formats.store import Store
+from moesim.trace.formats.contract import TEXT_REMEDY, Format, Options, Part, Probe, Store, wrong
 from moesim.trace.formats.tables import Batch, read_csv, read_parquet
 from moesim.trace.formats.visits import Visits
 

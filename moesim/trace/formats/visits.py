@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from moesim.trace.formats.contract import Part, wrong
+from moesim.trace.formats.contract import Part, Spool, Store, checked_ids, checked_weights, wrong
 from moesim.trace.formats.grid import MAX_LAYERS, MAX_TOKEN, Grid
 from moesim.trace.formats.phases import REMEDY
-from moesim.trace.formats.store import Spool, Store, checked_ids, checked_weights
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

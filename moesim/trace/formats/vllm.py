@@ -12,11 +12,18 @@ from pathlib import Path
 
 import numpy as np
 
-from moesim.trace.formats.arrays import StoredArray, open_archive, open_array
-from moesim.trace.formats.contract import Options, Part, wrong
-from moesim.trace.formats.format import Format
-from moesim.trace.formats.probe import ROUTED, Probe
-from moesim.trace.formats.store import Store
+from moesim.trace.formats.contract import (
+    ROUTED,
+    Format,
+    Options,
+    Part,
+    Probe,
+    Store,
+    StoredArray,
+    open_archive,
+    open_array,
+    wrong,
+)
 
 _NAME = "routed_experts"
 

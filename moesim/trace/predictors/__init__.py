@@ -1,9 +1,6 @@
 """What can be said about routing in advance, and the routing to come for oracles."""
 
-from moesim.trace.predictors.contract import Predictor
-from moesim.trace.predictors.recorded import Oracle, RecordedSignal, make_predictor
-from moesim.trace.predictors.statistical import Coactivation, Frequency
-from moesim.trace.predictors.synthetic import Synthetic
+from moesim.trace.predictors.sources import Coactivation, Frequency, Oracle, Predictor, RecordedSignal, Synthetic, make_predictor
 
 __all__ = [
     "Coactivation",

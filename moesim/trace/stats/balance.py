@@ -2,12 +2,87 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from moesim.errors import TraceError
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import ArrayLike, NDArray
+
+    from moesim.core.progress import Progress
+    from moesim.trace import Trace
+
+PHASES = {"prefill": 0, "decode": 1}
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """Rows of one phase of a trace, request after request in token order."""
+
+    trace: Trace  # where they come from
+    phase: str  # `"prefill"` or `"decode"`
+    rows: NDArray[np.int64]  # their numbers in the trace, ascending
+    request: NDArray[Any]  # request of each
+    experts: NDArray[Any]  # expert ids in rank order
+    sampled: bool  # whether the phase has more rows than these
+
+    @cached_property
+    def n_requests(self) -> int:
+        """Requests that have rows here."""
+        return len(np.unique(self.request))
+
+
+def phase_rows(trace: Trace, phase: str) -> NDArray[np.int64]:
+    """Give the numbers of the rows of a phase."""
+    return np.flatnonzero(np.asarray(trace.phase) == PHASES[phase]).astype(np.int64)
+
+
+def main_phase(trace: Trace) -> str:
+    """Choose the phase to describe where none was asked for: decode, unless the trace has none."""
+    return "decode" if len(phase_rows(trace, "decode")) else "prefill"
+
+
+def select(trace: Trace, phase: str, max_rows: int | None = None) -> Sample:
+    """Take the rows of a phase."""
+    if phase not in PHASES:
+        raise TraceError(f"trace statistics: expected phase 'prefill' or 'decode', got {phase!r}")
+    rows = phase_rows(trace, phase)
+    if not len(rows):
+        raise TraceError(f"trace statistics: the trace holds no {phase} rows; choose the other phase")
+    request = np.asarray(trace.request)[rows]
+    sampled = False
+    if max_rows is not None and max_rows < len(rows):
+        last = int(np.searchsorted(request, request[max_rows - 1], side="right"))
+        sampled = last < len(rows)
+        rows, request = rows[:last], request[:last]
+    return Sample(trace, phase, rows, request, np.asarray(trace.experts)[rows], sampled)
+
+
+def spans(request: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Find where each request lies among rows that are in the order of requests."""
+    _, first, length = np.unique(request, return_index=True, return_counts=True)
+    return first.astype(np.int64), length.astype(np.int64)
+
+
+@dataclass
+class Context:
+    """Handed to the maker of each group of figures."""
+
+    sample: Sample  # the rows to describe
+    frequency: NDArray[np.float64]  # their activation frequency
+    progress: Progress  # where the steps are counted
+    absent: dict[str, str] = field(default_factory=dict)  # figure of this group -> why it is None
+
+    def begin(self, text: str, steps: int) -> None:
+        """Say what is being done next; the steps count at once, as the bar is drawn when they are counted."""
+        self.progress.describe(text)
+        self.progress.advance(steps)
 
 
 def used(experts: NDArray[Any], n_experts: int) -> NDArray[np.int64]:
@@ -96,3 +171,77 @@ def loads(experts: NDArray[Any], group: NDArray[Any], n_experts: int) -> NDArray
         cells = (base + experts[:, layer]).ravel()
         counts[:, layer] = np.bincount(cells, minlength=n_groups * n_experts).reshape(n_groups, n_experts)
     return counts
+
+
+N_DRAWS = 100
+SEED = 0
+INTERVAL = (2.5, 97.5)
+"""Percentiles of a null's draws that are printed with it."""
+
+_MEASURES: dict[str, Callable[[NDArray[np.float64]], NDArray[np.float64]]] = {
+    "entropy": entropy_by_layer,
+    "top_over_uniform": top_by_layer,
+    "gini": gini,
+}
+
+
+def balance(context: Context) -> dict[str, Any]:
+    """Compute the figures of balance; ``docs/reference/statistics.md`` defines them."""
+    context.begin("balance", 1)
+    sample = context.sample
+    trace = sample.trace
+    rng = np.random.default_rng(SEED)
+    drawn = uniform_counts(rng, len(sample.rows), trace.n_experts, trace.top_k, (N_DRAWS, trace.n_layers))
+    null = drawn / (len(sample.rows) * trace.top_k)
+    result: dict[str, Any] = {name: _measured(measure, context.frequency, null) for name, measure in _MEASURES.items()}
+    result["popularity"] = {
+        "by_rank": _sorted_share(context.frequency).mean(axis=0),
+        "null_by_rank": _interval(_sorted_share(null).mean(axis=1)),
+    }
+    result["prefill_load"] = prefill_load(trace, rng)
+    if result["prefill_load"] is None:
+        context.absent["prefill_load"] = "the trace has no prefill rows"
+    return result
+
+
+def prefill_load(trace: Trace, rng: np.random.Generator) -> dict[str, Any] | None:
+    """Describe how the tokens of a prompt spread over the experts of a layer, mean over prompts and layers."""
+    rows = phase_rows(trace, "prefill")
+    if not len(rows):
+        return None
+    _, number, length = np.unique(trace.request[rows], return_inverse=True, return_counts=True)
+    shape = (len(length), trace.n_layers)
+    counts = loads(np.asarray(trace.experts)[rows], number, trace.n_experts)
+    null = uniform_counts(rng, length[:, None], trace.n_experts, trace.top_k, shape)
+    total = (length * trace.top_k)[:, None, None]
+    ours, uniform = (_load_figures(c / total) for c in (counts, null))
+    return {
+        "n_prompts": len(length),
+        "mean_tokens": float(length.mean()),
+        **ours,
+        **{f"null_{name}": value for name, value in uniform.items()},
+    }
+
+
+def _load_figures(share: NDArray[np.float64]) -> dict[str, Any]:
+    return {
+        "max_over_mean": float(top_by_layer(share).mean()),
+        "idle_share": float((share == 0).mean()),
+        "by_rank": _sorted_share(share).mean(axis=(0, 1)),
+    }
+
+
+def _measured(
+    measure: Callable[[NDArray[np.float64]], NDArray[np.float64]], frequency: NDArray[np.float64], null: NDArray[np.float64]
+) -> dict[str, Any]:
+    by_layer = measure(frequency)
+    return {"value": by_layer.mean(), "null": _interval(measure(null).mean(axis=1)), "by_layer": by_layer}
+
+
+def _interval(draws: NDArray[np.float64]) -> dict[str, Any]:
+    low, high = np.percentile(draws, INTERVAL, axis=0)
+    return {"mean": draws.mean(axis=0), "low": low, "high": high}
+
+
+def _sorted_share(frequency: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.asarray(-np.sort(-frequency, axis=-1))

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from moesim.trace.stats.balance import activation_frequency
-from moesim.trace.stats.sample import spans
+from moesim.trace.stats.balance import activation_frequency, spans
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
+
+    from moesim.trace.stats.balance import Context
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
 HEAT_MAP_STEPS = 32
@@ -106,3 +107,21 @@ def _correlation(load: NDArray[np.int64]) -> NDArray[np.float64]:
     norm = np.sqrt(products.diagonal())
     norms = np.outer(norm, norm)
     return np.asarray(np.divide(products, norms, out=np.zeros_like(norms), where=norms > 0))
+
+
+def batching(context: Context) -> dict[str, Any]:
+    """Compute the distinct experts of a layer by batch size; ``docs/reference/statistics.md`` defines them."""
+    context.begin("batching", 1)
+    sample = context.sample
+    n_experts, top_k = sample.trace.n_experts, sample.trace.top_k
+    sizes = [b for b in BATCH_SIZES if b <= sample.n_requests]
+    found = [distinct_experts(sample.experts, compose(sample.request, b), n_experts) for b in sizes]
+    if len(sizes) == 1:
+        context.absent["distinct.larger"] = "batches are composed of different requests, and the trace has one"
+    return {
+        "batch_sizes": sizes,
+        "distinct": [of_layers.mean() for of_layers in found],
+        "uniform": [uniform_distinct(n_experts, top_k, b) for b in sizes],
+        "independent": [independent_distinct(sample.experts, n_experts, b) for b in sizes],
+        "by_layer": found,
+    }

@@ -1,20 +1,22 @@
-"""How alike neighbouring tokens are routed: reuse by distance, by rank of the score, by segment."""
+"""How alike the routing of neighbouring tokens, of segments, and of prompt and answer is."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from moesim.trace.stats.balance import activation_frequency
-from moesim.trace.stats.sample import spans
+from moesim.trace.stats.balance import PHASES, activation_frequency, loads, phase_rows, spans
+from moesim.trace.stats.batches import FAR, compose, workload_correlation
+from moesim.trace.stats.caches import uniform_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-    from moesim.trace.stats.sample import Sample
+    from moesim.trace import Trace
+    from moesim.trace.stats.balance import Context, Sample
 
 
 def membership(experts: NDArray[Any], n_experts: int) -> NDArray[np.bool_]:
@@ -122,3 +124,235 @@ def segment_best(counts: NDArray[Any], length: int, top_k: int, sizes: Sequence[
     srp = (2 * within / (length * (group + top_k))).max(axis=2).mean(axis=0)
     held = within[:, :, np.minimum(np.asarray(sizes), counts.shape[2]) - 1]
     return srp, np.asarray(held.mean(axis=0).T / (length * top_k))
+
+
+WINDOW = 15
+"""Tokens of a window of decode, as in DAOP's analysis."""
+
+
+class PhaseSimilarity(NamedTuple):
+    """What `phase_similarity` finds."""
+
+    request: NDArray[np.int64]
+    """(n,): the requests that have both phases."""
+    own: NDArray[np.float64]
+    """(n,): similarity of each one's prefill with its own decode."""
+    other: float
+    """Mean over pairs: one request's prefill with the decode of another; nan with fewer than two."""
+    by_layer: NDArray[np.float64]
+    """(n_layers,): mean over requests of their own."""
+
+
+class WindowSimilarity(NamedTuple):
+    """What `window_similarity` finds, one entry a window."""
+
+    own: NDArray[np.float64]
+    """Similarity of a request's prefill with this window of its decode, mean over requests."""
+    other: NDArray[np.float64]
+    """The same with this window of another request's decode; nan if no two are long enough."""
+    n_requests: NDArray[np.int64]
+    """Requests that are long enough."""
+
+
+def phase_similarity(trace: Trace) -> PhaseSimilarity | None:
+    """Compare prefill and decode request by request.
+
+    DAOP (DATE 2025), eq. 1, in our reading: the cosine of a layer's activation counts in prefill and in decode, mean over
+    layers.
+    """
+    both = _requests_of_both(trace)
+    if not len(both):
+        return None
+    prefill, decode = (_unit(_request_loads(trace, both, phase)) for phase in ("prefill", "decode"))
+    return PhaseSimilarity(both, *_paired(prefill, decode))
+
+
+def window_similarity(trace: Trace, size: int = WINDOW) -> WindowSimilarity | None:
+    """Compare the prefill of each request with consecutive windows of its decode.
+
+    A window has few tokens, which alone lowers its cosine: compare it with the same window of other requests.
+    """
+    both = _requests_of_both(trace)
+    if not len(both):
+        return None
+    prefill = _unit(_request_loads(trace, both, "prefill"))
+    rows = phase_rows(trace, "decode")
+    rows = rows[np.isin(trace.request[rows], both)]
+    number = np.searchsorted(both, trace.request[rows])
+    first, length = spans(number)
+    window = (np.arange(len(rows)) - np.repeat(first, length)) // size
+    whole = length // size
+    own, other, n_requests = [], [], []
+    for w in range(int(whole.max(initial=0))):
+        here = (window == w) & (w < whole[number])
+        owner, group = np.unique(number[here], return_inverse=True)
+        decode = _unit(loads(np.asarray(trace.experts)[rows[here]], group, trace.n_experts))
+        own_mean, other_mean, _ = _paired(prefill[owner], decode)
+        own.append(own_mean.mean())
+        other.append(other_mean)
+        n_requests.append(len(owner))
+    return WindowSimilarity(np.array(own), np.array(other), np.array(n_requests, np.int64)) if own else None
+
+
+def prefill_decode_cosine(trace: Trace) -> float | None:
+    """Compute how alike prefill and decode activate experts, all requests together."""
+    vectors = []
+    for phase in PHASES:
+        rows = phase_rows(trace, phase)
+        if not len(rows):
+            return None
+        vectors.append(activation_frequency(np.asarray(trace.experts)[rows], trace.n_experts))
+    return float((_unit(vectors[0]) * _unit(vectors[1])).sum(axis=1).mean())
+
+
+def _requests_of_both(trace: Trace) -> NDArray[np.int64]:
+    table = trace.requests
+    return np.flatnonzero((table.n_prompt > 0) & (table.n_decode > 0)).astype(np.int64)
+
+
+def _request_loads(trace: Trace, requests: NDArray[np.int64], phase: str) -> NDArray[np.float64]:
+    rows = phase_rows(trace, phase)
+    rows = rows[np.isin(trace.request[rows], requests)]
+    number = np.searchsorted(requests, trace.request[rows])
+    return loads(np.asarray(trace.experts)[rows], number, trace.n_experts).astype(np.float64)
+
+
+def _paired(prefill: NDArray[np.float64], decode: NDArray[np.float64]) -> tuple[NDArray[np.float64], float, NDArray[np.float64]]:
+    """Compare unit vectors (n, n_layers, n_experts): of the same request, of different ones on average, and by layer."""
+    n, n_layers = prefill.shape[:2]
+    products = prefill * decode
+    own = products.sum(axis=(1, 2)) / n_layers
+    together = float((prefill.sum(axis=0) * decode.sum(axis=0)).sum() / n_layers)  # all pairs, those of one request included
+    other = (together - float(own.sum())) / (n * (n - 1)) if n > 1 else float("nan")
+    return own, other, products.sum(axis=2).mean(axis=0)
+
+
+def _unit(vectors: NDArray[Any]) -> NDArray[np.float64]:
+    return np.asarray(vectors / np.linalg.norm(vectors, axis=-1, keepdims=True))
+
+
+LAGS = tuple(range(1, 17))
+SEGMENT_LENGTHS = (4, 8, 16, 32, 64, 128)
+SEGMENT_CACHES = (1, 2, 4)
+"""Sizes of the cache of SCH, in multiples of top_k."""
+CORRELATION_BATCHES = (16, 8, 4, 2, 1)
+"""Batch sizes of the correlation of workloads: the first for which there are requests."""
+
+_NULL_ROWS, _NULL_LAYERS = 4096, 4
+_NO_BOTH = "no request has both prefill and decode rows"
+
+
+def locality(context: Context) -> dict[str, Any]:
+    """Compute the figures of locality; ``docs/reference/statistics.md`` defines them."""
+    context.begin("reuse", 1)
+    sample = context.sample
+    trace = sample.trace
+    by_lag = reuse_by_lag(sample.experts, sample.request, LAGS, trace.n_experts)
+    if np.isnan(by_lag[0]).all():
+        context.absent["reuse"] = f"no request has two {sample.phase} rows"
+    makers: dict[str, tuple[Callable[[], dict[str, Any] | None], str]] = {
+        "reuse_by_rank": (lambda: _by_rank(sample), f"no request has two {sample.phase} rows"),
+        "workload_correlation": (lambda: _of_workloads(sample), f"no request has two {sample.phase} rows"),
+        "prefill_decode_similarity": (lambda: _similarity(trace), _NO_BOTH),
+        "window_similarity": (lambda: _windows(trace), f"no request has prefill rows and {WINDOW} decode rows"),
+        "segments": (lambda: _of_segments(sample), f"no request has {SEGMENT_LENGTHS[0]} {sample.phase} rows"),
+    }
+    result: dict[str, Any] = {
+        "reuse": {
+            "lags": LAGS,
+            "value": by_lag.mean(axis=1),
+            "baseline": reuse_baseline(sample.experts, trace.n_experts),
+            "uniform": trace.top_k / trace.n_experts,
+            "by_layer": by_lag[0],
+        }
+    }
+    if "reuse" in context.absent:
+        result["reuse"] = None
+    for name, (make, reason) in makers.items():
+        context.begin(name.replace("_", " "), 1)
+        result[name] = make()
+        if result[name] is None:
+            context.absent[name] = reason
+    return result
+
+
+def _by_rank(sample: Sample) -> dict[str, Any] | None:
+    trace = sample.trace
+    basis = "rank among the chosen" if trace.recorded_scores is None else "rank by full score"
+    value = reuse_by_rank(ranked(sample), sample.experts, sample.request, trace.n_experts)
+    if np.isnan(value).all():
+        return None
+    return {"basis": basis, "value": value.mean(axis=1), "uniform": trace.top_k / trace.n_experts}
+
+
+def _of_workloads(sample: Sample) -> dict[str, Any] | None:
+    size = next(b for b in CORRELATION_BATCHES if b <= sample.n_requests)
+    n_experts, top_k = sample.trace.n_experts, sample.trace.top_k
+    found = workload_correlation(sample.experts, compose(sample.request, size), n_experts)
+    if found is None:
+        return None
+    return {
+        "batch_size": size,
+        "adjacent": found.adjacent,
+        "distant": found.distant,
+        "distant_from": FAR,
+        "kept": found.kept,
+        "kept_by_chance": top_k / n_experts,
+        "matrix": found.matrix,
+    }
+
+
+def _similarity(trace: Trace) -> dict[str, Any] | None:
+    found = phase_similarity(trace)
+    if found is None:
+        return None
+    return {
+        "value": found.own.mean(),
+        "other_requests": found.other,
+        "request": found.request,
+        "by_request": found.own,
+        "by_layer": found.by_layer,
+    }
+
+
+def _windows(trace: Trace) -> dict[str, Any] | None:
+    found = window_similarity(trace)
+    if found is None:
+        return None
+    return {"window": WINDOW, "value": found.own, "other_requests": found.other, "n_requests": found.n_requests}
+
+
+def _of_segments(sample: Sample) -> dict[str, Any] | None:
+    trace = sample.trace
+    sizes = [c * trace.top_k for c in SEGMENT_CACHES if c * trace.top_k < trace.n_experts]
+    one_request = np.zeros(_NULL_ROWS, np.int64)
+    random = uniform_rows(_NULL_ROWS, _NULL_LAYERS, trace.n_experts, trace.top_k)
+    rows = []
+    for length in SEGMENT_LENGTHS:
+        ours = _segment_figures(sample.experts, sample.request, length, trace.n_experts, sizes)
+        if ours is None:
+            break
+        null = _segment_figures(random, one_request, length, trace.n_experts, sizes)
+        assert null is not None
+        rows.append((length, *ours, *null))
+    if not rows:
+        return None
+    lengths, srp, sch, null_srp, null_sch = zip(*rows, strict=True)
+    return {
+        "lengths": lengths,
+        "srp": srp,
+        "srp_uniform": null_srp,
+        "cache_sizes": sizes,
+        "sch": np.array(sch).T,
+        "sch_uniform": np.array(null_sch).T,
+    }
+
+
+def _segment_figures(
+    experts: NDArray[Any], request: NDArray[Any], length: int, n_experts: int, sizes: list[int]
+) -> tuple[float, NDArray[np.float64]] | None:
+    rows, segment = segments(request, length)
+    if not len(rows):
+        return None
+    srp, sch = segment_best(loads(experts[rows], segment, n_experts), length, experts.shape[2], sizes)
+    return float(srp.mean()), sch.mean(axis=1)

@@ -7,19 +7,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from moesim.trace.stats.balance import activation_frequency, normalised_entropy, top_over_uniform
-from moesim.trace.stats.layer_caches import layer_hit_rates
-from moesim.trace.stats.locality import reuse, reuse_baseline
+from moesim.trace.stats.balance import activation_frequency, normalised_entropy, select, top_over_uniform
+from moesim.trace.stats.caches import CACHE_SHARES, layer_hit_rates
+from moesim.trace.stats.locality import prefill_decode_cosine, reuse, reuse_baseline
 from moesim.trace.stats.prediction import coactivation_recall, signal_recall
-from moesim.trace.stats.sample import select
-from moesim.trace.stats.similarity import prefill_decode_cosine
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from moesim.trace import Trace
 
-CACHE_SHARES = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)
 REUSE_DISTANCES = (1, 8)
 _REFERENCE_SHARES = (0.25, 0.5, 0.75)
 

@@ -17,15 +17,19 @@ directions.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from moesim.core.threads import in_threads
-from moesim.trace.synthesis.biases import kept_biases
+from moesim.trace.format import read_container
 from moesim.trace.synthesis.exact import Draws, exp, log, normal_quantiles, on_grid, total
 
 if TYPE_CHECKING:
@@ -35,6 +39,26 @@ if TYPE_CHECKING:
 
     F32 = NDArray[np.float32]
     F64 = NDArray[np.float64]
+
+SEED: Final = 0
+"""Of the models whose biases are kept."""
+FILE: Final = Path(str(resources.files("moesim.trace.synthesis"))) / "parameters" / "biases.safetensors"
+
+
+def key_of(p: ParameterSet) -> str:
+    """Name all that biases follow from, but the seed: other parameters never get the biases of these."""
+    numbers = {"n_layers": p.n_layers, "n_experts": p.n_experts, "top_k": p.top_k, **p.values()}
+    return hashlib.sha256(json.dumps(numbers, sort_keys=True).encode()).hexdigest()
+
+
+def kept_biases(p: ParameterSet, seed: int) -> NDArray[np.float32] | None:
+    """Return the biases that make loads as wanted, (n_layers, n_experts) float32; None if they are not kept."""
+    if seed != SEED:
+        return None
+    arrays, _ = read_container(FILE)
+    kept = arrays.get(key_of(p))
+    return None if kept is None else np.array(kept)  # not a view of the file: it is changed in place
+
 
 #: Streams of random numbers: requests of the trace and of the calibration never share any.
 MODEL, REQUEST, CALIBRATION = range(3)
