@@ -20,9 +20,9 @@ from moesim.core.units import parse_bytes
 from moesim.errors import ConfigError
 from moesim.hardware import load_hardware
 from moesim.live.kernels import require_torch
-from moesim.live.profiler.compare import compare as compare_profiles
-from moesim.live.profiler.compare import table as comparison_table
+from moesim.live.profiler.show import compare as compare_profiles
 from moesim.live.profiler.show import page
+from moesim.live.profiler.show import table as comparison_table
 from moesim.model import ModelSpec, builtin_models, load_model
 
 app = typer.Typer(
@@ -99,7 +99,7 @@ def measure(
     if not dry_run:
         check_out_folder(out, option="--out")
         require_torch()
-    from moesim.live.kernels.machine import has_torch
+    from moesim.live.kernels.host import has_torch
     from moesim.live.profiler.request import Request, describe_plan, find_gpu, prepare
 
     which = None if no_gpu else find_gpu(gpu)

@@ -10,12 +10,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from moesim.live.entry import replay
+    from moesim.live.carrier import replay
     from moesim.live.machine import LiveMachine
 
 __all__ = ["LiveMachine", "replay"]
 
-_HOMES = {"LiveMachine": "moesim.live.machine", "replay": "moesim.live.entry"}
+_HOMES = {"LiveMachine": "moesim.live.machine", "replay": "moesim.live.carrier"}
 
 
 def __getattr__(name: str) -> Any:

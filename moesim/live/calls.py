@@ -16,9 +16,9 @@ from moesim.engine.machine import DeviceState, Group, LinkState, Task, Transfer
 from moesim.engine.state import State
 from moesim.engine.visit import Visit, rows_of
 from moesim.errors import LiveError
-from moesim.live.kernels.serve import serve
+from moesim.live.kernels.experts import serve
 from moesim.live.machine import LiveMachine
-from moesim.live.memory import Slots
+from moesim.live.weights import Slots
 
 
 class DeviceTensors:

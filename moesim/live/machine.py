@@ -14,14 +14,9 @@ import numpy as np
 
 from moesim.core.units import format_memory
 from moesim.errors import CapacityError, HardwareError, InputError
-from moesim.live.kernels.affinity import usable_cores
-from moesim.live.kernels.buffers import Buffers
-from moesim.live.kernels.copies import copy, copy_in_chunks
-from moesim.live.kernels.files import FileExperts
-from moesim.live.kernels.machine import available_memory_bytes, empty_gpu_caches, n_gpus
-from moesim.live.kernels.streams import CudaStreamWorker
-from moesim.live.kernels.tensors import Tensors
-from moesim.live.kernels.workers import Done, Worker
+from moesim.live.kernels.host import available_memory_bytes, empty_gpu_caches, n_gpus, usable_cores
+from moesim.live.kernels.memory import Buffers, FileExperts, Tensors, copy, copy_in_chunks
+from moesim.live.kernels.workers import CudaStreamWorker, Done, Worker
 from moesim.live.weights import WeightStore
 
 if TYPE_CHECKING:

@@ -14,14 +14,20 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from moesim.errors import CapacityError, InputError  # noqa: E402
-from moesim.live.kernels import files, machine, require_torch  # noqa: E402
-from moesim.live.kernels.buffers import Buffers  # noqa: E402
-from moesim.live.kernels.copies import copy, copy_in_chunks  # noqa: E402
+from moesim.live.kernels import host, memory, require_torch  # noqa: E402
 from moesim.live.kernels.dense import DenseKernel  # noqa: E402
-from moesim.live.kernels.errors import KernelError  # noqa: E402
-from moesim.live.kernels.expert import ExpertKernel  # noqa: E402
-from moesim.live.kernels.files import FileExperts  # noqa: E402
-from moesim.live.kernels.plans import PAGE, ExpertShape  # noqa: E402
+from moesim.live.kernels.experts import ExpertKernel  # noqa: E402
+from moesim.live.kernels.memory import (  # noqa: E402
+    Buffers,
+    FileExperts,
+    copy,
+    copy_in_chunks,
+)
+from moesim.live.kernels.plans import (  # noqa: E402
+    PAGE,
+    ExpertShape,
+    KernelError,
+)
 from moesim.model import ModelSpec  # noqa: E402
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
@@ -534,8 +540,8 @@ def test_experts_come_back_from_a_file(tmp_path, monkeypatch: pytest.MonkeyPatch
             raise OSError(errno.EINVAL, "Invalid argument")
         return preadv(fd, buffers, offset)
 
-    monkeypatch.setattr(files.os, "open", open_)
-    monkeypatch.setattr(files.os, "preadv", read)
+    monkeypatch.setattr(memory.os, "open", open_)
+    monkeypatch.setattr(memory.os, "preadv", read)
     path = tmp_path / "experts"
     held = FileExperts.create(path, 3, n_bytes, kernel, seed=4)
     if refused:
@@ -580,7 +586,7 @@ def test_files_that_cannot_be_are_refused_and_leave_nothing(tmp_path, monkeypatc
     def fail(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(files, "_write_all", fail)
+    monkeypatch.setattr(memory, "_write_all", fail)
     with pytest.raises(KernelError, match="expected to write 1 experts, got: No space left"):
         FileExperts.create(path, 1, n_bytes, kernel)
     assert not list(tmp_path.iterdir())
@@ -590,40 +596,40 @@ def test_files_that_cannot_be_are_refused_and_leave_nothing(tmp_path, monkeypatc
 
 
 def test_the_machine_is_described_in_words():
-    words = machine.describe()
+    words = host.describe()
     assert {"processor", "cores", "memory", "caches", "kernel", "python", "torch"} <= set(words)
     assert all(isinstance(value, str) and value for value in words.values())
     assert words["torch"] == torch.__version__
-    assert machine.l3_bytes() is None or machine.l3_bytes() > 0
+    assert host.l3_bytes() is None or host.l3_bytes() > 0
 
 
 def test_available_memory_is_the_smaller_of_kernel_and_control_group(tmp_path):
     proc, group = tmp_path / "proc", tmp_path / "group"
     proc.mkdir()
     group.mkdir()
-    assert machine.available_memory_bytes(proc, group) is None
+    assert host.available_memory_bytes(proc, group) is None
     (proc / "meminfo").write_text("MemTotal:  100 kB\nMemAvailable:     50 kB\n")
-    assert machine.available_memory_bytes(proc, group) == 50 * 1024
+    assert host.available_memory_bytes(proc, group) == 50 * 1024
     (group / "memory.max").write_text("max\n")
     (group / "memory.current").write_text("9000\n")
     (group / "memory.stat").write_text("anon 1\ninactive_file 1000\n")
-    assert machine.available_memory_bytes(proc, group) == 50 * 1024
+    assert host.available_memory_bytes(proc, group) == 50 * 1024
     (group / "memory.max").write_text("10000\n")
-    assert machine.available_memory_bytes(proc, group) == 2000  # cached files give way
+    assert host.available_memory_bytes(proc, group) == 2000  # cached files give way
 
 
 def test_energy_is_counted_over_a_turn_of_the_counter(tmp_path):
-    assert machine.package_energy_uj(tmp_path) is None
+    assert host.package_energy_uj(tmp_path) is None
     for name, energy in (("intel-rapl:0", 900), ("intel-rapl:1", 10), ("intel-rapl:0:0", 5)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "energy_uj").write_text(f"{energy}\n")
         (tmp_path / name / "max_energy_range_uj").write_text("999\n")
-    before = machine.package_energy_uj(tmp_path)
+    before = host.package_energy_uj(tmp_path)
     assert before == {"intel-rapl:0": (900, 999), "intel-rapl:1": (10, 999)}
     (tmp_path / "intel-rapl:0" / "energy_uj").write_text("100\n")
-    after = machine.package_energy_uj(tmp_path)
+    after = host.package_energy_uj(tmp_path)
     assert after is not None
-    assert machine.joules_between(before, after) == pytest.approx(200e-6)
+    assert host.joules_between(before, after) == pytest.approx(200e-6)
 
 
 @pytest.mark.parametrize(("printed", "watts"), [("123.45\n", 123.45), ("[N/A]\n", None)])
@@ -632,9 +638,9 @@ def test_power_is_what_the_driver_says(tmp_path, monkeypatch: pytest.MonkeyPatch
     program.write_text(f"#!/bin/sh\n[ \"$1\" = --id=1 ] && printf '{printed.strip()}\\n'\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert machine.gpu_power_w(1) == watts
+    assert host.gpu_power_w(1) == watts
     program.write_text("#!/bin/sh\nexit 9\n")
-    assert machine.gpu_power_w(1) is None
+    assert host.gpu_power_w(1) is None
 
 
 def test_without_torch_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch):

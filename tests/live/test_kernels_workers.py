@@ -15,9 +15,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from moesim.live.kernels import affinity, streams, workers  # noqa: E402
-from moesim.live.kernels.streams import AHEAD, CudaStreamWorker  # noqa: E402
-from moesim.live.kernels.workers import Done, Worker  # noqa: E402
+from moesim.live.kernels import host, workers  # noqa: E402
+from moesim.live.kernels.workers import AHEAD, CudaStreamWorker, Done, Worker  # noqa: E402
 from tests.waiting import HANG_S, Clock, wait_until  # noqa: E402
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
@@ -57,7 +56,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The time that workers see."""
     clock = Clock()
     monkeypatch.setattr(workers, "time", clock)
-    monkeypatch.setattr(streams, "time", clock)
     return clock
 
 
@@ -118,12 +116,12 @@ def test_closing_waits_for_what_runs_and_drops_the_rest(done: SimpleQueue[Done])
 
 @needs_affinity
 def test_a_worker_is_pinned_and_nobody_else(done: SimpleQueue[Done]):
-    mine = affinity.usable_cores()
+    mine = host.usable_cores()
     worker, seen = Worker("w", done, cores=mine[-1:]), []
-    worker.submit(0, lambda: seen.append(affinity.usable_cores()), "")
+    worker.submit(0, lambda: seen.append(host.usable_cores()), "")
     get(done)
     assert seen == [mine[-1:]]
-    assert affinity.usable_cores() == mine
+    assert host.usable_cores() == mine
     worker.close()
     with pytest.raises(OSError, match="Invalid argument"):
         Worker("w", done, cores=[10_000])
@@ -131,19 +129,19 @@ def test_a_worker_is_pinned_and_nobody_else(done: SimpleQueue[Done]):
 
 @needs_affinity
 def test_a_block_is_pinned_and_then_no_longer():
-    mine = affinity.usable_cores()
-    with pytest.raises(Raised), affinity.pinned(mine[:1]) as pinned:
+    mine = host.usable_cores()
+    with pytest.raises(Raised), host.pinned(mine[:1]) as pinned:
         assert pinned
-        assert affinity.usable_cores() == mine[:1]
+        assert host.usable_cores() == mine[:1]
         fail()
-    assert affinity.usable_cores() == mine
+    assert host.usable_cores() == mine
 
 
 def test_without_affinity_nothing_is_pinned(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delattr(os, "sched_setaffinity", raising=False)
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
-    assert affinity.usable_cores() == list(range(os.cpu_count() or 1))
-    with affinity.pinned([0]) as pinned:
+    assert host.usable_cores() == list(range(os.cpu_count() or 1))
+    with host.pinned([0]) as pinned:
         assert not pinned
 
 
@@ -327,7 +325,7 @@ def test_closing_a_stream_waits_for_what_was_launched(device: Device, done: Simp
 
 
 def test_the_clocks_are_compared_again_after_a_while(device: Device, done: SimpleQueue[Done], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(streams, "_RENEW_NS", 0)
+    monkeypatch.setattr(workers, "_RENEW_NS", 0)
     worker = CudaStreamWorker("gpu", done)
     for _ in range(2):
         worker.submit(0, lambda: device.launch(0.001), "")
@@ -339,9 +337,9 @@ def test_the_clocks_are_compared_again_after_a_while(device: Device, done: Simpl
 
 @needs_affinity
 def test_the_threads_of_a_stream_are_pinned(device: Device, done: SimpleQueue[Done]):
-    mine, seen = affinity.usable_cores(), []
+    mine, seen = host.usable_cores(), []
     worker = CudaStreamWorker("gpu", done, cores=mine[-1:])
-    worker.submit(0, lambda: seen.append(affinity.usable_cores()), "")
+    worker.submit(0, lambda: seen.append(host.usable_cores()), "")
     get(done)
     worker.close()
     assert seen == [mine[-1:]]

@@ -18,7 +18,7 @@ from moesim.cli.replay import live_execution
 from moesim.errors import CapacityError, InputError
 from moesim.experiment.runner import Execution, run_one
 from moesim.live import LiveMachine, replay
-from moesim.live.memory import Slots, share_out
+from moesim.live.weights import Slots, share_out
 from moesim.metrics.outcome import Outcome
 from tests.live.live_kit import MODEL, experiment, sure, two_parts, with_disk
 

@@ -32,23 +32,19 @@ from moesim.experiment.resolve import Experiment
 from moesim.hardware import load_hardware
 from moesim.hardware.costs import CostModel
 from moesim.live.kernels import workers
-from moesim.live.kernels.affinity import usable_cores
-from moesim.live.kernels.errors import KernelError
+from moesim.live.kernels.host import usable_cores
+from moesim.live.kernels.plans import KernelError
 from moesim.live.kernels.workers import Done, Worker
-from moesim.live.profiler import calls, needs
-from moesim.live.profiler.bench import RealBench
-from moesim.live.profiler.bench_makers import FILE
-from moesim.live.profiler.calls import Timed
+from moesim.live.profiler import calls, probes
+from moesim.live.profiler.bench import FILE, RealBench
+from moesim.live.profiler.calls import Machine, Timed
 from moesim.live.profiler.figure import draw
-from moesim.live.profiler.host import Host
-from moesim.live.profiler.layout import layout_of
-from moesim.live.profiler.machine import Machine
+from moesim.live.profiler.layout import Host, layout_of
 from moesim.live.profiler.measure import measure, sentinel_drift
-from moesim.live.profiler.needs import Wanted
 from moesim.live.profiler.plan import make_plan
-from moesim.live.profiler.probes import FOLLOWING, Probe, rows_up_to
+from moesim.live.profiler.probes import FOLLOWING, Probe, Wanted, rows_up_to
 from moesim.live.profiler.request import describe_plan, find_gpu, prepare
-from moesim.live.profiler.store import COMMAND, PART
+from moesim.live.profiler.samples import COMMAND, PART
 from moesim.model import builtin_models
 from moesim.testing.traces import synthetic_trace
 from tests.experiment.experiment_kit import SIGNALS
@@ -74,7 +70,7 @@ def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def quickly_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moesim.live.profiler.write.draw", lambda samples, fits: Figure((1, 1)))
+    monkeypatch.setattr("moesim.live.profiler.measure.draw", lambda samples, fits: Figure((1, 1)))
 
 
 @pytest.fixture
@@ -186,7 +182,7 @@ def test_a_measurement_fits_into_memory_whatever_cache_is_reported(
     cache: int | None, cores: int, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.undo()
-    monkeypatch.setattr(needs, "l3_bytes", lambda: cache)
+    monkeypatch.setattr(probes, "l3_bytes", lambda: cache)
     layout, budget = layout_of(range(cores), disk=Path()), {"cpu": 5 * 10**9}
     models = [Wanted.of(model) for model in builtin_models().values()]
     for wanted in (*([model] for model in models), models):
@@ -198,7 +194,7 @@ def test_a_measurement_fits_into_memory_whatever_cache_is_reported(
 
 
 def test_a_profile_says_by_how_much_the_cache_is_too_large_for_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(needs, "l3_bytes", lambda: 2**28)
+    monkeypatch.setattr(probes, "l3_bytes", lambda: 2**28)
     warned: list[str] = []
     plan = prepared(tmp_path, memory_bytes=2_500_000_000).plan
     (path,) = measure(prepared(tmp_path, memory_bytes=2_500_000_000), bench=FakeBench(), warn=warned.append)
@@ -226,7 +222,7 @@ class CountingMachine(Machine):
     n_bytes = 0
 
     def ring(self, shape: Any, place: str, turning: int, seed: int) -> Any:
-        self.n_bytes += shape.n_bytes * needs.ring_length(shape.n_bytes, turning)
+        self.n_bytes += shape.n_bytes * probes.ring_length(shape.n_bytes, turning)
         return super().ring(shape, place, turning, seed)
 
     def arena(self, n_bytes: int, place: str, seed: int, *, pinned: bool = False) -> Any:
@@ -289,7 +285,7 @@ def context_ns(rows: int, context: int) -> int:
 
 
 def test_every_number_says_how_it_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("moesim.live.profiler.write.draw", draw)
+    monkeypatch.setattr("moesim.live.profiler.measure.draw", draw)
     (path,) = measure(prepared(tmp_path), bench=FakeBench())
     text = path.read_text(encoding="utf-8")
     assert text.startswith("# Measured with moesim profile measure, ")
@@ -575,10 +571,10 @@ def test_weights_take_turns_until_they_have_left_the_cache(tmp_path: Path):
     (ring,) = bench._rings.values()
     places = [ring.next()[0].data_ptr() for _ in range(20)]
     n = len(set(places))
-    assert n * EXPERT_BYTES >= 4 * needs.cache_bytes("cpu") and places[:n] == places[n : 2 * n]
+    assert n * EXPERT_BYTES >= 4 * probes.cache_bytes("cpu") and places[:n] == places[n : 2 * n]
     arena = bench._arenas["core0", False]
     parts = {arena.part(turn, 2**16).data_ptr() for turn in range(100)}
-    assert len(parts) * 2**16 >= 4 * needs.cache_bytes("cpu")
+    assert len(parts) * 2**16 >= 4 * probes.cache_bytes("cpu")
     bench.close()
 
 
@@ -704,7 +700,7 @@ def test_a_plan_needs_no_pytorch(tmp_path: Path, capsys: pytest.CaptureFixture[s
     monkeypatch.chdir(tmp_path)
     run(*known, "--dry-run", "--no-gpu")
     plan = capsys.readouterr().out
-    monkeypatch.setattr("moesim.live.kernels.machine._torch", lambda: None)
+    monkeypatch.setattr("moesim.live.kernels.host._torch", lambda: None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     run(*known, "--dry-run")
     said = capsys.readouterr()

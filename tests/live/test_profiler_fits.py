@@ -20,10 +20,9 @@ from moesim.cli.main import main
 from moesim.core.table import Format
 from moesim.errors import InputError
 from moesim.hardware import HardwareProfile, build_profile, hardware_names, load_hardware
-from moesim.live.profiler.compare import Row, compare, table
 from moesim.live.profiler.figure import draw
 from moesim.live.profiler.fits import COLUMNS, FORMS, Fit, fit_all, fit_form, fitted_us, medians, pair_rates
-from moesim.live.profiler.show import facts, page
+from moesim.live.profiler.show import Row, compare, facts, page, table
 from moesim.model import builtin_models, load_model
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)

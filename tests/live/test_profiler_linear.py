@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moesim.live.profiler.linear import FEW, Curve, Line, linear
+from moesim.live.profiler.profile import FEW, Curve, Line, linear
 
 ROWS = np.array([1, 2, 3, 4, 6, 8, 16, 32, 64])
 LINE = Line(65.0, 40.0, 80e9, 90e9, 900e9)

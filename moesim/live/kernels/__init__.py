@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 
-from moesim.live.kernels.errors import KernelError
+from moesim.live.kernels.plans import KernelError
 
 
 def require_torch() -> None:

@@ -2,18 +2,181 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from moesim.live.kernels.attention import Step, attention
-from moesim.live.kernels.fill import generator
-from moesim.live.kernels.machine import check_room
-from moesim.live.kernels.parts import Tensors, feed_forward, make, normalise
-from moesim.live.kernels.plans import dense_bytes, dense_plans, number_bytes, rotary_width
+from moesim.live.kernels.host import check_room
+from moesim.live.kernels.memory import generator, normal_block, tile
+from moesim.live.kernels.plans import Plan, dense_bytes, dense_plans, number_bytes, rotary_width, step_bytes
 from moesim.model import ModelSpec
+
+EPSILON = 1e-6
+"""Of the norms."""
+
+
+Weights = dict[str, Tensor]
+
+
+def make(plan: Plan, dtype: torch.dtype, device: torch.device, source: torch.Generator) -> Weights:
+    """Allocate a plan's tensors: products random with standard deviation 1/sqrt(inputs), norms one, their biases zero."""
+    tensors = {}
+    for name, (shape, inputs) in plan.items():
+        tensor = torch.empty(shape, dtype=dtype, device=device)
+        if inputs:
+            tile(tensor.view(-1), normal_block(1 / math.sqrt(inputs), dtype, source))
+        else:
+            tensor.fill_(1)
+            tensor[1:].zero_()
+        tensors[name] = tensor
+    return tensors
+
+
+def normalise(x: Tensor, weights: Tensor) -> Tensor:
+    """Apply RMSNorm (weights of one row), or LayerNorm (weights, biases) over the last dimension."""
+    if weights.shape[0] == 2:
+        return F.layer_norm(x, x.shape[-1:], weights[0], weights[1], EPSILON)
+    return F.rms_norm(x, x.shape[-1:], weights[0], EPSILON)
+
+
+def feed_forward(x: Tensor, tensors: Weights, prefix: str) -> Tensor:
+    """Compute a feed-forward block planned by `feed_forward_plan`."""
+    if f"{prefix}_gate" not in tensors:
+        return F.linear(F.gelu(F.linear(x, tensors[f"{prefix}_up"])), tensors[f"{prefix}_down"])
+    inner = F.silu(F.linear(x, tensors[f"{prefix}_gate"]), inplace=True).mul_(F.linear(x, tensors[f"{prefix}_up"]))
+    return F.linear(inner, tensors[f"{prefix}_down"])
+
+
+_ROPE_BASE = 10_000.0
+
+
+class Step:
+    """Where the rows of a forward pass are in their sequences and in the cache; the same for all layers of a step."""
+
+    def __init__(self, rotary: int, max_rows: int, max_kv_tokens: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.max_rows, self.max_kv_tokens = max_rows, max_kv_tokens
+        self._sequences: tuple[tuple[int, int], ...] | None = None
+        self.spans: list[tuple[int, int, int, int, Tensor | None]] = []
+        self._slots = torch.empty(max_rows, dtype=torch.int64, device=device)
+        frequencies = _ROPE_BASE ** (-torch.arange(0, rotary, 2, dtype=torch.float32) / rotary)
+        angles = torch.arange(max_kv_tokens, dtype=torch.float32)[:, None] * frequencies
+        self._table = torch.stack([angles.cos(), angles.sin()]).to(device=device, dtype=dtype)
+        self._turns = torch.empty(2, max_rows, rotary // 2, dtype=dtype, device=device)
+
+    @staticmethod
+    def required_bytes(rotary: int, max_rows: int, max_kv_tokens: int, dtype: torch.dtype) -> int:
+        """Tell what is allocated."""
+        return step_bytes(rotary, max_rows, max_kv_tokens, dtype.itemsize)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What was allocated."""
+        return [self._slots, self._table, self._turns]
+
+    def enter(self, sequences: Sequence[tuple[int, int]], n_rows: int) -> None:
+        """Prepare for sequences of (new rows, context before); free if they are those of the last call."""
+        key = tuple(sequences)
+        if key == self._sequences and n_rows == self.rows:
+            return
+        rows, tokens = sum(new for new, _ in key), sum(new + before for new, before in key)
+        if rows != n_rows or any(new < 1 or before < 0 for new, before in key):
+            raise ValueError(f"expected sequences of {n_rows} new rows together, each at least 1, got {list(key)}")
+        if rows > self.max_rows or tokens > self.max_kv_tokens:
+            raise ValueError(
+                f"expected at most {self.max_rows} rows and {self.max_kv_tokens} tokens of KV, got {rows} and {tokens}"
+            )
+        positions, slots, spans, masks = [], [], [], dict[tuple[int, int], Tensor]()
+        row = slot = 0
+        for new, before in key:
+            positions.append(torch.arange(before, before + new))
+            slots.append(positions[-1] + slot)
+            mask = None
+            if new > 1 and before:  # causal, but not from the first token on
+                mask = masks.get((new, before))
+                if mask is None:
+                    mask = torch.ones(new, before + new, dtype=torch.bool, device=self._slots.device).tril(before)
+                    masks[new, before] = mask
+            spans.append((row, row + new, slot, slot + before + new, mask))
+            row, slot = row + new, slot + before + new
+        self._slots[:rows].copy_(torch.cat(slots))
+        torch.index_select(self._table, 1, torch.cat(positions).to(self._slots.device), out=self._turns[:, :rows])
+        self._sequences, self.rows, self.spans = key, rows, spans
+
+    rows = 0
+
+    @property
+    def slots(self) -> Tensor:
+        """Places of the rows in the cache, int64, shape (rows,)."""
+        return self._slots[: self.rows]
+
+    def rotate(self, x: Tensor) -> Tensor:
+        """Turn vectors by their rows' positions; shape (rows, heads, rotary)."""
+        cos, sin = self._turns[0, : self.rows, None], self._turns[1, : self.rows, None]
+        a, b = x.chunk(2, dim=-1)
+        return torch.cat((torch.addcmul(a * cos, b, sin, value=-1), torch.addcmul(b * cos, a, sin)), dim=-1)
+
+
+def attention(model: ModelSpec, w: Weights, step: Step, x: Tensor) -> Tensor:
+    """Compute one layer's attention with its norm and residual; writes the new rows into the cache."""
+    normed = normalise(x, w["attention_norm"])
+    mixed = _latent(model, w, step, normed) if model.kv_lora_rank else _grouped(model, w, step, normed)
+    return F.linear(mixed, w["out"]).add_(x)
+
+
+def _grouped(model: ModelSpec, w: Weights, step: Step, x: Tensor) -> Tensor:
+    rows, heads, kv_heads, width = x.shape[0], model.n_heads, model.n_kv_heads, model.head_dim
+    q, k, v = torch.split(F.linear(x, w["qkv"]), [heads * width, kv_heads * width, kv_heads * width], dim=1)
+    if model.qk_norm == "full":
+        q, k = normalise(q, w["q_norm"]), normalise(k, w["k_norm"])
+    q, k = q.reshape(rows, heads, width), k.reshape(rows, kv_heads, width)
+    if model.qk_norm == "head":
+        q, k = normalise(q, w["q_norm"]), normalise(k, w["k_norm"])
+    q, k = step.rotate(q), step.rotate(k)
+    keys, values = w["kv"]
+    keys.index_copy_(1, step.slots, k.transpose(0, 1))
+    values.index_copy_(1, step.slots, v.view(rows, kv_heads, width).transpose(0, 1))
+    q = q.view(rows, kv_heads, heads // kv_heads, width).permute(1, 2, 0, 3)
+    mixed = _attend(step, q, keys, values, 1 / math.sqrt(width))
+    return mixed.permute(2, 0, 1, 3).reshape(rows, heads * width)
+
+
+def _latent(model: ModelSpec, w: Weights, step: Step, x: Tensor) -> Tensor:
+    # Absorbed: the keys' up-projection is applied to the queries, the values' to what attention returns, so that the
+    # cache is read as it is, once for all heads.
+    rows, heads, nope, latent = x.shape[0], model.n_heads, model.nope_head_dim, model.kv_lora_rank
+    if model.q_lora_rank:
+        q = F.linear(normalise(F.linear(x, w["q_down"]), w["q_norm"]), w["q_up"]).view(rows, heads, -1)
+    else:
+        q = F.linear(x, w["q_up"]).view(rows, heads, -1)
+    q_latent = torch.bmm(q[..., :nope].transpose(0, 1), w["k_up"])
+    q = torch.cat((q_latent, step.rotate(q[..., nope:]).transpose(0, 1)), dim=-1)
+    down = F.linear(x, w["kv_down"])
+    new = torch.cat((normalise(down[:, :latent], w["kv_norm"]), step.rotate(down[:, None, latent:])[:, 0]), dim=-1)
+    cache = w["kv"][0]
+    cache.index_copy_(1, step.slots, new[None])
+    # The rotary part goes along as values and is cut off: fused kernels want keys and values of one width.
+    mixed = _attend(step, q[None], cache, cache, 1 / math.sqrt(nope + model.rope_head_dim))[0, ..., :latent]
+    return torch.bmm(mixed, w["v_up"]).transpose(0, 1).reshape(rows, heads * model.v_head_dim)
+
+
+def _attend(step: Step, q: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    """Attend within each sequence: q (KV heads, group, rows, width), keys and values (KV heads, tokens, width)."""
+    parts = []
+    kv_heads, group, _, width = q.shape
+    for row, row_end, slot, slot_end, mask in step.spans:
+        k, v = keys[:, None, slot:slot_end], values[:, None, slot:slot_end]
+        if row_end - row == 1:  # one row sees everything: the heads of a group are rows, and the cache is read once for all
+            one = q[:, :, row].reshape(kv_heads, 1, group, width)
+            parts.append(F.scaled_dot_product_attention(one, k, v, scale=scale).transpose(1, 2))
+            continue
+        n = slot_end - slot
+        k, v = k.expand(kv_heads, group, n, width), v.expand(kv_heads, group, n, width)  # a view: nothing is repeated
+        some = q[:, :, row:row_end]
+        parts.append(F.scaled_dot_product_attention(some, k, v, attn_mask=mask, is_causal=mask is None, scale=scale))
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
 
 
 class DenseKernel:
@@ -100,7 +263,7 @@ class DenseKernel:
         table = self._end("embedding" if self.model.tie_embeddings else "head")
         return F.linear(normalise(x, self._end("last_norm")), table).argmax(dim=-1).cpu()
 
-    def _layer(self, layer: int) -> Tensors:
+    def _layer(self, layer: int) -> Weights:
         if not 0 <= layer < self.model.n_layers:
             raise IndexError(f"layer {layer} of model '{self.model.name}': it has layers 0 to {self.model.n_layers - 1}")
         return self._layers[layer % len(self._layers)]

@@ -6,8 +6,13 @@ import math
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from moesim.live.kernels.errors import KernelError
+from moesim.errors import InputError
 from moesim.model import ModelSpec
+
+
+class KernelError(InputError):
+    """A model or a precision that cannot be computed for real on this machine; nothing was computed."""
+
 
 PAGE: Final = 4096
 """Bytes to which every buffer is aligned, so that files can be read straight into it."""

@@ -1,22 +1,181 @@
-"""What a probe is in real life: calls over tensors, the same that a replay makes."""
+"""Probes as calls over tensors, the same that a replay makes, and the memory that takes turns under them."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from moesim.live.kernels.copies import copy, copy_in_chunks
 from moesim.live.kernels.dense import DenseKernel
-from moesim.live.kernels.serve import serve
-from moesim.live.profiler.files import TiledFile
-from moesim.live.profiler.machine import Arena, Machine, Ring
-from moesim.live.profiler.needs import CONTEXT, DenseNeed, flush_bytes
-from moesim.live.profiler.probes import sequences_of
+from moesim.live.kernels.experts import ExpertKernel, serve
+from moesim.live.kernels.host import (
+    gpu_power_w,
+    joules_between,
+    package_energy_uj,
+    usable_cores,
+)
+from moesim.live.kernels.memory import Buffers, FileExperts, Tensors, byte_block, copy, copy_in_chunks, generator, tile
+from moesim.live.kernels.plans import ExpertShape
+from moesim.live.kernels.workers import CudaStreamWorker, Done, Worker
+from moesim.live.profiler.layout import Device, Host, index_of
+from moesim.live.profiler.probes import CONTEXT, FILE_BLOCK, DenseNeed, flush_bytes, ring_length, sequences_of
+
+_SHAPE = ExpertShape(4096, 4096, 16, 2, FILE_BLOCK)  # two matrices that are exactly one block
+
+
+class TiledFile:
+    """Random bytes in a file, in pieces."""
+
+    def __init__(self, path: Path, n_bytes: int, seed: int) -> None:
+        path.unlink(missing_ok=True)  # of a measurement that was killed
+        self._n_bytes = n_bytes
+        self._first = FileExperts.create(path, n_bytes // FILE_BLOCK, FILE_BLOCK, ExpertKernel(_SHAPE), seed)
+        self._tiled: dict[int, FileExperts] = {}
+        self._buffered = -1
+
+    @property
+    def mode(self) -> str:
+        """``direct`` or ``buffered``, as of `FileExperts`."""
+        return self._first.mode
+
+    def _of(self, size: int) -> FileExperts:
+        if size not in self._tiled:
+            self._tiled[size] = FileExperts(self._first.path, self._n_bytes // size, size)
+        return self._tiled[size]
+
+    def _piece(self, turn: int, size: int) -> int:
+        """Scatter the pieces over the file: an odd factor reaches each of a power of two once."""
+        return turn * 0x9E3779B1 % (self._n_bytes // size)
+
+    def read(self, turn: int, part: Any) -> None:
+        """Read a piece past the operating system's cache."""
+        self._of(len(part)).read(self._piece(turn, len(part)), part)
+
+    def write(self, turn: int, part: Any) -> None:
+        """Write a piece."""
+        self._of(len(part)).write(self._piece(turn, len(part)), part)
+
+    def read_cached(self, turn: int, part: Any) -> None:
+        """Read a piece through the operating system's cache."""
+        if self._buffered < 0:
+            self._buffered = os.open(self._first.path, os.O_RDONLY)
+        data, offset = part.numpy().data, self._piece(turn, len(part)) * len(part)
+        while data:
+            n = os.preadv(self._buffered, [data], offset)
+            if n <= 0:
+                raise OSError(f"{self._first.path} ends at byte {offset}")
+            data, offset = data[n:], offset + n
+
+    def remove(self) -> None:
+        """Close and delete the file."""
+        if self._buffered >= 0:
+            os.close(self._buffered)
+            self._buffered = -1
+        for file in self._tiled.values():
+            file.close()
+        self._first.remove()
+
+
+_POWER_S = 1.0  # over which power is taken
+
+
+class Ring:
+    """Experts of one shape in buffers that take turns, so that their weights have left the cache when they come again."""
+
+    def __init__(self, shape: ExpertShape, place: str, turning: int, seed: int) -> None:
+        self.kernel = ExpertKernel(shape, place)
+        self._buffers = Buffers(ring_length(shape.n_bytes, turning), shape.n_bytes, place)
+        for i in range(len(self._buffers)):
+            self.kernel.fill(self._buffers[i], seed + i)
+        self._turn = 0
+
+    def next(self) -> Any:
+        """Bind the expert whose turn it is."""
+        self._turn = (self._turn + 1) % len(self._buffers)
+        return self.kernel.bind(self._buffers[self._turn])
+
+
+class Arena:
+    """One large buffer of which copies of any size take turns."""
+
+    def __init__(self, n_bytes: int, place: str, seed: int, *, pinned: bool = False) -> None:
+        self.n_bytes = n_bytes
+        self._flat = Buffers(1, self.n_bytes, place, pinned=pinned)[0]
+        tile(self._flat, byte_block(generator(seed)))  # pages that were never written are all the same one
+
+    def part(self, turn: int, n_bytes: int) -> Any:
+        """Give the next piece of so many bytes, on a page of its own."""
+        stride = -(-n_bytes // 4096) * 4096
+        start = turn % max(1, self.n_bytes // stride) * stride
+        return self._flat[start : start + n_bytes]
+
+
+class Machine(Host):
+    """The real machine. Nothing here changes any of its settings."""
+
+    def __init__(self) -> None:
+        self.tensors = Tensors({})
+
+    def at(self, place: str) -> str:
+        """Tell what PyTorch calls a place of the layout."""
+        return place
+
+    def worker(self, name: str, done: SimpleQueue[Done], place: str, cores: Sequence[int], threads: int) -> Any:
+        """Make a worker: threads on cores (none given: on any), or a stream of a GPU."""
+        if place.startswith("cuda"):
+            return CudaStreamWorker(name, done, place)
+        return Worker(name, done, cores or usable_cores(), threads)
+
+    def streams(self, place: str, n: int) -> list[Any]:
+        """Make further streams of a GPU."""
+        return list(self.tensors.streams(n, [self.at(place)]))
+
+    def ring(self, shape: ExpertShape, place: str, turning: int, seed: int) -> Ring:
+        """Fill a ring of experts."""
+        return Ring(shape, self.at(place), turning, seed)
+
+    def act_dtype(self, shape: ExpertShape) -> Any:
+        """Tell the type of the hidden states beside experts of a shape."""
+        return ExpertKernel(shape).act_dtype
+
+    def arena(self, n_bytes: int, place: str, seed: int, *, pinned: bool = False) -> Arena:
+        """Fill an arena of copies."""
+        return Arena(n_bytes, self.at(place), seed, pinned=pinned)
+
+    def dense(self, need: DenseNeed, seed: int) -> DenseKernel:
+        """Make the dense part of a model."""
+        return DenseKernel(need.model, self.at(need.place), seed=seed, **need.options)  # type: ignore[arg-type]
+
+    def power_w(self, device: Device, during: Callable[[float], None]) -> float | None:
+        """Read the power of a device while something is done for the seconds that it is told; None where it cannot be read."""
+        if device.kind == "gpu":
+            with ThreadPoolExecutor(1) as beside:  # it is read while something goes on, not after it
+                reading = beside.submit(_read_power, index_of(device), _POWER_S)
+                during(_POWER_S)
+                known = sorted(watts for watts in reading.result() if watts is not None)
+            return known[len(known) // 2] if known else None
+        before, began = package_energy_uj(), time.monotonic()
+        during(_POWER_S)
+        after, seconds = package_energy_uj(), time.monotonic() - began
+        return joules_between(before, after) / seconds if before and after else None
+
+
+def _read_power(index: int, seconds: float) -> list[float | None]:
+    """Read a GPU's power a few times, evenly spread over some seconds, without the first fifth."""
+    readings = []
+    for _ in range(3):
+        time.sleep(seconds / 5)
+        readings.append(gpu_power_w(index))
+    return readings
+
 
 Call = Callable[[], object]
 

@@ -1,10 +1,16 @@
-"""What is measured: a probe is one thing of one size, and a reading is one time of it."""
+"""What is measured: a probe is one thing of one size, a reading is one time of it; and the memory that probes need."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, field, fields, replace
 from typing import Any, Final
+
+from moesim.live.kernels.host import gpu_cache_bytes, l3_bytes
+from moesim.live.kernels.plans import ExpertShape, buffer_bytes, dense_bytes
+from moesim.live.profiler.layout import Layout, Link
+from moesim.model import ModelSpec, bits_to_bytes
 
 PARTS: Final = ("attention", "context", "dense", "shared", "head", "embedding", "leading", "predict")
 """Kinds of probes of what is no routed expert; their subject is a model."""
@@ -108,3 +114,228 @@ def sequences_of(n_rows: int) -> list[tuple[int, int]]:
     if n_rows <= 16:
         return [(1, 0)] * n_rows
     return [(min(64, n_rows - start), 0) for start in range(0, n_rows, 64)]
+
+
+SUPPORTED_BITS: Final = (4, 8, 16, 32)
+"""Precisions of experts for which there are kernels."""
+
+RING: Final = 4
+"""How many times the last-level cache the buffers that take turns have together, where memory suffices."""
+
+SENTINEL_COPY: Final = 2**26
+"""Bytes of the copy that is a sentinel, and at most of those in pairs."""
+RUNTIME_BYTES: Final = 320_000_000
+"""What a replay may use of host memory and disk: enough that weights are read from memory."""
+RUNTIME_GPU_BYTES: Final = 1_000_000_000
+"""What it uses of a GPU, where every expert has a buffer."""
+CONTEXT: Final = 64
+"""Tokens in the cache of the dense part that goes on beside or before something else."""
+
+_DEFAULT_L3, _GPU_CACHE = 2**25, 2**27  # where the system does not say
+
+
+def cache_bytes(place: str) -> int:
+    """Return the size of the last cache before a place's memory."""
+    return (l3_bytes() or _DEFAULT_L3) if place == "cpu" else gpu_cache_bytes(place) or _GPU_CACHE
+
+
+def turning_bytes(layout: Layout) -> dict[str, int]:
+    """Return for each place how many bytes must take turns so that none is in a cache when it comes again."""
+    return {place: RING * cache_bytes(place) for place in {device.place for device in layout.devices.values()} - {"disk"}}
+
+
+def turning_choices(cache: int) -> list[int]:
+    """Return how many bytes may take turns, most first; the least is what suffices where the system does not report a cache."""
+    least = min(RING * cache, RING * _DEFAULT_L3)
+    return [*range(RING * cache, least, -max(1, cache // 4)), least]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A model, and the shapes of experts that are measured for it."""
+
+    model: ModelSpec
+    shapes: tuple[ExpertShape, ...]
+
+    @classmethod
+    def of(cls, model: ModelSpec, bits: Iterable[float] = ()) -> Wanted:
+        """Take a model's experts at some precisions; none given: at its own, or the nearest for which there is a kernel."""
+        own = model.expert_bits
+        if model.expert_bytes_by_layer is None and own not in SUPPORTED_BITS:
+            own = min(SUPPORTED_BITS, key=lambda known: abs(known - model.expert_bits))
+        return cls(model, tuple(ExpertShape.of(replace(model, expert_bits=each)) for each in (tuple(bits) or (own,))))
+
+    @property
+    def note(self) -> str:
+        """Say what is not measured as the model has it; empty if all is."""
+        bits = self.model.expert_bits
+        if len(self.shapes) == 1 and bits not in SUPPORTED_BITS:
+            return f"{self.model.name}: experts of {bits:g} bits are measured at {self.shapes[0].bits:g}, which has a kernel"
+        return ""
+
+
+def subject_of(shape: ExpertShape) -> str:
+    """Name the shape of an expert, such as ``4096x14336``."""
+    return f"{shape.hidden}x{shape.intermediate}" + ("" if shape.n_mats == 3 else f" ({shape.n_mats} matrices)")
+
+
+@dataclass
+class DenseNeed:
+    """What a model's dense kernel must be able to do."""
+
+    model: ModelSpec
+    place: str
+    turning: int  # bytes of attention's weights that take turns
+    max_rows: int = 1
+    max_tokens: int = CONTEXT
+    with_head: bool = False
+
+    @property
+    def distinct_layers(self) -> int:
+        """Layers enough that the weights of attention have left the cache when a layer comes again."""
+        each = max(1, self.model.attention_bytes)
+        return min(self.model.n_layers, max(2, math.ceil(self.turning / each)))
+
+    @property
+    def options(self) -> dict[str, int | bool]:
+        """Arguments of `DenseKernel`."""
+        return {
+            "distinct_layers": self.distinct_layers, "max_rows": self.max_rows,
+            "max_kv_tokens": self.max_rows + self.max_tokens, "with_head": self.with_head,
+        }  # fmt: skip
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the kernel, and of what it computes with the most rows."""
+        model, act = self.model, bits_to_bytes(1, self.model.other_bits)
+        widths = 8 * model.hidden + 3 * max(model.shared_intermediate, model.dense_intermediate)
+        widths += 4 * model.n_heads * (model.head_dim + model.kv_lora_rank) + 2 * model.n_experts
+        head = 64 * model.vocab * 4 * act if self.with_head else 0
+        return dense_bytes(model, **self.options) + self.max_rows * widths * act + head  # type: ignore[arg-type]
+
+
+@dataclass
+class Needs:
+    """What some probes need."""
+
+    turning: Mapping[str, int]  # bytes that take turns in each place
+    # shapes and most rows, by subject, bits and place
+    experts: dict[tuple[str, float, str], tuple[ExpertShape, int]] = field(default_factory=dict)
+    dense: dict[tuple[str, str], DenseNeed] = field(default_factory=dict)  # by model and place
+    copies: dict[str, int] = field(default_factory=dict)  # bytes: largest copy from or to each device
+    file_bytes: int = 0  # of the file on the disk
+    crossing_bytes: int = 0  # largest activations that cross
+    runtimes: set[str] = field(default_factory=set)  # devices of the dense part on whose tiers replays are run
+
+    def add_expert(self, shape: ExpertShape, place: str, rows: int) -> None:
+        """Need experts of a shape, for so many rows."""
+        key = (subject_of(shape), shape.bits, place)
+        self.experts[key] = (shape, max(rows, self.experts[key][1] if key in self.experts else 0))
+
+    def add_dense(self, model: ModelSpec, place: str, rows: int = 1, tokens: int = 1, *, head: bool = False) -> None:
+        """Need a model's dense part."""
+        need = self.dense.setdefault((model.name, place), DenseNeed(model, place, self.turning[place]))
+        need.max_rows, need.max_tokens = max(need.max_rows, rows), max(need.max_tokens, tokens)
+        need.with_head |= head
+
+    def add_copy(self, link: Link, n_bytes: int) -> None:
+        """Need copies of up to so many bytes over a link."""
+        for end in link.ends:
+            self.copies[end] = max(n_bytes, self.copies.get(end, 0))
+
+    def required_bytes(self, layout: Layout) -> dict[str, int]:
+        """Tell the bytes needed in each place: ``"cpu"``, GPUs, and ``"disk"``."""
+        needed: dict[str, int] = {}
+
+        def add(place: str, n_bytes: int) -> None:
+            needed[place] = needed.get(place, 0) + n_bytes
+
+        for (_, _, place), (shape, rows) in self.experts.items():
+            act = 4 if shape.bits == 32 else 2
+            add(place, buffer_bytes(ring_length(shape.n_bytes, self.turning[place]), shape.n_bytes))
+            add(place, shape.n_bytes + rows * (4 * shape.hidden + 3 * shape.intermediate) * act)  # libraries re-order weights
+        for need in self.dense.values():
+            add(need.place, need.n_bytes)
+        for device, size in self.copies.items():
+            place = layout.devices[device].place
+            if place != "disk":
+                kinds = 2 if place == "cpu" and layout.has_gpu else 1  # pinned and pageable
+                add(place, kinds * buffer_bytes(1, max(size, self.turning[place])))
+        for place, turning in self.turning.items():
+            add(place, buffer_bytes(1, flush_bytes(place, turning)) + 3 * self.crossing_bytes)
+        for tier in layout.tiers:
+            if tier.compute in self.runtimes:
+                for place in {device.place for device in tier.devices}:
+                    add(place, RUNTIME_BYTES if place in ("cpu", "disk") else RUNTIME_GPU_BYTES)
+        if self.file_bytes:
+            add("disk", self.file_bytes)
+            add("cpu", FILE_BLOCK)
+        return needed
+
+
+FILE_BLOCK: Final = 2**26
+"""Bytes that the file on the disk is written at a time."""
+
+
+def pair_copy(shape: ExpertShape) -> int:
+    """Tell the bytes of a copy that goes on beside something else: about an expert's, a power of two, which tiles files."""
+    return min(1 << (shape.n_bytes.bit_length() - 1), SENTINEL_COPY)
+
+
+def ring_length(n_bytes: int, turning: int) -> int:
+    """Return how many buffers a ring has: at least two, and together ``turning`` bytes."""
+    return max(2, math.ceil(turning / n_bytes))
+
+
+def flush_bytes(place: str, turning: int) -> int:
+    """Return the bytes of what a place's cache is emptied with: one half of the size of the cache is copied to the other."""
+    return min(2 * cache_bytes(place), turning)
+
+
+def needs_of(
+    probes: Iterable[Probe], layout: Layout, wanted: Sequence[Wanted], file_bytes: int, turning: Mapping[str, int]
+) -> Needs:
+    """Find what probes need."""
+    needs, devices = Needs(turning), layout.devices
+    models: Mapping[str, ModelSpec] = {each.model.name: each.model for each in wanted}
+    shapes = {(subject_of(shape), shape.bits): shape for each in wanted for shape in each.shapes}
+    first, shape = wanted[0].model, wanted[0].shapes[0]
+    for probe in probes:
+        if probe.kind in ("expert", "expert_first"):
+            assert probe.bits is not None
+            place = devices[probe.device].place
+            needs.add_expert(shapes[probe.subject, probe.bits], place, probe.size)
+            if probe.kind == "expert_first":
+                needs.add_dense(first, place)
+        elif probe.kind in PARTS:
+            rows, tokens = (probe.size, 1) if probe.unit == "rows" else (1, probe.size)
+            place = devices[probe.device].place
+            needs.add_dense(models[probe.subject], place, rows, tokens, head=probe.kind in ("head", "embedding"))
+        elif probe.kind in ("copy", "disk_read", "disk_write"):
+            needs.add_copy(layout.links[probe.device], probe.size)
+        elif probe.kind == "runtime":
+            needs.runtimes.add(probe.device)
+        elif probe.kind == "activation":
+            needs.crossing_bytes = max(needs.crossing_bytes, probe.size)
+        elif probe.kind == "pair":
+            for activity in (probe.device, probe.subject):
+                _add_activity(needs, activity, layout, first, shape)
+        elif probe.kind == "power" or (probe.kind == "sentinel" and probe.subject == "expert"):
+            needs.add_expert(shape, devices[probe.device].place, 1)
+        elif probe.kind == "sentinel":
+            needs.add_copy(layout.links[probe.device], SENTINEL_COPY)
+    if any(layout.devices[name].place == "disk" for name in needs.copies):
+        needs.file_bytes = file_bytes
+    return needs
+
+
+def _add_activity(needs: Needs, activity: str, layout: Layout, model: ModelSpec, shape: ExpertShape) -> None:
+    if activity in layout.links:
+        needs.add_copy(layout.links[activity], pair_copy(shape))
+        return
+    device, _, what = activity.partition(".")
+    place = layout.devices[device].place
+    if what == "experts":
+        needs.add_expert(shape, place, 1)
+    else:
+        needs.add_dense(model, place)

@@ -8,14 +8,11 @@ from pathlib import Path
 
 from moesim.core.units import format_memory
 from moesim.errors import CapacityError, ConfigError
-from moesim.live.kernels.affinity import usable_cores
-from moesim.live.kernels.machine import describe, n_gpus
-from moesim.live.profiler.estimate import estimate_s
-from moesim.live.profiler.host import Host
-from moesim.live.profiler.layout import Layout, layout_of
-from moesim.live.profiler.needs import Wanted
-from moesim.live.profiler.plan import Plan, make_plan
-from moesim.live.profiler.write import check_free
+from moesim.live.kernels.host import describe, n_gpus, usable_cores
+from moesim.live.profiler.layout import Host, Layout, layout_of
+from moesim.live.profiler.plan import Plan, estimate_s, make_plan
+from moesim.live.profiler.probes import Wanted
+from moesim.live.profiler.samples import check_free
 from moesim.model import ModelSpec
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")

@@ -1,16 +1,120 @@
-"""The runtime's own time, measured on the runtime itself: a few replays of a middling model on the machine of a tier."""
+"""The time that the runtime itself takes, apart from computing and copying, measured by replays of a middling model.
+
+Between the end of a router and the start of the first expert, and between the end of the last expert and the next layer, lies the
+work of the thread that decides: taking in what is done, asking the policy, handing calls to workers. Between two copies over a
+link lies some of it too. A simulation without it would be too quick by some tenths of a millisecond a layer.
+Experts of a middling size are used, whose handing over is hidden behind those that run, as it is with real ones.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from moesim.hardware import HardwareProfile, build_profile
+from moesim.hardware.costs import CostModel
+from moesim.live.carrier import replay
 from moesim.live.machine import LiveMachine
-from moesim.live.overhead import runtime_gaps
 from moesim.live.profiler.layout import Tier
-from moesim.live.profiler.needs import RUNTIME_BYTES
+from moesim.live.profiler.probes import RUNTIME_BYTES
+from moesim.model import ModelSpec
+from moesim.policy import Copy, Drop, Fetch, LayerEnd, Placement, Pool, Routed, Run, View
+from moesim.trace import Trace
+from moesim.trace.workload import WorkloadSpec, compose
+
+if TYPE_CHECKING:
+    from moesim.records import Records, TaskRecord
+
+
+_LAYERS, _N_EXPERTS, _TOP_K, _WARM_UP = 8, 16, 4, 4
+
+
+class _Probe:
+    """Runs every expert in one place: where it is resident, on the host, or fetched for the layer and dropped after it."""
+
+    exact = True
+    needs: frozenset[str] = frozenset()
+
+    def __init__(self, variant: str) -> None:
+        self._variant = variant
+        self.listens = frozenset({Routed, LayerEnd} if variant == "fetched" else {Routed})
+        self._fetched: tuple[int, ...] = ()
+
+    def place(self, view: View) -> Placement:
+        fast, model = view.gpus[0], view.model
+        pool = Pool(fast, "cache", model.n_layers * model.n_experts * model.expert_bytes(0))
+        copies = [Copy(layer, range(model.n_experts), fast) for layer in range(model.n_layers)]
+        return Placement([] if self._variant == "fetched" else copies, [pool])
+
+    def decide(self, event: Any, view: View) -> Iterable[Any]:
+        fast = view.gpus[0]
+        if isinstance(event, LayerEnd):
+            return [Drop(event.layer, self._fetched, fast)]
+        self._fetched = event.active
+        run = Run(event.layer, event.active, view.host if self._variant == "host" else fast)
+        return [Fetch(event.layer, event.active, fast), run] if self._variant == "fetched" else [run]
+
+    def evict(self, fetch: Fetch, view: View) -> None:
+        return None
+
+
+def runtime_gaps(machine: LiveMachine, hardware: HardwareProfile, variant: str, steps: int = 24) -> dict[str, list[float]]:
+    """Measure the gaps of a runtime in decode steps of one row, in us, by the name of a gap.
+
+    ``"resident"``, ``"host"``: for each layer, the time in which nothing ran, but for that between two experts; with ``"host"``
+    the crossing of activations there and back is in it. ``"between"``, ``"between host"``: from the end of one expert to the
+    start of the next on the same device. ``"fetched"``: from the end of a copy that others wait behind to the start of the next.
+    """
+    model = ModelSpec(
+        name="middling", n_layers=_LAYERS, n_experts=_N_EXPERTS, top_k=_TOP_K, hidden=1024, expert_intermediate=1024, n_heads=8,
+        n_kv_heads=8, head_dim=128, vocab=1024,
+    )  # fmt: skip
+    n_rows = steps + _WARM_UP
+    chosen = np.random.default_rng(0).permuted(np.tile(np.arange(_N_EXPERTS), (n_rows, _LAYERS, 1)), axis=2)[..., :_TOP_K]
+    trace = Trace.build(
+        experts=chosen.astype(np.uint8), n_prompt=[1], n_decode=[n_rows - 1], n_experts=_N_EXPERTS, model="middling",
+        label="synthetic",
+    )  # fmt: skip
+    workload = compose(trace, WorkloadSpec())
+    costs = CostModel(model, hardware, extrapolate=True)
+    slots = dict.fromkeys((d.name for d in hardware.devices.values() if d.role == "accelerator"), _LAYERS * _N_EXPERTS)
+    records = replay(
+        machine, model=model, costs=costs, workload=workload, policy=_Probe(variant), cache_slots=slots, policy_name="middling"
+    )
+    if variant == "fetched":
+        return {variant: _between_copies(records)}
+    layers, between = _idle(records)
+    return {variant: layers, "between" if variant == "resident" else f"between {variant}": between}
+
+
+def _idle(records: Records) -> tuple[list[float], list[float]]:
+    """Time of each layer in which no lane was busy, less that between two experts, and the latter one by one."""
+    busy: dict[tuple[int, int], list[TaskRecord]] = {}
+    for task in records.tasks:
+        busy.setdefault((task.step, task.layer), []).append(task)
+    layers, between = [], []
+    for visit in records.layers:
+        if visit.step < _WARM_UP:
+            continue
+        tasks = sorted(busy[visit.step, visit.layer])
+        gaps = [b.start - a.end for a, b in pairwise(tasks) if a.expert >= 0]
+        idle = tasks[0].start - visit.begin + sum(b.start - a.end for a, b in pairwise(tasks)) + visit.end - tasks[-1].end
+        layers.append((idle - sum(gaps)) / 1000)
+        between += [gap / 1000 for gap in gaps]
+    return layers, between
+
+
+def _between_copies(records: Records) -> list[float]:
+    copies = sorted(t for t in records.transfers if t.expert >= 0)
+    after = records.steps[_WARM_UP - 1].end
+    return [
+        (b.start - a.end) / 1000 for a, b in pairwise(copies) if a.layer == b.layer and a.start > after and b.submitted < a.end
+    ]
 
 
 class Runtime:
@@ -30,7 +134,7 @@ class Runtime:
         return {device.place for device in tier.devices}
 
     def gaps_us(self, variant: str) -> dict[str, float]:
-        """Measure the median gaps of a variant once, in us; see `moesim.live.overhead.runtime_gaps`."""
+        """Measure the median gaps of a variant once, in us; see `moesim.live.profiler.runtime.runtime_gaps`."""
         return {name: median(gaps) for name, gaps in runtime_gaps(self._machine, self._hardware, variant).items()}
 
     def close(self) -> None:

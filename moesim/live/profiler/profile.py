@@ -3,18 +3,167 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
+from scipy.optimize import isotonic_regression, nnls
 
 from moesim.core.units import format_bytes
+from moesim.live.profiler.fits import medians, pair_rates
 from moesim.live.profiler.layout import Device, Layout, Link, Tier
-from moesim.live.profiler.linear import FEW, Curve, linear
-from moesim.live.profiler.needs import Wanted, subject_of
 from moesim.live.profiler.plan import transfers
-from moesim.live.profiler.probes import FOLLOWING
-from moesim.live.profiler.profile_numbers import Facts, Numbers, monotone, us_of
+from moesim.live.profiler.probes import FOLLOWING, Wanted, subject_of
+
+FEW: Final = 8
+"""Rows up to which they are few: kernels for one row are used up to about here, by the engines whose source says so."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Measured times of one shape."""
+
+    n_bytes: int  # of an expert
+    operations: int  # of one row
+    rows: NDArray[np.int64]  # shape (n,)
+    us: NDArray[np.float64]  # shape (n,)
+
+
+@dataclass(frozen=True)
+class Line:
+    """What `linear` finds; times in us, rates a second, ``many_row_flops`` None if no more than `FEW` rows were measured."""
+
+    per_expert_us: float
+    per_row_us: float
+    read_bytes_per_s: float
+    few_row_flops: float
+    many_row_flops: float | None
+
+
+def linear(curves: Sequence[Curve]) -> Line | None:
+    """Fit the constants by least squares of relative errors, none of them negative."""
+    few = [(c, n, us) for c in curves for n, us in zip(c.rows, c.us, strict=True) if n <= FEW]
+    if not any(n == 1 for _, n, _ in few) or all(n == 1 for _, n, _ in few):
+        return None
+    sizes = len({c.n_bytes for c, _, _ in few}) > 1
+    # Columns: 1 / read rate, 1 / few-row rate, and of several sizes what an expert and what a row takes; in us.
+    matrix = np.array([[c.n_bytes * 1e6, (n - 1) * c.operations * 1e6, float(sizes), float(sizes) * (n - 1)] for c, n, _ in few])
+    found = _relative(matrix, np.array([us for _, _, us in few]))
+    many = _many(curves)
+    slope = found[1] or (1 / many if many else 0.0)  # no slope among few rows: no slower than many
+    if not found[0] or not slope:
+        return None
+    return Line(found[2], found[3], 1 / found[0], 1 / slope, None if many is None else max(many, 1 / slope))
+
+
+def _many(curves: Sequence[Curve]) -> float | None:
+    """Find the operations a second of rows beyond few: the slope of each curve there."""
+    parts = [(c, c.rows > FEW) for c in curves if (c.rows > FEW).sum() > 1]
+    if not parts:
+        return None
+    columns = len(parts) + 1
+    rows, times = [], []
+    for place, (curve, beyond) in enumerate(parts):
+        for n, us in zip(curve.rows[beyond], curve.us[beyond], strict=True):
+            line = [0.0] * columns
+            line[0], line[1 + place] = n * curve.operations * 1e6, 1.0
+            rows.append(line)
+            times.append(us)
+    slope = _relative(np.array(rows), np.array(times))[0]
+    return 1 / slope if slope else None
+
+
+def _relative(matrix: NDArray[np.float64], times: NDArray[np.float64]) -> list[float]:
+    scale = np.abs(matrix).max(axis=0)
+    scale[scale == 0] = 1.0
+    found, _ = nnls(matrix / scale / times[:, None], np.ones(len(times)))
+    return [float(value) for value in found / scale]
+
+
+_FALL = 0.5  # the format takes no time of an expert below this share of an earlier one
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a profile says besides times."""
+
+    # name, date: name of the first profile, and the day of the measurement
+    name: str
+    date: str
+    machine: Mapping[str, str]  # what was measured, in words
+    memory_bytes: Mapping[str, int]  # capacity of each place of the layout
+    notes: Sequence[str] = ()  # what is not as might be expected
+
+
+class Numbers:
+    """The medians of a measurement, and numbers and curves of them with their proof."""
+
+    def __init__(self, samples: pd.DataFrame, wanted: Sequence[Wanted], facts: Facts) -> None:
+        self.table = medians(samples)
+        self.pairs = pair_rates(samples)
+        self.wanted, self.facts = wanted, facts
+
+    # ------------------------------------------------------------------------------------------------------------ numbers
+
+    def points_at(self, kind: str, device: str, **which: Any) -> pd.DataFrame:
+        """Medians of a curve by size; empty if it was not measured."""
+        rows = self.table[(self.table["kind"] == kind) & (self.table["device"] == device)]
+        for column, value in which.items():
+            rows = rows[rows[column].isna()] if value is None else rows[rows[column] == value]
+        return rows.sort_values("size")
+
+    def measured(self, value: Any, rows: pd.DataFrame, method: str) -> dict[str, Any]:
+        """Write a number with its proof."""
+        return {
+            "value": value, "source": "measured", "date": self.facts.date, "method": method,
+            "repeats": int(rows["n"].min()), "spread": _spread(rows),
+        }  # fmt: skip
+
+    def read_off(self, value: Any, method: str) -> dict[str, Any]:
+        """Write what the system says, once."""
+        return {
+            "value": value, "source": "measured", "date": self.facts.date, "method": method, "repeats": 1, "spread": "none",
+        }  # fmt: skip
+
+    def curve(self, sizes: Any, times: Any, rows: pd.DataFrame, method: str) -> dict[str, Any]:
+        """Write a curve of points."""
+        us = np.maximum(np.asarray(times, dtype=float), 0)
+        if (us < _FALL * np.maximum.accumulate(us)).any():
+            us, method = monotone(us), f"{method}; made monotone, since times fell to less than half"
+        points = [[int(n), us_of(t)] for n, t in zip(sizes, us, strict=True)]
+        return {"form": "points", "range": [points[0][0], points[-1][0]], "points": self.measured(points, rows, method)}
+
+    def transfer(self, rows: pd.DataFrame, times: Any, method: str) -> dict[str, Any]:
+        rising = monotone(times)
+        how = "medians" if np.array_equal(times, rising) else "medians, made monotone"
+        points = [[int(n), us_of(us)] for n, us in zip(rows["size"], rising, strict=True)]
+        return {"points": self.measured(points, rows, f"{method}; {how}")}
+
+
+def us_of(value: float) -> float | int:
+    """Round a time to nanoseconds."""
+    rounded = round(float(value), 3)
+    return int(rounded) if rounded.is_integer() else rounded
+
+
+def monotone(times: Any) -> Any:
+    """Find the nearest times that do not fall, those of equal relative distance weighing the same."""
+    weights = 1 / np.maximum(times, 1e-3) ** 2
+    found: Any = np.asarray(isotonic_regression(times, weights=weights).x)
+    return times if (np.diff(times) >= 0).all() else found
+
+
+def _spread(rows: pd.DataFrame) -> str:
+    """Say how far repeats lie apart."""
+    spread = 100 * rows["spread"].to_numpy(float)
+    if len(rows) == 1:
+        return f"interquartile range / median {spread[0]:.2g} %"
+    at = int(rows["size"].iloc[int(spread.argmax())])
+    unit = str(rows["unit"].iloc[0])
+    return f"interquartile range / median {np.median(spread):.2g} % in the middle, at most {spread.max():.2g} % (at {at} {unit})"
+
 
 _PARTS = ("attention", "context", "dense", "shared", "head", "embedding", "leading")
 

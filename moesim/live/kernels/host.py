@@ -1,4 +1,4 @@
-"""What this machine is, and what memory and power it has now. Reads only; no setting is ever changed."""
+"""The machine at hand: the cores a thread may use, what the system reports of memory and power. No setting is changed."""
 
 from __future__ import annotations
 
@@ -8,14 +8,43 @@ import platform
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moesim.errors import CapacityError
-from moesim.live.kernels.affinity import usable_cores
 
 if TYPE_CHECKING:
     import torch
+
+
+def usable_cores() -> list[int]:
+    """List the cores that the calling thread may run on, ascending."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def pin(cores: Sequence[int]) -> bool:
+    """Keep the calling thread on some cores from now on; threads that it starts inherit them."""
+    if not hasattr(os, "sched_setaffinity"):
+        return False
+    os.sched_setaffinity(0, cores)  # 0 is the calling thread, not the process, on Linux
+    return True
+
+
+@contextmanager
+def pinned(cores: Sequence[int]) -> Iterator[bool]:
+    """Keep the calling thread on some cores for the length of a block."""
+    before = usable_cores()
+    done = pin(cores)
+    try:
+        yield done
+    finally:
+        if done:
+            pin(before)
+
 
 _SYS = Path("/sys")
 _PROC = Path("/proc")

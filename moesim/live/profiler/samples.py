@@ -1,11 +1,15 @@
-"""Readings on their way: a file that grows by whole lines, so that a killed measurement goes on where it was."""
+"""Readings on their way: in which order probes are measured, how often, and the file that grows by whole lines.
+
+A killed measurement goes on where it was.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import astuple
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import astuple, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import pandas as pd
 
@@ -13,12 +17,13 @@ from moesim.core.journal import Journal
 from moesim.core.output_folder import OutputFolder
 from moesim.errors import ConfigError, InputError
 from moesim.live.profiler.fits import COLUMNS
-from moesim.live.profiler.plan import Plan
-from moesim.live.profiler.probes import FIELDS, Probe, Reading
+from moesim.live.profiler.plan import Block, Plan
+from moesim.live.profiler.probes import FIELDS, LIMIT_US, Probe, Reading
 
 COMMAND: Final = "profile measure"
 FORMAT = 2
 PART = "samples.jsonl.part"
+_BESIDE: Final = ("samples.csv", "fits.csv", "curves.png", "measurement.json")
 
 
 class Store:
@@ -122,3 +127,108 @@ def _difference(found: Mapping[str, str], here: Mapping[str, str]) -> str:
         if found.get(key) != here.get(key):
             return f"{key} {found.get(key)!r} instead of {here.get(key)!r}"
     return "the same"
+
+
+def check_free(out: Path, name: str, profiles: Iterable[str]) -> None:
+    """Raise `InputError` if a file that moesim did not write stands where a measurement is to write one."""
+    names = [*(f"{name}/{file}" for file in _BESIDE), *(f"{which}.yaml" for which in profiles)]
+    OutputFolder(out, COMMAND, owned=False).check_free(names)
+
+
+_ALWAYS = 2
+"""Sizes of a curve that are measured however long they take: fewer are no curve."""
+
+
+class Bench(Protocol):
+    """Carries out probes; ``disk_mode`` says how a disk was read (as of `moesim.live.kernels.memory.FileExperts`), or nothing."""
+
+    disk_mode: str
+
+    def prepare(self, probes: Sequence[Probe]) -> None:
+        """Have memory for some probes; what was prepared before is gone."""
+
+    def warm(self, probe: Probe) -> float:
+        """Carry a probe out once, and tell about how long that took, in us."""
+
+    def time(self, probe: Probe, expected_us: float) -> list[Reading]:
+        """Measure a probe once: itself, or what it is made of. ``expected_us`` is what `warm` has told."""
+
+    def release(self) -> None:
+        """Give the memory back."""
+
+    def close(self) -> None:
+        """Give everything back."""
+
+
+def sample(plan: Plan, bench: Bench, store: Store, tell: Callable[[str, int], None] = lambda text, steps: None) -> float:
+    """Measure all that a plan has and a store has not.
+
+    A block is prepared, then each of its probes is carried out once in ascending order: caches, code and pages are warm, and of
+    a curve whose next size would take longer than `LIMIT_US` the larger sizes are left out. Then come the repeats; each
+    goes through all probes in another order, so that a disturbance does not fall on one of them. Sentinels are measured first
+    and last, and again whenever a measurement goes on after an interruption.
+    """
+    began = time.monotonic()
+    _sentinels(plan, bench, store, "start", tell)
+    for block in plan.blocks:
+        pending = [p for p in block.probes if any(not store.has(p, repeat) for repeat in range(plan.repeats))]
+        if pending:
+            tell(block.name, 0)
+            bench.prepare(block.probes)
+            try:
+                _block(plan, block, pending, bench, store, tell)
+            finally:
+                bench.release()
+            store.spent(store.seconds + time.monotonic() - began)
+    _sentinels(plan, bench, store, "end", tell)
+    seconds = store.seconds + time.monotonic() - began
+    store.spent(seconds)
+    return seconds
+
+
+def _block(
+    plan: Plan, block: Block, pending: Sequence[Probe], bench: Bench, store: Store, tell: Callable[[str, int], None]
+) -> None:
+    expected = _warm_up(pending, bench, store)
+    tell(block.name, plan.repeats * (len(block.probes) - len(expected)))
+    for repeat in range(plan.repeats):
+        for probe in plan.order(block, repeat):
+            if probe in expected:
+                if not store.has(probe, repeat):
+                    store.append(probe, repeat, bench.time(probe, expected[probe]))
+                tell(block.name, 1)
+
+
+def _warm_up(pending: Sequence[Probe], bench: Bench, store: Store) -> dict[Probe, float]:
+    """Carry out everything once, the small before the large, and find what would take too long."""
+    found: dict[Probe, float] = {}
+    last: dict[tuple[object, ...], tuple[int, float, int]] = {}  # curve -> size, its time, sizes so far
+    for probe in sorted(pending, key=lambda probe: probe.size):
+        if store.has(probe, -1):  # left out in an earlier session
+            continue
+        limit = LIMIT_US.get(probe.unit)
+        size, us, n = last.get(probe.curve, (0, 0.0, 0))
+        if limit is not None and n >= _ALWAYS and (guess := us * probe.size / size) > limit and us > limit / 4:
+            store.skip(probe, f"one run would take about {guess / 1e6:.1f} s")
+            continue
+        us = bench.warm(probe)
+        last[probe.curve] = probe.size, us, n + 1
+        if limit is not None and us > limit and n >= _ALWAYS:
+            store.skip(probe, f"one run takes {us / 1e6:.1f} s")
+            continue
+        found[probe] = us
+    return found
+
+
+def _sentinels(plan: Plan, bench: Bench, store: Store, when: str, tell: Callable[[str, int], None]) -> None:
+    tell(f"sentinel, {when}", 0)
+    probes = [replace(probe, variant=when) for probe in plan.sentinels]
+    bench.prepare(probes)
+    try:
+        for probe in probes:
+            expected = bench.warm(probe)
+            first = store.repeats_of(probe)
+            for repeat in range(first, first + plan.repeats):
+                store.append(probe, repeat, bench.time(probe, expected))
+    finally:
+        bench.release()

@@ -9,9 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from moesim.live.kernels.errors import KernelError
-from moesim.live.kernels.fill import byte_block, generator, normal_block, tile
-from moesim.live.kernels.plans import ExpertShape
+from moesim.live.kernels.memory import byte_block, generator, normal_block, tile
+from moesim.live.kernels.plans import ExpertShape, KernelError
 
 Weights = tuple[Tensor, ...]
 """The matrices of one expert (gate, up, down; or up, down), as views of its flat buffer."""
@@ -150,3 +149,9 @@ def _int4_cpu(x: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
 def _int4_cuda(x: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
     result: Tensor = torch.ops.aten._weight_int4pack_mm(x, weight, _group(x, scales), scales)
     return result
+
+
+def serve(kernel: ExpertKernel, weights: Weights, x: Tensor, rows: Tensor, gates: Tensor, sums: Tensor) -> None:
+    """Serve some rows by one expert: what a Run of one expert is on a device."""
+    outputs = kernel.run(weights, x.index_select(0, rows))
+    sums.index_add_(0, rows, outputs.mul_(gates.unsqueeze(1)))
