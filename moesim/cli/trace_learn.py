@@ -50,14 +50,14 @@ def trace_learn(
         if predictor.resolve() == out.resolve():
             raise ConfigError(f"--predictor {predictor}: expected another file than --out, got the same; choose another name")
     try:
-        from moesim.recorder.predictors import learned, learned_model, learned_trace  # PyTorch takes seconds to import
+        from moesim.recorder import learned, learned_trace  # PyTorch takes seconds to import
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"moesim trace learn: expected the package {error.name}, got none; install it with pip install 'moesim[record]'"
         ) from None
 
-    kinds = {field.name: field.type for field in fields(learned_model.LearnedOptions)}
-    options = learned_model.LearnedOptions(**{**_parse(setting or [], kinds), "epochs": epochs, "seed": seed})
+    kinds = {field.name: field.type for field in fields(learned.LearnedOptions)}
+    options = learned.LearnedOptions(**{**_parse(setting or [], kinds), "epochs": epochs, "seed": seed})
     paths = find_trace(calibration), find_trace(trace)
     ours, theirs = (Trace.read(path) for path in paths)
     places = str(paths[0]), str(paths[1])

@@ -13,7 +13,7 @@ from moesim.cli.outputs import check_out
 from moesim.core.limits import COUNT, LAYERS, TOKENS
 from moesim.core.text import say, shown
 from moesim.errors import ConfigError
-from moesim.recorder.model_name import check_model_name
+from moesim.recorder import check_model_name
 from moesim.trace import SUFFIX, Trace
 from moesim.trace.shards import parts_folder
 
@@ -96,8 +96,7 @@ def trace_record(
     check_model_name(model)
     try:
         from moesim.recorder.loading import LoadOptions, quiet
-        from moesim.recorder.options import RecordOptions
-        from moesim.recorder.session import record_trace
+        from moesim.recorder.session import RecordOptions, record_trace
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"moesim trace record: expected the package {error.name}, got none; pip install 'moesim[record]'"

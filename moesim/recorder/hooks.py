@@ -17,14 +17,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from moesim.recorder.architectures import Gate, Router
-from moesim.recorder.errors import RecordError
+from moesim.recorder import RecordError
+from moesim.recorder.routers import Gate, Router, check_choice, read_choice
 from moesim.recorder.signals import SignalPlan
 
 #: Rows of a layer that wait on the device before they are worked on.
 CHUNK_ROWS = 256
-#: Values that differ by less than this share of the largest one are ties: what bfloat16 cannot tell apart.
-TIE = 5e-3
 
 
 @dataclass(frozen=True)
@@ -192,32 +190,3 @@ class LayerHooks:
         total, self._sum = self._sum, None
         arrays = {name: np.concatenate([part[name] for part in done]) for name in done[0]}
         return arrays, None if total is None else np.asarray(total.cpu().numpy(), np.float64)
-
-
-def read_choice(output: Any, n_experts: int) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Tell logits, weights and ids apart in what a router returns or experts are given, by type and width."""
-    tensors = [t for t in (output if isinstance(output, tuple | list) else (output,)) if isinstance(t, Tensor) and t.ndim]
-    ids = next((t for t in tensors if not t.is_floating_point() and t.dtype != torch.bool), None)
-    floats = [t for t in tensors if t.is_floating_point()]
-    weights = None if ids is None else next((t for t in floats[::-1] if t.shape == ids.shape), None)
-    logits = next((t for t in floats if t.shape[-1] == n_experts and t is not weights), None)
-    return logits, weights, ids
-
-
-def check_choice(gate: Gate, logits: Tensor, ids: Tensor, place: str) -> None:
-    """Check that a router chose the experts that come first by its rule; ties may fall either way."""
-    values, allowed = gate.ranking(logits)
-    tie = TIE * values.abs().max(dim=-1).values
-    if allowed is not None:
-        values = values.masked_fill(~allowed, -torch.inf)
-    chosen = values.gather(1, ids)
-    others = values.scatter(1, ids, -torch.inf).max(dim=-1).values
-    worst = chosen.min(dim=-1).values
-    wrong = ((others - worst) > tie).nonzero()
-    if len(wrong):
-        row = int(wrong[0])
-        expected = gate.best(logits[row : row + 1], ids.shape[1])[0].tolist()
-        raise RecordError(
-            f"{place}: expected the experts {sorted(expected)} by the rule of this architecture, got "
-            f"{sorted(ids[row].tolist())}; this version of the model's code routes in another way"
-        )

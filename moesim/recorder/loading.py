@@ -13,9 +13,8 @@ import torch
 import transformers as _transformers
 from safetensors import SafetensorError
 
-from moesim.recorder.architectures import Router
-from moesim.recorder.errors import RecordError
-from moesim.recorder.model_name import check_model_name
+from moesim.recorder import RecordError, check_model_name
+from moesim.recorder.routers import Router
 
 transformers: Any = _transformers  # its types do not fit together
 

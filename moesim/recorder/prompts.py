@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from moesim.core.gate import JSON, decoded, lines
-from moesim.recorder.errors import RecordError
+from moesim.recorder import RecordError
 
 JSON_LINES = (".jsonl", ".ndjson")
 MESSAGES = "messages"

@@ -1,31 +1,271 @@
-"""Record a trace from a file of prompts to a file, a batch at a time, so that a kill loses one batch at most."""
+"""Record a trace from a file of prompts to a file, a batch at a time, so that a kill loses one batch at most.
+
+Here are the options, what the header says about where the trace comes from, and the way from recordings to a trace.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+import transformers
+from numpy.typing import NDArray
 
 from moesim.core.progress import Progress
 from moesim.errors import InputError, MoesimError
-from moesim.recorder import loading
-from moesim.recorder.assemble import model_facts, request_entry, resolved_options, to_trace, trace_header
-from moesim.recorder.calibration import CalibrationFile, calibrate_batch, counts_of
+from moesim.recorder import RecordError, loading
 from moesim.recorder.checkpoint import LayeredModel
-from moesim.recorder.errors import RecordError
 from moesim.recorder.generation import Sampling
-from moesim.recorder.options import RecordOptions, read_shadow, request_seed
-from moesim.recorder.predictors.shadow import ShadowObserver
-from moesim.recorder.prompts import Prompt, check_apart, read_prompts, tokenise
-from moesim.recorder.recording import Finished, Plan, Recorder, Recording, SignalRows, record_batch
+from moesim.recorder.loading import LoadOptions
+from moesim.recorder.prompts import Prompt, check_apart, file_sha256, read_prompts, tokenise
+from moesim.recorder.recording import (
+    CalibrationFile,
+    Finished,
+    Plan,
+    Recorder,
+    Recording,
+    SignalRows,
+    calibrate_batch,
+    counts_of,
+    record_batch,
+)
+from moesim.recorder.routers import weights_formula
+from moesim.recorder.shadow import KINDS, Alignment, ShadowObserver
 from moesim.recorder.signals import DENSE_EXPERTS, SignalFacts, SignalPlan
 from moesim.recorder.streaming import Layerwise
-from moesim.trace import shards
+from moesim.trace import GateInputs, Signal, Trace, shards
 from moesim.trace.shards import MANIFEST
 from moesim.trace.stats.calibration import RESIDUAL
+
+_SHADOW = re.compile(r"(?P<kind>\w+?)(:T(?P<token>\d+):KV(?P<kv>\d+))?")
+
+
+@dataclass(frozen=True)
+class RecordOptions:
+    """What to record, as asked for on the command line.
+
+    Attributes
+    ----------
+    load : LoadOptions
+        Which model, and how.
+    prompts, out : Path
+        File to read, file to write.
+    name : str or None
+        Of the model in the trace; None: the last part of the model's path or name.
+    """
+
+    load: LoadOptions
+    prompts: Path
+    out: Path
+    name: str | None = None
+    prompt_field: str = "prompt"
+    whole_file: bool = False
+    chat_template: bool = False
+    limit: int | None = None
+    max_prompt_tokens: int | None = None
+    max_new_tokens: int = 128
+    ignore_eos: bool = False
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+    batch_size: int = 1
+    scores: bool | None = None
+    lookahead: int = 3
+    signal_requests: int | None = None
+    input_requests: int | None = 0
+    embeddings: bool = False
+    calibrate: Path | None = None
+    calibration: Path | None = None
+    shadows: tuple[str, ...] = ()
+    overwrite: bool = False
+    progress: bool = True
+    warn: Callable[[str], None] = field(default=lambda text: None)
+
+    def check(self) -> None:
+        """Check what options say about each other.
+
+        Raises
+        ------
+        RecordError
+            With the first conflict.
+        """
+        self.load.check()
+        if len({read_shadow(text) for text in self.shadows}) != len(self.shadows):
+            raise RecordError(f"--shadow: expected each once, got {', '.join(self.shadows)}")
+        if self.calibrate is not None and self.calibration is not None:
+            raise RecordError("--calibrate and --calibration: expected one of them, got both")
+        if self.temperature < 0 or not np.isfinite(self.temperature):
+            raise RecordError(f"--temperature: expected 0 (greedy) or more, got {self.temperature}")
+        if not 0 < self.top_p <= 1:
+            raise RecordError(f"--top-p: expected a share above 0, at most 1, got {self.top_p}")
+        if self.top_p < 1 and self.temperature == 0:
+            raise RecordError("--top-p: expected a --temperature above 0 with it, got greedy decoding")
+        self._check_streaming()
+        if self.out.suffix != ".safetensors":
+            raise RecordError(f"{self.out}: expected a name that ends in .safetensors")
+        if self.out.is_dir():
+            raise RecordError(f"{self.out}: expected a file to write, got a folder")
+
+    def _check_streaming(self) -> None:
+        """With --stream-layers nothing is generated, and texts go through a layer one at a time."""
+        others = {
+            "--load-in-4bit": self.load.bits == 4,
+            "--load-in-8bit": self.load.bits == 8,
+            "--temperature": self.temperature != 0,
+            "--seed": self.seed != 0,
+            "--ignore-eos": self.ignore_eos,
+            "--batch-size": self.batch_size != 1,
+            "--shadow": bool(self.shadows),
+            "--calibrate": self.calibrate is not None,
+        }
+        given = next((option for option, is_given in others.items() if is_given), None)
+        if self.load.stream_layers and given is not None:
+            raise RecordError(f"{given}: expected none with --stream-layers, which generates nothing; leave one of them out")
+
+
+def read_shadow(text: str) -> tuple[str, Alignment]:
+    """Read a shadow's name, such as ``int8``, ``nf4:T1:KV4`` or ``int8:T0:KV0`` (never aligned)."""
+    found = _SHADOW.fullmatch(text)
+    if found is None or found["kind"] not in KINDS:
+        raise RecordError(f"--shadow: expected one of {', '.join(KINDS)}, with or without :T1:KV1, got '{text}'")
+    return found["kind"], Alignment(int(found["token"] or 1), int(found["kv"] or 1))
+
+
+def request_seed(seed: int, stream: int, number: int) -> int:
+    """Seed of one request's sampling, whatever else is in its batch."""
+    return int(np.random.SeedSequence([seed, stream, number]).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+RECORDER = "moesim.recorder 2"
+
+
+def to_trace(recordings: Sequence[Recording], n_experts: int, facts: dict[str, SignalFacts], header: dict[str, Any]) -> Trace:
+    """Put recordings together as a trace."""
+    starts = np.cumsum([0, *(len(r.tokens) for r in recordings)])[:-1]
+    signals = {}
+    for name, fact in facts.items():
+        having = [(r.signals[name], start) for r, start in zip(recordings, starts, strict=True) if name in r.signals]
+        if having:
+            rows = [start + part.first_row + np.arange(len(part.scores)) for part, start in having]
+            ids = [part.ids for part, _ in having if part.ids is not None]
+            scores = np.concatenate([part.scores for part, _ in having])
+            signals[name] = Signal(
+                name, np.concatenate(rows).astype(np.int32), scores, np.concatenate(ids) if ids else None, **asdict(fact)
+            )
+    kept = [(r.inputs, start) for r, start in zip(recordings, starts, strict=True) if r.inputs is not None]
+    inputs = None
+    if kept:
+        rows = [start + np.arange(len(values)) for values, start in kept]
+        inputs = GateInputs(np.concatenate(rows).astype(np.int32), np.concatenate([values for values, _ in kept]))
+
+    def of_rows(arrays: list[NDArray[Any] | None]) -> NDArray[Any] | None:
+        present = [array for array in arrays if array is not None]
+        return np.concatenate(present) if len(present) == len(arrays) else None
+
+    return Trace.build(
+        experts=np.concatenate([r.experts for r in recordings]),
+        weights=np.concatenate([r.weights for r in recordings]),
+        scores=of_rows([r.scores for r in recordings]),
+        embeddings=of_rows([r.embeddings for r in recordings]),
+        inputs=inputs,
+        n_prompt=[r.n_prompt for r in recordings],
+        n_decode=[r.n_decode for r in recordings],
+        n_experts=n_experts,
+        model=str(header["model"]),
+        label="measured",
+        signals=signals,
+        header=header,
+    )
+
+
+def request_entry(prompt: Prompt, n_decode: int) -> dict[str, Any]:
+    """Say in a header which request was recorded."""
+    hashes = {"text_sha256": prompt.text_sha256, "tokens_sha256": prompt.tokens_sha256}
+    return {**hashes, "n_prompt": len(prompt.tokens), "n_decode": n_decode}
+
+
+def model_facts(recorder: Recorder, quantised: dict[str, Any] | None) -> dict[str, Any]:
+    """Say in a header which model was recorded, and by what."""
+    model = recorder.model
+    return {
+        "architecture": model.config.model_type,
+        "revision": getattr(model.config, "_commit_hash", None) or "local",
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "quantisation": quantised,
+        "config_sha256": loading.config_sha256(model),
+        "routers_sha256": loading.routers_sha256(recorder.routers),
+        "recorder": RECORDER,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+
+
+def trace_header(options: RecordOptions, facts: dict[str, Any], recorder: Recorder) -> dict[str, Any]:
+    """Make the header of a trace, but for its requests."""
+    greedy = options.temperature == 0
+    nucleus = f", top-p {options.top_p:g}" if options.top_p < 1 else ""
+    files = {"prompts": options.prompts, "calibration_prompts": options.calibrate, "calibration_file": options.calibration}
+    alone = ", requests with a shadow one at a time" if options.shadows and options.batch_size > 1 else ""
+    rule = recorder.gates[0].rule
+    in_groups = f", in the best {rule.groups[1]} of {rule.groups[0]} groups" if rule.groups[0] > rule.groups[1] else ""
+    how = {
+        "sampling": "greedy" if greedy else f"temperature {options.temperature:g}{nucleus}, seeded per request",
+        "batching": f"{options.batch_size} at a time{alone}, padded on the left; no row of padding is recorded",
+        "ends": f"after {options.max_new_tokens} tokens" + ("" if options.ignore_eos else " or at the end of text"),
+    }
+    if options.load.stream_layers:
+        how = {
+            "sampling": f"none: the texts are given; the last {options.max_new_tokens} tokens of each count as generated",
+            "batching": "one text at a time through one layer after another, all its tokens at once",
+            "ends": "with the text",
+        }
+    return {
+        **facts,
+        "model": options.name or Path(options.load.model).name,
+        "hidden": recorder.gates[0].weight.shape[1],
+        "score_function": rule.score,
+        "ranked_by": f"score{f' + {rule.correction}' if rule.correction else ''}{in_groups}",
+        "weight_formula": weights_formula(recorder.model),
+        "seed": options.seed,
+        **how,
+        **{name: {"file": path.name, "sha256": file_sha256(path)} for name, path in files.items() if path is not None},
+    }
+
+
+def resolved_options(
+    options: RecordOptions, facts: dict[str, Any], prompts: Sequence[Prompt], calibration: Sequence[Prompt]
+) -> dict[str, Any]:
+    """List everything that the bytes of the trace depend on, by the name of its option."""
+    newer = {"--keep-embeddings": options.embeddings, "--stream-layers": options.load.stream_layers}
+    newer = {name: value for name, value in newer.items() if value}  # older recordings, begun without a word of it, go on
+    return {
+        "model": options.name or Path(options.load.model).name,
+        **{f"model's {name}": value for name, value in facts.items()},
+        "--prompts": file_sha256(options.prompts),
+        "prompts' tokens": [prompt.tokens_sha256 for prompt in prompts],
+        "--calibrate": None if options.calibrate is None else file_sha256(options.calibrate),
+        "calibration's tokens": [prompt.tokens_sha256 for prompt in calibration],
+        "--calibration": None if options.calibration is None else file_sha256(options.calibration),
+        "--device-map": options.load.device_map,
+        "--max-new-tokens": options.max_new_tokens,
+        "--ignore-eos": options.ignore_eos,
+        "--temperature": options.temperature,
+        "--top-p": options.top_p,
+        "--seed": options.seed,
+        "--batch-size": options.batch_size,
+        "--scores": options.scores,
+        "--lookahead": options.lookahead,
+        "--signal-requests": options.signal_requests,
+        "--keep-inputs": options.input_requests,
+        "--shadow": list(options.shadows),
+        **newer,
+    }
+
 
 #: Streams of random numbers: what calibration samples does not depend on the trace, nor the other way round.
 _CALIBRATION, _TRACE = 0, 1

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from moesim.core.units import format_memory, parse_bytes
+from moesim.recorder import RecordError
 from moesim.recorder.checkpoint import LayeredModel
-from moesim.recorder.errors import RecordError
 from moesim.recorder.generation import LENGTH
 from moesim.recorder.hooks import LayerHooks, Wanted, side_by_side
 from moesim.recorder.recording import Plan, Recorder, Recording, to_recording

@@ -168,7 +168,7 @@ def recordings(folder: Path) -> Iterator[tuple[str, Subject]]:
     """Give the parts of a recording, and predictors that were learned."""
     import torch
 
-    from moesim.recorder.predictors.learned import load_predictors, predict, save_predictors, train_predictors
+    from moesim.recorder.learned import load_predictors, predict, save_predictors, train_predictors
     from moesim.trace import Trace
     from tests.recorder import learned_kit, record_kit
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from moesim.recorder.predictors.learned_model import LearnedOptions
+from moesim.recorder.learned import LearnedOptions
 
 LAYERS, EXPERTS, TOP_K, HIDDEN = 4, 8, 2, 8
 QUICK = LearnedOptions(width=64, epochs=10, warmup_epochs=2, batch_tokens=50, rate_outer=1e-2, rate_middle=1e-2)

@@ -24,9 +24,8 @@ from transformers import (
 )
 
 from moesim.cli.trace_record import trace_record
-from moesim.recorder.calibration import calibrate_batch, counts_of
 from moesim.recorder.generation import Sampling
-from moesim.recorder.recording import Plan, Recorder
+from moesim.recorder.recording import Plan, Recorder, calibrate_batch, counts_of
 from moesim.trace import Trace
 
 LAYERS, EXPERTS, HIDDEN, VOCABULARY = 3, 8, 32, 64

@@ -20,18 +20,23 @@ import torch
 
 from moesim.cli.trace_learn import trace_learn
 from moesim.errors import ConfigError
-from moesim.recorder.errors import RecordError
-from moesim.recorder.predictors.learned import (
+from moesim.recorder import RecordError
+from moesim.recorder.learned import (
+    Features,
+    Gated,
+    LearnedOptions,
     Predictors,
     balanced_focal_loss,
+    eighths,
+    fitted_groups,
     load_predictors,
+    network,
     predict,
     rate_share,
     save_predictors,
     train_predictors,
 )
-from moesim.recorder.predictors.learned_model import Features, Gated, LearnedOptions, eighths, fitted_groups, network
-from moesim.recorder.predictors.learned_trace import (
+from moesim.recorder.learned_trace import (
     accuracy,
     check_no_shared_requests,
     check_same_model,

@@ -14,11 +14,10 @@ import torch
 from torch import Tensor, nn
 from transformers import AfmoeConfig, AutoModelForCausalLM, Glm4MoeConfig, GraniteMoeConfig, LlamaConfig
 
-from moesim.recorder.architectures import Rule, find_routers
-from moesim.recorder.detect import routers_of
-from moesim.recorder.errors import RecordError
+from moesim.recorder import RecordError
 from moesim.recorder.loading import describe_quantisation, quantisation
 from moesim.recorder.recording import Plan, record_requests
+from moesim.recorder.routers import Rule, find_routers, routers_of
 from tests.recorder.record_kit import COMMON as KIT
 from tests.recorder.record_kit import EXPERTS, HIDDEN, tiny
 

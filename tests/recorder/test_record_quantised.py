@@ -17,10 +17,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from moesim.errors import InputError
-from moesim.recorder import quantised
-from moesim.recorder.checkpoint import LayeredModel
+from moesim.recorder import checkpoint
+from moesim.recorder.checkpoint import WORKING_BYTES, Fp8, LayeredModel, Mxfp4
 from moesim.recorder.loading import LoadOptions
-from moesim.recorder.quantised import WORKING_BYTES, Fp8, Mxfp4
 from moesim.trace import Trace
 from tests.recorder import record_kit
 from tests.recorder.quantise_kit import fp8, save_quantised, set_config, to_fp8, to_mxfp4
@@ -141,7 +140,7 @@ def dequantised(rule: Mxfp4 | Fp8, codes: torch.Tensor, scales: torch.Tensor, sh
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two and more of each weight here."""
-    monkeypatch.setattr(quantised, "_PIECE", 100)
+    monkeypatch.setattr(checkpoint, "_PIECE", 100)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

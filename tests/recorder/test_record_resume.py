@@ -29,9 +29,9 @@ KILLED_AGAIN_AND_AGAIN = """
 import dataclasses, os, signal, sys
 from pathlib import Path
 import torch
-from moesim.recorder.errors import RecordError
+from moesim.recorder import RecordError
 from moesim.recorder.loading import LoadOptions, quiet
-from moesim.recorder.options import RecordOptions
+from moesim.recorder.session import RecordOptions
 from moesim.recorder.session import record_trace
 from moesim.errors import TraceError
 from moesim.trace.shards import MANIFEST, parts_folder, read_shards

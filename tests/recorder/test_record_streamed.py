@@ -185,7 +185,7 @@ import torch
 from transformers import AutoModelForCausalLM, MixtralConfig
 from moesim.recorder import streaming
 from moesim.recorder.loading import LoadOptions, quiet
-from moesim.recorder.options import RecordOptions
+from moesim.recorder.session import RecordOptions
 from moesim.recorder.session import record_trace
 
 torch.set_num_threads(1)

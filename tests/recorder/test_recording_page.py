@@ -19,8 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from moesim.model import ModelSpec, load_model
 from moesim.recorder import streaming
-from moesim.recorder.checkpoint import LayeredModel
-from moesim.recorder.parameters import Parameters
+from moesim.recorder.checkpoint import LayeredModel, Parameters
 from moesim.recorder.recording import Plan
 from moesim.recorder.signals import SignalPlan
 

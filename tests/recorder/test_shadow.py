@@ -23,20 +23,22 @@ from transformers import (
     MixtralForCausalLM,
 )
 
-from moesim.recorder.caches import KeyValues, cache_name, whole_cache
-from moesim.recorder.detect import routers_of
-from moesim.recorder.errors import RecordError
-from moesim.recorder.generation import Sampling
+from moesim.recorder import RecordError
+from moesim.recorder.generation import KeyValues, Sampling, cache_name, whole_cache
 from moesim.recorder.hooks import RoutingHooks, Wanted
-from moesim.recorder.packing import pack
-from moesim.recorder.predictors.quantise import (
+from moesim.recorder.recording import Plan, record_requests
+from moesim.recorder.routers import routers_of
+from moesim.recorder.shadow import (
     KINDS,
+    Alignment,
+    Shadow,
+    ShadowObserver,
+    ShadowRouting,
     normal_float_levels,
     quantise,
     quantised_copy,
 )
-from moesim.recorder.predictors.shadow import Alignment, Shadow, ShadowObserver, ShadowRouting
-from moesim.recorder.recording import Plan, record_requests
+from moesim.recorder.signals import pack
 from moesim.trace import Signal, Trace
 from moesim.trace.predictors import RecordedSignal
 from moesim.trace.stats.prediction import recall, signal_recall, top_ids

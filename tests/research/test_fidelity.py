@@ -35,7 +35,7 @@ from moesim.core.record_table import RecordTable
 from moesim.engine.visit import FRESH, SKIPPED, STALE, Visit, gate_mass, inexact_records, rows_of
 from moesim.errors import InputError
 from moesim.metrics import fidelity
-from moesim.recorder.caches import cache_name
+from moesim.recorder.generation import cache_name
 from moesim.records import InexactRecord, Records, StepRecord
 
 VOCABULARY, HIDDEN = 300, 16

@@ -25,7 +25,7 @@ from miniature.balance import layer_balance_loss
 from miniature.command import load_checkpoint, main, save_checkpoint
 from miniature.muon import orthogonalise
 from miniature.recorded import RecordingPlan, record_miniature
-from moesim.recorder.predictors.learned_model import LearnedOptions
+from moesim.recorder.learned import LearnedOptions
 from moesim.trace import Trace
 
 LAYERS, EXPERTS, TOP_K, HIDDEN, VOCABULARY = 4, 4, 2, 16, 300

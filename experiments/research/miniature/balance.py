@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from moesim.recorder.architectures import find_routers
+from moesim.recorder.routers import find_routers
 
 
 def layer_balance_loss(logits: list[Tensor], top_k: int) -> tuple[Tensor, float]:

@@ -18,15 +18,12 @@ from miniature import corpus as corpora
 from miniature.corpus import END_OF_TEXT, Prompt
 from miniature.shapes import SHAPES, Shape
 from miniature.slim import slim
-from moesim.recorder.assemble import to_trace
-from moesim.recorder.calibration import counts_of
 from moesim.recorder.generation import Sampling
-from moesim.recorder.options import request_seed
-from moesim.recorder.predictors.learned import Predictors, train_predictors
-from moesim.recorder.predictors.learned_model import LearnedOptions
-from moesim.recorder.predictors.learned_trace import learned_signal
-from moesim.recorder.predictors.shadow import Alignment, ShadowObserver
-from moesim.recorder.recording import Plan, Recorder, Recording, record_batch
+from moesim.recorder.learned import LearnedOptions, Predictors, train_predictors
+from moesim.recorder.learned_trace import learned_signal
+from moesim.recorder.recording import Plan, Recorder, Recording, counts_of, record_batch
+from moesim.recorder.session import request_seed, to_trace
+from moesim.recorder.shadow import Alignment, ShadowObserver
 from moesim.recorder.signals import DENSE_EXPERTS, SignalPlan
 from moesim.trace import Trace
 

@@ -9,11 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moesim.recorder.errors import RecordError
-from moesim.recorder.packing import pack
-from moesim.recorder.predictors.learned import Predictors, predict, train_predictors
-from moesim.recorder.predictors.learned_model import GROUPS, LearnedOptions, eighths, fitted_groups
-from moesim.recorder.signals import DENSE_EXPERTS
+from moesim.recorder import RecordError
+from moesim.recorder.learned import GROUPS, LearnedOptions, Predictors, eighths, fitted_groups, predict, train_predictors
+from moesim.recorder.signals import DENSE_EXPERTS, pack
 from moesim.trace import GateInputs, Signal, Trace
 from moesim.trace.stats.balance import used
 from moesim.trace.stats.batches import workloads
