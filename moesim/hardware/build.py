@@ -12,18 +12,7 @@ from moesim.hardware.implied import whole_form
 from moesim.hardware.numbers import BytePoints, Flops, Points, Rate, Sourced, Strict, Time
 from moesim.hardware.read import refusal, validate
 from moesim.hardware.schema import ProfileFile
-from moesim.hardware.types import (
-    TRANSFERS,
-    CostCurve,
-    Device,
-    ExpertCost,
-    HardwareProfile,
-    Link,
-    Number,
-    Pair,
-    Transfer,
-    weakest,
-)
+from moesim.hardware.types import TRANSFERS, CostCurve, Device, ExpertCost, HardwareProfile, Link, Number, Pair, Transfer, weakest
 
 _PPM = 1_000_000
 _ROLES = {"gpu": "accelerator", "cpu": "host", "disk": "storage"}

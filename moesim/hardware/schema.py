@@ -13,19 +13,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from moesim.core.limits import CORES
 from moesim.errors import unknown_name
 from moesim.hardware.curve_schema import Curve, ExpertCostFile, ExpertCurve, PartCurve
-from moesim.hardware.numbers import (
-    BytePoints,
-    Flops,
-    Launches,
-    Memory,
-    Power,
-    Rate,
-    Share,
-    Size,
-    Strict,
-    Switch,
-    Time,
-)
+from moesim.hardware.numbers import BytePoints, Flops, Launches, Memory, Power, Rate, Share, Size, Strict, Switch, Time
 
 PARTS = ("embedding", "leading", "attention", "dense", "shared", "expert", "predict", "head")
 """Parts of the work of a step whose kernel launches a device may state."""

@@ -258,13 +258,7 @@ class FakeView:
 
 
 def routed(
-    experts: Sequence[Sequence[int]],
-    *,
-    layer: int = 0,
-    step: int = 0,
-    mb: int = 0,
-    first_row: int = 0,
-    n_experts: int = 8,
+    experts: Sequence[Sequence[int]], *, layer: int = 0, step: int = 0, mb: int = 0, first_row: int = 0, n_experts: int = 8
 ) -> Routed:
     """Build a `Routed` event from the experts of each row, with equal gate weights.
 

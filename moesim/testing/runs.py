@@ -48,11 +48,7 @@ def tiny_workload(
             f"{', '.join(sorted(trace.tables))}); check it on a trace that does, with moesim compare"
         )
     spec = WorkloadSpec(
-        batch_size=batch_size,
-        prompt_tokens=N_PROMPT,
-        decode_tokens=decode,
-        micro_batches=micro_batches,
-        prefill_chunk=24,
+        batch_size=batch_size, prompt_tokens=N_PROMPT, decode_tokens=decode, micro_batches=micro_batches, prefill_chunk=24
     )
     return trace, compose(trace, spec, require_signals=frozenset(signals))
 
@@ -95,11 +91,7 @@ def run_tiny(
 
 
 def run_inputs(
-    policy: Any,
-    workload: tuple[Trace, Workload],
-    slots: int,
-    hardware: HardwareProfile | None,
-    changes: Mapping[str, Any],
+    policy: Any, workload: tuple[Trace, Workload], slots: int, hardware: HardwareProfile | None, changes: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return what `simulate` and `initial_placement` have in common."""
     trace, steps = workload

@@ -73,11 +73,7 @@ def _phases(n_prompt: NDArray[np.int64], n_decode: NDArray[np.int64]) -> NDArray
 
 
 def _route(
-    rng: np.random.Generator,
-    popularity: NDArray[np.float64],
-    n_tokens: NDArray[np.int64],
-    top_k: int,
-    reuse: float,
+    rng: np.random.Generator, popularity: NDArray[np.float64], n_tokens: NDArray[np.int64], top_k: int, reuse: float
 ) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float32]]:
     """Draw softmax scores, ids in rank order and weights, request after request."""
     n_layers, n_experts = popularity.shape

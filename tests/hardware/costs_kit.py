@@ -49,12 +49,7 @@ def machine(gpu: dict[str, Any] | None = None, cpu: dict[str, Any] | None = None
         "flops": number(1e12, "spec-sheet"),
         "launch_us": number(5),
     }
-    cpu0 = {
-        "kind": "cpu",
-        "memory_bytes": number("8 GiB"),
-        "memory_bytes_per_s": number(1e9),
-        "flops": number(1e11),
-    }
+    cpu0 = {"kind": "cpu", "memory_bytes": number("8 GiB"), "memory_bytes_per_s": number(1e9), "flops": number(1e11)}
     raw: dict[str, Any] = {
         "name": "machine",
         "description": "for tests",

@@ -243,13 +243,7 @@ def test_dense_shared_embedding_head_leading_by_hand() -> None:
 
 
 def test_curve_of_a_part_replaces_its_roofline() -> None:
-    part = {
-        "model": "tiny",
-        "form": "linear",
-        "range": [1, 8],
-        "base_us": number(40),
-        "per_token_us": number(1),
-    }
+    part = {"model": "tiny", "form": "linear", "range": [1, 8], "base_us": number(40), "per_token_us": number(1)}
     found = costs(machine(gpu={"parts": [part | {"part": "attention"}, part | {"part": "dense"}]}))
     assert found.dense_ns("gpu0", 2) == 42 * US
     assert found.attention_ns("gpu0", 2, 0) == 42 * US
@@ -303,14 +297,7 @@ def test_every_chunk_pays_the_latency() -> None:
 
 
 def test_hops_add_up() -> None:
-    gpu1 = {
-        "gpu1": {
-            "kind": "gpu",
-            "memory_bytes": number(1),
-            "memory_bytes_per_s": number(1000),
-            "flops": number(1000),
-        }
-    }
+    gpu1 = {"gpu1": {"kind": "gpu", "memory_bytes": number(1), "memory_bytes_per_s": number(1000), "flops": number(1000)}}
     base = machine()
     raw: dict[str, Any] = {
         "links": {
@@ -387,12 +374,7 @@ def test_labels_grow_with_use() -> None:
 
 
 def test_contention_of_a_side_lane_counts_once_it_is_used() -> None:
-    pair = {
-        "a": "gpu0.side",
-        "b": "gpu0.experts",
-        "a_rate": number(1, "assumed"),
-        "b_rate": number(1, "assumed"),
-    }
+    pair = {"a": "gpu0.side", "b": "gpu0.experts", "a_rate": number(1, "assumed"), "b_rate": number(1, "assumed")}
     found = costs(machine(contention=[pair]))
     found.expert_ns("cpu0", 1)
     assert found.label() == "derived"

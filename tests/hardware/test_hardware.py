@@ -164,44 +164,20 @@ def test_tiny_profile_reads_as_written() -> None:
             "5 us",
             "launch_us.value: expected a number of microseconds (the unit is in the key), got '5 us'",
         ),
-        (
-            "devices.gpu0.flops.value",
-            "71T",
-            "devices.gpu0.flops.value: expected a number of operations per second such as 71e12",
-        ),
+        ("devices.gpu0.flops.value", "71T", "devices.gpu0.flops.value: expected a number of operations per second such as 71e12"),
         (
             "devices.gpu0.flops",
             71e12,
             "gpu0.flops: expected {value: ..., source: ..., ref: ...} (every number carries its source), got",
         ),
-        (
-            "devices.gpu0.flops.source",
-            ...,
-            "devices.gpu0.flops.source: expected this key, got nothing; add it",
-        ),
-        (
-            "devices.gpu0.flops.source",
-            "guess",
-            "devices.gpu0.flops.source: expected 'measured', 'published', 'derived'",
-        ),
+        ("devices.gpu0.flops.source", ..., "devices.gpu0.flops.source: expected this key, got nothing; add it"),
+        ("devices.gpu0.flops.source", "guess", "devices.gpu0.flops.source: expected 'measured', 'published', 'derived'"),
         ("devices.gpu0.flops.value", 0, "devices.gpu0.flops.value: expected a number above 0.0, got 0"),
         ("devices.gpu0.launch_us.value", -1, "launch_us.value: expected a number of at least 0.0, got -1"),
         ("devices.gpu0.launch_us.value", float("nan"), "launch_us.value: expected a number of microseconds"),
-        (
-            "devices.gpu0.flops.value",
-            True,
-            "devices.gpu0.flops.value: expected a number of operations per second",
-        ),
-        (
-            "devices.gpu0.memory_bytes.value",
-            "24 GX",
-            "memory_bytes.value: expected a size with a unit (b, kb, ",
-        ),
-        (
-            "devices.gpu0.memory_bytes.value",
-            1.5,
-            "memory_bytes.value: expected bytes as an integer or a string",
-        ),
+        ("devices.gpu0.flops.value", True, "devices.gpu0.flops.value: expected a number of operations per second"),
+        ("devices.gpu0.memory_bytes.value", "24 GX", "memory_bytes.value: expected a size with a unit (b, kb, "),
+        ("devices.gpu0.memory_bytes.value", 1.5, "memory_bytes.value: expected bytes as an integer or a string"),
         ("devices.gpu0.kind", "tpu", "devices.gpu0.kind: expected 'gpu', 'cpu' or 'disk', got 'tpu'"),
         ("devices.gpu0.launches", {"attn": {}}, "devices.gpu0.launches.attn.source: expected this key"),
         ("compute", ..., "hardware_profiles/x.yaml: compute: expected this key, got nothing; add it"),
@@ -209,36 +185,16 @@ def test_tiny_profile_reads_as_written() -> None:
         ("backing", [], "backing: expected"),
         ("backing", ["cpu9"], "backing: unknown device 'cpu9'; did you mean 'cpu0'?"),
         ("backing", ["gpu0"], "backing: expected a host or a disk, got 'gpu0', which is an accelerator"),
-        (
-            "links.gpu0->cpu0",
-            ...,
-            "hardware_profiles/x.yaml: links: expected a path gpu0 -> cpu0, got none; add a link",
-        ),
-        (
-            "links.cpu0->gpu0",
-            ...,
-            "hardware_profiles/x.yaml: links: expected a path cpu0 -> gpu0, got none; add a link",
-        ),
+        ("links.gpu0->cpu0", ..., "hardware_profiles/x.yaml: links: expected a path gpu0 -> cpu0, got none; add a link"),
+        ("links.cpu0->gpu0", ..., "hardware_profiles/x.yaml: links: expected a path cpu0 -> gpu0, got none; add a link"),
         ("links.cpu0->gpu0.pinned", ..., "expected at least one of pinned, pageable, chunked, any, got none"),
         ("contention.0.a_rate.value", 1.2, "contention.0.a_rate.value: expected a share in (0, 1], got 1.2"),
         ("contention.0.a_rate.value", 0, "contention.0.a_rate.value: expected a number above 0.0, got 0"),
         ("contention.0.a", "cpu0.expert", "unknown activity 'cpu0.expert'; did you mean 'cpu0.experts'?"),
         ("contention.0.b", "cpu0.experts", "contention.0: expected two activities, got 'cpu0.experts' twice"),
-        (
-            "devices.gpu0.experts.0.range",
-            [4, 2],
-            "expected range: [first, last] with 1 <= first <= last, got [4, 2]",
-        ),
-        (
-            "devices.gpu0.experts.0.form",
-            "cubic",
-            "form: expected 'linear', 'flat_linear' or 'points', got 'cubic'",
-        ),
-        (
-            "devices.gpu0.experts.0.base_us",
-            ...,
-            "expected the keys base_us, per_token_us with form: linear, got nothing",
-        ),
+        ("devices.gpu0.experts.0.range", [4, 2], "expected range: [first, last] with 1 <= first <= last, got [4, 2]"),
+        ("devices.gpu0.experts.0.form", "cubic", "form: expected 'linear', 'flat_linear' or 'points', got 'cubic'"),
+        ("devices.gpu0.experts.0.base_us", ..., "expected the keys base_us, per_token_us with form: linear, got nothing"),
         ("devices.gpu0.experts.0.shape.bits", ..., "experts.0.shape.bits: expected this key, got nothing"),
     ],
 )
@@ -267,14 +223,7 @@ def test_each_source_needs_its_proof(number: dict[str, Any], missing: str) -> No
 
 
 def test_measured_number_keeps_its_words() -> None:
-    number = {
-        "value": 1,
-        "source": "measured",
-        "date": "2025-11-20",
-        "method": "timer",
-        "repeats": 9,
-        "spread": "2 %",
-    }
+    number = {"value": 1, "source": "measured", "date": "2025-11-20", "method": "timer", "repeats": 9, "spread": "2 %"}
     profile = build_profile(put(tiny(), "devices.gpu0.launch_us", number), "x")
     assert profile.numbers["devices.gpu0.launch_us"].ref == "2025-11-20; timer; 2 %; 9 repeats"
 
@@ -319,12 +268,7 @@ def test_first_error_is_the_misspelt_key_and_the_rest_is_counted() -> None:
 
 
 def test_yaml_traps(tmp_path: Path) -> None:
-    assert read_yaml("a: 936e9\nb: 1.5e-3\nc: 12\nd: 2025-11-20", "x") == {
-        "a": 936e9,
-        "b": 0.0015,
-        "c": 12,
-        "d": "2025-11-20",
-    }
+    assert read_yaml("a: 936e9\nb: 1.5e-3\nc: 12\nd: 2025-11-20", "x") == {"a": 936e9, "b": 0.0015, "c": 12, "d": "2025-11-20"}
     with pytest.raises(HardwareError, match=r"^x: line 2: expected each key once, got 'a' again; remove one$"):
         read_yaml("a: 1\na: 2", "x")
     with pytest.raises(HardwareError, match=r"^x: expected valid YAML, got "):
@@ -489,18 +433,10 @@ def test_cluster_has_one_network() -> None:
     """Hidden states and messages are serial in each direction of the main node's port."""
     profile = load_hardware("odmoe-10x3090")
     assert len(profile.devices) == 21
-    assert {device.host for device in profile.devices.values()} == {
-        "main",
-        "shadow",
-        *(f"worker{k}" for k in range(8)),
-    }
+    assert {device.host for device in profile.devices.values()} == {"main", "shadow", *(f"worker{k}" for k in range(8))}
     assert profile.compute == "main-gpu"
     way = profile.path_between("main-gpu", "worker3-gpu")
-    assert [link.name for link in way] == [
-        "main-gpu->main-cpu",
-        "main-cpu->worker3-cpu",
-        "worker3-cpu->worker3-gpu",
-    ]
+    assert [link.name for link in way] == ["main-gpu->main-cpu", "main-cpu->worker3-cpu", "worker3-cpu->worker3-gpu"]
     assert [link.medium for link in way] == [None, "main-out", None]
     assert profile.path_between("worker3-gpu", "main-gpu")[1].medium == "main-in"
     assert profile.path_between("main-gpu", "shadow0-gpu")[1].medium == "main-out"

@@ -220,10 +220,7 @@ def test_a_typed_number_may_be_overridden_and_all_follows_anew(tmp_path: Path):
     assert load_hardware(own).devices == found.devices
     for source, said in (
         ({"base": str(path), "numbers.gpu": "120"}, "x: numbers.gpu: expected a time such as"),
-        (
-            {"base": "rtx3090-epyc7532", "numbers.gpu": "120us"},
-            "x: numbers: expected a profile that has numbers, got rtx3090",
-        ),
+        ({"base": "rtx3090-epyc7532", "numbers.gpu": "120us"}, "x: numbers: expected a profile that has numbers, got rtx3090"),
     ):
         with pytest.raises(HardwareError) as caught:
             load_hardware(source, "x")
@@ -303,10 +300,7 @@ def test_all_that_is_wrong_is_told_at_once():
     ("raw", "said"),
     [
         ({"name": "x", "numbers": 5}, "numbers: expected a mapping with pcie, cpu, gpu, vram, ram, got 5"),
-        (
-            short() | {"for": {"base": "mixtral-8x7b", "expert_bits": [4, 2]}},
-            "for: expected experts of one size",
-        ),
+        (short() | {"for": {"base": "mixtral-8x7b", "expert_bits": [4, 2]}}, "for: expected experts of one size"),
         (short() | {"devices": {"gpu1": {"flops": 1e12}}}, "devices.gpu1.flops: unknown device 'gpu1'; did you mean 'gpu0'?"),
         (short() | {"devices.gpu0.flop": 1e12}, "devices.gpu0.flop: unknown key 'flop'; did you mean 'flops'?"),
     ],

@@ -123,10 +123,7 @@ class FakeBench:
         readings = []
         for one, other in ((probe.device, probe.subject), (probe.subject, probe.device)):
             own = replace(probe, device=one, subject=other)
-            readings += [
-                (replace(own, variant="alone"), 100.0),
-                (replace(own, variant="together"), 100.0 / KEPT.get(one, 0.625)),
-            ]
+            readings += [(replace(own, variant="alone"), 100.0), (replace(own, variant="together"), 100.0 / KEPT.get(one, 0.625))]
         return readings
 
     def release(self) -> None:

@@ -260,23 +260,14 @@ def test_a_spec_is_immutable_and_hashable() -> None:
         ({"qk_norm": ["head"]}, "qk_norm: expected one of none, head, full, got ['head']"),
         ({"labels": "a"}, "labels: expected a tuple of texts, got 'a'"),
         ({"source": 3}, "source: expected one line of text, got 3"),
-        (
-            {"n_dense_layers": 0},
-            "dense_intermediate: expected 0, because n_dense_layers is 0, got 7",
-        ),
-        (
-            {"shared_intermediate": 0},
-            "shared_intermediate: expected a positive integer, because n_shared is 1, got 0",
-        ),
+        ({"n_dense_layers": 0}, "dense_intermediate: expected 0, because n_dense_layers is 0, got 7"),
+        ({"shared_intermediate": 0}, "shared_intermediate: expected a positive integer, because n_shared is 1, got 0"),
         (
             {"n_shared": 0, "shared_intermediate": 0, "shared_gate": True},
             "shared_gate: expected false, because n_shared is 0, got true",
         ),
         ({"n_kv_heads": 3}, "n_kv_heads: expected a divisor of 4 (n_heads), got 3"),
-        (
-            {"v_head_dim": 3},
-            "v_head_dim: expected 0, because kv_lora_rank is 0 (grouped-query attention), got 3",
-        ),
+        ({"v_head_dim": 3}, "v_head_dim: expected 0, because kv_lora_rank is 0 (grouped-query attention), got 3"),
         (
             {"kv_lora_rank": 6, "rope_head_dim": 1, "nope_head_dim": 2},
             "v_head_dim: expected a positive integer, because kv_lora_rank is 6, got 0",
@@ -289,18 +280,9 @@ def test_a_spec_is_immutable_and_hashable() -> None:
             {"kv_lora_rank": 6, "rope_head_dim": 1, "nope_head_dim": 2, "v_head_dim": 1, "qk_norm": "full"},
             "qk_norm: expected none, because latent attention has its own norms, got 'full'",
         ),
-        (
-            {"expert_bytes_by_layer": (1, 2)},
-            "expert_bytes_by_layer: expected 3 values (n_layers), got 2 values",
-        ),
-        (
-            {"expert_bytes_by_layer": 7},
-            "expert_bytes_by_layer: expected 3 values (n_layers), got 7",
-        ),
-        (
-            {"expert_bytes_by_layer": (1, 0, 2)},
-            "expert_bytes_by_layer[1]: expected a positive integer of bytes, got 0",
-        ),
+        ({"expert_bytes_by_layer": (1, 2)}, "expert_bytes_by_layer: expected 3 values (n_layers), got 2 values"),
+        ({"expert_bytes_by_layer": 7}, "expert_bytes_by_layer: expected 3 values (n_layers), got 7"),
+        ({"expert_bytes_by_layer": (1, 0, 2)}, "expert_bytes_by_layer[1]: expected a positive integer of bytes, got 0"),
     ],
 )
 def test_an_impossible_field_is_refused(changes: dict[str, Any], message: str) -> None:
@@ -354,29 +336,17 @@ def test_a_whole_model_needs_no_base() -> None:
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        (
-            "mixtral-8x7",
-            "a.yaml: model: unknown model 'mixtral-8x7'; did you mean 'mixtral-8x7b'? known: deepseek",
-        ),
+        ("mixtral-8x7", "a.yaml: model: unknown model 'mixtral-8x7'; did you mean 'mixtral-8x7b'? known: deepseek"),
         ({"base": "olmo"}, "a.yaml: model.base: unknown model 'olmo'; did you mean 'olmoe'? known: deepseek"),
-        (
-            {"base": "olmoe", "topk": 3},
-            "a.yaml: model: unknown model field 'topk'; did you mean 'top_k'? known: act_bits",
-        ),
+        ({"base": "olmoe", "topk": 3}, "a.yaml: model: unknown model field 'topk'; did you mean 'top_k'? known: act_bits"),
         ({"base": "olmoe", "labels": ()}, "a.yaml: model: unknown model field 'labels'; known: act_bits"),
         ({"base": "olmoe", 3: 1}, "a.yaml: model: unknown model field '3'; known: act_bits"),
-        (
-            {"base": "olmoe", "top_k": 65},
-            "a.yaml: model.top_k: expected an integer from 1 to 64 (n_experts), got 65",
-        ),
+        ({"base": "olmoe", "top_k": 65}, "a.yaml: model.top_k: expected an integer from 1 to 64 (n_experts), got 65"),
         (
             {"base": {"base": "olmoe"}},
             "a.yaml: model.base: expected a model's name or the path of a config.json, got {'base': 'olmoe'}",
         ),
-        (
-            7,
-            "a.yaml: model: expected a model's name, the path of a config.json, or a mapping with 'base'",
-        ),
+        (7, "a.yaml: model: expected a model's name, the path of a config.json, or a mapping with 'base'"),
         (
             {"name": "own", "top_k": 2},
             "a.yaml: model: expected 'base' or a whole model, got neither; add base, or n_layers, n_experts",
@@ -445,17 +415,11 @@ def test_newer_key_names_are_read_too(write: Callable[[Any], Path]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "weights", "others"),
-    [("bfloat16", 16, 16), ("float16", 16, 16), ("float32", 32, 32), ("float8_e4m3fn", 8, 16)],
+    ("dtype", "weights", "others"), [("bfloat16", 16, 16), ("float16", 16, 16), ("float32", 32, 32), ("float8_e4m3fn", 8, 16)]
 )
 def test_bits_follow_the_dtype(write: Callable[[Any], Path], dtype: str, weights: int, others: int) -> None:
     spec = load_model(write(config("mixtral-8x7b", torch_dtype=dtype)))
-    assert (spec.expert_bits, spec.other_bits, spec.kv_bits, spec.act_bits) == (
-        weights,
-        weights,
-        others,
-        others,
-    )
+    assert (spec.expert_bits, spec.other_bits, spec.kv_bits, spec.act_bits) == (weights, weights, others, others)
 
 
 def test_leading_dense_layers(write: Callable[[Any], Path]) -> None:
@@ -504,19 +468,10 @@ def test_deepseek_without_shared_experts_and_with_compressed_queries(write: Call
             {"architectures": ["LlamaForCausalLM"]},
             "unknown architecture 'LlamaForCausalLM'; did you mean 'OlmoeForCausalLM'? known: Deepseek",
         ),
-        (
-            {"architectures": None},
-            'architectures: expected a list with one name, such as ["MixtralForCausalLM"]',
-        ),
-        (
-            {"architectures": []},
-            'architectures: expected a list with one name, such as ["MixtralForCausalLM"]',
-        ),
+        ({"architectures": None}, 'architectures: expected a list with one name, such as ["MixtralForCausalLM"]'),
+        ({"architectures": []}, 'architectures: expected a list with one name, such as ["MixtralForCausalLM"]'),
         ({"hidden_size": None}, "hidden_size: expected an integer, got nothing; add the key"),
-        (
-            {"num_local_experts": None},
-            "num_local_experts or num_experts or n_routed_experts: expected an integer, got nothing",
-        ),
+        ({"num_local_experts": None}, "num_local_experts or num_experts or n_routed_experts: expected an integer, got nothing"),
         ({"num_local_experts": "8"}, "num_local_experts: expected an integer of at least 1, got '8'"),
         ({"num_hidden_layers": 0}, "num_hidden_layers: expected an integer of at least 1, got 0"),
         ({"num_experts_per_tok": 9}, "top_k: expected an integer from 1 to 8 (n_experts), got 9"),
@@ -526,10 +481,7 @@ def test_deepseek_without_shared_experts_and_with_compressed_queries(write: Call
         ),
         ({"num_key_value_heads": 5}, "n_kv_heads: expected a divisor of 32 (n_heads), got 5"),
         ({"tie_word_embeddings": 0}, "tie_word_embeddings: expected true or false, got 0"),
-        (
-            {"torch_dtype": None},
-            "torch_dtype: expected one of bfloat16, float16, float32, float8_e4m3fn, got None",
-        ),
+        ({"torch_dtype": None}, "torch_dtype: expected one of bfloat16, float16, float32, float8_e4m3fn, got None"),
         ({"dtype": "int3"}, "dtype: expected one of bfloat16, float16, float32, float8_e4m3fn, got 'int3'"),
         (
             {"quantization_config": {"quant_method": "gptq"}},
@@ -549,10 +501,7 @@ def test_a_wrong_config_is_one_line_with_its_file(write: Callable[[Any], Path], 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"decoder_sparse_step": 99},
-            "num_hidden_layers: expected at least one layer with experts, got 24 dense ones",
-        ),
+        ({"decoder_sparse_step": 99}, "num_hidden_layers: expected at least one layer with experts, got 24 dense ones"),
         ({"mlp_only_layers": 3}, "mlp_only_layers: expected a list of layer indices, got 3"),
         ({"mlp_only_layers": ["3"]}, "mlp_only_layers: expected a list of layer indices, got ['3']"),
     ],
@@ -565,8 +514,7 @@ def test_wrong_layer_kinds(write: Callable[[Any], Path], changes: dict[str, Any]
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
-    [("{", "expected JSON, got something else"), ("[1]", "expected a JSON object, got list")],
+    ("text", "message"), [("{", "expected JSON, got something else"), ("[1]", "expected a JSON object, got list")]
 )
 def test_a_file_that_is_no_config(write: Callable[[Any], Path], text: str, message: str) -> None:
     with pytest.raises(ModelError, match=message):

@@ -36,13 +36,7 @@ from moesim.recorder.learned import (
     save_predictors,
     train_predictors,
 )
-from moesim.recorder.learned_trace import (
-    accuracy,
-    check_no_shared_requests,
-    check_same_model,
-    hot_accuracy,
-    learned_signal,
-)
+from moesim.recorder.learned_trace import accuracy, check_no_shared_requests, check_same_model, hot_accuracy, learned_signal
 from moesim.trace import GateInputs, Signal, Trace
 from moesim.trace.stats.prediction import recall, top_ids
 from tests.recorder.learned_kit import EXPERTS, LAYERS, QUICK, TOP_K, synthetic

@@ -137,11 +137,7 @@ def dense_plans(model: ModelSpec, distinct: int, max_kv_tokens: int, with_head: 
     ends = {"embedding": matrix(model.vocab, model.hidden), "last_norm": norm_of(model)}
     if not model.tie_embeddings:
         ends["head"] = matrix(model.vocab, model.hidden)
-    return (
-        [layer] * min(distinct, model.n_layers),
-        [leading] * min(distinct, model.n_dense_layers),
-        [ends] if with_head else [],
-    )
+    return ([layer] * min(distinct, model.n_layers), [leading] * min(distinct, model.n_dense_layers), [ends] if with_head else [])
 
 
 def plan_bytes(plan: Plan, number: int) -> int:

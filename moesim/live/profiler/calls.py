@@ -16,12 +16,7 @@ import numpy as np
 
 from moesim.live.kernels.dense import DenseKernel
 from moesim.live.kernels.experts import ExpertKernel, serve
-from moesim.live.kernels.host import (
-    gpu_power_w,
-    joules_between,
-    package_energy_uj,
-    usable_cores,
-)
+from moesim.live.kernels.host import gpu_power_w, joules_between, package_energy_uj, usable_cores
 from moesim.live.kernels.memory import Buffers, FileExperts, Tensors, byte_block, copy, copy_in_chunks, generator, tile
 from moesim.live.kernels.plans import ExpertShape
 from moesim.live.kernels.workers import CudaStreamWorker, Done, Worker

@@ -9,13 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moesim.errors import ConfigError
-from moesim.live.kernels.host import (
-    available_gpu_bytes,
-    available_memory_bytes,
-    gpu_power_w,
-    gpu_total_bytes,
-    package_energy_uj,
-)
+from moesim.live.kernels.host import available_gpu_bytes, available_memory_bytes, gpu_power_w, gpu_total_bytes, package_energy_uj
 
 
 @dataclass(frozen=True)
