@@ -175,7 +175,7 @@ class WeightStore:
         if device.role == "storage":
             assert self._disk is not None
             file = FileExperts.create(
-                self._disk / f".moesim-{os.getpid()}-{name}.experts", n, self.shape.n_bytes, kernel, self._seed
+                self._disk / f".moesim-{os.getpid()}-{name}.experts", n, self.shape.n_bytes, kernel.fill, self._seed
             )
             if os.name == "posix":
                 file.path.unlink()  # it stays as long as it is open, and nothing of a killed run is left

@@ -543,7 +543,7 @@ def test_experts_come_back_from_a_file(tmp_path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(memory.os, "open", open_)
     monkeypatch.setattr(memory.os, "preadv", read)
     path = tmp_path / "experts"
-    held = FileExperts.create(path, 3, n_bytes, kernel, seed=4)
+    held = FileExperts.create(path, 3, n_bytes, kernel.fill, seed=4)
     if refused:
         assert held.mode == "buffered"
     buffers = Buffers(2, n_bytes)
@@ -573,12 +573,12 @@ def test_experts_come_back_from_a_file(tmp_path, monkeypatch: pytest.MonkeyPatch
 def test_files_that_cannot_be_are_refused_and_leave_nothing(tmp_path, monkeypatch: pytest.MonkeyPatch):
     kernel, n_bytes, path = ExpertKernel(ExpertShape.of(SMALL)), SMALL.expert_bytes(), tmp_path / "experts"
     with pytest.raises(CapacityError, match="free bytes for 1000000000000 experts"):
-        FileExperts.create(path, 10**12, n_bytes, kernel)
+        FileExperts.create(path, 10**12, n_bytes, kernel.fill)
     with pytest.raises(KernelError, match="expected a file of experts, got: No such file"):
         FileExperts(path, 1, n_bytes)
     path.write_bytes(b"x")
     with pytest.raises(KernelError, match="expected a new file that can be written, got: File exists"):
-        FileExperts.create(path, 1, n_bytes, kernel)
+        FileExperts.create(path, 1, n_bytes, kernel.fill)
     with pytest.raises(KernelError, match="expected 1 experts in 36864 bytes, got 1"):
         FileExperts(path, 1, n_bytes)
     path.unlink()
@@ -588,7 +588,7 @@ def test_files_that_cannot_be_are_refused_and_leave_nothing(tmp_path, monkeypatc
 
     monkeypatch.setattr(memory, "_write_all", fail)
     with pytest.raises(KernelError, match="expected to write 1 experts, got: No space left"):
-        FileExperts.create(path, 1, n_bytes, kernel)
+        FileExperts.create(path, 1, n_bytes, kernel.fill)
     assert not list(tmp_path.iterdir())
 
 

@@ -8,7 +8,7 @@ import mmap
 import os
 import shutil
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +22,6 @@ from moesim.live.kernels.plans import PAGE, KernelError, buffer_bytes, round_up
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-    from moesim.live.kernels.experts import ExpertKernel
 
 
 BLOCK = 262_139
@@ -156,6 +154,10 @@ def _check_lengths(dst: Tensor, src: Tensor) -> None:
 _SPARE = 1.05  # a disk is never filled to the brim
 
 
+Fill = Callable[[Tensor, int], None]
+"""Writes an expert into a flat buffer, by a seed."""
+
+
 class FileExperts:
     """Experts of equal size in one file, each on pages of its own; several threads may each have another one in hand."""
 
@@ -173,7 +175,7 @@ class FileExperts:
             )
 
     @classmethod
-    def create(cls, path: Path, n: int, n_bytes: int, kernel: ExpertKernel, seed: int = 0) -> FileExperts:
+    def create(cls, path: Path, n: int, n_bytes: int, fill: Fill, seed: int = 0) -> FileExperts:
         """Write experts with random weights; expert i is filled from ``seed + i``."""
         stride = -(-n_bytes // PAGE) * PAGE
         try:
@@ -188,7 +190,7 @@ class FileExperts:
         try:
             try:
                 _allocate(fd, n * stride)
-                _write_all(fd, n, n_bytes, kernel, seed)
+                _write_all(fd, n, n_bytes, fill, seed)
             finally:
                 os.close(fd)
             return cls(path, n, n_bytes)
@@ -277,11 +279,11 @@ def _allocate(fd: int, size: int) -> None:
         os.ftruncate(fd, size)
 
 
-def _write_all(fd: int, n: int, n_bytes: int, kernel: ExpertKernel, seed: int) -> None:
+def _write_all(fd: int, n: int, n_bytes: int, fill: Fill, seed: int) -> None:
     buffer = Buffers(1, n_bytes)[0]
     stride = -(-n_bytes // PAGE) * PAGE
     for i in range(n):
-        kernel.fill(buffer, seed + i)
+        fill(buffer, seed + i)
         _transfer(fd, buffer.numpy().data, i * stride, write=True)
     os.fsync(fd)
     _forget(fd, 0, n * stride)

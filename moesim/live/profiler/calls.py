@@ -32,7 +32,7 @@ class TiledFile:
     def __init__(self, path: Path, n_bytes: int, seed: int) -> None:
         path.unlink(missing_ok=True)  # of a measurement that was killed
         self._n_bytes = n_bytes
-        self._first = FileExperts.create(path, n_bytes // FILE_BLOCK, FILE_BLOCK, ExpertKernel(_SHAPE), seed)
+        self._first = FileExperts.create(path, n_bytes // FILE_BLOCK, FILE_BLOCK, ExpertKernel(_SHAPE).fill, seed)
         self._tiled: dict[int, FileExperts] = {}
         self._buffered = -1
 
