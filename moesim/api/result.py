@@ -11,12 +11,12 @@ from moesim.api.checked import checked
 from moesim.core.atomic import write_bytes
 from moesim.core.table import Format
 from moesim.errors import ConfigError, unknown_name
-from moesim.experiment.again import outcome_of
-from moesim.experiment.failed_runs import describe_run
+from moesim.experiment.folder import outcome_of
 from moesim.experiment.report import result_html, result_table
-from moesim.experiment.result import read_summary
+from moesim.experiment.rows import describe_run
 from moesim.experiment.run import Results
 from moesim.experiment.runner import Kept, run_one
+from moesim.experiment.store import read_summary
 from moesim.policies.importing import reading
 
 if TYPE_CHECKING:
@@ -284,7 +284,7 @@ class Result:
         ConfigError
             If the folder holds something else, or the result was loaded: then copy its folder.
         """
-        from moesim.experiment.output import Output
+        from moesim.experiment.folder import Output
         from moesim.experiment.store import Store
 
         if self.experiment is None:

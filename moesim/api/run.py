@@ -16,13 +16,12 @@ from moesim.core.units import as_share
 from moesim.errors import ConfigError, InterruptError
 from moesim.experiment import run_experiment
 from moesim.experiment.config import Config, apply_override, load_config, parse_config
-from moesim.experiment.output import Output
-from moesim.experiment.pool import Workers
-from moesim.experiment.quick import quick as made_quick
+from moesim.experiment.folder import Output
 from moesim.experiment.resolve import Experiment
+from moesim.experiment.routing import choose_traces, name_of_given
 from moesim.experiment.run import Results
-from moesim.experiment.trace_choice import choose_traces
-from moesim.experiment.traces import name_of_given
+from moesim.experiment.sweep import quick as made_quick
+from moesim.experiment.workers import Workers
 from moesim.hardware import HardwareProfile
 from moesim.model import ModelSpec
 from moesim.trace import Trace

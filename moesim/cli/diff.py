@@ -37,7 +37,7 @@ def diff(
 
     Example: moesim diff results/quickstart:0 results/quickstart:3
     """
-    from moesim.experiment.again import outcome_of
+    from moesim.experiment.folder import outcome_of
     from moesim.studies.diff import Diff, find_run
 
     read = partial(outcome_of, trust=trust, inputs=inputs)

@@ -18,7 +18,7 @@ from moesim.core.table import Format, render, render_records
 from moesim.core.units import format_size
 from moesim.errors import ConfigError
 from moesim.experiment.config import load_config
-from moesim.experiment.quick import quick
+from moesim.experiment.sweep import quick
 
 if TYPE_CHECKING:
     from moesim.studies.league.league import League

@@ -19,11 +19,10 @@ from moesim.core.text import shown as one_line
 from moesim.errors import ConfigError
 from moesim.experiment import run_experiment
 from moesim.experiment.config import Config, load_config
-from moesim.experiment.output import Output
-from moesim.experiment.pool import Workers
-from moesim.experiment.quick import quick
+from moesim.experiment.folder import Output
 from moesim.experiment.resolve import Experiment
-from moesim.experiment.sweep import expand
+from moesim.experiment.sweep import expand, quick
+from moesim.experiment.workers import Workers
 from moesim.studies.papers.compare import compare, variants
 from moesim.studies.papers.decision_time import run_clocked
 from moesim.studies.papers.figures import Figure, check_answers, choose, figures

@@ -10,7 +10,7 @@ from moesim.core.output_folder import OutputFolder, check_own_folder
 from moesim.core.table import Format, render, render_records
 from moesim.errors import ConfigError
 from moesim.experiment.config import Config
-from moesim.experiment.pool import Workers
+from moesim.experiment.workers import Workers
 from moesim.studies.league.meetings import Meetings
 from moesim.studies.papers.audit import FACTOR, Audited, audit, machines
 from moesim.studies.papers.published import Published

@@ -53,7 +53,7 @@ def plot(
 
     Example: moesim plot decode_speed hit_rate results/quickstart --out figures --for paper
     """
-    from moesim.experiment.again import outcome_of
+    from moesim.experiment.folder import outcome_of
     from moesim.plots.catalogue import KINDS  # Matplotlib takes most of a second to import
     from moesim.plots.drawing import OPTIONS, Request, draw
     from moesim.plots.style import MEDIA

@@ -16,10 +16,10 @@ from moesim.core.table import Format, render, render_records
 from moesim.core.text import say
 from moesim.core.units import NS_PER_MS, NS_PER_S
 from moesim.experiment.config import load_config
-from moesim.experiment.failed_runs import describe_run
-from moesim.experiment.quick import quick
-from moesim.experiment.report_notes import cost_notes, split_notes
+from moesim.experiment.report import cost_notes, split_notes
 from moesim.experiment.resolve import Experiment
+from moesim.experiment.rows import describe_run
+from moesim.experiment.sweep import quick
 
 if TYPE_CHECKING:
     from moesim.studies.regret import Regret, Step

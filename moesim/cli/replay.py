@@ -17,11 +17,11 @@ from moesim.core.units import parse_bytes
 from moesim.errors import ConfigError
 from moesim.experiment import run_experiment
 from moesim.experiment.config import load_config
-from moesim.experiment.output import Output
-from moesim.experiment.quick import quick
+from moesim.experiment.folder import Output
 from moesim.experiment.report import result_table
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.runner import Execution
+from moesim.experiment.sweep import quick
 from moesim.metrics.naming import LIVE
 
 Backend = Annotated[str, typer.Option("--backend", help="cpu: cores, memory and disk stand for all devices; cuda: GPUs.")]

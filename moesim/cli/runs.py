@@ -24,13 +24,13 @@ from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import ConfigError, InputError
 from moesim.experiment import Results
 from moesim.experiment.config import Config, load_config, parse_config
-from moesim.experiment.dry import describe_grid
-from moesim.experiment.failed_runs import failure_lines
-from moesim.experiment.output import Output
-from moesim.experiment.pool import Workers
-from moesim.experiment.quick import quick
+from moesim.experiment.estimate import describe_grid
+from moesim.experiment.folder import Output
 from moesim.experiment.report import By, result_table
 from moesim.experiment.resolve import Experiment
+from moesim.experiment.rows import failure_lines
+from moesim.experiment.sweep import quick
+from moesim.experiment.workers import Workers
 from moesim.metrics import Value
 
 Scheduler = Annotated[

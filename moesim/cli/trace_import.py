@@ -14,7 +14,7 @@ from moesim.cli.outputs import all_or_none, check_out, note_written
 from moesim.core.limits import EXPERTS, LAYERS
 from moesim.core.text import say
 from moesim.errors import InputError
-from moesim.experiment.needs import served
+from moesim.experiment.routing import served
 from moesim.model import load_model
 from moesim.trace import SUFFIX
 from moesim.trace.formats.contract import Options

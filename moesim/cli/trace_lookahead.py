@@ -51,8 +51,8 @@ def trace_lookahead(
 
     Example: moesim trace lookahead mini-mixtral mini-deepseek-v2-lite --max-tokens 256
     """
-    from moesim.experiment.pool import Workers
-    from moesim.experiment.traces import read_trace
+    from moesim.experiment.routing import read_trace
+    from moesim.experiment.workers import Workers
     from moesim.studies.lookahead import look_ahead, records, relation
     from moesim.studies.lookahead_layers import see_layers
 

@@ -18,8 +18,8 @@ from moesim.core.table import Format
 from moesim.core.text import say
 from moesim.errors import ConfigError
 from moesim.experiment.config import load_config
-from moesim.experiment.quick import quick
 from moesim.experiment.resolve import Experiment
+from moesim.experiment.sweep import quick
 
 
 def validate(

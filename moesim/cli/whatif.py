@@ -18,8 +18,8 @@ from moesim.core.text import say
 from moesim.core.units import NS_PER_MS, NS_PER_S, format_size
 from moesim.errors import ConfigError
 from moesim.experiment.config import load_config
-from moesim.experiment.quick import quick
-from moesim.experiment.report_notes import cost_notes, split_notes
+from moesim.experiment.report import cost_notes, split_notes
+from moesim.experiment.sweep import quick
 from moesim.metrics.frames import frame_bytes
 from moesim.metrics.fresh import fresh_cell
 

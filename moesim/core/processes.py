@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from multiprocessing.context import BaseContext
 from types import ModuleType
 
-_IMPORTED = ["moesim.experiment.work"]  # by the process that all others are forked from
+_IMPORTED = ["moesim.experiment.workers"]  # by the process that all others are forked from
 
 
 def usable_cores() -> int:

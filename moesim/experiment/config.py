@@ -1,50 +1,349 @@
-"""The experiment file: a flat, strict YAML in which any field may be a list to sweep.
-
-`load_config` reads a file and ``--set`` overrides into a `Config`; `json_schema` describes the format for editors.
-What the names mean is resolved later, in `moesim.experiment.resolve`; here only the form is checked.
-"""
+"""The experiment file: read with what it includes, checked against its form, described for editors."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
 
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
+    Discriminator,
     Field,
+    Tag,
     ValidationError,
+    WithJsonSchema,
     create_model,
     model_validator,
 )
 
-from moesim.core.data import shipped
-from moesim.core.limits import COUNT, TIME_US
+from moesim.core.data import data_dirs, shipped
+from moesim.core.gate import SMALLER, YAML, TooLargeError, decoded, read_text, why_not
+from moesim.core.limits import CACHE_RATIO, COUNT, TIME_US
+from moesim.core.units import as_share, parse_bytes
 from moesim.core.yaml_reader import read_yaml_value
-from moesim.errors import ConfigError
-from moesim.experiment.config_errors import first_problem
-from moesim.experiment.forms import (
-    Flag,
-    HardwareRef,
-    ModelRef,
-    Natural,
-    PlotRef,
-    PolicyRef,
-    Positive,
-    RequestsRef,
-    Share,
-    Size,
-    Sweep,
-    Text,
-    TraceRef,
-    listed,
-)  # fmt: skip
-from moesim.experiment.include import read_merged, with_tables
+from moesim.errors import IN_RANGE, ConfigError, mistyped, unknown_name
+from moesim.hardware.places import keys_at
+from moesim.trace.made import MADE, made_schema
 from moesim.trace.workload import WorkloadSpec
+
+_TAGS = ("one", "many")  # of a sweepable field: which of its two forms was meant
+
+# pydantic's error types -> what was expected
+_EXPECTED = {
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "int_parsing": "an integer",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "string_type": "a text",
+    "string_too_short": "a text that is not empty",
+    "list_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+    "too_short": "at least one entry",
+}
+
+
+def key_path(steps: Sequence[str | int]) -> str:
+    """Write a place in a YAML file.
+
+    >>> key_path(["cache", "ratio", 1])
+    'cache.ratio[1]'
+    """
+    path = ""
+    for step in steps:
+        path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else step
+    return path
+
+
+def first_problem(failure: ValidationError, root: type[BaseModel]) -> str:
+    """Describe the first thing that is wrong."""
+    errors = sorted(failure.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")
+    first = errors[0]
+    steps = [step for step in first["loc"] if step not in _TAGS]
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    path = key_path(steps)
+    message = " ".join(_message(first, steps, root).split())
+    return f"{path}: {message}{more}" if path else message + more
+
+
+def _message(error: Mapping[str, Any], steps: Sequence[str | int], root: type[BaseModel]) -> str:
+    kind, got, context = error["type"], error.get("input"), error.get("ctx", {})
+    if kind == "extra_forbidden":
+        return unknown_name("key", str(steps[-1]), keys_at(steps[:-1], root))
+    if kind == "missing":
+        return "expected this key, got nothing; add it"
+    if kind == "value_error":
+        return str(context["error"])
+    if kind == "literal_error":
+        several = " or " in context["expected"]
+        return f"expected {context['expected']}, got {got!r}{'; choose one of these' if several else ''}"
+    if steps and _field_name(steps) == "ratio":
+        return mistyped("a number in [0, 1]", got) + _remedy_of_a_share(got)
+    if kind == "greater_than_equal":
+        number = "an integer" if isinstance(context["ge"], int) else "a number"
+        return f"expected {number} of at least {context['ge']}, got {got!r}; {IN_RANGE}"
+    if kind == "less_than_equal":
+        number = "an integer" if isinstance(context["le"], int) else "a number"
+        return f"expected {number} of at most {context['le']}, got {got!r}; {IN_RANGE}"
+    if kind == "model_type":
+        return f"{mistyped('a mapping', got)}; its keys are {', '.join(keys_at(steps, root))}"
+    if kind == "list_type" and steps and isinstance(steps[-1], int):  # of zip, whose entries go into one list together
+        return f"expected a list, got {got!r}; write [[KEY, KEY]]"
+    if kind in _EXPECTED:
+        return mistyped(_EXPECTED[kind], got)
+    return f"expected {str(error['msg']).removeprefix('Input should be ')}, got {got!r}"
+
+
+def _remedy_of_a_share(got: object) -> str:
+    """Say what to do with a share that is out of range, or that may be meant as bytes."""
+    if isinstance(got, str):
+        return "; for bytes use cache.budget" if got[:1].isdigit() and got[-1:].isalpha() else ""
+    if isinstance(got, bool) or not isinstance(got, int | float):
+        return ""
+    return f"; {IN_RANGE}" + ("; for bytes use cache.budget" if got > 1 else "")
+
+
+def _field_name(steps: Sequence[str | int]) -> str:
+    return next((step for step in reversed(steps) if isinstance(step, str)), "")
+
+
+T = TypeVar("T")
+
+
+def _how_many(value: Any) -> str:
+    return "many" if isinstance(value, list) else "one"
+
+
+Sweep = Annotated[Annotated[T, Tag("one")] | Annotated[list[T], Field(min_length=1), Tag("many")], Discriminator(_how_many)]
+"""One value, or a list of values to sweep."""
+
+
+def listed(value: Any) -> list[Any]:
+    """Give the values of a field that may be one or several."""
+    return value if isinstance(value, list) else [value]
+
+
+def _named(what: str, *keys: str) -> AfterValidator:
+    """Check for a name, a path, or a mapping that contains one of `keys`."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, str) and value.strip():
+            return value
+        if isinstance(value, dict) and all(isinstance(k, str) for k in value) and any(key in value for key in keys):
+            return value
+        raise ValueError(f"expected {what} or a mapping with the key {' or '.join(keys)}, got {value!r}")
+
+    return AfterValidator(check)
+
+
+def _named_schema(*keys: str) -> WithJsonSchema:
+    mappings = [{"type": "object", "required": [key], "properties": {key: {"type": "string"}}} for key in keys]
+    return WithJsonSchema({"anyOf": [{"type": "string"}, *mappings]})
+
+
+def _size(value: Any) -> int:
+    try:
+        n_bytes = parse_bytes(value, "")
+    except ConfigError as error:
+        raise ValueError(str(error).removeprefix(": ")) from None
+    if n_bytes < 1:
+        raise ValueError(f"expected a size of at least 1 byte, got {value!r}")
+    return n_bytes
+
+
+def _share(value: float) -> float:
+    if 0 < value < CACHE_RATIO.least:
+        raise ValueError(f"expected a share of all experts of at least {CACHE_RATIO.least:g}, got {value:g}; less is no expert")
+    return value
+
+
+Positive = Annotated[int, Field(strict=True, ge=1, le=COUNT.most)]
+Natural = Annotated[int, Field(strict=True, ge=0, le=COUNT.most)]
+Size = Annotated[
+    Any,
+    AfterValidator(_size),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string"}]}),
+]
+Share = Annotated[
+    float,
+    Field(strict=True, ge=0, le=CACHE_RATIO.most),
+    BeforeValidator(as_share),
+    AfterValidator(_share),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "number", "minimum": 0, "maximum": CACHE_RATIO.most},
+                {"type": "string", "pattern": r"^\s*([0-9]+\s*/\s*[0-9]+|[0-9.]+\s*%)\s*$"},
+            ]
+        }
+    ),
+]
+Flag = Annotated[bool, Field(strict=True)]
+Text = Annotated[str, Field(strict=True, min_length=1)]
+
+
+ModelRef = Annotated[Any, _named("a model's name, the path of a config.json,", "base", "name"), _named_schema("base", "name")]
+HardwareRef = Annotated[
+    Any, _named("a hardware profile's name, the path of a YAML file,", "base", "name"), _named_schema("base", "name")
+]
+TraceRef = Annotated[
+    Any,
+    _named("a trace's name, the path of a file,", MADE),
+    WithJsonSchema({"anyOf": [{"type": "string"}, made_schema()]}),
+]
+PolicyRef = Annotated[Any, _named("a policy's name", "name"), _named_schema("name")]
+PlotRef = Annotated[Any, _named("a kind of figure", "kind"), _named_schema("kind")]
+
+
+def _requests(value: Any) -> Any:
+    """Check for requests by number, or several such lists to sweep: the one list of an experiment that is no sweep by itself."""
+    for one in value if isinstance(value, list) and not all(map(_is_request, value)) else [value]:
+        if one != "all" and not (isinstance(one, list) and one and all(map(_is_request, one))):
+            raise ValueError(f"expected all, or a list of request numbers (or several such lists to sweep), got {value!r}")
+    return value
+
+
+def _is_request(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= COUNT.most
+
+
+_NUMBERS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
+_ONE_OF_REQUESTS: list[Any] = [{"const": "all"}, _NUMBERS]
+RequestsRef = Annotated[
+    Any,
+    AfterValidator(_requests),
+    WithJsonSchema({"anyOf": [*_ONE_OF_REQUESTS, {"type": "array", "items": {"anyOf": _ONE_OF_REQUESTS}}]}),
+]
+
+
+INCLUDE = "include"
+FILE = "file"
+MAX_INCLUDED = 20
+"""Most files that include each other in a row."""
+
+
+def read_merged(path: Path) -> Any:
+    """Read an experiment file and what it includes."""
+    return _unshared(_read_file(path, (), {}))
+
+
+def _read_file(path: Path, above: Sequence[Path], known: dict[Path, Any]) -> Any:
+    """Read a file below others; `known` are those that have been read, for one may be included many times."""
+    here = _resolved(path, above)
+    if here in known:
+        return known[here]
+    raw = known[here] = read_yaml_value(_file_text(path, above), str(path))
+    if not isinstance(raw, dict) or INCLUDE not in raw:
+        return raw
+    if len(above) >= MAX_INCLUDED:
+        raise ConfigError(f"{path}: {INCLUDE}: expected at most {MAX_INCLUDED} files that include each other, got more")
+    own = {key: value for key, value in raw.items() if key != INCLUDE}
+    merged: dict[str, Any] = {}
+    for name in _included(raw[INCLUDE], path):
+        part = path.parent / name
+        if _resolved(part, (*above, here)) in (*above, here):
+            raise ConfigError(f"{path}: {INCLUDE}: expected files that do not include this one, got '{name}'; remove it")
+        found = _read_file(part, (*above, here), known)
+        if not isinstance(found, dict):
+            got = "nothing" if found is None else type(found).__name__
+            raise ConfigError(f"{path}: {INCLUDE}: expected a mapping in '{name}', got {got}")
+        merged = merge(merged, found)
+    known[here] = merge(merged, own)
+    return known[here]
+
+
+def _resolved(path: Path, above: Sequence[Path]) -> Path:
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError, ValueError) as error:  # a loop of links; a null character
+        raise _unreadable(path, above, str(error)) from None
+
+
+def with_tables(policies: Any, place: str) -> Any:
+    """Take the content of files into the options of policies that name one: ``released: {file: adapmoe.yaml}``."""
+
+    def content(value: Any, where: str) -> Any:
+        if isinstance(value, list):
+            return [content(one, where) for one in value]
+        if not isinstance(value, Mapping) or set(value) != {FILE}:
+            return value
+        path = value[FILE]
+        if not isinstance(path, str) or not path.strip():
+            raise ConfigError(f"{where}: {FILE}: {mistyped('a text, the path of a YAML file', path)}")
+        found = read_yaml_value(read_text(Path(path), YAML, "released tables"), path)
+        if not isinstance(found, dict) or "source" not in found:
+            got = f"the keys {', '.join(map(str, found))[:60]}" if isinstance(found, dict) else type(found).__name__
+            raise ConfigError(
+                f"{path}: expected a mapping with tables and source, which says where the numbers come from, got {got}; add it"
+            )
+        return found
+
+    if not isinstance(policies, list):
+        return policies
+    return [
+        {key: content(value, f"{place}: policies[{i}]: {key}") for key, value in spec.items()} if isinstance(spec, dict) else spec
+        for i, spec in enumerate(policies)
+    ]
+
+
+def _unshared(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _unshared(inside) for key, inside in value.items()}
+    return [_unshared(inside) for inside in value] if isinstance(value, list) else value
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Lay one mapping over another, key by key.
+
+    >>> merge({"workload": {"seed": 1, "batch_size": [1, 2]}}, {"workload": {"batch_size": [8]}})
+    {'workload': {'seed': 1, 'batch_size': [8]}}
+    """
+    merged = dict(base)
+    for key, value in over.items():
+        below = merged.get(key)
+        merged[key] = merge(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
+def _included(value: Any, path: Path) -> list[str]:
+    names = value if isinstance(value, list) else [value]
+    for name in names:
+        if not isinstance(name, str) or not name.strip():
+            raise ConfigError(f"{path}: {INCLUDE}: expected the path of a file or a list of paths, got {value!r}")
+    return names
+
+
+def _file_text(path: Path, above: Sequence[Path]) -> str:
+    try:
+        return decoded(path, YAML)
+    except TooLargeError as error:
+        raise _unreadable(path, above, why_not(error), SMALLER) from None
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, above, why_not(error)) from None
+
+
+def _unreadable(path: Path, above: Sequence[Path], reason: str, remedy: str = "") -> ConfigError:
+    whose = f"{above[-1]}: {INCLUDE}: " if above else ""
+    return ConfigError(f"{whose}{path}: expected an experiment file, got: {reason}; {remedy or _remedy(path)}")
+
+
+def _remedy(path: Path) -> str:
+    known = [other.name for other in path.parent.glob("*.y*ml")]
+    if len(path.parts) == 1 and not path.suffix:  # a shipped one by its name
+        known += [other.stem for folder in data_dirs("experiments") for other in folder.glob("*.yaml")]
+    near = get_close_matches(path.name, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else "correct the path"
+
 
 EXPERIMENTS = "experiments"  # the folder of those that are shipped
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -20,38 +19,35 @@ if TYPE_CHECKING:
     from moesim.experiment.spec import RunSpec
     from moesim.model import ModelSpec
 
-CODE = (
-    "__init__.py", "capacity.py", "errors.py", "policy.py", "records.py", "core/collector.py", "core/colours.py",
-    "core/data.py", "core/limits.py", "core/record_table.py", "core/text.py", "core/threads.py", "core/units.py",
-    "core/yaml_reader.py", "engine", "experiment/beginning.py", "experiment/budget.py", "experiment/intervals.py",
-    "experiment/needs.py", "experiment/runner.py", "experiment/spec.py", "experiment/traces.py", "hardware", "metrics", "model",
-    "policies", "trace",
-)  # fmt: skip
-"""Files and packages of moesim that a run goes through; what draws, prints or stores is not among them."""
+_ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("core", "engine", "experiment", "hardware", "metrics", "model", "policies", "trace")
+"""Packages of moesim that a run goes through; with them count the modules beside the packages, such as ``policy.py``."""
 _SOURCES = (".py", ".cpp", ".hpp")
-_PACKAGES = ("numpy", "scipy", "simpy")
+_COMPUTING = ("numpy", "scipy", "simpy")
 
 
 @cache
 def code_digest() -> str:
-    """Hash the source of all that a run goes through (`CODE`), and the versions of the packages that it computes with."""
-    return source_digest(CODE, " ".join(f"{name} {version(name)}" for name in _PACKAGES))
+    """Hash the source of `PACKAGES`, and the versions of the libraries that they compute with."""
+    files = [*_ROOT.glob("*.py"), *(one for name in PACKAGES for one in _files(name))]
+    return _digest(files, " ".join(f"{name} {version(name)}" for name in _COMPUTING))
 
 
 @cache
-def source_digest(names: Sequence[str], more: str = "") -> str:
-    """Hash the source of files and packages of moesim, after some text."""
-    root = Path(__file__).resolve().parents[1]
+def package_digest(name: str) -> str:
+    """Hash the source of one package of moesim."""
+    return _digest(_files(name))
+
+
+def _files(package: str) -> list[Path]:
+    return [one for one in (_ROOT / package).rglob("*") if one.suffix in _SOURCES]
+
+
+def _digest(files: list[Path], more: str = "") -> str:
     digest = hashlib.sha256(more.encode())
-    for name in names:
-        for path in _sources(root / name):
-            digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
+    for path in sorted(files):
+        digest.update(path.relative_to(_ROOT).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
-
-
-def _sources(path: Path) -> list[Path]:
-    """List a file, or the Python and C++ files of a package."""
-    return sorted(one for one in path.rglob("*") if one.suffix in _SOURCES) if path.is_dir() else [path]
 
 
 def run_keys(experiment: Experiment) -> list[str]:

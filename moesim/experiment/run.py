@@ -1,4 +1,4 @@
-"""Run an experiment: what has been run before is read, the rest is carried out here, in processes or on a cluster."""
+"""Run an experiment: what has been run before is read, the rest is computed here, in processes or on a cluster."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from moesim.core.processes import usable_cores
 from moesim.core.progress import Progress
@@ -15,15 +15,13 @@ from moesim.core.text import say
 from moesim.core.units import format_s
 from moesim.errors import InputError
 from moesim.experiment.estimate import before, worth_processes
-from moesim.experiment.failed_runs import describe_run
 from moesim.experiment.keys import run_keys
-from moesim.experiment.pool import Pool, Workers
 from moesim.experiment.resolve import Experiment
+from moesim.experiment.rows import describe_run
 from moesim.experiment.runner import SIMULATED, Examine, Execution, Kept, run_one
 from moesim.experiment.spec import RunSpec
 from moesim.experiment.store import Store
-from moesim.experiment.submit import outcomes_of
-from moesim.experiment.work import work_of
+from moesim.experiment.workers import Pool, Workers, outcomes_of, work_of
 from moesim.metrics.breakdown import breakdown
 from moesim.metrics.machine import Machine
 from moesim.metrics.outcome import Outcome
@@ -162,7 +160,19 @@ def _found(experiment: Experiment, keys: Sequence[str], kept: Mapping[int, Kept]
     for spec in experiment.specs:
         if (row := rows.get(keys[spec.index])) is not None and (outcome := known.outcome(spec, row)) is not None:
             found[spec.index] = outcome
+    settings = {_setting_of(row) for row in rows.values()}
+    outdated = [
+        s for s in experiment.specs if keys[s.index] not in rows and _setting_of({**s.row(), "group": s.group}) in settings
+    ]
+    if outdated:
+        n, was = len(outdated), "was" if len(outdated) == 1 else "were"
+        say(f"{n} run{'s' * (n > 1)} of {store.folder} {was} computed with other code or inputs, and will be computed again")
     return found
+
+
+def _setting_of(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return what names a run whatever code and inputs it was computed with."""
+    return tuple(row.get(name) for name in ("group", "repeat", "seed", "trace"))
 
 
 @dataclass(frozen=True)

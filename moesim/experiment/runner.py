@@ -1,38 +1,245 @@
-"""Run one resolved run: policy, costs, workload and engine meet here, and a row of facts and metrics comes out."""
+"""One resolved run: policy, costs, workload and engine meet here, and a row of facts and metrics results."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from moesim.capacity import required_bytes
 from moesim.core import collector
-from moesim.engine import chosen, simulate
-from moesim.errors import MoesimError, PolicyError, describe_exception
-from moesim.experiment.beginning import FirstSteps
-from moesim.experiment.budget import granted_slots, initial_placement, slots_used
-from moesim.experiment.intervals import interval_text, vary
-from moesim.experiment.needs import SCORES
-from moesim.hardware import LABELS, weakest
+from moesim.core.units import format_memory
+from moesim.engine import chosen, empty_view, simulate
+from moesim.errors import CapacityError, MoesimError, PolicyError, describe_exception
+from moesim.experiment.routing import SCORES
+from moesim.experiment.spec import Ends, RunSpec
+from moesim.hardware import LABELS, HardwareProfile, load_hardware, weakest
 from moesim.hardware.costs import CostModel
 from moesim.metrics import Value
 from moesim.metrics.breakdown import Breakdown, breakdown
 from moesim.metrics.chain import Chain
+from moesim.metrics.columns import joined
 from moesim.metrics.machine import Machine
 from moesim.metrics.naming import NOT_VARIED
 from moesim.metrics.outcome import Outcome
 from moesim.metrics.summary import Summary
+from moesim.model import ModelSpec
 from moesim.policies.registry import make_policy
-from moesim.records import Records, activities
+from moesim.policy import CACHE, Placement, Policy
+from moesim.records import KINDS, Records, activities
 from moesim.trace.predictors.chosen import FutureUse
+from moesim.trace.workload import Workload
 from moesim.trace.workload.compose import drawn
 
 if TYPE_CHECKING:
-    from moesim.experiment.spec import RunSpec
+    from numpy.typing import NDArray
+
     from moesim.hardware import HardwareProfile
+    from moesim.metrics import Value
     from moesim.policy import Placement
     from moesim.trace import Trace
     from moesim.trace.workload import Workload
+
+
+LEAST_TASKS: Final = 200_000
+"""Tasks up to which a run is short: it is kept as a whole."""
+
+
+class FirstSteps:
+    """Takes a run in pieces and keeps those of its first steps, so that memory does not grow with its length."""
+
+    def __init__(self, n_steps: int) -> None:
+        self._n_steps = n_steps
+        self._pieces: list[Records] = []
+        self._n_tasks = 0
+        self._over = self._cut = False
+
+    def add(self, records: Records, settled_ns: int) -> None:
+        """Take the next records in, unless all that began before the end of the first steps is there."""
+        if self._over:
+            self._cut = True
+            return
+        tables: dict[str, Any] = {name: getattr(records, name).taken() for name in KINDS}
+        self._pieces.append(Records(**tables, used_fetches=set(records.used_fetches)))
+        self._n_tasks += len(records.tasks)
+        ends = sorted(int(end) for piece in self._pieces for end in piece.steps.column("end"))
+        self._over = len(ends) >= self._n_steps and ends[self._n_steps - 1] <= settled_ns and self._n_tasks >= LEAST_TASKS
+
+    def of(self, run: Records) -> Records:
+        """Give what was kept, with the end and the largest sizes of the run."""
+        tables: dict[str, Any] = {
+            name: joined(kind, [getattr(piece, name) for piece in self._pieces]) for name, kind in KINDS.items()
+        }
+        return Records(
+            **tables, used_fetches=set().union(*(piece.used_fetches for piece in self._pieces)), peak_bytes=run.peak_bytes,
+            pool_peak_bytes=run.pool_peak_bytes, makespan_ns=run.makespan_ns,
+            first_steps=self._n_steps if self._cut else None,
+        )  # fmt: skip
+
+
+def initial_placement(
+    model: ModelSpec, costs: CostModel, workload: Workload, policy: Policy, cache_slots: Mapping[str, int],
+    tables: Mapping[str, NDArray[Any]],
+) -> Placement:  # fmt: skip
+    """Ask a policy for its placement, not yet checked, without running it; CapacityError if it needs more slots."""
+    return policy.place(empty_view(model, costs, workload, policy, cache_slots, tables))
+
+
+def slots_used(placement: Placement, model: ModelSpec) -> int:
+    """Count the cache slots over all layers that a placement can use, on the device that has most of them.
+
+    They are fewer than are granted where a policy keeps no cache, whole layers, or the same number in every layer. They are more
+    where it holds experts whatever is granted. The size of the largest expert is that of a slot.
+    """
+    slot = max(model.expert_bytes(layer) for layer in range(model.n_layers))
+    count: dict[str, int] = {}
+    for pool in placement.pools:
+        if pool.name == CACHE:
+            most = model.n_experts * (1 if pool.per_layer else model.n_layers)
+            fit = sum(min(n_bytes // slot, most) for n_bytes in pool.sizes(model.n_layers))
+            held = sum(len(copy.experts) for copy in placement.copies if (copy.device, copy.pool) == (pool.device, CACHE))
+            count[pool.device] = max(fit, held)  # experts smaller than the largest may be there beyond what fits
+    return max(count.values(), default=0)
+
+
+def granted_slots(spec: RunSpec, workload: Workload, policy: Policy, tables: Mapping[str, NDArray[Any]]) -> int:
+    """Count the cache slots of each GPU over all layers: of a share as written, of a budget as many as fit."""
+    if spec.cache_slots is not None:
+        return spec.cache_slots
+    budget = spec.point.budget_bytes
+    assert budget is not None
+    return slots_within(budget, spec.model, spec.costs(policy), workload, policy, tables, spec.policy_name)
+
+
+def slots_within(
+    budget_bytes: int, model: ModelSpec, costs: CostModel, workload: Workload, policy: Policy,
+    tables: Mapping[str, NDArray[Any]], policy_name: str,
+) -> int:  # fmt: skip
+    """Find the largest number of cache slots over all layers with which no GPU needs more than a budget, the same on each.
+
+    Weights, KV cache, workspace and all pools count. What a policy needs grows with its slots, so a binary search finds it.
+    CapacityError if not even the smallest cache with which the policy works fits.
+    """
+    gpus = [name for name, device in costs.hardware.devices.items() if device.role == "accelerator"]
+    granted: dict[str, int] = {}
+    view = empty_view(model, costs, workload, policy, granted, tables)
+
+    @cache  # the three searches ask in part the same
+    def needed(slots: int) -> tuple[int, str]:
+        """Most bytes that a GPU needs, and which; 0 if these are too few slots for the policy."""
+        granted.update(dict.fromkeys(gpus, slots))
+        try:
+            placement = policy.place(view)
+        except CapacityError:
+            return 0, ""
+        need = required_bytes(model, costs.hardware, workload.peak_kv_tokens, placement)
+        return max((sum(need[gpu].values()), gpu) for gpu in gpus)
+
+    def first(low: int, high: int, found: Callable[[int], bool], guesses: Sequence[int]) -> int:
+        """First number of slots in low..high for which a question, once answered yes, stays answered yes; guesses come first."""
+        for at in guesses:
+            if low <= at < high:
+                low, high = (low, at) if found(at) else (at + 1, high)
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if found(middle) else (middle + 1, high)
+        return low
+
+    n_units = model.n_layers * model.n_experts
+    fewest = first(0, n_units, lambda slots: needed(slots)[0] > 0, [0])
+    least, where = needed(fewest)
+    if least > budget_bytes:
+        raise CapacityError(
+            f"cache.budget: expected at least {format_memory(least, least=True)}, which {where} of {costs.hardware.name} "
+            f"needs with {fewest} cache slots, got {format_memory(budget_bytes)}; raise the budget, or lower the batch or the "
+            f"context [policy={policy_name}]"
+        )
+    # Where every slot is one expert, exactly; where layers have equal shares, within a layer's rounding.
+    fit = fewest + (budget_bytes - least) // max(model.expert_bytes(layer) for layer in range(model.n_layers))
+    guesses = [fit + 1, fit, fit + 1 + model.n_layers, fit - model.n_layers]
+    too_many = first(fewest, n_units + 1, lambda slots: slots > n_units or needed(slots)[0] > budget_bytes, guesses)
+    most = needed(too_many - 1)[0]
+    # Slots that change nothing (a remainder that does not reach every layer) are not told as cache.
+    return first(fewest, too_many - 1, lambda slots: needed(slots)[0] >= most, [too_many - 2])
+
+
+SPEED: Final = "decode_tokens_per_s"
+ENERGY: Final = "energy_j_per_token"
+"""What the columns ``least`` and ``most`` are of."""
+
+LEAST, MOST = f"{SPEED}_least", f"{SPEED}_most"
+ENERGY_LEAST, ENERGY_MOST = f"{ENERGY}_least", f"{ENERGY}_most"
+
+_UNITS: Final = (
+    ("flops", (1e9, "GFLOP/s")), ("bytes_per_s", (1e9, "GB/s")), ("_bytes", (1e9, "GB")), ("_us", (1.0, "us")), ("_w", (1.0, "W"))
+)  # fmt: skip
+
+
+def ends_of(written: Any, machine: HardwareProfile, place: str) -> tuple[Ends, ...]:
+    """Make the machines at the ends of all intervals of a profile's costs."""
+    found = []
+    for key, number in machine.numbers.items():
+        if number.interval is None:
+            continue
+        least, most = (load_hardware(at_end(written, machine, key, end), place) for end in number.interval)
+        found.append(Ends(key, number.interval, (least, most)))
+    return tuple(found)
+
+
+def at_end(written: Any, machine: HardwareProfile, key: str, value: float) -> dict[str, Any]:
+    """Write the machine with another value of one number, under its label."""
+    number: dict[str, Any] = {"value": int(value) if isinstance(machine.numbers[key].value, int) else value}
+    number |= {"source": "assumed", "why": "an end of its interval"}
+    return {**(written if isinstance(written, Mapping) else {"base": written}), key: number}
+
+
+def vary(
+    ends: Sequence[Ends], used: Collection[str], row: Mapping[str, Value], again: Callable[[HardwareProfile], Mapping[str, Value]]
+) -> dict[str, Value]:
+    """Run a run again at the ends of the intervals of the numbers it used, one number at a time.
+
+    The least and the most speed of decoding and energy of a token at any end, the nominal one included; ``varied``, a text for
+    the notes about the numbers that move them by half a percent or more. None and an empty text if the run used no number with
+    an interval, or decoded nothing. Power counts in the energy alone, which has an answer only where no device lacks its power.
+    """
+    speed, energy = row.get(SPEED), row.get(ENERGY)
+    times = [end for end in ends if end.key in used]
+    watts = [end for end in ends if end.key.endswith("_w")] if isinstance(energy, float) else []
+    nothing: dict[str, Value] = {LEAST: None, MOST: None, ENERGY_LEAST: None, ENERGY_MOST: None, "varied": ""}
+    if not isinstance(speed, float) or not times + watts:
+        return nothing
+    moved: dict[str, list[float]] = {SPEED: [speed], ENERGY: [energy] if isinstance(energy, float) else []}
+    told = []
+    for end in times + watts:
+        metrics = [again(machine) for machine in end.machines]
+        for name, values in moved.items():
+            values += [float(found[name] or 0) for found in metrics] if values else []
+        word, name = ("speed", SPEED) if end in times else ("energy", ENERGY)
+        first, *others = moved[name][0], *moved[name][-2:]
+        low, high = (100 * (value / first - 1) for value in (min(first, *others), max(first, *others)))
+        if round(low) or round(high):  # what moves nothing by a percent is not worth a reader's time
+            told.append(f"{word} {_percent(low)} to {_percent(high)} % over {interval_text(end.key, end.interval)}")
+    speeds = {LEAST: min(moved[SPEED]), MOST: max(moved[SPEED])} if times else {}
+    energies = {ENERGY_LEAST: min(moved[ENERGY]), ENERGY_MOST: max(moved[ENERGY])} if moved[ENERGY] else {}
+    return nothing | speeds | energies | {"varied": "; ".join(told)}
+
+
+def interval_text(key: str, interval: tuple[float, float]) -> str:
+    """Name a number and its interval.
+
+    >>> interval_text("devices.cpu0.expert_cost.few_row_flops", (41e9, 234e9))
+    'cpu0.expert_cost.few_row_flops 41 to 234 GFLOP/s'
+    >>> interval_text("devices.gpu0.operation_us", (1.1, 3.0))
+    'gpu0.operation_us 1.1 to 3 us'
+    """
+    scale, unit = next((told for end, told in _UNITS if key.endswith(end)), (1.0, ""))
+    low, high = (f"{float(f'{value / scale:.3g}'):,g}" for value in interval)
+    return f"{key.removeprefix('devices.')} {low} to {high} {unit}".rstrip()
+
+
+def _percent(value: float) -> str:
+    return f"{round(value):+d}" if round(value) else "0"
 
 
 class Inputs(Protocol):

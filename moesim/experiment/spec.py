@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any, Final
 from moesim.core.units import ceil_div, format_size, slots_of, us_to_ns
 from moesim.engine import EngineOptions
 from moesim.errors import InputError
-from moesim.experiment.intervals import Ends
-from moesim.experiment.repeats import seedless
 from moesim.hardware.costs import CostModel
 from moesim.hardware.costs.links import check_chunk, most_chunks
 from moesim.metrics.naming import fingerprint, hardware_label, model_label
@@ -129,6 +127,28 @@ VALUES: Final = ("ratio", "budget_bytes", *PLAIN, "repeat")
 """Fields whose value is a number, a word or nothing."""
 MAPPINGS: Final = {one.name: one.metadata["inside"] for one in fields(Point) if one.metadata.get("inside")}
 """Fields that are mappings whose every value may be swept, with the word for their keys."""
+
+
+SEEDED: Final = ("workload", "trace")
+"""Fields of a point that have a seed."""
+
+
+def seedless(setting: Mapping[str, Any]) -> dict[str, Any]:
+    """Give what a run and its repeats have in common."""
+    common = {name: value for name, value in setting.items() if name != "repeat"}
+    for name in SEEDED:
+        if isinstance(written := common[name], Mapping):
+            common[name] = {key: value for key, value in written.items() if key != "seed"}
+    return common
+
+
+@dataclass(frozen=True)
+class Ends:
+    """A number of a profile with an interval, and the machines that have its ends instead."""
+
+    key: str
+    interval: tuple[float, float]
+    machines: tuple[HardwareProfile, HardwareProfile]
 
 
 @dataclass(frozen=True)

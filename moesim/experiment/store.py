@@ -1,32 +1,193 @@
-"""The runs finished in a result folder: one Parquet dataset, keyed by what each run depends on.
-
-``dataset/`` grows by one file a run, each put in place by a rename, so that a kill loses at most the runs in flight and the
-dataset can be read at any moment. Now and then, and at the end, the small files are merged into one, by one process at a time.
-Several processes may add runs to one folder; a run that two of them did is there twice until the next merge.
-
-A file counts as far as the folder's list of files names it and its content is what was written. Others are left alone.
-"""
+"""The runs finished in a result folder."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, get_type_hints
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from moesim.core.gate import RESULT, read_bytes
+from moesim.core.manifest import read_verified
 from moesim.core.output_folder import OutputFolder
+from moesim.core.record_table import Coded, Lists, RecordTable
 from moesim.core.text import say
-from moesim.errors import InputError
-from moesim.experiment.records_file import read_records, records_bytes
-from moesim.experiment.result import DATASET, OWNER, RECORDS
+from moesim.errors import ConfigError, InputError
 from moesim.metrics.columns import columns_of
 from moesim.metrics.naming import COLUMNS
-from moesim.records import Records
+from moesim.model import ModelSpec
+from moesim.records import KINDS, Records
+
+OWNER: Final = "run"
+"""The command whose result it is; `compare` and `replay` write the same."""
+SUMMARY: Final = "summary.json"
+DATASET: Final = "dataset"
+RECORDS: Final = "records"
+GROWING: Final = (f"{DATASET}/", f"{RECORDS}/")
+"""What grows while runs are done, and stays when the rest is replaced."""
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """Read ``summary.json`` of a result folder.
+
+    Gives ``moesim`` (version), ``key`` and ``runs``: one dict of settings, labels and metrics a run.
+    """
+    path = folder / SUMMARY
+    if not path.is_file() and (folder / DATASET).is_dir():
+        raise ConfigError(f"{path}: expected a summary, got an unfinished sweep; run the same command again to go on")
+    try:
+        summary: dict[str, Any] = json.loads(read_verified(path))
+        if not isinstance(summary, dict) or not isinstance(summary.get("runs"), list):
+            raise ValueError("no runs in it")
+        for number, row in enumerate(summary["runs"]):
+            _check_row(row, number)
+    except InputError as error:
+        raise ConfigError(str(error)) from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"{path}: expected the summary of a result, got: {' '.join(str(error).split())}; run it again"
+        ) from None
+    return summary
+
+
+def _check_row(row: object, number: int) -> None:
+    """Raise `ValueError` unless a row maps names to plain values, and says which run it is."""
+    if not isinstance(row, dict):
+        raise ValueError(f"runs[{number}] is no mapping")
+    if not (isinstance(row.get("policy"), str) and type(row.get("run")) is int):
+        raise ValueError(f"runs[{number}] has no number of its run or no policy")
+    for name, value in row.items():
+        if not isinstance(value, str | int | float | bool | None):
+            raise ValueError(f"runs[{number}].{name} is no plain value")
+
+
+INPUTS: Final = "inputs.json"
+
+
+@dataclass(frozen=True)
+class SmallInputs:
+    """Models, and the content of files, by what the experiment knows them by."""
+
+    models: Mapping[str, ModelSpec] = field(default_factory=dict)
+    texts: Mapping[str, str] = field(default_factory=dict)  # of machines and of parameters of synthetic routing, as they stand
+
+    def to_bytes(self) -> bytes:
+        """Write them; the same inputs give the same bytes."""
+        models = {key: asdict(model) for key, model in self.models.items()}
+        return (json.dumps({"models": models, "files": self.texts}, indent=1, sort_keys=True) + "\n").encode()
+
+    @classmethod
+    def read(cls, folder: Path) -> SmallInputs:
+        """Read them from a result folder; none from one of a version that did not keep them."""
+        path = folder / INPUTS
+        try:
+            found: Any = json.loads(read_verified(path))
+            texts = {str(key): _text(value) for key, value in found["files"].items()}
+            return cls({str(key): _model(fields) for key, fields in found["models"].items()}, texts)
+        except FileNotFoundError:
+            return cls()
+        except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError, InputError) as error:
+            said = " ".join(str(error).split())
+            raise ConfigError(f"{path}: expected the inputs of a result, got: {said}; run the experiment again") from None
+
+
+def _model(fields: Mapping[str, Any]) -> ModelSpec:
+    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+    return ModelSpec(**values)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"no text of a file, but {value!r}"[:80])
+    return value
+
+
+_PLAIN = {int: np.int64, float: np.float64, float | None: np.float64, bool: np.bool_}
+_REST = b"moesim"  # key of the schema's metadata that holds what is no list
+
+
+def records_bytes(records: Records) -> bytes:
+    """Give the records of a run as a file; the same records give the same bytes."""
+    rest = {
+        "used_fetches": sorted(records.used_fetches),
+        "peak_bytes": records.peak_bytes,
+        "pool_peak_bytes": [[*key, n] for key, n in records.pool_peak_bytes.items()],
+        "makespan_ns": records.makespan_ns,
+        "first_steps": records.first_steps,
+    }
+    columns = {name: _column(getattr(records, name)) for name in KINDS}
+    table = pa.table(columns).replace_schema_metadata({_REST: json.dumps(rest)})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        writer.write_table(table)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def _column(table: RecordTable[Any]) -> Any:
+    hints = get_type_hints(table.kind)
+    arrays = [_array(table, name, hint) for name, hint in hints.items()]
+    structs = pa.StructArray.from_arrays(arrays, names=list(hints))
+    return pa.ListArray.from_arrays(pa.array([0, len(table)], pa.int32()), structs)
+
+
+def _array(table: RecordTable[Any], name: str, hint: Any) -> Any:
+    if hint is str:
+        codes, texts = table.texts(name)
+        return pa.DictionaryArray.from_arrays(pa.array(codes, pa.int32()), pa.array(texts, pa.string())).cast(pa.string())
+    if hint in _PLAIN:
+        values = table.column(name)
+        return pa.array(values, mask=np.isnan(values) if values.dtype.kind == "f" else None)
+    offsets, values = table.lists(name)
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(values))
+
+
+def read_records(data: bytes, place: str) -> Records:
+    """Read the records of a run."""
+    try:
+        table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
+        rest = json.loads(table.schema.metadata[_REST])
+        tables: dict[str, Any] = {name: _records(kind, table[name].chunk(0).flatten()) for name, kind in KINDS.items()}
+        return Records(
+            **tables,
+            used_fetches=set(rest["used_fetches"]),
+            peak_bytes=rest["peak_bytes"],
+            pool_peak_bytes={(device, pool): n for device, pool, n in rest["pool_peak_bytes"]},
+            makespan_ns=rest["makespan_ns"],
+            first_steps=rest["first_steps"],
+        )
+    except (pa.ArrowException, LookupError, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"{place}: expected the records of a run, got: {reason}; run the experiment again") from None
+
+
+def _records(kind: Any, structs: Any) -> RecordTable[Any]:
+    table: RecordTable[Any] = RecordTable(kind)
+    columns: dict[str, Any] = {}
+    stored = {field.name for field in structs.type}
+    for name, hint in get_type_hints(kind).items():
+        if name not in stored and name in kind._field_defaults:  # a file from before records had this field
+            default = kind._field_defaults[name]
+            columns[name] = np.full(len(structs), np.nan if default is None else default)
+            continue
+        field = structs.field(name)
+        if hint is str:
+            coded = field.dictionary_encode()
+            columns[name] = Coded(coded.indices.to_numpy(), tuple(coded.dictionary.to_pylist()))
+        elif hint in _PLAIN:
+            columns[name] = field.to_numpy(zero_copy_only=False).astype(_PLAIN[hint])
+        else:
+            offsets = np.append(0, np.cumsum(field.value_lengths().to_numpy(zero_copy_only=False)))
+            columns[name] = Lists(offsets.astype(np.int64), field.flatten().to_numpy(zero_copy_only=False))
+    table.fill(columns)
+    return table
+
 
 _KEY, _JSON = "key", "row_json"  # the row once more, exactly: a table's columns have one type each
 _ONE, _MANY = "run-", "part-"  # beginnings of file names
@@ -48,6 +209,7 @@ class Store:
     """What has been run, in a result folder."""
 
     def __init__(self, folder: Path, *, read_only: bool = False) -> None:
+        self.folder = folder
         self._out = OutputFolder(folder, OWNER)
         self._read_only = read_only
         self._n_small = 0
@@ -91,7 +253,7 @@ class Store:
         Damaged ones are set aside with a line on stderr.
         """
         self._out.manifest.refresh()
-        name = _records_file(key)
+        name = _records_name(key)
         data = self._content(name)
         if data is None:
             return None
@@ -105,11 +267,11 @@ class Store:
 
     def add_records(self, key: str, records: Records) -> None:
         """Keep a run's records."""
-        self._out.put({_records_file(key): records_bytes(records)}, tidy=False)
+        self._out.put({_records_name(key): records_bytes(records)}, tidy=False)
 
     def keep_records(self, keys: Collection[str]) -> None:
         """Remove the records of all other runs."""
-        wanted = {_records_file(key) for key in keys}
+        wanted = {_records_name(key) for key in keys}
         self._out.remove([name for name in self._out.manifest.paths(under=f"{RECORDS}/") if name not in wanted])
 
     def _files(self) -> list[str]:
@@ -167,7 +329,7 @@ def _run_file(key: str) -> str:
     return f"{DATASET}/{_ONE}{key[:32]}.parquet"
 
 
-def _records_file(key: str) -> str:
+def _records_name(key: str) -> str:
     return f"{RECORDS}/{key[:32]}.arrow"
 
 

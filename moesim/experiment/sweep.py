@@ -1,33 +1,175 @@
-"""From an experiment with lists to single runs: the grid product, in an order that depends on the file alone.
-
-Fields named in ``zip`` vary together, and slowest. Settings vary slowest in the order model, hardware, trace, transfer,
-decision, extrapolation, warm-up, predictors, workload, cache, repeat; policies vary fastest, so that the rows to compare stand
-together. Combinations that ``exclude`` describes are left out.
-"""
+"""From an experiment with lists to single runs."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import product
 from math import prod
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
-from moesim.errors import ConfigError
-from moesim.experiment.config import Config, WorkloadConfig
-from moesim.experiment.exclude import Excluded
-from moesim.experiment.forms import listed
-from moesim.experiment.repeats import check_one_seed, repeats_of, reseeded
-from moesim.experiment.spec import KEYS, PLAIN, Point
-from moesim.experiment.zipped import MAX_RUNS, zipped
+from moesim.core.units import as_share, parse_bytes
+from moesim.errors import ConfigError, unknown_name
+from moesim.experiment.config import CacheConfig, Config, TransferConfig, WorkloadConfig, listed, parse_config
+from moesim.experiment.spec import KEYS, MAPPINGS, PLAIN, SEEDED, VALUES, Point
 from moesim.hardware.overrides import flatten
 from moesim.hardware.places import is_number
-from moesim.metrics.naming import read_policy_label
+from moesim.metrics.naming import policy_label, read_policy_label
 from moesim.policies.declare import option_hints
 from moesim.policies.imports import foreign
 from moesim.policies.options import matches
 from moesim.policies.registry import policy_class
+from moesim.trace.made import no_more_than
+from moesim.trace.workload.spec import shortened, size_of
+
+MAX_RUNS = 100_000
+"""Of an experiment: more would take weeks, and the memory to write them down."""
+_WHOLE = ("model", "hardware", "trace", "policies", *(KEYS[name] for name in PLAIN if KEYS[name] in Config.model_fields))
+_SECTIONS = ("workload", "cache", "transfer")
+_OPEN = ("model", "hardware", "trace", *(name for name in MAPPINGS if name not in _SECTIONS))
+"""Mappings whose keys are not known here."""
+
+
+class _Field(NamedTuple):
+    """Where a list lies in an experiment."""
+
+    holder: tuple[str, ...]  # keys of the mapping
+    key: str
+    values: list[Any]
+
+
+def zipped(config: Config, place: str) -> Iterator[Config]:
+    """Give one experiment for each place of the lists that vary together; groups multiply."""
+    if not config.zip:
+        yield config
+        return
+    raw = config.model_dump(mode="python", exclude_unset=True)
+    raw["zip"] = []
+    choices, named = [], set[str]()
+    for number, names in enumerate(config.zip):
+        where = f"{place}: zip[{number}]"
+        for name in names:
+            if name in named:
+                raise ConfigError(f"{where}: expected each field once, got {name} again; remove one")
+            named.add(name)
+        fields = [_zipped_field(config, raw, name, where) for name in names]
+        if len({len(field.values) for field in fields}) != 1:
+            lengths = ", ".join(f"{name} {len(field.values)}" for name, field in zip(names, fields, strict=True))
+            raise ConfigError(f"{where}: expected lists of one length, got {lengths}")
+        choices.append([[(field, i) for field in fields] for i in range(len(fields[0].values))])
+    if prod(map(len, choices)) > MAX_RUNS:
+        raise ConfigError(f"{place}: zip: expected at most {MAX_RUNS} combinations, got more; sweep fewer values")
+    for field, _ in (pair for group in choices for pair in group[0]):
+        _holder(raw, field)[field.key] = None  # the lists are not copied each time
+    for together in product(*choices):
+        one = copy.deepcopy(raw)
+        for field, i in (pair for group in together for pair in group):
+            value = field.values[i]
+            _holder(one, field)[field.key] = [value] if (field.holder, field.key) == ((), "policies") else value
+        yield parse_config(one, place)
+
+
+def _holder(raw: dict[str, Any], field: _Field) -> Any:
+    holder: Any = raw
+    for step in field.holder:
+        holder = holder[step]
+    return holder
+
+
+def _zipped_field(config: Config, raw: dict[str, Any], name: str, where: str) -> _Field:
+    known = [*_WHOLE, *(f"{part}.{key}" for part in _SECTIONS for key in type(getattr(config, part)).model_fields)]
+    section, _, key = name.partition(".")
+    if name not in known and not (key and section in _OPEN):
+        raise ConfigError(f"{where}: {unknown_name('field', name, [*known, *(f'{part}.KEY' for part in _OPEN)])}")
+    holder, last = _place(raw, section, key) if key else ((), name)
+    inside: Any = raw
+    for step in holder:
+        inside = inside.get(step) if isinstance(inside, dict) else None
+    value = inside.get(last) if isinstance(inside, dict) else None
+    if value is None and name in known:  # not given: its default is no list, which the message shows
+        value = getattr(getattr(config, section), key) if key else getattr(config, name)
+    if not isinstance(value, list):
+        raise ConfigError(f"{where}: {name}: expected a list, got {value!r}; give it one, or remove it from zip")
+    return _Field(holder, last, value)
+
+
+def _place(raw: dict[str, Any], section: str, key: str) -> tuple[tuple[str, ...], str]:
+    """Say which mapping holds a key, and its name there: ``a.b`` may be written as one key or as two."""
+    inside = raw.get(section)
+    if isinstance(inside, dict) and key in inside:
+        return (section,), key
+    *above, last = key.split(".")
+    return (section, *above), last
+
+
+_ONE = {KEYS[name]: name for name in VALUES}
+_NAMED = {"model": "base", "hardware": "base", "trace": "synthesize", "policies": "name"}
+_SIZES = tuple(key for key, name in _ONE.items() if name.endswith("_bytes"))
+_MISSING = object()
+
+
+class Excluded:
+    """What ``exclude`` describes."""
+
+    def __init__(self, rules: Sequence[Mapping[str, Any]], place: str) -> None:
+        self._rules = [
+            {key: _wanted_values(key, value, f"{place}: exclude[{i}]") for key, value in rule.items()}
+            for i, rule in enumerate(rules)
+        ]
+        self._place = place
+        self._used = [False] * len(rules)
+
+    def covers(self, point: Point) -> bool:
+        """Whether a point is to be left out."""
+        found = False
+        for i, rule in enumerate(self._rules):
+            if all(_fits(point, key, values) for key, values in rule.items()):
+                found = self._used[i] = True
+        return found
+
+    def check_used(self) -> None:
+        """Refuse a rule that fitted no point: it is a slip, and would be believed to work."""
+        for i, used in enumerate(self._used):
+            if not used:
+                rule = ", ".join(f"{key}: {' or '.join(str(v) for v in values)}" for key, values in self._rules[i].items())
+                raise ConfigError(
+                    f"{self._place}: exclude[{i}]: expected a combination of the grid, got {rule}; "
+                    "mend it, or give --set 'exclude=[]'"
+                )
+
+
+def _wanted_values(key: str, value: Any, place: str) -> list[Any]:
+    section, _, inside = key.partition(".")
+    if key not in _ONE and key not in _NAMED and not (inside and section in (*_NAMED, *MAPPINGS)):
+        known = [*_NAMED, *_ONE, *(f"{name}.{word}" for name, word in MAPPINGS.items()), *(f"{name}.KEY" for name in _NAMED)]
+        raise ConfigError(f"{place}: {unknown_name('field', key, known)}")
+    values = value if isinstance(value, list) else [value]
+    if key == "cache.ratio":
+        return [as_share(v) for v in values]
+    return [parse_bytes(v, f"{place}: {key}") if isinstance(v, str) and key in _SIZES else v for v in values]
+
+
+def _fits(point: Point, key: str, values: Sequence[Any]) -> bool:
+    if key in _ONE:
+        return any(_same(getattr(point, _ONE[key]), wanted) for wanted in values)
+    section, _, inside = key.partition(".")
+    written: Any = point.policy if section == "policies" else getattr(point, section)
+    if inside:
+        value = written.get(inside, _MISSING) if isinstance(written, Mapping) else _MISSING
+        return any(_same(value, wanted) for wanted in values)
+    names = [written]
+    if isinstance(written, Mapping):
+        names.append(written[_NAMED[section]])
+    if section == "policies":
+        names.append(policy_label(written))
+    return any(name == wanted for name in names for wanted in values)
+
+
+def _same(value: Any, wanted: Any) -> bool:
+    return bool(value == wanted) and isinstance(value, bool) == isinstance(wanted, bool)  # YAML's 1 is not its true
+
 
 _ONE_MODEL_LISTS = ("expert_bytes_by_layer",)  # fields of a model whose value is a list
 
@@ -85,7 +227,7 @@ def _check_size(n: int) -> None:
 
 def _settings(config: Config, place: str) -> Iterator[dict[str, Any]]:
     """Give all fields of a point but the policy, by name."""
-    check_one_seed(config, place)
+    _check_one_seed(config, place)
     grid = _grid(
         {
             "model": [one for model in listed(config.model) for one in each_model(model)],
@@ -96,11 +238,28 @@ def _settings(config: Config, place: str) -> Iterator[dict[str, Any]]:
             "predictors": list(_grid({source: listed(stand_in) for source, stand_in in config.predictors.items()})),
             "workload": list(_workloads(config.workload)),
             "cache": config.cache.sizes(),
-            **repeats_of(config),
+            "repeat": range(config.repeat),
         }
     )
     for setting in grid:
-        yield reseeded({**setting.pop("cache"), **setting})
+        yield _reseeded({**setting.pop("cache"), **setting})
+
+
+def _check_one_seed(config: Config, place: str) -> None:
+    """Refuse to repeat a sweep over seeds."""
+    seeds: list[tuple[str, Any]] = [("workload.seed", config.workload.seed)]
+    seeds += [("trace.seed", trace.get("seed")) for trace in listed(config.trace) if isinstance(trace, Mapping)]
+    for field, seed in seeds:
+        if config.repeat > 1 and isinstance(seed, list):
+            raise ConfigError(f"{place}: repeat: expected one {field}, the first of {config.repeat}, got {seed}; remove either")
+
+
+def _reseeded(setting: dict[str, Any]) -> dict[str, Any]:
+    """Draw other requests for a repeat, and other routing where it is made up."""
+    for name in SEEDED if setting["repeat"] else ():
+        if isinstance(written := setting[name], Mapping):
+            setting[name] = {**written, "seed": written.get("seed", 0) + setting["repeat"]}
+    return setting
 
 
 def _grid(choices: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
@@ -166,3 +325,20 @@ def policies_of(spec: Any, place: str, *, imports: bool = True) -> Iterator[dict
         return value if isinstance(value, list) and value and not by_nature else [value]
 
     return _grid({key: choices(key, value) for key, value in spec.items()})
+
+
+QUICK_DECODE_TOKENS = 4
+
+
+def quick(config: Config, place: str = "experiment", *, imports: bool = True) -> Config:
+    """Take the first setting of the grid, one batch, and at most a few decode tokens; all its policies stay."""
+    points = expand(config, place, imports=imports)
+    first = points[0]
+    workload = shortened(first.workload, QUICK_DECODE_TOKENS)
+    # no more synthetic routing than that takes
+    trace = first.trace if isinstance(first.trace, str) else no_more_than(first.trace, size_of(workload))
+    small = {**first.written(), "workload": workload, "trace": trace}
+    sections = {"workload": WorkloadConfig, "cache": CacheConfig, "transfer": TransferConfig}
+    update = {key: sections[key](**value) if key in sections else value for key, value in small.items()}
+    policies = [dict(point.policy) for point in points if point.setting == first.setting]
+    return config.model_copy(update={**update, "zip": [], "exclude": [], "repeat": 1, "policies": policies})

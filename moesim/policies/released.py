@@ -9,7 +9,7 @@
     source: PKU-SEC-Lab/AdapMoE src/dp.py at 297c349
     recall: [0, 0.57, 0.72]       # one number a layer; each policy names its tables
 
-An experiment takes the content of the file in (`moesim.experiment.include`), so its result holds the numbers. The label of the
+An experiment takes the content of the file in (`moesim.experiment.config`), so its result holds the numbers. The label of the
 policy has the source.
 """
 

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from moesim.core.manifest import read_verified
 from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import ConfigError
-from moesim.experiment.result import SUMMARY, read_summary
+from moesim.experiment.store import SUMMARY, read_summary
 
 RUNS = "runs.parquet"
 RESOLVED = "config.resolved.yaml"

@@ -12,8 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from moesim.core.table import Format, render_records
-from moesim.experiment.repeats import repeated
-from moesim.experiment.row_values import Row, is_lossy
+from moesim.experiment.rows import Row, is_lossy, repeated
 from moesim.hardware.types import LABELS
 from moesim.metrics.naming import LIVE
 from moesim.report.data_uris import csv_uri, data_uri

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from moesim.errors import ConfigError, unknown_name
-from moesim.experiment.again import outcome_of
-from moesim.experiment.result import read_summary
+from moesim.experiment.folder import outcome_of
+from moesim.experiment.store import read_summary
 from moesim.metrics.causes import CAUSES
 from moesim.metrics.naming import CACHE_SETTINGS, SETTINGS
 

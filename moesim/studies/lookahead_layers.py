@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from moesim.errors import MoesimError
 from moesim.experiment.config import parse_config
-from moesim.experiment.pool import Workers
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.run import run_experiment
+from moesim.experiment.workers import Workers
 from moesim.model import load_model
 from moesim.trace.made import trace_label
 

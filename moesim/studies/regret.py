@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from moesim.errors import ConfigError, unknown_name
-from moesim.experiment.budget import initial_placement
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.run import run_experiment
+from moesim.experiment.runner import initial_placement
 from moesim.experiment.spec import RunSpec
 from moesim.metrics.bounds import RunBounds, most_hits, run_bounds
 from moesim.metrics.naming import CACHE_SETTINGS, SETTINGS

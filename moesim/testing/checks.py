@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moesim.experiment.budget import initial_placement
+from moesim.experiment.runner import initial_placement
 from moesim.hardware import HardwareProfile
 from moesim.policies.declaration import wrong_declaration
 from moesim.policies.declare import option_parameters

@@ -16,7 +16,7 @@ import yaml
 import moesim
 from moesim.cli.main import main
 from moesim.errors import ConfigError
-from moesim.experiment.small_inputs import INPUTS
+from moesim.experiment.store import INPUTS
 from moesim.plots.catalogue import KINDS
 from moesim.trace.synthesis.parameter_set import data_file
 from tests.experiment.experiment_kit import write_trace

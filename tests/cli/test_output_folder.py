@@ -14,7 +14,7 @@ from moesim.cli.main import main
 from moesim.core.manifest import FILE, Manifest, State, check_verified, read_verified
 from moesim.core.output_folder import OutputFolder, check_own_folder
 from moesim.errors import ConfigError, InputError
-from moesim.experiment.result import DATASET, RECORDS
+from moesim.experiment.store import DATASET, RECORDS
 from tests.cli.output_kit import COMMANDS, everything
 from tests.experiment.experiment_kit import small
 from tests.experiment.sweep_kit import lines

@@ -47,7 +47,7 @@ def test_a_command_imports_no_more_than_it_needs(argv: str, needed: set[str]) ->
     assert imported(code) <= needed
 
 
-@pytest.mark.parametrize("module", ["moesim.experiment.work", "moesim.cli.runs"])
+@pytest.mark.parametrize("module", ["moesim.experiment.workers", "moesim.cli.runs"])
 def test_a_sweep_begins_without_what_draws(module: str) -> None:
     assert not imported(f"import {module}") & {"scipy", "matplotlib", "jinja2", "moesim.plots", "moesim.report", "moesim.live"}
 

@@ -70,7 +70,7 @@ ONLY = {  # who may import what
         "hardware.*",
         "trace.catalogue",
     ],
-    "distributed": ["experiment.pool"],
+    "distributed": ["experiment.workers"],
     "gguf": ["model.gguf"],
     "jinja2": ["report.*"],
     "pickle": [],

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from moesim.cli.main import main
 from moesim.core.table import Format
 from moesim.experiment import run_experiment
-from moesim.experiment.budget import slots_used
 from moesim.experiment.config import parse_config
 from moesim.experiment.report import result_table
 from moesim.experiment.resolve import Experiment
+from moesim.experiment.runner import slots_used
 from moesim.experiment.sweep import expand
 from moesim.model import ModelSpec
 from moesim.plots.captions import caption

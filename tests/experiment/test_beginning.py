@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from moesim.experiment import beginning
-from moesim.experiment.beginning import FirstSteps
+from moesim.experiment import runner
+from moesim.experiment.runner import FirstSteps
 from moesim.experiment.store import Store
 from moesim.hardware import load_hardware
 from moesim.metrics.timeline import timeline_events
@@ -25,7 +25,7 @@ def beginning_of(name: str, n_steps: int, engine: str | None = None) -> Records:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_first_steps_of_a_long_run(name: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(beginning, "LEAST_TASKS", 0)
+    monkeypatch.setattr(runner, "LEAST_TASKS", 0)
     whole, hardware = run_case(CASES[name]), load_hardware(CASES[name].machine)
     cut = beginning_of(name, 2)
     assert cut.first_steps == 2 <= len(cut.steps) < len(whole.steps)

@@ -10,8 +10,7 @@ import pytest
 
 from moesim.errors import ConfigError
 from moesim.experiment.config import Config, apply_override, json_schema, load_config, parse_config
-from moesim.experiment.quick import quick
-from moesim.experiment.sweep import expand
+from moesim.experiment.sweep import expand, quick
 
 BASE: dict[str, Any] = {
     "model": "mixtral-8x7b",

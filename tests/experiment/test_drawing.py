@@ -15,10 +15,9 @@ import pytest
 
 from moesim.errors import ConfigError
 from moesim.experiment import Results, figures, run_experiment
-from moesim.experiment.asked_figures import read_plots
-from moesim.experiment.figures import draw
-from moesim.experiment.output import Output
-from moesim.experiment.pool import Processes, Workers
+from moesim.experiment.figures import draw, read_plots
+from moesim.experiment.folder import Output
+from moesim.experiment.workers import Processes, Workers
 from moesim.metrics.outcome import Outcome
 from tests.experiment.experiment_kit import resolve
 
@@ -128,7 +127,7 @@ def test_processes_are_started_for_many_figures_only(
         started.append(worth())
         return None
 
-    monkeypatch.setattr("moesim.experiment.pool.make_pool", make)
+    monkeypatch.setattr("moesim.experiment.workers.make_pool", make)
     monkeypatch.setattr(figures, "usable_cores", lambda: 8)
     monkeypatch.setattr(figures, "_draw", lambda one: {f"{one.name}.png": b""})
     draw(FEW, results.outcomes, runs, Workers(None))
@@ -172,7 +171,7 @@ def test_figures_are_drawn_again_only_if_something_of_them_has_changed(
     assert again([{"kind": "decode_speed", "width": "page"}]) == ["decode_speed"]
     faster = [replace(one, row={**one.row, "decode_tokens_per_s": 1.0}) for one in results.outcomes]
     assert again(["decode_speed"], Results(results.experiment, faster)) == ["decode_speed"]
-    monkeypatch.setattr("moesim.experiment.drawn_before.source_digest", lambda names: "other code")
+    monkeypatch.setattr("moesim.experiment.folder.package_digest", lambda name: "other code")
     assert again(["decode_speed"], Results(results.experiment, faster)) == ["decode_speed"]
     assert again(["decode_speed"], Results(results.experiment, faster)) == []
 

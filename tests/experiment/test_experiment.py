@@ -13,9 +13,8 @@ from moesim.core.table import Format
 from moesim.core.units import parse_bytes
 from moesim.errors import CapacityError, ConfigError, InputError, MoesimError, TraceError, WorkloadError
 from moesim.experiment import run_experiment
-from moesim.experiment.budget import initial_placement, slots_used, slots_within
 from moesim.experiment.report import result_table
-from moesim.experiment.runner import notes_of, run_one
+from moesim.experiment.runner import initial_placement, notes_of, run_one, slots_used, slots_within
 from moesim.policies.composed import Composed
 from moesim.policies.registry import make_policy
 from moesim.trace.predictors.chosen import NEVER, FutureUse

@@ -12,7 +12,7 @@ from moesim.cli.main import main
 from moesim.errors import ConfigError
 from moesim.experiment.config import parse_config
 from moesim.experiment.resolve import Experiment
-from moesim.experiment.traces import read_trace
+from moesim.experiment.routing import read_trace
 from moesim.trace.made import made_schema, read_made
 
 MADE = {"synthesize": "mixtral-8x7b", "requests": 2, "prompt": 6, "decode": 5}

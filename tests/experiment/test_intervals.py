@@ -8,10 +8,10 @@ import pytest
 
 from moesim.errors import MoesimError
 from moesim.experiment.config import parse_config
-from moesim.experiment.intervals import ENERGY, ENERGY_LEAST, ENERGY_MOST, LEAST, MOST, SPEED, Ends, vary
-from moesim.experiment.report_notes import split_notes
+from moesim.experiment.report import split_notes
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.run import run_experiment
+from moesim.experiment.runner import ENERGY, ENERGY_LEAST, ENERGY_MOST, LEAST, MOST, SPEED, Ends, vary
 
 SLOPE = "devices.cpu0.expert_cost.few_row_flops"
 

@@ -21,12 +21,10 @@ from moesim.core.processes import prepare_processes
 from moesim.core.threads import in_threads
 from moesim.errors import ConfigError, SimulationError
 from moesim.experiment import run_experiment
-from moesim.experiment.pool import Processes, _Working, make_pool
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.runner import run_one
 from moesim.experiment.spec import RunSpec
-from moesim.experiment.submit import outcomes_of
-from moesim.experiment.work import RefusedError, Work, do, work_of
+from moesim.experiment.workers import Processes, RefusedError, Work, _Working, do, make_pool, outcomes_of, work_of
 from moesim.metrics.outcome import Outcome
 from tests.experiment.experiment_kit import resolve, write_trace, write_yaml
 from tests.experiment.pool_kit import alive, begun, fragments, hold, let_go, same_folders, start, write_policies
@@ -96,7 +94,7 @@ class Pretended:
 @pytest.fixture
 def pretended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pretended:
     pool = Pretended(resolve(tmp_path, workload=SEEDS, policies=["lru"]), 2)
-    monkeypatch.setattr("moesim.experiment.submit.wait", pool.wait)
+    monkeypatch.setattr("moesim.experiment.workers.wait", pool.wait)
     return pool
 
 

@@ -6,7 +6,7 @@ import pytest
 from moesim.core.record_table import RecordTable
 from moesim.engine import native
 from moesim.errors import InputError
-from moesim.experiment.records_file import read_records, records_bytes
+from moesim.experiment.store import read_records, records_bytes
 from moesim.records import Records, TransferRecord
 from tests.engine.engine_kit import assert_same
 from tests.policies.golden_kit import CASES, run_case

@@ -12,10 +12,8 @@ import pytest
 
 from moesim.core.table import Format, render
 from moesim.experiment import report
-from moesim.experiment.failed_runs import failure_lines
-from moesim.experiment.report import By, result_html, result_table
-from moesim.experiment.report_columns import SHOWN
-from moesim.experiment.row_values import busy_percent, fresh_share, is_lossy, moved_mb
+from moesim.experiment.report import SHOWN, By, result_html, result_table
+from moesim.experiment.rows import busy_percent, failure_lines, fresh_share, is_lossy, moved_mb
 from moesim.metrics.causes import CAUSES
 from moesim.metrics.naming import NOT_VARIED, notes_of
 

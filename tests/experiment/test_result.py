@@ -12,9 +12,8 @@ import yaml
 from moesim.core.manifest import FILE
 from moesim.errors import ConfigError
 from moesim.experiment import run_experiment
-from moesim.experiment.output import Output, describe
-from moesim.experiment.result import DATASET, RECORDS, read_summary
-from moesim.experiment.small_inputs import INPUTS
+from moesim.experiment.folder import Output, describe
+from moesim.experiment.store import DATASET, INPUTS, RECORDS, read_summary
 from moesim.metrics.timeline.check import check_timeline
 from tests.experiment.experiment_kit import resolve
 

@@ -20,20 +20,16 @@ import yaml
 from moesim.cli.main import main
 from moesim.cli.options import policy_list
 from moesim.errors import ConfigError, InputError
-from moesim.experiment import estimate, run_experiment
-from moesim.experiment.again import outcome_of
-from moesim.experiment.config import Config, load_config, parse_config
-from moesim.experiment.dry import describe_grid
-from moesim.experiment.estimate import lookups, seconds
-from moesim.experiment.include import read_merged
-from moesim.experiment.keys import CODE, run_keys, source_digest
-from moesim.experiment.output import describe
-from moesim.experiment.quick import quick
-from moesim.experiment.repeats import CI, aggregate, half_width
+from moesim.experiment import run_experiment
+from moesim.experiment.config import Config, load_config, parse_config, read_merged
+from moesim.experiment.estimate import describe_grid, lookups, seconds
+from moesim.experiment.folder import describe, outcome_of
+from moesim.experiment.keys import PACKAGES, code_digest, run_keys
 from moesim.experiment.resolve import Experiment
-from moesim.experiment.result import read_summary
+from moesim.experiment.rows import CI, aggregate, half_width
 from moesim.experiment.spec import Point, RunSpec
-from moesim.experiment.sweep import expand, policies_of
+from moesim.experiment.store import read_summary
+from moesim.experiment.sweep import expand, policies_of, quick
 from moesim.metrics.naming import policy_label
 from moesim.policies.registry import make_policy
 from tests.docs.imports_kit import ALL as MODULES
@@ -548,8 +544,8 @@ def test_the_estimated_time_is_the_pace_of_short_runs_times_what_there_is_to_do(
         clock.advance(START + pace[spec.policy_name] * lookups(experiment, spec))
         return SimpleNamespace(failure=None)
 
-    monkeypatch.setattr(estimate, "time", clock)
-    monkeypatch.setattr(estimate, "run_one", run)
+    monkeypatch.setattr("moesim.experiment.estimate.time", clock)
+    monkeypatch.setattr("moesim.experiment.estimate.run_one", run)
     estimated, n_tried, failures = seconds(experiment, experiment.specs)
     assert estimated == pytest.approx(
         sum(START + pace[spec.policy_name] * lookups(experiment, spec) for spec in experiment.specs) / 1e9, rel=1e-5
@@ -643,31 +639,25 @@ def test_an_edited_policy_of_the_current_folder_is_done_again(tmp_path: Path, mo
 
 
 def test_all_code_that_a_run_goes_through_counts():
-    """Whatever the runner and the policies import, at the top of a module or within, is hashed into the keys."""
-    used = {"experiment.runner"} | {name for name in MODULES if name.split(".")[0] in ("policies", "predictors")}
+    """Whatever the runner and the policies import, at the top of a module or within, is of a package that keys hash."""
+    used = {"experiment.runner"} | {name for name in MODULES if name.split(".")[0] == "policies"}
     todo = list(used)
     while todo:
         name = todo.pop()
-        # A package is imported before what is in it; that of experiments only names things.
-        parents = {name.rpartition(".")[0]} & set(MODULES) - {"experiment"}
-        found = {i.imported for i in all_imports() if i.importer == name and i.ours and not i.for_types} | parents
+        found = {i.imported for i in all_imports() if i.importer == name and i.ours and not i.for_types}
         todo += found - used
         used |= found
     assert len(used) > 80
-    folder = Path(__file__).resolve().parents[2] / "moesim"
-    covered = {path for name in CODE for path in ((folder / name).rglob("*.py") if (folder / name).is_dir() else [folder / name])}
-    assert all(path.exists() for path in covered)
-    # How files are written, what is refused, and what is shown meanwhile, decides no result.
-    telling = {"core", "core.atomic", "core.checked_lines", "core.facts", "core.gate", "core.progress"}
-    missing = {name for name in used - telling if MODULES[name] not in covered}
-    assert not missing, f"moesim.experiment.keys.CODE lacks {sorted(missing)}"
+    missing = {name for name in used if "." in name and name.split(".")[0] not in PACKAGES}
+    assert not missing, f"moesim.experiment.keys.PACKAGES lacks the package of {sorted(missing)}"
+    assert {name for name in PACKAGES if name not in MODULES} == set()
 
 
 def test_the_code_of_a_run_is_the_same_in_whatever_order_a_folder_has_its_files(monkeypatch: pytest.MonkeyPatch):
-    found = source_digest.__wrapped__(CODE)
+    found = code_digest.__wrapped__()
     listed = Path.rglob
     monkeypatch.setattr(Path, "rglob", lambda *asked: sorted(listed(*asked), reverse=True))
-    assert source_digest.__wrapped__(CODE) == found
+    assert code_digest.__wrapped__() == found
 
 
 def test_the_key_of_a_result_follows_its_inputs(tmp_path: Path):
@@ -775,7 +765,7 @@ def test_resolving_makes_a_policy_once_whatever_the_number_of_settings(imports: 
         made.append(spec)
         return make_policy(spec, place)
 
-    monkeypatch.setattr("moesim.experiment.needs.make_policy", make)
+    monkeypatch.setattr("moesim.experiment.routing.make_policy", make)
     raw = {
         "model": {"base": "mixtral-8x7b", "expert_bits": 4}, "hardware": "rtx3090-epyc7532", "trace": "mini-mixtral",
         "workload": {"batch_size": 1, "prompt_tokens": 4, "decode_tokens": 2}, "cache": {"ratio": 0.25}, "repeat": 40,

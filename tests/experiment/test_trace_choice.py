@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-import moesim.experiment.trace_choice as choice
+import moesim.experiment.routing as choice
 from moesim.cli.main import main
 from moesim.errors import ConfigError, TraceError
 from moesim.experiment.config import WorkloadConfig, parse_config
 from moesim.experiment.resolve import Experiment
-from moesim.experiment.traces import read_trace
+from moesim.experiment.routing import read_trace
 from moesim.model import builtin_models, load_model
 from moesim.testing.traces import synthetic_trace
 from moesim.trace import trace_names

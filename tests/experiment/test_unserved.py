@@ -13,7 +13,7 @@ import pytest
 from moesim.cli.main import main
 from moesim.errors import InputError, TraceError, WorkloadError
 from moesim.experiment import run_experiment
-from moesim.experiment.needs import SCORES, explain, lacking
+from moesim.experiment.routing import SCORES, explain, lacking
 from moesim.policies.registry import POLICIES, make_policy
 from moesim.testing.traces import synthetic_trace
 from moesim.trace import Trace

@@ -10,7 +10,7 @@ import pytest
 
 from moesim.engine import EngineOptions, simulate
 from moesim.errors import CapacityError
-from moesim.experiment.budget import initial_placement
+from moesim.experiment.runner import initial_placement
 from moesim.hardware import load_hardware
 from moesim.hardware.costs import CostModel
 from moesim.metrics.bounds import run_bounds

@@ -309,7 +309,7 @@ def test_mutated_inputs(
     # What is the same for all, or would take seconds and has a campaign of its own.
     for name in ("read_trace", "load_hardware", "load_model"):
         monkeypatch.setattr(f"moesim.experiment.resolve.{name}", remembered_unless_mutant(name))
-    monkeypatch.setattr("moesim.experiment.dry.seconds", lambda experiment, specs: Estimate(1.0, 1))
+    monkeypatch.setattr("moesim.experiment.estimate.seconds", lambda experiment, specs: Estimate(1.0, 1))
     monkeypatch.setattr("moesim.studies.advice.recommend.recommend", looked_up)
     monkeypatch.setattr("moesim.api.answers.Advice", Unsearched)
     tally = Tally("mutated inputs", request.config.getoption("--campaign-log"))

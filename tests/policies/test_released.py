@@ -13,7 +13,7 @@ from moesim import load
 from moesim.errors import ConfigError
 from moesim.experiment import run_experiment
 from moesim.experiment.config import parse_config
-from moesim.experiment.output import Output
+from moesim.experiment.folder import Output
 from moesim.experiment.resolve import Experiment
 from moesim.policies.registry import make_policy
 from moesim.policies.released import Released

@@ -13,7 +13,7 @@ import moesim
 from moesim.cli.papers_audit import table
 from moesim.core.table import Format
 from moesim.experiment.config import parse_config
-from moesim.experiment.pool import Workers
+from moesim.experiment.workers import Workers
 from moesim.studies.league.meetings import Meetings
 from moesim.studies.papers.audit import AS_IT_IS, Audited, audit, machines, named
 from moesim.studies.papers.published import Published

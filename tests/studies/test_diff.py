@@ -17,7 +17,7 @@ from moesim.core.table import Format
 from moesim.errors import ConfigError
 from moesim.experiment import run_experiment
 from moesim.experiment.config import parse_config
-from moesim.experiment.output import Output
+from moesim.experiment.folder import Output
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.runner import run_one
 from moesim.metrics.breakdown import Breakdown

@@ -17,8 +17,8 @@ from moesim.cli.league import files_of, league, table
 from moesim.core.table import Format
 from moesim.errors import ConfigError
 from moesim.experiment.config import load_config, parse_config
-from moesim.experiment.pool import Workers
-from moesim.experiment.report_columns import waited
+from moesim.experiment.report import waited
+from moesim.experiment.workers import Workers
 from moesim.hardware import load_hardware
 from moesim.plots.crossover import crossover
 from moesim.studies.league.contest import ALONE, CPU_COST, NOISE, decide, near

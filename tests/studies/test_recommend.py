@@ -20,8 +20,8 @@ from moesim.errors import CapacityError, ConfigError, InputError, TraceError
 from moesim.experiment import run_experiment
 from moesim.experiment.config import load_config, parse_config
 from moesim.experiment.resolve import Experiment
-from moesim.experiment.result import read_summary
-from moesim.experiment.trace_choice import choose_trace
+from moesim.experiment.routing import choose_trace
+from moesim.experiment.store import read_summary
 from moesim.hardware.load import hardware_names
 from moesim.studies.advice.advice import Advice
 from moesim.studies.advice.candidates import Candidate, Misfit, experiment_of

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from moesim.capacity import required_bytes
 from moesim.errors import InputError
-from moesim.experiment.budget import initial_placement, slots_within
+from moesim.experiment.runner import initial_placement, slots_within
 from moesim.hardware.costs import CostModel
 from moesim.policies.registry import make_policy
 from moesim.studies.advice.families import Family, families_of

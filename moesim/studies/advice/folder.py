@@ -10,7 +10,7 @@ import yaml
 from moesim import __version__
 from moesim.core.output_folder import OutputFolder
 from moesim.core.table import Format, render_records
-from moesim.experiment.result import SUMMARY
+from moesim.experiment.store import SUMMARY
 from moesim.studies.advice.advice import Advice
 from moesim.studies.advice.candidates import STAND_INS, experiment_of
 from moesim.studies.advice.curve import IDENTIFIED

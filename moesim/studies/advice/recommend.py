@@ -8,7 +8,7 @@ from itertools import tee
 from pathlib import Path
 
 from moesim.core.student import mean
-from moesim.experiment.trace_choice import traces_of_shape
+from moesim.experiment.routing import traces_of_shape
 from moesim.studies.advice.advice import Advice, Judged
 from moesim.studies.advice.candidates import LOSSY, Candidate, Space, gib
 from moesim.studies.advice.engines import commands

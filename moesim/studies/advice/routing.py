@@ -15,8 +15,7 @@ import numpy as np
 
 from moesim.core.threads import in_threads
 from moesim.errors import TraceError
-from moesim.experiment.needs import lacking
-from moesim.experiment.trace_choice import fits, flatters, how_to_get, parameters_of_shape, shape_of, traces_of_shape
+from moesim.experiment.routing import fits, flatters, how_to_get, lacking, parameters_of_shape, shape_of, traces_of_shape
 from moesim.model import ModelSpec
 from moesim.trace import Trace, find_trace
 from moesim.trace.derived import subset

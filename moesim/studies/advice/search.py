@@ -16,10 +16,10 @@ from moesim.core.progress import Progress
 from moesim.errors import CapacityError
 from moesim.experiment import run_experiment
 from moesim.experiment.config import parse_config
-from moesim.experiment.pool import Workers
 from moesim.experiment.resolve import Experiment, written_key
 from moesim.experiment.runner import Examine
 from moesim.experiment.spec import RunSpec
+from moesim.experiment.workers import Workers
 from moesim.metrics.outcome import Outcome
 from moesim.policies.registry import make_policy
 from moesim.studies.advice.candidates import LOSSY, STAND_INS, Candidate, Space, experiment_of

@@ -7,7 +7,7 @@ from typing import Final
 
 from moesim.core.table import Format, render, render_records
 from moesim.core.units import digits
-from moesim.experiment.report_notes import split_notes
+from moesim.experiment.report import split_notes
 from moesim.metrics.fresh import fresh_cell
 from moesim.metrics.naming import NOT_VARIED, model_label
 from moesim.policies.registry import describe_policy

@@ -13,7 +13,7 @@ from moesim.capacity import required_bytes
 from moesim.core.units import parse_bytes, slots_of
 from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import ConfigError, InputError
-from moesim.experiment.budget import initial_placement, slots_within
+from moesim.experiment.runner import initial_placement, slots_within
 from moesim.hardware import HardwareProfile
 from moesim.hardware.costs import CostModel
 from moesim.model import ModelSpec, load_model

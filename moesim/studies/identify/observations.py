@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from moesim.core.limits import SPEED, TOKENS
 from moesim.errors import ConfigError, unknown_name
-from moesim.experiment.config_errors import first_problem
+from moesim.experiment.config import first_problem
 
 UNITS: Final = ("tokens/s", "tokens/s/sequence", "ms/token", "s", "ratio:ROW")
 """Units of a value: of the whole batch; of one sequence; between two tokens of a sequence; of a whole prefill or decode; or the

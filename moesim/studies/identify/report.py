@@ -16,7 +16,7 @@ import yaml
 from moesim import __version__
 from moesim.core.output_folder import OutputFolder
 from moesim.core.table import Format, render, render_records
-from moesim.experiment.result import SUMMARY
+from moesim.experiment.store import SUMMARY
 from moesim.studies.identify.constants import Z90
 from moesim.studies.identify.fit import MODEL_ERROR, UNKNOWN_SPREAD
 from moesim.studies.identify.next_line import NextLine

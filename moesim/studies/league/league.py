@@ -12,8 +12,8 @@ from moesim.core.processes import usable_cores
 from moesim.core.text import say
 from moesim.errors import ConfigError
 from moesim.experiment.config import Config
-from moesim.experiment.pool import Workers
 from moesim.experiment.sweep import expand
+from moesim.experiment.workers import Workers
 from moesim.metrics.naming import policy_label
 from moesim.policies.registry import make_policy
 from moesim.studies.league.contest import decide, near

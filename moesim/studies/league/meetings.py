@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from moesim.errors import MoesimError
 from moesim.experiment.config import parse_config
-from moesim.experiment.pool import Workers
 from moesim.experiment.resolve import Experiment, read_inputs
 from moesim.experiment.run import run_experiment
 from moesim.experiment.spec import RunSpec
+from moesim.experiment.workers import Workers
 from moesim.metrics.naming import policy_label
 
 if TYPE_CHECKING:

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from moesim.core.units import NS_PER_S
-from moesim.experiment.report_columns import waited
-from moesim.experiment.report_notes import split_notes
+from moesim.experiment.report import split_notes, waited
 from moesim.studies.league.standing import PHASES, Standing
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import Any
 from moesim.capacity import required_bytes
 from moesim.errors import ConfigError
 from moesim.experiment.config import Config
-from moesim.experiment.intervals import at_end
+from moesim.experiment.runner import at_end
 from moesim.experiment.spec import Point
 from moesim.experiment.sweep import expand
 from moesim.hardware import HardwareProfile, load_hardware

@@ -10,9 +10,9 @@ from typing import Any
 from moesim.errors import ConfigError
 from moesim.experiment import run_experiment
 from moesim.experiment.config import Config
-from moesim.experiment.pool import Workers
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.spec import RunSpec
+from moesim.experiment.workers import Workers
 from moesim.hardware import HardwareProfile
 from moesim.studies.identify.constants import Machine
 from moesim.studies.papers.compare import Compared, compare, select, sides

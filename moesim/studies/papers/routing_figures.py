@@ -10,7 +10,7 @@ import numpy as np
 
 from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import ConfigError, InputError, TraceError, unknown_name
-from moesim.experiment.traces import read_trace
+from moesim.experiment.routing import read_trace
 from moesim.trace.parts import Signal
 from moesim.trace.stats.balance import phase_rows, select, spans
 from moesim.trace.stats.batches import distinct_experts

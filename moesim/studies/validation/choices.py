@@ -23,7 +23,7 @@ from moesim.core.table import Format, render, render_records
 from moesim.core.text import say
 from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import ConfigError, MoesimError
-from moesim.experiment.config_errors import first_problem
+from moesim.experiment.config import first_problem
 from moesim.studies.validation.public_checks import Check, checks_file, read_checks
 from moesim.studies.validation.public_predict import predict
 from moesim.studies.validation.public_rows import shipped_table

@@ -18,7 +18,7 @@ from moesim.core.output_folder import OutputFolder, check_own_folder
 from moesim.core.progress import Progress, telling
 from moesim.core.table import Format, render, render_records
 from moesim.errors import ConfigError, unknown_name
-from moesim.experiment.result import SUMMARY
+from moesim.experiment.store import SUMMARY
 from moesim.studies.validation.public_checks import FILE, Check, checks_file, read_checks
 from moesim.studies.validation.public_predict import predict
 from moesim.studies.validation.public_sweeps import SWEEPS, read_sweeps, sweeps_file

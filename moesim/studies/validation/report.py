@@ -15,7 +15,7 @@ import yaml
 from moesim import __version__
 from moesim.core.output_folder import OutputFolder
 from moesim.core.table import Format, render, render_records
-from moesim.experiment.result import SUMMARY
+from moesim.experiment.store import SUMMARY
 from moesim.plots.style import pictures
 from moesim.plots.validation import residual_bars, scatter
 from moesim.studies.validation.compare import AT_WORST, GOAL, RESAMPLES, SEED, TIMES, Compared, Errors, errors_of

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from moesim.core.progress import Progress
 from moesim.engine import EngineOptions, simulate
 from moesim.errors import ConfigError, InputError, MoesimError, SimulationError
-from moesim.experiment.failed_runs import describe_run
-from moesim.experiment.output import describe
+from moesim.experiment.folder import describe
+from moesim.experiment.rows import describe_run
 from moesim.experiment.runner import SIMULATED, Execution, run_one
 from moesim.metrics.outcome import Outcome
 from moesim.studies.bench import Clocked

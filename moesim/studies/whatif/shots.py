@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from moesim.errors import MoesimError
 from moesim.experiment.config import parse_config
-from moesim.experiment.pool import Workers
 from moesim.experiment.resolve import Experiment, read_inputs
 from moesim.experiment.run import run_experiment
+from moesim.experiment.workers import Workers
 from moesim.metrics.naming import CACHE_SETTINGS, SETTINGS
 from moesim.studies.whatif.limits import Limits, limits_of
 

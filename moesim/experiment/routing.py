@@ -1,0 +1,323 @@
+"""The routing of an experiment: the trace that it names or that fits its model, and what policies read of it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from moesim.core.progress import Progress
+from moesim.errors import ConfigError, TraceError, unknown_name
+from moesim.experiment.config import Config, WorkloadConfig, listed, parse_config
+from moesim.experiment.sweep import each_model, entries_of, expand
+from moesim.model import load_model
+from moesim.policies.imports import foreign
+from moesim.policies.parts import source_needs
+from moesim.policies.registry import POLICIES, make_policy
+from moesim.policy import Predicted
+from moesim.trace import SUFFIX, Trace, find_trace, trace_names
+from moesim.trace.format import read_facts
+from moesim.trace.made import MADE, MAX_TOKENS, read_made
+from moesim.trace.predictors.chosen import ALWAYS, stand_in
+from moesim.trace.stats.calibration import EMBEDDING
+from moesim.trace.workload.spec import LEAST, size_of
+
+if TYPE_CHECKING:
+    from moesim.experiment.spec import Point
+    from moesim.model import ModelSpec
+
+
+GIVEN = "given:"
+"""How the name of a trace begins that came from Python as an object."""
+
+
+def name_of_given(trace: Trace) -> str:
+    """Name a trace by its content."""
+    return f"{GIVEN}{trace.digest[:16]}"
+
+
+def read_trace(written: str | Mapping[str, Any], place: str) -> Trace:
+    """Read a trace, or make one."""
+    if isinstance(written, str):
+        if written.startswith(GIVEN):
+            raise TraceError(f"{place}: trace: expected the object {written} from Python, got none; run it from Python again")
+        try:
+            path = find_trace(written)
+        except TraceError as error:
+            raise TraceError(f"{place}: trace: {error}") from None
+        return Trace.read(path)
+    from moesim.trace.synthesis import read_parameters, synthesize  # SciPy takes most of a second to import
+
+    made = read_made(written, place)
+    try:
+        with Progress(made.n_tokens) as bar:
+            bar.describe(f"making up routing of {made.synthesize}")
+            return synthesize(
+                read_parameters(made.synthesize),
+                n_requests=made.requests,
+                n_prompt=made.prompt,
+                n_decode=made.decode,
+                seed=made.seed,
+                scores=made.scores,
+                progress=bar.advance,
+            )
+    except ConfigError as error:
+        raise ConfigError(f"{place}: trace: {error}") from None
+
+
+SCORES = frozenset({"scores", "scores-or-weights"})
+"""What a policy needs that goes by the router's scores."""
+# By moesim trace calibrate; the latter also where a trace has others.
+_LATER = ("activation_matrices", "expert_maps")
+_COUNTED = ("activation_frequency", "activation_frequency_decode", "coactivation", *_LATER)
+_SHARE = 0.25  # of the requests, in the command that messages name
+
+
+class Wants(NamedTuple):
+    """What a policy asks of the trace and of the workload."""
+
+    needs: frozenset[str] = frozenset()
+    prompt_rows: int | None = None  # the most rows of a prefill step that its engine takes; None: any number
+
+
+def wants_of(point: Point, place: str, entry: str) -> Wants:
+    """Name what a run's policy, an ``entry`` of the file, asks for, with predictors that stand in for others."""
+    policy, predictors = point.reading
+    made = make_policy(policy, entry)
+    needs = {n for n in made.needs if not n.startswith("signal:") or stand_in(n, predictors) == n}
+    if Predicted in made.listens:  # what answers may be a recorded signal too, which every request must have then
+        needs.update(*(_stand_in_needs(source, predictors, place) for source in predictors))
+    rows = getattr(made, "prompt_rows", None)
+    if rows is not None and (type(rows) is not int or rows < 1):
+        raise ConfigError(f"{entry}: prompt_rows: expected a number of at least 1, or None, got {rows!r}; correct the policy")
+    return Wants(frozenset(needs), rows)
+
+
+def check_stand_ins(point: Point, trace: Trace, place: str) -> None:
+    """Refuse a predictor that needs a signal the trace does not have, whatever the policy."""
+    for source, actual in point.predictors.items():
+        signals = [need.removeprefix("signal:") for need in _stand_in_needs(source, point.predictors, place)]
+        if not set(signals) <= set(trace.signals):
+            raise ConfigError(f"{place}: predictors.{source}: {unknown_name('predictor', actual, (*ALWAYS, *trace.signals))}")
+
+
+def _stand_in_needs(source: str, predictors: Mapping[str, str], place: str) -> frozenset[str]:
+    """Name what the predictor needs that answers in the place of a source. Raises `ConfigError` if it cannot be had."""
+    try:
+        return source_needs(predictors[source])
+    except ConfigError as error:
+        raise ConfigError(f"{place}: predictors.{source}: {error}") from None
+
+
+def lacking(trace: Trace, needs: Iterable[str]) -> list[str]:
+    """Name what a policy needs and a trace does not hold at all."""
+    has = {"oracle:routing", *(f"signal:{name}" for name in trace.signals), *(f"table:{name}" for name in trace.tables)}
+    has |= SCORES if trace.scores is not None else set()
+    has |= {"scores-or-weights"} if trace.weights is not None else set()
+    return sorted(set(needs) - has)
+
+
+def served(trace: Trace, label: str) -> list[str]:
+    """Say how many policies, with their own options, can run on a trace, and what would serve the others."""
+    short = {name: missing for name in POLICIES if (missing := lacking(trace, make_policy(name).needs))}
+    lines = [f"serves {len(POLICIES) - len(short)} of {len(POLICIES)} policies"]
+    for of_signals in (False, True):  # tables and scores by a command, signals by another source
+        needs = {name: [one for one in missing if one.startswith("signal:") == of_signals] for name, missing in short.items()}
+        names = [name for name, missing in needs.items() if missing]
+        if names:
+            every = sorted({one for missing in needs.values() for one in missing})
+            lines.append(f"{', '.join(names)}: {explain(trace, label, every)}")
+    return lines
+
+
+def explain(trace: Trace, label: str, missing: Collection[str]) -> str:
+    """Say that a trace lacks what a policy needs, and the way out."""
+    signals = [need.removeprefix("signal:") for need in missing if need.startswith("signal:")]
+    tables = [need.removeprefix("table:") for need in missing if need.startswith("table:")]
+    ways = [_by_command(trace, label, tables, set(SCORES.intersection(missing)))] if len(signals) < len(missing) else []
+    ways += [_signals_remedy(trace, signals)] if signals else []
+    return f"needs {', '.join(missing)}; trace '{label}' has none; {'; '.join(ways)}"
+
+
+def _by_command(trace: Trace, label: str, tables: Collection[str], scores: Collection[str]) -> str:
+    """Name the command that adds tables and scores to a trace, or say why none can."""
+    if "scores" in scores and trace.weights is not None:
+        return "choose a trace with the scores of all experts: moesim trace record --scores, or scores: true of a synthetic one"
+    if not (tables or scores) or not set(tables) <= set(_COUNTED):
+        return "choose a trace that has it"
+    if tables and trace.tables and not set(tables) <= set(_LATER):
+        return "what its tables were counted from has nothing of the kind; choose another trace"
+    ends = " --hold-back ends" if trace.n_requests < 2 else ""
+    options = [f"--share {_SHARE:g}{ends}"] if tables else []
+    what = ["count it from tokens that are then left out"] if tables else []
+    out = Path(label).stem + ("-calibrated" if tables else "")
+    if scores:
+        options.append(f"--{'scores' if 'scores' in scores else 'weights'} uniform")
+        what.append("make up weights that nobody recorded")
+        out += "-uniform"
+    command = f"moesim trace calibrate {shlex.quote(label)} {' '.join(options)} --out {shlex.quote(out + SUFFIX)}"
+    return f"{' and '.join(what)}: {command}"
+
+
+def _signals_remedy(trace: Trace, signals: Sequence[str]) -> str:
+    """Signals come from a model's routers and hidden states: a finished trace cannot get them, so another source must answer.
+
+    The one of embeddings is made by calibration where these were recorded.
+    """
+    known = "".join(f"{unknown_name('signal', name, trace.signals)}; " for name in signals) if trace.signals else ""
+    source = signals[0] if len(signals) == 1 else "*"
+    recorded = "of this trace" if trace.embeddings is not None else "of one recorded with --keep-embeddings"
+    made = f"moesim trace calibrate makes {EMBEDDING} {recorded}; or " if EMBEDDING in signals else ""
+    return (
+        f"{known}{made}let another source answer, such as one counted from routing: predictors: {{'{source}': coactivation}}, or "
+        f"--set 'predictors.{source}=coactivation'"
+    )
+
+
+_SIGNALS = frozenset({"signal:gate_next1", "signal:gate_next2", "signal:gate_next3", "signal:residual"})
+"""Signals of routing that is made up; a policy that reads others needs a recorded trace."""
+_SHAPE = ("n_layers", "n_experts", "top_k")
+_TRUER = frozenset({"mixtral-8x7b"})
+"""Models whose parameters have the locality of recordings, while the shipped miniature flatters caches: with it lru is 5 to 14 %
+and fiddler 14 to 29 % faster in the six settings of the quickstart. Where a cache's worth is asked, it comes second."""
+_LEAST = 16
+"""Requests that are made up at least, and twice as many as a workload takes: other seeds draw others."""
+_TOKENS = 64  # of a prompt and of a decode whose length is left to the trace
+_ORIGINS = ("recorded", "miniature", "synthetic")  # what is taken first
+
+
+def shape_of(what: ModelSpec | Trace) -> str:
+    """Write the shape of a model's routing, or of a trace.
+
+    >>> from moesim.model import load_model
+    >>> shape_of(load_model("mixtral-8x7b"))
+    '32 layers of 8 experts, top 2'
+    """
+    return f"{what.n_layers} layers of {what.n_experts} experts, top {what.top_k}"
+
+
+def fits(trace: Trace, model: ModelSpec) -> bool:
+    """Whether a trace has the shape of a model's routing."""
+    return all(getattr(trace, name) == getattr(model, name) for name in _SHAPE)
+
+
+def traces_of_shape(model: ModelSpec) -> Iterator[tuple[str, Trace]]:
+    """Give the traces that fit a model by name: its own first, then recordings, then miniatures, then synthetic ones."""
+    found = []
+    for name in trace_names():
+        with suppress(TraceError):  # damaged, or being written: it is not asked for by name
+            path = find_trace(name)
+            if _may_fit(path, model) and fits(trace := Trace.read(path, verify=False), model):
+                own = model.name in (trace.model, trace.header.get("miniature_of"))
+                found.append((not own, _ORIGINS.index(trace.origin), name, trace))
+    for *_, name, trace in sorted(found, key=lambda one: one[:3]):
+        yield name, trace
+
+
+def _may_fit(path: Path, model: ModelSpec) -> bool:
+    """Whether the header of a file says the shape of a model's routing; arrays take most of a second to unpack."""
+    facts = {} if path.is_dir() else read_facts(path)
+    return all(facts.get(name, wanted) == wanted for name in _SHAPE for wanted in (getattr(model, name),))
+
+
+def parameters_of_shape(model: ModelSpec) -> str | None:
+    """Name the shipped parameters that make routing up of a model's shape, its own first; None if there are none."""
+    from moesim.trace.synthesis import parameter_names, read_parameters  # SciPy takes most of a second to import
+
+    for name in sorted(parameter_names(), key=lambda name: (name != model.name, name)):
+        parameters = read_parameters(name)
+        if (parameters.n_layers, parameters.n_experts, parameters.top_k) == (model.n_layers, model.n_experts, model.top_k):
+            return name
+    return None
+
+
+def flatters(trace: Trace, model: ModelSpec) -> bool:
+    """Whether routing that is made up by the model's own parameters is nearer to recordings than this trace."""
+    return trace.origin == "miniature" and model.name in _TRUER and parameters_of_shape(model) == model.name
+
+
+def choose_trace(
+    model: ModelSpec, sizes: Mapping[str, int | bool], place: str, *, recorded: bool = False
+) -> tuple[str | dict[str, Any], str]:
+    """Choose routing for a model."""
+    parameters = parameters_of_shape(model)
+    for name, trace in traces_of_shape(model):
+        truer = flatters(trace, model)
+        if truer and not recorded:
+            written = {MADE: parameters, **sizes}
+            return written, f"trace {_yaml(written)}, made up with the statistics of {parameters}; {name} flatters caches"
+        of = trace.header.get("miniature_of", trace.model) if trace.origin == "miniature" else trace.model
+        what = {"miniature": "a miniature in the shape of ", "synthetic": "synthetic routing of "}.get(trace.origin, "")
+        why = "; it flatters caches, but has the signals that are needed" if truer else ""
+        return name, f"trace {name}, routing of {what}{of}; it fits {model.name}: {shape_of(model)}{why}"
+    if parameters is not None:
+        written = {MADE: parameters, **sizes}
+        return written, f"trace {_yaml(written)}, made up: no recorded one fits {model.name}: {shape_of(model)}"
+    raise TraceError(f"{place}: expected routing of {model.name} ({shape_of(model)}), got none, and {how_to_get(model)}")
+
+
+def choose_traces(raw: dict[str, Any], place: str, *, imports: bool = True) -> list[str]:
+    """Give an experiment without a trace one for each of its models, and let the two vary together where they differ."""
+    config = parse_config({**raw, "trace": "to be chosen"}, place)
+    models = [one for model in listed(config.model) for one in each_model(model)]
+    sizes = _sizes(config.workload)
+    recorded = _needs_recording(config, place, imports)
+    found = [choose_trace(load_model(model, f"{place}: model"), sizes, place, recorded=recorded) for model in models]
+    traces = [written for written, _ in found]
+    if all(written == traces[0] for written in traces):
+        raw["trace"] = traces[0]
+    else:
+        raw |= {"model": models, "trace": traces, "zip": [*config.zip, ["model", "trace"]]}
+    return list(dict.fromkeys(why for _, why in found))
+
+
+def _needs_recording(config: Config, place: str, imports: bool) -> bool:
+    """Whether any policy reads a signal that only recordings have."""
+    seen: set[str] = set()
+    entries = entries_of(config, place, imports=imports)
+    for point in expand(config, place, imports=imports):
+        written, entry = repr(point.reading), entries[repr(point.policy)]
+        if written in seen or (not imports and foreign(point.policy)):
+            continue
+        seen.add(written)
+        needs = wants_of(point, place, entry).needs
+        if any(need.startswith("signal:") and need not in _SIGNALS for need in needs):
+            return True
+    return False
+
+
+def _sizes(workload: WorkloadConfig) -> dict[str, int | bool]:
+    """Requests, and tokens of each, that suffice for every workload of a sweep."""
+
+    def most(values: Any) -> int:
+        return max(_TOKENS if value is None else int(value) for value in listed(values))
+
+    largest = size_of({name: most(getattr(workload, name)) for name in LEAST})
+    tokens = (largest.prompt or 0) + (largest.decode or 0)
+    requests = max(_LEAST, 2 * largest.requests)
+    if requests * tokens > MAX_TOKENS:
+        requests = largest.requests
+    return {"requests": requests, "prompt": largest.prompt or 0, "decode": largest.decode or 0, "scores": True}
+
+
+def fitting(model: ModelSpec) -> str:
+    """Say which routing fits a model, as the remedy of a message."""
+    for name, _ in traces_of_shape(model):
+        return f"choose one of that shape, such as {name}"
+    if (parameters := parameters_of_shape(model)) is not None:
+        return f"make one of that shape up: trace: {_yaml({MADE: parameters, 'requests': 8, 'prompt': 64, 'decode': 64})}"
+    return how_to_get(model)
+
+
+def how_to_get(model: ModelSpec) -> str:
+    """Name the commands that make a trace for a model that nothing fits."""
+    return (
+        "no parameters to make it up; record some with 'moesim trace record MODEL --prompts FILE --out NAME.safetensors', or "
+        f"import it with 'moesim trace import FILE --model {model.name} --out NAME.safetensors', and name it as the trace"
+    )
+
+
+def _yaml(written: Mapping[str, Any]) -> str:
+    return "{" + ", ".join(f"{key}: {str(value).lower() if value is True else value}" for key, value in written.items()) + "}"
