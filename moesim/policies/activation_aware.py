@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 
+from moesim.policies.algorithms.activations import Past
 from moesim.policies.base import Range
 from moesim.policies.parts import Part, Setup, Swap, Unit
-from moesim.policies.past_sequences import Past
 from moesim.policies.visit import UNROUTED_FIRST, PresentVisit, Victims, first_resident
 from moesim.policy import Fetch, Routed, StepBegin, View
 

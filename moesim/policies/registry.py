@@ -65,7 +65,7 @@ POLICIES: dict[str, str] = {
     "least-stale-2gen": "moesim.policies.systems.least_stale:LeastStale2Gen",
     "lfu": "moesim.policies.systems.caches:LFU",
     "llama-cpp": "moesim.policies.systems.llama_cpp:LlamaCpp",
-    "llama-cpp-fit": "moesim.policies.systems.llama_cpp_fit:LlamaCppFit",
+    "llama-cpp-fit": "moesim.policies.systems.llama_cpp:LlamaCppFit",
     "llama-cpp-cache": "moesim.policies.systems.llama_cpp_cache:LlamaCppCache",
     "llama-cpp-in-dali": "moesim.policies.systems.as_compared:LlamaCppInDali",
     "llama-cpp-in-od-moe": "moesim.policies.systems.as_compared:LlamaCppInOdMoe",

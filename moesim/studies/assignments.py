@@ -22,9 +22,8 @@ from moesim.policies.algorithms.assignment import (
     greedy_assignment,
     threshold_assignment,
 )
-from moesim.policies.algorithms.optimum import layer_lower_bound, optimal_schedule
 from moesim.policies.algorithms.queues import Reading, Timings, queue_plan
-from moesim.policies.algorithms.schedule import Layer, executed_schedule
+from moesim.policies.algorithms.schedule import Layer, executed_schedule, layer_lower_bound, optimal_schedule
 from moesim.policies.algorithms.search import beam_assignment, exact_assignment
 from moesim.policies.algorithms.two_ended import two_ended_plan
 

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from moesim.errors import HardwareError
 from moesim.policies.algorithms.assignment import greedy_assignment
 from moesim.policies.algorithms.caching import workload_aware_swap
-from moesim.policies.algorithms.several_gpus import greedy_multi_assignment, workload_aware_swaps
 from moesim.policies.registry import make_policy
-from moesim.policies.systems.dali_multi_gpu import DaliMultiGpu
+from moesim.policies.systems.dali_multi_gpu import DaliMultiGpu, greedy_multi_assignment, workload_aware_swaps
 from moesim.testing import FakeView, check_policy, run_tiny, tiny_machine, tiny_workload
 from tests.engine.engine_kit import Oracle, cpu, crossings, gpu, link, machine, pair, play, tasks, transfers, workload
 

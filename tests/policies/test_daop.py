@@ -22,12 +22,11 @@ from moesim.experiment.resolve import Experiment
 from moesim.metrics import bytes_moved, fidelity
 from moesim.metrics.fresh import fresh_percent
 from moesim.policies.algorithms.assignment import fiddler_code_assignment
-from moesim.policies.algorithms.daop import degraded, prefill_swaps, swaps_from
 from moesim.policies.fixed_threshold import FixedThreshold
 from moesim.policies.parts import Setup
 from moesim.policies.parts.placement import FrequencyGlobal, FrequencyPerLayer
 from moesim.policies.registry import make_policy
-from moesim.policies.systems.daop import DaopCode, DaopPaper
+from moesim.policies.systems.daop import DaopCode, DaopPaper, degraded, prefill_swaps, swaps_from
 from moesim.policy import Predict, Predicted, Run, StepBegin
 from moesim.records import InexactRecord, Records
 from moesim.testing import FakeView, check_policy, routed, run_tiny, tiny_model, tiny_workload

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from moesim.errors import CapacityError
-from moesim.policies.algorithms.exllamav3 import rows_to_stream, swaps
 from moesim.policies.registry import make_policy
+from moesim.policies.systems.exllamav3 import rows_to_stream, swaps
 from moesim.records import Records
 from moesim.testing import FakeView, tiny_model
 from tests.engine.engine_kit import cpu, gpu, link, machine, play, tasks, transfers, workload

@@ -14,8 +14,8 @@ import pytest
 
 from moesim.errors import ConfigError
 from moesim.metrics import fidelity
-from moesim.policies.algorithms.fate import by_frequency, shallow_favoring
 from moesim.policies.registry import make_policy, policy_info
+from moesim.policies.systems.fate import by_frequency, shallow_favoring
 from moesim.records import Records
 from moesim.testing import run_tiny, tiny_workload
 from moesim.trace.predictors import make_predictor

@@ -10,18 +10,15 @@ import pytest
 
 from moesim.engine import native, simulate
 from moesim.policies.algorithms.activations import shares
-from moesim.policies.algorithms.finemoe import (
-    closest_embedding,
-    closest_map,
+from moesim.policies.registry import make_policy
+from moesim.policies.systems.finemoe import (
+    Trajectories,
     evicted,
     eviction_scores,
+    largest_priorities,
     layer_decay,
-    prefetch_priorities,
-    replaced_entry,
-    selected,
+    map_ranks,
 )
-from moesim.policies.registry import make_policy
-from moesim.policies.trajectories import Trajectories
 from moesim.records import Records
 from moesim.testing import check_policy, routed, tiny_workload
 from moesim.testing.runs import run_inputs
@@ -41,7 +38,8 @@ P = np.array([0.35, 0.25, 0.15, 0.10, 0.06, 0.04, 0.03, 0.02])
 def test_the_expert_that_passes_the_threshold_is_not_selected(similarity: float, n: int) -> None:
     """Sum .75 <= .8 < .85; only .35 <= .5, raised to top-k; at -.5 the threshold is held at 1."""
     shuffled = np.random.default_rng(3).permutation(8)
-    assert selected(P[shuffled], similarity, 2) == [int(np.flatnonzero(shuffled == rank)[0]) for rank in range(n)]
+    found = priorities(P[shuffled][None], 0, 1, similarity, 2)[0] > 2e-6
+    assert found.tolist() == [rank < n for rank in shuffled]
 
 
 @pytest.mark.parametrize(("layer", "weight"), [(7, 1.0), (8, 0.96), (15, 0.68), (23, 0.36)])
@@ -71,6 +69,10 @@ def first_best(values: list[float]) -> int:
     return rounded.index(max(rounded))
 
 
+def priorities(expert_map: Any, start: int, end: int, similarity: float, top_k: int) -> Any:
+    return largest_priorities([expert_map], [map_ranks(expert_map)], start, end, [similarity], top_k)
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_selection_and_priorities_are_those_described(seed: int) -> None:
     draw = np.random.default_rng(seed)
@@ -81,39 +83,17 @@ def test_selection_and_priorities_are_those_described(seed: int) -> None:
         similarity = float(draw.integers(-4, 80)) / 64
         start = int(draw.integers(0, n_layers))
         end = int(draw.integers(start, n_layers + 1))
-        found = prefetch_priorities(expert_map, start, end, similarity, top_k)
+        found = priorities(expert_map, start, end, similarity, top_k)
         for layer in range(n_layers):
             row = expert_map[layer].tolist()
             order = sorted(range(n_experts), key=lambda e: (-row[e], e))
             threshold = min(max(1 - similarity, 0), 1)
             n = sum(sum(row[e] for e in order[: i + 1]) <= threshold for i in range(n_experts))
             chosen = order[: max(min(n, n_experts), top_k)]
-            assert selected(expert_map[layer], similarity, top_k) == chosen
             for expert in range(n_experts):
                 weight = 1 - (layer - start) / (end + 1)
                 wanted = (row[expert] * weight if expert in chosen else 0.0) + 1e-6 if start <= layer < end else 0.0
                 assert found[layer, expert] == wanted
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_the_closest_and_the_most_redundant_entries(seed: int) -> None:
-    draw = np.random.default_rng(seed)
-    for _ in range(25):
-        n, n_layers, n_experts, hidden = (int(draw.integers(1, most)) for most in (8, 7, 6, 4))
-        maps = draw.integers(0, 3, (n, n_layers, n_experts)) / 4
-        observed = draw.integers(0, 3, (n_layers, n_experts)) / 4
-        embeddings, embedding = draw.integers(-2, 3, (n, hidden)) / 1.0, draw.integers(-2, 3, hidden) / 1.0
-        for layer in range(n_layers):
-            cosines = [cosine(one[: layer + 1], observed[: layer + 1]) for one in maps]
-            index, similarity = closest_map(maps, observed, layer)
-            assert index == first_best(cosines) and similarity == pytest.approx(cosines[index], abs=1e-12)
-        cosines = [cosine(one, embedding) for one in embeddings]
-        index, similarity = closest_embedding(embeddings, embedding)
-        assert index == first_best(cosines) and similarity == pytest.approx(cosines[index], abs=1e-12)
-        distance = int(draw.integers(0, n_layers + 1))
-        w = distance / n_layers
-        redundant = [w * cosine(e, embedding) + (1 - w) * cosine(m, observed) for e, m in zip(embeddings, maps, strict=True)]
-        assert replaced_entry(embeddings, maps, embedding, observed, distance) == first_best(redundant)
 
 
 def test_scores_and_victims_are_those_described() -> None:
@@ -132,7 +112,7 @@ def test_scores_and_victims_are_those_described() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_what_is_kept_up_to_date_layer_by_layer_is_what_the_function_finds(seed: int) -> None:
+def test_the_closest_map_is_the_one_with_the_largest_cosine_so_far(seed: int) -> None:
     draw = np.random.default_rng(seed)
     maps = draw.random((4, 9, 6))
     past = Trajectories(maps)
@@ -144,8 +124,9 @@ def test_what_is_kept_up_to_date_layer_by_layer_is_what_the_function_finds(seed:
             observed[:, layer] = shares(scores[[2, 4]] if n_rows == 5 else scores)  # the last row of each request
             event = routed([[0, 1]] * n_rows, layer=layer)._replace(scores=scores)
             for request, (index, similarity) in enumerate(past.observe(event)):
-                wanted = closest_map(shares(maps).swapaxes(0, 1), observed[request], layer)
-                assert index == wanted[0] and similarity == pytest.approx(wanted[1], abs=1e-12)
+                seen = observed[request, : layer + 1]
+                cosines = [cosine(one[: layer + 1], seen) for one in shares(maps).swapaxes(0, 1)]
+                assert index == first_best(cosines) and similarity == pytest.approx(cosines[index], abs=1e-12)
 
 
 def test_without_scores_the_weights_of_the_chosen_are_observed() -> None:

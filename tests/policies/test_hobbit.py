@@ -12,8 +12,8 @@ import pytest
 
 from moesim.errors import CapacityError, ConfigError
 from moesim.metrics import fidelity
-from moesim.policies.algorithms.hobbit import ScoreWeights, choose_precision, relative_weights, victim_scores
 from moesim.policies.registry import make_policy
+from moesim.policies.systems.hobbit import ScoreWeights, choose_precision, relative_weights, victim_scores
 from moesim.records import Records
 from tests.engine.engine_kit import Oracle, cpu, flat, gpu, machine, pair, play, tasks, tiny_model, workload
 

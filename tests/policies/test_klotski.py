@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moesim.policies.algorithms.klotski import hot_experts, in_order_of_appearance, most_popular
 from moesim.policies.registry import make_policy
+from moesim.policies.systems.klotski import hot_experts, in_order_of_appearance, most_popular
 from moesim.policy import Drop, Fetched, LayerBegin, LayerEnd, StepBegin
 from moesim.records import Records
 from moesim.testing import FakeView, check_policy

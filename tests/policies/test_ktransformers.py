@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from moesim.errors import CapacityError
-from moesim.policies.algorithms.ktransformers import gpu_experts, most_used, split_late
 from moesim.policies.registry import make_policy
+from moesim.policies.systems.ktransformers import gpu_experts, most_used, split_late
 from moesim.records import InexactRecord, Records
 from moesim.testing import check_policy
 from tests.engine.engine_kit import cpu, gpu, link, machine, play, tasks, tiny_model, transfers, workload

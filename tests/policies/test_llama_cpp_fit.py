@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 
 from moesim.errors import ConfigError
-from moesim.policies.algorithms.llama_cpp import Fit, false_position, fitted, rows_to_offload
 from moesim.policies.registry import make_policy
-from moesim.policies.systems.llama_cpp import LlamaCpp
-from moesim.policies.systems.llama_cpp_fit import LlamaCppFit
+from moesim.policies.systems.llama_cpp import Fit, LlamaCpp, LlamaCppFit, false_position, fitted, rows_to_offload
 from moesim.policy import Fetch, Run
 from moesim.testing import FakeView, routed, tiny_model
 

@@ -1,4 +1,4 @@
-"""MoE-Gen: the cycle of experts through its buffers, to the nanosecond, and its table of batches."""
+"""MoE-Gen: the cycle of experts through its buffers, to the nanosecond."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from moesim.policies.algorithms.moe_gen import module_batches
 from moesim.policies.registry import make_policy
 from moesim.policies.systems.moe_gen import MoEGen
 from moesim.policy import Placement, View
@@ -37,16 +36,6 @@ def run(
     model = tiny_model(n_layers=n_layers, n_experts=n_experts)
     work = workload(requests, n_experts=n_experts, **more)
     return play(policy or make_policy("moe-gen"), work, toy, model=model)
-
-
-# ------------------------------------------------------------------------------------------------------------------- table
-@pytest.mark.parametrize(
-    ("gb", "context", "sizes"),
-    [(24, 500, (200, 400, 400)), (48, 544, (400, 800, 800)), (79, 544, (600, 1200, 1200)), (24, 1088, (200, 400, 200)),
-     (40, 544, (200, 400, 400))],
-)  # fmt: skip
-def test_the_table_of_batches(gb: float, context: int, sizes: tuple[int, int, int]) -> None:
-    assert module_batches(gb, context) == sizes
 
 
 # ----------------------------------------------------------------------------------------------------------- a layer's time

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moesim.policies.algorithms.activations import closest_matrix, least_visited, remaining_priority, shares
-from moesim.policies.past_sequences import Past
+from moesim.policies.algorithms.activations import Past, least_visited, remaining_priority, shares
 from moesim.policies.registry import make_policy
 from moesim.records import Records
 from moesim.testing import check_policy
@@ -53,27 +52,6 @@ def closest_by_hand(stored: Any, matrix: Any, layer: int, mask: str) -> int:
     return distances.index(min(distances))
 
 
-@pytest.mark.parametrize("mask", ["seen", "later"])
-def test_the_closest_matrix_is_the_one_with_the_smallest_mean_distance(mask: Any) -> None:
-    for seed in range(1000):
-        draw = np.random.default_rng(seed)
-        n, n_layers, n_experts = (int(draw.integers(1, most)) for most in (8, 6, 6))
-        stored = draw.integers(0, 3, (n, n_layers, n_experts))
-        matrix = draw.integers(0, 3, (n_layers, n_experts))
-        layer = int(draw.integers(0, n_layers))
-        if draw.random() < 0.3:
-            matrix[layer + 1 :] = 0  # the first pass
-        assert closest_matrix(stored, matrix, layer, mask) == closest_by_hand(stored, matrix, layer, mask)
-
-
-def test_with_the_released_mask_the_first_is_found_in_the_first_pass() -> None:
-    stored = np.array([[[0, 4], [0, 4]], [[4, 0], [4, 0]]])
-    matrix = np.array([[4, 0], [0, 0]])  # layer 0 of the first pass is like the second sequence
-    assert closest_matrix(stored, matrix, 0, "later") == 0
-    assert closest_matrix(stored, matrix, 0, "seen") == 1
-    assert closest_matrix(stored, np.array([[4, 0], [3, 0]]), 0, "later") == 1  # a later pass: row 1 is known
-
-
 def test_the_priority_decays_with_the_distance() -> None:
     for seed in range(1000):
         draw = np.random.default_rng(seed)
@@ -88,7 +66,7 @@ def test_the_priority_decays_with_the_distance() -> None:
 
 @pytest.mark.parametrize("mask", ["seen", "later"])
 @pytest.mark.parametrize("seed", range(4))
-def test_what_is_kept_up_to_date_layer_by_layer_is_what_the_functions_say(seed: int, mask: Any) -> None:
+def test_the_closest_past_is_the_one_with_the_smallest_mean_distance(seed: int, mask: Any) -> None:
     draw = np.random.default_rng(seed)
     n_layers, n_experts = 4, 6
     stored = draw.integers(0, 5, (n_layers, 7, n_experts))
@@ -103,7 +81,7 @@ def test_what_is_kept_up_to_date_layer_by_layer_is_what_the_functions_say(seed: 
             for request, row in zip(requests.tolist(), experts, strict=True):
                 matrices[request][layer, row] += 1
             past.count(layer, experts, 0)
-            closest = [kept[closest_matrix(kept, matrices[one], layer, mask)] for one in sorted(set(requests.tolist()))]
+            closest = [kept[closest_by_hand(kept, matrices[one], layer, mask)] for one in sorted(set(requests.tolist()))]
             wanted = remaining_priority(np.mean([shares(one) for one in closest], axis=0), layer)
             np.testing.assert_allclose(past.priority(layer), wanted, rtol=1e-12, atol=0)
 

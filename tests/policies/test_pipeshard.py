@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from moesim.policies.algorithms.pipeshard import Shard, ShardPlan, State, predicted_time, shard_plan, tier_of
 from moesim.policies.registry import make_policy
+from moesim.policies.systems.pipeshard import Shard, ShardPlan, State, predicted_time, shard_plan, tier_of
 from moesim.records import Records
 from tests.engine.engine_kit import play, tiny_model, workload
 

@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 
 from moesim.errors import CapacityError, HardwareError
-from moesim.policies.algorithms.llama_cpp import first_layers_on_gpu
 from moesim.policies.registry import make_policy, policy_info
 from moesim.policies.systems.all_cpu import AllCpu
 from moesim.policies.systems.all_gpu import AllGpu
 from moesim.policies.systems.fiddler import Fiddler
-from moesim.policies.systems.llama_cpp import LlamaCpp
+from moesim.policies.systems.llama_cpp import LlamaCpp, first_layers_on_gpu
 from moesim.policies.systems.mixtral_offloading import MixtralOffloading
 from moesim.policies.systems.on_demand import OnDemand
 from moesim.policy import Drop, Fetch, Fetched, LayerEnd, Move, Placement, Ran, Routed, Run

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moesim.policies.algorithms.arena import Arena
 from moesim.policies.registry import make_policy
+from moesim.policies.systems.pre_gated import Arena
 from moesim.records import Records
 from moesim.testing import check_policy
 from tests.engine.engine_kit import Oracle, cpu, gpu, link, machine, pair, play, tasks, transfers, workload

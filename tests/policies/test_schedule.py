@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
+from itertools import permutations
 
 import pytest
 
-from moesim.policies.algorithms.optimum import brute_force_schedule, layer_lower_bound, optimal_schedule
-from moesim.policies.algorithms.schedule import Layer, Piece, best_order, executed_schedule
+from moesim.policies.algorithms.schedule import Layer, Piece, best_order, executed_schedule, layer_lower_bound, optimal_schedule
 from moesim.policy import Copy, Fetch, Routed, Run, View
 from moesim.records import Records
 from tests.engine.engine_kit import Script, cpu, device, machine, play, tiny_model, workload
@@ -117,6 +117,19 @@ def _pieces(records: Records, name: str, at: int) -> tuple[Piece, ...]:
 
 
 # ------------------------------------------------------------------------------------------------------------- the best
+
+
+def brute_force_schedule(layer: Layer) -> float:
+    """Least makespan over all splits, all orders of transfers and all orders of the GPU, waiting for each expert."""
+    active = layer.active
+    best = float("inf")
+    for code in range(1 << len(active)):
+        chosen = [e for i, e in enumerate(active) if code >> i & 1]
+        rest = [e for e in active if e not in chosen]
+        for loads in permutations([e for e in chosen if not layer.resident[e]]):
+            for gpu in permutations(chosen):
+                best = min(best, executed_schedule(layer, gpu, rest, loads, in_order=True).makespan)
+    return best
 
 
 def test_the_best_schedule_of_the_worked_example():

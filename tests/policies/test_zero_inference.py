@@ -8,11 +8,8 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import pytest
 
-from moesim.model import load_model
-from moesim.policies.algorithms.zero_inference import released, tensors_ahead
 from moesim.policies.registry import make_policy
 from moesim.records import Records
 from moesim.testing import check_policy
@@ -104,50 +101,6 @@ def test_pageable_memory_is_its_own_transfer() -> None:
     assert make_policy("zero-inference").transfer(model) is None  # type: ignore[attr-defined]
     unpinned: Any = make_policy({"name": "zero-inference", "pinned": False})
     assert unpinned.transfer(model) == ("pageable", None)
-
-
-def test_known_settings_copy_nothing_ahead_that_matters() -> None:
-    """A Mixtral layer: 8 experts of 3 matrices. The example's window is 2 h^2, and so is its limit of live parameters."""
-    model = load_model("mixtral-8x7b")
-    expert = model.expert_params
-    assert (expert, 8 * expert) == (176_160_768, 1_409_286_144)
-    matrices, window = [expert // 3] * 24, 2 * model.hidden**2
-    assert 33_554_432 == window < 50_000_000 < expert
-    assert tensors_ahead(matrices, 0) == tensors_ahead(matrices, 0, bucket=window, max_live=window) == 1
-    assert tensors_ahead(matrices, 8 * expert) == tensors_ahead(matrices, 8 * expert, bucket=window, max_live=window) == 0
-
-
-def restated(sizes: list[int], live: int, bucket: int, most: int, moving: set[int]) -> int:
-    ahead = [sum(sizes[:n]) for n in range(min([len(sizes), *moving]))]  # before each
-    return sum(before < min(most - live, bucket) for before in ahead)
-
-
-def test_tensors_ahead_against_a_restatement() -> None:
-    rng = np.random.default_rng(5)
-    for _ in range(1000):
-        sizes = rng.integers(1, 20, int(rng.integers(0, 12))).tolist()
-        live, bucket, most = (int(n) for n in rng.integers(0, 60, 3))
-        moving = set(rng.integers(0, 30, int(rng.integers(0, 3))).tolist())
-        expected = restated(sizes, live, bucket, most, moving)
-        assert tensors_ahead(sizes, live, bucket=bucket, max_live=most, moving=moving) == expected
-
-
-def test_what_is_released_against_a_restatement() -> None:
-    rng = np.random.default_rng(6)
-    size = dict(zip("abcdefgh", rng.integers(1, 9, 8).tolist(), strict=True))
-    kept = set()
-    for _ in range(1000):
-        modules = [{name: size[name] for name in "abcdefgh" if rng.random() < 0.3} for _ in range(int(rng.integers(1, 6)))]
-        small, distance = int(rng.integers(0, 9)), int(rng.integers(0, 30))
-        expected = []
-        for name in modules[0]:
-            uses = [n for n in range(1, len(modules)) if name in modules[n]]
-            soon = any(sum(sum(between.values()) for between in modules[1:n]) < distance for n in uses)
-            kept.add((size[name] <= small, soon))
-            if size[name] > small and not soon:
-                expected.append(name)
-        assert released(modules[0], modules[1:], persistence_threshold=small, max_reuse_distance=distance) == expected
-    assert len(kept) == 4
 
 
 def test_it_keeps_the_contract() -> None:

@@ -23,7 +23,7 @@ from moesim.experiment.runner import run_one
 from moesim.hardware.costs import CostModel
 from moesim.plots.assignments import assignment_ratios
 from moesim.plots.regret import regret_waterfall
-from moesim.policies.algorithms.optimum import optimal_schedule
+from moesim.policies.algorithms.schedule import optimal_schedule
 from moesim.policies.part_names import make_part
 from moesim.policies.registry import POLICIES, make_policy
 from moesim.studies.assignments import LOADS, REGIMES, RULES, SIZES, Result, draw, study

@@ -13,6 +13,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+
 Mask = Literal["seen", "later"]
 SMALLEST = 1e-8  # added to each share, so that nearness still counts among experts that were never used (released code)
 
@@ -41,45 +42,6 @@ def shares(counts: NDArray[Any]) -> NDArray[np.float64]:
     total = counts.sum(axis=-1, keepdims=True, dtype=np.float64)
     found: NDArray[np.float64] = np.divide(counts, total, out=np.zeros(counts.shape), where=total > 0)
     return found
-
-
-def closest_matrix(stored: NDArray[Any], matrix: NDArray[Any], layer: int, mask: Mask = "seen") -> int:
-    """Find the past sequence that the present one is most like at a layer (MoE-Infinity).
-
-    Parameters
-    ----------
-    stored : ndarray of int or float, (n, n_layers, n_experts)
-        Matrices of past sequences: tokens that used each expert.
-    matrix : ndarray of int or float, (n_layers, n_experts)
-        That of the present sequence so far.
-    layer : int
-        The layer that was routed last, l.
-    mask : {"seen", "later"}
-        ``seen`` compares rows 0 .. l, the method's intent. ``later`` is the released code: rows 0 .. l of the stored ones are
-        overwritten by a constant, so that only the rows after l tell them apart. In the first pass of a sequence these are
-        empty, and the first one is found.
-
-    Returns
-    -------
-    int
-        Index of the smallest distance, of equals the first. The distance is 1 minus the mean over the rows of the cosine of
-        the rows, each scaled to a sum of 1; a row of zeros has cosine 0. Distances that agree to 12 decimals are equal.
-
-    Examples
-    --------
-    >>> past = np.array([[[4, 0], [4, 0]], [[0, 4], [4, 0]], [[0, 4], [0, 4]]])
-    >>> now = np.array([[1, 3], [0, 2]])
-    >>> closest_matrix(past, now, 0), closest_matrix(past, now, 1), closest_matrix(past, now, 0, "later")
-    (1, 2, 2)
-    """
-    past = np.array(stored, np.float64)
-    present = np.asarray(matrix, np.float64)
-    if mask == "seen":
-        past, present = past[:, : layer + 1], present[: layer + 1]
-    else:
-        past[:, : layer + 1] = 1
-    cosines = (unit_rows(shares(past)) * unit_rows(shares(present))).sum(axis=2)
-    return int((1 - cosines.mean(axis=1)).round(12).argmin())
 
 
 def remaining_priority(probability: NDArray[Any], layer: int) -> NDArray[np.float64]:
@@ -134,3 +96,90 @@ def least_visited(visits: NDArray[Any], may_go: NDArray[np.bool_]) -> tuple[int,
         return None
     expert, layer = divmod(at, len(visits))
     return layer, expert
+
+
+DECIMALS = 12  # to which likenesses are compared, so that rounding breaks no tie
+
+
+class Past:
+    """Activation matrices of the sequences that are over, and of those under way.
+
+    ``stored`` (n_layers, n, n_experts) are there from the start, as far as the capacity goes. With ``learns``, those of the
+    run that are over are stored too.
+
+    With the mask ``seen``, the method's intent, rows 0 .. l are compared, l being the layer that was routed last. ``later`` is the
+    released code: rows 0 .. l of the stored ones are overwritten by a constant, so that only the rows after l tell them apart. In
+    the first pass of a sequence these are empty, and the first one is found. Sums of cosines of the rows, each scaled to a sum
+    of 1, are compared to 12 decimals; a row of zeros has cosine 0.
+    """
+
+    def __init__(
+        self, capacity: int, n_layers: int, n_experts: int, *, stored: NDArray[Any] | None = None, learns: bool = True,
+        mask: Mask = "seen",
+    ) -> None:  # fmt: skip
+        self._learns, self._mask = learns, mask
+        self._capacity = capacity
+        self._shape = (n_layers, n_experts)
+        self._n_stored = 0  # ever; the oldest are replaced
+        self._shares = np.zeros((0, *self._shape))  # of what is stored
+        self._units = np.zeros((n_layers, 0, n_experts))  # the same by layer, rows of length 1
+        self._counts: dict[int, NDArray[Any]] = {}  # request -> its matrix so far
+        self._decoded: set[int] = set()  # requests of the last decode step
+        self._order: list[int] = []  # requests of this step
+        self._row_of: NDArray[Any] = np.zeros(0, np.int64)  # of the step's rows, in that order
+        self._present = np.zeros((0, *self._shape))  # matrices of the requests of this step
+        self._likeness = np.zeros((0, 0))  # (requests, stored): sum of the cosines of the rows compared
+        self._cosines: NDArray[Any] | None = None  # (n_layers, requests, stored), before this step; for the mask "later"
+        for matrix in () if stored is None else stored.swapaxes(0, 1)[:capacity]:
+            self._store(matrix)
+
+    def begin(self, requests: NDArray[Any], decode: bool) -> None:
+        """Begin a step; a request that has decoded and is not in a later decode step is over."""
+        for at, request in enumerate(self._order):
+            self._counts[request] = self._present[at]
+        order, self._row_of = np.unique(requests, return_inverse=True)
+        self._order = order.tolist()
+        if decode:
+            for over in sorted(self._decoded.difference(self._order)):
+                matrix = self._counts.pop(over)
+                if self._learns:
+                    self._store(matrix)
+            self._decoded = set(self._order)
+        empty = np.zeros(self._shape)
+        self._present = np.stack([self._counts.get(request, empty) for request in self._order])
+        self._likeness = np.zeros((len(self._order), len(self._shares)))
+        if self._mask == "later":
+            self._cosines = unit_rows(self._present).swapaxes(0, 1) @ self._units.swapaxes(1, 2)
+
+    def count(self, layer: int, experts: NDArray[Any], first_row: int) -> None:
+        """Count what the rows of a micro-batch use, and compare the layer with the stored ones."""
+        rows = self._row_of[first_row : first_row + len(experts)]
+        row = self._present[:, layer]
+        np.add.at(row, (rows[:, None], experts), 1)
+        if self._cosines is not None:
+            self._likeness = self._cosines[layer + 1 :].sum(axis=0)
+        elif len(self._shares):
+            these = np.unique(rows)
+            self._likeness[these] += unit_rows(row[these]) @ self._units[layer].T
+
+    def priority(self, layer: int) -> NDArray[Any]:
+        """Weigh all experts by the closest past of each sequence of this step; of equals the first.
+
+        The released code masks the rows up to this layer and compares the others, which are empty in the first pass.
+        """
+        if len(self._shares):
+            expected = self._shares[self._likeness.round(DECIMALS).argmax(axis=1)]
+        else:
+            expected = shares(self._present)
+        return remaining_priority(expected.mean(axis=0), layer)
+
+    def _store(self, counts: NDArray[Any]) -> None:
+        units = unit_rows(counts)
+        if len(self._shares) < self._capacity:
+            self._shares = np.concatenate([self._shares, shares(counts)[None]])
+            self._units = np.concatenate([self._units, units[:, None]], axis=1)
+        else:
+            at = self._n_stored % self._capacity
+            self._shares[at] = shares(counts)
+            self._units[:, at] = units
+        self._n_stored += 1

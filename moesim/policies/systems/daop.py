@@ -33,30 +33,28 @@ layer's state while the GPU is busy, and where a prediction would keep the CPU t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple
 
 from moesim.model import ModelSpec
-from moesim.policies.algorithms.daop import SWAP_FACTOR
 from moesim.policies.base import CACHE, PolicyBase, Range, cpu_of, gpu_of, idle_resident, layer_residents, slot_bytes
 from moesim.policies.composition import PartSpec
-from moesim.policies.daop_ahead import Ahead
-from moesim.policies.daop_swaps import PromptSwaps, SwapRule
-from moesim.policies.exchanging import LEAVING, Exchange
-from moesim.policies.main_thread import Awaited, MainThread
 from moesim.policies.part_names import make_part
-from moesim.policies.parts import AssignmentPart, PlacementPart, Setup, source_needs
+from moesim.policies.parts import AssignmentPart, PlacementPart, Setup, Unit, source_needs
 from moesim.policies.parts.assignment import Resident
 from moesim.policy import (
     DEMAND,
+    UPDATE,
     Action,
     Copy,
     Drop,
     Fetch,
     Fetched,
     LayerEnd,
+    Move,
     Placement,
     Pool,
     Predict,
@@ -67,6 +65,366 @@ from moesim.policy import (
     StepBegin,
     View,
 )
+
+Pair = tuple[int, int]  # (expert that comes to the GPU, expert that leaves it)
+Awaited = tuple[int, int, str]  # (layer, expert, device): an arrival on a GPU, the end of a Run on a CPU
+
+
+class MainThread:
+    """Swaps of a layer pair by pair, then its experts on one device, then on the other; waits in between where it is told to."""
+
+    def __init__(self) -> None:
+        self.begin_step()
+
+    def begin_step(self) -> None:
+        """Forget what was to be done."""
+        self._swaps: deque[Pair] = deque()
+        self._experts: dict[str, list[int]] = {"gpu": [], "cpu": []}
+        self._awaited: set[Awaited] = set()
+
+    def add_swaps(self, pairs: Iterable[Pair]) -> None:
+        """Swap these, one pair after the other."""
+        self._swaps.extend(pairs)
+
+    def add_experts(self, gpu: Iterable[int], cpu: Iterable[int]) -> None:
+        """Execute these; an expert that is to be executed already takes the rows of all micro-batches so far."""
+        taken = {*self._experts["gpu"], *self._experts["cpu"]}
+        self._experts["gpu"] += [e for e in gpu if e not in taken]
+        self._experts["cpu"] += [e for e in cpu if e not in taken]
+
+    def leave_out(self, expert: int) -> None:
+        """Do not execute an expert whose rows another Run takes."""
+        for experts in self._experts.values():
+            if expert in experts:
+                experts.remove(expert)
+
+    def wait_for(self, what: Iterable[Awaited]) -> None:
+        """Do nothing more before all of these have happened."""
+        self._awaited.update(what)
+
+    def happened(self, what: Awaited) -> bool:
+        """Note that something has happened; say whether the thread has waited for it."""
+        waited = what in self._awaited
+        self._awaited.discard(what)
+        return waited
+
+    def steps(self, *, cpu_first: bool) -> Iterator[tuple[Pair | None, str, list[int]]]:
+        """Give what the thread does now: a pair to swap, or a device and the experts that it executes."""
+        while self._swaps and not self._awaited:
+            yield self._swaps.popleft(), "", []
+        for device in ("cpu", "gpu") if cpu_first else ("gpu", "cpu"):
+            if self._experts[device] and not self._awaited:
+                experts, self._experts[device] = self._experts[device], []
+                yield None, device, experts
+
+
+LEAVING = "leaving"  # pool of experts on their way back to the host
+
+
+class Exchange:
+    """Copies between a GPU's cache and the host.
+
+    What leaves is copied back if ``writeback``, else forgotten at once. In the pool `LEAVING`, ``n_buffers`` experts make room before
+    they are gone.
+    """
+
+    def __init__(self, gpu: str, host: str, writeback: bool, n_buffers: int) -> None:
+        self._gpu, self._host = gpu, host
+        self._writeback = writeback
+        self._n_buffers = n_buffers
+        self._leaving: dict[Unit, list[Run]] = {}  # -> Runs on the host that wait for it
+        self._buffered: set[Unit] = set()
+
+    def is_leaving(self, layer: int, expert: int) -> bool:
+        """Say whether the host has not got an expert yet."""
+        return (layer, expert) in self._leaving
+
+    def start(self, layer: int, pairs: Iterable[tuple[int, int]], view: View) -> list[Action]:
+        """Copy experts in and others out, pair by pair.
+
+        A pair is a newcomer and an expert on the GPU that leaves; neither may be under way.
+        """
+        actions: list[Action] = []
+        for new, old in pairs:
+            if self._writeback:
+                self._leaving[layer, old] = []
+                actions += self._to_buffers(view)
+                actions.append(Fetch(layer, (old,), self._host, UPDATE, source=self._gpu))
+            actions.append(Drop(layer, (old,), self._gpu))
+            actions.append(Fetch(layer, (new,), self._gpu, DEMAND, CACHE))
+        return actions
+
+    def arrived(self, layer: int, expert: int, view: View) -> list[Action]:
+        """Return what an arrival on the host sets free: a buffer for the next that leaves, and Runs there."""
+        self._buffered.discard((layer, expert))
+        runs = self._leaving.pop((layer, expert))
+        return [*self._to_buffers(view), *runs]
+
+    def when_there(self, runs: Sequence[Run]) -> list[Action]:
+        """Return Runs on the host, each of one expert, but keep those whose expert is still leaving the GPU."""
+        if not self._leaving:
+            return list(runs)
+        now: list[Action] = []
+        for run in runs:
+            kept = self._leaving.get((run.layer, run.experts[0]))
+            if kept is None:
+                now.append(run)
+            elif run.rows is not None or run not in kept:  # without rows, the one that is kept takes all
+                kept.append(run)
+        return now
+
+    def _to_buffers(self, view: View) -> list[Action]:
+        """Give buffers to who leaves; an expert that has left while a decision was taken needs none."""
+        actions: list[Action] = []
+        for layer, expert in self._leaving:
+            if len(self._buffered) >= self._n_buffers:
+                break
+            if (layer, expert) not in self._buffered and view.is_resident(layer, expert, self._gpu):
+                self._buffered.add((layer, expert))
+                actions.append(Move(layer, (expert,), self._gpu, LEAVING))
+        return actions
+
+
+SWAP_FACTOR = 1.05  # SwapInOut of Algorithm 1 and of the released code
+
+
+def prefill_swaps(
+    loads: Sequence[int],
+    on_gpu: Sequence[int],
+    *,
+    factor: float = SWAP_FACTOR,
+    strict: bool = True,
+    mixed: bool = False,
+    prompt_tokens: int = 1,
+) -> list[tuple[int, int]]:
+    """Pair hot experts on the CPU with cold ones on the GPU (DAOP, Algorithm 1).
+
+    Parameters
+    ----------
+    loads : sequence of int, shape (n_experts,)
+        Rows of each expert in the prompt.
+    on_gpu : sequence of int, shape (n_experts,)
+        1 where the expert is on the GPU.
+    factor : float
+        By how much the hot expert must be busier.
+    strict : bool
+        Swap only if ``hot > factor * cold``, as the released code does; else already if they are equal, as printed.
+        Then two idle experts are swapped.
+    mixed : bool
+        The cold list as the released code builds it, over all experts with the key ``load * (1 if on the GPU else
+        prompt_tokens)``: an idle expert on the CPU has key 0 and takes a place whose pair is then passed over.
+    prompt_tokens : int
+        Rows of the prompt, for ``mixed``.
+
+    Returns
+    -------
+    list of (int, int)
+        (hot, cold) to be swapped, hottest first; at most half of the experts.
+
+    Notes
+    -----
+    Both lists hold ``n_experts // 2`` experts if there are as many; the pairs end with the shorter one.
+
+    Examples
+    --------
+    >>> loads, on_gpu = [30, 2, 10, 8, 0, 25, 5, 16], [0, 1, 1, 1, 0, 0, 0, 1]
+    >>> prefill_swaps(loads, on_gpu)
+    [(0, 1), (5, 3)]
+
+    In the released code the idle expert 4 takes the place opposite the hottest, which then stays on the CPU:
+
+    >>> prefill_swaps(loads, on_gpu, mixed=True, prompt_tokens=48)
+    [(5, 1)]
+    """
+    ids = range(len(loads))
+    hot = [e for e in ids if not on_gpu[e]]
+    cold = list(ids) if mixed else [e for e in ids if on_gpu[e]]
+    size = len(loads) // 2
+    hot = sorted(hot, key=lambda e: -loads[e])[:size]
+    cold = sorted(cold, key=lambda e: loads[e] * (1 if on_gpu[e] else prompt_tokens))[:size]
+    pairs = []
+    for busy, idle in zip(hot, cold, strict=False):
+        least = factor * loads[idle]
+        if on_gpu[idle] and (loads[busy] > least if strict else loads[busy] >= least):
+            pairs.append((busy, idle))
+    return pairs
+
+
+def swaps_from(
+    present: Sequence[int], start: Sequence[int], pairs: Sequence[tuple[int, int]], loads: Sequence[int]
+) -> list[tuple[int, int]]:
+    """Reach the outcome of swaps that were chosen for another placement than the present one.
+
+    ``start`` is the placement in which ``pairs`` of (hot, cold) were chosen. Returns (newcomer, leaver) for all that ``present`` and
+    the outcome do not share, busiest newcomer and idlest leaver first.
+
+    Examples
+    --------
+    >>> swaps_from([0, 0, 1, 1], [1, 1, 0, 0], [(2, 1)], [4, 0, 5, 1])
+    [(0, 3)]
+    """
+    wanted = list(start)
+    for hot, cold in pairs:
+        wanted[hot], wanted[cold] = 1, 0
+    ids = range(len(loads))
+    new = sorted((e for e in ids if wanted[e] > present[e]), key=lambda e: -loads[e])
+    old = sorted((e for e in ids if wanted[e] < present[e]), key=lambda e: loads[e])
+    return list(zip(new, old, strict=True))
+
+
+def degraded(predicted: Sequence[int], scores: Sequence[float], on_gpu: Sequence[int], allowed: int) -> list[int]:
+    """Replace predicted experts of which too many are on the CPU (DAOP, "graceful degradation").
+
+    Parameters
+    ----------
+    predicted : sequence of int, shape (top_k,)
+        Experts predicted for a row, best first.
+    scores : sequence of float, shape (n_experts,)
+        The prediction's scores.
+    on_gpu : sequence of int, shape (n_experts,)
+        1 where the expert is on the GPU.
+    allowed : int
+        Predicted experts that may stay on the CPU: 1 of 2 in the paper.
+
+    Returns
+    -------
+    list of int, shape (top_k,)
+        The predicted experts; of those on the CPU the lowest beyond ``allowed`` give way to the best-scored experts on the
+        GPU that were not predicted, as far as there are any.
+
+    Notes
+    -----
+    The paper and the code speak of two predicted experts only: if both are on the CPU and the layer has any expert on
+    the GPU, the lower one is replaced. ``allowed = top_k // 2`` is that rule for two.
+
+    Examples
+    --------
+    >>> degraded([4, 0], [0.2, 0.1, 0.15, 0.05, 0.5], [0, 1, 1, 0, 0], allowed=1)
+    [4, 2]
+    >>> degraded([1, 4], [0.2, 0.3, 0.15, 0.05, 0.25], [0, 1, 1, 0, 0], allowed=1)
+    [1, 4]
+    """
+    absent = [place for place, expert in enumerate(predicted) if not on_gpu[expert]]
+    n_extra = len(absent) - allowed
+    if n_extra <= 0:
+        return list(predicted)
+    free = [e for e, here in enumerate(on_gpu) if here and e not in predicted]
+    best = sorted(free, key=lambda e: -scores[e])[:n_extra]
+    chosen = list(predicted)
+    for place, expert in zip(absent[len(absent) - len(best) :], best, strict=True):
+        chosen[place] = expert
+    return chosen
+
+
+class SwapRule(NamedTuple):
+    """When experts change places."""
+
+    factor: float
+    strict: bool
+    mixed: bool
+    in_last_chunk: bool
+    reset: bool
+
+
+class PromptSwaps:
+    """Keeps the placement, which copies under way may still have to reach, and decides the swaps of a prompt."""
+
+    def __init__(self, rule: SwapRule, initial: Sequence[bytes], top_k: int) -> None:
+        self._rule = rule
+        self._initial = initial
+        self._top_k = top_k
+        self.on_gpu = [bytearray(row) for row in initial]
+        self._counts = [[0] * len(row) for row in initial]  # rows of the present prompt, chunk by chunk
+        self._first_chunk, self._last_chunk = True, True
+
+    def begin_step(self, event: StepBegin) -> None:
+        """Count afresh if a prompt begins."""
+        self._first_chunk, self._last_chunk = self._last_chunk, event.last_chunk
+        if self._first_chunk and event.phase != "decode":
+            self._counts = [[0] * len(counts) for counts in self._counts]
+
+    def decide(self, event: Routed, may_swap: Callable[[int, int], bool]) -> list[Pair]:
+        """Count the rows of a layer; decide its swaps once, with the first micro-batch of one of its chunks.
+
+        Experts that are still moving stay where they are going.
+        """
+        layer, rule = event.layer, self._rule
+        loads = self._counts[layer] = [old + new for old, new in zip(self._counts[layer], event.rows, strict=True)]
+        if event.mb or not (self._last_chunk if rule.in_last_chunk else self._first_chunk):
+            return []
+        on_gpu = self.on_gpu[layer]
+        start = self._initial[layer] if rule.reset else on_gpu
+        tokens = sum(loads) // self._top_k
+        pairs = prefill_swaps(loads, start, factor=rule.factor, strict=rule.strict, mixed=rule.mixed, prompt_tokens=tokens)
+        if rule.reset:
+            pairs = swaps_from(on_gpu, start, pairs, loads)
+        found = []
+        for new, old in pairs:
+            if may_swap(new, old):
+                on_gpu[new], on_gpu[old] = 1, 0
+                found.append((new, old))
+        return found
+
+
+class Ahead:
+    """Collects the predictions about the next layer, degrades them, and keeps the GPU's share until that layer is routed."""
+
+    def __init__(self, on_gpu: Sequence[Sequence[int]], top_k: int, allowed: int | None) -> None:
+        self._on_gpu = on_gpu
+        self._top_k = top_k
+        self._allowed = allowed  # experts of a row that may be on the CPU; None: any number
+        self.answered = False  # whether a prediction has come in this run
+        self.begin_step(0)
+
+    def begin_step(self, n_rows: int) -> None:
+        """Forget what was predicted."""
+        self._n_rows = n_rows
+        self._told: list[Predicted] = []  # about the next layer, by micro-batch
+        self._planned: dict[tuple[int, int], dict[int, list[int]]] = {}  # (layer, micro-batch) -> GPU expert -> rows
+
+    def take(self, layer: int, mb: int) -> dict[int, list[int]] | None:
+        """Return the GPU's share of a micro-batch by expert; None: the layer's own gate decides."""
+        return self._planned.pop((layer, mb), None)
+
+    def add(self, event: Predicted, routed: int) -> dict[int, list[int]] | None:
+        """Return the CPU's share by expert once all rows are predicted; None: not yet, too late or not for every row."""
+        if not event.mb:
+            self._told = []
+        if event.layer <= routed or event.mb != len(self._told) or event.ids.shape[1] < self._top_k:
+            return None
+        self._told.append(event)
+        if sum(len(one.ids) for one in self._told) < self._n_rows:
+            return None
+        self.answered = True
+        on_gpu = self._on_gpu[event.layer]
+        ahead: dict[int, list[int]] = {}
+        first = 0
+        for told in self._told:
+            rows_of: dict[int, list[int]] = {}
+            for row, chosen in enumerate(self._chosen(told, on_gpu), first):
+                for expert in chosen:
+                    (rows_of if on_gpu[expert] else ahead).setdefault(expert, []).append(row)
+            self._planned[event.layer, told.mb] = dict(sorted(rows_of.items()))
+            first += len(told.ids)
+        return dict(sorted(ahead.items()))
+
+    def _chosen(self, event: Predicted, on_gpu: Sequence[int]) -> list[list[int]]:
+        """Return the experts of each row, degraded where too many are on the CPU."""
+        found: list[list[int]] = event.ids.tolist()
+        chosen = [ids[: self._top_k] for ids in found]
+        if self._allowed is None:
+            return chosen
+        for row, ids in enumerate(chosen):
+            if sum(not on_gpu[e] for e in ids) > self._allowed:
+                if event.scores is not None and event.scores.shape[1] == len(on_gpu):
+                    scores = event.scores[row].tolist()
+                else:  # in the order of the ids that were given, then all others alike
+                    scores = [0] * len(on_gpu)
+                    for place, expert in enumerate(found[row]):
+                        scores[expert] = len(found[row]) - place
+                chosen[row] = degraded(ids, scores, on_gpu, self._allowed)
+        return chosen
+
 
 PLACEHOLDER = "placeholder"  # of the one expert that is copied for one use
 DECODE_FREQUENCY = {"name": "frequency-per-layer", "phase": "decode"}

@@ -26,31 +26,239 @@ Idea: the probabilities of all experts in all layers (an expert map) say more of
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from functools import cached_property
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 
 from moesim.policies.algorithms.activations import shares
-from moesim.policies.algorithms.finemoe import (
-    CAPACITY,
-    DISTANCE,
-    EVERY,
-    MapRanks,
-    evicted,
-    eviction_scores,
-    largest_priorities,
-    map_ranks,
-)
 from moesim.policies.base import Range
-from moesim.policies.fetch_thread import PrefetchingThread
 from moesim.policies.parts import Unit, source_needs
-from moesim.policies.renewed_queue import RenewedQueue
-from moesim.policies.trajectories import Trajectories
+from moesim.policies.systems.moe_infinity import PrefetchingThread
 from moesim.policy import PREFETCH, Action, Fetch, Fetched, Placement, Predict, Predicted, Routed, StepBegin, View
-from moesim.trace.stats.calibration import EMBEDDING
+from moesim.trace.stats.calibration import DECIMALS, EMBEDDING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
+
+
+DISTANCE = 6
+"""Layers between the one that is routed and the first whose experts are predicted, in the released code."""
+CAPACITY = 1000
+EVERY = 1e-6  # priority of all experts of the band, selected or not
+
+
+def layer_decay(layer: int, start: int, end: int) -> float:
+    """Weigh a layer j of the band [start, end): ``1 - (j - start) / (end + 1)``.
+
+    Parameters
+    ----------
+    layer, start, end : int
+        The layer, the first of the band, and the first after it.
+
+    Returns
+    -------
+    float
+        1 for the first layer, less for each further one.
+
+    Examples
+    --------
+    >>> [round(layer_decay(layer, 7, 24), 2) for layer in (7, 8, 15, 23)]
+    [1.0, 0.96, 0.68, 0.36]
+    """
+    return 1 - (layer - start) / (end + 1)
+
+
+class MapRanks(NamedTuple):
+    """How an expert map ranks the experts of each layer; it depends on neither the band nor the similarity."""
+
+    place: NDArray[np.int64]  # of each expert by descending probability, of equals the lower id first, (n_layers, n_experts)
+    sums: NDArray[np.float64]  # of the probabilities up to each place, (n_layers, n_experts)
+
+
+def map_ranks(expert_map: NDArray[Any]) -> MapRanks:
+    """Rank the experts of each layer of a map, (n_layers, n_experts).
+
+    >>> map_ranks(np.array([[0.25, 0.5, 0.25]]))
+    MapRanks(place=array([[1, 0, 2]]), sums=array([[0.5 , 0.75, 1.  ]]))
+    """
+    rows = np.asarray(expert_map, np.float64)
+    order = np.argsort(-rows, axis=1, kind="stable")
+    place = np.empty_like(order)
+    np.put_along_axis(place, order, np.broadcast_to(np.arange(rows.shape[1]), rows.shape), axis=1)
+    return MapRanks(place, np.cumsum(np.take_along_axis(rows, order, axis=1), axis=1))
+
+
+def largest_priorities(
+    maps: Sequence[NDArray[Any]], ranks: Sequence[MapRanks], start: int, end: int, similarities: Sequence[float], top_k: int
+) -> NDArray[np.float64]:
+    """Return the largest of the `prefetch_priorities` of several maps, whose ranks are known; each has its similarity."""
+    band = np.array([one[start:end] for one in maps], np.float64)
+    place, sums = (np.array([of[start:end] for of in column]) for column in zip(*ranks, strict=True))
+    chosen = _selected(place, sums, np.reshape(similarities, (-1, 1, 1)), top_k)
+    decay = np.array([layer_decay(layer, start, end) for layer in range(start, end)])
+    found = np.zeros(np.shape(maps[0]))
+    # Rounding keeps order, so that the largest of the products is the product with the largest.
+    found[start:end] = np.where(chosen, band, 0.0).max(axis=0) * decay[:, None] + EVERY
+    return found
+
+
+def eviction_scores(probability: NDArray[Any], visits: NDArray[Any]) -> NDArray[np.int64]:
+    """Score cached experts: probability x visits while cached, truncated to an integer as the released code stores it.
+
+    Parameters
+    ----------
+    probability : ndarray of float, (n_layers, n_experts)
+        What was predicted last of each expert.
+    visits : ndarray of int, (n_layers, n_experts)
+        How often each was used since it is cached.
+
+    Returns
+    -------
+    ndarray of int64, (n_layers, n_experts)
+        The lowest leaves first; every product below 1 is 0.
+
+    Examples
+    --------
+    >>> eviction_scores(np.array([[0.3, 0.6, 0.5]]), np.array([[3, 3, 4]])).tolist()
+    [[0, 1, 2]]
+    """
+    return np.asarray(np.asarray(probability, np.float64) * visits).astype(np.int64)
+
+
+def evicted(scores: NDArray[Any], may_go: NDArray[np.bool_]) -> tuple[int, int] | None:
+    """Name the expert with the lowest score; of equals the lowest layer, then the lowest id.
+
+    Parameters
+    ----------
+    scores : ndarray of int or float, (n_layers, n_experts)
+        See `eviction_scores`.
+    may_go : ndarray of bool, (n_layers, n_experts)
+        Which experts are cached, and are no candidates of the last prediction, nor in use or locked.
+
+    Returns
+    -------
+    (int, int) or None
+        Layer and expert; None if none may go. The released code sorts without a rule for ties.
+
+    Examples
+    --------
+    >>> evicted(np.array([[1, 0], [0, 0]]), np.array([[True, False], [True, True]]))
+    (1, 0)
+    """
+    values = np.where(may_go, scores, np.inf).ravel()
+    at = int(values.argmin())
+    if values[at] == np.inf:
+        return None
+    layer, expert = divmod(at, may_go.shape[1])
+    return layer, expert
+
+
+def _selected(place: NDArray[Any], sums: NDArray[Any], similarity: Any, top_k: int) -> NDArray[np.bool_]:
+    """Return which experts of each row are selected."""
+    threshold = np.clip(1 - similarity, 0.0, 1.0)
+    n = np.clip((sums <= threshold).sum(axis=-1), top_k, sums.shape[-1])
+    return np.asarray(place < n[..., None])
+
+
+class Trajectories:
+    """Finds the stored iteration whose maps so far are most like each request's, by the cosine of all layers up to the last.
+
+    Scores count as probabilities: each layer's are scaled to a sum of 1, which those of a softmax have anyway.
+    """
+
+    def __init__(self, maps: NDArray[Any]) -> None:
+        self._given = maps
+        self._ranks: dict[int, MapRanks] = {}  # of the maps that were found
+        self._requests: NDArray[Any] = np.zeros(0, np.int64)
+        self._products: dict[int, NDArray[np.float64]] = {}  # request -> product with each map so far
+        self._own: dict[int, float] = {}  # request -> square of its length so far
+
+    def begin(self, requests: NDArray[Any]) -> None:
+        """Begin a step: an iteration of each request that has rows in it."""
+        self._requests = requests
+        self._products, self._own = {}, {}
+
+    @cached_property
+    def _maps(self) -> NDArray[np.float64]:
+        """Probabilities, (n_layers, n, n_experts): only a run needs them, and many a placement is made without one."""
+        return shares(np.asarray(self._given, np.float64))
+
+    @cached_property
+    def _squares(self) -> NDArray[np.float64]:
+        """Squares of the lengths of the rows up to each layer, (n_layers, n)."""
+        return np.asarray(np.cumsum(np.square(self._maps).sum(axis=2), axis=0))
+
+    def ranks(self, index: int) -> MapRanks:
+        """Return how a stored map ranks the experts of each layer."""
+        if index not in self._ranks:
+            self._ranks[index] = map_ranks(self.map(index))
+        return self._ranks[index]
+
+    def map(self, index: int) -> NDArray[np.float64]:
+        """Return a stored map, (n_layers, n_experts)."""
+        return self._maps[:, index]
+
+    def observe(self, event: Routed) -> list[tuple[int, float]]:
+        """Take in the last row of each request of a micro-batch; return the index and similarity of each one's closest map."""
+        first, layer = event.first_row, event.layer
+        of_rows = self._requests[first : first + len(event.experts)].tolist()
+        last = {request: row for row, request in enumerate(of_rows)}
+        found = []
+        for request in sorted(last):
+            seen = shares(self._scores(event, last[request]))
+            products = self._products.get(request, 0.0) + self._maps[layer] @ seen
+            own = self._own.get(request, 0.0) + float(seen @ seen)
+            self._products[request], self._own[request] = products, own
+            lengths = np.sqrt(self._squares[layer] * own)
+            cosines = np.divide(products, lengths, out=np.zeros(len(lengths)), where=lengths > 0)
+            best = int(cosines.round(DECIMALS).argmax())
+            found.append((best, float(cosines[best])))
+        return found
+
+    def _scores(self, event: Routed, row: int) -> NDArray[np.float64]:
+        """Return the scores of a row, or, where none were recorded, the weights of its experts."""
+        if event.scores is not None:
+            return np.asarray(event.scores[row], np.float64)
+        if event.weights is None:
+            raise RuntimeError("trajectories: the trace was promised to hold scores or weights, and holds neither")
+        seen = np.zeros(self._maps.shape[2])
+        seen[event.experts[row]] = event.weights[row]
+        return seen
+
+
+class RenewedQueue:
+    """First in, first out; each expert is in it once."""
+
+    def __init__(self, n_layers: int, n_experts: int) -> None:
+        self._shape = n_layers, n_experts
+        self._places = np.zeros(0, np.intp)  # layer x n_experts + expert, first to last
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @property
+    def first(self) -> Unit:
+        """Who is next; the queue must not be empty."""
+        layer, expert = divmod(int(self._places[0]), self._shape[1])
+        return layer, expert
+
+    def pop(self) -> None:
+        """Take the first away."""
+        self._places = self._places[1:]
+
+    def renew(self, priority: NDArray[np.float64], wanted: NDArray[np.bool_]) -> None:
+        """Put experts at the end, the highest priority first; of equals the lowest layer, then the lowest id."""
+        [new] = np.nonzero(wanted.ravel())
+        kept = self._places[~wanted.ravel()[self._places]]
+        self._places = np.concatenate((kept, new[np.argsort(-priority.ravel()[new], kind="stable")]))
+
+    def drop_up_to(self, layer: int) -> None:
+        """Take away the experts of a layer and of those before it."""
+        self._places = self._places[self._places >= (layer + 1) * self._shape[1]]
+
 
 SOURCE = f"signal:{EMBEDDING}"
 

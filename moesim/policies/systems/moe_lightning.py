@@ -8,15 +8,14 @@ and CPU work on micro-batches. An offline plan says how large the batch is and w
 
 | point | paper says | released code does | we do |
 |---|---|---|---|
-| plan | a linear program by a roofline model | for each batch, shares of experts and KV cache on the GPU that minimise the longest of link, CPU and GPU | `moesim.policies.algorithms.moe_lightning`, with moesim's own count of bytes and operations; the policy takes the experiment's batch |
-| search | - | 1, 2, 3, 4, then 32 rows more; micro-batches while throughput does not fall | the same |
+| plan | a linear program by a roofline model | for each batch, shares of experts and KV cache on the GPU that minimise the longest of link, CPU and GPU | not made: the experiment says the batch, ``expert_share`` the share; its search of batches neither |
 | residents | a share of the weights | int(N x share) lowest ids of each layer; 0 for Mixtral at the planned 5.6 % | the same: as many as the cache slots hold of each layer, or by ``expert_share`` |
 | streaming | in pages, through a double buffer | whole layers, whatever the router chose | the same; a page is an expert |
 | order | the next layer's pages between micro-batches | the same | the next layer's experts in ascending order as this layer begins |
 | begin of a layer's experts | - | once its pages are there | the same, micro-batch after micro-batch |
 | decoding | the CPU reads the KV cache, the GPU does all else | the same | ``attention: cpu``: queries, keys and values cross to the CPU, outputs back |
 | prefill | on the GPU, the cache goes to the CPU | the same | the same |
-| memory | - | a plan fills 0.86 of the GPU, 0.8 of the CPU | the plan does; the run has what the profile has |
+| memory | - | a plan fills 0.86 of the GPU, 0.8 of the CPU | what the profile has |
 
 FlexGen, whose schedule and split of weights, cache and activations it builds on, is another system and not simulated here.
 """
@@ -26,8 +25,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
+from moesim.core.units import slots_of
 from moesim.errors import CapacityError
-from moesim.policies.algorithms.moe_lightning import lowest_residents
 from moesim.policies.base import CACHE, PolicyBase, Range, cpu_of, gpu_of, micro_batch_runs, slot_bytes
 from moesim.policy import (
     DEMAND,
@@ -46,6 +45,32 @@ from moesim.policy import (
     View,
 )  # fmt: skip
 
+
+def lowest_residents(n_experts: int, expert_share: float) -> list[int]:
+    """Return the experts of a layer that stay on the GPU: as many as the share makes whole, the lowest ids.
+
+    Parameters
+    ----------
+    n_experts : int
+        Experts of a layer.
+    expert_share : float
+        Share of the experts' weights that the plan keeps on the GPU.
+
+    Returns
+    -------
+    list of int
+        Ids.
+
+    Examples
+    --------
+    The published plan for Mixtral counts with 5.6 % and keeps nothing.
+
+    >>> lowest_residents(8, 0.055884688), lowest_residents(8, 0.3)
+    ([], [0, 1])
+    """
+    return list(range(slots_of(expert_share, n_experts)))
+
+
 PAGES = "pages"
 """The double buffer of streamed experts."""
 
@@ -55,7 +80,7 @@ class MoELightning(PolicyBase):
 
     paper = "MoE-Lightning (ASPLOS 2025, arXiv:2411.11217)"
     missing = (
-        "the released plan's own count of GPU memory, CPU and GPU time: the plan counts in moesim's way",
+        "the offline plan of batch and shares",
         "batch and micro-batches as planned: the workload says them",
         "pages smaller than an expert, and their turns with activations on the link",
         "a share of the KV cache on the GPU: all of it lies on the CPU",

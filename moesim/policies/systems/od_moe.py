@@ -47,14 +47,14 @@ it is over, as the text has it. But a full-duplex port carries rows out and back
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, cast
 
 from moesim.errors import ConfigError, HardwareError
+from moesim.model.spec import SHADOW_BITS, ModelSpec, bits_to_bytes
 from moesim.policies.algorithms.drawing import sample
-from moesim.policies.algorithms.od_moe import assign_loads, by_rank, mini_batches
 from moesim.policies.base import STAGING, PolicyBase, Range, slot_bytes
-from moesim.policies.od_moe_shadow import Alignment, Shadow
 from moesim.policies.parts import source_needs
 from moesim.policy import (
     DEMAND,
@@ -68,14 +68,199 @@ from moesim.policy import (
     LayerBegin,
     Placement,
     Pool,
+    Predict,
     Predicted,
     Ran,
     Routed,
     Run,
+    Send,
     Sent,
     StepBegin,
     View,
 )
+
+
+def by_rank(ids: Sequence[Sequence[int]]) -> list[int]:
+    """Order the experts of some rows: by the best rank that any row gives them, then by id.
+
+    Examples
+    --------
+    >>> by_rank([[5, 2]]), by_rank([[5, 2], [2, 7], [3, 5]])
+    ([5, 2], [2, 3, 5, 7])
+    """
+    best: dict[int, int] = {}
+    for row in ids:
+        for rank, expert in enumerate(row):
+            best[expert] = min(rank, best.get(expert, rank))
+    return sorted(best, key=lambda expert: (best[expert], expert))
+
+
+class Loads(NamedTuple):
+    """What the workers of a layer hold."""
+
+    queues: list[list[int]]  # of each worker, what it holds or is to load, in load order
+    dropped: list[tuple[int, int]]  # (worker, expert) that are not needed after all
+
+
+def assign_loads(queues: Sequence[Sequence[int]], wanted: Sequence[int], *, final: bool = True) -> Loads:
+    """Give workers what is predicted or, once the truth is known, what is missing; nothing that is there is loaded again.
+
+    Parameters
+    ----------
+    queues : sequence of sequence of int, shape (n_workers, ...)
+        What each worker holds or is to load, in load order; no expert twice. At first all are empty.
+    wanted : sequence of int
+        Distinct experts, best first.
+    final : bool
+        Whether ``wanted`` is all that the layer needs; if not, nothing is dropped.
+
+    Returns
+    -------
+    Loads
+        Each missing expert goes to the worker with the fewest left, the lowest first: predictions in turn, and in a group
+        with one expert each a correction to the workers whose prediction was wrong.
+
+    Examples
+    --------
+    Experts 5 and 2 are predicted, in this order; the router says 2 and 7, so worker 0 alone loads again:
+
+    >>> assign_loads([[], []], [5, 2], final=False).queues
+    [[5], [2]]
+    >>> assign_loads([[5], [2]], [2, 7])
+    Loads(queues=[[7], [2]], dropped=[(0, 5)])
+
+    More experts than workers:
+
+    >>> assign_loads([[], []], [3, 1, 6], final=False).queues
+    [[3, 6], [1]]
+    """
+    needed = set(wanted)
+    kept = [[expert for expert in queue if expert in needed or not final] for queue in queues]
+    dropped = [(w, expert) for w, queue in enumerate(queues) for expert in queue if final and expert not in needed]
+    there = {expert for queue in kept for expert in queue}
+    for expert in wanted:
+        if expert not in there:
+            min(kept, key=len).append(expert)
+    return Loads(kept, dropped)
+
+
+def mini_batches(ids: Sequence[Sequence[int]], n_parts: int) -> list[dict[int, list[int]]]:
+    """Split the rows of a prefill step evenly, in order (OD-MoE, Fig. 7b), and return the rows of every expert in each part.
+
+    Examples
+    --------
+    Three rows in two parts:
+
+    >>> mini_batches([[5, 2], [2, 7], [3, 5]], 2)
+    [{5: [0], 2: [0]}, {2: [1], 7: [1], 3: [2], 5: [2]}]
+    """
+    n_rows, n_parts = len(ids), min(n_parts, len(ids))
+    parts: list[dict[int, list[int]]] = []
+    for part in range(n_parts):
+        rows: dict[int, list[int]] = {}
+        for row in range(part * n_rows // n_parts, (part + 1) * n_rows // n_parts):
+            for expert in ids[row]:
+                rows.setdefault(expert, []).append(row)
+        parts.append(rows)
+    return parts
+
+
+def is_due(token: int, period: int | None) -> bool:
+    """Say whether the shadow is aligned before a decoded token.
+
+    Tokens count from 0, the first after the prompt, in which the first alignment falls; a period of None: never.
+
+    Examples
+    --------
+    Tokens every 2, the KV cache every 4, as pairs:
+
+    >>> [(is_due(i, 2), is_due(i, 4)) for i in range(5)]
+    [(True, True), (False, False), (True, False), (False, False), (True, True)]
+    """
+    return period is not None and token % period == 0
+
+
+class Alignment(NamedTuple):
+    """What the shadow is handed: tokens and KV cache every so many tokens (None: never), with the prompt's KV or without."""
+
+    token_period: int | None
+    kv_period: int | None
+    prompt_sent: bool
+
+
+class Shadow:
+    """Decodes beside the main node, a share of consecutive layers on each of its GPUs."""
+
+    def __init__(self, source: str, main: str, gpus: Sequence[str], alignment: Alignment, model: ModelSpec) -> None:
+        self._source, self._main, self._gpus, self._alignment, self._model = source, main, gpus, alignment, model
+        each = -(-model.n_layers // len(gpus))
+        self._shares = [range(i * each, min((i + 1) * each, model.n_layers)) for i in range(len(gpus))]
+        self._aligned: dict[int, tuple[int, int, int]] = {}  # request -> tokens decoded, in the main node's KV cache, sent of it
+        self._awaited: dict[str, tuple[int, int]] = {}  # message -> step, share of the shadow that it sets going
+        self._step = -1
+        self._rows = 0
+
+    def weights(self, precision: str) -> dict[str, int]:
+        """Return the bytes on each of its GPUs; embedding, norms, routers and LM head keep their precision."""
+        model = self._model
+        layer = model.attention_params + model.shared_params + model.n_experts * model.expert_params
+        layer_bytes = bits_to_bytes(layer, SHADOW_BITS[precision]) + model.dense_bytes()
+        held = {gpu: len(share) * layer_bytes for gpu, share in zip(self._gpus, self._shares, strict=True)}
+        held[self._gpus[0]] += model.embedding_bytes + model.leading_bytes
+        held[self._gpus[-1]] += model.head_bytes
+        return held
+
+    def begin(self, event: StepBegin) -> list[Action]:
+        """Begin a decode step at once, or once the main node's token and KV have come; in prefill only take note."""
+        self._step, self._rows = event.step, len(event.requests)
+        prefill = event.phase == "prefill"
+        n_bytes = self._aligned_bytes(Counter(event.requests.tolist()), prefill)
+        if prefill:
+            return []
+        return [self._message(n_bytes, self._main, 0)] if n_bytes else self._predict(0)
+
+    def sent(self, event: Sent) -> list[Action]:
+        """Let a share compute once its message has arrived, unless its step is over."""
+        step, share = self._awaited.pop(event.tag)
+        return self._predict(share) if step == self._step else []
+
+    def predicted(self, event: Predicted) -> list[Action]:
+        """Hand the state on where a share has computed its last layer."""
+        share = event.layer // len(self._shares[0])
+        if event.mb or event.layer != self._shares[share][-1] or event.layer == self._model.n_layers - 1:
+            return []
+        return [self._message(self._model.activation_bytes(self._rows), self._gpus[share], share + 1)]
+
+    def _aligned_bytes(self, requests: Counter[int], prefill: bool) -> int:
+        """Count the rows of a step, and return the bytes that the shadow gets before it: tokens as embeddings, and KV."""
+        token_period, kv_period, prompt_sent = self._alignment
+        tokens = kv = 0
+        for request, rows in requests.items():
+            decoded, known, aligned = self._aligned.get(request, (0, 0, 0))
+            if prefill:
+                if decoded:  # served again
+                    decoded = known = aligned = 0
+                if not prompt_sent:
+                    aligned += rows
+            else:
+                if is_due(decoded, token_period):
+                    tokens += rows
+                if is_due(decoded, kv_period):
+                    kv, aligned = kv + known - aligned, known
+                decoded += 1
+            self._aligned[request] = decoded, known + rows, aligned
+        return self._model.activation_bytes(tokens) + kv * self._model.kv_bytes_per_token
+
+    def _message(self, n_bytes: int, src: str, share: int) -> Send:
+        """Send what a share of the shadow waits for."""
+        tag = f"step {self._step}, shadow {share}"
+        self._awaited[tag] = self._step, share
+        return Send(n_bytes, src, self._gpus[share], tag)
+
+    def _predict(self, share: int) -> list[Action]:
+        """Let a share compute its layers, one after the other."""
+        return [Predict(self._step, layer, self._source, self._gpus[share]) for layer in self._shares[share]]
+
 
 NO_PREDICTION = "none"
 RANDOM = "random"

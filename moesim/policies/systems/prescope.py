@@ -44,17 +44,20 @@ alone keeps the rule for the number of prefetches, equations 6 and 7, behind ano
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple
 
 from moesim.core.units import ceil_div
 from moesim.model import ModelSpec
+from moesim.policies.algorithms.assignment import Plan
 from moesim.policies.algorithms.counting import add_rows
+from moesim.policies.algorithms.presched import Timing, certain_for_cpu, cross_layer_plan, prefetch_count
 from moesim.policies.base import (
     CACHE,
     STAGING,
+    CostTable,
     PolicyBase,
     Range,
     cpu_of,
@@ -64,14 +67,13 @@ from moesim.policies.base import (
     slot_bytes,
 )
 from moesim.policies.composition import PartSpec
-from moesim.policies.cross_layer import PUBLISHED_HIT, Foresight, most_absent
+from moesim.policies.cross_layer import PUBLISHED_HIT, Foresight, absent, most_absent, where
 from moesim.policies.part_names import make_part
-from moesim.policies.parts import AssignmentPart, PlacementPart, Setup, source_needs
-from moesim.policies.prefetch_groups import PrefetchGroups
-from moesim.policies.prescope_plan import Planner, PlanRule, Visit
-from moesim.policies.turns import Turns
+from moesim.policies.parts import AssignmentPart, PlacementPart, Setup, Unit, source_needs
 from moesim.policies.twins import twin
 from moesim.policy import (
+    DEMAND,
+    PREFETCH,
     Action,
     Copy,
     Drop,
@@ -80,13 +82,340 @@ from moesim.policy import (
     LayerEnd,
     Placement,
     Pool,
+    Predict,
     Predicted,
     Ran,
     Routed,
+    Run,
     SharedRan,
     StepBegin,
     View,
 )
+
+
+class Turns:
+    """Holds the copies and Runs of a layer, and lets go a turn of them at a time.
+
+    A turn of copies brings as many of the layer's experts as the buffer for loads holds, the last one also what is fetched for
+    later layers; a turn of computation runs what is there by then, and the buffer is emptied for more. A turn begins when all of the one before is over. So the
+    layer ends with computation, and nothing is on its way when the next begins.
+
+    The buffer for loads on ``gpu`` holds ``slots`` experts.
+    """
+
+    def __init__(self, gpu: str, slots: int) -> None:
+        self._gpu = gpu
+        self._slots = slots
+        self._layer = -1
+        self._copies_next = True
+        self._loads: list[int] = []
+        self._ahead: list[Fetch] = []
+        self._runs: dict[str, list[int]] = {}  # device -> experts in order
+        self._buffered: list[int] = []  # loads of the latest turn of copies
+        self._awaited: set[tuple[int, int, str]] = set()  # (layer, expert, device) of the present turn
+
+    def hold(self, layer: int, actions: Iterable[Action]) -> list[Action]:
+        """Keep the copies and Runs of a layer; return the other actions.
+
+        An expert that several micro-batches load or run is kept once; what one of them runs on the GPU goes there for all.
+        """
+        self._layer = layer
+        now: list[Action] = []
+        for action in actions:
+            if isinstance(action, Fetch) and action.urgency == DEMAND:
+                self._loads += [e for e in action.experts if e not in self._loads]
+            elif isinstance(action, Fetch):
+                self._ahead.append(action)
+            elif isinstance(action, Run):
+                runs = self._runs.setdefault(action.device, [])
+                runs += [e for e in action.experts if e not in runs]
+            else:
+                now.append(action)
+        return now
+
+    def happened(self, event: Fetched | Ran) -> None:
+        """Note that a copy has arrived or a Run has ended."""
+        experts = (event.expert,) if isinstance(event, Fetched) else event.experts
+        self._awaited.difference_update((event.layer, expert, event.device) for expert in experts)
+
+    def go_on(self) -> list[Action]:
+        """Return the next turn if the one before is over; to be asked once all that belongs to the layer is held."""
+        actions: list[Action] = []
+        while not self._awaited and (self._loads or self._ahead or self._runs):
+            actions += self._copy() if self._copies_next else self._compute()
+            self._copies_next = not self._copies_next
+        return actions
+
+    def _copy(self) -> list[Action]:
+        """Load what the buffer holds; with the last loads, fetch for later layers."""
+        now, self._loads = self._loads[: self._slots], self._loads[self._slots :]
+        fetches = [Fetch(self._layer, now, self._gpu, DEMAND, STAGING)] if now else []
+        if not self._loads:
+            fetches, self._ahead = fetches + self._ahead, []
+        self._awaited = {(fetch.layer, expert, self._gpu) for fetch in fetches for expert in fetch.experts}
+        self._buffered = now
+        return [*fetches]
+
+    def _compute(self) -> list[Action]:
+        """Run what is there; where more is to be loaded, it leaves the buffer as soon as it has run."""
+        later, on_gpu = set(self._loads), self._runs.pop(self._gpu, [])
+        runs = {device: [e for e in experts if e not in on_gpu] for device, experts in self._runs.items()}
+        runs[self._gpu] = [e for e in on_gpu if e not in later]
+        self._runs = {self._gpu: [e for e in on_gpu if e in later]} if later else {}
+        if later:  # else nothing follows in this layer
+            self._awaited = {(self._layer, e, device) for device, experts in runs.items() for e in experts}
+        actions: list[Action] = [Run(self._layer, experts, device) for device, experts in runs.items() if experts]
+        return [*actions, Drop(self._layer, self._buffered, self._gpu)] if later else actions
+
+
+GROUPS = ("prefetch-even", "prefetch-odd")  # by the number of the layer
+
+
+class PrefetchGroups:
+    """Fetches experts ahead; a transfer that has begun is never given up, one that is only queued may be cancelled.
+
+    Each group has buffers of ``slots`` experts on ``gpu``.
+    """
+
+    def __init__(self, gpu: str, slots: int, view: View) -> None:
+        self._gpu = gpu
+        self._slots = slots
+        model, chunk = view.model, view.costs.chunk_bytes
+        sizes = [model.expert_bytes(layer) for layer in range(model.n_layers)]
+        self._load_ns = [view.costs.fetch_ns(view.host, gpu, size) for size in sizes]
+        last = [size if chunk is None else (size - 1) % chunk + 1 for size in sizes]
+        self._last_ns = [view.costs.fetch_ns(view.host, gpu, size) for size in last]  # of the last chunk
+        self._ahead: list[Unit] = []  # may still be queued or under way
+        self._over: set[Unit] = set()  # under way, though their layer has ended; dropped when they arrive
+
+    def pools(self, view: View) -> list[Pool]:
+        """Return the two pools."""
+        return [Pool(self._gpu, group, self._slots * slot_bytes(view)) for group in GROUPS]
+
+    def fetch(self, layer: int, experts: Sequence[int]) -> Fetch:
+        """Fetch experts of a later layer, in this order."""
+        self._ahead += [(layer, expert) for expert in experts]
+        return Fetch(layer, experts, self._gpu, PREFETCH, GROUPS[layer % 2])
+
+    def keep(self, layer: int, experts: Sequence[int]) -> list[Action]:
+        """Want what is on its way: what was to be dropped when it arrives stays until its layer ends once more."""
+        again = [expert for expert in experts if (layer, expert) in self._over]
+        self._over.difference_update([(layer, expert) for expert in again])
+        return [Fetch(layer, again, self._gpu, PREFETCH, GROUPS[layer % 2])] if again else []
+
+    def under_way(self, view: View) -> dict[Unit, int]:
+        """Return the transfers that have begun, with the time that is left; what is only queued has all of it left."""
+        found: dict[Unit, int] = {}
+        for layer, expert in self._ahead:
+            if view.is_pending(layer, expert, self._gpu):
+                left = view.remaining_ns(layer, expert, self._gpu)
+                if left < self._load_ns[layer]:
+                    found[layer, expert] = left
+        return found
+
+    def busy_ns(self, view: View) -> int:
+        """Return how long the link goes on with what it has begun."""
+        return max(self.under_way(view).values(), default=0) if self._ahead else 0
+
+    def finish_first(self, view: View) -> list[Action]:
+        """Let nothing cut in between the chunks of what has begun: as urgent as a load, and before it."""
+        actions: list[Action] = []
+        begun = self.under_way(view) if self._ahead else {}
+        for (layer, expert), left in begun.items():
+            if left <= self._last_ns[layer]:
+                continue  # there is nothing between
+            actions.append(Fetch(layer, (expert,), self._gpu, DEMAND, GROUPS[layer % 2]))
+            if (layer, expert) in self._over:
+                actions.append(Drop(layer, (expert,), self._gpu))
+        return actions
+
+    def layer_end(self, layer: int, view: View) -> list[Action]:
+        """Empty the group of a layer that has ended."""
+        gone = layer_residents(view, self._gpu, GROUPS[layer % 2], layer)
+        if self._ahead:
+            begun = self.under_way(view)
+            gone += [e for at, e in self._ahead if at == layer and view.is_pending(at, e, self._gpu)]
+            self._ahead = [unit for unit in self._ahead if unit in begun or unit[0] != layer]
+            self._over = {unit for unit in begun if unit[0] == layer or unit in self._over}
+        else:
+            self._over.clear()
+        return [Drop(layer, gone, self._gpu)] if gone else []
+
+    def cancel_queued(self, view: View) -> list[Drop]:
+        """Cancel what the link has not begun."""
+        if not self._ahead:
+            return []
+        begun = self.under_way(view)
+        queued: dict[int, list[int]] = {}
+        for layer, expert in self._ahead:
+            if (layer, expert) not in begun and view.is_pending(layer, expert, self._gpu):
+                queued.setdefault(layer, []).append(expert)
+        self._ahead = list(begun)
+        return [Drop(layer, experts, self._gpu) for layer, experts in queued.items()]
+
+
+class PlanRule(NamedTuple):
+    """How the paper is read, as the options of the policy say."""
+
+    none_better: Literal["eq2", "printed", "sentinel"]
+    limit_to_queue: bool
+    prefetch_size: int | None
+    busiest_last: bool
+    further: str | None  # source of the prediction of the layer after the next, if one may be asked for
+    lane: Literal["main", "side"]
+
+
+class Visit:
+    """The present visit of a layer."""
+
+    current: Sequence[int] = ()  # the experts of `rows`, once all micro-batches are routed: fewest rows first
+    tokens: Sequence[int] = ()  # their rows
+    counts: Mapping[int, int] | None = None  # rows predicted in the next layer, of experts that have any
+    awaits = False  # a prediction of the next layer has been asked for and is not in
+    complete = False  # all micro-batches are routed
+    shared = 0  # micro-batches whose shared experts are still to be run
+    looks_further = False  # a prediction of the layer after the next has been asked for
+    gap: float = 0  # T_gap of the plan
+    n_certain = 0  # experts that the CPU has begun with before the plan
+    routed_ns = 0  # when it did
+
+    def __init__(self, step: int, layer: int) -> None:
+        self.step, self.layer = step, layer
+        self.rows: dict[int, int] = {}  # of the experts that are neither on the GPU nor on their way
+        self.cancelled: set[int] = set()  # of its experts, prefetches that are given up as it is routed
+
+    def sort(self) -> None:
+        """List the experts to be planned."""
+        rows_of = self.rows.__getitem__
+        self.current = sorted(sorted(self.rows), key=rows_of)
+        self.tokens = [*map(rows_of, self.current)]
+
+
+class Planner:
+    """Plans the visits of one run."""
+
+    def __init__(
+        self, rule: PlanRule, gpu: str, cpu: str, groups: PrefetchGroups, slots: int, foresight: Foresight, view: View
+    ) -> None:
+        self._rule, self._gpu, self._cpu = rule, gpu, cpu
+        self._groups, self._slots, self._foresight = groups, slots, foresight
+        self._gpu_ns, self._cpu_ns = CostTable(view, gpu), CostTable(view, cpu)
+        self._load_ns = [view.costs.fetch_ns(view.host, gpu, None, layer) for layer in range(view.model.n_layers)]
+        self._load_next_ns = [*self._load_ns[1:], self._load_ns[-1]]
+        self._certain, self._cross_layer = twin(certain_for_cpu, view), twin(cross_layer_plan, view)
+        self._absent, self._where = twin(absent, view), twin(where, view)
+        self.begin_step(0)
+
+    def begin_step(self, n_rows: int) -> None:
+        """Note the rows of a step."""
+        self._rows = n_rows
+        self._dense: int | None = None  # t_attn of the present step, once asked
+
+    def ask(self, source: str, layer: int, visit: Visit, view: View) -> list[Action]:
+        """Ask for a prediction, unless there is no such layer or it is known that none will come."""
+        if layer >= len(self._load_ns) or not view.foresees(source, layer):
+            return []
+        return [Predict(visit.step, layer, source, view.dense_device(visit.layer), self._rule.lane)]
+
+    def residents(self, event: Routed, visit: Visit, view: View) -> list[Action]:
+        """Run on the GPU what is there or on its way; leave the rest to the plan."""
+        layer, gpu = event.layer, self._gpu
+        here, coming, neither = self._where(layer, event.active, gpu, view)
+        if visit.cancelled:
+            neither += [e for e in coming if e in visit.cancelled]
+            coming = [e for e in coming if e not in visit.cancelled]
+        loads, rows = event.rows, visit.rows
+        for expert in neither:
+            rows[expert] = rows.get(expert, 0) + loads[expert]
+        return self._on_gpu(layer, here, coming, [], view)
+
+    def _timing(self, layer: int, busiest: int, in_flight: int, view: View) -> Timing:
+        dense = self._dense_part(layer, view)
+        return Timing(self._cpu_ns, self._load_ns[layer], self._load_next_ns[layer], self._gpu_ns[busiest], dense, in_flight)
+
+    def begin_cpu(self, visit: Visit, view: View) -> list[Action]:
+        """Let the CPU begin with what every plan gives it, while the prediction is made."""
+        tokens = visit.tokens
+        if len(tokens) < 2:
+            return []  # the busiest may always be loaded
+        n = visit.n_certain = self._certain(tokens, self._timing(visit.layer, tokens[-1], 0, view), self._rule.none_better)
+        visit.routed_ns = view.now_ns
+        return [Run(visit.layer, visit.current[:n], self._cpu)] if n else []
+
+    def plan(self, visit: Visit, view: View) -> list[Action]:
+        """Decide with PreSched what to load, what to leave to the CPU, and what to prefetch."""
+        layer, current, tokens, counts = visit.layer, visit.current, visit.tokens, visit.counts or {}
+        wanted = self._absent(counts, layer + 1, self._gpu, view) if counts else []
+        predicted = [*map(counts.__getitem__, reversed(wanted))]
+        busy = self._groups.busy_ns(view) + (view.now_ns - visit.routed_ns if visit.n_certain else 0)
+        timing = self._timing(layer, (tokens or predicted or [0])[-1], busy, view)
+        plan = self._cross_layer(tokens, predicted, timing, self._foresight.say(layer + 1, wanted), self._rule.none_better)
+        visit.gap = plan.gap
+        actions = self._on_gpu(layer, [], [], current[plan.first :], view)
+        if plan.first > visit.n_certain:
+            actions.append(Run(layer, current[visit.n_certain : plan.first], self._cpu))
+        n_prefetch = min(plan.n_prefetch, plan.queue[1]) if self._rule.limit_to_queue else plan.n_prefetch
+        actions += self._prefetch(layer + 1, wanted, self._rule.prefetch_size or n_prefetch)
+        if self._rule.further is not None and not plan.queue[1]:
+            further = self.ask(self._rule.further, layer + 2, visit, view)
+            visit.looks_further = bool(further)
+            actions += further
+        return actions
+
+    def by_layer(self, scheduler: AssignmentPart, event: Routed, visit: Visit, view: View) -> list[Action]:
+        """Plan a micro-batch by an assignment that knows nothing of the next layer."""
+        layer, gpu, rows = event.layer, self._gpu, event.rows
+        resident = view.residency(layer, gpu)
+        coming = [e for e in event.active if e not in visit.cancelled and view.is_pending(layer, e, gpu)]
+        waiting = [0] * len(resident)
+        for expert in event.active:
+            if not resident[expert]:
+                waiting[expert] = view.remaining_ns(layer, expert, gpu) if expert in coming else self._load_ns[layer]
+        if scheduler.uses_cpu:
+            if hasattr(scheduler, "routed"):
+                scheduler.routed(event)
+            plan = scheduler.assign(layer, rows, waiting)
+        else:
+            plan = Plan(tuple(event.active), (), 0, 0)
+        on_gpu, on_cpu = (sorted(side, key=lambda e: (rows[e], e)) for side in (plan.gpu, plan.cpu))
+        loads = [e for e in on_gpu if not resident[e] and e not in coming]
+        if not event.mb:
+            visit.gap = -self._groups.busy_ns(view)
+        visit.gap += sum([self._cpu_ns[rows[e]] for e in on_cpu]) - len(loads) * self._load_ns[layer]
+        actions = self._on_gpu(layer, [e for e in on_gpu if resident[e]], [e for e in on_gpu if e in coming], loads, view)
+        if on_cpu:
+            actions.append(Run(layer, on_cpu, self._cpu))
+        return actions
+
+    def fill_gap(self, layer: int, counts: Mapping[int, int], foresight: Foresight, visit: Visit, view: View) -> list[Action]:
+        """Prefetch for a later layer as many experts as fit (step 4), whatever the plan of the present one."""
+        wanted = self._absent(counts, layer, self._gpu, view)
+        share = (visit.gap + self._dense_part(visit.layer, view)) / self._load_ns[layer]
+        n_prefetch = prefetch_count(share, len(wanted), foresight.say(layer, wanted))
+        return self._prefetch(layer, wanted, self._rule.prefetch_size or n_prefetch)
+
+    def _on_gpu(self, layer: int, here: Sequence[int], coming: Sequence[int], loads: Sequence[int], view: View) -> list[Action]:
+        """Run experts on the GPU: what is there, what is on its way, and what is loaded behind what the link has begun."""
+        actions = self._groups.keep(layer, coming)
+        if loads:
+            actions += self._groups.finish_first(view)
+            actions.append(Fetch(layer, loads, self._gpu, DEMAND, STAGING))
+        if here or coming or loads:
+            actions.append(Run(layer, [*here, *coming, *loads], self._gpu))
+        return actions
+
+    def _prefetch(self, layer: int, wanted: Sequence[int], size: int) -> list[Action]:
+        chosen = wanted[: min(size, self._slots)]
+        if self._rule.busiest_last:
+            chosen = chosen[::-1]
+        return [self._groups.fetch(layer, chosen)] if chosen else []
+
+    def _dense_part(self, layer: int, view: View) -> int:
+        """Return t_attn: what the next layer does before its routed experts; all layers of a step are alike."""
+        if self._dense is None:
+            self._dense = view.dense_ns(layer) + view.costs.shared_ns(view.compute, self._rows)
+        return self._dense
+
 
 LEARNED = "signal:learned"
 PREDICTOR_BYTES = 2_800_000  # a layer, the largest that is printed

@@ -11,10 +11,10 @@ Idea: with enough tokens in a pass, copying all weights takes no longer than com
 | experts | - | a MoE block is one leaf: all its experts are copied as one unit before it, whatever the router chose | the same |
 | other weights | streamed layer by layer | each submodule's tensors are copied before it | attention, shared experts, leading layers, embedding and head, each before it runs |
 | small tensors | - | up to 1e5 elements they stay on the GPU | norms stay; the router, if it has no more than ``persistence_threshold`` elements |
-| look-ahead | - | tensors in recorded order within a window (`tensors_ahead`); with both known settings less than one expert | ``depth: 0``, none; ``depth: 1``, the next layer, as a window larger than a layer would have it |
+| look-ahead | - | tensors in recorded order within a window; with both known settings less than one expert | ``depth: 0``, none; ``depth: 1``, the next layer, as a window larger than a layer would have it |
 | first pass | - | records the order, copies nothing ahead | the same, of experts |
 | copies awaited at a time | - | two at most | one layer's, and the next layer's with ``depth: 1`` |
-| after use | - | released, unless small or used again within 1e9 elements (`released`) | experts at the end of the layer, the rest after use |
+| after use | - | released, unless small or used again within 1e9 elements | experts at the end of the layer, the rest after use |
 | prefill and decode | - | the same: every pass copies every layer | the same |
 | memory of the host | - | ``pin_memory`` false; the example pins | ``pinned``: as the example; false: as the default |
 | KV cache | - | on the GPU, or offloaded (``--kv-offload``) | ``kv``: on the GPU, or in host memory and copied for each use |
@@ -27,7 +27,6 @@ from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from moesim.model import ModelSpec
-from moesim.policies.algorithms.zero_inference import PERSISTENCE_THRESHOLD
 from moesim.policies.base import PolicyBase, Range, gpu_of, layer_residents, slot_bytes
 from moesim.policy import (
     DEMAND,
@@ -49,6 +48,8 @@ from moesim.policy import (
     View,
 )  # fmt: skip
 
+PERSISTENCE_THRESHOLD = 100_000
+"""``stage3_param_persistence_threshold``, elements."""
 LAYERS = "layers"
 """The pool of the layers that are on the GPU."""
 
