@@ -53,27 +53,11 @@ SENSITIVITY = 0.005
 
 
 def expected_loads(size: int, n_experts: int, accuracy: float, single: float = 0.0) -> float:
-    """Return the demand loads that one token is expected to need in a layer.
+    """Return the expected demand loads of a token in a layer with so many experts cached.
 
-    Parameters
-    ----------
-    size : int
-        Experts in the layer's cache, as if drawn at random.
-    n_experts : int
-        Experts of the layer.
-    accuracy : float
-        Chance that the one prefetched expert is a missing one; 0 for the first layer.
-    single : float
-        Share of tokens for which one expert is enough.
+    The sum of four terms: one expert wanted and missing (``single``: share of tokens with one); of two, both missing, with a right
+    prefetch (``accuracy``: its chance; 0 for the first layer) and without; of two, one missing. The terms are our derivation.
 
-    Returns
-    -------
-    float
-        Sum of four terms: one expert wanted and missing; of two, both missing, with a right prefetch and without; of two, one
-        missing (AdapMoE, ICCAD 2024, arXiv:2408.10284; the terms are our derivation).
-
-    Examples
-    --------
     >>> [round(expected_loads(size, 8, 0.5), 3) for size in (0, 4, 8)]
     [1.5, 0.607, 0.0]
     """
@@ -84,27 +68,10 @@ def expected_loads(size: int, n_experts: int, accuracy: float, single: float = 0
 
 
 def cache_sizes(loads: Sequence[Sequence[float]], total: int) -> list[int]:
-    """Divide cache slots among layers so that the expected loads are fewest.
+    """Divide cache slots among layers, at least one each, so that the expected loads (layer, slots) are fewest.
 
-    Parameters
-    ----------
-    loads : sequence of sequence of float, shape (n_layers, n_experts + 1)
-        Expected loads of each layer by its slots.
-    total : int
-        Slots of all layers; more than all experts are not used.
+    Of equal sums, layer by layer from the last, the smallest size. Slots beyond all experts are not used.
 
-    Returns
-    -------
-    list of int, shape (n_layers,)
-        At least 1 each; of equal sums, layer by layer from the last, the smallest size.
-
-    Raises
-    ------
-    CapacityError
-        If there are fewer slots than layers.
-
-    Examples
-    --------
     >>> cache_sizes([[9, 5, 1], [9, 8, 7], [9, 2, 2]], 4)
     [2, 1, 1]
     """
@@ -133,20 +100,8 @@ def cache_sizes(loads: Sequence[Sequence[float]], total: int) -> list[int]:
 
 
 def gating_threshold(sensitivity: float) -> float:
-    """Return below which weight a token's second expert is left out.
+    """Return below which weight, of two that sum to 1, a token's second expert is left out.
 
-    Parameters
-    ----------
-    sensitivity : float
-        Of the layer: how much its output matters.
-
-    Returns
-    -------
-    float
-        sqrt(0.005 / sensitivity), of weights that sum to 1 (AdapMoE's released code).
-
-    Examples
-    --------
     >>> gating_threshold(0.02)
     0.5
     """
@@ -154,22 +109,8 @@ def gating_threshold(sensitivity: float) -> float:
 
 
 def leaves_second_out(first: float, second: float, threshold: float) -> bool:
-    """Say whether a token does without its second expert.
+    """Return whether a token's second weight, of two scaled to sum to 1, is below the threshold.
 
-    Parameters
-    ----------
-    first, second : float
-        Gate weights of its two experts, on any common scale.
-    threshold : float
-        See `gating_threshold`.
-
-    Returns
-    -------
-    bool
-        Whether the second weight, of weights that are scaled to sum to 1, is below the threshold (AdapMoE's released code).
-
-    Examples
-    --------
     >>> leaves_second_out(0.6, 0.2, 0.26), leaves_second_out(0.6, 0.2, 0.25)
     (True, False)
     """

@@ -87,32 +87,13 @@ class MultiPlan(NamedTuple):
 def greedy_multi_assignment(
     gpu_costs: Sequence[Sequence[float]], cpu_cost: Sequence[float], gpu_first: Sequence[float] = (), cpu_first: float = 0
 ) -> MultiPlan:
-    """Assign greedily to one CPU and several GPUs.
+    """Assign greedily to one CPU and several GPUs; with one GPU, exactly as `greedy_assignment`.
 
-    Parameters
-    ----------
-    gpu_costs : sequence of sequence of float, shape (n_gpus, n_experts)
-        Cost of each expert on each GPU, which differ with what is resident where.
-    cpu_cost : sequence of float, shape (n_experts,)
-        Cost of each expert on the CPU.
-    gpu_first : sequence of float, shape (n_gpus,) or ()
-        What the first expert on each GPU takes beyond its cost; empty: nothing.
-    cpu_first : float
-        The same of the CPU.
+    ``gpu_costs`` has a row for each GPU, which differ with what is resident where; ``gpu_first`` and ``cpu_first`` are what the
+    first expert on each takes beyond its cost. Experts are taken by the difference of the CPU's cost and the cheapest GPU's,
+    largest first (ties: lower id). For each, the GPU is considered whose total would be smallest with it (ties: the first); it
+    takes the expert if that total is at most the CPU's total with it.
 
-    Returns
-    -------
-    MultiPlan
-        With one GPU, exactly the plan of `moesim.policies.algorithms.assignment.greedy_assignment`.
-
-    Notes
-    -----
-    Experts are taken by the difference of the CPU's cost and the cheapest GPU's, largest first (ties: lower id). For each, the GPU
-    is considered whose total would be smallest with it (ties: the first); it takes the expert if that total is at most the CPU's
-    total with it.
-
-    Examples
-    --------
     Experts 3 and 4 are resident, on the first and on the second GPU. Expert 2 is taken before 3, so that the first GPU is busy
     when it is the turn of 3, which finishes sooner as a copy on the second:
 
@@ -146,27 +127,11 @@ def greedy_multi_assignment(
 def workload_aware_swaps(
     scores: Sequence[int], residents: Sequence[Iterable[int]], u_size: int, only_if_better: bool = False
 ) -> list[list[tuple[int, int]]]:
-    """Choose the replacements at the end of a window on several GPUs, which never hold the same expert.
+    """Choose the replacements at the end of a window, on GPUs that never hold the same expert.
 
-    Parameters
-    ----------
-    scores : sequence of int, shape (n_experts,)
-        Rows each expert served in the window.
-    residents : sequence of iterable of int, shape (n_gpus, ...)
-        Experts of the layer in the cache of each GPU.
-    u_size : int
-        Experts to replace on each GPU; fewer where there are not so many.
-    only_if_better : bool
-        Keep a resident unless its newcomer's score is higher.
+    For each GPU up to ``u_size`` pairs (victim, newcomer): its lowest residents by rows served in the window, lowest first; of
+    the highest experts that are on no GPU, dealt out in turns, its own, highest first.
 
-    Returns
-    -------
-    list of list of (int, int)
-        For each GPU the pairs (victim, newcomer): its lowest residents, lowest first; of the highest experts that are on no
-        GPU, dealt out in turns, its own, highest first.
-
-    Examples
-    --------
     >>> workload_aware_swaps([5, 0, 1, 7, 4, 0, 6, 2], [[0, 1, 2, 3]], u_size=2)
     [[(1, 6), (2, 4)]]
     >>> workload_aware_swaps([5, 0, 1, 7, 4, 0, 6, 2], [[0, 1], [2, 3]], u_size=1)

@@ -34,7 +34,7 @@ layer's state while the GPU is busy, and where a prediction would keep the CPU t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple
@@ -70,52 +70,65 @@ Pair = tuple[int, int]  # (expert that comes to the GPU, expert that leaves it)
 Awaited = tuple[int, int, str]  # (layer, expert, device): an arrival on a GPU, the end of a Run on a CPU
 
 
-class MainThread:
-    """Swaps of a layer pair by pair, then its experts on one device, then on the other; waits in between where it is told to."""
+SWAP_FACTOR = 1.05  # SwapInOut of Algorithm 1 and of the released code
 
-    def __init__(self) -> None:
-        self.begin_step()
 
-    def begin_step(self) -> None:
-        """Forget what was to be done."""
-        self._swaps: deque[Pair] = deque()
-        self._experts: dict[str, list[int]] = {"gpu": [], "cpu": []}
-        self._awaited: set[Awaited] = set()
+def prefill_swaps(
+    loads: Sequence[int],
+    on_gpu: Sequence[int],
+    *,
+    factor: float = SWAP_FACTOR,
+    strict: bool = True,
+    mixed: bool = False,
+    prompt_tokens: int = 1,
+) -> list[tuple[int, int]]:
+    """Pair hot experts on the CPU with cold ones on the GPU (Algorithm 1), hottest first.
 
-    def add_swaps(self, pairs: Iterable[Pair]) -> None:
-        """Swap these, one pair after the other."""
-        self._swaps.extend(pairs)
+    ``strict`` as in the released code: swap if ``hot > factor * cold``; else already if they are equal, as printed, so that two
+    idle experts swap. ``mixed`` builds the cold list as the released code does, over all experts with the key ``rows * (1 if on
+    the GPU else prompt_tokens)``: an idle expert on the CPU has key 0 and takes a place whose pair is then passed over. Both lists
+    hold ``n_experts // 2`` experts if there are as many; the pairs end with the shorter one.
 
-    def add_experts(self, gpu: Iterable[int], cpu: Iterable[int]) -> None:
-        """Execute these; an expert that is to be executed already takes the rows of all micro-batches so far."""
-        taken = {*self._experts["gpu"], *self._experts["cpu"]}
-        self._experts["gpu"] += [e for e in gpu if e not in taken]
-        self._experts["cpu"] += [e for e in cpu if e not in taken]
+    >>> loads, on_gpu = [30, 2, 10, 8, 0, 25, 5, 16], [0, 1, 1, 1, 0, 0, 0, 1]
+    >>> prefill_swaps(loads, on_gpu)
+    [(0, 1), (5, 3)]
 
-    def leave_out(self, expert: int) -> None:
-        """Do not execute an expert whose rows another Run takes."""
-        for experts in self._experts.values():
-            if expert in experts:
-                experts.remove(expert)
+    In the released code the idle expert 4 takes the place opposite the hottest, which then stays on the CPU:
 
-    def wait_for(self, what: Iterable[Awaited]) -> None:
-        """Do nothing more before all of these have happened."""
-        self._awaited.update(what)
+    >>> prefill_swaps(loads, on_gpu, mixed=True, prompt_tokens=48)
+    [(5, 1)]
+    """
+    ids = range(len(loads))
+    hot = [e for e in ids if not on_gpu[e]]
+    cold = list(ids) if mixed else [e for e in ids if on_gpu[e]]
+    size = len(loads) // 2
+    hot = sorted(hot, key=lambda e: -loads[e])[:size]
+    cold = sorted(cold, key=lambda e: loads[e] * (1 if on_gpu[e] else prompt_tokens))[:size]
+    pairs = []
+    for busy, idle in zip(hot, cold, strict=False):
+        least = factor * loads[idle]
+        if on_gpu[idle] and (loads[busy] > least if strict else loads[busy] >= least):
+            pairs.append((busy, idle))
+    return pairs
 
-    def happened(self, what: Awaited) -> bool:
-        """Note that something has happened; say whether the thread has waited for it."""
-        waited = what in self._awaited
-        self._awaited.discard(what)
-        return waited
 
-    def steps(self, *, cpu_first: bool) -> Iterator[tuple[Pair | None, str, list[int]]]:
-        """Give what the thread does now: a pair to swap, or a device and the experts that it executes."""
-        while self._swaps and not self._awaited:
-            yield self._swaps.popleft(), "", []
-        for device in ("cpu", "gpu") if cpu_first else ("gpu", "cpu"):
-            if self._experts[device] and not self._awaited:
-                experts, self._experts[device] = self._experts[device], []
-                yield None, device, experts
+def swaps_from(
+    present: Sequence[int], start: Sequence[int], pairs: Sequence[tuple[int, int]], loads: Sequence[int]
+) -> list[tuple[int, int]]:
+    """Reach the outcome of swaps that were chosen for the placement ``start`` from the present.
+
+    All that the two do not share, as (newcomer, leaver), busiest newcomer and idlest leaver first.
+
+    >>> swaps_from([0, 0, 1, 1], [1, 1, 0, 0], [(2, 1)], [4, 0, 5, 1])
+    [(0, 3)]
+    """
+    wanted = list(start)
+    for hot, cold in pairs:
+        wanted[hot], wanted[cold] = 1, 0
+    ids = range(len(loads))
+    new = sorted((e for e in ids if wanted[e] > present[e]), key=lambda e: -loads[e])
+    old = sorted((e for e in ids if wanted[e] < present[e]), key=lambda e: loads[e])
+    return list(zip(new, old, strict=True))
 
 
 LEAVING = "leaving"  # pool of experts on their way back to the host
@@ -136,7 +149,7 @@ class Exchange:
         self._buffered: set[Unit] = set()
 
     def is_leaving(self, layer: int, expert: int) -> bool:
-        """Say whether the host has not got an expert yet."""
+        """Return whether the host has not got an expert yet."""
         return (layer, expert) in self._leaving
 
     def start(self, layer: int, pairs: Iterable[tuple[int, int]], view: View) -> list[Action]:
@@ -174,7 +187,7 @@ class Exchange:
         return now
 
     def _to_buffers(self, view: View) -> list[Action]:
-        """Give buffers to who leaves; an expert that has left while a decision was taken needs none."""
+        """Assign buffers to who leaves; an expert that has left while a decision was taken needs none."""
         actions: list[Action] = []
         for layer, expert in self._leaving:
             if len(self._buffered) >= self._n_buffers:
@@ -185,120 +198,60 @@ class Exchange:
         return actions
 
 
-SWAP_FACTOR = 1.05  # SwapInOut of Algorithm 1 and of the released code
+class MainThread:
+    """Swaps of a layer pair by pair, then its experts on one device, then on the other; waits in between."""
 
+    def __init__(self) -> None:
+        self.begin_step()
 
-def prefill_swaps(
-    loads: Sequence[int],
-    on_gpu: Sequence[int],
-    *,
-    factor: float = SWAP_FACTOR,
-    strict: bool = True,
-    mixed: bool = False,
-    prompt_tokens: int = 1,
-) -> list[tuple[int, int]]:
-    """Pair hot experts on the CPU with cold ones on the GPU (DAOP, Algorithm 1).
+    def begin_step(self) -> None:
+        """Forget what was to be done."""
+        self._swaps: deque[Pair] = deque()
+        self._experts: dict[str, list[int]] = {"gpu": [], "cpu": []}
+        self._awaited: set[Awaited] = set()
 
-    Parameters
-    ----------
-    loads : sequence of int, shape (n_experts,)
-        Rows of each expert in the prompt.
-    on_gpu : sequence of int, shape (n_experts,)
-        1 where the expert is on the GPU.
-    factor : float
-        By how much the hot expert must be busier.
-    strict : bool
-        Swap only if ``hot > factor * cold``, as the released code does; else already if they are equal, as printed.
-        Then two idle experts are swapped.
-    mixed : bool
-        The cold list as the released code builds it, over all experts with the key ``load * (1 if on the GPU else
-        prompt_tokens)``: an idle expert on the CPU has key 0 and takes a place whose pair is then passed over.
-    prompt_tokens : int
-        Rows of the prompt, for ``mixed``.
+    def add_swaps(self, pairs: Iterable[Pair]) -> None:
+        """Swap these, one pair after the other."""
+        self._swaps.extend(pairs)
 
-    Returns
-    -------
-    list of (int, int)
-        (hot, cold) to be swapped, hottest first; at most half of the experts.
+    def add_experts(self, gpu: Iterable[int], cpu: Iterable[int]) -> None:
+        """Execute these; an expert that is to be executed already takes the rows of all micro-batches so far."""
+        taken = {*self._experts["gpu"], *self._experts["cpu"]}
+        self._experts["gpu"] += [e for e in gpu if e not in taken]
+        self._experts["cpu"] += [e for e in cpu if e not in taken]
 
-    Notes
-    -----
-    Both lists hold ``n_experts // 2`` experts if there are as many; the pairs end with the shorter one.
+    def leave_out(self, expert: int) -> None:
+        """Do not execute an expert whose rows another Run takes."""
+        for experts in self._experts.values():
+            if expert in experts:
+                experts.remove(expert)
 
-    Examples
-    --------
-    >>> loads, on_gpu = [30, 2, 10, 8, 0, 25, 5, 16], [0, 1, 1, 1, 0, 0, 0, 1]
-    >>> prefill_swaps(loads, on_gpu)
-    [(0, 1), (5, 3)]
+    def wait_for(self, what: Iterable[Awaited]) -> None:
+        """Do nothing more before all of these have happened."""
+        self._awaited.update(what)
 
-    In the released code the idle expert 4 takes the place opposite the hottest, which then stays on the CPU:
+    def happened(self, what: Awaited) -> bool:
+        """Note that something has happened; return whether the thread has waited for it."""
+        waited = what in self._awaited
+        self._awaited.discard(what)
+        return waited
 
-    >>> prefill_swaps(loads, on_gpu, mixed=True, prompt_tokens=48)
-    [(5, 1)]
-    """
-    ids = range(len(loads))
-    hot = [e for e in ids if not on_gpu[e]]
-    cold = list(ids) if mixed else [e for e in ids if on_gpu[e]]
-    size = len(loads) // 2
-    hot = sorted(hot, key=lambda e: -loads[e])[:size]
-    cold = sorted(cold, key=lambda e: loads[e] * (1 if on_gpu[e] else prompt_tokens))[:size]
-    pairs = []
-    for busy, idle in zip(hot, cold, strict=False):
-        least = factor * loads[idle]
-        if on_gpu[idle] and (loads[busy] > least if strict else loads[busy] >= least):
-            pairs.append((busy, idle))
-    return pairs
-
-
-def swaps_from(
-    present: Sequence[int], start: Sequence[int], pairs: Sequence[tuple[int, int]], loads: Sequence[int]
-) -> list[tuple[int, int]]:
-    """Reach the outcome of swaps that were chosen for another placement than the present one.
-
-    ``start`` is the placement in which ``pairs`` of (hot, cold) were chosen. Returns (newcomer, leaver) for all that ``present`` and
-    the outcome do not share, busiest newcomer and idlest leaver first.
-
-    Examples
-    --------
-    >>> swaps_from([0, 0, 1, 1], [1, 1, 0, 0], [(2, 1)], [4, 0, 5, 1])
-    [(0, 3)]
-    """
-    wanted = list(start)
-    for hot, cold in pairs:
-        wanted[hot], wanted[cold] = 1, 0
-    ids = range(len(loads))
-    new = sorted((e for e in ids if wanted[e] > present[e]), key=lambda e: -loads[e])
-    old = sorted((e for e in ids if wanted[e] < present[e]), key=lambda e: loads[e])
-    return list(zip(new, old, strict=True))
+    def steps(self, *, cpu_first: bool) -> Iterator[tuple[Pair | None, str, list[int]]]:
+        """Yield what the thread does now: a pair to swap, or a device and the experts that it executes."""
+        while self._swaps and not self._awaited:
+            yield self._swaps.popleft(), "", []
+        for device in ("cpu", "gpu") if cpu_first else ("gpu", "cpu"):
+            if self._experts[device] and not self._awaited:
+                experts, self._experts[device] = self._experts[device], []
+                yield None, device, experts
 
 
 def degraded(predicted: Sequence[int], scores: Sequence[float], on_gpu: Sequence[int], allowed: int) -> list[int]:
-    """Replace predicted experts of which too many are on the CPU (DAOP, "graceful degradation").
+    """Replace predicted experts of which too many are on the CPU ("graceful degradation").
 
-    Parameters
-    ----------
-    predicted : sequence of int, shape (top_k,)
-        Experts predicted for a row, best first.
-    scores : sequence of float, shape (n_experts,)
-        The prediction's scores.
-    on_gpu : sequence of int, shape (n_experts,)
-        1 where the expert is on the GPU.
-    allowed : int
-        Predicted experts that may stay on the CPU: 1 of 2 in the paper.
+    Of those on the CPU the lowest beyond ``allowed`` give way to the best-scored experts on the GPU that were not predicted, as
+    far as there are any. The paper and the code speak of two predicted experts only, of which ``allowed`` is 1.
 
-    Returns
-    -------
-    list of int, shape (top_k,)
-        The predicted experts; of those on the CPU the lowest beyond ``allowed`` give way to the best-scored experts on the
-        GPU that were not predicted, as far as there are any.
-
-    Notes
-    -----
-    The paper and the code speak of two predicted experts only: if both are on the CPU and the layer has any expert on
-    the GPU, the lower one is replaced. ``allowed = top_k // 2`` is that rule for two.
-
-    Examples
-    --------
     >>> degraded([4, 0], [0.2, 0.1, 0.15, 0.05, 0.5], [0, 1, 1, 0, 0], allowed=1)
     [4, 2]
     >>> degraded([1, 4], [0.2, 0.3, 0.15, 0.05, 0.25], [0, 1, 1, 0, 0], allowed=1)
@@ -316,56 +269,6 @@ def degraded(predicted: Sequence[int], scores: Sequence[float], on_gpu: Sequence
     return chosen
 
 
-class SwapRule(NamedTuple):
-    """When experts change places."""
-
-    factor: float
-    strict: bool
-    mixed: bool
-    in_last_chunk: bool
-    reset: bool
-
-
-class PromptSwaps:
-    """Keeps the placement, which copies under way may still have to reach, and decides the swaps of a prompt."""
-
-    def __init__(self, rule: SwapRule, initial: Sequence[bytes], top_k: int) -> None:
-        self._rule = rule
-        self._initial = initial
-        self._top_k = top_k
-        self.on_gpu = [bytearray(row) for row in initial]
-        self._counts = [[0] * len(row) for row in initial]  # rows of the present prompt, chunk by chunk
-        self._first_chunk, self._last_chunk = True, True
-
-    def begin_step(self, event: StepBegin) -> None:
-        """Count afresh if a prompt begins."""
-        self._first_chunk, self._last_chunk = self._last_chunk, event.last_chunk
-        if self._first_chunk and event.phase != "decode":
-            self._counts = [[0] * len(counts) for counts in self._counts]
-
-    def decide(self, event: Routed, may_swap: Callable[[int, int], bool]) -> list[Pair]:
-        """Count the rows of a layer; decide its swaps once, with the first micro-batch of one of its chunks.
-
-        Experts that are still moving stay where they are going.
-        """
-        layer, rule = event.layer, self._rule
-        loads = self._counts[layer] = [old + new for old, new in zip(self._counts[layer], event.rows, strict=True)]
-        if event.mb or not (self._last_chunk if rule.in_last_chunk else self._first_chunk):
-            return []
-        on_gpu = self.on_gpu[layer]
-        start = self._initial[layer] if rule.reset else on_gpu
-        tokens = sum(loads) // self._top_k
-        pairs = prefill_swaps(loads, start, factor=rule.factor, strict=rule.strict, mixed=rule.mixed, prompt_tokens=tokens)
-        if rule.reset:
-            pairs = swaps_from(on_gpu, start, pairs, loads)
-        found = []
-        for new, old in pairs:
-            if may_swap(new, old):
-                on_gpu[new], on_gpu[old] = 1, 0
-                found.append((new, old))
-        return found
-
-
 class Ahead:
     """Collects the predictions about the next layer, degrades them, and keeps the GPU's share until that layer is routed."""
 
@@ -379,7 +282,7 @@ class Ahead:
     def begin_step(self, n_rows: int) -> None:
         """Forget what was predicted."""
         self._n_rows = n_rows
-        self._told: list[Predicted] = []  # about the next layer, by micro-batch
+        self._said: list[Predicted] = []  # about the next layer, by micro-batch
         self._planned: dict[tuple[int, int], dict[int, list[int]]] = {}  # (layer, micro-batch) -> GPU expert -> rows
 
     def take(self, layer: int, mb: int) -> dict[int, list[int]] | None:
@@ -389,23 +292,23 @@ class Ahead:
     def add(self, event: Predicted, routed: int) -> dict[int, list[int]] | None:
         """Return the CPU's share by expert once all rows are predicted; None: not yet, too late or not for every row."""
         if not event.mb:
-            self._told = []
-        if event.layer <= routed or event.mb != len(self._told) or event.ids.shape[1] < self._top_k:
+            self._said = []
+        if event.layer <= routed or event.mb != len(self._said) or event.ids.shape[1] < self._top_k:
             return None
-        self._told.append(event)
-        if sum(len(one.ids) for one in self._told) < self._n_rows:
+        self._said.append(event)
+        if sum(len(one.ids) for one in self._said) < self._n_rows:
             return None
         self.answered = True
         on_gpu = self._on_gpu[event.layer]
         ahead: dict[int, list[int]] = {}
         first = 0
-        for told in self._told:
+        for said in self._said:
             rows_of: dict[int, list[int]] = {}
-            for row, chosen in enumerate(self._chosen(told, on_gpu), first):
+            for row, chosen in enumerate(self._chosen(said, on_gpu), first):
                 for expert in chosen:
                     (rows_of if on_gpu[expert] else ahead).setdefault(expert, []).append(row)
-            self._planned[event.layer, told.mb] = dict(sorted(rows_of.items()))
-            first += len(told.ids)
+            self._planned[event.layer, said.mb] = dict(sorted(rows_of.items()))
+            first += len(said.ids)
         return dict(sorted(ahead.items()))
 
     def _chosen(self, event: Predicted, on_gpu: Sequence[int]) -> list[list[int]]:
@@ -548,12 +451,10 @@ class DaopPaper(PolicyBase):
         setup = Setup(view, gpu, self._cpu, [view.cache_slots(gpu)], per_layer=False)
         residents = placement.choose(setup)
         assignment.start(setup)
-        initial = [bytes(e in here for e in range(model.n_experts)) for here in residents]
-        rule = SwapRule(
-            self.swap_factor, self.swap_if == "above", self.cold_list == "mixed", self.swap_chunk == "last", self.reset
-        )
-        self._swaps = PromptSwaps(rule, initial, model.top_k)
-        self._on_gpu = self._swaps.on_gpu
+        self._initial = [bytes(e in here for e in range(model.n_experts)) for here in residents]
+        self._on_gpu = [bytearray(row) for row in self._initial]  # which copies under way may still have to reach
+        self._first_chunk, self._last_chunk = True, True
+        self._rows = [[0] * model.n_experts for _ in residents]  # of the present prompt, chunk by chunk
         allowed = model.top_k // 2 if self.cpu_experts is None else self.cpu_experts
         self._ahead = Ahead(self._on_gpu, model.top_k, allowed if self.degrade else None)
         self._load_ns = [view.costs.fetch_ns(view.host, gpu, None, layer) for layer in range(model.n_layers)]
@@ -598,7 +499,9 @@ class DaopPaper(PolicyBase):
         self._left: set[int] = set()  # experts of this layer that give way to others while it is computed
         self._thread.begin_step()
         self._ahead.begin_step(len(event.requests))
-        self._swaps.begin_step(event)
+        self._first_chunk, self._last_chunk = self._last_chunk, event.last_chunk
+        if self._first_chunk and not self._decode:
+            self._rows = [[0] * len(rows) for rows in self._rows]
         return ()
 
     def _routed(self, event: Routed, view: View) -> list[Action]:
@@ -633,18 +536,37 @@ class DaopPaper(PolicyBase):
 
     def _swap(self, event: Routed, view: View) -> list[Action]:
         """Begin the swaps of a layer beside its computing, or leave them to the thread."""
-        layer = event.layer
-
-        def may_swap(new: int, old: int) -> bool:
-            return not self._exchange.is_leaving(layer, new) and view.is_resident(layer, old, self._gpu)
-
-        pairs = self._swaps.decide(event, may_swap)
+        pairs = self._decide_swaps(event, view)
         if self.swap_cost == "serial":
             self._thread.add_swaps(pairs)
             return []
         if not event.mb:
             self._left = {old for _, old in pairs}
-        return self._exchange.start(layer, pairs, view)
+        return self._exchange.start(event.layer, pairs, view)
+
+    def _decide_swaps(self, event: Routed, view: View) -> list[Pair]:
+        """Count the rows of a layer; decide its swaps once, with the first micro-batch of one of its chunks.
+
+        Experts that are still moving stay where they are going.
+        """
+        layer = event.layer
+        rows = self._rows[layer] = [old + new for old, new in zip(self._rows[layer], event.rows, strict=True)]
+        if event.mb or not (self._last_chunk if self.swap_chunk == "last" else self._first_chunk):
+            return []
+        on_gpu = self._on_gpu[layer]
+        start = self._initial[layer] if self.reset else on_gpu
+        pairs = prefill_swaps(
+            rows, start, factor=self.swap_factor, strict=self.swap_if == "above", mixed=self.cold_list == "mixed",
+            prompt_tokens=sum(rows) // view.model.top_k,
+        )  # fmt: skip
+        if self.reset:
+            pairs = swaps_from(on_gpu, start, pairs, rows)
+        found = []
+        for new, old in pairs:
+            if not self._exchange.is_leaving(layer, new) and view.is_resident(layer, old, self._gpu):
+                on_gpu[new], on_gpu[old] = 1, 0
+                found.append((new, old))
+        return found
 
     # ---------------------------------------------------------------------------------------------------- the thread
     def _happened(self, what: Awaited, view: View) -> Iterable[Action]:

@@ -61,31 +61,10 @@ from moesim.policy import (
 def shallow_favoring(
     n_slots: int, n_layers: int, n_experts: int, n_shallow: int = 4, split: SlotsSplit = "spread"
 ) -> list[int]:  # fmt: skip
-    """Deal cache slots out to the layers as Fate does: the first layers are kept whole, the others share what is left.
+    """Keep the first layers whole, and deal the other cache slots out to the rest (port to MindSpore).
 
-    Parameters
-    ----------
-    n_slots : int
-        Slots of all layers together.
-    n_layers, n_experts : int
-        Layers with experts, and experts of each.
-    n_shallow : int
-        First layers that are kept whole. If there are not slots for all of them, layers are filled one after another from
-        the first on, and the rest have none.
-    split : {"spread", "equal"}
-        What becomes of a remainder of the deeper layers' equal share: dealt out among them, or unused.
+    If there are not slots for all of the first layers, they are filled one after another, and the rest have none.
 
-    Returns
-    -------
-    list of int
-        Slots of each layer.
-
-    Notes
-    -----
-    Fate (2025), the rule of its port to MindSpore.
-
-    Examples
-    --------
     >>> shallow_favoring(45, 8, 8), shallow_favoring(19, 8, 8)
     ([8, 8, 8, 8, 3, 4, 3, 3], [8, 8, 3, 0, 0, 0, 0, 0])
     """
@@ -98,26 +77,11 @@ def shallow_favoring(
 
 
 def by_frequency(counts: Sequence[int], low_share: float) -> tuple[list[int], list[int]]:
-    """Split the experts to prefetch by how often they are predicted: the least frequent ones get the lower width.
+    """Split the experts to prefetch into those of the full and of the lower width.
 
-    Parameters
-    ----------
-    counts : sequence of int, (n_experts,)
-        Rows for which each expert that is to be copied is predicted; 0 for all others.
-    low_share : float
-        Share of all counts that experts of the lower width may have together.
+    The least frequent ones get the lower width, as many as have together at most ``low_share`` of all counts (port to MindSpore,
+    with 0.3). Both lists: the most frequent first; of equals the lower id first, a choice.
 
-    Returns
-    -------
-    high, low : list of int
-        Experts of the full and of the lower width, the most frequent first; of equals the lower id first.
-
-    Notes
-    -----
-    Fate (2025), the rule of its port to MindSpore, with a share of 0.3. Its order of equals is not known.
-
-    Examples
-    --------
     >>> by_frequency([5, 0, 1, 2, 2], 0.3)
     ([0, 3], [4, 2])
     """

@@ -53,18 +53,6 @@ EVERY = 1e-6  # priority of all experts of the band, selected or not
 def layer_decay(layer: int, start: int, end: int) -> float:
     """Weigh a layer j of the band [start, end): ``1 - (j - start) / (end + 1)``.
 
-    Parameters
-    ----------
-    layer, start, end : int
-        The layer, the first of the band, and the first after it.
-
-    Returns
-    -------
-    float
-        1 for the first layer, less for each further one.
-
-    Examples
-    --------
     >>> [round(layer_decay(layer, 7, 24), 2) for layer in (7, 8, 15, 23)]
     [1.0, 0.96, 0.68, 0.36]
     """
@@ -106,22 +94,8 @@ def largest_priorities(
 
 
 def eviction_scores(probability: NDArray[Any], visits: NDArray[Any]) -> NDArray[np.int64]:
-    """Score cached experts: probability x visits while cached, truncated to an integer as the released code stores it.
+    """Score cached experts: probability x visits while cached, as the integer that the code stores.
 
-    Parameters
-    ----------
-    probability : ndarray of float, (n_layers, n_experts)
-        What was predicted last of each expert.
-    visits : ndarray of int, (n_layers, n_experts)
-        How often each was used since it is cached.
-
-    Returns
-    -------
-    ndarray of int64, (n_layers, n_experts)
-        The lowest leaves first; every product below 1 is 0.
-
-    Examples
-    --------
     >>> eviction_scores(np.array([[0.3, 0.6, 0.5]]), np.array([[3, 3, 4]])).tolist()
     [[0, 1, 2]]
     """
@@ -129,22 +103,8 @@ def eviction_scores(probability: NDArray[Any], visits: NDArray[Any]) -> NDArray[
 
 
 def evicted(scores: NDArray[Any], may_go: NDArray[np.bool_]) -> tuple[int, int] | None:
-    """Name the expert with the lowest score; of equals the lowest layer, then the lowest id.
+    """Return the expert with the lowest score that may go, ties to the lowest layer, then id.
 
-    Parameters
-    ----------
-    scores : ndarray of int or float, (n_layers, n_experts)
-        See `eviction_scores`.
-    may_go : ndarray of bool, (n_layers, n_experts)
-        Which experts are cached, and are no candidates of the last prediction, nor in use or locked.
-
-    Returns
-    -------
-    (int, int) or None
-        Layer and expert; None if none may go. The released code sorts without a rule for ties.
-
-    Examples
-    --------
     >>> evicted(np.array([[1, 0], [0, 0]]), np.array([[True, False], [True, True]]))
     (1, 0)
     """

@@ -71,27 +71,11 @@ class ScoreWeights(NamedTuple):
 
 
 def relative_weights(experts: NDArray[Any], weights: NDArray[Any]) -> dict[int, float]:
-    """Return how heavy each expert is in the row in which it is heaviest, in units of the mean weight of that row.
+    """Return the weight of each expert in the row in which it is heaviest, over the row's mean.
 
-    Parameters
-    ----------
-    experts : ndarray of int, (n_rows, top_k)
-        Ids that the gate chose, or is predicted to choose.
-    weights : ndarray of float, (n_rows, top_k)
-        Their gate weights, not negative. The experts of a row whose weights are all 0 count as equally heavy.
+    With 2 experts a row whose weights add up to 1, a relative weight of 0.8 is a weight of 0.4. The experts of a row whose
+    weights are all 0 count as equally heavy. Relative units, and the heaviest row of several, are choices.
 
-    Returns
-    -------
-    dict of int to float
-        By expert, ascending.
-
-    Notes
-    -----
-    HOBBIT, as OD-MoE describes it: thresholds on the gate weight. Relative units, and the heaviest row of several, are choices.
-    With 2 experts a row whose weights add up to 1, a relative weight of 0.8 is a weight of 0.4.
-
-    Examples
-    --------
     >>> relative_weights(np.array([[3, 1], [1, 0]]), np.array([[0.75, 0.25], [0.5, 0.5]]))
     {0: 1.0, 1: 1.0, 3: 1.5}
     """
@@ -105,23 +89,8 @@ def relative_weights(experts: NDArray[Any], weights: NDArray[Any]) -> dict[int, 
 
 
 def choose_precision(weight: float, high_weight: float, low_weight: float) -> Precision:
-    """Choose what becomes of an expert that is not on the GPU.
+    """Choose what becomes of an expert that is not on the GPU; the side of equality is a choice.
 
-    Parameters
-    ----------
-    weight : float
-        Of the expert.
-    high_weight : float
-        From this weight on the expert is copied at high precision.
-    low_weight : float
-        Below this weight the expert is skipped. What is between both is copied at low precision.
-
-    Notes
-    -----
-    HOBBIT, as OD-MoE describes it. On which side of a threshold equality falls is a choice.
-
-    Examples
-    --------
     >>> [choose_precision(weight, 0.8, 0.2) for weight in (1.5, 0.8, 0.5, 0.2, 0.1)]
     ['high', 'high', 'low', 'low', 'skip']
     """
@@ -137,33 +106,9 @@ def victim_scores(
     """Score cached experts; the one with the lowest score leaves first.
 
     The weighted sum of four scores from 0 to 1: how recent the last use is (LRU), in what share of the steps so far the expert
-    was used (LFU), in what share at high precision (LHU), and how soon the pass comes to its layer (FLD).
+    was used (LFU), in what share at high precision (LHU), and how soon the pass comes to its layer (FLD): the next layer is 1
+    away, the present one a whole pass. Steps count from 1; 0 in ``last``: never used. The four forms are choices.
 
-    Parameters
-    ----------
-    last : ndarray of int
-        Step of the last use of each expert, counted from 1; 0: never used.
-    uses, high_uses : ndarray of int, as ``last``
-        Steps in which each expert was used, and in which it was used at high precision.
-    layers : ndarray of int
-        Layer of each expert; must broadcast to the shape of ``last``.
-    now : int
-        The present step, counted from 1.
-    layer, n_layers : int
-        The layer routed last, and how many there are. The next layer is 1 away, the present one a whole pass.
-    weights : ScoreWeights
-        Of the four scores.
-
-    Returns
-    -------
-    ndarray of float64, as ``last``
-
-    Notes
-    -----
-    HOBBIT, as OD-MoE describes it: a weighted sum of LRU, LFU, LHU and FLD. The four forms are choices.
-
-    Examples
-    --------
     >>> ones = np.array([1, 1])
     >>> victim_scores(ones * 3, ones * 2, ones, np.array([1, 0]), 4, 0, 2, ScoreWeights(1, 1, 1, 1)).tolist()
     [2.0, 1.5]

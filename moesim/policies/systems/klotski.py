@@ -57,22 +57,8 @@ if TYPE_CHECKING:
 
 
 def most_popular(counts: NDArray[Any], n: int) -> list[int]:
-    """Return the n experts with the largest counts, the largest first; of equals the lower id first.
+    """Return the n experts with the largest counts, largest first, ties to the lower id.
 
-    Parameters
-    ----------
-    counts : ndarray, (n_experts,)
-        How often each expert was used.
-    n : int
-        How many.
-
-    Returns
-    -------
-    list of int
-        Ids.
-
-    Examples
-    --------
     >>> most_popular(np.array([1, 0, 2, 2]), 3)
     [2, 3, 0]
     """
@@ -83,30 +69,8 @@ def hot_experts(previous: NDArray[Any], table: NDArray[Any], n_hot: int, *, part
     """Choose the hot experts of a layer by what its rows used in the layer before.
 
     Each expert that a row used there has one vote for each of its ``partners``: the experts of this layer that it was used with
-    most often.
+    most often by ``table`` (expert before, expert here). Most votes first; of equals the lower id first, among partners too.
 
-    Parameters
-    ----------
-    previous : ndarray of int, (n_rows, top_k)
-        Experts of the layer before that each row was routed to.
-    table : ndarray, (n_experts, n_experts)
-        Rows that used an expert of the layer before (first axis) and one of this layer (second axis).
-    n_hot : int
-        How many experts to choose.
-    partners : int
-        Experts that one vote is for.
-
-    Returns
-    -------
-    list of int
-        Ids, most votes first; of equals the lower id first, among partners too.
-
-    References
-    ----------
-    Klotski (arXiv:2502.06888, ASPLOS 2025), as its released code for MindSpore chooses (``get_prefetch_expert_index``).
-
-    Examples
-    --------
     >>> table = np.array([[0, 0, 4, 3], [9, 8, 0, 0], [0, 0, 1, 2], [0, 0, 0, 0]])
     >>> hot_experts(np.array([[0, 1], [0, 2]]), table, 2)
     [2, 3]
@@ -120,22 +84,8 @@ def hot_experts(previous: NDArray[Any], table: NDArray[Any], n_hot: int, *, part
 
 
 def in_order_of_appearance(experts: NDArray[Any], without: Collection[int] = ()) -> list[int]:
-    """Return the experts of a micro-batch, row by row and in rank order, each once.
+    """Return the experts of a micro-batch in order of first appearance, without some.
 
-    Parameters
-    ----------
-    experts : ndarray of int, (n_rows, top_k)
-        Ids that the router chose.
-    without : collection of int
-        Ids to leave out: those that were asked for before.
-
-    Returns
-    -------
-    list of int
-        Ids in order of first appearance.
-
-    Examples
-    --------
     >>> in_order_of_appearance(np.array([[3, 1], [0, 3]]), without={1})
     [3, 0]
     """

@@ -59,23 +59,11 @@ def gpu_experts(
     strategy: Strategy, total: int, n_layers: int, n_experts: int, *, seed: int = 42,
     counts: Sequence[Sequence[float]] | None = None,
 ) -> list[list[int]]:  # fmt: skip
-    """Choose the experts of each layer that are on the GPU.
+    """Choose the experts of each layer that are on the GPU, ``total`` over all layers.
 
-    Parameters
-    ----------
-    strategy : {"uniform", "front-loading", "random", "frequency"}
-        As many of each layer, whole layers from the first, pairs drawn at random, or the most frequent pairs.
-    total : int
-        Experts over all layers.
-    n_layers, n_experts : int
-        MoE layers, and experts of each.
-    seed : int
-        Of ``random``. The released code draws from another generator.
-    counts : sequence, (n_layers, n_experts), optional
-        Activations of each expert, for ``frequency``.
+    As many of each layer, whole layers from the first, pairs drawn at random, or the most frequent pairs by ``counts``. The
+    released code draws from another generator.
 
-    Examples
-    --------
     >>> [len(layer) for layer in gpu_experts("uniform", 10, 4, 8)]
     [3, 3, 2, 2]
     >>> [len(layer) for layer in gpu_experts("front-loading", 10, 4, 8)]
@@ -97,17 +85,8 @@ def gpu_experts(
 
 
 def most_used(experts: NDArray[Any], n_experts: int, n: int) -> list[int]:
-    """Return the n experts that most rows of a chunk are routed to, ascending; of equals the lower ids.
+    """Return the n experts with the most rows of a chunk, ascending; of equals the lower ids.
 
-    Parameters
-    ----------
-    experts : ndarray of int, (n_rows, top_k)
-        Ids that the router chose.
-    n_experts, n : int
-        Experts of the layer, and how many to return.
-
-    Examples
-    --------
     >>> most_used(np.array([[3, 1], [3, 2], [0, 1]]), 4, 3)
     [0, 1, 3]
     """
@@ -118,29 +97,11 @@ def most_used(experts: NDArray[Any], n_experts: int, n: int) -> list[int]:
 def split_late(
     experts: NDArray[Any], late: int, on_cpu: Collection[int], weights: NDArray[Any] | None = None
 ) -> tuple[list[int], list[int]]:  # fmt: skip
-    """Divide the CPU's experts into those that a layer waits for, and those whose outputs the next layer adds.
+    """Divide the CPU's experts into those that a layer waits for, and those that the next adds.
 
-    The ``top_k - late`` experts of each row with the largest weights are protected. An expert that any row protects is waited for
-    by all rows.
+    The ``top_k - late`` experts of each row with the largest weights are protected, of equals the first rank first; without
+    weights these fall with the rank. An expert that any row protects is waited for by all rows. The GPU's are never late.
 
-    Parameters
-    ----------
-    experts : ndarray of int, (n_rows, top_k)
-        Ids in rank order.
-    late : int
-        How many of each row may be late.
-    on_cpu : collection of int
-        Experts that the CPU computes; the GPU's are never late.
-    weights : ndarray of float, (n_rows, top_k), optional
-        The router's weights, of equals the first rank first; None: they fall with the rank.
-
-    Returns
-    -------
-    tuple of list of int
-        Waited for and late, each ascending.
-
-    Examples
-    --------
     >>> split_late(np.array([[9, 3, 7, 1]]), 2, {9, 3, 7})
     ([3, 9], [7])
     >>> split_late(np.array([[9, 3, 7, 1], [7, 5, 9, 1]]), 2, {9, 3, 7, 5})

@@ -48,24 +48,10 @@ from moesim.policy import DEMAND, LAYER_PARTS, Action, Copy, Drop, Fetch, LayerE
 
 
 def first_layers_on_gpu(n_layers: int, n_gpu_layers: int | None, n_cpu_moe: int = 0) -> tuple[int, int]:
-    """Find the first layer that is on the GPU, and the first of which the experts are there, too.
+    """Return the first layer on the GPU, and the first whose experts are there, too.
 
-    Parameters
-    ----------
-    n_layers : int
-        Layers of the model, dense ones included.
-    n_gpu_layers : int or None
-        Layers for the GPU, from the end, of which the output layer is the first; None: all.
-    n_cpu_moe : int
-        First layers whose experts stay on the CPU, wherever the rest of the layer is.
+    ``n_layers`` where there is none. Layers count from the end, the output layer first; the experts of the first ``n_cpu_moe`` layers stay on the CPU.
 
-    Returns
-    -------
-    tuple of int
-        Layer numbers; ``n_layers`` where there is no such layer.
-
-    Examples
-    --------
     >>> [first_layers_on_gpu(4, n) for n in (0, 1, 2, 5, 9)]
     [(4, 4), (4, 4), (3, 3), (0, 0), (0, 0)]
     >>> first_layers_on_gpu(4, None, 3), first_layers_on_gpu(4, 3, 1), first_layers_on_gpu(4, 3, 9)
@@ -84,35 +70,14 @@ class Fit(NamedTuple):
 
 
 def fitted(dense: Sequence[int], experts: Sequence[int], rest: int, target: int, n_mats: int = 3) -> Fit:
-    """Search what fits on one GPU, as llama.cpp's ``--fit`` does for a Mixture-of-Experts model.
+    """Search what fits on one GPU, as llama.cpp's ``--fit`` does (``common/fit.cpp`` at 08033df02c).
 
-    Parameters
-    ----------
-    dense, experts : sequence of int, bytes
-        Of each layer: what is no routed expert, its KV cache included, and all its routed experts.
-    rest : int, bytes
-        What is on the GPU in any case: the output layer, buffers.
-    target : int, bytes
-        Memory that may be used: what is free less the margin.
-    n_mats : int
-        Matrices of an expert; without a gate, "gate and up" is all but the last.
+    Sizes are bytes. ``dense``: of each layer what is no routed expert, its KV cache included; ``experts``: its routed experts; ``rest``: what is
+    there in any case; ``target``: what is free less the margin. If all fits, nothing is searched. Else all experts begin on the
+    host; dense parts come to the GPU from the last layer on, and then, if all of them fit, experts from the first layer on. Both
+    counts use at most the target. Of the next layer's experts a part comes too, if what is used stays strictly below it: up, and
+    if that fits, gate and up.
 
-    Returns
-    -------
-    Fit
-
-    Notes
-    -----
-    If all fits, nothing is searched. Else all experts begin on the host; dense parts come to the GPU from the last layer on, and
-    then, if all of them fit, experts from the first layer on. Both counts use at most the target. Of the next layer's experts a
-    part comes too, if what is used stays strictly below it: up, and if that fits, gate and up.
-
-    References
-    ----------
-    ggml-org/llama.cpp, ``common/fit.cpp`` at 08033df02c.
-
-    Examples
-    --------
     >>> fitted([10] * 4, [90] * 4, rest=5, target=250), fitted([10] * 4, [90] * 4, rest=5, target=34)
     (Fit(dense=4, full=2, fraction='none'), Fit(dense=2, full=0, fraction='none'))
     >>> fitted([10] * 4, [90] * 4, rest=5, target=256), fitted([10] * 4, [90] * 4, rest=5, target=286)
@@ -160,14 +125,8 @@ def false_position(memory: Callable[[int], int], target: int, high: int) -> int:
 
 
 def rows_to_offload(n_experts: int, top_k: int, per_expert: int) -> int:
-    """Return from how many rows on ik_llama.cpp copies experts: those with which each expert gets so many on average.
+    """Return from how many rows on ik_llama.cpp copies experts (ikawrakow/ik_llama.cpp, PR #520).
 
-    References
-    ----------
-    ikawrakow/ik_llama.cpp, PR #520: rows x top-k >= 32 x experts.
-
-    Examples
-    --------
     DeepSeek-V3, Qwen3-30B-A3B, gpt-oss-120b and Mixtral:
 
     >>> [rows_to_offload(*model, 32) for model in ((256, 8), (128, 8), (128, 4), (8, 2))]

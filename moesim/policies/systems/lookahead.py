@@ -35,31 +35,12 @@ Worth = tuple[bool, float]
 def kept_with_bypass(
     cached: Iterable[int], misses: Iterable[int], slots: int, worth: Callable[[int], Worth], kappa: float = 0.0
 ) -> set[int]:
-    """Return what a cache holds after a visit, if a miss enters only where it is worth more than who would leave.
+    """Return what a cache holds after a visit, if a miss enters only where it is worth more.
 
-    Parameters
-    ----------
-    cached : iterable of int
-        What it holds before; those that the visit uses may leave like any other.
-    misses : iterable of int
-        Experts of the visit that may enter; taken by ascending id.
-    slots : int
-        Experts that it holds; free ones are always filled.
-    worth : callable
-        Of an expert; of equals the lowest id leaves, and what is cached stays.
-    kappa : float
-        By how much more a newcomer must be worth whose next use is not known.
+    Misses are taken by ascending id; free slots are always filled. Of equals the lowest id leaves, and what is cached stays. A
+    newcomer whose next use is not known must be worth more by ``kappa``. MIN with bypass, and windowed Belady, are those of
+    moe-speed-of-light, ``mosl/cachesim.py`` at 009be858.
 
-    Returns
-    -------
-    set of int
-
-    References
-    ----------
-    moe-speed-of-light, ``mosl/cachesim.py`` at 009be858: MIN with bypass, and windowed Belady.
-
-    Examples
-    --------
     >>> next_use = {0: 9, 1: 3, 2: 5}
     >>> sorted(kept_with_bypass([0, 1], [2], 2, lambda e: (True, -next_use[e])))
     [1, 2]

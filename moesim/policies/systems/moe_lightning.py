@@ -49,20 +49,6 @@ from moesim.policy import (
 def lowest_residents(n_experts: int, expert_share: float) -> list[int]:
     """Return the experts of a layer that stay on the GPU: as many as the share makes whole, the lowest ids.
 
-    Parameters
-    ----------
-    n_experts : int
-        Experts of a layer.
-    expert_share : float
-        Share of the experts' weights that the plan keeps on the GPU.
-
-    Returns
-    -------
-    list of int
-        Ids.
-
-    Examples
-    --------
     The published plan for Mixtral counts with 5.6 % and keeps nothing.
 
     >>> lowest_residents(8, 0.055884688), lowest_residents(8, 0.3)

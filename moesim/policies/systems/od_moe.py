@@ -83,8 +83,6 @@ from moesim.policy import (
 def by_rank(ids: Sequence[Sequence[int]]) -> list[int]:
     """Order the experts of some rows: by the best rank that any row gives them, then by id.
 
-    Examples
-    --------
     >>> by_rank([[5, 2]]), by_rank([[5, 2], [2, 7], [3, 5]])
     ([5, 2], [2, 3, 5, 7])
     """
@@ -103,25 +101,11 @@ class Loads(NamedTuple):
 
 
 def assign_loads(queues: Sequence[Sequence[int]], wanted: Sequence[int], *, final: bool = True) -> Loads:
-    """Give workers what is predicted or, once the truth is known, what is missing; nothing that is there is loaded again.
+    """Assign to workers what is predicted or, once routed (``final``), what is missing.
 
-    Parameters
-    ----------
-    queues : sequence of sequence of int, shape (n_workers, ...)
-        What each worker holds or is to load, in load order; no expert twice. At first all are empty.
-    wanted : sequence of int
-        Distinct experts, best first.
-    final : bool
-        Whether ``wanted`` is all that the layer needs; if not, nothing is dropped.
+    Each missing expert goes to the worker with the fewest left, the lowest first: predictions in turn, and in a group with one
+    expert each a correction to the workers whose prediction was wrong. Unless ``final``, nothing is dropped.
 
-    Returns
-    -------
-    Loads
-        Each missing expert goes to the worker with the fewest left, the lowest first: predictions in turn, and in a group
-        with one expert each a correction to the workers whose prediction was wrong.
-
-    Examples
-    --------
     Experts 5 and 2 are predicted, in this order; the router says 2 and 7, so worker 0 alone loads again:
 
     >>> assign_loads([[], []], [5, 2], final=False).queues
@@ -145,11 +129,7 @@ def assign_loads(queues: Sequence[Sequence[int]], wanted: Sequence[int], *, fina
 
 
 def mini_batches(ids: Sequence[Sequence[int]], n_parts: int) -> list[dict[int, list[int]]]:
-    """Split the rows of a prefill step evenly, in order (OD-MoE, Fig. 7b), and return the rows of every expert in each part.
-
-    Examples
-    --------
-    Three rows in two parts:
+    """Split the rows of a prefill step evenly (Fig. 7b); return each part's rows by expert.
 
     >>> mini_batches([[5, 2], [2, 7], [3, 5]], 2)
     [{5: [0], 2: [0]}, {2: [1], 7: [1], 3: [2], 5: [2]}]
@@ -166,13 +146,7 @@ def mini_batches(ids: Sequence[Sequence[int]], n_parts: int) -> list[dict[int, l
 
 
 def is_due(token: int, period: int | None) -> bool:
-    """Say whether the shadow is aligned before a decoded token.
-
-    Tokens count from 0, the first after the prompt, in which the first alignment falls; a period of None: never.
-
-    Examples
-    --------
-    Tokens every 2, the KV cache every 4, as pairs:
+    """Return whether the shadow is aligned before a decoded token, counted from 0; a period of None: never.
 
     >>> [(is_due(i, 2), is_due(i, 4)) for i in range(5)]
     [(True, True), (False, False), (True, False), (False, False), (True, True)]

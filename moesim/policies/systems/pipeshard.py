@@ -86,32 +86,13 @@ def tier_of(rows: int, parallel: bool) -> int:
 
 
 def predicted_time(shards: Sequence[Shard], states: Sequence[State], bytes_per_time: float, cpu_rate: float = 1.0) -> float:
-    """Predict the time of a pass.
+    """Predict the time of a pass through shards in the order of execution, in their unit of time.
 
-    Parameters
-    ----------
-    shards : sequence of Shard
-        In the order of execution.
-    states : sequence of {"pinned", "streamed", "cpu"}
-        Of each.
-    bytes_per_time : float
-        Of the link, in the unit of the shards' times.
-    cpu_rate : float
-        Share of its speed that the CPU keeps while something is streamed.
+    The sum over all splits of the longer of computing and of copying the next streamed split, with the cache that it reads, and
+    the time in which what is added to streamed caches comes back. A split is a streamed shard, or a run of shards that are pinned
+    or on the CPU. A copy begins with the streamed split before, or with the first split, and is counted there; the copy of the
+    first split itself hides behind nothing. ``cpu_rate``: share of its speed that the CPU keeps while something is streamed.
 
-    Returns
-    -------
-    float
-        Over all splits the longer of computing and of copying the next streamed split, with the cache that it reads, and the
-        time in which what is added to streamed caches comes back.
-
-    Notes
-    -----
-    A split is a streamed shard, or a run of shards that are pinned or on the CPU. A copy begins with the streamed split before, or
-    with the first split, and is counted there; the copy of the first split itself hides behind nothing.
-
-    Examples
-    --------
     One shard of 6 ms on the CPU and two of 1 ms and 300 MB that are streamed at 25 GB/s; bytes per ms:
 
     >>> streamed = Shard("ffn", 300_000_000, 1, 9)
@@ -140,37 +121,18 @@ def predicted_time(shards: Sequence[Shard], states: Sequence[State], bytes_per_t
 def shard_plan(
     shards: Sequence[Shard], budget: int, bytes_per_time: float, *, scratch: int = 0, cpu_rate: float = 1.0
 ) -> ShardPlan:
-    """Choose the plan with the least predicted time among the best of five strategies.
+    """Choose the plan with the least predicted time among the best of five strategies, of equals the first.
 
-    Parameters
-    ----------
-    shards : sequence of Shard
-        Attention and FFN of each layer in turn, then the output layer if there is a choice about it.
-    budget : int, bytes
-        Of the GPU's memory.
-    bytes_per_time : float
-        Of the link, in the unit of the shards' times.
-    scratch : int, bytes
-        Buffer of a pass.
-    cpu_rate : float
-        Share of its speed that the CPU keeps while something is streamed.
+    Shards are attention and FFN of each layer in turn, then the output layer if there is a choice about it; ``budget`` of the
+    GPU's memory and ``scratch``, the buffer of a pass, are bytes.
 
-    Returns
-    -------
-    ShardPlan
-        Of equals the first, in this order; "static attention" if none fits.
-
-    Notes
-    -----
     ``all``: everything is pinned. ``all but output``: the output layer is the CPU's. ``static attention``: attention is pinned from
     the first layer on, then the output layer, then FFNs from the first layer on; the rest is the CPU's. ``streamed attention``: the
     same with one buffer; attention that is not pinned is streamed, and once all of it is pinned, the FFNs that are not. ``all
     streamed``: the first shards are pinned, all others streamed through two buffers. Of each the longest prefix is taken for which
     1.5 times the scratch, what is pinned with its caches, and the buffers, each as large as the largest shard that is streamed
-    with its cache, fit the budget. What takes no memory counts as pinned.
+    with its cache, fit the budget. What takes no memory counts as pinned. If none fits: "static attention".
 
-    Examples
-    --------
     >>> layers = [Shard("attention", 1, 1, 9), Shard("ffn", 8, 1, 20)] * 4
     >>> [shard_plan([*layers, Shard("output", 2, 1, 9)], budget, 1.0).strategy for budget in (40, 36, 20)]
     ['all', 'all but output', 'streamed attention']

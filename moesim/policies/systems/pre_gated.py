@@ -61,15 +61,6 @@ class Arena(Generic[Key]):
     ``lfu``: the fewest requests since it came in leaves; of equals the one whose count changed longest ago. A key that comes in
     again begins at 1. ``lru``: the one requested longest ago leaves. ``lifo``: the one that came in last leaves.
 
-    Parameters
-    ----------
-    capacity : int
-        Keys that it holds.
-    rule : {"lfu", "lru", "lifo"}
-        Who leaves.
-
-    Examples
-    --------
     >>> arena = Arena(2, "lfu")
     >>> [arena.request(key) for key in "AABCB"]  # C puts out B, which was asked for once
     [None, None, None, 'B', 'C']
@@ -87,18 +78,7 @@ class Arena(Generic[Key]):
         return key in self._counts
 
     def request(self, key: Key) -> Key | None:
-        """Ask for a key; it is in the cache afterwards.
-
-        Parameters
-        ----------
-        key : hashable
-            What is asked for.
-
-        Returns
-        -------
-        key or None
-            What has left the cache to make room; the key itself if the cache holds nothing.
-        """
+        """Ask for a key; return the one that leaves to make room, itself if the cache holds nothing."""
         counts = self._counts
         if key in counts:
             if self.rule != "lifo":
