@@ -11,8 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import heappop
 from typing import TYPE_CHECKING, Any
 
-from moesim.policies.algorithms.miss_split import copies_by_share, copies_by_time
-from moesim.policies.bank import Bank, DecayedScores
 from moesim.policies.base import (
     CACHE,
     STAGING,
@@ -24,10 +22,9 @@ from moesim.policies.base import (
     slots_per_layer,
 )
 from moesim.policies.cache_options import SPLIT, CacheOptions
+from moesim.policies.cpu_cache import STREAMED, Bank, DecayedScores, InSequence, PastTheCache, copies_by_share, copies_by_time
 from moesim.policies.declare import option_parameters
-from moesim.policies.in_sequence import InSequence
 from moesim.policies.parts import Unit
-from moesim.policies.past_the_cache import STREAMED, PastTheCache
 from moesim.policies.systems.on_demand import staging_pool
 from moesim.policies.visit import PresentVisit
 from moesim.policy import (

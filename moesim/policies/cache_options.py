@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from moesim.policies.base import PolicyBase, Range
-from moesim.policies.past_the_cache import Prompts
+from moesim.policies.cpu_cache import Prompts
 
 SPLIT = ("share", "time")
 

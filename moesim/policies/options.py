@@ -58,8 +58,6 @@ def matches(value: object, hint: Any) -> bool:
     Understands bool, int, float (integers fit), str, None, Literal, unions, Annotated with `Range`, lists and mappings.
     Any other class is an instance check, and what cannot be checked fits.
 
-    Examples
-    --------
     >>> matches(3, Annotated[int, Range(1)] | None), matches(0, Annotated[int, Range(1)]), matches(True, int)
     (True, False, False)
     """
@@ -88,8 +86,6 @@ def matches(value: object, hint: Any) -> bool:
 def describe(hint: Any) -> str:
     """Write a type annotation for people.
 
-    Examples
-    --------
     >>> describe(Annotated[int, Range(1)] | None), describe(Literal["profile", "code"])
     ('an integer of at least 1 or null', "'profile' or 'code'")
     """
@@ -125,8 +121,6 @@ class Option(NamedTuple):
 def describe_options(cls: type) -> list[Option]:
     """Describe the options of a policy or part for people.
 
-    Examples
-    --------
     >>> from moesim.policies.systems.fiddler import Fiddler
     >>> describe_options(Fiddler)[0].type
     "'profile' or 'code'"

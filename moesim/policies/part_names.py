@@ -88,8 +88,6 @@ PART_OPTIONS = frozenset({*PROTOCOLS, "scheduler"})
 def make_part(kind: str, spec: Any) -> Any:
     """Build a part from a name or ``package.module:Class``, or from a mapping of ``name`` and its options; an object stays.
 
-    Examples
-    --------
     >>> make_part("assignment", {"name": "beam", "width": 3})
     Beam(width=3)
     """

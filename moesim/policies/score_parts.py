@@ -27,8 +27,6 @@ class RecentScores:
     ``p`` scores of a row count, 2 top_k by default; where only the weights of the chosen are known, at most top_k. Of several rows
     the mean counts, or the first. ``credit`` gives each expert its own score, or one by its id (`credit_by_id`).
 
-    Examples
-    --------
     >>> from moesim.testing import routed
     >>> scores = RecentScores(1, 8, 2, 0.5, None, "mean")
     >>> scores.update(routed([[3, 1], [3, 0]]))

@@ -46,8 +46,6 @@ def first_resident(ranked: Iterable[Unit], spared: Container[Unit], gpu: str, vi
 def order_of_use(event: Routed) -> Sequence[int]:
     """Return the active experts in the order in which they count as used: those of one row by rank, those of several by id.
 
-    Examples
-    --------
     >>> from moesim.testing import routed
     >>> order_of_use(routed([[3, 1]])), order_of_use(routed([[3, 1], [0, 3]]))
     ([3, 1], [0, 1, 3])

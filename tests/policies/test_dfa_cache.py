@@ -8,7 +8,7 @@ import pytest
 
 from moesim.errors import ConfigError
 from moesim.metrics.hits import hit_rates
-from moesim.policies.both_rates import both_rates
+from moesim.policies.cpu_cache import both_rates
 from moesim.policies.registry import make_policy
 from moesim.policies.systems.dfa_cache import DfaCache
 from moesim.records import Records

@@ -20,7 +20,7 @@ from moesim.policies import queue_parts
 from moesim.policies.adaptive import ArcVictim, S3FifoVictim
 from moesim.policies.algorithms.arc import Arc
 from moesim.policies.algorithms.s3fifo import S3Fifo
-from moesim.policies.bank import Bank
+from moesim.policies.cpu_cache import Bank
 from moesim.policies.fixed_threshold import FixedThreshold
 from moesim.policies.layer_distance import LeastStale
 from moesim.policies.parts import Unit

@@ -21,8 +21,6 @@ SMALLEST = 1e-8  # added to each share, so that nearness still counts among expe
 def unit_rows(counts: NDArray[Any]) -> NDArray[np.float64]:
     """Scale each row to a Euclidean length of 1; a row of zeros stays.
 
-    Examples
-    --------
     >>> unit_rows(np.array([[3, 4], [0, 0]])).tolist()
     [[0.6, 0.8], [0.0, 0.0]]
     """
@@ -34,8 +32,6 @@ def unit_rows(counts: NDArray[Any]) -> NDArray[np.float64]:
 def shares(counts: NDArray[Any]) -> NDArray[np.float64]:
     """Scale each row to a sum of 1; a row of zeros stays.
 
-    Examples
-    --------
     >>> shares(np.array([[3, 1], [0, 0]])).tolist()
     [[0.75, 0.25], [0.0, 0.0]]
     """
@@ -45,22 +41,10 @@ def shares(counts: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def remaining_priority(probability: NDArray[Any], layer: int) -> NDArray[np.float64]:
-    """Weigh the experts that a forward pass has still to come to; nearer layers weigh more.
+    """Weigh the experts that a forward pass has still to come to, by their expected share in their layer; nearer layers weigh more.
 
-    Parameters
-    ----------
-    probability : (n_layers, n_experts) array
-        Expected share of each expert in its layer.
-    layer : int
-        The layer that the pass is at, l.
+    ``(p + 1e-8) (1 - (j - l) / (L + 1))`` in row j >= l of L rows, l the layer that the pass is at, and 0 in the rows passed.
 
-    Returns
-    -------
-    (n_layers, n_experts) float64
-        ``(p + 1e-8) (1 - (j - l) / (L + 1))`` in row j >= l of L rows, and 0 in the rows passed.
-
-    Examples
-    --------
     >>> remaining_priority(np.array([[0.5, 0.5], [1.0, 0.0], [0.25, 0.75]]), 1).round(4).tolist()
     [[0.0, 0.0], [1.0, 0.0], [0.1875, 0.5625]]
     """
@@ -71,22 +55,10 @@ def remaining_priority(probability: NDArray[Any], layer: int) -> NDArray[np.floa
 
 
 def least_visited(visits: NDArray[Any], may_go: NDArray[np.bool_]) -> tuple[int, int] | None:
-    """Find the expert that MoE-Infinity's released code evicts: the lowest count, scanned expert by expert over all layers.
+    """Return the expert that MoE-Infinity's released code evicts: the first strict minimum of the counts of those that may go.
 
-    Parameters
-    ----------
-    visits : ndarray of int or float, (n_layers, n_experts)
-        What each expert is ranked by; in the released code the times it was used since the start, whether cached or not.
-    may_go : ndarray of bool, (n_layers, n_experts)
-        Which experts are cached and not locked.
+    Scanned expert by expert over all layers: of equals the lowest expert, then the lowest layer. None if none may go.
 
-    Returns
-    -------
-    (int, int) or None
-        Layer and expert of the first strict minimum: of equals the lowest expert, then the lowest layer. None if none may go.
-
-    Examples
-    --------
     >>> least_visited(np.array([[2, 1], [1, 1]]), np.array([[True, True], [False, True]]))
     (0, 1)
     """

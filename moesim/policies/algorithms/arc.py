@@ -18,19 +18,8 @@ class Arc(Generic[Key]):
 
     T1 and B1 hold what was asked for once of late, T2 and B2 what was asked for more often; ``target`` is the size of T1 that
     the cache aims at (the paper's p). A request of something in B1 says that T1 is too small, one in B2 that it is too large.
+    ``capacity`` is at least 1 (the paper's c).
 
-    Parameters
-    ----------
-    capacity : int
-        Keys that the cache holds, at least 1 (the paper's c).
-
-    Attributes
-    ----------
-    target : float
-        Keys.
-
-    Examples
-    --------
     >>> arc = Arc(2)
     >>> [arc.request(key) for key in "ABAC"]  # A moves to T2; B leaves for B1
     [None, None, None, 'B']
@@ -54,20 +43,10 @@ class Arc(Generic[Key]):
         return key in self._once or key in self._often
 
     def request(self, key: Key, spared: Container[Key] = ()) -> Key | None:
-        """Ask for a key; it is in the cache afterwards.
+        """Ask for a key, which is in the cache afterwards; return the key that leaves to make room.
 
-        Parameters
-        ----------
-        key : hashable
-            What is asked for.
-        spared : container of hashable
-            Keys that leave only if no other is in the cache: then the oldest other key leaves, of the other list where the
-            rule's has none.
-
-        Returns
-        -------
-        key or None
-            What has left the cache to make room.
+        Those ``spared`` leave only if no other is in the cache: then the oldest other key leaves, of the other list where the rule's
+        has none.
         """
         if key in self._once:
             del self._once[key]
@@ -149,8 +128,6 @@ class FateArc(Arc[Key]):
     * When all lists are full, the oldest key of B1 is forgotten, and of B2 only if B1 is empty.
     * T2 can be empty where the rule wants a victim from it. Then the oldest of T1 leaves (the code's behaviour is not known).
 
-    Examples
-    --------
     >>> arc = FateArc(3)
     >>> [arc.request(key) for key in "ABCAD"]  # A is in T2, C and D are in T1
     [None, None, None, None, 'B']

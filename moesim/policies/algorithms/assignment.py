@@ -41,8 +41,6 @@ def layer_costs(
 
     ``waiting`` is the time until an expert's weights could be on the GPU, 0 if resident; the tables give compute time by rows.
 
-    Examples
-    --------
     >>> layer_costs([2, 0, 1], [3, 3, 0], [0, 2, 2], [0, 1, 2])
     ([3, 0, 2], [2, 0, 1])
     """
@@ -53,29 +51,12 @@ def layer_costs(
 def greedy_assignment(
     gpu_cost: Sequence[float], cpu_cost: Sequence[float], gpu_start: float = 0, gpu_first: float = 0, cpu_first: float = 0
 ) -> Plan:
-    """Assign as DALI's Algorithm 1 does.
+    """Assign as DALI's Algorithm 1 does, in the order of assignment.
 
-    Parameters
-    ----------
-    gpu_cost, cpu_cost : sequence of float, shape (n_experts,)
-        Cost of each expert on either device.
-    gpu_start : float
-        What the GPU has to do before; 0 in the paper.
-    gpu_first, cpu_first : float
-        What the first expert on a device takes beyond its cost; 0 in the paper.
-
-    Returns
-    -------
-    Plan
-        In the order of assignment.
-
-    Notes
-    -----
     Experts are taken by the difference of their two costs, largest first (ties: lower id). Each goes to the GPU if the GPU's
-    total with it is at most the CPU's total with it.
+    total with it is at most the CPU's total with it. ``gpu_start`` is what the GPU has to do before, ``gpu_first`` and
+    ``cpu_first`` what the first expert on a device takes beyond its cost: 0 in the paper.
 
-    Examples
-    --------
     >>> greedy_assignment([3, 3, 3, 2, 2], [1, 1, 5, 4, 1])
     Plan(gpu=(2, 3), cpu=(0, 1, 4), gpu_total=5, cpu_total=3, loads=())
     >>> greedy_assignment([3, 3, 3, 2, 2], [1, 1, 5, 4, 1], cpu_first=3)  # 0 would take the CPU 4, and the GPU 3
@@ -100,22 +81,8 @@ def greedy_assignment(
 
 
 def threshold_assignment(gpu_cost: Sequence[float], cpu_cost: Sequence[float]) -> Plan:
-    """Send each expert to the cheaper device, ties to the GPU (Fiddler's rule).
+    """Send each expert to the cheaper device, ties to the GPU (Fiddler's rule); ascending ids.
 
-    Parameters
-    ----------
-    gpu_cost : sequence of float, shape (n_experts,)
-        Transfer (0 if resident) plus compute.
-    cpu_cost : sequence of float, shape (n_experts,)
-        Compute.
-
-    Returns
-    -------
-    Plan
-        Ascending ids on both sides.
-
-    Examples
-    --------
     >>> threshold_assignment([5, 5, 2], [4, 5, 9])
     Plan(gpu=(1, 2), cpu=(0,), gpu_total=7, cpu_total=4, loads=())
     """
@@ -129,8 +96,6 @@ def greedy_layer_plan(
 ) -> Plan:  # fmt: skip
     """Assign a layer by `greedy_assignment` with the costs of `layer_costs`.
 
-    Examples
-    --------
     >>> greedy_layer_plan([1, 1, 5, 4, 1], [3, 3, 3, 0, 0], [0, 2, 2, 2, 2, 2], range(6))
     Plan(gpu=(2, 3), cpu=(0, 1, 4), gpu_total=5, cpu_total=3, loads=())
     """
@@ -140,8 +105,6 @@ def greedy_layer_plan(
 def threshold_layer_plan(loads: Sequence[int], waiting: Sequence[float], gpu_table: Costs, cpu_table: Costs) -> Plan:
     """Assign a layer by `threshold_assignment`; what need not be waited for runs on the GPU, as if it cost nothing there.
 
-    Examples
-    --------
     >>> threshold_layer_plan([1, 6, 9], [3, 3, 0], [0, *[2] * 9], range(10))
     Plan(gpu=(1, 2), cpu=(0,), gpu_total=5, cpu_total=1, loads=())
     """
@@ -154,27 +117,12 @@ FIDDLER_GPU_LOAD = 70  # latency_gpu of the same
 
 
 def fiddler_code_assignment(loads: Sequence[int], resident: Sequence[int]) -> Plan:
-    """Assign as Fiddler's released code does, with its built-in constants.
+    """Assign as Fiddler's released code does, with its built-in constants; ascending ids.
 
-    Parameters
-    ----------
-    loads : sequence of int, shape (n_experts,)
-        Rows of each expert.
-    resident : sequence of int, shape (n_experts,)
-        1 where the expert is on the GPU.
+    The code enumerates all assignments and keeps the first with the smallest *sum* of costs. A sum separates: an uncached expert
+    goes to the CPU if ``7 w < 70``, that is, with 9 rows or fewer. Experts without rows are left out, though the code counts the
+    uncached ones as assigned to the CPU.
 
-    Returns
-    -------
-    Plan
-        Ascending ids; experts without rows are left out, though the code counts the uncached ones as assigned to the CPU.
-
-    Notes
-    -----
-    The code enumerates all assignments and keeps the first with the smallest *sum* of costs. A sum separates: an uncached
-    expert goes to the CPU if ``7 w < 70``, that is, with 9 rows or fewer.
-
-    Examples
-    --------
     >>> fiddler_code_assignment([0, 1, 9, 10, 11, 0, 10, 5], [0, 0, 0, 0, 0, 1, 1, 1])
     Plan(gpu=(3, 4, 6, 7), cpu=(1, 2), gpu_total=140, cpu_total=70, loads=())
     """

@@ -19,22 +19,6 @@ def deal_slots(n_slots: int, n_layers: int, n_experts: int, split: SlotsSplit = 
     ``spread`` deals out all: the remainder of an equal share goes, one each, to layers that are evenly spaced over the stack.
     ``equal`` leaves it unused, as published systems do. No layer gets more slots than it has experts.
 
-    Parameters
-    ----------
-    n_slots : int
-        Slots of all layers together.
-    n_layers, n_experts : int
-        Layers with experts, and experts of each.
-    split : {"spread", "equal"}
-        What becomes of the remainder.
-
-    Returns
-    -------
-    list of int
-        Slots of each layer.
-
-    Examples
-    --------
     >>> deal_slots(19, 8, 8), deal_slots(19, 8, 8, "equal"), deal_slots(9, 4, 2)
     ([2, 3, 2, 3, 2, 2, 3, 2], [2, 2, 2, 2, 2, 2, 2, 2], [2, 2, 2, 2])
     """
@@ -57,36 +41,12 @@ class SwapPlan(NamedTuple):
 def mixtral_offloading_plan(
     order: Sequence[int], active: Sequence[int], buffer_size: int, prefetched: Container[int] = ()
 ) -> SwapPlan:
-    """Plan a layer visit as Mixtral-Offloading's expert cache does.
+    """Plan a layer visit as Mixtral-Offloading's expert cache does; ``order`` lists residents, least recently used first.
 
-    Parameters
-    ----------
-    order : sequence of int
-        Residents of the layer, least recently used first.
-    active : sequence of int
-        Ids of the routed experts, ascending.
-    buffer_size : int
-        Device buffers; one fewer loads may be under way.
-    prefetched : container of int
-        Missing experts that take their places before those that are loaded on demand, as in AdapMoE's code.
+    All active residents are marked as used before the first load. One of them leaves only where the others do not suffice for the
+    misses; a reference taken earlier then keeps it computable. Misses that are ``prefetched`` take their places before those that
+    are loaded on demand, as in AdapMoE's code. Of the ``buffer_size`` device buffers one fewer loads may be under way.
 
-    Returns
-    -------
-    SwapPlan
-        Execution order (residents first), residents afterwards, swaps, window.
-
-    Raises
-    ------
-    ValueError
-        If an expert is missing and nothing is resident.
-
-    Notes
-    -----
-    All active residents are marked as used before the first load. One of them leaves only where the others do not suffice
-    for the misses; a reference taken earlier then keeps it computable.
-
-    Examples
-    --------
     >>> mixtral_offloading_plan([4, 5, 6, 7], [0, 1, 4, 5, 6, 7], buffer_size=4)
     SwapPlan(compute=(4, 5, 6, 7, 0, 1), order=(6, 7, 0, 1), swaps=((4, 0), (5, 1)), window=2)
     """
@@ -111,26 +71,11 @@ def mixtral_offloading_plan(
 def workload_aware_swap(
     scores: Sequence[int], resident: Iterable[int], u_size: int, only_if_better: bool = False
 ) -> tuple[list[int], list[int]]:
-    """Choose the replacements of DALI's Algorithm 2 at the end of a window.
+    """Choose the replacements of DALI's Algorithm 2 at the end of a window, by the rows that each expert served in it.
 
-    Parameters
-    ----------
-    scores : sequence of int, shape (n_experts,)
-        Rows each expert served in the window.
-    resident : iterable of int
-        Experts of the layer that are in the cache.
-    u_size : int
-        Experts to replace; fewer where there are not so many residents or non-residents.
-    only_if_better : bool
-        Keep a resident unless its newcomer's score is higher. The paper swaps in any case.
+    The victims are the lowest residents (lowest first), the newcomers the highest non-residents (highest first), ``u_size`` pairs or
+    fewer. ``only_if_better`` keeps a resident unless its newcomer's score is higher; the paper swaps in any case.
 
-    Returns
-    -------
-    victims, newcomers : list of int
-        The lowest residents (lowest first) and the highest non-residents (highest first), pair by pair.
-
-    Examples
-    --------
     >>> workload_aware_swap([5, 0, 1, 7, 4, 0, 6, 2], [0, 1, 2, 3], u_size=2)
     ([1, 2], [6, 4])
     """
@@ -149,8 +94,6 @@ def workload_aware_swap(
 def global_top(frequency: Sequence[Sequence[float]], n_slots: int) -> list[list[int]]:
     """Fill slots with the most frequent (layer, expert) pairs of the model; of equals the lower layer first, then the lower id.
 
-    Examples
-    --------
     >>> global_top([[0.1, 0.5, 0.3, 0.8], [0.2, 0.4, 0.9, 0.1]], 3)
     [[1, 3], [2]]
     """
@@ -163,8 +106,6 @@ def global_top(frequency: Sequence[Sequence[float]], n_slots: int) -> list[list[
 def per_layer_top(frequency: Sequence[Sequence[float]], slots: Sequence[int]) -> list[list[int]]:
     """Take the most frequent experts of every layer, as many as it has slots; ties to the lower id; each layer ascending.
 
-    Examples
-    --------
     >>> per_layer_top([[0.1, 0.5, 0.3, 0.8], [0.2, 0.4, 0.9, 0.1]], [1, 2])
     [[3], [1, 2]]
     """
@@ -174,8 +115,6 @@ def per_layer_top(frequency: Sequence[Sequence[float]], slots: Sequence[int]) ->
 def per_layer_top_with_remainder(frequency: Sequence[Sequence[float]], n_slots: int) -> list[list[int]]:
     """Give every layer an equal share of the slots, and what is left to the globally most frequent pairs (DAOP).
 
-    Examples
-    --------
     >>> per_layer_top_with_remainder([[0.1, 0.5, 0.3, 0.8], [0.2, 0.4, 0.9, 0.1]], 3)
     [[1, 3], [2]]
     """
@@ -193,8 +132,6 @@ def per_layer_top_with_remainder(frequency: Sequence[Sequence[float]], n_slots: 
 def top_by_count(counts: Sequence[int], size: int) -> list[int]:
     """Return up to ``size`` ids with the highest positive counts, highest first, ties to the lower id.
 
-    Examples
-    --------
     >>> top_by_count([0, 3, 1, 3, 0], 4)
     [1, 3, 2]
     """

@@ -8,8 +8,6 @@ _WORD = (1 << 64) - 1
 def scramble(x: int) -> int:
     """Scramble 64 bits (the finaliser of SplitMix64: Steele, Lea, Flood, OOPSLA 2014).
 
-    Examples
-    --------
     >>> hex(scramble(0)), hex(scramble(1))
     ('0xe220a8397b1dcdaf', '0x910a2dec89025cc1')
     """
@@ -24,8 +22,6 @@ def sample(population: int, n: int, seed: int, place: int) -> list[int]:
 
     The draw depends on ``seed`` and ``place``, which is below 2 ** 32.
 
-    Examples
-    --------
     >>> sample(8, 3, seed=0, place=5) == sample(8, 3, seed=0, place=5), len(set(sample(8, 20, 0, 5)))
     (True, 8)
     """

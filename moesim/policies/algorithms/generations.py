@@ -13,20 +13,9 @@ class TwoGenerations(Generic[Key]):
     """Cache entries of which the stale ones leave first, each generation in the order in which its entries entered it.
 
     The two-generation reading of "least stale", of which SpecMD (arXiv:2602.03921) prints in its abstract what it gains. The paper
-    was not read in full.
+    was not read in full. What is cached at the start is stale, the first to leave first. An entry that is fresh and hit again keeps
+    its place. Without prefetches each entry is hit at most once in a pass, and the order is that of LRU.
 
-    Parameters
-    ----------
-    entries : iterable of hashable
-        What is cached at the start, stale, the first to leave first.
-
-    Notes
-    -----
-    An entry that is fresh and hit again keeps its place. Without prefetches each entry is hit at most once in a pass, and
-    the order is that of LRU.
-
-    Examples
-    --------
     >>> cache = TwoGenerations("ab")
     >>> cache.insert("c")
     >>> cache.hit("a")

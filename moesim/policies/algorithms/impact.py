@@ -94,36 +94,16 @@ def impact_driven(
     budget: Literal["ends", "begins", "none"] = "ends",
     candidates: int = 8,
 ) -> list[tuple[int, int]]:
-    """Choose experts of later layers to prefetch, by how much sooner the plan of their layer would end.
+    """Choose experts of later layers to prefetch, by how much sooner the plan of their layer would end; in the order of choice.
 
-    Parameters
-    ----------
-    ahead : sequence of Ahead
-        Predictions, nearest layer first.
-    makespan : callable
-        Planned end of a layer; see `Makespan`. Asked again and again with the same arguments.
-    transfer : float
-        Of one expert.
-    idle : float
-        Time for which the link has nothing else to do before the present layer ends.
-    budget : {"ends", "begins", "none"}
-        The last transfer must end, or begin, within the idle time; or whatever gains is fetched.
-    candidates : int
-        Different numbers of rows tried in each layer, from the highest down.
-
-    Returns
-    -------
-    list of (layer, expert)
-        In the order of choice.
-
-    Notes
-    -----
     The paper (2025) names the idea and gives no formula. Here: gain of an expert is the makespan of its layer without it minus
-    the makespan with it in the cache. The largest positive gain is taken (ties: nearer layer, more rows, lower id), the
-    gains of that layer are measured again, and so on. Experts with equal rows have equal gains, so one of them is measured.
+    the makespan with it in the cache. The largest positive gain is taken (ties: nearer layer, more rows, lower id), the gains of
+    that layer are measured again, and so on. Experts with equal rows have equal gains, so one of them is measured, for at most
+    ``candidates`` numbers of rows in each layer, from the highest down.
 
-    Examples
-    --------
+    ``ahead`` are predictions, nearest layer first; ``idle`` is the time for which the link has nothing else to do before the
+    present layer ends; the last transfer must end, or begin, within it (``budget``), or whatever gains is fetched.
+
     Experts 7 and 8 with 2 rows each are missing in layer 1, where everything missing costs 3 a row:
 
     >>> ahead = [Ahead(1, (), ((8, 2), (7, 2))), Ahead(2, (1,), ((5, 1),))]

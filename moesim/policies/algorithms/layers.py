@@ -11,8 +11,6 @@ def farthest_layers(layer: int, n_layers: int, distance: Literal["next-pass", "a
     The distance is the number of layers until the pass comes there, or the difference of the numbers (``absolute``). Of two equally
     far layers the one that has been passed comes first.
 
-    Examples
-    --------
     >>> farthest_layers(2, 5, "next-pass"), farthest_layers(2, 5, "absolute")
     ([2, 1, 0, 4, 3], [0, 4, 1, 3, 2])
     """

@@ -45,8 +45,6 @@ def gpu_queue(current: Sequence[int], upcoming: Sequence[int], timing: Timing) -
     (``TG``) is done before the CPU has computed k and all others (``TC``, k included, the dense part too). TG falls and TC
     rises with k, so the queue is an upper segment; this is asserted.
 
-    Examples
-    --------
     >>> timing = Timing(cpu=[0, 1.5, 2.5, 3.5, 4.5, 5.5, 6.5], load=3, load_next=3, gpu=0.5, dense=1)
     >>> gpu_queue([1, 2, 6], [1, 5], timing)
     (1, 1)
@@ -78,8 +76,6 @@ def first_load(current: Sequence[int], n_queued: int, timing: Timing, none_bette
     never passes, and the expert with the fewest tokens stays on the CPU however slow that is: with hundreds of rows a layer
     then takes seconds where loads take a tenth.
 
-    Examples
-    --------
     >>> timing = Timing(cpu=[0, 1.5, 2.5, 3.5, 4.5, 5.5, 6.5], load=3, load_next=3, gpu=0.5, dense=1)
     >>> first_load([1, 2, 6], 1, timing)
     2
@@ -113,8 +109,6 @@ def certain_for_cpu(current: Sequence[int], timing: Timing, none_better: NoneBet
     delays loads. So the first index that passes without either is the smallest i' there can be, and if none passes at most the
     busiest expert is loaded.
 
-    Examples
-    --------
     >>> timing = Timing(cpu=[0, 1.5, 2.5, 3.5, 4.5, 5.5, 6.5], load=3, load_next=3, gpu=0.5, dense=1)
     >>> certain_for_cpu([1, 2, 6], timing), certain_for_cpu([6], timing)
     (2, 0)
@@ -127,8 +121,6 @@ def certain_for_cpu(current: Sequence[int], timing: Timing, none_better: NoneBet
 def link_gap(current: Sequence[int], first: int, timing: Timing) -> float:
     """Return how long the link is idle before the CPU is done (equation 6's T_gap); negative if it is busy for longer.
 
-    Examples
-    --------
     >>> timing = Timing(cpu=[0, 1.5, 2.5, 3.5, 4.5, 5.5, 6.5], load=3, load_next=3, gpu=0.5, dense=1)
     >>> link_gap([1, 2, 6], 2, timing)
     1.0
@@ -138,28 +130,12 @@ def link_gap(current: Sequence[int], first: int, timing: Timing) -> float:
 
 
 def prefetch_count(share: float, n_upcoming: int, hit_rate: Callable[[int], float]) -> int:
-    """Round the transfers that fit to whole experts (PreSched step 4, equation 7).
+    """Round the transfers that fit, f, to whole experts (PreSched step 4, equation 7): half up, or one fewer; 0 to ``n_upcoming``.
 
-    Parameters
-    ----------
-    share : float
-        f, the gap and the next layer's dense part in units of one transfer.
-    n_upcoming : int
-        Experts that could be prefetched.
-    hit_rate : callable
-        Probability R_hit that the predicted expert of a rank (0: the busiest) is wanted.
+    f is the gap and the next layer's dense part in units of one transfer, ``hit_rate`` the probability R_hit that the predicted
+    expert of a rank (0: the busiest) is wanted. With |f| the rounded number, the last expert is worth it if
+    ``R_hit (f - |f| + 1) > R_miss (|f| - f)``.
 
-    Returns
-    -------
-    int
-        f rounded, half up, or one fewer; 0 to ``n_upcoming``.
-
-    Notes
-    -----
-    With |f| the rounded number, the last expert is worth it if ``R_hit (f - |f| + 1) > R_miss (|f| - f)``.
-
-    Examples
-    --------
     >>> [prefetch_count(2 / 3, 2, lambda rank: hit) for hit in (0.33, 0.34)]
     [0, 1]
     >>> [prefetch_count(f, 3, lambda rank: 0.9) for f in (-2, 0.49, 0.5, 2.4, 9)]
@@ -183,25 +159,9 @@ def cross_layer_plan(
 ) -> CrossLayerPlan:
     """Plan a layer and the prefetches of the next as PreSched does (its Algorithm 1).
 
-    Parameters
-    ----------
-    current, upcoming : sequence of int
-        Tokens of each expert of this layer and, as predicted, of the next, that is neither on the GPU nor on its way;
-        ascending.
-    timing : Timing
-        Costs.
-    hit_rate : callable
-        See `prefetch_count`.
-    none_better : {"printed", "sentinel", "eq2"}
-        See `first_load`.
+    ``current`` and ``upcoming`` are the tokens, ascending, of each expert of this layer and, as predicted, of the next, that is
+    neither on the GPU nor on its way. ``hit_rate`` is as in `prefetch_count`, ``none_better`` as in `first_load`.
 
-    Returns
-    -------
-    CrossLayerPlan
-        What to load and how many to prefetch.
-
-    Examples
-    --------
     >>> timing = Timing(cpu=[0, 1.5, 2.5, 3.5, 4.5, 5.5, 6.5], load=3, load_next=3, gpu=0.5, dense=1)
     >>> plan = cross_layer_plan([1, 2, 6], [1, 5], timing, hit_rate=lambda rank: 0.5)
     >>> plan.first, plan.gap, plan.queue, round(plan.share, 3), plan.n_prefetch

@@ -57,47 +57,23 @@ def queue_plan(
     gpu_free: float = 0,
     reading: Reading = PAPER,
 ) -> Plan:
-    """Split a layer as HybriMoE's paper does: by simulating three timelines.
+    """Split a layer as HybriMoE's paper does, by simulating three timelines; orders are those of commitment.
 
-    Parameters
-    ----------
-    cached : sequence of int
-        Active experts that are on the GPU or on their way.
-    missing : sequence of int
-        The other active experts.
-    loads : sequence of int, shape (n_experts,)
-        Rows of each expert.
-    costs : Timings
-        Of this layer.
-    ready : mapping of int to float
-        Arrival of those on their way.
-    link_free, gpu_free : float
-        When the link can begin another transfer, and the GPU its first expert.
-    reading : Reading
-        ``timeline``: whose operation is committed next, the one whose *operation* would complete first, or the timeline
-        that is *free* first. ``ties``: which timeline wins among equals; the others follow as GPU, CPU, link.
-        ``count_compute``: a transfer is not complete before its expert could have been computed. ``overtake``: the GPU
-        takes the busiest expert that is there when the busiest of all is still on its way; else it waits for that one.
-
-    Returns
-    -------
-    Plan
-        Orders of execution and of transfers, in the order of commitment. The CPU may take an expert after its transfer
-        was planned; nobody waits for that one.
-
-    Notes
-    -----
-    The schedule of the paper (2025). GPU queue: what is there, most rows first. CPU queue: what is not, fewest rows first.
-    The operations between which it chooses:
+    GPU queue: what is there, most rows first. CPU queue: what is not, fewest rows first. Equal rows: lower id first. The operations
+    between which it chooses:
 
     * GPU: the head of its queue, once it is there
     * CPU: the head of its queue; if that is empty, the last of the GPU's
     * link: the last of the CPU queue, which then moves to its place in the GPU queue
 
-    Equal rows: lower id first.
+    The CPU may take an expert after its transfer was planned; nobody waits for that one. ``ready`` says when those on their way
+    arrive, ``link_free`` and ``gpu_free`` when the link can begin another transfer, and the GPU its first expert.
 
-    Examples
-    --------
+    How the paper is read: ``timeline``, whose operation is committed next, the one whose *operation* would complete first, or the
+    timeline that is *free* first; ``ties``, which timeline wins among equals, the others follow as GPU, CPU, link;
+    ``count_compute``, a transfer is not complete before its expert could have been computed; ``overtake``, the GPU takes the
+    busiest expert that is there when the busiest of all is still on its way, else it waits for that one.
+
     Experts A B C D E with 1 1 5 4 1 rows; D and E are cached; transfer 3, GPU 2, CPU 1 a row:
 
     >>> rows = range(6)
@@ -176,8 +152,6 @@ def queue_layer_plan(
 
     ``waiting`` is the time until an expert's weights could be on the GPU: 0 if resident, less than a transfer if that has begun.
 
-    Examples
-    --------
     >>> queue_layer_plan([1, 1, 5, 4, 1], [3, 3, 3, 0, 0], Timings(3, [0, 2, 2, 2, 2, 2], range(6)))
     Plan(gpu=(3, 2), cpu=(0, 1, 4), gpu_total=5, cpu_total=3, loads=(2,))
     """
@@ -206,8 +180,6 @@ def replay(plan: Plan, loads: Sequence[int], costs: Timings, ready: Mapping[int,
     Experts in ``ready`` need no transfer and arrive then. Transfers go in the order of ``plan.loads`` from ``link_free`` on; GPU experts
     neither there nor in ``ready`` follow in GPU order.
 
-    Examples
-    --------
     >>> costs = Timings(3, [0, 2, 2], range(3))
     >>> replay(Plan((0, 1), (2,), 0, 0), [1, 1, 2], costs, {0: 0})
     Ends(gpu=5, cpu=2, link=3)

@@ -18,23 +18,8 @@ CAP = 3  # of a key's counter
 class S3Fifo(Generic[Key]):
     """A small queue for newcomers, a main queue for those used more than once there, and a memory of what the small one dropped.
 
-    Parameters
-    ----------
-    capacity : int
-        Keys that the cache holds, at least 1.
-
-    Attributes
-    ----------
-    small_size : int
-        A tenth of the capacity, rounded, and at least 1.
-    main_size : int
-        The rest.
-    ghost_size : int
-        Keys that are remembered: as many as the main queue holds, and at least 1.
-
-    Examples
-    --------
-    0 is used twice in the small queue, so that it moves to the main one when 3 needs room; 1 leaves, and is remembered.
+    The small queue has a tenth of the capacity, rounded, and at least 1. As many keys are remembered as the main queue holds, and
+    at least 1. 0 is used twice in the small queue, so that it moves to the main one when 3 needs room; 1 leaves, and is remembered.
 
     >>> cache = S3Fifo(3)
     >>> [cache.request(key) for key in (0, 0, 1, 2, 0, 3)]
@@ -62,20 +47,7 @@ class S3Fifo(Generic[Key]):
         return full and all(key in spared for queue in (self._small, self._main) for key in queue)
 
     def request(self, key: Key, spared: Container[Key] = ()) -> Key | None:
-        """Ask for a key; it is in the cache afterwards.
-
-        Parameters
-        ----------
-        key : hashable
-            What is asked for.
-        spared : container of hashable
-            Keys that leave only if no other is in the cache, see `refuses`.
-
-        Returns
-        -------
-        key or None
-            What has left the cache to make room.
-        """
+        """Ask for a key, which is in the cache afterwards; return the key that leaves to make room; on ``spared`` see `refuses`."""
         for queue in (self._small, self._main):
             if key in queue:
                 queue[key] = min(queue[key] + 1, CAP)

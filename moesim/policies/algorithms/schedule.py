@@ -76,8 +76,6 @@ def executed_schedule(
     Of several experts that are ready at one instant the GPU takes the first in ``gpu``; one that arrives at the instant at
     which the GPU becomes free is ready.
 
-    Examples
-    --------
     The instance that HybriMoE's figure 5 describes (transfer 3, GPU 2, CPU one a row): planned 5, executed 5.
 
     >>> layer = Layer([2, 2, 2, 2, 2], [1, 1, 5, 4, 1], [0, 0, 0, 1, 1], 3)
@@ -145,32 +143,11 @@ _SLACK = 1e-6  # relative tolerance of the solver, taken off its bound
 def optimal_schedule(layer: Layer, enumerate_up_to: int = ENUMERATE_UP_TO) -> Schedule:
     """Return the best execution of a layer in which every expert runs whole, on one device.
 
-    Parameters
-    ----------
-    layer : Layer
-        Costs and residents.
-    enumerate_up_to : int
-        Active experts up to which every split is tried. Beyond, an exchange argument settles layers whose experts take the GPU
-        the same time each, and a 0-1 program all others.
+    A split decides everything: the CPU's time is a sum, and `best_order` gives the best orders of GPU and link. Up to
+    ``enumerate_up_to`` active experts every split is tried, and of several the first is taken, counting upwards with bit i set if
+    the i-th active expert is on the GPU. If all GPU times are equal, only *how many* residents and others the GPU takes matters to
+    the GPU, so it takes those that cost the CPU most. A 0-1 program solves all others; RuntimeError if it proves no optimum.
 
-    Returns
-    -------
-    Schedule
-        One of the best; of several splits found by enumeration the first, counting upwards with bit i set if the i-th active
-        expert is on the GPU.
-
-    Raises
-    ------
-    RuntimeError
-        If the solver does not prove an optimum.
-
-    Notes
-    -----
-    A split decides everything: the CPU's time is a sum, and `best_order` gives the best orders of GPU and link. If all GPU times
-    are equal, only *how many* residents and others the GPU takes matters to the GPU, so it takes those that cost the CPU most.
-
-    Examples
-    --------
     >>> optimal_schedule(Layer([2, 2, 2, 2, 2], [1, 1, 5, 4, 1], [0, 0, 0, 1, 1], 3)).makespan
     5
     """

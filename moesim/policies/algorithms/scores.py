@@ -16,8 +16,6 @@ def credit_by_id(scores: NDArray[Any], p: int) -> NDArray[np.float32]:
 
     The largest score goes to the lowest id among those that are kept, the second largest to the next id, and so on.
 
-    Examples
-    --------
     >>> credit_by_id(np.array([[0.25, 0, 0, 0.5, 0, 0.375]]), 3).tolist()
     [[0.5, 0.0, 0.0, 0.375, 0.0, 0.25]]
     """
@@ -33,8 +31,6 @@ def recent_scores(before: Sequence[float], scores: NDArray[Any], p: int, alpha: 
 
     ``scores`` has a row for each token. ``by_id`` credits them by `credit_by_id`; else each expert has its own.
 
-    Examples
-    --------
     >>> recent_scores([0.5, 0, 0, 0], np.array([[0.5, 0.25, 0.125, 0.125]]), 2, 0.5)
     [0.5, 0.125, 0.0, 0.0]
     """
@@ -51,8 +47,6 @@ def recent_weights(
 
     ``ids`` and ``weights`` have a row for each token.
 
-    Examples
-    --------
     >>> recent_weights([0.5, 0, 0, 0], np.array([[0, 2], [3, 2]]), np.array([[0.75, 0.25], [0.5, 0.5]]), 1, 0.5)
     [0.4375, 0.0, 0.125, 0.125]
     """

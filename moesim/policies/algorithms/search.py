@@ -22,36 +22,13 @@ def exact_assignment(
     gpu_first: float = 0,
     cpu_first: float = 0,
 ) -> Plan:
-    """Minimise the larger of the two totals exactly: DALI's 0-1 program.
+    """Minimise the larger of the two totals exactly: DALI's 0-1 program; ascending ids.
 
-    Parameters
-    ----------
-    gpu_cost, cpu_cost : sequence of float, shape (n_experts,)
-        Cost of each expert on either device; the same as the greedy rule takes.
-    enumerate_up_to : int
-        Experts up to which all assignments are tried, which is faster, and whose choice among several optima is the
-        same on every machine. Beyond, HiGHS solves the program, and finds one of the optima.
-    gpu_first, cpu_first : float
-        What the first expert on a device takes beyond its cost.
+    Minimise T subject to ``sum(gpu_cost * x) <= T`` and ``sum(cpu_cost * (1 - x)) <= T`` with x in {0, 1}. A device's extra time for
+    its first expert is a further variable in {0, 1}, at least every x or 1 - x. It is the best of plans; what is executed overlaps
+    transfers with work. Up to ``enumerate_up_to`` experts all assignments are tried, which is faster, and whose choice among
+    several optima is the same on every machine; beyond, HiGHS solves the program, with costs divided by the largest and a gap of 0.
 
-    Returns
-    -------
-    Plan
-        Ascending ids.
-
-    Raises
-    ------
-    RuntimeError
-        If the solver does not prove an optimum.
-
-    Notes
-    -----
-    Minimise T subject to ``sum(gpu_cost * x) <= T`` and ``sum(cpu_cost * (1 - x)) <= T`` with x in {0, 1}. Costs are divided
-    by the largest, and the gap is set to 0. A device's extra time is a further variable in {0, 1}, at least every x or 1 - x.
-    It is the best of plans; what is executed overlaps transfers with work.
-
-    Examples
-    --------
     >>> exact_assignment([3, 3, 3, 2, 2], [1, 1, 5, 4, 1]).makespan
     5
     """
@@ -98,8 +75,6 @@ def brute_force_assignment(
 
     Of several optima the first, counting upwards with bit i set if the i-th expert is on the CPU; at most 16 experts.
 
-    Examples
-    --------
     >>> brute_force_assignment([3, 3, 3, 2, 2], [1, 1, 5, 4, 1]).makespan
     5
     """
@@ -122,28 +97,10 @@ def brute_force_assignment(
 def beam_assignment(
     gpu_cost: Sequence[float], cpu_cost: Sequence[float], width: int = 2, gpu_first: float = 0, cpu_first: float = 0
 ) -> Plan:
-    """Assign by beam search in the greedy order, keeping the partial plans with the smallest makespan.
+    """Assign by beam search in the greedy order, keeping the ``width`` partial plans with the smallest makespan (DALI's has 2).
 
-    Parameters
-    ----------
-    gpu_cost, cpu_cost : sequence of float, shape (n_experts,)
-        Cost of each expert on either device.
-    width : int
-        Partial plans kept; DALI's comparison has 2.
-    gpu_first, cpu_first : float
-        What the first expert on a device takes beyond its cost.
-
-    Returns
-    -------
-    Plan
-        In the order of assignment.
-
-    Notes
-    -----
     Ties between partial plans go to the one that extends the better parent, and then to the GPU.
 
-    Examples
-    --------
     >>> beam_assignment([3, 3, 3, 2, 2], [1, 1, 5, 4, 1]).makespan
     5
     """

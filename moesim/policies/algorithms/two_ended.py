@@ -11,30 +11,10 @@ from moesim.policies.algorithms.queues import Timings
 def two_ended_plan(order: Sequence[int], cached: Container[int], loads: Sequence[int], costs: Timings) -> Plan:
     """Split a layer as HybriMoE's released code does: the GPU takes from one end of a list, the CPU from the other.
 
-    Parameters
-    ----------
-    order : sequence of int
-        Active experts as the gate ranks them, which decides among equal rows.
-    cached : container of int
-        Experts that the cache holds.
-    loads : sequence of int, shape (n_experts,)
-        Rows of each expert.
-    costs : Timings
-        Of this layer; ``gpu_first`` and ``cpu_first`` are the code's intercepts.
+    The list is the cached experts, then the others, each by rows, most first, of equals as the gate ranks them (``order``). The
+    GPU's candidate is its head, which waits for its transfer behind those counted so far; the CPU's is its tail. The one that would
+    end first is assigned; ties go to the GPU. So the CPU gets a cached expert only after it has got all others.
 
-    Returns
-    -------
-    Plan
-        Orders of assignment; the GPU's transfers in the order in which it takes them.
-
-    Notes
-    -----
-    The list is the cached experts, then the others, each by rows, most first. The GPU's candidate is its head, which waits
-    for its transfer behind those counted so far; the CPU's is its tail. The one that would end first is assigned; ties go to
-    the GPU. So the CPU gets a cached expert only after it has got all others.
-
-    Examples
-    --------
     The instance of `queue_plan`, where the CPU cannot take E as long as C is in the list, and decode with the constants of
     the code, six experts of which four are cached:
 

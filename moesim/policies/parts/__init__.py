@@ -154,8 +154,6 @@ class Part(Declared):
 def source_needs(source: str) -> frozenset[str]:
     """Return what a prediction source needs of the trace: a recorded signal, or nothing that could be lacking.
 
-    Examples
-    --------
     >>> sorted(source_needs("signal:residual")), sorted(source_needs("residual")), sorted(source_needs("frequency"))
     (['signal:residual'], ['signal:residual'], [])
     >>> sorted(source_needs("shadow-int8:synthetic:0.97")), sorted(source_needs("shadow-int8:T1:KV1"))

@@ -27,13 +27,17 @@ from itertools import islice
 from typing import Annotated, Any, Literal
 
 from moesim.errors import ConfigError
-from moesim.policies.algorithms.miss_split import copies_by_time
 from moesim.policies.background_cache import OPTIONS, BackgroundCache
-from moesim.policies.bank import Bank
 from moesim.policies.base import Range
-from moesim.policies.both_rates import both_rates
+from moesim.policies.cpu_cache import (
+    LLAMA_CPP_OFFLOAD_ROWS,
+    LLAMA_CPP_PROMPT_ROWS,
+    Bank,
+    PastTheCache,
+    both_rates,
+    copies_by_time,
+)
 from moesim.policies.parts import Unit, source_needs
-from moesim.policies.past_the_cache import LLAMA_CPP_OFFLOAD_ROWS, LLAMA_CPP_PROMPT_ROWS, PastTheCache
 from moesim.policy import PREFETCH, Action, Fetched, LayerEnd, Placement, Predict, Predicted, Routed, StepBegin, View
 
 

@@ -23,14 +23,10 @@ from heapq import heappush
 from typing import Annotated, Any, Literal
 
 from moesim.errors import CapacityError
-from moesim.policies.algorithms.miss_split import copies_by_share
 from moesim.policies.background_cache import OPTIONS, BackgroundCache
-from moesim.policies.bank import Bank
 from moesim.policies.base import Range
-from moesim.policies.both_rates import both_rates
-from moesim.policies.in_sequence import InSequence
+from moesim.policies.cpu_cache import Bank, InSequence, PastTheCache, both_rates, copies_by_share
 from moesim.policies.parts import Unit
-from moesim.policies.past_the_cache import PastTheCache
 from moesim.policy import (
     CACHE,
     DEMAND,

@@ -42,7 +42,7 @@ from moesim.policies.base import (
     layer_residents,
     slot_bytes,
 )
-from moesim.policies.past_the_cache import LLAMA_CPP_PROMPT_ROWS
+from moesim.policies.cpu_cache import LLAMA_CPP_PROMPT_ROWS
 from moesim.policies.systems.on_demand import staging_pool
 from moesim.policy import DEMAND, LAYER_PARTS, Action, Copy, Drop, Fetch, LayerEnd, Placement, Pool, Routed, Run, View
 

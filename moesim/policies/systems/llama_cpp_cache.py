@@ -25,9 +25,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from moesim.policies.background_cache import OPTIONS, BackgroundCache
-from moesim.policies.bank import Bank
+from moesim.policies.cpu_cache import LLAMA_CPP_OFFLOAD_ROWS, LLAMA_CPP_PROMPT_ROWS, Bank, PastTheCache
 from moesim.policies.parts import Unit
-from moesim.policies.past_the_cache import LLAMA_CPP_OFFLOAD_ROWS, LLAMA_CPP_PROMPT_ROWS, PastTheCache
 from moesim.policy import Routed, View
 
 if TYPE_CHECKING:

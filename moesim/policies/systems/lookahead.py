@@ -24,8 +24,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any
 
-from moesim.policies.bank import DecayedScores
 from moesim.policies.base import CACHE, Future, PolicyBase, Range, cpu_of, gpu_of, slot_bytes, slots_per_layer
+from moesim.policies.cpu_cache import DecayedScores
 from moesim.policy import DEMAND, Action, Drop, Fetch, Placement, Pool, Routed, Run, View
 
 Worth = tuple[bool, float]

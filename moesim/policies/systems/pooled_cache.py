@@ -27,10 +27,9 @@ from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
 from moesim.policies.background_cache import OPTIONS, BackgroundCache
-from moesim.policies.bank import Bank
 from moesim.policies.base import Range, slot_bytes
+from moesim.policies.cpu_cache import LLAMA_CPP_OFFLOAD_ROWS, LLAMA_CPP_PROMPT_ROWS, Bank, PastTheCache
 from moesim.policies.parts import Unit
-from moesim.policies.past_the_cache import LLAMA_CPP_OFFLOAD_ROWS, LLAMA_CPP_PROMPT_ROWS, PastTheCache
 from moesim.policy import Action, View
 
 MAX_ROWS = 64

@@ -25,9 +25,8 @@ from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, NamedTuple
 
 from moesim.policies.base import CACHE, STAGING, PolicyBase, Range, cpu_of, gpu_of, idle_resident, slot_bytes, slots_per_layer
-from moesim.policies.in_sequence import InSequence
+from moesim.policies.cpu_cache import LLAMA_CPP_OFFLOAD_ROWS, LLAMA_CPP_PROMPT_ROWS, InSequence, PastTheCache
 from moesim.policies.parts import Unit
-from moesim.policies.past_the_cache import LLAMA_CPP_OFFLOAD_ROWS, LLAMA_CPP_PROMPT_ROWS, PastTheCache
 from moesim.policies.systems.on_demand import staging_pool
 from moesim.policy import (
     UPDATE,
