@@ -13,7 +13,6 @@ from moesim.policies.algorithms.caching import mixtral_offloading_plan
 from moesim.policies.registry import describe_policy, make_policy
 from moesim.policies.systems.adapmoe import cache_sizes, expected_loads, gating_threshold, leaves_second_out
 from moesim.records import Records
-from moesim.testing import check_policy
 from moesim.trace import Trace
 from moesim.trace.workload import WorkloadSpec, compose
 from tests.engine.engine_kit import Oracle, cpu, gpu, link, machine, pair, play, tasks, tiny_model, transfers, workload
@@ -193,8 +192,3 @@ def test_more_than_two_experts_a_token_are_refused() -> None:
 def test_predictions_may_be_computed_beside_the_experts() -> None:
     beside = machine(TOY, contention=[pair("gpu0.side", "gpu0.experts", 1, 1)])
     assert any(what == "predict" and lane == "gpu0*" for _, _, lane, what in tasks(run(lane="side", hardware=beside)))
-
-
-@pytest.mark.parametrize("options", [{"source": "oracle"}, {"sensitivity": 0.02}, {"buffer_size": 2, "source": "synthetic:0.5"}])
-def test_it_keeps_the_contract(options: dict[str, Any]) -> None:
-    check_policy(lambda: make_policy({"name": "adapmoe", **options}))

@@ -9,7 +9,7 @@ import pytest
 
 from moesim.policies.registry import make_policy
 from moesim.records import Records
-from moesim.testing import FakeView, check_policy
+from moesim.testing import FakeView
 from tests.engine.engine_kit import cpu, gpu, machine, play, tiny_model, transfers, workload
 from tests.policies.caches_kit import FAST, copied, served
 from tests.policies.caches_kit import run as decoded
@@ -176,22 +176,6 @@ def test_a_prompt_waits_for_what_is_on_its_way_to_the_cache() -> None:
     copies = [(t.expert, t.cause) for t in records.transfers if t.expert >= 0]
     assert sorted(copies) == [(0, "update"), (1, "demand"), (5, "demand"), (6, "demand"), (7, "demand")]
     assert [sorted(step) for step in served(records)[2:]] == [[1, 5], [0, 1]]
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"copied_now": "all", "scope": "global", "overlap": False, "miss_order": "id", "prefill": "read-only", "cached_rows": 32},
-        {"copied_now": "share", "later": False, "scope": "global", "hit_order": "equal", "miss_order": "recent"},
-        {"copied_now": "time", "victim": "score", "prefill": "fitting"},
-        {"admission": "score", "victim": "score", "publish": "two-steps"},
-        {"admission": "demand", "inserts": 8, "cached_rows": 1},
-        {"admission": "newest", "inserts": 1, "publish": "step", "overlap": False},
-    ],
-    ids=str,
-)
-def test_it_keeps_the_contract(options: dict[str, Any]) -> None:
-    check_policy(lambda: make_policy({"name": "background-cache", **options}), slots=(12,))
 
 
 @pytest.mark.parametrize(

@@ -424,20 +424,6 @@ def test_random_compositions_pass_the_common_checks() -> None:
         check_policy(partial(make_policy, spec), slots=(12,))
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"prefetch_size": 4, "prefetch_source": "synthetic:0.3", "relabel": True, "w_size": 1, "u_size": 8},
-        {"prefetch_size": 8, "prefetch_buffers": 2, "blocking": True, "firing": "printed", "assignment": "threshold"},
-        {"prefetch_size": 2, "cache_only": True, "only_if_better": True, "staging_slots": 1, "w_size": 2},
-        {"assignment": "exact", "prefetch_over": "non-resident", "placement": "none"},
-    ],
-    ids=str,
-)
-def test_dali_options_pass_the_common_checks(options: dict[str, Any]) -> None:
-    check_policy(lambda: Dali(**options), slots=(8, 16))
-
-
 def test_a_routed_layer_is_planned_the_same_after_a_restart() -> None:
     policy = Dali()
     view = FakeView(slots=16)

@@ -29,7 +29,7 @@ from moesim.policies.registry import make_policy
 from moesim.policies.systems.daop import DaopCode, DaopPaper, degraded, prefill_swaps, swaps_from
 from moesim.policy import Predict, Predicted, Run, StepBegin
 from moesim.records import InexactRecord, Records
-from moesim.testing import FakeView, check_policy, routed, run_tiny, tiny_model, tiny_workload
+from moesim.testing import FakeView, routed, run_tiny, tiny_model, tiny_workload
 from moesim.trace.workload import WorkloadSpec, compose
 from tests.engine.engine_kit import Oracle, assert_same, cpu, gpu, machine, play, tasks, transfers, workload
 from tests.engine.engine_kit import tiny_model as toy_model
@@ -504,19 +504,6 @@ def test_without_swaps_and_predictions_it_is_a_static_placement() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------- common checks
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"first_predict_layer": 1},
-        {"first_predict_layer": 2, "first_on_cpu": "next", "reset": True, "swap_if": "at-least", "swap_factor": 0},
-        {"first_predict_layer": 1, "swap_cost": "overlapped", "swap_buffers": 3, "assignment": "exact", "source": "frequency"},
-        {"writeback": False, "placement": "random", "swap_cost": "overlapped", "cpu_experts": 0},
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("name", ["daop-paper", "daop-code"])
-def test_options_pass_the_common_checks(name: str, options: dict[str, Any]) -> None:
-    check_policy(lambda: make_policy({"name": name, **options}), slots=(9, 32))
 
 
 def test_degradation_of_eight_predicted_experts() -> None:

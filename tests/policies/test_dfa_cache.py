@@ -12,7 +12,7 @@ from moesim.policies.cpu_cache import both_rates
 from moesim.policies.registry import make_policy
 from moesim.policies.systems.dfa_cache import DfaCache
 from moesim.records import Records
-from moesim.testing import FakeView, check_policy, tiny_machine
+from moesim.testing import FakeView, tiny_machine
 from tests.engine.engine_kit import Oracle, cpu, gpu, link, machine, pair, play, tiny_model, workload
 from tests.policies.caches_kit import FAST, Instance, Step, copied, happened, instances, run, served
 
@@ -207,10 +207,3 @@ def test_the_rules_restated(rule: str, kappa: float, inserts: int | None, table:
         assert happened(records, one.n_layers) == expected
         left += sum(len(step.leave) for step in expected)
     assert left > 30
-
-
-@pytest.mark.parametrize(
-    "options", [{"rule": "lru", "prefetch_size": 2}, {"fetch": "rates"}, {"fetch": "0,1,1", "prefetch_size": 1}]
-)
-def test_it_keeps_the_contract(options: dict[str, Any]) -> None:
-    check_policy(lambda: make_policy({"name": "dfa-cache", **options}), slots=(12,))

@@ -20,7 +20,7 @@ from moesim.policies.systems.finemoe import (
     map_ranks,
 )
 from moesim.records import Records
-from moesim.testing import check_policy, routed, tiny_workload
+from moesim.testing import routed, tiny_workload
 from moesim.testing.runs import run_inputs
 from moesim.trace import Signal, Trace
 from moesim.trace.predictors import RecordedSignal
@@ -333,17 +333,3 @@ def test_another_source_may_answer_for_the_signal(source: str) -> None:
     for copy in records.transfers if not early else ():
         now = max((lookup for lookup in records.lookups if lookup.time <= copy.submitted), key=lambda lookup: lookup.time)
         assert copy.cause != "prefetch" or copy.layer > now.layer
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"prefetch_distance": 0},
-        {"prefetch_distance": 1, "selected_only": True},
-        {"first_layers": "embedding"},
-        {"first_layers": "embedding", "prefetch_distance": 2, "float_score": True},
-    ],
-)
-def test_it_keeps_the_contract(options: dict[str, Any]) -> None:
-    check_policy(lambda: make_policy({"name": "finemoe", **options}))

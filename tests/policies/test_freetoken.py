@@ -11,7 +11,6 @@ from moesim.errors import CapacityError
 from moesim.policies.registry import make_policy
 from moesim.policies.systems.freetoken import FreeToken
 from moesim.records import Records
-from moesim.testing import check_policy
 from tests.engine.engine_kit import cpu, gpu, link, machine, pair, play, tiny_model, transfers, workload
 from tests.policies.caches_kit import FAST, Call, Step, copied, happened, instances, run, served
 
@@ -181,8 +180,3 @@ def test_the_rules_restated(cap: int | None, recent: bool) -> None:
         assert happened(one.play(spec, FAST), one.n_layers) == expected
         left += sum(len(step.leave) for step in expected)
     assert left > 30 or cap == 0
-
-
-@pytest.mark.parametrize("options", [{"backend": "hybrid"}, {"backend": "offload", "prefill_overlap": False}])
-def test_it_keeps_the_contract(options: dict[str, Any]) -> None:
-    check_policy(lambda: make_policy({"name": "freetoken", **options}), slots=(8, 17))

@@ -10,7 +10,6 @@ import pytest
 from moesim.policies.registry import make_policy
 from moesim.policies.systems.heat_cache import Heat, period, target_rate
 from moesim.records import Records
-from moesim.testing import check_policy
 from tests.engine.engine_kit import cpu, gpu, link, machine, play, tiny_model, workload
 from tests.policies.caches_kit import FAST, Instance, Step, happened, instances, run, served
 
@@ -186,8 +185,3 @@ def test_an_option_changes_what_happens(options: dict[str, Any]) -> None:
     steps = [[2, 3]] * 7 + [[4, 2]] * 13 + [[5, 6], [1, 4]] * 15  # what is hot changes
     changed, plain = (run({"name": "heat-cache", **more}, steps, 2) for more in (options, {}))
     assert list(changed.transfers) != list(plain.transfers)
-
-
-@pytest.mark.parametrize("options", [{"move_mode": "move", "overlap": True, "hyst": 0.0}])
-def test_it_keeps_the_contract(options: dict[str, Any]) -> None:
-    check_policy(lambda: make_policy({"name": "heat-cache", **options}), slots=(12,))

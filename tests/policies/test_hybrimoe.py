@@ -24,7 +24,7 @@ from moesim.policies.score_parts import Credit, RecentScores
 from moesim.policies.systems.hybrimoe import HybriMoECode, HybriMoEPaper
 from moesim.policy import Fetch, Predicted, Routed, StepBegin
 from moesim.records import Records
-from moesim.testing import FakeView, check_policy, routed, run_tiny, tiny_workload
+from moesim.testing import FakeView, routed, run_tiny, tiny_workload
 from moesim.trace.stats.caches import keep_top, mrs_update
 from tests.engine.engine_kit import Oracle, cpu, gpu, link, machine, pair, play, tasks, transfers, workload
 
@@ -590,19 +590,6 @@ def test_hybrimoe_paper_prefetches_what_shortens_the_next_layer(ns: int, budget:
 
 
 # ------------------------------------------------------------------------------------------------------ checks, options
-@pytest.mark.parametrize(
-    "spec",
-    [
-        {"name": "hybrimoe-paper", "assignment": "resident", "scope": "global"},
-        {"name": "hybrimoe-paper", "prefetch": {"name": "impact-driven", "source": "oracle", "budget": "none"}},
-        {"name": "hybrimoe-code", "prefetch_size": 2},
-        {"name": "hybrimoe-code", "prefetch_size": 3, "assignment": {"name": "hss", "costs": "code"}, "wait_prefetch": False},
-        {"name": "hybrimoe-code", "assignment": "all-gpu", "prefetch": {"name": "impact-driven", "budget": "none"}},
-    ],
-    ids=str,
-)
-def test_the_common_checks(spec: dict[str, Any]) -> None:
-    check_policy(lambda: make_policy(spec), slots=(4,))
 
 
 def test_a_decision_that_takes_longer_than_a_prefetch_is_carried_out() -> None:

@@ -12,7 +12,6 @@ from moesim.errors import CapacityError
 from moesim.policies.registry import make_policy
 from moesim.policies.systems.ktransformers import gpu_experts, most_used, split_late
 from moesim.records import InexactRecord, Records
-from moesim.testing import check_policy
 from tests.engine.engine_kit import cpu, gpu, link, machine, play, tasks, tiny_model, transfers, workload
 
 TABLE = {"activation_frequency": np.array([[0.1, 0.5, 0.3, 0.8], [0.2, 0.4, 0.9, 0.1]])}
@@ -203,8 +202,3 @@ def test_a_row_that_protects_an_expert_protects_it_for_all() -> None:
     assert [(r.kind, r.slots) for r in run(policy, 2, [one], prompt=0).inexact] == [("late", 1)]  # 2 is last of two
     both = run(policy, 2, [one, two], prompt=0).inexact
     assert [(r.kind, r.slots) for r in both] == [("late", 1)]  # 3 of the second row; 2 is protected by it
-
-
-@pytest.mark.parametrize("strategy", ["uniform", "front-loading", "random", "frequency"])
-def test_every_strategy_keeps_the_contract(strategy: str) -> None:
-    check_policy(lambda: make_policy({"name": "kt-expert", "strategy": strategy, "prefill_threshold": 3, "dynamic_update": True}))

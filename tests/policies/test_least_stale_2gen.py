@@ -13,7 +13,7 @@ from moesim.policies.algorithms.generations import TwoGenerations
 from moesim.policies.composed import Composed
 from moesim.policies.registry import make_policy, policy_info
 from moesim.policy import Fetch, StepBegin
-from moesim.testing import FakeView, check_policy, routed, run_tiny, tiny_workload
+from moesim.testing import FakeView, routed, run_tiny, tiny_workload
 from tests.engine.engine_kit import Oracle, cpu, gpu, machine, pair, play, tasks, workload
 
 
@@ -162,7 +162,3 @@ def test_the_policy_prefetches_by_the_next_gate() -> None:
 def test_it_claims_no_paper() -> None:
     info = policy_info(["least-stale-2gen"])[0]
     assert info.paper == "" and "no SpecMD" in info.summary and any("only its abstract" in row for row in info.missing)
-
-
-def test_it_keeps_the_contract() -> None:
-    check_policy(lambda: make_policy({"name": "least-stale-2gen", "prefetched": "stale"}))

@@ -8,7 +8,6 @@ import pytest
 
 from moesim.policies.registry import make_policy
 from moesim.policies.systems.llama_cpp_cache import ClassBank
-from moesim.testing import check_policy
 from tests.engine.engine_kit import play, tiny_model, workload
 from tests.policies.caches_kit import FAST, Call, Step, happened, instances, run
 
@@ -121,7 +120,3 @@ def test_the_rules_restated(eviction: str) -> None:
         assert happened(one.play({"name": "llama-cpp-cache", "eviction": eviction}), one.n_layers) == expected
         left += sum(len(step.leave) for step in expected)
     assert left > 300
-
-
-def test_class_lru_keeps_the_contract() -> None:
-    check_policy(lambda: make_policy({"name": "llama-cpp-cache", "eviction": "class-lru"}), slots=(12,))

@@ -10,7 +10,6 @@ import pytest
 from moesim.errors import ConfigError
 from moesim.policies.registry import make_policy
 from moesim.records import Records
-from moesim.testing import check_policy
 from tests.engine.engine_kit import Oracle, cpu, flat, gpu, link, machine, pair, play, tasks, tiny_model, transfers, workload
 
 TOY = {"gpu0": gpu(predict={"told": 10}), "cpu0": cpu()}
@@ -91,8 +90,3 @@ def test_predictions_may_be_computed_beside_the_experts() -> None:
     assert any(
         what == "predict" and lane == "gpu0*" for _, _, lane, what in tasks(run(options={"lane": "side"}, hardware=beside))
     )
-
-
-@pytest.mark.parametrize("options", [{"source": "oracle"}, {"source": "synthetic:0.5", "n_ahead": 1}, {"buffer_size": 2}])
-def test_it_keeps_the_contract(options: dict[str, Any]) -> None:
-    check_policy(lambda: make_policy({"name": "mixtral-offloading-spec", **options}))

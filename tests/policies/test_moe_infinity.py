@@ -10,7 +10,6 @@ import pytest
 from moesim.policies.algorithms.activations import Past, least_visited, remaining_priority, shares
 from moesim.policies.registry import make_policy
 from moesim.records import Records
-from moesim.testing import check_policy
 from tests.engine.engine_kit import cpu, gpu, machine, play, tasks, tiny_model, transfers, workload
 
 TOKEN = [[0, 2], [1, 0]]  # layer: experts
@@ -224,13 +223,3 @@ def test_only_so_many_matrices_are_kept_and_those_of_the_run_may_be_added() -> N
         policy = make_policy({"name": "moe-infinity-paper", "online": online, "begin": "next"})
         found[online] = play(policy, work, hardware, slots={"gpu0": 3}, tables=MATRICES)
     assert copies(found[False]) != copies(found[True])
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("options", [{"mask": "later", "online": True}, {"replaces": "any", "begin": "next", "capacity": 1}])
-def test_the_method_keeps_the_contract(options: dict[str, Any]) -> None:
-    check_policy(lambda: make_policy({"name": "moe-infinity-paper", **options}))
-
-
-def test_it_keeps_the_contract() -> None:
-    check_policy(lambda: make_policy({"name": "moe-infinity-code", "victims": "idle"}))

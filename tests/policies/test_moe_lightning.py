@@ -11,7 +11,6 @@ from moesim.errors import CapacityError
 from moesim.policies.registry import make_policy
 from moesim.policies.systems.moe_lightning import lowest_residents
 from moesim.records import Records
-from moesim.testing import check_policy
 from tests.engine.engine_kit import cpu, crossings, gpu, link, machine, play, tasks, tiny_model, transfers, workload
 
 
@@ -106,7 +105,3 @@ def test_the_cpu_reads_the_cache_while_decoding() -> None:
 def test_a_model_of_one_layer_is_copied_anew_in_each_pass() -> None:
     records = run([[[[0, 1]]] * 2], n_layers=1, slots=0)
     assert [t.expert for t in records.transfers] == [0, 1, 2, 3] * 2
-
-
-def test_it_keeps_the_contract() -> None:
-    check_policy(lambda: make_policy({"name": "moe-lightning", "attention": "gpu"}))

@@ -20,7 +20,7 @@ from moesim.policies.systems import od_moe
 from moesim.policies.systems.od_moe import OdMoE, assign_loads, by_rank, is_due, mini_batches
 from moesim.policy import Placement
 from moesim.records import Records
-from moesim.testing import FakeView, check_policy, run_tiny, tiny_workload
+from moesim.testing import FakeView, run_tiny, tiny_workload
 from moesim.trace.predictors.chosen import PredictorSet
 from tests.engine.engine_kit import cpu, gpu, link, machine, play, tasks, tiny_model, transfers, workload
 
@@ -451,20 +451,6 @@ def test_reserved_memory_is_checked(reserved: dict[str, int], message: str) -> N
 
     with pytest.raises(PolicyError, match=message):
         play(Holding(), workload([TOKENS[:1]]))
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"release": "worker", "prefill_load": "ahead", "token_period": 4, "kv_period": 2, "prompt_kv": "sent"},
-        {"worker_slots": 2, "group_size": 1, "prediction_source": "frequency"},
-        {"group_size": 8, "prediction_source": "none"},
-        {"prediction_source": "random"},
-        {"prediction_source": "random", "release": "worker", "prefill_load": "ahead", "worker_slots": 2, "mini_batches": 3},
-    ],
-)
-def test_variants_pass_the_common_checks(options: dict[str, Any]) -> None:
-    check_policy(lambda: OdMoE(**options), slots=(32,))
 
 
 # ----------------------------------------------------------------------------------------------------------- its baseline

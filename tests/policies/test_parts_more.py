@@ -491,21 +491,6 @@ def test_the_oracles_of_dali_are_options_it_takes(decision: str) -> None:
     assert records != run_tiny(Dali(w_size=2), tiny_workload(Dali(), 4), 12)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"assignment": "all-cpu", "prefetch": "none", "replacement": "static"},  # the paper's "naive"
-        {"prefetch": "none", "replacement": "static"},
-        {"replacement": "static"},
-        {"replacement": "belady", "assignment": "exact", "prefetch": {"name": "predicted", "source": "oracle", "pool": "cache"}},
-        {"replacement": "arc", "prefetch": {"name": "random", "size": 3}},
-    ],
-    ids=str,
-)
-def test_ablations_of_dali_pass_the_common_checks(options: dict[str, Any]) -> None:
-    check_policy(lambda: Dali(**options), slots=(4,))
-
-
 def test_without_its_parts_dali_moves_less_and_less() -> None:
     """Removed one after the other: cache updates, prefetches, and, with everything on the CPU, all transfers."""
     moved = []

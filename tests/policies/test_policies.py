@@ -22,7 +22,6 @@ from moesim.testing import (
     GPU_NS,
     TRANSFER_NS,
     FakeView,
-    check_policy,
     routed,
     run_tiny,
     tiny_machine,
@@ -49,23 +48,6 @@ def frequency(*top: tuple[int, int]) -> dict[str, Any]:
 
 
 # ------------------------------------------------------------------------------------------------- the whole registry
-# Systems as other papers ran them, whose classes are checked under their own names.
-PRESETS = "moesim.policies.systems.as_compared:"
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(info.name, marks=[pytest.mark.long] if info.target.startswith(PRESETS) else [])
-        for info in policy_info()
-        if info.target.startswith("moesim.")
-    ],
-)
-def test_registered_policy_passes_the_common_checks(name: str) -> None:
-    """With its defaults; with other options in the test of the policy."""
-    check_policy(type(make_policy(name)))
-
-
 @pytest.mark.parametrize("name", [info.name for info in policy_info() if info.target.startswith("moesim.")])
 def test_experts_of_any_layer_fit_the_pools(name: str) -> None:
     """Those of the second layer are the largest: what a pool holds is counted in these."""
@@ -74,27 +56,6 @@ def test_experts_of_any_layer_fit_the_pools(name: str) -> None:
     low_bits = getattr(type(policy), "low_bits", ())
     records = run_tiny(policy, tiny_workload(policy, 2), 16, expert_bytes_by_layer=sizes, low_bits=low_bits)
     assert {layer.layer for layer in records.layers} == set(range(4))
-
-
-@pytest.mark.parametrize(
-    "spec",
-    [
-        {"name": "fiddler", "rule": "code", "serial": True},
-        {"name": "fiddler", "placeholders": 3},
-        {"name": "mixtral-offloading", "buffer_size": 2},
-        {"name": "mixtral-offloading", "writeback": False},
-        {"name": "llama-cpp", "n_gpu_layers": 2},
-        {"name": "llama-cpp", "n_cpu_moe": 4, "op_offload_min_rows": 1, "staging_slots": 1},
-        {"name": "llama-cpp", "n_gpu_layers": 0, "op_offload": False},
-        {"name": "kt-layer", "prefill_threshold": 3, "side": "last"},
-        {"name": "kt-expert-deferral", "prefill_threshold": 3, "dynamic_update": True, "max_deferred": 1},
-        {"name": "lru", "scope": "global", "assignment": "greedy", "placement": "none"},
-        {"name": "on-demand", "staging_slots": 1},
-    ],
-    ids=str,
-)
-def test_options_pass_the_common_checks(spec: dict[str, Any]) -> None:
-    check_policy(lambda: make_policy(spec), slots=(8, 32))
 
 
 # --------------------------------------------------------------------------------------------------------- on-demand

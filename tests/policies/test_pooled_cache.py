@@ -9,7 +9,6 @@ import pytest
 from moesim.policies.registry import make_policy
 from moesim.policies.systems import pooled_cache
 from moesim.records import Records
-from moesim.testing import check_policy
 from tests.engine.engine_kit import cpu, gpu, machine, play, tiny_model, workload
 from tests.policies.caches_kit import FAST, Instance, Step, copied, happened, instances, run, served
 
@@ -164,9 +163,3 @@ def test_the_rules_restated(hot: int | None) -> None:
         assert happened(records, one.n_layers) == expected
         left += sum(len(step.leave) for step in expected)
     assert left > 100
-
-
-def test_turboquant_keeps_the_contract() -> None:
-    check_policy(
-        lambda: make_policy({"name": "turboquant-cache", "cached_rows": 4, "admit_full": 1, "overlap_cpu_rows": 1}), slots=(12,)
-    )

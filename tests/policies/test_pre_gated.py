@@ -10,7 +10,6 @@ import pytest
 from moesim.policies.registry import make_policy
 from moesim.policies.systems.pre_gated import Arena
 from moesim.records import Records
-from moesim.testing import check_policy
 from tests.engine.engine_kit import Oracle, cpu, gpu, link, machine, pair, play, tasks, transfers, workload
 
 TOY = {"gpu0": gpu(predict={"told": 10}), "cpu0": cpu()}
@@ -183,11 +182,3 @@ def test_what_is_cached_is_not_copied_again() -> None:
     assert [(t.layer, t.expert) for t in tight.transfers] == [(0, 0), (0, 2), (1, 0), (1, 1)] * 2
     assert tight.pool_peak_bytes["gpu0", "even"] > 0
     assert tight.inexact == []
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("cache", [None, "lfu", "lru", "lifo"])
-def test_it_keeps_the_contract(cache: str | None) -> None:
-    for source in ("oracle", "synthetic:0.5"):
-        check_policy(lambda source=source: make_policy({"name": "pre-gated", "cache": cache, "source": source}))
-    check_policy(lambda: make_policy({"name": "pre-gated", "cache": cache, "method": "prefetch-all", "prompts_on_demand": True}))

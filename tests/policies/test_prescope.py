@@ -586,22 +586,6 @@ def test_the_side_lane_lets_residents_run_beside_the_prediction() -> None:
     assert on("gpu0", records)[1] == (100, 200, "E1x2")
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"predictor": None},
-        {"predictor": None, "scheduler": "threshold"},
-        {"predictor": None, "scheduler": "all-gpu", "placement": "none"},
-        {"predictor": "synthetic:0.5", "cancel": "next-gate", "scheduler": "greedy", "prefetch_size": 5},
-        {"window": "next2", "next2_predictor": "oracle"},
-        {"placement": "none", "demand_slots": 1, "prefetch_slots": 2, "none_better": "printed", "prefetch_order": "printed"},
-    ],
-    ids=str,
-)
-def test_options_pass_the_common_checks(options: dict[str, Any]) -> None:
-    check_policy(lambda: make_policy({"name": "prescope", **options}), slots=(8,))
-
-
 # --------------------------------------------------------------------------------------------------- the part by itself
 def test_the_part_fits_prefetches_behind_any_assignment() -> None:
     """All on the CPU: the link is free, f = (1500 + 100) / 400 = 4; the greedy rule loads two, and less is left."""

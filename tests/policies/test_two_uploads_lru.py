@@ -9,7 +9,6 @@ import pytest
 from moesim.metrics.hits import hit_rates
 from moesim.policies.registry import make_policy
 from moesim.records import Records
-from moesim.testing import check_policy
 from tests.engine.engine_kit import cpu, gpu, link, machine, play, tiny_model, workload
 from tests.policies.caches_kit import FAST, Instance, Step, copied, happened, instances, run, served, step_at
 
@@ -150,8 +149,3 @@ def test_it_does_what_these_options_of_a_background_cache_do(inserts: int) -> No
         copies = [[(t.start, t.end, t.layer, t.expert) for t in records.transfers] for records in (mine, theirs)]
         assert copies[0] == copies[1]
         assert (mine.tasks, mine.evictions) == (theirs.tasks, theirs.evictions)
-
-
-@pytest.mark.parametrize("options", [{"dup_upload": True, "cached_rows": 4}, {"overlap": True}])
-def test_it_keeps_the_contract(options: dict[str, Any]) -> None:
-    check_policy(lambda: make_policy({"name": "two-uploads-lru", **options}), slots=(12,))

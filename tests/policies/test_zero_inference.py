@@ -12,7 +12,6 @@ import pytest
 
 from moesim.policies.registry import make_policy
 from moesim.records import Records
-from moesim.testing import check_policy
 from tests.engine.engine_kit import cpu, gpu, machine, play, tasks, tiny_model, workload
 
 TOKEN = [[0, 2], [1, 0]]  # layer: experts
@@ -101,7 +100,3 @@ def test_pageable_memory_is_its_own_transfer() -> None:
     assert make_policy("zero-inference").transfer(model) is None  # type: ignore[attr-defined]
     unpinned: Any = make_policy({"name": "zero-inference", "pinned": False})
     assert unpinned.transfer(model) == ("pageable", None)
-
-
-def test_it_keeps_the_contract() -> None:
-    check_policy(lambda: make_policy({"name": "zero-inference", "depth": 1, "kv": "host", "persistence_threshold": 0}))
