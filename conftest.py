@@ -30,12 +30,12 @@ from moesim.trace import format as container  # noqa: E402 - after the number of
 _unpack, _unpacked = container._restore, LRUCache[tuple[bytes, str], Any](48)  # the shipped traces have 39 large arrays, of 57 MB
 
 
-def _remember(place: str, array: Any, fact: object, types: Any) -> Any:
+def _remember(place: str, array: Any, fact: object) -> Any:
     key = array.tobytes(), repr(fact)
     if array.nbytes < 50_000:
-        return _unpack(place, array, fact, types)
+        return _unpack(place, array, fact)
     if key not in _unpacked:
-        _unpacked[key] = _unpack(place, array, fact, types)
+        _unpacked[key] = _unpack(place, array, fact)
     return _unpacked[key]
 
 

@@ -7,7 +7,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
-from moesim.trace.formats import bigmoe
+from moesim.trace.formats.bigmoe import read_preamble
+from moesim.trace.formats.tables import read_csv
 
 
 class Lookup(NamedTuple):
@@ -41,11 +42,9 @@ class RouteTrace:
 
 def read_route_trace(path: Path) -> RouteTrace:
     """Read a file with the importer's own reader."""
-    preamble = bigmoe.read_preamble(path)
-    lookups: list[Lookup] = []
-    for _, batch in bigmoe.lookups(path, preamble.n_lines):
-        names = ("phase", "step", "layer", "slot", "expert")
-        columns = [batch[name].tolist() for name in names]
-        columns += [(batch["residency"] == 1).tolist(), batch["expert_bytes"].tolist()]
-        lookups += [Lookup(*values) for values in zip(*columns, strict=True)]
-    return RouteTrace(lookups, dict(enumerate(preamble.expert_bytes)))
+    preamble = read_preamble(path)
+    names = ("phase", "step", "layer", "slot", "expert", "residency", "expert_bytes")
+    table = read_csv(path, {name: name for name in names}, skip=preamble.n_lines)
+    table["residency"] = table["residency"] == 1
+    columns = [table[name].tolist() for name in names]
+    return RouteTrace([Lookup(*values) for values in zip(*columns, strict=True)], dict(enumerate(preamble.expert_bytes)))

@@ -11,7 +11,7 @@ import typer
 from moesim.core.limits import COUNT
 from moesim.errors import InputError
 from moesim.trace import Trace
-from moesim.trace.formats.calibrating import Additions
+from moesim.trace.calibrating import Additions
 
 HoldBack = StrEnum("HoldBack", ["requests", "ends"])
 Uniform = StrEnum("Uniform", ["uniform"])

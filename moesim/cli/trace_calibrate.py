@@ -14,7 +14,7 @@ from moesim.core.output_folder import scratch_beside
 from moesim.core.text import say
 from moesim.errors import InputError
 from moesim.trace import SUFFIX, Trace, find_trace
-from moesim.trace.formats.calibrating import extend
+from moesim.trace.calibrating import extend
 
 
 def trace_calibrate(

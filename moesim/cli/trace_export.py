@@ -16,7 +16,7 @@ from moesim.errors import InputError
 from moesim.model import load_model
 from moesim.trace import Trace, find_trace
 from moesim.trace.formats.oracle_general import export_oracle_general
-from moesim.trace.formats.table import facts_path
+from moesim.trace.formats.tables import facts_path
 from moesim.trace.formats.tabular_export import export_csv, export_parquet
 
 ExportFormat = StrEnum("ExportFormat", {"oracleGeneral": "oracleGeneral", "csv": "csv", "parquet": "parquet"})

@@ -32,6 +32,8 @@ TABLE: Final = Form("a table written by hand", 2**26)
 """Observations, published figures: read as a whole."""
 ANSWERS: Final = Form("a JSON document", 2**30)
 """An answer of a server with routing in it, of half a million tokens; of answers one a line, each."""
+ROUTING: Final = Form("recorded routing", 2**32)
+"""A file to import; it is read as a whole, and sorting it takes some times as much memory."""
 RESULT: Final = Form("a file of a result", 2**32)
 """What moesim wrote: runs, records, timelines."""
 HEADER: Final = Form("a table of arrays", 2**25)

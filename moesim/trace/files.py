@@ -19,6 +19,8 @@ from moesim.trace.parts import Recorded, header_object, read_inputs, read_signal
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+_PIECE_BYTES = 2**23
+"""About so much of a large array is computed with at once."""
 #: Arrays larger than this are put together in a temporary file instead of in memory.
 _IN_MEMORY_BYTES = 2**26
 _ROUTING = ("experts", "request", "position", "phase")
@@ -97,6 +99,12 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any], folder: Path | None) -> 
         return np.empty(shape, dtype)
     with tempfile.TemporaryFile(dir=folder) as file:
         return mapped(file, dtype, shape)
+
+
+def pieces(rows: NDArray[Any]) -> list[NDArray[Any]]:
+    """Cut an array into views of some rows, small enough to compute with."""
+    step = max(1, _PIECE_BYTES // max(1, rows[:1].nbytes))
+    return [rows[start : start + step] for start in range(0, len(rows), step)]
 
 
 def mapped(file: IO[bytes], dtype: np.dtype[Any] | type, shape: tuple[int, ...]) -> NDArray[Any]:

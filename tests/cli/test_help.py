@@ -124,7 +124,7 @@ def make_result(folder: Path, out: Path) -> None:
 
 def test_the_command_line_starts_without_what_is_optional():
     """PyTorch and the like come with extras; here an import of them fails as if they were not installed."""
-    optional = ("torch", "transformers", "accelerate", "tokenizers", "safetensors", "distributed", "dask", "gguf")
+    optional = ("torch", "transformers", "accelerate", "tokenizers", "distributed", "dask", "gguf")
     hidden = "".join(f"sys.modules[{name!r}] = None; " for name in optional)
     for argv in (["profile", "show", "zen4-2core"], ["list", "models"]):
         code = f"import sys; {hidden}from moesim.cli.main import main; sys.exit(main({argv}))"

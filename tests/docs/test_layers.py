@@ -58,7 +58,7 @@ ONLY = {  # who may import what
     "matplotlib": ["plots.*", "live.profiler.figure"],
     "typer": ["cli.*"],
     "rich": ["core.table", "core.progress"],
-    "safetensors": ["recorder.*"],
+    "safetensors": ["recorder.*", "trace.format"],
     "pydantic": [
         "studies.identify.observations",
         "studies.papers.plan",

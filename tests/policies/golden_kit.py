@@ -21,8 +21,8 @@ from moesim.model import load_model
 from moesim.policies.registry import POLICIES, make_policy, policy_class
 from moesim.records import Records
 from moesim.trace import Trace, find_trace
+from moesim.trace.calibrating import LATER, Additions, extend
 from moesim.trace.derived import subset
-from moesim.trace.formats.calibrating import LATER, Additions, extend
 from moesim.trace.predictors.chosen import FutureUse, PredictorSet
 from moesim.trace.workload import Workload, WorkloadSpec, compose
 

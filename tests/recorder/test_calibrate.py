@@ -17,8 +17,8 @@ from moesim.errors import InputError, TraceError
 from moesim.experiment import run_experiment
 from moesim.testing.traces import synthetic_trace
 from moesim.trace import GateInputs, Trace
+from moesim.trace.calibrating import Additions, extend
 from moesim.trace.derived import subset
-from moesim.trace.formats.calibrating import Additions, extend
 from moesim.trace.formats.tabular_export import export_csv
 from moesim.trace.stats.calibration import Counts, map_rows
 from moesim.trace.stats.report import report

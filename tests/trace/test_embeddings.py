@@ -17,8 +17,8 @@ from moesim.errors import TraceError
 from moesim.experiment import run_experiment
 from moesim.testing.traces import synthetic_trace
 from moesim.trace import GateInputs, Trace, shards
+from moesim.trace.calibrating import Additions, extend
 from moesim.trace.derived import split_experts, subset
-from moesim.trace.formats.calibrating import Additions, extend
 from moesim.trace.stats.calibration import closest, embedding_signal
 from tests.experiment.experiment_kit import resolve, write_trace
 

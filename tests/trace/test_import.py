@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from moesim.core import gate
 from moesim.errors import InputError, TraceError
 from moesim.model import load_model
 from moesim.testing.traces import synthetic_trace
-from moesim.trace import Trace
-from moesim.trace.formats import calibrating
-from moesim.trace.formats import contract as store
-from moesim.trace.formats.calibrating import Additions
+from moesim.trace import Trace, calibrating, files
+from moesim.trace.calibrating import Additions
 from moesim.trace.formats.contract import Options
 from moesim.trace.formats.importing import find_format, formats, import_trace, write_model_file
 from tests.trace import import_kit as kit
@@ -314,7 +313,7 @@ def test_dense_layers_are_left_out(tmp_path: Path, out: Path) -> None:
     np.testing.assert_array_equal(found.experts, wide)
 
 
-def test_dense_layers_that_nobody_named(tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dense_layers_that_nobody_named(tmp_path: Path, out: Path) -> None:
     """Each source ends with the option that makes it work, or without one if none does."""
     zeros = np.zeros((ROWS, 2, TOP_K), np.int64)
     ids = np.concatenate([zeros, IDS], axis=1)
@@ -332,7 +331,6 @@ def test_dense_layers_that_nobody_named(tmp_path: Path, out: Path, monkeypatch: 
         np.testing.assert_array_equal(SOURCES[name].load(tmp_path / file, out, **options, first_layer=2).trace.experts, IDS)
     ids[4, 1] = [1, 2]  # so that only the first is all zeros
     np.save(tmp_path / "a.npy", ids)
-    monkeypatch.setattr(store, "PIECE_BYTES", 1)  # a row at a time
     with pytest.raises(TraceError, match=r"zeros only in layer 0; if it is dense, give --first-layer 1$"):
         SOURCES["vllm-npy"].load(tmp_path / "a.npy", out)
     ids[5, 0] = [1, 2]
@@ -722,19 +720,18 @@ def test_layers_that_do_not_count_from_zero_are_named(tmp_path: Path, out: Path)
 # ------------------------------------------------------------------------------------------------------ large sources
 
 
-def test_import_needs_no_more_memory_than_a_piece(tmp_path: Path, out: Path) -> None:
-    path, shape = tmp_path / "a.npy", (2**16, 256, 1)
-    with path.open("wb") as file:  # 64 MiB of zeros that take no space: expert 0 everywhere, one a layer
-        np.lib.format.write_array_header_1_0(file, {"descr": "<i4", "fortran_order": False, "shape": shape})
-        file.truncate(file.tell() + 4 * 2**24)
-    tracemalloc.start()
-    try:
-        imported = import_trace([path], out, Options(n_experts=4, phase="decode"))
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert imported.trace.experts.shape == shape
-    assert peak < 40 * 2**20
+def test_a_source_that_would_not_fit_into_memory_is_refused(tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = SOURCES["vllm-npy"].make(tmp_path)
+    monkeypatch.setattr(gate, "MADE", IDS.size)
+    with pytest.raises(
+        TraceError, match=r"expert ids of all sources, got 84 bytes \(7 x 3 x 2\); import fewer requests at a time"
+    ):
+        SOURCES["vllm-npy"].load(path, out)
+    with path.open("ab") as file:
+        file.truncate(2**32 + 1)
+    with pytest.raises(TraceError, match="expected at most 4 GiB of recorded routing, got 4 GiB"):
+        SOURCES["vllm-npy"].load(path, out)
+    assert not out.exists()
 
 
 def test_a_trace_larger_than_memory_is_mapped(tmp_path: Path) -> None:
@@ -799,7 +796,7 @@ def test_made_up_scores_are_set_piece_by_piece(monkeypatch: pytest.MonkeyPatch) 
     trace = synthetic_trace(2, 8, 2, 3, 4, 5)
     given = Additions(weights=True, scores=True)
     whole = calibrating.extend(replace(trace, weights=None), given, "t").scores
-    monkeypatch.setattr(store, "PIECE_BYTES", 1)
+    monkeypatch.setattr(files, "_PIECE_BYTES", 1)
     found = calibrating.extend(replace(trace, weights=None), given, "t").scores
     assert found is not None and whole is not None
     wanted = np.zeros((27, 2, 8), np.float16)
@@ -814,9 +811,9 @@ def test_made_up_scores_are_set_piece_by_piece(monkeypatch: pytest.MonkeyPatch) 
 def test_pieces_are_as_large_as_they_may_be(
     shape: tuple[int, int], most: int, lengths: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "PIECE_BYTES", most)
+    monkeypatch.setattr(files, "_PIECE_BYTES", most)
     rows = np.arange(np.prod(shape), dtype=np.uint8).reshape(shape)
-    found = store.pieces(rows)
+    found = files.pieces(rows)
     assert [len(piece) for piece in found] == lengths
     assert all(np.shares_memory(piece, rows) for piece in found if piece.size)
     np.testing.assert_array_equal(np.concatenate([rows[:0], *found]), rows)

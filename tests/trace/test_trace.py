@@ -211,38 +211,18 @@ def test_altered_byte_is_found_and_named(path: Path) -> None:
 
 def test_not_a_trace(tmp_path: Path) -> None:
     other = tmp_path / "o.safetensors"
-    other.write_bytes(b"PK\x03\x04 something else altogether, long enough")
-    with pytest.raises(TraceError, match="another format"):
-        Trace.read(other)
-    table = b"{not json"
-    other.write_bytes(struct.pack("<Q", len(table)) + table)
-    with pytest.raises(TraceError, match="expected JSON"):
-        Trace.read(other)
-    table = b"[1, 2, 3]"
-    other.write_bytes(struct.pack("<Q", len(table)) + table)
-    with pytest.raises(TraceError, match="expected a JSON object"):
-        Trace.read(other)
+    for content in (b"PK\x03\x04 something else altogether, long enough", struct.pack("<Q", 9) + b"[1, 2, 3]"):
+        other.write_bytes(content)
+        with pytest.raises(
+            TraceError, match=r"expected a readable, non-empty trace file in safetensors, got: .*; it is truncated"
+        ):
+            Trace.read(other)
     table = json.dumps({"x": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
     other.write_bytes(struct.pack("<Q", len(table)) + table + b"\0\0\0\0")
     with pytest.raises(
         TraceError, match=r"expected the key 'moesim'.*; record it again, or write it with moesim.trace.Trace.write"
     ):
         Trace.read(other)
-
-
-def test_bad_table_entries(tmp_path: Path) -> None:
-    def write(entry: object) -> Path:
-        table = json.dumps({"x": entry, "__metadata__": {METADATA_KEY: json.dumps({"schema_version": 1})}}).encode()
-        file = tmp_path / "x.safetensors"
-        file.write_bytes(struct.pack("<Q", len(table)) + table + b"\0" * 8)
-        return file
-
-    with pytest.raises(TraceError, match="x: expected dtype, shape and data_offsets"):
-        Trace.read(write({"dtype": "F9", "shape": [1], "data_offsets": [0, 4]}))
-    with pytest.raises(TraceError, match="x: expected 12 bytes for float32 \\(3,\\), got 8"):
-        Trace.read(write({"dtype": "F32", "shape": [3], "data_offsets": [0, 8]}))
-    with pytest.raises(TraceError, match="x: expected bytes up to"):
-        Trace.read(write({"dtype": "F32", "shape": [3], "data_offsets": [0, 12]}))
 
 
 def rewritten(path: Path, header: dict[str, Any], drop: str = "", rename: tuple[str, str] | None = None) -> Path:

@@ -4,22 +4,20 @@ A preamble of ``#`` lines says the model's shape and, for each layer, the bytes 
 one line for each expert: ``turn,phase,step,layer,slot,expert,weight,residency,expert_bytes``. A turn becomes a request,
 the step its position. The bytes of the preamble go to the header, and become those of a model (`model_file`). The
 engine computes the last layer of a prompt for its final token only; the other tokens lack it, and are left out.
-``residency`` and the ``expert_bytes`` of a line say what that engine's cache did, not what the router chose: `lookups`.
+``residency`` and the ``expert_bytes`` of a line say what that engine's cache did, not what the router chose: they are not read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from moesim.trace.formats.contract import Format, Options, Part, Probe, Store, wrong
-from moesim.trace.formats.tables import Batch, read_csv
-from moesim.trace.formats.visits import Visits
+from moesim.trace.formats.tables import read_csv
+from moesim.trace.formats.visits import complete_tokens
 
 _MAGIC = "# route_trace v1"
-_COLUMNS = ("turn", "phase", "step", "layer", "slot", "expert", "weight", "residency", "expert_bytes")
 _NEEDED = ("turn", "phase", "step", "layer", "slot", "expert", "weight")
 
 
@@ -73,26 +71,14 @@ def _number(path: Path, facts: dict[str, str], key: str) -> int:
     return int(text)
 
 
-def lookups(path: Path, skip: int) -> Iterator[tuple[int, Batch]]:
-    """Read all columns, some lines at a time, in the order in which the engine looked experts up."""
-    yield from read_csv(path, {name: name for name in _COLUMNS}, skip=skip)
-
-
 def read(path: Path, options: Options, store: Store) -> Part:
     """Read a file; see `Format`."""
     preamble = read_preamble(path)
-    with Visits(str(path), store) as visits:
-        for _, batch in read_csv(path, {name: name for name in _NEEDED}, skip=preamble.n_lines):
-            visits.add(
-                batch["expert"],
-                batch["layer"],
-                batch["step"],
-                weights=batch["weight"],
-                request=batch["turn"],
-                rank=batch["slot"],
-                phase=batch["phase"],
-            )
-        part = visits.finish(options.incomplete)
+    table = read_csv(path, {name: name for name in _NEEDED}, skip=preamble.n_lines)
+    part = complete_tokens(
+        str(path), store, options.incomplete, table["expert"], weights=table["weight"], request=table["turn"],
+        layer=table["layer"], token=table["step"], rank=table["slot"], phase=table["phase"],
+    )  # fmt: skip
     _check_shape(path, preamble, part, store)
     facts: dict[str, Any] = {
         "arch": preamble.arch,

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import io
 import json
-import math
-import struct
-import tempfile
-import tokenize
-import warnings
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moesim.core.gate import check_expansion
+from moesim.core.gate import check_expansion, check_made
 from moesim.errors import TraceError, unknown_name
 from moesim.model import builtin_models
 
@@ -31,6 +24,19 @@ if TYPE_CHECKING:
 
 #: What ``--phase`` may say: of all rows, or that the prompt comes first and decode after it.
 PHASES = ("decode", "prefill", "both")
+MAX_ID = 2**16 - 1
+"""A trace holds ids in at most 16 bits."""
+ROUTED = "that is (tokens, layers, top_k)"
+"""Axes of an array of expert ids."""
+TEXT_REMEDY = (
+    "the log of an engine holds no routing: vLLM and SGLang return it with an answer, llama.cpp writes it as CSV; or write lines "
+    "of layer,position,expert (docs/guide/importing.md)"
+)
+"""What to do with text that is no table."""
+ARRAY = "a readable array"
+_HEAD_BYTES = 65_536
+_OR_MODEL = ", or the --model's name"
+_APART = "import fewer requests at a time"
 
 
 @dataclass(frozen=True)
@@ -68,10 +74,27 @@ class Options:
     columns: Mapping[str, str] = field(default_factory=dict)
     incomplete: str = "tokens"
 
+    def shape_remedy(self, remedy: str) -> str:
+        """Explain why a model's name gave no shape, if one was given; else return `remedy`."""
+        if self.model is None or self.spec is not None:
+            return remedy
+        no_model = unknown_name("built-in model", self.model, builtin_models())
+        return f"{no_model}; correct --model, or {remedy.removesuffix(_OR_MODEL)}"
+
+    def leading_dense(self, n_layers: int) -> int:
+        """Count leading dense layers of an array: as the user said, or as the model's shape explains their number."""
+        if self.first_layer is not None:
+            if self.first_layer >= n_layers:
+                expected = f"less than the {n_layers} layers of the array"
+                raise wrong("--first-layer", expected, self.first_layer, "layers count from 0")
+            return self.first_layer
+        spec = self.spec
+        return spec.n_dense_layers if spec is not None and n_layers == spec.n_layers + spec.n_dense_layers else 0
+
 
 @dataclass(frozen=True)
 class Part:
-    """What a format found in one file, beside the routing that it put into the store."""
+    """What a format found in one file, with the routing that it put into the store."""
 
     lengths: NDArray[np.int64]  # rows of each request, in the order in which they were stored
     n_prompt: NDArray[np.int64] | None = None  # prompt tokens of each, if the source says
@@ -85,122 +108,38 @@ class Part:
     notes: tuple[str, ...] = ()  # what was left out and why, one line each, for the user and the header
 
 
-def wrong(place: object, expected: object, got: object, remedy: str = "export it again") -> TraceError:
-    """Build the one line for something that is wrong in a source."""
-    text = " ".join(f"{place}: expected {expected}, got {got}; {remedy}".split())
-    return TraceError(text if len(text) <= 1000 else f"{text[:997]}...")
-
-
-MAX_ID = 2**16 - 1
-"""A trace holds ids in at most 16 bits."""
-PIECE_BYTES = 2**23
-"""About so much is in memory at once."""
-
-
-class Spool:
-    """Columns that grow at the end, each in a file of its own.
-
-    >>> import tempfile, pathlib
-    >>> spool = Spool(pathlib.Path(tempfile.mkdtemp()))
-    >>> spool.append("layer", np.array([3, 4], np.int32)); spool.append("layer", np.array([5], np.int32))
-    >>> spool.column("layer").tolist()
-    [3, 4, 5]
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._files: dict[str, Any] = {}
-        self._types: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
-
-    def append(self, name: str, rows: NDArray[Any]) -> None:
-        """Add rows to a column; all of a column have one type and one shape."""
-        if name not in self._files:
-            self._files[name] = (self.folder / name).open("wb")
-            self._types[name] = (rows.dtype, rows.shape[1:])
-        assert self._types[name] == (rows.dtype, rows.shape[1:])
-        self._files[name].write(np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._files
-
-    def column(self, name: str) -> NDArray[Any]:
-        """Map a column into memory; nothing can be added to it afterwards."""
-        self._files[name].close()
-        dtype, shape = self._types[name]
-        path = self.folder / name
-        if not path.stat().st_size:  # cannot be mapped
-            return np.zeros((0, *shape), dtype)
-        return np.memmap(path, dtype, "r").reshape(-1, *shape)
-
-    def close(self) -> None:
-        """Close all files."""
-        for file in self._files.values():
-            file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
 class Store:
     """Expert ids and weights of tokens, in the order in which they are added."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder  # as given
-        self.shape: tuple[int, int] | None = None  # of what has been added
+    def __init__(self) -> None:
+        self.shape: tuple[int, int] | None = None  # layers and experts a token of what has been added
         self.n_rows = 0  # tokens added
-        self._spool = Spool(folder)
+        self._ids: list[NDArray[np.uint16]] = []
+        self._weights: list[NDArray[np.float16]] = []
 
-    def add(self, ids: NDArray[Any], weights: NDArray[Any] | None, place: str, first: int = 0) -> None:
-        """Add tokens."""
-        shape = ids.shape[1:]
+    def add(self, ids: NDArray[Any], weights: NDArray[Any] | None, place: str) -> None:
+        """Add tokens, (n, n_layers, top_k)."""
+        shape = (int(ids.shape[1]), int(ids.shape[2]))
         if self.shape is None:
-            self.shape = (int(shape[0]), int(shape[1]))
+            self.shape = shape
         if shape != self.shape:
             expected = f"{self.shape[0]} layers and {self.shape[1]} experts a token as before"
             raise wrong(place, expected, f"{shape[0]} and {shape[1]}", "import what has another shape by itself")
-        if self.n_rows and (weights is not None) != ("weights" in self._spool):
+        if self._ids and (weights is not None) != bool(self._weights):
             raise wrong(place, "weights in all files or in none", "a mixture", "import them apart, or leave the weights out")
-        self._spool.append("experts", checked_ids(ids, place, first))
-        if weights is not None:
-            self._spool.append("weights", checked_weights(weights, place, first))
         self.n_rows += len(ids)
+        check_made(place, "expert ids of all sources", (self.n_rows, *shape), 2, _APART)
+        self._ids.append(checked_ids(ids, place))
+        if weights is not None:
+            self._weights.append(checked_weights(weights, place))
 
-    def finish(self, n_experts: int) -> tuple[NDArray[Any], NDArray[np.float16] | None]:
-        """Give what was added, mapped into memory."""
-        experts = self._spool.column("experts")
-        weights = self._spool.column("weights") if "weights" in self._spool else None
-        if n_experts <= 256:
-            for piece in pieces(experts):
-                self._spool.append("narrow", piece.astype(np.uint8))
-            experts = self._spool.column("narrow")
-        return experts, weights
-
-    def columns(self) -> NDArray[np.uint16]:
-        """Ids as added, (n_rows, n_layers, top_k), for checks once the number of experts is known."""
-        return self._spool.column("experts")
-
-    def scratch(self) -> Path:
-        """Make a folder for a format's own scratch files."""
-        return Path(tempfile.mkdtemp(dir=self.folder))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._spool.close()
-
-
-def pieces(rows: NDArray[Any]) -> list[NDArray[Any]]:
-    """Cut an array into views of some rows, small enough to compute with."""
-    step = max(1, PIECE_BYTES // max(1, rows[:1].nbytes))
-    return [rows[start : start + step] for start in range(0, len(rows), step)]
+    def rows(self) -> tuple[NDArray[np.uint16], NDArray[np.float16] | None]:
+        """Return all ids and weights, (n_rows, n_layers, top_k) each."""
+        return np.concatenate(self._ids), np.concatenate(self._weights) if self._weights else None
 
 
 def checked_ids(ids: NDArray[Any], place: str, first: int = 0) -> NDArray[np.uint16]:
-    """Give ids in 16 bits, or say which of them is none; `first` is the number of the first row at that place."""
+    """Return ids in 16 bits, or say which of them is none; `first` is the number of the first row at that place."""
     if ids.dtype.kind not in "iu":
         raise wrong(place, "integer ids of experts", ids.dtype.name)
     good = (ids >= 0) & (ids <= MAX_ID)
@@ -209,7 +148,7 @@ def checked_ids(ids: NDArray[Any], place: str, first: int = 0) -> NDArray[np.uin
 
 
 def checked_weights(weights: NDArray[Any], place: str, first: int = 0) -> NDArray[np.float16]:
-    """Give weights as float16, or say which of them is none; `first` is the number of the first row at that place."""
+    """Return weights as float16, or say which of them is none; `first` is the number of the first row at that place."""
     if weights.dtype.kind not in "fiu":
         raise wrong(place, "weights as numbers", weights.dtype.name)
     limit = np.finfo(np.float16).max
@@ -226,166 +165,8 @@ def _check(values: NDArray[Any], good: NDArray[np.bool_], place: str, first: int
         raise wrong(f"{place}{where.tolist()}", expected, got, remedy)
 
 
-_BROKEN = (
-    OSError,
-    EOFError,
-    ValueError,  # includes UnicodeDecodeError
-    TypeError,
-    KeyError,
-    SyntaxError,  # of a header, which is a Python literal
-    tokenize.TokenError,
-    RecursionError,
-    OverflowError,
-    MemoryError,
-    UserWarning,  # a header written by Python 2
-    NotImplementedError,  # compression of an archive
-    RuntimeError,  # an archive with a password
-    struct.error,
-    zipfile.BadZipFile,
-    zlib.error,
-)
-
-
-@dataclass(frozen=True)
-class StoredArray:
-    """An array in a file, of which only type and shape have been read."""
-
-    path: Path  # the file
-    member: str | None  # its name in an archive
-    # dtype, shape: as its header says; the bytes are there
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-
-    @property
-    def place(self) -> str:
-        """What to call it in a message."""
-        return f"{self.path}" if self.member is None else f"{self.path}: {self.member}"
-
-    def expect(self, shape: tuple[int | None, ...], meaning: str) -> StoredArray:
-        """Check the shape; None stands for any positive length."""
-        fits = len(shape) == len(self.shape) and all(
-            have >= 1 if want is None else have == want for have, want in zip(self.shape, shape, strict=True)
-        )
-        if not fits:
-            text = ", ".join("n" if want is None else str(want) for want in shape)
-            remedy = "save it with these axes" if self.member is None else "name another array, or the format"
-            raise wrong(self.place, f"shape ({text}), {meaning}", self.shape, remedy)
-        return self
-
-    def pieces(self) -> Iterator[tuple[int, NDArray[Any]]]:
-        """Read some rows at a time."""
-        row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
-        step = max(1, PIECE_BYTES // max(1, row_bytes))
-        with _reading(self.place), _opened(self.path, self.member) as (stream, _):
-            _read_header(stream, self.place)
-            for first in range(0, self.shape[0], step):
-                n = min(step, self.shape[0] - first)
-                data = stream.read(n * row_bytes)
-                if len(data) < n * row_bytes:
-                    raise wrong(self.place, f"{n * row_bytes} more bytes from row {first}", f"{len(data)}", "it is truncated")
-                yield first, np.frombuffer(data, self.dtype).reshape(n, *self.shape[1:])
-            if self.member is not None:
-                stream.read(1)  # at the end of a member its checksum is compared
-
-    def read(self) -> NDArray[Any]:
-        """Read the whole array; check its shape first, since it goes to memory."""
-        if not self.shape:
-            flat = StoredArray(self.path, self.member, self.dtype, (1,))
-            return flat.read().reshape(())
-        return np.concatenate([rows for _, rows in self.pieces()])
-
-
-def open_array(path: Path) -> StoredArray:
-    """Look into a ``.npy`` file."""
-    return _look(path, None)
-
-
-def open_archive(path: Path) -> dict[str, StoredArray]:
-    """Look into a ``.npz`` file: its arrays by name, without ``.npy``."""
-    place = str(path)
-    with _reading(place), zipfile.ZipFile(path) as archive:
-        members = archive.infolist()
-        if not members:
-            raise wrong(place, "an archive of arrays", "an empty one", "write it again with numpy.savez")
-        for info in members:
-            if not info.filename.endswith(".npy"):
-                got = f"a member '{info.filename}'"
-                raise wrong(place, "an archive of .npy arrays", got, "pickles are never loaded; write it with numpy.savez")
-        expanded = sum(info.file_size for info in members)
-        check_expansion(place, expanded, path.stat().st_size)
-        names = [info.filename.removesuffix(".npy") for info in members]
-        if len(set(names)) < len(names):
-            raise wrong(place, "each array once", f"{sorted(names)}", "write it again with numpy.savez")
-    return {name: _look(path, name) for name in names}
-
-
-def _look(path: Path, member: str | None) -> StoredArray:
-    place = f"{path}" if member is None else f"{path}: {member}"
-    with _reading(place), _opened(path, member) as (stream, size):
-        shape, fortran, dtype = _read_header(stream, place)
-        begin = stream.tell()
-    if dtype.hasobject:
-        raise wrong(place, "numbers", "Python objects, which need a pickle", "pickles are never loaded; save numbers")
-    if fortran and len(shape) > 1:
-        raise wrong(place, "rows one after the other (C order)", "Fortran order", "save numpy.ascontiguousarray of it")
-    n_bytes = math.prod(shape) * dtype.itemsize
-    if any(n < 0 for n in shape) or size - begin != n_bytes:
-        got = f"{size - begin}"
-        raise wrong(place, f"{n_bytes} bytes for {dtype.name} {shape}", got, "it is truncated or altered; export it again")
-    return StoredArray(path, member, dtype, shape)
-
-
-def _read_header(stream: IO[bytes], place: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        version = np.lib.format.read_magic(stream)
-        if version == (1, 0):
-            found = np.lib.format.read_array_header_1_0(stream)
-        elif version == (2, 0):
-            found = np.lib.format.read_array_header_2_0(stream)
-        else:
-            raise wrong(place, "version 1.0 or 2.0 of the .npy format", version, "save it again with numpy.save")
-    shape, fortran, dtype = found
-    return tuple(int(n) for n in shape), bool(fortran), dtype
-
-
-@contextmanager
-def _opened(path: Path, member: str | None) -> Iterator[tuple[IO[bytes], int]]:
-    """Open a file or a member; yields it with its full size."""
-    if member is None:
-        with path.open("rb") as file:
-            size = file.seek(0, io.SEEK_END)
-            file.seek(0)
-            yield file, size
-        return
-    with zipfile.ZipFile(path) as archive:
-        info = archive.getinfo(f"{member}.npy")
-        with archive.open(info) as stream:
-            yield stream, info.file_size
-
-
-@contextmanager
-def _reading(place: str) -> Iterator[None]:
-    """Turn what libraries raise on damaged files into one line."""
-    try:
-        yield
-    except _BROKEN as error:
-        text = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        raise wrong(place, "a readable array", text, "it is truncated, altered or of another format") from None
-
-
-_HEAD_BYTES = 65_536
-ROUTED = "that is (tokens, layers, top_k)"
-"""Axes of an array of expert ids."""
-TEXT_REMEDY = (
-    "the log of an engine holds no routing: vLLM and SGLang return it with an answer, llama.cpp writes it as CSV; or write lines "
-    "of layer,position,expert (docs/guide/importing.md)"
-)
-"""What to do with text that is no table."""
-
-
 class Probe:
-    """The beginning of a file, in the forms in which formats ask for it. Nothing here raises for content."""
+    """The beginning of a file, in the forms in which formats ask for it. Only `parquet` raises for content."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -397,18 +178,12 @@ class Probe:
             return file.read(_HEAD_BYTES)
 
     @cached_property
-    def array(self) -> StoredArray | None:
-        """The array of a ``.npy`` file."""
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the arrays of a ``.npz`` file, or of the one of a ``.npy`` file under the empty name."""
         try:
-            return open_array(self.path) if self.head.startswith(b"\x93NUMPY") else None
-        except TraceError:
-            return None
-
-    @cached_property
-    def arrays(self) -> dict[str, StoredArray]:
-        """The arrays of a ``.npz`` file, by name."""
-        try:
-            return open_archive(self.path) if self.head.startswith(b"PK") else {}
+            if self.head.startswith(b"\x93NUMPY"):
+                return {"": open_array(self.path).shape}
+            return archive_shapes(self.path) if self.head.startswith(b"PK") else {}
         except TraceError:
             return {}
 
@@ -437,33 +212,57 @@ class Probe:
         return text if text.replace("\t", " ").isprintable() else None
 
     @cached_property
-    def _columns(self) -> list[str]:
+    def csv_names(self) -> list[str]:
+        """The values of the first line of a text with commas: names of columns, or numbers if `headless`."""
         line = self.first_line
         if line is None or self.is_json or line.startswith(("#", "PAR1")) or not line.isprintable():
             return []
         return [name.strip().strip('"') for name in line.split(",")]
 
     @property
-    def csv_names(self) -> list[str]:
-        """The values of the first line of a text with commas: names of columns, or numbers if `headless`."""
-        return self._columns
-
-    @property
     def headless(self) -> bool:
         """Whether that line holds whole numbers only."""
-        return bool(self._columns) and all(name.lstrip("-").isdecimal() for name in self._columns)
+        return bool(self.csv_names) and all(name.lstrip("-").isdecimal() for name in self.csv_names)
 
     @cached_property
     def parquet(self) -> tuple[list[str], dict[bytes, bytes]]:
-        """Columns and metadata of a Parquet file; unlike the others this raises `TraceError`."""
-        import pyarrow as pa
+        """Columns and metadata of a Parquet file."""
         from pyarrow import parquet
 
-        try:
+        with reading(self.path, "a Parquet file"):
             schema = parquet.read_schema(self.path)
-        except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
-            raise wrong(self.path, "a Parquet file", error, "it is truncated, altered or of another format") from None
         return schema.names, dict(schema.metadata or {})
+
+
+def open_array(path: Path) -> NDArray[Any]:
+    """Map the array of a ``.npy`` file."""
+    with reading(path, ARRAY):
+        array = np.lib.format.open_memmap(path, mode="r")
+        end = array.offset + array.nbytes
+    if path.stat().st_size != end:
+        remedy = "it is truncated or altered; export it again"
+        raise wrong(path, f"{array.nbytes} bytes for {array.dtype.name} {array.shape}", "more", remedy)
+    return array
+
+
+def archive_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Read the shapes of the arrays of a ``.npz`` file, and check that it holds nothing else and is no bomb."""
+    found: dict[str, tuple[int, ...]] = {}
+    with reading(path, ARRAY), zipfile.ZipFile(path) as archive:
+        members = archive.infolist()
+        if not members:
+            raise wrong(path, "an archive of arrays", "an empty one", "write it again with numpy.savez")
+        check_expansion(path, sum(info.file_size for info in members), path.stat().st_size)
+        for info in members:
+            name = info.filename.removesuffix(".npy")
+            if name == info.filename or name in found:
+                remedy = "pickles are never loaded; write it with numpy.savez"
+                raise wrong(path, "an archive of .npy arrays, each once", f"a member '{info.filename}'", remedy)
+            with archive.open(info) as stream:
+                first = np.lib.format.read_magic(stream) == (1, 0)
+                read = np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0
+                found[name] = tuple(read(stream)[0])
+    return found
 
 
 @dataclass(frozen=True)
@@ -473,21 +272,27 @@ class Format:
     name: str  # for `--format`
     about: str  # one line for lists
     matches: Callable[[Probe], bool]  # whether a file looks like it, from its first bytes. Must not raise
-    # puts the routing of a file into a store and says what else it found. Raises `TraceError` with the file and the place in it
+    # puts the routing of a file into a store and says what else it found. Raises `TraceError` with file and place
     read: Callable[[Path, Options, Store], Part]
-    # `measured` if only an engine writes this format; None if nothing in it says where the figures come from, so that the user
-    # must
+    # `measured` if only an engine writes this format; None if nothing in it says where the figures come from
     label: str | None = "measured"
     columns: tuple[str, ...] = ()  # our names of the columns or arrays that `--column` may map; empty if theirs are fixed
     first_layer: bool = False  # whether it has layers without experts, which `--first-layer` leaves out
 
 
-_OR_MODEL = ", or the --model's name"
+@contextmanager
+def reading(place: object, what: str) -> Iterator[None]:
+    """Turn what libraries raise on damaged files, which may be anything, into one line."""
+    try:
+        yield
+    except TraceError:
+        raise
+    except Exception as error:
+        text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        raise wrong(place, what, text, "it is truncated, altered or of another format") from None
 
 
-def shape_remedy(options: Options, remedy: str) -> str:
-    """Say why a model's name did not give the shape that is missing, if one was given; else `remedy`."""
-    if options.model is None or options.spec is not None:
-        return remedy
-    no_model = unknown_name("built-in model", options.model, builtin_models())
-    return f"{no_model}; correct --model, or {remedy.removesuffix(_OR_MODEL)}"
+def wrong(place: object, expected: object, got: object, remedy: str = "export it again") -> TraceError:
+    """Build the one line for something that is wrong in a source."""
+    text = " ".join(f"{place}: expected {expected}, got {got}; {remedy}".split())
+    return TraceError(text if len(text) <= 1000 else f"{text[:997]}...")

@@ -12,13 +12,14 @@ import numpy as np
 import yaml
 
 from moesim.core import atomic
+from moesim.core.gate import ROUTING, SMALLER, size_text
 from moesim.core.output_folder import scratch_beside
 from moesim.errors import InputError, ModelError, TraceError, unknown_name
 from moesim.model import ModelSpec, load_model
 from moesim.trace import SUFFIX, Trace
+from moesim.trace.calibrating import Additions, check_size, extend
 from moesim.trace.check import LABELS, check_ids
-from moesim.trace.formats import bigmoe, json_lines, llama_cpp, npz, sglang, table, vllm
-from moesim.trace.formats.calibrating import Additions, check_size, extend
+from moesim.trace.formats import arrays, bigmoe, llama_cpp, sglang, tables
 from moesim.trace.formats.contract import (
     PHASES,
     ROUTED,
@@ -28,10 +29,8 @@ from moesim.trace.formats.contract import (
     Part,
     Probe,
     Store,
-    open_archive,
+    archive_shapes,
     open_array,
-    pieces,
-    shape_remedy,
     wrong,
 )
 
@@ -65,13 +64,9 @@ def check_experts(ids: NDArray[np.uint16], n_experts: int, file: Path, form: For
     if form.first_layer and ids.shape[2] > 1:
         _check_dense(ids, place, _left_out(part, options))
     remedy = "export it again" if part.n_experts is not None else "check --n-experts or --model"
-    first = 0
-    for piece in pieces(ids):
-        bad = np.argwhere(piece >= n_experts)
-        if len(bad):
-            row, layer, rank = bad[0].tolist()
-            raise wrong(f"{place}[{first + row}, {layer}, {rank}]", f"0..{n_experts - 1}", piece[row, layer, rank], remedy)
-        first += len(piece)
+    if len(bad := np.argwhere(ids >= n_experts)):
+        row, layer, rank = bad[0].tolist()
+        raise wrong(f"{place}[{row}, {layer}, {rank}]", f"0..{n_experts - 1}", ids[row, layer, rank], remedy)
     check_ids(ids, n_experts, place)
 
 
@@ -83,12 +78,9 @@ def _left_out(part: Part, options: Options) -> int:
 
 def _check_dense(ids: NDArray[Any], place: str, left_out: int) -> None:
     """Find leading layers of zeros, which is what engines write for layers without experts."""
-    routed = np.zeros(ids.shape[1], bool)
-    for piece in pieces(ids):
-        routed |= piece.any(axis=(0, 2))
-        if routed[0]:  # in the first piece of most sources
-            return
-    n_zero = int(np.argmax(np.append(routed, True)))
+    n_zero = int(np.argmax(np.append(ids.any(axis=(0, 2)), True)))
+    if not n_zero:
+        return
     if n_zero == ids.shape[1]:
         raise wrong(place, "distinct experts", "zeros only, in all layers", "no routing was recorded; record it again")
     where = f"layer {left_out}" if n_zero == 1 else f"layers {left_out}..{left_out + n_zero - 1}"
@@ -100,17 +92,10 @@ _PICKLE_REMEDY = "pickles are never loaded, since they can run code; save arrays
 
 
 def formats() -> dict[str, Format]:
-    """Give all formats by name. A new one is added here, and nowhere else."""
+    """Return all formats by name. A new one is added here, and nowhere else."""
     found = (
-        vllm.FORMAT,
-        sglang.FORMAT,
-        llama_cpp.FORMAT,
-        bigmoe.FORMAT,
-        json_lines.FORMAT,
-        npz.FORMAT,
-        table.CSV,
-        table.PARQUET,
-    )
+        arrays.VLLM, sglang.FORMAT, llama_cpp.FORMAT, bigmoe.FORMAT, tables.JSON_LINES, arrays.NPZ, tables.CSV, tables.PARQUET,
+    )  # fmt: skip
     return {form.name: form for form in found}
 
 
@@ -139,9 +124,9 @@ def _only(path: Path, probe: Probe, found: Sequence[Format]) -> Format:
         names = ", ".join(form.name for form in found)
         raise wrong(path, "content that one format explains", f"content that fits {names}", "say which with --format")
     if probe.head.startswith(b"\x93NUMPY"):
-        open_array(path).expect((None, None, None), ROUTED)  # or says what else is wrong with it
+        arrays.expect(open_array(path), (None, None, None), str(path), ROUTED)  # or what else is wrong with it
     if probe.head.startswith(b"PK"):
-        got = ", ".join(f"{name} {array.shape}" for name, array in open_archive(path).items())
+        got = ", ".join(f"{name} {shape}" for name, shape in archive_shapes(path).items())
         raise wrong(path, f"an array of three axes, {ROUTED}", got[:300], "save it with these axes")
     known = ", ".join(formats())
     raise wrong(path, f"a format among {known}", *_unknown(probe))
@@ -225,7 +210,7 @@ def import_trace(
         Files of one format in the order of their requests, or folders of ``.npy`` and ``.npz`` files, read in the
         order of their names.
     out : Path
-        The trace to write; complete or not there at all. Scratch files lie in its folder meanwhile.
+        The trace to write; complete or not there at all.
     options : Options, optional
         What the sources do not say.
     form : str, optional
@@ -261,9 +246,9 @@ def import_trace(
         if found[file] is not chosen:
             raise wrong(file, f"the format {chosen.name} as {files[0].name}", found[file].name, "import formats apart")
     check_columns(chosen, options)
-    with scratch_beside(out) as folder, Store(folder) as store:
-        trace, notes = _read(files, chosen, options, label, store)
-        trace.header["said_by_user"] = said
+    trace, notes = _read(files, chosen, options, label)
+    trace.header["said_by_user"] = said
+    with scratch_beside(out) as folder:
         if additions is not None and additions.any:
             trace = extend(trace, additions, ", ".join(file.name for file in files), folder)
         trace.write(out)
@@ -314,21 +299,21 @@ def _files(sources: Sequence[Path]) -> list[Path]:
     return files
 
 
-def _read(
-    files: Sequence[Path], form: Format, options: Options, label: str | None, store: Store
-) -> tuple[Trace, tuple[str, ...]]:
-    parts, bounds = [], [0]
+def _read(files: Sequence[Path], form: Format, options: Options, label: str | None) -> tuple[Trace, tuple[str, ...]]:
+    store, parts, bounds = Store(), [], [0]
     for file in files:
+        if (n_bytes := file.stat().st_size) > ROUTING.most:
+            raise wrong(file, f"at most {size_text(ROUTING.most)} of {ROUTING.name}", size_text(n_bytes), SMALLER)
         parts.append(form.read(file, options, store))
         bounds.append(store.n_rows)
     n_experts = _agreed(files, parts, "n_experts", options.n_experts, "--n-experts")
     if n_experts is None:
-        remedy = shape_remedy(options, "give --n-experts, or the --model's name")
+        remedy = options.shape_remedy("give --n-experts, or the --model's name")
         raise wrong(files[0], "the number of experts of a layer", "no word of it", remedy)
+    experts, weights = store.rows()
     for file, part, begin, end in zip(files, parts, bounds[:-1], bounds[1:], strict=True):
-        check_experts(store.columns()[begin:end], n_experts, file, form, part, options)
+        check_experts(experts[begin:end], n_experts, file, form, part, options)
     model = options.model or _agreed(files, parts, "model", None, "--model")
-    experts, weights = store.finish(n_experts)
     _check_shape(files[0], experts.shape, options.spec)
     prefill, offset = _phases(files[0], parts, options)
     lengths = np.concatenate([part.lengths for part in parts])

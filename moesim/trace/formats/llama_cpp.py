@@ -22,16 +22,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moesim.trace.formats.contract import Format, Options, Part, Spool, Store, shape_remedy, wrong
+from moesim.trace.formats.contract import Format, Options, Part, Probe, Store, wrong
 from moesim.trace.formats.tables import read_csv
-from moesim.trace.formats.visits import Visits
+from moesim.trace.formats.visits import complete_tokens
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from moesim.trace.formats.contract import Probe
-
-_STEP = 2**18  # entries in memory at once
 
 
 def matches(probe: Probe) -> bool:
@@ -46,8 +42,6 @@ def _is_positional(names: list[str]) -> bool:
 
 def read(path: Path, options: Options, store: Store) -> Part:
     """Read a file; see `Format`."""
-    from moesim.trace.formats.contract import Probe
-
     probe = Probe(path)
     names = probe.csv_names
     given = None
@@ -64,20 +58,15 @@ def read(path: Path, options: Options, store: Store) -> Part:
 
 
 def _read_positions(path: Path, names: list[str], given: list[str] | None, options: Options, store: Store) -> Part:
-    with Spool(store.scratch()) as spool:
-        for _, batch in read_csv(path, {name: name for name in names}, names=given):
-            for name in ("pos", "layer"):
-                spool.append(name, batch[name])
-            spool.append("ids", np.stack([batch[name] for name in names[2:]], axis=1))
-        if "pos" not in spool:
-            raise wrong(path, "routing of at least one token", "none", "record it again")
-        pos, layer, ids = (spool.column(name) for name in ("pos", "layer", "ids"))
-        request, token = _tokens(path, pos, layer)
-        with Visits(str(path), store) as visits:
-            for part in (slice(start, start + _STEP) for start in range(0, len(pos), _STEP)):
-                phase = (pos[part] >= 0).astype(np.uint8)
-                visits.add(ids[part], layer[part], token[part], request=request[part], phase=phase)
-            return visits.finish(options.incomplete)
+    table = read_csv(path, {name: name for name in names}, names=given)
+    pos, layer = table["pos"], table["layer"]
+    if not len(pos):
+        raise wrong(path, "routing of at least one token", "none", "record it again")
+    request, token = _tokens(path, pos, layer)
+    ids = np.stack([table[name] for name in names[2:]], axis=1)
+    return complete_tokens(
+        str(path), store, options.incomplete, ids, request=request, layer=layer, token=token, phase=pos >= 0
+    )  # fmt: skip
 
 
 def _tokens(path: Path, pos: NDArray[np.int64], layer: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -136,21 +125,19 @@ def _in_order(layer: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
 
 def _read_passes(path: Path, given: list[str] | None, options: Options, store: Store) -> Part:
     if options.top_k is None:
-        remedy = shape_remedy(options, "give --top-k, or the --model's name")
+        remedy = options.shape_remedy("give --top-k, or the --model's name")
         raise wrong(path, "the number of experts of a token", "one expert a line", remedy)
-    with Spool(store.scratch()) as spool:
-        for first, batch in read_csv(path, {"layer": "layer", "expert": "expert"}, names=given):
-            bad = np.flatnonzero((batch["layer"] < 0) | (batch["layer"] >= 2**15))
-            if len(bad):
-                raise wrong(f"{path}: layer of row {first + bad[0]}", "0..32767", batch["layer"][bad[0]])
-            spool.append("layer", batch["layer"].astype(np.int16))
-            spool.append("expert", batch["expert"])
-        if "layer" not in spool:
-            raise wrong(path, "routing of at least one token", "none", "record it again")
-        return _split(path, spool.column("layer"), spool.column("expert"), options, store)
+    table = read_csv(path, {"layer": "layer", "expert": "expert"}, names=given)
+    layer = table["layer"]
+    if not len(layer):
+        raise wrong(path, "routing of at least one token", "none", "record it again")
+    bad = np.flatnonzero((layer < 0) | (layer >= 2**15))
+    if len(bad):
+        raise wrong(f"{path}: layer of row {bad[0]}", "0..32767", layer[bad[0]])
+    return _split(path, layer, table["expert"], options, store)
 
 
-def _split(path: Path, layer: NDArray[np.int16], expert: NDArray[Any], options: Options, store: Store) -> Part:
+def _split(path: Path, layer: NDArray[np.int64], expert: NDArray[Any], options: Options, store: Store) -> Part:
     """Cut the lines into runs of one layer, and the runs into passes over the layers."""
     k = options.top_k or 1
     starts = np.concatenate([[0], np.flatnonzero(layer[1:] != layer[:-1]) + 1])
@@ -166,16 +153,11 @@ def _split(path: Path, layer: NDArray[np.int16], expert: NDArray[Any], options: 
     np.maximum.at(passes, number, n_tokens)
     first_token = np.cumsum(passes) - passes
     partial = n_tokens < passes[number]  # which of the tokens of the pass these are is not recorded
-    first_visit = np.cumsum(n_tokens) - n_tokens
-    ids = expert.reshape(-1, k)
-    with Visits(str(path), store) as visits:
-        for start in range(0, len(ids), _STEP):
-            visit = np.arange(start, min(start + _STEP, len(ids)))
-            run = np.searchsorted(first_visit, visit, side="right") - 1
-            token = first_token[number[run]] + visit - first_visit[run]
-            known = ~partial[run]
-            visits.add(ids[visit[known]], run_layer[run[known]], token[known])
-        part = visits.finish(options.incomplete)
+    run = np.repeat(np.arange(len(n_tokens)), n_tokens)  # of each token in a layer
+    token = first_token[number[run]] + np.arange(len(run)) - (np.cumsum(n_tokens) - n_tokens)[run]
+    known = ~partial[run]
+    ids = expert.reshape(-1, k)[known]
+    part = complete_tokens(str(path), store, options.incomplete, ids, layer=run_layer[run[known]], token=token[known])
     out = int(n_tokens[partial].sum())
     note = f"{out} entries left out: of a layer computed for some tokens of a pass, it is not recorded for which"
     return replace(part, notes=(note, *part.notes)) if out else part

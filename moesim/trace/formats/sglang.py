@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 
 from moesim.core.gate import ANSWERS, SMALLER, TooLargeError, lines, read_bytes
-from moesim.trace.formats.contract import Format, Options, Part, Probe, Store, shape_remedy, wrong
-from moesim.trace.formats.vllm import leading_dense
+from moesim.trace.formats.contract import Format, Options, Part, Probe, Store, wrong
 
 _FIELD = "meta_info.routed_experts"
 
@@ -32,14 +31,14 @@ def read(path: Path, options: Options, store: Store) -> Part:
     """Read all responses of a file; see `Format`."""
     if options.n_layers is None or options.top_k is None:
         remedy = "give --n-layers (dense ones included) and --top-k, or the --model's name"
-        raise wrong(path, "the number of layers and top_k", "base64 without a shape", shape_remedy(options, remedy))
+        raise wrong(path, "the number of layers and top_k", "base64 without a shape", options.shape_remedy(remedy))
     lengths, prompts = [], []
     for name, meta in _responses(path):
         rows = _decode(f"{path}: {name}{_FIELD}", meta, options)
         prompt = _count(f"{path}: {name}meta_info.prompt_tokens", meta.get("prompt_tokens"))
         if prompt is not None and prompt > len(rows):
             raise wrong(f"{path}: {name}meta_info", f"at least the {prompt} rows of the prompt", len(rows))
-        dense = leading_dense(rows.shape[1], options)
+        dense = options.leading_dense(rows.shape[1])
         store.add(rows[:, dense:], None, f"{path}: {name}{_FIELD}")
         lengths.append(len(rows))
         prompts.append(prompt)

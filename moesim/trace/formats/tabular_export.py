@@ -17,7 +17,7 @@ import numpy as np
 
 from moesim.core import atomic
 from moesim.trace import Trace
-from moesim.trace.formats.table import FACTS_KEY, facts_path
+from moesim.trace.formats.tables import FACTS_KEY, facts_path
 
 if TYPE_CHECKING:
     import pyarrow as pa

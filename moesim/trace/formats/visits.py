@@ -8,83 +8,220 @@ tokens left out become a prompt whose routing was not recorded. Anywhere else it
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 
-from moesim.trace.formats.contract import Part, Spool, Store, checked_ids, checked_weights, wrong
-from moesim.trace.formats.grid import MAX_LAYERS, MAX_TOKEN, Grid
-from moesim.trace.formats.phases import REMEDY
+from moesim.core.gate import check_made
+from moesim.trace.formats.contract import Part, Store, checked_ids, checked_weights, wrong
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    Ints = NDArray[np.int64]
 
+REMEDY = (
+    "if it numbers forward passes, the first of a request being its prompt, map it with --column step=NAME; else leave it "
+    "out and give --n-prompt"
+)
+"""What to do with phases that are none."""
+_N_PROMPT = "give --n-prompt with the tokens of each prompt, and no step"
+_MAX_LAYERS = 2**12
+_MAX_TOKEN = 2**31 - 1
 _COLUMNS: dict[str, tuple[int, Any]] = {
-    "layer": (MAX_LAYERS - 1, np.uint16),
-    "token": (MAX_TOKEN, np.int32),
-    "rank": (MAX_LAYERS - 1, np.uint16),
+    "layer": (_MAX_LAYERS - 1, np.uint16),
+    "token": (_MAX_TOKEN, np.int32),
+    "rank": (_MAX_LAYERS - 1, np.uint16),
     "phase": (1, np.uint8),
-    "step": (MAX_TOKEN, np.int32),
+    "step": (_MAX_TOKEN, np.int32),
 }
 """The highest value of each column of whole numbers, and how it is kept."""
 
 
-class Visits:
-    """Entries of one file; to be used in a ``with`` block."""
+def phases_of_steps(place: str, step: NDArray[Any], request: Ints) -> NDArray[np.uint8]:
+    """Tell prompts from decoded tokens where each forward pass has a number.
 
-    def __init__(self, place: str, store: Store) -> None:
-        self._place = place
-        self._store = store
-        self._spool = Spool(store.scratch())
-        self._n = 0
-        self._width = 0
+    >>> phases_of_steps("a.csv", np.array([4, 4, 5, 6]), np.zeros(4, np.int64)).tolist()
+    [0, 0, 1, 1]
+    """
+    begins = np.append(True, request[1:] != request[:-1])
+    first = step[begins][np.cumsum(begins) - 1]
+    again = ~begins & np.append(False, step[1:] == step[:-1])
+    back = np.flatnonzero(~begins & np.append(False, step[1:] < step[:-1]))
+    if len(back):
+        row = int(back[0])
+        raise wrong(f"{place}: request {request[row]}", f"a step of at least {step[row - 1]}", step[row], "steps count up")
+    late = np.flatnonzero(again & (step != first))
+    if len(late):
+        row = int(late[0])
+        got = f"several in step {step[row]}"
+        raise wrong(f"{place}: request {request[row]}", "one token in each step after the first", got, _N_PROMPT)
+    if not again.any() and len(step) > int(begins.sum()):
+        expected = "a first step with the tokens of the prompt"
+        raise wrong(f"{place}: step", expected, "one token in every step, so that it numbers tokens", _N_PROMPT)
+    return np.asarray(step != first, np.uint8)
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self._spool.close()
+def complete_tokens(
+    place: str,
+    store: Store,
+    incomplete: str,
+    ids: NDArray[Any],
+    *,
+    weights: NDArray[Any] | None = None,
+    request: NDArray[Any] | None = None,
+    **columns: NDArray[Any],
+) -> Part:
+    """Put the complete tokens of a file into a store.
 
-    def add(
-        self,
-        ids: NDArray[Any],
-        layer: NDArray[Any],
-        token: NDArray[Any],
-        *,
-        weights: NDArray[Any] | None = None,
-        request: NDArray[Any] | None = None,
-        **columns: NDArray[Any],
-    ) -> None:
-        """Add entries, with columns of `_COLUMNS`; a column is given with all of them or with none."""
-        if self._n and ids.ndim == 2 and ids.shape[1] != self._width:
-            expected = f"{self._width} experts as in the rows before"
-            remedy = "every token uses the same number of experts"
-            raise wrong(f"{self._place}: row {self._n}", expected, f"{ids.shape[1]}", remedy)
-        self._width = ids.shape[1] if ids.ndim == 2 else 0
-        self._spool.append("ids", checked_ids(ids, f"{self._place}: expert", self._n).reshape(len(ids), -1))
-        if weights is not None:
-            if weights.shape != ids.shape:
-                raise wrong(f"{self._place}: weight", f"shape {ids.shape[1:]} as the experts", weights.shape[1:])
-            self._spool.append("weights", checked_weights(weights, f"{self._place}: weight", self._n).reshape(len(ids), -1))
-        if request is not None:
-            self._spool.append("request", np.asarray(request, np.int64))
-        given = {"layer": layer, "token": token, **columns}
-        for name, (highest, dtype) in _COLUMNS.items():
-            if name in given:
-                self._append(name, given[name], highest, dtype)
-        self._n += len(ids)
+    An entry is an expert, (n,) `ids`, or all experts of a token in a layer, (n, top_k). Columns are ``layer`` and ``token``, and
+    where they are known ``rank``, ``phase`` (0 prefill, 1 decode) and ``step`` (the forward pass). Without a request, a new one
+    begins whenever the first token and layer come again.
+    """
+    if not len(ids):
+        raise wrong(place, "routing of at least one token", "none", "record it again")
+    if weights is not None:
+        if weights.shape != ids.shape:
+            raise wrong(f"{place}: weight", f"shape {ids.shape[1:]} as the experts", weights.shape[1:])
+        weights = checked_weights(weights, f"{place}: weight")
+    ids = checked_ids(ids, f"{place}: expert")
+    for name, (highest, dtype) in _COLUMNS.items():
+        if name in columns:
+            values = columns[name]
+            bad = np.flatnonzero((values < 0) | (values > highest))
+            if len(bad):
+                remedy = REMEDY if name == "phase" else "export it again"
+                raise wrong(f"{place}: {name} of row {bad[0]}", f"0..{highest}", values[bad[0]], remedy)
+            columns[name] = values.astype(dtype)
+    return _Grid(place, ids, request, columns).part(store, incomplete, weights)
 
-    def _append(self, name: str, values: NDArray[Any], highest: int, dtype: Any) -> None:
-        bad = np.flatnonzero((values < 0) | (values > highest))
+
+class _Grid:
+    """The places (token, layer, rank) of one file, and which of them have entries."""
+
+    def __init__(self, place: str, ids: NDArray[np.uint16], request: NDArray[Any] | None, columns: dict[str, Any]) -> None:
+        self.place, self.ids, self.columns = place, ids, columns
+        self.width = ids.shape[1] if ids.ndim == 2 else 0
+        layer, token = columns["layer"], columns["token"].astype(np.int64)
+        of_entry = self._requests(layer, token) if request is None else pd.factorize(request)[0]  # as they come up
+        spans = pd.Series(token).groupby(of_entry).agg(["min", "max"])
+        self.low = spans["min"].to_numpy()
+        self.lengths = spans["max"].to_numpy() - self.low + 1
+        if self.lengths.sum() > len(ids):
+            worst = int(np.argmax(self.lengths))
+            expected = f"every position in {self.low[worst]}..{spans['max'][worst]}"
+            raise wrong(f"{place}: request {worst}", expected, f"{len(ids)} entries in all", "positions must have no gaps")
+        self.n_rows = int(self.lengths.sum())
+        self.first = np.cumsum(self.lengths) - self.lengths
+        self.request = np.repeat(np.arange(len(self.lengths)), self.lengths)  # of each row
+        self.row = token + (self.first - self.low)[of_entry]
+        self.layers, index = np.unique(layer, return_inverse=True)
+        if self.n_rows * len(self.layers) > 4 * len(ids):
+            expected = f"entries for {self.n_rows} tokens in {len(self.layers)} layers"
+            raise wrong(place, expected, f"{len(ids)}", "most tokens lack most layers; check the columns")
+        self.visit = self.row * len(self.layers) + index
+        counts = np.bincount(self.visit, minlength=self.n_rows * len(self.layers))
+        per_visit = 1 if self.width else int(counts.max())
+        self.counts, self.top_k = counts.reshape(self.n_rows, -1), self.width or per_visit
+        bad = np.flatnonzero((counts != per_visit) & (counts != 0))
         if len(bad):
-            row = int(bad[0])
-            remedy = REMEDY if name == "phase" else "export it again"
-            raise wrong(f"{self._place}: {name} of row {self._n + row}", f"0..{highest}", values[row], remedy)
-        self._spool.append(name, values.astype(dtype))
+            row, at = divmod(int(bad[0]), len(self.layers))
+            got = f"{self.counts[row, at] * (self.width or 1)}"
+            remedy = "each token and layer once, with the same number of experts; several requests need a column"
+            raise wrong(self._name(row, at), f"{self.top_k} experts as elsewhere", got, remedy)
 
-    def finish(self, incomplete: str = "tokens") -> Part:
-        """Put complete tokens into the store."""
-        if not self._n:
-            raise wrong(self._place, "routing of at least one token", "none", "record it again")
-        return Grid(self._place, self._spool, self._n, self._width).store(self._store, incomplete)
+    def _requests(self, layer: NDArray[Any], token: Ints) -> Ints:
+        """Number requests that have no names: one begins whenever the first entry comes again."""
+        again = (token == token[0]) & (layer == layer[0])
+        if (rank := self.columns.get("rank")) is not None:
+            again &= rank == rank[0]
+        elif not self.width:  # the experts of one token and layer lie together
+            again[1:] &= ~again[:-1]
+        return np.cumsum(again) - 1
+
+    def _name(self, row: int, layer: int) -> str:
+        request = int(self.request[row])
+        position = row - self.first[request] + self.low[request]
+        return f"{self.place}: request {request}, position {position}, layer {self.layers[layer]}"
+
+    def part(self, store: Store, incomplete: str, weights: NDArray[np.float16] | None) -> Part:
+        """Put complete tokens into a store."""
+        layers = np.arange(len(self.layers))
+        notes: list[str] = []
+        if incomplete == "layers":
+            layers = np.flatnonzero((self.counts > 0).all(axis=0))
+            if not len(layers):
+                raise wrong(self.place, "a layer that all tokens have", "none", "leave out tokens instead")
+            if len(layers) < len(self.layers):
+                out = np.delete(self.layers, layers).tolist()
+                notes.append(f"layers {out} left out: they are not recorded for all tokens")
+        dropped, keep = self._drop(layers, notes)
+        where = self._places()
+        shape = (self.n_rows, len(self.layers), self.top_k)
+        check_made(self.place, "expert ids of tokens", shape, 4, "import fewer requests at a time")
+        grid = np.full(shape, -1, np.int32)
+        grid.reshape(-1)[where] = self.ids.reshape(-1)
+        chosen = grid[keep][:, layers]
+        if len(empty := np.argwhere(chosen < 0)):
+            row, layer, rank = empty[0].tolist()
+            place = self._name(int(np.flatnonzero(keep)[row]), int(layers[layer]))
+            raise wrong(place, f"an expert of rank {rank}", "none, and another rank twice", "give each rank once")
+        if weights is not None:
+            sorted_weights = np.zeros(shape, np.float16)
+            sorted_weights.reshape(-1)[where] = weights.reshape(-1)
+            weights = sorted_weights[keep][:, layers]
+        store.add(chosen, weights, self.place)
+        named = self.layers[layers].tolist()
+        facts: dict[str, Any] = {} if named == list(range(len(layers))) else {"layers": named}
+        phases = self._phases(keep)
+        return Part(
+            self.lengths - dropped, phases, phases is not None, self.low + dropped, facts=facts, notes=tuple(notes)
+        )  # fmt: skip
+
+    def _drop(self, layers: Ints, notes: list[str]) -> tuple[Ints, NDArray[np.bool_]]:
+        """Leave out tokens that lack a layer: how many of each request, and which rows are kept."""
+        keep: NDArray[np.bool_] = np.asarray((self.counts[:, layers] > 0).all(axis=1))
+        dropped = np.bincount(self.request[~keep], minlength=len(self.lengths))
+        inside = ~keep & (np.arange(self.n_rows) - self.first[self.request] >= dropped[self.request])
+        late = np.flatnonzero(inside | (~keep & (dropped == self.lengths)[self.request]))
+        if len(late):
+            row = int(late[0])
+            layer = int(layers[np.argmax(self.counts[row, layers] == 0)])
+            remedy = "only the first tokens of a request may be incomplete; the file is truncated or has gaps"
+            raise wrong(self._name(row, layer), f"{self.top_k} experts", "none", remedy)
+        if dropped.any():
+            lacking = self.layers[layers][(self.counts[~keep][:, layers] == 0).any(axis=0)].tolist()
+            out = f"{int(dropped.sum())} tokens at the start of requests left out"
+            notes.append(f"{out}: layers {lacking} are not recorded for them")
+        return np.asarray(dropped, np.int64), keep
+
+    def _places(self) -> Ints:
+        """Return the place in the grid of each expert."""
+        if self.width:
+            return np.asarray((self.visit[:, None] * self.top_k + np.arange(self.top_k)).reshape(-1))
+        if (rank := self.columns.get("rank")) is None:
+            rank = pd.Series(self.visit).groupby(self.visit).cumcount().to_numpy()
+        elif len(bad := np.flatnonzero(rank >= self.top_k)):
+            place = f"{self.place}: rank of row {bad[0]}"
+            raise wrong(place, f"0..{self.top_k - 1}", rank[bad[0]], "count ranks from 0")
+        return np.asarray(self.visit * self.top_k + rank)
+
+    def _phases(self, keep: NDArray[np.bool_]) -> Ints | None:
+        """Count the prefill rows of each request."""
+        name = next((name for name in ("phase", "step") if name in self.columns), None)
+        if name is None:
+            return None
+        source = self.columns[name]
+        phase = np.zeros(self.n_rows, source.dtype)
+        phase[self.row] = source
+        if len(differs := np.flatnonzero(phase[self.row] != source)):
+            place = f"{self.place}: {name} of row {differs[0]}"
+            raise wrong(place, f"one {name} for a token", "two", f"a token has one {name}")
+        if name == "step":
+            phase = phases_of_steps(self.place, phase, self.request)
+        same = self.request[1:] == self.request[:-1]
+        back = np.flatnonzero(same & keep[:-1] & (phase[1:] < phase[:-1]))
+        if len(back):
+            raise wrong(self._name(int(back[0]) + 1, 0), "decode after decode", "prefill", "the prompt comes first")
+        return np.bincount(self.request[keep & (phase == 0)], minlength=len(self.lengths))

@@ -21,8 +21,7 @@ from moesim.core.gate import check_pairs
 from moesim.errors import InputError
 from moesim.trace import Trace
 from moesim.trace.derived import subset
-from moesim.trace.files import mapped
-from moesim.trace.formats.contract import pieces
+from moesim.trace.files import mapped, pieces
 from moesim.trace.parts import HELD_BACK
 from moesim.trace.stats.calibration import (
     EMBEDDING,
