@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from moesim.metrics import Value
     from moesim.metrics.outcome import Outcome
     from moesim.metrics.timeline import Timeline
-    from moesim.plots.kinds import Drawing
-    from moesim.plots.style import Medium
+    from moesim.plots.style import Drawing, Medium
     from moesim.records import Records
 
 Row = Mapping[str, Any]
@@ -221,11 +220,9 @@ class Result:
         """
         from moesim.plots.captions import setting_label
         from moesim.plots.catalogue import figures_of, kind_of, options_of
-        from moesim.plots.looks import drawn_among
-        from moesim.plots.rows import column_of, shared_setting
-        from moesim.plots.sources import chosen
-        from moesim.plots.style import MEDIA, drawn_for
-        from moesim.plots.widths import drawn_wide, parse_width
+        from moesim.plots.drawing import chosen
+        from moesim.plots.result_rows import column_of, shared_setting
+        from moesim.plots.style import MEDIA, drawn_among, drawn_for, drawn_wide, parse_width
 
         drawn, known = kind_of(kind), options_of(kind_of(kind))
         for name in options:
@@ -321,7 +318,7 @@ class Result:
         if self.experiment is not None:
             first = self.experiment.specs[0].point.setting
             return [spec.index for spec in self.experiment.specs if spec.point.setting == first]
-        from moesim.plots.rows import first_setting
+        from moesim.plots.result_rows import first_setting
 
         return [int(run) for run in first_setting(self.table, "timeline")["run"]]
 
@@ -363,8 +360,7 @@ class Result:
 
 def _showable(drawing: Drawing, medium: Medium) -> Figure:
     """Let a notebook show a figure, which it does by itself only for those of pyplot; say what it shows; let it be written."""
-    from moesim.plots.kinds import written
-    from moesim.plots.style import drawn_for, rendered
+    from moesim.plots.style import drawn_for, rendered, written
 
     def write(path_base: str | Path) -> list[Path]:
         base = Path(path_base)

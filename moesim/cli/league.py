@@ -103,7 +103,7 @@ def files_of(found: League) -> dict[str, bytes]:
     if found.cells:
         import pandas as pd
 
-        from moesim.plots.crossover import crossover  # Matplotlib takes most of a second to import
+        from moesim.plots.studies import crossover  # Matplotlib takes most of a second to import
         from moesim.plots.style import pictures
 
         rows = records(found.cells)

@@ -115,8 +115,8 @@ def papers(
 
 def _write(out: Path, text: str) -> None:
     """Write all printed numbers beside the simulated ones, and their picture, over those of an earlier call."""
-    from moesim.plots.printed import printed, printed_data  # Matplotlib takes a second to import
     from moesim.plots.style import pictures
+    from moesim.plots.validation import printed, printed_data  # Matplotlib takes a second to import
 
     files = {"papers.csv": text.encode()}
     frame = pd.read_csv(io.StringIO(text), keep_default_na=False, na_values={"simulated": [""]})
@@ -164,8 +164,8 @@ def _identify(
 
 def _answered(out: Path, found: dict[str, Identified]) -> dict[str, bytes]:
     """Make files of the answers, beside the derived ones if `moesim papers` has left them in this folder."""
-    from moesim.plots.printed import printed  # Matplotlib takes a second to import
     from moesim.plots.style import pictures
+    from moesim.plots.validation import printed  # Matplotlib takes a second to import
     from moesim.studies.papers.three_ways import read_results, three_ways, write_constants, write_results
 
     files = {"identified.csv": identified(found, Format.CSV).encode(), "constants.csv": write_constants(found).encode()}

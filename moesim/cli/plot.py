@@ -56,8 +56,7 @@ def plot(
     from moesim.experiment.folder import outcome_of
     from moesim.plots.catalogue import KINDS  # Matplotlib takes most of a second to import
     from moesim.plots.drawing import OPTIONS, Request, draw
-    from moesim.plots.style import MEDIA
-    from moesim.plots.widths import parse_width
+    from moesim.plots.style import MEDIA, parse_width
 
     words = list(arguments or [])
     if listed or words == ["list"]:

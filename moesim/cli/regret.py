@@ -154,7 +154,7 @@ def _percent(share: Any) -> str:
 def _write(found: Sequence[Regret], out: Path) -> None:
     import pandas as pd
 
-    from moesim.plots.regret import regret_waterfall  # Matplotlib takes most of a second to import
+    from moesim.plots.studies import regret_waterfall  # Matplotlib takes most of a second to import
     from moesim.plots.style import pictures
     from moesim.studies.regret import ASKED
 

@@ -81,7 +81,7 @@ def trace_lookahead(
     if out is not None:
         import pandas as pd
 
-        from moesim.plots.lookahead import lookahead  # Matplotlib takes most of a second to import
+        from moesim.plots.studies import lookahead  # Matplotlib takes most of a second to import
         from moesim.plots.style import pictures
 
         drawing = lookahead.drawing(pd.DataFrame(records(lines)))

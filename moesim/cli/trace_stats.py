@@ -45,7 +45,7 @@ def trace_stats(
     result = {"trace": trace, **report(found, phase, max_rows=max_rows, show_progress=not quiet)}
     sys.stdout.write(_text(result, form))
     if plot is not None:
-        from moesim.plots.trace_figures import draw, left_out  # Matplotlib takes most of a second to import
+        from moesim.plots.trace_report import draw, left_out  # Matplotlib takes most of a second to import
 
         write_beside(plot, draw(result), "trace stats")
         for name, why in left_out(result).items():

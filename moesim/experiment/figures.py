@@ -69,9 +69,8 @@ def _kind(name: Any, here: str, *, frames: bool) -> str:
 
 def _read(entry: Mapping[str, Any], kind: str, name: str, here: str, known: Collection[str]) -> Asked:
     from moesim.plots.catalogue import KINDS
-    from moesim.plots.options import read_options
-    from moesim.plots.style import MEDIA
-    from moesim.plots.widths import parse_width
+    from moesim.plots.drawing import read_options
+    from moesim.plots.style import MEDIA, parse_width
 
     options = dict(entry)
     del options[KIND]
@@ -200,9 +199,7 @@ def _draw_all(asked: Sequence[_Figure], workers: Workers | None, progress: bool)
 
 def _draw(one: _Figure) -> _Drawn:
     from moesim.plots.drawing import files_of
-    from moesim.plots.looks import drawn_among
-    from moesim.plots.style import drawn_for
-    from moesim.plots.widths import drawn_wide
+    from moesim.plots.style import drawn_among, drawn_for, drawn_wide
 
     try:
         with drawn_for(one.asked.medium), drawn_wide(one.asked.width), drawn_among(one.among):
@@ -225,7 +222,7 @@ def _figures(
 
     from moesim.plots.captions import setting_label
     from moesim.plots.catalogue import figures_of
-    from moesim.plots.sources import chosen
+    from moesim.plots.drawing import chosen
 
     source = _source(asked.kind)
     if source == "records":

@@ -1,37 +1,250 @@
-"""Bars of speed and energy by policy: means of rows, grouped by one setting and divided into panels by another."""
+"""Bars by policy: speed, energy, ablations and speed-ups, in groups and panels."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
+import numpy as np
 import pandas as pd
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch, Rectangle
+from matplotlib.patheffects import withStroke
+from matplotlib.textpath import text_to_path
 
+from moesim.core.colours import BLACK, GREY, WHITE
 from moesim.core.units import NS_PER_MS, NS_PER_S
 from moesim.errors import ConfigError, unknown_name
 from moesim.hardware import weakest
-from moesim.plots.captions import averaged, caption, corner_label, repeats_sentence
-from moesim.plots.ends import not_drawn, varied_numbers, with_ends
-from moesim.plots.exactness import inexact, meaning, star
-from moesim.plots.failures import codes_of, failing, mark, reasons, with_failed
-from moesim.plots.grouped import Bar, Words, grouped_bars
-from moesim.plots.kinds import Drawing, kind
-from moesim.plots.rows import (
+from moesim.plots.captions import averaged, caption, corner_label, n_repeats, repeats_sentence, seeds_words
+from moesim.plots.result_rows import (
+    REPEATS,
     WORDS,
     cache_column,
+    codes_of,
     column_of,
+    failing,
     group_name,
+    inexact,
+    interval,
     levels,
+    mark,
+    meaning,
     named,
+    not_drawn,
+    not_shown,
+    not_shown_sentences,
+    over_draws,
     policies_of,
     prepared,
+    qualified,
+    reasons,
     settings_in,
+    star,
     summarised,
+    varied_numbers,
     varying,
+    with_ends,
+    with_failed,
 )
-from moesim.plots.style import add_corner, need, short
+from moesim.plots.style import (
+    COLUMN,
+    SMALL,
+    TEXT,
+    Drawing,
+    Look,
+    add_corner,
+    kind,
+    legend_above,
+    looks_of,
+    need,
+    short,
+    text_width,
+    width_for,
+)
+
+_GAP: Final = 1.0  # between groups, in bars
+_FRAME: Final = 0.62  # inches beside the axes, for their ticks and label
+_NARROW: Final = 0.165  # inches that a bar needs, so that its number can stand above it
+_HEIGHT: Final = {1: 1.75, 2: 1.55}  # of axes, in inches, by number of rows
+_LOW: Final = 1.3  # the same with more rows
+_ALIKE: Final = 2.5  # panels whose axes reach this much further than others have axes of their own
+_LINE: Final = 0.115  # inches that a line of small text is high
+_POINTS: Final = 72  # in an inch
+_SPACE: Final = 0.03  # inches between the numbers of neighbouring bars
+_BOX: Final = 0.12  # of the axis, what stands for a run that failed
+ENDS: Final = "over the profile's intervals"
+"""Words in the legend for what reaches from the least to the most at the ends of intervals."""
+_ENDS: Final[Any] = {  # to be seen on every fill, and below a thin error bar
+    "color": GREY, "linewidth": 2.4, "solid_capstyle": "butt", "path_effects": [withStroke(linewidth=3.8, foreground=BLACK)]
+}  # fmt: skip
+
+
+class Bar(NamedTuple):
+    """One bar: where it stands, how high it is, its 95 % interval (nan if it has none), and what is written above it.
+
+    Without a value (nan) it stands for runs that failed. `least` and `most` reach over the intervals of the profile's numbers;
+    nan if it has none.
+    """
+
+    panel: str
+    group: str
+    policy: str
+    value: float
+    low: float
+    high: float
+    text: tuple[str, ...]  # lines
+    least: float = math.nan
+    most: float = math.nan
+
+
+class Words(NamedTuple):
+    """What is written at the axes and above the figure."""
+
+    title: str
+    x: str
+    y: str
+
+
+def grouped_bars(bars: Sequence[Bar], words: Words, legend: Mapping[str, str], level: float | None = None) -> Figure:
+    """Draw bars."""
+    looks = looks_of(list(legend))
+    panels: dict[str, list[Bar]] = {}
+    for bar in bars:
+        panels.setdefault(bar.panel, []).append(bar)
+    places = {name: _places(found, list(legend)) for name, found in panels.items()}
+    longest = max(place.width for place in places.values())
+    width, n_columns = _layout(longest, len(panels))
+    n_rows = -(-len(panels) // n_columns)
+    height = _HEIGHT.get(n_rows, _LOW)
+    inch = (width / n_columns - _FRAME) / longest  # of a bar
+    numbers = [line for bar in bars if not math.isnan(bar.value) for line in bar.text]
+    rotated = any(_extent(line)[0] + _SPACE > inch for line in numbers)
+    if inch < max((_extent(line)[1] for line in numbers), default=0.0):  # they would cover each other; the data have them
+        bars = [bar if math.isnan(bar.value) else bar._replace(text=()) for bar in bars]
+        panels = {name: [bar for bar in bars if bar.panel == name] for name in panels}
+    lines = max(bar.group.count("\n") + 1 for bar in bars)
+    heads = 0.2 if len(panels) > 1 else 0.05
+    figure = Figure(figsize=(width, 0.1 + n_rows * (height + heads + _LINE * (lines + 0.5)) + 0.15), layout="constrained")
+    grid = figure.subplots(n_rows, n_columns, squeeze=False)
+    tops: list[float] = []
+    for i, axes in enumerate(grid.ravel().tolist()):
+        if i >= len(panels):
+            axes.remove()
+            continue
+        name = list(panels)[i]
+        tops.append(max(_draw(axes, panels[name], places[name], looks, height, rotated), 1.05 * (level or 0.0)))
+        if level is not None:
+            axes.axhline(level, color=BLACK, linewidth=0.8, linestyle="--", zorder=0.9)
+        axes.set_xlim(-0.5 - _GAP / 2, longest - _GAP - 0.5 + _GAP / 2)
+        if len(panels) > 1:
+            axes.set_title(name, fontsize=7.5, fontweight="normal")
+        if i >= len(panels) - n_columns:
+            axes.set_xlabel(words.x)
+        if i % n_columns == 0:
+            axes.set_ylabel(words.y)
+    limit_panels(figure.axes, tops)
+    handles: list[Artist] = [
+        Patch(facecolor=look.colour, hatch=look.hatch, edgecolor=BLACK, linewidth=0.5, label=legend[policy])
+        for policy, look in looks.items()
+    ]
+    handles += [Line2D([], [], **_ENDS, label=ENDS)] if any(bar.least < bar.most for bar in bars) else []
+    legend_above(figure, handles, words.title)
+    return figure
+
+
+def limit_panels(panels: Sequence[Axes], tops: Sequence[float]) -> None:
+    """Give panels one axis from 0 to the highest of their tops; those that reach much less far get axes of their own."""
+    tops = [top or max(tops) or 1.0 for top in tops]  # of a panel in which all failed
+    alike = max(tops) <= _ALIKE * min(tops)
+    for axes, top in zip(panels, tops, strict=True):
+        axes.set_ylim(0, max(tops) if alike else top)
+
+
+def _extent(text: str) -> tuple[float, float]:
+    """Measure the width and height of a line of small text, in inches; no line is lower than one with descenders."""
+    font = FontProperties(size=SMALL)
+    sizes = [text_to_path.get_text_width_height_descent(part, font, ismath=False) for part in (text, "lp")]
+    return sizes[0][0] / _POINTS, max(height for _, height, _ in sizes) / _POINTS
+
+
+class _Places(NamedTuple):
+    """Where the bars of a panel stand, in bars from the left: of each group, its policies and its middle."""
+
+    x: dict[tuple[str, str], float]
+    middles: dict[str, float]
+    width: float
+
+
+def _places(bars: Sequence[Bar], policies: Sequence[str]) -> _Places:
+    groups: dict[str, set[str]] = {}
+    for bar in bars:
+        groups.setdefault(bar.group, set()).add(bar.policy)
+    x: dict[tuple[str, str], float] = {}
+    middles: dict[str, float] = {}
+    at = 0.0
+    for group, present in groups.items():
+        ordered = [policy for policy in policies if policy in present]
+        named = max(text_width(line, 7.0) for line in group.split("\n")) / _NARROW - _GAP / 2  # what its name needs
+        spare = max(0.0, named - len(ordered)) / 2
+        middles[group] = at + spare + (len(ordered) - 1) / 2
+        for i, policy in enumerate(ordered):
+            x[group, policy] = at + spare + i
+        at += len(ordered) + 2 * spare + _GAP
+    return _Places(x, middles, at)
+
+
+def _layout(longest: float, n_panels: int) -> tuple[float, int]:
+    """Choose the width of the figure and how many panels stand side by side."""
+    if n_panels == 1:
+        return width_for(COLUMN if longest * _NARROW + _FRAME <= COLUMN else TEXT), 1
+    width = width_for(TEXT)
+    fit = int(width / (longest * _NARROW + _FRAME))
+    return width, max(1, min(fit, n_panels, 4))
+
+
+def _draw(axes: Axes, bars: Sequence[Bar], places: _Places, looks: Mapping[str, Look], height: float, rotated: bool) -> float:
+    """Draw the bars of one panel, and say how high its axis must reach for what is written above them."""
+    top = 0.0
+    for bar in bars:
+        x, look = places.x[bar.group, bar.policy], looks[bar.policy]
+        if math.isnan(bar.value):
+            _failed(axes, x, look, " ".join(bar.text))
+            continue
+        axes.bar(x, bar.value, 0.9, color=look.colour, hatch=look.hatch, edgecolor=BLACK, linewidth=0.5)
+        end = bar.value
+        if bar.least < bar.most:  # false of nan
+            axes.plot([x, x], [bar.least, bar.most], **_ENDS)
+            end = max(end, bar.most)
+        if not math.isnan(bar.low):
+            error: Any = [[bar.value - bar.low], [bar.high - bar.value]]
+            axes.errorbar(x, bar.value, yerr=error, fmt="none", ecolor=GREY if look.colour == BLACK else BLACK, elinewidth=0.8,
+                          capsize=1.5)  # fmt: skip
+            end = max(end, bar.high)
+        text = (" · " if rotated else "\n").join(bar.text)
+        long = text_width(text) + 0.03 if rotated else _LINE * len(bar.text) + 0.03
+        top = max(top, end / (1 - min(long / height, 0.8)))
+        axes.annotate(text, (x, end), (0, 2), textcoords="offset points", ha="center", va="bottom", fontsize=SMALL,
+                      rotation=90 if rotated else 0, linespacing=0.95,
+                      bbox={"facecolor": WHITE, "edgecolor": "none", "pad": 0.2})  # fmt: skip
+    axes.set_xticks(list(places.middles.values()), list(places.middles))
+    axes.tick_params(axis="x", length=0)
+    return top
+
+
+def _failed(axes: Axes, x: float, look: Look, text: str) -> None:
+    """Draw what stands for a run that failed: an empty box, as high in every figure, and what is written above it."""
+    at = axes.get_xaxis_transform()
+    outline: Any = {"fill": False, "edgecolor": look.colour, "linestyle": (0, (2, 1.5)), "linewidth": 0.8, "hatch": "xxxx"}
+    axes.add_patch(Rectangle((x - 0.45, 0), 0.9, _BOX, transform=at, **outline))
+    axes.annotate(text, (x, _BOX), (0, 2), xycoords=at, textcoords="offset points", ha="center", va="bottom", fontsize=SMALL,
+                  rotation=90)  # fmt: skip
+
 
 AXES: Final = {
     "decode_tokens_per_s": "decode speed\n(tokens/s, whole batch)",
@@ -219,3 +432,169 @@ def _energy(frame: pd.DataFrame, x: str | None) -> Means:
         pairs = zip(frame["source_label"], frame["energy_label"], strict=True)
         frame = frame.assign(source_label=[weakest(str(one) for one in pair if isinstance(one, str)) for pair in pairs])
     return means_of(frame, "energy", "tokens_per_kj", x)
+
+
+@kind("rows", "ablation: what each variant gains over the one before")
+def ladder(frame: pd.DataFrame, metric: str = "decode_tokens_per_s", x: str | None = None) -> Drawing:
+    """Bars of variants, with what each gains over the one before written on it."""
+    means = means_of(prepared(frame, "ladder", [metric], failed=True), "ladder", metric, x)
+    by = [name for name in means.shown if name != "policy"]
+    before = means.data.groupby(by, sort=False)[metric].shift(1) if by else means.data[metric].shift(1)
+    means = means._replace(data=means.data.assign(gain=means.data[metric] / before - 1))
+    texts = [
+        (value, *([] if math.isnan(gain) else [f"{round(100 * gain):+d}%".replace("+0%", "±0%")]), *rest)
+        for (value, *rest), gain in zip(value_texts(means.data, metric), means.data["gain"], strict=True)
+    ]
+    words = AXES.get(metric, metric).replace("\n", " ")
+    order = ", then ".join(means.policies)
+    what = f"Ablation of {words}: {order}; percentages are gains over the variant before in the same group."
+    return Drawing(means.data, draw_means(means, texts, "What each step gains over the one before"), caption_of(means, what))
+
+
+MEAN: Final = "geo. mean"
+"""Group at the end: the geometric mean over all settings."""
+BOTH_MOVE: Final = "the speeds of both policies move with them"
+"""Why speed-ups have no intervals of the profile."""
+_ROW: Final = 34  # bars that stand side by side
+_LESS_IS_BETTER: Final = ("_ns", "energy_j", "energy_j_per_token")
+
+
+def paired(rows: pd.DataFrame, baseline: str, metric: str, what: str) -> pd.DataFrame:
+    """Give the rows of all policies but a baseline which that one has at the same setting and seed, with their speed-up."""
+    rows = rows[pd.to_numeric(rows[metric], errors="coerce") > 0].reset_index(drop=True)
+    same = [name for name in (*settings_in(rows), *REPEATS) if name in rows]
+    keys = [tuple(group_name(value) for value in values) for values in rows[same].itertuples(index=False)]
+    names = rows["policy"].tolist()
+    base = {key: i for i, (key, name) in enumerate(zip(keys, names, strict=True)) if name == baseline}
+    both = [(i, base[key]) for i, (key, name) in enumerate(zip(keys, names, strict=True)) if name != baseline and key in base]
+    if not both:
+        raise ConfigError(f"plot {what}: expected another policy at a setting of {baseline}, got none; name another --baseline")
+    values = rows[metric].astype(float).tolist()
+    ratios = rows.iloc[[i for i, _ in both]].assign(speedup=[_ratio(values[i], values[j], metric) for i, j in both])
+    if "source_label" in ratios:
+        labels = [label if isinstance(label, str) else None for label in rows["source_label"]]
+        ratios["source_label"] = [_weaker(labels[i], labels[j]) for i, j in both]
+    return ratios
+
+
+def _compared(rows: pd.DataFrame, baseline: str, metric: str) -> pd.DataFrame:
+    """Compare every policy with a baseline, in those settings in which both ran.
+
+    The interval is over those repeats of one setting that drew other requests; the baseline itself is 1 and left out.
+    """
+    ratios, found = paired(rows, baseline, metric, "speedup"), varying(rows)
+    panels, groups = _arranged(found, ratios)
+    orders = [levels(ratios, name) for name in (*panels, *groups)]
+    places = [[order.index(v) if v in order else -1 for v in ratios[name].tolist()]
+              for name, order in zip((*panels, *groups), orders, strict=True)]  # fmt: skip
+    if places:
+        ratios = ratios.iloc[[i for _, i in sorted(zip(zip(*places, strict=True), range(len(ratios)), strict=True))]]
+    ratios = ratios.assign(panel=_worded(ratios, panels), group=_worded(ratios, groups))
+    settings = [geometric(part, {"panel": p, "group": g, "policy": name})
+                for (p, g, name), part in ratios.groupby(["panel", "group", "policy"], sort=False)]  # fmt: skip
+    table = pd.DataFrame(settings)
+    last = str(table["panel"].iloc[-1])  # beside the last settings: a panel of its own would be mostly empty
+    several = len(table[["panel", "group"]].drop_duplicates()) > 1  # the mean of one setting is that setting once more
+    for name, part in table.groupby("policy", sort=False) if several else ():
+        whole = geometric(part, {"panel": last, "group": MEAN, "policy": name})
+        settings.append({**whole, "low": math.nan, "high": math.nan})
+    return _sorted(pd.DataFrame(settings), policies_of(rows))
+
+
+def baseline_of(rows: pd.DataFrame, baseline: str | None, what: str) -> str:
+    """Choose the baseline: the one asked for, else the first policy."""
+    known = policies_of(rows)
+    if baseline is not None and baseline not in known:
+        raise ConfigError(f"plot {what}: --baseline: {unknown_name('policy of these results', baseline, known)}")
+    return known[0] if baseline is None else baseline
+
+
+def labelled(rows: pd.DataFrame, data: pd.DataFrame) -> pd.DataFrame:
+    """Give rows the weakest label of their policy's speed-ups, which counts the baseline's runs; the baseline has none."""
+    if "source_label" not in rows:
+        return rows
+    found = {name: _weaker(*part["source_label"]) for name, part in data.groupby("policy", sort=False)}
+    return rows.assign(source_label=rows["policy"].map(found))
+
+
+def _weaker(*labels: str | None) -> str | None:
+    known = [label for label in labels if label is not None]
+    return weakest(known) if known else None
+
+
+def _worded(ratios: pd.DataFrame, columns: Sequence[str]) -> list[str]:
+    """Write the settings of each row in words."""
+    if not columns:
+        return [""] * len(ratios)
+    words = [[named(value, name) for value in ratios[name].tolist()] for name in columns]
+    return [", ".join(parts) for parts in zip(*words, strict=True)]
+
+
+def _ratio(value: float, base: float, metric: str) -> float:
+    return base / value if metric.endswith(_LESS_IS_BETTER) else value / base
+
+
+def _arranged(found: Sequence[str], ratios: pd.DataFrame) -> tuple[list[str], list[str]]:
+    """Choose which settings divide the figure into panels, so that no row of bars gets too long."""
+    panels = [name for name in found if name in ("model", "hardware")]
+    groups = [name for name in found if name not in panels]
+    while groups:
+        texts = ratios[[*panels, *groups]].astype(str).drop_duplicates()
+        most = texts.groupby(panels).size().max() if panels else len(texts)
+        if most * ratios["policy"].nunique() <= _ROW:
+            break
+        panels.append(groups.pop(0))
+    return panels, groups
+
+
+def geometric(part: pd.DataFrame, names: dict[str, Any]) -> dict[str, Any]:
+    """Geometric mean with the interval of the mean logarithm."""
+    logs = over_draws(part, [math.log(value) for value in part["speedup"]])
+    mean, low, high = (float(np.exp(value)) for value in interval(logs))
+    told = qualified(part)
+    if "fresh" in part:
+        told["fresh"] = float(part["fresh"].mean())
+    return {**names, "speedup": mean, "low": low, "high": high, "n": len(logs), **told}
+
+
+def _sorted(data: pd.DataFrame, policies: Sequence[str]) -> pd.DataFrame:
+    order = {name: list(dict.fromkeys(data[name])) for name in ("panel", "group")} | {"policy": list(policies)}
+    ranks = [[order[name].index(value) for value in data[name]] for name in order]
+    places = sorted(range(len(data)), key=list(zip(*ranks, strict=True)).__getitem__)
+    return data.iloc[places].reset_index(drop=True)
+
+
+@kind("rows", "speed-up over a baseline policy, with the geometric mean")
+def speedup(frame: pd.DataFrame, baseline: str | None = None, metric: str = "decode_tokens_per_s") -> Drawing:
+    """Bars of speed-ups over a baseline, the geometric mean at the end."""
+    rows = prepared(frame, "speedup", [metric])
+    baseline = baseline_of(rows, baseline, "speedup")
+    data = _compared(rows, baseline, metric)
+    whole = data[data["group"] == MEAN]
+    counts = sorted(set(whole["n"]))
+    differ = len(counts) > 1  # then each bar says of how many
+    texts = value_texts(data, "speedup")
+    bars = []
+    for (_, row), text in zip(data.iterrows(), texts, strict=True):
+        group, of = str(row["group"]).replace(", ", "\n"), ""
+        if group == MEAN:
+            group, of = (MEAN, f"n={row['n']}") if differ else (f"{MEAN}\nof all {row['n']}", "")
+        bars.append(Bar(row["panel"], group, row["policy"], row["speedup"], row["low"], row["high"], (*text, of) if of else text))
+    words = Words(f"Speed-up over {baseline}", "", f"speed-up over\n{baseline}{'*' if baseline in inexact(rows) else ''}")
+    figure = grouped_bars(bars, words, legend_names(data, policies_of(rows)), level=1.0)
+    repeats = [f"geometric mean of {seeds_words(rows)}"] if n_repeats(rows) else []
+    add_corner(figure, corner_label(labelled(rows, data)), [*repeats, *not_shown(frame), meaning(inexact(rows))])
+    if len(counts) < 2:
+        settings = f"{counts[0]} settings in which both ran" if counts else ""
+    else:
+        each = ", ".join(f"{row['policy']} {row['n']}" for _, row in whole.iterrows())
+        settings = f"the settings in which both ran ({each}); means over different settings do not compare"
+    sentences = [
+        f"The last group is the geometric mean over {settings}." if settings else "",
+        repeats_sentence(rows, "Geometric means", "Student's t, logarithms"),
+        not_drawn(rows, BOTH_MOVE),
+        not_shown_sentences(frame),
+    ]
+    metric_words = AXES.get(metric, metric).replace("\n", " ")
+    told = caption(f"Speed-up over {baseline} ({metric_words}), like with like.", labelled(rows, data), varying(rows), *sentences)
+    return Drawing(data, figure, told)

@@ -9,10 +9,22 @@ import pandas as pd
 
 from moesim.hardware import weakest
 from moesim.metrics.naming import COLUMNS, LIVE, notes_of
-from moesim.plots.ends import OVER
-from moesim.plots.exactness import inexact, meaning
-from moesim.plots.means import DRAW, over_draws
-from moesim.plots.rows import MADE, REPEATS, cache_column, group_name, levels, named, policies_of, settings_in, varying
+from moesim.plots.result_rows import (
+    DRAW,
+    MADE,
+    OVER,
+    REPEATS,
+    cache_column,
+    group_name,
+    inexact,
+    levels,
+    meaning,
+    named,
+    over_draws,
+    policies_of,
+    settings_in,
+    varying,
+)
 
 _WHERE: Final = ("model", "hardware", "trace")
 _ALWAYS: Final = ("batch_size", "prompt_tokens", "decode_tokens", "n_batches")
@@ -194,7 +206,7 @@ def _labels(frame: pd.DataFrame) -> list[str]:
             sentences.append(f"{word[0].upper()}{word[1:]}; weakest source among the numbers used: {', '.join(parts)}.")
     if "notes" in frame:
         notes = notes_of(map(str, frame["notes"].dropna()))
-        kept = [note for note in notes if OVER not in note]  # `moesim.plots.ends` draws and words these
+        kept = [note for note in notes if OVER not in note]  # `moesim.plots.result_rows` draws and words these
         if kept:
             sentences.append(f"Notes: {', '.join(kept)}.")
     return sentences

@@ -10,65 +10,19 @@ from typing import Any, Final
 import pandas as pd
 
 from moesim.errors import ConfigError, unknown_name
-from moesim.plots import (
-    bars,
-    heatmap,
-    ladder,
-    lines,
-    pareto,
-    regret,
-    signals,
-    speedup,
-    stacks,
-    swept,
-    tornado,
-    trace_maps,
-    validation,
-)
-from moesim.plots.balance import balance_cdf
-from moesim.plots.crossover import crossover
-from moesim.plots.failures import failing
+from moesim.plots import bars, distributions, heatmap, lines, stacks, studies, trace_maps, validation
 from moesim.plots.gantt import gantt
-from moesim.plots.kinds import Kind
-from moesim.plots.latencies import latency_cdf
-from moesim.plots.layers import time_by_layer
-from moesim.plots.lookahead import lookahead
-from moesim.plots.printed import printed
-from moesim.plots.rows import RUNS_OF, cache_column, group_name, prepared, split
-from moesim.plots.tokens import hit_rate_by_token
-from moesim.plots.trace_drift import popularity_drift
+from moesim.plots.result_rows import RUNS_OF, cache_column, failing, group_name, prepared, split
+from moesim.plots.style import Kind
 
 _KINDS: Final[Sequence[Kind[...]]] = (
-    bars.decode_speed,
-    bars.prefill_speed,
-    speedup.speedup,
-    swept.speedup_lines,
-    swept.throughput,
-    swept.speed_by_context,
-    lines.hit_rate,
-    stacks.breakdown,
-    ladder.ladder,
-    heatmap.heatmap,
-    bars.energy,
-    pareto.vram,
-    tornado.tornado,
-    regret.regret,
-    crossover,
-    validation.validation,
-    printed,
-    hit_rate_by_token,
-    latency_cdf,
-    balance_cdf,
-    time_by_layer,
-    gantt,
-    signals.signal_accuracy,
-    signals.signal_accuracy_by_layer,
-    popularity_drift,
-    lookahead,
-    trace_maps.reuse_map,
-    trace_maps.coactivation,
-    trace_maps.coactivation_ranks,
-)
+    bars.decode_speed, bars.prefill_speed, bars.speedup, lines.speedup_lines, lines.throughput, lines.speed_by_context,
+    lines.hit_rate, stacks.breakdown, bars.ladder, heatmap.heatmap, bars.energy, lines.vram,
+    studies.tornado, studies.regret, studies.crossover, validation.validation, validation.printed,
+    lines.hit_rate_by_token, distributions.latency_cdf, distributions.balance_cdf, stacks.time_by_layer, gantt,
+    trace_maps.signal_accuracy, trace_maps.signal_accuracy_by_layer, trace_maps.popularity_drift, studies.lookahead,
+    trace_maps.reuse_map, trace_maps.coactivation, trace_maps.coactivation_ranks,
+)  # fmt: skip
 KINDS: Final[Mapping[str, Kind[...]]] = {kind.__name__: kind for kind in _KINDS}
 """Name -> kind, in the order of listings."""
 
@@ -175,15 +129,15 @@ def _axes(what: str) -> _Shown:
 
 
 def _swept(what: str, x: str) -> _Shown:
-    return lambda frame, options: swept.shown_in(frame, what, x) if x in frame else ()  # the figure says what is missing
+    return lambda frame, options: lines.shown_in(frame, what, x) if x in frame else ()  # the figure says what is missing
 
 
 _Shown = Callable[[pd.DataFrame, Mapping[str, Any]], Sequence[str]]
 _SHOWN: Final[Mapping[str, _Shown]] = {
     **{name: _axes(name) for name in ("decode_speed", "prefill_speed", "energy", "ladder")},
-    "speedup_lines": lambda frame, options: swept.shown_in(frame, "speedup_lines", options.get("x")),
-    "throughput": _swept("throughput", swept.STREAMS),
-    "speed_by_context": _swept("speed_by_context", swept.CONTEXT),
+    "speedup_lines": lambda frame, options: lines.shown_in(frame, "speedup_lines", options.get("x")),
+    "throughput": _swept("throughput", lines.STREAMS),
+    "speed_by_context": _swept("speed_by_context", lines.CONTEXT),
     "breakdown": lambda frame, options: _axes("breakdown")(frame, options)[:1],
     "hit_rate": lambda frame, options: ["cache_ratio", cache_column(frame)],
     "vram": lambda frame, options: [cache_column(frame)],

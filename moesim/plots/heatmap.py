@@ -17,13 +17,23 @@ from moesim.core.colours import BLACK, WHITE, text_on
 from moesim.errors import ConfigError, unknown_name
 from moesim.plots.bars import axis_of
 from moesim.plots.captions import averaged, caption, corner_label, repeats_sentence
-from moesim.plots.ends import not_drawn
-from moesim.plots.exactness import inexact, meaning, star
-from moesim.plots.failures import failing, not_shown, not_shown_sentences
-from moesim.plots.kinds import Drawing, kind
-from moesim.plots.rows import column_of, group_name, levels, policies_of, prepared, settings_in, summarised
-from moesim.plots.style import SMALL, add_corner, need, new_figure, short, text_width, title
-from moesim.plots.widths import COLUMN, TEXT
+from moesim.plots.result_rows import (
+    column_of,
+    failing,
+    group_name,
+    inexact,
+    levels,
+    meaning,
+    not_drawn,
+    not_shown,
+    not_shown_sentences,
+    policies_of,
+    prepared,
+    settings_in,
+    star,
+    summarised,
+)
+from moesim.plots.style import COLUMN, SMALL, TEXT, Drawing, add_corner, kind, need, new_figure, short, text_width, title
 from moesim.policies.declare import option_parameters
 from moesim.policies.registry import policy_class
 

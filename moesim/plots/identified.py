@@ -1,4 +1,4 @@
-"""Observed speeds beside those of an identified machine."""
+"""Observed and predicted speeds of an identified machine."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import LogLocator, NullLocator
 
-from moesim.core.colours import BLACK, BLUE, SKY, VERMILION, WHITE
-from moesim.plots.style import add_corner, need, styled
+from moesim.core.colours import BLACK, BLUE, GREY, ORANGE, SKY, VERMILION, WHITE
+from moesim.plots.style import TEXT, add_corner, legend_above, need, short, styled
 
-COLUMNS: Final = ("panel", "unit", "x", "setting", "observed", "predicted", "low", "high", "status")
+OBSERVED: Final = ("panel", "unit", "x", "setting", "observed", "predicted", "low", "high", "status")
 _MOST: Final = 9
 LOOK: Final = {
     "used": ("o", BLUE, "identified from"),
@@ -25,7 +27,7 @@ LOOK: Final = {
 @styled
 def identified(frame: pd.DataFrame, name: str) -> Figure:
     """Measured and predicted over the setting, a panel for each model, bits and kind of setting; check rows are hollow."""
-    need(frame, COLUMNS, "identified")
+    need(frame, OBSERVED, "identified")
     panels = list(dict.fromkeys(frame["panel"]))
     shown = panels[:_MOST]
     n_columns = min(3, len(shown))
@@ -61,3 +63,95 @@ def _panel(axes: Axes, rows: pd.DataFrame, labels: dict[str, Artist]) -> None:
     axes.set_ylim(bottom=0)
     axes.set_ylabel(str(rows["unit"].iloc[0]))
     axes.set_xlabel(str(rows["setting"].iloc[0]))
+
+
+CURVE: Final = ("n_cpu_moe", "context", "ubatch", "tokens_per_s", "low", "high", "fits")
+MEASURED: Final = ("n_cpu_moe", "context", "tokens_per_s", "status")
+_SHADES: Final = ("#CCCCCC", "#DDDDDD", "#EEEEEE")
+"""Of what is beyond memory at the least ``-ub``, and at larger ones."""
+_LARGER: Final = "if memory were larger"
+_MARGIN: Final = 1.5  # of the axis, in layers, so that no marker is cut
+
+
+@styled
+def calibrated_curve(points: pd.DataFrame, measured: pd.DataFrame, corner: str) -> Figure:
+    """Draw `points` (`CURVE`) with what was `measured` (`MEASURED`), a panel for each context."""
+    need(points, CURVE, "curve")
+    contexts, ubatches = (sorted(points[name].unique().tolist()) for name in ("context", "ubatch"))
+    figure = Figure(figsize=(TEXT, 2.1), layout="constrained")
+    panels = figure.subplots(1, len(contexts), sharey=True, squeeze=False)[0]
+    handles: dict[str, Artist] = {}
+    for axes, context in zip(panels, contexts, strict=True):
+        rows = points[points["context"] == context].sort_values(["ubatch", "n_cpu_moe"])
+        _cliffs(axes, rows, ubatches, handles)
+        line = rows.drop_duplicates("n_cpu_moe").sort_values("n_cpu_moe")  # speeds do not depend on -ub
+        handles["90 % interval"] = axes.fill_between(
+            line["n_cpu_moe"], line["low"], line["high"], color=SKY, alpha=0.4, linewidth=0, label="90 % interval"
+        )
+        fitting = rows[(rows["ubatch"] == ubatches[0]) & rows["fits"]]
+        _predicted(axes, line, fitting["n_cpu_moe"].min(), handles)
+        _measured(axes, measured[measured["context"] == context], handles)
+        _best(axes, fitting, ubatches[0], handles)
+        axes.set_title(f"{context:,} tokens", fontsize=7.5, fontweight="normal")
+        axes.set_xlabel("--n-cpu-moe")
+        axes.set_xlim(points["n_cpu_moe"].min() - _MARGIN, points["n_cpu_moe"].max() + _MARGIN)
+    panels[0].set_yscale("log")  # what does not fit may be many times as fast as what does
+    ends = pd.concat([points["low"], points["high"], measured["tokens_per_s"].astype(float)])
+    panels[0].set_ylim(0.8 * ends.min(), 1.2 * ends.max())
+    panels[0].yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    panels[0].yaxis.set_minor_locator(NullLocator())
+    panels[0].yaxis.set_major_formatter(lambda value, _: short(value))
+    panels[0].set_ylabel("decode speed\n(tokens/s, whole batch)")
+    legend_above(figure, list(handles.values()), "Speed over layers with experts on the CPU, by context")
+    notes = ["speed when the context is full; beyond memory loading fails or speed falls 2 to 5 times"]
+    add_corner(figure, corner, notes)
+    return figure
+
+
+def _predicted(axes: Axes, line: pd.DataFrame, first: float, handles: dict[str, Artist]) -> None:
+    """Draw the line: dotted up to the first that fits, which is nan if none does."""
+    fits = line["n_cpu_moe"] >= first
+    for rows, dash, words in ((line[fits], "-", "predicted"), (line[~fits | (line["n_cpu_moe"] == first)], ":", _LARGER)):
+        if len(rows):
+            (handles[words],) = axes.plot(
+                rows["n_cpu_moe"], rows["tokens_per_s"], color=BLUE, linewidth=1.2, linestyle=dash, label=words
+            )
+
+
+def _cliffs(axes: Axes, rows: pd.DataFrame, ubatches: list[int], handles: dict[str, Artist]) -> None:
+    """Shade what does not fit, the largest ``-ub`` first so that the others lie over it."""
+    edges = {}
+    for ubatch in ubatches:
+        here = rows[rows["ubatch"] == ubatch]
+        fitting = here.loc[here["fits"], "n_cpu_moe"]
+        edges[ubatch] = fitting.min() - 0.5 if len(fitting) else rows["n_cpu_moe"].max() + _MARGIN
+    for ubatch, shade in reversed(list(zip(ubatches, _SHADES, strict=False))):
+        axes.axvspan(rows["n_cpu_moe"].min() - _MARGIN, edges[ubatch], color=shade, linewidth=0, zorder=0.5)
+    for ubatch, shade in zip(ubatches, _SHADES, strict=False):
+        words = f"beyond memory at -ub {ubatch}"
+        handles[words] = Patch(facecolor=shade, edgecolor=GREY, linewidth=0.4, label=words)
+
+
+def _measured(axes: Axes, rows: pd.DataFrame, handles: dict[str, Artist]) -> None:
+    for status, (marker, colour, words) in LOOK.items():
+        these = rows[rows["status"] == status]
+        if len(these):
+            handles[words] = axes.scatter(
+                these["n_cpu_moe"], these["tokens_per_s"], marker=marker, s=18, facecolor=colour, edgecolor=BLACK,
+                linewidth=0.6, zorder=3, label=f"measured, {words}",
+            )  # fmt: skip
+
+
+def _best(axes: Axes, fitting: pd.DataFrame, ubatch: int, handles: dict[str, Artist]) -> None:
+    """Mark the fastest setting that fits, or say that none does."""
+    if fitting.empty:
+        axes.text(0.97, 0.95, f"nothing fits at -ub {ubatch}", transform=axes.transAxes, ha="right", va="top")
+        return
+    one = fitting.sort_values("tokens_per_s", kind="stable").iloc[-1]
+    n, speed = int(one["n_cpu_moe"]), float(one["tokens_per_s"])
+    words = f"best at -ub {ubatch}"
+    handles[words] = axes.scatter(
+        [n], [speed], marker="*", s=70, facecolor=ORANGE, edgecolor=BLACK, linewidth=0.6, zorder=4, label=words
+    )
+    told = f"--n-cpu-moe {n}\n{short(speed)} tokens/s\n({short(float(one['low']))} to {short(float(one['high']))})"
+    axes.text(0.97, 0.95, told, transform=axes.transAxes, ha="right", va="top")

@@ -1,4 +1,4 @@
-"""Lines of hit rates."""
+"""Lines by policy: hit rates, speed over a setting, and memory against speed."""
 
 from __future__ import annotations
 
@@ -6,21 +6,60 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+import numpy as np
 import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from moesim.core.colours import BLACK, GREY, WHITE
-from moesim.plots.bars import legend_names
+from moesim.errors import ConfigError
+from moesim.plots.bars import (
+    AXES,
+    BOTH_MOVE,
+    Words,
+    axes_of,
+    axis_of,
+    baseline_of,
+    geometric,
+    labelled,
+    legend_names,
+    limit_panels,
+    metric_name,
+    paired,
+)
 from moesim.plots.captions import averaged, caption, corner_label, repeats_sentence
-from moesim.plots.exactness import inexact, meaning
-from moesim.plots.failures import not_shown, not_shown_sentences
-from moesim.plots.kinds import Drawing, kind
-from moesim.plots.looks import Look, looks_of
-from moesim.plots.rows import cache_column, policies_of, prepared, summarised
-from moesim.plots.style import OPTIMUM, add_corner, legend_above, new_figure
-from moesim.plots.widths import COLUMN
+from moesim.plots.result_rows import (
+    WORDS,
+    cache_column,
+    group_name,
+    inexact,
+    is_exact,
+    levels,
+    meaning,
+    named,
+    not_drawn,
+    not_shown,
+    not_shown_sentences,
+    policies_of,
+    prepared,
+    qualified,
+    summarised,
+)
+from moesim.plots.style import (
+    COLUMN,
+    OPTIMUM,
+    TEXT,
+    Drawing,
+    Look,
+    add_corner,
+    kind,
+    legend_above,
+    looks_of,
+    new_figure,
+    width_for,
+)
 
 CHANCE: Final = "chance (cached share)"
 """Legend of what a cache with random content hits."""
@@ -141,3 +180,340 @@ def _limits(values: Sequence[float]) -> tuple[float, float]:
     if high - low >= 50:
         return 0.0, 100.0
     return max(0.0, low - _MARGIN), min(100.0, high + _MARGIN)
+
+
+_MARKS_ON_LINE: Final = 8  # on a line
+_TOKEN_COLUMNS: Final = ("phase", "token", "lookups", "hits", "cache_share")
+
+
+def _by_token(rows: pd.DataFrame, smooth: int) -> pd.DataFrame:
+    """Compute the hit rate by token index."""
+    if smooth < 1 or smooth % 2 == 0:
+        raise ConfigError(f"plot hit_rate_by_token: smooth: expected an odd number of tokens from 1, got {smooth}")
+    parts = []
+    for policy in policies_of(rows):
+        mine = rows[rows["policy"] == policy]
+        counts = mine.groupby("token")[["lookups", "hits"]].sum()
+        around = counts.rolling(smooth, center=True, min_periods=1).sum()
+        part = counts.assign(hit_rate=around["hits"] / around["lookups"].where(around["lookups"] > 0)).reset_index()
+        parts.append(part.assign(policy=policy, **qualified(mine)))
+    data = pd.concat(parts, ignore_index=True)
+    shares = sorted({float(rows["cache_share"].min()), float(rows["cache_share"].max())})
+    ends = [int(data["token"].min()), int(data["token"].max())]
+    chance = pd.DataFrame([{"policy": CHANCE, "token": end, "hit_rate": share} for share in shares for end in ends])
+    columns = ["policy", "token", "lookups", "hits", "hit_rate", "fresh", "source_label"]
+    whole = {"lookups": "Int64", "hits": "Int64"}  # chance has none
+    return pd.concat([data, chance], ignore_index=True)[columns].astype(whole)
+
+
+def _decoded(frame: pd.DataFrame) -> pd.DataFrame:
+    rows = prepared(frame, "hit_rate_by_token", _TOKEN_COLUMNS)
+    rows = rows[(rows["phase"] == "decode") & rows["token"].notna()]
+    if rows.empty:
+        raise ConfigError(
+            "plot hit_rate_by_token: expected decode steps with a token index, got none; runs with refill have none, as their "
+            "sequences are at different tokens"
+        )
+    return rows.assign(token=rows["token"].astype(np.int64))
+
+
+@kind("steps", "hit rate of decoding by token index")
+def hit_rate_by_token(frame: pd.DataFrame, smooth: int = 1) -> Drawing:
+    """Lines of the hit rate of decoding by token index."""
+    rows = _decoded(frame)
+    data = _by_token(rows, smooth)
+    policies = policies_of(rows)
+    names = legend_names(data, policies)
+    figure, axes = new_figure(COLUMN, 2.1)
+    axes.grid(visible=True, axis="both")
+    for number, (policy, look) in enumerate(looks_of(policies).items()):
+        part = data[data["policy"] == policy]
+        _token_line(axes, part["token"], 100 * part["hit_rate"], names[policy], look, number, policy == OPTIMUM)
+    chance = data[data["policy"] == CHANCE]
+    for share in chance["hit_rate"].unique():
+        axes.axhline(100 * share, color=GREY, linestyle=":", linewidth=1.2, zorder=1, label=CHANCE)
+    axes.set_xlim(int(data["token"].min()), int(data["token"].max()))
+    axes.set_ylim(0, min(103, 10 * math.ceil(10.5 * data["hit_rate"].max())))
+    axes.set_xlabel("decode token")
+    axes.set_ylabel("hit rate (%)")
+    legend_above(figure, in_order(axes, names), "Hit rate by token")
+    notes = [*averaged(rows, []), f"moving mean of {smooth} tokens" if smooth > 1 else "", meaning(inexact(rows))]
+    add_corner(figure, corner_label(rows), notes)
+    per_token = rows.groupby(["policy", "token"])["lookups"].sum()
+    low, high = int(per_token.min()), int(per_token.max())
+    sentences = [
+        f"A point is hits over lookups of {low}{f' to {high}' if high > low else ''} lookups, one for each layer and distinct "
+        "routed expert of the step.",
+        f"Each point is taken over {smooth} neighbouring tokens." if smooth > 1 else "",
+        "Dotted: a cache with random content.",
+        f"{OPTIMUM} knows the future." if OPTIMUM in policies else "",
+    ]
+    what = "Hit rate of decoding by token index: the first token of decoding is 1."
+    return Drawing(data, figure, caption(what, rows, [], *sentences))
+
+
+def _token_line(axes: Axes, x: Any, y: Any, name: str, look: Look, number: int, best: bool) -> None:
+    every = max(1, len(x) // _MARKS_ON_LINE)
+    axes.plot(
+        x, y, label=name, color=look.colour, marker=look.marker, linestyle=look.dash, markersize=6 if best else 3.6,
+        markevery=(number * every // 3 % every, every), linewidth=1.7 if best else 1.0, zorder=2.9 if best else 3,
+        markeredgecolor=BLACK, markeredgewidth=0.4, clip_on=False,
+    )  # fmt: skip
+
+
+_SPEED: Final = "decode_tokens_per_s"
+STREAMS: Final = "batch_size"
+CONTEXT: Final = "prompt_tokens"
+_SPREAD: Final = 4  # values that differ by more are on a logarithmic axis
+_PANEL: Final = 2.2  # inches that a panel needs
+_HEIGHT: Final = {1: 2.0, 2: 1.75}  # of panels, in inches, by number of rows
+_LOW: Final = 1.5  # the same with more rows
+
+
+def shown_in(frame: pd.DataFrame, what: str, x: str | None) -> list[str]:
+    """Choose what is on the axis, the setting asked for or else the one that groups bars; after it, what divides panels."""
+    return [name for name in axes_of(frame, what, x) if name is not None]
+
+
+@kind("rows", "throughput against concurrent streams")
+def throughput(frame: pd.DataFrame, metric: str = _SPEED) -> Drawing:
+    """Lines of the speed of all streams together, or another metric, against the batch size."""
+    title = _title(metric, "throughput", "concurrent streams")
+    what = "the batch size is the number of requests that are active at once"
+    rows = _with_values(frame, "throughput", [metric, STREAMS])
+    return _setting_drawing(frame, rows, "throughput", STREAMS, metric, "concurrent streams (batch size)", title, what)
+
+
+@kind("rows", "speed against context length")
+def speed_by_context(frame: pd.DataFrame, metric: str = _SPEED) -> Drawing:
+    """Lines of decode speed, or another metric, against the length of prompts."""
+    rows = _with_values(frame, "speed_by_context", [metric, CONTEXT])
+    told = sorted({group_name(n) for n in rows["decode_tokens"].dropna()}) if "decode_tokens" in rows else []
+    more = f"decoding adds {' or '.join(told)} tokens to the context" if told else ""
+    title = _title(metric, "speed", "context length")
+    return _setting_drawing(
+        frame, rows, "speed_by_context", CONTEXT, metric, "prompt (tokens)", title, more, *_of_context(rows, metric)
+    )
+
+
+@kind("rows", "speed-up over a baseline policy, as lines against a swept setting")
+def speedup_lines(frame: pd.DataFrame, baseline: str | None = None, metric: str = _SPEED, x: str | None = None) -> Drawing:
+    """Lines of speed-ups over a baseline against one setting, each with the interval of its repeats."""
+    rows = _with_values(frame, "speedup_lines", [metric])
+    (x, *panel), baseline = shown_in(rows, "speedup_lines", x), baseline_of(rows, baseline, "speedup_lines")
+    if x == "policy":
+        raise ConfigError("plot speedup_lines: expected results with a column of a setting, got none; give those of `moesim run`")
+    pairs = paired(rows, baseline, metric, "speedup_lines")
+    by = [*panel, "policy", x]
+    groups = pairs.groupby(by, sort=False, dropna=False)
+    data = pd.DataFrame([geometric(part, dict(zip(by, values, strict=True))) for values, part in groups])
+    names = [name for name in policies_of(rows) if name != baseline]
+    words = Words(f"Speed-up over {baseline}", WORDS.get(x, x), f"speed-up over\n{baseline}{_star(rows, baseline)}")
+    data, figure = _setting_figure(data, rows, names, words, (x, *panel), "speedup", level=1.0)
+    told = labelled(rows, data)
+    add_corner(figure, corner_label(told, x), [*averaged(rows, [x, *panel]), *not_shown(frame), meaning(inexact(rows))])
+    repeats = repeats_sentence(rows, "Geometric means", "Student's t, logarithms")
+    sentences = repeats, not_drawn(rows, BOTH_MOVE), not_shown_sentences(frame)
+    what = f"Speed-up over {baseline} ({_metric_words(metric)}) against {WORDS.get(x, x)}, like with like; dashed: {baseline}."
+    return Drawing(data, figure, caption(what, told, [x, *panel], *sentences))
+
+
+def _of_context(rows: pd.DataFrame, metric: str) -> list[str]:
+    """Say why lines over the context may be flat, and where its rows come from."""
+    flat = "Decode speed hardly depends on the context where a layer's attention takes less than its launches."
+    again = "Prompts longer than recorded ones repeat rows (`reuse: shifted`)."
+    shifted = "reuse" in rows and (rows["reuse"] == "shifted").any()
+    return [*([flat] if metric.startswith("decode_tokens_per_s") else []), *([again] if shifted else [])]
+
+
+def _star(rows: pd.DataFrame, policy: str) -> str:
+    return "*" if policy in inexact(rows) else ""
+
+
+def _metric_words(metric: str) -> str:
+    return (metric_name(metric) if metric.endswith("_ns") else AXES.get(metric, metric)).replace("\n", " ")
+
+
+def _title(metric: str, usual: str, by: str) -> str:
+    """Say in a title what is drawn over what."""
+    word = usual if metric == _SPEED else metric_name(metric)
+    return f"{word[0].upper()}{word[1:]} by {by}"
+
+
+def _with_values(frame: pd.DataFrame, what: str, columns: Sequence[str]) -> pd.DataFrame:
+    rows = prepared(frame, what, columns)
+    for name in columns:
+        if rows[name].isna().all():
+            raise ConfigError(f"plot {what}: expected runs with a value of {name}, got none; `moesim run` of a sweep over it has")
+    return rows[rows[columns].notna().all(axis=1)].reset_index(drop=True)
+
+
+def _setting_drawing(
+    frame: pd.DataFrame, rows: pd.DataFrame, kind: str, x: str, metric: str, label: str, title: str, more: str, *notes: str
+) -> Drawing:
+    """Draw the means of a metric."""
+    x, *panel = shown_in(rows, kind, x)
+    data = summarised(rows, [*panel, "policy", x], metric)
+    words = Words(title, label, axis_of(metric, float(data[metric].max()))[0])
+    data, figure = _setting_figure(data, rows, policies_of(rows), words, (x, *panel), metric)
+    add_corner(figure, corner_label(rows, x), [*averaged(rows, [x, *panel]), *not_shown(frame), meaning(inexact(rows))])
+    told = words.y.replace("\n", " ")
+    what = f"{title}: {told}." + (f" {more[0].upper()}{more[1:]}." if more else "")
+    sentences = *notes, repeats_sentence(rows), not_drawn(rows), not_shown_sentences(frame)
+    return Drawing(data, figure, caption(what, rows, [x, *panel], *sentences))
+
+
+def _setting_figure(
+    data: pd.DataFrame,
+    rows: pd.DataFrame,
+    policies: Sequence[str],
+    words: Words,
+    shown: Sequence[str],
+    metric: str,
+    level: float | None = None,
+) -> tuple[pd.DataFrame, Figure]:
+    """Draw lines over a setting, in panels by another; gives their data in the order of panels, policies and settings as well."""
+    x, *panel = shown
+    orders = {name: [group_name(value) for value in (None, *levels(rows, name))] for name in shown}  # without a value: first
+    places = [[orders[name].index(group_name(value)) for value in data[name]] for name in shown]
+    ranks = list(zip(*places[1:], [list(policies).index(name) for name in data["policy"]], places[0], strict=True))
+    data = data.iloc[sorted(range(len(data)), key=ranks.__getitem__)].reset_index(drop=True)
+    scale = axis_of(metric, float(data[metric].max()))[1]
+    parts = [part for _, part in data.groupby(panel, sort=False, dropna=False)] if panel else [data]
+    figure, grid = _grid(len(parts))
+    looks = looks_of(policies)
+    tops = []
+    for i, (axes, part) in enumerate(zip(grid.ravel().tolist(), parts, strict=False)):
+        axes.grid(visible=True, axis="both")
+        below = i + grid.shape[1] >= len(parts)
+        at = _axis(axes, [None] * bool(data[x].isna().any()) + levels(data, x), x, words.x if below else "")
+        for policy, legend in legend_names(data, policies).items():
+            _setting_line(
+                axes, part[part["policy"] == policy], (x, metric), at, scale, looks[policy], legend, best=policy == OPTIMUM
+            )
+        if level is not None:
+            axes.axhline(level, color=BLACK, linewidth=0.8, linestyle="--", zorder=0.9)
+        tops.append(1.08 * float(np.nanmax([part[metric].max() / scale, part["high"].max() / scale, level or 0.0])))
+        if panel:
+            axes.set_title(named(part[panel[0]].iloc[0], panel[0]), fontsize=7.5, fontweight="normal")
+        if i % grid.shape[1] == 0:
+            axes.set_ylabel(words.y)
+    limit_panels(figure.axes, tops)
+    legend_above(figure, grid[0, 0].get_legend_handles_labels()[0], words.title)
+    return data, figure
+
+
+def _grid(n_panels: int) -> tuple[Figure, Any]:
+    """Make a figure with as many panels side by side as its width has room for."""
+    width = width_for(COLUMN if n_panels == 1 else TEXT)
+    n_rows = -(-n_panels // max(1, int(width / _PANEL)))
+    n_columns = -(-n_panels // n_rows)
+    figure = Figure(figsize=(width, n_rows * _HEIGHT.get(n_rows, _LOW)), layout="constrained")
+    grid = figure.subplots(n_rows, n_columns, squeeze=False)
+    for axes in grid.ravel()[n_panels:]:
+        axes.remove()
+    return figure, grid
+
+
+def _setting_line(
+    axes: Axes, part: pd.DataFrame, names: tuple[str, str], places: Mapping[str, float], scale: float, look: Look, legend: str,
+    *, best: bool,
+) -> None:  # fmt: skip
+    """Draw the line of a policy, with its intervals."""
+    x, metric = names
+    at = [places[group_name(value)] for value in part[x]]
+    axes.plot(at, part[metric] / scale, label=legend, **style_of(look, best=best))
+    if part["low"].notna().any():
+        spread: Any = [(part[metric] - part["low"]) / scale, (part["high"] - part[metric]) / scale]
+        axes.errorbar(at, part[metric] / scale, yerr=spread, fmt="none", ecolor=look.colour, elinewidth=0.7, capsize=1.5)
+
+
+def _axis(axes: Axes, values: Sequence[Any], x: str, label: str) -> Mapping[str, float]:
+    """Make the x axis; gives the place of each value: numbers stand where they are, names side by side."""
+    texts = [group_name(value, x) for value in values]
+    numbers = all(isinstance(value, int | float | np.number) and not isinstance(value, bool | np.bool_) for value in values)
+    at = [float(value) for value in values] if numbers else [float(i) for i in range(len(values))]
+    if numbers and min(at) > 0 and max(at) > _SPREAD * min(at):
+        axes.set_xscale("log", base=2)
+    axes.set_xticks(at, texts)
+    axes.minorticks_off()
+    axes.set_xlabel(label)
+    return dict(zip([group_name(value) for value in values], at, strict=True))
+
+
+MEMORY: Final = "peak_memory_bytes.gpu"
+"""Beginning of the columns of memory in use on each GPU."""
+_GIB: Final = 1 << 30
+
+
+def _memory_and_speed(rows: pd.DataFrame) -> pd.DataFrame:
+    """Average memory and speed of each policy and cache; on the front if no comparable one needs no more and is no slower."""
+    by = [name for name in (cache_column(rows),) if name in rows]
+    data = summarised(rows, ["policy", *by], _SPEED)
+    memory = summarised(rows[rows[_SPEED].notna()], ["policy", *by], "gpu_memory_gib")["gpu_memory_gib"]
+    data.insert(1 + len(by), "gpu_memory_gib", memory.to_numpy())
+    data["comparable"] = [
+        is_exact(fresh) and label != "oracle" for fresh, label in zip(data["fresh"], data["source_label"], strict=True)
+    ]
+    usable = data[data["comparable"]]
+    on_front = front(usable["gpu_memory_gib"].tolist(), usable[_SPEED].tolist())
+    data["on_front"] = data.index.isin(usable.index[on_front])
+    return data
+
+
+def _with_memory(frame: pd.DataFrame) -> pd.DataFrame:
+    rows = prepared(frame, "vram", [_SPEED])
+    columns = [name for name in rows.columns.astype(str) if name.startswith(MEMORY)]
+    if not columns or rows[columns].isna().all().all():
+        raise ConfigError(f"plot vram: expected columns {MEMORY}0 and so on, got none; draw runs on a machine with a GPU")
+    return rows.assign(gpu_memory_gib=rows[columns].astype(float).sum(axis=1) / _GIB)
+
+
+def front(cost: Sequence[float], gain: Sequence[float]) -> list[bool]:
+    """Say which points no other one beats.
+
+    >>> front([1, 2, 2, 3], [5, 9, 7, 9])
+    [True, True, False, False]
+    """
+    points = list(zip(cost, gain, strict=True))
+    return [not any(c <= a and g >= b and (c, g) != (a, b) for c, g in points) for a, b in points]
+
+
+@kind("rows", "GPU memory against decode speed, with the Pareto front")
+def vram(frame: pd.DataFrame) -> Drawing:
+    """Points of policies, and the front as a line of steps; hollow: not exact, or an oracle's."""
+    rows = _with_memory(frame)
+    data = _memory_and_speed(rows)
+    policies = [name for name in policies_of(rows) if (data["policy"] == name).any()]
+    names = legend_names(data, policies)
+    figure, axes = new_figure(COLUMN, 2.3)
+    axes.grid(visible=True, axis="both")
+    best = data[data["on_front"]].sort_values("gpu_memory_gib", kind="stable")
+    axes.plot(best["gpu_memory_gib"], best[_SPEED], color=GREY, linewidth=3, drawstyle="steps-post", solid_joinstyle="miter",
+              alpha=0.6, zorder=1)  # fmt: skip
+    handles: list[Artist] = []
+    for policy, look in looks_of(policies).items():
+        part = data[data["policy"] == policy].sort_values("gpu_memory_gib", kind="stable")
+        filled = bool(part["comparable"].all())
+        style: dict[str, Any] = {
+            "color": look.colour, "marker": look.marker, "linestyle": look.dash, "linewidth": 0.6, "markersize": 5,
+            "markerfacecolor": look.colour if filled else WHITE, "markeredgecolor": BLACK if filled else look.colour,
+            "markeredgewidth": 0.4 if filled else 1.1,
+        }  # fmt: skip
+        axes.plot(part["gpu_memory_gib"], part[_SPEED], zorder=3, **style)
+        handles.append(Line2D([], [], label=names[policy], **style))
+    handles.append(Line2D([], [], color=GREY, linewidth=3, alpha=0.6, label="Pareto front"))
+    axes.set_ylim(0, 1.12 * float(data[_SPEED].max()))
+    axes.margins(x=0.08)
+    axes.set_xlabel("peak GPU memory (GiB)")
+    axes.set_ylabel(AXES[_SPEED])
+    legend_above(figure, handles, "GPU memory and decode speed")
+    hollow = "hollow: not exact, or an oracle's, and so not on the front"
+    notes = [*averaged(rows, [cache_column(rows)]), hollow, *not_shown(frame), meaning(inexact(rows))]
+    add_corner(figure, corner_label(rows, cache_column(rows)), notes)
+    told = "Grey: the Pareto front of the policies that are exact and need no oracle; the others are hollow."
+    what = "Peak GPU memory, all GPUs together and everything counted, against decode speed of the whole batch."
+    several = qualified(rows)["source_label"] is not None and rows[cache_column(rows)].nunique() > 1
+    lines = "A line joins the cache sizes of one policy." if several else ""
+    said = told, lines, repeats_sentence(rows, how=None), not_drawn(rows), not_shown_sentences(frame)
+    return Drawing(data, figure, caption(what, rows, [cache_column(rows)], *said))

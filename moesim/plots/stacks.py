@@ -1,8 +1,8 @@
-"""Stacked bars of time by cause."""
+"""Stacked bars of time by cause: by policy, and by layer."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pandas as pd
@@ -15,21 +15,43 @@ from moesim.errors import ConfigError, unknown_name
 from moesim.metrics.causes import CAUSES
 from moesim.plots.bars import axes_of
 from moesim.plots.captions import averaged, caption, corner_label, repeats_sentence
-from moesim.plots.ends import not_drawn
-from moesim.plots.exactness import inexact, meaning, star
-from moesim.plots.failures import not_shown, not_shown_sentences
-from moesim.plots.kinds import Drawing, kind
-from moesim.plots.rows import levels, mean, named, policies_of, prepared, qualified
-from moesim.plots.style import SMALL, add_corner, legend_above, need, new_figure, short, text_width
-from moesim.plots.widths import COLUMN, TEXT
+from moesim.plots.distributions import visits_of
+from moesim.plots.result_rows import (
+    inexact,
+    levels,
+    mean,
+    meaning,
+    named,
+    not_drawn,
+    not_shown,
+    not_shown_sentences,
+    policies_of,
+    prepared,
+    qualified,
+    star,
+)
+from moesim.plots.style import (
+    COLUMN,
+    SMALL,
+    TEXT,
+    Drawing,
+    add_corner,
+    kind,
+    legend_above,
+    need,
+    new_figure,
+    short,
+    text_width,
+    whole_numbers,
+)
 
 METRICS: Final = ("time", "decode_time")
-_VISIBLE: Final = 0.0005  # of a bar; less is 0.0%, and has no entry in the legend
+_VISIBLE: Final = 0.0005  # of the longest bar; less is 0.0%, and has no entry in the legend
 _BAR: Final = 0.15  # inches
 _NAMES: Final = 1.35  # inches that names of bars may take of a column
 
 
-def _times(rows: pd.DataFrame, metric: str, x: str) -> pd.DataFrame:
+def _times_by_cause(rows: pd.DataFrame, metric: str, x: str) -> pd.DataFrame:
     """Average the time by cause of each policy and setting."""
     columns = [f"{metric}_{cause}_ns" for cause in CAUSES]
     by = [] if x == "policy" else [x]
@@ -63,7 +85,7 @@ def _asked(frame: pd.DataFrame, metric: str | None, x: str | None) -> tuple[pd.D
 def breakdown(frame: pd.DataFrame, metric: str | None = None, x: str | None = None) -> Drawing:
     """Horizontal bars of the mean time by cause, the causes in the order of `CAUSES`."""
     rows, metric, x = _asked(frame, metric, x)
-    data = _times(rows, metric, x)
+    data = _times_by_cause(rows, metric, x)
     names = list(dict.fromkeys(data["bar"]))
     first = data.drop_duplicates("bar")
     groups = first[x].astype(str).tolist() if x in first else [""] * len(first)
@@ -101,3 +123,55 @@ def breakdown(frame: pd.DataFrame, metric: str | None = None, x: str | None = No
         repeats_sentence(rows, how=None), not_drawn(rows), not_shown_sentences(frame),
     )  # fmt: skip
     return Drawing(data, figure, told)
+
+
+_MANY: Final = 34  # layers of a figure as wide as a column
+
+
+def _times_by_layer(rows: pd.DataFrame) -> pd.DataFrame:
+    """Average the time of a layer visit by layer and cause."""
+    by_layer = rows.groupby("layer")
+    means = by_layer[[f"time_{cause}_ns" for cause in CAUSES]].mean() / NS_PER_MS
+    long = means.set_axis(list(CAUSES), axis=1).reset_index().melt("layer", var_name="cause", value_name="ms")
+    long = long.sort_values("layer", kind="stable").reset_index(drop=True)
+    return long.assign(visits=long["layer"].map(by_layer.size()), policy=rows["policy"].iloc[0], **qualified(rows))
+
+
+@kind("layers", "one policy's time by layer and cause")
+def time_by_layer(frame: pd.DataFrame, phase: str | None = None) -> Drawing:
+    """Stacked bars of the mean time of a layer visit, one a layer, the causes in the order of `CAUSES`."""
+    rows = visits_of(frame, "time_by_layer", phase, [f"time_{cause}_ns" for cause in CAUSES])
+    policy, *others = policies_of(rows)
+    if others:
+        raise ConfigError(f"plot time_by_layer: expected one policy, got {policy}, {', '.join(others)}; choose one")
+    data = _times_by_layer(rows)
+    tops = data.groupby("layer")["ms"].sum()
+    figure, axes = new_figure(COLUMN if len(tops) <= _MANY else TEXT, 1.9)
+    handles: list[Artist] = []
+    base = np.zeros(len(tops))
+    for cause in CAUSES:
+        values = data.loc[data["cause"] == cause, "ms"].to_numpy(float)
+        style: dict[str, Any] = {"facecolor": FILL[cause], "hatch": HATCH[cause] * 2, "edgecolor": BLACK, "linewidth": 0.4}
+        if values.any():
+            axes.bar(tops.index, values, 0.9, base, **style)
+            base += values
+        if values.max() >= _VISIBLE * tops.max():
+            handles.append(Patch(label=LABEL[cause], **style))
+    whole_numbers(axes.xaxis)
+    axes.set_xlim(tops.index.min() - 0.75, tops.index.max() + 0.75)
+    axes.set_ylim(0, 1.05 * max(float(tops.max()), 1e-9))
+    axes.set_xlabel("layer")
+    axes.set_ylabel("time of a visit (ms)")
+    name = policy + star(qualified(rows)["fresh"])
+    legend_above(figure, handles, f"Time by layer: {name}")
+    phases = " and ".join(rows["phase"].unique())
+    notes = [f"{name}, {phases}", *averaged(rows, []), meaning(inexact(rows))]
+    add_corner(figure, corner_label(rows), notes)
+    low, high = int(data["visits"].min()), int(data["visits"].max())
+    many = f"{low}{f' to {high}' if high > low else ''}"
+    sentences = [
+        f"A bar is the mean of {many} visits of the layer in {phases}, by what was waited for on the critical path.",
+        f"The slowest layer is {tops.idxmax()} with {tops.max():.3g} ms, the fastest {tops.idxmin()} with {tops.min():.3g} ms.",
+        "What comes before the first layer visit of a step and after the last one is left out.",
+    ]
+    return Drawing(data, figure, caption(f"Time of {policy} by layer.", rows, [], *sentences))

@@ -1,32 +1,81 @@
-"""What all figures have in common: style, widths, where they are shown, legends, corner labels, and saving.
+"""Style, widths, looks of policies, legends, corner labels and files: what all figures share.
 
-A figure is drawn for the screen, with a title and with where its numbers come from, or for a paper, where the caption says both.
-Which of the two is one setting (`drawn_for`), read by `title`, `legend_above` and `add_corner`; no figure asks for it.
+A figure is drawn for the screen, with a title and the source of its numbers, or for a paper, where the caption has both.
+`drawn_for` chooses; `title`, `legend_above` and `add_corner` read the choice, and no figure asks for it.
 """
 
 from __future__ import annotations
 
 import io
+import math
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
-from functools import wraps
+from functools import update_wrapper, wraps
 from pathlib import Path
-from typing import Any, Final, Literal, ParamSpec, TypeVar, get_args
+from typing import Any, Final, Generic, Literal, NamedTuple, ParamSpec, TypeVar, get_args
 
 import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from moesim.core.atomic import write_bytes
+from moesim.core.colours import BLACK, GREY, SERIES
+from moesim.core.table import frame_csv
 from moesim.errors import ConfigError
-from moesim.plots.exactness import NOT_EXACT
-from moesim.plots.widths import is_narrow, width_for
+
+COLUMN: Final = 3.35
+"""Width of a figure for one column of a paper, in inches."""
+TEXT: Final = 7.0
+"""Width of a figure for both columns, in inches."""
+WIDTHS: Final = {"column": COLUMN, "page": TEXT, "slide": 20 / 3}
+"""Widths by name, in inches. That of a slide is half of one of 13.33 inches: enlarged to fill it, text has 13 points and more."""
+_LIMITS: Final = (2.5, 20.0)  # inches
+_width: ContextVar[float | None] = ContextVar("width", default=None)
+_NARROW: Final = 5.0  # inches: a narrower figure has its panels one above another, and its legend above them
+
+
+@contextmanager
+def drawn_wide(width: float | None) -> Iterator[None]:
+    """Draw the figures of a block as wide as this, in inches; None: as wide as each kind is by itself."""
+    token = _width.set(width)
+    try:
+        yield
+    finally:
+        _width.reset(token)
+
+
+def parse_width(asked: str | float, place: str) -> float:
+    """Read the width of a figure: a name of `WIDTHS`, or inches."""
+    if asked in WIDTHS:
+        return WIDTHS[str(asked)]
+    low, high = _LIMITS
+    try:
+        inches = float(asked)
+    except ValueError:
+        inches = math.nan
+    if not low <= inches <= high:
+        raise ConfigError(f"{place}: expected {', '.join(WIDTHS)}, or {low:g} to {high:g} inches, got '{asked}'")
+    return inches
+
+
+def width_for(natural: float) -> float:
+    """Give the width of a figure: the one asked for, else its own."""
+    asked = _width.get()
+    return natural if asked is None else asked
+
+
+def is_narrow(width: float) -> bool:
+    """Whether a figure is too narrow for panels side by side, or for a legend beside its axes."""
+    return width < _NARROW
+
 
 STYLE: Final[Any] = {
     "font.family": "DejaVu Sans",
@@ -70,6 +119,8 @@ _medium: ContextVar[Medium] = ContextVar("medium", default="screen")
 OPTIMUM: Final = "belady"
 """The policy that is drawn in black."""
 
+NOT_EXACT: Final = "* not exact"
+"""Beginning of the line that says what a star means; every figure with a star has it, also on paper."""
 _NO_BREAK: Final = "\N{NO-BREAK SPACE}"
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -289,3 +340,151 @@ def _lay_out(figure: Figure) -> None:
         engine.execute(figure)
         figure.dpi = dpi
         figure.set_layout_engine(None)
+
+
+_MARKERS: Final = "osD^vPX<>"
+_DASHES: Final = ("-", "--", "-.", ":")
+_HATCHES: Final = (
+    "", "////", "\\\\\\\\", "....", "----", "xxxx", "oo", "||||", "++", "**",
+    "///...", "\\\\\\...", "---...", "///oo", "\\\\\\oo", "|||...", "///---", "\\\\\\|||", "OO", "xxx...",
+)  # fmt: skip
+
+
+class Look(NamedTuple):
+    """Colour, and what tells policies apart where there is none."""
+
+    colour: str
+    hatch: str
+    marker: str
+    dash: str
+
+
+_all: ContextVar[Sequence[str]] = ContextVar("all", default=())
+
+
+@contextmanager
+def drawn_among(policies: Sequence[str]) -> Iterator[None]:
+    """Draw the figures of a block with the looks that policies have among these, all of a result; a block within keeps them."""
+    token = _all.set(_all.get() or policies)
+    try:
+        yield
+    finally:
+        _all.reset(token)
+
+
+def looks_of(policies: Sequence[str]) -> dict[str, Look]:
+    """Give every policy its look: that of its place in the whole result, whichever others are in the figure.
+
+    A result may have more policies than there are colours. One that comes too late for its own has one that the figure has left.
+
+    >>> with drawn_among(["fifo", "lru", "belady"]):
+    ...     looks_of(["lru"]) == {"lru": series_look(1)}, looks_of(["lru", "belady"])["belady"]
+    (True, Look(colour='#000000', hatch='', marker='*', dash='-'))
+    """
+    others = [policy for policy in policies if policy != OPTIMUM]
+    most = len(SERIES)
+    if len(others) > most:
+        raise ConfigError(f"plot: expected at most {most} policies in one figure, got {len(others)}; choose some with --policies")
+    known = [policy for policy in dict.fromkeys([*_all.get(), *policies]) if policy != OPTIMUM]
+    own = {policy: place for place, policy in enumerate(known[:most]) if policy in others}
+    left = (place for place in range(most) if place not in own.values())
+    looks = {policy: series_look(own[policy] if policy in own else next(left)) for policy in others}
+    return {policy: looks.get(policy, Look(BLACK, "", "*", "-")) for policy in policies}
+
+
+def series_look(number: int) -> Look:
+    """Give the look of the n-th series, from 0."""
+    marker, dash = number % len(_MARKERS), number % len(_DASHES)  # lengths without common factor: 36 pairs
+    return Look(SERIES[number], _HATCHES[number % len(_HATCHES)], _MARKERS[marker], _DASHES[dash])
+
+
+class Drawing(NamedTuple):
+    """One figure."""
+
+    data: pd.DataFrame  # tidy, with exactly what is drawn
+    figure: Figure
+    caption: str  # for a paper: what is shown, on what, the labels of the numbers, and what is not exact
+
+
+def written(drawing: Drawing, name: str, suffixes: Sequence[str] = ("png", "pdf")) -> dict[str, bytes]:
+    """Give the files of a figure by name: pictures, data, caption."""
+    files = {f"{name}.{suffix}": content for suffix, content in rendered(drawing.figure, suffixes).items()}
+    files[f"{name}.csv"] = frame_csv(drawing.data)
+    files[f"{name}.txt"] = (drawing.caption.strip() + "\n").encode()
+    return files
+
+
+class Kind(Generic[_P]):
+    """A kind of figure; its function takes a frame (or what `source` says), then options by name."""
+
+    __name__: str
+
+    def __init__(self, make: Callable[_P, Drawing], source: str, title: str) -> None:
+        self.drawing = styled(_among_its_policies(make))
+        # what it draws: a name of `moesim.plots.catalogue.SOURCES`
+        self.source = source
+        self.title = title  # one line, for listings
+        update_wrapper(self, make)
+
+    def __call__(self, *args: _P.args, **options: _P.kwargs) -> Figure:
+        """Give the picture alone."""
+        return self.drawing(*args, **options).figure
+
+
+def _among_its_policies(make: Callable[_P, Drawing]) -> Callable[_P, Drawing]:
+    """Draw a frame with the looks that its policies have among all of it, also those that failed or are a baseline."""
+
+    @wraps(make)
+    def wrapper(*args: _P.args, **options: _P.kwargs) -> Drawing:
+        frame = args[0] if args else None
+        whole = frame["policy"].astype(str).tolist() if isinstance(frame, pd.DataFrame) and "policy" in frame else []
+        with drawn_among(list(dict.fromkeys(whole))):
+            return make(*args, **options)
+
+    return wrapper
+
+
+def kind(source: str, title: str) -> Callable[[Callable[_P, Drawing]], Kind[_P]]:
+    """Make a `Kind` of a function."""
+    return lambda make: Kind(make, source, title)
+
+
+_MARKED: Final = 18  # points of a line with as many markers; of more only some have one
+
+
+def marked_line(axes: Axes, x: Sequence[float], y: Sequence[float | None], number: int, label: str, **changes: Any) -> None:
+    """Draw a line; its number decides colour, marker and dash, so that it can be told apart in grey as well."""
+    points = [(a, b) for a, b in zip(x, y, strict=True) if b is not None]
+    every = 1 + len(points) // _MARKED
+    look: dict[str, Any] = {
+        "color": SERIES[number % len(SERIES)],
+        "marker": _MARKERS[number % len(_MARKERS)],
+        "markevery": (number * every // 4 % every, every),  # not all at the same places
+        "linestyle": _DASHES[number % len(_DASHES)],
+        "markersize": 4.5,
+        "markeredgecolor": BLACK,
+        "markeredgewidth": 0.4,
+        "linewidth": 1.4,
+    }
+    axes.plot([a for a, _ in points], [b for _, b in points], label=label, **(look | changes))
+
+
+def level(axes: Axes, y: float | None, label: str, **changes: Any) -> None:
+    """Draw a horizontal line to compare with; none if it has no value."""
+    look: dict[str, Any] = {"color": GREY, "linestyle": ":", "linewidth": 1.6, "zorder": 1}
+    if y is not None:
+        axes.axhline(y, label=label, **(look | changes))
+
+
+def doubling_axis(axes: Axes, values: Sequence[int], label: str) -> None:
+    """Make the x axis logarithmic with a tick at each value."""
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(list(values), [str(v) for v in values])
+    axes.minorticks_off()
+    axes.set_xlabel(label)
+
+
+def whole_numbers(*axes: Axis) -> None:
+    """Have ticks at whole numbers only: there is no half of a layer, a rank or a step."""
+    for axis in axes:
+        axis.set_major_locator(MaxNLocator(integer=True))

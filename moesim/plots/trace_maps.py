@@ -1,24 +1,134 @@
-"""Heat maps of a trace's routing: reuse by layer, and which experts of the next layer follow those of a layer."""
+"""Figures of a trace: heat maps of reuse, drift, co-activation and accuracy of signals."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.colors import PowerNorm
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from moesim.errors import ConfigError
-from moesim.plots.kinds import Drawing, kind
-from moesim.plots.map_panels import NOT_FROM_ZERO, Panel, Words, heat_maps
-from moesim.plots.style import add_corner
-from moesim.plots.trace_kit import phase_of, trace_corner, trace_words
-from moesim.plots.widths import COLUMN, TEXT
-from moesim.trace import Trace
-from moesim.trace.stats.balance import Sample, select
+from moesim.errors import ConfigError, unknown_name
+from moesim.plots.style import (
+    COLUMN,
+    TEXT,
+    Drawing,
+    add_corner,
+    for_paper,
+    kind,
+    legend_above,
+    level,
+    marked_line,
+    new_figure,
+    whole_numbers,
+    width_for,
+)
+from moesim.trace import Signal, Trace
+from moesim.trace.stats.balance import PHASES, Sample, main_phase, phase_rows, select, spans
+from moesim.trace.stats.batches import compose, workloads
 from moesim.trace.stats.locality import membership, ranked, reuse_baseline, reuse_by_lag, reuse_by_rank
-from moesim.trace.stats.prediction import pair_counts
+from moesim.trace.stats.prediction import busiest_found, pair_counts, recall, signal_recall_by_layer, top_ids, workload_recall
+
+MAP: Final = "cividis"  # even in brightness: it reads the same in grey
+NOT_FROM_ZERO: Final = "The scale of colours does not begin at 0."
+"""For captions of heat maps that are drawn so."""
+_BLANK: Final = "#FFFFFF"  # what has no value; lighter than every colour of the map, and crossed out
+_CROSSED: Final = "#BBBBBB"
+_CUT: Final = 2.0  # percent
+_TITLE: Final = 0.18  # inches
+
+
+class Panel(NamedTuple):
+    """One heat map: values (rows, columns) with nan where there are none, and the numbers at its edges."""
+
+    title: str
+    values: NDArray[np.float64]
+    x: tuple[float, float]  # edges
+    y: tuple[float, float]
+    x_label: str
+    y_label: str
+
+
+class Words(NamedTuple):
+    """What is written above all panels, on the screen, and at the scale."""
+
+    title: str
+    scale: str
+
+
+def heat_maps(
+    panels: Sequence[Panel],
+    words: Words,
+    *,
+    size: tuple[float, float],
+    n_columns: int,
+    power: float = 1.0,
+    from_zero: bool = True,
+    share_y: bool = True,
+    square: bool = False,
+) -> Figure:
+    """Draw heat maps on one scale."""
+    width = width_for(size[0])
+    n_columns = min(max(1, round(n_columns * width / size[0])), len(panels))
+    n_rows = -(-len(panels) // n_columns)
+    figure = Figure(
+        figsize=(width, n_rows * size[1] + (0 if for_paper() else _TITLE)), layout="compressed" if square else "constrained"
+    )
+    grid = figure.subplots(n_rows, n_columns, squeeze=False, sharey=share_y)
+    everything = np.concatenate([panel.values.ravel() for panel in panels])
+    low = 0.0 if from_zero else float(np.nanpercentile(everything, _CUT))
+    norm = PowerNorm(power, low, float(np.nanmax(everything)))
+    drawn: list[Axes] = []
+    for place, axes in enumerate(grid.ravel().tolist()):
+        if place >= len(panels):
+            axes.remove()
+            continue
+        panel = panels[place]
+        image = _draw(axes, panel, norm, square)
+        drawn.append(axes)
+        first, last = place % n_columns == 0, place + n_columns >= len(panels)
+        axes.set_ylabel(panel.y_label if first or not share_y else "")
+        below = None if last else panels[place + n_columns].x_label
+        axes.set_xlabel(panel.x_label if panel.x_label != below or not share_y else "")
+    cut = "min" if float(np.nanmin(everything)) < low else "neither"
+    figure.colorbar(image, ax=drawn, label=words.scale, aspect=25, pad=0.02, fraction=0.05, extend=cut)
+    if not for_paper():
+        figure.suptitle(words.title, x=0.01, ha="left", fontsize=8.5, fontweight="bold")
+    return figure
+
+
+def _draw(axes: Axes, panel: Panel, norm: PowerNorm, square: bool) -> Any:
+    axes.grid(visible=False)
+    axes.set_facecolor(_BLANK)
+    extent = (*panel.x, *panel.y)
+    if np.isnan(panel.values).any():
+        axes.add_patch(_crossed(extent))
+    image = axes.imshow(
+        np.ma.masked_invalid(panel.values),
+        cmap=MAP,
+        norm=norm,
+        origin="lower",
+        extent=extent,
+        aspect="equal" if square else "auto",
+        interpolation="nearest",
+        zorder=2,
+    )
+    axes.set_title(panel.title, fontsize=7.5, fontweight="normal")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(nbins=5, integer=True))
+    return image
+
+
+def _crossed(extent: tuple[float, float, float, float]) -> Any:
+    left, right, low, high = extent
+    return Rectangle((left, low), right - left, high - low, facecolor=_BLANK, edgecolor=_CROSSED, hatch="xxxx", linewidth=0)
+
 
 _PAIRS: Final = 3  # pairs of layers that are drawn unless they are named
 _RANKS: Final = 4  # ranks that are drawn, in multiples of k
@@ -191,3 +301,317 @@ def coactivation_ranks(trace: Trace, phase: str | None = None, ranks: int | None
         f"on a random half of the requests, probabilities on the rest. {trace_words(trace, sample.phase)}"
     )
     return Drawing(data, figure, told)
+
+
+_PANELS: Final = {"before": "from the window before", "first": "from the first window"}
+
+
+def _shares(experts: NDArray[np.int64], windows: int, n_experts: int) -> NDArray[np.float64]:
+    """Give the share of each expert in the activations of a window and layer, (window, layer, expert)."""
+    parts = np.array_split(experts, windows)
+    counts = [[np.bincount(part[:, layer].ravel(), minlength=n_experts) for layer in range(part.shape[1])] for part in parts]
+    return np.array([np.array(one) / (len(part) * part.shape[2]) for one, part in zip(counts, parts, strict=True)])
+
+
+def _distances(shares: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
+    """Give the total variation distance of each window but the first from others, (window, layer)."""
+    return {
+        "before": np.abs(shares[1:] - shares[:-1]).sum(axis=2) / 2,
+        "first": np.abs(shares[1:] - shares[0]).sum(axis=2) / 2,
+    }
+
+
+def _drift(sample: Sample, windows: int) -> pd.DataFrame:
+    """Compute the distances, and those of as large windows of the same tokens in a random order."""
+    n_tokens, n_experts = len(sample.rows), sample.trace.n_experts
+    if not 2 <= windows <= n_tokens:
+        raise ConfigError(f"plot popularity_drift: windows: expected 2 to {n_tokens}, the tokens of the phase, got {windows}")
+    mixed = np.random.default_rng(0).permutation(n_tokens)
+    found = _distances(_shares(sample.experts, windows, n_experts))
+    by_chance = _distances(_shares(sample.experts[mixed], windows, n_experts))
+    firsts = np.cumsum([0, *(len(part) for part in np.array_split(np.arange(n_tokens), windows))])
+    parts = []
+    for name, values in found.items():
+        window, layer = (index.ravel() for index in np.indices(values.shape))
+        columns = {"from": name, "layer": layer, "window": window + 2, "first_token": firsts[window + 1] + 1,
+                   "distance": values.ravel(), "shuffled": by_chance[name].ravel()}  # fmt: skip
+        parts.append(pd.DataFrame(columns))
+    return pd.concat(parts, ignore_index=True)
+
+
+@kind("trace", "drift of popularity: heat maps, layers by window")
+def popularity_drift(trace: Trace, windows: int = 12, phase: str | None = None) -> Drawing:
+    """Heat maps of how far the popularity in a window of tokens is from that in others, layers by window."""
+    sample = select(trace, phase_of(trace, phase))
+    data = _drift(sample, windows)
+    panels = []
+    for name, words in _PANELS.items():
+        part = data[data["from"] == name]
+        values = part.pivot(index="layer", columns="window", values="distance").to_numpy(np.float64)
+        title = f"{words}: {part['distance'].mean():.2f} ({part['shuffled'].mean():.2f})"
+        panels.append(Panel(title, values, (1.5, windows + 0.5), (-0.5, trace.n_layers - 0.5), "window", "layer"))
+    figure = heat_maps(panels, Words("Drift of popularity", "distance of popularity"), size=(TEXT, 2.1), n_columns=2)
+    least, rest = divmod(len(sample.rows), windows)
+    tokens = f"{least}{f' or {least + 1}' if rest else ''} tokens a window"
+    add_corner(figure, trace_corner(trace, sample.phase), [f"{tokens} · beside the name: mean (of shuffled tokens)"])
+    told = (
+        f"Drift of the popularity of experts: the tokens, request after request as in the trace, are cut into {windows} windows "
+        f"({tokens}). Shown is the total variation distance, half the sum over experts of the difference of their shares "
+        "in the activations of a layer: 0 is the same popularity, 1 no expert in common. Beside the names: the mean, and that of "
+        "the same tokens in a random order (fixed seed), which is what chance gives windows of this size. "
+        f"{trace_words(trace, sample.phase)}"
+    )
+    return Drawing(data, figure, told)
+
+
+METRICS: Final = ("activated", "workload")
+_CELLS: Final = {"activated": 32, "workload": 16}  # columns of a heat map, about: a step says less than its tokens
+_LARGEST_BATCH: Final = 8
+
+
+class _Asked(NamedTuple):
+    """What to draw, checked."""
+
+    signals: dict[str, Signal]
+    rows: NDArray[np.int64]  # of the phase, that some signal covers
+    token: NDArray[np.int64]  # of every row of the trace: number in its phase, from 1; 0 in the other phase
+    phase: str
+    metric: str
+    top: int
+    batch: int
+
+
+def _asked(trace: Trace, metric: str, top: int, batch: int | None, phase: str | None, signals: Sequence[str] | None) -> _Asked:
+    if metric not in METRICS:
+        raise ConfigError(f"plot signal_accuracy: {unknown_name('metric', metric, METRICS)}")
+    for name in signals or ():
+        if name not in trace.signals:
+            raise ConfigError(f"plot signal_accuracy: {unknown_name('signal of this trace', name, sorted(trace.signals))}")
+    phase = phase_of(trace, phase)
+    rows = phase_rows(trace, phase)
+    chosen = {name: trace.signals[name] for name in signals or trace.signals}
+    covered = {name: signal for name, signal in chosen.items() if np.isin(signal.rows, rows).any()}
+    if not covered:
+        raise ConfigError(f"plot signal_accuracy: expected a trace with signals of its {phase} tokens, got none ({trace.model})")
+    index = np.zeros(len(trace.request), np.int64)
+    first, length = spans(trace.request[rows])
+    index[rows] = np.arange(len(rows)) - np.repeat(first, length) + 1
+    if metric == "workload" and not 1 <= top < trace.n_experts:
+        raise ConfigError(f"plot signal_accuracy: top: expected 1 to {trace.n_experts - 1} experts, got {top}")
+    smallest = min(len(np.unique(trace.request[s.rows[np.isin(s.rows, rows)]])) for s in covered.values())
+    size = min(_LARGEST_BATCH, smallest) if batch is None else batch
+    if metric == "workload" and not 1 <= size <= smallest:
+        raise ConfigError(f"plot signal_accuracy: batch: expected 1 to {smallest} requests that all signals cover, got {size}")
+    order = signal_numbers(covered)
+    rows = rows[np.isin(rows, np.concatenate([signal.rows for signal in covered.values()]))]
+    return _Asked({name: covered[name] for name in order}, rows, index, phase, metric, top, size)
+
+
+def _cells(trace: Trace, asked: _Asked, cell: int | None) -> pd.DataFrame:
+    """Compute the accuracy of signals by layer and token index."""
+    longest = int(asked.token[asked.rows].max())
+    cell = cell or -(-longest // _CELLS[asked.metric])
+    if not 1 <= cell <= longest:
+        raise ConfigError(f"plot signal_accuracy: cell: expected 1 to {longest} tokens, got {cell}")
+    parts = []
+    for name, signal in asked.signals.items():
+        for first, n, values in _by_cell(trace, signal, asked, cell):
+            layers = np.arange(signal.first_layer, trace.n_layers)
+            columns: dict[str, Any] = {"signal": name, "layer": layers, "token": first}
+            columns |= {"last_token": min(first + cell - 1, longest), "accuracy": values[signal.first_layer :], "n": n}
+            parts.append(pd.DataFrame(columns))
+    return pd.concat(parts, ignore_index=True)
+
+
+def _by_cell(trace: Trace, signal: Signal, asked: _Asked, cell: int) -> list[tuple[int, int, NDArray[np.float64]]]:
+    """Give the first token index of each cell, the number of tokens or steps in it, and the accuracy by layer."""
+    which = np.flatnonzero(np.isin(signal.rows, asked.rows))
+    covered = np.asarray(signal.rows)[which]
+    named, true = top_ids(signal, which, trace.top_k), np.asarray(trace.experts)[covered]
+    found = None
+    if asked.metric == "workload":
+        steps = np.concatenate(compose(trace.request[covered], asked.batch))
+        index = asked.token[covered][steps[:, 0]]  # a step takes tokens of one index: requests are covered from their first
+        found = _busiest(named, true, steps, asked.top, trace.n_experts)
+    else:
+        index = asked.token[covered]
+    numbers = (index - 1) // cell
+    cells = []
+    for number in np.unique(numbers):
+        inside = numbers == number
+        values = recall(named[inside], true[inside]) if found is None else found[inside].mean(axis=0)
+        cells.append((int(number) * cell + 1, int(inside.sum()), values))
+    return cells
+
+
+def _busiest(named: Any, true: Any, steps: Any, top: int, n_experts: int) -> NDArray[np.float64]:
+    """Overlap of the busiest experts, (n_steps, n_layers)."""
+    layers = []
+    for layer in range(true.shape[1]):
+        said, is_so = (workloads(ids[:, layer][steps], n_experts) for ids in (named, true))
+        layers.append(busiest_found(said, is_so, top)[0])
+    return np.stack(layers, axis=1)
+
+
+@kind("trace", "accuracy of recorded signals: heat maps, layers by token index")
+def signal_accuracy(
+    trace: Trace,
+    metric: str = "activated",
+    top: int = 1,
+    batch: int | None = None,
+    phase: str | None = None,
+    signals: Sequence[str] | None = None,
+    cell: int | None = None,
+) -> Drawing:
+    """Heat maps of the accuracy of signals, layers by token index."""
+    asked = _asked(trace, metric, top, batch, phase, signals)
+    data = _cells(trace, asked, cell)
+    cell = int(data["last_token"].iloc[0] - data["token"].iloc[0] + 1)
+    firsts = np.arange(data["token"].min(), data["token"].max() + 1, cell)
+    panels = []
+    for name, part in data.groupby("signal", sort=False):
+        values = part.pivot(index="layer", columns="token", values="accuracy").reindex(range(trace.n_layers), columns=firsts)
+        edges = (float(firsts[0]) - 0.5, float(firsts[-1]) + cell - 0.5)
+        title = f"{name}: {_mean(part):.2f}"
+        panels.append(Panel(title, values.to_numpy(np.float64), edges, _layer_limits(trace), f"{asked.phase} token", "layer"))
+    words = Words("Accuracy of signals", _scale(asked))
+    figure = heat_maps(panels, words, size=(TEXT, 1.5), n_columns=3, from_zero=False)
+    notes = ["beside the name: mean · crossed out: layers about which a signal says nothing"]
+    add_corner(figure, trace_corner(trace, asked.phase, asked.rows), notes)
+    low, high = int(data["n"].min()), int(data["n"].max())
+    unit = "tokens" if asked.metric == "activated" else "steps"
+    many = f"{low}" if low == high else f"{low} to {high}"
+    cells = f"A cell is the mean of {many} {unit}" + (f" of {cell} neighbouring token indices." if cell > 1 else ".")
+    told = (
+        f"Accuracy of recorded signals by layer and {asked.phase} token index. {_definition(trace, asked)} {cells} The number "
+        f"beside a name is the mean; what a signal says nothing about is crossed out. {NOT_FROM_ZERO} "
+        f"{trace_words(trace, asked.phase, asked.rows)}"
+    )
+    return Drawing(data, figure, told)
+
+
+def _mean(part: pd.DataFrame) -> float:
+    """Mean accuracy of a signal over layers, each token or step counting once."""
+    return float((part["accuracy"] * part["n"]).sum() / part["n"].sum())
+
+
+def _layer_limits(trace: Trace) -> tuple[float, float]:
+    return -0.5, trace.n_layers - 0.5
+
+
+def _scale(asked: _Asked) -> str:
+    if asked.metric == "activated":
+        return "recall@k"
+    return "busiest expert found" if asked.top == 1 else f"overlap of top {asked.top}"
+
+
+def _definition(trace: Trace, asked: _Asked) -> str:
+    if asked.metric == "activated":
+        return (
+            f"Shown is recall@k: the share of the k = {trace.top_k} routed experts of a token that are among the k which the "
+            f"signal ranks first (chance: {trace.top_k / trace.n_experts:.3f})."
+        )
+    what = "expert" if asked.top == 1 else f"{asked.top} experts"
+    return (
+        f"Shown is the share of the busiest {what} of a batch of {asked.batch} request{'s' if asked.batch > 1 else ''} that "
+        f"the signal, its k best of each token counted, also names as busiest; ties for the last place of the true ones count "
+        f"as right."
+    )
+
+
+def _by_layer(trace: Trace, asked: _Asked) -> pd.DataFrame:
+    """Compute the accuracy of signals by layer."""
+    parts = []
+    for name, signal in asked.signals.items():
+        if asked.metric == "activated":
+            values, chance = signal_recall_by_layer(trace, signal, asked.rows), trace.top_k / trace.n_experts
+        else:
+            (found,) = workload_recall(trace, signal, asked.rows, [asked.batch], [asked.top])
+            values, chance = found.by_layer[0], float(found.chance[0])
+        layers = np.arange(signal.first_layer, trace.n_layers)
+        columns = {"signal": name, "layer": layers, "accuracy": values[signal.first_layer :], "chance": chance}
+        parts.append(pd.DataFrame(columns))
+    return pd.concat(parts, ignore_index=True)
+
+
+@kind("trace", "accuracy of recorded signals: a line a signal, by layer")
+def signal_accuracy_by_layer(
+    trace: Trace,
+    metric: str = "activated",
+    top: int = 1,
+    batch: int | None = None,
+    phase: str | None = None,
+    signals: Sequence[str] | None = None,
+) -> Drawing:
+    """Lines of the accuracy of signals by layer."""
+    asked = _asked(trace, metric, top, batch, phase, signals)
+    data = _by_layer(trace, asked)
+    figure, axes = new_figure(COLUMN, 1.9)
+    for name, number in signal_numbers(data["signal"].unique()).items():
+        part = data[data["signal"] == name]
+        marked_line(axes, part["layer"].tolist(), part["accuracy"].tolist(), number, name, linewidth=1.1, markersize=3.4)
+    level(axes, float(data["chance"].mean()), "chance")
+    axes.set_ylim(0, 1.03)
+    axes.set_xlim(*_layer_limits(trace))
+    whole_numbers(axes.xaxis)
+    axes.set_xlabel("layer")
+    axes.set_ylabel(_scale(asked))
+    legend_above(figure, axes.get_legend_handles_labels()[0], "Accuracy of signals by layer")
+    add_corner(figure, trace_corner(trace, asked.phase, asked.rows))
+    words = trace_words(trace, asked.phase, asked.rows)
+    return Drawing(data, figure, f"Accuracy of recorded signals by layer. {_definition(trace, asked)} {words}")
+
+
+_SIGNALS: Final = ("gate_next1", "gate_next2", "gate_next3", "residual", "learned", "shadow", "coactivation", "")
+"""Beginnings of the names of signals, in the order of their looks; the last stands for all others."""
+
+
+def signal_numbers(names: Iterable[str]) -> dict[str, int]:
+    """Number signals for `line`, so that each looks the same in every figure whichever others there are.
+
+    >>> signal_numbers(["coactivation", "shadow-int8", "residual", "shadow-int4"])
+    {'residual': 3, 'shadow-int4': 5, 'coactivation': 6, 'shadow-int8': 13}
+    """
+    numbers: dict[str, int] = {}
+    for name in sorted(names):
+        number = next(i for i, beginning in enumerate(_SIGNALS) if name.startswith(beginning))
+        while number in numbers.values():
+            number += len(_SIGNALS)
+        numbers[name] = number
+    return dict(sorted(numbers.items(), key=lambda item: item[1]))
+
+
+def phase_of(trace: Trace, phase: str | None) -> str:
+    """Choose the phase to draw: the one asked for, else decode, unless the trace has none."""
+    if phase is None:
+        return main_phase(trace)
+    if phase not in PHASES:
+        raise ConfigError(f"plot: {unknown_name('phase', phase, list(PHASES))}")
+    if not len(phase_rows(trace, phase)):
+        raise ConfigError(f"plot: expected a trace with {phase} tokens, got none in {trace.model}; choose the other phase")
+    return phase
+
+
+def trace_corner(trace: Trace, phase: str, rows: NDArray[Any] | None = None) -> str:
+    """Say in one line which routing a figure shows; `rows` of the trace, or all of the phase."""
+    return f"routing of {trace.model} · {_origin(trace)} · {_tokens(trace, phase, rows)}"
+
+
+def trace_words(trace: Trace, phase: str, rows: NDArray[Any] | None = None) -> str:
+    """Say in a caption which routing a figure shows, and how far it can be trusted; `rows` as for `trace_corner`."""
+    warning = {"miniature": " A miniature has a large model's routing shape and is easier to predict.",
+               "synthetic": " No model was run: the routing is made up."}  # fmt: skip
+    return (
+        f"Routing of {trace.model} ({_origin(trace)}): {_tokens(trace, phase, rows)}, {trace.n_layers} MoE layers of "
+        f"{trace.n_experts} experts, top {trace.top_k}.{warning.get(trace.origin, '')}"
+    )
+
+
+def _tokens(trace: Trace, phase: str, rows: NDArray[Any] | None) -> str:
+    rows = phase_rows(trace, phase) if rows is None else rows
+    n_requests = len(np.unique(trace.request[rows]))
+    return f"{len(rows):,} {phase} tokens of {n_requests} request{'' if n_requests == 1 else 's'}"
+
+
+def _origin(trace: Trace) -> str:
+    return trace.label if trace.origin in ("recorded", trace.label) else f"{trace.label}, {trace.origin}"

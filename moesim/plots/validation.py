@@ -1,24 +1,42 @@
-"""Simulated beside measured: a scatter with a band, and what the difference is made of."""
+"""Simulated against measured, printed and published numbers."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any, Final
 
+import numpy as np
 import pandas as pd
 from matplotlib.artist import Artist
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-from moesim.core.colours import BLACK, FILL, GREY, HATCH, LABEL, WHITE
+from moesim.core.colours import BLACK, BLUE, FILL, GREEN, GREY, HATCH, LABEL, ORANGE, VERMILION, WHITE
 from moesim.core.units import NS_PER_MS
-from moesim.hardware import weakest
-from moesim.plots.kinds import Drawing, kind
-from moesim.plots.looks import looks_of
-from moesim.plots.rows import mean, policies_of
-from moesim.plots.style import add_corner, legend_above, legend_beside, need, new_figure, styled, title
-from moesim.plots.widths import COLUMN, TEXT
+from moesim.errors import ConfigError
+from moesim.hardware import LABELS, weakest
+from moesim.plots.result_rows import mean, policies_of
+from moesim.plots.style import (
+    COLUMN,
+    TEXT,
+    Drawing,
+    add_corner,
+    is_narrow,
+    kind,
+    legend_above,
+    legend_beside,
+    looks_of,
+    need,
+    new_figure,
+    series_look,
+    short,
+    styled,
+    title,
+    width_for,
+)
 
 _SIDES: Final = {"predicted": "simulated_ms", "measured": "measured_ms", "low": "low_ms", "high": "high_ms"}
 _BAND: Final = 0.1
@@ -147,3 +165,278 @@ def residual_bars(frame: pd.DataFrame, corner: str = "") -> Figure:
     legend_beside(axes, [_LABEL[cause] for cause in causes])
     add_corner(figure, corner, ["bar: mean over the policy's runs · right of 0: longer than simulated"])
     return figure
+
+
+NAMES: Final = {"dali": "DALI", "hybrimoe": "HybriMoE", "prescope": "PreScope", "daop": "DAOP", "odmoe": "OD-MoE"}
+_PRINTED_BAND: Final = 1.35
+_PRINTED_MARGIN: Final = 1.6
+
+
+def printed_data(frame: pd.DataFrame) -> pd.DataFrame:
+    """Give printed and simulated numbers that runs answer, gains as factors."""
+    rows = _answered(frame)
+    gain = rows["kind"] == "gain"
+    told = rows["identified"] if "identified" in rows else pd.Series(float("nan"), rows.index)
+    printed, simulated, identified = (one.astype(float) for one in (rows["published"], rows["simulated"], told))
+    over = rows["over"].fillna("")
+    return pd.DataFrame(
+        {
+            "paper": rows["paper"],
+            "figure": rows["figure"],
+            "what": rows["system"] + over.where(over == "", " over " + over),
+            "printed": printed.where(~gain, 1 + printed / 100),
+            "simulated": simulated.where(~gain, 1 + simulated / 100),
+            "identified": identified.where(~gain, 1 + identified / 100),
+            "met": rows["consistent"] != "no" if "consistent" in rows else True,
+        }
+    ).reset_index(drop=True)
+
+
+def _answered(frame: pd.DataFrame) -> pd.DataFrame:
+    """Keep the rows that runs answer with a number."""
+    need(frame, ("paper", "figure", "kind", "published", "simulated", "source"), "printed")
+    return frame[frame["kind"].isin(("value", "speedup", "gain")) & (frame["source"] == "runs") & frame["simulated"].notna()]
+
+
+@kind("papers", "printed against simulated numbers of papers")
+def printed(frame: pd.DataFrame, label: str = "") -> Drawing:
+    """Simulated over printed numbers of all papers; arguments as of `printed_data`."""
+    data = printed_data(frame)
+    if data.empty:
+        raise ConfigError(
+            "plot printed: expected a printed number that runs answer, got none; name a whole paper to `moesim papers`"
+        )
+    told = data[data["identified"].notna()]
+    panels = [("by the derived profile, nothing fitted", data["simulated"], data.assign(met=True))]
+    panels += [("identified, the row's table left out", told["identified"], told)] if len(told) else []
+    shown = data[["printed", "simulated", "identified"]]
+    ends = [float(shown.min().min()) / _PRINTED_MARGIN, float(shown.max().max()) * _PRINTED_MARGIN]
+    natural = COLUMN if len(panels) == 1 else TEXT
+    width = width_for(natural)
+    n_columns = 1 if is_narrow(width) else len(panels)
+    n_rows = len(panels) // n_columns
+    figure = Figure(figsize=(width, 3.2 * n_rows**2 * min(1.0, width / natural)), layout="constrained")
+    names = [str(name) for name in dict.fromkeys(data["paper"])]
+    handles: list[Artist] = [
+        Line2D([], [], linestyle="none", markeredgecolor=BLACK, label=NAMES.get(name, name), **_printed_style(i))
+        for i, name in enumerate(names)
+    ]
+    grid = figure.subplots(n_rows, n_columns, sharey=True, squeeze=False).ravel()
+    for axes, (words, values, rows) in zip(grid, panels, strict=True):
+        band = _printed_panel(axes, ends)
+        for i, name in enumerate(names):
+            for met, edge, face in ((True, BLACK, series_look(i).colour), (False, series_look(i).colour, WHITE)):
+                mine = (rows["paper"] == name) & (rows["met"] == met)
+                if mine.any():
+                    style = _printed_style(i) | {
+                        "markeredgecolor": edge,
+                        "markerfacecolor": face,
+                        "markeredgewidth": 0.4 if met else 0.9,
+                    }
+                    axes.plot(rows["printed"][mine], values[mine], linestyle="none", **style)
+        if len(panels) > 1:
+            axes.set_title(words, fontweight="normal", fontsize=7.5)
+    for axes in grid[::n_columns]:
+        axes.set_ylabel("simulated")
+    if not told["met"].all():
+        style = _printed_style(0) | {"marker": "o", "markerfacecolor": WHITE, "markeredgecolor": BLACK, "markeredgewidth": 0.9}
+        handles.append(Line2D([], [], linestyle="none", label="inconsistent with its paper", **style))
+    legend_above(figure, [*handles, band], "Simulated against printed numbers")
+    source = _printed_source(_answered(frame))
+    add_corner(figure, label or source, ["speeds, ratios, times and shares, each in its unit"])
+    return Drawing(data, figure, _printed_caption(_answered(frame), data, label, source))
+
+
+def _printed_source(frame: pd.DataFrame) -> str:
+    """Name the weakest label of the numbers that were used; rows name several, and what stands for recorded routing."""
+    found = {one for text in frame.get("label", pd.Series(dtype=str)).dropna() for one in str(text).split(", ")}
+    known = [one for one in found if one in LABELS]
+    return f"simulated, weakest source: {weakest(known)}" if known else "simulated"
+
+
+def _printed_caption(rows: pd.DataFrame, data: pd.DataFrame, label: str, source: str) -> str:
+    """Say what is shown, of which figures and tables, and how far off it is."""
+    refs = (rows["ref"] if "ref" in rows else rows["figure"]).fillna(rows["figure"]).astype(str)
+    places = {str(name): ", ".join(dict.fromkeys(refs[part.index])) for name, part in rows.groupby("paper", sort=False)}
+    papers = "; ".join(f"{NAMES.get(name, name)}: {where}" for name, where in places.items())
+    sentences = [f"Simulated against printed numbers of papers: {len(data)} rows that runs answer, gains as factors."]
+    for name, told in (("simulated", "Derived"), ("identified", "Identified, the row's table left out")):
+        off = (data[name] / data["printed"]).dropna()
+        if len(off):
+            factor = float(np.exp(np.median(np.abs(np.log(off)))))
+            within = int(((off <= _PRINTED_BAND) & (off >= 1 / _PRINTED_BAND)).sum())
+            sentences.append(
+                f"{told}: half of {len(off)} are within a factor of {factor:.3g}, {within} within {_PRINTED_BAND:g} (grey)."
+            )
+    if not data["met"].all():
+        sentences.append(f"Hollow: {int((~data['met']).sum())} rows that no constants reconcile with the rest of their paper.")
+    sentences += [
+        f"{label[0].upper()}{label[1:]}." if label else "",
+        f"{source[0].upper()}{source[1:]}.",
+        f"Printed in {papers}.",
+    ]
+    return " ".join(sentence for sentence in sentences if sentence)
+
+
+def _printed_style(index: int) -> dict[str, Any]:
+    one = series_look(index)
+    return {"marker": one.marker, "color": one.colour, "markersize": 4.2, "markeredgewidth": 0.4, "clip_on": False}
+
+
+def _printed_panel(axes: Axes, ends: list[float]) -> Artist:
+    """Draw what is under the markers; gives the band."""
+    axes.grid(visible=True, axis="both")
+    below, above = [end / _PRINTED_BAND for end in ends], [end * _PRINTED_BAND for end in ends]
+    band = axes.fill_between(ends, below, above, color=GREY, alpha=0.25, linewidth=0, label=f"within {_PRINTED_BAND:g}")
+    axes.plot(ends, ends, color=BLACK, linewidth=0.6)
+    axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, xlabel="printed", facecolor=WHITE)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator())
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.set_aspect("equal")
+    return band
+
+
+_PUBLIC_BAND: Final = 1.1
+_WIDE: Final = 1.3
+_DARK: Final = "#CCCCCC"
+_LIGHT: Final = "#EEEEEE"
+_TICKS: Final = (0.5, 0.7, 1.0, 1.5, 2.0, 3.0)
+_LOOK: Final = (
+    ("predicted", False, "o", BLUE, "well described"),
+    ("predicted", True, "D", VERMILION, "thinly described"),
+    ("calibration", None, "s", GREY, "calibration (not a prediction)"),
+)
+
+
+@styled
+def public(frame: pd.DataFrame) -> Figure:
+    """Predicted against measured tokens per second on logarithmic axes, a point a check, and beside it their ratios by name."""
+    columns = ("check", "measured", "measured_low", "measured_high", "predicted", "status", "loose", "label")
+    need(frame, columns, "public")
+    frame = frame[frame["predicted"].notna()]
+    need(frame, ("check",), "public")
+    figure = Figure(figsize=(9.6, 1.6 + 0.16 * len(frame)), layout="constrained")
+    speeds, ratios = figure.subplots(1, 2, width_ratios=(1.25, 1))
+    _speeds(speeds, frame)
+    _ratios(ratios, frame)
+    legend_beside(ratios, [words for *_, words in _LOOK])
+    labels = [str(label) for label in frame["label"] if label]
+    add_corner(
+        figure, f"simulated, weakest source: {weakest(labels)}", ["names are checks of docs/background/validation-public.md"]
+    )
+    return figure
+
+
+def _groups(frame: pd.DataFrame) -> Iterator[tuple[pd.DataFrame, dict[str, Any]]]:
+    """Give the rows of each kind and what they look like."""
+    for status, loose, marker, colour, words in _LOOK:
+        rows = frame[(frame["status"] == status) & (True if loose is None else frame["loose"] == loose)]
+        if not rows.empty:
+            yield rows, {
+                "fmt": marker, "color": colour, "markersize": 4.5, "markeredgecolor": BLACK, "markeredgewidth": 0.4,
+                "elinewidth": 0.8, "capsize": 2, "label": words,
+            }  # fmt: skip
+
+
+def _speeds(axes: Axes, frame: pd.DataFrame) -> None:
+    both = pd.concat([frame["measured_low"], frame["measured_high"], frame["predicted"]]).astype(float)
+    ends = np.array([both.min() / 1.5, both.max() * 1.5])
+    axes.fill_between(ends, ends / _WIDE, ends * _WIDE, color=_LIGHT, linewidth=0)
+    axes.fill_between(ends, ends / _PUBLIC_BAND, ends * _PUBLIC_BAND, color=_DARK, linewidth=0)
+    axes.plot(ends, ends, color=BLACK, linewidth=0.8)
+    for rows, look in _groups(frame):
+        measured, predicted = rows["measured"].astype(float), rows["predicted"].astype(float)
+        bars = [measured - rows["measured_low"].astype(float), rows["measured_high"].astype(float) - measured]
+        axes.errorbar(measured, predicted, xerr=bars, **look)
+    for axis, scale in ((axes.xaxis, axes.set_xscale), (axes.yaxis, axes.set_yscale)):
+        scale("log")
+        axis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
+        axis.set_minor_formatter(NullFormatter())
+    axes.set_xlim(ends[0], ends[1])
+    axes.set_ylim(ends[0], ends[1])
+    axes.grid(visible=True, axis="both")
+    axes.set_aspect("equal")
+    axes.set_xlabel("measured (tokens/s)")
+    axes.set_ylabel("predicted (tokens/s)")
+    axes.set_title("Public measurements, derived profiles")
+
+
+def _ratios(axes: Axes, frame: pd.DataFrame) -> None:
+    places = {str(name): i for i, name in enumerate(frame["check"])}
+    axes.axvspan(1 / _WIDE, _WIDE, color=_LIGHT, linewidth=0, label=f"within a factor of {_WIDE:g}")
+    axes.axvspan(1 / _PUBLIC_BAND, _PUBLIC_BAND, color=_DARK, linewidth=0, label="within 10 %")
+    axes.axvline(1, color=BLACK, linewidth=0.8)
+    for rows, look in _groups(frame):
+        middle, predicted = rows["measured"].astype(float), rows["predicted"].astype(float)
+        ratio = predicted / middle
+        bars = [ratio - predicted / rows["measured_high"].astype(float), predicted / rows["measured_low"].astype(float) - ratio]
+        axes.errorbar(ratio, [places[str(name)] for name in rows["check"]], xerr=bars, **look)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(FixedLocator(_TICKS))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_yticks(list(places.values()), list(places), fontsize=7)
+    axes.set_ylim(len(places) - 0.4, -0.6)
+    axes.grid(visible=True, axis="both")
+    axes.set_xlabel("predicted / measured")
+
+
+_COLOURS: Final = (BLUE, VERMILION, GREEN, ORANGE, BLACK)
+_SIDE_BY_SIDE: Final = 3
+_FEWEST: Final = 3  # rows of a machine that make a panel
+
+_SYMBOLS: Final = (
+    Line2D([], [], color=BLACK, marker="o", linestyle="", markersize=3, label="measured, experts of layers on the CPU"),
+    Line2D([], [], color=BLACK, marker="s", linestyle="", markersize=3, label="measured, whole layers on the CPU"),
+    Line2D([], [], color=BLACK, linewidth=1.0, label="predicted"),
+    Line2D([], [], color=BLACK, linewidth=1.0, linestyle=":", label="predicted, whole layers"),
+)
+
+
+@styled
+def sweeps(frame: pd.DataFrame) -> Figure:
+    """Measured and predicted speed over the share of layers whose experts are on the CPU."""
+    done = frame[frame["status"] == "predicted"]
+    machines = [name for name, rows in done.groupby("machine", sort=False) if len(rows) >= _FEWEST]
+    done = done[done["machine"].isin(machines)]
+    need(done, ("machine", "measured", "predicted", "layers_on_cpu", "layers"), "sweeps")
+    n_rows = -(-len(machines) // _SIDE_BY_SIDE)
+    figure = Figure(figsize=(9.6, 0.6 + 2.3 * n_rows), layout="constrained")
+    panels = np.atleast_1d(figure.subplots(n_rows, _SIDE_BY_SIDE, squeeze=False)).ravel()
+    for axes, machine in zip(panels, machines, strict=False):
+        _sweep_panel(axes, done[done["machine"] == machine], str(machine))
+    for axes in panels[len(machines) :]:
+        axes.set_axis_off()
+    figure.legend(handles=_SYMBOLS, loc="outside upper right", ncols=len(_SYMBOLS), fontsize=6.5)
+    labels = [str(label) for label in done["label"] if label]
+    add_corner(
+        figure,
+        f"simulated, weakest source: {weakest(labels)}",
+        ["no speed of a machine is in its profile; machines with fewer than three settings are not drawn"],
+    )
+    return figure
+
+
+def _sweep_panel(axes: Axes, rows: pd.DataFrame, machine: str) -> None:
+    handles = []
+    for colour, (curve, line) in zip(_COLOURS, rows.groupby("curve", sort=False), strict=False):
+        whole_layers = line["setting"].str.contains("-ngl (?!99)") | (line["place"] == "cpu")
+        for whole, some in line.groupby(whole_layers):
+            some = some.assign(share=some["layers_on_cpu"].astype(float) / some["layers"].astype(float))
+            again = some["share"].duplicated()  # the same layers with other threads or another context: not on the line
+            first = some[~again].sort_values("share")
+            style: dict[str, Any] = {"color": colour, "linewidth": 1.0, "markersize": 9}
+            single = "_" if len(first) == 1 else ""
+            axes.plot(first["share"], first["predicted"].astype(float), ls=":" if whole else "-", marker=single, **style)
+            axes.plot(some["share"][again], some["predicted"][again].astype(float), ls="", marker="_", **style)
+            axes.plot(some["share"], some["measured"].astype(float), "s" if whole else "o", color=colour, markersize=3)
+        handles.append(Line2D([], [], color=colour, label=str(curve).partition(" (")[0]))
+    axes.margins(y=0.12)
+    axes.set_title(machine)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("share of layers with experts on the CPU")
+    axes.set_ylabel("tokens/s")
+    axes.grid(visible=True, axis="both")
+    axes.legend(handles=handles, fontsize=5.5, labelcolor=GREY if not handles else None)

@@ -116,7 +116,7 @@ def _drawn(folder: ResultFolder, notes: list[str], *, progress: bool) -> Iterato
     """Draw what the rows allow for; a kind that they do not is told in a note."""
     from moesim.plots.catalogue import KINDS, figures_of
     from moesim.plots.drawing import files_of
-    from moesim.plots.looks import drawn_among
+    from moesim.plots.style import drawn_among
 
     done = [row for row in folder.rows if not row.get("error")]
     one_policy = len({row.get("policy_name", row["policy"]) for row in done}) == 1

@@ -281,9 +281,9 @@ def _slim(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
                 lambda check, folder: {"predicted": check.value, "label": "assumed"},
             )
     if command == "stats":
-        from moesim.plots import trace_figures
+        from moesim.plots import trace_report
 
-        monkeypatch.setattr(trace_figures, "FIGURES", {"popularity": trace_figures.FIGURES["popularity"]})
+        monkeypatch.setattr(trace_report, "FIGURES", {"popularity": trace_report.FIGURES["popularity"]})
 
 
 # --------------------------------------------------------------------------------------------------- files of a result, read back

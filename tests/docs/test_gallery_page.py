@@ -10,7 +10,7 @@ import pytest
 
 from moesim.experiment.config import load_config
 from moesim.plots.catalogue import KINDS
-from moesim.plots.sources import read_frames
+from moesim.plots.drawing import read_frames
 from moesim.trace import Trace, find_trace
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -21,10 +21,9 @@ from moesim.metrics.causes import CAUSES
 from moesim.metrics.machine import Machine
 from moesim.metrics.naming import SETTINGS
 from moesim.plots.catalogue import figures_of
-from moesim.plots.chart import chart
+from moesim.plots.gantt import chart
 from moesim.plots.lines import hit_rate
-from moesim.plots.looks import look
-from moesim.plots.style import _wrapped, add_corner, rendered
+from moesim.plots.style import _wrapped, add_corner, rendered, series_look
 from moesim.records import LayerRecord, Records, StepRecord, TaskRecord, TransferRecord
 
 MACHINE = Machine({"gpu0": "gpu", "cpu0": "cpu"}, ("cpu0->gpu0", "gpu0->cpu0"))
@@ -273,7 +272,7 @@ def test_a_footer_does_not_end_in_a_lone_word(text, width, lines):
 def test_chance_looks_like_no_policy():
     (axes,) = plots.hit_rate(with_oracle(results())).axes
     chance = next(line for line in axes.lines if line.get_label() == "chance (cached share)")
-    looks = [look(number) for number in range(32)]
+    looks = [series_look(number) for number in range(32)]
     assert not {one.colour for one in looks} & {chance.get_color()}
     assert chance.is_dashed() and chance.get_marker() == "None"  # belady's is black, too, and whole
 

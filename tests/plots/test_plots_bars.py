@@ -15,14 +15,10 @@ from matplotlib.patches import Rectangle
 
 from moesim.cli.main import main
 from moesim.metrics.causes import CAUSES
-from moesim.plots.bars import decode_speed, energy
+from moesim.plots.bars import ENDS, decode_speed, energy, ladder, speedup
 from moesim.plots.catalogue import KINDS, figures_of
-from moesim.plots.grouped import ENDS
-from moesim.plots.ladder import ladder
-from moesim.plots.sources import chosen
-from moesim.plots.speedup import speedup
-from moesim.plots.style import drawn_for
-from moesim.plots.widths import drawn_wide
+from moesim.plots.drawing import chosen
+from moesim.plots.style import drawn_for, drawn_wide
 from tests.plots.plots_kit import rows
 
 LATE = "cache.budget: expected at least 4.5 GB, got {} GB; raise the budget"

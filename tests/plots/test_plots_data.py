@@ -12,20 +12,15 @@ import pytest
 from matplotlib.colors import to_rgb
 
 from moesim.errors import ConfigError
-from moesim.plots.bars import decode_speed, energy
+from moesim.plots.bars import MEAN, decode_speed, energy, ladder, speedup
 from moesim.plots.captions import corner_label, setting_label
 from moesim.plots.catalogue import figures_of
-from moesim.plots.exactness import meaning, star
 from moesim.plots.heatmap import heatmap
-from moesim.plots.ladder import ladder
-from moesim.plots.lines import CHANCE, hit_rate
-from moesim.plots.looks import drawn_among, look, looks_of
-from moesim.plots.pareto import vram
-from moesim.plots.regret import regret
-from moesim.plots.rows import cache_column, prepared, shared_setting, varying
-from moesim.plots.speedup import MEAN, speedup
+from moesim.plots.lines import CHANCE, hit_rate, vram
+from moesim.plots.result_rows import cache_column, meaning, prepared, shared_setting, star, varying
 from moesim.plots.stacks import breakdown
-from moesim.plots.tornado import tornado
+from moesim.plots.studies import regret, tornado
+from moesim.plots.style import drawn_among, looks_of, series_look
 from moesim.plots.validation import validation
 from tests.plots.plots_kit import rows
 
@@ -316,7 +311,7 @@ def lab(colour: str, blind: str) -> np.ndarray:
 
 
 def test_twenty_policies_have_colours_and_hatches_of_their_own():
-    looks = [look(i) for i in range(20)]
+    looks = [series_look(i) for i in range(20)]
     assert len({one.hatch for one in looks}) == 20, "in grey, hatches tell bars apart"
     assert len({(one.marker, one.dash) for one in looks}) == 20, "and markers with dashes lines"
     for a, b in combinations(looks, 2):
@@ -325,7 +320,7 @@ def test_twenty_policies_have_colours_and_hatches_of_their_own():
 
 
 def test_policies_can_be_told_apart_in_colour_and_in_grey():
-    for a, b in combinations([look(i) for i in range(32)], 2):
+    for a, b in combinations([series_look(i) for i in range(32)], 2):
         assert a.colour != b.colour
         assert (a.marker, a.dash) != (b.marker, b.dash)
         assert a.hatch != b.hatch or abs(lightness(a.colour) - lightness(b.colour)) > 8
@@ -336,13 +331,13 @@ def test_policies_can_be_told_apart_in_colour_and_in_grey():
 def test_a_policy_keeps_its_look_whichever_others_are_in_the_figure():
     whole = [str(i) for i in range(40)]
     with drawn_among(whole):
-        assert looks_of(["7", "3"]) == {"7": look(7), "3": look(3)}
+        assert looks_of(["7", "3"]) == {"7": series_look(7), "3": series_look(3)}
         late = looks_of(["0", "35", "31", "36", "new"])  # places from 32 on have no colours of their own
-        assert (late["0"], late["31"]) == (look(0), look(31))
+        assert (late["0"], late["31"]) == (series_look(0), series_look(31))
         assert len({one.colour for one in late.values()}) == 5
         with drawn_among(["3"]):
-            assert looks_of(["3"])["3"] == look(3)
-    assert looks_of(["7"]) == {"7": look(0)}
+            assert looks_of(["3"])["3"] == series_look(3)
+    assert looks_of(["7"]) == {"7": series_look(0)}
 
 
 def test_what_is_not_exact_is_never_rounded_to_all():

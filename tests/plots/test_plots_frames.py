@@ -13,21 +13,25 @@ from moesim.experiment import run_experiment
 from moesim.metrics.causes import CAUSES
 from moesim.metrics.frames import layer_frame, step_frame
 from moesim.metrics.machine import Machine
-from moesim.plots.balance import balance_cdf, one_sided
 from moesim.plots.captions import corner_label
 from moesim.plots.catalogue import KINDS, figures_of
+from moesim.plots.distributions import balance_cdf, latency_cdf, one_sided
+from moesim.plots.drawing import parse_option
 from moesim.plots.gantt import gantt, gantt_window
-from moesim.plots.latencies import latency_cdf
-from moesim.plots.layers import time_by_layer
-from moesim.plots.lines import CHANCE
-from moesim.plots.map_panels import Panel, Words, heat_maps
-from moesim.plots.options import parse_option
-from moesim.plots.signals import signal_accuracy, signal_accuracy_by_layer
-from moesim.plots.style import SMALL, drawn_for, styled
-from moesim.plots.tokens import hit_rate_by_token
-from moesim.plots.trace_drift import popularity_drift
-from moesim.plots.trace_maps import coactivation, coactivation_ranks, reuse_map
-from moesim.plots.widths import COLUMN, TEXT, drawn_wide
+from moesim.plots.lines import CHANCE, hit_rate_by_token
+from moesim.plots.stacks import time_by_layer
+from moesim.plots.style import COLUMN, SMALL, TEXT, drawn_for, drawn_wide, styled
+from moesim.plots.trace_maps import (
+    Panel,
+    Words,
+    coactivation,
+    coactivation_ranks,
+    heat_maps,
+    popularity_drift,
+    reuse_map,
+    signal_accuracy,
+    signal_accuracy_by_layer,
+)
 from moesim.records import InexactRecord, LayerRecord, Records, StepRecord, TaskRecord, TransferRecord
 from moesim.trace import Signal, Trace, find_trace
 from moesim.trace.stats.balance import select

@@ -17,18 +17,15 @@ from moesim.experiment.config import parse_config
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.run import run_experiment
 from moesim.metrics.causes import CAUSES
-from moesim.plots.bars import decode_speed, energy
+from moesim.plots.bars import decode_speed, energy, speedup
 from moesim.plots.catalogue import KINDS
-from moesim.plots.drawing import files_of
+from moesim.plots.drawing import chosen, files_of
 from moesim.plots.heatmap import heatmap
-from moesim.plots.lines import hit_rate
-from moesim.plots.pareto import vram
-from moesim.plots.rows import settings_in
-from moesim.plots.sources import chosen
-from moesim.plots.speedup import speedup
+from moesim.plots.lines import hit_rate, vram
+from moesim.plots.result_rows import settings_in
 from moesim.plots.stacks import breakdown
+from moesim.plots.studies import tornado
 from moesim.plots.style import drawn_for, rendered
-from moesim.plots.tornado import tornado
 from tests.plots.plots_kit import rows
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,8 +9,8 @@ from moesim.errors import ConfigError
 from moesim.plots.bars import decode_speed
 from moesim.plots.catalogue import figures_of
 from moesim.plots.heatmap import heatmap
-from moesim.plots.swept import speed_by_context, speedup_lines, throughput
-from moesim.plots.widths import drawn_wide
+from moesim.plots.lines import speed_by_context, speedup_lines, throughput
+from moesim.plots.style import drawn_wide
 from tests.plots.plots_kit import rows
 
 FEW = {"batch_size": 2}

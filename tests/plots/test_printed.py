@@ -8,9 +8,9 @@ import pandas as pd
 import pytest
 
 from moesim.errors import ConfigError
-from moesim.plots.printed import printed, printed_data
-from moesim.plots.sources import read_frames
-from moesim.plots.widths import drawn_wide, parse_width
+from moesim.plots.drawing import read_frames
+from moesim.plots.style import drawn_wide, parse_width
+from moesim.plots.validation import printed, printed_data
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "background" / "results.csv"
 

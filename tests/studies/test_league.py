@@ -20,7 +20,7 @@ from moesim.experiment.config import load_config, parse_config
 from moesim.experiment.report import waited
 from moesim.experiment.workers import Workers
 from moesim.hardware import load_hardware
-from moesim.plots.crossover import crossover
+from moesim.plots.studies import crossover
 from moesim.studies.league.contest import ALONE, CPU_COST, NOISE, decide, near
 from moesim.studies.league.fresh import fresh_draws, on_fresh_draws
 from moesim.studies.league.league import League, _rows_add

@@ -13,7 +13,7 @@ from moesim.core.table import Format
 from moesim.errors import ConfigError, MoesimError
 from moesim.hardware import load_hardware
 from moesim.model import load_model
-from moesim.plots.sweeps import sweeps
+from moesim.plots.validation import sweeps
 from moesim.studies.validation.public import run_public
 from moesim.studies.validation.public_sweeps import COLUMNS, Sweep, predict_sweep, read_sweeps, sweeps_file
 from moesim.studies.validation.sweep_report import group_table, groups, summarise_sweeps

@@ -16,7 +16,7 @@ from moesim.core.table import Format
 from moesim.experiment.config import load_config
 from moesim.hardware import load_hardware
 from moesim.model import load_model
-from moesim.plots.calibrated import calibrated_curve
+from moesim.plots.identified import calibrated_curve
 from moesim.studies.advice.curve import (
     Point,
     best,

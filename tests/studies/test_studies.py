@@ -22,7 +22,7 @@ from moesim.errors import ConfigError
 from moesim.experiment.runner import run_one
 from moesim.hardware.costs import CostModel
 from moesim.plots.assignments import assignment_ratios
-from moesim.plots.regret import regret_waterfall
+from moesim.plots.studies import regret_waterfall
 from moesim.policies.algorithms.schedule import optimal_schedule
 from moesim.policies.part_names import make_part
 from moesim.policies.registry import POLICIES, make_policy

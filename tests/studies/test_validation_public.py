@@ -17,7 +17,7 @@ from moesim.errors import ConfigError, MoesimError
 from moesim.hardware import load_hardware
 from moesim.hardware.costs.operations import operations
 from moesim.model import load_model
-from moesim.plots.public import public
+from moesim.plots.validation import public
 from moesim.studies.validation.public import FACTOR, LOOSE, run_public, summarise, table
 from moesim.studies.validation.public_checks import COLUMNS, checks_file, read_checks
 from moesim.studies.validation.public_predict import predict

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from moesim.cli.trace_stats import trace_stats
 from moesim.errors import TraceError
-from moesim.plots.trace_figures import FIGURES, draw, left_out
+from moesim.plots.trace_report import FIGURES, draw, left_out
 from moesim.testing.traces import synthetic_trace
 from moesim.trace import GateInputs, Trace
 from moesim.trace.stats.report import QUESTIONS, plain, report, summary
@@ -406,7 +406,7 @@ def test_figures_without_their_numbers_are_not_drawn(tmp_path: Path, monkeypatch
         "state_cosine": "the trace has no gate inputs",
     }
     two = {name: FIGURES[name] for name in ("prefill_load", "distinct_experts")}
-    monkeypatch.setattr("moesim.plots.trace_figures.FIGURES", two)
+    monkeypatch.setattr("moesim.plots.trace_report.FIGURES", two)
     assert left_out(result).keys() == {"prefill_load"}
     written = draw(result)
     assert list(written) == ["distinct_experts.png", "distinct_experts.pdf"]

@@ -17,8 +17,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from moesim.core.colours import BLACK, BLUE, GREY, ORANGE, VERMILION
 from moesim.errors import InputError
 from moesim.live.profiler.fits import NOT_CURVES, Fit, curves, describe, fitted_us, medians, pair_rates
-from moesim.plots.style import add_corner, short, styled
-from moesim.plots.trace_kit import line
+from moesim.plots.style import add_corner, marked_line, short, styled
 
 _WIDE: Final = 3  # panels in a row
 _FORM: Final = {  # name, colour, dash, width: told apart in grey by dash and width
@@ -134,7 +133,7 @@ def _lines(axes: Axes, some: pd.DataFrame, words: str, *, rate: bool, of: str = 
     for number, (key, points) in enumerate(named):
         text = describe({**key, **told})
         sizes, times = points["size"].to_numpy(float), points["median_us"].to_numpy(float)
-        line(axes, sizes.tolist(), (sizes / times / 1e3 if rate else times).tolist(), number, text)
+        marked_line(axes, sizes.tolist(), (sizes / times / 1e3 if rate else times).tolist(), number, text)
         if not rate:
             axes.errorbar(sizes, times, yerr=_quartiles(points), fmt="none", ecolor=GREY, capsize=2, linewidth=1, zorder=1)
     _title(axes, f"{words}: rate" if rate else words)

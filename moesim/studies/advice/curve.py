@@ -217,7 +217,7 @@ def curve_pictures(points: Sequence[Point], setting: Setting, found: Identified)
     """Draw the curve; gives files by name."""
     import pandas as pd
 
-    from moesim.plots.calibrated import MEASURED, calibrated_curve  # Matplotlib takes a second to import
+    from moesim.plots.identified import MEASURED, calibrated_curve  # Matplotlib takes a second to import
     from moesim.plots.style import pictures
 
     rows = measured_records(points, setting, found)

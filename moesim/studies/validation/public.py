@@ -202,9 +202,11 @@ def _cells(record: Mapping[str, Any]) -> list[str]:
 
 
 def _write(result: PublicResult, out: Path, plot: bool) -> None:
-    from moesim.plots.public import public  # Matplotlib takes a second to import
     from moesim.plots.style import pictures
-    from moesim.plots.sweeps import sweeps
+    from moesim.plots.validation import (
+        public,  # Matplotlib takes a second to import
+        sweeps,
+    )
     from moesim.studies.validation.sweep_identified import identified_table
 
     text = table(result.frame, Format.MD) + "\n" + result.summary

@@ -1,22 +1,23 @@
-"""What figures of result rows have in common: which rows belong together, means with intervals, marks and names of values."""
+"""Result rows made ready for figures: which belong together, means with intervals, failed runs, and what is not exact."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 import pandas as pd
 
+from moesim.core.student import student_t
 from moesim.core.units import format_size
 from moesim.errors import ConfigError
+from moesim.metrics.fresh import fresh_percent
+from moesim.metrics.fresh import is_exact as all_fresh
 from moesim.metrics.naming import CACHE_SETTINGS, COLUMNS, SETTINGS
-from moesim.plots.exactness import FRESH
-from moesim.plots.failures import failing, without_retried
-from moesim.plots.means import interval, over_draws, with_draws
-from moesim.plots.style import need
+from moesim.plots.style import NOT_EXACT, need
 
 REPEATS: Final = ("repeat", "seed")
 """Columns in which rows differ that repeat one setting."""
@@ -254,3 +255,221 @@ def _bytes(value: int) -> str:
         if value >= size and value * 4 % size == 0:
             return f"{value / size:g} {unit}"
     return format_size(value)
+
+
+DRAW: Final = "draw"
+"""Column made of the trace and the requests drawn from it; rows in which it is equal are one draw."""
+_DRAWN: Final = "requests_drawn"
+_CONFIDENCE: Final = 0.95
+
+
+def with_draws(frame: pd.DataFrame) -> pd.DataFrame:
+    """Add the column `DRAW` to result rows that say which requests were drawn; None in rows that do not."""
+    if DRAW in frame or _DRAWN not in frame or "trace" not in frame:
+        return frame
+    drawn = zip(frame["trace"].tolist(), frame[_DRAWN].tolist(), strict=True)
+    named = [f"{trace}: {requests}" if isinstance(requests, str) else None for trace, requests in drawn]
+    return frame.assign(**{DRAW: pd.Series(named, frame.index, dtype=object)})
+
+
+def over_draws(part: pd.DataFrame, values: Sequence[float]) -> list[float]:
+    """Average the values of rows that are one draw."""
+    names = part[DRAW].tolist() if DRAW in part else [None] * len(part)
+    found: dict[object, list[float]] = {}
+    for i, (name, value) in enumerate(zip(names, values, strict=True)):
+        found.setdefault(name if isinstance(name, str) else i, []).append(value)
+    return [float(np.mean(values)) for values in found.values()]
+
+
+def interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """Give the mean and its 95 % interval by Student's t; nan for the bounds of one value.
+
+    >>> [round(x, 3) for x in interval([1.0, 2.0, 3.0])]
+    [2.0, -0.484, 4.484]
+    """
+    n, mean = len(values), float(np.mean(values))
+    if n < 2:
+        return mean, math.nan, math.nan
+    half = student_t(_CONFIDENCE, n) * float(np.std(values, ddof=1)) / math.sqrt(n)
+    return mean, mean - half, mean + half
+
+
+_RUN: Final = ("policy", *SETTINGS, *CACHE_SETTINGS, "repeat")
+_NUMBER: Final = re.compile(r"\d[\d.,]*")
+_MOST: Final = 4
+"""Reasons that are told in words."""
+
+
+def failing(frame: pd.DataFrame) -> pd.Series:
+    """Tell which rows are of runs that failed."""
+    return frame["error"].notna() if "error" in frame else pd.Series(False, frame.index, dtype=bool)
+
+
+def without_retried(frame: pd.DataFrame) -> pd.DataFrame:
+    """Leave out failed runs that another row repeats, such as one of a second folder that succeeded."""
+    columns = [name for name in _RUN if name in frame]
+    texts = frame[columns].astype(object).map(str)
+    order = failing(frame).sort_values(kind="stable").index  # those that succeeded first
+    again = texts.loc[order].duplicated().reindex(frame.index)
+    return frame[~(again & failing(frame))]
+
+
+def with_failed(data: pd.DataFrame, lost: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
+    """Add runs that failed to means of rows.
+
+    ``failed`` is the number of failed runs of a bar; a bar of which all runs failed has no other numbers.
+    """
+    if lost.empty:
+        return data
+    records: list[dict[Any, Any]] = data.to_dict("records")
+    known = {tuple(str(row[name]) for name in by): row for row in records}
+    for key, part in lost.groupby(list(by), sort=False, dropna=False):
+        row = known.get(tuple(str(value) for value in key))
+        if row is None:
+            row = {**dict(zip(by, key, strict=True)), "n": 0}
+            records.append(row)
+        kinds = {_kind(why): why for why in reversed([_why(error) for error in part["error"]])}  # the first of each
+        row |= {"failed": len(part), "why": " / ".join(reversed(kinds.values()))}
+    told = pd.DataFrame(records, columns=[*data.columns, "failed", "why"])
+    return told.assign(failed=told["failed"].fillna(0).astype(int))
+
+
+def _why(error: object) -> str:
+    return str(error).split("; ")[0]  # the rest is the remedy
+
+
+def codes_of(data: pd.DataFrame) -> dict[str, str]:
+    """Give each reason its mark: nothing if there is one, else a number; reasons that differ in numbers alone share one."""
+    if "why" not in data:
+        return {}
+    kinds = list(dict.fromkeys(_kind(why) for why in data["why"].dropna()))
+    return {why: f" ({1 + kinds.index(_kind(why))})" if len(kinds) > 1 else "" for why in data["why"].dropna()}
+
+
+def _kind(why: str) -> str:
+    return _NUMBER.sub("#", why)
+
+
+def reasons(data: pd.DataFrame) -> list[str]:
+    """Write why runs failed, a line for each mark.
+
+    >>> reasons(pd.DataFrame({"why": ["2 of 3 fit", None, "1 of 3 fit"], "failed": [1, 0, 5]}))
+    ['failed, 6 runs, such as: 2 of 3 fit']
+    """
+    codes = codes_of(data)
+    found: dict[str, list[str]] = {}
+    for why, code in codes.items():
+        found.setdefault(code, []).append(why)
+    lines = []
+    for code, whys in found.items():
+        n = int(data.loc[data["why"].isin(whys), "failed"].sum())
+        lines.append(f"failed{code}, {f'{n} runs, such as' if n > 1 else '1 run'}: {whys[0]}")
+    more = len(lines) - _MOST
+    return lines if more <= 0 else [*lines[:_MOST], f"{more} more reasons: see the column `why` of the data"]
+
+
+def not_shown(frame: pd.DataFrame) -> list[str]:
+    """Say which runs failed and why, for figures that have no place for them; nothing if none did."""
+    frame = without_retried(frame.reset_index(drop=True))
+    data = with_failed(pd.DataFrame(columns=["policy", "n"]), frame[failing(frame)], ["policy"])
+    if data.empty:
+        return []
+    counts = [f"{row['policy']} ({row['failed']} run{'s' if row['failed'] > 1 else ''})" for _, row in data.iterrows()]
+    return [f"not shown: {', '.join(counts)}", *reasons(data)]
+
+
+def not_shown_sentences(frame: pd.DataFrame) -> str:
+    """Say the same as `not_shown` in a caption."""
+    return " ".join(f"{line[0].upper()}{line[1:]}." for line in not_shown(frame))
+
+
+def mark(row: pd.Series | Mapping[str, Any], codes: Mapping[str, str]) -> str:
+    """Write what stands at a bar of which runs failed: that it did, or how many of its repeats did; else nothing.
+
+    >>> mark({"why": "x", "failed": 1, "n": 0}, {"x": " (2)"}), mark({"why": "x", "failed": 1, "n": 4}, {"x": ""})
+    ('failed (2)', '1 failed')
+    """
+    why = row.get("why")
+    if not isinstance(why, str):
+        return ""
+    return f"{row['failed']} failed{codes[why]}" if row["n"] else f"failed{codes[why]}"
+
+
+FRESH: Final = "fidelity_fresh_decode"
+"""Column of the share of decoding's gate mass that was computed as routed, on fresh inputs."""
+
+
+def is_exact(fresh: float) -> bool:
+    """Whether all of the decoding was computed as routed, as far as is known."""
+    return math.isnan(fresh) or all_fresh(fresh)
+
+
+def star(fresh: float) -> str:
+    """Mark what is not exact.
+
+    >>> star(0.99999), star(1.0)
+    ('*', '')
+    """
+    return "" if is_exact(fresh) else "*"
+
+
+def inexact(frame: pd.DataFrame) -> dict[str, tuple[float, float]]:
+    """Give the least and the largest share computed as routed of each policy of result rows that is not exact somewhere."""
+    if FRESH not in frame:
+        return {}
+    shares = pd.to_numeric(frame[FRESH], errors="coerce")
+    ends = {str(name): (float(part.min()), float(part.max())) for name, part in shares.groupby(frame["policy"], sort=False)}
+    return {name: (low, high) for name, (low, high) in ends.items() if not is_exact(low)}
+
+
+def meaning(shares: Mapping[str, tuple[float, float]]) -> str:
+    """Say what a star means, with the shares of the policies that have one; nothing without any.
+
+    >>> meaning({"a": (0.5, 0.5), "b": (0.25, 0.99999)}).partition(";")[0]
+    "* not exact, share of decoding's gate weight computed as routed: a 50 %, b 25 to 99.9 %"
+    """
+    told = []
+    for name, (low, high) in shares.items():
+        ends = list(dict.fromkeys(f"{fresh_percent(share):g}" for share in (low, high) if not math.isnan(share)))
+        told.append(f"{name} {' to '.join(ends)} %" if ends else f"{name} unknown")
+    if not told:
+        return ""
+    return (
+        f"{NOT_EXACT}, share of decoding's gate weight computed as routed: {', '.join(told)}; the rest is approximated, and the "
+        "replayed routing ignores it"
+    )
+
+
+OVER: Final = " % over "
+"""In notes that say how far a run moves over an interval, before the number's name."""
+_OVER: Final = re.compile(rf"{OVER}(.+?)(?=; |, |$)")
+
+
+def with_ends(data: pd.DataFrame, frame: pd.DataFrame, by: Sequence[str], metric: str) -> pd.DataFrame:
+    """Add the least and the most of a metric to its means; nan where a row has none, or the bar is a mean over settings."""
+    columns = [f"{metric}_{end}" for end in ("least", "most")]
+    if not all(name in frame and frame[name].notna().any() for name in columns):
+        return data
+    frame = frame[pd.to_numeric(frame[metric], errors="coerce").notna()]
+    ends = [_ends(part, columns) for _, part in frame.groupby(list(by), sort=False, dropna=False)]  # in the order of the means
+    return data.assign(least=[least for least, _ in ends], most=[most for _, most in ends])
+
+
+def _ends(part: pd.DataFrame, columns: Sequence[str]) -> tuple[float, float]:
+    if part[list(columns)].isna().any(axis=None) or (len(part) > 1 and varying(part)):
+        return math.nan, math.nan
+    least, most = (statistics.mean(over_draws(part, part[name].astype(float).tolist())) for name in columns)
+    return least, most
+
+
+def not_drawn(frame: pd.DataFrame, why: str = "`decode_speed` draws those of decoding") -> str:
+    """Say in a figure without them that runs were repeated over the intervals of the profile; empty where none was."""
+    varied = any(frame[name].notna().any() for name in frame.columns.astype(str) if name.endswith("_least"))
+    return f"Intervals of the profile are not drawn: {why}." if varied else ""
+
+
+def varied_numbers(frame: pd.DataFrame, *, power: bool) -> list[str]:
+    """List the numbers and intervals over which runs were repeated, as their notes name them; watts only if asked for."""
+    notes = frame["notes"].dropna().astype(str).tolist() if "notes" in frame else []
+    found = dict.fromkeys(number for text in notes for number in _OVER.findall(text))
+    return [number for number in found if power or not number.partition(" ")[0].endswith("_w")]

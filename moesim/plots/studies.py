@@ -1,0 +1,470 @@
+"""Figures of studies: what-if, regret, league and lookahead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Final, NamedTuple
+
+import numpy as np
+import pandas as pd
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
+from matplotlib.textpath import TextPath
+from matplotlib.ticker import MaxNLocator
+
+from moesim.core.colours import BLACK, BLUE, GREEN, GREY, ORANGE, SERIES, VERMILION, WHITE, text_on
+from moesim.core.student import line as fitted_line
+from moesim.core.units import NS_PER_S
+from moesim.errors import ConfigError
+from moesim.hardware import weakest
+from moesim.plots.captions import caption, corner_label, weakest_source
+from moesim.plots.result_rows import is_exact, meaning, policies_of, qualified
+from moesim.plots.style import (
+    COLUMN,
+    SMALL,
+    TEXT,
+    Drawing,
+    add_corner,
+    is_narrow,
+    kind,
+    legend_above,
+    legend_beside,
+    need,
+    new_figure,
+    series_look,
+    short,
+    text_width,
+    title,
+    width_for,
+)
+from moesim.trace.stats.lookahead import HALF_GAP
+
+_WHATIF_COLUMNS: Final = ("policy", "knob", "setting", "factor", "decode_tokens_per_s", "base_decode_tokens_per_s")
+_SIDES: Final = {"less": (ORANGE, "////"), "more": (BLUE, ""), "other": (GREY, "....")}
+_WORDS: Final = {"less": "less of it", "more": "more of it", "other": "something else"}
+_BESIDE: Final = 0.35  # inches beside the axis and the names of knobs
+_ENOUGH: Final = 0.5  # of the axis for bars, else the figure takes both columns
+_ABOUT: Final = ("model", "hardware", "trace")
+
+
+def _changes(frame: pd.DataFrame) -> pd.DataFrame:
+    """Compare the speed at each varied setting with the speed as it is.
+
+    ``swing`` is the largest change of a knob less the smallest, no change included; the knobs of a policy are sorted by it.
+    """
+    need(frame, _WHATIF_COLUMNS, "tornado")
+    rows = frame[frame["decode_tokens_per_s"].notna() & (frame["base_decode_tokens_per_s"] > 0)]
+    need(rows, ("policy",), "tornado")
+    change = rows["decode_tokens_per_s"] / rows["base_decode_tokens_per_s"] - 1
+    factor = pd.to_numeric(rows["factor"], errors="coerce")
+    side = ["other" if pd.isna(f) or f == 1 else "more" if f > 1 else "less" for f in factor]
+    kept = [name for name in (*_WHATIF_COLUMNS[:4], "limit", "base_limit", "source_label") if name in rows]
+    data = rows[kept].assign(change=change, side=side)
+    by = [data["policy"], data["knob"]]
+    grouped = data["change"].groupby(by)
+    data["swing"] = grouped.transform("max").clip(lower=0) - grouped.transform("min").clip(upper=0)
+    order = {name: i for i, name in enumerate(policies_of(data))}
+    ranks = data.assign(_rank=data["policy"].map(order), _swing=-data["swing"])
+    return data.loc[ranks.sort_values(["_rank", "_swing", "knob", "change"], kind="stable").index].reset_index(drop=True)
+
+
+@kind("whatif", "sensitivity to link, memory, CPU and GPU, largest first")
+def tornado(frame: pd.DataFrame) -> Drawing:
+    """Horizontal bars from the speed as it is, a panel for each policy."""
+    data = _changes(frame)
+    policies = policies_of(data)
+    knobs = {policy: list(dict.fromkeys(data.loc[data["policy"] == policy, "knob"])) for policy in policies}
+    names = max(text_width(str(knob), 7.0) for found in knobs.values() for knob in found)
+    found = [end for _, rows in data.groupby(["policy", "knob"]) for end in _ends(rows)]
+    width = width_for(next((w for w in (COLUMN, TEXT) if _bars_share(found, w - names - _BESIDE) >= _ENOUGH), TEXT))
+    heights = [0.25 + 0.24 * len(knobs[policy]) for policy in policies]
+    figure = Figure(figsize=(width, 0.35 + sum(heights)), layout="constrained")
+    grid = figure.subplots(len(policies), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights})
+    starred = _not_exact(frame)
+    for axes, policy in zip(grid[:, 0], policies, strict=True):
+        axes.grid(visible=True, axis="x")
+        axes.grid(visible=False, axis="y")
+        axes.axvline(0, color=BLACK, linewidth=0.8)
+        for place, knob in enumerate(knobs[policy]):
+            rows = data[(data["policy"] == policy) & (data["knob"] == knob)]
+            for _, row in rows.sort_values("change", key=lambda c: -c.abs(), kind="stable").iterrows():  # the shorter on top
+                colour, hatch = _SIDES[row["side"]]
+                axes.barh(place, 100 * row["change"], 0.66, color=colour, hatch=hatch, edgecolor=BLACK, linewidth=0.5)
+            for end in _ends(rows):
+                axes.annotate(
+                    end.text, (end.x, place), (3 * end.ahead, 0), textcoords="offset points", va="center",
+                    ha="left" if end.ahead > 0 else "right", fontsize=SMALL,
+                )  # fmt: skip
+        axes.set_yticks(range(len(knobs[policy])), knobs[policy])
+        axes.set_ylim(len(knobs[policy]) - 0.4, -0.6)
+        axes.tick_params(axis="y", length=0)
+        base = float(frame.loc[frame["policy"] == policy, "base_decode_tokens_per_s"].iloc[0])
+        axes.set_title(
+            f"{policy}{'*' if policy in starred else ''}: {base:.3g} tokens/s as it is", fontsize=7.5, fontweight="normal"
+        )
+    grid[-1, 0].set_xlim(*_limits(found, width - names - _BESIDE))
+    low, high = _reach(found)
+    grid[-1, 0].set_xticks(
+        [tick for tick in MaxNLocator(5, steps=[1, 2, 5, 10]).tick_values(low, high) if low <= tick <= high]
+    )  # none beyond the bars
+    grid[-1, 0].set_xlabel("change of decode speed (%)")
+    handles: list[Artist] = [
+        Patch(facecolor=colour, hatch=hatch, edgecolor=BLACK, linewidth=0.5, label=_WORDS[side])
+        for side, (colour, hatch) in _SIDES.items()
+        if (data["side"] == side).any()
+    ]
+    legend_above(figure, handles, "What a change of the machine would do")
+    add_corner(figure, _about_whatif(frame), [meaning(starred)])
+    n_failed = int(frame["decode_tokens_per_s"].isna().sum())
+    missing = f" Not shown: {n_failed} setting{'s' if n_failed > 1 else ''} that failed." if n_failed else ""
+    exact = f" {meaning(starred)}." if starred else ""
+    largest = [f"{policy}: {rows['knob'].iloc[0]}" for policy, rows in data.groupby("policy", sort=False)]
+    told = (
+        "Change of decode speed when one thing changes and all else stays, sorted by swing (largest change less smallest); the "
+        f"largest is that of {'; '.join(largest)}.{missing} {_about_whatif(frame)}.{exact}"
+    )
+    return Drawing(data, figure, told)
+
+
+class _End(NamedTuple):
+    """What is written at the end of a bar, and on which side of it."""
+
+    x: float  # %
+    ahead: int
+    text: str
+
+
+def _ends(rows: pd.DataFrame) -> list[_End]:
+    """Name the extreme settings of a knob, each on its side of no change."""
+    found = []
+    changes = rows["change"].to_numpy(float)
+    for ahead, place in ((-1, int(changes.argmin())), (1, int(changes.argmax()))):
+        change = 100 * float(changes[place])
+        if change * ahead > 0 or (change == 0 and ahead > 0 and (changes <= 0).all()):
+            found.append(_End(change, ahead, f"{rows['setting'].iloc[place]} ({_percent(change)})"))
+    return found
+
+
+def _limits(ends: Sequence[_End], inches: float) -> tuple[float, float]:
+    """Choose what the axis shows, so that all bars and what is written at their ends have room in its width."""
+    low, high = _reach(ends)
+    widths = [_width(end.text) + 0.08 for end in ends]
+    for _ in range(50):  # more room for text leaves less for bars, and so on
+        per_inch = (high - low) / inches
+        reach = [end.x + end.ahead * per_inch * wide for end, wide in zip(ends, widths, strict=True)]
+        low, high = min([low, *reach]), max([high, *reach])
+    return low, high
+
+
+def _reach(ends: Sequence[_End]) -> tuple[float, float]:
+    """Give the range of the bars, in %; 1 % if nothing changes."""
+    low, high = min([0.0, *(end.x for end in ends)]), max([0.0, *(end.x for end in ends)])
+    return (low, high) if high > low else (0.0, 1.0)
+
+
+def _bars_share(ends: Sequence[_End], inches: float) -> float:
+    """Give the share of the axis that is left for bars."""
+    (low, high), (first, last) = _limits(ends, inches), _reach(ends)
+    return (last - first) / (high - low)
+
+
+def _width(text: str) -> float:
+    """Measure a line of text, in inches."""
+    return float(TextPath((0, 0), text, size=SMALL).get_extents().width) / 72
+
+
+def _percent(change: float) -> str:
+    """Write a change; small ones with a decimal.
+
+    >>> _percent(-46.8), _percent(0.62), _percent(5.0), _percent(-0.01)
+    ('-47%', '+0.6%', '+5%', '±0%')
+    """
+    text = f"{change:+z.0f}" if abs(change) >= 10 else f"{change:+z.1f}".removesuffix(".0")
+    return "±0%" if text == "+0" else f"{text}%"
+
+
+def _not_exact(frame: pd.DataFrame) -> dict[str, tuple[float, float]]:
+    """Shares computed as routed of the policies that are not exact."""
+    means = {str(name): float(qualified(rows)["fresh"]) for name, rows in frame.groupby("policy", sort=False)}
+    return {name: (share, share) for name, share in means.items() if not is_exact(share)}
+
+
+def _about_whatif(frame: pd.DataFrame) -> str:
+    parts = [", ".join(dict.fromkeys(str(v) for v in frame[name].dropna())) for name in _ABOUT if name in frame]
+    parts.append(weakest_source(frame, "simulated"))
+    return " · ".join(part for part in parts if part)
+
+
+_DECISION_COLOUR: Final = {"prediction": ORANGE, "replacement": GREEN, "assignment": BLUE, "bandwidth": VERMILION}
+_DECISION_HATCH: Final = {"prediction": "", "replacement": "....", "assignment": "\\\\\\\\", "bandwidth": "----"}
+_ORDERS: Final = {"forward": "predictions first", "reversed": "links first"}
+_BOUNDS: Final = {
+    "lower_bound_ns": ("lower bound, links as they are", ":"),
+    "lower_bound_instant_links_ns": ("lower bound, links without time", "-."),
+}
+"""Column -> what its line is of, and how it is drawn."""
+_HEIGHT: Final = 0.2  # of a bar, in rows
+
+
+_REGRET_COLUMNS: Final = ("policy", "order", "decision", "replaced", "base_ns", "before_ns", "after_ns")
+
+
+def _seconds(rows: pd.DataFrame) -> pd.DataFrame:
+    """Give the makespan before and after each decision is given to its oracle."""
+    data = rows[["policy", "order", "decision", "replaced"]].copy()
+    for name in ("base", "before", "after"):
+        data[f"{name}_s"] = rows[f"{name}_ns"].astype(float) / NS_PER_S
+    data["saved_s"] = data["before_s"] - data["after_s"]
+    for name in _BOUNDS:
+        bounds = rows[name].astype(float) if name in rows else float("nan")
+        data[f"{name.removesuffix('_ns')}_s"] = bounds / NS_PER_S
+    data["links"] = rows.get("links")
+    return data.reset_index(drop=True)
+
+
+def _of_orders(frame: pd.DataFrame) -> pd.DataFrame:
+    need(frame, _REGRET_COLUMNS, "regret")
+    frame = frame[frame["order"].isin(_ORDERS) & frame["base_ns"].notna()]
+    need(frame, ("policy",), "regret")
+    return frame
+
+
+@kind("regret", "what each decision would save if an oracle made it")
+def regret(frame: pd.DataFrame) -> Drawing:
+    """Makespan while one decision after the other is given to its oracle, in both orders."""
+    frame = _of_orders(frame)
+    rows = [(policy, order) for policy in policies_of(frame) for order in _ORDERS]
+    figure, axes = new_figure(TEXT, 0.5 + 0.42 * len(rows))
+    axes.grid(visible=True, axis="x")
+    axes.grid(visible=False, axis="y")
+    seen: set[str] = set()
+    for place, (policy, order) in enumerate(rows):
+        steps = frame[(frame["policy"] == policy) & (frame["order"] == order)]
+        base = float(steps["base_ns"].iloc[0]) / NS_PER_S
+        top = place - 0.42
+        axes.plot([base, base], [top, top + 4.2 * _HEIGHT], color=BLACK, linewidth=1.2)
+        far = max(base, float(steps["after_ns"].max()) / NS_PER_S) if steps["after_ns"].notna().any() else base
+        axes.annotate(short(base), (far, place), (4, 0), textcoords="offset points", va="center", fontsize=SMALL)
+        last = base
+        done = steps["replaced"] & steps["after_ns"].notna() & steps["before_ns"].notna()
+        for i, name in enumerate(steps["decision"]):
+            if not done.iloc[i]:
+                continue
+            before, last = (float(steps[column].iloc[i]) / NS_PER_S for column in ("before_ns", "after_ns"))
+            if before != last:
+                axes.barh(
+                    top + (i + 0.55) * _HEIGHT, abs(before - last), _HEIGHT, min(before, last), color=_DECISION_COLOUR[name],
+                    hatch=_DECISION_HATCH[name],
+                    edgecolor=BLACK, linewidth=1.8 if last > before else 0.5,
+                )  # fmt: skip
+                seen.add(name)
+        axes.plot(last, place, "o", color=BLACK, markersize=3.5, label=None if place else "all oracles, links without time")
+        for column, (words, style) in _BOUNDS.items():
+            bound = steps[column].iloc[0] if column in steps else None
+            if bound is not None and not pd.isna(bound):
+                label = None if column in seen else words
+                seen.add(column)
+                ends = [bound / NS_PER_S] * 2, [top, top + 4.2 * _HEIGHT]
+                axes.plot(*ends, color=BLACK, linestyle=style, linewidth=1.4, label=label)
+    for name in [name for name in _DECISION_COLOUR if name in seen]:
+        axes.barh(
+            0, 0, color=_DECISION_COLOUR[name], hatch=_DECISION_HATCH[name], edgecolor=BLACK, linewidth=0.5, label=name
+        )  # for the legend
+    axes.set_yticks(range(len(rows)), [f"{policy}\n{_ORDERS[order]}" for policy, order in rows])
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.set_xlim(0, 1.12 * frame[["base_ns", "after_ns"]].astype(float).max().max() / NS_PER_S)
+    axes.set_xlabel("makespan (s)")
+    title(axes, "What each decision would save if an oracle made it")
+    legend_beside(axes, list(_DECISION_COLOUR))
+    add_corner(
+        figure, corner_label(frame), ["thick edge: slower with the oracle · a decision without a bar has no oracle, or saves 0"]
+    )
+    labels = sorted({str(v) for v in frame["base_label"].dropna()}) if "base_label" in frame else []
+    rest = f" The runs as they are rest on: {', '.join(labels)}." if labels else ""
+    told = caption(
+        "Makespan while one decision after the other is given to its oracle, predictions first and links first; a bar spans what "
+        "an oracle saves, a thick edge: the run is slower with it. Dot: all oracles. With bandwidth replaced links take no "
+        "time, which is another machine: dash-dotted line, its lower bound; dotted line, that of the machine as it is; no bar: "
+        f"no oracle, or it saves nothing.{rest}", frame,
+    )  # fmt: skip
+    return Drawing(_seconds(frame), figure, told)
+
+
+regret_waterfall = regret
+
+
+_LEAGUE_COLUMNS: Final = (
+    "model", "hardware", "batch_size", "cached_share", "link_over_cpu", "machine_ratio", "best", "second", "margin", "certain",
+    "draws", "source_label", "labels",
+)  # fmt: skip
+_DOUBT: Final = "////"
+_CELL: Final = 0.2  # inches that a cell is high
+
+
+@kind("league", "the fastest system over link and memory, hatched where that is not certain")
+def crossover(frame: pd.DataFrame) -> Drawing:
+    """Maps of the fastest system: models one below another, batches side by side."""
+    need(frame, _LEAGUE_COLUMNS, "crossover")
+    models, batches = (list(dict.fromkeys(frame[name])) for name in ("model", "batch_size"))
+    ratios, shares = (sorted(frame[name].unique()) for name in ("link_over_cpu", "cached_share"))
+    counts = frame["best"].value_counts(sort=False)
+    winners = sorted(counts.index, key=lambda name: -counts[name])  # of equals in order of appearance
+    if len(winners) > len(SERIES):
+        raise ConfigError(f"plot crossover: expected at most {len(SERIES)} systems that win, got {len(winners)}; map less")
+    colours = dict(zip(winners, SERIES, strict=False))
+    size = width_for(TEXT), 0.5 + len(models) * (_CELL * len(ratios) + 0.32)
+    figure = Figure(figsize=size, layout="constrained")
+    grid = figure.subplots(len(models), len(batches), sharex=True, sharey=True, squeeze=False)
+    room = size[0] / len(batches) / (len(shares) + 0.6)
+    for line, model in enumerate(models):
+        for column, batch in enumerate(batches):
+            axes = grid[line, column]
+            cells = frame[(frame["model"] == model) & (frame["batch_size"] == batch)]
+            _map(axes, cells, ratios, shares, colours, with_margins=room > text_width("x1.00") + 0.04)
+            axes.set_title(f"{_short(model)}, batch {batch}", fontsize=7, fontweight="normal")
+    for axes in grid[-1]:
+        axes.set_xticks(range(len(shares)), [f"{100 * share:g}" for share in shares])
+    for axes in grid[:, 0]:
+        axes.set_yticks(range(len(ratios)), [_ratio(ratio) for ratio in ratios])
+    for axes in grid[:, 0]:
+        axes.set_ylabel("link / CPU rate")
+    for axes in grid[-1]:
+        axes.set_xlabel("experts cached (%)")
+    handles: list[Artist] = [
+        Patch(facecolor=colours[name], edgecolor=BLACK, linewidth=0.5, label=f"{name} ({counts[name]})") for name in winners
+    ]
+    handles.append(Patch(facecolor=WHITE, hatch=_DOUBT, edgecolor=BLACK, linewidth=0.5, label="not certain"))
+    legend_above(figure, handles, "The fastest system while decoding")
+    about = _about_league(frame)
+    add_corner(figure, about, ["number: speed of the best over that of the second", "dotted: the machine as it is"])
+    what = (
+        "The fastest exact system while decoding at equal GPU memory, over the rate of the link as a multiple of that at which "
+        "the CPU reads experts, and the share of experts for which there is room. The number is its speed over that of the "
+        "second; in the legend, in how many cells it is the fastest. Hatched: the 95 % interval of that ratio "
+        f"({frame['draws'].iloc[0]} draws of routing) holds 1, or another system is as fast at an end of the interval of the "
+        "CPU's cost a row. Dotted: the machine as it is."
+    )
+    return Drawing(frame.reset_index(drop=True), figure, f"{what} {about}.")
+
+
+def _about_league(frame: pd.DataFrame) -> str:
+    labels = sorted({str(v) for v in frame["source_label"].dropna()})
+    marks = dict.fromkeys(mark for text in frame["labels"].dropna() for mark in str(text).split(", ") if mark)
+    return " · ".join([*dict.fromkeys(map(str, frame["hardware"])), *marks, f"simulated, weakest source: {weakest(labels)}"])
+
+
+def _map(
+    axes: Axes,
+    cells: pd.DataFrame,
+    ratios: Sequence[float],
+    shares: Sequence[float],
+    colours: dict[str, str],
+    *,
+    with_margins: bool,
+) -> None:
+    axes.grid(visible=False)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    axes.tick_params(length=0)
+    axes.set_xlim(-0.5, len(shares) - 0.5)
+    axes.set_ylim(-0.5, len(ratios) - 0.5)
+    for best, ratio, share, margin, certain in cells[["best", "link_over_cpu", "cached_share", "margin", "certain"]].itertuples(
+        index=False
+    ):
+        x, y = shares.index(share), ratios.index(ratio)
+        hatch = None if certain else _DOUBT
+        box = Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=colours[best], edgecolor=WHITE, linewidth=0.8)
+        axes.add_patch(box)
+        if hatch:
+            over = Rectangle(
+                (x - 0.5, y - 0.5), 1, 1, facecolor="none", edgecolor=text_on(colours[best]), hatch=hatch, linewidth=0
+            )
+            over.set_alpha(0.55)
+            axes.add_patch(over)
+        if with_margins and pd.notna(margin):
+            axes.text(
+                x, y, f"{margin:.2f}", ha="center", va="center", fontsize=SMALL, color=text_on(colours[best]),
+                bbox=None if certain else {"facecolor": colours[best], "edgecolor": "none", "pad": 0.6},
+            )  # fmt: skip
+    own = float(cells["machine_ratio"].iloc[0]) if len(cells) else float("nan")
+    if len(ratios) > 1 and ratios[0] <= own <= ratios[-1]:
+        place = np.interp(np.log(own), np.log(ratios), range(len(ratios)))
+        axes.axhline(float(place), color=BLACK, linewidth=1.0, linestyle=":")
+
+
+def _short(model: str) -> str:
+    """Leave out of a model's name what stands in parentheses."""
+    return model.partition(" (")[0]
+
+
+def _ratio(value: float) -> str:
+    """Write a ratio as people say it.
+
+    >>> _ratio(0.125), _ratio(2.0), _ratio(0.3)
+    ('1/8', '2', '0.3')
+    """
+    exact = Fraction(value).limit_denominator(64)
+    return f"{exact}" if abs(float(exact) - value) < 1e-9 and (exact.numerator == 1 or exact.denominator == 1) else f"{value:.2g}"
+
+
+_LOOKAHEAD_COLUMNS: Final = ("model", "trace", "slots", "cached_share", "top_k", "tokens", "window", "closed", "half_window")
+_SHARE: Final = 0.25  # of the curves on the left: the size nearest to it
+
+
+@kind("lookahead", "what knowing some tokens ahead is worth to a cache")
+def lookahead(frame: pd.DataFrame) -> Drawing:
+    """Share of the gap that a window closes, by trace; and the window of half the gap over slots / top-k."""
+    need(frame, _LOOKAHEAD_COLUMNS, "lookahead")
+    models = list(dict.fromkeys(frame["model"]))
+    width = width_for(TEXT)
+    figure = Figure(figsize=(width, 4.6 if is_narrow(width) else 2.4), layout="constrained")
+    left, right = figure.subplots(2, 1) if is_narrow(width) else figure.subplots(1, 2)
+    handles = []
+    for place, model in enumerate(models):
+        rows, style = frame[frame["model"] == model], series_look(place)
+        nearest = (rows["cached_share"] - _SHARE).abs()
+        curve = rows[nearest == nearest.min()].groupby("window")["closed"].mean()
+        plain = {"color": style.colour, "linestyle": style.dash, "marker": style.marker, "markersize": 3.5, "linewidth": 1.2}
+        handles += left.plot(curve.index, 100 * curve.to_numpy(), label=model, **plain)
+        halves = rows.drop_duplicates(["trace", "slots"]).dropna(subset=["half_window"])
+        right.plot(halves["slots"] / halves["top_k"], halves["half_window"], **{**plain, "linestyle": ""})
+    left.set_xscale("symlog", base=2, linthresh=1)
+    left.set_xticks([0, 1, 2, 4, 8, 16, 32, 64], ["0", "1", "2", "4", "8", "16", "32", "64"])
+    left.set_ylim(-3, 103)
+    left.set_xlabel("tokens ahead that are known")
+    left.set_ylabel("gap closed (%)")
+    ratios = frame["slots"] / frame["top_k"]
+    across = np.array([ratios.min(), ratios.max()])
+    halves = frame.drop_duplicates(["trace", "slots"]).dropna(subset=["half_window"]).query("half_window > 0")
+    if len(halves) > 2 and (halves["slots"] / halves["top_k"]).nunique() > 1:
+        offset, slope = fitted_line(
+            list(zip(np.log(halves["slots"] / halves["top_k"]), np.log(halves["half_window"]), strict=True))
+        )
+        handles += right.plot(
+            across, np.exp(offset) * across**slope, color=BLACK, linewidth=1.2,
+            label=f"fitted: {np.exp(offset):.2f} (slots / k)^{slope:.2f}",
+        )  # fmt: skip
+    handles += right.plot(
+        across, HALF_GAP[0] * across ** HALF_GAP[1], color=BLACK, linewidth=1.2, linestyle="--",
+        label=f"published: {HALF_GAP[0]} (slots / k)^{HALF_GAP[1]}",
+    )  # fmt: skip
+    right.set_xscale("log", base=2)
+    right.set_yscale("log", base=2)
+    for axis in (right.xaxis, right.yaxis):
+        axis.set_major_formatter(lambda value, place: f"{value:g}")
+    right.set_xlabel("slots of a layer / experts a token")
+    right.set_ylabel("tokens ahead for half the gap")
+    legend_above(figure, handles, "What looking ahead is worth to a cache")
+    add_corner(figure, "", [f"left: caches of the size nearest to {_SHARE:.0%} of a layer's experts; counted from traces"])
+    told = (
+        "Left: share of the misses between a cache that goes by decayed frequency and the fewest that can be which knowing some "
+        f"tokens ahead avoids, for the size nearest to {_SHARE:.0%} of a layer's experts; mean over a model's traces. Right: "
+        "tokens ahead that avoid half of them, for every trace and size; line: fitted to them; dashed: the relation that "
+        "moe-speed-of-light publishes. "
+        f"One cache a layer, batch 1, {int(frame['tokens'].max())} decoded tokens at most; traces: "
+        f"{', '.join(dict.fromkeys(frame['trace']))}."
+    )
+    return Drawing(frame.reset_index(drop=True), figure, told)
