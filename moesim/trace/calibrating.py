@@ -1,4 +1,4 @@
-"""What an imported trace lacks and policies need: calibration tables from held-back tokens, weights and scores if none exist.
+"""Additions to a trace that policies need: calibration tables from held-back tokens, weights and scores if none exist.
 
 Tables are counted from part of the recording, which is then left out of the trace: a policy must not know what it is asked. Where
 embeddings were kept, the rest gets the signal ``embedding``, which tells each row's closest held-back iteration.
@@ -46,7 +46,7 @@ LATER = (MATRICES, MAPS)
 
 @dataclass(frozen=True)
 class Additions:
-    """What to add to a trace."""
+    """Additions to a trace."""
 
     # part of the requests (or of each request) that is held back for calibration tables; None: no tables
     share: float | None = None
@@ -93,7 +93,7 @@ def check_size(additions: Additions, n_layers: int, n_experts: int, place: str) 
 
 
 def _check_made_up(trace: Trace, additions: Additions, place: str) -> None:
-    """Made-up numbers must not stand beside recorded ones that say the same better."""
+    """Made-up numbers must not stand next to recorded ones that say the same better."""
     has = [name for name in ("scores", "weights") if getattr(trace, name) is not None]
     for name, asked in (("weights", additions.weights), ("scores", additions.scores)):
         if asked and has:
@@ -219,7 +219,7 @@ def _expert_map(trace: Trace, row: int) -> NDArray[np.float16]:
 
 
 def _entry(trace: Trace, span: _Span) -> dict[str, Any]:
-    """What the header says of a request that was held back, or of its end."""
+    """Return the header's entry of a request that was held back, or of its end."""
     n_rows, start = span.stop - span.first, span.first - int(trace.requests.first_row[span.request])
     entry = {"request": span.request, "first_row": start, "n_prompt": span.n_prompt, "n_decode": n_rows - span.n_prompt}
     names, hashes = (_listed(trace.header.get(key), span.request) for key in ("requests", "trace_requests"))

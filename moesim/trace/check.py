@@ -1,4 +1,4 @@
-"""What must hold of the arrays of a trace before anything reads them."""
+"""Checks of the arrays of a trace before anything reads them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 LABELS = ("measured", "synthetic")
-"""What routing may be: recorded from a model, or made up."""
+"""Kinds of routing: recorded from a model, or made up."""
 STORED = ("activation_matrices", "expert_maps")
 """Tables with a matrix for each of some requests or iterations, however many: (n_layers, n, n_experts)."""
 _REMEDY = "record or import the trace again"
@@ -189,7 +189,7 @@ def check_ids(ids: NDArray[Any], n_experts: int, place: str) -> None:
 
 
 def _with_equals(ids: NDArray[Any]) -> NDArray[np.bool_]:
-    """Tell where along the last axis two are equal: rank against rank, which takes a tenth of the time of sorting."""
+    """Find where along the last axis two are equal: rank against rank, which takes a tenth of the time of sorting."""
     ranks = np.ascontiguousarray(ids.reshape(-1, ids.shape[-1]).T)
     found = np.zeros(ranks.shape[1], bool)
     for rank in range(1, len(ranks)):
@@ -220,7 +220,7 @@ _INFINITY_BITS = 0x7C00
 
 
 def _surely_finite(values: NDArray[Any], lowest: float | None) -> bool:
-    """Tell by their bits that float16 values are fine, in a tenth of the time; False says nothing."""
+    """Check by their bits that float16 values are fine, in a tenth of the time; False says nothing."""
     if values.dtype != np.float16 or lowest not in (None, 0):
         return False
     bits = values.view(np.uint16)

@@ -88,11 +88,7 @@ def _header(header: Mapping[str, Any], chosen: Sequence[int], n_requests: int) -
 
 
 def split_experts(trace: Trace, units: int, place: str) -> Trace:
-    """Name the matrices of each chosen expert, ``units * expert + matrix``, next to each other in rank.
-
-    Weights, scores, activation frequencies, expert maps and the signal made of these are divided among the matrices, so that sums
-    stay; other signals and counts are repeated. Raises `TraceError` if the trace is split already, or has too many experts.
-    """
+    """Make a trace of the matrices of each chosen expert, ``units * expert + matrix``, next to each other in rank."""
     if trace.header.get(UNITS, 1) > 1:
         raise TraceError(
             f"{place}: expected a trace of whole experts, got one that is split already; take the trace it was made of"

@@ -60,7 +60,7 @@ def write_file(recorded: Recorded, path: str | Path, *, packed: bool = False) ->
 
 
 def arrays_of(recorded: Recorded) -> dict[str, NDArray[Any]]:
-    """Give the arrays of a file by name."""
+    """Return the arrays of a file by name."""
     arrays = {name: getattr(recorded, name) for name in _ROUTING}
     arrays |= {name: array for name in OPTIONAL if (array := getattr(recorded, name)) is not None}
     if recorded.inputs is not None:
@@ -75,7 +75,7 @@ def arrays_of(recorded: Recorded) -> dict[str, NDArray[Any]]:
 
 
 def full_header(recorded: Recorded) -> dict[str, Any]:
-    """Give the header of a file, without checksums."""
+    """Return the header of a file, without checksums."""
     facts = ("lookahead", "needs_layer_offset", "first_layer", "about")
     signals = {name: {fact: getattr(s, fact) for fact in facts} for name, s in recorded.signals.items()}
     return {**recorded.header, "signals": signals}

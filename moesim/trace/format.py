@@ -77,7 +77,7 @@ def read_facts(path: Path) -> dict[str, Any]:
 
 
 def is_trace(path: Path) -> bool:
-    """Tell whether a file is a whole container of moesim; its content is not checked."""
+    """Return whether a file is a whole container of moesim; its content is not checked."""
     try:
         read_container(path)
     except TraceError:

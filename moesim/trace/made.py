@@ -25,7 +25,7 @@ def _count(default: int, least: int, meaning: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """What synthetic routing is asked to be; `synthesize` makes at most `MAX_TOKENS` tokens of it."""
+    """Request for synthetic routing; `synthesize` makes at most `MAX_TOKENS` tokens of it."""
 
     synthesize: str = field(metadata={"meaning": "Parameters: a name of moesim list parameters, or the path of a file"})
     requests: int = _count(1, 1, "Requests to make")
@@ -67,11 +67,7 @@ def read_made(written: Mapping[str, Any], place: str) -> Made:
 
 
 def trace_label(written: str | Mapping[str, Any]) -> str:
-    """Name a trace in one word.
-
-    >>> trace_label({"synthesize": "mixtral-8x7b", "requests": 4, "prompt": 256, "decode": 512})
-    'synthetic-mixtral-8x7b-4x256+512-seed0'
-    """
+    """Name a trace in one word."""
     if isinstance(written, str):
         return written
     made = Made(**written)

@@ -1,4 +1,4 @@
-"""What a trace holds, as plain data: arrays, header, signals; and the table of its requests."""
+"""Contents of a trace as plain data: arrays, header, signals; and the table of its requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 HELD_BACK = ("requests", "ends")
-"""What calibration tables may be counted from: whole requests, which are then not in the trace, or the last tokens of each."""
+"""Sources of calibration tables: whole requests, which are then not in the trace, or the last tokens of each."""
 MADE_UP = ("weights", "scores")
 """Arrays that may be made up: the same number for each chosen expert."""
 UNITS = "units_per_expert"
@@ -28,11 +28,7 @@ def made_up(header: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def remarks(header: Mapping[str, Any]) -> tuple[str, ...]:
-    """Say in a few words each what was added to the routing of a trace; none contains a comma.
-
-    >>> remarks({"held_back": {"what": "requests", "n": 24, "of": 96, "rows": 900, "seed": 0}, "made_up": ["weights"]})
-    ('calibrated on 24 held-back requests (seed 0)', 'weights uniform over the chosen')
-    """
+    """Describe in a few words each what was added to the routing of a trace; none contains a comma."""
     found = [f"{name} uniform over the chosen" for name in made_up(header)]
     if (units := header.get(UNITS, 1)) > 1:
         found.append(f"{units} units per expert")
@@ -74,7 +70,7 @@ DECODE = 1
 
 @dataclass(frozen=True, eq=False)
 class Signal:
-    """What a predictor said about layers before their routers had spoken.
+    """Recorded predictions about layers, made before their routers chose.
 
     Attributes
     ----------
@@ -109,7 +105,7 @@ class Signal:
 
 @dataclass(frozen=True, eq=False)
 class GateInputs:
-    """What the routers read, from which predictors can be trained.
+    """Inputs of the routers, from which predictors can be trained.
 
     Attributes
     ----------
@@ -140,7 +136,7 @@ class Requests:
 
 @dataclass(frozen=True, eq=False)
 class Recorded:
-    """What a trace holds; `moesim.trace.Trace` says what each part is."""
+    """Contents of a trace; `moesim.trace.Trace` describes each part."""
 
     experts: NDArray[Any]
     weights: NDArray[Any] | None

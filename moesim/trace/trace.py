@@ -187,7 +187,7 @@ class Trace(Recorded, Facts):
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What was added to the recorded routing, a few words each: held-back calibration, what is made up."""
+        """Additions to the recorded routing, a few words each: held-back calibration, what is made up."""
         return remarks(self.header)
 
     @property
@@ -233,7 +233,7 @@ class Trace(Recorded, Facts):
         }
 
     def has_signal(self, name: str, request: int) -> bool:
-        """Tell whether a signal covers a request.
+        """Return whether a signal covers a request.
 
         Parameters
         ----------
@@ -313,7 +313,7 @@ class Trace(Recorded, Facts):
         return write_file(self, path, packed=packed)
 
     def to_frame(self) -> pd.DataFrame:
-        """Give the routing as a long table.
+        """Return the routing as a long table.
 
         Returns
         -------
@@ -353,7 +353,7 @@ def find_trace(name_or_path: str | Path) -> Path:
     Parameters
     ----------
     name_or_path : str or Path
-        A path, or a name such as ``mini-mixtral``, which is looked for in ``./traces``, then beside the
+        A path, or a name such as ``mini-mixtral``, which is looked for in ``./traces``, then next to the
         checkout, then in the installed package.
 
     Returns

@@ -73,7 +73,7 @@ def expect(array: NDArray[Any], shape: tuple[int | None, ...], place: str, meani
 
 
 def matches_vllm(probe: Probe) -> bool:
-    """Tell whether a file is an array of three axes, or an archive with ``routed_experts``."""
+    """Return whether a file is an array of three axes, or an archive with ``routed_experts``."""
     return len(probe.shapes.get("", ())) == 3 or _ROUTED_EXPERTS in probe.shapes
 
 
@@ -115,7 +115,7 @@ def _prompt(path: Path, arrays: Arrays) -> int | None:
 
 
 def matches_npz(probe: Probe) -> bool:
-    """Tell whether a file is an archive of arrays, one of them with three axes."""
+    """Return whether a file is an archive of arrays, one of them with three axes."""
     return any(name and len(shape) == 3 for name, shape in probe.shapes.items()) and _ROUTED_EXPERTS not in probe.shapes
 
 

@@ -23,7 +23,7 @@ _NEEDED = ("turn", "phase", "step", "layer", "slot", "expert", "weight")
 
 @dataclass(frozen=True)
 class Preamble:
-    """What the first lines of a file say."""
+    """Facts from the first lines of a file."""
 
     n_lines: int
     model: str  # file name of the model, without folder and ending
@@ -37,7 +37,7 @@ class Preamble:
 
 
 def matches(probe: Probe) -> bool:
-    """Tell whether the first line is that of the format."""
+    """Return whether the first line is that of the format."""
     return probe.head.startswith(_MAGIC.encode())
 
 

@@ -1,4 +1,4 @@
-"""What a format of routing is: how it is recognised, what it may ask the user, and what it hands over."""
+"""Formats of routing: how one is recognised, what it may ask the user, and what it hands over."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TEXT_REMEDY = (
     "the log of an engine holds no routing: vLLM and SGLang return it with an answer, llama.cpp writes it as CSV; or write lines "
     "of layer,position,expert (docs/guide/importing.md)"
 )
-"""What to do with text that is no table."""
+"""Remedy for text that is no table."""
 ARRAY = "a readable array"
 _HEAD_BYTES = 65_536
 _OR_MODEL = ", or the --model's name"
@@ -41,7 +41,7 @@ _APART = "import fewer requests at a time"
 
 @dataclass(frozen=True)
 class Options:
-    """What the user said about a source.
+    """Statements of the user about a source.
 
     Attributes
     ----------
@@ -94,7 +94,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Part:
-    """What a format found in one file, with the routing that it put into the store."""
+    """Findings of a format in one file, with the routing that it put into the store."""
 
     lengths: NDArray[np.int64]  # rows of each request, in the order in which they were stored
     n_prompt: NDArray[np.int64] | None = None  # prompt tokens of each, if the source says

@@ -133,7 +133,7 @@ def _only(path: Path, probe: Probe, found: Sequence[Format]) -> Format:
 
 
 def _unknown(probe: Probe) -> tuple[str, str]:
-    """Say what a file of no format is, and what can be done."""
+    """Describe a file of no format, and what can be done."""
     if probe.json_names:
         remedy = "if a line is a token in a layer, give --format jsonl, and --column layer=NAME, position=NAME and expert=NAME"
         return f"JSON with the fields {', '.join(probe.json_names)[:200]}", remedy
@@ -170,7 +170,7 @@ _SUFFIXES = (".npy", ".npz")
 
 @dataclass(frozen=True)
 class Imported:
-    """What became of an import.
+    """Result of an import.
 
     Attributes
     ----------
@@ -256,7 +256,7 @@ def import_trace(
 
 
 def _said(options: Options) -> dict[str, Any]:
-    """What the header repeats of what the user said."""
+    """Return the statements of the user that the header repeats."""
     names = ("model", "n_experts", "n_layers", "top_k", "first_layer", "phase", "n_prompt")
     said = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     return said | ({"columns": dict(options.columns)} if options.columns else {})
@@ -334,7 +334,7 @@ def _read(files: Sequence[Path], form: Format, options: Options, label: str | No
 
 
 def _agreed(files: Sequence[Path], parts: Sequence[Part], name: str, given: Any, option: str) -> Any:
-    """What all sources say, or the user; they must not contradict each other."""
+    """Return a fact from all sources or the user; they must not contradict each other."""
     known, whose = given, option
     for file, part in zip(files, parts, strict=True):
         value = getattr(part, name)
@@ -416,7 +416,7 @@ def _stated_prompts(
 def _header(
     files: Sequence[Path], form: Format, parts: Sequence[Part], options: Options, notes: Sequence[str], weighted: bool
 ) -> dict[str, Any]:
-    """Say where the trace is from and what its source lacks."""
+    """Make the header: where the trace is from and what its source lacks."""
     absent = ["scores", "signals", "calibration tables", "gate inputs"]
     absent += [] if weighted else ["weights"]
     absent += [] if options.model or any(part.model for part in parts) else ["model"]
@@ -451,7 +451,7 @@ def model_file(trace: Path) -> Path:
 
 
 def write_model_file(imported: Imported) -> Path | None:
-    """Write a model beside an imported trace, for ``model:`` of an experiment."""
+    """Write a model next to an imported trace, for ``model:`` of an experiment."""
     trace, spec = imported.trace, imported.spec
     n_bytes = trace.header.get("expert_bytes_by_layer")
     if n_bytes is None or spec is None or len(n_bytes) != trace.n_layers:

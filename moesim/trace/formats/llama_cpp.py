@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def matches(probe: Probe) -> bool:
-    """Tell whether the first line names one of the dialects, or holds numbers only."""
+    """Return whether the first line names one of the dialects, or holds numbers only."""
     names = probe.csv_names
     return names == ["layer", "expert"] or _is_positional(names) or (probe.headless and len(names) >= 2)
 

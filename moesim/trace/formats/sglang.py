@@ -23,7 +23,7 @@ _FIELD = "meta_info.routed_experts"
 
 
 def matches(probe: Probe) -> bool:
-    """Tell whether a file begins as JSON and names ``routed_experts`` or ``meta_info``."""
+    """Return whether a file begins as JSON and names ``routed_experts`` or ``meta_info``."""
     return probe.is_json and (b'"routed_experts"' in probe.head or b'"meta_info"' in probe.head)
 
 

@@ -157,17 +157,17 @@ def facts_path(path: Path) -> Path:
 
 
 def matches_csv(probe: Probe) -> bool:
-    """Tell whether a file is text with separated columns."""
+    """Return whether a file is text with separated columns."""
     return len(probe.csv_names) >= 2
 
 
 def matches_parquet(probe: Probe) -> bool:
-    """Tell whether a file begins as Parquet does."""
+    """Return whether a file begins as Parquet does."""
     return probe.head.startswith(b"PAR1")
 
 
 def matches_json_lines(probe: Probe) -> bool:
-    """Tell whether the first line is an object with the fields of this format."""
+    """Return whether the first line is an object with the fields of this format."""
     return probe.is_json and set(_FIELDS.values()) <= set(probe.json_names)
 
 

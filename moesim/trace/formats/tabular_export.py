@@ -2,7 +2,7 @@
 
 Both hold ``request, position, phase, layer, rank, expert`` and, if recorded, ``weight``: float16 is exact as float32, and
 that in the shortest text that is read back as the same. What a table cannot hold (the number of experts, the model, the
-label, the rest of the header) is in the metadata of the Parquet file, and in ``NAME.csv.json`` beside ``NAME.csv``. Full
+label, the rest of the header) is in the metadata of the Parquet file, and in ``NAME.csv.json`` next to ``NAME.csv``. Full
 scores, signals, calibration tables, gate inputs and weights that nobody recorded are not exported.
 """
 
@@ -27,7 +27,7 @@ _PHASES = ("prefill", "decode")
 
 
 def export_csv(trace: Trace, out: Path) -> list[Path]:
-    """Write a CSV and the file beside it.
+    """Write a CSV and the file next to it.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ def export_csv(trace: Trace, out: Path) -> list[Path]:
     Returns
     -------
     list of Path
-        The CSV, and the file beside it.
+        The CSV, and the file next to it.
     """
     from pyarrow import csv
 

@@ -25,7 +25,7 @@ REMEDY = (
     "if it numbers forward passes, the first of a request being its prompt, map it with --column step=NAME; else leave it "
     "out and give --n-prompt"
 )
-"""What to do with phases that are none."""
+"""Remedy for phases that are none."""
 _N_PROMPT = "give --n-prompt with the tokens of each prompt, and no step"
 _MAX_LAYERS = 2**12
 _MAX_TOKEN = 2**31 - 1
@@ -40,11 +40,7 @@ _COLUMNS: dict[str, tuple[int, Any]] = {
 
 
 def phases_of_steps(place: str, step: NDArray[Any], request: Ints) -> NDArray[np.uint8]:
-    """Tell prompts from decoded tokens where each forward pass has a number.
-
-    >>> phases_of_steps("a.csv", np.array([4, 4, 5, 6]), np.zeros(4, np.int64)).tolist()
-    [0, 0, 1, 1]
-    """
+    """Separate prompts from decoded tokens where each forward pass has a number."""
     begins = np.append(True, request[1:] != request[:-1])
     first = step[begins][np.cumsum(begins) - 1]
     again = ~begins & np.append(False, step[1:] == step[:-1])

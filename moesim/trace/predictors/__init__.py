@@ -1,4 +1,4 @@
-"""What can be said about routing in advance, and the routing to come for oracles."""
+"""Predictions of routing, and the routing to come for oracles."""
 
 from moesim.trace.predictors.sources import Coactivation, Frequency, Oracle, Predictor, RecordedSignal, Synthetic, make_predictor
 

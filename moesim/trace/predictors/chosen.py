@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from moesim.trace.workload import Workload
 
 NEVER = 2**62
-"""What `FutureUse.next_use` answers for an expert that is not used again."""
+"""Answer of `FutureUse.next_use` for an expert that is not used again."""
 
 
 class FutureUse:
@@ -35,7 +35,7 @@ class FutureUse:
         return [self._steps.get((layer, expert), []) for layer in range(n_layers) for expert in range(n_experts)]
 
     def next_use(self, layer: int, expert: int, step: int) -> int:
-        """Say when an expert is used next."""
+        """Return when an expert is used next."""
         uses = self._steps.get((layer, expert), [])
         at = bisect_right(uses, step)
         return uses[at] if at < len(uses) else NEVER
@@ -56,7 +56,7 @@ class PredictorSet(Mapping[str, Predictor]):
         self._made: dict[str, Predictor] = {}
 
     def __getitem__(self, source: str) -> Predictor:
-        """Give a source; KeyError if there is none of that name."""
+        """Return a source; KeyError if there is none of that name."""
         if source not in self._made:
             name, _ = split_width(source)
             other = stand_in(name, self._stand_ins)
@@ -84,10 +84,6 @@ class PredictorSet(Mapping[str, Predictor]):
 
 
 def stand_in(source: str, stand_ins: Mapping[str, str]) -> str:
-    """Tell which source answers for another.
-
-    >>> stand_in("signal:residual", {"residual": "synthetic:0.9"}), stand_in("frequency", {})
-    ('synthetic:0.9', 'frequency')
-    """
+    """Return which source answers for another."""
     named = stand_ins.get(source, stand_ins.get(source.removeprefix("signal:")))
     return named if named is not None else stand_ins.get("*", source)

@@ -26,7 +26,7 @@ Prediction = tuple[NDArray[Any], NDArray[Any] | None]
 
 
 class Predictor(Protocol):
-    """What a source of predictions is.
+    """A source of predictions.
 
     One that has ``all_layers(step)`` and ``first_layer`` tells by them the ids of a whole step at once, as `predict` does layer
     by layer; the native engine then asks it once a step.
@@ -34,10 +34,10 @@ class Predictor(Protocol):
 
     name: str
     label: str
-    """What a result that used it must say; empty if nothing."""
+    """Label of a result that used it; empty if nothing."""
 
     def needs_layer(self, layer: int) -> int | None:
-        """Tell at which layer the gate input must exist before ``layer`` can be predicted; None: at none."""
+        """Return the layer at which the gate input must exist before ``layer`` can be predicted; None: at none."""
 
     def predict(self, step: Step, mb: int, layer: int) -> Prediction | None:
         """Predict a layer for the rows of a micro-batch.
@@ -88,11 +88,11 @@ class Frequency:
             self._past = _Past(workload, shape, lambda counts, layers: counts.__iadd__(_stack_loads(layers)))
 
     def needs_layer(self, layer: int) -> int | None:
-        """Tell that nothing is needed."""
+        """Return None: nothing is needed."""
         return None
 
     def predict(self, step: Step, mb: int, layer: int) -> Prediction | None:
-        """Give the same answer for every row; None as long as nothing has been counted."""
+        """Return the same answer for every row; None as long as nothing has been counted."""
         n_rows = step.micro[mb].n_rows
         if self._past is not None:
             return self._rank(self._past.before(step.index)[layer], n_rows) if step.index else None
@@ -141,7 +141,7 @@ class Coactivation:
             self._past = _Past(workload, shape, _add_pairs)
 
     def needs_layer(self, layer: int) -> int | None:
-        """Tell the layer before; None for layer 0, which is not predicted."""
+        """Return the layer before; None for layer 0, which is not predicted."""
         return layer - LOOKAHEAD if layer >= LOOKAHEAD else None
 
     def predict(self, step: Step, mb: int, layer: int) -> Prediction | None:
@@ -230,7 +230,7 @@ class Synthetic:
         self._ready: dict[tuple[int, int], NDArray[Any]] = {}  # (micro-batch, layer) of that step -> ids
 
     def needs_layer(self, layer: int) -> int | None:
-        """Tell the layer before; None for layer 0, which is not predicted, and without lookahead."""
+        """Return the layer before; None for layer 0, which is not predicted, and without lookahead."""
         return layer - self._lookahead if 0 < self._lookahead <= layer else None
 
     def predict(self, step: Step, mb: int, layer: int) -> Prediction | None:
@@ -325,7 +325,7 @@ class RecordedSignal:
         self._found: list[list[Prediction]] | None = None  # of its micro-batches and layers, once one is asked for
 
     def needs_layer(self, layer: int) -> int | None:
-        """Tell the layer whose state was read; None where none was, or where the signal says nothing."""
+        """Return the layer whose state was read; None where none was, or where the signal says nothing."""
         offset = self._signal.needs_layer_offset
         if offset is None or layer < max(offset, self._signal.first_layer):
             return None
@@ -374,7 +374,7 @@ class Oracle:
     label = "oracle"
 
     def needs_layer(self, layer: int) -> int | None:
-        """Tell that nothing is needed."""
+        """Return None: nothing is needed."""
         return None
 
     def predict(self, step: Step, mb: int, layer: int) -> Prediction | None:
@@ -384,11 +384,7 @@ class Oracle:
 
 
 def split_width(source: str) -> tuple[str, int | None]:
-    """Tell the name of a source from how many ids a row it shall tell; None: top_k.
-
-    >>> split_width("signal:gate_next1:top3"), split_width("shadow-int8:T1:KV1")
-    (('signal:gate_next1', 3), ('shadow-int8:T1:KV1', None))
-    """
+    """Split the name of a source from the ids it is asked for a row; None: top_k."""
     name, found, width = source.rpartition(":top")
     return (name, int(width)) if found and width.isdecimal() else (source, None)
 

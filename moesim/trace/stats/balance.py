@@ -39,7 +39,7 @@ class Sample:
 
 
 def phase_rows(trace: Trace, phase: str) -> NDArray[np.int64]:
-    """Give the numbers of the rows of a phase."""
+    """Return the numbers of the rows of a phase."""
     return np.flatnonzero(np.asarray(trace.phase) == PHASES[phase]).astype(np.int64)
 
 
@@ -80,17 +80,13 @@ class Context:
     absent: dict[str, str] = field(default_factory=dict)  # figure of this group -> why it is None
 
     def begin(self, text: str, steps: int) -> None:
-        """Say what is being done next; the steps count at once, as the bar is drawn when they are counted."""
+        """Show what is being done next; the steps count at once, as the bar is drawn when they are counted."""
         self.progress.describe(text)
         self.progress.advance(steps)
 
 
 def used(experts: NDArray[Any], n_experts: int) -> NDArray[np.int64]:
-    """Count the rows of (n_rows, n_layers, top_k) that used each expert: (n_layers, n_experts).
-
-    >>> used(np.array([[[0, 2]], [[1, 2]]]), 4).tolist()
-    [[1, 1, 2, 0]]
-    """
+    """Count the rows of (n_rows, n_layers, top_k) that used each expert: (n_layers, n_experts)."""
     n_layers = experts.shape[1]
     places = experts + np.arange(n_layers, dtype=np.int64)[:, None] * n_experts
     return np.bincount(places.ravel(), minlength=n_layers * n_experts).reshape(n_layers, -1)
@@ -109,11 +105,7 @@ def entropy_by_layer(frequency: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def normalised_entropy(frequency: NDArray[np.float64]) -> float:
-    """Average `entropy_by_layer` over layers.
-
-    >>> round(normalised_entropy(np.full((2, 8), 1 / 8)), 9)
-    1.0
-    """
+    """Average `entropy_by_layer` over layers."""
     return float(entropy_by_layer(frequency).mean())
 
 
@@ -128,14 +120,7 @@ def top_by_layer(frequency: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def gini(frequency: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Compute the Gini coefficient of the activations: our measure of skew.
-
-    Chosen over the exponent of a fitted Zipf law because it needs no fit, takes experts that are never used, and
-    does not depend on which ranks are fitted.
-
-    >>> gini(np.array([[0.25, 0.25, 0.25, 0.25], [1, 0, 0, 0]])).tolist()
-    [0.0, 0.75]
-    """
+    """Compute the Gini coefficient of the activations: our measure of skew."""
     n = frequency.shape[-1]
     rank = 2 * np.arange(1, n + 1) - n - 1
     return np.asarray((np.sort(frequency, axis=-1) * rank).sum(axis=-1) / n)
@@ -144,11 +129,7 @@ def gini(frequency: NDArray[np.float64]) -> NDArray[np.float64]:
 def uniform_counts(
     rng: np.random.Generator, n_rows: ArrayLike, n_experts: int, top_k: int, shape: tuple[int, ...]
 ) -> NDArray[np.int64]:
-    """Draw how often each expert is used if every token takes top_k different experts at random.
-
-    Exact, without drawing tokens: of the tokens which still need j of the r experts that are left, a binomial
-    number takes the next one, each with probability j / r.
-    """
+    """Draw how often each expert is used if every token takes top_k different experts at random."""
     needing = np.zeros((*shape, top_k + 1), np.int64)  # [..., j]: tokens which still need j experts
     needing[..., top_k] = n_rows
     counts = np.empty((*shape, n_experts), np.int64)

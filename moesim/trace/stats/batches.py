@@ -1,4 +1,4 @@
-"""What batches of decode rows of different requests need: distinct experts, and how workload moves from step to step."""
+"""Batches of decode rows of different requests: their distinct experts, and how rows of experts change from step to step."""
 
 from __future__ import annotations
 
@@ -44,11 +44,7 @@ def distinct_experts(experts: NDArray[Any], batches: Sequence[NDArray[np.int64]]
 
 
 def uniform_distinct(n_experts: int, top_k: int, batch_size: int) -> float:
-    """Compute how many experts a batch needs on average if each row takes top_k at random.
-
-    >>> uniform_distinct(8, 2, 2)  # 8 (1 - (6/8)²)
-    3.5
-    """
+    """Compute how many experts a batch needs on average if each row takes top_k at random."""
     return float(n_experts * (1 - (1 - top_k / n_experts) ** batch_size))
 
 
@@ -59,12 +55,12 @@ def independent_distinct(experts: NDArray[Any], n_experts: int, batch_size: int)
 
 
 class WorkloadCorrelation(NamedTuple):
-    """What `workload_correlation` finds."""
+    """Result of `workload_correlation`."""
 
     matrix: NDArray[np.float64]
     """(T, T): correlation of the workloads of steps i and j, mean over batches and layers."""
     adjacent: float
-    """Mean of the matrix beside its diagonal; nan with fewer than two steps."""
+    """Mean of the matrix next to its diagonal; nan with fewer than two steps."""
     distant: float
     """Mean of the matrix where the steps are `FAR` or more apart; nan where none are."""
     kept: float
@@ -74,11 +70,7 @@ class WorkloadCorrelation(NamedTuple):
 def workload_correlation(
     experts: NDArray[Any], batches: Sequence[NDArray[np.int64]], n_experts: int, n_steps: int = HEAT_MAP_STEPS
 ) -> WorkloadCorrelation | None:
-    """Compare the workloads of the steps of a batch: whether experts are busy again that were busy a token before.
-
-    DALI (2026), Fig. 8, in our reading: Pearson's correlation, over the experts of a layer, of the rows that each serves
-    in two steps. Popular experts correlate any two steps; what adjacent ones have beyond distant ones is temporal.
-    """
+    """Compare the workloads of the steps of a batch: whether experts are busy again that were busy a token before."""
     long = [b for b in batches if len(b) > 1]
     if not long:
         return None

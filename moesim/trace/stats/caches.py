@@ -29,15 +29,7 @@ _CHUNK_CELLS = 2**24  # cells of the largest temporary array
 def layer_hit_rates(
     experts: NDArray[Any], n_experts: int, capacities: Sequence[int], policies: Sequence[str] = ("lru", "lfu", "belady")
 ) -> dict[str, NDArray[np.float64]]:
-    """Replay rows through one cache a layer.
-
-    Each row is one visit of every layer: batch 1. The caches start empty and live on from one request to the
-    next.
-
-    >>> rows = np.array([[[0]], [[1]], [[0]]])
-    >>> {name: rate.item() for name, rate in layer_hit_rates(rows, 2, [2]).items()}
-    {'lru': 0.3333333333333333, 'lfu': 0.3333333333333333, 'belady': 0.3333333333333333}
-    """
+    """Replay rows through one cache a layer."""
     sizes = np.asarray(capacities, np.int64)
     lookups = max(1, experts.shape[0] * experts.shape[2])
     replays = {"lru": _lru, "lfu": _lfu, "belady": _belady, "belady-visit": _belady_visit}
@@ -171,11 +163,7 @@ W_SIZE = 4
 
 
 def keep_top(scores: NDArray[Any], p: int) -> NDArray[np.float32]:
-    """Zero all but the p largest scores of each row (TopP of HybriMoE's eq. 3); they are not normalised again.
-
-    >>> keep_top(np.array([0.5, 0.25, 0.125, 0.125]), 2).tolist()
-    [0.5, 0.25, 0.0, 0.0]
-    """
+    """Zero all but the p largest scores of each row: TopP of HybriMoE's equation 3."""
     full = np.asarray(scores, np.float32)
     if p >= full.shape[-1]:
         return full
@@ -217,18 +205,14 @@ def mrs_hits(
 
 
 def default_u_size(n_experts: int) -> int:
-    """Give the experts that DALI replaces at the end of a window: 1 for Mixtral's 8, 8 for models with many experts."""
+    """Return the experts that DALI replaces at the end of a window: 1 for Mixtral's 8, 8 for models with many experts."""
     return max(1, min(8, n_experts // 8))
 
 
 def workload_aware_hits(
     experts: NDArray[Any], n_experts: int, capacities: Sequence[int], u_size: int, w_size: int = W_SIZE, seed: int = 0
 ) -> NDArray[np.float64]:
-    """Replay DALI's cache (Algorithm 2): only the end of a window changes it.
-
-    Each layer starts with random experts. After every `w_size` rows the `u_size` residents that served the fewest of
-    them make room for the others that served the most, whether or not these served more; ties to the lower id.
-    """
+    """Replay DALI's cache (Algorithm 2): only the end of a window changes it."""
     n_rows, n_layers, top_k = experts.shape
     order = np.random.default_rng(seed).random((n_layers, n_experts)).argsort(axis=1)
     held = [order.argsort(axis=1) < c for c in capacities]
@@ -252,11 +236,7 @@ def workload_aware_hits(
 
 
 def static_hits(frequency: NDArray[Any], popularity: NDArray[Any], capacities: Sequence[int]) -> NDArray[np.float64]:
-    """Compute the hit rate of a cache that always holds the most popular experts of each layer.
-
-    >>> static_hits(np.array([[0.5, 0.3, 0.2]]), np.array([[1, 3, 2]]), [1, 2]).tolist()
-    [[0.3], [0.5]]
-    """
+    """Compute the hit rate of a cache that always holds the most popular experts of each layer."""
     order = np.argsort(-np.asarray(popularity, np.float64), axis=1, kind="stable")
     within = np.cumsum(np.take_along_axis(np.asarray(frequency, np.float64), order, axis=1), axis=1)
     return np.stack([within[:, c - 1] if c else within[:, 0] * 0 for c in capacities])

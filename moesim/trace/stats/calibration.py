@@ -28,7 +28,7 @@ MOST = 1000
 
 
 class Counts:
-    """What calibration counts, request by request."""
+    """Counts of calibration, request by request."""
 
     def __init__(self, n_layers: int, n_experts: int, hidden: int) -> None:
         check_pairs("calibration tables", n_layers, n_experts)
@@ -65,14 +65,7 @@ class Counts:
         self.arrays["inputs"] += sums
 
     def tables(self) -> dict[str, NDArray[Any]]:
-        """Make the tables of a trace.
-
-        Gives ``activation_frequency`` (prefill and decode) and ``activation_frequency_decode``, (n_layers, n_experts) float32
-        shares; ``coactivation`` (n_layers, n_experts, n_experts) float32 counts; ``residual`` (n_layers, hidden) float16: mean
-        step from the input of each router to the next one's, zeros for the last (DALI); ``activation_matrices``
-        (n_layers, n_requests, n_experts) float32: tokens of each request, prompt and decode, that used each expert
-        (MoE-Infinity's EAM).
-        """
+        """Make the tables of a trace."""
         both = self.arrays["prefill"] + self.arrays["decode"]
         return {
             "activation_frequency": _shares(both),
@@ -94,13 +87,7 @@ def _shares(counts: NDArray[np.int64]) -> NDArray[np.float32]:
 
 
 def map_rows(n_prompt: Sequence[int], n_rows: Sequence[int]) -> list[tuple[int, int]]:
-    """Choose the iterations whose scores are kept as expert maps: the prompt's last row and each decoded one, as (request, row).
-
-    Of more than `MOST`, those at even distances.
-
-    >>> map_rows([3, 0], [5, 2])
-    [(0, 2), (0, 3), (0, 4), (1, 0), (1, 1)]
-    """
+    """Choose the (request, row) of expert maps: the last of each prompt and each decoded one, or evenly `MOST` of them."""
     rows = [
         (request, row)
         for request, (prompt, n) in enumerate(zip(n_prompt, n_rows, strict=True))
@@ -123,11 +110,7 @@ _ROWS = 512  # compared at a time
 
 
 def cosines(past: NDArray[Any], present: NDArray[Any]) -> NDArray[np.float64]:
-    """Compute the cosine of each row of ``present`` with each row of ``past``, (n_present, n_past); 0 where either has no length.
-
-    >>> cosines(np.array([[1.0, 0.0], [0.6, 0.8]]), np.array([[0.0, 2.0], [0.0, 0.0]])).tolist()
-    [[0.0, 0.8], [0.0, 0.0]]
-    """
+    """Compute the cosine of each row of ``present`` with each of ``past``; 0 where either has no length."""
     past, present = np.asarray(past, np.float64), np.asarray(present, np.float64)
     lengths = np.sqrt(np.square(present).sum(axis=1)[:, None] * np.square(past).sum(axis=1))
     products = present @ past.T
@@ -135,28 +118,21 @@ def cosines(past: NDArray[Any], present: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def closest(past: NDArray[Any], present: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Find for each row of ``present`` the row of ``past`` with the largest cosine, of equals (to 12 decimals) the first.
-
-    Returns indices and cosines, (n_present,) each.
-    """
+    """Find for each row of ``present`` the first row of ``past`` with the largest cosine to 12 decimals; index and cosine."""
     found = cosines(past, present)
     best = found.round(DECIMALS).argmax(axis=1)
     return best, found[np.arange(len(best)), best]
 
 
 def of_iterations(embeddings: NDArray[Any], n_prompt: int) -> NDArray[np.float64]:
-    """Embed the iteration that ends with each row of a request: the mean of the prompt up to it, or the decoded token's own.
-
-    >>> of_iterations(np.array([[2.0], [4.0], [7.0]]), 2).ravel().tolist()
-    [2.0, 3.0, 7.0]
-    """
+    """Embed the iteration that ends with each row: the mean of the prompt up to it, or the decoded token itself."""
     found = np.array(embeddings, np.float64)
     found[:n_prompt] = np.cumsum(found[:n_prompt], axis=0) / np.arange(1, n_prompt + 1)[:, None]
     return found
 
 
 def embedding_signal(trace: Trace, past: NDArray[np.float64], maps: NDArray[Any], folder: Path | None) -> Signal:
-    """Tell for every row of a trace the map, of (n_layers, n_past, n_experts), of the iteration with the closest embedding."""
+    """Make a signal: for every row the map of the past iteration with the closest embedding."""
     found = empty((trace.n_rows, trace.n_layers, trace.n_experts), np.dtype(np.float16), folder)
     totals = np.asarray(maps, np.float64).sum(axis=2, keepdims=True)
     shares = np.divide(maps, totals, out=np.zeros(maps.shape), where=totals > 0)
@@ -167,7 +143,7 @@ def embedding_signal(trace: Trace, past: NDArray[np.float64], maps: NDArray[Any]
 
 
 def _pieces(trace: Trace) -> Iterator[tuple[slice, NDArray[np.float64]]]:
-    """Give the embeddings of a trace's iterations, and their rows, some at a time."""
+    """Return the embeddings of a trace's iterations, and their rows, some at a time."""
     assert trace.embeddings is not None
     table = trace.requests
     for first, prompt, decode in zip(table.first_row.tolist(), table.n_prompt.tolist(), table.n_decode.tolist(), strict=True):

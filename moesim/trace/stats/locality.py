@@ -27,7 +27,7 @@ def membership(experts: NDArray[Any], n_experts: int) -> NDArray[np.bool_]:
 
 
 def _later(request: NDArray[Any], distance: int) -> NDArray[np.int64]:
-    """Give the rows that have a row of the same request so many tokens before them."""
+    """Return the rows that have a row of the same request so many tokens before them."""
     return (np.flatnonzero(request[distance:] == request[:-distance]) + distance).astype(np.int64)
 
 
@@ -48,20 +48,12 @@ def reuse_by_lag(experts: NDArray[Any], request: NDArray[Any], lags: Sequence[in
 
 
 def reuse(experts: NDArray[Any], request: NDArray[Any], distance: int, n_experts: int) -> float:
-    """Compute the share of a token's experts that the token ``distance`` positions earlier also used.
-
-    >>> reuse(np.array([[[0, 1]], [[1, 2]]]), np.array([5, 5]), 1, 4)
-    0.5
-    """
+    """Compute the share of a token's experts that the token ``distance`` positions earlier also used."""
     return float(reuse_by_lag(experts, request, [distance], n_experts).mean())
 
 
 def reuse_baseline(experts: NDArray[Any], n_experts: int) -> float:
-    """Compute the share that a random other token of the trace would have used.
-
-    The expectation over all pairs of different rows, so nothing is drawn: with c rows that use an expert,
-    c (c - 1) of the n (n - 1) pairs share it.
-    """
+    """Compute the share that a random other token of the trace would have used."""
     n_rows, _, top_k = experts.shape
     if n_rows < 2:
         return float("nan")
@@ -113,11 +105,7 @@ def segments(request: NDArray[Any], length: int) -> tuple[NDArray[np.int64], NDA
 
 
 def segment_best(counts: NDArray[Any], length: int, top_k: int, sizes: Sequence[int]) -> tuple[Any, NDArray[np.float64]]:
-    """Compute SRP and SCH, the measures of local routing consistency, of segments of tokens.
-
-    "Not All Models Suit Expert Offloading: On Local Routing Consistency of Mixture-of-Expert Models" (2025); the formulas
-    are our reading of its definitions.
-    """
+    """Compute SRP and SCH, the measures of local routing consistency, of segments of tokens."""
     ascending = np.sort(counts.astype(np.uint16 if length < 2**16 else np.uint32), axis=2)  # small types sort much faster
     within = np.cumsum(ascending[:, :, ::-1], axis=2, dtype=np.int32)
     group = np.arange(1, counts.shape[2] + 1)
@@ -131,7 +119,7 @@ WINDOW = 15
 
 
 class PhaseSimilarity(NamedTuple):
-    """What `phase_similarity` finds."""
+    """Result of `phase_similarity`."""
 
     request: NDArray[np.int64]
     """(n,): the requests that have both phases."""
@@ -144,7 +132,7 @@ class PhaseSimilarity(NamedTuple):
 
 
 class WindowSimilarity(NamedTuple):
-    """What `window_similarity` finds, one entry a window."""
+    """Result of `window_similarity`, one entry a window."""
 
     own: NDArray[np.float64]
     """Similarity of a request's prefill with this window of its decode, mean over requests."""
@@ -155,11 +143,7 @@ class WindowSimilarity(NamedTuple):
 
 
 def phase_similarity(trace: Trace) -> PhaseSimilarity | None:
-    """Compare prefill and decode request by request.
-
-    DAOP (DATE 2025), eq. 1, in our reading: the cosine of a layer's activation counts in prefill and in decode, mean over
-    layers.
-    """
+    """Compare prefill and decode request by request."""
     both = _requests_of_both(trace)
     if not len(both):
         return None
@@ -168,10 +152,7 @@ def phase_similarity(trace: Trace) -> PhaseSimilarity | None:
 
 
 def window_similarity(trace: Trace, size: int = WINDOW) -> WindowSimilarity | None:
-    """Compare the prefill of each request with consecutive windows of its decode.
-
-    A window has few tokens, which alone lowers its cosine: compare it with the same window of other requests.
-    """
+    """Compare the prefill of each request with consecutive windows of its decode."""
     both = _requests_of_both(trace)
     if not len(both):
         return None

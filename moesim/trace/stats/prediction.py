@@ -86,11 +86,7 @@ def coactivation_recall(experts: NDArray[Any], request: NDArray[Any], n_experts:
 
 
 def coactivation_recall_by_layer(experts: NDArray[Any], request: NDArray[Any], n_experts: int) -> NDArray[np.float64]:
-    """Compute the recall of a co-occurrence table layer by layer.
-
-    The halves are drawn with a fixed seed. Every other request would not do: in many recordings kinds of text take
-    turns, and a table of one kind tried on another measures something else.
-    """
+    """Compute the recall of a co-occurrence table layer by layer."""
     numbers, number = np.unique(request, return_inverse=True)
     is_seen = np.random.default_rng(0).permutation(len(numbers)) < (len(numbers) + 1) // 2
     seen, unseen = experts[is_seen[number]], experts[~is_seen[number]]
@@ -108,11 +104,7 @@ def coactivation_recall_by_layer(experts: NDArray[Any], request: NDArray[Any], n
 
 
 def among_best(scores: NDArray[Any], ids: NDArray[Any], n: int) -> NDArray[np.bool_]:
-    """Tell which experts are among the n best of their row; among equal scores the lower id is better.
-
-    >>> among_best(np.array([[1, 3, 3, 3]]), np.array([[2, 3]]), 2).tolist()
-    [[True, False]]
-    """
+    """Return which experts are among the n best of their row; among equal scores the lower id is better."""
     which = ids.astype(np.int64)
     mine = np.take_along_axis(scores, which, axis=1)
     found = np.empty(ids.shape, bool)
@@ -137,11 +129,7 @@ class WorkloadRecall(NamedTuple):
 
 
 def busiest_found(predicted: NDArray[Any], true: NDArray[Any], n: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Compare the n experts with the largest predicted workload with those with the largest true one.
-
-    >>> busiest_found(np.array([[3, 1, 0, 0]]), np.array([[2, 0, 1, 1]]), 2)
-    (array([0.5]), array([0.75]))
-    """
+    """Compare the n experts with the largest predicted workload with those with the largest true one."""
     n_experts = true.shape[1]
     possible = np.minimum(n, (true > 0).sum(axis=1))
     least = np.partition(true, n_experts - n, axis=1)[:, n_experts - n]
@@ -156,12 +144,7 @@ def busiest_found(predicted: NDArray[Any], true: NDArray[Any], n: int) -> tuple[
 def workload_recall(
     trace: Trace, signal: Signal, rows: NDArray[Any], batch_sizes: Sequence[int], counts: Sequence[int], seed: int = 0
 ) -> list[WorkloadRecall]:
-    """Compute how well a signal names the busiest experts of batches of different requests.
-
-    DALI (2026) prints the top 1 and 2 (Table 2); PreScope's accuracy is another, see
-    `docs/reference/predictors.md`. The rows that the signal covers are composed
-    into batches (see `moesim.trace.stats.batches.compose`); its top_k of every row are counted like the routed experts.
-    """
+    """Compute how well a signal names the busiest experts of batches of different requests."""
     wanted = np.flatnonzero(np.isin(signal.rows, rows))
     covered = np.asarray(signal.rows)[wanted]
     n_layers, n_experts = trace.n_layers, trace.n_experts

@@ -37,12 +37,7 @@ _STEPS = 23  # the makers count them
 
 
 def report(trace: Trace, phase: str | None = None, *, max_rows: int | None = None, show_progress: bool = False) -> dict[str, Any]:
-    """Compute all statistics of a trace.
-
-    Facts of the trace (``model``, ``label``, ``remarks``, ``shape``, ``phase``, ``n_rows``, ``n_requests``, ``sampled``), one
-    dict for each of `QUESTIONS`, and ``absent``: ``"question.figure"`` -> why it is None. Numbers, strings, lists and None
-    only; never nan.
-    """
+    """Compute all statistics of a trace."""
     sample = select(trace, phase or main_phase(trace), max_rows)
     result: dict[str, Any] = {**facts(sample), **dict.fromkeys(QUESTIONS), "absent": {}}
     frequency = activation_frequency(sample.experts, trace.n_experts)
@@ -55,7 +50,7 @@ def report(trace: Trace, phase: str | None = None, *, max_rows: int | None = Non
 
 
 def facts(sample: Sample) -> dict[str, Any]:
-    """Say what was looked at."""
+    """Describe what was looked at."""
     trace = sample.trace
     return {
         "model": trace.model,
@@ -70,11 +65,7 @@ def facts(sample: Sample) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Turn arrays into lists and nan into None, throughout.
-
-    >>> plain({"a": np.array([1.0, np.nan]), "b": (np.int64(2), "x")})
-    {'a': [1.0, None], 'b': [2, 'x']}
-    """
+    """Turn arrays into lists and nan into None, throughout."""
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -108,9 +99,9 @@ class Row(NamedTuple):
     figure: str
     value: float | None
     beside: float | None = None
-    """What to compare it with."""
+    """Value to compare it with."""
     which_is: str = ""
-    """What that is."""
+    """Name of that value."""
     note: str = ""
 
 
@@ -221,7 +212,7 @@ def _prediction_rows(found: Mapping[str, Any], full: bool) -> Iterator[tuple[Any
 
 
 def _ahead(lookahead: int) -> str:
-    """Say when a signal is known; 0 stands for a shadow model, which is run before the layers."""
+    """Describe when a signal is known; 0 stands for a shadow model, which is run before the layers."""
     if lookahead == 0:
         return "ahead of all layers"
     return f"{lookahead} layer{'s' if lookahead > 1 else ''} ahead"

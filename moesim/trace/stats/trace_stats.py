@@ -75,12 +75,7 @@ def stats(
 
 
 def reference_figures(trace: Trace, phase: str = "decode") -> dict[str, float]:
-    """Give the figures by which recorded traces are known, flat: what a synthetic trace is fitted to.
-
-    Gives ``reuse@1``, ``reuse@8``, ``reuse_baseline``, ``entropy``, ``top_over_uniform``; ``lru@25``, ``lru@50``, ``lru@75``,
-    ``belady@25`` ... (hit rate by per cent of the experts); ``recall.coactivation`` and ``recall.NAME`` for each signal. What
-    the trace cannot tell is nan.
-    """
+    """Return the figures by which recorded traces are known, flat: what a synthetic trace is fitted to."""
     found = stats(trace, phase, cache_shares=_REFERENCE_SHARES)
     names = [*(f"reuse@{n}" for n in REUSE_DISTANCES), "reuse_baseline", "entropy", "top_over_uniform"]
     figures = {name: float(found[name]) for name in names}

@@ -64,7 +64,7 @@ def check_figure(name: str, place: str) -> None:
 
 
 def needs_inputs(names: Sequence[str]) -> bool:
-    """Tell whether figures are about the gate inputs themselves."""
+    """Return whether figures are about the gate inputs themselves."""
     return any(name.startswith("cosine@") for name in names)
 
 

@@ -65,7 +65,7 @@ _ROWS_READ = 512  # rows that cosines are measured on
 
 
 def free_parameters(targets: Targets) -> tuple[str, ...]:
-    """Tell which parameters a fit to these targets changes."""
+    """Return which parameters a fit to these targets changes."""
     if targets.fit:
         return targets.fit
     whole = (":1", ":q90")  # the others tell as much as the figure without what is behind the colon
@@ -122,7 +122,7 @@ class Quick:
 
 
 def most_traces(targets: Targets, n_seeds: int) -> int:
-    """Say how many synthetic traces a fit makes at most."""
+    """Count the synthetic traces that a fit makes at most."""
     n_places = _MOST_TRIES * (1 + len(free_parameters(targets)))  # one at each, and one beside it for each slope
     return n_places * min(_FEW_SEEDS, n_seeds) + (1 + _POLISH_STEPS) * n_seeds
 
@@ -192,11 +192,11 @@ class _Problem:
         self.start = np.clip(start, self.lower + _STEP, self.upper - _STEP)
 
     def values(self, place: NDArray[np.float64]) -> dict[str, float]:
-        """Give the free parameters at a place, as they will be written."""
+        """Return the free parameters at a place, as they will be written."""
         return {name: float(f"{from_scale(name, value):.4g}") for name, value in zip(self._free, place, strict=True)}
 
     def errors(self, place: NDArray[np.float64], seeds: Sequence[int], measured: _Measured) -> NDArray[np.float64]:
-        """Give the errors of means over seeds; the solver asks several times for the same place."""
+        """Return the errors of means over seeds; the solver asks several times for the same place."""
         key = (place.tobytes(), tuple(seeds))
         if key not in self._known:
             figures = self.targets.fitted
@@ -299,7 +299,7 @@ RIGHT = ("target", "fit", "error", "worst", "tolerance", *HELD_OUT)
 
 @dataclass(frozen=True)
 class Match:
-    """One figure beside what synthetic traces have."""
+    """One figure next to what synthetic traces have."""
 
     figure: Figure
     found: tuple[float, ...]  # one for each seed

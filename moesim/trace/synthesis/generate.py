@@ -154,7 +154,7 @@ def synthesize(
 ) -> Trace:
     """Make a synthetic trace.
 
-    Request i is the same however many are made, and the routing is the same whatever is kept beside it.
+    Request i is the same however many are made, and the routing is the same whatever is kept next to it.
 
     Parameters
     ----------
@@ -257,7 +257,7 @@ class _Kept:
     ) -> None:
         p = model.parameters
         self._folder = folder
-        self._making = Lock()  # requests are made beside each other; the first to have a signal makes its arrays
+        self._making = Lock()  # requests are made at the same time; the first to have a signal makes its arrays
         self._ids = np.dtype(np.uint8 if p.n_experts <= 256 else np.uint16)
         self.experts = self._make("experts", (n_rows, p.n_layers, p.top_k), self._ids)
         self.weights = self._make("weights", (n_rows, p.n_layers, p.top_k))

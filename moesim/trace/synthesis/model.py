@@ -118,10 +118,7 @@ def draw_model(parameters: ParameterSet, seed: int) -> SyntheticModel:
 
 
 def layer_ladder(n_layers: int, draws: Draws) -> F64:
-    """Give each layer its place among the layers: the quantiles of a normal distribution, neighbours mostly near each other.
-
-    Only the order is drawn. So every seed has the same spread over layers, however few they are.
-    """
+    """Return each layer its place among the layers: the quantiles of a normal distribution, neighbours mostly near each other."""
     walk = _remembering(draws.normals(n_layers).astype(np.float64), _LAYERS_ALIKE)
     return normal_quantiles(n_layers)[np.argsort(np.argsort(walk, kind="stable"))]
 
@@ -155,10 +152,7 @@ def carry(fresh: F32, innovation: F64) -> F32:
 
 
 def _topics(p: ParameterSet, draws: Draws, innovation: F64) -> F32:
-    """Topic vectors of each layer, (n_layers, n_topics, width), whose mean is 0 and whose variance 1 over the topics.
-
-    Exactly so, since topics are few where states are many: their chance would be that of a whole model.
-    """
+    """Topic vectors of each layer, (n_layers, n_topics, width), whose mean is 0 and whose variance 1 over the topics."""
     topics = carry(draws.normals(p.n_layers, p.n_topics, p.width), innovation)
     if p.n_topics > 1:
         for layer in topics:  # by layer, for large ones
@@ -298,11 +292,7 @@ def _begin_alike(model: SyntheticModel, states: F32, position: int) -> None:
 
 
 def _topic_path(p: ParameterSet, draws: Draws, n_tokens: int) -> NDArray[np.int64]:
-    """Draw the topic of each token: that of the token before, or one of the request's mixture.
-
-    A mixture from a Dirichlet distribution is a Polya urn: a draw repeats an earlier one, each as probable, or is a new
-    topic with the weight of all topics' concentrations.
-    """
+    """Draw the topic of each token: that of the token before, or one of the request's mixture."""
     changes = draws.uniforms(n_tokens) >= p.topic_persistence
     changes[0] = True
     n = int(changes.sum())

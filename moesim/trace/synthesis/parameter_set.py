@@ -81,7 +81,7 @@ def _number(low: float, high: float, scale: str, meaning: str, *, default: Any =
 
 @dataclass(frozen=True)
 class ParameterSet:
-    """What the routing of one model follows from; ``moesim schema parameters`` has the numbers with their meanings.
+    """Parameters of the routing of one model; ``moesim schema parameters`` has the numbers with their meanings.
 
     Attributes
     ----------

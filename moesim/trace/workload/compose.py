@@ -61,7 +61,7 @@ class Admitted(NamedTuple):
 
 
 class _Recorded(NamedTuple):
-    """What the trace holds of each request, (n_requests,) each."""
+    """Recorded parts of each request, (n_requests,) each."""
 
     first_row: NDArray[np.int64]
     n_prompt: NDArray[np.int64]
@@ -266,7 +266,7 @@ class Requests:
         self.final_tokens = self.context + self.n_prompt + self.n_decode
 
     def progress(self, stretch: Stretch) -> Progress:
-        """Say how far the requests of a stretch are."""
+        """Compute how far the requests of a stretch are."""
         n_prompt, n_decode = self.n_prompt[stretch.slots], self.n_decode[stretch.slots]
         done, new = stretch.done, stretch.counts * stretch.n_steps
         if stretch.phase == "decode":
@@ -327,12 +327,12 @@ KEEP_BYTES = 256 * 2**20
 # Places of rows and experts of layers that are looked up at once: more would leave the processor's caches.
 BLOCK = 2**18
 _POINTER_BYTES = 8
-_VISIT_BYTES = 512  # a `LayerRouting` with its views and tuples, beside what they hold
+_VISIT_BYTES = 512  # a `LayerRouting` with its views and tuples, without what they hold
 _COUNTED = 2**22  # places that are counted at once
 
 
 class LayerRouting(NamedTuple):
-    """What the router of one layer chose for the rows of one micro-batch.
+    """Choices of the router of one layer for the rows of one micro-batch.
 
     All of it is read-only, since it is kept and shared between runs. Tuples of integers also cost the garbage
     collector nothing, which with lists took as long as all the rest here.
@@ -357,7 +357,7 @@ class MicroBatch(NamedTuple):
 
 
 def may_keep(trace: Trace, n_rows: int, n_visits: int) -> bool:
-    """Tell whether the routing of so many rows, in so many micro-batches, is small enough to be kept."""
+    """Return whether the routing of so many rows, in so many micro-batches, is small enough to be kept."""
     slot_bytes = trace.experts.itemsize + (0 if trace.weights is None else trace.weights.itemsize)
     row_bytes = trace.top_k * slot_bytes + (0 if trace.scores is None else trace.n_experts * trace.scores.itemsize)
     visit_bytes = trace.n_experts * _POINTER_BYTES + _VISIT_BYTES
@@ -365,23 +365,12 @@ def may_keep(trace: Trace, n_rows: int, n_visits: int) -> bool:
 
 
 def steps_at_once(trace: Trace, n_rows: int, n_visits: int) -> int:
-    """Tell how many steps of so many rows and micro-batches to look up together."""
+    """Return how many steps of so many rows and micro-batches to look up together."""
     return max(1, BLOCK // (trace.n_layers * (n_rows * trace.top_k + n_visits * trace.n_experts)))
 
 
 def look_up(trace: Trace, rows: NDArray[Any], sizes: Sequence[int]) -> list[tuple[Layers, NDArray[Any]]]:
-    """Look up the routing of steps: for each micro-batch of each its layers, and the ids of all layers in one array.
-
-    The rows of the trace are (n_steps, n_rows), of which the micro-batches of a step have so many each.
-
-    >>> from moesim.trace import Trace
-    >>> trace = Trace.build(
-    ...     experts=np.array([[[2, 0]], [[2, 1]]]), n_prompt=[1], n_decode=[1], n_experts=4, model="tiny", label="synthetic"
-    ... )
-    >>> [([layer], experts)] = look_up(trace, np.array([[0, 1]]), [2])
-    >>> layer.rows, layer.active
-    ((1, 1, 2, 0), (0, 1, 2))
-    """
+    """Look up the routing of steps: for each micro-batch of each its layers, and the ids of all layers in one array."""
     block = _Block(trace, rows.ravel(), list(sizes) * len(rows))
     ids = block.experts
     return [(Layers(block, i), ids[first:end]) for i, (first, end) in enumerate(pairwise(block.edges))]
@@ -483,14 +472,14 @@ def _views(values: NDArray[Any] | None, edges: Sequence[int], n_layers: int) -> 
 
 
 def _tuples(counts: NDArray[np.int64]) -> Iterable[tuple[int, ...]]:
-    """Give the rows of a table as tuples: unpacking bytes takes half as long as lists of integers."""
+    """Return the rows of a table as tuples: unpacking bytes takes half as long as lists of integers."""
     largest = int(counts.max(initial=0))
     code = next(code for code in "BHQ" if largest < 256 ** struct.calcsize(code))
     return struct.iter_unpack(f"={counts.shape[1]}{code}", counts.astype(f"u{struct.calcsize(code)}").tobytes())
 
 
 def _present(counts: NDArray[np.int64]) -> list[tuple[int, ...]]:
-    """Give the columns of each row of a table in which something was counted, ascending."""
+    """Return the columns of each row of a table in which something was counted, ascending."""
     counted = counts > 0
     ids = tuple((np.flatnonzero(counted) % counts.shape[1]).tolist())
     ends = np.cumsum(np.count_nonzero(counted, axis=1)).tolist()
@@ -558,7 +547,7 @@ class Steps(Sequence["Step"]):
 
 
 def _recall(held: dict[int, _T], key: int, make: Callable[[int], _T], most: int | None) -> _T:
-    """Give what is held under a key, or make it; of what is held the oldest makes room."""
+    """Return what is held under a key, or make it; of what is held the oldest makes room."""
     if key not in held:
         if most is not None and len(held) >= most:
             del held[next(iter(held))]
@@ -567,7 +556,7 @@ def _recall(held: dict[int, _T], key: int, make: Callable[[int], _T], most: int 
 
 
 class _Shared:
-    """What the steps of a stretch have in common, and the rows of all of them in one array."""
+    """Common parts of the steps of a stretch, and the rows of all of them in one array."""
 
     def __init__(
         self, start: int, stretch: Stretch, requests: Requests, micro_batches: int, trace: Trace, most: int | None
@@ -610,11 +599,11 @@ class _Shared:
         return found
 
     def work2(self, offset: int) -> list[int]:
-        """Give the attention work of each micro-batch: each step of decode has one token more before each of its rows."""
+        """Return the attention work of each micro-batch: each step of decode has one token more before each of its rows."""
         return [work2 + 2 * offset * n for work2, n in zip(self._work2, self.sizes, strict=True)]
 
     def micro(self, offset: int) -> tuple[MicroBatch, ...]:
-        """Give the micro-batches of a step; the routing of its neighbours is looked up with its own."""
+        """Return the micro-batches of a step; the routing of its neighbours is looked up with its own."""
         begin = offset - offset % self._at_once
         return _recall(self._blocks, begin, self._look_up, self._most)[offset - begin]
 
@@ -768,7 +757,7 @@ def compose(trace: Trace, spec: WorkloadSpec, *, require_signals: Collection[str
 
 
 def drawn(trace: Trace, workload: Workload, signals: Collection[str]) -> str:
-    """Say how many requests were drawn from how many, and which signals leave others out."""
+    """Describe how many requests were drawn from how many, and which signals leave others out."""
     n_drawn, recorded = len(set(workload.requests)), trace.requests.signals
     n_covered = sum(set(signals).issubset(names) for names in recorded)
     text = f"{n_drawn} request{'s' if n_drawn > 1 else ''} of "

@@ -1,4 +1,4 @@
-"""What a workload is asked to be. A parameter is declared here, once: experiment files, checks and columns are made from it."""
+"""Specification of a workload. A parameter is declared here, once: experiment files, checks and columns are made from it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Size(NamedTuple):
 
 @dataclass(frozen=True)
 class WorkloadSpec:
-    """What to run: how many requests at once, how long, and in which groups.
+    """Specification of a workload: how many requests at once, how long, and in which groups.
 
     Parameters
     ----------
@@ -123,7 +123,7 @@ _MAY_BE_NONE: Final = tuple(one.name for one in fields(WorkloadSpec) if one.defa
 
 
 def size_of(asked: Mapping[str, Any]) -> Size:
-    """Say how much a workload takes of a trace, by its parameters."""
+    """Compute how much a workload takes of a trace, by its parameters."""
     return Size(asked["batch_size"] * asked["n_batches"], asked["prompt_tokens"], asked["decode_tokens"])
 
 
