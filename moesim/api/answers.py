@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from moesim.api.advice import Advice
 from moesim.api.checked import checked
 from moesim.api.written import written
-from moesim.core.output_folder import check_own_folder
+from moesim.core.files import check_own_folder
 from moesim.core.progress import telling
 from moesim.errors import ConfigError
 from moesim.hardware import HardwareProfile

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moesim.api.checked import checked
-from moesim.core.atomic import write_bytes
+from moesim.core.files import write_bytes
 from moesim.core.table import Format
 from moesim.errors import ConfigError, unknown_name
 from moesim.experiment.folder import outcome_of

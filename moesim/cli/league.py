@@ -12,8 +12,8 @@ import typer
 
 from moesim.cli.options import Jobs, Printed, Quick, Set
 from moesim.cli.outputs import write_own
+from moesim.core.files import OutputFolder, check_own_folder
 from moesim.core.limits import COUNT
-from moesim.core.output_folder import OutputFolder, check_own_folder
 from moesim.core.table import Format, render, render_records
 from moesim.core.units import format_size
 from moesim.errors import ConfigError

@@ -22,7 +22,7 @@ import typer
 from typer.completion import completion_init, get_completion_script  # type: ignore[attr-defined]
 
 from moesim import __version__
-from moesim.core.atomic import FULL, write_error
+from moesim.core.files import FULL, write_error
 from moesim.core.text import say
 from moesim.errors import InputError, InterruptError, MoesimError, unknown_name
 

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from moesim.core.manifest import Manifest, State, listing
-from moesim.core.output_folder import OutputFolder, nearest_folder
+from moesim.core.files import Manifest, OutputFolder, State, listing, nearest_folder
 from moesim.core.text import say
 from moesim.errors import ConfigError, WriteError
 from moesim.trace.format import is_trace

@@ -12,7 +12,7 @@ import pandas as pd
 import typer
 
 from moesim.cli.options import Jobs, Printed, Quick
-from moesim.core.output_folder import OutputFolder, check_own_folder
+from moesim.core.files import OutputFolder, check_own_folder
 from moesim.core.table import Format
 from moesim.core.text import say
 from moesim.core.text import shown as one_line
@@ -122,7 +122,7 @@ def _write(out: Path, text: str) -> None:
     frame = pd.read_csv(io.StringIO(text), keep_default_na=False, na_values={"simulated": [""]})
     if len(printed_data(frame)):
         files |= pictures(printed(frame, "profiles to which nothing was fitted"), "papers")
-    OutputFolder(out, "papers").put(files, tidy=False)
+    OutputFolder(out, "papers").put(files)
 
 
 def _identify(
@@ -157,7 +157,7 @@ def _identify(
             say(f"{name}: constants from {len(plan.blocks)} blocks of rows")
             found[name] = identify_paper(plan, machine.constants, rows, evaluate.whole(out), evaluate)
     if out is not None:
-        OutputFolder(out, "papers").put(_answered(out, found), tidy=False)
+        OutputFolder(out, "papers").put(_answered(out, found))
     sys.stdout.write(identified(found, form))
     return 0
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from moesim.core.output_folder import OutputFolder, check_own_folder
+from moesim.core.files import OutputFolder, check_own_folder
 from moesim.core.table import Format, render, render_records
 from moesim.errors import ConfigError
 from moesim.experiment.config import Config
@@ -31,7 +31,7 @@ def audited(rows: Sequence[Published], configs: Mapping[str, Config], jobs: int 
         raise ConfigError("papers --audit: expected a printed speed-up that runs answer, got none; name another figure")
     sys.stdout.write(table(found, form))
     if out is not None:
-        OutputFolder(out, _OWNER).put({"audit.csv": table(found, Format.CSV).encode()}, tidy=False)
+        OutputFolder(out, _OWNER).put({"audit.csv": table(found, Format.CSV).encode()})
     return 0
 
 

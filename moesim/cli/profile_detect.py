@@ -11,7 +11,7 @@ import typer
 
 from moesim.cli.options import Overwrite
 from moesim.cli.outputs import all_or_none, check_out, note_written
-from moesim.core.atomic import write_bytes
+from moesim.core.files import write_bytes
 from moesim.core.text import say, shown_lines
 from moesim.errors import ConfigError
 from moesim.live.profiler.detect import detect as ask

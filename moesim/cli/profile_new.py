@@ -10,7 +10,7 @@ import typer
 
 from moesim.cli.options import Overwrite, name_or_mapping
 from moesim.cli.outputs import all_or_none, check_out, note_written
-from moesim.core.atomic import write_bytes
+from moesim.core.files import write_bytes
 from moesim.core.text import say
 from moesim.errors import ConfigError, HardwareError
 from moesim.hardware import load_hardware

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from moesim.cli.options import Jobs, name_or_mapping
+from moesim.core.files import check_own_folder
 from moesim.core.limits import BITS, TOKENS
-from moesim.core.output_folder import check_own_folder
 from moesim.core.processes import prepare_processes
 from moesim.core.table import Format
 from moesim.core.text import say

@@ -10,7 +10,7 @@ import typer
 from moesim.cli.additions import HeldBack, Scores, Seed, Weights, additions, describe
 from moesim.cli.options import Overwrite
 from moesim.cli.outputs import check_out
-from moesim.core.output_folder import scratch_beside
+from moesim.core.files import scratch_beside
 from moesim.core.text import say
 from moesim.errors import InputError
 from moesim.trace import SUFFIX, Trace, find_trace

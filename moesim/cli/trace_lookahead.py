@@ -12,8 +12,8 @@ import typer
 
 from moesim.cli.options import Jobs, Printed, name_or_mapping
 from moesim.cli.outputs import write_own
+from moesim.core.files import check_own_folder
 from moesim.core.limits import COUNT
-from moesim.core.output_folder import check_own_folder
 from moesim.core.progress import Progress
 from moesim.core.table import Format, render, render_records
 from moesim.core.text import say

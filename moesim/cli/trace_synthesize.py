@@ -11,8 +11,8 @@ import typer
 
 from moesim.cli.options import Overwrite
 from moesim.cli.outputs import all_or_none, check_out, note_written
+from moesim.core.files import scratch_beside
 from moesim.core.limits import COUNT, REPEATS, TOKENS
-from moesim.core.output_folder import scratch_beside
 from moesim.core.progress import Progress
 from moesim.core.table import Format, render, render_records
 from moesim.core.text import say

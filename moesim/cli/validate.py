@@ -12,8 +12,8 @@ import typer
 from moesim.cli.options import Quick, Set
 from moesim.cli.replay import Backend, Disk, Memory, live_execution, live_machine
 from moesim.cli.runs import As
+from moesim.core.files import check_own_folder
 from moesim.core.limits import REPEATS
-from moesim.core.output_folder import check_own_folder
 from moesim.core.table import Format
 from moesim.core.text import say
 from moesim.errors import ConfigError

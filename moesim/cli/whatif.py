@@ -12,7 +12,7 @@ import typer
 
 from moesim.cli.options import Jobs, Printed, Quick, Set
 from moesim.cli.outputs import write_own
-from moesim.core.output_folder import check_own_folder
+from moesim.core.files import check_own_folder
 from moesim.core.table import Format, render, render_records
 from moesim.core.text import say
 from moesim.core.units import NS_PER_MS, NS_PER_S, format_size

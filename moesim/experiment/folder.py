@@ -17,8 +17,7 @@ import yaml
 from moesim import __version__
 from moesim.core import collector
 from moesim.core.data import noting
-from moesim.core.manifest import Manifest, State, read_verified
-from moesim.core.output_folder import OutputFolder, check_own_folder
+from moesim.core.files import Manifest, OutputFolder, State, check_own_folder, read_verified
 from moesim.core.text import say
 from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import ConfigError, InputError, TraceError, unknown_name
@@ -283,7 +282,7 @@ class Output:
             files[RESOLVED] = yaml.safe_dump(resolved, sort_keys=False, width=120).encode()
             if self.experiment.config.frames:
                 files |= self._frames(results)
-        self._out.replace(files, last=SUMMARY, keep=GROWING, tidy=False)
+        self._out.replace(files, last=SUMMARY, keep=GROWING)
         Store(self.folder).keep_records([str(results.outcomes[i].row["key"]) for i in self.kept])
         return self.folder
 

@@ -1,10 +1,16 @@
-"""The runs finished in a result folder."""
+"""The runs finished in a result folder: their rows, their records, and what the folder says of their inputs.
+
+``dataset/`` grows by one small Parquet file a run, put in place by a rename, so that a kill loses at most the runs in flight
+and the dataset can be read at any moment. Now and then, and at the end, the small files are merged into one. Several processes
+may add runs to one folder; a run that two of them did is there twice until the next merge. Each file carries the digest of its
+content in its name: one that does not fit it is damaged, and its runs are done again.
+"""
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Collection, Iterator, Mapping
+import re
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, get_type_hints
@@ -13,9 +19,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from moesim.core.files import OutputFolder, named_so, read_verified, self_named
 from moesim.core.gate import RESULT, read_bytes
-from moesim.core.manifest import read_verified
-from moesim.core.output_folder import OutputFolder
 from moesim.core.record_table import Coded, Lists, RecordTable
 from moesim.core.text import say
 from moesim.errors import ConfigError, InputError
@@ -170,12 +175,7 @@ def read_records(data: bytes, place: str) -> Records:
 def _records(kind: Any, structs: Any) -> RecordTable[Any]:
     table: RecordTable[Any] = RecordTable(kind)
     columns: dict[str, Any] = {}
-    stored = {field.name for field in structs.type}
     for name, hint in get_type_hints(kind).items():
-        if name not in stored and name in kind._field_defaults:  # a file from before records had this field
-            default = kind._field_defaults[name]
-            columns[name] = np.full(len(structs), np.nan if default is None else default)
-            continue
         field = structs.field(name)
         if hint is str:
             coded = field.dictionary_encode()
@@ -190,7 +190,11 @@ def _records(kind: Any, structs: Any) -> RecordTable[Any]:
 
 
 _KEY, _JSON = "key", "row_json"  # the row once more, exactly: a table's columns have one type each
-_ONE, _MANY = "run-", "part-"  # beginnings of file names
+_HEX: Final = "[0-9a-f]"
+_FILES: Final = {  # patterns of names in the folders that grow; what is called otherwise is somebody else's
+    DATASET: re.compile(rf"(run-(?P<key>{_HEX}{{1,32}})|part)-{_HEX}{{16}}\.parquet"),
+    RECORDS: re.compile(rf"(?P<key>{_HEX}{{1,32}})-{_HEX}{{16}}\.arrow"),
+}
 _AGAIN = "so that its runs are done again"
 _MERGE_AT = 500  # small files; each takes about a millisecond to read
 
@@ -216,130 +220,99 @@ class Store:
 
     def read(self) -> dict[str, dict[str, Any]]:
         """Read all rows."""
-        files = self._files()
-        self._n_small = sum(Path(name).name.startswith(_ONE) for name in files)
-        return self._read_all(files)
+        files = self._names(DATASET)
+        self._n_small = sum(Path(name).name.startswith("run-") for name in files)
+        return self._rows_of(files)
 
     def find(self, key: str) -> dict[str, Any] | None:
-        """Give a run that has been finished since `read`, by another process."""
-        self._out.manifest.refresh()
-        return self._read(_run_file(key)).get(key)
+        """Return a run that has been finished since `read`, by another process."""
+        return self._rows_of(self._names(DATASET, key)).get(key)
 
     def add(self, key: str, row: Row) -> None:
         """Keep the row of a finished run, at once and for good; it has its ``key``. A `WriteError` says that it was not kept."""
-        self._out.put({_run_file(key): _parquet([dict(row)], merged=False)}, tidy=False)
+        data = _parquet([dict(row)], merged=False)
+        self._out.add(f"{DATASET}/{self_named(f'run-{key[:32]}', data, '.parquet')}", data)
         self._n_small += 1
         if self._n_small >= _MERGE_AT:
             self.merge()
 
     def merge(self) -> None:
         """Put all files together into one, whose name and bytes depend on the rows alone."""
-        if not self._out.folder.is_dir():
+        if not self.folder.is_dir():
             return
         with self._out.alone():
-            files = self._files()
-            rows = self._read_all(files)
-            if rows:
+            files = self._names(DATASET)
+            if rows := self._rows_of(files):
                 data = _parquet([rows[key] for key in sorted(rows)], merged=True)
-                merged = f"{DATASET}/{_MANY}{hashlib.sha256(data).hexdigest()[:16]}.parquet"
-                self._out.put({merged: data}, tidy=False)
-                self._out.remove([name for name in files if name != merged], tidy=False)
+                merged = f"{DATASET}/{self_named('part', data, '.parquet')}"
+                if merged not in files:
+                    self._out.add(merged, data)
+                self._out.discard(name for name in files if name != merged)
             self._out.tidy()
         self._n_small = 0
 
     def records(self, key: str, wanted: bool | int = True) -> Records | None:
-        """Read a run's records, all or those of so many first steps; None if they were not kept.
-
-        Damaged ones are set aside with a line on stderr.
-        """
-        self._out.manifest.refresh()
-        name = _records_name(key)
-        data = self._content(name)
-        if data is None:
-            return None
-        try:
-            found = read_records(data, str(self._out.folder / name))
-        except InputError as error:  # what was written can be read; this says that it cannot be, with all reasons
-            self._tell(name, f": {error}")
-            return None
-        there = found.first_steps
-        return found if there is None or (wanted is not True and wanted <= there) else None
+        """Read a run's records, all or those of so many first steps; None if they were not kept, or are damaged."""
+        for name in self._names(RECORDS, key):
+            if (data := self._content(name)) is not None:
+                found = read_records(data, str(self.folder / name))
+                if found.first_steps is None or (wanted is not True and wanted <= found.first_steps):
+                    return found
+        return None
 
     def add_records(self, key: str, records: Records) -> None:
-        """Keep a run's records."""
-        self._out.put({_records_name(key): records_bytes(records)}, tidy=False)
+        """Keep a run's records, in the place of others of the run."""
+        data = records_bytes(records)
+        name = f"{RECORDS}/{self_named(key[:32], data, '.arrow')}"
+        with self._out.alone():
+            self._out.add(name, data)
+            self._out.discard(one for one in self._names(RECORDS, key) if one != name)
 
     def keep_records(self, keys: Collection[str]) -> None:
         """Remove the records of all other runs."""
-        wanted = {_records_name(key) for key in keys}
-        self._out.remove([name for name in self._out.manifest.paths(under=f"{RECORDS}/") if name not in wanted])
+        wanted = {key[:32] for key in keys}
+        with self._out.alone():
+            self._out.discard(name for name in self._names(RECORDS) if Path(name).name.partition("-")[0] not in wanted)
 
-    def _files(self) -> list[str]:
-        self._out.manifest.refresh()
-        return [name for name in self._out.manifest.paths(under=f"{DATASET}/") if name.endswith(".parquet") and self._there(name)]
+    def _names(self, under: str, key: str | None = None) -> list[str]:
+        """List the files of moesim in a folder, of one run or of all; a merged file counts for each run."""
+        if self._out.manifest.blocked(f"{under}/file") is not None or not (self.folder / under).is_dir():
+            return []
+        found = [(one.name, match) for one in (self.folder / under).iterdir() if (match := _FILES[under].fullmatch(one.name))]
+        return sorted(f"{under}/{name}" for name, match in found if key is None or match["key"] == key[:32])
 
-    def _there(self, name: str) -> bool:
-        return (self._out.folder / name).is_file()
-
-    def _read_all(self, files: Collection[str]) -> dict[str, dict[str, Any]]:
+    def _rows_of(self, files: Collection[str]) -> dict[str, dict[str, Any]]:
         rows: dict[str, dict[str, Any]] = {}
         for name in files:
-            if self._there(name):
-                rows |= self._read(name)
-            else:  # merged by another process since the files were listed
-                for merged in self._files():
-                    rows |= self._read(merged)
+            if (data := self._content(name)) is not None:
+                rows |= _rows(data)
+            elif name not in (now := self._names(DATASET)):  # merged by another process since the files were listed, or damaged
+                for merged in (one for one in now if one not in files):
+                    rows |= _rows(data) if (data := self._content(merged)) is not None else {}
         return rows
 
-    def _read(self, name: str) -> dict[str, dict[str, Any]]:
-        data = self._content(name)
-        if data is None:
-            return {}
-        try:
-            return dict(_rows(data))
-        except (OSError, pa.ArrowException, KeyError, TypeError, ValueError, RecursionError) as error:
-            self._tell(name, f": {' '.join(str(error).split())}")
-            return {}
-
     def _content(self, name: str) -> bytes | None:
-        """Read a listed file; None if it is not there, or does not hold what was written."""
-        if not self._out.manifest.has(name):
-            return None
-        place = self._out.folder / name
+        """Read a file; None if it is not there, or does not hold what was written: then it is set aside."""
+        place = self.folder / name
         try:
             data = read_bytes(place, RESULT)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             raise InputError(f"{place}: expected to read it, got: {error.strerror}; mend that or choose another --out") from None
-        if self._out.manifest.fits(name, hashlib.sha256(data).hexdigest()):
+        if named_so(place, data):
             return data
         if self._read_only:
-            self._tell(name)
+            then = "so that it counts as not there; the folder stays as it is"
+            say(f"moesim: {place}: changed since moesim wrote it, {then}")
         else:
             self._out.set_aside(name, _AGAIN)
         return None
 
-    def _tell(self, name: str, why: str = "") -> None:
-        then = "so that it counts as not there; the folder stays as it is" if self._read_only else _AGAIN
-        say(f"moesim: {self._out.folder / name}: changed since moesim wrote it, {then}{why}")
 
-
-def _run_file(key: str) -> str:
-    return f"{DATASET}/{_ONE}{key[:32]}.parquet"
-
-
-def _records_name(key: str) -> str:
-    return f"{RECORDS}/{key[:32]}.arrow"
-
-
-def _rows(data: bytes) -> Iterator[tuple[str, dict[str, Any]]]:
-    table = pq.read_table(pa.BufferReader(data), columns=[_KEY, _JSON])
-    for key, text in zip(table[_KEY].to_pylist(), table[_JSON].to_pylist(), strict=True):
-        row = json.loads(text)
-        if row[_KEY] != key:
-            raise ValueError(f"a row has the key {row[_KEY]!r} and stands under {key!r}")
-        yield key, row
+def _rows(data: bytes) -> dict[str, dict[str, Any]]:
+    found = [json.loads(text) for text in pq.read_table(pa.BufferReader(data), columns=[_JSON])[_JSON].to_pylist()]
+    return {row[_KEY]: row for row in found}
 
 
 def _parquet(rows: list[dict[str, Any]], *, merged: bool) -> bytes:

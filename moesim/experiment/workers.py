@@ -24,7 +24,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 from moesim.core import collector
-from moesim.core.output_folder import OutputFolder
+from moesim.core.files import OutputFolder
 from moesim.core.processes import apart, context
 from moesim.core.text import say
 from moesim.errors import ConfigError, InputError, SimulationError, TraceError, describe_exception
@@ -385,7 +385,7 @@ class WorkMaker:
         if self._shared is None:
             return trace.write(path)
         with TemporaryDirectory(prefix="moesim.") as folder:
-            self._shared.put({name: trace.write(Path(folder, "made.safetensors"))}, tidy=False)
+            self._shared.put({name: trace.write(Path(folder, "made.safetensors"))})
         return path
 
     def remove(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import pandas as pd
 
-from moesim.core.manifest import read_verified
+from moesim.core.files import read_verified
 from moesim.core.text import uncell
 from moesim.core.units import as_share
 from moesim.errors import ConfigError, unknown_name

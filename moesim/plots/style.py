@@ -26,8 +26,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from moesim.core.atomic import write_bytes
 from moesim.core.colours import BLACK, GREY, SERIES
+from moesim.core.files import write_bytes
 from moesim.core.table import frame_csv
 from moesim.errors import ConfigError
 

@@ -45,7 +45,7 @@ from scipy.linalg import eigh
 from torch import Tensor, nn
 from torch.nn import functional
 
-from moesim.core import atomic
+from moesim.core import files
 from moesim.recorder import RecordError
 
 #: Groups of layers, from the input to the output of the model.
@@ -331,7 +331,7 @@ def save_predictors(predictors: Predictors, path: str | Path) -> Path:
         "facts": predictors.facts,
     }
     about["sha256"] = _digest(tensors, about)
-    return atomic.write_bytes(path, save(tensors, metadata={_METADATA: json.dumps(about, sort_keys=True)}))
+    return files.write_bytes(path, save(tensors, metadata={_METADATA: json.dumps(about, sort_keys=True)}))
 
 
 def load_predictors(path: str | Path) -> Predictors:

@@ -11,7 +11,7 @@ from typing import Final
 
 import pandas as pd
 
-from moesim.core.manifest import Manifest, listing, read_verified
+from moesim.core.files import Manifest, listing, read_verified
 from moesim.core.progress import Progress
 from moesim.errors import ConfigError
 from moesim.report.data_uris import csv_uri, data_uri

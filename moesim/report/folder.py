@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from moesim.core.manifest import read_verified
+from moesim.core.files import read_verified
 from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import ConfigError
 from moesim.experiment.store import SUMMARY, read_summary

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from moesim.core import atomic
+from moesim.core import files
 from moesim.core.gate import HEADER, check_made
 from moesim.core.threads import in_threads
 from moesim.errors import TraceError
@@ -153,7 +153,7 @@ def write_container(
     text += b" " * (-len(text) % _ALIGNMENT)
     if len(text) > HEADER.most:
         raise TraceError(f"{path}: expected a header of at most {HEADER.most} bytes, got {len(text)}; split the trace")
-    with atomic.writing(path) as file:
+    with files.writing(path) as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name in names:
             for piece in _pieces(arrays[name]):

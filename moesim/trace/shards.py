@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moesim.core import atomic
-from moesim.core.checked_lines import checked_line, read_checked_line
+from moesim.core import files
+from moesim.core.files import checked_line, read_checked_line
 from moesim.core.gate import JSON, read_bytes
 from moesim.errors import TraceError
 from moesim.trace.check import check_trace
@@ -47,7 +47,7 @@ _DIGITS = 8
 _OURS = re.compile(
     rf"calibration\.safetensors|joined\.safetensors|((states|routing)\.\d{{4}}\.)?\d{{{_DIGITS}}}-\d{{{_DIGITS}}}\.safetensors"
 )
-_HALF_WRITTEN = re.compile(rf"\.(manifest\.json|{_OURS.pattern})\.\w{{8}}")  # as of `moesim.core.atomic.writing`
+_HALF_WRITTEN = re.compile(rf"\.(manifest\.json|{_OURS.pattern})\.\w{{8}}")  # as of `moesim.core.files.writing`
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def parts_folder(out: str | Path) -> Path:
 
 def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
     """Begin a folder; its manifest must be JSON. A line with a check: what is in it goes into the trace."""
-    atomic.write_bytes(folder / MANIFEST, checked_line(manifest))
+    files.write_bytes(folder / MANIFEST, checked_line(manifest))
 
 
 def clear_leftovers(folder: Path) -> None:

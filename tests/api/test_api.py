@@ -21,7 +21,7 @@ from matplotlib.text import Text
 import moesim
 from moesim.api.written import written
 from moesim.core.colours import SERIES
-from moesim.core.manifest import FILE
+from moesim.core.files import FILE
 from moesim.errors import ConfigError, InputError
 from moesim.hardware import read_profile
 from moesim.model import builtin_models

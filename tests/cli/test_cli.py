@@ -16,7 +16,7 @@ import yaml
 
 from moesim import __version__
 from moesim.cli.main import main
-from moesim.core.manifest import FILE
+from moesim.core.files import FILE
 from moesim.experiment.config import parse_config
 from moesim.metrics.naming import model_label
 from moesim.model import load_model

@@ -11,8 +11,7 @@ import pytest
 import yaml
 
 from moesim.cli.main import main
-from moesim.core.manifest import FILE, Manifest, State, check_verified, read_verified
-from moesim.core.output_folder import OutputFolder, check_own_folder
+from moesim.core.files import FILE, Manifest, OutputFolder, State, check_own_folder, check_verified, checked_line, read_verified
 from moesim.errors import ConfigError, InputError
 from moesim.experiment.store import DATASET, RECORDS
 from tests.cli.output_kit import COMMANDS, everything
@@ -41,8 +40,8 @@ def test_the_list_tells_what_stands_at_a_path(tmp_path: Path):
 def test_the_list_has_the_same_bytes_whatever_came_before(tmp_path: Path):
     one, other = OutputFolder(tmp_path / "one", "run"), OutputFolder(tmp_path / "other", "run")
     one.put({"a": b"1", "b": b"2"})
-    other.put({"b": b"0", "c": b"3"}, tidy=False)
-    other.put({"b": b"2"}, tidy=False)
+    other.put({"b": b"0", "c": b"3"})
+    other.put({"b": b"2"})
     other.put({"a": b"1"}, replace=["c"])
     assert everything(tmp_path / "one") == everything(tmp_path / "other")
 
@@ -56,12 +55,13 @@ def test_another_process_s_additions_are_seen_even_when_the_list_was_written_ane
 
 
 def test_a_path_out_of_the_folder_is_not_believed(tmp_path: Path):
-    (tmp_path / "out").mkdir()
+    out = OutputFolder(tmp_path / "out", "run")
+    out.put({"a": b"1"})
     (tmp_path / "mine").write_text("x")
-    found = Manifest(tmp_path / "out")
-    found.append([{"temporary": ["../mine", "mine", ".moesim-1"]}, {"path": "../mine", "sha256": None, "by": "run"}], "run")
-    assert found.paths() == [] and found.temporary == {".moesim-1"}
-    OutputFolder(tmp_path / "out", "run").tidy()
+    with (tmp_path / "out" / FILE).open("ab") as file:
+        file.write(checked_line({"path": "../mine", "sha256": None, "by": "run"}))
+    assert Manifest(tmp_path / "out").paths() == ["a"]
+    out.replace({})
     assert (tmp_path / "mine").read_text() == "x"
 
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from moesim.cli.main import main
-from moesim.core.manifest import FILE
+from moesim.core.files import FILE
 from tests.cli.output_kit import everything
 from tests.experiment.experiment_kit import small
 

@@ -8,7 +8,7 @@ import pytest
 
 from moesim.cli.main import main
 from moesim.cli.outputs import check_out, check_out_folder
-from moesim.core import atomic
+from moesim.core import files
 from moesim.errors import ConfigError, InputError
 from moesim.testing.traces import synthetic_trace
 from moesim.trace.shards import parts_folder, shard_path, write_manifest
@@ -131,7 +131,7 @@ def test_a_good_place_is_left_as_it_was(folder: Path) -> None:
 @pytest.mark.parametrize("path", ["folder.safetensors", "notes/x", "/proc/moesim/x", LONG, f"new/{LONG}"])
 def test_no_path_gives_a_traceback(path: str, folder: Path) -> None:
     with pytest.raises(InputError, match="expected a file that can be written, got: ") as error:
-        atomic.write_bytes(path, b"x")
+        files.write_bytes(path, b"x")
     assert "\n" not in str(error.value)
 
 

@@ -41,8 +41,8 @@ def test_a_short_run_is_kept_as_a_whole(engine: str):
 
 def test_a_result_folder_gives_what_is_there(tmp_path: Path):
     store, records = Store(tmp_path / "out"), run_case(CASES[NAMES[0]])
-    store.add_records("whole", records)
-    store.add_records("cut", replace(records, first_steps=3))
-    assert store.records("whole") == store.records("whole", 9) == records
-    assert store.records("cut") is store.records("cut", 4) is None
-    assert store.records("cut", 3) == replace(records, first_steps=3)
+    store.add_records("aa", records)
+    store.add_records("bb", replace(records, first_steps=3))
+    assert store.records("aa") == store.records("aa", 9) == records
+    assert store.records("bb") is store.records("bb", 4) is None
+    assert store.records("bb", 3) == replace(records, first_steps=3)

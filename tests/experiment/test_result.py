@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import yaml
 
-from moesim.core.manifest import FILE
+from moesim.core.files import FILE
 from moesim.errors import ConfigError
 from moesim.experiment import run_experiment
 from moesim.experiment.folder import Output, describe

@@ -694,7 +694,7 @@ def test_kept_records_are_read_without_importing_policies(tmp_path: Path, monkey
     file = write(tmp_path, policies=["lru", "kept_policy:Mine"], cache={"ratio": [0.25, 0.5]}, timeline=timeline)
     assert main(["run", str(file), "--out", "out", "--jobs", "1"]) == 0
     rows = read_summary(Path("out"))["runs"]
-    there = [run for run, row in enumerate(rows) if list(Path("out/records").glob(f"{row['key'][:32]}.*"))]
+    there = [run for run, row in enumerate(rows) if list(Path("out/records").glob(f"{row['key'][:32]}-*"))]
     (kept,) = [run for run in there if rows[run]["policy_name"] == "kept_policy:Mine"]
     (simulated,) = [run for run, row in enumerate(rows) if row["policy_name"] == "kept_policy:Mine" and run != kept]
     (tmp_path / "imported").unlink()

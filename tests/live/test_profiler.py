@@ -22,9 +22,8 @@ from matplotlib.figure import Figure
 pytest.importorskip("torch")
 
 from moesim.cli import profile as command
-from moesim.core.checked_lines import checked_line, read_checked_line
-from moesim.core.manifest import FILE as LIST
-from moesim.core.output_folder import OutputFolder
+from moesim.core.files import FILE as LIST
+from moesim.core.files import OutputFolder, checked_line, read_checked_line
 from moesim.errors import CapacityError, ConfigError, HardwareError, InputError, LiveError, ModelError
 from moesim.experiment import run_experiment
 from moesim.experiment.config import parse_config
@@ -437,7 +436,7 @@ sys.path.insert(0, {tests!r})
 from tests.live.profiler_kit import request, shrink
 import moesim.live.profiler.request as asked
 from moesim.live.profiler.measure import measure
-from moesim.core.journal import Journal
+from moesim.core.files import Journal
 shrink(setattr, 4)
 asked.usable_cores = lambda: {cores}
 write, left = Journal.append, {lines}

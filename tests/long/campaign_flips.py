@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from moesim.core.manifest import FILE
+from moesim.core.files import FILE
 from moesim.errors import InputError
 from tests.experiment.experiment_kit import write_trace
 from tests.experiment.sweep_kit import content

@@ -16,7 +16,7 @@ import typer
 import yaml
 
 from moesim.cli.main import _app
-from moesim.core.manifest import FILE
+from moesim.core.files import FILE
 from moesim.experiment.estimate import Estimate
 from moesim.policies.declare import option_parameters
 from moesim.policies.registry import POLICIES, make_policy

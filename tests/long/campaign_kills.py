@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from moesim.core.manifest import Manifest
+from moesim.core.files import Manifest
 from tests.experiment.experiment_kit import write_trace
 from tests.experiment.sweep_kit import Command, content, main, start_and_kill
 from tests.long.kit import TINY, Tally, call, in_child, shared_out

@@ -14,7 +14,7 @@ import typer
 from matplotlib.text import Text
 
 from moesim.cli.plot import plot, split_names
-from moesim.core.manifest import FILE
+from moesim.core.files import FILE
 from moesim.errors import ConfigError
 from moesim.experiment import Results, run_experiment
 from moesim.experiment.figures import draw, read_plots

@@ -13,7 +13,7 @@ pytest.importorskip("torch", reason="recorder tests need torch: install moesim[r
 pytest.importorskip("transformers", reason="recorder tests need transformers: install moesim[record]")
 pytest.importorskip("tokenizers", reason="recorder tests need tokenizers: install moesim[record]")
 
-from moesim.core.checked_lines import checked_line
+from moesim.core.files import checked_line
 from moesim.errors import InputError, TraceError
 from moesim.trace import Trace
 from moesim.trace.shards import MANIFEST, finished_shards, join, read_shards

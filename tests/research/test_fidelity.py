@@ -29,7 +29,7 @@ from fidelity.measure import Case, cases, measure, paired_bootstrap, rows
 from fidelity.settlement import Ledger, settle
 from miniature import corpus as corpora
 from miniature.command import save_checkpoint
-from moesim.core.manifest import FILE
+from moesim.core.files import FILE
 from moesim.core.progress import Progress
 from moesim.core.record_table import RecordTable
 from moesim.engine.visit import FRESH, SKIPPED, STALE, Visit, gate_mass, inexact_records, rows_of

@@ -14,7 +14,7 @@ import pytest
 import typer
 
 from moesim.cli.recommend import recommend as command
-from moesim.core.manifest import FILE
+from moesim.core.files import FILE
 from moesim.core.table import Format
 from moesim.errors import CapacityError, ConfigError, InputError, TraceError
 from moesim.experiment import run_experiment

@@ -16,8 +16,8 @@ import pytest
 import typer
 
 from moesim.cli import validate as command
-from moesim.core.checked_lines import CHECK, checked_line
-from moesim.core.manifest import FILE as LIST
+from moesim.core.files import CHECK, checked_line
+from moesim.core.files import FILE as LIST
 from moesim.core.table import Format
 from moesim.errors import CapacityError, ConfigError, SimulationError
 from moesim.experiment.resolve import Experiment

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from moesim.core.manifest import FILE
+from moesim.core.files import FILE
 from moesim.core.table import Format
 from moesim.errors import ConfigError, MoesimError
 from moesim.hardware import load_hardware

@@ -14,8 +14,8 @@ import yaml
 
 from moesim.cli.main import main
 from moesim.cli.trace_synthesize import _tell
+from moesim.core.files import FILE
 from moesim.core.limits import Bounds
-from moesim.core.manifest import FILE
 from moesim.core.progress import Progress
 from moesim.errors import ConfigError
 from moesim.trace import Trace

@@ -30,7 +30,7 @@ from fidelity.measure import ALL, FIRST_PREDICTED, RATIOS, batches, cases, measu
 from miniature import corpus as corpora
 from miniature.command import load_checkpoint
 from miniature.recorded import check_corpus
-from moesim.core.output_folder import OutputFolder
+from moesim.core.files import OutputFolder
 from moesim.core.progress import Progress
 from moesim.core.table import Format, render, render_records
 from moesim.core.text import say

@@ -32,7 +32,7 @@ from miniature import training
 from miniature.recorded import check_corpus, record_miniature
 from miniature.shapes import SHAPES, VOCABULARY, new_model
 from miniature.training import TrainingPlan, mean_loss
-from moesim.core.output_folder import OutputFolder
+from moesim.core.files import OutputFolder
 from moesim.core.text import say
 from moesim.errors import InputError
 from moesim.trace.format import is_trace

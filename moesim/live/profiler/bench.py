@@ -8,7 +8,7 @@ from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any
 
-from moesim.core.output_folder import OutputFolder
+from moesim.core.files import OutputFolder
 from moesim.errors import LiveError, MoesimError, describe_exception
 from moesim.live.kernels.host import empty_gpu_caches, usable_cores
 from moesim.live.kernels.workers import Done

@@ -13,7 +13,7 @@ import pandas as pd
 import yaml
 
 from moesim import __version__
-from moesim.core.output_folder import OutputFolder
+from moesim.core.files import OutputFolder
 from moesim.core.progress import Progress
 from moesim.core.table import frame_csv
 from moesim.errors import InputError

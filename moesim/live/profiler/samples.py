@@ -13,8 +13,7 @@ from typing import Any, Final, Protocol
 
 import pandas as pd
 
-from moesim.core.journal import Journal
-from moesim.core.output_folder import OutputFolder
+from moesim.core.files import Journal, OutputFolder
 from moesim.errors import ConfigError, InputError
 from moesim.live.profiler.fits import COLUMNS
 from moesim.live.profiler.plan import Block, Plan

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from moesim.core.atomic import write_bytes
 from moesim.core.colours import CHROME
+from moesim.core.files import write_bytes
 from moesim.core.units import NS_PER_US
 from moesim.errors import ConfigError
 from moesim.hardware import HardwareProfile

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from moesim.core.atomic import write_bytes
+from moesim.core.files import write_bytes
 from moesim.metrics.machine import Machine
 from moesim.metrics.timeline.events import Event, timeline_events, timeline_json
 from moesim.records import Records

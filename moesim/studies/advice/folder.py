@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 
 from moesim import __version__
-from moesim.core.output_folder import OutputFolder
+from moesim.core.files import OutputFolder
 from moesim.core.table import Format, render_records
 from moesim.experiment.store import SUMMARY
 from moesim.studies.advice.advice import Advice

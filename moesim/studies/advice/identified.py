@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from moesim.core.atomic import write_bytes
+from moesim.core.files import write_bytes
 from moesim.core.progress import telling
 from moesim.studies.advice.advice import Advice
 from moesim.studies.advice.curve import IDENTIFIED, check_machine, curve, with_buffers

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from moesim.core import data
-from moesim.core.atomic import write_bytes
+from moesim.core.files import write_bytes
 from moesim.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import yaml
 
-from moesim.core.atomic import write_bytes
+from moesim.core.files import write_bytes
 from moesim.core.limits import BITS
 from moesim.core.units import format_memory, parse_bytes
 from moesim.errors import CapacityError, ConfigError

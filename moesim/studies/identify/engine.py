@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import yaml
 
-from moesim.core.atomic import write_bytes
+from moesim.core.files import write_bytes
 from moesim.core.units import slots_of
 from moesim.engine import simulate
 from moesim.errors import ConfigError

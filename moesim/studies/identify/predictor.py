@@ -12,8 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from moesim.core.journal import Journal
-from moesim.core.output_folder import OutputFolder
+from moesim.core.files import Journal, OutputFolder
 from moesim.experiment.keys import code_digest
 from moesim.hardware.costs import CostModel
 from moesim.studies.identify.cases import Case

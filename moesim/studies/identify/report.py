@@ -14,7 +14,7 @@ import pandas as pd
 import yaml
 
 from moesim import __version__
-from moesim.core.output_folder import OutputFolder
+from moesim.core.files import OutputFolder
 from moesim.core.table import Format, render, render_records
 from moesim.experiment.store import SUMMARY
 from moesim.studies.identify.constants import Z90

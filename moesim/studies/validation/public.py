@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import pandas as pd
 
-from moesim.core.output_folder import OutputFolder, check_own_folder
+from moesim.core.files import OutputFolder, check_own_folder
 from moesim.core.progress import Progress, telling
 from moesim.core.table import Format, render, render_records
 from moesim.errors import ConfigError, unknown_name

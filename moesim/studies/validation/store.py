@@ -7,8 +7,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Final
 
-from moesim.core.journal import Journal
-from moesim.core.output_folder import OutputFolder
+from moesim.core.files import Journal, OutputFolder
 from moesim.errors import ConfigError
 from moesim.studies.validation.facts import Facts
 

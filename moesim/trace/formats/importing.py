@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import yaml
 
-from moesim.core import atomic
+from moesim.core import files
+from moesim.core.files import scratch_beside
 from moesim.core.gate import ROUTING, SMALLER, size_text
-from moesim.core.output_folder import scratch_beside
 from moesim.errors import InputError, ModelError, TraceError, unknown_name
 from moesim.model import ModelSpec, load_model
 from moesim.trace import SUFFIX, Trace
@@ -463,4 +463,4 @@ def write_model_file(imported: Imported) -> Path | None:
         "source": f"{spec.source}; bytes of experts as {trace.header['source_files'][0]['name']} records them",
     }
     text = yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=120)
-    return atomic.write_bytes(model_file(imported.path), text.encode())
+    return files.write_bytes(model_file(imported.path), text.encode())

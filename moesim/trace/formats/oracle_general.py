@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moesim.core import atomic
+from moesim.core import files
 from moesim.errors import InputError
 from moesim.trace import Trace
 
@@ -77,7 +77,7 @@ def export_oracle_general(
         raise InputError(f"{out}: expected at most 2^32 tokens, got {trace.n_rows}; oracleGeneral holds times in 32 bits")
     sizes = np.asarray(expert_bytes, np.uint32)
     upcoming = np.full(trace.n_layers * trace.n_experts, -1, np.int64)
-    with atomic.writing(out) as file:
+    with files.writing(out) as file:
         file.truncate(total * RECORD.itemsize)
         end = total
         for records in _backwards(trace, blocks, layers, sizes):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moesim.core import atomic
+from moesim.core import files
 from moesim.trace import Trace
 from moesim.trace.formats.tables import FACTS_KEY, facts_path
 
@@ -43,12 +43,12 @@ def export_csv(trace: Trace, out: Path) -> list[Path]:
     from pyarrow import csv
 
     schema = _schema(trace)
-    with atomic.writing(out) as file:
+    with files.writing(out) as file:
         options = csv.WriteOptions(quoting_style="none")
         with csv.CSVWriter(file, schema, write_options=options) as writer:
             for batch in _batches(trace, schema):
                 writer.write_batch(batch)
-        beside = atomic.write_bytes(facts_path(out), (_facts(trace) + "\n").encode())
+        beside = files.write_bytes(facts_path(out), (_facts(trace) + "\n").encode())
     return [out, beside]
 
 
@@ -57,7 +57,7 @@ def export_parquet(trace: Trace, out: Path) -> list[Path]:
     from pyarrow import parquet
 
     schema = _schema(trace).with_metadata({FACTS_KEY: _facts(trace)})
-    with atomic.writing(out) as file, parquet.ParquetWriter(file, schema) as writer:
+    with files.writing(out) as file, parquet.ParquetWriter(file, schema) as writer:
         for batch in _batches(trace, schema):
             writer.write_batch(batch)
     return [out]

@@ -23,7 +23,7 @@ from typing import Any
 
 import yaml
 
-from moesim.core import atomic
+from moesim.core import files
 from moesim.core.data import known_text, note
 from moesim.core.gate import YAML, read_text
 from moesim.core.limits import EXPERTS, LAYERS, SYNTHETIC
@@ -175,7 +175,7 @@ class ParameterSet:
 
     def write(self, path: str | Path) -> Path:
         """Write a parameter file, completely or not at all."""
-        return atomic.write_bytes(path, self.to_yaml().encode())
+        return files.write_bytes(path, self.to_yaml().encode())
 
 
 #: Bounds and scale of every parameter, by name.
