@@ -94,9 +94,6 @@ def _contention(profile: HardwareProfile) -> Iterator[str]:
             yield f"contention.{index}: expected each pair once, got {got}; remove one"
 
 
-# ------------------------------------------------------------------------------------------------------------- curves
-
-
 def _curves(device: Device) -> Iterator[str]:
     yield from _disagreements(device.experts)
     yield from _disagreements(device.parts)

@@ -188,8 +188,6 @@ class Memory(Size):
         return value
 
 
-# ------------------------------------------------------------------------------------------------------------- points
-
 _FALL = 0.5
 """A kernel may do more rows in less time, where a library changes its method; below this share nothing does."""
 

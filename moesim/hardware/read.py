@@ -14,8 +14,6 @@ from moesim.errors import ConfigError, HardwareError
 from moesim.hardware.places import is_number, keys_at
 from moesim.hardware.schema import ProfileFile
 
-# ------------------------------------------------------------------------------------------------------------ reading
-
 
 def read_yaml(text: str, place: str) -> dict[str, Any]:
     """Read the YAML of a profile; ``place`` is the file for messages. Raises `HardwareError`."""
@@ -27,8 +25,6 @@ def read_yaml(text: str, place: str) -> dict[str, Any]:
         raise HardwareError(f"{place}: expected a mapping with name, devices and links, got {type(raw).__name__}")
     return raw
 
-
-# ------------------------------------------------------------------------------------------------------------- errors
 
 _UNITS = {
     "bytes_per_s": "a number of bytes per second such as 25e9",

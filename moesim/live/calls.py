@@ -17,6 +17,7 @@ from moesim.engine.state import State
 from moesim.engine.visit import Visit, rows_of
 from moesim.errors import LiveError
 from moesim.live.kernels.experts import serve
+from moesim.live.kernels.memory import copy_rows
 from moesim.live.machine import LiveMachine
 from moesim.live.weights import Slots
 
@@ -32,7 +33,6 @@ class DeviceTensors:
         self.kept: list[Any] = []  # those of this step that have been added: a stream may still be reading them
 
     def begin(self) -> None:
-        """Begin a step with no outputs of experts."""
         self.sums.zero_()
         self.handed.clear()
         self.kept.clear()
@@ -82,7 +82,6 @@ class Routed:
         return self._gates[expert][rows.index(row)] if row in rows else self._otherwise
 
     def of_expert(self, expert: int, machine: LiveMachine, device: str) -> tuple[Any, Any]:
-        """Rows of an expert and their gates, as tensors on a device."""
         if device not in self._tensors:
             rows = [row for expert_rows in self.rows.values() for row in expert_rows]
             gates = [gate for expert_gates in self._gates.values() for gate in expert_gates]
@@ -117,9 +116,7 @@ class Calls:
                 for unit in device.memory.copies:  # placed at the start
                     machine.store.place(device.name, self.slots[device.name].take(unit), unit)
 
-    # ------------------------------------------------------------------------------------------------------------- tasks
     def of_task(self, task: Task, device: DeviceState) -> Callable[[], Any]:
-        """Find the call that a task is."""
         if task.unit >= 0:
             return self._expert(task, device)
         make: Callable[[Task, DeviceState], Callable[[], Any]] = getattr(self, f"_{task.kind}")
@@ -180,7 +177,6 @@ class Calls:
         return sums
 
     def _part(self, task: Task) -> tuple[slice, list[tuple[int, int]]]:
-        """Rows of a task's micro-batch, and its sequences."""
         micro = self.run.micro[task.mb]
         first, last = micro.first_row, micro.first_row + micro.n_rows
         sequences, row = [], 0
@@ -274,9 +270,7 @@ class Calls:
             )
         return partial(kernel.predict, task.layer, self.states[device.name].normed[: task.rows])
 
-    # ------------------------------------------------------------------------------------------------ transfers, crossings
     def of_transfer(self, link: LinkState, transfer: Transfer, n_bytes: int) -> Callable[[], Any]:
-        """Find the call that copies the next bytes of a transfer over a link."""
         offset = transfer.n_bytes - transfer.left
         source = link.link.src
         if transfer.unit < 0:  # a message
@@ -312,11 +306,11 @@ class Calls:
         n_rows = self.run.step_rows
         if direction == "hidden":
             src.settle()
-            self.machine.tensors.copy_rows(dst.hidden[:n_rows], src.hidden[:n_rows])
+            copy_rows(dst.hidden[:n_rows], src.hidden[:n_rows])
         elif direction == "in" and rows == n_rows:
-            self.machine.tensors.copy_rows(dst.normed[:n_rows], src.normed[:n_rows])
+            copy_rows(dst.normed[:n_rows], src.normed[:n_rows])
         elif direction == "in":
-            self.machine.tensors.copy_rows(dst.normed, src.normed, self._chosen(of, rows))
+            copy_rows(dst.normed, src.normed, self._chosen(of, rows))
         else:
             sums = self.machine.bring(link.link.dst, self._groups.pop(id(of)))
             assert of is not None

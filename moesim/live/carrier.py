@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from moesim.engine import lanes, links
 from moesim.engine.loop import run
-from moesim.engine.machine import Crossing, DeviceState, Lane, LinkState, Task, Transfer
+from moesim.engine.machine import Crossing, Lane, LinkState, Task, Transfer
 from moesim.engine.setup import connect, place, put
 from moesim.engine.state import EngineOptions, State
 from moesim.errors import InputError, LiveError, describe_exception
@@ -116,16 +116,17 @@ class Live:
         state.carrier = self
         state.thread = None  # the real one submits, and takes the time it takes
         state.policy = Observed(state.policy, self)
-        slots = {d.name: _slots_of(state, d) for d in state.devices if not d.backing}
+        largest = max(state.weights.n_bytes)
+        slots = {
+            d.name: sum(sum(pool.capacity) // largest for pool in d.memory.pools.values()) for d in state.devices if not d.backing
+        }
         machine.prepare(state.model, state.workload, state.costs.transfer, slots=slots, dense=dense_devices(state))
         self.calls = Calls(state, machine)
 
     def start(self) -> None:
-        """Let the run begin now."""
         self.zero = perf_counter_ns()
 
     def clock(self) -> int:
-        """Nanoseconds since the run began."""
         return perf_counter_ns() - self.zero
 
     def ready(self, task: Task) -> None:
@@ -136,7 +137,7 @@ class Live:
             return
         if task.unit >= 0:
             lanes.read_copy(self.state, task)
-        self._hand(self._lanes[lane], task.key, self.calls.of_task(task, lane.device), _Task(self, task))
+        self._hand(self._lanes[lane], task.key, self.calls.of_task(task, lane.device), task)
 
     def begin(self, lane: Lane, task: Task) -> None:
         """Nothing: the worker goes on by itself."""
@@ -144,7 +145,7 @@ class Live:
     def set_off(self, link: LinkState, transfer: Transfer, n_bytes: int, work: int) -> None:
         """Let bytes go over a link; which transfer goes next is decided as in the simulator (rule 5)."""
         link.end = self.state.now + work  # what a policy is told of the time that is left: the profile's estimate
-        self._hand(self._links[link], transfer.fetch, self.calls.of_transfer(link, transfer, n_bytes), _Bytes(self, link))
+        self._hand(self._links[link], transfer.fetch, self.calls.of_transfer(link, transfer, n_bytes), link)
 
     def send_rows(self, link: LinkState, crossing: Crossing, then: Callable[[], None]) -> None:
         """Move activations at once: they are small, and nothing else could be done before they are there."""
@@ -162,8 +163,7 @@ class Live:
         """Nothing waits for a time that a profile names."""
         raise AssertionError("a replay charges no decision and has no thread of a profile")
 
-    def _hand(self, worker: Any, key: int, call: Callable[[], Any], tag: Any) -> None:
-        """Give a call to a worker; its end comes back to ``tag.taken_in(start, end)``."""
+    def _hand(self, worker: Any, key: int, call: Callable[[], Any], tag: Task | LinkState) -> None:
         self.under_way += 1
         worker.submit(key, call, tag)
 
@@ -179,9 +179,17 @@ class Live:
         self.under_way -= len(done)
         self.state.now = self.clock()
         for one in done:
+            what: Task | LinkState = one.tag
             if one.error is not None:
-                raise LiveError(f"{one.tag.name}: {describe_exception(one.error)}; see the memory and the shape of the model")
-            one.tag.taken_in(one.start_ns - self.zero, one.end_ns - self.zero)
+                name = f"{what.lane.device.name}, {what.kind} of layer {what.layer}" if isinstance(what, Task) else what.name
+                raise LiveError(f"{name}: {describe_exception(one.error)}; see the memory and the shape of the model")
+            what.start, end = one.start_ns - self.zero, one.end_ns - self.zero
+            if isinstance(what, Task):
+                what.work = end - what.start
+                what.submitted, what.ready = min(what.submitted, what.start), min(what.ready, what.start)
+                lanes.done(self.state, what, end)
+            else:
+                links.complete(self.state, what, end)
         return True
 
     def drain(self) -> None:
@@ -195,13 +203,9 @@ class Observed:
     """A policy, and how long it took to answer each Routed."""
 
     def __init__(self, policy: Any, live: Live) -> None:
-        self._policy: Any = policy
-        self._live = live
-        self.exact = policy.exact
-        self.listens = policy.listens
-        self.needs = policy.needs
-        self.place = policy.place
-        self.evict = policy.evict
+        self._policy, self._live = policy, live
+        self.exact, self.listens, self.needs = policy.exact, policy.listens, policy.needs
+        self.place, self.evict = policy.place, policy.evict
 
     def decide(self, event: Any, view: Any) -> Iterable[Any]:
         if type(event) is not Routed:
@@ -212,48 +216,3 @@ class Observed:
         actions = list(self._policy.decide(event, view) or ())
         live.state.records.decisions.append(DecisionRecord(began, live.clock(), event.step, event.layer))
         return actions
-
-
-class _Task:
-    """What a worker returns with a task."""
-
-    __slots__ = ("live", "task")
-
-    def __init__(self, live: Live, task: Task) -> None:
-        self.live = live
-        self.task = task
-
-    @property
-    def name(self) -> str:
-        return f"{self.task.lane.device.name}, {self.task.kind} of layer {self.task.layer}"
-
-    def taken_in(self, start: int, end: int) -> None:
-        """Record the task with the times that were measured."""
-        task = self.task
-        task.start, task.work = start, end - start
-        task.submitted, task.ready = min(task.submitted, start), min(task.ready, start)
-        lanes.done(self.live.state, task, end)
-
-
-class _Bytes:
-    """What a worker returns with bytes that went over a link."""
-
-    __slots__ = ("link", "live")
-
-    def __init__(self, live: Live, link: LinkState) -> None:
-        self.live = live
-        self.link = link
-
-    @property
-    def name(self) -> str:
-        return self.link.name
-
-    def taken_in(self, start: int, end: int) -> None:
-        self.link.start = start
-        links.complete(self.live.state, self.link, end)
-
-
-def _slots_of(state: State, device: DeviceState) -> int:
-    """Experts for which the placement has room on a device."""
-    largest = max(state.weights.n_bytes)
-    return sum(sum(pool.capacity) // largest for pool in device.memory.pools.values())

@@ -14,8 +14,9 @@ import numpy as np
 
 from moesim.core.units import format_memory
 from moesim.errors import CapacityError, HardwareError, InputError
+from moesim.live.kernels import memory
 from moesim.live.kernels.host import available_memory_bytes, empty_gpu_caches, n_gpus, usable_cores
-from moesim.live.kernels.memory import Buffers, FileExperts, Tensors, copy, copy_in_chunks
+from moesim.live.kernels.memory import Buffers, FileExperts, copy, copy_in_chunks
 from moesim.live.kernels.workers import CudaStreamWorker, Done, Worker
 from moesim.live.weights import WeightStore
 
@@ -64,7 +65,7 @@ class LiveMachine:
         self.disk = disk
         self.keep_outputs = keep_outputs
         self.outputs: dict[int, Any] = {}
-        self.tensors = Tensors(_torch_devices(hardware, backend, first_gpu))
+        self.places = _torch_devices(hardware, backend, first_gpu)
         _check_parts(hardware, disk)
         available = available_memory_bytes()
         if available is None and memory_bytes is None:
@@ -86,18 +87,16 @@ class LiveMachine:
         taken = {core for device in self.hardware.devices.values() if device.role == "accelerator" for core in device.cores}
         return tuple(core for core in usable_cores() if core not in taken) or tuple(usable_cores())
 
-    # ----------------------------------------------------------------------------------------------------------- workers
     def worker(self, device: str, lane: str) -> Any:
-        """Worker of a lane of a device; a disk has none."""
         found = self.hardware.devices[device]
         if found.role == "storage":
             return None
-        return self._worker((device, lane), self.tensors.places[device], found.cores)
+        return self._worker((device, lane), self.places[device], found.cores)
 
     def carrier(self, link: str) -> Any:
         """Worker that copies over a link; links of one medium share it."""
         found = self.hardware.link(link)
-        places = [self.tensors.places[end] for end in (found.src, found.dst)]
+        places = [self.places[end] for end in (found.src, found.dst)]
         gpu = next((place for place in places if place != "cpu"), "cpu")
         return self._worker(("link", found.medium or link), gpu, found.cores)
 
@@ -111,7 +110,6 @@ class LiveMachine:
                 self._workers[key] = Worker(name, self.done, cores or None, threads)
         return self._workers[key]
 
-    # ------------------------------------------------------------------------------------------------------------ memory
     def prepare(
         self, model: ModelSpec, workload: Workload, transfer: str, *, slots: Mapping[str, int], dense: Mapping[str, int]
     ) -> None:
@@ -148,7 +146,7 @@ class LiveMachine:
             del store
             self._release()
         self._store = WeightStore(
-            model, self.hardware, self.tensors.places, max_rows=rows, max_kv_tokens=kv_tokens, slots=slots, dense=dense,
+            model, self.hardware, self.places, max_rows=rows, max_kv_tokens=kv_tokens, slots=slots, dense=dense,
             memory_bytes=self.memory_bytes, disk=self.disk, pinned=pinned, seed=self.seed,
         )  # fmt: skip
 
@@ -160,16 +158,13 @@ class LiveMachine:
 
     @property
     def store(self) -> WeightStore:
-        """Weights of the model that was prepared for."""
         assert self._store is not None, "prepare() comes first"
         return self._store
 
     def n_buffers(self, device: str) -> int:
-        """Real buffers of a device."""
         return self.store.held[device].n
 
     def buffer(self, device: str, index: int) -> Any:
-        """One buffer of an accelerator, flat uint8."""
         return self.store.held[device][index]  # type: ignore[index]  # an accelerator has buffers
 
     def backing(self, device: str, unit: int) -> Any:
@@ -178,25 +173,19 @@ class LiveMachine:
         return unit % held.n if isinstance(held, FileExperts) else held[unit % held.n]
 
     def backing_weights(self, device: str, unit: int) -> Any:
-        """Matrices of a unit on a backing host."""
         return self.store.weights(device, unit % self.n_buffers(device))
 
     def zeros(self, device: str, rows: int) -> Any:
-        """Zeros of the activations' type on a device, (rows, hidden)."""
         store = self.store
-        return self.tensors.zeros(self.tensors.places[device], rows, store.model.hidden, store.kernel(device).act_dtype)
+        return memory.zeros(self.places[device], rows, store.model.hidden, store.kernel(device).act_dtype)
 
     def index(self, device: str, rows: Iterable[int]) -> Any:
-        """Row numbers as a tensor on a device."""
-        return self.tensors.index(self.tensors.places[device], np.fromiter(rows, np.int64))
+        return memory.index(self.places[device], np.fromiter(rows, np.int64))
 
     def gates(self, device: str, values: list[float]) -> Any:
-        """Gate weights as a tensor on a device, (n,) of the activations' type."""
-        return self.tensors.values(self.tensors.places[device], values, self.store.kernel(device).act_dtype)
+        return memory.values(self.places[device], values, self.store.kernel(device).act_dtype)
 
-    # ------------------------------------------------------------------------------------------------------------ copies
     def copy(self, link: str, target: Any, origin: Any, offset: int, n_bytes: int) -> Callable[[], None]:
-        """Make the call that copies a part of a unit's weights."""
         found = self.hardware.link(link)
         ends = slice(offset, offset + n_bytes)
         for end, place in ((found.src, origin), (found.dst, target)):
@@ -209,28 +198,25 @@ class LiveMachine:
                     )
                 move, other = (file.read, target) if place is origin else (file.write, origin)
                 return partial(move, place, other)
-        if self._chunks > 1 and {self.tensors.places[end] for end in (found.src, found.dst)} != {"cpu"}:
-            streams = self.tensors.streams(self._chunks, [self.tensors.places[end] for end in (found.src, found.dst)])
-            return partial(copy_in_chunks, target[ends], origin[ends], self._chunks, streams)
+        if self._chunks > 1 and {self.places[end] for end in (found.src, found.dst)} != {"cpu"}:
+            gpu = next(place for place in (self.places[found.src], self.places[found.dst]) if place != "cpu")
+            return partial(copy_in_chunks, target[ends], origin[ends], self._chunks, memory.streams(gpu, self._chunks))
         return partial(copy, target[ends], origin[ends], non_blocking=True)
 
     def bring(self, device: str, values: Any) -> Any:
-        """Copy a tensor to another device, and wait until it is there."""
-        return self.tensors.bring(self.tensors.places[device], values)
+        return memory.bring(self.places[device], values)
 
     def transit(self, link: str) -> Any:
         """Make a buffer at the far end of a link for what goes on from there."""
-        return Buffers(1, self.store.shape.n_bytes, self.tensors.places[self.hardware.link(link).dst])[0]
+        return Buffers(1, self.store.shape.n_bytes, self.places[self.hardware.link(link).dst])[0]
 
     def copy_message(self, link: str, n_bytes: int) -> Callable[[], None]:
         """Make the call that moves some bytes of no meaning over a link."""
         found = self.hardware.link(link)
-        pair = [self.tensors.bytes(self.tensors.places[end], n_bytes) for end in (found.dst, found.src)]
+        pair = [memory.meaningless(self.places[end], n_bytes) for end in (found.dst, found.src)]
         return partial(copy, *pair, non_blocking=True)
 
-    # ------------------------------------------------------------------------------------------------------------- the end
     def close(self) -> None:
-        """End the workers, and remove what lies on the disk."""
         for worker in self._workers.values():
             worker.close()
         self._workers = {}

@@ -14,7 +14,7 @@ from moesim.live.kernels.dense import DenseKernel
 from moesim.live.kernels.experts import ExpertKernel
 from moesim.live.kernels.host import available_gpu_bytes
 from moesim.live.kernels.memory import Buffers, FileExperts, copy
-from moesim.live.kernels.plans import ExpertShape
+from moesim.live.kernels.plans import ExpertShape, buffer_bytes, dense_bytes
 
 if TYPE_CHECKING:
     from moesim.engine.machine import DeviceState
@@ -43,11 +43,9 @@ class Slots:
         self.coming: set[int] = set()  # fetches that have a slot and are not there yet
 
     def of(self, unit: int) -> int:
-        """Buffer of a unit that is resident or on its way."""
         return self._slot[unit]
 
     def take(self, unit: int) -> int:
-        """Give a unit a buffer."""
         if unit in self._slot:
             self._give(unit)
         if not self._free:
@@ -132,7 +130,7 @@ class WeightStore:
         self._layers = {name: self._distinct_layers(places[name], n) for name, n in dense.items()}
         fixed: dict[str, int] = {}
         for name, n in self._layers.items():
-            fixed[places[name]] = fixed.get(places[name], 0) + DenseKernel.required_bytes(model, distinct_layers=n, **self._sizes)
+            fixed[places[name]] = fixed.get(places[name], 0) + dense_bytes(model, distinct_layers=n, **self._sizes)
         for place in {places[name] for name, device in hardware.devices.items() if device.role != "storage"}:
             fixed[place] = (
                 fixed.get(place, 0) + _ROW_COPIES * max_rows * model.hidden * 4 + self.shape.n_bytes
@@ -166,7 +164,6 @@ class WeightStore:
         return model == self.model and large_enough and known and roomy and pinned == self.pinned
 
     def for_all(self, slots: Mapping[str, int], dense: Mapping[str, int]) -> tuple[dict[str, int], dict[str, int]]:
-        """Give the slots and dense parts that serve what this serves and another run too."""
         return _most(self.slots, slots), _most(self._wanted_dense, dense)
 
     def _make(self, name: str, n: int) -> Buffers | FileExperts:
@@ -189,7 +186,7 @@ class WeightStore:
         """Layers with dense weights of their own: all, or as many as a third of the budget holds."""
         room = self._room(place)[0]
         for layers in range(wanted, 1, -1):
-            if DenseKernel.required_bytes(self.model, distinct_layers=layers, **self._sizes) <= room // 3:
+            if dense_bytes(self.model, distinct_layers=layers, **self._sizes) <= room // 3:
                 return layers
         return 1
 
@@ -213,7 +210,7 @@ class WeightStore:
         found: dict[str, int] = {}
         for where, devices in wanted.items():
             room, what = self._room(where)
-            found |= share_out(devices, Buffers.required_bytes(1, self.shape.n_bytes), fixed.get(where, 0), room, what)
+            found |= share_out(devices, buffer_bytes(1, self.shape.n_bytes), fixed.get(where, 0), room, what)
         return found
 
     def _needed(self, device: str) -> int:
@@ -239,7 +236,6 @@ class WeightStore:
             backing.read(unit, buffers[index])
 
     def weights(self, device: str, index: int) -> Any:
-        """Matrices in a buffer of a device."""
         found = self._bound.get((device, index))
         if found is None:
             buffers = self.held[device]
@@ -248,7 +244,6 @@ class WeightStore:
         return found
 
     def kernel(self, device: str) -> ExpertKernel:
-        """Kernel of the model's experts on a device."""
         return self._kernel_at(self._places[device])
 
     def _kernel_at(self, place: str) -> ExpertKernel:
@@ -257,7 +252,6 @@ class WeightStore:
         return self._kernels[place]
 
     def dense(self, device: str) -> DenseKernel:
-        """Kernels of the rest of the model on a device."""
         if device not in self._dense:
             layers = self._layers[device]
             self._dense[device] = DenseKernel(
@@ -266,7 +260,6 @@ class WeightStore:
         return self._dense[device]
 
     def remove(self) -> None:
-        """Give up what lies on a disk."""
         for held in self.held.values():
             if isinstance(held, FileExperts):
                 held.remove()

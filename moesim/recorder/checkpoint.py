@@ -173,7 +173,6 @@ class _Dequantised:
     place: str
 
     def get_shape(self) -> tuple[int, ...]:
-        """Give its shape, as a weight of safetensors does."""
         return self.shape
 
     def __getitem__(self, index: Any) -> Tensor:
@@ -218,7 +217,6 @@ class Shards:
         return cls({key: paths[name] for key, name in shard_of.items()}, rule, dtype)
 
     def is_quantised(self, name: str) -> bool:
-        """Whether a weight has to be dequantised."""
         return name in self._pairs
 
     def slices(self, names: Iterable[str]) -> dict[str, Any]:
@@ -297,7 +295,6 @@ class Parameters:
         return sorted(names, key=lambda name: (-self._sources[name].n_bytes, name))
 
     def load(self, part: str) -> None:
-        """Load the parameters of a module."""
         for name in self.of(part):
             source = self._sources[name]
             if source.parts or source.stacked:
@@ -436,21 +433,17 @@ class LayeredModel:
 
     @property
     def decoder(self) -> Any:
-        """The model without its head."""
         return self.model.get_decoder()
 
     @property
     def n_layers(self) -> int:
-        """Decoder layers, with and without a router."""
         return len(self.decoder.layers)
 
     def layer_name(self, number: int) -> str:
-        """Name of a decoder layer among the modules of the model."""
         return self._name_of(self.decoder.layers[number])
 
     @property
     def embedding_name(self) -> str:
-        """Name of the input embedding among the modules of the model."""
         return self._name_of(self.model.get_input_embeddings())
 
     def _name_of(self, wanted: nn.Module) -> str:
@@ -458,11 +451,9 @@ class LayeredModel:
         return names[0]
 
     def load(self, part: str) -> None:
-        """Load the parameters of a module, the largest first."""
         self._parameters.load(part)
 
     def free(self, part: str) -> None:
-        """Give the memory of a module back."""
         self.model.get_submodule(part).to("meta")
 
     def bytes_to_load(self, part: str) -> int:
@@ -471,7 +462,6 @@ class LayeredModel:
 
     @torch.no_grad()
     def embed(self, tokens: Tensor) -> Tensor:
-        """Embed the tokens of one text, (n_tokens,) int64 to (n_tokens, hidden); the embedding is loaded."""
         states: Tensor = self.model.get_input_embeddings()(tokens.to(self.device))
         return states
 

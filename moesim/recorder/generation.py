@@ -42,7 +42,6 @@ class KeyValues:
 
     @classmethod
     def of(cls, cache: Any) -> KeyValues:
-        """Read the cache of a request that was generated alone."""
         found = []
         for number, layer in enumerate(cache.layers):
             keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)

@@ -117,7 +117,6 @@ class Features:
         return cls(*(torch.from_numpy(np.ascontiguousarray(array, np.float32)) for array in (mean, vectors[:, ::-1] / scale)))
 
     def of(self, states: NDArray[Any], experts: NDArray[Any], weights: NDArray[Any], n_experts: int) -> Tensor:
-        """Put together what a network reads."""
         projected = (torch.from_numpy(states.astype(np.float32)) - self.mean) @ self.components
         ids = torch.from_numpy(experts.astype(np.int64))
         blank = torch.zeros(len(ids), n_experts)
@@ -138,7 +137,6 @@ class Shallow(nn.Module):
         self.last = nn.Linear(options.width, n_experts)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Logits (n, n_experts) of features (n, n_features)."""
         logits: Tensor = self.last(self.first(features))
         return logits
 
@@ -155,7 +153,6 @@ class Gated(nn.Module):
         self.last = nn.Linear(width, n_experts)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Logits (n, n_experts) of features (n, n_features)."""
         state = self.first(features)
         logits: Tensor = self.last(state + self.gate(state).sigmoid() * self.residual(state))
         return logits

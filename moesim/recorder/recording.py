@@ -66,7 +66,6 @@ class Recording:
 
     @property
     def n_decode(self) -> int:
-        """Rows of generated tokens."""
         return len(self.tokens) - self.n_prompt
 
 
@@ -177,7 +176,6 @@ class Recorder:
 
     @property
     def n_experts(self) -> int:
-        """Experts of a layer."""
         return self.gates[0].n_experts
 
     @property
@@ -353,7 +351,6 @@ class CalibrationFile:
 
     @classmethod
     def read(cls, path: Path) -> CalibrationFile:
-        """Read the tables of a recorded trace."""
         arrays, header = shards.read_tables(path)
         tables = shards.calibration_tables(arrays)
         if not tables:
@@ -364,7 +361,6 @@ class CalibrationFile:
         return cls(path, tables, requests, str(header.get("model")), str(header.get("routers_sha256")))
 
     def check_model(self, recorder: Recorder, routers_sha256: str) -> None:
-        """Check that it is of this very model."""
         if self.routers_sha256 != routers_sha256:
             raise RecordError(
                 f"{self.path}: expected calibration of this model's routers ({routers_sha256[:12]}...), got that of "

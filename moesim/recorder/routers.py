@@ -116,7 +116,6 @@ class Gate:
 
     @property
     def n_experts(self) -> int:
-        """Experts it chooses from."""
         return int(self.weight.shape[0])
 
     @property
@@ -125,18 +124,15 @@ class Gate:
         return self._tensors[2] is None and self.rule.groups[0] == self.rule.groups[1]
 
     def to(self, device: torch.device) -> Gate:
-        """Move it."""
         if self.weight.device != device:
             moved = [None if tensor is None else tensor.to(device) for tensor in self._tensors]
             self._tensors = (moved[0], moved[1], moved[2])  # type: ignore[assignment]
         return self
 
     def logits(self, states: Tensor) -> Tensor:
-        """Logits of states, (n, hidden) to (n, n_experts) float32."""
         return nn.functional.linear(states.float(), self._tensors[0], self._tensors[1])
 
     def scores(self, logits: Tensor) -> Tensor:
-        """Scores of logits, float32."""
         return logits.float().sigmoid() if self.rule.score == "sigmoid" else logits.float().softmax(dim=-1)
 
     def ranking(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -354,7 +354,6 @@ class _Session:
 
     @classmethod
     def prepare(cls, options: RecordOptions) -> _Session:
-        """Read the prompts and load the model."""
         how: dict[str, Any] = {"name": options.prompt_field, "whole_file": options.whole_file}
         texts = read_prompts(options.prompts, limit=options.limit, **how)
         others = [] if options.calibrate is None else read_prompts(options.calibrate, **how)
@@ -424,7 +423,6 @@ class _Session:
         shards.write_calibration(path, counts.tables(), listed)
 
     def record(self, folder: Path) -> None:
-        """Record the batches that are not there yet."""
         residual = None
         if (folder / shards.CALIBRATION).exists():
             residual = shards.calibration_tables(shards.read_tables(folder / shards.CALIBRATION)[0]).get(RESIDUAL)

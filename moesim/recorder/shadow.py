@@ -226,7 +226,6 @@ class Shadow:
     def decode(
         self, tokens: Sequence[int], n_prompt: int, states: KeyValues, choose: Callable[[Tensor], int] = greedy
     ) -> ShadowRouting:
-        """Decode one request."""
         if len(tokens) == n_prompt:
             raise RecordError("shadow: expected at least one decoded token, got none; decode at least 1")
         with torch.no_grad(), RoutingHooks(self._routers, self._gates, Wanted(scores=True)) as hooks:
@@ -272,7 +271,6 @@ class ShadowObserver:
         self._seeds = seeds
 
     def __call__(self, finished: Finished) -> dict[str, SignalRows]:
-        """Run the shadow of a request that is done."""
         recording = finished.recording
         if not recording.n_decode:
             return {}

@@ -137,7 +137,6 @@ class FakeView:
         self._pending: dict[_Key, int] = {}
         self._in_use: set[_Key] = set()
 
-    # ------------------------------------------------------------------------------------------------- set by hand
     def use(self, placement: Placement) -> None:
         """Take over the copies and pools of a placement."""
         for pool in placement.pools:
@@ -177,7 +176,6 @@ class FakeView:
     def _width(self, bits: float | None) -> float | None:
         return None if bits == self.model.expert_bits else bits
 
-    # ---------------------------------------------------------------------------------------------------- the view
     @property
     def devices(self) -> list[str]:
         """All devices."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import math
 import os
-import resource
 from dataclasses import replace
 
 import pytest
@@ -27,6 +25,8 @@ from moesim.live.kernels.plans import (  # noqa: E402
     PAGE,
     ExpertShape,
     KernelError,
+    buffer_bytes,
+    dense_bytes,
 )
 from moesim.model import ModelSpec  # noqa: E402
 
@@ -294,11 +294,12 @@ FULL = replace(
 def test_required_bytes_are_what_is_allocated(model: ModelSpec, with_head: bool):
     kernel = dense(model, with_head=with_head)
     tensors = [t for group in (kernel._layers, kernel._leading, kernel._ends) for part in group for t in part.values()]
-    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in [*tensors, *kernel._step.tensors]}
+    storages = {
+        t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
+        for t in [*tensors, *(getattr(kernel._step, name) for name in ("_slots", "_table", "_turns"))]
+    }
     assert kernel.n_bytes == sum(storages.values())
-    assert kernel.n_bytes == DenseKernel.required_bytes(
-        model, distinct_layers=2, max_rows=16, max_kv_tokens=32, with_head=with_head
-    )
+    assert kernel.n_bytes == dense_bytes(model, distinct_layers=2, max_rows=16, max_kv_tokens=32, with_head=with_head)
 
 
 @pytest.mark.parametrize("model", [SMALL, LATENT, FULL, replace(LATENT, q_lora_rank=20), replace(SMALL, qk_norm="full")])
@@ -398,7 +399,7 @@ def test_wrong_calls_are_refused():
 def test_buffers_are_page_aligned_in_one_allocation():
     buffers = Buffers(3, PAGE + 5)
     assert (len(buffers), buffers.n, buffers.n_bytes, buffers.total_bytes) == (3, 3, PAGE + 5, 7 * PAGE)
-    assert buffers[0].untyped_storage().nbytes() == buffers.total_bytes == Buffers.required_bytes(3, PAGE + 5)
+    assert buffers[0].untyped_storage().nbytes() == buffers.total_bytes == buffer_bytes(3, PAGE + 5)
     assert [buffers[i].data_ptr() % PAGE for i in range(3)] == [0, 0, 0]
     assert [buffers[i].numel() for i in range(3)] == [PAGE + 5] * 3
     for i in range(3):
@@ -408,36 +409,6 @@ def test_buffers_are_page_aligned_in_one_allocation():
         buffers[3]
     with pytest.raises(ValueError, match="at least one buffer"):
         Buffers(0, 5)
-
-
-def locked_kib() -> int:
-    with open("/proc/self/status", encoding="ascii") as file:
-        return next(int(line.split()[1]) for line in file if line.startswith("VmLck"))
-
-
-@pytest.mark.skipif(
-    not os.path.exists("/proc/self/status") or 0 <= resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] < 2**20,
-    reason="no /proc/self/status, or no memory may be locked",
-)
-def test_buffers_can_be_locked_in_memory():
-    before = locked_kib()
-    buffers = Buffers(2, PAGE, lock_pages=True)
-    assert locked_kib() == before + 8
-    del buffers
-
-
-def test_buffers_that_may_not_be_locked_are_refused(monkeypatch: pytest.MonkeyPatch):
-    class Refusing:
-        def mlock(self, address: object, size: object) -> int:
-            ctypes.set_errno(errno.ENOMEM)
-            return -1
-
-    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: Refusing())
-    with pytest.raises(KernelError, match="expected to lock 8192 bytes, got: Cannot allocate memory; raise 'ulimit -l'"):
-        Buffers(2, PAGE, lock_pages=True)
-    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: object())
-    with pytest.raises(KernelError, match="expected an operating system with mlock"):
-        Buffers(2, PAGE, lock_pages=True)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA GPU")

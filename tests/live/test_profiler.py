@@ -659,7 +659,7 @@ def test_what_comes_before_is_not_timed(tmp_path: Path, monkeypatch: pytest.Monk
     clock = Clock()
     monkeypatch.setattr(workers, "time", clock)
     bench = RealBench(prepared(tmp_path).plan, Machine())
-    worker = bench._coordinator()
+    worker = bench._worker(("coordinator",), "cpu", usable_cores())
     assert bench._run(worker, [lambda: clock.advance(20_000_000), lambda: None]) == [20_000.001, 0.001]
     with pytest.raises(LiveError, match="expected a call to end well, got ZeroDivisionError"):
         bench._run(worker, [lambda: 1 // 0])

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from moesim.live.kernels.host import check_room
 from moesim.live.kernels.memory import generator, normal_block, tile
-from moesim.live.kernels.plans import Plan, dense_bytes, dense_plans, number_bytes, rotary_width, step_bytes
+from moesim.live.kernels.plans import Plan, dense_bytes, dense_plans, number_bytes, rotary_width
 from moesim.model import ModelSpec
 
 EPSILON = 1e-6
@@ -51,6 +51,7 @@ def feed_forward(x: Tensor, tensors: Weights, prefix: str) -> Tensor:
 
 
 _ROPE_BASE = 10_000.0
+_DTYPES = {2: torch.bfloat16, 4: torch.float32}  # by the bytes of a number
 
 
 class Step:
@@ -65,16 +66,6 @@ class Step:
         angles = torch.arange(max_kv_tokens, dtype=torch.float32)[:, None] * frequencies
         self._table = torch.stack([angles.cos(), angles.sin()]).to(device=device, dtype=dtype)
         self._turns = torch.empty(2, max_rows, rotary // 2, dtype=dtype, device=device)
-
-    @staticmethod
-    def required_bytes(rotary: int, max_rows: int, max_kv_tokens: int, dtype: torch.dtype) -> int:
-        """Tell what is allocated."""
-        return step_bytes(rotary, max_rows, max_kv_tokens, dtype.itemsize)
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        """What was allocated."""
-        return [self._slots, self._table, self._turns]
 
     def enter(self, sequences: Sequence[tuple[int, int]], n_rows: int) -> None:
         """Prepare for sequences of (new rows, context before); free if they are those of the last call."""
@@ -109,7 +100,6 @@ class Step:
 
     @property
     def slots(self) -> Tensor:
-        """Places of the rows in the cache, int64, shape (rows,)."""
         return self._slots[: self.rows]
 
     def rotate(self, x: Tensor) -> Tensor:
@@ -190,19 +180,12 @@ class DenseKernel:
     n_bytes: int  # what is allocated for as long as this lives. Intermediate results come on top
 
     def __init__(
-        self,
-        model: ModelSpec,
-        device: str = "cpu",
-        *,
-        distinct_layers: int,
-        max_rows: int,
-        max_kv_tokens: int,
-        with_head: bool = True,
-        seed: int = 0,
-    ) -> None:
+        self, model: ModelSpec, device: str = "cpu", *, distinct_layers: int, max_rows: int, max_kv_tokens: int,
+        with_head: bool = True, seed: int = 0,
+    ) -> None:  # fmt: skip
         # The type is that of weights, KV cache and hidden states: bfloat16 for 16 bits, float32 for 32.
-        self.model, self.device, self.dtype = model, torch.device(device), _dtype(model)
-        self.n_bytes = self.required_bytes(
+        self.model, self.device, self.dtype = model, torch.device(device), _DTYPES[number_bytes(model)]
+        self.n_bytes = dense_bytes(
             model, distinct_layers=distinct_layers, max_rows=max_rows, max_kv_tokens=max_kv_tokens, with_head=with_head
         )
         check_room(f"the dense part of model '{model.name}'", self.n_bytes, self.device)
@@ -213,13 +196,6 @@ class DenseKernel:
             for group, source in zip(plans, map(generator, range(seed, seed + len(plans))), strict=True)
         )
         self._step = Step(rotary_width(model), max_rows, max_kv_tokens, self.dtype, self.device)
-
-    @staticmethod
-    def required_bytes(model: ModelSpec, *, distinct_layers: int, max_rows: int, max_kv_tokens: int, with_head: bool) -> int:
-        """Tell what a kernel will allocate, in bytes."""
-        return dense_bytes(
-            model, distinct_layers=distinct_layers, max_rows=max_rows, max_kv_tokens=max_kv_tokens, with_head=with_head
-        )
 
     def attention(self, layer: int, x: Tensor, sequences: Sequence[tuple[int, int]]) -> Tensor:
         """Norm, attention and residual of one layer; keys and values of the rows go into its cache."""
@@ -255,7 +231,6 @@ class DenseKernel:
         return feed_forward(normalise(x, w["dense_norm"]), w, "dense").add_(x)
 
     def embed(self, ids: Tensor) -> Tensor:
-        """Look tokens up."""
         return F.embedding(ids.to(self.device), self._end("embedding"))
 
     def head(self, x: Tensor) -> Tensor:
@@ -272,8 +247,3 @@ class DenseKernel:
         if not self._ends:
             raise ValueError("this kernel was made without embedding and head (with_head)")
         return self._ends[0][name]
-
-
-def _dtype(model: ModelSpec) -> torch.dtype:
-    """Choose the type of weights, KV cache and hidden states: bfloat16 for 16 bits, float32 for 32."""
-    return {2: torch.bfloat16, 4: torch.float32}[number_bytes(model)]

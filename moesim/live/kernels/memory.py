@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import mmap
 import os
 import shutil
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,12 +60,12 @@ _cuda: Any = torch.cuda  # its runtime carries no types
 class Buffers:
     """Flat buffers of equal size in one allocation, aligned to pages."""
 
-    def __init__(self, n: int, n_bytes: int, device: str = "cpu", *, pinned: bool = False, lock_pages: bool = False) -> None:
+    def __init__(self, n: int, n_bytes: int, device: str = "cpu", *, pinned: bool = False) -> None:
         if n < 1 or n_bytes < 1:
             raise ValueError(f"expected at least one buffer of at least one byte, got {n} of {n_bytes}")
-        self.n, self.n_bytes, self.total_bytes = n, n_bytes, self.required_bytes(n, n_bytes)
+        self.n, self.n_bytes, self.total_bytes = n, n_bytes, buffer_bytes(n, n_bytes)
         where = torch.device(device)
-        if (pinned or lock_pages) and where.type != "cpu":
+        if pinned and where.type != "cpu":
             raise KernelError(f"buffers on {device}: expected host memory to page-lock, got {device}; leave pinned out")
         if pinned and not torch.cuda.is_available():
             raise KernelError("pinned buffers: expected a CUDA GPU that copies from them, got none; leave pinned out")
@@ -77,13 +77,6 @@ class Buffers:
         if pinned:
             _pin(self._data)
             weakref.finalize(self, _unpin, self._data)
-        if lock_pages:
-            _lock(self._data)
-
-    @staticmethod
-    def required_bytes(n: int, n_bytes: int) -> int:
-        """Tell what ``n`` buffers of ``n_bytes`` bytes will allocate."""
-        return buffer_bytes(n, n_bytes)
 
     def __len__(self) -> int:
         return self.n
@@ -105,17 +98,6 @@ def _pin(data: Tensor) -> None:
 
 def _unpin(data: Tensor) -> None:
     _cuda.cudart().cudaHostUnregister(data.data_ptr())
-
-
-def _lock(data: Tensor) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if not hasattr(libc, "mlock"):
-        raise KernelError("locked buffers: expected an operating system with mlock, got none; leave lock_pages out")
-    address, size = ctypes.c_void_p(data.data_ptr()), ctypes.c_size_t(data.numel())
-    if libc.mlock(address, size) != 0:
-        raise KernelError(
-            f"locked buffers: expected to lock {data.numel()} bytes, got: {os.strerror(ctypes.get_errno())}; raise 'ulimit -l'"
-        )
 
 
 def copy(dst: Tensor, src: Tensor, *, non_blocking: bool = False) -> None:
@@ -152,8 +134,6 @@ def _check_lengths(dst: Tensor, src: Tensor) -> None:
 
 
 _SPARE = 1.05  # a disk is never filled to the brim
-
-
 Fill = Callable[[Tensor, int], None]
 """Writes an expert into a flat buffer, by a seed."""
 
@@ -202,7 +182,6 @@ class FileExperts:
             raise
 
     def read(self, i: int, flat: Tensor) -> None:
-        """Read expert ``i``."""
         self._move(i, flat, write=False)
 
     def write(self, i: int, flat: Tensor) -> None:
@@ -210,13 +189,11 @@ class FileExperts:
         self._move(i, flat, write=True)
 
     def close(self) -> None:
-        """Close the file; a second call does nothing."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
     def remove(self) -> None:
-        """Close and delete the file."""
         self.close()
         self.path.unlink(missing_ok=True)
 
@@ -227,13 +204,13 @@ class FileExperts:
             raise ValueError(f"expected a page-aligned buffer of {self.n_bytes} bytes in host memory (see Buffers)")
         data, start = flat.numpy().data, i * self._stride
         whole = self.n_bytes // PAGE * PAGE
-        _transfer(self._fd, data[:whole], start, write=write)
+        transfer(self._fd, data[:whole], start, write=write)
         if whole < self.n_bytes:  # O_DIRECT wants whole pages: the last one goes through a page of ours
             rest = self.n_bytes - whole
             with mmap.mmap(-1, PAGE) as page, memoryview(page) as view:
                 if write:
                     view[:rest] = data[whole:]
-                _transfer(self._fd, view, start + whole, write=write)
+                transfer(self._fd, view, start + whole, write=write)
                 if not write:
                     data[whole:] = view[:rest]
         if self.mode == "buffered":
@@ -263,7 +240,8 @@ def _open(path: Path) -> tuple[int, str]:
         raise KernelError(f"{path}: expected a file of experts, got: {error.strerror}; write it first") from None
 
 
-def _transfer(fd: int, data: memoryview, offset: int, *, write: bool) -> None:
+def transfer(fd: int, data: memoryview, offset: int, *, write: bool) -> None:
+    """Read or write all of a buffer at a place of a file."""
     move = os.pwritev if write else os.preadv
     while data:
         n = move(fd, [data], offset)
@@ -284,7 +262,7 @@ def _write_all(fd: int, n: int, n_bytes: int, fill: Fill, seed: int) -> None:
     stride = -(-n_bytes // PAGE) * PAGE
     for i in range(n):
         fill(buffer, seed + i)
-        _transfer(fd, buffer.numpy().data, i * stride, write=True)
+        transfer(fd, buffer.numpy().data, i * stride, write=True)
     os.fsync(fd)
     _forget(fd, 0, n * stride)
 
@@ -294,61 +272,50 @@ def _forget(fd: int, offset: int, length: int) -> None:
         os.posix_fadvise(fd, offset, length, os.POSIX_FADV_DONTNEED)
 
 
-class Tensors:
-    """Makes and moves tensors on the devices of a profile."""
+def zeros(place: str, rows: int, width: int, dtype: Any) -> Tensor:
+    """Make zeros, (rows, width)."""
+    return _there(torch.zeros(rows, width, dtype=dtype, device=place))
 
-    def __init__(self, places: Mapping[str, str]) -> None:
-        self.places = dict(places)
-        self._streams: dict[str, list[torch.cuda.Stream]] = {}
 
-    def zeros(self, place: str, rows: int, width: int, dtype: Any) -> Tensor:
-        """Zeros, (rows, width)."""
-        made = torch.zeros(rows, width, dtype=dtype, device=place)
-        self._wait(made)
-        return made
+def index(place: str, rows: NDArray[np.int64]) -> Tensor:
+    """Make indices, (n,) int64."""
+    return _there(torch.from_numpy(rows).to(place))
 
-    def index(self, place: str, rows: NDArray[np.int64]) -> Tensor:
-        """Indices, (n,) int64."""
-        made = torch.from_numpy(rows).to(place)
-        self._wait(made)
-        return made
 
-    def values(self, place: str, values: list[float], dtype: Any) -> Tensor:
-        """Numbers, (n,)."""
-        made = torch.tensor(values, dtype=dtype, device=place)
-        self._wait(made)
-        return made
+def values(place: str, numbers: list[float], dtype: Any) -> Tensor:
+    """Make a vector, (n,)."""
+    return _there(torch.tensor(numbers, dtype=dtype, device=place))
 
-    def streams(self, n: int, places: list[str]) -> list[torch.cuda.Stream]:
-        """Streams of the GPU among some places; always the same ones."""
-        gpu = next(place for place in places if place != "cpu")
-        if gpu not in self._streams:
-            made: list[torch.cuda.Stream] = [torch.cuda.Stream(device=gpu) for _ in range(n)]  # type: ignore[no-untyped-call]
-            self._streams[gpu] = made
-        return self._streams[gpu]
 
-    def bytes(self, place: str, n_bytes: int) -> Tensor:
-        """Bytes without meaning, (n_bytes,) uint8."""
-        return torch.zeros(n_bytes, dtype=torch.uint8, device=place)
+def meaningless(place: str, n_bytes: int) -> Tensor:
+    """Make bytes of no meaning, (n_bytes,) uint8."""
+    return torch.zeros(n_bytes, dtype=torch.uint8, device=place)
 
-    def copy_rows(self, dst: Tensor, src: Tensor, rows: Iterable[int] | None = None) -> None:
-        """Copy some rows, or all, between devices, and wait until they are there."""
-        if rows is None:
-            dst.copy_(src)
-        else:
-            index = torch.tensor(list(rows), dtype=torch.int64)
-            dst[index.to(dst.device)] = src[index.to(src.device)].to(dst.device)
-        self._wait(dst, src)
 
-    def bring(self, place: str, values: Tensor) -> Tensor:
-        """Copy a tensor to another device, and wait until it is there."""
-        brought = values.clone() if values.device == torch.device(place) else values.to(place)
-        self._wait(brought, values)
-        return brought
+@cache
+def streams(gpu: str, n: int) -> list[torch.cuda.Stream]:
+    """Return streams of a GPU, always the same ones."""
+    return [_cuda.Stream(device=gpu) for _ in range(n)]
 
-    @staticmethod
-    def _wait(*tensors: Tensor) -> None:
-        """What is made here is made outside of the lanes' streams, and the next call on one of them must find it there."""
-        for tensor in tensors:
-            if tensor.is_cuda:
-                torch.cuda.current_stream(tensor.device).synchronize()
+
+def copy_rows(dst: Tensor, src: Tensor, rows: Iterable[int] | None = None) -> None:
+    """Copy some rows, or all, between devices, and wait until they are there."""
+    if rows is None:
+        dst.copy_(src)
+    else:
+        chosen = torch.tensor(list(rows), dtype=torch.int64)
+        dst[chosen.to(dst.device)] = src[chosen.to(src.device)].to(dst.device)
+    _there(dst, src)
+
+
+def bring(place: str, tensor: Tensor) -> Tensor:
+    """Copy a tensor to another device, and wait until it is there."""
+    return _there(tensor.clone() if tensor.device == torch.device(place) else tensor.to(place), tensor)
+
+
+def _there(*tensors: Tensor) -> Tensor:
+    """Wait for what is made outside of the lanes' streams, since the next call on one of them must find it there."""
+    for tensor in tensors:
+        if tensor.is_cuda:
+            torch.cuda.current_stream(tensor.device).synchronize()
+    return tensors[0]

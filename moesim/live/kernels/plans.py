@@ -42,7 +42,6 @@ class ExpertShape:
 
     @classmethod
     def of(cls, model: ModelSpec) -> ExpertShape:
-        """Take the shape from a model."""
         if model.expert_bytes_by_layer is not None:
             raise KernelError(
                 f"model '{model.name}': expected one precision for the experts of all layers, got expert_bytes_by_layer;"
@@ -140,16 +139,6 @@ def dense_plans(model: ModelSpec, distinct: int, max_kv_tokens: int, with_head: 
     return ([layer] * min(distinct, model.n_layers), [leading] * min(distinct, model.n_dense_layers), [ends] if with_head else [])
 
 
-def plan_bytes(plan: Plan, number: int) -> int:
-    """Tell what the tensors of a plan take, by the bytes of a number."""
-    return sum(math.prod(planned.shape) for planned in plan.values()) * number
-
-
-def step_bytes(rotary: int, max_rows: int, max_kv_tokens: int, number: int) -> int:
-    """Tell what the positions of a step take."""
-    return max_rows * 8 + (max_rows + max_kv_tokens) * rotary * number
-
-
 def number_bytes(model: ModelSpec) -> int:
     """Tell the bytes of a weight, of what is in the KV cache and of a hidden state, which have one type in the kernels."""
     if model.other_bits not in _BYTES:
@@ -170,5 +159,6 @@ def dense_bytes(model: ModelSpec, *, distinct_layers: int, max_rows: int, max_kv
     if min(distinct_layers, max_rows, max_kv_tokens) < 1:
         raise ValueError("expected at least one distinct layer, row, and token of KV")
     plans = dense_plans(model, distinct_layers, max_kv_tokens, with_head)
-    weights = sum(plan_bytes(plan, number) for group in plans for plan in group)
-    return weights + step_bytes(rotary_width(model), max_rows, max_kv_tokens, number)
+    weights = sum(math.prod(planned.shape) for group in plans for plan in group for planned in plan.values())
+    positions = (max_rows + max_kv_tokens) * rotary_width(model)
+    return (weights + positions) * number + max_rows * 8

@@ -10,6 +10,7 @@ from typing import Any
 
 from moesim.core.files import OutputFolder
 from moesim.errors import LiveError, MoesimError, describe_exception
+from moesim.live.kernels.experts import ExpertKernel
 from moesim.live.kernels.host import empty_gpu_caches, usable_cores
 from moesim.live.kernels.workers import Done
 from moesim.live.profiler.calls import (
@@ -34,17 +35,18 @@ from moesim.live.profiler.runtime import Runtime
 from moesim.live.profiler.samples import COMMAND
 
 FILE = ".moesim-profile.tmp"
+_GROUPS = 3
+_LONG_US = 250e3  # a run so long leaves nothing of what was before in any cache: it is not run once more to warm up
 
 
-class Makers:
-    """Memory and workers for the probes of a block, and what makes their executions; close it in the end."""
+class RealBench:
+    """Measures probes on this machine; see `moesim.live.profiler.samples.Bench`, and close it in the end."""
 
     def __init__(self, plan: Plan, machine: Machine) -> None:
         self._plan, self._machine = plan, machine
         self._devices, self._links = plan.layout.devices, plan.layout.links
         self._done: SimpleQueue[Done] = SimpleQueue()
         self._workers: dict[tuple[str, ...], Any] = {}
-        self._streams: list[Any] | None = None
         self.disk_mode = ""
         self._clear()
 
@@ -79,7 +81,6 @@ class Makers:
             self.disk_mode = self._file.mode
 
     def release(self) -> None:
-        """Give the memory back."""
         if self._file is not None:
             self._file.remove()
             self._disk.remove([FILE])
@@ -89,13 +90,10 @@ class Makers:
         empty_gpu_caches()
 
     def close(self) -> None:
-        """Give everything back and end the workers."""
         self.release()
         for worker in self._workers.values():
             worker.close()
         self._workers = {}
-
-    # ------------------------------------------------------------------------------------------------------------ workers
 
     def _worker(self, key: tuple[str, ...], place: str, cores: Sequence[int] = (), threads: int = 1) -> Any:
         if key not in self._workers:
@@ -112,14 +110,7 @@ class Makers:
         gpu = next((place for place in places if place.startswith("cuda")), "cpu")
         return self._worker(("link", link.medium or name), gpu, link.cores)
 
-    def _coordinator(self) -> Any:
-        """Stand for the thread that moves small things itself, on any core."""
-        return self._worker(("coordinator",), "cpu", usable_cores())
-
-    # ------------------------------------------------------------------------------------------------------------- probes
-
     def _maker(self, probe: Probe) -> tuple[Any, Maker]:
-        """Find the worker of a probe, and what makes its executions."""
         if probe.id not in self._made:
             self._made[probe.id] = self._make(probe)
         return self._made[probe.id]
@@ -130,15 +121,13 @@ class Makers:
         if probe.kind == "activation":
             src, dst = (self._devices[end].place for end in self._links[probe.device].ends)
             model = next(w.model for w in self._plan.wanted if not probe.size % w.model.activation_bytes(1))
-            rows, shape = probe.size // model.activation_bytes(1), self._plan.wanted[0].shapes[0]
-            dtype = self._machine.act_dtype(shape)
-            return self._coordinator(), crossing_maker(self._machine, src, dst, rows, model.hidden, dtype)
+            rows, dtype = probe.size // model.activation_bytes(1), ExpertKernel(self._plan.wanted[0].shapes[0]).act_dtype
+            coordinator = self._worker(("coordinator",), "cpu", usable_cores())  # any core, as the thread that moves small things
+            return coordinator, crossing_maker(self._machine, src, dst, rows, model.hidden, dtype)
         if probe.kind == "sentinel":
-            shape = self._plan.wanted[0].shapes[0]
             if probe.subject == "copy":
                 return self._carrier(probe.device), self._copy(probe.device, "copy", "pinned", SENTINEL_COPY)
-            device = self._devices[probe.device]
-            return self._device_worker(device), self._experts(subject_of(shape), shape.bits, device, 1)
+            return self._activity(f"{probe.device}.experts")
         device = self._devices[probe.device]
         worker = self._device_worker(device, probe.threads)
         if probe.kind in PARTS:
@@ -159,13 +148,8 @@ class Makers:
             return file_maker(self._file, arena, size, kind, variant, self._flushes["cpu"])
         pinned = self._plan.layout.has_gpu and variant != "pageable"
         origin, target = (self._arenas.get((end, pinned)) or self._arenas[end, False] for end in (src, dst))
-        return copy_maker(origin, target, size, self._chunk_streams() if variant == "chunked" else None)
-
-    def _chunk_streams(self) -> list[Any]:
-        if self._streams is None:
-            gpu = next(device.place for device in self._devices.values() if device.kind == "gpu")
-            self._streams = self._machine.streams(gpu, CHUNKS)
-        return self._streams
+        gpu = next((device.place for device in self._devices.values() if device.kind == "gpu"), "cpu")
+        return copy_maker(origin, target, size, self._machine.streams(gpu, CHUNKS) if variant == "chunked" else None)
 
     def _activity(self, activity: str) -> tuple[Any, Maker]:
         """Find the worker of an activity of a pair, and what makes its executions: it reads weights and does little else."""
@@ -183,14 +167,6 @@ class Makers:
         if what == "side":
             return self._device_worker(device, lane="side"), dense.maker("predict", 1, "rows")
         return self._device_worker(device), dense.both()
-
-
-_GROUPS = 3
-_LONG_US = 250e3  # a run so long leaves nothing of what was before in any cache: it is not run once more to warm up
-
-
-class RealBench(Makers):
-    """Carries out probes on this machine; see `moesim.live.profiler.samples.Bench`, and close it in the end."""
 
     def warm(self, probe: Probe) -> float:
         """Carry a probe out once, and tell about how long that took, in us."""
@@ -223,9 +199,7 @@ class RealBench(Makers):
         """Let a worker make calls, one right after the other, and give their times in us."""
         for call in calls:
             worker.submit(0, call, None)
-        dones = [self._done.get() for _ in calls]
-        for done in dones:
-            _check(done)
+        dones = [_checked(done) for done in [self._done.get() for _ in calls]]
         return [(done.end_ns - done.start_ns) / 1e3 for done in dones]
 
     def _first(self, probe: Probe, worker: Any, make: Maker) -> list[Reading]:
@@ -255,8 +229,6 @@ class RealBench(Makers):
         watts = self._machine.power_w(device, busy if probe.variant == "busy" else time.sleep)
         return [] if watts is None else [(probe, watts)]
 
-    # -------------------------------------------------------------------------------------------------------------- pairs
-
     def _pair(self, probe: Probe) -> list[Reading]:
         """Time two activities alone and beside each other, within the same seconds."""
         runs = pair_runs(self._plan.mode)
@@ -279,9 +251,8 @@ class RealBench(Makers):
                 worker.submit(0, make().call, number)
                 under_way += 1
         while under_way:
-            done = self._done.get()
+            done = _checked(self._done.get())
             under_way -= 1
-            _check(done)
             times[done.tag].append(done)
             if any(len(some) < runs + 2 for some in times):
                 worker, make = sides[done.tag]
@@ -298,8 +269,9 @@ class RealBench(Makers):
         return means
 
 
-def _check(done: Done) -> None:
+def _checked(done: Done) -> Done:
     if isinstance(done.error, (MoesimError, OSError)):
         raise done.error
     if done.error is not None:
         raise LiveError(f"profile measure: expected a call to end well, got {describe_exception(done.error)}") from done.error
+    return done

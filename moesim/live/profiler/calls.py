@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from moesim.live.kernels import memory
 from moesim.live.kernels.dense import DenseKernel
 from moesim.live.kernels.experts import ExpertKernel, serve
 from moesim.live.kernels.host import gpu_power_w, joules_between, package_energy_uj, usable_cores
-from moesim.live.kernels.memory import Buffers, FileExperts, Tensors, byte_block, copy, copy_in_chunks, generator, tile
+from moesim.live.kernels.memory import Buffers, FileExperts, byte_block, copy, copy_in_chunks, generator, tile
 from moesim.live.kernels.plans import ExpertShape
 from moesim.live.kernels.workers import CudaStreamWorker, Done, Worker
 from moesim.live.profiler.layout import Device, Host, index_of
@@ -51,26 +52,18 @@ class TiledFile:
         return turn * 0x9E3779B1 % (self._n_bytes // size)
 
     def read(self, turn: int, part: Any) -> None:
-        """Read a piece past the operating system's cache."""
         self._of(len(part)).read(self._piece(turn, len(part)), part)
 
     def write(self, turn: int, part: Any) -> None:
-        """Write a piece."""
         self._of(len(part)).write(self._piece(turn, len(part)), part)
 
     def read_cached(self, turn: int, part: Any) -> None:
-        """Read a piece through the operating system's cache."""
         if self._buffered < 0:
             self._buffered = os.open(self._first.path, os.O_RDONLY)
         data, offset = part.numpy().data, self._piece(turn, len(part)) * len(part)
-        while data:
-            n = os.preadv(self._buffered, [data], offset)
-            if n <= 0:
-                raise OSError(f"{self._first.path} ends at byte {offset}")
-            data, offset = data[n:], offset + n
+        memory.transfer(self._buffered, data, offset, write=False)
 
     def remove(self) -> None:
-        """Close and delete the file."""
         if self._buffered >= 0:
             os.close(self._buffered)
             self._buffered = -1
@@ -93,7 +86,6 @@ class Ring:
         self._turn = 0
 
     def next(self) -> Any:
-        """Bind the expert whose turn it is."""
         self._turn = (self._turn + 1) % len(self._buffers)
         return self.kernel.bind(self._buffers[self._turn])
 
@@ -107,7 +99,6 @@ class Arena:
         tile(self._flat, byte_block(generator(seed)))  # pages that were never written are all the same one
 
     def part(self, turn: int, n_bytes: int) -> Any:
-        """Give the next piece of so many bytes, on a page of its own."""
         stride = -(-n_bytes // 4096) * 4096
         start = turn % max(1, self.n_bytes // stride) * stride
         return self._flat[start : start + n_bytes]
@@ -115,9 +106,6 @@ class Arena:
 
 class Machine(Host):
     """The real machine. Nothing here changes any of its settings."""
-
-    def __init__(self) -> None:
-        self.tensors = Tensors({})
 
     def at(self, place: str) -> str:
         """Tell what PyTorch calls a place of the layout."""
@@ -130,23 +118,15 @@ class Machine(Host):
         return Worker(name, done, cores or usable_cores(), threads)
 
     def streams(self, place: str, n: int) -> list[Any]:
-        """Make further streams of a GPU."""
-        return list(self.tensors.streams(n, [self.at(place)]))
+        return list(memory.streams(self.at(place), n))
 
     def ring(self, shape: ExpertShape, place: str, turning: int, seed: int) -> Ring:
-        """Fill a ring of experts."""
         return Ring(shape, self.at(place), turning, seed)
 
-    def act_dtype(self, shape: ExpertShape) -> Any:
-        """Tell the type of the hidden states beside experts of a shape."""
-        return ExpertKernel(shape).act_dtype
-
     def arena(self, n_bytes: int, place: str, seed: int, *, pinned: bool = False) -> Arena:
-        """Fill an arena of copies."""
         return Arena(n_bytes, self.at(place), seed, pinned=pinned)
 
     def dense(self, need: DenseNeed, seed: int) -> DenseKernel:
-        """Make the dense part of a model."""
         return DenseKernel(need.model, self.at(need.place), seed=seed, **need.options)  # type: ignore[arg-type]
 
     def power_w(self, device: Device, during: Callable[[float], None]) -> float | None:
@@ -202,10 +182,10 @@ def expert_maker(machine: Machine, ring: Ring, place: str, rows: int, before: tu
     """Serve rows by the experts of a ring, one after the other."""
     kernel, hidden = ring.kernel, ring.kernel.shape.hidden
     where = machine.at(place)
-    x, sums = (machine.tensors.zeros(where, rows, hidden, kernel.act_dtype) for _ in range(2))
+    x, sums = (memory.zeros(where, rows, hidden, kernel.act_dtype) for _ in range(2))
     x.normal_()
-    index = machine.tensors.index(where, np.arange(rows, dtype=np.int64))
-    gates = machine.tensors.values(where, [0.5] * rows, kernel.act_dtype)
+    index = memory.index(where, np.arange(rows, dtype=np.int64))
+    gates = memory.values(where, [0.5] * rows, kernel.act_dtype)
     return lambda: Timed(partial(serve, kernel, ring.next(), x, index, gates, sums), before)
 
 
@@ -220,9 +200,7 @@ class DenseCalls:
 
     def _state(self, rows: int) -> tuple[Any, Any, Any]:
         where = self._machine.at(self._need.place)
-        made = tuple(
-            self._machine.tensors.zeros(where, rows, self._need.model.hidden, self._kernel.dtype).normal_() for _ in range(3)
-        )
+        made = tuple(memory.zeros(where, rows, self._need.model.hidden, self._kernel.dtype).normal_() for _ in range(3))
         return made[0], made[1], made[2]
 
     def _next_layer(self) -> int:
@@ -286,7 +264,7 @@ class DenseCalls:
     def _embedding(self, hidden: Any, _: Any, __: Any, ___: Any) -> Call:
         kernel = self._kernel
         some = self._ids.integers(0, self._need.model.vocab, len(hidden))
-        ids = self._machine.tensors.index(self._machine.at(self._need.place), some)
+        ids = memory.index(self._machine.at(self._need.place), some)
         self._kept.append(ids)  # a GPU may read it after the call has returned
 
         def call() -> None:
@@ -358,12 +336,11 @@ def file_maker(file: TiledFile, arena: Arena, size: int, kind: str, variant: str
 
 def crossing_maker(machine: Machine, src: str, dst: str, rows: int, hidden: int, dtype: Any) -> Maker:
     """Copy rows to another device, and as many results back, as a group of Runs does."""
-    tensors = machine.tensors
     here, there = machine.at(src), machine.at(dst)
-    origin, target = tensors.zeros(here, rows, hidden, dtype), tensors.zeros(there, rows, hidden, dtype)
+    origin, target = memory.zeros(here, rows, hidden, dtype), memory.zeros(there, rows, hidden, dtype)
 
     def call() -> None:
-        tensors.copy_rows(target, origin, range(rows))
-        tensors.bring(here, target)
+        memory.copy_rows(target, origin, range(rows))
+        memory.bring(here, target)
 
     return lambda: Timed(call)

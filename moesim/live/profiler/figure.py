@@ -70,9 +70,6 @@ def _legend_of_forms(figure: Figure, table: pd.DataFrame) -> None:
         figure.legend(handles, labels, loc="outside upper left", ncols=len(labels))
 
 
-# ------------------------------------------------------------------------------------------------------------ experts
-
-
 def _expert_panels(table: pd.DataFrame, fits: pd.DataFrame) -> Iterator[Panel]:
     for key, points in curves(table[table["kind"].isin(_EXPERTS)]):
         chosen = fits["note"].isna() | (fits["note"] == "")  # an empty cell of a CSV file comes back as a missing number
@@ -101,9 +98,6 @@ def _expert(axes: Axes, key: Mapping[str, Any], points: pd.DataFrame, forms: pd.
 
 def _quartiles(points: pd.DataFrame) -> Any:
     return np.stack([points["median_us"] - points["q25_us"], points["q75_us"] - points["median_us"]])
-
-
-# ------------------------------------------------------------------------------------------------- copies, other parts
 
 
 def _copy_panels(table: pd.DataFrame) -> Iterator[Panel]:
@@ -142,9 +136,6 @@ def _lines(axes: Axes, some: pd.DataFrame, words: str, *, rate: bool, of: str = 
     axes.legend(loc="upper left", bbox_to_anchor=(-0.12, -0.22), fontsize=7, ncols=1 if len(named) < 4 or of == "bytes" else 2)
 
 
-# -------------------------------------------------------------------------------------------------------------- pairs
-
-
 def _pair_panels(samples: pd.DataFrame) -> Iterator[Panel]:
     rates = pair_rates(samples)
     for first in range(0, len(rates), _BARS):
@@ -174,9 +165,6 @@ def _bars(axes: Axes, values: Any, names: list[str], title: str, label: str) -> 
     axes.grid(visible=False, axis="y")
     axes.set_xlabel(label)
     _title(axes, title)
-
-
-# --------------------------------------------------------------------------------------------------------------- axes
 
 
 def _title(axes: Axes, text: str) -> None:

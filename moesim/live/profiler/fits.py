@@ -184,9 +184,6 @@ def describe(curve: Mapping[str, Any]) -> str:
     return ", ".join([*words, *([str(curve["variant"])] if curve["variant"] else [])])
 
 
-# ---------------------------------------------------------------------------------------------------------- one form
-
-
 def fitted_us(form: str, fit: Fit, sizes: Floats) -> Floats:
     """Evaluate a form at sizes, us, same shape."""
     return fit.base_us + fit.slope_us * _beyond(form, fit.knee, sizes)
@@ -241,9 +238,6 @@ def _residuals(sizes: Floats, times: Floats, fitted: Floats) -> dict[str, float]
         "worst_relative": float(relative.max()), "worst_relative_at": float(sizes[relative.argmax()]),
         "worst_us": float(distance.max()), "worst_us_at": float(sizes[distance.argmax()]),
     }  # fmt: skip
-
-
-# -------------------------------------------------------------------------------------------------------------- rates
 
 
 def _rates(form: str, fit: Fit, row: Mapping[str, Any]) -> dict[str, float]:

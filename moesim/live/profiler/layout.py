@@ -29,7 +29,6 @@ class Device:
 
     @property
     def threads(self) -> int | None:
-        """Threads of one operator on a processor; None elsewhere."""
         return len(self.cores) or None
 
 
@@ -43,7 +42,6 @@ class Link:
 
     @property
     def ends(self) -> tuple[str, str]:
-        """Names of the devices it goes from and to."""
         src, _, dst = self.name.partition("->")
         return src, dst
 
@@ -75,23 +73,19 @@ class Layout:
 
     @property
     def devices(self) -> dict[str, Device]:
-        """Devices of all tiers by name."""
         return {device.name: device for tier in self.tiers for device in tier.devices}
 
     @property
     def links(self) -> dict[str, Link]:
-        """Links of all tiers by name."""
         return {link.name: link for tier in self.tiers for link in tier.links}
 
     @property
     def computing(self) -> list[Device]:
-        """Devices that compute the dense part."""
         devices = self.devices
         return [devices[name] for name in dict.fromkeys(tier.compute for tier in self.tiers)]
 
     @property
     def has_gpu(self) -> bool:
-        """Whether one of the devices is a GPU."""
         return any(device.kind == "gpu" for device in self.devices.values())
 
 

@@ -65,7 +65,6 @@ class Plan:
 
     @property
     def probes(self) -> list[Probe]:
-        """All probes but the sentinels."""
         return [probe for block in self.blocks for probe in block.probes]
 
     @property
@@ -76,13 +75,11 @@ class Plan:
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
     def order(self, block: Block, repeat: int) -> list[Probe]:
-        """Shuffle the probes of a block, for each repeat in another way."""
         found = list(block.probes)
         random.Random(f"{self.seed}/{block.name}/{repeat}").shuffle(found)
         return found
 
     def needs(self, probes: Sequence[Probe]) -> Needs:
-        """Find what some of the probes need of memory."""
         return needs_of(probes, self.layout, self.wanted, self.file_bytes, self.turning)
 
     def required_bytes(self) -> dict[str, tuple[int, str]]:
@@ -94,7 +91,6 @@ class Plan:
         return most
 
     def check_memory(self, budgets: dict[str, int]) -> None:
-        """Refuse a plan that does not fit, before anything is allocated."""
         options = {"cpu": "--memory", "disk": "--disk: free space"}
         for place, (n_bytes, block) in self.required_bytes().items():
             if place in budgets and n_bytes > budgets[place]:

@@ -43,14 +43,12 @@ class Probe:
 
     @property
     def id(self) -> str:
-        """Text that no other probe has."""
         return "|".join(
             "" if value is None else f"{value:g}" if isinstance(value, float) else str(value) for value in astuple(self)
         )
 
     @property
     def curve(self) -> tuple[Any, ...]:
-        """What probes of other sizes share with it."""
         return (self.kind, self.device, self.subject, self.bits, self.threads, self.variant)
 
 
@@ -198,7 +196,6 @@ class DenseNeed:
 
     @property
     def options(self) -> dict[str, int | bool]:
-        """Arguments of `DenseKernel`."""
         return {
             "distinct_layers": self.distinct_layers, "max_rows": self.max_rows,
             "max_kv_tokens": self.max_rows + self.max_tokens, "with_head": self.with_head,
@@ -228,23 +225,19 @@ class Needs:
     runtimes: set[str] = field(default_factory=set)  # devices of the dense part on whose tiers replays are run
 
     def add_expert(self, shape: ExpertShape, place: str, rows: int) -> None:
-        """Need experts of a shape, for so many rows."""
         key = (subject_of(shape), shape.bits, place)
         self.experts[key] = (shape, max(rows, self.experts[key][1] if key in self.experts else 0))
 
     def add_dense(self, model: ModelSpec, place: str, rows: int = 1, tokens: int = 1, *, head: bool = False) -> None:
-        """Need a model's dense part."""
         need = self.dense.setdefault((model.name, place), DenseNeed(model, place, self.turning[place]))
         need.max_rows, need.max_tokens = max(need.max_rows, rows), max(need.max_tokens, tokens)
         need.with_head |= head
 
     def add_copy(self, link: Link, n_bytes: int) -> None:
-        """Need copies of up to so many bytes over a link."""
         for end in link.ends:
             self.copies[end] = max(n_bytes, self.copies.get(end, 0))
 
     def required_bytes(self, layout: Layout) -> dict[str, int]:
-        """Tell the bytes needed in each place: ``"cpu"``, GPUs, and ``"disk"``."""
         needed: dict[str, int] = {}
 
         def add(place: str, n_bytes: int) -> None:

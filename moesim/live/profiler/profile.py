@@ -97,51 +97,6 @@ class Facts:
     notes: Sequence[str] = ()  # what is not as might be expected
 
 
-class Numbers:
-    """The medians of a measurement, and numbers and curves of them with their proof."""
-
-    def __init__(self, samples: pd.DataFrame, wanted: Sequence[Wanted], facts: Facts) -> None:
-        self.table = medians(samples)
-        self.pairs = pair_rates(samples)
-        self.wanted, self.facts = wanted, facts
-
-    # ------------------------------------------------------------------------------------------------------------ numbers
-
-    def points_at(self, kind: str, device: str, **which: Any) -> pd.DataFrame:
-        """Medians of a curve by size; empty if it was not measured."""
-        rows = self.table[(self.table["kind"] == kind) & (self.table["device"] == device)]
-        for column, value in which.items():
-            rows = rows[rows[column].isna()] if value is None else rows[rows[column] == value]
-        return rows.sort_values("size")
-
-    def measured(self, value: Any, rows: pd.DataFrame, method: str) -> dict[str, Any]:
-        """Write a number with its proof."""
-        return {
-            "value": value, "source": "measured", "date": self.facts.date, "method": method,
-            "repeats": int(rows["n"].min()), "spread": _spread(rows),
-        }  # fmt: skip
-
-    def read_off(self, value: Any, method: str) -> dict[str, Any]:
-        """Write what the system says, once."""
-        return {
-            "value": value, "source": "measured", "date": self.facts.date, "method": method, "repeats": 1, "spread": "none",
-        }  # fmt: skip
-
-    def curve(self, sizes: Any, times: Any, rows: pd.DataFrame, method: str) -> dict[str, Any]:
-        """Write a curve of points."""
-        us = np.maximum(np.asarray(times, dtype=float), 0)
-        if (us < _FALL * np.maximum.accumulate(us)).any():
-            us, method = monotone(us), f"{method}; made monotone, since times fell to less than half"
-        points = [[int(n), us_of(t)] for n, t in zip(sizes, us, strict=True)]
-        return {"form": "points", "range": [points[0][0], points[-1][0]], "points": self.measured(points, rows, method)}
-
-    def transfer(self, rows: pd.DataFrame, times: Any, method: str) -> dict[str, Any]:
-        rising = monotone(times)
-        how = "medians" if np.array_equal(times, rising) else "medians, made monotone"
-        points = [[int(n), us_of(us)] for n, us in zip(rows["size"], rising, strict=True)]
-        return {"points": self.measured(points, rows, f"{method}; {how}")}
-
-
 def us_of(value: float) -> float | int:
     """Round a time to nanoseconds."""
     rounded = round(float(value), 3)
@@ -187,11 +142,49 @@ _METHODS = {
 
 def profiles_of(samples: pd.DataFrame, layout: Layout, wanted: Sequence[Wanted], facts: Facts) -> dict[str, dict[str, Any]]:
     """Make the contents of all profiles of a measurement."""
-    maker = _Maker(samples, wanted, facts)
+    maker = _Profiles(samples, wanted, facts)
     return {facts.name + tier.suffix: maker.profile(tier) for tier in layout.tiers}
 
 
-class _Maker(Numbers):
+class _Profiles:
+    """Makes profiles of the medians of a measurement, each number with its proof."""
+
+    def __init__(self, samples: pd.DataFrame, wanted: Sequence[Wanted], facts: Facts) -> None:
+        self.table = medians(samples)
+        self.pairs = pair_rates(samples)
+        self.wanted, self.facts = wanted, facts
+
+    def points_at(self, kind: str, device: str, **which: Any) -> pd.DataFrame:
+        rows = self.table[(self.table["kind"] == kind) & (self.table["device"] == device)]
+        for column, value in which.items():
+            rows = rows[rows[column].isna()] if value is None else rows[rows[column] == value]
+        return rows.sort_values("size")
+
+    def measured(self, value: Any, rows: pd.DataFrame, method: str) -> dict[str, Any]:
+        return {
+            "value": value, "source": "measured", "date": self.facts.date, "method": method,
+            "repeats": int(rows["n"].min()), "spread": _spread(rows),
+        }  # fmt: skip
+
+    def read_off(self, value: Any, method: str) -> dict[str, Any]:
+        """Write what the system says, once."""
+        return {
+            "value": value, "source": "measured", "date": self.facts.date, "method": method, "repeats": 1, "spread": "none",
+        }  # fmt: skip
+
+    def curve(self, sizes: Any, times: Any, rows: pd.DataFrame, method: str) -> dict[str, Any]:
+        us = np.maximum(np.asarray(times, dtype=float), 0)
+        if (us < _FALL * np.maximum.accumulate(us)).any():
+            us, method = monotone(us), f"{method}; made monotone, since times fell to less than half"
+        points = [[int(n), us_of(t)] for n, t in zip(sizes, us, strict=True)]
+        return {"form": "points", "range": [points[0][0], points[-1][0]], "points": self.measured(points, rows, method)}
+
+    def transfer(self, rows: pd.DataFrame, times: Any, method: str) -> dict[str, Any]:
+        rising = monotone(times)
+        how = "medians" if np.array_equal(times, rising) else "medians, made monotone"
+        points = [[int(n), us_of(us)] for n, us in zip(rows["size"], rising, strict=True)]
+        return {"points": self.measured(points, rows, f"{method}; {how}")}
+
     def profile(self, tier: Tier) -> dict[str, Any]:
         words = self.facts.machine.get("processor", "a machine")
         gpus = self.facts.machine.get("gpus")
@@ -358,8 +351,6 @@ class _Maker(Numbers):
         if "idle_w" in found and "busy_w" in found:
             found["idle_w"]["value"] = min(found["idle_w"]["value"], found["busy_w"]["value"])
         return found
-
-    # -------------------------------------------------------------------------------------------------------------- links
 
     def link(self, link: Link, tier: Tier) -> dict[str, Any]:
         found: dict[str, Any] = {}

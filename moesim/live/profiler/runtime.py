@@ -134,11 +134,9 @@ class Runtime:
         return {device.place for device in tier.devices}
 
     def gaps_us(self, variant: str) -> dict[str, float]:
-        """Measure the median gaps of a variant once, in us; see `moesim.live.profiler.runtime.runtime_gaps`."""
         return {name: median(gaps) for name, gaps in runtime_gaps(self._machine, self._hardware, variant).items()}
 
     def close(self) -> None:
-        """End the workers and give the memory back."""
         self._machine.close()
 
 

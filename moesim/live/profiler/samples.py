@@ -85,29 +85,24 @@ class Store:
         return (probe.id, repeat) in self._done or probe.id in self._skipped
 
     def append(self, probe: Probe, repeat: int, readings: Iterable[Reading]) -> None:
-        """Keep the readings that one repeat of a probe gave."""
         told = [[*astuple(reading), value] for reading, value in readings]
         line = {"probe": probe.id, "repeat": repeat, "order": self._order, "readings": told}
         self._journal.append(line)
         self._take(line)
 
     def skip(self, probe: Probe, why: str) -> None:
-        """Note that a probe is left out, and why."""
         line = {"skipped": probe.id, "why": why}
         self._journal.append(line)
         self._take(line)
 
     def spent(self, seconds: float) -> None:
-        """Note the seconds that the measurement has taken in all its sessions."""
         self._journal.append({"session_s": round(seconds, 3)})
 
     @property
     def skipped(self) -> dict[str, str]:
-        """Probes that were left out by id, with the reason."""
         return dict(self._skipped)
 
     def repeats_of(self, probe: Probe) -> int:
-        """Repeats of one probe that are there."""
         return sum(name == probe.id for name, _ in self._done)
 
     def frame(self) -> pd.DataFrame:
@@ -116,7 +111,6 @@ class Store:
         return frame.astype({"bits": "float64", "threads": "Int64"})
 
     def remove(self) -> None:
-        """Delete the file: everything is written elsewhere."""
         self._journal.remove()
 
 

@@ -168,9 +168,6 @@ def _contention(profile: HardwareProfile) -> Iterator[dict[str, Any]]:
             yield {"activity": one, "beside": other, "rate": ppm / 1e6} | _told(profile, [f"contention.{index}.{key}"])
 
 
-# --------------------------------------------------------------------------------------------------------------- page
-
-
 def page(profile: HardwareProfile, models: Sequence[ModelSpec] = ()) -> str:
     """Write what `facts` collects for a terminal, what is alike told once."""
     found = facts(profile, models)
@@ -279,7 +276,6 @@ class Row(NamedTuple):
 
     @property
     def ratio(self) -> float | None:
-        """Give b / a; None unless both are there and a is above 0."""
         return None if not self.a or self.b is None else self.b / self.a
 
 
@@ -326,7 +322,6 @@ class _Side:
             return None
 
     def has_kinds(self, src: str, dst: str) -> bool:
-        """Tell whether the kinds of transfer differ on the way."""
         return any(len({curve.key for curve in link.curves.values()}) > 1 for link in self.path(src, dst) or ())
 
     def activity(self, words: str) -> str | None:
@@ -402,9 +397,6 @@ def _kept(side: _Side, activity: str, beside: str) -> Answer:
             if ends == names:
                 return ppm / 1e6, side.profile.numbers[f"contention.{index}.{key}"].source
     return None
-
-
-# -------------------------------------------------------------------------------------------------------------- table
 
 
 def table(rows: Sequence[Row], a: str, b: str, form: Format = Format.TABLE) -> str:
