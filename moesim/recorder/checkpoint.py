@@ -277,10 +277,8 @@ class Parameters:
     """The parameters of a model on the meta device."""
 
     def __init__(self, model: Any, shards: Shards, device: torch.device, name: str) -> None:
-        self._model = model
-        self._shards = shards
-        self._device = device
-        self._name = name
+        self.model, self.device = model, device
+        self._shards, self._name = shards, name
         self._plan = model._get_dtype_plan(model.dtype)
         self._mapping = conversion_mapping.get_model_conversion_mapping(model)
         self._sources = self._find()
@@ -288,7 +286,7 @@ class Parameters:
 
     def of(self, part: str) -> list[str]:
         """Name the parameters of a module, the largest first."""
-        names = [f"{part}.{name}" for name in self._model.get_submodule(part).state_dict()]
+        names = [f"{part}.{name}" for name in self.model.get_submodule(part).state_dict()]
         missing = [name for name in names if name not in self._sources]
         if missing:
             raise self._missing(missing)
@@ -316,12 +314,12 @@ class Parameters:
         loading = core_model_loading
         renamings = [entry for entry in self._mapping if isinstance(entry, loading.WeightRenaming)]
         converters = [entry for entry in self._mapping if isinstance(entry, loading.WeightConverter)]
-        expected = self._model.state_dict()
+        expected = self.model.state_dict()
         converter_of = {pattern: entry for entry in converters for pattern in entry.source_patterns}
         weights: dict[str, list[str]] = {}
         stacks: dict[str, dict[str, list[str]]] = {}
         for weight in sorted(self._shards.names, key=loading.dot_natural_key):
-            name, pattern = loading.rename_source_key(weight, renamings, converters, self._model.base_model_prefix, expected)
+            name, pattern = loading.rename_source_key(weight, renamings, converters, self.model.base_model_prefix, expected)
             if name not in expected:
                 name, pattern = weight, None
             weights.setdefault(name, []).append(weight)
@@ -334,45 +332,37 @@ class Parameters:
             converter = converter_of[next(iter(by_pattern))] if by_pattern else None
             stacked = not parts and weights[name] == [name] and expected[name].ndim == _STACK
             n_parts = len(parts) or (len(expected[name]) if stacked else 1)
-            working = self._working(weights[name], expected[name], n_parts)
+            # A parameter, or one of a stack, is there twice for a moment, and the pages of the shard once more.
+            working = 2 * expected[name].nbytes // n_parts
+            working += WORKING_BYTES * any(map(self._shards.is_quantised, weights[name]))
             of = expected[name].dtype, expected[name].nbytes, working
             found[name] = _Source(weights[name], *of, parts, converter, stacked)
         return found
 
-    def _working(self, weights: list[str], parameter: Any, n_parts: int) -> int:
-        """A parameter, or one of a stack, is there twice for a moment, and the pages of the shard once more."""
-        working: int = 2 * parameter.nbytes // n_parts
-        return working + WORKING_BYTES * any(map(self._shards.is_quantised, weights))
-
     def _load_whole(self, name: str, source: _Source) -> None:
         how = modeling_utils.LoadStateDictConfig(
-            device_map={"": self._device}, dtype=self._model.dtype, dtype_plan=self._plan, weight_mapping=self._mapping
+            device_map={"": self.device}, dtype=self.model.dtype, dtype_plan=self._plan, weight_mapping=self._mapping
         )
         slices = self._shards.slices(source.weights)
-        info, _ = core_model_loading.convert_and_load_state_dict_in_model(self._model, slices, how)
+        info, _ = core_model_loading.convert_and_load_state_dict_in_model(self.model, slices, how)
         if name in info.missing_keys or info.mismatched_keys or info.conversion_errors:
             raise self._missing([name])
 
     def _load_stack(self, name: str, source: _Source) -> None:
         """Fill a stack of experts one by one."""
         module, _, key = name.rpartition(".")
-        empty = self._model.get_parameter(name)
-        filled = torch.empty(empty.shape, dtype=empty.dtype, device=self._device)
-        if self._n_experts(name, source) != len(empty):
+        empty = self.model.get_parameter(name)
+        filled = torch.empty(empty.shape, dtype=empty.dtype, device=self.device)
+        n_experts = self._shards.slices([name])[name].get_shape()[0] if source.stacked else len(source.parts)
+        if n_experts != len(empty):
             raise self._missing([name])
-        for expert in range(len(empty)):
-            one = self._one(name, source, expert)
+        for expert in range(len(empty)):  # the shard is opened anew each time: no more than its pages are in memory
+            stack = self._shards.slices([name])[name] if source.stacked else None
+            one = self._put_together(source.parts[expert], source) if stack is None else stack[expert]
             if one.shape != empty.shape[1:]:
                 raise self._missing([name])
             filled[expert] = one
-        setattr(self._model.get_submodule(module), key, nn.Parameter(filled, requires_grad=False))
-
-    def _n_experts(self, name: str, source: _Source) -> int:
-        return int(self._shards.slices([name])[name].get_shape()[0]) if source.stacked else len(source.parts)
-
-    def _one(self, name: str, source: _Source, expert: int) -> Any:
-        """Give one expert; the shard is opened anew each time, so that no more than its pages are in memory."""
-        return self._shards.slices([name])[name][expert] if source.stacked else self._put_together(source.parts[expert], source)
+        setattr(self.model.get_submodule(module), key, nn.Parameter(filled, requires_grad=False))
 
     def _put_together(self, part: dict[str, str], source: _Source) -> Any:
         """Put one expert together; the operations of transformers make a stack of one."""
@@ -380,13 +370,13 @@ class Parameters:
         made: dict[str, Any] = {pattern: [slices[weight][...].to(source.dtype)] for pattern, weight in part.items()}
         for operation in source.converter.operations:
             patterns = source.converter.source_patterns, source.converter.target_patterns
-            made = operation.convert(made, *patterns, config=self._model.config)
+            made = operation.convert(made, *patterns, config=self.model.config)
         (stack_of_one,) = made.values()
         return stack_of_one[0]
 
     def _missing(self, names: list[str]) -> RecordError:
         return RecordError(
-            f"{self._name}: expected all weights of a {type(self._model).__name__}, got none that fits for {names[0]} and "
+            f"{self._name}: expected all weights of a {type(self.model).__name__}, got none that fits for {names[0]} and "
             f"{len(names) - 1} more; fetch the model again"
         )
 
@@ -401,14 +391,13 @@ def _stacks_experts(converter: Any) -> bool:
 transformers: Any = _transformers  # its types do not fit together
 
 
-class LayeredModel:
+class LayeredModel(Parameters):
     """A causal language model on the meta device, of which parts can be loaded; rotary embedding and routers are."""
 
     def __init__(self, model: Any, shards: Shards, device: torch.device, name: str) -> None:
-        self.model = model
-        self.device = device
-        self._parameters = Parameters(model, shards, device, name)
-        self._own_forwards()
+        super().__init__(model, shards, device, name)
+        for module in [*self.decoder.layers, self.decoder.norm]:
+            module.forward = _pass_on
         self._make_buffers()
         for router in find_routers(model):
             self.load(router.name)
@@ -420,7 +409,11 @@ class LayeredModel:
         where = {"revision": options.revision or "main", "trust_remote_code": False}
         try:
             config = transformers.AutoConfig.from_pretrained(options.model, **where)
-            _check_architecture(config, options.model)
+            if config.model_type not in ARCHITECTURES:
+                raise RecordError(
+                    f"{options.model}: --stream-layers: expected one of {', '.join(sorted(ARCHITECTURES))}, "
+                    f"got '{config.model_type}'; leave the option out"
+                )
             rule = find_rule(config, options.model)
             dtype = config.dtype or torch.float32 if options.dtype == "auto" else getattr(torch, options.dtype)
             shards = Shards.fetch(options, rule, dtype)
@@ -450,15 +443,8 @@ class LayeredModel:
         names: list[str] = [name for name, module in self.model.named_modules() if module is wanted]
         return names[0]
 
-    def load(self, part: str) -> None:
-        self._parameters.load(part)
-
     def free(self, part: str) -> None:
         self.model.get_submodule(part).to("meta")
-
-    def bytes_to_load(self, part: str) -> int:
-        """Most memory that loading a module takes."""
-        return self._parameters.bytes_to_load(part)
 
     @torch.no_grad()
     def embed(self, tokens: Tensor) -> Tensor:
@@ -480,28 +466,13 @@ class LayeredModel:
         after: Tensor = output.last_hidden_state[0]
         return after
 
-    def _own_forwards(self) -> None:
-        for module in [*self.decoder.layers, self.decoder.norm]:
-            module.forward = _pass_on
-
     def _make_buffers(self) -> None:
         """Make what is computed from the configuration: the tables of rotary embeddings."""
         for name, module in list(self.model.named_modules()):
-            if any(buffer.is_meta for key, buffer in module.named_buffers(recurse=False) if not _is_stored(module, key)):
+            buffers = module.named_buffers(recurse=False)
+            if any(buffer.is_meta and key in module._non_persistent_buffers_set for key, buffer in buffers):
                 self.model.set_submodule(name, type(module)(config=self.model.config).to(self.device))
 
 
 def _pass_on(states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return states
-
-
-def _is_stored(module: nn.Module, key: str) -> bool:
-    return key not in module._non_persistent_buffers_set
-
-
-def _check_architecture(config: Any, name: str) -> None:
-    if config.model_type not in ARCHITECTURES:
-        raise RecordError(
-            f"{name}: --stream-layers: expected one of {', '.join(sorted(ARCHITECTURES))}, got '{config.model_type}'; "
-            "leave the option out"
-        )

@@ -129,16 +129,9 @@ class Generated:
 
 
 def generate(
-    model: Any,
-    prompts: Sequence[Sequence[int]],
-    n_decode: Sequence[int],
-    seeds: Sequence[int],
-    sampling: Sampling,
-    *,
-    cache: Any = None,
-    expect: Callable[[Tensor], None] = lambda rows: None,
-    on_tokens: Callable[[int], None] = lambda n: None,
-) -> Generated:
+    model: Any, prompts: Sequence[Sequence[int]], n_decode: Sequence[int], seeds: Sequence[int], sampling: Sampling, *,
+    cache: Any = None, expect: Callable[[Tensor], None] = lambda rows: None, on_tokens: Callable[[int], None] = lambda n: None,
+) -> Generated:  # fmt: skip
     """Generate for all requests of a batch."""
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
     tokens = [list(prompt) for prompt in prompts]

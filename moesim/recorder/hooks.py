@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -57,9 +56,9 @@ class RoutingHooks:
             layer.__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         for layer in self._layers:
-            layer.__exit__(kind, error, trace)
+            layer.__exit__(*error)
 
     def expect(self, rows: Tensor) -> None:
         """Say which rows of the next forward pass to keep, as places among (sequence, token) in C order."""
@@ -102,9 +101,7 @@ class LayerHooks:
     def __init__(self, number: int, router: Router, gates: Sequence[Gate], wanted: Wanted) -> None:
         self.router = router
         self.rows: Tensor | None = None
-        self._number = number
-        self._gates = gates
-        self._wanted = wanted
+        self._number, self._gates, self._wanted = number, gates, wanted
         self._checked = False
         self._seen: list[tuple[Tensor, Tensor]] = []  # states and logits of the passes that wait
         self._latest: tuple[Tensor, Tensor] | None = None  # ids and weights of the last pass
@@ -120,7 +117,7 @@ class LayerHooks:
         ]
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles = []

@@ -205,16 +205,10 @@ class Predictors:
 
 
 def train_predictors(
-    inputs: NDArray[Any],
-    experts: NDArray[Any],
-    weights: NDArray[Any],
-    n_experts: int,
-    options: LearnedOptions | None = None,
-    *,
-    groups: tuple[str, ...] | None = None,
-    facts: Mapping[str, Any] | None = None,
+    inputs: NDArray[Any], experts: NDArray[Any], weights: NDArray[Any], n_experts: int, options: LearnedOptions | None = None, *,
+    groups: tuple[str, ...] | None = None, facts: Mapping[str, Any] | None = None,
     on_layer: Callable[[int, float], None] = lambda layer, loss: None,
-) -> Predictors:
+) -> Predictors:  # fmt: skip
     """Train a predictor for every layer but the first."""
     options = options or LearnedOptions()
     n_rows, n_layers = _check(inputs, experts, weights, n_experts)
@@ -322,11 +316,9 @@ def save_predictors(predictors: Predictors, path: str | Path) -> Path:
         parts = {"mean": features.mean, "components": features.components, **model.state_dict(prefix="network.")}
         tensors |= {f"{layer}.{name}": tensor.contiguous() for name, tensor in parts.items()}
     about = {
-        "options": asdict(predictors.options),
-        "groups": predictors.groups,
-        "n_experts": predictors.n_experts,
+        "options": asdict(predictors.options), "groups": predictors.groups, "n_experts": predictors.n_experts,
         "facts": predictors.facts,
-    }
+    }  # fmt: skip
     about["sha256"] = _digest(tensors, about)
     return files.write_bytes(path, save(tensors, metadata={_METADATA: json.dumps(about, sort_keys=True)}))
 

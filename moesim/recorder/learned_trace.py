@@ -87,13 +87,9 @@ def _learnable(trace: Trace, place: str) -> tuple[GateInputs, NDArray[Any]]:
 
 
 def train_on(
-    trace: Trace,
-    options: LearnedOptions,
-    *,
-    fit_groups: bool = False,
-    place: str = "calibration",
+    trace: Trace, options: LearnedOptions, *, fit_groups: bool = False, place: str = "calibration",
     on_layer: Callable[[int, float], None] = lambda layer, loss: None,
-) -> Predictors:
+) -> Predictors:  # fmt: skip
     """Train predictors on all rows of a trace that have gate inputs."""
     inputs, weights = _learnable(trace, place)
     groups = eighths(trace.n_layers)
@@ -103,16 +99,8 @@ def train_on(
         groups = fitted_groups(_recall(trace, trace.signals[RIVALS[0]], trace.signals[RIVALS[0]].rows))
     facts = {"trained_on": trace.header.get("trace_requests", []), "n_tokens": len(inputs.rows), "model": trace.model}
     experts = np.asarray(trace.experts)[inputs.rows]
-    return train_predictors(
-        inputs.values,
-        experts,
-        np.asarray(weights)[inputs.rows],
-        trace.n_experts,
-        options,
-        groups=groups,
-        facts=facts,
-        on_layer=on_layer,
-    )
+    given = inputs.values, experts, np.asarray(weights)[inputs.rows], trace.n_experts
+    return train_predictors(*given, options, groups=groups, facts=facts, on_layer=on_layer)
 
 
 def learned_signal(predictors: Predictors, trace: Trace, place: str = "trace") -> Signal:

@@ -147,12 +147,8 @@ class Plan:
     def wanted(self, first: int, *, sums: bool = False) -> Wanted:
         """Say what to keep of the batch that begins with a request."""
         with_signals = self.n_signals is None or first < self.n_signals
-        return Wanted(
-            scores=self.scores,
-            inputs=self.n_inputs is None or first < self.n_inputs,
-            signals=self.signals if with_signals else None,
-            sums=sums,
-        )
+        with_inputs = self.n_inputs is None or first < self.n_inputs
+        return Wanted(self.scores, with_inputs, self.signals if with_signals else None, sums)
 
 
 class Recorder:
@@ -211,16 +207,9 @@ class Recorder:
         return found
 
     def batch(
-        self,
-        prompts: Sequence[Sequence[int]],
-        n_decode: Sequence[int],
-        seeds: Sequence[int],
-        sampling: Sampling,
-        wanted: Wanted,
-        *,
-        cache: Any = None,
-        on_tokens: Callable[[int], None] = lambda n: None,
-    ) -> tuple[list[Recording], Captured, Any]:
+        self, prompts: Sequence[Sequence[int]], n_decode: Sequence[int], seeds: Sequence[int], sampling: Sampling,
+        wanted: Wanted, *, cache: Any = None, on_tokens: Callable[[int], None] = lambda n: None,
+    ) -> tuple[list[Recording], Captured, Any]:  # fmt: skip
         """Record requests together.
 
         Parameters
@@ -257,27 +246,15 @@ def to_recording(arrays: dict[str, NDArray[Any]], tokens: Sequence[int], n_promp
             ids = arrays.get(f"signal_ids/{signal}")
             signals[signal] = SignalRows(scores, None if ids is None else ids.astype(id_type))
     return Recording(
-        experts=arrays["experts"].astype(id_type),
-        weights=arrays["weights"],
-        tokens=np.asarray(tokens, np.int64),
-        n_prompt=n_prompt,
-        ended=ended,
-        scores=arrays.get("scores"),
-        inputs=arrays.get("inputs"),
-        signals=signals,
-    )
+        arrays["experts"].astype(id_type), arrays["weights"], np.asarray(tokens, np.int64), n_prompt, ended,
+        scores=arrays.get("scores"), inputs=arrays.get("inputs"), signals=signals,
+    )  # fmt: skip
 
 
 def record_requests(
-    model: Any,
-    prompts: Sequence[Sequence[int]],
-    n_decode: Sequence[int],
-    *,
-    seeds: Sequence[int] | None = None,
-    sampling: Sampling | None = None,
-    plan: Plan | None = None,
-    on_tokens: Callable[[int], None] = lambda n: None,
-) -> Iterator[Recording]:
+    model: Any, prompts: Sequence[Sequence[int]], n_decode: Sequence[int], *, seeds: Sequence[int] | None = None,
+    sampling: Sampling | None = None, plan: Plan | None = None, on_tokens: Callable[[int], None] = lambda n: None,
+) -> Iterator[Recording]:  # fmt: skip
     """Record requests one batch after another.
 
     Parameters
@@ -311,26 +288,14 @@ def record_requests(
 
 
 def record_batch(
-    recorder: Recorder,
-    batch: range,
-    prompts: Sequence[Sequence[int]],
-    n_decode: Sequence[int],
-    seeds: Sequence[int],
-    sampling: Sampling,
-    plan: Plan,
-    on_tokens: Callable[[int], None] = lambda n: None,
-) -> list[Recording]:
+    recorder: Recorder, batch: range, prompts: Sequence[Sequence[int]], n_decode: Sequence[int], seeds: Sequence[int],
+    sampling: Sampling, plan: Plan, on_tokens: Callable[[int], None] = lambda n: None,
+) -> list[Recording]:  # fmt: skip
     """Record one batch of a plan; parameters as for `record_requests`, whose batch it is."""
     observed = plan.observer is not None and (plan.n_signals is None or batch.start < plan.n_signals)
-    recordings, _, cache = recorder.batch(
-        [prompts[r] for r in batch],
-        [n_decode[r] for r in batch],
-        [seeds[r] for r in batch],
-        sampling,
-        plan.wanted(batch.start),
-        cache=whole_cache(recorder.model) if observed else None,
-        on_tokens=on_tokens,
-    )
+    requests = [prompts[r] for r in batch], [n_decode[r] for r in batch], [seeds[r] for r in batch]
+    cache = whole_cache(recorder.model) if observed else None
+    recordings, _, cache = recorder.batch(*requests, sampling, plan.wanted(batch.start), cache=cache, on_tokens=on_tokens)
     if plan.embeddings:
         recordings = [replace(recording, embeddings=recorder.embeddings(recording.tokens)) for recording in recordings]
     if plan.observer is not None and observed:
@@ -383,14 +348,9 @@ def counts_of(recorder: Recorder) -> Counts:
 
 
 def calibrate_batch(
-    recorder: Recorder,
-    counts: Counts,
-    prompts: Sequence[Sequence[int]],
-    n_decode: Sequence[int],
-    seeds: Sequence[int],
-    sampling: Sampling,
-    on_tokens: Callable[[int], None] = lambda n: None,
-) -> list[int]:
+    recorder: Recorder, counts: Counts, prompts: Sequence[Sequence[int]], n_decode: Sequence[int], seeds: Sequence[int],
+    sampling: Sampling, on_tokens: Callable[[int], None] = lambda n: None,
+) -> list[int]:  # fmt: skip
     """Count the requests of one batch."""
     recordings, captured, _ = recorder.batch(prompts, n_decode, seeds, sampling, Wanted(sums=True), on_tokens=on_tokens)
     for recording in recordings:

@@ -168,19 +168,11 @@ def to_trace(recordings: Sequence[Recording], n_experts: int, facts: dict[str, S
         return np.concatenate(present) if len(present) == len(arrays) else None
 
     return Trace.build(
-        experts=np.concatenate([r.experts for r in recordings]),
-        weights=np.concatenate([r.weights for r in recordings]),
-        scores=of_rows([r.scores for r in recordings]),
-        embeddings=of_rows([r.embeddings for r in recordings]),
-        inputs=inputs,
-        n_prompt=[r.n_prompt for r in recordings],
-        n_decode=[r.n_decode for r in recordings],
-        n_experts=n_experts,
-        model=str(header["model"]),
-        label="measured",
-        signals=signals,
-        header=header,
-    )
+        experts=np.concatenate([r.experts for r in recordings]), weights=np.concatenate([r.weights for r in recordings]),
+        scores=of_rows([r.scores for r in recordings]), embeddings=of_rows([r.embeddings for r in recordings]),
+        n_prompt=[r.n_prompt for r in recordings], n_decode=[r.n_decode for r in recordings], n_experts=n_experts,
+        inputs=inputs, signals=signals, model=str(header["model"]), label="measured", header=header,
+    )  # fmt: skip
 
 
 def request_entry(prompt: Prompt, n_decode: int) -> dict[str, Any]:
@@ -376,18 +368,9 @@ class _Session:
         facts = model_facts(recorder, quantised)
         if given is not None:
             given.check_model(recorder, facts["routers_sha256"])
-        return cls(
-            options=options,
-            recorder=recorder,
-            layered=layered,
-            prompts=prompts,
-            calibration=calibration,
-            given=given,
-            sampling=sampling,
-            plan=_plan(options, recorder, sampling, len(prompts)),
-            header=trace_header(options, facts, recorder),
-            resolved=resolved_options(options, facts, prompts, calibration),
-        )
+        plan, header = _plan(options, recorder, sampling, len(prompts)), trace_header(options, facts, recorder)
+        resolved = resolved_options(options, facts, prompts, calibration)
+        return cls(options, recorder, layered, prompts, calibration, given, sampling, plan, header, resolved)
 
     def calibrate(self, folder: Path) -> None:
         """Make the calibration tables, unless there are none to make; counts are saved after each batch."""
@@ -408,15 +391,8 @@ class _Session:
             for batch in Plan(self.options.batch_size).batches(_lengths(tokens, n_decode)):
                 if batch.start < len(listed):
                     continue
-                done = calibrate_batch(
-                    self.recorder,
-                    counts,
-                    [tokens[r] for r in batch],
-                    [n_decode[r] for r in batch],
-                    [seeds[r] for r in batch],
-                    self.sampling,
-                    progress.advance,
-                )
+                requests = [tokens[r] for r in batch], [n_decode[r] for r in batch], [seeds[r] for r in batch]
+                done = calibrate_batch(self.recorder, counts, *requests, self.sampling, progress.advance)
                 progress.leave_out(sum(n_decode[r] for r in batch) - sum(done))
                 listed += [request_entry(self.calibration[r], n) for r, n in zip(batch, done, strict=True)]
                 shards.write_tables(path, counts.arrays, {"calibration_requests": listed})
