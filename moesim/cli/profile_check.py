@@ -11,8 +11,7 @@ import typer
 from moesim.core.table import Format, render
 from moesim.core.text import shown_lines
 from moesim.hardware import HardwareProfile, load_hardware
-from moesim.hardware.problems import find_problems
-from moesim.hardware.reading import reading_remarks
+from moesim.hardware.problems import find_problems, reading_remarks
 from moesim.hardware.types import TRANSFERS
 from moesim.live.profiler.show import unit_of, value_text
 from moesim.model import load_model

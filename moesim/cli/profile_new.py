@@ -14,8 +14,8 @@ from moesim.core.files import write_bytes
 from moesim.core.text import say
 from moesim.errors import ConfigError, HardwareError
 from moesim.hardware import load_hardware
-from moesim.hardware.from_numbers import short_form, short_text
-from moesim.hardware.reading import reading_remarks
+from moesim.hardware.load import short_form, short_text
+from moesim.hardware.problems import reading_remarks
 from moesim.hardware.short import expert_of
 
 FOLDER = Path("hardware_profiles")

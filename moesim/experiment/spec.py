@@ -15,7 +15,7 @@ from moesim.core.units import ceil_div, format_size, slots_of, us_to_ns
 from moesim.engine import EngineOptions
 from moesim.errors import InputError
 from moesim.hardware.costs import CostModel
-from moesim.hardware.costs.links import check_chunk, most_chunks
+from moesim.hardware.costs.model import check_chunk, most_chunks
 from moesim.metrics.naming import fingerprint, hardware_label, model_label
 from moesim.trace.made import trace_label
 from moesim.trace.predictors.chosen import PredictorSet

@@ -1,8 +1,7 @@
 """Hardware profiles: what a machine is, and what was measured on it, each number with its source."""
 
 from moesim.hardware.build import build_profile
-from moesim.hardware.from_numbers import from_numbers
-from moesim.hardware.load import hardware_names, load_hardware, read_profile
+from moesim.hardware.load import from_numbers, hardware_names, load_hardware, read_profile
 from moesim.hardware.overrides import override
 from moesim.hardware.types import LABELS, HardwareProfile, Link, weakest
 

@@ -7,11 +7,10 @@ from fractions import Fraction
 from typing import Any
 
 from moesim.hardware.check import check_machine
-from moesim.hardware.curve_schema import Curve, ExpertCostFile
 from moesim.hardware.implied import whole_form
 from moesim.hardware.numbers import BytePoints, Flops, Points, Rate, Sourced, Strict, Time
 from moesim.hardware.read import refusal, validate
-from moesim.hardware.schema import ProfileFile
+from moesim.hardware.schema import Curve, ExpertCostFile, ProfileFile
 from moesim.hardware.types import TRANSFERS, CostCurve, Device, ExpertCost, HardwareProfile, Link, Number, Pair, Transfer, weakest
 
 _PPM = 1_000_000

@@ -13,15 +13,15 @@ from typing import Any, Final
 from moesim.core.limits import TOKENS
 from moesim.errors import HardwareError
 from moesim.hardware.overrides import flatten, override, sourced
+from moesim.hardware.places import with_sources
 from moesim.hardware.read import refusal
-from moesim.hardware.sections import with_sources
 from moesim.hardware.short import OWN, WORKSPACE, Short, Typed, expert_words
 from moesim.model import ModelSpec
 
 LATENCY_US: Final = 28
 RATIO: Final = 80  # operations a byte read
 
-TYPED: Final = "numbers."
+DOTTED: Final = "numbers."
 """How the dotted keys of typed numbers begin."""
 _COPIES: Final = {"pcie", "transfer"}
 
@@ -35,9 +35,9 @@ _ALL: Final = [1, int(TOKENS.most)]
 def whole_form(raw: Mapping[str, Any], place: str) -> dict[str, Any]:
     """Give a profile with all that it may leave out: what follows from typed numbers, and the sources of sections."""
     whole = with_sources(raw)
-    typed = {str(key): whole.pop(key) for key in list(whole) if str(key).startswith(TYPED)}
+    typed = {str(key): whole.pop(key) for key in list(whole) if str(key).startswith(DOTTED)}
     if typed:
-        whole = retyped(whole, {key.removeprefix(TYPED): sourced(value) for key, value in typed.items()}, place)
+        whole = retyped(whole, {key.removeprefix(DOTTED): sourced(value) for key, value in typed.items()}, place)
     if "numbers" not in whole:
         return whole
     short = Short(whole)
@@ -123,7 +123,7 @@ class _Implied:
         return {"memory_bytes_per_s": memory, "flops": {"value": flops, **why}, "experts": [curve]}
 
     def _cpu(self) -> dict[str, Any]:
-        """Reading hides the first row's operations, so that other shapes cost what the same rates say; see `costs.experts`."""
+        """Reading hides the first row's operations, so that other shapes cost what the same rates say; see `costs.curves`."""
         flops = self._flops("cpu")
         return {
             "memory_bytes_per_s": self._read_rate("cpu"),

@@ -10,17 +10,21 @@ import copy
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+import yaml
 
 from moesim.core import data
 from moesim.core.gate import YAML, read_text
 from moesim.errors import HardwareError, unknown_name
 from moesim.hardware.build import build_profile
-from moesim.hardware.implied import TYPED, retyped, whole_form
+from moesim.hardware.implied import DOTTED, retyped, whole_form
 from moesim.hardware.overrides import flatten, override, override_one, sourced
+from moesim.hardware.places import with_sources
 from moesim.hardware.read import read_yaml, validate
-from moesim.hardware.sections import with_sources
+from moesim.hardware.short import FOR, TYPED
 from moesim.hardware.types import HardwareProfile
+from moesim.model import ModelSpec
 
 
 def load_hardware(source: str | Path | Mapping[str, Any], place: str = "hardware") -> HardwareProfile:
@@ -82,7 +86,7 @@ def read_profile(source: str | Path | Mapping[str, Any], place: str = "hardware"
         if "base" not in source:
             source = {str(key): value for key, value in source.items()}
             dotted = [key for key in source if "." in key]
-            more = {key: source[key] for key in dotted if not key.startswith(TYPED)}
+            more = {key: source[key] for key in dotted if not key.startswith(DOTTED)}
             raw = whole_form({key: value for key, value in source.items() if key not in more}, place)
             return (override(raw, more, place) if more else raw), None, dotted
         if not isinstance(source["base"], (str, Path)):
@@ -90,8 +94,8 @@ def read_profile(source: str | Path | Mapping[str, Any], place: str = "hardware"
         overrides = dict(flatten({key: value for key, value in source.items() if key != "base"}))
         source = source["base"]
     path, text = _find(source, place)
-    typed = {key: value for key, value in overrides.items() if key.startswith(TYPED)}
-    raw = _read(path, text, {key.removeprefix(TYPED): sourced(value) for key, value in typed.items()}, place)
+    typed = {key: value for key, value in overrides.items() if key.startswith(DOTTED)}
+    raw = _read(path, text, {key.removeprefix(DOTTED): sourced(value) for key, value in typed.items()}, place)
     if len(overrides) > len(typed):
         validate(raw, str(path))
         for key, value in overrides.items():
@@ -166,3 +170,93 @@ def _named(text: str, by_path: bool, place: str) -> Path:
 def hardware_names() -> list[str]:
     """List the names of all profiles that can be found, sorted."""
     return sorted({p.stem for d in data.data_dirs(_FOLDER) for p in Path(d).glob("*.yaml")})
+
+
+_WORD: Final = {"assumed": "why", "derived": "how", "identified": "how"}
+"""Where a label has its words; other labels have a ``ref``."""
+
+
+def short_form(name: str, numbers: Mapping[str, str | None], model: Any, source: str, ref: str | None) -> dict[str, Any]:
+    """Make the short form of a profile; numbers that are None are left out."""
+    words = {_WORD.get(source, "ref"): ref} if ref is not None else {"why": TYPED["why"]} if source == "assumed" else {}
+    return {
+        "name": name,
+        "source": {"source": source, **words},
+        "for": dict(FOR) if model is None else model,
+        "numbers": {key: value for key, value in numbers.items() if value is not None},
+    }
+
+
+def short_text(form: Mapping[str, Any]) -> str:
+    """Write the short form as a file."""
+    head = {key: value for key, value in form.items() if key != "numbers"}
+    return (
+        "# A machine from a few numbers. `moesim profile check` says what follows from them and what is assumed;\n"
+        "# hardware_profiles/README.md has the format.\n"
+        + yaml.safe_dump(head, sort_keys=False, default_flow_style=None, width=120, allow_unicode=True)
+        + yaml.safe_dump({"numbers": form["numbers"]}, sort_keys=False, width=120, allow_unicode=True)
+    )
+
+
+def from_numbers(
+    *,
+    cpu: str,
+    gpu: str,
+    vram: str,
+    ram: str,
+    pcie: str | None = None,
+    transfer: str | None = None,
+    gpu_memory: str | None = None,
+    model: str | Path | Mapping[str, Any] | ModelSpec | None = None,
+    source: str = "assumed",
+    ref: str | None = None,
+    name: str = "from-numbers",
+) -> HardwareProfile:
+    """Make a machine from the numbers that a paper prints; all else is derived from them, or a default labelled ``assumed``.
+
+    Parameters
+    ----------
+    cpu : str
+        Time of an expert on the CPU: ``"1.5ms + 400us/token"`` or ``"2ms/token"``.
+    gpu : str
+        Time of an expert on the GPU: ``"200us"``, flat until its operations take longer, or ``"200us + 10us/token"``.
+    vram, ram : str
+        Memory of the GPU and of the host, such as ``"12GiB"``.
+    pcie : str, optional
+        Rate of a copy to the GPU, such as ``"25GB/s"``.
+    transfer : str, optional
+        Instead of a rate: time of an expert's copy to the GPU, such as ``"14.2ms"``.
+    gpu_memory : str, optional
+        Rate of the GPU's memory, such as ``"936GB/s"``, for attention and the other dense parts. Default: the rate at
+        which an expert is read in the time that `gpu` says.
+    model : str, Path, mapping or ModelSpec, optional
+        Whose expert the times are of, as of `moesim.load_model`. Default: Mixtral-8x7B at 4 bits.
+    source : str
+        Label of what was typed, one of `moesim.hardware.LABELS` that a profile may have.
+    ref : str, optional
+        Where the numbers are printed, how they were derived, or why they are assumed.
+    name : str
+        Of the machine.
+
+    Returns
+    -------
+    HardwareProfile
+        The same as from the file that ``moesim profile new`` writes.
+
+    Raises
+    ------
+    HardwareError
+        If a number is missing or cannot be read, or the source lacks its words.
+
+    Examples
+    --------
+    >>> machine = from_numbers(pcie="25GB/s", cpu="1.5ms + 400us/token", gpu="200us", vram="12GiB", ram="64GiB")
+    >>> machine.devices["gpu0"].memory_bytes_per_s  # 88,080,384 bytes of an expert in 200 us
+    440401920000
+    """
+    numbers = {"pcie": pcie, "transfer": transfer, "cpu": cpu, "gpu": gpu, "gpu_memory": gpu_memory, "vram": vram, "ram": ram}
+    form = short_form(name, numbers, str(model) if isinstance(model, Path) else model, source, ref)
+    return load_hardware(form, f"Hardware.from_numbers: {name}")
+
+
+HardwareProfile.from_numbers = staticmethod(from_numbers)

@@ -28,9 +28,9 @@ from pydantic import ValidationError
 from moesim.core.units import parse_bytes, parse_line, parse_rate, parse_time
 from moesim.errors import ConfigError, ModelError, unknown_name
 from moesim.hardware.numbers import Sourced
+from moesim.hardware.places import PROOF
 from moesim.hardware.read import failures, told
 from moesim.hardware.schema import ProfileFile
-from moesim.hardware.sections import PROOF
 from moesim.model import ModelSpec, load_model
 
 FOR: Final = {"base": "mixtral-8x7b", "expert_bits": 4}

@@ -87,7 +87,7 @@ class CostCurve:
 
 @dataclass(frozen=True)
 class ExpertCost:
-    """Time of an expert of any shape, linear in its rows; see `moesim.hardware.costs.experts`."""
+    """Time of an expert of any shape, linear in its rows; see `moesim.hardware.costs.curves`."""
 
     per_expert_us: Fraction  # what an expert takes whatever its rows and size
     per_row_us: Fraction  # what each row after the first takes whatever its size
@@ -229,7 +229,7 @@ class HardwareProfile(Facts):
     host_expert_us: Fraction = Fraction(0)
     host_shared: bool = False
     written: Any = field(default=None, compare=False, repr=False)
-    from_numbers: ClassVar[Callable[..., HardwareProfile]]  # of `moesim.hardware.from_numbers`, which builds on this module
+    from_numbers: ClassVar[Callable[..., HardwareProfile]]  # of `moesim.hardware.load`, which builds on this module
 
     def figures(self) -> dict[str, Any]:
         """Give all that decides what a run takes, and what stands in results: not where it came from."""

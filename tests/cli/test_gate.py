@@ -102,7 +102,7 @@ def test_counts_that_a_gguf_file_holds(
     limit: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     """What is there in full is limited, too: each entry becomes an object."""
-    monkeypatch.setattr(f"moesim.model.gguf_claims.{limit}", 4)
+    monkeypatch.setattr(f"moesim.model.gguf.{limit}", 4)
     five = gguf(field("a.list", 9, array(0, 5, bytes(5))), tensors=tuple(tensor(f"t{i}", 1) for i in range(5)))
     (here / "x.gguf").write_bytes(five)
     refused(GGUF, "expected at most 4 ", here, capsys)

@@ -17,7 +17,7 @@ from moesim.errors import ConfigError, HardwareError
 from moesim.experiment.estimate import chunks, describe_grid, lookups, seconds
 from moesim.hardware import load_hardware
 from moesim.hardware.costs import CostModel
-from moesim.hardware.costs.links import check_chunk, most_chunks
+from moesim.hardware.costs.model import check_chunk, most_chunks
 from moesim.model import load_model
 from tests.experiment.experiment_kit import resolve, write_trace, write_yaml
 

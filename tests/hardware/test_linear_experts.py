@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from moesim.core.units import NS_PER_S, ceil_div
 from moesim.errors import HardwareError
-from moesim.hardware.costs.experts import linear_ns
+from moesim.hardware.costs.curves import linear_ns
 from moesim.hardware.types import ExpertCost
 from tests.hardware.costs_kit import costs, machine, number, tiny_model
 

@@ -12,8 +12,8 @@ import moesim
 from moesim.errors import HardwareError, InputError
 from moesim.hardware import HardwareProfile, load_hardware
 from moesim.hardware.costs import CostModel
-from moesim.hardware.from_numbers import short_form, short_text
 from moesim.hardware.implied import RATIO
+from moesim.hardware.load import short_form, short_text
 from moesim.hardware.problems import find_problems
 from moesim.metrics.naming import hardware_label
 from moesim.model import load_model

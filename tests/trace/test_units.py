@@ -12,8 +12,8 @@ from moesim.engine import simulate
 from moesim.errors import ModelError, TraceError
 from moesim.hardware import load_hardware
 from moesim.hardware.costs import CostModel
-from moesim.hardware.costs.fitting import NO_CURVE
 from moesim.hardware.costs.operations import operations
+from moesim.hardware.costs.provenance import NO_CURVE
 from moesim.model import load_model
 from moesim.policies.registry import make_policy
 from moesim.records import Records

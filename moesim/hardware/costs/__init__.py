@@ -1,6 +1,6 @@
 """What everything takes on a machine, in integer nanoseconds."""
 
-from moesim.hardware.costs.fitting import NO_CURVE
 from moesim.hardware.costs.model import CostModel
+from moesim.hardware.costs.provenance import NO_CURVE
 
 __all__ = ["NO_CURVE", "CostModel"]

@@ -9,20 +9,228 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from moesim.core.units import NS_PER_S, ceil_div
-from moesim.hardware.costs.choice import PartCosts
-from moesim.hardware.costs.experts import linear_ns
-from moesim.hardware.costs.fitting import expert_curves
-from moesim.hardware.costs.parts import Roofline, within_a_day
-from moesim.hardware.types import Device, ExpertCost, weakest
+from moesim.core.limits import CHUNKS
+from moesim.core.units import NS_PER_S, ceil_div, format_bytes
+from moesim.errors import HardwareError, unknown_name
+from moesim.hardware.costs.curves import Roofline, copy_ns, covers, curve_ns, linear_ns, nearest, range_text, within_a_day
+from moesim.hardware.costs.operations import operations
+from moesim.hardware.costs.provenance import Ledger, Unfitting, expert_curves, part_curves
+from moesim.hardware.types import TRANSFERS, CostCurve, Device, ExpertCost, HardwareProfile, Link, Transfer, weakest
+from moesim.model import ModelSpec
 from moesim.model.spec import SHADOW_BITS, bits_to_bytes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+
+class LinkCosts:
+    """Costs over links; see `moesim.hardware.costs.CostModel`, which is the whole of it."""
+
+    def __init__(
+        self,
+        model: ModelSpec,
+        hardware: HardwareProfile,
+        *,
+        transfer: str = "pinned",
+        chunk_bytes: int | None = None,
+        extrapolate: bool = False,
+    ) -> None:
+        self.extrapolate = extrapolate
+        if transfer not in TRANSFERS:
+            raise HardwareError(f"transfer: {unknown_name('kind of transfer', transfer, TRANSFERS)}")
+        if chunk_bytes is not None:
+            check_chunk(model, chunk_bytes, "chunk_bytes")
+        self.model = model
+        self.hardware = hardware
+        self.transfer = transfer
+        self.chunk_bytes = chunk_bytes
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Begin with nothing remembered."""
+        self._ledger = Ledger(self.hardware)
+        self._transfers: dict[tuple[str, int], int] = {}
+        self._fetches: dict[tuple[str, str, int, int | None], int] = {}
+        self._activations: dict[tuple[str, int], int] = {}
+        self._paths: dict[tuple[str, str], tuple[Link, ...]] = {}
+
+    def _of(self, model: ModelSpec) -> Self:
+        """Make the same costs of another model."""
+        return type(self)(
+            model, self.hardware, transfer=self.transfer, chunk_bytes=self.chunk_bytes, extrapolate=self.extrapolate
+        )
+
+    def path(self, src: str, dst: str) -> tuple[Link, ...]:
+        """Links from one device to another, fewest hops, then by name. Raises `HardwareError` if there is no way."""
+        key = (src, dst)
+        if key not in self._paths:
+            self._paths[key] = self.hardware.path_between(src, dst)
+        return self._paths[key]
+
+    def transfer_ns(self, link: Link, n_bytes: int) -> int:
+        """Time of one piece of weights over one link: latency + bytes / rate, rounded up, ns."""
+        key = (link.name, n_bytes)
+        if key not in self._transfers:
+            curve = link.curves.get(self.transfer)
+            if curve is None:
+                have = ", ".join(link.curves)
+                raise HardwareError(
+                    f"{self.hardware.path}: links.{link.name}: expected a curve '{self.transfer}', got only {have}; "
+                    f"add it or choose transfer: {next(iter(link.curves))}"
+                )
+            self._transfers[key] = self._over(curve, n_bytes, f"transfer {self.transfer} {link.name}")
+        return self._transfers[key]
+
+    def latency_ns(self, link: Link, of_activations: bool = False) -> int:
+        """Time of a copy before its first byte moves, ns; 0 of measured points, which do not say."""
+        if of_activations:
+            curve = link.activation or next(iter(link.curves.values()))
+        else:
+            curve = link.curves[self.transfer]
+        return 0 if curve.points else round(curve.latency_us * 1000)
+
+    def fetch_ns(self, src: str, dst: str, n_bytes: int | None = None, layer: int = 0) -> int:
+        """Time to copy one expert between two devices when nothing else moves."""
+        key = (src, dst, layer if n_bytes is None else -1, n_bytes)
+        if key not in self._fetches:
+            size = self.model.expert_bytes(layer) if n_bytes is None else n_bytes
+            self._fetches[key] = sum(self.hop_ns(link, size) for link in self.path(src, dst))
+        return self._fetches[key]
+
+    def next_bytes(self, n_bytes: int) -> int:
+        """Bytes of the next chunk of a transfer that has so many left."""
+        return n_bytes if self.chunk_bytes is None else min(n_bytes, self.chunk_bytes)
+
+    def hop_ns(self, link: Link, n_bytes: int) -> int:
+        """Time of a transfer over one link, chunk by chunk."""
+        full, rest = (0, n_bytes) if self.chunk_bytes is None else divmod(n_bytes, self.chunk_bytes)
+        ns = full * self.transfer_ns(link, self.chunk_bytes or 0) if full else 0
+        return ns + (self.transfer_ns(link, rest) if rest or not full else 0)
+
+    def activation_ns(self, link: Link, n_rows: int) -> int:
+        """Time of the hidden states of ``n_rows`` rows over one link, ns."""
+        key = (link.name, n_rows)
+        if key not in self._activations:
+            curve = link.activation or next(iter(link.curves.values()))
+            self._activations[key] = self._over(curve, self.model.activation_bytes(n_rows), f"activation {link.name}")
+        return self._activations[key]
+
+    def _over(self, curve: Transfer, n_bytes: int, what: str) -> int:
+        if not curve.points:
+            self._ledger.note(what, "latency + bytes / rate", f"{curve.key}.latency_us", f"{curve.key}.bytes_per_s")
+            return self._copied(curve, n_bytes)
+        first, last = curve.points[0][0], curve.points[-1][0]
+        inside = first <= n_bytes <= last
+        if not inside and not self.extrapolate:
+            raise HardwareError(
+                f"{self.hardware.path}: {curve.key}: expected copies of {first}..{last} bytes, as measured, got {n_bytes}; "
+                "measure it or set extrapolate: true"
+            )
+        self._ledger.note(what if inside else f"{what} outside its range",
+                          "points" if inside else "points, extrapolated", f"{curve.key}.points")  # fmt: skip
+        return self._copied(curve, n_bytes)
+
+    def _copied(self, curve: Transfer, n_bytes: int) -> int:
+        return within_a_day(copy_ns(curve, n_bytes), f"{self.hardware.path}: {curve.key} ({n_bytes} bytes)")
+
+
+def most_chunks(model: ModelSpec, chunk_bytes: int | None) -> int:
+    """Count the chunks of a transfer of the model's largest expert."""
+    return 1 if chunk_bytes is None else ceil_div(_largest(model), max(1, chunk_bytes))
+
+
+def check_chunk(model: ModelSpec, chunk_bytes: int, place: str) -> None:
+    """Refuse chunks so small that a transfer would have more than `moesim.core.limits.CHUNKS`. Raises `HardwareError`."""
+    least = ceil_div(_largest(model), CHUNKS)
+    if chunk_bytes < least:
+        raise HardwareError(
+            f"{place}: expected at least {least} bytes, as an expert of {model.name} ({format_bytes(_largest(model))}) goes in "
+            f"at most {CHUNKS} chunks, or nothing for one piece, got {chunk_bytes}"
+        )
+
+
+def _largest(model: ModelSpec) -> int:
+    return max(model.expert_bytes_by_layer or (model.expert_bytes(0),))
+
+
+class PartCosts(LinkCosts):
+    """Curves and rooflines, remembered and noted; see `moesim.hardware.costs.CostModel`, which is the whole of it."""
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        self._parts: dict[tuple[str, str, int], int] = {}
+        self._rooflines: dict[tuple[str, str], Roofline] = {}
+        self._unfitting = Unfitting(self.model)
+
+    def _roofline(self, device: Device, part: str) -> Roofline:
+        key = (device.name, part)
+        if key not in self._rooflines:
+            self._note_rates(device, part, part)
+            chain = device.operation_us * self._operations(device, part) if device.operations else None
+            self._rooflines[key] = Roofline(device, device.launches.get(part, 1), self._place(device, part), chain)
+        return self._rooflines[key]
+
+    def _note_rates(self, device: Device, cost: str, *parts: str) -> None:
+        """Note the numbers of a roofline of some parts together; refuse that of a disk."""
+        if device.role == "storage":
+            raise HardwareError(
+                f"{self.hardware.path}: {device.name} is a disk and computes nothing (asked for its {cost}); choose a policy "
+                "that runs all experts where the dense part runs"
+            )
+        names = ("memory_bytes_per_s", "flops", "launch_us", *(f"launches.{part}" for part in parts), "operation_us")
+        self._ledger.note(f"{cost} @{device.name}", "roofline", *(f"devices.{device.name}.{name}" for name in names))
+
+    def _operations(self, device: Device, part: str) -> int:
+        """Count the operations of a part by the engine of a device; an expert alone has none, all of a layer have "experts"."""
+        return operations(device.operations, device.kind, self.model).get(part, int(part == "predict"))
+
+    def _place(self, device: Device, part: str) -> str:
+        return f"{self.hardware.path}: devices.{device.name} ({part} of {self.model.name})"
+
+    def _part_curves(self, device: str, part: str) -> list[CostCurve]:
+        found = self.hardware.devices[device]
+        curves = part_curves(self.model, found, part)
+        if not curves:
+            self._unfitting.part(found, part)
+        return curves
+
+    def _part_ns(self, device: str, part: str, n_rows: int, n_bytes: int, operations: int) -> int:
+        key = (part, device, n_rows)
+        ns = self._parts.get(key)
+        if ns is None:
+            found = self.hardware.devices[device]
+            if n_rows == 0:
+                ns = 0
+            elif curves := self._part_curves(device, part):
+                ns = self._from_curves(found, part, curves, n_rows, f"{part} curve for {self.model.name}")
+            else:
+                ns = self._roofline(found, part).ns(n_bytes, operations)
+            self._parts[key] = ns
+        return ns
+
+    def _from_curves(self, device: Device, part: str, curves: list[CostCurve], n_rows: int, what: str) -> int:
+        if n_rows == 0:
+            return 0
+        cost = f"{part} @{device.name}"
+        curve = next((curve for curve in curves if covers(curve, n_rows)), None)
+        if curve is None:
+            if not self.extrapolate:
+                chunks = ", split prompts with workload.prefill_chunk," if n_rows > max(curve.last for curve in curves) else ""
+                raise HardwareError(
+                    f"{self.hardware.path} has no {what} on {device.name} at {n_rows} tokens "
+                    f"(measured {range_text(curves)}); measure it{chunks} or set extrapolate: true"
+                )
+            curve = nearest(curves, n_rows)
+            cost += " outside its range"
+        names = ("base_us", "per_token_us", "flat_us", "knee_tokens", "points")
+        form = curve.form if covers(curve, n_rows) else f"{curve.form}, extrapolated"
+        self._ledger.note(cost, form, *(f"{curve.key}.{name}" for name in names))
+        return within_a_day(curve_ns(curve, n_rows), f"{self.hardware.path}: {curve.key} ({what} at {n_rows} rows)")
+
 
 FREE_PREDICTORS = ("oracle", "frequency", "coactivation", "statistical")
 """Predictors that cost nothing: table look-ups on an idle host thread, and bounds that stand for no computation."""

@@ -9,7 +9,7 @@ from typing import Final
 
 from moesim.errors import ConfigError, HardwareError
 from moesim.hardware import HardwareProfile
-from moesim.hardware.pcie import LANE
+from moesim.hardware.numbers import LANE
 from moesim.studies.whatif.settings import Setting
 
 PCIE: Final = {gen: LANE[gen] for gen in (3, 4, 5)}
