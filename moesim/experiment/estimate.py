@@ -20,7 +20,7 @@ from moesim.experiment.rows import describe_run
 from moesim.experiment.runner import run_one
 from moesim.experiment.spec import RunSpec
 from moesim.experiment.store import Store
-from moesim.hardware.costs.links import most_chunks
+from moesim.hardware.costs.model import most_chunks
 from moesim.metrics.naming import CACHE_SETTINGS, SETTINGS
 from moesim.policies.imports import WouldImport, would_import
 from moesim.trace.workload.spec import WorkloadSpec, shortened
