@@ -120,7 +120,7 @@ def intervals() -> Any:
 
     from moesim.core.student import mean, student_t
     from moesim.studies.lookahead import relation
-    from moesim.studies.validation.compare import errors_of
+    from moesim.studies.validation.report import errors_of
 
     numbers = np.random.default_rng(1).integers(1, 10**6, 97) / 1e6
     measured = SimpleNamespace(spread=0.1, repeat_error=None)
@@ -136,8 +136,7 @@ def intervals() -> Any:
 
 def fits() -> Any:
     """A fit of eight constants to forty rows, and the intervals of its constants."""
-    from moesim.studies.identify.constants import Priors
-    from moesim.studies.identify.fit import Problem
+    from moesim.studies.identify.fit import Priors, Problem
 
     class Rows:
         priors = Priors(np.full(8, 0.3), np.full(8, 0.4))

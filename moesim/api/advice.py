@@ -9,7 +9,7 @@ from moesim.api.answer import Answer
 from moesim.api.checked import checked
 from moesim.core.table import Format
 from moesim.core.units import digits
-from moesim.studies.advice import advice
+from moesim.studies.advice import recommend as advice
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -25,7 +25,7 @@ class Advice(Answer, advice.Advice):
         """One row a finalist, those that can be run first; names end in the unit, `low` and `high` are tokens/s."""
         import pandas as pd  # takes half a second to import
 
-        from moesim.studies.advice.values import flat
+        from moesim.studies.advice.show import flat
 
         return pd.DataFrame([flat(self, one) for one in (*self.runnable, *self.papers)])
 
@@ -70,7 +70,7 @@ class Advice(Answer, advice.Advice):
         ConfigError
             If the folder holds something else.
         """
-        from moesim.studies.advice.folder import write_folder
+        from moesim.studies.advice.show import write_folder
 
         write_folder(self, Path(folder))
         return Path(folder)

@@ -15,7 +15,7 @@ from moesim.core.progress import telling
 from moesim.errors import ConfigError
 from moesim.hardware import HardwareProfile
 from moesim.model import ModelSpec
-from moesim.studies.advice.setting import Asked
+from moesim.studies.advice.question import Asked
 
 if TYPE_CHECKING:
     from moesim.api.identified import Identified
@@ -91,7 +91,7 @@ def recommend(
 
         found = search(asked, jobs=jobs, progress=progress)
     else:
-        from moesim.studies.advice.identified import recommend_observed  # SciPy takes most of a second to import
+        from moesim.studies.advice.recommend import recommend_observed  # SciPy takes most of a second to import
 
         found = recommend_observed(asked, Path(calibrate), jobs=jobs, progress=progress)
     return Advice(**vars(found))
@@ -141,8 +141,8 @@ def calibrate(
     """
     from moesim.api.identified import Identified  # SciPy takes most of a second to import
     from moesim.studies.identify.identify import identify
+    from moesim.studies.identify.observations import read_observations
     from moesim.studies.identify.predictor import OWNER, memo_in
-    from moesim.studies.identify.reading import read_observations
 
     folder = None if out is None else Path(out)
     if folder is not None:

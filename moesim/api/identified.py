@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, ClassVar
 from moesim.api.answer import Answer
 from moesim.api.checked import checked
 from moesim.core.table import Format
-from moesim.studies.identify import report, results
-from moesim.studies.identify.next_line import NextLine, next_lines
+from moesim.studies.identify import identify as results
+from moesim.studies.identify import report
+from moesim.studies.identify.report import NextLine, next_lines
 
 if TYPE_CHECKING:
     from pandas import DataFrame

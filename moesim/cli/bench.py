@@ -14,9 +14,7 @@ from moesim.core.processes import usable_cores
 from moesim.core.table import Format, render, render_records
 from moesim.engine import chosen
 from moesim.errors import ConfigError
-from moesim.studies.bench import CASES, DECIDING_MODEL, YARDSTICK, run_case, run_deciding
-from moesim.studies.bench_growth import AXES, measure_growth
-from moesim.studies.bench_sweeps import measure_sweep
+from moesim.studies.bench import AXES, CASES, DECIDING_MODEL, YARDSTICK, measure_growth, measure_sweep, run_case, run_deciding
 
 SWEEP_RUNS = 64
 PEER = (

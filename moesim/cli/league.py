@@ -13,7 +13,6 @@ import typer
 from moesim.cli.options import Jobs, Printed, Quick, Set
 from moesim.cli.outputs import write_own
 from moesim.core.files import OutputFolder, check_own_folder
-from moesim.core.limits import COUNT
 from moesim.core.table import Format, render, render_records
 from moesim.core.units import format_size
 from moesim.errors import ConfigError
@@ -39,9 +38,6 @@ def league(
     hardware: Annotated[str | None, typer.Option(help="Another machine: a name, or the file of a profile.")] = None,
     ratios: Annotated[str, typer.Option(help="Of the map: rate of the link over that of the CPU.")] = RATIOS,
     shares: Annotated[str, typer.Option(help="Of the map: shares of the experts for which there is room.")] = SHARES,
-    n_fresh: Annotated[
-        int, typer.Option("--fresh", min=0, max=COUNT.most, metavar="N", help="Try the map on N other draws of routing.")
-    ] = 0,
     mapped: Annotated[bool, typer.Option("--map/--no-map", help="Draw the map.")] = True,
     overrides: Set = [],  # noqa: B006  (typer copies it)
     small: Quick = False,
@@ -69,8 +65,7 @@ def league(
     begin = None if out is None else OutputFolder(out, _OWNER).mark  # so that a league that is stopped is known as one
     found = meet(
         quick(config, str(name)) if small else config, str(name), ratios=axes[0], shares=axes[1],
-        folder=None if out is None else out / "runs", jobs=jobs, progress=True, n_fresh=n_fresh,
-        begin=begin,
+        folder=None if out is None else out / "runs", jobs=jobs, progress=True, begin=begin,
     )  # fmt: skip
     sys.stdout.write(table(found, form))
     if out is not None:
@@ -93,11 +88,11 @@ def _numbers(text: str, option: str, most: float) -> tuple[float, ...]:
 
 def files_of(found: League) -> dict[str, bytes]:
     """Give ``league.csv``, and of a map ``map.csv`` and its figure."""
-    from moesim.studies.league.records import records
+    from moesim.studies.league.league import record
 
     summed = [asdict(one) for one in found.everywhere]
     files = {
-        "league.csv": render_records(records(found.table), Format.CSV).encode(),
+        "league.csv": render_records([record(one) for one in found.table], Format.CSV).encode(),
         "everywhere.csv": render_records(summed, Format.CSV).encode(),
     }
     if found.cells:
@@ -106,7 +101,7 @@ def files_of(found: League) -> dict[str, bytes]:
         from moesim.plots.studies import crossover  # Matplotlib takes most of a second to import
         from moesim.plots.style import pictures
 
-        rows = records(found.cells)
+        rows = [record(one) for one in found.cells]
         drawing = crossover.drawing(pd.DataFrame(rows))
         files |= {"map.csv": render_records(rows, Format.CSV).encode(), "crossover.txt": f"{drawing.caption}\n".encode()}
         files |= pictures(drawing.figure, "crossover")
@@ -115,9 +110,9 @@ def files_of(found: League) -> dict[str, bytes]:
 
 def table(found: League, form: Format) -> str:
     """Write the table of a league."""
-    from moesim.studies.league.records import records
+    from moesim.studies.league.league import record
 
-    rows = records(found.table)
+    rows = [record(one) for one in found.table]
     if form.for_programs:
         return render_records(rows, form)
     varying = [key for key in ("model", "hardware", "memory_bytes") if len({str(row[key]) for row in rows}) > 1]
@@ -188,6 +183,5 @@ def _notes(found: League, rows: Sequence[dict[str, Any]], varying: Sequence[str]
         least = ", ".join(f"{one.system} x{one.median:.2f} (worst x{one.worst:.2f})" for one in mine[:_LEAST])
         n = mine[0].settings
         notes.append(f"batch {batch}, median of the fastest's speed over its own in the {n} settings where all met: {least}")
-    notes += [found.fresh.text()] if found.fresh is not None else []
     notes += [f"{name}: {why}" for name, why in found.never.items()]
     return [*notes, f"{found.n_runs} runs, of which {found.n_found} had been done before"]

@@ -61,8 +61,7 @@ def regret(
 
 def table(found: Sequence[Regret], form: Format) -> str:
     """Write the regret of some runs."""
-    from moesim.studies.oracles import DECISIONS
-    from moesim.studies.regret import ASKED
+    from moesim.studies.regret import ASKED, DECISIONS
 
     if form.for_programs:
         return render_records([record for one in found for record in one.records()], form)
@@ -99,7 +98,7 @@ def _named(one: Regret, varying: Sequence[str]) -> list[str]:
 
 
 def _orders(one: Regret) -> list[list[str]]:
-    from moesim.studies.oracles import DECISIONS
+    from moesim.studies.regret import DECISIONS
 
     lines = []
     for order in ("forward", "reversed"):
@@ -123,7 +122,7 @@ def _speed(one: Regret, order: str) -> str:
 
 
 def _alone(one: Regret) -> list[str]:
-    from moesim.studies.oracles import DECISIONS
+    from moesim.studies.regret import DECISIONS
 
     makespan, bound = one.row.get("makespan_ns"), None if one.bounds is None else one.bounds.makespan_ns
     over = f"{makespan / bound:.2f}" if isinstance(makespan, int) and bound else "-"

@@ -20,8 +20,7 @@ from moesim.core.text import say
 from moesim.trace.made import trace_label
 
 if TYPE_CHECKING:
-    from moesim.studies.lookahead import Line, Relation
-    from moesim.studies.lookahead_layers import Sight
+    from moesim.studies.lookahead import Line, Relation, Sight
 
 _OWNER = "trace lookahead"
 _SHOWN = (1, 4, 16, 64)  # windows in the table
@@ -53,8 +52,7 @@ def trace_lookahead(
     """
     from moesim.experiment.routing import read_trace
     from moesim.experiment.workers import Workers
-    from moesim.studies.lookahead import look_ahead, records, relation
-    from moesim.studies.lookahead_layers import see_layers
+    from moesim.studies.lookahead import look_ahead, records, relation, see_layers
 
     if out is not None:
         check_own_folder(out, _OWNER)

@@ -32,9 +32,6 @@ def validate(
         bool, typer.Option("--only-compare", help="Replay nothing: compare the simulator with the measurements in the folder.")
     ] = False,
     public: Annotated[bool, typer.Option("--public", help="Compare with published measurements instead.")] = False,
-    identified: Annotated[
-        bool, typer.Option("--identified", help="With --public: also identify machines from two rows, and predict their others.")
-    ] = False,
     overrides: Set = [],  # noqa: B006  (typer copies it)
     small: Quick = False,
     backend: Backend = "cpu",
@@ -50,10 +47,8 @@ def validate(
     Example: moesim validate --public
     """
     if public:
-        _check_options(context, "public", ("public", "identified", "out", "form"))
-        return _public(out, form, identified)
-    if identified:
-        raise ConfigError("validate: expected --identified with --public only, got it alone; add --public or leave it out")
+        _check_options(context, "public", ("public", "out", "form"))
+        return _public(out, form)
     if out is None:
         raise ConfigError("validate: expected --out FOLDER, got nothing; name one for measurements, tables and figures")
     check_own_folder(out, "validate")
@@ -82,16 +77,13 @@ def validate(
     return 1 if report.problems else 0
 
 
-def _public(out: Path | None, form: Format, identified: bool) -> int:
-    from moesim.studies.validation.public import run_public, table
-    from moesim.studies.validation.sweep_identified import identified_table
-    from moesim.studies.validation.sweep_report import group_table
+def _public(out: Path | None, form: Format) -> int:
+    from moesim.studies.validation.public import group_table, run_public, table
 
-    result = run_public(out, progress=True, identified=identified)
+    result = run_public(out, progress=True)
     sys.stdout.write(table(result.frame, form))
     if not form.for_programs:
         sys.stdout.write("\n" + group_table(result.sweeps, form))
-        sys.stdout.write("\n" + identified_table(result.identified, form) if identified else "")
     if form is Format.TABLE:
         print(result.summary)
     if out is not None:

@@ -1,1 +1,1 @@
-"""Studies over many runs: published results beside simulated ones, regret, assignment rules on random layers."""
+"""Studies over many runs: published against simulated results, regret, advice, what-if, leagues, validation."""

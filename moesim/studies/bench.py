@@ -1,25 +1,33 @@
-"""How fast the simulator is, beside bare SimPy in the same process at the same time; and what each policy's decisions take."""
+"""The simulator's speed next to bare SimPy in the same process; the cost of decisions, sweeps and sizes."""
 
 from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 from simpy import Environment
 
 from moesim.core import collector
 from moesim.core.units import NS_PER_S
 from moesim.engine import chosen, simulate
+from moesim.experiment.config import parse_config
+from moesim.experiment.resolve import Experiment
+from moesim.experiment.run import run_experiment
+from moesim.experiment.runner import run_one
 from moesim.hardware import load_hardware
 from moesim.hardware.costs import CostModel
 from moesim.model import load_model
 from moesim.policies.native_parts import in_python
 from moesim.policies.registry import POLICIES, make_policy
 from moesim.policy import Action, Fetch, Policy, Routed, Victim, View
+from moesim.records import Records
 from moesim.testing.traces import synthetic_trace
 from moesim.trace import Trace
 from moesim.trace.predictors.chosen import FutureUse, PredictorSet
@@ -63,7 +71,7 @@ CASES = (
 
 @dataclass(frozen=True)
 class Measured:
-    """What came of one case."""
+    """Measurements of one case."""
 
     case: str  # its name
     n_runs: int  # expert runs in one simulation
@@ -78,7 +86,7 @@ class Measured:
         return [(wall / self.n_runs) / (bare / N_TIMEOUTS) for wall, bare in zip(self.wall_s, self.timeout_s, strict=True)]
 
     def record(self) -> dict[str, Any]:
-        """Give all figures by name."""
+        """Return all figures by name."""
         return {
             **{key: value for key, value in asdict(self).items() if not isinstance(value, tuple)},
             "engine": chosen(),
@@ -194,7 +202,7 @@ class Clocked:
 
 @dataclass(frozen=True)
 class Deciding:
-    """What the decisions of one policy take."""
+    """The time of one policy's decisions."""
 
     policy: str  # its registered name
     batch: int  # requests decoded together
@@ -205,7 +213,7 @@ class Deciding:
     ratio: float  # time in both, over that of `YARDSTICK` in this process
 
     def record(self) -> dict[str, Any]:
-        """Give all figures by name."""
+        """Return all figures by name."""
         return asdict(self)
 
     def cells(self) -> list[str]:
@@ -256,3 +264,144 @@ def _time_deciding(name: str, model: Any, trace: Trace, workload: Workload) -> t
         )  # fmt: skip
     n_runs = sum(task.expert >= 0 for task in records.tasks)
     return n_runs, timed.decide_ns / n_runs, timed.evict_ns / n_runs
+
+
+AXES = {
+    "tokens": (256, 1024, 4096, 16384, 65536),
+    "batch": (1, 4, 16, 64, 128),
+    "experts": (8, 32, 128, 256),
+    "layers": (8, 16, 32, 64),
+}
+"""What varies, and its values; the rest is as in `_BASE`."""
+_BASE = {"tokens": 256, "batch": 1, "experts": 32, "layers": 16}
+_TOP_K = 2
+_SMALL = {"base": "qwen3-30b-a3b", "expert_bits": 4, "top_k": _TOP_K, "expert_intermediate": 256}  # half of them fit
+
+
+@dataclass(frozen=True)
+class Growth:
+    """Measurements at one value."""
+
+    varied: str
+    value: int
+    n_runs: int  # experts executed
+    n_slots: int  # experts chosen by rows: a run serves all rows of a step that chose its expert
+    cpu_s: float  # of this process, for routing and simulation
+    # ns_per_run, ns_per_slot: of that; ratio: of the first of them to the first value's
+    ns_per_run: float
+    ns_per_slot: float
+    ratio: float
+
+    def record(self) -> dict[str, Any]:
+        """Return all figures by name."""
+        return asdict(self)
+
+    def cells(self) -> list[str]:
+        """Write the figures for the table."""
+        counts = (self.value, self.n_runs, self.n_slots)
+        times = (f"{self.cpu_s:.2f} s", f"{self.ns_per_run:,.0f}", f"{self.ns_per_slot:,.0f}", f"{self.ratio:.2f}")
+        return [self.varied, *(f"{count:,}" for count in counts), *times]
+
+
+def measure_growth(repeats: int, most_tokens: int) -> Iterator[Growth]:
+    """Measure every axis with `lru`; the least time of the repeats counts."""
+    _run(**_BASE)  # what is imported and remembered once
+    for varied, values in AXES.items():
+        first = 0.0
+        for value in values:
+            if varied == "tokens" and value > most_tokens:
+                continue
+            found = [_run(**(_BASE | {varied: value})) for _ in range(repeats)]
+            n_runs, cpu_s = found[0][0], min(cpu for _, cpu in found)
+            size = _BASE | {varied: value}
+            n_slots = (size["tokens"] + 1) * size["batch"] * size["layers"] * _TOP_K
+            each = cpu_s / n_runs * 1e9
+            first = first or each
+            yield Growth(varied, value, n_runs, n_slots, cpu_s, each, cpu_s / n_slots * 1e9, each / first)
+
+
+def _run(tokens: int, batch: int, experts: int, layers: int) -> tuple[int, float]:
+    """Return how many experts ran, and the CPU time; records are counted and dropped."""
+    model = load_model({**_SMALL, "n_experts": experts, "n_layers": layers})
+    trace = synthetic_trace(layers, experts, model.top_k, batch, 1, tokens)
+    n_runs = 0
+
+    def count(records: Records, _: int) -> None:
+        nonlocal n_runs
+        n_runs += int(np.count_nonzero(records.tasks.column("expert") >= 0))
+
+    gc.collect()
+    with collector.paused():
+        began = time.process_time()
+        simulate(
+            model=model, costs=CostModel(model, load_hardware(HARDWARE)), workload=compose(trace, WorkloadSpec(batch_size=batch)),
+            policy=make_policy("lru"), cache_slots={"gpu0": layers * experts // 2}, sink=count,
+        )  # fmt: skip
+        return n_runs, time.process_time() - began
+
+
+_MODEL = {"base": "mixtral-8x7b", "expert_bits": 4}
+_HARDWARE = "rtx3090-epyc7532"
+_PLACE = "bench"
+
+
+@dataclass(frozen=True)
+class SweepCost:
+    """Measurements of sweeps."""
+
+    n_runs: int  # runs of each sweep
+    processes: int  # of the second
+    run_s: float  # median time of one run by itself
+    # one_s, several_s: best time of the sweep in this process, and in several, starting them included
+    one_s: float
+    several_s: float
+    # best time of a sweep of very short runs in this process, less that of its runs by themselves, by run: hashing inputs,
+    # keeping each result on disk
+    overhead_ms: float
+
+    @property
+    def speedup(self) -> float:
+        """Speed-up by several processes."""
+        return self.one_s / self.several_s
+
+    def record(self) -> dict[str, Any]:
+        """Return everything by name."""
+        return asdict(self) | {"speedup": self.speedup}
+
+    def cells(self) -> list[str]:
+        """Write the figures for the table."""
+        times = f"{self.run_s * 1e3:.0f} ms", f"{self.one_s:.1f} s", f"{self.several_s:.1f} s"
+        return [str(self.n_runs), *times, f"{self.speedup:.2f}", f"{self.overhead_ms:.1f} ms"]
+
+
+def measure_sweep(n_runs: int, processes: int, repeats: int, tokens: int) -> SweepCost:
+    """Measure sweeps of made-up routing."""
+    long, short = _experiment(n_runs, tokens), _experiment(n_runs, 1)
+    run_s = median(_timed(lambda spec=spec: run_one(long, spec)) for spec in long.specs[:5])
+    one, several, extra = [], [], []
+    for _ in range(repeats):
+        one.append(_sweep(long, 1))
+        several.append(_sweep(long, processes))
+        alone = _timed(lambda: [run_one(short, spec) for spec in short.specs])
+        extra.append((_sweep(short, 1) - alone) / n_runs * 1e3)
+    return SweepCost(n_runs, processes, run_s, min(one), min(several), min(extra))
+
+
+def _experiment(n_runs: int, tokens: int) -> Experiment:
+    raw = {
+        "model": _MODEL, "hardware": _HARDWARE, "cache": {"ratio": 0.5}, "policies": ["lru"],
+        "trace": {"synthesize": "mixtral-8x7b", "requests": 4, "prompt": 8, "decode": tokens},
+        "workload": {"prompt_tokens": 8, "decode_tokens": tokens}, "decision_us": list(range(n_runs)),
+    }  # fmt: skip
+    return Experiment(parse_config(raw, _PLACE), _PLACE)
+
+
+def _sweep(experiment: Experiment, jobs: int) -> float:
+    with TemporaryDirectory() as folder:
+        return _timed(lambda: run_experiment(experiment, jobs=jobs, folder=Path(folder)))
+
+
+def _timed(do: Any) -> float:
+    began = time.perf_counter()
+    do()
+    return time.perf_counter() - began

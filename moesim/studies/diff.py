@@ -1,4 +1,4 @@
-"""Where the time went: two runs side by side, by cause, phase and layer, in integer nanoseconds that add up."""
+"""Two runs side by side: time by cause, phase and layer, in integer nanoseconds that add up."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _SPEEDS: Final = ("makespan_ns", "ttft_mean_ns", "tpot_mean_ns", "contention_ns"
 
 
 def find_run(text: str, read: Callable[[Path, int], Outcome] = outcome_of) -> Outcome:
-    """Give the run that ``DIR``, ``DIR:INDEX`` or ``DIR:POLICY`` names."""
+    """Find the run that ``DIR``, ``DIR:INDEX`` or ``DIR:POLICY`` names."""
     whole = Path(text).is_dir()
     name, _, which = (text, "", "") if whole else text.rpartition(":")
     folder = Path(name)
@@ -129,7 +129,7 @@ class Entry:
         return self.b - self.a
 
     def record(self) -> dict[str, Any]:
-        """Give it by name."""
+        """Return its fields by name."""
         return {
             "section": self.section, "phase": self.phase, "layer": self.layer, "key": self.key, "per_token": self.per_token,
             "unit": self.unit, "a": self.a, "b": self.b, "difference": self.difference,
@@ -204,7 +204,7 @@ class Diff:
         return [Entry("rate", key, "", a, b) for key, a, b in rows if a is not None or b is not None]
 
     def entries(self) -> Iterator[Entry]:
-        """Give everything, for other programs."""
+        """Return everything, for other programs."""
         yield from self.settings()
         yield from self.speeds()
         for phase in (None, *PHASES):

@@ -1,7 +1,11 @@
-"""What looking ahead is worth: misses of caches that know the routing of some tokens ahead, between those that know none and all.
+"""The worth of looking ahead: for a cache that knows some tokens ahead, or the next layers of the token.
 
-The gap that is closed by a window is the share of the misses between a cache that goes by decayed frequency alone and the fewest
+The gap that a window closes is the share of the misses between a cache that goes by decayed frequency alone and the fewest
 that there can be. Where half of it is closed grows with the cache: moe-speed-of-light states a power law, which is tested here.
+
+For layers ahead: without prefetching a run takes the time T, of which its link or its GPU works B, whichever works longer. A
+prefetcher that made neither of them wait would save T - B, with the same copies: that is the gap. The next token is not known.
+What is predicted and is in the cache already counts as used: otherwise one expert of a layer puts out another.
 """
 
 from __future__ import annotations
@@ -15,11 +19,20 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from moesim.core.student import line
+from moesim.errors import MoesimError
+from moesim.experiment.config import parse_config
+from moesim.experiment.resolve import Experiment
+from moesim.experiment.run import run_experiment
+from moesim.experiment.workers import Workers
+from moesim.model import load_model
+from moesim.trace.made import trace_label
 from moesim.trace.stats.balance import main_phase, select
 from moesim.trace.stats.lookahead import HALF_GAP, misses_by_window
 
 if TYPE_CHECKING:
+    from moesim.metrics import Value
     from moesim.trace import Trace
+
 
 WINDOWS: Final = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Tokens ahead whose routing is known."""
@@ -44,7 +57,7 @@ class Line:
     fewest: int  # of a cache that knows everything
 
     def closed(self, window: int) -> float:
-        """Give the share of the gap that a window closes; nan where there is no gap."""
+        """Return the share of the gap that a window closes; nan where there is no gap."""
         gap = self.misses[0] - self.fewest
         return (self.misses[0] - self.misses[window]) / gap if gap else math.nan
 
@@ -118,7 +131,7 @@ def relation(lines: Sequence[Line], seed: int = 0) -> Relation | None:
 
 
 def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
-    """Fit a straight line by least squares; None where the points do not say which."""
+    """Fit a straight line by least squares; None where the points do not determine one."""
     if len(points) < 3 or len({x for x, _ in points}) < 2:
         return None
     return line(points)
@@ -135,3 +148,90 @@ def records(lines: Sequence[Line]) -> list[dict[str, Any]]:
         for one in lines
         for window, misses in one.misses.items()
     ]  # fmt: skip
+
+
+LAYERS: Final = (1, 2, 3, 4, 8)
+"""Layers ahead whose routing is known."""
+LAYER_SHARES: Final = (0.25, 0.5)
+"""Shares of the experts that are cached."""
+BITS: Final = 4
+"""Of experts."""
+_TOKENS, _REQUESTS = 32, 4
+_PLACE: Final = "trace lookahead"
+
+
+@dataclass(frozen=True)
+class Sight:
+    """The speed of one trace and cache with some layers known ahead."""
+
+    model: str
+    trace: str
+    hardware: str
+    share: float  # of the experts that are cached
+    layers: int  # ahead
+    tokens_per_s: float
+    on_demand: float  # tokens/s without prefetching
+    closed: float  # share of the gap; more than 1 where the oracle also spares copies
+    label: str  # weakest source
+
+    def record(self) -> dict[str, Any]:
+        """Return everything by name."""
+        return {
+            "model": self.model, "trace": self.trace, "hardware": self.hardware, "cached_share": self.share,
+            "layers": self.layers, "decode_tokens_per_s": self.tokens_per_s, "on_demand_tokens_per_s": self.on_demand,
+            "closed": self.closed, "source_label": self.label,
+        }  # fmt: skip
+
+
+def see_layers(
+    written: str | Mapping[str, Any], trace: Trace, hardware: str, workers: Workers, *, layers: Sequence[int] = LAYERS,
+    shares: Sequence[float] = LAYER_SHARES,
+) -> tuple[list[Sight], list[str]]:  # fmt: skip
+    """Simulate one request after the other, with experts of 4 bits; return what came out, and why sizes are missing."""
+    model = str(trace.header.get("miniature_of", trace.model))
+    found: list[Sight] = []
+    missing = []
+    for share in shares:
+        rows, errors = _run(_experiment(written, trace, model, hardware, share, layers), workers)
+        if errors:
+            missing.append(f"{trace_label(written)}, {share:.0%} cached: {errors[0]}")
+            continue
+        first, *others = rows
+        gap = 1 - max(float(str(first[key] or 0)) for key in first if key.startswith("utilisation."))
+        found += [
+            Sight(
+                model, trace_label(written), str(row["hardware"]), share, n, _speed(row), _speed(first),
+                (1 - _time(row) / _time(first)) / gap if gap else 0.0, str(row["source_label"]),
+            )
+            for n, row in zip(layers, others, strict=True)
+        ]  # fmt: skip
+    return found, missing
+
+
+def _experiment(
+    written: str | Mapping[str, Any], trace: Trace, model: str, hardware: str, share: float, layers: Sequence[int]
+) -> Experiment:
+    top_k = load_model(model).top_k
+    tokens, requests = min(_TOKENS, int(trace.requests.n_decode.min())), min(_REQUESTS, len(trace.requests.n_decode))
+    known = {"name": "predicted", "source": "oracle", "size": top_k, "pool": "cache", "residents": "used"}
+    ahead = [{**known, "lookahead": n, **({"nearer": "ask"} if n > 1 else {})} for n in layers]
+    raw = {
+        "name": "lookahead-layers", "model": {"base": model, "expert_bits": BITS}, "trace": written, "hardware": hardware,
+        "workload": {"batch_size": 1, "prompt_tokens": 1, "decode_tokens": tokens, "n_batches": requests},
+        "cache": {"ratio": share}, "plots": [], "timeline": None,
+        "policies": [{"name": "composed", "placement": "none", "prefetch": one} for one in ("none", *ahead)],
+    }  # fmt: skip
+    return Experiment(parse_config(raw, _PLACE), _PLACE)
+
+
+def _run(experiment: Experiment, workers: Workers) -> tuple[list[Mapping[str, Value]], list[MoesimError]]:
+    outcomes = run_experiment(experiment, workers=workers, may_fail=True).outcomes
+    return [one.row for one in outcomes], [one.failure for one in outcomes if one.failure is not None]
+
+
+def _speed(row: Mapping[str, Value]) -> float:
+    return float(str(row["decode_tokens_per_s"]))
+
+
+def _time(row: Mapping[str, Value]) -> int:
+    return int(str(row["makespan_ns"]))

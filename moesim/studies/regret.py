@@ -1,4 +1,4 @@
-"""Regret: what each decision of a policy would be worth if it were made by somebody who knows better.
+"""Regret: what each decision of a policy would be worth if it were made by an oracle.
 
 The decisions of a run are given to their oracles one after the other, first to last and last to first: its predictions to the
 true routing, its replacement and its assignment to whatever the policy names in ``oracles``, and the links to ones that take no
@@ -10,7 +10,7 @@ before, hence the two orders; and it may save less than nothing, because a run i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from moesim.errors import ConfigError, unknown_name
@@ -18,16 +18,80 @@ from moesim.experiment.resolve import Experiment
 from moesim.experiment.run import run_experiment
 from moesim.experiment.runner import initial_placement
 from moesim.experiment.spec import RunSpec
+from moesim.hardware import HardwareProfile
+from moesim.hardware.types import Transfer
 from moesim.metrics.bounds import RunBounds, most_hits, run_bounds
 from moesim.metrics.naming import CACHE_SETTINGS, SETTINGS
 from moesim.policies.registry import make_policy
-from moesim.policy import Placement
-from moesim.studies.oracles import DECISIONS, NONE, Decisions, combinations, derive, replaceable
+from moesim.policy import Placement, Predicted
 from moesim.trace.predictors.chosen import FutureUse
 
 if TYPE_CHECKING:
     from moesim.metrics import Value
     from moesim.model import ModelSpec
+
+
+DECISIONS = ("prediction", "replacement", "assignment", "bandwidth")
+"""In the order in which they are replaced; ``reversed`` takes them from the end."""
+
+Decisions = frozenset[str]
+NONE: Decisions = frozenset()
+_INSTANT = 10**18  # bytes a second: an expert takes a nanosecond
+
+
+def replaceable(spec: RunSpec) -> tuple[str, ...]:
+    """List the decisions of a run that an oracle can make."""
+    policy: Any = make_policy(spec.point.policy)
+    oracles = getattr(policy, "oracles", {})
+    has = {
+        "prediction": Predicted in policy.listens,
+        "replacement": "replacement" in oracles,
+        "assignment": "assignment" in oracles,
+        "bandwidth": True,
+    }
+    return tuple(decision for decision in DECISIONS if has[decision])
+
+
+def derive(spec: RunSpec, decisions: Decisions) -> RunSpec:
+    """Replace some decisions of a run by their oracles."""
+    point, hardware = spec.point, spec.hardware
+    options = dict(point.policy)
+    oracles = make_policy(point.policy).oracles if decisions & {"replacement", "assignment"} else {}  # type: ignore[attr-defined]
+    for decision in ("replacement", "assignment"):
+        if decision in decisions:
+            options |= oracles[decision]
+            options = {key: value for key, value in options.items() if oracles[decision].get(key, value) is not None}
+    if "prediction" in decisions:
+        point = replace(point, predictors={"*": "oracle"})
+    if "bandwidth" in decisions:
+        hardware = instant_links(hardware)
+    return replace(spec, point=replace(point, policy=options), hardware=hardware)
+
+
+def instant_links(hardware: HardwareProfile) -> HardwareProfile:
+    """Return a machine whose links move weights in no time but a nanosecond a transfer; activations cross as before."""
+    links = []
+    for link in hardware.links:
+        curves = {kind: Transfer(curve.key, curve.latency_us * 0, _INSTANT) for kind, curve in link.curves.items()}
+        activation = link.activation or next(iter(link.curves.values()))  # what the cost model falls back on
+        links.append(replace(link, curves=curves, activation=activation))
+    return replace(hardware, links=tuple(links))
+
+
+def combinations(decisions: Sequence[str]) -> dict[tuple[str, str], tuple[Decisions, Decisions]]:
+    """List what is compared: for each order and decision, what is replaced before it, and with it.
+
+    >>> [sorted(pair[1]) for pair in combinations(["assignment", "bandwidth"]).values()]
+    [['assignment'], ['assignment', 'bandwidth'], ['bandwidth'], ['assignment', 'bandwidth'], ['assignment'], ['bandwidth']]
+    """
+    found: dict[tuple[str, str], tuple[Decisions, Decisions]] = {}
+    for order, names in (("forward", list(decisions)), ("reversed", list(reversed(decisions)))):
+        for i, name in enumerate(names):
+            found[order, name] = (frozenset(names[:i]), frozenset(names[: i + 1]))
+    for name in decisions:
+        found["alone", name] = (NONE, frozenset({name}))
+    return found
+
 
 ORDERS = ("forward", "reversed", "alone")
 LINKS_AS_THEY_ARE, INSTANT_LINKS = "as they are", "without time"
@@ -48,46 +112,29 @@ class Step:
 
     @property
     def saved_ns(self) -> int | None:
-        """What the oracle saves; negative if the run takes longer with it."""
+        """Time that the oracle saves; negative if the run takes longer with it."""
         return None if self.before_ns is None or self.after_ns is None else self.before_ns - self.after_ns
 
 
 @dataclass(frozen=True)
 class Regret:
-    """All that was found out about one run.
+    """Regret of one run."""
 
-    Attributes
-    ----------
-    row : mapping
-        Its result as it is.
-    setting : mapping
-        What was asked for, by the names in `ASKED`; a policy may have its own way to transfer all the same.
-    steps : tuple of Step
-        Of all orders.
-    all_replaced_ns : int or None, ns
-        Makespan with every decision replaced that can be, links that take no time among them.
-    bounds : RunBounds or None
-        None for a policy that is not exact, or that failed.
-    best_hit_rate : float or None
-        Of Belady's rule with as many slots, for caches that fetch on demand.
-    errors : tuple of str
-        Of runs that failed.
-    """
-
-    row: Mapping[str, Value]
+    row: Mapping[str, Value]  # its result as it is
+    # what was asked for, by the names in `ASKED`; a policy may have its own way to transfer all the same
     setting: Mapping[str, Value]
-    steps: tuple[Step, ...]
-    all_replaced_ns: int | None
-    bounds: RunBounds | None
-    best_hit_rate: float | None
-    errors: tuple[str, ...]
+    steps: tuple[Step, ...]  # of all orders
+    all_replaced_ns: int | None  # makespan with every decision replaced that can be, links that take no time among them
+    bounds: RunBounds | None  # none for a policy that is not exact, or that failed
+    best_hit_rate: float | None  # of Belady's rule with as many slots, for caches that fetch on demand
+    errors: tuple[str, ...]  # of runs that failed
 
     def alone(self, decision: str) -> Step:
         """Return what one oracle alone does."""
         return next(step for step in self.steps if step.order == "alone" and step.decision == decision)
 
     def records(self) -> list[dict[str, Any]]:
-        """Give everything by name, one row a step; every figure with an oracle in it is labelled so."""
+        """Return everything by name, one row a step; every figure with an oracle in it is labelled so."""
         base = self.row.get("makespan_ns")
         whole = base - self.all_replaced_ns if isinstance(base, int) and self.all_replaced_ns is not None else None
         return [

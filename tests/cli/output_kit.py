@@ -18,7 +18,6 @@ COMMANDS: dict[str, list[str]] = {
     "synthesize": ["trace", "synthesize", "--parameters", "mixtral-8x7b", "--requests", "1", "--prompt", "2", "--decode", "2",
                    "--out", "OUT/s.safetensors", "--overwrite"],
     "export": ["trace", "export", "./small.safetensors", "--format", "csv", "--out", "OUT/e.csv", "--overwrite"],
-    "assignments": ["assignments", "--instances", "2", "--out", "OUT"],
 }  # fmt: skip
 
 

@@ -33,7 +33,6 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "export of Parquet": ("trace", "export", "./small.safetensors", "--format", "parquet", "--out", "out/e.parquet"),
     "export for libCacheSim": ("trace", "export", "./small.safetensors", "--format", "oracleGeneral", "--object-size", "9",
                                "--out", "out/e.bin"),
-    "assignments": ("assignments", "--instances", "2", "--out", "out/a"),
 }  # fmt: skip
 
 

@@ -303,5 +303,5 @@ def test_every_input_of_a_study_is_read_before_its_first_run(
 
     for place in ("experiment.run._here", "experiment.run._elsewhere", "studies.validation.run.run_one"):
         monkeypatch.setattr(f"moesim.{place}", never)
-    monkeypatch.setattr("moesim.studies.advice.identified.identify", never)
+    monkeypatch.setattr("moesim.studies.advice.recommend.identify", never)
     refused(shlex.split(command), words, here, capsys)

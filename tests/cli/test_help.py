@@ -67,7 +67,7 @@ def test_the_example_is_of_its_command(name: str):
 
 
 LONG = ("papers", "validate")  # another test runs them, with --out
-SLOW = ("plot", "recommend", "trace fit", "assignments", "trace stats")  # their commands have tests of their own
+SLOW = ("plot", "recommend", "trace fit", "trace stats")  # their commands have tests of their own
 
 
 @pytest.mark.parametrize("name", LONG)

@@ -226,7 +226,7 @@ def litter(folder: Path, rng: random.Random) -> dict[str, bytes]:
     return made
 
 
-SLOW = {"assignments", "papers", "validate"}  # seconds each; they write as the others do
+SLOW = {"papers", "validate"}  # seconds each; they write as the others do
 
 
 @pytest.mark.parametrize(
@@ -275,11 +275,9 @@ def _slim(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep the commands that compute or draw for long short: which files they write matters here, not what is in them."""
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, buffer, **_: buffer.write(b"a picture"))
     if command == "validate":
-        for module in ("public", "public_sweeps"):
-            monkeypatch.setattr(
-                f"moesim.studies.validation.{module}.predict",
-                lambda check, folder: {"predicted": check.value, "label": "assumed"},
-            )
+        monkeypatch.setattr(
+            "moesim.studies.validation.public.predict", lambda check, folder: {"predicted": check.value, "label": "assumed"}
+        )
     if command == "stats":
         from moesim.plots import trace_report
 

@@ -25,7 +25,6 @@ COMMANDS = {
     "validate": ["validate", "small.yaml", "--only-compare"],
     "public": ["validate", "--public"],
     "plot": ["plot", "decode_speed", "result"],
-    "assignments": ["assignments", "--instances", "2"],
 }
 FILES = {
     "report": ["report", "result", "--out", "{}.html"],

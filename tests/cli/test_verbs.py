@@ -18,8 +18,8 @@ from moesim.errors import ConfigError
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        (["foo"], "moesim: unknown command 'foo'; known: assignments, bench, calibrate, "),
-        (["profil"], "moesim: unknown command 'profil'; did you mean 'profile'? known: assignments"),
+        (["foo"], "moesim: unknown command 'foo'; known: bench, calibrate, "),
+        (["profil"], "moesim: unknown command 'profil'; did you mean 'profile'? known: bench"),
         (["profile", "foo"], "moesim: profile: unknown command 'foo'; known: check, compare, "),
         (["trace", "recrd"], "moesim: trace: unknown command 'recrd'; did you mean 'record'? known: "),
     ],

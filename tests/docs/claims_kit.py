@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pandas as pd
 
+from experiments.research.tables.identify_papers import read_results
+from experiments.research.tables.platform import MISSED
 from moesim.core.csv_reader import read_lines
-from moesim.studies.papers.identify import MISSED
 from moesim.studies.papers.published import BOUNDS, RATIOS
-from moesim.studies.papers.three_ways import read_results
 
 ROOT = Path(__file__).resolve().parents[2]
 CLAIMS = ROOT / "experiments" / "papers" / "claims.csv"

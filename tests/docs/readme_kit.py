@@ -32,7 +32,6 @@ SHORTER = {  # what would take long; the command that is shown is the one that h
     "run": ["--quick", "--set", "plots=[]"],  # test_experiments_files.py draws the figures of every experiment
     "compare": ["--prompt", "64", "--decode", "2"],
     "bench": ["--repeats", "1", "--tokens", "2"],
-    "assignments": ["--instances", "2"],
     "papers": ["--quick"],
     "league": ["--quick", "--no-map", "--set", "policies=[lru, fiddler]"],
     "recommend": ["--prompt", "8", "--decode", "2"],

@@ -7,9 +7,8 @@ from statistics import median
 
 import pandas as pd
 
-from moesim.studies.papers.compare import Compared
-from moesim.studies.papers.rank_agreement import Agreement, agreements
-from moesim.studies.papers.three_ways import published
+from experiments.research.tables.identify_papers import published
+from moesim.studies.papers.compare import Agreement, Compared, agreements
 
 KINDS = ("value", "speedup", "gain")
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from moesim.studies.advice.interval import evidence
-from moesim.studies.advice.residuals import read_residuals
+from moesim.studies.advice.recommend import evidence, read_residuals
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -34,8 +34,7 @@ LEVELS: list[dict[str, str]] = [
     },
     {"metrics": "metrics metrics.*"},  # the native engine has compiled twins of some of their functions
     {
-        "experiment": "experiment experiment.* plots plots.* testing testing.* "
-        "studies.bench studies.bench_growth studies.bench_sweeps",
+        "experiment": "experiment experiment.* plots plots.* testing testing.* studies.bench",
         "live": "live live.*",
     },
     {"identify": "studies.identify studies.identify.*"},
@@ -61,8 +60,6 @@ ONLY = {  # who may import what
     "safetensors": ["recorder.*", "trace.format"],
     "pydantic": [
         "studies.identify.observations",
-        "studies.papers.plan",
-        "studies.validation.choices",
         "experiment.config",
         "experiment.config_errors",
         "experiment.forms",

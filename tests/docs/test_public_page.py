@@ -7,14 +7,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from experiments.research.tables.public_choices import NOW, TOGETHER, WITHOUT, read_choices
+from experiments.research.tables.public_identified import identified_groups
 from moesim.core.table import Format, render
-from moesim.studies.validation.choices import NOW, TOGETHER, WITHOUT, read_choices
-from moesim.studies.validation.public import run_public
-from moesim.studies.validation.public_checks import checks_file, read_checks
-from moesim.studies.validation.public_rows import shipped_table
-from moesim.studies.validation.public_sweeps import read_sweeps, sweeps_file
-from moesim.studies.validation.sweep_identified import identified_groups
-from moesim.studies.validation.sweep_report import groups
+from moesim.studies.validation.public import groups, run_public
+from moesim.studies.validation.public_tables import checks_file, read_checks, read_sweeps, shipped_table, sweeps_file
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "background"
 PAGE = (FOLDER / "validation-public.md").read_text(encoding="utf-8")
@@ -172,7 +169,7 @@ def test_the_files_have_every_row_of_their_sources():
 
 
 def test_the_files_are_what_the_simulator_says_now():
-    """A few quick rows; `moesim validate --public --identified --out FOLDER` writes all of them."""
+    """A few quick rows; `moesim validate --public --out FOLDER` writes all of them."""
     now = run_public(rows=["6", "7", "srv1-6gb"], progress=False)
     for frame, shipped in ((now.frame, FIGURES), (now.sweeps, SWEEPS)):
         known = shipped.set_index("check").loc[list(frame["check"]), "predicted"]

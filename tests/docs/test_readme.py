@@ -17,8 +17,7 @@ from moesim.experiment.sweep import expand
 from moesim.live.profiler import layout, probes
 from moesim.policies.registry import make_policy
 from moesim.studies.validation import public
-from moesim.studies.validation.public_checks import read_checks
-from moesim.studies.validation.public_sweeps import read_sweeps
+from moesim.studies.validation.public_tables import read_checks, read_sweeps
 from moesim.testing import check_policy
 from tests.docs.readme_kit import (
     HAS_TRACE,
@@ -55,7 +54,7 @@ def test_the_experiment_of_the_readme_is_valid():
 def test_the_readme_shows_the_main_commands():
     assert {c[0] for c in commands()} == {
         "demo",
-        "run", "compare", "check", "list", "trace", "schema", "bench", "regret", "league", "assignments", "papers", "profile",
+        "run", "compare", "check", "list", "trace", "schema", "bench", "regret", "league", "papers", "profile",
         "replay", "validate", "recommend", "calibrate", "whatif", "diff", "plot", "report",
     }  # fmt: skip
 
@@ -69,7 +68,7 @@ def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # Each takes many times as long as what else there is to test of it.
-LONG = {"validate", "replay", "report", "bench", "calibrate", "assignments", "trace stats", "plot signal_accuracy"}
+LONG = {"validate", "replay", "report", "bench", "calibrate", "trace stats", "plot signal_accuracy"}
 RUNS = [
     pytest.param(words, marks=[pytest.mark.long] if {words[0], " ".join(words[:2])} & LONG else [])
     for words in different_commands()

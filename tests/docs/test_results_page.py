@@ -14,8 +14,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from experiments.research.tables.identify_papers import published, read_results
 from moesim.studies.papers.published import PUBLISHED, paper_folder, read_published
-from moesim.studies.papers.three_ways import published, read_results
 from tests.docs.claims_kit import CANNOT, NOT_REPRODUCED, REPRODUCED, SETUP, SIMULATED, read_claims
 from tests.docs.results_kit import KINDS, Summary, orders, summaries
 

@@ -13,7 +13,7 @@ from moesim.hardware import load_hardware
 from moesim.hardware.problems import find_problems
 from moesim.live.profiler import detect as module
 from moesim.live.profiler.detect import detect, detected_text
-from moesim.studies.whatif.nominal import pcie_of
+from moesim.studies.whatif.knobs import pcie_of
 
 CPUINFO = "".join(
     f"processor\t: {i}\nmodel name\t: Some CPU @ 3 GHz\nphysical id\t: {i % 2}\ncpu cores\t: 2\n\n" for i in range(8)

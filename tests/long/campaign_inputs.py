@@ -200,7 +200,7 @@ BASES = [
     ["diff", "result:0", "result:1"], ["plot", "decode_speed", "result", "--out", "out"], ["report", "result", "--out", "out"],
     ["regret", "tiny.yaml", "--quick", "--policies", "on-demand", "--out", "out"],
     ["recommend", "--hardware", "rtx3090-epyc7532", "--model", "mixtral-8x7b", "--out", "out"],
-    ["list", "policies"], ["papers", "hybrimoe/fig9", "--list"], ["assignments", "--instances", "2", "--out", "out"],
+    ["list", "policies"], ["papers", "hybrimoe/fig9", "--list"],
     ["check", "on-demand"], ["validate", "tiny.yaml", "--only-compare", "--out", "out"],
     ["trace", "stats", "small.safetensors", "-q"],
     ["trace", "export", "./small.safetensors", "--format", "csv", "--out", "out/t.csv"],
@@ -371,7 +371,7 @@ class Unsearched:
 
 def looked_up(asked: Any, **_: Any) -> Any:
     """Read what was asked for, without the search."""
-    from moesim.studies.advice.setting import look_up
+    from moesim.studies.advice.question import look_up
 
     with tempfile.TemporaryDirectory() as folder:
         return look_up(asked, Path(folder))

@@ -10,7 +10,7 @@ import pytest
 from moesim.errors import ModelError
 from moesim.model import load_model
 from moesim.model.gguf import read_gguf
-from moesim.studies.advice.setting import model_yaml
+from moesim.studies.advice.question import model_yaml
 from tests.model.gguf_kit import F32, HEAD, HEADS, HIDDEN, KV, Q4_K, Q8_0, VOCAB, Writer, attention, basic, ends, experts, whole
 
 

@@ -10,8 +10,7 @@ import numpy as np
 
 from moesim.hardware import read_profile
 from moesim.studies.identify.cases import make_cases
-from moesim.studies.identify.constants import Machine
-from moesim.studies.identify.fit import UNKNOWN_SPREAD
+from moesim.studies.identify.fit import UNKNOWN_SPREAD, Machine
 from moesim.studies.identify.observations import Observation, observation
 from moesim.studies.identify.predictor import Memo, Predictor
 

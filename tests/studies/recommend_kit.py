@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from moesim.studies.advice.candidates import Space
-from moesim.studies.advice.routing import find_routing
-from moesim.studies.advice.setting import Asked, look_up
+from moesim.studies.advice.question import Asked, find_routing, look_up
 from moesim.testing.traces import synthetic_trace
 
 MODEL = {"base": "mixtral-8x7b", "n_layers": 4}

@@ -15,14 +15,11 @@ from moesim.errors import InputError
 from moesim.hardware import load_hardware, read_profile
 from moesim.hardware.costs import CostModel
 from moesim.studies.identify.cases import make_cases
-from moesim.studies.identify.constants import CEILING, PRIOR, Z90, Machine
-from moesim.studies.identify.engine import engine_log_time
-from moesim.studies.identify.identify import identify
-from moesim.studies.identify.next_line import USEFUL, next_lines
-from moesim.studies.identify.predictor import Memo, Predictor
-from moesim.studies.identify.reading import read_observations
-from moesim.studies.identify.status import check_agreement, statuses
-from moesim.studies.identify.surrogate import Surrogate
+from moesim.studies.identify.fit import CEILING, PRIOR, Z90, Machine
+from moesim.studies.identify.identify import check_agreement, identify, statuses
+from moesim.studies.identify.observations import read_observations
+from moesim.studies.identify.predictor import Memo, Predictor, Surrogate, engine_log_time
+from moesim.studies.identify.report import USEFUL, next_lines
 from tests.studies.identify_kit import BASE, ROOMY, SETTINGS, Truth, rows
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "experiments" / "calibrate" / "rtx2070super.csv"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,15 +17,10 @@ from moesim.core.table import Format
 from moesim.errors import ConfigError
 from moesim.experiment.config import load_config, parse_config
 from moesim.experiment.report import waited
-from moesim.experiment.workers import Workers
 from moesim.hardware import load_hardware
 from moesim.plots.studies import crossover
-from moesim.studies.league.contest import ALONE, CPU_COST, NOISE, decide, near
-from moesim.studies.league.fresh import fresh_draws, on_fresh_draws
-from moesim.studies.league.league import League, _rows_add
+from moesim.studies.league.league import ALONE, CPU_COST, NOISE, League, _rows_add, decide, near, record
 from moesim.studies.league.league import league as meet
-from moesim.studies.league.meetings import Meetings
-from moesim.studies.league.records import records
 from moesim.studies.league.settings import Setting, cpu_cost_ends, map_of, ratio_of, settings_of
 from tests.experiment.experiment_kit import small, write_yaml
 
@@ -144,13 +138,13 @@ def test_the_best_of_the_table_is_the_fastest_of_plain_runs(found: League, tmp_p
 
 
 def test_inexact_systems_stand_beside_and_never_win(found: League):
-    for row in records(found.table):
+    for row in [record(one) for one in found.table]:
         assert row["best"] != "daop-paper" == row["inexact"]
         assert 0 < row["inexact_fresh"] <= 1
 
 
 def test_no_best_is_faster_than_its_bound(found: League):
-    shares = [row["bound_share"] for row in records(found.table)]
+    shares = [row["bound_share"] for row in [record(one) for one in found.table]]
     assert all(0 < share <= 1 for share in shares)
 
 
@@ -164,7 +158,7 @@ def test_a_faster_link_helps_those_who_copy(found: League):
 
 
 def test_the_map_hatches_what_is_not_certain(found: League):
-    rows = pd.DataFrame(records(found.cells))
+    rows = pd.DataFrame([record(one) for one in found.cells])
     drawing = crossover.drawing(rows.assign(certain=[False, *[True] * 7]))
     hatched = [patch for axes in drawing.figure.axes for patch in axes.patches if patch.get_hatch()]
     assert len(hatched) == 1
@@ -190,23 +184,6 @@ def test_what_a_system_loses_everywhere_is_the_speed_of_plain_runs(found: League
     }
     assert [one.median for one in mine] == sorted(one.median for one in mine)
     assert f"in the 5 settings where all met: {mine[0].system} x{mine[0].median:.2f}" in table(found, Format.TABLE)
-
-
-def test_fresh_draws_count_what_the_map_says(found: League, tmp_path: Path):
-    doubts = ((), (NOISE,), (CPU_COST,))
-    cells = [replace(one, contest=replace(one.contest, doubts=some)) for one, some in zip(found.cells, doubts, strict=False)]
-    systems = [{"name": name} for name in SYSTEMS]
-    with Workers(1) as workers:
-        meetings = Meetings("x", workers)
-        counts = on_fresh_draws(cells, systems, 2, meetings)
-    assert (counts.certain, counts.noisy, meetings.n_runs) == (1, 1, 12)
-    raws = [json.loads(raw) for raw in fresh_draws(cells[0].setting.draws[0], 2)]
-    assert [raw["workload"]["seed"] for raw in raws] == [1000, 1001]
-    speeds = [
-        moesim.run(raw | {"policies": [cells[0].contest.best, cells[0].contest.second]}, progress=False).table for raw in raws
-    ]
-    ratios = [float(one["decode_tokens_per_s"][0] / one["decode_tokens_per_s"][1]) for one in speeds]
-    assert counts.kept == (math.prod(ratios) > 1)
 
 
 # -------------------------------------------------------------------------------------------------------------- the command

@@ -14,8 +14,7 @@ from moesim.core.table import Format
 from moesim.experiment.routing import read_trace
 from moesim.experiment.workers import Workers
 from moesim.plots.studies import lookahead
-from moesim.studies.lookahead import Line, look_ahead, records, relation
-from moesim.studies.lookahead_layers import see_layers
+from moesim.studies.lookahead import Line, look_ahead, records, relation, see_layers
 from moesim.testing.traces import synthetic_trace
 
 

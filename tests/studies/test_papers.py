@@ -20,14 +20,10 @@ from moesim.experiment.run import run_experiment
 from moesim.experiment.sweep import expand
 from moesim.metrics.naming import CACHE_SETTINGS, SETTINGS
 from moesim.policies.registry import make_policy
-from moesim.studies.papers.compare import Compared, compare, variants
-from moesim.studies.papers.cost_figures import machine_cost
-from moesim.studies.papers.decision_time import COLUMN, decision_share, run_clocked
-from moesim.studies.papers.figures import check_answers, choose, figures
+from moesim.studies.papers.answers import COLUMN, decision_share, machine_cost, routing_figure, run_clocked
+from moesim.studies.papers.compare import Agreement, Compared, agreements, check_answers, choose, compare, figures, variants
 from moesim.studies.papers.published import COLUMNS, PUBLISHED, Published, paper_folder, read_published
-from moesim.studies.papers.rank_agreement import Agreement, agreements
 from moesim.studies.papers.report import report
-from moesim.studies.papers.routing_figures import routing_figure
 from moesim.testing.traces import synthetic_trace
 from moesim.trace import Trace
 from tests.experiment.experiment_kit import resolve, small

@@ -14,9 +14,8 @@ from moesim.errors import ConfigError, MoesimError
 from moesim.hardware import load_hardware
 from moesim.model import load_model
 from moesim.plots.validation import sweeps
-from moesim.studies.validation.public import run_public
-from moesim.studies.validation.public_sweeps import COLUMNS, Sweep, predict_sweep, read_sweeps, sweeps_file
-from moesim.studies.validation.sweep_report import group_table, groups, summarise_sweeps
+from moesim.studies.validation.public import group_table, groups, predict_sweep, run_public, summarise_sweeps
+from moesim.studies.validation.public_tables import SWEEP_COLUMNS, Sweep, read_sweeps, sweeps_file
 
 SHIPPED = read_sweeps(sweeps_file())
 RUN = [sweep for sweep in SHIPPED if sweep.status == "predicted"]
@@ -32,7 +31,7 @@ def write(path: Path, *changes: dict[str, str]) -> Path:
         "how": "bytes",
     }  # fmt: skip
     with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
+        writer = csv.DictWriter(file, SWEEP_COLUMNS)
         writer.writeheader()
         for change in changes:
             writer.writerow(row | change)

@@ -17,7 +17,7 @@ from moesim.experiment.config import load_config
 from moesim.hardware import load_hardware
 from moesim.model import load_model
 from moesim.plots.identified import calibrated_curve
-from moesim.studies.advice.curve import (
+from moesim.studies.advice.observed import (
     Point,
     best,
     compute_bytes,
@@ -27,10 +27,9 @@ from moesim.studies.advice.curve import (
     curve_text,
     measured_records,
 )
-from moesim.studies.advice.setting import Asked, Setting, look_up
-from moesim.studies.identify.identify import identify
-from moesim.studies.identify.reading import read_observations
-from moesim.studies.identify.results import Identified
+from moesim.studies.advice.question import Asked, Setting, look_up
+from moesim.studies.identify.identify import Identified, identify
+from moesim.studies.identify.observations import read_observations
 
 ROWS = Path(__file__).resolve().parents[2] / "experiments" / "calibrate" / "rtx2070super.csv"
 MACHINE = "rtx2070s-i5-12400f"

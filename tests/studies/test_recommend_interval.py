@@ -1,4 +1,4 @@
-"""Intervals: from constructed residuals by hand, from the shipped ones as they are made anew."""
+"""Intervals: from constructed residuals by hand."""
 
 from __future__ import annotations
 
@@ -10,17 +10,7 @@ import pytest
 
 from moesim.core.student import Mean, mean, student_t
 from moesim.errors import ConfigError
-from moesim.studies.advice.interval import LEVEL, evidence, indistinguishable, interval, mixed
-from moesim.studies.advice.residuals import (
-    MEASURED_PROFILES,
-    Residual,
-    of_public,
-    of_validation,
-    read_residuals,
-    write_residuals,
-)
-from moesim.studies.validation.public import run_public
-from moesim.studies.validation.public_checks import checks_file, read_checks
+from moesim.studies.advice.recommend import LEVEL, Residual, evidence, indistinguishable, interval, mixed, read_residuals
 
 
 def table(ratios: list[float], experts: str = "cpu") -> list[Residual]:
@@ -76,29 +66,10 @@ def test_placements_are_told_apart_by_their_ratio_on_the_same_requests():
     assert not indistinguishable([10.0], [10.0])  # of one request nothing is known
 
 
-def test_the_shipped_table_is_that_of_the_shipped_validations():
-    shipped = read_residuals()
-    anew = [one for profile in MEASURED_PROFILES for one in of_validation(profile)]
-    assert [one for one in shipped if one.profile == "measured"] == anew
-    checks = {check.check: check for check in read_checks(checks_file())}
-    expected = {f"public {c.check}" for c in checks.values() if c.status == "predicted" and c.metric == "decode_tokens_per_s"}
-    assert {one.figure for one in shipped if one.profile == "derived"} == expected
-
-
-def test_public_figures_are_what_the_simulator_says_now():
-    policies = {check.check: check.policy for check in read_checks(checks_file())}
-    anew = of_public(run_public(rows=["6", "7"], plot=False, progress=False).frame, policies)
-    shipped = {one.figure: one for one in read_residuals()}
-    assert len(anew) == 3
-    for one in anew:
-        assert shipped[one.figure].ratio == pytest.approx(one.ratio, rel=1e-3) and shipped[one.figure].experts == one.experts
-
-
-def test_a_table_can_be_written_and_a_wrong_line_is_named(tmp_path: Path):
+def test_a_wrong_line_of_a_table_is_named(tmp_path: Path):
     path = tmp_path / "r.csv"
-    some = [Residual("a", "measured", "any", 1.25)]
-    write_residuals(some, path)
-    assert read_residuals(path) == some
+    path.write_text("figure,profile,experts,ratio\na,measured,any,1.25\n")
+    assert read_residuals(path) == [Residual("a", "measured", "any", 1.25)]
     for line in ("b,measured,any,x", "b,guessed,any,1", "b,derived,cpu,-1"):
         path.write_text(f"figure,profile,experts,ratio\n{line}\n")
         with pytest.raises(ConfigError, match=r"r\.csv:2: expected"):

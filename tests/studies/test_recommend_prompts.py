@@ -14,15 +14,12 @@ from moesim.core.units import digits
 from moesim.experiment import run_experiment
 from moesim.experiment.config import parse_config
 from moesim.experiment.resolve import Experiment
-from moesim.studies.advice.advice import Advice
-from moesim.studies.advice.candidates import Candidate, Space, experiment_of
+from moesim.studies.advice.candidates import NOT_SHARED, Candidate, Space, experiment_of, threshold
 from moesim.studies.advice.engines import Command, commands, describe
-from moesim.studies.advice.families import NOT_SHARED, threshold
-from moesim.studies.advice.recommend import recommend
+from moesim.studies.advice.question import Asked
+from moesim.studies.advice.recommend import Advice, recommend
 from moesim.studies.advice.search import speed
-from moesim.studies.advice.setting import Asked
-from moesim.studies.advice.show import output
-from moesim.studies.advice.show_prompts import sooner
+from moesim.studies.advice.show import output, sooner
 from tests.studies.recommend_kit import asked, four_layers, space_of
 
 

@@ -1,11 +1,10 @@
-"""Studies: assignment rules on random layers, and the regret of policies."""
+"""The regret of policies."""
 
 from __future__ import annotations
 
 import csv
 import json
-import random
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,130 +12,17 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from moesim.cli.assignments import assignments
-from moesim.cli.assignments import table as assignment_table
 from moesim.cli.regret import regret
 from moesim.cli.regret import table as regret_table
 from moesim.core.table import Format
 from moesim.errors import ConfigError
 from moesim.experiment.runner import run_one
 from moesim.hardware.costs import CostModel
-from moesim.plots.assignments import assignment_ratios
 from moesim.plots.studies import regret_waterfall
-from moesim.policies.algorithms.schedule import optimal_schedule
 from moesim.policies.part_names import make_part
 from moesim.policies.registry import POLICIES, make_policy
-from moesim.studies.assignments import LOADS, REGIMES, RULES, SIZES, Result, draw, study
-from moesim.studies.oracles import DECISIONS, combinations, derive, instant_links, replaceable
-from moesim.studies.regret import ORDERS, Regret, regrets
+from moesim.studies.regret import DECISIONS, ORDERS, Regret, combinations, derive, instant_links, regrets, replaceable
 from tests.experiment.experiment_kit import resolve, write_yaml
-
-# --------------------------------------------------------------------------------------------- assignment rules on layers
-
-
-@pytest.fixture(scope="module")
-def mixed() -> dict[tuple[str, str], Result]:
-    return {(one.kind, one.name): one for one in study("mixed", (3, 9), 150)}
-
-
-def test_the_order_of_the_rules(mixed: dict[tuple[str, str], Result]):
-    """Few experts, mixed costs, the plan's order on the GPU: the paper's queues are all but optimal, then the code's list."""
-    means = {name: mixed["rule, in order", name].mean for name in RULES}
-    order = ["queues", "two-ended", "greedy", "queues, free first", "threshold", "all-gpu", "all-cpu"]
-    assert sorted(order, key=means.__getitem__) == order
-    assert means["queues"] < 1.01
-    assert means["exact"] < means["beam"] < means["greedy"]
-    assert means["two-ended"] == pytest.approx(1.04, abs=0.03)
-    assert means["greedy"] == pytest.approx(1.08, abs=0.03)
-    assert means["threshold"] == pytest.approx(1.32, abs=0.06)
-
-
-def test_no_rule_beats_the_best_and_no_bound_exceeds_it(mixed: dict[tuple[str, str], Result]):
-    for (kind, name), one in mixed.items():
-        assert one.low <= one.mean <= one.high, name
-        if kind == "bound":
-            assert one.worst <= one.mean <= 1, name
-        elif kind != "plan":
-            assert 1 <= one.mean <= one.worst, name
-    assert mixed["bound", "work per resource"].mean < mixed["bound", "work and pipeline"].mean
-    assert mixed["plan", "planned optimum"].mean != pytest.approx(mixed["rule", "exact"].mean)  # a promise, not an execution
-
-
-def test_a_gpu_that_takes_what_is_there_is_never_slower(mixed: dict[tuple[str, str], Result]):
-    for name in RULES:
-        assert mixed["rule", name].mean <= mixed["rule, in order", name].mean
-    assert mixed["rule", "threshold"].mean < mixed["rule, in order", "threshold"].mean
-
-
-def test_no_rule_is_as_near_where_the_gpus_time_grows_with_rows(mixed: dict[tuple[str, str], Result]):
-    """The queues know the times of all three resources; what they do not know is which of two transfers is worth more."""
-    growing = {one.name: one for one in study("growing", (3, 9), 150) if one.kind == "rule"}
-    even = mixed["rule", "queues"]
-    assert growing["queues"].optimal < 0.85 < 0.95 < even.optimal
-    assert growing["queues"].mean > even.mean
-    assert min(growing.values(), key=lambda one: one.mean).name == "queues"
-    assert growing["queues"].worst > 1.05
-
-
-def test_a_best_of_many_unequal_experts_is_a_best_of_all_splits():
-    """11 and 12 experts: what is enumerated there is what the program finds, which larger layers of this regime rely on."""
-    rng = random.Random(3)
-    for _ in range(6):
-        layer, _ = draw(rng, REGIMES["growing"], (11, 12))
-        found = optimal_schedule(layer, enumerate_up_to=0).makespan
-        assert found == pytest.approx(optimal_schedule(layer).makespan, rel=1e-6)
-
-
-def test_instances_are_as_described():
-    rng = random.Random(0)
-    cached = set()
-    for regime in REGIMES.values():
-        for sizes in SIZES:
-            layer, rows = draw(rng, regime, sizes)
-            assert sizes[0] <= len(rows) == len(layer.active) <= sizes[1]
-            assert set(rows) <= set(LOADS)
-            fits = [
-                (each, row)
-                for each in regime.gpu
-                for row in regime.gpu_row or (0,)
-                if list(layer.gpu_time) == [round(1000 * (each + row * w)) for w in rows]
-            ]
-            assert fits
-            assert layer.transfer / 1000 in regime.transfer
-            cached.add(sum(layer.resident) / len(rows))
-    assert min(cached) < 0.3 < 0.7 < max(cached)
-
-
-def test_the_same_seed_gives_the_same_study():
-    first = study("balanced", (10, 31), 3, seed=3)
-    assert first == study("balanced", (10, 31), 3, seed=3)
-    assert first != study("balanced", (10, 31), 3, seed=4)
-
-
-def test_an_unknown_regime_is_an_error():
-    with pytest.raises(ConfigError, match="regime 'balance'"):
-        study("balance", (3, 9), 5)
-
-
-def test_assignments_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    assignments(instances=2, regimes="balanced", seed=0, in_order=False, out=tmp_path / "out", form=Format.MD)
-    said = capsys.readouterr().out
-    assert "| balanced | greedy |" in said
-    assert "3-9 experts" in said
-    assert "2 random layers each" in said
-    rows = list(csv.DictReader((tmp_path / "out" / "assignments.csv").read_text().splitlines()))
-    assert {row["kind"] for row in rows} == {"rule", "rule, in order", "bound", "plan"}
-    assert (tmp_path / "out" / "assignments.png").stat().st_size > 1000
-    assert len(json.loads(assignment_table(study("balanced", (3, 9), 3), Format.JSON))) == 2 * len(RULES) + 3
-
-
-def test_the_figure_has_a_panel_a_size(mixed: dict[tuple[str, str], Result]):
-    figure = assignment_ratios(pd.DataFrame([asdict(one) for one in mixed.values()]))
-    assert [axes.get_title(loc="left") for axes in figure.axes] == ["3-9 active experts"]
-    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == list(RULES)
-
-
-# ----------------------------------------------------------------------------------------------------------------- regret
 
 
 @pytest.fixture(scope="module")

@@ -29,13 +29,9 @@ from moesim.policies.systems.all_cpu import AllCpu
 from moesim.policies.systems.caches import FIFO
 from moesim.policy import LayerEnd, Ran, Routed, Run
 from moesim.records import DecisionRecord, LayerRecord, Records, StepRecord, TaskRecord, TransferRecord
-from moesim.studies.validation.compare import Compared, Measured, errors_of
-from moesim.studies.validation.facts import RESIDUALS, Facts, facts_of, time_by_cause
-from moesim.studies.validation.report import Report, verdict
-from moesim.studies.validation.residual import residual
-from moesim.studies.validation.run import Validation, validate
-from moesim.studies.validation.store import FILE, Measurements
-from moesim.studies.validation.watch import Watched
+from moesim.studies.validation.facts import RESIDUALS, Facts, facts_of, residual, time_by_cause
+from moesim.studies.validation.report import Compared, Measured, Report, errors_of, verdict
+from moesim.studies.validation.run import FILE, Measurements, Validation, Watched, validate
 from tests.experiment.experiment_kit import resolve, write_trace, write_yaml
 from tests.studies.validation_kit import stand_in
 

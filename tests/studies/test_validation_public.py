@@ -18,9 +18,8 @@ from moesim.hardware import load_hardware
 from moesim.hardware.costs.operations import operations
 from moesim.model import load_model
 from moesim.plots.validation import public
-from moesim.studies.validation.public import FACTOR, LOOSE, run_public, summarise, table
-from moesim.studies.validation.public_checks import COLUMNS, checks_file, read_checks
-from moesim.studies.validation.public_predict import predict
+from moesim.studies.validation.public import FACTOR, LOOSE, predict, run_public, summarise, table
+from moesim.studies.validation.public_tables import COLUMNS, checks_file, read_checks
 
 SHIPPED = read_checks(checks_file())
 BY_NAME = {check.check: check for check in SHIPPED}

@@ -27,12 +27,10 @@ from moesim.metrics.causes import CAUSES
 from moesim.metrics.critical_path import Window
 from moesim.model import load_model
 from moesim.records import Records, StepRecord
-from moesim.studies.whatif.crossing import Crossing, search
 from moesim.studies.whatif.knobs import KNOBS
 from moesim.studies.whatif.limits import RESOURCES, Limits, limits_of
 from moesim.studies.whatif.settings import Base, parse_vary, single
-from moesim.studies.whatif.shots import Runs, Shot
-from moesim.studies.whatif.study import Line, records, variations_of, whatif
+from moesim.studies.whatif.study import Crossing, Line, Runs, Shot, records, search, variations_of, whatif
 from tests.experiment.experiment_kit import resolve, small, write_yaml
 
 MODEL = load_model({"base": "mixtral-8x7b", "expert_bits": 4})

@@ -16,9 +16,8 @@ from moesim.hardware import HardwareProfile, load_hardware
 from moesim.hardware.costs import CostModel
 from moesim.hardware.types import CostCurve, Transfer
 from moesim.model import load_model
-from moesim.studies.whatif.knobs import KNOBS, change, knob_of
-from moesim.studies.whatif.nominal import PCIE, memory_of, pcie_of
-from moesim.studies.whatif.scaling import (
+from moesim.studies.whatif.knobs import KNOBS, PCIE, change, knob_of, memory_of, pcie_of
+from moesim.studies.whatif.machines import (
     ONE,
     constant_us,
     faster_curve,
@@ -330,9 +329,9 @@ REFUSED = {
     "link.bytes_per_s fast": "expected xF, +P%, -P% or a number, got 'fast'",
     "link.bytes_per_s x0": "expected a factor above 0",
     "link.bytes_per_s x1e999": "expected xF, +P%, -P% or a number, got '1e999'",
-    "link.bytes_per_s x1e-999": "expected xF, +P%, -P% or a number, got '1e-999'",
+    "link.bytes_per_s x1e-999": "expected a factor above 0, got x1e-999",
     "transfer.chunk 1e999": "expected one finite number or word, got 1e999",
-    "link.bytes_per_s x2/0": "expected a factor above 0",
+    "link.bytes_per_s x2/0": "expected xF, +P%, -P% or a number, got '2/0'",
     "model.expert_bits 1e99999999": "expected xF, +P%, -P% or a number, got '1e99999999'",
     "link.bytes_per_s -100%": "expected a factor above 0",
     "link.bytes_per_s -5": "expected a number above 0",

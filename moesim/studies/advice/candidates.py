@@ -1,8 +1,8 @@
-"""What there is to choose from: placements of engines that exist, with one number to vary, and policies of papers."""
+"""Placements of engines that exist, with one number to vary, systems that fill the GPU by themselves, and policies of papers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,14 +11,155 @@ from moesim.errors import InputError
 from moesim.experiment.runner import initial_placement, slots_within
 from moesim.hardware.costs import CostModel
 from moesim.policies.registry import make_policy
-from moesim.studies.advice.families import Family, families_of
-from moesim.studies.advice.routing import Routing
-from moesim.studies.advice.setting import PREFILL_CHUNK, Setting
-from moesim.studies.advice.shipped import SHIPPED, Shipped
+from moesim.studies.advice.question import PREFILL_CHUNK, Asked, Routing, Setting
 from moesim.trace.workload import WorkloadSpec, compose
 
 if TYPE_CHECKING:
     from moesim.policy import Placement
+
+
+PREFILL: Final = "+prefill"
+"""Family that does the same, but computes prompts on the GPU, layer by layer."""
+UPDATE: Final = "+update"
+"""Family that, besides, keeps on the GPU what the latest prompt used most."""
+SHARED: Final = {16.0: "BF16", 8.0: "FP8"}
+"""kt-kernel's methods for weights that CPU and GPU share, by bits: only with these are whole layers copied to the GPU."""
+NOT_SHARED: Final = (
+    "kt-kernel copies whole layers to the GPU only from weights that the CPU reads, too: of 16 bits (BF16) or 8 (FP8); of 4 "
+    "bits (RAWINT4) its README names those of Kimi-K2-Thinking only"
+)
+EXLLAMAV3_PAGE: Final = 256
+"""Tokens by which exllamav3's cache grows (PAGE_SIZE, constants.py of 1.6.5)."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """Placements that differ in one number."""
+
+    name: str  # in results
+    policy: Callable[[int], Mapping[str, Any]]  # number -> policy with its options, as in an experiment
+    # low, high: range of the number
+    low: int
+    high: int
+    more: int  # whether a larger number puts more on the GPU, or less
+    frees: bool  # what is on the GPU takes no host memory
+    fullest: bool = False  # only the most that fits is tried: speed goes one way, and the least is like that of another family
+    like: str = ""  # name of the family whose number it takes; empty: its own is searched
+    never: str = ""  # why no engine can do it in this setting; empty if one can
+    kv_page: int = 1  # tokens by which the engine's KV cache grows
+
+
+def families_of(setting: Setting, *, counted: bool) -> list[Family]:
+    """List the families that the processors of a machine allow; some need activations that were ``counted`` before."""
+    families = [Family("all-gpu", lambda number: {"name": "all-gpu"}, 0, 0, 1, True)]
+    if not setting.host_computes:  # no processor beside the accelerator
+        return families
+    model = setting.model
+    n_layers = model.n_dense_layers + model.n_layers
+    families += [
+        Family("expert-layers", lambda n: {"name": "llama-cpp", "n_cpu_moe": n}, model.n_dense_layers, n_layers, -1, True),
+        Family("whole-layers", lambda n: {"name": "llama-cpp", "n_gpu_layers": n}, 0, n_layers + 1, 1, True),
+        Family(
+            "exllamav3-layers",
+            lambda n: {"name": "exllamav3", "cpu_layers": n},
+            1,
+            model.n_layers,
+            -1,
+            True,
+            kv_page=EXLLAMAV3_PAGE,
+        ),
+        Family(
+            "exllamav3-split",
+            lambda n: {"name": "exllamav3", "cpu_split": n},
+            1,
+            model.n_experts - 1,
+            -1,
+            False,
+            kv_page=EXLLAMAV3_PAGE,
+        ),
+    ]
+    strategies = {"expert-set": "uniform", "front-expert-set": "front-loading"}
+    strategies |= {"frequent-expert-set": "frequency"} if counted else {}
+    for name, strategy in strategies.items():
+        families += _kt_kernel(name, strategy, setting)
+    return families
+
+
+def _kt_kernel(name: str, strategy: str, setting: Setting) -> list[Family]:
+    """One of kt-kernel's strategies; also with its ways of computing prompts, if there are prompts for them.
+
+    From the front, each further layer changes a step by as much, and whole layers have nothing to exchange.
+    """
+    front, some = strategy == "front-loading", setting.model.n_experts - 1
+
+    def family(adds: str, low: int, high: int, **options: Any) -> Family:
+        written = {"name": "kt-expert", "strategy": strategy, **options}
+        like, never = (name, NOT_SHARED) if adds else ("", "")
+        never = "" if shared_method(setting) else never
+        return Family(name + adds, lambda n: {**written, "gpu_experts": n}, low, high, 1, False, front, like, never)
+
+    found = [family("", 1, some) if front else family("", 0, some + 1)]
+    if (rows := threshold(setting.asked)) is not None:
+        found.append(family(PREFILL, 1 if front else 0, some, prefill_threshold=rows))
+        if not front:
+            found.append(family(UPDATE, 1, some, prefill_threshold=rows, dynamic_update=True))
+    return found
+
+
+def threshold(asked: Asked) -> int | None:
+    """Rows of a full chunk of the prompts, which is then computed on the GPU; None if decoding has as many."""
+    rows = min(asked.batch * asked.prompt, PREFILL_CHUNK)
+    return rows if rows > asked.batch else None
+
+
+def shared_method(setting: Setting) -> str | None:
+    """Name kt-kernel's method for weights of as many bits that CPU and GPU share; None if it has none."""
+    model = setting.model
+    whole = setting.asked.gguf is None and model.expert_bytes_by_layer is None
+    return SHARED.get(float(model.expert_bits)) if whole else None
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """One of them."""
+
+    family: str  # in results
+    policy: Mapping[str, Any]  # as in an experiment
+    what: str  # where experts are, in words
+    margin_bytes: int = 0  # of the GPU's memory, that it leaves free unless told otherwise
+    frees: bool = False  # what is on the GPU takes no host memory
+
+
+SHIPPED: Final = (
+    Shipped(
+        "llama-cpp-fit",
+        {"name": "llama-cpp-fit"},
+        "experts of the first layers on the GPU, as many as llama.cpp finds to fit, the others on the CPU",
+        margin_bytes=2**30,  # --fit-target is 1024 MiB unless set (ggml-org/llama.cpp, common/fit.cpp at 08033df02c)
+        frees=True,
+    ),
+    Shipped(
+        "llama-cpp-cache",
+        {"name": "llama-cpp-cache"},
+        "experts of all layers in host memory, those used last in a cache on the GPU, which computes them",
+    ),
+    Shipped(
+        "llama-cpp-class-lru",
+        {"name": "llama-cpp-cache", "eviction": "class-lru"},
+        "experts of all layers in host memory, those used last or often in a cache on the GPU, which computes them",
+    ),
+    Shipped(
+        "freetoken-offload",
+        {"name": "freetoken", "backend": "offload"},
+        "experts of all layers in host memory, those used last in a cache on the GPU, which computes all",
+    ),
+    Shipped(
+        "freetoken-hybrid",
+        {"name": "freetoken", "backend": "hybrid"},
+        "experts of all layers in host memory, those used last in a cache on the GPU; link and CPU share what is missing",
+    ),
+)
+
 
 PAPERS: Final = ("fiddler", "lru", "dali", "hybrimoe-paper", "prescope")
 LOSSY: Final = ("daop-paper", "daop-code")
@@ -83,14 +224,14 @@ class Space:
         return families_of(self.setting, counted=self.routing.has(frozenset({"table:activation_frequency"})) is None)
 
     def candidate(self, family: Family, number: int) -> Candidate | Misfit:
-        """Give one placement, or say why it does not fit."""
+        """Return one placement, or why it does not fit."""
         key = (family.name, number)
         if key not in self._known:
             self._known[key] = self._placed(family, number)
         return self._known[key]
 
     def feasible(self, family: Family) -> range:
-        """Give the numbers of a family with which it fits: what it needs on either side grows or shrinks with the number."""
+        """Return the numbers of a family that fit: its needs on either side are monotonic in the number."""
         numbers = range(family.low, family.high + 1)[:: family.more]  # from the least on the GPU to the most
 
         def first(answer: Callable[[Candidate | Misfit], bool]) -> int:
@@ -106,7 +247,7 @@ class Space:
         return numbers[begin:end]
 
     def misfit(self, family: Family) -> str:
-        """Say why no placement of a family fits: what the one nearest to fitting lacks."""
+        """Return why no placement of a family fits: what the one nearest to fitting lacks."""
         least, most = (family.low, family.high)[:: family.more]
         for number in (least, most):
             one = self.candidate(family, number)
@@ -115,7 +256,7 @@ class Space:
         return ""
 
     def papers(self) -> tuple[list[Candidate], dict[str, str]]:
-        """Give the policies of papers that fit, each with as large a cache as does, and why others are left out."""
+        """Return the policies of papers that fit, with the largest cache that does, and why others do not."""
         found, left_out = [], {}
         for name in (*PAPERS, *(LOSSY if self.setting.asked.lossy else ())):
             made: Any = make_policy(name)
@@ -133,7 +274,7 @@ class Space:
         return found, left_out
 
     def shipped(self) -> tuple[list[Candidate], dict[str, str]]:
-        """Give the systems of released engines that fill the GPU's memory, and why others are left out."""
+        """Return the released systems that fill the GPU's memory, and why others do not fit."""
         if not self.setting.host_computes:
             return [], {}
         all_of_them = {one.family: self._filled(one.family, one.policy, one) for one in SHIPPED}
@@ -212,7 +353,7 @@ def gib(n_bytes: float) -> str:
 
 
 def _lacking_transfer(policy: Any, setting: Setting) -> str:
-    """Say which curve of the link the policy's own transfers need and the profile has not; empty if it lacks none."""
+    """Name the link's curve that the policy's own transfers need and the profile lacks; empty if none."""
     own = policy.transfer(setting.model) if hasattr(policy, "transfer") else None
     link = next((one for one in setting.hardware.links if (one.src, one.dst) == (setting.host, setting.gpu)), None)
     if own is None or link is None or own[0] in link.curves:
@@ -243,3 +384,48 @@ def experiment_of(setting: Setting, trace: Any, candidates: Sequence[Candidate],
         "policies": [dict(one.policy) for one in candidates],
         "timeline": None,
     }  # fmt: skip
+
+
+COARSE: Final = 4
+"""Points of a family's coarse grid."""
+
+
+def coarse(numbers: Sequence[int]) -> list[int]:
+    """Spread points evenly over a range, both ends among them."""
+    last = len(numbers) - 1
+    if last < COARSE:
+        return list(numbers)
+    return [numbers[round(last * point / (COARSE - 1))] for point in range(COARSE)]
+
+
+def halves(numbers: Sequence[int], speeds: Mapping[int, float]) -> list[int]:
+    """Return the middle of the gaps on both sides of the fastest number; nothing if its neighbours are known."""
+    known = [place for place, number in enumerate(numbers) if number in speeds]
+    if not known:
+        return []
+    best = max(range(len(known)), key=lambda at: (speeds[numbers[known[at]]], -at))
+    around: Callable[[int, int], list[int]] = lambda a, b: [numbers[(a + b) // 2]] if b - a > 1 else []  # noqa: E731
+    below = around(known[best - 1], known[best]) if best > 0 else []
+    above = around(known[best], known[best + 1]) if best + 1 < len(known) else []
+    return below + above
+
+
+def additions(families: Iterable[Family], speeds: Mapping[Candidate, float]) -> list[tuple[Family, int]]:
+    """Choose where to try what families add to others: once each, to the fastest candidate of the others, at its number."""
+    by: dict[str, dict[str, Family]] = {}
+    for family in families:
+        by.setdefault(family.name.removeprefix(family.like), {})[family.like] = family
+    chosen = []
+    for others in by.values():
+        fastest = max((one for one in speeds if one.family in others), key=speeds.__getitem__, default=None)
+        if fastest is not None:
+            chosen.append((others[fastest.family], fastest.number or 0))
+    return chosen
+
+
+def varied(ranked: Sequence[Candidate], n: int) -> list[Candidate]:
+    """Take the first of each kind, then the rest in order: runners-up of other engines are worth more than neighbours."""
+    firsts = list({one.kind: one for one in reversed(ranked)}.values())
+    order = [one for one in ranked if one in firsts] + [one for one in ranked if one not in firsts]
+    kept = {ranked[0], *order[:n]} if ranked else set()
+    return [one for one in ranked if one in kept]

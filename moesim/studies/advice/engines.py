@@ -1,4 +1,4 @@
-"""What to type: placements as flags of engines that exist. Every flag comes from ``engine_flags.yaml``, or is not printed."""
+"""Placements as command lines of engines: every flag comes from ``engine_flags.yaml``, or is not printed."""
 
 from __future__ import annotations
 
@@ -10,14 +10,10 @@ from typing import Any
 
 from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import ConfigError
-from moesim.studies.advice.candidates import Candidate
-from moesim.studies.advice.families import EXLLAMAV3_PAGE, shared_method
-from moesim.studies.advice.setting import PREFILL_CHUNK, Setting
-from moesim.studies.advice.shipped import SHIPPED
+from moesim.studies.advice.candidates import EXLLAMAV3_PAGE, SHIPPED, Candidate, shared_method
+from moesim.studies.advice.question import PREFILL_CHUNK, Setting
 
 FILE = "engine_flags.yaml"
-_KEYS = ("checked", "date", "program", "expresses", "cannot")
-_FLAG_KEYS = ("short", "values", "meaning", "source")
 
 
 @dataclass(frozen=True)
@@ -35,7 +31,7 @@ class Engine:
     unknown: str = ""  # why nothing can be typed: the flag is not known; empty if it is
 
     def flag(self, name: str, *values: object) -> list[str]:
-        """Give the words of a flag; it must be in the table."""
+        """Return the words of a flag, which must be in the table."""
         if name not in self.flags:
             raise ConfigError(f"{FILE}: {self.name}: expected a flag of the table, got {name}; add it with its source")
         return [name, *map(str, values)]
@@ -60,11 +56,6 @@ def engines() -> list[Engine]:
     text = resources.files("moesim.studies.advice").joinpath(FILE).read_text(encoding="utf-8")
     found = []
     for name, entry in read_yaml_value(text, FILE)["engines"].items():
-        lacking = [key for key in _KEYS if not entry.get(key)]
-        lacking += [] if entry.get("flags") or entry.get("unknown") else ["flags"]
-        lacking += [f"{flag}.{key}" for flag, facts in entry.get("flags", {}).items() for key in _FLAG_KEYS if key not in facts]
-        if lacking:
-            raise ConfigError(f"{FILE}: {name}: expected the key {lacking[0]}, got nothing; add it")
         cannot, unknown = (" ".join(entry.get(key, "").split()) for key in ("cannot", "unknown"))
         one = Engine(
             name, entry["checked"], str(entry["date"]), entry["program"], tuple(entry["expresses"]), cannot,
@@ -75,7 +66,7 @@ def engines() -> list[Engine]:
 
 
 def commands(candidate: Candidate, setting: Setting) -> list[Command]:
-    """Say what to type for a placement; nothing if no engine of the table can express it."""
+    """Return the command lines for a placement; none if no engine of the table can express it."""
     if not candidate.runnable:
         return []
     makers = {
@@ -188,13 +179,13 @@ def _all_gpu(engine: Engine, candidate: Candidate, setting: Setting) -> Command:
 
 
 def _bits(setting: Setting) -> str:
-    """Say how many bits the experts' weights have."""
+    """Describe the bits of the experts' weights."""
     model = setting.model
     return "the bits of the file" if model.expert_bytes_by_layer is not None else f"{model.expert_bits:g} bits"
 
 
 def describe(candidate: Candidate, setting: Setting) -> str:
-    """Say in words where experts are."""
+    """Describe where experts are."""
     model, number = setting.model, candidate.number or 0
     n_layers = model.n_dense_layers + model.n_layers
     if candidate.family == "all-gpu":

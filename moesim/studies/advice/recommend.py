@@ -1,51 +1,195 @@
-"""From a question to an advice: routing, search, intervals, ranking, flags."""
+"""From a question to an advice: routing, search, intervals, ranking, flags.
+
+The interval of a speed rests on measured figures (`read_residuals`) and on the requests that were simulated. Costs come as
+order statistics of measured over simulated speeds. With n figures like the one that is predicted, the next lies between the
+k-th smallest and the k-th largest with a probability of at least 1 - 2 k / (n + 1), whatever their distribution (split
+conformal prediction); k is the largest that keeps the level.
+"""
 
 from __future__ import annotations
 
+import csv
+import io
+import math
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib import resources
 from itertools import tee
 from pathlib import Path
+from typing import Any, Final
 
-from moesim.core.student import mean
+import yaml
+
+from moesim.core.files import write_bytes
+from moesim.core.progress import telling
+from moesim.core.student import Mean, mean
+from moesim.errors import ConfigError
 from moesim.experiment.routing import traces_of_shape
-from moesim.studies.advice.advice import Advice, Judged
 from moesim.studies.advice.candidates import LOSSY, Candidate, Space, gib
-from moesim.studies.advice.engines import commands
-from moesim.studies.advice.interval import LEVEL, Evidence, evidence, indistinguishable, interval, mixed
-from moesim.studies.advice.launches import caution, gpu_share, launch_share
-from moesim.studies.advice.residuals import Residual, read_residuals
-from moesim.studies.advice.routing import Routing, find_routing, other_routing
-from moesim.studies.advice.search import Found, Search, speed
-from moesim.studies.advice.setting import PLACE, Asked, Setting, look_up
+from moesim.studies.advice.engines import Command, commands
+from moesim.studies.advice.observed import IDENTIFIED, Observed, check_machine, curve, with_buffers
+from moesim.studies.advice.question import PLACE, Asked, Routing, Setting, find_routing, look_up, other_routing
+from moesim.studies.advice.search import Found, Search, caution, gpu_share, launch_share, speed
+from moesim.studies.identify.identify import identify
+from moesim.studies.identify.observations import read_observations
+
+FILE: Final = "residuals.csv"
 
 
-def recommend(
-    asked: Asked, *, jobs: int | None = 1, progress: bool = False, residuals: Sequence[Residual] | None = None
-) -> Advice:
-    """Search placements and policies for a model on a machine.
+@dataclass(frozen=True)
+class Residual:
+    """One decode speed, measured and simulated."""
 
-    Parameters
-    ----------
-    asked : Asked
-        The question.
-    jobs : int or None
-        Processes; None: all cores where that is worth while. The answer does not depend on it.
-    progress : bool
-        Show a bar on a terminal.
-    residuals : sequence of Residual, optional
-        Other evidence than the shipped.
+    figure: str  # `public 5a`, `zen4-2core 17`
+    profile: str  # whether every cost of the profile was measured, or any was taken over, published, counted or assumed
+    experts: str  # where experts were computed: some or all on the processor, none there; "any" where both sides are processors
+    ratio: float  # measured speed over simulated speed
 
-    Returns
-    -------
-    Advice
 
-    Raises
-    ------
-    InputError
-        If something that was asked for is wrong, or nothing fits.
+def read_residuals(path: Path | None = None) -> list[Residual]:
+    """Read a table of residuals."""
+    text = (path or resources.files("moesim.studies.advice").joinpath(FILE)).read_text(encoding="utf-8")
+    found = []
+    for number, row in enumerate(csv.DictReader(io.StringIO(text)), start=2):
+        try:
+            one = Residual(row["figure"], row["profile"], row["experts"], float(row["ratio"]))
+        except (KeyError, TypeError, ValueError):
+            raise ConfigError(f"{path or FILE}:{number}: expected figure,profile,experts,ratio, got {dict(row)}") from None
+        if one.profile not in ("derived", "measured") or one.experts not in ("cpu", "gpu", "any") or not one.ratio > 0:
+            raise ConfigError(f"{path or FILE}:{number}: expected derived or measured, cpu, gpu or any, and a positive ratio")
+        found.append(one)
+    return found
+
+
+LEVEL: Final = 0.8
+"""Of intervals of speeds. The table has some ten figures of a kind: more than 0.8 cannot be had from so few."""
+
+SAME_LEVEL: Final = 0.95
+"""At which two placements are told apart."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Measured over simulated speeds of a kind."""
+
+    # low, high: measured over simulated speed, between which figures of this kind lie
+    low: float
+    high: float
+    n: int  # figures that this rests on
+    what: str  # which these are
+    # probability that another figure of the kind lies in between, at least; smaller than `LEVEL` if there are too few
+    level: float
+
+
+_WORDS: Final = {
+    ("derived", "cpu"): "published decode speeds with experts on the processor",
+    ("derived", "gpu"): "published decode speeds with no expert on the processor",
+    ("measured", "any"): "replays on two measured machines, which have no GPU",
+}
+
+
+def evidence(residuals: Sequence[Residual], profile: str, experts: str) -> Evidence:
+    """Find between which ratios measured over simulated speeds of a kind lie.
+
+    >>> ten = [Residual(str(i), "derived", "cpu", 0.7 + 0.05 * i) for i in range(10)]
+    >>> found = evidence(ten, "derived", "cpu")
+    >>> round(found.low, 2), round(found.high, 2), found.n, round(found.level, 2)
+    (0.7, 1.15, 10, 0.82)
     """
-    known = read_residuals() if residuals is None else residuals
+    kind = "any" if profile == "measured" else experts
+    ratios = sorted(one.ratio for one in residuals if one.profile == profile and one.experts == kind)
+    if not ratios:
+        raise ValueError(f"expected residuals of {profile} profiles with experts on {kind}, got none")
+    n = len(ratios)
+    beyond = max(1, math.floor((n + 1) * (1 - LEVEL) / 2 + 1e-9))
+    return Evidence(ratios[beyond - 1], ratios[n - beyond], n, _WORDS[profile, kind], 1 - 2 * beyond / (n + 1))
+
+
+def mixed(cpu: Evidence, gpu: Evidence, gpu_share: float) -> tuple[float, float]:
+    """Combine the evidence for a placement that works on both sides.
+
+    Errors are weighted by shares of time, as if both sides were wrong the same way, which is the wider reading.
+
+    >>> side = dict(n=9, what="", level=0.8)
+    >>> mixed(Evidence(0.8, 1.0, **side), Evidence(0.4, 1.0, **side), 0.5)
+    (0.5333333333333333, 1.0)
+    """
+    low = 1 / ((1 - gpu_share) / cpu.low + gpu_share / gpu.low)
+    high = 1 / ((1 - gpu_share) / cpu.high + gpu_share / gpu.high)
+    return low, high
+
+
+def interval(speed: Mean, costs: tuple[float, float], routing: float = 1.0) -> tuple[float, float]:
+    """Put all that is known to be uncertain into one interval.
+
+    Independent errors: half widths on the logarithmic scale add up as squares. The costs' half widths are about their own
+    middle, for simulated speeds are too high more often than too low.
+
+    >>> low, high = interval(Mean(20.0, 1.0, 5), (0.5, 1.0))
+    >>> round(low, 6), round(high, 6)
+    (10.0, 20.0)
+    """
+    middle = math.sqrt(costs[0] * costs[1])
+    half = math.hypot(math.log(costs[1] / middle), math.log(speed.factor), math.log(routing))
+    return speed.value * middle / math.exp(half), speed.value * middle * math.exp(half)
+
+
+def indistinguishable(best: Sequence[float], other: Sequence[float]) -> bool:
+    """Whether two placements differ by no more than their ratio varies between requests; not known of a single request."""
+    ratio = mean([b / a for a, b in zip(best, other, strict=True)], SAME_LEVEL)
+    return ratio.n > 1 and abs(math.log(ratio.value)) <= math.log(ratio.factor)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A finalist with what is known about its speed."""
+
+    candidate: Candidate  # what it is
+    speed: Mean  # simulated decode speed of the whole batch, tokens/s, over requests
+    # low, high: interval of the speed to be expected on the machine
+    low: float
+    high: float
+    ratio: float  # to the best runnable placement, on the same requests
+    same: bool  # the ratio differs from 1 by no more than it varies between requests
+    ttft_s: float  # mean time to the first token
+    fresh: float | None  # share of the gate weight of decoding that was served as routed
+    # of the time that the processor and the GPU take in decoding, all their work included, how much is not the processor's
+    gpu_share: float
+    launch_share: float  # of a decode step, how much is launches on the GPU
+    crossed: float | None  # speed on other routing over that on this one
+    label: str  # weakest source of its numbers
+    notes: str  # of its runs
+    commands: tuple[Command, ...]  # what to type
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The answer."""
+
+    setting: Setting  # the question, looked up
+    # routing, other: what was simulated on, and other routing for comparison, if there is some
+    routing: Routing
+    other: Routing | None
+    found: Found  # all that was simulated
+    # runnable, papers: finalists of either class, fastest first
+    runnable: list[Judged]
+    papers: list[Judged]
+    evidence: list[Evidence]  # what the intervals rest on
+    caution: str  # why the order may be another with an engine that launches fewer kernels; empty if there is no such reason
+    warnings: list[str]  # what else a reader must know
+    observed: Observed | None = None  # what observed speeds told of the machine, if some were given
+
+    @property
+    def best(self) -> Judged:
+        """The fastest that can be run; of papers' policies if none can."""
+        return (self.runnable or self.papers)[0]
+
+
+def recommend(asked: Asked, *, jobs: int | None = 1, progress: bool = False) -> Advice:
+    """Search placements and policies for a model on a machine; the answer does not depend on the number of processes."""
+    known = read_residuals()
     with tempfile.TemporaryDirectory(prefix="moesim.") as folder:
         setting = look_up(asked, Path(folder))
         shipped, again = tee(traces_of_shape(setting.model))  # each is unpacked once, when it is asked for
@@ -121,3 +265,30 @@ def _warnings(setting: Setting, routing: Routing, other: Routing | None, found: 
     lines.append(_kept(setting))
     lines.append("RAM for the system and for other programs is not counted")
     return lines
+
+
+def recommend_observed(asked: Asked, file: Path, *, jobs: int | None = 1, progress: bool = False) -> Advice:
+    """Identify the machine by observed speeds, and search on it."""
+    rows = read_observations(file, [asked.model] if isinstance(asked.model, str) and asked.gguf is None else [])
+    with telling(lines=True, enabled=progress) as tell, tempfile.TemporaryDirectory(prefix="moesim.") as folder:
+        setting = look_up(asked, Path(folder))  # what is wrong with the question is known before the machine is identified
+        check_machine(setting)
+        if asked.trace is not None:
+            find_routing(setting.model, asked.trace, asked.batch, asked.prompt, asked.decode, PLACE, ())
+        found = identify(asked.hardware, rows, leave_out=False, tell=tell)
+        raw = {**found.raw, "name": f"{found.predictor.machine.base.name}-identified"}
+        profile = write_bytes(Path(folder) / IDENTIFIED, _dumped(raw))
+        asked = replace(asked, hardware=str(profile))
+        tell("placements")
+        setting = look_up(asked, Path(folder))
+        check_machine(setting)
+        contents = _dumped(with_buffers(raw, setting))
+        write_bytes(profile, contents)
+        # A terminal has room for one thing that moves.
+        advice = recommend(asked, jobs=jobs, progress=progress and not sys.stderr.isatty())
+        tell("settings of llama.cpp")
+        return replace(advice, observed=Observed(found, contents, setting, curve(setting, found)))
+
+
+def _dumped(raw: Any) -> bytes:
+    return yaml.safe_dump(raw, sort_keys=False, width=120).encode()

@@ -1,18 +1,24 @@
 """Search: a coarse grid over each family, refinement around the best ones, then all requests for those that are left.
 
 Deterministic: the same question gives the same simulations in the same order, whatever the number of processes.
+
+A profile describes a machine with software. Eager PyTorch starts some fifty kernels a layer one by one; an engine with CUDA
+graphs and fused kernels does not. Placements that leave the GPU more or less of a layer differ in what that costs, so their
+order depends on the engine, not on the machine alone: where launches are a large share of steps, placements are simulated
+once more with fewer.
 """
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from moesim.core.processes import usable_cores
 from moesim.core.progress import Progress
+from moesim.core.units import digits
 from moesim.errors import CapacityError
 from moesim.experiment import run_experiment
 from moesim.experiment.config import parse_config
@@ -20,16 +26,109 @@ from moesim.experiment.resolve import Experiment, written_key
 from moesim.experiment.runner import Examine
 from moesim.experiment.spec import RunSpec
 from moesim.experiment.workers import Workers
+from moesim.hardware.costs.operations import operations
 from moesim.metrics.outcome import Outcome
 from moesim.policies.registry import make_policy
-from moesim.studies.advice.candidates import LOSSY, STAND_INS, Candidate, Space, experiment_of
-from moesim.studies.advice.families import Family
-from moesim.studies.advice.grid import additions, coarse, halves, varied
-from moesim.studies.advice.launches import LARGE_SHARE, Fewer, launch_share, layer_us, with_fewer
-from moesim.studies.advice.routing import Routing, shortest_prompt
-from moesim.studies.advice.setting import PLACE, Setting
+from moesim.studies.advice.candidates import (
+    LOSSY,
+    STAND_INS,
+    Candidate,
+    Family,
+    Space,
+    additions,
+    coarse,
+    experiment_of,
+    halves,
+    varied,
+)
+from moesim.studies.advice.question import PLACE, Routing, Setting, shortest_prompt
 from moesim.studies.whatif.limits import Limits, limits_of
 from moesim.trace import Trace
+
+LARGE_SHARE: Final = 0.2
+"""Share of a decode step from which on launches are said to decide."""
+FEW_US: Final = 35.0
+"""Launches of a layer without its experts, us, in an engine with CUDA graphs."""
+MANY_TIMES: Final = 2.0
+"""Launches so many times `FEW_US` are those of another engine; up to there they may be those of an older GPU with CUDA graphs."""
+WHY: Final = "25 operations x 1.4 us, small kernels in a CUDA graph on an A100 80 GB (te42kyfo/gpu-benches), taken over"
+_PARTS: Final = ("attention", "dense")
+
+
+@dataclass(frozen=True)
+class Fewer:
+    """Placements once more with fewer launches, on the first group of requests."""
+
+    layer_us: float  # launches of a layer without its experts by the profile; with fewer launches they take `FEW_US`
+    shares: Mapping[Candidate, float]  # share of a decode step that is launches of the GPU by the profile, of the finalists
+    speeds: Mapping[Candidate, tuple[float, float]]  # by the profile, and with fewer launches
+
+    @property
+    def fastest(self) -> Candidate:
+        """The fastest with fewer launches; of equals the faster one by the profile."""
+        return max(self.speeds, key=lambda one: self.speeds[one][::-1])
+
+    @property
+    def flips(self) -> bool:
+        """The fastest with fewer launches is not the fastest by the profile."""
+        return self.speeds[self.fastest][0] < max(speeds[0] for speeds in self.speeds.values())
+
+
+def gpu_share(limits: Limits) -> float:
+    """Share of the time of the processor and the GPU that is not the processor's; what else there is does not count.
+
+    >>> from moesim.studies.whatif.limits import Limits
+    >>> gpu_share(Limits({"link": 0.1, "CPU memory": 0.4, "GPU launches": 0.3, "decisions": 0.2}))
+    0.5
+    """
+    parts = limits.by_part
+    elsewhere, cpu = parts.get("GPU", 0.0) + parts.get("link", 0.0), parts.get("CPU", 0.0)
+    return elsewhere / (elsewhere + cpu) if elsewhere + cpu else 1.0
+
+
+def launch_share(limits: Limits) -> float:
+    """Share of a decode step that is launches of the GPU and the router's way to the host."""
+    return limits.shares.get("GPU launches", 0.0)
+
+
+def layer_us(setting: Setting) -> float:
+    """Return the launch time of a layer without its experts by the profile, us."""
+    device = setting.hardware.devices[setting.gpu]
+    if device.operations:
+        counted = operations(device.operations, device.kind, setting.model)
+        return float(device.operation_us) * sum(counted[part] for part in _PARTS)
+    return float(device.launch_us) * sum(device.launches.get(part, 1) for part in _PARTS)
+
+
+def with_fewer(setting: Setting) -> Setting | None:
+    """Return the machine with an engine of fewer launches; None if the profile's is one."""
+    taken = layer_us(setting)
+    if taken <= MANY_TIMES * FEW_US:
+        return None
+    device = setting.hardware.devices[setting.gpu]
+    key, each = ("operation_us", device.operation_us) if device.operations else ("launch_us", device.launch_us)
+    given: dict[str, Any] = {"value": float(each) * FEW_US / taken, "source": "assumed", "why": WHY}
+    return replace(setting, hardware_ref={**setting.hardware_ref, f"devices.{setting.gpu}.{key}": given})
+
+
+def caution(setting: Setting, fewer: Fewer | None) -> str:
+    """Warn that the order of placements may be another with fewer launches; empty if nothing speaks for that."""
+    if fewer is None:
+        return ""
+    large = ", ".join(f"{one.title} {100 * share:.0f} %" for one, share in fewer.shares.items())
+    ends = (
+        f"{fewer.fastest.title} is the fastest, at {digits(fewer.speeds[fewer.fastest][1])} tokens/s"
+        if fewer.flips
+        else f"{fewer.fastest.title} stays the fastest"
+    )
+    return (
+        f"launches on {setting.gpu} are a large share of decode steps ({large}), by a profile whose software takes "
+        f"{fewer.layer_us:.3g} us a layer for them, experts not counted. The ORDER of placements that differ in this share may "
+        f"flip with an engine that launches fewer kernels (CUDA graphs, fused kernels, as llama.cpp has). Simulated once more "
+        f"with {FEW_US:g} us (assumed: {WHY}), {ends}; a real engine may lie between. Measure, or choose a profile of the engine "
+        "that will run"
+    )
+
 
 REFINED: Final = 2
 """Families that are refined: the best of the coarse grid."""
@@ -47,7 +146,7 @@ Row = Mapping[str, Any]
 
 @dataclass
 class Found:
-    """What the search has found."""
+    """Results of a search."""
 
     # every candidate on the first group of requests, fixed placements with fewer tokens
     screened: dict[Candidate, Row] = field(default_factory=dict)
@@ -153,11 +252,11 @@ class Search:
             self.found.screened[one] = rows[0]
 
     def _few(self, one: Candidate) -> int:
-        """Say how many tokens a candidate decodes while the grid is searched."""
+        """Return how many tokens a candidate decodes while the grid is searched."""
         return min(self._all(one), SCREEN_TOKENS) if one.budget is None else self._all(one)
 
     def _all(self, one: Candidate) -> int:
-        """Say how many tokens are asked for."""
+        """Return how many tokens are asked for."""
         return self.space.setting.asked.decode
 
     def _refine(self, families: Sequence[Family], fit: Mapping[str, range]) -> None:

@@ -1,25 +1,174 @@
-"""An advice as text for people, and as plain values for programs."""
+"""An advice as text for people, as plain values for programs, and as a folder."""
 
 from __future__ import annotations
 
 import json
-from typing import Final
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
 
+import yaml
+
+from moesim import __version__
+from moesim.core.files import OutputFolder
 from moesim.core.table import Format, render, render_records
 from moesim.core.units import digits
 from moesim.experiment.report import split_notes
+from moesim.experiment.store import SUMMARY
 from moesim.metrics.fresh import fresh_cell
 from moesim.metrics.naming import NOT_VARIED, model_label
 from moesim.policies.registry import describe_policy
-from moesim.studies.advice.advice import Advice, Judged
-from moesim.studies.advice.candidates import Candidate, gib
-from moesim.studies.advice.curve import IDENTIFIED, OBSERVED
-from moesim.studies.advice.engines import commands, describe, engines
-from moesim.studies.advice.interval import LEVEL, SAME_LEVEL, Evidence
-from moesim.studies.advice.search import SCREEN_TOKENS, speed
-from moesim.studies.advice.show_launches import fewer_table, unlike
-from moesim.studies.advice.show_prompts import sooner
-from moesim.studies.advice.values import document, flat, model_bytes
+from moesim.studies.advice.candidates import PREFILL, STAND_INS, Candidate, experiment_of, gib
+from moesim.studies.advice.engines import Command, commands, describe, engines
+from moesim.studies.advice.observed import IDENTIFIED, OBSERVED
+from moesim.studies.advice.question import model_yaml
+from moesim.studies.advice.recommend import LEVEL, SAME_LEVEL, Advice, Evidence, Judged
+from moesim.studies.advice.search import FEW_US, LARGE_SHARE, SCREEN_TOKENS, WHY, Fewer, speed
+
+
+def document(advice: Advice) -> dict[str, Any]:
+    """Return an advice as plain values, complete."""
+    setting, found, limits = advice.setting, advice.found, advice.found.limits[advice.best.candidate]
+    asked = {key: str(value) if key == "gguf" and value else value for key, value in asdict(setting.asked).items()}
+    return {
+        "moesim": __version__,
+        "asked": asked,
+        "model": {"name": model_label(setting.model), "source": setting.model.source, "bytes": model_bytes(advice)},
+        "hardware": {
+            "name": setting.hardware.name, "labels": list(setting.hardware.labels), "gpu": setting.gpu, "host": setting.host,
+            "vram_bytes": setting.vram_bytes, "ram_bytes": setting.ram_bytes,
+        },
+        "context": setting.context,
+        "routing": {
+            "name": advice.routing.label, "origin": advice.routing.origin, "groups": len(advice.routing.groups),
+            "why": advice.routing.why, "other": advice.other.label if advice.other else None,
+        },
+        "level": LEVEL,
+        "evidence": [asdict(one) for one in advice.evidence],
+        "best": flat(advice, advice.best),
+        "runnable": [flat(advice, one) for one in advice.runnable],
+        "papers": [flat(advice, one) for one in advice.papers],
+        "limit": {"largest": limits.limit, "shares": dict(limits.shares)},
+        "curve": [
+            {
+                "placement": one.title, "policy": dict(one.policy), "gpu_experts": one.gpu_experts,
+                "decode_tokens_per_s": speed(row), "decode_tokens": row["decode_tokens"],
+                "ttft_s": float(row["ttft_mean_ns"]) / 1e9,
+            }
+            for one, row in found.screened.items()
+        ],
+        "engines": [
+            {
+                "name": one.name, "checked": one.checked, "date": one.date, "expresses": list(one.expresses),
+                "cannot": one.cannot, "unknown": one.unknown,
+            }
+            for one in engines()
+        ],
+        "left_out": found.no_fit,
+        "failed": found.failed,
+        "n_simulations": found.n_simulations,
+        "caution": advice.caution,
+        "fewer_launches": fewer_values(advice),
+        "warnings": advice.warnings,
+        **({} if advice.observed is None else advice.observed.values()),
+    }  # fmt: skip
+
+
+def model_bytes(advice: Advice) -> int:
+    """Count the bytes of all weights."""
+    model = advice.setting.model
+    return model.experts_bytes_total + model.non_expert_bytes
+
+
+def flat(advice: Advice, one: Judged) -> dict[str, Any]:
+    """Return a finalist as one line of a table."""
+    candidate = one.candidate
+    return {
+        "placement": candidate.title, "runnable": candidate.runnable, "what": describe(candidate, advice.setting),
+        "policy": json.dumps(dict(candidate.policy), sort_keys=True), "gpu_experts": candidate.gpu_experts,
+        "gpu_bytes": candidate.gpu_bytes, "host_bytes": candidate.host_bytes,
+        "decode_tokens_per_s": one.speed.value, "low": one.low, "high": one.high, "requests_factor": one.speed.factor,
+        "groups": one.speed.n, "ratio_to_best": one.ratio, "indistinguishable": one.same, "ttft_s": one.ttft_s,
+        "fidelity_fresh_decode": one.fresh, "gpu_share": one.gpu_share, "launch_share": one.launch_share,
+        "other_routing_ratio": one.crossed, "label": one.label,
+        "notes": "; ".join(part for part in (candidate.note, one.notes) if part), "commands": [str(c) for c in one.commands],
+        "conditions": [c.condition for c in one.commands],
+    }  # fmt: skip
+
+
+def rows_of(advice: Advice) -> list[Mapping[str, Any]]:
+    """List the rows of all finalists' runs, for a result folder."""
+    runs: Sequence[Mapping[str, Any]] = [row for rows in advice.found.final.values() for row in rows]
+    return [{**row, "run": number} for number, row in enumerate(runs)]
+
+
+def fewer_values(advice: Advice) -> dict[str, Any] | None:
+    """Return the speeds with fewer launches as plain values; None where launches decide nothing."""
+    fewer = advice.found.fewer
+    if fewer is None:
+        return None
+    return {
+        "layer_us": fewer.layer_us,
+        "assumed_layer_us": FEW_US,
+        "source_label": "assumed",
+        "why": WHY,
+        "flips": fewer.flips,
+        "fastest": fewer.fastest.title,
+        "commands": [str(typed) for _, typed in _typed_fewer(advice, fewer)],
+        "speeds": [
+            {"placement": one.title, "launch_share": fewer.shares.get(one), "as_profile": before, "fewer": after}
+            for one, (before, after) in fewer.speeds.items()
+        ],
+    }
+
+
+def fewer_table(advice: Advice, form: Format) -> str:
+    """Write the speeds with fewer launches and the profile's, and the commands if another is best then."""
+    fewer = advice.found.fewer
+    if fewer is None:
+        return ""
+    headings = "first request only", "GPU launches", f"tok/s, {fewer.layer_us:.3g} us a layer", f"{FEW_US:g} us (assumed)"
+    shares = {one: f"{100 * share:.0f} %" for one, share in fewer.shares.items()}
+    order = sorted(fewer.speeds, key=lambda one: fewer.speeds[one], reverse=True)
+    rows = [[one.title, shares.get(one, "-"), *(digits(value) for value in fewer.speeds[one])] for one in order]
+    table = render(headings, rows, form, headings[1:])
+    if not fewer.flips:
+        return table
+    lines = "".join(f"{typed.engine}, {one.title}:\n  {typed}\n" for one, typed in _typed_fewer(advice, fewer))
+    fence = "```\n" if form is Format.MD else ""
+    return f"{table}\nwith fewer launches the fastest of each engine would be\n\n{fence}{lines}{fence}"
+
+
+def _typed_fewer(advice: Advice, fewer: Fewer) -> list[tuple[Candidate, Command]]:
+    """Return each engine's fastest placement with fewer launches, fastest first, and its command."""
+    found: dict[str, tuple[Candidate, Command]] = {}
+    for one in sorted(fewer.speeds, key=lambda one: fewer.speeds[one][::-1], reverse=True):
+        for typed in commands(one, advice.setting):
+            found.setdefault(typed.engine, (one, typed))
+    return list(found.values())
+
+
+def unlike(advice: Advice) -> list[str]:
+    """Name the finalists whose ratio to the best depends on the cost of launches."""
+    finalists = (*advice.runnable, *advice.papers)
+    return [one.candidate.title for one in finalists if abs(one.launch_share - advice.best.launch_share) >= LARGE_SHARE]
+
+
+def sooner(advice: Advice, shown: Candidate) -> list[tuple[Candidate, str]]:
+    """Return the placement with prompts on the GPU, if it has its first token sooner than the one shown."""
+    screened = advice.found.screened
+    told = []
+    for one in screened:
+        if one.family.endswith(PREFILL) and one.policy["name"] == shown.policy["name"] and shown in screened:
+            first, other = (float(screened[which]["ttft_mean_ns"]) / 1e9 for which in (one, shown))
+            if "prefill_threshold" not in shown.policy and first < other:
+                speeds = [digits(speed(screened[which])) for which in (one, shown)]
+                times = [digits(value, 2) for value in (first, other)]
+                words = f"first token {' instead of '.join(times)} s, {' instead of '.join(speeds)} tokens/s on the first request"
+                told.append((one, f"{one.title}, prompts on the GPU: {words}"))
+    return told
+
 
 _BAR: Final = 40  # characters of the longest bar
 _HEADINGS: Final = ("placement", "experts on GPU", "GPU", "RAM", "first token s", "tok/s", "interval", "x best")
@@ -266,7 +415,7 @@ def _sure(advice: Advice) -> str:
 
 
 def _ranges(note: str) -> str:
-    """Say which numbers are known within ranges only, and what to do about it; other notes about costs stay as they are."""
+    """Explain which numbers are known within ranges only; other notes about costs stay."""
     if not note.startswith(NOT_VARIED):
         return note
     return (
@@ -285,3 +434,28 @@ def _evidence(one: Evidence) -> str:
 
 def _fenced(body: str, form: Format) -> str:
     return f"```\n{body}```\n" if form is Format.MD and body else body
+
+
+def write_folder(advice: Advice, out: Path) -> None:
+    """Write an advice; an earlier result in the folder is replaced at the end."""
+    rows = rows_of(advice)
+    raw = experiment_of(advice.setting, advice.routing.written, [advice.best.candidate], advice.setting.asked.decode)
+    raw.pop("timeline")
+    raw["workload"]["n_batches"] = len(advice.routing.groups)
+    if advice.best.candidate.note:
+        raw["predictors"] = dict(STAND_INS)
+    files = {} if advice.observed is None else advice.observed.files()
+    if advice.observed is not None:
+        raw["hardware"] = {**raw["hardware"], "base": str(out / IDENTIFIED)}
+    if advice.setting.asked.gguf is not None:
+        files["model.yaml"] = model_yaml(advice.setting.model).encode()
+        raw["model"] = str(out / "model.yaml")
+    files["best.yaml"] = yaml.safe_dump({"name": "best", **raw}, sort_keys=False).encode()
+    files["recommendation.json"] = (json.dumps(document(advice), indent=2) + "\n").encode()
+    files["recommendation.md"] = text(advice, Format.MD, pictured=True).encode()
+    files["runs.csv"] = render_records(rows, Format.CSV).encode()
+    files[SUMMARY] = (json.dumps({"moesim": __version__, "runs": rows}, indent=2) + "\n").encode()
+    if advice.observed is not None:
+        path = advice.setting.hardware.path.encode()  # where the machine was while it was simulated is of no use to a reader
+        files = {name: content.replace(path, IDENTIFIED.encode()) for name, content in files.items()}
+    OutputFolder(out, "recommend").replace(files, last=SUMMARY)

@@ -1,20 +1,232 @@
-"""The most likely constants: observed rows and priors in one sum of squares, in logarithms."""
+"""The constants that observations may identify, how loosely labels hold them, and the most likely ones.
+
+Observed rows and priors form one sum of squares, in logarithms.
+"""
 
 from __future__ import annotations
 
+import fnmatch
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+from functools import cached_property
+from typing import Any, Final, Literal, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from moesim.studies.identify.constants import Z90, Priors
+from moesim.errors import ConfigError, unknown_name
+from moesim.hardware import HardwareProfile, build_profile, override
+from moesim.hardware.types import Number
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+Vector = NDArray[np.float64]
 
-    from moesim.studies.identify.predictor import Predictor
+PRIOR: Final[Mapping[str, float]] = {
+    "measured": 0.05,
+    "published": 0.10,
+    "derived": 0.30,
+    "identified": 0.30,
+    "spec-sheet": math.log(2),
+    "assumed": math.log(2),
+}
+"""One standard deviation of a constant's logarithm, by the label of its number; an interval beside the number goes before it."""
 
-    Vector = NDArray[Any]
+CEILING: Final = PRIOR["measured"]
+"""How far above a data sheet's rate a rate may lie: the sheet says what no program exceeds."""
+
+Z90: Final = 1.6448536269514722
+"""Standard deviations on either side within which nine of ten lie."""
+
+LOOSE: Final = math.log(3)
+"""Of a constant that the profile does not have: known to a factor of three, one standard deviation."""
+
+_ABSENT: Final[Mapping[str, tuple[float, str]]] = {
+    "expert_cost.few_row_flops": (90e9, "within the 40 to 300 GFLOP/s of published engines"),
+    "expert_cost.per_row_us": (3.0, "a call and its synchronisation"),
+    "expert_cost.per_expert_us": (3.0, "a call and its synchronisation"),
+}
+"""Where a prior begins for what the profile of a processor leaves out."""
+
+
+def check_free(names: Sequence[str]) -> None:
+    """Refuse names of no constant, by `ConfigError`."""
+    for name in names:
+        if name not in _PLACES:
+            raise ConfigError(f"--free {name}: {unknown_name('constant', name, _PLACES)}")
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A free constant: a factor on numbers of the profile."""
+
+    name: str  # in options and results
+    keys: tuple[str, ...]  # dotted keys of the numbers that it scales
+    base: float  # the first of them, as the profile has it
+    unit: str  # of that number
+    sigmas: tuple[float, float]  # of the logarithm of the factor, below and above the base, before any observation
+    label: str  # of the number that the prior rests on
+
+    def at(self, deviations: float) -> float:
+        """Return the number that many standard deviations above its base (below, if negative)."""
+        return self.base * math.exp(deviations * self.sigmas[deviations > 0])
+
+    @property
+    def width(self) -> float:
+        """Width of the prior's interval of 90 %, in logarithms."""
+        return Z90 * sum(self.sigmas)
+
+
+@dataclass(frozen=True)
+class Priors:
+    """Standard deviations of constants' logarithms, below and above their bases: each (constants,)."""
+
+    below: Vector
+    above: Vector
+
+    @classmethod
+    def of(cls, constants: Sequence[Constant]) -> Priors:
+        """Collect those of constants."""
+        return cls(np.array([one.sigmas[0] for one in constants]), np.array([one.sigmas[1] for one in constants]))
+
+    def at(self, logs: Vector) -> Vector:
+        """Give, of each constant, the one on the side where its logarithm lies."""
+        return np.where(logs < 0, self.below, self.above)
+
+
+ROOM: Final = 2**46
+"""Memory of each device in a prediction."""
+
+_CPU, _GPU = "devices.{cpu}.", "devices.{gpu}."
+_PLACES: Final[Mapping[str, tuple[str, ...]]] = {
+    "cpu_read_rate": (f"{_CPU}memory_bytes_per_s", f"{_CPU}expert_cost.read_bytes_per_s"),
+    "cpu_per_expert": (f"{_CPU}expert_cost.per_expert_us",),
+    "cpu_per_row": (f"{_CPU}expert_cost.per_row_us",),
+    "cpu_few_row_rate": (f"{_CPU}expert_cost.few_row_flops",),
+    "cpu_many_row_rate": (f"{_CPU}expert_cost.many_row_flops",),
+    "cpu_rate": (f"{_CPU}flops",),
+    "cpu_layer": (f"{_CPU}launch_us", f"{_CPU}operation_us"),
+    "cpu_experts_of_layer": (f"{_CPU}first_extra_us",),
+    "gpu_layer": (f"{_GPU}launch_us", f"{_GPU}operation_us", f"{_GPU}router_us"),
+    "gpu_experts_of_layer": (f"{_GPU}first_extra_us",),
+    "gpu_step": (f"{_GPU}token_us",),
+    "cpu_step": (f"{_CPU}token_us",),
+    "gpu_latent_attention": (f"{_GPU}latent_attention_us",),
+    "gpu_read_rate": (f"{_GPU}memory_bytes_per_s",),
+    "gpu_rate": (f"{_GPU}flops",),
+    "link_rate": ("links.{down}.*.bytes_per_s", "links.{up}.*.bytes_per_s"),
+    "link_latency": ("links.{down}.*.latency_us", "links.{up}.*.latency_us"),
+    "switch": ("links.{down}.activation.latency_us", "links.{up}.activation.latency_us"),
+    "host_per_expert": ("host_expert_us",),
+}
+_UNITS: Final = {"flops": "FLOP/s", "bytes_per_s": "B/s", "us": "us", "_w": "W"}
+_KINDS: Final = ("pinned", "pageable", "chunked", "any")
+
+
+class Machine:
+    """A base profile whose free constants can be moved."""
+
+    def __init__(
+        self, raw: Mapping[str, Any], place: str, free: Sequence[str] = (), more: Mapping[str, Sequence[str]] | None = None
+    ) -> None:
+        plain = build_profile(raw, place)
+        self.gpu = next((name for name, d in plain.devices.items() if d.role == "accelerator"), plain.compute)
+        self.cpu = next((name for name in plain.backing if plain.devices[name].role == "host"), plain.backing[0])
+        self.place = place
+        self.raw = _completed(raw, plain, self.cpu, place)
+        self.base = build_profile(self.raw, place)
+        for name in free:
+            if name not in _PLACES:
+                raise ConfigError(f"{place}: {unknown_name('constant', name, _PLACES)}")
+        places = {name: keys for name, keys in _PLACES.items() if not free or name in free}
+        if self.gpu == self.cpu:  # without a GPU, its constants would be the processor's under another name
+            places = {name: keys for name, keys in places.items() if not name.startswith("gpu_") or name in free}
+        if more:
+            places = {name: _PLACES[name] for name in free}
+            places |= {n: tuple(k for key in keys for k in fnmatch.filter(self.base.numbers, key)) for n, keys in more.items()}
+        found = {name: self._constant(name, keys) for name, keys in places.items()}
+        lacking = [name for name, constant in found.items() if constant is None and name in (*free, *(more or ()))]
+        if lacking:
+            raise ConfigError(f"{place}: expected a number for {lacking[0]}, got none; add it to the profile, or do not free it")
+        self.constants = tuple(constant for constant in found.values() if constant is not None)
+        self._memo: dict[tuple[float, ...], HardwareProfile] = {}
+
+    def _constant(self, name: str, places: Sequence[str]) -> Constant | None:
+        ways = {"cpu": self.cpu, "gpu": self.gpu, "down": f"{self.cpu}->{self.gpu}", "up": f"{self.gpu}->{self.cpu}"}
+        patterns = [place.format(**ways) for place in places]
+        wanted = [p.replace("*", kind) for p in patterns for kind in (_KINDS if "*" in p else ("",))]
+        numbers = self.base.numbers
+        keys = [key for key in wanted if key in numbers and _scales(numbers[key].value)]
+        if not keys:
+            return None
+        number = numbers[keys[0]]
+        label = number.source
+        unit = next(unit for ending, unit in _UNITS.items() if keys[0].endswith(ending))
+        short = keys[0].partition(f"{self.cpu}.")[2]
+        if short in _ABSENT and number.source == "assumed" and str(number.ref).startswith(_ADDED):
+            return Constant(name, tuple(keys), float(number.value), unit, (LOOSE, LOOSE), "not in the profile")
+        return Constant(name, tuple(keys), float(number.value), unit, _sigmas(number, unit), label)
+
+    @cached_property
+    def with_room(self) -> HardwareProfile:
+        """The machine whose devices hold anything: whether a setting fits is another question than how fast it is."""
+        return build_profile(roomy(self.raw, self.base, self.place), self.place)
+
+    def with_factors(self, logs: Sequence[float]) -> HardwareProfile:
+        """Return the machine with each constant multiplied by the exponential of its entry."""
+        key = tuple(logs)
+        if key not in self._memo:
+            if len(self._memo) > 64:
+                self._memo.clear()
+            self._memo[key] = build_profile(self.changed(logs), self.place)
+        return self._memo[key]
+
+    def changed(self, logs: Sequence[float], more: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Return the profile's contents with each constant multiplied, and more overrides."""
+        values: dict[str, Any] = {}
+        for constant, log in zip(self.constants, logs, strict=True):
+            for where in constant.keys:
+                values[where] = float(self.base.numbers[where].value) * math.exp(log)
+        return override(self.raw, {**values, **(more or {})}, self.place)
+
+
+def _sigmas(number: Number, unit: str) -> tuple[float, float]:
+    """Hold a number by its own interval, each end for its side; else by its label."""
+    interval = number.interval
+    if interval is not None and interval[0] > 0 and interval[1] > interval[0]:
+        value = float(number.value)
+        below, above = math.log(value / interval[0]) / Z90, math.log(interval[1] / value) / Z90
+        return max(below, PRIOR["measured"]), max(above, PRIOR["measured"])
+    sigma = PRIOR[number.source]
+    return sigma, CEILING if number.source == "spec-sheet" and unit.endswith("/s") else sigma
+
+
+def _scales(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+
+
+def roomy(raw: Mapping[str, Any], hardware: HardwareProfile, place: str) -> dict[str, Any]:
+    """Return the contents of a profile whose devices hold anything."""
+    sure = {"value": ROOM, "source": "assumed", "why": "whether it fits is asked elsewhere"}
+    return override(dict(raw), {f"devices.{name}.memory_bytes": sure for name in hardware.devices}, place)
+
+
+_ADDED: Final = "where the prior of an identification begins"
+
+
+def _completed(raw: Mapping[str, Any], plain: HardwareProfile, cpu: str, place: str) -> dict[str, Any]:
+    """Add what a processor's linear cost lacks, so that it can be free."""
+    values = {}
+    if plain.devices[cpu].role == "host":
+        for key, (value, why) in _ABSENT.items():
+            full = f"devices.{cpu}.{key}"
+            if key == "expert_cost.per_expert_us" and plain.devices[cpu].operations:
+                continue  # what a call takes is in the counted operations of a layer's experts
+            if full not in plain.numbers or not _scales(plain.numbers[full].value):
+                values[full] = {"value": value, "source": "assumed", "why": f"{_ADDED}: {why}"}
+        if f"devices.{cpu}.launches.expert" in plain.numbers:
+            values[f"devices.{cpu}.launches.expert"] = {"value": 0, "source": "assumed", "why": f"{_ADDED}: in per_expert_us"}
+    return override(dict(raw), values, place)
+
 
 UNKNOWN_SPREAD: Final = 0.03
 """One standard deviation of an observation whose spread is not known, as a share of its value."""
@@ -37,13 +249,8 @@ class Fit:
     inflation: float  # by how much rows scatter more than their spreads say; at least 1
 
 
-def spreads(predictor: Predictor) -> Vector:
-    """Give one standard deviation of the logarithm of each row."""
-    return np.array([row_spread(case.observation.spread, case.observation.value) for case in predictor.cases])
-
-
 def row_spread(spread: float | None, value: float) -> float:
-    """Give one standard deviation of the logarithm of a value."""
+    """Return one standard deviation of the logarithm of a value."""
     return UNKNOWN_SPREAD if spread is None else float(np.hypot(spread / value, MODEL_ERROR))
 
 
@@ -54,7 +261,7 @@ def softened(off: Vector) -> Vector:
 
 
 class Told(Protocol):
-    """What tells the logarithms of rows, and their derivatives, from the logarithms of constants' factors."""
+    """Logarithms of rows, and their derivatives, as functions of the logarithms of constants' factors."""
 
     @property
     def priors(self) -> Priors: ...
@@ -93,7 +300,7 @@ class Problem:
         return np.vstack([rows, np.diag(1 / self.priors.at(logs))])
 
     def fit(self, start: Vector | None = None, *, inflate: bool = True) -> Fit:
-        """Find the optimum; scatter beyond what spreads say widens them, and the optimum is found again."""
+        """Find the optimum; rows that scatter more than their spreads widen these, and it is found again."""
         logs = self._search(np.zeros(len(self.priors.below)) if start is None else start)
         if inflate:
             slopes = self.slopes(logs)

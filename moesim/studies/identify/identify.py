@@ -3,23 +3,294 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, NoReturn
 
 import numpy as np
 
 from moesim.core.table import written
-from moesim.errors import ConfigError
-from moesim.hardware import build_profile, read_profile
-from moesim.studies.identify.cases import Case, choices, make_cases
-from moesim.studies.identify.constants import Constant, Machine, Vector, check_free
-from moesim.studies.identify.estimates import estimate, predictions, profile_contents, untouched
-from moesim.studies.identify.fit import Fit, Problem, spreads
-from moesim.studies.identify.observations import Observation, check_rows
-from moesim.studies.identify.predictor import AGREE, STEP, Memo, Predictor
-from moesim.studies.identify.results import Identified
-from moesim.studies.identify.status import check_agreement, check_gpu, none_used, statuses, where
+from moesim.core.units import format_memory
+from moesim.errors import ConfigError, InputError
+from moesim.hardware import HardwareProfile, build_profile, override, read_profile
+from moesim.studies.identify.cases import Case, choices, decode_workload, make_cases, needed_bytes, placement_of
+from moesim.studies.identify.fit import Z90, Constant, Fit, Machine, Problem, Vector, check_free
+from moesim.studies.identify.observations import Observation, check_rows, read_bits
+from moesim.studies.identify.predictor import AGREE, STEP, Memo, Predictor, spreads
+
+NARROWS: Final = 0.5
+"""A constant is identified if its interval is at most this share of its prior's."""
+
+UNEXPLAINED: Final = 3.0
+"""Standard deviations beyond which no constants explain a row."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A constant after the observations."""
+
+    constant: Constant
+    # value, low, high: of the first number that it scales, with its interval of 90 %
+    value: float
+    low: float
+    high: float
+    # prior_low, prior_high: the same before any observation
+    prior_low: float
+    prior_high: float
+    identified: bool  # the observations narrow the prior's interval at least to half
+    moves: bool  # some row depends on it
+    beside: str = ""  # the constant that it can be exchanged with most, if rows tell only their sum
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A row and its prediction by the identified machine."""
+
+    case: Case
+    # observed, predicted: in the unit of the row
+    observed: float
+    predicted: float
+    # low, high: interval of 90 % for another measurement of it
+    low: float
+    high: float
+    ratio: float  # predicted over observed speed
+    z: float  # standard deviations between them
+    status: str  # ``used``, ``check``, ``set aside`` (no constants explain it) or ``beyond memory``
+    left_out: float | None = None  # ratio where its block was left out of the identification
+
+
+@dataclass(frozen=True)
+class Identified:
+    """An identified machine."""
+
+    profile: HardwareProfile  # its numbers labelled
+    raw: dict[str, Any]  # contents of the profile's file
+    constants: tuple[Estimate, ...]
+    predictions: tuple[Prediction, ...]  # in the order of the rows
+    # (model, bits) of rows -> the choice that fits best, where there was one, with how much worse others are
+    bits: Mapping[tuple[str, str], list[tuple[str, float]]]
+    fit: Fit
+    predictor: Predictor
+    engine_difference: float  # largest difference of closed form and engine at the optimum, as a share
+    inflation: float  # by how much rows scatter more than their spreads say
+    left_out_by: str  # what was left out together: blocks, or single rows
+    base: str  # the profile that it began with
+    observations: tuple[Observation, ...]
+
+    @property
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """Interval of each constant by name."""
+        return {one.constant.name: (one.low, one.high) for one in self.constants}
+
+
+_AGREE: Final = 0.02
+"""Two rows of one setting may differ by this share, or by three of their spreads, before they contradict each other."""
+
+_CLIFF: Final = 1.05
+"""A row that needs more than this times the GPU's memory is beyond the cliff."""
+
+
+def where(rows: Sequence[Observation]) -> str:
+    """Name the file of the rows."""
+    return rows[0].place.rpartition(":")[0] if rows and rows[0].place else "observations"
+
+
+def check_gpu(cases: Sequence[Case], machine: Machine) -> None:
+    """Refuse settings that need a GPU where the profile has none."""
+    if machine.base.devices[machine.gpu].role == "accelerator":
+        return
+    for case in cases:
+        one = case.observation
+        if case.setting.policy["name"] != "all-cpu":
+            raise ConfigError(
+                f"{one.place or 'row ' + one.row}: setting: expected all_cpu beside a profile without a GPU, "
+                f"{machine.place}, got '{one.setting}'; write all_cpu, or name a profile with a GPU"
+            )
+
+
+def none_used(cases: Sequence[Case], machine: Machine) -> str:
+    """Return why no row is left: none is marked, or all need too much memory."""
+    marked = [case.name for case in cases if case.observation.role == "identification"]
+    if not marked:
+        return "expected at least one row for identification, got none; mark one"
+    memory = machine.base.devices[machine.gpu].memory_bytes
+    return (
+        f"expected a row for identification that fits into the {format_memory(memory)} of {machine.gpu}, got none: "
+        f"{', '.join(marked)} would page over the link; add a row with fewer experts there, or correct the profile's memory_bytes"
+    )
+
+
+def statuses(cases: Sequence[Case], machine: Machine) -> list[str]:
+    """Return the status of each row: used, check, or beyond memory."""
+    memory = machine.base.devices[machine.gpu].memory_bytes
+    found = []
+    for case in cases:
+        need = needed_bytes(case, machine.with_room, machine.gpu)
+        beyond = need is not None and need > _CLIFF * memory
+        found.append("beyond memory" if beyond else "used" if case.observation.role == "identification" else "check")
+    names = {case.name: status for case, status in zip(cases, found, strict=True)}
+    for index, case in enumerate(cases):  # a ratio is worth what its other row is
+        if case.observation.of and names[case.observation.of] == "beyond memory":
+            found[index] = "beyond memory"
+    return found
+
+
+# ----------------------------------------------------------------------------------------------------------- agreement
+
+
+def check_agreement(cases: Sequence[Case], room: HardwareProfile) -> None:
+    """Refuse rows of one setting that contradict each other, unless both are only predicted."""
+    for before, one in _pairs(cases, room):
+        if "identification" in (one.role, before.role):
+            _refuse(before, one)
+
+
+def contradictions(cases: Sequence[Case], room: HardwareProfile) -> list[tuple[Observation, Observation]]:
+    """List pairs of checks of one setting that contradict each other: a source may measure a setting twice."""
+    return [pair for pair in _pairs(cases, room) if all(one.role == "check" for one in pair)]
+
+
+def _pairs(cases: Sequence[Case], room: HardwareProfile) -> Iterator[tuple[Observation, Observation]]:
+    """Yield pairs of rows of one setting that differ by more than rows may."""
+    groups: dict[Any, list[Observation]] = {}
+    for case in cases:
+        one = case.observation
+        group = groups.setdefault(setting_key(case, room), [])
+        yield from ((before, one) for before in group if _apart(before, one))
+        group.append(one)
+
+
+def setting_key(case: Case, room: HardwareProfile) -> tuple[Any, ...]:
+    """Return the key that all rows of one setting share, however they are written."""
+    one = case.observation
+    chosen = read_bits(one.bits, one.place)
+    open_bits = json.dumps(chosen) if len(chosen) > 1 else ""
+    model = replace(case.model, name="any", source="", labels=())
+    length = (one.context, one.decode) if one.kind == "decode" else (one.context, one.ubatch)
+    return model, open_bits, _where(case, room), one.kind, one.batch, length, one.of
+
+
+def _where(case: Case, room: HardwareProfile) -> Any:
+    """Return where experts and layers are; the policy with its options, where something moves."""
+    if case.static:
+        try:
+            placement = placement_of(case, room, decode_workload(case))
+        except InputError:
+            pass  # what is wrong is told where the row is predicted
+        else:
+            experts = frozenset((copy.layer, expert, copy.device) for copy in placement.copies for expert in copy.experts)
+            parts = {part: device for part, device in placement.parts.items() if part[0] != "embedding"}  # a few rows a token
+            return experts, frozenset((part, device) for part, device in parts.items() if device != room.compute)
+    return json.dumps([dict(case.setting.policy), dict(case.setting.cache)], sort_keys=True, default=str)
+
+
+def _apart(before: Observation, one: Observation) -> bool:
+    spread = sum((each.spread or 0) / each.value for each in (one, before))
+    return abs(one.log_time - before.log_time) > max(_AGREE, 3 * spread)
+
+
+def _refuse(before: Observation, one: Observation) -> NoReturn:
+    written = "" if one.setting == before.setting else f" (setting '{one.setting}' is '{before.setting}' there)"
+    theirs = dict(before.told)
+    differ = [f"{key} ({theirs[key]}, then {value})" for key, value in one.told if theirs.get(key, value) != value]
+    if differ:
+        why = f"they differ in {', '.join(differ)}, which the model does not know: keep the rows of one"
+    else:
+        why = "remove one" + ("" if one.spread and before.spread else ", or give their spread")
+    raise ConfigError(
+        f"{one.place}: expected rows of one setting to agree, got {one.value:g} {one.unit} after {before.value:g} {before.unit} "
+        f"at {before.place}{written}; {why}"
+    )
+
+
+def estimate(machine: Machine, problem: Problem, fit: Fit, intervals: bool, tell: Callable[[str], None]) -> tuple[Estimate, ...]:
+    """Return each constant with its interval: by likelihood, or that of a parabola."""
+    deviations = np.sqrt(np.diag(fit.covariance))
+    correlation = fit.covariance / np.outer(deviations, deviations)
+    found = []
+    for k, constant in enumerate(machine.constants):
+        tell(f"interval of {constant.name}")
+        low, high = fit.logs[k] - Z90 * deviations[k], fit.logs[k] + Z90 * deviations[k]
+        if intervals:
+            low, high = problem.interval(fit, k)
+        identified = high - low <= NARROWS * constant.width
+        others = [j for j in range(len(deviations)) if j != k]
+        partner = min(others, key=lambda j: correlation[k, j], default=None) if others else None
+        beside = ""
+        if partner is not None and not identified:
+            strongest = max(others, key=lambda j: abs(correlation[k, j]))
+            beside = machine.constants[strongest].name if abs(correlation[k, strongest]) > 0.4 else ""
+        base = constant.base
+        found.append(
+            Estimate(
+                constant, base * math.exp(fit.logs[k]), base * math.exp(low), base * math.exp(high),
+                constant.at(-Z90), constant.at(Z90), identified, True, beside,
+            )
+        )  # fmt: skip
+    return tuple(found)
+
+
+def untouched(constant: Constant) -> Estimate:
+    """Return a constant on which no row depends."""
+    low, high = constant.at(-Z90), constant.at(Z90)
+    return Estimate(constant, constant.base, low, high, low, high, False, False)
+
+
+def profile_contents(
+    start: Machine, machine: Machine, estimates: Sequence[Estimate], fit: Fit, raw: Mapping[str, Any], name: str,
+    status: Sequence[str], place: str,
+) -> dict[str, Any]:  # fmt: skip
+    """Write what was found into a profile: identified numbers, and those that rows do not tell, each with its interval."""
+    values: dict[str, Any] = {}
+    n_rows = status.count("used")
+    for one in estimates:
+        if not one.moves:
+            continue
+        for key in one.constant.keys:
+            here = float(machine.base.numbers[key].value)
+            scale = here / one.constant.base
+            value, low, high = (float(f"{scale * number:.6g}") for number in (one.value, one.low, one.high))
+            ends = [min(low, value), max(high, value)]
+            if one.identified:
+                how = f"moesim calibrate: {n_rows} observed speeds on the base {here:g} ({one.constant.label})"
+                values[key] = {"value": value, "source": "identified", "how": how, "interval": ends}
+            else:
+                why = (
+                    f"moesim calibrate: {n_rows} observed speeds do not tell it"
+                    + (f" from {one.beside}" if one.beside else "")
+                    + f", held by the base {here:g} ({one.constant.label})"
+                )
+                values[key] = {"value": value, "source": "assumed", "why": why, "interval": ends}
+    contents = override(dict(start.raw), values, place)
+    contents.pop("anchors", None)
+    contents["name"] = name
+    told = str(contents.get("description", "")).strip()
+    contents["description"] = f"Identified from {n_rows} observed speeds by moesim calibrate. Before that: {told}"
+    return contents
+
+
+def predictions(
+    predictor: Predictor, fit: Fit, sigma: Vector, status: Sequence[str], left_out: Mapping[int, float]
+) -> tuple[Prediction, ...]:
+    """Predict each row by the identified machine."""
+    values = predictor.values(fit.logs)
+    slopes = predictor.slopes(fit.logs)
+    found = []
+    for index, case in enumerate(predictor.cases):
+        one = case.observation
+        wide = Z90 * math.sqrt(float(slopes[index] @ fit.covariance @ slopes[index]) + sigma[index] ** 2)
+        ends = sorted(one.in_unit(values[index] + sign * wide) for sign in (-1, 1))
+        off = values[index] - predictor.observed[index]
+        found.append(
+            Prediction(
+                case, one.value, one.in_unit(values[index]), ends[0], ends[1], math.exp(-off), float(off / sigma[index]),
+                status[index], left_out.get(index),
+            )
+        )  # fmt: skip
+    return tuple(found)
+
 
 _ASIDE: Final = 4.0
 """Standard deviations beyond which a row is set aside, so that it does not bend the rest; at most one row in five."""
@@ -36,7 +307,6 @@ def identify(
     observations: Sequence[Observation],
     *,
     free: Sequence[str] = (),
-    seed: int = 0,
     name: str = "identified",
     memo: Memo | None = None,
     intervals: bool = True,
@@ -44,37 +314,11 @@ def identify(
     agree: bool = True,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Identified:
-    """Identify a machine.
+    """Identify a machine, whose labels in the base profile hold each number.
 
-    Parameters
-    ----------
-    base : str or mapping
-        The profile to begin with, as of `moesim.hardware.load_hardware`: its labels say how tightly each number is held.
-    observations : sequence of Observation
-        Rows with role ``identification`` move constants; the others are predicted.
-    free : sequence of str
-        Constants to free; all if empty.
-    seed : int
-        Kept with the result: nothing here is drawn, except routing that is made up, always with the same seed.
-    name : str
-        Of the identified profile.
-    memo : Memo, optional
-        Values of the engine that are known.
-    intervals, leave_out : bool
-        Whether to look for intervals by likelihood (else they are those of a parabola), and to leave blocks out.
-    agree : bool
-        Refuse rows of one setting that contradict each other.
-    tell : callable
-        Told what is being done.
-
-    Returns
-    -------
-    Identified
-
-    Raises
-    ------
-    InputError
-        If a row, a model, a setting or the profile is wrong, or no row is left for the identification.
+    Rows with role ``identification`` move constants (`free`; all if empty), others are predicted. Without `intervals` those of
+    a parabola are returned instead of those by likelihood; `leave_out` predicts each block by the others, `agree` refuses rows of
+    one setting that contradict each other. `memo` has known values of the engine. Raises `InputError` if no row is left.
     """
     check_free(free)
     raw, path, _ = read_profile(base, "hardware")
@@ -114,7 +358,6 @@ def identify(
         left_out_by=by,
         base=base if isinstance(base, str) else written(base),
         observations=tuple(observations),
-        notes=(f"seed {seed}",),
     )
 
 

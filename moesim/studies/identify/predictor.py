@@ -1,24 +1,193 @@
-"""What a machine's constants say about all rows: closed forms where nothing moves, the engine where something does."""
+"""Predictions of all rows from a machine's constants: closed forms where nothing moves, else the engine.
+
+In a closed form, everything that constants do not change - who is where, how many rows each expert gets - is looked up once
+for each case.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import yaml
 
-from moesim.core.files import Journal, OutputFolder
+from moesim.core.files import Journal, OutputFolder, write_bytes
+from moesim.core.units import slots_of
+from moesim.engine import simulate
+from moesim.errors import ConfigError
+from moesim.experiment import run_experiment
+from moesim.experiment.config import parse_config
 from moesim.experiment.keys import code_digest
+from moesim.experiment.resolve import Experiment
+from moesim.hardware import HardwareProfile, build_profile
 from moesim.hardware.costs import CostModel
-from moesim.studies.identify.cases import Case
-from moesim.studies.identify.constants import Machine, Priors, Vector
-from moesim.studies.identify.engine import engine_log_time
-from moesim.studies.identify.surrogate import Surrogate
+from moesim.policies.registry import make_policy
+from moesim.studies.identify.cases import STEPS, Case, decode_workload, placement_of, routing, shape_of
+from moesim.studies.identify.fit import Machine, Priors, Vector, roomy, row_spread
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from moesim.trace.workload import Workload
+
+
+_WARM: Final = 16
+"""Tokens of the prompt that fills a dynamic policy's cache."""
+
+
+def engine_log_time(case: Case, raw: Mapping[str, Any], place: str) -> float:
+    """Simulate a case."""
+    return _static(case, raw, place) if case.static else _dynamic(case, raw, place)
+
+
+def _static(case: Case, raw: Mapping[str, Any], place: str) -> float:
+    hardware = build_profile(roomy(raw, build_profile(raw, place), place), place)
+    slots = slots_of(case.setting.cache.get("ratio", 1.0), case.model.n_layers * case.model.n_experts)
+    records = simulate(
+        model=case.model,
+        costs=CostModel(case.model, hardware, extrapolate=True),
+        workload=decode_workload(case),
+        policy=make_policy(case.setting.policy, case.observation.place),
+        cache_slots={name: slots for name, device in hardware.devices.items() if device.role == "accelerator"},
+    )
+    times = [step.end - step.begin for step in records.steps]
+    return math.log(sum(times) / len(times))
+
+
+def _dynamic(case: Case, raw: Mapping[str, Any], place: str) -> float:
+    one = case.observation
+    prefill = one.kind == "prefill"
+    prompt = one.context if prefill else min(one.context, _WARM) or 1
+    decode = 1 if prefill else min(one.decode, 2 * STEPS)
+    with tempfile.TemporaryDirectory(prefix="moesim.") as folder:
+        trace = routing(shape_of(case.model), one.batch, prompt, decode).write(Path(folder) / "routing.safetensors")
+        machine = Path(folder) / "machine.yaml"
+        contents = {key: value for key, value in roomy(raw, build_profile(raw, place), place).items() if key != "anchors"}
+        write_bytes(machine, yaml.safe_dump(contents, sort_keys=False).encode())
+        config = {
+            "model": case.spec,
+            "hardware": str(machine),
+            "trace": str(trace),
+            "workload": {
+                "batch_size": one.batch, "prompt_tokens": prompt, "decode_tokens": decode, "prefill_chunk": one.ubatch,
+            },
+            "cache": dict(case.setting.cache),
+            "policies": [dict(case.setting.policy)],
+            "extrapolate": True,
+            "timeline": None,
+        }  # fmt: skip
+        where = one.place or f"row {one.row}"
+        outcome = run_experiment(Experiment(parse_config(config, where), where)).outcomes[0]
+    if outcome.failure is not None:
+        raise ConfigError(f"{where}: setting: expected one that can be simulated, got: {outcome.failure}")
+    if prefill:
+        return math.log(one.batch * prompt / float(str(outcome.row["prefill_tokens_per_s"])) * 1e9)
+    return math.log(one.batch / float(str(outcome.row["decode_tokens_per_s"])) * 1e9)
+
+
+class Surrogate:
+    """The closed form of one case."""
+
+    def __init__(self, case: Case, hardware: HardwareProfile) -> None:
+        self.case = case
+        model = case.model
+        workload = decode_workload(case)
+        placement = placement_of(case, hardware, workload)
+        compute = hardware.compute
+        self._at = {
+            part: [placement.parts.get((part, layer), compute) for layer in range(model.n_layers)]
+            for part in ("attention", "dense", "shared")
+        }
+        self._ends = {part: placement.parts.get((part, -1), compute) for part in ("embedding", "leading", "head")}
+        gpu = placement.pools[0].device if placement.pools else compute
+        on_gpu = np.zeros((model.n_layers, model.n_experts), bool)
+        for copy in placement.copies:
+            on_gpu[copy.layer, list(copy.experts)] = True
+        self.devices = {True: gpu, False: hardware.backing[0]}
+        self.batch = case.observation.batch
+        self.work2 = round(sum(step.micro[0].work2 for step in workload.steps) / len(workload.steps))
+        self._members: dict[tuple[str, str, str], list[int]] = {}
+        for layer, where in enumerate(zip(*(self._at[part] for part in ("attention", "dense", "shared")), strict=True)):
+            self._members.setdefault((where[0], where[1], where[2]), []).append(layer)
+        self._groups = {where: len(layers) for where, layers in self._members.items()}
+        self._counts = {where: self._count(workload, on_gpu, where) for where in (True, False)}
+
+    def _count(self, workload: Workload, on_gpu: NDArray[np.bool_], where: bool) -> NDArray[np.int64]:
+        """Count experts by rows: (step, layer, rows), of those on the GPU or of the others."""
+        steps = workload.steps
+        n_layers = len(on_gpu)
+        found = np.zeros((len(steps), n_layers, self.batch + 1), np.int64)
+        for s, step in enumerate(steps):
+            for layer in range(n_layers):
+                routed = step.micro[0].layers[layer]
+                for expert, load in zip(routed.active, (routed.rows[e] for e in routed.active), strict=True):
+                    if bool(on_gpu[layer, expert]) is where:
+                        found[s, layer, load] += 1
+        return found
+
+    def log_time(self, costs: CostModel) -> float:
+        """Return the logarithm of the mean time of a decode step, ns, with these costs."""
+        model, rows, work2 = costs.model, self.batch, self.work2
+        at = self._ends["embedding"]
+        time = float(costs.embedding_ns(at, rows))
+        leading = costs.leading_ns(self._ends["leading"], rows, work2, rows)
+        if leading:
+            time += self._cross(costs, at, self._ends["leading"]) + leading
+            at = self._ends["leading"]
+        for (attention, rest, _), n_layers in self._groups.items():
+            each = costs.attention_ns(attention, rows, work2, rows) + costs.dense_ns(rest, rows)
+            time += n_layers * (each + self._cross(costs, attention, rest))
+        for layer in range(model.n_layers):
+            attention = self._at["attention"][layer]
+            if at != attention:
+                time += self._cross(costs, at, attention)
+            at = self._at["dense"][layer]
+        head = self._ends["head"]
+        return math.log(time + self._layers(costs) + self._cross(costs, at, head) + costs.head_ns(head, rows))
+
+    def _layers(self, costs: CostModel) -> float:
+        """Return the time of shared and routed experts of all layers, mean of the steps; lanes overlap."""
+        experts = {where: self._experts(costs, where) for where in (True, False)}
+        total = 0.0
+        for (_, home, shared), layers in self._members.items():
+            lanes = {shared: np.full((len(experts[True]), len(layers)), float(costs.shared_ns(shared, self.batch)))}
+            for where, works in experts.items():
+                work, device = works[:, layers], self.devices[where]
+                away = device != home
+                there = self._cross(costs, home, device) if away else 0.0
+                back = self._cross(costs, device, home) if away else 0.0
+                free = np.maximum(lanes.get(device, np.zeros_like(work)), there)
+                lanes[device] = np.where(work > 0, free + work + back, lanes.get(device, np.zeros_like(work)))
+            total += float(np.max(np.stack(list(lanes.values())), axis=0).sum())
+        return total / len(experts[True])
+
+    def _experts(self, costs: CostModel, where: bool) -> NDArray[np.float64]:
+        """Time of the experts of each step and layer on one side; 0 where there are none."""
+        counts = self._counts[where]
+        n = counts.sum(axis=2)
+        if not n.any():
+            return np.zeros(n.shape)
+        device, submit = self.devices[where], costs.host_expert_ns()
+        most = int(np.flatnonzero(counts.sum(axis=(0, 1)))[-1])
+        here = counts[:, :, : most + 1] @ np.asarray(costs.expert_table(device, most)[: most + 1], float)
+        if submit:
+            if costs.host_shared() and not where:
+                here = here + n * submit
+            else:
+                here = np.maximum(here + submit, n * submit + here / np.maximum(n, 1))
+        return np.where(n > 0, here + costs.first_extra_ns(device), 0.0)
+
+    def _cross(self, costs: CostModel, src: str, dst: str) -> float:
+        return 0.0 if src == dst else float(sum(costs.activation_ns(link, self.batch) for link in costs.path(src, dst)))
+
 
 STEP: Final = 0.02
 """Of a constant's logarithm, for differences: times are whole nanoseconds, and small ones would see their rounding."""
@@ -93,7 +262,7 @@ class Predictor:
         return [index for index, form in enumerate(self._forms) if form is None]
 
     def times(self, logs: Vector) -> Vector:
-        """Give the logarithm of each row's own time."""
+        """Return the logarithm of each row's own time."""
         profile = self.machine.with_factors(logs.tolist())
         costs: dict[int, CostModel] = {}
         found = np.empty(len(self.cases))
@@ -108,7 +277,7 @@ class Predictor:
         return found + self.correction
 
     def values(self, logs: Vector) -> Vector:
-        """Give each row's value as observed: a time, or the difference of two."""
+        """Return each row's value as observed: a time, or the difference of two."""
         key = logs.tobytes()
         if self._last is None or self._last[0] != key:
             self._last = (key, self._values(self.times(logs)))
@@ -118,7 +287,7 @@ class Predictor:
         return np.array([time - (times[of] if of >= 0 else 0.0) for time, of in zip(times, self._of, strict=True)])
 
     def slopes(self, logs: Vector, *, both: bool = False) -> Vector:
-        """Give the derivatives of `values`, (rows, constants)."""
+        """Return the derivatives of `values`, (rows, constants)."""
         found = np.empty((len(self.cases), len(logs)))
         middle = self.values(logs)
         for k in range(len(logs)):
@@ -160,3 +329,8 @@ class Predictor:
             self.correction[static] += apart[static]
             self._last = None
         return worst
+
+
+def spreads(predictor: Predictor) -> Vector:
+    """Return one standard deviation of the logarithm of each row."""
+    return np.array([row_spread(case.observation.spread, case.observation.value) for case in predictor.cases])

@@ -1,15 +1,18 @@
-"""What an identification says: a table for the terminal, one page, and files."""
+"""The report of an identification: a table, a page, files, and the most useful next measurement."""
 
 from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from math import expm1
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Final
 
+import numpy as np
 import pandas as pd
 import yaml
 
@@ -17,19 +20,108 @@ from moesim import __version__
 from moesim.core.files import OutputFolder
 from moesim.core.table import Format, render, render_records
 from moesim.experiment.store import SUMMARY
-from moesim.studies.identify.constants import Z90
-from moesim.studies.identify.fit import MODEL_ERROR, UNKNOWN_SPREAD
-from moesim.studies.identify.next_line import NextLine
-from moesim.studies.identify.observations import NOT_COLUMNS
-from moesim.studies.identify.predictor import MEMO, OWNER
-from moesim.studies.identify.results import NARROWS, UNEXPLAINED, Estimate, Identified, Prediction
-from moesim.studies.identify.status import contradictions
+from moesim.hardware import HardwareProfile
+from moesim.studies.identify.cases import Case, make_cases, needed_bytes
+from moesim.studies.identify.fit import MODEL_ERROR, UNKNOWN_SPREAD, Z90
+from moesim.studies.identify.identify import NARROWS, UNEXPLAINED, Estimate, Identified, Prediction, contradictions, setting_key
+from moesim.studies.identify.observations import NOT_COLUMNS, Observation, observation
+from moesim.studies.identify.predictor import MEMO, OWNER, Memo, Predictor
+
+USEFUL: Final = 0.8
+"""A line that leaves more than this of every interval is not worth a run."""
+
+
+@dataclass(frozen=True)
+class NextLine:
+    """A measurement that is not there yet."""
+
+    command: str  # what to run
+    constant: str  # what it would tell most of
+    narrows: float  # share of that constant's interval that would be left, the lines before it measured
+
+
+def next_lines(found: Identified, *, most: int = 3) -> list[NextLine]:
+    """Rank llama-bench lines by how much they narrow what is not identified.
+
+    Each by what it tells after those before it, and next to a constant of its own; none repeats a row.
+    """
+    weak = [k for k, one in enumerate(found.constants) if one.moves and not one.identified]
+    if not weak:
+        return []
+    machine = found.predictor.machine
+    if machine.base.devices[machine.gpu].role != "accelerator":
+        return []  # llama-bench's settings are where layers are: on a GPU, or not
+    room = machine.with_room
+    memory = machine.base.devices[machine.gpu].memory_bytes
+    known = {_key(case, room) for case in found.predictor.cases}
+    cases = {_key(case, room): case for case in make_cases(_candidates(found.predictor.cases))}
+    new = [case for key, case in cases.items() if key not in known and (needed_bytes(case, room, machine.gpu) or 0) <= memory]
+    if not new:
+        return []
+    slopes = Predictor(machine, new, Memo()).slopes(found.fit.logs)
+    covariance = np.array(found.fit.covariance)
+    lines: list[NextLine] = []
+    while weak and new and len(lines) < most:
+        along = slopes @ covariance  # (lines, constants)
+        noise = UNKNOWN_SPREAD**2 + np.einsum("ij,ij->i", along, slopes)
+        left = np.sqrt(1 - along[:, weak] ** 2 / noise[:, None] / np.diag(covariance)[weak])
+        index = int(np.argmin(np.log(left).sum(axis=1)))
+        if left[index].min() > USEFUL:
+            index = int(np.argmin(left.min(axis=1)))  # none tells much of several constants; one may tell of one
+        k = int(np.argmin(left[index]))
+        if left[index, k] > USEFUL:
+            break
+        lines.append(NextLine(command(new.pop(index)), found.constants[weak.pop(k)].constant.name, float(left[index, k])))
+        covariance -= np.outer(along[index], along[index]) / noise[index]
+        slopes = np.delete(slopes, index, axis=0)
+    return lines
+
+
+def _key(case: Case, room: HardwareProfile) -> tuple[Any, ...]:
+    """Return the key that lines share that measure the same, however long they decode."""
+    usual = case.observation.model_copy(update={"decode": 128})
+    return setting_key(replace(case, observation=usual), room)
+
+
+def _candidates(cases: Sequence[Case]) -> list[Observation]:
+    """Settings of each model and bits that were observed: ends and middle of both ways of splitting, short and long contexts."""
+    seen: dict[tuple[str, str], Case] = {}
+    for case in cases:
+        seen.setdefault((case.observation.model, case.observation.bits), case)
+    rows: list[Observation] = []
+    for (model, bits), case in seen.items():
+        n_layers = case.model.n_dense_layers + case.model.n_layers
+        told = [f"n_cpu_moe={n}" for n in (0, n_layers // 2, n_layers)] + ["ngl=0", f"ngl={n_layers // 2}"]
+        bits = case.bits if "|" in bits else bits
+        for setting in told:
+            for context in (0, 8192):
+                rows.append(
+                    observation(
+                        {"row": str(len(rows)), "model": model, "bits": bits, "setting": setting, "context": context, "value": 1,
+                         "unit": "tokens/s"}
+                    )
+                )  # fmt: skip
+    return rows
+
+
+def command(case: Case) -> str:
+    """Write the llama-bench line of a case."""
+    one, policy = case.observation, case.setting.policy
+    quant = f"-{one.bits}" if re.fullmatch(r"[A-Z]\w*", one.bits) else ""
+    words = ["llama-bench", "-m", f"{case.model.name}{quant}.gguf"]
+    if "n_gpu_layers" in policy:
+        words += ["-ngl", str(policy["n_gpu_layers"])]
+    else:
+        words += ["-ngl", "99", "--n-cpu-moe", str(policy.get("n_cpu_moe", 0))]
+    words += ["-p", "0", "-n", "128"] + (["-d", str(one.context)] if one.context else [])
+    return shlex.join([*words, "-o", "json"])
+
 
 _SCALES = {"B/s": (1e9, "GB/s"), "FLOP/s": (1e9, "GFLOP/s"), "us": (1.0, "us")}
 
 
 def constant_records(found: Identified) -> list[dict[str, Any]]:
-    """Give the constants for programs."""
+    """Return the constants for programs."""
     return [
         {
             "constant": one.constant.name, "keys": " ".join(one.constant.keys), "unit": one.constant.unit, "value": one.value,
@@ -41,14 +133,14 @@ def constant_records(found: Identified) -> list[dict[str, Any]]:
 
 
 def verdict(one: Estimate) -> str:
-    """Say what rows tell of a constant."""
+    """Return whether rows identify a constant."""
     if not one.moves:
         return "no row depends on it"
     return "identified" if one.identified else "not identified"
 
 
 def row_records(found: Identified) -> list[dict[str, Any]]:
-    """Give the rows for programs."""
+    """Return the rows for programs."""
     return [
         {
             "row": one.case.name, "model": one.case.observation.model, "bits": one.case.bits,
@@ -87,7 +179,7 @@ def constants_table(found: Identified, form: Format) -> str:
 
 
 def rows_table(found: Identified, form: Format) -> str:
-    """Write observed beside predicted."""
+    """Write observed and predicted values."""
     if form.for_programs:
         return render_records(row_records(found), form)
     rows = []
@@ -104,7 +196,7 @@ def rows_table(found: Identified, form: Format) -> str:
 
 
 def errors(found: Identified) -> list[str]:
-    """Say how near rows are: those used, those left out in turn, and checks."""
+    """Describe the errors of rows: those used, those left out in turn, and checks."""
 
     def line(what: str, ratios: list[float]) -> str:
         apart = sorted(100 * abs(ratio - 1) for ratio in ratios)
@@ -126,7 +218,7 @@ def errors(found: Identified) -> list[str]:
 
 
 def remarks(found: Identified, lines: Sequence[NextLine]) -> list[str]:
-    """Say in sentences what a reader must know."""
+    """List in sentences what a reader must know."""
     said = list(errors(found))
     blocks = block_errors(found)
     if len(blocks) > 1 and found.left_out_by == "blocks":
@@ -165,7 +257,7 @@ def _off(one: Prediction) -> str:
 
 
 def block_errors(found: Identified) -> dict[str, float]:
-    """Give the median error, %, of each block that was left out."""
+    """Return the median error, %, of each block that was left out."""
     blocks: dict[str, list[float]] = {}
     for one in found.predictions:
         if one.left_out is not None:
@@ -192,7 +284,7 @@ def page(found: Identified, lines: Sequence[NextLine]) -> str:
 
 
 def frame(found: Identified) -> pd.DataFrame:
-    """Give what the figure is drawn from."""
+    """Return the data of the figure."""
     records: list[dict[str, Any]] = []
     settings: dict[str, list[float]] = {}
     for one in found.predictions:
@@ -212,7 +304,7 @@ def frame(found: Identified) -> pd.DataFrame:
 
 
 def files(found: Identified, lines: Sequence[NextLine]) -> dict[str, bytes]:
-    """Give all files of the result by name; the last is its summary."""
+    """Return all files of the result by name, the summary last."""
     from moesim.plots.identified import identified  # Matplotlib takes a second to import
     from moesim.plots.style import pictures
 

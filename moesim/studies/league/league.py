@@ -4,25 +4,261 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from statistics import median
+from typing import TYPE_CHECKING, Any, Final
 
 from moesim.core.processes import usable_cores
+from moesim.core.student import Mean, mean
 from moesim.core.text import say
-from moesim.errors import ConfigError
-from moesim.experiment.config import Config
+from moesim.core.units import NS_PER_S
+from moesim.errors import ConfigError, MoesimError
+from moesim.experiment.config import Config, parse_config
+from moesim.experiment.report import split_notes, waited
+from moesim.experiment.resolve import Experiment, read_inputs
+from moesim.experiment.run import run_experiment
+from moesim.experiment.spec import RunSpec
 from moesim.experiment.sweep import expand
 from moesim.experiment.workers import Workers
 from moesim.metrics.naming import policy_label
 from moesim.policies.registry import make_policy
-from moesim.studies.league.contest import decide, near
-from moesim.studies.league.everywhere import Everywhere, everywhere
-from moesim.studies.league.fresh import Fresh, on_fresh_draws
-from moesim.studies.league.meetings import Meetings, Row, System
 from moesim.studies.league.settings import Setting, cpu_cost_ends, map_of, settings_of
-from moesim.studies.league.standing import PHASES, Standing
 from moesim.studies.regret import bounds_of
+
+if TYPE_CHECKING:
+    from moesim.metrics import Value
+    from moesim.trace import Trace
+
+
+NEAR: Final = 1.15
+"""Systems that are at most so many times slower than the best of the first draw meet on the other draws, too."""
+MOST: Final = 5
+"""Of these so many at most, the fastest."""
+
+LEVEL: Final = 0.95
+"""Of the interval of a margin."""
+
+NOISE, CPU_COST, ALONE = "draws of routing", "CPU cost a row", "no second system"
+"""Why it is not certain who wins."""
+
+
+@dataclass(frozen=True)
+class Contest:
+    """The result of a setting."""
+
+    best: str
+    speed: float  # of the best: geometric mean over the draws
+    # of the best, of all draws
+    least: float
+    most: float
+    second: str  # the next; empty if nobody else ran
+    margin: Mean | None  # speed of the best over that of the second; None without a second
+    doubts: tuple[str, ...]  # of `NOISE`, `CPU_COST` and `ALONE`; empty: it is certain
+
+    @property
+    def certain(self) -> bool:
+        """Whether the best wins beyond the noise, wherever the CPU's cost lies in its interval."""
+        return not self.doubts
+
+
+def near(first: Mapping[str, float], factor: float = NEAR, most: int | None = MOST) -> list[str]:
+    """List the systems that come near the best of the first draw, at least the two fastest and at most so many.
+
+    >>> near({"lru": 8.0, "dali": 10.0, "on-demand": 3.0})
+    ['dali', 'lru']
+    """
+    fastest = sorted(first, key=lambda name: -first[name])[:most]  # of equals the first
+    return [name for place, name in enumerate(fastest) if place < 2 or first[name] * factor >= first[fastest[0]]]
+
+
+def decide(speeds: Mapping[str, Sequence[float]], ends: Sequence[Mapping[str, float]] = ()) -> Contest:
+    """Decide a setting from the speeds of each system on the same draws, and on one draw at each end of the CPU's cost a row.
+
+    Of equals the first is the best. The margin has its 95 % interval by Student's t over the draws' ratios, on the scale of their
+    logarithms. There is doubt where that holds 1, and where at an end anybody is as fast as the best.
+
+    >>> found = decide({"lru": [8.0, 8.2], "dali": [10.0, 10.1]}, [{"lru": 8.0, "dali": 9.0}, {"lru": 8.0, "dali": 7.0}])
+    >>> found.best, round(found.margin.value, 2), found.doubts
+    ('dali', 1.24, ('CPU cost a row',))
+    """
+    means = {name: mean(values, LEVEL).value for name, values in speeds.items()}
+    ranked = sorted(means, key=lambda name: -means[name])
+    best = ranked[0]
+    found = best, means[best], min(speeds[best]), max(speeds[best])
+    if len(ranked) == 1:
+        return Contest(*found, "", None, (ALONE,))
+    margin = mean([a / b for a, b in zip(speeds[best], speeds[ranked[1]], strict=True)], LEVEL)
+    doubts = []
+    if margin.n < 2 or margin.value <= margin.factor:
+        doubts.append(NOISE)
+    if any(best in end and end[best] <= max((v for name, v in end.items() if name != best), default=0.0) for end in ends):
+        doubts.append(CPU_COST)
+    return Contest(*found, ranked[1], margin, tuple(doubts))
+
+
+System = Mapping[str, Any]
+"""A policy as an experiment has it: its name and options."""
+Row = Mapping[str, "Value"]
+
+
+@dataclass
+class Meetings:
+    """Runs of a league, each once, and kept in a folder, so that a stopped league can go on."""
+
+    place: str  # the experiment's file, for messages
+    workers: Workers
+    folder: Path | None = None  # where runs are kept; None: nowhere
+    progress: bool = False
+    n_runs: int = 0  # that were asked for
+    n_found: int = 0  # of those that had been run before
+    errors: dict[str, str] = field(default_factory=dict)  # why a system did not run, by its label: the first reason
+    _known: dict[tuple[str, str], Row | None] = field(default_factory=dict)
+    _traces: dict[str, Trace] = field(default_factory=dict)
+
+    def read_inputs(self, raws: Iterable[str]) -> None:
+        """Read models, machines and traces of experiments, so that a missing one is known before the first run."""
+        for raw in raws:
+            read_inputs(json.loads(raw), self.place, self._traces)
+
+    def rows(self, meetings: Sequence[tuple[str, Sequence[System]]]) -> list[list[Row | None]]:
+        """Return the result rows of the systems of each experiment (JSON without policies); None if one cannot run."""
+        keys = [[(raw, json.dumps(one)) for one in systems] for raw, systems in meetings]
+        missing = {key: None for one in keys for key in one if key not in self._known}
+        by_raw: dict[str, list[str]] = {}
+        for raw, system in missing:
+            by_raw.setdefault(raw, []).append(system)
+        runs = [run for raw, systems in by_raw.items() for run in self._specs(raw, systems)]
+        if runs:
+            joined = Experiment.joined([(experiment, spec) for experiment, spec, _ in runs])
+            done = run_experiment(joined, folder=self.folder, progress=self.progress, workers=self.workers, may_fail=True)
+            self.n_runs += len(runs)
+            self.n_found += done.n_found
+            for (_, _, key), outcome in zip(runs, done.outcomes, strict=True):
+                if outcome.failure is None:
+                    self._known[key] = outcome.row
+                else:
+                    self._note(str(outcome.row["policy"]), outcome.failure)
+        return [[self._known[key] for key in one] for one in keys]
+
+    def _specs(self, raw: str, systems: Sequence[str]) -> list[tuple[Experiment, RunSpec, tuple[str, str]]]:
+        """Resolve a meeting; who cannot run there is known at once."""
+        experiment = self.experiment(raw, [json.loads(system) for system in systems])
+        self._known.update({(raw, system): None for system in systems})
+        if experiment is None:
+            return []
+        return [(experiment, spec, (raw, json.dumps(dict(spec.point.policy)))) for spec in experiment.specs]
+
+    def experiment(self, raw: str, systems: Sequence[System]) -> Experiment | None:
+        """Resolve a meeting; None if nobody can run there."""
+        asked = json.loads(raw) | {"policies": list(systems)}
+        try:
+            return Experiment(parse_config(asked, self.place), self.place, known=self._traces)
+        except MoesimError as error:
+            for system in systems:
+                self._note(policy_label(system), error)
+            return None
+
+    def _note(self, label: str, error: MoesimError) -> None:
+        self.errors.setdefault(label, " ".join(str(error).split()))
+
+
+def decode_speed(row: Row) -> float:
+    """Tokens a second of the whole batch while decoding."""
+    return float(row.get("decode_tokens_per_s") or 0)
+
+
+def prompt_speed(row: Row) -> float:
+    """First tokens a second of a request."""
+    return NS_PER_S / float(row["ttft_mean_ns"])  # type: ignore[arg-type]
+
+
+PHASES: Final[dict[str, Callable[[Row], float]]] = {"decode": decode_speed, "prompt": prompt_speed}
+
+
+@dataclass(frozen=True)
+class Standing:
+    """The result of a setting in one phase."""
+
+    setting: Setting
+    phase: str  # one of `PHASES`
+    contest: Contest
+    first: Row  # of the best on the first draw
+    inexact: Row | None = None  # the fastest of those that change what the model computes, on the first draw
+    bound: float | None = None  # lower bound of the makespan over that of the best, on the first draw
+
+
+@dataclass(frozen=True)
+class Everywhere:
+    """One system over the settings of a batch size."""
+
+    batch_size: int
+    system: str
+    settings: int  # in which all systems were asked to run, on the first draw
+    ran: int  # of these it ran in so many
+    # median, worst: decode speed of the fastest over its own, of those in which it ran
+    median: float
+    worst: float
+    fastest: int  # settings in which nobody was faster
+
+
+def everywhere(met: Sequence[tuple[int, Mapping[str, float]]]) -> list[Everywhere]:
+    """Sum up settings, each with its batch size and decode speeds by system: by batch, those that are least behind first.
+
+    Systems that could not run in every setting come last.
+
+    >>> [(one.system, one.median, one.ran) for one in everywhere([(1, {"a": 4.0, "b": 5.0}), (1, {"a": 6.0})])]
+    [('a', 1.125, 2), ('b', 1.0, 1)]
+    """
+    found = []
+    for batch in sorted({size for size, _ in met}):
+        mine = [speeds for size, speeds in met if size == batch and speeds]
+        for system in dict.fromkeys(name for speeds in mine for name in speeds):
+            behind = [max(speeds.values()) / speeds[system] for speeds in mine if system in speeds]
+            fastest = sum(one == 1 for one in behind)
+            found.append(Everywhere(batch, system, len(mine), len(behind), median(behind), max(behind), fastest))
+    return sorted(found, key=lambda one: (one.batch_size, one.settings - one.ran, one.median, one.worst, one.system))
+
+
+UNITS: Final = {"decode": "tokens/s", "prompt": "first tokens/s"}
+
+
+def record(one: Standing) -> dict[str, Any]:
+    """Return a setting as a row of a table, every number unrounded."""
+    setting, contest, row, inexact = one.setting, one.contest, one.first, one.inexact
+    margin = contest.margin
+    return {
+        "model": setting.model,
+        "hardware": setting.hardware,
+        "memory_bytes": setting.memory_bytes,
+        "cached_share": setting.share,
+        "link_over_cpu": setting.ratio,
+        "machine_ratio": setting.own_ratio,
+        "batch_size": setting.batch,
+        "phase": one.phase,
+        "best": contest.best,
+        "speed": contest.speed,
+        "speed_least": contest.least,
+        "speed_most": contest.most,
+        "unit": UNITS[one.phase],
+        "second": contest.second,
+        "margin": margin.value if margin else None,
+        "margin_low": margin.value / margin.factor if margin else None,
+        "margin_high": margin.value * margin.factor if margin else None,
+        "ttft_s": float(str(row["ttft_mean_ns"])) / NS_PER_S,
+        "draws": len(setting.draws),
+        "certain": contest.certain,
+        "doubts": "; ".join(contest.doubts),
+        "waited_for": waited(row, one.phase),
+        "bound_share": one.bound,
+        "slots": row.get("cache_slots_used"),
+        "source_label": row.get("source_label"),
+        "labels": ", ".join(split_notes(row)[0]),
+        "inexact": inexact["policy"] if inexact else "",
+        "inexact_speed": PHASES[one.phase](inexact) if inexact else None,
+        "inexact_fresh": inexact.get("fidelity_fresh") if inexact else None,
+    }
+
 
 SCREEN: Final = 1.5
 """Systems that meet on all machines of a map: at most so many times slower than the best of any corner or of the middle."""
@@ -31,7 +267,7 @@ ORACLE: Final = "oracle"
 
 @dataclass(frozen=True)
 class League:
-    """What came of a league."""
+    """Results of a league."""
 
     table: tuple[Standing, ...]  # of the experiment's settings, both phases
     cells: tuple[Standing, ...]  # of the map: decoding
@@ -39,19 +275,17 @@ class League:
     n_runs: int
     n_found: int  # of these that had been run before
     everywhere: tuple[Everywhere, ...] = ()  # exact systems over the settings and machines in which all of them met
-    fresh: Fresh | None = None  # how the map came out on other draws
 
 
 def league(
     config: Config, place: str, *, ratios: Sequence[float] = (), shares: Sequence[float] = (), folder: Path | None = None,
-    jobs: int | None = None, progress: bool = False, n_fresh: int = 0, begin: Callable[[], object] | None = None,
+    jobs: int | None = None, progress: bool = False, begin: Callable[[], object] | None = None,
 ) -> League:  # fmt: skip
-    """Carry out a league of an experiment, whose points that differ in trace or seed alone are draws of one setting.
+    """Run a league of an experiment, whose points that differ in trace or seed alone are draws of one setting.
 
     The map's axes are the rate of the link over that at which the CPU reads experts, and the share of experts for which the GPU
-    has room; without any there is no map. Runs are kept in a folder, so that they are not repeated. With `n_fresh`, best and
-    second of each cell meet on so many other draws. All traces are read before the first run;
-    then `begin` is called.
+    has room; without any there is no map. Runs are kept in a folder, so that they are not repeated. All traces are
+    read before the first run; then `begin` is called.
     """
     systems = list({repr(point.policy): point.policy for point in expand(config, place)}.values())
     exact = [one for one in systems if make_policy(one, place).exact]
@@ -65,20 +299,16 @@ def league(
         held.meetings.read_inputs(draw for setting in everyone for draw in setting.draws)
         if begin is not None:
             begin()
-        held.told(f"{len(settings)} settings, {len(systems)} systems")
+        held.tell(f"{len(settings)} settings, {len(systems)} systems")
         table = [held.bounded(one, exact) for one in held.standings(settings, exact, tuple(PHASES), inexact)]
         cells = held.cells(maps, exact, _asked(ratios, shares)) if maps else []
         summed = everywhere(held.met([*settings, *held.asked], exact))
-        fresh = None
-        if n_fresh and cells:
-            held.told(f"{n_fresh} fresh draws")
-            fresh = on_fresh_draws(cells, exact, n_fresh, held.meetings)
     if not table:
         why = next(iter(held.meetings.errors.values()), "nothing decoded")
         raise ConfigError(f"{place}: expected a system that runs in some setting, got none: {why}")
     labels = [policy_label(one) for one in systems]
     never = {label: f"ran in no setting: {held.meetings.errors[label]}" for label in labels if label not in held.ran}
-    return League(tuple(table), tuple(cells), never, held.meetings.n_runs, held.meetings.n_found, tuple(summed), fresh)
+    return League(tuple(table), tuple(cells), never, held.meetings.n_runs, held.meetings.n_found, tuple(summed))
 
 
 class _League:
@@ -89,7 +319,7 @@ class _League:
         self._place = place
         self._progress = progress
 
-    def told(self, text: str) -> None:
+    def tell(self, text: str) -> None:
         if self._progress:
             say(text)
 
@@ -97,21 +327,23 @@ class _League:
         self, settings: Sequence[Setting], systems: Sequence[System], phases: Sequence[str], inexact: Sequence[System] = (),
     ) -> list[Standing]:  # fmt: skip
         """Decide settings: all systems on the first draw, whoever is near on the others and at the ends."""
-        everyone = [*systems, *inexact]
-        first = self._first(settings, everyone)
+        first = self._first(settings, [*systems, *inexact])
         chosen = [[one for one in systems if policy_label(one) in _near(rows, systems, phases)] for rows in first]
-        self.told(f"other draws of routing: {sum(map(len, chosen))} systems near the best")
-        later = [(raw, some) for setting, some in zip(settings, chosen, strict=True) for raw in setting.draws[1:]]
-        self.meetings.rows(later)
-        ends = [self._ends(setting) if any(_rows_add(setting, phase) for phase in phases) else [] for setting in settings]
-        self.told("ends of the CPU's cost a row")
+        self.tell(f"other draws of routing: {sum(map(len, chosen))} systems near the best")
+        self.meetings.rows([(raw, some) for setting, some in zip(settings, chosen, strict=True) for raw in setting.draws[1:]])
+        ends = [
+            [json.dumps(raw, sort_keys=True) for raw in cpu_cost_ends(setting.raws()[0], self._place)]
+            if any(_rows_add(setting, phase) for phase in phases) else [] for setting in settings
+        ]  # fmt: skip
+        self.tell("ends of the CPU's cost a row")
         self.meetings.rows([(raw, some) for raws, some in zip(ends, chosen, strict=True) for raw in raws])
-        found = []
+        found, names = [], {policy_label(one) for one in inexact}
         for setting, some, rows, raws in zip(settings, chosen, first, ends, strict=True):
+            others = [row for name, row in rows.items() if name in names]
             for phase in phases:
                 standing = self._standing(setting, phase, some, raws if _rows_add(setting, phase) else [])
                 if standing is not None:
-                    found.append(self._compared(standing, rows, inexact))
+                    found.append(replace(standing, inexact=max(others, key=PHASES[phase], default=None)))
         return found
 
     def cells(
@@ -120,7 +352,7 @@ class _League:
         """Decide the cells of all maps; all systems meet in the cells at their ends."""
         found: list[Standing] = []
         for (model, batch), cells in maps.items():
-            self.told(f"map of {model}, batch {batch}: {len(cells)} machines")
+            self.tell(f"map of {model}, batch {batch}: {len(cells)} machines")
             asked = [one for one in cells if (one.ratio, one.share) in ends]
             self.asked += asked
             near_any = {name for rows in self._first(asked, systems) for name in _near(rows, systems, ("decode",), SCREEN)}
@@ -128,7 +360,7 @@ class _League:
         return found
 
     def met(self, settings: Sequence[Setting], systems: Sequence[System]) -> list[tuple[int, dict[str, float]]]:
-        """Give the batch size and the decode speeds of the first draw of settings; an oracle is nobody's equal."""
+        """Return the batch size and the decode speeds of the first draw of settings; oracles are left out."""
         rows = self._first(settings, systems)
         return [(setting.batch, _speeds(mine, "decode")) for setting, mine in zip(settings, rows, strict=True)]
 
@@ -137,9 +369,6 @@ class _League:
         named = [{policy_label(one): row for one, row in zip(systems, mine, strict=True) if row is not None} for mine in rows]
         self.ran.update(name for one in named for name in one)
         return named
-
-    def _ends(self, setting: Setting) -> list[str]:
-        return [json.dumps(raw, sort_keys=True) for raw in cpu_cost_ends(setting.raws()[0], self._place)]
 
     def _standing(self, setting: Setting, phase: str, systems: Sequence[System], ends: Sequence[str]) -> Standing | None:
         of = PHASES[phase]
@@ -157,29 +386,19 @@ class _League:
             for mine in rows[n_draws:]
         ]
         contest = decide(speeds, [{name: end[name] for name in end if name in speeds} for end in at_ends])
-        best = next(place for place, one in enumerate(systems) if policy_label(one) == contest.best)
-        first = rows[0][best]
+        first = next(row for one, row in zip(systems, rows[0], strict=True) if policy_label(one) == contest.best)
         assert first is not None
         return Standing(setting, phase, contest, first)
-
-    def _compared(self, standing: Standing, rows: dict[str, Row], inexact: Iterable[System]) -> Standing:
-        """Add the fastest system that is not exact."""
-        names = {policy_label(one) for one in inexact}
-        others = [row for name, row in rows.items() if name in names]
-        return replace(standing, inexact=max(others, key=PHASES[standing.phase], default=None))
 
     def bounded(self, standing: Standing, systems: Sequence[System]) -> Standing:
         """Add the share of the bound."""
         system = next(one for one in systems if policy_label(one) == standing.contest.best)
-        return replace(standing, bound=self._bound(standing, system))
-
-    def _bound(self, standing: Standing, system: System) -> float | None:
         experiment = self.meetings.experiment(standing.setting.draws[0], [system])
         slots, makespan = standing.first.get("cache_slots"), standing.first.get("makespan_ns")
         if experiment is None or not isinstance(slots, int) or not isinstance(makespan, int):
-            return None
+            return standing
         bounds = bounds_of(experiment, experiment.specs[0], slots)
-        return None if bounds is None else bounds.makespan_ns / makespan
+        return standing if bounds is None else replace(standing, bound=bounds.makespan_ns / makespan)
 
 
 Panel = tuple[str, int]

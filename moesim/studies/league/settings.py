@@ -20,7 +20,7 @@ from moesim.metrics.naming import hardware_label, model_label
 from moesim.model import ModelSpec, load_model
 from moesim.policy import Placement
 from moesim.studies.whatif.knobs import knob_of
-from moesim.studies.whatif.scaling import rate_of
+from moesim.studies.whatif.machines import rate_of
 from moesim.studies.whatif.settings import Base, raw_at
 
 Raw = Mapping[str, Any]
@@ -42,7 +42,7 @@ class Setting:
     draws: tuple[str, ...]  # experiments without policies, as JSON; one a draw
 
     def raws(self) -> list[dict[str, Any]]:
-        """Give the experiments, one a draw."""
+        """Return the experiments, one a draw."""
         return [json.loads(draw) for draw in self.draws]
 
     @property
@@ -78,7 +78,7 @@ def _setting(config: Config, points: Sequence[Point], place: str) -> Setting:
 
 
 def ratio_of(machine: HardwareProfile, place: str) -> Fraction:
-    """Give the rate of large copies from the host to the GPU over the rate at which the host reads the weights of experts."""
+    """Return the rate of large copies from host to GPU over the rate at which the host reads experts."""
     hosts = [device for name, device in machine.devices.items() if name in machine.backing and device.role == "host"]
     links = [link for link in machine.links if link.dst == machine.compute and link.src in machine.backing]
     if not hosts or not links:
@@ -93,7 +93,7 @@ def ratio_of(machine: HardwareProfile, place: str) -> Fraction:
 
 
 def map_of(setting: Setting, ratios: Iterable[float], shares: Iterable[float], place: str) -> list[Setting]:
-    """Give a setting on machines whose links have other rates, with memory for other shares of the experts."""
+    """Return a setting on machines with other link rates and memory for other shares of the experts."""
     found = []
     room = {share: _memory(setting, share, place) for share in shares}
     for ratio in ratios:
@@ -122,7 +122,7 @@ def _memory(setting: Setting, share: float, place: str) -> int:
 
 
 def cpu_cost_ends(raw: Raw, place: str) -> list[dict[str, Any]]:
-    """Give an experiment on the machines at the ends of the interval of the CPU's cost a row; none if none is stated."""
+    """Return an experiment at both ends of the interval of the CPU's cost a row; none if none is stated."""
     machine = load_hardware(raw["hardware"], f"{place}: hardware")
     numbers = {key: one for key, one in machine.numbers.items() if key.endswith(_CPU_COST) and one.interval is not None}
     return [

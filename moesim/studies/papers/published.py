@@ -85,7 +85,7 @@ class Published:
 
     @property
     def what(self) -> str:
-        """What the number says, in words."""
+        """The number in words."""
         words = f"{self.quantity}: {self.system}" + (f" over {self.over}" if self.over else "")
         words += f", {self.setting}" if self.setting else ""
         return words + (f" [{self.reading}]" if self.reading else "")
@@ -139,7 +139,7 @@ def _check_names(row: Published, place: str) -> None:
 
 
 def _check_answer(row: Published, place: str) -> None:
-    """Check that what answers a row is named as a whole, and nothing beside it that would have no effect."""
+    """Check that a row's answer is named completely, and that no column without effect is set."""
     runs = row.source in RUNS
     needed = {"input": bool(row.source), "metric": bool(row.source), "policy": runs, "baseline": runs and row.kind in RATIOS}
     allowed = {**needed, "where": bool(row.source), "baseline_input": needed["baseline"], "remark": True}

@@ -1,25 +1,18 @@
-"""What `moesim papers` prints: figures, orders, policies beside the first of each experiment, and what those policies lack."""
+"""The output of `moesim papers`: figures, orders, policies against the first of each experiment, and their gaps."""
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from shutil import get_terminal_size
 from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from moesim.core.table import Format, render, render_records
 from moesim.metrics.fresh import fresh_cell
 from moesim.policies.registry import policy_info
-from moesim.studies.papers.compare import Compared, Variant
-from moesim.studies.papers.figures import Figure
-from moesim.studies.papers.published import BOUNDS, Published
-from moesim.studies.papers.rank_agreement import Agreement
-
-if TYPE_CHECKING:
-    from moesim.studies.papers.identify import Answer, Identified
+from moesim.studies.papers.compare import Agreement, Compared, Figure, Variant
+from moesim.studies.papers.published import BOUNDS
 
 HEADINGS = [
     "figure",
@@ -63,57 +56,6 @@ def _figure_table(rows: list[list[str]], form: Format) -> str:
     table = render([*HEADINGS[:-1], "note"], [[*row[:-1], notes.get(row[-1], "")] for row in rows], form, RIGHT)
     below = [fill(f"{n} {text}", room, subsequent_indent=" " * (len(n) + 1), break_long_words=False) for text, n in notes.items()]
     return "\n".join([table, *below]) + "\n"
-
-
-def identified(found: Mapping[str, Identified], form: Format) -> str:
-    """Write rows beside what the derived and the identified constants answer, and those constants."""
-    if form not in (Format.TABLE, Format.MD):
-        records: list[dict[str, Any]] = []
-        for paper, one in found.items():
-            for answer in one.answers:
-                values = {"derived": answer.derived, "left_out": answer.left_out, "everything": answer.everything}
-                ratios = {f"ratio_{name}": answer.ratio(value) for name, value in values.items()}
-                record = {"table": "row", "plan": paper, **asdict(answer.published), "block": answer.block, **values, **ratios}
-                records.append(record | {"consistent": answer.consistent})
-            for out, constants in one.constants.items():
-                for key, value in constants.items():
-                    record = {"table": "constant", "plan": paper, "block": out, "key": key, "value": value}
-                    record |= {"base": one.base[key], "prior_below": one.prior[key][0], "prior_above": one.prior[key][1]}
-                    records.append(record | {"sigma": None if out else one.sigma[key]})
-                for model, bits in one.bits[out].items():
-                    records.append({"table": "bits", "plan": paper, "block": out, "key": model, "value": bits})
-        return render_records(records, form)
-    heads = ["block left out", "what", "printed", "derived", "ratio", "identified", "ratio", "with all", "ratio"]
-    cells = [
-        [f"{paper}/{answer.block}", answer.published.what, _amount(answer.published, answer.published.published)]
-        + [text for value in (answer.derived, answer.left_out, answer.everything) for text in _with_ratio(answer, value)]
-        for paper, one in found.items()
-        for answer in one.answers
-    ]
-    parts = [render(heads, cells, form, heads[2:])]
-    for paper, one in found.items():
-        keys = list(one.constants[""])
-        models = list(one.bits[""])
-        rows = [["base", *(f"{one.base[key]:.3g}" for key in keys), *("" for _ in models)]]
-        for out, constants in one.constants.items():
-            told = [f"{constants[key]:.3g}" for key in keys] + [f"{one.bits[out][model]:g}" for model in models]
-            rows.append([out or "none", *told])
-        below, above = ({key: one.prior[key][side] for key in keys} for side in (0, 1))
-        before = (("one standard deviation before, below", below), ("and above", above))
-        for words, sigma in (*before, ("and after", one.sigma)):
-            rows.append([words, *(f"x {math.exp(sigma[key]):.2f}" for key in keys), *("" for _ in models)])
-        heads = [*keys, *(f"bits of {model}" for model in models)]
-        parts.append(render([f"{paper}: block left out", *heads], rows, form, heads))
-    return "\n".join(parts)
-
-
-def _amount(row: Published, value: float) -> str:
-    return f"{value:.4g} {row.unit}".strip()
-
-
-def _with_ratio(answer: Answer, value: float | None) -> tuple[str, str]:
-    ratio = answer.ratio(value)
-    return ("-", "-") if value is None or ratio is None else (f"{value:.3g}", f"{ratio:.2f}")
 
 
 def listing(known: Iterable[Figure], n_runs: Mapping[str, int], form: Format) -> str:
@@ -177,7 +119,7 @@ def _rank_cells(one: Agreement) -> list[str]:
 
 
 def _notes(compared: Sequence[Compared], small: bool, separator: str) -> str:
-    """Say what the policies lack, and what the words of the tables mean."""
+    """Explain what the policies lack and what the words of the tables mean."""
     info = {one.name: one for one in policy_info()}
     used = dict.fromkeys(name for one in compared for name in one.policies)
     lines = [f"{name} lacks: {'; '.join(info[name].missing)}" for name in used if name in info and info[name].missing]

@@ -1,12 +1,12 @@
-"""What is kept of one execution, simulated or live: enough for every figure of a validation, without its records."""
+"""The facts of one execution, simulated or live: enough for every figure of a validation."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from statistics import median
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from moesim.metrics.causes import CAUSES
 from moesim.metrics.chain import WAITING, Chain, Record
@@ -15,6 +15,10 @@ from moesim.metrics.machine import Machine
 from moesim.metrics.traffic import bytes_moved
 from moesim.metrics.utilisation import busy, common_ns, length, union, utilisation
 from moesim.records import Records
+
+if TYPE_CHECKING:
+    from moesim.hardware import HardwareProfile
+
 
 GAP: Final = "gap"
 RESIDUALS: Final = (*(cause for cause in CAUSES if cause != "idle"), WAITING, GAP)
@@ -115,3 +119,32 @@ def time_by_cause(records: Records, machine: Machine, steps: Collection[int]) ->
     found[WAITING] -= found[GAP]
     assert sum(found.values()) == length(asked)
     return found
+
+
+def apart(facts: Facts, hardware: HardwareProfile) -> Facts:
+    """Separate the runtime's own time of a simulation from the dense part.
+
+    A profile has it as ``router_us``, which the simulator adds to each layer's dense part; in a replay nothing is busy then.
+    """
+    n_steps = len(facts.step_ns)
+    router_ns = sum(
+        round(device.router_us * 1000) * facts.tasks.get(f"dense@{name}", [0])[0] * len(facts.compared_steps) // n_steps
+        for name, device in hardware.devices.items()
+    )
+    found = dict(facts.cause_ns)
+    moved = min(router_ns, found["dense"])
+    return replace(facts, cause_ns={**found, "dense": found["dense"] - moved, GAP: found[GAP] + moved})
+
+
+def residual(predicted: Facts, measured: Facts) -> dict[str, float]:
+    """Split the difference of the mean decode step, measured less predicted."""
+    return {cause: _mean(measured, cause) - _mean(predicted, cause) for cause in RESIDUALS}
+
+
+def _mean(facts: Facts, cause: str) -> float:
+    return facts.cause_ns.get(cause, 0) / len(facts.compared_steps)
+
+
+def largest(parts: Mapping[str, float]) -> str:
+    """Name the cause with the largest share of a difference."""
+    return max(parts, key=lambda cause: abs(parts[cause]))

@@ -1,4 +1,4 @@
-"""Derived hardware profiles against public end-to-end measurements: predicted beside measured, nothing fitted.
+"""Derived hardware profiles against public end-to-end measurements: predicted next to measured, nothing fitted.
 
 Every check is one run of the simulator. A run from which numbers of its own profile were taken is marked ``calibration`` and
 counts in no statistic; what says too little to be predicted is listed with the reason.
@@ -6,23 +6,222 @@ counts in no statistic; what says too little to be predicted is listed with the 
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import pandas as pd
 
 from moesim.core.files import OutputFolder, check_own_folder
-from moesim.core.progress import Progress, telling
+from moesim.core.progress import Progress
 from moesim.core.table import Format, render, render_records
-from moesim.errors import ConfigError, unknown_name
+from moesim.errors import CapacityError, ConfigError, unknown_name
+from moesim.experiment import run_experiment
+from moesim.experiment.config import parse_config
+from moesim.experiment.resolve import Experiment
 from moesim.experiment.store import SUMMARY
-from moesim.studies.validation.public_checks import FILE, Check, checks_file, read_checks
-from moesim.studies.validation.public_predict import predict
-from moesim.studies.validation.public_sweeps import SWEEPS, read_sweeps, sweeps_file
-from moesim.studies.validation.sweep_report import group_table, run_sweeps, summarise_sweeps
+from moesim.hardware import weakest
+from moesim.model import ModelSpec, load_model
+from moesim.studies.validation.public_tables import FILE, SWEEPS, Check, Sweep, checks_file, read_checks, read_sweeps, sweeps_file
+
+_DECODE: Final = 8
+"""Tokens that a prediction decodes: where nothing moves, each takes the same time but for the growing context."""
+_SEED: Final = 0
+_UNINFORMED: Final = frozenset({"all-cpu", "all-gpu", "llama-cpp"})
+"""Policies that read no calibration tables, which take most of the time to make for a short trace."""
+
+
+def predict(check: Check, folder: Path) -> dict[str, Any]:
+    """Run the simulator for a check.
+
+    Gives ``predicted`` (tokens/s), ``label``, and the shares of the run's time.
+    """
+    model = load_model(check.spec, f"check {check.check}: spec")
+    raw = {
+        "model": check.spec,
+        "hardware": check.hardware,
+        "trace": str(_trace(check, model, folder)),
+        "workload": {"batch_size": 1, "prompt_tokens": check.prompt, "decode_tokens": check.decode, "prefill_chunk": 512},
+        "cache": check.cache,
+        "policies": [check.policy],
+        "timeline": None,
+    }
+    place = f"check {check.check}"
+    outcome = run_experiment(Experiment(parse_config(raw, place), place)).outcomes[0]
+    if outcome.failure is not None:
+        raise type(outcome.failure)(f"{place}: {outcome.failure}")
+    row, costs = outcome.row, outcome.provenance or {}
+    times = {key[5:-3]: float(value) for key, value in row.items() if key.startswith("time_") and isinstance(value, (int, float))}
+    total = sum(times.values())
+    return {
+        "predicted": float(str(row[check.metric])),
+        # Of the costs alone: routing is synthetic everywhere, and matters little where all experts are in one place.
+        "label": weakest(cost["source"] for cost in costs.values()),
+        **{f"share_{cause}": time / total for cause, time in times.items()},
+    }
+
+
+def _trace(check: Check, model: ModelSpec, folder: Path) -> Path:
+    """Make routing of the model's shape, or find what another check has made."""
+    from moesim.trace.synthesis import read_parameters, synthesize  # SciPy takes most of a second to import
+    from moesim.trace.synthesis.generate import N_CALIBRATION
+
+    policy = check.policy["name"] if isinstance(check.policy, Mapping) else check.policy
+    plain = policy in _UNINFORMED
+    shape = f"{model.n_layers}x{model.n_experts}x{model.top_k}{'-plain' if plain else ''}"
+    path = folder / f"{check.routing}-{shape}-{check.prompt}+{check.decode}.safetensors"
+    if not path.is_file():
+        try:
+            found = read_parameters(check.routing)
+        except ConfigError as error:
+            raise ConfigError(f"check {check.check}: routing: {error}") from None
+        found = found.replace(n_layers=model.n_layers, n_experts=model.n_experts, top_k=model.top_k)
+        synthesize(
+            found,
+            n_requests=1,
+            n_prompt=check.prompt,
+            n_decode=check.decode,
+            seed=_SEED,
+            n_signal_requests=0,
+            folder=folder,
+            n_calibration=0 if plain else N_CALIBRATION,
+        ).write(path)
+    return path
+
+
+def predict_sweep(sweep: Sweep, folder: Path) -> dict[str, Any]:
+    """Run the simulator for a setting.
+
+    As of `predict`; for a setting that exceeds the memory only ``refused``.
+    """
+    check = Check(
+        check=sweep.check, row=sweep.machine, model=sweep.model, weights=sweep.weights, machine=sweep.machine,
+        setting=sweep.setting, measured=(sweep.measured,), unit="tokens/s", mark="m" if sweep.thin == "yes" else "M",
+        source=sweep.source, status=sweep.status, spec=sweep.spec, hardware=sweep.hardware, routing=sweep.routing,
+        policy=sweep.policy, cache={"ratio": 1.0}, prompt=sweep.depth, decode=_DECODE, metric="decode_tokens_per_s",
+        how=sweep.how,
+    )  # fmt: skip
+    if sweep.status == "not predicted":
+        return {}
+    try:
+        found = predict(check, folder)
+    except CapacityError:
+        if sweep.status != "cliff":
+            raise
+        return {"refused": True}
+    return {"refused": False} if sweep.status == "cliff" else found
+
+
+NEAR: Final = 0.25
+"""Error within which nine of ten predictions are wanted."""
+
+
+def run_sweeps(sweeps: Sequence[Sweep], folder: Path, bar: Progress) -> pd.DataFrame:
+    """Predict every setting that is described well enough.
+
+    A row a setting: its words, ``measured`` and ``predicted`` (tokens/s), ``ratio``, ``error`` (ratio less 1), ``missing_ms``
+    (measured less predicted time of a token), ``refused`` (for settings that exceed the memory), ``label`` and the shares.
+    """
+    records = []
+    known: dict[str, dict[str, Any]] = {}  # of the same run: a setting may have been measured several times
+    for sweep in sweeps:
+        bar.describe(f"{sweep.machine}: {sweep.model}")
+        run = json.dumps([sweep.status, sweep.kind, sweep.spec, sweep.hardware, sweep.routing, sweep.policy, sweep.depth])
+        if run not in known:
+            known[run] = predict_sweep(sweep, folder)
+        records.append(_sweep_record(sweep, known[run]))
+        bar.advance(1)
+    return pd.DataFrame(records)
+
+
+def _sweep_record(sweep: Sweep, found: dict[str, Any]) -> dict[str, Any]:
+    predicted = found.get("predicted")
+    return {
+        "check": sweep.check, "machine": sweep.machine, "rate": sweep.rate, "thin": sweep.thin == "yes", "model": sweep.model,
+        "weights": sweep.weights, "curve": sweep.curve, "engine": sweep.engine, "setting": sweep.setting,
+        "context": sweep.context, "kind": sweep.kind, "place": sweep.place, "layers_on_cpu": sweep.layers_on_cpu,
+        "layers": sweep.layers,
+        "measured": sweep.measured, "predicted": predicted, "ratio": None if predicted is None else predicted / sweep.measured,
+        "error": None if predicted is None else predicted / sweep.measured - 1,
+        "missing_ms": None if predicted is None else 1e3 / sweep.measured - 1e3 / predicted, "status": sweep.status,
+        "refused": found.get("refused"), "label": found.get("label", ""), "source": sweep.source, "how": sweep.how,
+        **{key: value for key, value in found.items() if key.startswith("share_")},
+    }  # fmt: skip
+
+
+def groups(frame: pd.DataFrame) -> pd.DataFrame:
+    """Sum up the errors of the predictions.
+
+    A row a group: ``group``, ``rows``, ``median``, ``p90`` (of the absolute error), ``mean`` (of the error), ``within`` (share
+    of rows within `NEAR`), ``worst`` (error) and ``worst_row``. First by memory rate and place, then by machine and model.
+    """
+    if frame.empty:
+        return pd.DataFrame()
+    done = frame[frame["status"] == "predicted"]
+    measured = done[done["rate"] == "measured"]
+    some = [("machines with a measured memory rate", measured), ("of these, well described", measured[~measured["thin"]])]
+    places = (("gpu", "all experts on the GPU"), ("mixed", "mixed"), ("cpu", "all on the CPU"))
+    some += [(f"of these, {words}", measured[measured["place"] == place]) for place, words in places]
+    some.append(("machines without", done[done["rate"] != "measured"]))
+    some += [(str(name), rows) for name, rows in done.groupby("machine", sort=False)]
+    some += [(f"{machine}: {curve}", rows) for (machine, curve), rows in done.groupby(["machine", "curve"], sort=False)]
+    return pd.DataFrame([error_group(name, rows) for name, rows in some if not rows.empty])
+
+
+def error_group(name: str, rows: pd.DataFrame, key: str = "error") -> dict[str, Any]:
+    """Sum up the errors of some rows; `groups` names what comes out."""
+    errors = rows[key].astype(float)
+    worst = int(errors.abs().to_numpy().argmax())
+    return {
+        "group": name, "rows": len(rows), "median": float(errors.abs().median()), "p90": float(errors.abs().quantile(0.9)),
+        "mean": float(errors.mean()), "within": float((errors.abs() <= NEAR).mean()), "worst": float(errors.iloc[worst]),
+        "worst_row": str(rows["check"].iloc[worst]),
+    }  # fmt: skip
+
+
+_HEADINGS: Final = ("sweeps", "rows", "median |error|", "nine of ten within", "mean", "within 25 %", "worst", "which")
+
+
+def group_table(frame: pd.DataFrame, form: Format) -> str:
+    """Write the errors by group."""
+    records = groups(frame).to_dict("records")
+    if form.for_programs:
+        return render_records([{str(key): value for key, value in record.items()} for record in records], form)
+    cells = [
+        [
+            record["group"],
+            str(record["rows"]),
+            *(f"{100 * record[key]:.1f} %" for key in ("median", "p90")),
+            f"{100 * record['mean']:+z.1f} %",
+            f"{100 * record['within']:.0f} %",
+            f"{100 * record['worst']:+z.1f} %",
+            record["worst_row"],
+        ]
+        for record in records
+    ]
+    return render(_HEADINGS, cells, form, _HEADINGS[1:7])
+
+
+def summarise_sweeps(frame: pd.DataFrame) -> str:
+    """Summarise the errors of the sweeps' predictions in a few lines."""
+    if frame.empty:
+        return ""
+    lines = [
+        f"sweeps, {one['group']}: {one['rows']}, median absolute error {100 * one['median']:.1f} %, nine of ten within "
+        f"{100 * one['p90']:.0f} %, {100 * one['within']:.0f} % within {100 * NEAR:.0f} %"
+        for one in groups(frame).to_dict("records")
+        if one["group"].startswith("machines with")
+    ]
+    cliff = frame[frame["status"] == "cliff"]
+    if len(cliff):
+        refused = int(cliff["refused"].fillna(value=False).astype(bool).sum())
+        lines.append(f"sweeps, settings that exceed the GPU's memory: {len(cliff)}, of which the simulator refuses {refused}")
+    lines.append(f"sweeps, not predicted: {int((frame['status'] == 'not predicted').sum())}; the table says why")
+    return "\n".join(lines) + "\n"
+
 
 OWNER: Final = "validate --public"
 LOOSE: Final = frozenset({"8", "13", "14", "17", "19", "20"})
@@ -33,26 +232,14 @@ FACTOR: Final = 1.3
 
 @dataclass(frozen=True)
 class PublicResult:
-    """What came of all checks.
+    """Results of all checks."""
 
-    Attributes
-    ----------
-    frame : DataFrame
-        A row a check: the words of the table, ``measured`` (tokens/s), ``measured_low``, ``measured_high``, ``predicted``
-        (tokens/s; none without a prediction), ``ratio`` (predicted over measured), ``error`` (ratio less 1), ``label`` (weakest
-        source of the costs used), ``profile``, ``loose`` and ``share_<cause>`` (of the run's time).
-    summary : str
-        Median and worst error, and how many are near; a few lines.
-    sweeps : DataFrame
-        A row a setting of a sweep, as of `moesim.studies.validation.sweep_report.run_sweeps`.
-    identified : DataFrame
-        If it was asked for, a row a setting, as of `moesim.studies.validation.sweep_identified.identified_sweeps`.
-    """
-
+    # a row a check: the words of the table, ``measured`` (tokens/s), ``measured_low``, ``measured_high``, ``predicted``
+    # (tokens/s; none without a prediction), ``ratio`` (predicted over measured), ``error`` (ratio less 1), ``label`` (weakest
+    # source of the costs used), ``profile``, ``loose`` and ``share_<cause>`` (of the run's time)
     frame: pd.DataFrame
-    summary: str
-    sweeps: pd.DataFrame
-    identified: pd.DataFrame = field(default_factory=pd.DataFrame)
+    summary: str  # median and worst error, and how many are near; a few lines
+    sweeps: pd.DataFrame  # a row a setting of a sweep, as of `moesim.studies.validation.public.run_sweeps`
 
 
 def run_public(
@@ -63,9 +250,8 @@ def run_public(
     sweeps: Path | None = None,
     progress: bool = True,
     plot: bool = True,
-    identified: bool = False,
 ) -> PublicResult:
-    """Predict every public measurement that says enough.
+    """Predict every public measurement that is described well enough.
 
     Parameters
     ----------
@@ -79,8 +265,6 @@ def run_public(
         Show a bar on a terminal.
     plot : bool
         Draw the figure, if there is a folder.
-    identified : bool
-        Also identify each machine from two rows of a sweep, and predict its others.
 
     Returns
     -------
@@ -91,8 +275,6 @@ def run_public(
     InputError
         If the table, a row or the folder is wrong, or a check cannot be run; nothing is written then.
     """
-    from moesim.studies.validation.sweep_identified import identified_sweeps  # SciPy takes most of a second to import
-
     checks = read_checks(path or checks_file())
     settings = read_sweeps(sweeps or sweeps_file()) if sweeps or not path else []
     known = list(dict.fromkeys([*(check.row for check in checks), *(one.machine for one in settings)]))
@@ -111,10 +293,8 @@ def run_public(
             records.append(_record(check, found))
             bar.advance(1)
         swept = run_sweeps(settings, Path(folder), bar)
-    with telling() as tell:
-        after = identified_sweeps(settings, tell) if identified else pd.DataFrame()
     frame = pd.DataFrame(records, columns=None if records else _COLUMNS)
-    result = PublicResult(frame, summarise(frame) + summarise_sweeps(swept), swept, after)
+    result = PublicResult(frame, summarise(frame) + summarise_sweeps(swept), swept)
     if out is not None:
         _write(result, out, plot)
     return result
@@ -134,7 +314,7 @@ def _record(check: Check, found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def summarise(frame: pd.DataFrame) -> str:
-    """Tell median and worst error of the predictions."""
+    """Summarise median and worst error of the predictions."""
     predicted = frame[frame["status"] == "predicted"]
     lines = [
         _line("all predictions", predicted),
@@ -177,14 +357,15 @@ HEADINGS: Final = (
 
 
 def table(frame: pd.DataFrame, form: Format) -> str:
-    """Write predicted beside measured."""
-    records = _plain(frame)
+    """Write predicted and measured values."""
+    records = plain(frame)
     if form.for_programs:
         return render_records(records, form)
     return render(HEADINGS, [_cells(record) for record in records], form, HEADINGS[5:8])
 
 
-def _plain(frame: pd.DataFrame) -> list[dict[str, Any]]:
+def plain(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the rows of a table, what is missing as None."""
     return [
         {str(key): None if not isinstance(value, str) and pd.isna(value) else value for key, value in record.items()}
         for record in frame.astype(object).to_dict("records")
@@ -207,17 +388,13 @@ def _write(result: PublicResult, out: Path, plot: bool) -> None:
         public,  # Matplotlib takes a second to import
         sweeps,
     )
-    from moesim.studies.validation.sweep_identified import identified_table
 
     text = table(result.frame, Format.MD) + "\n" + result.summary
     files = {FILE: table(result.frame, Format.CSV).encode(), SUMMARY: table(result.frame, Format.JSON).encode()}
     drawn = pictures(public(result.frame), "public") if plot and result.frame["predicted"].notna().any() else {}
     if len(result.sweeps):
-        files[SWEEPS] = render_records(_plain(result.sweeps), Format.CSV).encode()
+        files[SWEEPS] = render_records(plain(result.sweeps), Format.CSV).encode()
         text += "\n" + group_table(result.sweeps, Format.MD)
         drawn |= pictures(sweeps(result.sweeps), "public_sweeps") if plot else {}
-    if len(result.identified):
-        files["public_identified.csv"] = render_records(_plain(result.identified), Format.CSV).encode()
-        text += "\n" + identified_table(result.identified, Format.MD)
     files |= {"public.md": text.encode(), **drawn}
     OutputFolder(out, OWNER).replace(files, last=SUMMARY)

@@ -1,14 +1,15 @@
-"""Simulate and replay the runs of an experiment, and keep what came of them."""
+"""Simulate and replay the runs of an experiment, and keep the measurements."""
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+from moesim.core.files import Journal, OutputFolder
 from moesim.core.progress import Progress
 from moesim.engine import EngineOptions, simulate
 from moesim.errors import ConfigError, InputError, MoesimError, SimulationError
@@ -16,16 +17,247 @@ from moesim.experiment.folder import describe
 from moesim.experiment.rows import describe_run
 from moesim.experiment.runner import SIMULATED, Execution, run_one
 from moesim.metrics.outcome import Outcome
+from moesim.policy import Action, Fetch, LayerBegin, LayerEnd, Placement, Policy, Routed, Run, StepBegin, StepEnd, Victim, View
 from moesim.studies.bench import Clocked
-from moesim.studies.validation.facts import Facts, facts_of
-from moesim.studies.validation.residual import apart
-from moesim.studies.validation.store import FILE, Measurements
-from moesim.studies.validation.watch import Watched
+from moesim.studies.validation.facts import Facts, apart, facts_of
 
 if TYPE_CHECKING:
     from moesim.experiment.resolve import Experiment
     from moesim.experiment.spec import RunSpec
     from moesim.metrics import Value
+
+
+ORDERED: Final = frozenset({StepBegin, LayerBegin, Routed, LayerEnd, StepEnd})
+"""Events whose order the workload fixes; when any other comes, a clock says."""
+
+Unit = tuple[int, int]
+_NOT_YET: Final = 1 << 30
+
+
+class Watched:
+    """A policy that is observed for anything that could make its decisions depend on a clock.
+
+    Such is: an event whose order a clock decides (`Fetched`, `Ran`, `Sent`, `Predicted`); a look at the time; the news that a
+    copy is on its way; and a victim that another moment would have changed. The latter is one before which others were passed
+    over because they were in use, or one that the present layer has just used, unless all else that is idle in its pool was to
+    be used later: then, at an earlier moment, nothing would have been idle, and the fetch would have waited for the same victim.
+    None of this matters in a pool that is empty whenever a layer begins, such as a staging pool: whatever goes first, all goes.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self.exact = policy.exact
+        self.listens = policy.listens
+        self.needs = policy.needs
+        self._view = _WatchedView()
+        self._found = {f"is told of {event.__name__}" for event in policy.listens - ORDERED}
+        self._pools: dict[tuple[str, str], str] = {}  # what was found in each pool
+        self._empty: set[tuple[str, str]] = set()  # pools that have been empty at every layer so far
+        self._visit = (-1, -1)
+        self._order: dict[Unit, int] = {}  # active experts of the visit by their place in the Runs; before those, a high number
+        self._per_layer: dict[tuple[str, str], bool] = {}
+
+    def reasons(self) -> list[str]:
+        """Return why decisions may depend on a clock; empty if they do not."""
+        lasting = {words for pool, words in self._pools.items() if pool not in self._empty}
+        return sorted(self._found | lasting)
+
+    def place(self, view: View) -> Placement:
+        """Pass on the question for the start; nothing has a time yet."""
+        placement = self._policy.place(self._view.of(view))
+        self._per_layer = {(pool.device, pool.name): pool.per_layer for pool in placement.pools}
+        self._empty = set(self._per_layer)
+        self._view.seen.clear()
+        return placement
+
+    def decide(self, event: Any, view: View) -> Iterable[Action]:
+        """Pass an event on."""
+        if type(event) is Routed:
+            self._begin(event, view)
+        answer = tuple(self._policy.decide(event, self._view.of(view)))
+        self._found |= self._view.seen
+        self._view.seen.clear()
+        for action in answer:
+            if type(action) is Run and len(action.experts) and (action.layer, action.experts[0]) in self._order:
+                first = sum(place != _NOT_YET for place in self._order.values())
+                self._order |= {(action.layer, expert): first + i for i, expert in enumerate(action.experts)}
+        return answer
+
+    def _begin(self, event: Routed, view: View) -> None:
+        if (event.step, event.layer) != self._visit:
+            self._visit = (event.step, event.layer)
+            self._order = {}
+            self._empty -= {pool for pool in self._empty if view.residents(*pool)}
+        self._order |= {(event.layer, expert): _NOT_YET for expert in event.active}
+
+    def evict(self, fetch: Fetch, view: View) -> Victim | None:
+        """Pass on the question for a victim."""
+        victim = self._policy.evict(fetch, self._view.of(view))
+        in_use = self._view.seen & {_WatchedView.PINNED}
+        self._found |= self._view.seen - in_use
+        self._view.seen.clear()
+        if victim is not None:
+            unit = victim[0], victim[1]  # any sequence, perhaps with bits
+            if in_use:
+                self._pools[fetch.device, fetch.pool] = "passes over victims that are in use"
+            elif unit in self._order and not self._is_first(unit, fetch, view):
+                self._pools[fetch.device, fetch.pool] = "evicts what the layer has used by now"
+        return victim
+
+    def _is_first(self, victim: Unit, fetch: Fetch, view: View) -> bool:
+        """Whether all else that is idle in the pool was to be used after the victim, in this visit."""
+        layer = fetch.layer if self._per_layer[fetch.device, fetch.pool] else None
+        held: list[Any] = view.residents(fetch.device, fetch.pool, layer)
+        units: list[Unit] = [unit if layer is None else (layer, unit) for unit in held]
+        idle = [(at, expert) for at, expert in units if not view.is_in_use(at, expert, fetch.device)]
+        return all(self._order.get(unit, -1) >= self._order[victim] for unit in idle)
+
+
+class _WatchedView:
+    """A view that notes which of its answers came from a clock; the rest is passed on."""
+
+    PINNED: Final = "asks whether a copy is in use"
+
+    def __init__(self) -> None:
+        self.seen: set[str] = set()
+        self._view: Any = None
+
+    def of(self, view: Any) -> Any:
+        self._view = view
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._view, name)
+
+    @property
+    def now_ns(self) -> int:
+        self.seen.add("reads the clock")
+        return int(self._view.now_ns)
+
+    def remaining_ns(self, layer: int, expert: int, device: str) -> int:
+        left = int(self._view.remaining_ns(layer, expert, device))
+        if left:
+            self.seen.add("asks when a copy arrives")
+        return left
+
+    def is_pending(self, layer: int, expert: int, device: str) -> bool:
+        pending = bool(self._view.is_pending(layer, expert, device))
+        if pending:
+            self.seen.add("asks whether a copy is on its way")
+        return pending
+
+    def is_in_use(self, layer: int, expert: int, device: str) -> bool:
+        pinned = bool(self._view.is_in_use(layer, expert, device))
+        if pinned:
+            self.seen.add(self.PINNED)
+        return pinned
+
+    is_pinned = is_in_use  # the old name, for one version
+
+
+FILE: Final = "measurements.jsonl"
+OWNER: Final = "validate"
+_MUST_MATCH: Final = ("key", "how")
+
+
+class Measurements:
+    """Measurements of one experiment in a folder.
+
+    The first line says what was measured; then one line for the decision time of each run, and one for each replay. Those of a
+    new object replace what is there with the first measurement.
+    """
+
+    def __init__(self, folder: Path, header: Mapping[str, Any]) -> None:
+        self._journal = Journal(OutputFolder(folder, OWNER), FILE, durable=True)
+        self.path = self._journal.path
+        self.header = dict(header)
+        self.decision_ns: dict[int, int] = {}  # median time of a decision, by run
+        self.replays: dict[tuple[int, int], Facts] = {}  # by run and repeat
+        self._lines: list[dict[str, Any]] = []
+        self._begun = False  # whether the file holds the header and these lines
+
+    @classmethod
+    def resume(cls, folder: Path, header: Mapping[str, Any]) -> Measurements:
+        """Go on with what is there, if anything."""
+        if not (folder / FILE).exists():
+            return cls(folder, header)
+        found = cls.read(folder)
+        for name in _MUST_MATCH:
+            if found.header.get(name) != header[name]:
+                raise ConfigError(
+                    f"{found.path}: expected measurements of this experiment ({name} {header[name]}), got others "
+                    f"({found.header.get(name)}); choose another --out, or measure anew with --no-resume"
+                )
+        return found
+
+    @classmethod
+    def read(cls, folder: Path) -> Measurements:
+        """Read what was measured."""
+        path = folder / FILE
+        try:
+            lines = Journal(OutputFolder(folder, OWNER), FILE).read()
+        except OSError as error:
+            raise ConfigError(f"{path}: expected measurements, got: {error.strerror}; measure without --only-compare") from None
+        found: Measurements | None = None
+        for number, content in enumerate(lines, start=1):
+            try:
+                if content is None:
+                    raise ValueError("a damaged line")
+                if found is None:
+                    found = cls(folder, content["header"])
+                    found._begun = True
+                else:
+                    found._take(content)
+            except (ValueError, KeyError, TypeError) as error:
+                raise ConfigError(f"{path}: line {number}: expected a measurement, got {_describe(error)}; remove it") from None
+        if found is None:
+            raise ConfigError(f"{path}: expected a header and measurements, got nothing; measure anew with --no-resume")
+        return found
+
+    def add_decisions(self, run: int, label: str, digest: str, took_ns: list[int]) -> None:
+        """Keep how long the policy of a run took to decide: the median, and what it is the median of."""
+        ordered = sorted(took_ns) or [0]
+        at = [ordered[round(share * (len(ordered) - 1))] for share in (0.1, 0.5, 0.9)]
+        self._append(
+            {"run": run, "label": label, "digest": digest, "decision_ns": at[1], "decision_p10_p90_ns": [at[0], at[2]],
+             "n_decisions": len(took_ns)}
+        )  # fmt: skip
+
+    def add_replay(self, run: int, repeat: int, facts: Facts) -> None:
+        """Keep the facts of a replay."""
+        self._append({"run": run, "repeat": repeat, "facts": asdict(facts)})
+
+    def label(self, run: int) -> tuple[str, str]:
+        """Name a run as it was measured, with the digest of its workload."""
+        return next(((line["label"], line["digest"]) for line in self._lines if line.get("run") == run), ("", ""))
+
+    def of_run(self, run: int) -> list[Facts]:
+        """Return the replays of a run, in the order of their repeats."""
+        return [facts for (index, _), facts in sorted(self.replays.items(), key=lambda item: item[0]) if index == run]
+
+    def _take(self, line: dict[str, Any]) -> None:
+        run = int(line["run"])
+        if "repeat" in line:
+            known = {f.name for f in fields(Facts)}
+            if set(line["facts"]) != known:
+                raise ValueError(f"facts {', '.join(sorted(set(line['facts']) ^ known))}")
+            self.replays[run, int(line["repeat"])] = Facts(**line["facts"])
+        else:
+            _ = (line["label"], line["digest"])
+            self.decision_ns[run] = int(line["decision_ns"])
+        self._lines.append(line)
+
+    def _append(self, line: dict[str, Any]) -> None:
+        self._take(line)
+        if not self._begun:
+            self._journal.begin({"header": self.header})
+            self._begun = True
+        self._journal.append(line)
+
+
+def _describe(error: Exception) -> str:
+    return f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
+
 
 REPEATS = 3
 
@@ -51,24 +283,12 @@ class Pair:
 
 @dataclass(frozen=True)
 class Validation:
-    """An experiment on both sides.
+    """An experiment on both sides."""
 
-    Attributes
-    ----------
-    experiment : Experiment
-        What was run.
-    header : mapping
-        What was said of the measurements when they were taken.
-    pairs : list of Pair
-        Of the runs that were carried out on both sides.
-    failures : list of str
-        A line for each run that failed on either.
-    """
-
-    experiment: Experiment
-    header: Mapping[str, Any]
-    pairs: list[Pair]
-    failures: list[str] = field(default_factory=list)
+    experiment: Experiment  # what was run
+    header: Mapping[str, Any]  # what was said of the measurements when they were taken
+    pairs: list[Pair]  # of the runs that were carried out on both sides
+    failures: list[str] = field(default_factory=list)  # a line for each run that failed on either
 
     def changed(self) -> list[str]:
         """Name the inputs that are no longer those of the measurements: predictions then are another machine's or model's."""
@@ -165,7 +385,7 @@ def validate(
 
 
 def _about(experiment: Experiment) -> dict[str, Any]:
-    """Say what was measured, for readers; a resumed measurement keeps what its beginning said."""
+    """Describe the measurement for readers; a resumed one keeps its first description."""
     told = describe(experiment)
     machines = {spec.hardware.name: dict(spec.hardware.machine) for spec in experiment.specs}
     date = time.strftime("%Y-%m-%d", time.gmtime())

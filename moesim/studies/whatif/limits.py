@@ -1,4 +1,4 @@
-"""What limits a run: the time by cause of its decode steps, told by the part of the machine that would have to be faster."""
+"""What limits a run: the time of its decode steps, by the part of the machine that would have to be faster."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from moesim.hardware.costs import CostModel
 from moesim.metrics.causes import CAUSES, task_cause
 from moesim.records import TaskRecord
-from moesim.studies.whatif.scaling import ONE, faster_device
+from moesim.studies.whatif.machines import ONE, faster_device
 
 if TYPE_CHECKING:
     from moesim.core.record_table import RecordTable
@@ -54,7 +54,7 @@ _PARTS = ("memory", "compute")
 
 @dataclass(frozen=True)
 class Limits:
-    """What the time of decoding went into."""
+    """Shares of the time of decoding by resource."""
 
     shares: Mapping[str, float]  # share of the time by resource, in the order of `RESOURCES`; they add up to 1
 
@@ -119,7 +119,7 @@ _BY_CONTEXT: Final = ("attention", "dense", "leading")
 
 
 def _alike(tasks: RecordTable[TaskRecord], steps: set[int]) -> Iterator[tuple[TaskRecord, int]]:
-    """Give one task of each sort that costs the same, in some steps, and the time of all of its sort in ns."""
+    """Yield one task of each sort of equal cost in some steps, and the time of all of its sort in ns."""
     (device, _), (kind, kinds) = tasks.texts("device"), tasks.texts("kind")
     step, ns = tasks.column("step"), tasks.column("end") - tasks.column("start")
     places = np.flatnonzero(np.isin(step, list(steps)) & (ns > 0) & (kind != _code(kinds, "predict")))
@@ -142,7 +142,7 @@ def _code(texts: tuple[str, ...], text: str) -> int:
 
 
 class _Tasks:
-    """What bounds a task: its cost on the machine as it is, and where memory, compute or both take no time."""
+    """The bounds of a task: its cost on the machine, and where memory, compute or both take no time."""
 
     def __init__(self, inputs: Inputs, spec: RunSpec) -> None:
         self._steps = inputs.workload(spec).steps
@@ -157,7 +157,7 @@ class _Tasks:
         return CostModel(spec.model, _faster(spec.hardware, memory, compute), transfer=spec.point.curve, extrapolate=True)
 
     def split(self, task: TaskRecord, kind: str) -> dict[str, float]:
-        """Give the shares of a task's time by resource; they add up to 1."""
+        """Return the shares of a task's time by resource; they add up to 1."""
         part = kind.upper()
         whole = self._ns(self._costs["whole"], task)
         fixed = min(whole, self._ns(self._costs["both"], task))  # whatever is faster, this stays

@@ -1,4 +1,4 @@
-"""What ``--vary`` says: which knob, and which values; and one setting of an experiment that can be changed."""
+"""Values of ``--vary``, and the experiment that they change."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ from moesim.hardware import HardwareProfile, load_hardware
 from moesim.model import ModelSpec, load_model
 
 JOINED = " & "
-_SCALE = re.compile(r"[x×]\s*([0-9.]+(?:[eE][+-]?\d+)?)(?:/([0-9.]+))?")
-_ENDLESS = re.compile(r"[eE][-+]?[0-9_]{4}")  # an exponent that writes a number of thousands of digits
-_LARGEST = Fraction(10**100)  # of a number as written, and its inverse the smallest; what is thinkable is far within
+_SCALE = re.compile(r"[x×]\s*([0-9.]+(?:[eE][+-]?\d+)?(?:/[0-9.]+)?)")
 _PERCENT = re.compile(r"([+-])\s*([0-9.]+)\s*%")
 # What says how settings are combined, of which there is one; what is left behind of runs; systems, which whoever asks adds.
 _LEFT_OUT = ("zip", "include", "exclude", "repeat", "policies")
@@ -41,8 +39,7 @@ class Setting:
     def factor(self) -> Fraction | None:
         """Return what to multiply by, for ``xF`` and a percentage; None for a value."""
         if match := _SCALE.fullmatch(self.text):
-            divisor = _fraction(match[2], self) if match[2] else Fraction(1)
-            found = _fraction(match[1], self) / divisor if divisor else Fraction(0)
+            found = _fraction(match[1], self)
         elif match := _PERCENT.fullmatch(self.text):
             found = 1 + (-1 if match[1] == "-" else 1) * _fraction(match[2], self) / 100
         else:
@@ -85,13 +82,13 @@ def quantity(value: Fraction, unit: str) -> str:
 
 
 def _fraction(text: str, setting: Setting, remedy: str = "") -> Fraction:
+    """Read a number, or a ratio of two."""
+    top, _, bottom = text.partition("/")
     try:
-        if _ENDLESS.search(text):
+        numbers = float(top), float(bottom or 1)
+        if not all(number == 0 or 1e-100 <= abs(number) <= 1e100 for number in numbers):
             raise ValueError(text)
-        value = Fraction(text)
-        if abs(value) > _LARGEST or 0 < abs(value) < 1 / _LARGEST:
-            raise ValueError(text)
-        return value
+        return Fraction(repr(numbers[0])) / Fraction(repr(numbers[1]))  # the shortest form of a float is what was written
     except (ValueError, ZeroDivisionError):
         raise ConfigError(f"--vary {setting}: expected xF, +P%, -P% or a number, got '{text}'{remedy}") from None
 
@@ -130,12 +127,12 @@ class Base:
         return load_model(self.raw["model"], f"{self.place}: model")
 
     def machine(self, overrides: Mapping[str, Any]) -> dict[str, Any]:
-        """Give the experiment with other numbers of its machine, by dotted key."""
+        """Return the experiment with other numbers of its machine, by dotted key."""
         hardware = self.raw["hardware"]
         return {**self.raw, "hardware": {**(hardware if isinstance(hardware, Mapping) else {"base": hardware}), **overrides}}
 
     def set(self, key: str, value: Any) -> dict[str, Any]:
-        """Give the experiment with another value of one key, as ``--set`` does."""
+        """Return the experiment with another value of one key, as ``--set`` does."""
         raw: dict[str, Any] = json.loads(json.dumps(self.raw))
         apply_override(raw, f"{key}={json.dumps(value)}")
         return raw

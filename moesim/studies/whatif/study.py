@@ -1,21 +1,226 @@
-"""What another machine, model or setting would change: one thing varied, the speed, what limits it, and what would next."""
+"""Vary one thing of an experiment at a time: the speed, what limits it, and where along the knob the limit changes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+import math
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
-from moesim.errors import ConfigError, InputError
+from moesim.errors import ConfigError, InputError, MoesimError
 from moesim.experiment.config import parse_config
-from moesim.experiment.resolve import Experiment
+from moesim.experiment.resolve import Experiment, read_inputs
+from moesim.experiment.run import run_experiment
+from moesim.experiment.workers import Workers
 from moesim.metrics.naming import CACHE_SETTINGS, SETTINGS
-from moesim.studies.whatif.crossing import REACH, Axis, Crossing, search_all
 from moesim.studies.whatif.knobs import change, knob_of
-from moesim.studies.whatif.limits import RESOURCES
+from moesim.studies.whatif.limits import RESOURCES, Limits, limits_of
 from moesim.studies.whatif.settings import JOINED, Base, Changed, Setting
-from moesim.studies.whatif.shots import METRICS, Runs, Shot
+
+if TYPE_CHECKING:
+    from moesim.metrics import Value
+    from moesim.metrics.outcome import Outcome
+    from moesim.trace import Trace
+
+
+METRICS: Final = ("decode_tokens_per_s", "ttft_mean_ns", "makespan_ns", "hit_rate", "cache_slots", "contention_ns")
+"""Metrics that are kept of a run."""
+_WORDS: Final = ("source_label", "notes", "routing", "fidelity_fresh", "fidelity_fresh_decode", *SETTINGS, *CACHE_SETTINGS)
+_CURVES = ("linear", "flat_linear", "points")
+
+
+@dataclass(frozen=True)
+class Shot:
+    """The facts of one simulated run."""
+
+    row: Mapping[str, Value]  # of its metrics and settings those that are told
+    limits: Limits | None  # None if it failed
+    used: frozenset[str]  # keys of the profile's numbers that its costs come from
+    error: MoesimError | None = None  # why it failed
+    # rooflines, curves: costs that come of a device's rates alone, and of a curve of the profile
+    rooflines: frozenset[str] = frozenset()
+    curves: frozenset[str] = frozenset()
+
+
+Works = Sequence[tuple[Mapping[str, Any], int]]
+"""Experiments, and the number of the run in each."""
+
+
+class Runs:
+    """Runs of one study, each once: points of ordinary sweeps, of which a shot is kept."""
+
+    def __init__(
+        self, place: str, jobs: int | None, progress: bool, simulate: Callable[[Works], list[Shot]] | None = None
+    ) -> None:
+        self._place, self._progress = place, progress
+        self._simulate = simulate or self._sweep
+        self._known: dict[tuple[str, int], Shot] = {}
+        self._traces: dict[str, Trace] = {}
+        self._workers = Workers(jobs)
+
+    def __enter__(self) -> Runs:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._workers.__exit__(*error)
+
+    def read_inputs(self, raws: Iterable[Mapping[str, Any]]) -> None:
+        """Read models, machines and traces of experiments, so that a missing one is known before the first run."""
+        for raw in raws:
+            read_inputs(raw, self._place, self._traces)
+
+    def shots(self, works: Works) -> list[Shot]:
+        """Return runs; those not known yet are simulated."""
+        keys = [(json.dumps(_without_words(raw), sort_keys=True), index) for raw, index in works]
+        missing = {key: work for key, work in zip(keys, works, strict=True) if key not in self._known}
+        self._known.update(zip(missing, self._simulate(list(missing.values())), strict=True))
+        return [self._known[key] for key in keys]
+
+    def _sweep(self, works: Works) -> list[Shot]:
+        """Run all as one sweep; an experiment that cannot be resolved is a failed shot."""
+        experiments: dict[str, Experiment | Shot] = {}
+        found: list[Shot | None] = []
+        runs = []
+        for raw, index in works:
+            key = json.dumps(raw, sort_keys=True)
+            if key not in experiments:
+                try:
+                    experiments[key] = Experiment(parse_config(dict(raw), self._place), self._place, known=self._traces)
+                except MoesimError as error:
+                    experiments[key] = Shot({}, None, frozenset(), error)
+            one = experiments[key]
+            found.append(one if isinstance(one, Shot) else None)
+            if isinstance(one, Experiment):
+                runs.append((one, one.specs[index]))
+        if not runs:
+            return [shot for shot in found if shot]
+        done = run_experiment(Experiment.joined(runs), progress=self._progress, examine=limits_of, workers=self._workers)
+        outcomes = iter(done.outcomes)
+        return [shot or _shot(next(outcomes)) for shot in found]
+
+
+def _without_words(value: Any) -> Any:
+    """Return what a run depends on: all but the words next to numbers."""
+    if isinstance(value, Mapping):
+        words = ("how", "why", "ref") if "source" in value else ()
+        return {key: _without_words(inner) for key, inner in value.items() if key not in words}
+    return [_without_words(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _shot(outcome: Outcome) -> Shot:
+    if outcome.failure is not None:
+        return Shot({"policy": outcome.row["policy"]}, None, frozenset(), outcome.failure)
+    costs = outcome.provenance or {}
+    return Shot(
+        {name: outcome.row.get(name) for name in ("policy", *METRICS, *_WORDS)},
+        outcome.found,
+        frozenset(number for cost in costs.values() for number in cost["numbers"]),
+        rooflines=frozenset(name for name, cost in costs.items() if cost["form"] == "roofline"),
+        curves=frozenset(name for name, cost in costs.items() if cost["form"].partition(",")[0] in _CURVES),
+    )
+
+
+REACH = Fraction(8)
+"""The search goes from the machine as it is to eight times as much, or an eighth."""
+CLOSE = 1.05
+"""It ends when the factors before and after the change differ by no more than 5 %."""
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """The limit of a run at a factor: where the search asked, and at last where the limit changes."""
+
+    limit: str | None  # what limits it; None if it could not be carried out, or in the end if there is no change in reach
+    # the factor that was simulated, which of whole numbers may be another than was asked for; in the end the smallest change at
+    # which the next limit was seen, or how far the search went
+    factor: Fraction
+    error: str = ""  # why it could not be carried out, or why the search went no further, if that was not for its reach
+
+
+Asking = Generator[Fraction, Crossing, Crossing]
+Axis = tuple[str, str, bool]
+"""A policy, a knob, and whether the knob goes up."""
+
+
+def search(limit: str, up: bool, reach: Fraction = REACH) -> Asking:
+    """Look for the factor at which a limit changes.
+
+    >>> def run(asking):
+    ...     factor = next(asking)
+    ...     while True:
+    ...         factor = asking.send(Crossing("link" if factor < 3 else "CPU", factor))
+    >>> try:
+    ...     run(search("link", up=True))
+    ... except StopIteration as end:
+    ...     print(end.value.limit, 3 <= end.value.factor <= 3 * 1.05)
+    CPU True
+    """
+    before = step = Fraction(1)
+    found: Crossing | None = None
+    while step < reach and found is None:
+        step = min(step * 2, reach)
+        answer = yield step if up else 1 / step
+        if answer.limit is None:
+            return Crossing(None, before, answer.error)
+        if answer.limit != limit:
+            found = answer
+        else:
+            before = answer.factor
+    if found is None:
+        return Crossing(None, before)
+    while max(found.factor / before, before / found.factor) > CLOSE:
+        answer = yield Fraction(math.sqrt(found.factor * before)).limit_denominator(10_000)
+        if answer.limit is None or answer.factor in (before, found.factor):
+            break  # between two whole numbers
+        if answer.limit != limit:
+            found = answer
+        else:
+            before = answer.factor
+    return found
+
+
+def search_all(
+    base: Base, wanted: Mapping[Axis, Fraction], index: Mapping[str, int], limits: Mapping[str, Limits | None], runs: Runs
+) -> dict[Axis, Crossing]:
+    """Run searches side by side: each round simulates the next factor of every one."""
+    found: dict[Axis, Crossing] = {}
+    going: dict[Axis, Asking] = {}
+    asked: dict[Axis, Fraction] = {}
+    for key, reach in wanted.items():
+        policy, name, up = key
+        highest, before = knob_of(name).highest, limits[policy]
+        assert before is not None
+        if up and highest is not None:
+            reach = min(reach, highest(base))
+        if reach <= 1:
+            found[key] = Crossing(None, Fraction(1))
+            continue
+        going[key] = search(before.limit, up, reach)
+        asked[key] = next(going[key])
+    while going:
+        answers: dict[Axis, Crossing] = {}
+        changes: dict[Axis, Changed] = {}
+        for key in going:
+            scale = knob_of(key[1]).scale
+            assert scale is not None
+            try:
+                changes[key] = scale(base, asked[key])
+            except InputError as error:
+                answers[key] = Crossing(None, asked[key], str(error))
+        shots = runs.shots([(changed.raw, index[key[0]]) for key, changed in changes.items()])
+        for (key, changed), shot in zip(changes.items(), shots, strict=True):
+            limit = shot.limits.limit if shot.limits else None
+            answers[key] = Crossing(limit, asked[key] if changed.factor is None else changed.factor, str(shot.error or ""))
+        for key, answer in answers.items():
+            try:
+                asked[key] = going[key].send(answer)
+            except StopIteration as end:
+                found[key] = end.value
+                del going[key]
+    return found
+
 
 RATES = ("link.bytes_per_s", "cpu.memory_bandwidth", "cpu.compute", "gpu.memory_bandwidth", "gpu.compute")
 """Knobs of the machine of which more should be better."""
@@ -37,24 +242,22 @@ class Line:
 
     @property
     def name(self) -> str:
-        """What was varied, in words, with the values that factors come to."""
+        """The variation in words, with the values that factors come to."""
         return self.changed.name or JOINED.join(str(one) for one in self.settings) or "as it is"
 
     @property
     def effect(self) -> str:
-        """Say whether anything changed: ``changed``, ``not limiting``, ``not used``, ``same`` or ``failed``."""
+        """The effect: ``changed``, ``not limiting``, ``not used``, ``same`` or ``failed``."""
         if self.shot.error is not None:
             return "failed"
         if self.shot is self.base:
             return "same"
         if any(self.shot.row[key] != self.base.row[key] for key in METRICS if key != "contention_ns"):
             return "changed"
-        return "not limiting" if self._is_used() else "not used"
-
-    def _is_used(self) -> bool:
-        contended = any(key.startswith("contention.") for key in self.changed.keys) and self.base.row["contention_ns"]
         keys = self.changed.keys
-        return bool(not keys or contended or any(u == key or u.startswith(f"{key}.") for u in self.shot.used for key in keys))
+        contended = any(key.startswith("contention.") for key in keys) and self.base.row["contention_ns"]
+        used = not keys or contended or any(u == key or u.startswith(f"{key}.") for u in self.shot.used for key in keys)
+        return "not limiting" if used else "not used"
 
     @property
     def is_oracle(self) -> bool:
@@ -82,19 +285,19 @@ class Line:
 
     @property
     def uneven(self) -> tuple[str, ...]:
-        """Costs that came of a curve and come of a roofline now, or the other way: they differ by more than what was varied."""
+        """Costs that changed between a curve and a roofline: they differ by more than the variation."""
         one, two = self.base, self.shot
         return tuple(sorted((one.curves & two.rooflines) | (one.rooflines & two.curves)))
 
     def change(self, key: str) -> float | None:
-        """Give the change of a metric against the run as it is, as a share of that; None where it has no meaning."""
+        """Return the change of a metric against the run as it is, as a share of that; None where it has no meaning."""
         before, after = self.base.row.get(key), self.shot.row.get(key)
         if not isinstance(before, int | float) or not isinstance(after, int | float) or not before:
             return None
         return after / before - 1
 
     def record(self) -> dict[str, Any]:
-        """Give everything by name; the columns of ``whatif.parquet``."""
+        """Return everything by name: the columns of ``whatif.parquet``."""
         limits, before, crossing = self.shot.limits, self.base.limits, self.crossing
         assert before is not None
         row, base = self.shot.row, self.base.row
@@ -224,7 +427,7 @@ def _with_crossings(base: Base, lines: Sequence[Line], names: Sequence[str], run
 
 
 def records(lines: Iterable[Line]) -> list[dict[str, Any]]:
-    """Give the records of all varied settings, without the lines of experiments as they are."""
+    """Return the records of all varied settings, without the lines of experiments as they are."""
     return [line.record() for line in lines if line.settings]
 
 

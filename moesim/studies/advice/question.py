@@ -1,0 +1,305 @@
+"""The question of an advice, looked up: model, machine, lengths and routing.
+
+The requests of a routing are cut into groups, one trace each, so that every candidate sees the same requests, group by group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import yaml
+
+from moesim.core.files import write_bytes
+from moesim.core.limits import BITS
+from moesim.core.threads import in_threads
+from moesim.core.units import format_memory, parse_bytes
+from moesim.errors import CapacityError, ConfigError, TraceError
+from moesim.experiment.routing import fits, flatters, how_to_get, lacking, parameters_of_shape, shape_of, traces_of_shape
+from moesim.hardware import HardwareProfile, load_hardware
+from moesim.model import ModelSpec, load_model
+from moesim.model.gguf import read_gguf
+from moesim.trace import Trace, find_trace
+from moesim.trace.derived import subset
+from moesim.trace.workload import WorkloadSpec, compose
+
+PLACE: Final = "recommend"
+DEFAULT_BITS: Final = 4.5
+"""Bits per weight of a model whose weights are given with 16: those of llama.cpp's Q4_K blocks."""
+PREFILL_CHUNK: Final = 512
+"""Tokens of a prefill step: llama.cpp's default of ``--ubatch-size``."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question: the options of ``moesim recommend``."""
+
+    # model, hardware: as in an experiment; the model is None if `gguf` is given
+    model: Any
+    hardware: Any
+    # vram, ram: memory of the GPU and of the host, such as `"12GiB"`; None: what the profile says
+    vram: str | None = None
+    ram: str | None = None
+    bits: float | None = None  # of all weights; None: the model's own, or `DEFAULT_BITS` if it has 16
+    # batch, prompt, decode: requests at once, and tokens of each
+    batch: int = 1
+    prompt: int = 512
+    decode: int = 128
+    context: int | None = None  # tokens of a request for which there must be room in the KV cache; None: prompt and decode
+    trace: str | None = None  # routing; None: chosen
+    gguf: Path | None = None  # A file that says shapes and bytes
+    lossy: bool = False  # policies that change what the model computes as well
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A question, looked up."""
+
+    asked: Asked  # as asked
+    model: ModelSpec  # with the bits that are used
+    hardware: HardwareProfile  # with the memory that is used
+    # model_ref, hardware_ref: for an experiment
+    model_ref: Any
+    hardware_ref: Any
+    # gpu, host: the device whose memory bounds the cache, and the one that backs all experts
+    gpu: str
+    host: str
+    host_computes: bool  # the host is a processor and not a disk
+    # vram_bytes, ram_bytes: their memory
+    vram_bytes: int
+    ram_bytes: int
+    context: int  # tokens of a request in the KV cache
+    profile_vram_bytes: int  # memory of the GPU in the profile as it is
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens for which the KV cache must have room, over all requests."""
+        return self.context * self.asked.batch
+
+    @property
+    def spare_kv_bytes(self) -> int:
+        """Room in the KV cache beyond what the simulated requests fill."""
+        asked = self.asked
+        return (self.context - asked.prompt - asked.decode) * asked.batch * self.model.kv_bytes_per_token
+
+
+def look_up(asked: Asked, folder: Path) -> Setting:
+    """Look everything up but the routing."""
+    context = asked.context if asked.context is not None else asked.prompt + asked.decode
+    if context < asked.prompt + asked.decode:
+        raise ConfigError(
+            f"{PLACE}: --context: expected at least --prompt and --decode together, {asked.prompt + asked.decode}, got {context}"
+        )
+    model, model_ref = _model(asked, folder)
+    plain = load_hardware(asked.hardware, f"{PLACE}: --hardware")
+    gpu, host, computes = _devices(plain)
+    vram = _memory(asked.vram, "--vram", plain.devices[gpu].memory_bytes)
+    if not computes and asked.ram is not None:
+        raise ConfigError(f"{PLACE}: --ram: {plain.name} keeps all experts on {host}, not in memory; leave --ram out")
+    ram = _memory(asked.ram, "--ram", plain.devices[host].memory_bytes)
+    if vram <= plain.devices[gpu].workspace_bytes:
+        taken = format_memory(plain.devices[gpu].workspace_bytes)
+        got = format_memory(vram)
+        raise CapacityError(
+            f"{PLACE}: --vram: expected more than the {taken} that software takes on {gpu} of {plain.name}, got {got}"
+        )
+    # Engines that keep experts on the GPU only need less host memory than the simulator holds ready: what a placement needs there
+    # is checked against --ram by `candidates`, so the simulator gets enough for any.
+    simulated = max(plain.devices[host].memory_bytes, _most(model, context * asked.batch, plain, host))
+    base = dict(asked.hardware) if isinstance(asked.hardware, Mapping) else {"base": str(asked.hardware)}
+    ref = base | {f"devices.{gpu}.memory_bytes": vram, f"devices.{host}.memory_bytes": simulated}
+    hardware = load_hardware(ref, f"{PLACE}: --hardware")
+    return Setting(
+        asked, model, hardware, model_ref, ref, gpu, host, computes, vram, ram, context, plain.devices[gpu].memory_bytes
+    )
+
+
+def _most(model: ModelSpec, kv_tokens: int, hardware: HardwareProfile, host: str) -> int:
+    kv = kv_tokens * model.kv_bytes_per_token
+    return (
+        model.experts_bytes_total + model.non_expert_bytes + model.embedding_bytes + kv + hardware.devices[host].workspace_bytes
+    )
+
+
+def _memory(given: str | None, option: str, own: int) -> int:
+    n_bytes = own if given is None else parse_bytes(given, f"{PLACE}: {option}")
+    if n_bytes < 1:
+        raise ConfigError(f"{PLACE}: {option}: expected a size of at least 1 byte, got {given!r}")
+    return n_bytes
+
+
+def _model(asked: Asked, folder: Path) -> tuple[ModelSpec, Any]:
+    if asked.bits is not None and not BITS.hold(asked.bits):
+        raise ConfigError(f"{PLACE}: --bits: expected a number of bits {BITS}, got {asked.bits:g}")
+    if asked.gguf is not None:
+        if asked.model is not None:
+            raise ConfigError(f"{PLACE}: expected --model or --gguf, got both; the file says what the model is")
+        if asked.bits is not None:
+            raise ConfigError(f"{PLACE}: expected --bits or --gguf, got both; the file says how many bits its weights have")
+        model = read_gguf(asked.gguf)
+        path = folder / "model.yaml"
+        write_bytes(path, model_yaml(model).encode())
+        return model, str(path)
+    if asked.model is None:
+        raise ConfigError(f"{PLACE}: expected --model or --gguf, got neither; see 'moesim list models'")
+    plain = load_model(asked.model, f"{PLACE}: --model")
+    bits = asked.bits
+    if bits is None and plain.expert_bits == 16 and plain.other_bits == 16 and plain.expert_bytes_by_layer is None:
+        bits = DEFAULT_BITS
+    if bits is None:
+        return plain, asked.model
+    if plain.expert_bytes_by_layer is not None:
+        raise ConfigError(f"{PLACE}: --bits: {plain.name} says how many bytes an expert has; leave --bits out")
+    base = dict(asked.model) if isinstance(asked.model, Mapping) else {"base": str(asked.model)}
+    ref = base | {"expert_bits": bits, "other_bits": bits}
+    return load_model(ref, f"{PLACE}: --model"), ref
+
+
+def model_yaml(model: ModelSpec) -> str:
+    """Write a specification as a file that an experiment can name."""
+    values = {key: value for key, value in asdict(model).items() if key not in ("labels", "low_bits") and value is not None}
+    if model.low_bits:
+        values["expert_bits"] = list(model.widths)
+    if "expert_bytes_by_layer" in values:
+        values["expert_bytes_by_layer"] = list(values["expert_bytes_by_layer"])
+        values.pop("expert_bits")
+    return yaml.safe_dump(values, sort_keys=False)
+
+
+def _devices(hardware: HardwareProfile) -> tuple[str, str, bool]:
+    """Name the accelerator and the host; there must be one of each."""
+    gpus = [name for name, device in hardware.devices.items() if device.role == "accelerator"]
+    if len(gpus) != 1 or len(hardware.backing) != 1:
+        what = f"{len(gpus)} GPUs ({', '.join(gpus)})" if gpus else "none"
+        if len(gpus) == 1:
+            what = f"one GPU and {len(hardware.backing)} hosts"
+        raise ConfigError(
+            f"{PLACE}: --hardware {hardware.name}: expected a machine with one GPU and one host, got {what}; "
+            "compare placements on such a machine with 'moesim compare'"
+        )
+    host = hardware.backing[0]
+    return gpus[0], host, hardware.devices[host].role == "host"
+
+
+GROUPS: Final = 5
+"""Groups of requests that are simulated one by one, for the spread between them."""
+
+
+@dataclass(frozen=True)
+class Routing:
+    """Routing for an advice."""
+
+    label: str  # name in results
+    origin: str  # `recorded`, `miniature` or `synthetic`
+    groups: Sequence[Trace]  # one for each group of requests, of one batch each
+    written: str | Mapping[str, Any]  # what to write into an experiment file for routing like this
+    why: str = ""  # why this one, if it is not the first choice; else empty
+
+    def has(self, needs: frozenset[str]) -> str | None:
+        """Name the first thing that a policy needs and this routing has not for every request; None if it has all."""
+        for need in sorted(needs):
+            name = need.removeprefix("signal:")
+            for trace in self.groups[:1] if self.origin == "synthetic" else self.groups:  # made-up requests are alike in this
+                if lacking(trace, [need]) or (name != need and not all(name in names for names in trace.requests.signals)):
+                    return need
+        return None
+
+    def write(self, folder: Path, groups: slice = slice(None)) -> list[Path]:
+        """Write one trace a group into a folder, of some groups."""
+        chosen = zip(range(len(self.groups))[groups], self.groups[groups], strict=True)
+        return in_threads(lambda one: one[1].write(folder / f"group{one[0]}.safetensors"), chosen)
+
+
+Shipped = Iterable[tuple[str, Trace]]
+"""Traces of a model's shape by name: those of `traces_of_shape`, which takes a second to unpack a recorded one."""
+
+
+def find_routing(
+    model: ModelSpec, trace: str | None, batch: int, prompt: int, decode: int, place: str, shipped: Shipped | None = None
+) -> Routing:
+    """Choose routing for a model."""
+    if trace is not None:
+        return _given(model, trace, batch, prompt, decode, place)
+    short: list[str] = []
+    for name, found in traces_of_shape(model) if shipped is None else shipped:
+        if flatters(found, model):
+            short.append(f"{name} flatters caches")
+            break  # what comes after it is no better
+        chosen = _long_enough(found, prompt, decode)
+        if len(chosen) >= GROUPS * batch:
+            return Routing(name, found.origin, _split(found, chosen, batch), name)
+        short.append(
+            f"{name} has {len(chosen)} of the {GROUPS * batch} requests of {prompt} + {decode} tokens that are simulated"
+        )
+    made = synthetic(model, batch, prompt, decode)
+    if made is not None:
+        return replace(made, why="; ".join(short))
+    got = f"none that is long enough: {'; '.join(short)}" if short else "none"
+    raise TraceError(f"{place}: expected routing of {model.name} ({shape_of(model)}), got {got}, and {how_to_get(model)}")
+
+
+def synthetic(model: ModelSpec, batch: int, prompt: int, decode: int) -> Routing | None:
+    """Make routing up by the parameters of a model of this shape, its own first; None if there are none."""
+    from moesim.trace.synthesis import read_parameters, synthesize  # SciPy takes most of a second to import
+
+    name = parameters_of_shape(model)
+    if name is None:
+        return None
+    parameters = read_parameters(name)
+
+    def made(first: int, n: int) -> tuple[Trace, ...]:
+        found = synthesize(parameters, first=first, n_requests=n, n_prompt=prompt, n_decode=decode, scores=True)
+        return _split(found, list(range(n)), batch)
+
+    groups = made(0, batch) + made(batch, (GROUPS - 1) * batch)
+    written = {"synthesize": name, "requests": GROUPS * batch, "prompt": prompt, "decode": decode}
+    return Routing(f"synthetic {name}", "synthetic", groups, written)
+
+
+def other_routing(model: ModelSpec, routing: Routing, batch: int, prompt: int, decode: int, shipped: Shipped) -> Routing | None:
+    """Find other routing of the same shape, to see how much depends on it; prompts may be shorter."""
+    if routing.origin == "recorded":
+        return None
+    if routing.origin == "miniature":
+        return synthetic(model, batch, prompt, decode)
+    for name, found in shipped:
+        if found.origin != "synthetic":
+            chosen = _long_enough(found, 1, decode)
+            if len(chosen) >= GROUPS * batch:
+                return Routing(name, found.origin, _split(found, chosen, batch), name)
+    return None
+
+
+def shortest_prompt(trace: Trace) -> int:
+    """Return the tokens of the shortest prompt of a trace."""
+    return int((trace.requests.n_prompt + trace.requests.prompt_offset).min())
+
+
+def _given(model: ModelSpec, name: str, batch: int, prompt: int, decode: int, place: str) -> Routing:
+    found = Trace.read(find_trace(name))
+    if not fits(found, model):
+        raise TraceError(
+            f"{place}: --trace {name}: expected {shape_of(model)}, as {model.name} has, got {shape_of(found)}; leave --trace "
+            "out or give another"
+        )
+    chosen = _long_enough(found, prompt, decode)[: GROUPS * batch]
+    if len(chosen) < batch:
+        compose(found, WorkloadSpec(batch_size=batch, prompt_tokens=prompt, decode_tokens=decode))  # says what is lacking
+        raise TraceError(f"{place}: --trace {name}: expected {batch} requests of {prompt} + {decode} tokens, got {len(chosen)}")
+    return Routing(name, found.origin, _split(found, chosen, batch), name)
+
+
+def _long_enough(trace: Trace, prompt: int, decode: int) -> list[int]:
+    """List requests that will do: those with more signals first, then those whose prompt is not cut, then by number."""
+    requests = trace.requests
+    length = requests.n_prompt + requests.prompt_offset
+    will_do = np.flatnonzero((length >= prompt) & (requests.n_decode >= decode)).tolist()
+    return sorted(will_do, key=lambda r: (-len(requests.signals[r]), int(length[r]) != prompt, r))
+
+
+def _split(trace: Trace, chosen: list[int], batch: int) -> tuple[Trace, ...]:
+    n_groups = min(GROUPS, len(chosen) // batch)
+    return tuple(in_threads(lambda n: subset(trace, sorted(chosen[n * batch : (n + 1) * batch])), range(n_groups)))
