@@ -57,7 +57,7 @@ def routing() -> Any:
 
 def synthetic() -> Any:
     """Synthetic models and traces of all shipped parameters."""
-    from tests.trace.test_exact import digests
+    from tests.trace.test_synthesis import digests
 
     return digests()
 
@@ -65,7 +65,7 @@ def synthetic() -> Any:
 def workloads() -> Any:
     """Steps of batches."""
     from moesim.trace.workload import WorkloadSpec, compose
-    from tests.trace.test_recorded_digests import TRACES, WORKLOADS, digest
+    from tests.trace.test_workload import TRACES, WORKLOADS, digest
 
     return {name: digest(compose(TRACES[trace], WorkloadSpec(**spec))) for name, (trace, spec, _) in WORKLOADS.items()}
 
@@ -109,7 +109,7 @@ def results(folder: Path) -> Any:
 def statistics() -> Any:
     """Statistics of routing, as `moesim trace stats` reports them."""
     from moesim.trace.stats.report import plain, report
-    from tests.trace.test_recorded_digests import TRACES
+    from tests.trace.test_workload import TRACES
 
     return {name: plain(report(TRACES[name])) for name in ("small", "wide")}
 

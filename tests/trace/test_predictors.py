@@ -38,7 +38,6 @@ def recall_of(predictor: Synthetic | RecordedSignal | Oracle) -> float:
         for mb, micro in enumerate(step.micro):
             for layer in range(1, 3):
                 answer = predictor.predict(step, mb, layer)
-                assert answer is not None
                 routed = micro.layers[layer].experts
                 found += int((routed[:, :, None] == answer[0][:, None, :]).sum())
                 wanted += routed.size
@@ -48,25 +47,19 @@ def recall_of(predictor: Synthetic | RecordedSignal | Oracle) -> float:
 def test_a_recorded_signal_is_looked_up_by_row() -> None:
     signal = TRACE.signals["residual"]
     predictor = RecordedSignal(TRACE, "residual")
-    assert signal.ids is not None
     for mb, requests in ((0, (0, 1)), (1, (2, 3))):
         answer = predictor.predict(DECODE[1], mb, 2)
-        assert answer is not None
         rows = [int(WORKLOAD.admitted[r].decode_rows[1]) for r in requests]
         assert np.array_equal(answer[0], signal.ids[rows, 2, :4])
-        assert answer[1] is not None
         assert np.array_equal(answer[1], signal.scores[rows, 2, :4])
     wide = RecordedSignal(TRACE, "residual", width=8).predict(DECODE[1], 0, 2)
-    assert wide is not None
     assert wide[0].shape == (2, 8)
 
 
 def test_a_dense_signal_gives_its_best_ids_beside_all_scores() -> None:
     w = compose(DENSE, WorkloadSpec(batch_size=2))
     answer = RecordedSignal(DENSE, "gate_next1").predict(w.steps[0], 0, 1)
-    assert answer is not None
     ids, scores = answer
-    assert scores is not None
     assert (ids.shape, scores.shape) == ((12, 2), (12, 8))
     best = np.sort(scores.astype(np.float64), axis=1)[:, ::-1][:, :2]
     assert np.array_equal(np.take_along_axis(scores.astype(np.float64), ids, axis=1), best)
@@ -74,7 +67,7 @@ def test_a_dense_signal_gives_its_best_ids_beside_all_scores() -> None:
 
 def partly(rows: list[int], **facts: int | None) -> Trace:
     scores = np.zeros((len(rows), DENSE.n_layers, DENSE.n_experts), np.float16)
-    signal = Signal("shadow", np.array(rows, np.int32), scores, **facts)  # type: ignore[arg-type]
+    signal = Signal("shadow", np.array(rows, np.int32), scores, **facts)
     return replace(DENSE, signals={"shadow": signal})
 
 
@@ -90,7 +83,7 @@ def test_what_a_signal_does_not_cover_is_not_predicted() -> None:
 
 def test_which_state_a_prediction_needs() -> None:
     def asked(predictor: object) -> list[int | None]:
-        return [predictor.needs_layer(layer) for layer in range(3)]  # type: ignore[attr-defined]
+        return [predictor.needs_layer(layer) for layer in range(3)]
 
     assert asked(RecordedSignal(TRACE, "residual")) == [None, 0, 1]
     assert asked(RecordedSignal(partly([0], lookahead=2, needs_layer_offset=2, first_layer=2), "shadow")) == [
@@ -107,9 +100,7 @@ def test_frequency_ranks_by_the_calibration_of_the_phase() -> None:
     predictor = Frequency(TRACE)
     for step, table in ((PREFILL, "activation_frequency"), (DECODE[0], "activation_frequency_decode")):
         answer = predictor.predict(step, 1, 2)
-        assert answer is not None
         ids, scores = answer
-        assert scores is not None
         assert ids.shape == (step.micro[1].n_rows, 4)
         assert scores.shape == (step.micro[1].n_rows, 32)
         assert np.array_equal(ids[0], np.argsort(-TRACE.tables[table][2], kind="stable")[:4])
@@ -124,12 +115,8 @@ def test_running_counts_hold_the_past_only_whatever_the_order_of_questions() -> 
         late = predictor.predict(DECODE[3], 0, layer)
         early = predictor.predict(DECODE[1], 0, layer)
         again = predictor.predict(DECODE[3], 1, layer)
-        assert late is not None
-        assert early is not None
-        assert again is not None
         rows = np.concatenate([s.rows for s in WORKLOAD.steps[:2]])
         counts = np.bincount(TRACE.experts[rows, layer].ravel(), minlength=32)
-        assert early[1] is not None
         assert np.allclose(early[1][0], counts / counts.sum())
         assert np.array_equal(late[0][0], again[0][0])
 
@@ -144,9 +131,7 @@ def test_coactivation_adds_up_what_follows_each_expert() -> None:
     trace = replace(trace, experts=experts)
     step = compose(trace, WorkloadSpec()).steps[0]
     answer = Coactivation(trace).predict(step, 0, 1)
-    assert answer is not None
     ids, scores = answer
-    assert scores is not None
     assert scores[0].tolist() == [0, 0.75, 0, 0, 0, 1.25, 0, 0]
     assert ids[0].tolist() == [5, 1]
     assert Coactivation(trace).predict(step, 0, 0) is None
@@ -156,12 +141,10 @@ def test_running_coactivation_counts_the_steps_before() -> None:
     predictor = Coactivation(TRACE, WORKLOAD)
     assert predictor.predict(PREFILL, 0, 1) is None
     answer = predictor.predict(DECODE[0], 0, 1)
-    assert answer is not None
     before = np.zeros((32, 32))
     for row in PREFILL.rows:
         before[np.ix_(TRACE.experts[row, 0], TRACE.experts[row, 1])] += 1
     shares = before / np.maximum(before.sum(axis=1, keepdims=True), 1)
-    assert answer[1] is not None
     assert np.allclose(answer[1][0], shares[TRACE.experts[DECODE[0].rows[0], 0]].sum(axis=0))
 
 
@@ -177,7 +160,6 @@ def test_a_synthetic_prediction_has_the_recall_asked_for(recall: float) -> None:
     assert predictor.label == "synthetic"
     for step in WORKLOAD.steps:
         answer = predictor.predict(step, 0, 1)
-        assert answer is not None
         ordered = np.sort(answer[0], axis=1)
         assert (ordered[:, 1:] > ordered[:, :-1]).all()  # distinct
         assert ordered.max() < 32
@@ -188,7 +170,6 @@ def test_a_synthetic_prediction_may_have_a_recall_of_its_own_in_each_layer() -> 
         predictor, parts = Synthetic(32, recalls, seed=3), []
         for step in WORKLOAD.steps:
             answer = predictor.predict(step, 0, layer)
-            assert answer is not None
             parts.append((answer[0] != step.micro[0].layers[layer].experts).mean())
         return float(np.mean(parts))
 
@@ -199,8 +180,6 @@ def test_a_synthetic_prediction_may_have_a_recall_of_its_own_in_each_layer() -> 
     assert named.predict(step, 0, 0) is None
     for layer, recall in ((1, 1.0), (2, 0.0), (3, 0.5), (4, 0.5)):  # the first is about layer 1, the last repeats
         flat, by_layer = Synthetic(32, recall, seed=3).predict(step, 0, layer), named.predict(step, 0, layer)
-        assert flat is not None
-        assert by_layer is not None
         assert np.array_equal(flat[0], by_layer[0])
     assert (wrong([1.0, 0.0], 1), wrong([1.0, 0.0], 2)) == (0.0, 1.0)
 
@@ -213,12 +192,9 @@ def test_a_synthetic_prediction_depends_on_its_place_only() -> None:
     for i, layer in places:
         parts = [one.predict(split.steps[i], mb, layer) for mb in (0, 1)]
         expected = together[i, layer]
-        assert expected is not None
         assert np.array_equal(np.concatenate([p[0] for p in parts if p is not None]), expected[0])
     other = Synthetic(32, 0.5, seed=2).predict(PREFILL, 0, 1)
     first = one.predict(PREFILL, 0, 1)
-    assert other is not None
-    assert first is not None
     assert not np.array_equal(other[0], first[0])
 
 
@@ -226,7 +202,6 @@ def test_a_synthetic_prediction_where_hardly_any_expert_is_left() -> None:
     trace = synthetic_trace(n_layers=2, n_experts=4, top_k=3)
     step = compose(trace, WorkloadSpec()).steps[0]
     answer = Synthetic(4, 0.0).predict(step, 0, 1)
-    assert answer is not None
     assert all(len(set(row)) == 3 for row in answer[0].tolist())
 
 
@@ -247,8 +222,6 @@ def test_large_steps_are_drawn_layer_by_layer_with_the_same_result(monkeypatch: 
     monkeypatch.setattr(synthetic_predictor, "_CELLS_AT_ONCE", 0)
     apart = [Synthetic(32, 0.5).predict(PREFILL, 1, layer) for layer in (1, 2)]
     for one, other in zip(together, apart, strict=True):
-        assert one is not None
-        assert other is not None
         assert np.array_equal(one[0], other[0])
 
 
@@ -271,34 +244,27 @@ def test_sources_that_could_be_asked_for_are_listed_once() -> None:
     assert found["signal:learned"] is found["signal:learned"] and found.labels == ("oracle",)
 
 
+RECALL = "expected a recall such as synthetic:0.8, or one a layer such as synthetic:0.4,0.7,0.8"
+KNOWN = "known: coactivation, frequency, oracle, residual, synthetic:<recall>"
+
+
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        (
-            "residul",
-            "unknown predictor 'residul'; did you mean 'residual'? known: coactivation, frequency, oracle, "
-            "residual, synthetic:<recall>",
-        ),
+        ("residul", f"unknown predictor 'residul'; did you mean 'residual'? {KNOWN}"),
         ("signal:gate", "unknown signal 'gate'; known: residual"),
-        (
-            "synthetic:high",
-            "predictor 'synthetic:high': expected a recall such as synthetic:0.8, or one a layer such as synthetic:0.4,0.7,0.8",
-        ),
-        (
-            "synthetic:0.5,",
-            "predictor 'synthetic:0.5,': expected a recall such as synthetic:0.8, or one a layer such as synthetic:0.4,0.7,0.8",
-        ),
+        ("synthetic:high", f"predictor 'synthetic:high': {RECALL}"),
+        ("synthetic:0.5,", f"predictor 'synthetic:0.5,': {RECALL}"),
         ("synthetic:0.5,-1", "predictor synthetic: expected a recall from 0 to 1, got -1.0"),
         ("synthetic:1.5", "predictor synthetic: expected a recall from 0 to 1, got 1.5"),
-        (
-            "frequency:soon",
-            "unknown predictor 'frequency:soon'; did you mean 'frequency'? known: coactivation, frequency, "
-            "oracle, residual, synthetic:<recall>",
-        ),
+        ("frequency:soon", f"unknown predictor 'frequency:soon'; did you mean 'frequency'? {KNOWN}"),
     ],
 )
 def test_a_name_that_means_nothing_is_an_error(source: str, message: str) -> None:
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
         make_predictor(source, TRACE, WORKLOAD)
+
+
+def test_a_table_that_is_not_there_is_an_error() -> None:
     with pytest.raises(ConfigError, match="the trace has no calibration table 'coactivation'"):
         Coactivation(DENSE)

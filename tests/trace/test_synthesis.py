@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
+from decimal import Decimal, localcontext
+from itertools import pairwise
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -15,13 +20,15 @@ from moesim.experiment import run_experiment
 from moesim.experiment.config import load_config
 from moesim.experiment.resolve import Experiment
 from moesim.trace import Trace
+from moesim.trace.format import SCHEMA_VERSION, read_container, write_container
 from moesim.trace.stats.balance import activation_frequency
 from moesim.trace.stats.prediction import signal_recall, state_cosine
-from moesim.trace.synthesis import ParameterSet, parameter_names, read_parameters, synthesize
-from moesim.trace.synthesis.exact import Draws, on_grid
+from moesim.trace.synthesis import ParameterSet, exact, parameter_names, read_parameters, synthesize
+from moesim.trace.synthesis import model as synthetic
+from moesim.trace.synthesis.exact import Draws, exp, log, normal_quantiles, on_grid, softmax
 from moesim.trace.synthesis.figures import measure
-from moesim.trace.synthesis.generate import read_gates, route
-from moesim.trace.synthesis.model import draw_model, expert_loads, request_states
+from moesim.trace.synthesis.generate import read_gates, route, top_ids
+from moesim.trace.synthesis.model import FILE, SEED, draw_model, expert_loads, kept_biases, key_of, request_states
 from moesim.trace.synthesis.parameter_set import parameter_schema
 
 SMALL = {"n_layers": 4, "n_experts": 8, "top_k": 2}
@@ -120,7 +127,6 @@ def test_labels_and_header_say_what_it_is():
 def test_routing_and_signals_equal_those_computed_by_hand_from_the_gate_inputs():
     p = parameters(temperature=1.5)
     trace, model = make(p, n_input_requests=2, scores=True), draw_model(p, 3)
-    assert trace.inputs is not None
     inputs = np.asarray(trace.inputs.values, np.float64)
     gates = np.concatenate([model.gates, np.zeros_like(model.gates)], axis=2).astype(np.float64)  # the other half is not read
 
@@ -133,7 +139,7 @@ def test_routing_and_signals_equal_those_computed_by_hand_from_the_gate_inputs()
     residual = trace.tables["residual"].astype(np.float64)
     for layer in range(4):
         own = softmax_of(layer, inputs[:, layer])
-        np.testing.assert_allclose(trace.scores[:n, layer], own, atol=4e-3)  # type: ignore[index]
+        np.testing.assert_allclose(trace.scores[:n, layer], own, atol=4e-3)
         weights = np.sort(own, axis=1)[:, ::-1][:, :2]
         np.testing.assert_allclose(trace.weights[:n, layer], weights / weights.sum(axis=1, keepdims=True), atol=6e-3)
         chosen = np.take_along_axis(own, trace.experts[:n, layer].astype(int), axis=1)
@@ -172,7 +178,7 @@ def test_extreme_parameters_that_are_accepted_give_finite_models(name: str, chan
 def test_many_experts_are_stored_as_the_best_twice_top_k():
     dense, sparse = make(parameters(n_experts=16)), make(parameters(n_experts=17))
     assert dense.signals["residual"].ids is None
-    assert sparse.signals["residual"].ids.shape[2] == sparse.signals["residual"].scores.shape[2] == 4  # type: ignore[union-attr]
+    assert sparse.signals["residual"].ids.shape[2] == sparse.signals["residual"].scores.shape[2] == 4
     scores = sparse.signals["residual"].scores[:, 1:].astype(np.float32)
     assert (np.diff(scores, axis=2) <= 0).all()
 
@@ -262,7 +268,6 @@ def test_cosines_of_gate_inputs_follow_from_their_shares():
         spectrum=0.0, width=256,
     )  # fmt: skip
     trace = make(p, n_input_requests=12, n_calibration=16)
-    assert trace.inputs is not None
     raw = state_cosine(trace.inputs.values)
     corrected = state_cosine(trace.inputs.values, trace.tables["residual"])
     np.testing.assert_allclose(raw, 0.4 * 0.9 + 0.5 * 0.8, atol=0.03)  # state x sqrt(1 - 0.19), mean x sqrt(1 - 0.36)
@@ -369,3 +374,148 @@ def test_the_schema_of_parameter_files_states_what_is_checked(tmp_path: Path):
             (tmp_path / "p.yaml").write_text(yaml.safe_dump(raw | changed))
             with pytest.raises(ConfigError, match=rf"{name}: expected .* from {one['minimum']:g} to {one['maximum']:g}, got"):
                 read_parameters(str(tmp_path / "p.yaml"))
+
+
+LOGITS = (4 * Draws(5).normals(50, 64)).astype(np.float32)
+
+
+def digests_of_arithmetic() -> list[str]:
+    """Digest every array of a model and a trace of each shipped parameter set; router biases are found anew."""
+    points = np.linspace(-30, 30, 60_001)
+    found = [digest("exp", exp(points)), digest("log", log(points[points > 0])), digest("softmax", softmax(LOGITS))]
+    for name in parameter_names():
+        p = read_parameters(name).replace(n_layers=5)
+        trace = synthesize(p, n_requests=3, n_prompt=9, n_decode=40, seed=2, n_input_requests=1, n_calibration=2, scores=True)
+        arrays: dict[str, Any] = {"experts": trace.experts, "weights": trace.weights, "scores": trace.scores}
+        model = draw_model(p, 2)
+        arrays |= {"inputs": trace.inputs.values, **trace.tables, "gates": model.gates, "bias": model.bias, "mean": model.mean}
+        arrays |= {"topics": model.topics, "spread": model.spread, "shares": model.shares, "innovation": model.innovation}
+        for signal in trace.signals.values():
+            arrays[f"{signal.name} scores"] = signal.scores
+            if signal.ids is not None:
+                arrays[f"{signal.name} ids"] = signal.ids
+        found += [digest(f"{name}: {array_name}", array) for array_name, array in arrays.items()]
+    return found
+
+
+def digest(name: str, array: Any) -> str:
+    return f"{name} {hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()}"
+
+
+def test_a_matrix_product_of_numbers_on_the_grid_has_no_rounding_errors() -> None:
+    draws = Draws(1)
+    left, right = on_grid(8 * draws.normals(20, 512)), on_grid(8 * draws.normals(512, 20))
+    units = exact.GRID**2
+    whole = np.rint(left / exact.GRID).astype(object) @ np.rint(right / exact.GRID).astype(object)  # Python's integers
+    np.testing.assert_array_equal((left @ right / units).astype(np.int64), whole.astype(np.int64))
+    np.testing.assert_array_equal((left[:, ::-1] @ right[::-1]), left @ right)
+
+
+def test_exp_and_log_are_right_to_some_last_bits() -> None:
+    points = np.concatenate([np.linspace(-40, 40, 4001), [0.0, 1e-12, -1e-12, 700.0, -700.0]])
+    with localcontext() as context:
+        context.prec = 40
+        for x, found in zip(points, exp(points), strict=True):
+            assert abs(Decimal(float(found)) / Decimal(float(x)).exp() - 1) < Decimal("2e-15")
+        for x, found in zip(np.exp(points), log(np.exp(points)), strict=True):
+            wanted = Decimal(float(x)).ln()
+            assert abs(Decimal(float(found)) - wanted) < Decimal("2e-15") * max(1, abs(wanted))
+
+
+def test_normal_quantiles_are_so_coarse_that_errors_of_a_library_cannot_change_them() -> None:
+    """Half a grid step is where rounding turns: no quantile is within 1e-12 of it, and `inv_cdf` is right to 1e-15."""
+    places = np.asarray([NormalDist().inv_cdf((i + 0.5) / 2**16) for i in range(2**15)])
+    steps = places * 2**20
+    nearest = np.abs(steps - np.floor(steps) - 0.5).min() / 2**20
+    assert nearest > 1e-12
+    np.testing.assert_array_equal(exact._NORMAL64[: 2**15], np.rint(steps) / 2**20)
+    np.testing.assert_array_equal(exact._NORMAL, exact._NORMAL64)  # float32 holds them all
+    np.testing.assert_allclose(normal_quantiles(7), [NormalDist().inv_cdf((i + 0.5) / 7) for i in range(7)], atol=1e-6)
+
+
+def test_draws_are_normal_uniform_and_in_any_order() -> None:
+    values = Draws(3, 1).normals(400, 500).astype(np.float64)
+    assert abs(values.mean()) < 5 / math.sqrt(values.size)
+    assert abs(values.var() - 1) < 5 * math.sqrt(2 / values.size)
+    assert abs((values**4).mean() - 3) < 0.1
+    uniform = Draws(3, 2).uniforms(10_000)
+    assert 0 <= uniform.min() < 0.001 < 0.999 < uniform.max() < 1
+    assert sorted(Draws(3, 3).order(50)) == list(range(50))
+    np.testing.assert_array_equal(Draws(3, 1).normals(5), values[0, :5])
+    assert not np.array_equal(Draws(3, 4).normals(5), Draws(4, 3).normals(5))
+
+
+def test_raw_bits_are_those_of_the_published_generator() -> None:
+    """PCG64 (XSL-RR) and SeedSequence, which NumPy promises to keep: the first words of a stream, as they always were."""
+    assert Draws(0, 1, 2, 3).raw(2).tolist() == [14132204965377392889, 15059639776266241494]
+
+
+def test_softmax_is_right_to_the_precision_of_float16() -> None:
+    found = softmax(LOGITS).astype(np.float64)
+    powers = np.exp(LOGITS.astype(np.float64) - LOGITS.max(axis=1, keepdims=True))
+    wanted = powers / powers.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(found, wanted, rtol=3e-4, atol=5e-8)
+    np.testing.assert_allclose(found.sum(axis=1), 1, atol=1e-6)
+
+
+def found_anew(name: str, monkeypatch: pytest.MonkeyPatch) -> np.ndarray[Any, Any]:
+    """Find the biases of shipped parameters as if none were kept."""
+    found = []
+    balanced = synthetic.balanced_bias
+
+    def noted(*arguments: Any) -> Any:
+        found.append(balanced(*arguments))
+        return found[-1].copy()  # the model goes on with it in place
+
+    with monkeypatch.context() as patch:
+        patch.setattr(synthetic, "kept_biases", lambda p, seed: None)
+        patch.setattr(synthetic, "balanced_bias", noted)
+        synthetic.draw_model(read_parameters(name), SEED)
+    return found[0]
+
+
+# `pytest tests/trace/test_synthesis.py --regenerate -m '' -n 0` finds biases anew, after a change to shipped parameters.
+@pytest.mark.long
+def test_all_can_be_found_again(regenerate: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {key_of(read_parameters(name)): found_anew(name, monkeypatch) for name in parameter_names()}
+    if regenerate:
+        models = {key_of(read_parameters(name)): name for name in parameter_names()}
+        write_container(FILE, found, {"schema_version": SCHEMA_VERSION, "models": models, "seed": SEED})
+    kept, _ = read_container(FILE)
+    assert kept.keys() == found.keys()
+    for key, biases in found.items():
+        np.testing.assert_array_equal(kept[key], biases)
+
+
+def test_some_can_be_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = kept_biases(read_parameters("mixtral-8x7b"), SEED)
+    np.testing.assert_array_equal(kept, found_anew("mixtral-8x7b", monkeypatch))
+
+
+@pytest.mark.parametrize("name", parameter_names())
+def test_shipped_parameters_have_kept_biases(name: str) -> None:
+    p = read_parameters(name)
+    kept = kept_biases(p, SEED)
+    assert kept is not None and kept.shape == (p.n_layers, p.n_experts)
+
+
+def test_other_seeds_and_other_parameters_get_none() -> None:
+    p = read_parameters("mixtral-8x7b")
+    assert kept_biases(p, SEED + 1) is None
+    assert kept_biases(p.replace(popularity=p.popularity * 1.01), SEED) is None
+    assert kept_biases(p.replace(topic_share=p.topic_share + 0.01), SEED) is None
+
+
+@pytest.mark.parametrize(("n_experts", "n"), [(128, 8), (64, 6), (512, 16), (100, 7), (33, 2)])
+def test_the_largest_logits_come_best_first_whatever_is_near_or_equal(n_experts: int, n: int) -> None:
+    rng = np.random.default_rng(n_experts)
+    logits = rng.standard_normal((40, n_experts), dtype=np.float32)
+    best = np.argsort(logits, axis=1)[:, -n:]  # worst first
+    for row in range(20):  # of the first ten rows the best differ by a last bit each, of the others they are equal
+        for worse, better in pairwise(best[row]):
+            logits[row, better] = np.nextafter(logits[row, worse], np.float32(9)) if row < 10 else logits[row, worse]
+    logits[20:25] = np.abs(logits[20:25])
+    logits[25:30] = -np.abs(logits[25:30])
+    logits[30] = np.where(np.arange(n_experts) < n, -0.0, -1.0)
+    logits[30, 0] = 0.0
+    np.testing.assert_array_equal(top_ids(logits, n), np.argsort(-logits, axis=1, kind="stable")[:, :n])

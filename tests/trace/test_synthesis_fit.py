@@ -194,7 +194,6 @@ def test_figures_are_those_of_the_statistics():
 def test_cosines_are_those_of_a_layer_or_the_mean_of_several():
     p = read_parameters("mixtral-8x7b").replace(**SMALL)
     trace = synthesize(p, n_requests=3, n_prompt=0, n_decode=16, n_input_requests=3, n_calibration=4)
-    assert trace.inputs is not None
     found = measure(trace, ["cosine@gate_next1:2", "cosine@gate_next1:2-3", "cosine@residual:1", "cosine@residual:1-3"])
     raw = state_cosine(trace.inputs.values)
     corrected = state_cosine(trace.inputs.values, trace.tables["residual"])
@@ -400,7 +399,6 @@ def test_commands_make_a_trace_fit_to_it_and_report(tmp_path: Path, capsys: pyte
     assert main([*command, "--seed", "1", "--signals", "2", "--inputs", "1", "--scores", "--out", str(made)]) == 0
     trace = Trace.read(made)
     assert trace.label == "synthetic"
-    assert trace.inputs is not None
     assert len(trace.inputs.rows) == 28
     assert len(trace.signals["residual"].rows) == 56
     targets = tmp_path / "targets.yaml"

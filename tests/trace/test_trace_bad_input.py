@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import lzma
 import pickle
 import re
 import struct
 import tracemalloc
 import zipfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 
 from moesim.errors import InputError, TraceError
 from moesim.testing.traces import synthetic_trace
-from moesim.trace import Signal, Trace
+from moesim.trace import Trace
 from moesim.trace.files import arrays_of, full_header
-from moesim.trace.format import METADATA_KEY, checksums, write_container
+from moesim.trace.format import METADATA_KEY, PACKED_KEY, checksums, write_container
 from moesim.trace.formats.contract import Options, Probe, reading
 from moesim.trace.formats.importing import import_trace, refuse
 from tests.trace import import_kit as kit
@@ -360,59 +360,6 @@ def test_a_length_that_would_fill_memory(tmp_path: Path) -> None:
         Trace.read(path)
 
 
-@pytest.mark.parametrize(
-    ("header", "words"),
-    [
-        ({"label": "true"}, "header.label: expected measured or synthetic, got 'true'"),
-        ({"model": None}, "header.model: expected a name, got None"),
-        ({"model": "two\nlines"}, "header.model: expected a name"),
-        ({"n_experts": 2**17}, "header.n_experts: expected at most 65536"),
-        ({"n_layers": 10**30}, "expected shape"),
-        ({"n_layers": True}, "header.n_layers: expected a positive integer, got True"),
-        ({"signals": {"gate_next1": {"first_layer": "x"}}}, "first_layer: expected 0..3, got 'x'"),
-        ({"signals": {"gate_next1": {"lookahead": None}}}, "expected at least 0, whole numbers"),
-        ({"signals": {"gate_next1": {"about": 7}}}, "about: expected a line of text"),
-        ({"signals": {"gate_next1": 7}}, "header.signals.gate_next1: expected lookahead"),
-        ({"sha256": {"experts": 1}}, "expected the arrays ['experts'] of the header"),
-    ],
-)
-def test_headers(header: dict[str, Any], words: str, native: Trace, tmp_path: Path) -> None:
-    arrays = arrays_of(native)
-    path = tmp_path / "t.safetensors"
-    write_container(path, arrays, {**full_header(native), "sha256": checksums(arrays), **header})
-    with pytest.raises(TraceError) as error:
-        Trace.read(path)
-    assert "\n" not in str(error.value)
-    assert words in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("name", "array", "words"),
-    [
-        ("request", np.int32(0), "request: expected one axis, got shape ()"),
-        ("request", np.zeros((2, 6), np.int32), "request: expected one axis"),
-        ("signal_rows/gate_next1", np.int32(0), "rows: expected one axis"),
-        ("weights", np.full((12, 4, 2), -0.5, np.float16), "weights[0, 0, 0]: expected a finite number of at least 0, got -0.5"),
-        ("weights", np.full((12, 4, 2), np.nan, np.float16), "weights[0, 0, 0]: expected a finite number of at least 0, got nan"),
-        ("scores", np.full((12, 4, 8), -1, np.float16), "scores[0, 0, 0]: expected a finite number of at least 0"),
-        ("experts", np.zeros((12, 4, 2), np.uint8), "experts[0, 0]: expected distinct experts, got [0, 0]"),
-        ("experts", np.full((12, 4, 2), 8, np.uint8), "experts[0, 0, 0]: expected 0..7, got 8"),
-        ("experts", np.zeros((12, 4, 3), np.uint8), "experts: expected shape (12, 4, 2), got (12, 4, 3)"),
-        ("position", np.arange(12, dtype=np.int32) * 2, "position[1] of request 0: expected 1, one after the row before, got 2"),
-        ("calibration/coactivation", np.zeros((4, 8), np.float32), "coactivation: expected shape (4, 8, 8), got (4, 8)"),
-        ("calibration/activation_frequency", np.full((4, 8), -1, np.float32), "a finite number of at least 0"),
-    ],
-)
-def test_arrays_of_a_trace(name: str, array: Any, words: str, native: Trace, tmp_path: Path) -> None:
-    arrays = {**arrays_of(native), name: np.asarray(array)}
-    path = tmp_path / "t.safetensors"
-    write_container(path, arrays, {**full_header(native), "sha256": checksums(arrays)})
-    with pytest.raises(TraceError) as error:
-        Trace.read(path)
-    assert "\n" not in str(error.value)
-    assert words in str(error.value)
-
-
 @settings(FUZZ, max_examples=80)
 @given(data=st.data())
 def test_fuzzed_containers(native: Trace, tmp_path_factory: Any, data: st.DataObject) -> None:
@@ -484,14 +431,6 @@ def readable(path: Path) -> None:
     assert peak < MEMORY
 
 
-def test_an_invalid_signal_is_not_written(native: Trace, tmp_path: Path) -> None:
-    good = native.signals["gate_next1"]
-    bad = Signal("s", good.rows, good.scores, lookahead=1.5)  # type: ignore[arg-type]
-    with pytest.raises(TraceError, match="lookahead"):
-        replace(native, signals={"s": bad}).write(tmp_path / "t.safetensors")
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize("text", ['{"ids": {"a": 1}}\n', "layer,__metadata__\n0,1\n"])
 def test_text_that_has_a_part_of_a_trace_is_not_taken_for_one(text: str, tmp_path: Path) -> None:
     path = tmp_path / "routing.txt"
@@ -508,3 +447,58 @@ def test_what_a_library_says_of_a_table_is_one_line_of_some_words(tmp_path: Path
     said = str(caught.value)
     assert "t.parquet: expected rows of a table, got ValueError: too many words too many" in said
     assert "\n" not in said and len(said) < len(str(tmp_path)) + 500
+
+
+def packable() -> Trace:
+    rng = np.random.default_rng(0)
+    experts = np.argsort(rng.random((200, 4, 8)), axis=-1)[..., :2]
+    weights = rng.integers(1, 9, (200, 4, 2)) / 16
+    return Trace.build(
+        experts=experts, weights=weights, n_prompt=[100], n_decode=[100], n_experts=8, model="tiny", label="synthetic"
+    )
+
+
+def test_packed_is_the_same_trace_in_fewer_bytes(tmp_path: Path) -> None:
+    trace = packable()
+    plain, packed = trace.write(tmp_path / "a.safetensors"), trace.write(tmp_path / "b.safetensors", packed=True)
+    assert packed.stat().st_size < plain.stat().st_size / 2
+    read = Trace.read(packed)
+    assert read.digest == Trace.read(plain).digest
+    assert PACKED_KEY not in read.header
+    for name, array in arrays_of(read).items():
+        np.testing.assert_array_equal(array, arrays_of(trace)[name], strict=True)
+        assert not array.flags.writeable
+    assert read.write(tmp_path / "c.safetensors").read_bytes() == plain.read_bytes()
+    assert read.write(tmp_path / "d.safetensors", packed=True).read_bytes() == packed.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        (7, "header.packed: expected facts of arrays of the file, got 7"),
+        ({"nothing": {}}, "header.packed: expected facts of arrays"),
+        ({"phase": 3}, "phase: header.packed: expected dtype and shape, got 3"),
+        ({"phase": {"dtype": "F8", "shape": [200]}}, "phase: header.packed: expected dtype and shape"),
+        ({"phase": {"dtype": "U8", "shape": [0]}}, "phase: header.packed: expected dtype and shape"),
+        ({"phase": {"dtype": "U8", "shape": [2**61]}}, "phase: expected a row of packed bytes"),
+        ({"phase": {"dtype": "U8", "shape": [200]}}, "phase: expected packed bytes, got"),
+        ({"weights": {"dtype": "F16", "shape": [200]}}, "weights: expected a row of packed bytes, got float16"),
+    ],
+)
+def test_a_header_that_does_not_fit(facts: Any, words: str, tmp_path: Path) -> None:
+    trace = packable()
+    header = {**full_header(trace), "sha256": checksums(arrays_of(trace)), PACKED_KEY: facts}
+    path = write_container(tmp_path / "a.safetensors", arrays_of(trace), header)
+    with pytest.raises(TraceError) as error:
+        Trace.read(path)
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("shape", [[199], [201]])
+def test_another_length_than_announced(shape: list[int], tmp_path: Path) -> None:
+    trace = packable()
+    arrays = {**arrays_of(trace), "phase": np.frombuffer(lzma.compress(trace.phase.tobytes()), np.uint8)}
+    header = {**full_header(trace), "sha256": {}, PACKED_KEY: {"phase": {"dtype": "U8", "shape": shape}}}
+    with pytest.raises(TraceError, match=rf"phase: expected {shape[0]} bytes packed"):
+        Trace.read(write_container(tmp_path / "a.safetensors", arrays, header))

@@ -313,15 +313,12 @@ def test_a_signal_that_covers_no_row_is_the_reason(found: Json):
 
 def test_figures_show_the_numbers_of_the_report(found: Json):
     figure = FIGURES["reuse_by_lag"](found)
-    assert figure is not None
     assert list(figure.axes[0].lines[0].get_ydata()) == found["locality"]["reuse"]["value"]
     figure = FIGURES["cache_hit_rate"](found)
-    assert figure is not None
     drawn = {line.get_label(): list(line.get_ydata()) for line in figure.axes[0].lines}
     for name, label in (("belady", "belady (oracle)"), ("mrs", "mrs"), ("static", "static")):
         assert drawn[label] == pytest.approx([100 * v for v in found["caches"]["hit_rate"][name]])
     figure = FIGURES["prefill_load"](found)
-    assert figure is not None
     assert figure.axes[0].lines[-1].get_ydata()[-1] == pytest.approx(100)
 
 
@@ -329,7 +326,6 @@ def test_figures_show_the_numbers_of_the_report(found: Json):
 def test_nothing_reaches_out_of_a_figure(found: Json):
     for name, make in FIGURES.items():
         figure = make(found)
-        assert figure is not None
         figure.draw_without_rendering()
         for axes in figure.axes:
             for text in (axes.title, axes._left_title, axes.xaxis.label, axes.yaxis.label):
@@ -341,14 +337,12 @@ def test_nothing_reaches_out_of_a_figure(found: Json):
 @pytest.mark.parametrize("name", ["popularity", "reuse_by_rank", "workload_correlation", "signal_recall", "state_cosine"])
 def test_layers_ranks_and_steps_are_whole(name: str, found: Json):
     figure = FIGURES[name](found)
-    assert figure is not None
     ticks = figure.axes[0].get_xticks()
     assert len(ticks) > 1 and all(tick == round(tick) for tick in ticks)
 
 
 def looks(report: Json, name: str) -> dict[str, tuple[Any, Any, Any]]:
     figure = FIGURES[name](report)
-    assert figure is not None
     lines = figure.axes[0].lines
     return {str(line.get_label()): (line.get_color(), line.get_marker(), line.get_linestyle()) for line in lines}
 
@@ -378,7 +372,6 @@ def test_windows_of_few_requests_are_not_drawn(n_requests: list[int], shown: int
     values = [0.9 - 0.01 * i for i in range(len(n_requests))]
     windows = {"window": 15, "value": values, "other_requests": values, "n_requests": n_requests}
     figure = FIGURES["prefill_decode_similarity"]({**found, "locality": {**found["locality"], "window_similarity": windows}})
-    assert figure is not None
     axes = figure.axes[0]
     assert list(axes.lines[0].get_ydata()) == list(axes.lines[1].get_ydata()) == values[:shown]
     assert axes.get_ylim()[0] == 0
@@ -389,7 +382,6 @@ def test_windows_of_few_requests_are_not_drawn(n_requests: list[int], shown: int
 
 def test_lines_of_a_figure_differ_in_more_than_colour(found: Json):
     figure = FIGURES["cache_hit_rate"](found)
-    assert figure is not None
     found_looks = [(line.get_marker(), line.get_linestyle()) for line in figure.axes[0].lines]
     assert len(set(found_looks)) == len(found_looks)
 
