@@ -19,9 +19,6 @@ US = 1000
 BF16 = 2
 
 
-# ----------------------------------------------------------------------------------------------------- curves
-
-
 def test_linear() -> None:
     found = costs(machine(cpu=curve("linear", base_us=2.5, per_token_us=0.3)))
     assert [found.expert_ns("cpu0", n) for n in (0, 1, 2, 10)] == [0, 2800, 3100, 5500]
@@ -116,9 +113,6 @@ def test_first_extra() -> None:
 def test_submission_of_an_expert() -> None:
     assert costs(machine()).host_expert_ns() == 0
     assert costs(machine(host_expert_us=number(8.5))).host_expert_ns() == 8500
-
-
-# --------------------------------------------------------------------------------------------------- roofline
 
 
 def test_expert_roofline_by_hand() -> None:
@@ -268,9 +262,6 @@ def test_predictions() -> None:
     assert whole.predict_ns("gpu0", 1, "shadow-nf4") == ceil((fixed + 2 * 24_576) / 2 / 10)
 
 
-# ------------------------------------------------------------------------------------------------------ links
-
-
 def test_transfer_is_latency_and_bytes_rounded_up() -> None:
     found = costs(machine())
     down = found.hardware.link("cpu0->gpu0")
@@ -352,9 +343,6 @@ def test_activations() -> None:
     assert [found.latency_ns(into), found.latency_ns(into, True), found.latency_ns(back, True)] == [10 * US, 2 * US, 20 * US]
 
 
-# ------------------------------------------------------------------------------------------------- provenance
-
-
 def test_labels_grow_with_use() -> None:
     found = costs(machine(cpu=curve("linear", base_us=1, per_token_us=1)))
     assert found.labels() == ()
@@ -401,9 +389,6 @@ def test_the_same_questions_give_the_same_integers() -> None:
     second.expert_ns("gpu0", 9)
     assert first.expert_table("cpu0", 32) == second.expert_table("cpu0", 32)
     assert first.attention_ns("gpu0", 4, 4004) == second.attention_ns("gpu0", 4, 4004)
-
-
-# -------------------------------------------------------------------------------------------- shipped figures
 
 
 def shipped(name: str, model: str | dict[str, Any] = "mixtral-8x7b", **options: Any) -> CostModel:

@@ -295,9 +295,6 @@ def test_unknown_names(tmp_path: Path) -> None:
         profile.link("cpu0->gpu1")
 
 
-# -------------------------------------------------------------------------------------------------- overrides
-
-
 @pytest.fixture
 def tiny_path(tmp_path: Path) -> str:
     path = tmp_path / "tiny.yaml"
@@ -356,9 +353,6 @@ def test_wrong_overrides(tiny_path: str, key: str, value: Any, expected: str) ->
     assert str(caught.value).startswith("e.yaml: hardware: ")
 
 
-# ------------------------------------------------------------------------------------------------------ paths
-
-
 def graph(*links: str) -> Any:
     raw = tiny()
     for name in ("a", "b", "c"):
@@ -387,16 +381,10 @@ def test_no_path_and_unknown_device() -> None:
         profile.path_between("a", "z")
 
 
-# ----------------------------------------------------------------------------------------------------- labels
-
-
 def test_weakest_label() -> None:
     assert weakest([]) == "measured"
     assert weakest(["published", "derived", "measured"]) == "derived"
     assert [weakest([a, b]) for a, b in pairwise(LABELS)] == list(LABELS[1:])
-
-
-# ---------------------------------------------------------------------------------------------- shipped files
 
 
 def test_shipped_profiles_are_found() -> None:

@@ -290,9 +290,6 @@ def test_a_key_without_its_unit_is_told_the_unit(key: str) -> None:
         build_profile(changed({f"{place}/{key}": number(1)}), FILE)
 
 
-# -------------------------------------------------------------------------------------- what is near to nonsense, and is none
-
-
 @pytest.mark.parametrize(
     "edits",
     [
@@ -315,9 +312,6 @@ def test_a_point_is_used_by_both_segments_it_ends() -> None:
     build_profile(changed({"devices/gpu0/experts/1/range": [5, 7], POINTS: [[4, 16], [8, 15]]}), FILE)
     with pytest.raises(HardwareError, match=r"got one at 1, which nothing uses"):
         build_profile(changed({"devices/gpu0/experts/1/range": [5, 7]}), FILE)
-
-
-# ---------------------------------------------------------------------------------------------------------- random edits
 
 
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

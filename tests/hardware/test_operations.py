@@ -163,9 +163,6 @@ def test_launches_beside_operations_are_refused(key: str, value: Any, expected: 
     assert expected in str(caught.value) and "\n" not in str(caught.value)
 
 
-# ---------------------------------------------------------------------------------------------------------- base
-
-
 def test_a_profile_with_a_base_takes_over_numbers_with_their_labels() -> None:
     base, own = load_hardware("ryzen7950x-rtx4080"), load_hardware("a10-xeon8358")
     assert own.name == "a10-xeon8358" and own.description != base.description

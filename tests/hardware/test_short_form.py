@@ -152,9 +152,6 @@ def test_the_model_may_be_another():
     assert profile.devices["gpu0"].memory_bytes_per_s == -(-(3 * 2048 * 768 // 2) * 10**6 // 60)
 
 
-# ------------------------------------------------------------------------------------------------------------- sources
-
-
 def test_a_number_may_have_a_source_of_its_own_and_the_nearest_counts():
     raw = short(gpu={"value": "60us", "source": "assumed", "why": "a guess"}, ram={"value": "64GiB"})
     raw["numbers"]["source"] = {"source": "spec-sheet", "ref": "data sheets"}
@@ -177,9 +174,6 @@ def test_a_key_of_the_whole_form_replaces_what_would_stand_there():
     assert found.link("gpu0->cpu0").curves["pinned"].bytes_per_s == 12 * 10**9
     assert found.numbers["devices.gpu0.flops"].source == "published", "the source of the file"
     assert found.description == "Mine."
-
-
-# ------------------------------------------------------------------------------------------------------ the ways to give it
 
 
 def test_file_mapping_and_python_give_the_same_machine(tmp_path: Path):
@@ -244,8 +238,6 @@ def test_a_model_as_an_object():
     model = moesim.load_model(MIXTRAL)
     assert moesim.Hardware.from_numbers(**NUMBERS, model=model).figures() == moesim.Hardware.from_numbers(**NUMBERS).figures()
 
-
-# -------------------------------------------------------------------------------------------------------------- messages
 
 BAD: list[tuple[str, Any, str]] = [
     ("pcie", "25", "numbers.pcie: expected a rate such as 25GB/s, got '25'; write a number and GB/s, GiB/s or MB/s"),

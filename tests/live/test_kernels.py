@@ -15,19 +15,8 @@ from moesim.errors import CapacityError, InputError  # noqa: E402
 from moesim.live.kernels import host, memory, require_torch  # noqa: E402
 from moesim.live.kernels.dense import DenseKernel  # noqa: E402
 from moesim.live.kernels.experts import ExpertKernel  # noqa: E402
-from moesim.live.kernels.memory import (  # noqa: E402
-    Buffers,
-    FileExperts,
-    copy,
-    copy_in_chunks,
-)
-from moesim.live.kernels.plans import (  # noqa: E402
-    PAGE,
-    ExpertShape,
-    KernelError,
-    buffer_bytes,
-    dense_bytes,
-)
+from moesim.live.kernels.memory import Buffers, FileExperts, copy, copy_in_chunks  # noqa: E402
+from moesim.live.kernels.plans import PAGE, ExpertShape, KernelError, buffer_bytes, dense_bytes  # noqa: E402
 from moesim.model import ModelSpec  # noqa: E402
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
@@ -40,9 +29,6 @@ LATENT = replace(
     SMALL, name="latent", n_kv_heads=4, head_dim=24, kv_lora_rank=32, rope_head_dim=8, nope_head_dim=16, v_head_dim=12
 )
 SEQUENCES = [(3, 0), (1, 5), (2, 4), (1, 0)]
-
-
-# ---- experts
 
 
 def quantise(kernel: ExpertKernel) -> tuple[torch.Tensor, list[torch.Tensor]]:
@@ -178,9 +164,6 @@ def test_the_cuda_layout_of_4_bits_has_the_bytes_of_the_expert(monkeypatch: pyte
         ExpertKernel(ExpertShape.of(model), "cuda")
 
 
-# ---- the dense part
-
-
 def dense(model: ModelSpec = SMALL, **changes) -> DenseKernel:
     options = {"distinct_layers": 2, "max_rows": 16, "max_kv_tokens": 32, "with_head": True} | changes
     return DenseKernel(model, **options)
@@ -275,14 +258,6 @@ def test_new_rows_are_context_of_the_next_step():
     assert torch.allclose(torch.cat([first, chunk, last]), whole, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "model", [SMALL, LATENT, replace(SMALL, other_bits=16, kv_bits=16)], ids=["grouped", "latent", "16 bits"]
-)
-def test_the_cache_of_a_layer_has_the_bytes_of_the_model(model: ModelSpec):
-    kernel = dense(model)
-    assert kernel._layers[0]["kv"].nbytes == 32 * model.kv_bytes_per_token_per_layer
-
-
 FULL = replace(
     SMALL, name="full", n_dense_layers=3, dense_intermediate=160, n_shared=2, shared_intermediate=192,
     shared_gate=True, norm_bias=True,
@@ -299,6 +274,7 @@ def test_required_bytes_are_what_is_allocated(model: ModelSpec, with_head: bool)
         for t in [*tensors, *(getattr(kernel._step, name) for name in ("_slots", "_table", "_turns"))]
     }
     assert kernel.n_bytes == sum(storages.values())
+    assert kernel._layers[0]["kv"].nbytes == 32 * model.kv_bytes_per_token_per_layer
     assert kernel.n_bytes == dense_bytes(model, distinct_layers=2, max_rows=16, max_kv_tokens=32, with_head=with_head)
 
 
@@ -352,48 +328,29 @@ def test_the_dense_part_runs_in_bfloat16_and_stays_finite():
     assert kernel.head(x).shape == (7,)
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"other_bits": 8}, "expected other_bits of 16 or 32, got 8"),
-        ({"kv_bits": 8}, r"expected kv_bits equal to other_bits \(32\) to measure or replay, got 8"),
-        ({"head_dim": 15}, "expected an even width to rotate, got 15"),
-    ],
-)
-def test_dense_parts_that_are_not_computed_are_refused(changes: dict, expected: str):
-    with pytest.raises(KernelError, match=expected):
-        dense(replace(SMALL, **changes))
-
-
-def test_what_does_not_fit_is_refused_before_it_is_allocated():
-    with pytest.raises(CapacityError, match="the dense part of model 'small' on cpu: expected"):
-        dense(max_kv_tokens=10**13)
-    with pytest.raises(CapacityError, match="buffers of 4096 bytes on cpu: expected"):
-        Buffers(10**10, 4096)
-
-
 def test_wrong_calls_are_refused():
     kernel, x = dense(with_head=False), torch.randn(2, SMALL.hidden)
-    for sequences, expected in (
-        ([(1, 0)], "expected sequences of 2 new rows together"),
-        ([(2, 31)], "at most 16 rows and 32 tokens of KV, got 2 and 33"),
-        ([(3, 0), (-1, 0)], "each at least 1"),
+    for error, expected, call in (
+        (ValueError, "expected sequences of 2 new rows together", lambda: kernel.attention(0, x, [(1, 0)])),
+        (ValueError, "at most 16 rows and 32 tokens of KV, got 2 and 33", lambda: kernel.attention(0, x, [(2, 31)])),
+        (ValueError, "each at least 1", lambda: kernel.attention(0, x, [(3, 0), (-1, 0)])),
+        (IndexError, "layer 5 of model 'small'", lambda: kernel.router(5, x)),
+        (IndexError, "leading layer 0", lambda: kernel.leading(0, x, [(2, 0)])),
+        (ValueError, "has no shared experts", lambda: kernel.shared(0, x)),
+        (ValueError, "without embedding and head", lambda: kernel.head(x)),
+        (ValueError, "at least one distinct layer", lambda: dense(distinct_layers=0)),
+        (KernelError, "expected other_bits of 16 or 32, got 8", lambda: dense(replace(SMALL, other_bits=8))),
+        (
+            KernelError,
+            r"kv_bits equal to other_bits \(32\) to measure or replay, got 8",
+            lambda: dense(replace(SMALL, kv_bits=8)),
+        ),
+        (KernelError, "expected an even width to rotate, got 15", lambda: dense(replace(SMALL, head_dim=15))),
+        (CapacityError, "the dense part of model 'small' on cpu: expected", lambda: dense(max_kv_tokens=10**13)),
+        (CapacityError, "buffers of 4096 bytes on cpu: expected", lambda: Buffers(10**10, 4096)),
     ):
-        with pytest.raises(ValueError, match=expected):
-            kernel.attention(0, x, sequences)
-    with pytest.raises(IndexError, match="layer 5 of model 'small'"):
-        kernel.router(5, x)
-    with pytest.raises(IndexError, match="leading layer 0"):
-        kernel.leading(0, x, [(2, 0)])
-    with pytest.raises(ValueError, match="has no shared experts"):
-        kernel.shared(0, x)
-    with pytest.raises(ValueError, match="without embedding and head"):
-        kernel.head(x)
-    with pytest.raises(ValueError, match="at least one distinct layer"):
-        dense(distinct_layers=0)
-
-
-# ---- buffers, copies, files
+        with pytest.raises(error, match=expected):
+            call()
 
 
 def test_buffers_are_page_aligned_in_one_allocation():
@@ -411,15 +368,12 @@ def test_buffers_are_page_aligned_in_one_allocation():
         Buffers(0, 5)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA GPU")
-def test_pinned_buffers_want_a_gpu():
-    with pytest.raises(KernelError, match="expected a CUDA GPU that copies from them, got none"):
-        Buffers(1, 8, pinned=True)
-
-
-def test_only_host_memory_is_pinned():
+def test_only_host_memory_is_pinned_and_only_for_a_gpu(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(KernelError, match="expected host memory to page-lock, got meta"):
         Buffers(1, 8, "meta", pinned=True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(KernelError, match="expected a CUDA GPU that copies from them, got none"):
+        Buffers(1, 8, pinned=True)
 
 
 def test_pinning_registers_the_memory_and_gives_it_back(monkeypatch: pytest.MonkeyPatch):
@@ -451,15 +405,11 @@ def test_copies_copy_everything(n_chunks: int):
     dst.zero_()
     copy(dst, src, non_blocking=True)
     assert torch.equal(dst, src)
-
-
-def test_copies_of_other_lengths_or_no_chunks_are_refused():
-    one, two = torch.zeros(1, dtype=torch.uint8), torch.zeros(2, dtype=torch.uint8)
-    for call in (lambda: copy(one, two), lambda: copy_in_chunks(one, two, 2)):
+    for call in (lambda: copy(dst[1:], src), lambda: copy_in_chunks(dst[1:], src, 2)):
         with pytest.raises(ValueError, match="of one length"):
             call()
     with pytest.raises(ValueError, match="at least one chunk"):
-        copy_in_chunks(one, one, 0)
+        copy_in_chunks(dst, src, 0)
 
 
 def test_chunks_go_to_the_streams_in_turn(monkeypatch: pytest.MonkeyPatch):
@@ -563,9 +513,6 @@ def test_files_that_cannot_be_are_refused_and_leave_nothing(tmp_path, monkeypatc
     assert not list(tmp_path.iterdir())
 
 
-# ---- the machine
-
-
 def test_the_machine_is_described_in_words():
     words = host.describe()
     assert {"processor", "cores", "memory", "caches", "kernel", "python", "torch"} <= set(words)
@@ -619,9 +566,6 @@ def test_without_torch_one_line_says_what_to_install(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(KernelError, match=r"profile measure and replay need PyTorch: .*pip install 'moesim\[profile\]'"):
         require_torch()
-
-
-# ---- with a GPU
 
 
 @needs_gpu

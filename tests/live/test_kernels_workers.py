@@ -171,9 +171,6 @@ def test_a_worker_keeps_no_reference_to_what_it_ran(done: SimpleQueue[Done]):
     worker.close()
 
 
-# ---- streams, on a device that is played
-
-
 class Device:
     """A GPU whose streams are times until which they are busy; its clock is 5 s ahead of the host's.
 

@@ -20,20 +20,12 @@ from moesim.experiment.runner import Execution, run_one
 from moesim.live import LiveMachine, replay
 from moesim.live.weights import Slots, share_out
 from moesim.metrics.outcome import Outcome
-from tests.live.live_kit import MODEL, experiment, sure, two_parts, with_disk
+from tests.live.live_kit import MODEL, device, experiment, sure, two_parts, with_disk
 
 CLOCKLESS = ["all-cpu", "on-demand", "static", "fiddler", "lru", "lfu", "llama-cpp"]
 NEEDED: dict[str, Any] = {"slots": {"fast": 16}, "dense": {"fast": 4}}
-OTHERS = [
-    "dali",
-    "hybrimoe-paper",
-    "hybrimoe-code",
-    "prescope",
-    "mixtral-offloading",
-    "belady",
-    "fifo",
-    {"name": "composed", "replacement": "arc"},
-]
+OTHERS = ["dali", "hybrimoe-paper", "hybrimoe-code", "prescope", "mixtral-offloading", "belady", "fifo"]
+OTHERS += [{"name": "composed", "replacement": "arc"}]
 
 
 def carried_out(folder: Path, policy: Any, *, keep: bool = True, **changes: Any) -> tuple[Outcome, Outcome, dict[int, Any]]:
@@ -144,63 +136,44 @@ def test_times_are_those_of_the_wall(tmp_path: Path) -> None:
     assert by_cause["decision"] > 0
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"memory_bytes": 40_000}, "expected at least"),
-        ({"memory_bytes": 10**18}, "--memory: expected at most"),
-        ({"backend": "tpu"}, "--backend: expected one of cpu, cuda, got 'tpu'"),
-    ],
-)
-def test_refused_before_anything_is_allocated(change: dict[str, Any], message: str, tmp_path: Path) -> None:
-    setup = experiment(tmp_path)
-    spec = setup.specs[0]
-    with pytest.raises(InputError, match=message), LiveMachine(spec.hardware, **change) as machine:
-        machine.prepare(spec.model, setup.workload(spec), "pinned", **NEEDED)
-
-
-def test_other_machines_profiles_are_refused(tmp_path: Path) -> None:
-    many = two_parts()
-    many["devices"]["fast"]["cores"] = [4095]
-    spec = experiment(tmp_path, profile=many).specs[0]
-    with pytest.raises(InputError, match=r"devices\.fast\.cores: expected some of the cores"):
-        LiveMachine(spec.hardware)
-    gpu = experiment(tmp_path, hardware="rtx3090-epyc7532", policies=["lru"]).specs[0]
-    with pytest.raises(InputError, match="expected devices of kind cpu or disk for --backend cpu, got a gpu"):
-        LiveMachine(gpu.hardware)
-
-
-def test_a_disk_wants_a_folder(tmp_path: Path) -> None:
-    setup = experiment(tmp_path, profile=with_disk())
-    with LiveMachine(setup.specs[0].hardware, memory_bytes=10**8) as machine, pytest.raises(InputError, match="--disk FOLDER"):
-        machine.prepare(setup.specs[0].model, setup.workload(setup.specs[0]), "pinned", **NEEDED)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (("links", "host->fast", "activation"), "got share_link: true"),
-        (("devices", "spare", None), r"devices\.spare: expected every host among backing"),
-    ],
-)
-def test_what_a_replay_has_not_is_refused(change: tuple[str, str, Any], message: str, tmp_path: Path) -> None:
+def shared_link() -> dict[str, Any]:
     profile = two_parts()
-    if change[0] == "links":
-        copies = profile["links"]["host->fast"]["any"]
-        profile["links"] = {name: {"any": copies, "activation": {**copies, "share_link": True}} for name in profile["links"]}
-    else:
-        profile["devices"]["spare"] = dict(profile["devices"]["host"])
-    with pytest.raises(InputError, match=message):
-        LiveMachine(experiment(tmp_path, profile=profile).specs[0].hardware)
-    with pytest.raises(InputError, match="--disk: expected none"):
-        LiveMachine(experiment(tmp_path).specs[0].hardware, disk=tmp_path)
+    copies = profile["links"]["host->fast"]["any"]
+    return {
+        **profile,
+        "links": {name: {"any": copies, "activation": {**copies, "share_link": True}} for name in profile["links"]},
+    }
 
 
-def test_bits_that_do_not_go_together(tmp_path: Path) -> None:
-    setup = experiment(tmp_path, model={**MODEL, "expert_bits": 16})
-    with LiveMachine(setup.specs[0].hardware, memory_bytes=10**8) as machine:
-        failed = run_one(setup, setup.specs[0], execution=Execution(partial(replay, machine), True))
-    assert "expected expert_bits and other_bits both of 32 or both below" in str(failed.failure)
+def of_devices(**devices: Any) -> dict[str, Any]:
+    return two_parts(devices=two_parts()["devices"] | devices)
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "message"),
+    [
+        ({}, {"memory_bytes": 40_000}, "expected at least"),
+        ({}, {"memory_bytes": 10**18}, "--memory: expected at most"),
+        ({}, {"backend": "tpu"}, "--backend: expected one of cpu, cuda, got 'tpu'"),
+        ({}, {"disk": Path()}, "--disk: expected none"),
+        ({"profile": with_disk()}, {"memory_bytes": 10**8}, "--disk FOLDER"),
+        ({"profile": shared_link()}, {}, "got share_link: true"),
+        ({"profile": of_devices(spare=device())}, {}, r"devices\.spare: expected every host among backing"),
+        (
+            {"profile": of_devices(fast=device(role="accelerator", cores=[4095]))},
+            {},
+            r"devices\.fast\.cores: expected some of the cores",
+        ),
+        ({"hardware": "rtx3090-epyc7532"}, {}, "expected devices of kind cpu or disk for --backend cpu, got a gpu"),
+    ],
+)
+def test_refused_before_anything_is_allocated(
+    changes: dict[str, Any], options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    setup = experiment(tmp_path, **changes)
+    spec = setup.specs[0]
+    with pytest.raises(InputError, match=message), LiveMachine(spec.hardware, **options) as machine:
+        machine.prepare(spec.model, setup.workload(spec), "pinned", **NEEDED)
 
 
 @pytest.mark.long
@@ -216,44 +189,36 @@ def test_memory_is_made_anew_only_for_what_does_not_fit(tmp_path: Path) -> None:
     assert len(set(stores[len(setup.specs) :])) == 1
 
 
-def test_a_decision_time_is_refused(tmp_path: Path) -> None:
-    setup = experiment(tmp_path, policies=["lru"], decision_us=5)
+LLAMA = {"name": "llama-cpp", "n_gpu_layers": 1}
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"decision_us": 5}, "decision time: expected none in a replay"),
+    ({"model": MODEL | {"expert_bits": 16}}, "expected expert_bits and other_bits both of 32 or both below"),
+    (
+        {"model": MODEL | {"expert_bits": [[32, 16]]}},
+        "model.expert_bits: expected one width, since a replay holds experts at one, got 32, 16",
+    ),
+    (
+        {"policies": ["zero-inference"]},
+        "expected parts that stay where they run, since a replay streams no weights, got attention, ",
+    ),
+    ({"policies": [LLAMA | {"op_offload_min_rows": 1}]}, "streamed in some step; set op_offload: false"),
+    (
+        {"policies": [{"name": "tests.live.live_kit:Divided", "late": True}]},
+        r"Run\(L0/E\d+, host, late\): a replay adds outputs to their own layer only",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), REFUSED)
+def test_what_a_replay_cannot_do_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    setup = experiment(tmp_path, **changes)
     with LiveMachine(setup.specs[0].hardware, memory_bytes=10**8) as machine:
         failed = run_one(setup, setup.specs[0], execution=Execution(partial(replay, machine), True))
-    assert "decision time: expected none in a replay" in str(failed.failure)
+    assert re.search(message, str(failed.failure))
 
 
-def test_experts_of_several_widths_are_refused(tmp_path: Path) -> None:
-    setup = experiment(tmp_path, policies=["lru"], model=MODEL | {"expert_bits": [[32, 16]]})
-    with LiveMachine(setup.specs[0].hardware, memory_bytes=10**8) as machine:
-        failed = run_one(setup, setup.specs[0], execution=Execution(partial(replay, machine), True))
-    assert "model.expert_bits: expected one width, since a replay holds experts at one, got 32, 16" in str(failed.failure)
-
-
-def test_streamed_parts_are_refused(tmp_path: Path) -> None:
-    setup = experiment(tmp_path, policies=["zero-inference"])
-    with LiveMachine(setup.specs[0].hardware, memory_bytes=10**8) as machine:
-        failed = run_one(setup, setup.specs[0], execution=Execution(partial(replay, machine), True))
-    assert "expected parts that stay where they run, since a replay streams no weights, got attention, " in str(failed.failure)
-
-
-@pytest.mark.parametrize(("from_rows", "refused"), [(1, True), (10_000, False)])
-def test_parts_that_large_steps_alone_stream_are_refused_if_there_are_such_steps(
-    from_rows: int, refused: bool, tmp_path: Path
-) -> None:
-    policy = {"name": "llama-cpp", "n_gpu_layers": 1, "op_offload_min_rows": from_rows}
-    setup = experiment(tmp_path, policies=[policy])
-    with LiveMachine(setup.specs[0].hardware, memory_bytes=10**8) as machine:
-        found = run_one(setup, setup.specs[0], execution=Execution(partial(replay, machine), True))
-    assert ("streamed in some step; set op_offload: false" in str(found.failure)) is refused
-    assert (found.failure is None) is not refused
-
-
-def test_late_outputs_are_refused(tmp_path: Path) -> None:
-    setup = experiment(tmp_path, policies=[{"name": "tests.live.live_kit:Divided", "late": True}])
-    with LiveMachine(setup.specs[0].hardware, memory_bytes=10**8) as machine:
-        failed = run_one(setup, setup.specs[0], execution=Execution(partial(replay, machine), True))
-    assert re.search(r"Run\(L0/E\d+, host, late\): a replay adds outputs to their own layer only", str(failed.failure))
+def test_parts_that_only_larger_steps_would_stream_are_replayed(tmp_path: Path) -> None:
+    carried_out(tmp_path, LLAMA | {"op_offload_min_rows": 10_000})
 
 
 @pytest.mark.long

@@ -85,9 +85,6 @@ def samples_of(out: Path, name: str = "mine") -> pd.DataFrame:
     return pd.read_csv(out / name / "samples.csv", keep_default_na=False, na_values={"bits": "", "threads": ""})
 
 
-# --------------------------------------------------------------------------------------------------------------- plans
-
-
 @pytest.mark.parametrize("mode", ["quick", "full"])
 @pytest.mark.parametrize("name", list(builtin_models()))
 def test_every_built_in_model_has_a_plan(name: str, mode: str, monkeypatch: pytest.MonkeyPatch):
@@ -149,9 +146,6 @@ def test_the_order_is_shuffled_and_seeded(tmp_path: Path):
     measure(prepared(tmp_path), bench=bench)
     assert bench.timed[0].kind == bench.timed[-1].kind == "sentinel"  # first and last
     assert samples_of(tmp_path).groupby("order")["kind"].nunique().max() == 1
-
-
-# --------------------------------------------------------------------------------------------------------------- budgets
 
 
 def test_too_little_memory_is_refused_before_anything_is_made(tmp_path: Path):
@@ -233,9 +227,6 @@ class CountingMachine(Machine):
         made = super().dense(need, seed)
         self.n_bytes += made.n_bytes
         return made
-
-
-# ------------------------------------------------------------------------------------------------- known truth, exactly
 
 
 def test_samples_of_a_known_machine_give_back_its_costs(tmp_path: Path):
@@ -368,9 +359,6 @@ def test_a_gpu_machine_of_known_costs(tmp_path: Path):
     fewer = samples_of(tmp_path).query("kind == 'expert' and device == 'cpu0' and threads == 1")
     assert len(fewer) == 5 * 8  # in the samples, not in the profile
     assert [curve.part for curve in cpu.parts] == []
-
-
-# ----------------------------------------------------------------------------------------- interruptions, and what is there
 
 
 def test_an_interrupted_measurement_goes_on(tmp_path: Path):
@@ -522,9 +510,6 @@ def test_the_disk_tier_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert {file.name for file in tmp_path.iterdir()} == {"mine", "mine-disk.yaml", LIST}
 
 
-# --------------------------------------------------------------------------------------------------- the bench, without a GPU
-
-
 class StandIn(Machine):
     """A machine whose GPU is a core: what is done on it and in which order is the same, what it takes is not."""
 
@@ -664,9 +649,6 @@ def test_what_comes_before_is_not_timed(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(LiveError, match="expected a call to end well, got ZeroDivisionError"):
         bench._run(worker, [lambda: 1 // 0])
     bench.close()
-
-
-# ------------------------------------------------------------------------------------------------------------ the command
 
 
 def test_dry_run_prints_the_plan_and_writes_nothing(

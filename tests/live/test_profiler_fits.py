@@ -65,9 +65,6 @@ def best_of(found: dict[str, dict[str, Any]]) -> str:
     return best
 
 
-# ------------------------------------------------------------------------------------------------------------ medians
-
-
 def test_medians_of_repeats() -> None:
     frame = samples(lambda n: n, [2, 5], repeats=5)
     frame["time_us"] = [10, 20, 30, 40, 1000, 7, 7, 7, 7, 7]
@@ -108,9 +105,6 @@ def test_missing_columns_and_mixed_units_are_named() -> None:
         InputError, match=r"^samples: expert, core0, 64x128, 16 bits, 1 thread: expected sizes in one unit, got rows and"
     ):
         fit_all(mixed)
-
-
-# -------------------------------------------------------------------------------------------------------------- forms
 
 
 def test_a_line_is_found_exactly() -> None:
@@ -252,9 +246,6 @@ def test_pairs_keep_a_share_of_their_speed() -> None:
     assert pair_rates(lone)["activity"].tolist() == ["core0.experts"]
 
 
-# ------------------------------------------------------------------------------------------------------------ picture
-
-
 def everything() -> pd.DataFrame:
     parts = [samples(lambda n: 20 + n, kind=kind, subject="mixtral-8x7b", bits=None) for kind in ("attention", "dense", "head")]
     context = samples(lambda n: 5 + n / 50, [1, 64, 512, 4096], kind="context", subject="mixtral-8x7b", bits=None, unit="tokens")
@@ -331,9 +322,6 @@ def test_nothing_to_draw_is_said() -> None:
     frame = samples(lambda n: 30, [1], kind="power", unit="calls")
     with pytest.raises(InputError, match="expected experts, copies, parts of a layer or pairs to draw, got none"):
         draw(frame, fit_all(frame))
-
-
-# --------------------------------------------------------------------------------------------------------------- show
 
 
 def number(value: Any, source: str = "measured") -> dict[str, Any]:
@@ -441,9 +429,6 @@ def test_every_shipped_profile_is_shown(name: str) -> None:
     told |= {row["source"] for part in ("curves", "links", "contention") for row in found[part]}
     assert profile.labels[-1] in told | ({found["numbers"]["platform_w"]["source"]} if found["platform_w"] else set())
     json.dumps(found)
-
-
-# ------------------------------------------------------------------------------------------------------------ compare
 
 
 def by_quantity(a: HardwareProfile, b: HardwareProfile, model: str = "mixtral-8x7b") -> dict[str, Row]:

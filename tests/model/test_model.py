@@ -41,9 +41,6 @@ def write(tmp_path: Path) -> Callable[[Any], Path]:
     return write_config
 
 
-# ---- bytes and parameters
-
-
 @pytest.mark.parametrize(
     ("name", "mib"),
     # PreScope, Table 2 (BF16), which prints MB and means powers of 1024
@@ -236,9 +233,6 @@ def test_a_spec_is_immutable_and_hashable() -> None:
     assert hash(replace(TINY)) == hash(TINY)
 
 
-# ---- impossible fields
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -295,9 +289,6 @@ def test_an_impossible_field_is_refused(changes: dict[str, Any], message: str) -
 def test_a_name_is_one_line(name: str) -> None:
     with pytest.raises(ModelError, match="name: expected one line of text"):
         replace(TINY, name=name)
-
-
-# ---- load_model: names and changes
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -370,9 +361,6 @@ def test_a_wrong_model_is_one_line_with_its_place(source: Any, message: str) -> 
         load_model(source, "a.yaml: model")
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
-
-
-# ---- config.json
 
 
 @pytest.mark.parametrize("name", NAMES)

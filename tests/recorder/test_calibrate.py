@@ -45,9 +45,6 @@ def rows_of(trace: Trace, request: int) -> slice:
     return slice(first, first + int(trace.requests.n_prompt[request] + trace.requests.n_decode[request]))
 
 
-# ------------------------------------------------------------------------------------------------ parts of a trace
-
-
 def with_everything() -> Trace:
     trace = synthetic_trace(LAYERS, EXPERTS, 2, 5, [3, 4, 2, 5, 3], 3, scores=True, calibration=True, signals={"gate_next1": 0.8})
     rows = np.array([0, 2, 7, 8, 20], np.int32)
@@ -82,9 +79,6 @@ def test_a_subset_may_end_earlier():
     part = subset(whole, [0, 3], [2, 7])
     assert part.requests.n_prompt.tolist() == [2, 5] and part.requests.n_decode.tolist() == [0, 2]
     np.testing.assert_array_equal(part.experts[2:], whole.experts[rows_of(whole, 3)][:7])
-
-
-# ------------------------------------------------------------------------------------------------- held-back tokens
 
 
 def test_requests_are_held_back_counted_and_gone():
@@ -244,9 +238,6 @@ def test_what_cannot_be_added_is_refused(trace: Trace, additions: Additions, wor
         extend(trace, additions, "t")
 
 
-# ------------------------------------------------------------------------------------------------- uniform numbers
-
-
 @pytest.mark.parametrize("on_disk", [False, True])
 def test_made_up_numbers_are_the_same_for_all_chosen(on_disk: bool, tmp_path: Path):
     whole = recorded()
@@ -296,9 +287,6 @@ def test_a_header_that_says_nonsense_is_refused(header: dict[str, Any], words: s
         replace(trace, header={**trace.header, **header}).check()
 
 
-# ------------------------------------------------------------------------------------------------------ results
-
-
 def test_results_say_what_was_added(tmp_path: Path):
     source = Trace.read(write_trace(tmp_path / "whole.safetensors", calibration=False, signals={}))
     bare = replace(source, weights=None, header={k: v for k, v in source.header.items() if k != "sha256"})
@@ -311,9 +299,6 @@ def test_results_say_what_was_added(tmp_path: Path):
     assert rows["hybrimoe-code"]["source_label"] == "assumed"  # it goes by weights that nobody recorded
     assert "scores of the chosen experts only" in str(rows["hybrimoe-code"]["notes"])
     assert rows["lru"]["source_label"] != "assumed"
-
-
-# ------------------------------------------------------------------------------------------------------ commands
 
 
 def routes(folder: Path, n: int = 4) -> list[str]:
@@ -368,9 +353,6 @@ def test_options_that_would_do_nothing_are_refused(tmp_path: Path, capsys: pytes
         lines = capsys.readouterr().err.splitlines()
         assert len(lines) == 1 and words in lines[0], lines
         assert not out.exists()
-
-
-# ----------------------------------------------------------------------------------------- recordings beside the checkout
 
 
 def test_a_recording_of_one_request_gives_up_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

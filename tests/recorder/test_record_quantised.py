@@ -127,9 +127,6 @@ def test_memory_counts_the_dequantised_layer(kind: str, home: Path) -> None:
     assert 0 < layered.bytes_to_load(part) - plain.bytes_to_load(part) <= WORKING_BYTES
 
 
-# --------------------------------------------------------------------------------------- the formats by themselves
-
-
 def dequantised(rule: Mxfp4 | Fp8, codes: torch.Tensor, scales: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     filled = torch.full(shape, torch.nan)
     for place, values in rule.pieces(codes, scales):
@@ -179,9 +176,6 @@ def test_every_code_of_fp8_is_read_as_the_definition_has_it() -> None:
     codes = np.delete(np.arange(256), [0x7F, 0xFF]).astype(np.uint8)[None]
     read = dequantised(Fp8(), torch.tensor(codes).view(torch.float8_e4m3fn), torch.tensor(0.5), codes.shape)
     np.testing.assert_array_equal(read.numpy(), 0.5 * fp8(codes))
-
-
-# ------------------------------------------------------------------------------------------------- what is refused
 
 
 @pytest.mark.parametrize(

@@ -320,7 +320,6 @@ def test_weights_that_are_not_there_are_found() -> None:
         records.evictions.pop()
 
 
-# --------------------------------------------------------------------------------------------------- time in decisions
 @pytest.fixture
 def few_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     """The model of the measurement with four layers."""

@@ -112,7 +112,6 @@ def _with(kind: str, part: type, **options: Any) -> Make:
     return lambda: make_policy({"name": "composed", kind: part(), **options})
 
 
-# ------------------------------------------------------------------------------------------------- who leaves, by parts
 def _another(part: type) -> type:
     """Let another idle resident go than the one that the part would."""
 
@@ -202,7 +201,6 @@ def test_a_part_that_ranks_otherwise_is_found(part: type, wrong: type) -> None:
     _compare("eviction", _with("replacement", part), _with("replacement", wrong))
 
 
-# ---------------------------------------------------------------------------------------------------- whole systems
 class MostUsed(MoEInfinityCode):
     def lowest(self, may_go: Any) -> Unit | None:
         self._visits *= -1
@@ -353,7 +351,6 @@ def test_a_system_that_decides_otherwise_is_found(kind: str, right: Make, wrong:
     _compare(kind, right, wrong)
 
 
-# --------------------------------------------------------------------------------------------- where, and what ahead
 def _elsewhere(part: type) -> type:
     """Give one expert of a layer to the other device."""
 
@@ -475,7 +472,6 @@ def test_what_enters_a_static_cache_is_found() -> None:
     _compare("admission", _with("replacement", Static), _with("replacement", Caches))
 
 
-# -------------------------------------------------------------------------------------------------------- what is said
 def test_check_prints_what_was_judged(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "lru,background-cache"]) == 0
     lines = capsys.readouterr().out.splitlines()
