@@ -66,10 +66,8 @@ def layerwise(name: str, mxfp4: bool) -> streaming.Layerwise:
     config = AutoConfig.for_model(raw.pop("model_type"), **raw)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    layered = LayeredModel.__new__(LayeredModel)  # without the routers' weights
-    layered.model, layered.device = model, torch.device("meta")
-    names: Any = Names(model, mxfp4)
-    layered._parameters = Parameters(model, names, layered.device, name)
+    layered: Any = LayeredModel.__new__(LayeredModel)  # without the routers' weights
+    Parameters.__init__(layered, model, Names(model, mxfp4), torch.device("meta"), name)
     spec = load_model(name)
     gate = SimpleNamespace(weight=torch.empty(spec.n_experts, config.hidden_size, device="meta"))
     recorder: Any = SimpleNamespace(top_k=spec.top_k, n_experts=spec.n_experts, gates=[gate] * spec.n_layers)
