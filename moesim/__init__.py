@@ -22,7 +22,7 @@ _FROM = {
     "load": "moesim.api.run:load",
     "load_hardware": "moesim.hardware:load_hardware",
     "load_model": "moesim.model:load_model",
-    "load_trace": "moesim.api.traces:load_trace",
+    "load_trace": "moesim.api.run:load_trace",
     "recommend": "moesim.api.answers:recommend",
     "run": "moesim.api.run:run",
 }

@@ -1,7 +1,6 @@
 from moesim.api.answers import calibrate, recommend
 from moesim.api.result import Result
-from moesim.api.run import compare, load, run
-from moesim.api.traces import load_trace
+from moesim.api.run import compare, load, load_trace, run
 from moesim.hardware import HardwareProfile as Hardware
 from moesim.hardware import load_hardware
 from moesim.model import load_model

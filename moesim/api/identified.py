@@ -6,8 +6,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from moesim.api.answer import Answer
-from moesim.api.checked import checked
+from moesim.api.arguments import checked
+from moesim.api.result import Answer
 from moesim.core.table import Format
 from moesim.studies.identify import identify as results
 from moesim.studies.identify import report

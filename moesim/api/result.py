@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from moesim.api.checked import checked
+from moesim.api.arguments import checked
 from moesim.core.files import write_bytes
 from moesim.core.table import Format
+from moesim.core.units import digits
 from moesim.errors import ConfigError, unknown_name
 from moesim.experiment.folder import outcome_of
 from moesim.experiment.report import result_html, result_table
@@ -356,6 +358,32 @@ class Result:
         if found.failure is not None:
             raise found.failure
         return replace(found, row=self.rows[index])
+
+
+class Answer:
+    """Shows itself as the command prints it, and in a notebook as a table."""
+
+    _shown: ClassVar[list[str]]
+    """Columns that a notebook shows."""
+
+    @property
+    def table(self) -> DataFrame:
+        """Give it as a table."""
+        raise NotImplementedError
+
+    def text(self, form: str = "table") -> str:
+        """Write it as the command prints it."""
+        raise NotImplementedError
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the folder of the command."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return self.text().rstrip("\n")
+
+    def _repr_html_(self) -> str:
+        return f"<p>{escape(repr(self)[1:-1])}</p>" + self.table.to_html(columns=self._shown, index=False, float_format=digits)
 
 
 def _showable(drawing: Drawing, medium: Medium) -> Figure:

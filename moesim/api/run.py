@@ -1,16 +1,15 @@
-"""Experiments from Python: compare policies, run an experiment file, load a result."""
+"""Experiments from Python: compare policies, run an experiment file, load a result or a trace."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from moesim.api.checked import checked
+from moesim.api.arguments import checked, written
 from moesim.api.result import Result
-from moesim.api.traces import NAMES
-from moesim.api.written import written
 from moesim.core.text import say
 from moesim.core.units import as_share
 from moesim.errors import ConfigError, InterruptError
@@ -24,7 +23,33 @@ from moesim.experiment.sweep import quick as made_quick
 from moesim.experiment.workers import Workers
 from moesim.hardware import HardwareProfile
 from moesim.model import ModelSpec
-from moesim.trace import Trace
+from moesim.trace import Trace, find_trace
+
+NAMES: WeakKeyDictionary[Trace, str] = WeakKeyDictionary()
+"""What traces that were loaded here were asked for by; one that was made of another is not among them."""
+
+
+def load_trace(name_or_path: str | Path) -> Trace:
+    """Read a trace.
+
+    Parameters
+    ----------
+    name_or_path : str or Path
+        A name of ``moesim list traces``, or a path.
+
+    Returns
+    -------
+    Trace
+
+    Raises
+    ------
+    TraceError
+        If there is none, or it is damaged.
+    """
+    trace = Trace.read(find_trace(name_or_path))
+    NAMES[trace] = str(name_or_path)
+    return trace
+
 
 MODEL = {"base": "mixtral-8x7b", "expert_bits": 4}
 HARDWARE = "rtx3090-epyc7532"
@@ -221,31 +246,30 @@ def _carried_out(
     config: Config, place: str, given: Mapping[str, Trace], *, quick: bool, out: str | Path | None, jobs: int | None,
     progress: bool,
 ) -> Result:  # fmt: skip
-    if quick:
-        config = made_quick(config, place)
-    experiment = Experiment(config, place, known=dict(given))
+    experiment = Experiment(made_quick(config, place) if quick else config, place, known=dict(given))
     folder = None if out is None else Path(out)
+    return Result(executed(experiment, folder, jobs=_processes(experiment, jobs), progress=progress).rows, experiment)
+
+
+def executed(
+    experiment: Experiment, folder: Path | None, *, jobs: int | None, scheduler: str | None = None, progress: bool = True,
+    fail_fast: bool = False, show: Callable[[Results], None] = lambda results: None,
+) -> Results:  # fmt: skip
+    """Run an experiment, show its results and write its folder, if it has one; finished runs stay there after an interrupt."""
     output = None if folder is None else Output(experiment, folder)
-    with Workers(_processes(experiment, jobs)) as workers:
-        results = carry_out(experiment, output, workers, progress=progress)
-        if output is not None:
+    with Workers(jobs, scheduler) as workers:
+        try:
+            results = run_experiment(
+                experiment, keep=output.kept.get if output else lambda index: None, progress=progress, folder=folder,
+                workers=workers, fail_fast=fail_fast,
+            )  # fmt: skip
+        except KeyboardInterrupt:
+            kept = f"finished runs are kept in {folder}; the same command goes on" if folder else "nothing is kept without --out"
+            raise InterruptError(f"interrupted; {kept}") from None
+        show(results)
+        if output is not None and results.complete:
             output.write(results, workers, progress=progress)
-    return Result(results.rows, experiment)
-
-
-def carry_out(
-    experiment: Experiment, output: Output | None, workers: Workers, *, progress: bool = True, fail_fast: bool = False
-) -> Results:
-    """Run an experiment; what is done stays in its folder, if it has one, when it is interrupted."""
-    folder = None if output is None else output.folder
-    try:
-        return run_experiment(
-            experiment, keep=output.kept.get if output else lambda index: None, progress=progress, folder=folder, workers=workers,
-            fail_fast=fail_fast,
-        )  # fmt: skip
-    except KeyboardInterrupt:
-        kept = f"finished runs are kept in {folder}; the same command goes on" if folder else "nothing is kept without --out"
-        raise InterruptError(f"interrupted; {kept}") from None
+    return results
 
 
 def _processes(experiment: Experiment, jobs: int | None) -> int | None:

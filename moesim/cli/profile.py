@@ -1,29 +1,197 @@
-"""``moesim profile``: write, measure, show and compare profiles of machines."""
+"""``moesim profile``: write, measure, check, show and compare profiles of machines."""
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
-from moesim.cli.options import Printed, name_or_mapping
-from moesim.cli.outputs import check_out_folder
-from moesim.cli.profile_check import check
-from moesim.cli.profile_detect import detect
-from moesim.cli.profile_new import new
+from moesim.cli.options import Overwrite, Printed, name_or_mapping
+from moesim.cli.outputs import all_or_none, check_out, check_out_folder, note_written
+from moesim.core.files import write_bytes
 from moesim.core.limits import BITS, COUNT, PROCESSES, REPEATS
-from moesim.core.table import Format
-from moesim.core.text import say, shown
+from moesim.core.table import Format, render
+from moesim.core.text import say, shown, shown_lines
 from moesim.core.units import parse_bytes
-from moesim.errors import ConfigError
-from moesim.hardware import load_hardware
+from moesim.errors import ConfigError, HardwareError
+from moesim.hardware import HardwareProfile, load_hardware
+from moesim.hardware.load import short_form, short_text
+from moesim.hardware.problems import find_problems, reading_remarks
+from moesim.hardware.short import expert_of
+from moesim.hardware.types import TRANSFERS
 from moesim.live.kernels import require_torch
+from moesim.live.profiler.detect import detect as ask
+from moesim.live.profiler.detect import detected_text
 from moesim.live.profiler.show import compare as compare_profiles
-from moesim.live.profiler.show import page
+from moesim.live.profiler.show import page, unit_of, value_text
 from moesim.live.profiler.show import table as comparison_table
 from moesim.model import ModelSpec, builtin_models, load_model
+from moesim.policies.registry import POLICIES, make_policy
+
+_MODEL = "mixtral-8x7b"  # any: whose experts are copied does not decide how
+
+
+def check(profile: Annotated[str, typer.Argument(metavar="NAME|FILE.yaml", help="A profile.")]) -> int:
+    """Print all that is missing or wrong in a profile, one line each; else what is assumed, and which policies cannot copy.
+
+    Exit code 0: complete; 2: something is missing or wrong.
+
+    Example: moesim profile check rtx3090-epyc7532
+    """
+    problems = find_problems(profile, "profile check")
+    if problems:
+        n = len(problems)
+        lines = [f"{profile}: {n} problem{'s' if n > 1 else ''}", *(f"  {' '.join(one.split())}" for one in problems)]
+        sys.stdout.write(shown_lines("\n".join(lines) + "\n"))
+        return 2
+    found = load_hardware(profile, "profile check")
+    sys.stdout.write(shown_lines("\n".join([*_assumed(found), *reading_remarks(found), *_without_curve(found)]) + "\n"))
+    return 0
+
+
+def _assumed(profile: HardwareProfile) -> Iterator[str]:
+    numbers = {key: number for key, number in profile.numbers.items() if number.source == "assumed"}
+    yield f"{profile.name} is complete: {len(profile.numbers)} numbers, {len(numbers)} of them assumed"
+    if numbers:
+        rows = [[key, value_text(number.value, unit_of(key)), " ".join(number.ref.split())] for key, number in numbers.items()]
+        yield render(["assumed", "value", "why"], rows, Format.TABLE, ["value"]).rstrip("\n")
+
+
+def _without_curve(profile: HardwareProfile) -> Iterator[str]:
+    """Name the policies that cannot copy experts to the device that computes, for want of a curve of a link."""
+    model, own = load_model(_MODEL), dict[str, list[str]]()
+    for name in POLICIES:
+        transfer = getattr(make_policy(name), "transfer", None)
+        chosen = transfer(model) if transfer is not None else None
+        if chosen is not None:
+            own.setdefault(chosen[0], []).append(name)
+    ways = {link.name: link for backing in profile.backing for link in profile.path_between(backing, profile.compute)}
+    for name, link in ways.items():
+        for kind in TRANSFERS:
+            if kind in link.curves:
+                continue
+            named = f", and so are the policies {', '.join(own[kind])}" if kind in own else ""
+            yield f"links.{name}: no curve '{kind}': --transfer {kind} is refused{named}"
+
+
+def detect(
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.yaml", help="Where to write it, named like the machine.", show_default="printed"),
+    ] = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Write what can be asked of this machine without measuring, as a profile of a few numbers to be filled in.
+
+    Example: moesim profile detect --out mybox.yaml
+    """
+    name = "this-machine"
+    if out is not None:
+        check_out(out, suffix=".yaml", overwrite=overwrite)
+        name = out.stem
+        if not re.fullmatch(r"[\w.-]+", name):
+            raise ConfigError(f"--out {out}: expected a name of letters, digits, dots and dashes, got '{name}'; choose another")
+    found = ask()
+    text = detected_text(found, name)
+    if out is None:
+        sys.stdout.write(shown_lines(text))
+    else:
+        with all_or_none(out):
+            write_bytes(out, text.encode())
+            note_written([out], "profile detect")
+        say(f"wrote {out}")
+    for remark in found.remarks:
+        say(remark)
+    for key, words in found.missing.items():
+        say(f"missing: {key}, {words}")
+    say("papers print them; moesim profile measure measures them, and moesim calibrate corrects rough ones by observed speeds")
+
+
+FOLDER = Path("hardware_profiles")
+"""Where profiles are found by name."""
+
+
+def new(
+    name: Annotated[str, typer.Argument(help="Of the profile, such as mybox.")],
+    pcie: Annotated[str | None, typer.Option(metavar="RATE", help="Of a copy to the GPU, such as 25GB/s.")] = None,
+    transfer: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Of an expert's copy to the GPU, such as 14.2ms; instead of --pcie.")
+    ] = None,
+    cpu: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Of an expert on the CPU: '1.5ms + 400us/token', or 2ms/token.")
+    ] = None,
+    gpu: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Of an expert on the GPU: 200us (few tokens), or '200us + 10us/token'.")
+    ] = None,
+    gpu_memory: Annotated[
+        str | None,
+        typer.Option(metavar="RATE", help="Of the GPU's memory, such as 936GB/s.", show_default="that of --gpu's experts"),
+    ] = None,
+    vram: Annotated[str | None, typer.Option(metavar="SIZE", help="Memory of the GPU, such as 12GiB.")] = None,
+    ram: Annotated[str | None, typer.Option(metavar="SIZE", help="Memory of the host, such as 64GiB.")] = None,
+    of: Annotated[
+        str | None,
+        typer.Option(
+            "--for",
+            metavar="MODEL",
+            help="Whose expert the times are of: a name, or {base: NAME, expert_bits: 4}.",
+            show_default="{base: mixtral-8x7b, expert_bits: 4}",
+        ),
+    ] = None,
+    source: Annotated[
+        Literal["published", "spec-sheet", "derived", "assumed"], typer.Option(help="Label of all these numbers.")
+    ] = "assumed",
+    ref: Annotated[
+        str | None, typer.Option(help="Where they are from, such as 'Paper, Table 3'.", show_default="typed in")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE.yaml", help="Where to write it.", show_default="hardware_profiles/NAME.yaml")
+    ] = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Write a profile from the numbers that a paper prints; all else is derived from them, or a default that says so.
+
+    Example: moesim profile new mybox --pcie 25GB/s --cpu "1.5ms + 400us/token" --gpu 200us --vram 12GiB --ram 64GiB
+    """  # fmt: skip
+    if not re.fullmatch(r"[\w.-]+", name):
+        raise ConfigError(f"profile new: expected a name of letters, digits, dots and dashes, got '{name}'; choose another")
+    path = out or FOLDER / f"{name}.yaml"
+    numbers = {"pcie": pcie, "transfer": transfer, "cpu": cpu, "gpu": gpu, "gpu_memory": gpu_memory, "vram": vram, "ram": ram}
+    form = short_form(name, numbers, None if of is None else name_or_mapping(of, "--for"), source, ref)
+    try:
+        machine = load_hardware(form, "profile new")
+    except HardwareError as error:
+        raise _in_options(error, source) from None
+    check_out(path, suffix=".yaml", overwrite=overwrite)
+    with all_or_none(path):
+        write_bytes(path, short_text(form).encode())
+        note_written([path], "profile new")
+    say(f"times are of {expert_of(form)}" + ("; --for names another" if of is None else ""))
+    if gpu_memory is None:
+        rate = machine.devices["gpu0"].memory_bytes_per_s
+        say(f"attention reads at {rate / 1e9:.4g} GB/s, as an expert in {gpu}; --gpu-memory gives the GPU's own rate")
+    for remark in reading_remarks(machine):
+        say(remark)
+    say(f"wrote {path}")
+
+
+def _in_options(error: HardwareError, source: str) -> ConfigError:
+    """Name options instead of keys."""
+    options = [_as_option(problem, source) for problem in error.problems or (str(error),)]
+    return ConfigError("profile new: " + " | ".join(dict.fromkeys(options)))
+
+
+def _as_option(problem: str, source: str) -> str:
+    key, colon, said = problem.partition(": ")
+    if colon and said.endswith(f"beside source: {source}, got nothing; add it"):
+        return f"--source {source}: expected --ref with what the numbers are from, got nothing; add it"
+    key = key.removeprefix("numbers.").replace("_", "-")
+    return f"--{key}: {said}" if colon and re.fullmatch(r"[a-z-]+", key) and key != "numbers" else problem
+
 
 app = typer.Typer(
     no_args_is_help=True, help="Write, measure, show and compare profiles of machines.", pretty_exceptions_enable=False

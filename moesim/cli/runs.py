@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from moesim.api.result import Result
-from moesim.api.run import carry_out, comparison
+from moesim.api.run import comparison, executed
 from moesim.cli.options import Engine, Jobs, Set, Verify, policy_list
 from moesim.core.limits import REPEATS
 from moesim.core.processes import usable_cores
@@ -30,7 +30,6 @@ from moesim.experiment.report import By, result_table
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.rows import failure_lines
 from moesim.experiment.sweep import quick
-from moesim.experiment.workers import Workers
 from moesim.metrics import Value
 
 Scheduler = Annotated[
@@ -185,20 +184,22 @@ def _execute(
     fail_fast: bool,
 ) -> int:  # fmt: skip
     experiment = Experiment(config, place, imports=not dry)
-    output = Output(experiment, folder) if folder is not None else None
     if dry:
+        if folder is not None:
+            Output(experiment, folder)  # what is wrong with the folder is said here, too
         sys.stdout.write(shown_lines(describe_grid(experiment, folder, jobs, usable_cores())))
         return 0
-    with Workers(jobs, scheduler) as workers:
-        results = carry_out(experiment, output, workers, fail_fast=fail_fast)
+
+    def print_results(results: Results) -> None:
         sys.stdout.write(show(results.rows))
         if results.n_found:
             say(f"{results.n_found} of {len(results.outcomes)} runs were in {folder} already")
         if not results.complete:
             say(f"stopped at the first failure: {len(results.outcomes)} of {len(experiment.specs)} runs done")
-        elif output is not None:
-            output.write(results, workers, progress=True)
-            say(f"wrote {output.folder}")
+
+    results = executed(experiment, folder, jobs=jobs, scheduler=scheduler, fail_fast=fail_fast, show=print_results)
+    if folder is not None and results.complete:
+        say(f"wrote {folder}")
     return report_failures(results)
 
 

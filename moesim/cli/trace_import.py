@@ -1,24 +1,73 @@
-"""``moesim trace import``: routing that another program recorded becomes a trace."""
+"""``moesim trace import`` and ``calibrate``: routing of other programs becomes a trace; a trace gets what policies need."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from moesim.cli.additions import HeldBack, Scores, Seed, Weights, additions, describe
-from moesim.cli.options import name_or_mapping
+from moesim.cli.options import Overwrite, name_or_mapping
 from moesim.cli.outputs import all_or_none, check_out, note_written
-from moesim.core.limits import EXPERTS, LAYERS
+from moesim.core.files import scratch_beside
+from moesim.core.limits import COUNT, EXPERTS, LAYERS
 from moesim.core.text import say
 from moesim.errors import InputError
 from moesim.experiment.routing import served
 from moesim.model import load_model
-from moesim.trace import SUFFIX
+from moesim.trace import SUFFIX, Trace, find_trace
+from moesim.trace.calibrating import Additions, extend
 from moesim.trace.formats.contract import Options
 from moesim.trace.formats.importing import LABELS, import_trace, model_file, write_model_file
+
+HoldBack = StrEnum("HoldBack", ["requests", "ends"])
+Uniform = StrEnum("Uniform", ["uniform"])
+
+Seed = Annotated[
+    int | None, typer.Option(min=0, max=COUNT.most, help="Of the choice of requests that are held back; default: 0.")
+]
+HeldBack = Annotated[
+    HoldBack | None,
+    typer.Option("--hold-back", help="Whole requests, or the last tokens of each request; default: requests."),
+]
+Weights = Annotated[
+    Uniform | None, typer.Option(help="Where neither weights nor scores were recorded: the same weight for each chosen expert.")
+]
+Scores = Annotated[Uniform | None, typer.Option(help="Likewise: the same score for each chosen expert, 0 for the others.")]
+
+
+def additions(
+    share: float | None,
+    option: str,
+    seed: int | None,
+    hold_back: HoldBack | None,
+    weights: Uniform | None,
+    scores: Uniform | None,
+) -> Additions:
+    """Put the options together; `option` is the one that gives the share."""
+    if share is None:
+        _refuse([("--seed", seed), ("--hold-back", hold_back)], f"{option} beside it, got none; say how much is held back")
+    if hold_back is HoldBack.ends:
+        _refuse([("--seed", seed)], "no seed beside --hold-back ends, got one; leave it out, nothing is drawn")
+    held_back = (hold_back or HoldBack.requests).value
+    return Additions(share, seed or 0, held_back, weights is not None, scores is not None)
+
+
+def describe(trace: Trace) -> str:
+    """Say what a trace holds and what was added to it."""
+    size = f"{trace.n_rows} token{'s' * (trace.n_rows != 1)} of {trace.n_requests} request{'s' * (trace.n_requests != 1)}"
+    tables = [f"tables {', '.join(sorted(trace.tables))}"] if trace.tables else []
+    signals = [f"signals {', '.join(sorted(trace.signals))}"] if trace.signals else []
+    return "; ".join([size, *trace.remarks, *tables, *signals])
+
+
+def _refuse(given: Sequence[tuple[str, object]], expected: str) -> None:
+    for name, value in given:
+        if value is not None:
+            raise InputError(f"{name} {value}: expected {expected}")
+
 
 Phase = StrEnum("Phase", ["decode", "prefill", "both"])
 Incomplete = StrEnum("Incomplete", ["tokens", "layers"])
@@ -133,3 +182,36 @@ def _columns(given: list[str]) -> dict[str, str]:
             )
         columns[ours] = theirs
     return columns
+
+
+def trace_calibrate(
+    trace: Annotated[str, typer.Argument(metavar="IN", help="Name or path of a trace.")],
+    out: Annotated[Path, typer.Option("--out", help="The trace to write, NAME.safetensors.")],
+    share: Annotated[
+        float | None,
+        typer.Option(metavar="SHARE", help="Part of the requests to count tables from, such as 0.25; they are left out."),
+    ] = None,
+    hold_back: HeldBack = None,
+    seed: Seed = None,
+    weights: Weights = None,
+    scores: Scores = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Count calibration tables from requests of a trace, which are then not simulated; or make uniform weights.
+
+    The tables are activation_frequency, activation_frequency_decode, coactivation and activation_matrices; residual, where gate
+    inputs were kept; expert_maps, where there are scores or weights. A trace that has tables gets the matrices and maps it lacks.
+    With maps, a trace with embeddings gets the signal embedding: the map of the closest iteration that is left out.
+
+    Example: moesim trace calibrate theirs.safetensors --share 0.25 --out calibrated.safetensors
+    """
+    wanted = additions(share, "--share", seed, hold_back, weights, scores)
+    check_out(out, suffix=SUFFIX, overwrite=overwrite)
+    path = find_trace(trace)
+    if path.resolve() == out.resolve():
+        raise InputError(f"--out {out}: expected another file than the trace that is read, got the same; choose another name")
+    with scratch_beside(out) as folder:
+        found = Trace.read(path)
+        made = extend(found, wanted, trace, folder)
+        made.write(out)
+    say(f"wrote {out}: {describe(made)}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import typer
 
 from moesim.cli import (
-    trace_calibrate,
     trace_catalogue,
     trace_export,
     trace_import,
@@ -22,7 +21,7 @@ app.command("record")(trace_record.trace_record)
 app.command("learn")(trace_learn.trace_learn)
 app.command("import")(trace_import.trace_import)
 app.command("catalogue")(trace_catalogue.trace_catalogue)
-app.command("calibrate")(trace_calibrate.trace_calibrate)
+app.command("calibrate")(trace_import.trace_calibrate)
 app.command("split")(trace_split.trace_split)
 app.command("export")(trace_export.trace_export)
 app.command("stats")(trace_stats.trace_stats)

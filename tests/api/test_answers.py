@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 import moesim
-from moesim.api.advice import Advice
+from moesim.api.answers import Advice
 from moesim.cli.main import main
 from moesim.errors import ConfigError
 from tests.studies.recommend_kit import MODEL, four_layers

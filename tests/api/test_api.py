@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 import moesim
-from moesim.api.written import written
+from moesim.api.arguments import written
 from moesim.core.colours import SERIES
 from moesim.core.files import FILE
 from moesim.errors import ConfigError, InputError

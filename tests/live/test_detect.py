@@ -28,7 +28,7 @@ def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "cpuinfo").write_text(CPUINFO)
     (folder / "meminfo").write_text("MemTotal:       65536000 kB\nMemFree:        1 kB\n")
     monkeypatch.setattr(module, "detect", lambda: detect(folder))
-    monkeypatch.setattr("moesim.cli.profile_detect.ask", lambda: detect(folder))
+    monkeypatch.setattr("moesim.cli.profile.ask", lambda: detect(folder))
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     (tmp_path / "bin").mkdir()
     monkeypatch.chdir(tmp_path)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from moesim.api.traces import load_trace
+from moesim.api.run import load_trace
 from moesim.cli.main import main
 from moesim.engine import simulate
 from moesim.errors import ConfigError
