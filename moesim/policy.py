@@ -59,11 +59,6 @@ class Routed(NamedTuple):
     active: Sequence[int]  # ids of the experts that have rows, ascending
     first_row: int  # row of the step at which this micro-batch begins
 
-    @property
-    def loads(self) -> Sequence[int]:
-        """Old name of `rows`, for one version."""
-        return self.rows
-
 
 class Predicted(NamedTuple):
     """A prediction about a layer's routing is ready and paid for."""
@@ -348,9 +343,6 @@ class View(Protocol):
     def is_pending(self, layer: int, expert: int, device: str, bits: float | None = None) -> bool: ...
     def is_in_use(self, layer: int, expert: int, device: str, bits: float | None = None) -> bool:
         """Whether a Run or a copy, waiting or under way, reads the copy: then it cannot be evicted."""
-
-    def is_pinned(self, layer: int, expert: int, device: str) -> bool:
-        """Old name of `is_in_use`, for one version."""
 
     def residency(self, layer: int, device: str, bits: float | None = None) -> bytes:
         """One byte an expert, 1 = resident: a copy of the present, (n_experts,)."""

@@ -51,7 +51,7 @@ def _force(engine: str | None) -> str | None:
 
 
 def _verify(share: float | None) -> float | None:
-    from moesim.engine.agreement import verify_share
+    from moesim.engine.choice import verify_share
 
     return verify_share(share)
 

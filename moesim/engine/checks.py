@@ -1,20 +1,21 @@
-"""What names of an action must be, and how an error says where it happened."""
+"""What an action names must be there; how an error says where it happened."""
 
 from __future__ import annotations
 
 from typing import NoReturn
 
 from moesim.core.units import format_ns
-from moesim.engine.machine import DeviceState
-from moesim.engine.memory import PoolState
-from moesim.engine.state import State
+from moesim.engine.memory import PoolState, Unit
+from moesim.engine.state import DeviceState, State
 from moesim.errors import PolicyError, unknown_name, unknown_width
 
 
 def fail(state: State, what: str, remedy: str) -> NoReturn:
     """Raise the error of a policy at this moment."""
-    layer = state.visit.layer if state.visit is not None else state.reached
-    fail_at(state.now, state.step.index, layer, what, remedy, state.policy_name)
+    forward = state.forward
+    step = 0 if forward is None else forward.step.index
+    layer = -1 if forward is None else forward.reached if forward.visit is None else forward.visit.layer
+    fail_at(state.now, step, layer, what, remedy, state.policy_name)
 
 
 def fail_at(now: int, step: int, layer: int, what: str, remedy: str, policy_name: str) -> NoReturn:
@@ -29,36 +30,34 @@ def short_repr(value: object) -> str:
 
 def device_of(state: State, name: str, what: str) -> DeviceState:
     """Find a device by name."""
-    device = state.by_name.get(name)
-    if device is None:
-        fail(state, f"{what}: {unknown_name('device', name, state.by_name)}", "name a device of the profile")
-    return device
+    if name not in state.devices:
+        fail(state, f"{what}: {unknown_name('device', name, state.devices)}", "name a device of the profile")
+    return state.devices[name]
 
 
-def unit_of(state: State, layer: int, expert: int, what: str, bits: float | None = None) -> int:
-    """Number an expert over all layers and widths."""
+def unit_of(state: State, layer: int, expert: int, what: str, bits: float | None = None) -> Unit:
+    """Name an expert at a width."""
     n_layers, n_experts = state.model.n_layers, state.model.n_experts
     if not (0 <= layer < n_layers and 0 <= expert < n_experts):
         allowed = f"layers are 0..{n_layers - 1}, experts 0..{n_experts - 1}"
         fail(state, f"{what}(L{layer}/E{expert}): no such unit", allowed)
-    return first_of(state, bits, f"{what}(L{layer}/E{expert})") + layer * n_experts + expert
+    return Unit(layer, expert, width_of(state, bits, f"{what}(L{layer}/E{expert})"))
 
 
-def first_of(state: State, bits: float | None, what: str) -> int:
-    """Number the first unit of a width."""
-    if bits is None:
-        return 0
-    widths = state.weights.widths
-    if bits not in widths:
-        found, remedy = unknown_width(bits, widths)
+def width_of(state: State, bits: float | None, what: str) -> float | None:
+    """Return a width of the model's; None of the full one."""
+    full, *others = state.model.widths
+    if bits is None or bits == full:
+        return None
+    if bits not in others:
+        found, remedy = unknown_width(bits, state.model.widths)
         fail(state, f"{what}: {found}", remedy)
-    return state.weights.first(bits)
+    return bits
 
 
 def pool_of(state: State, device: DeviceState, name: str, what: str) -> PoolState:
     """Find a pool of a device by name."""
-    pool = device.memory.pools.get(name)
-    if pool is None:
+    if name not in device.memory.pools:
         known = unknown_name("pool", name, device.memory.pools)
         fail(state, f"{what}: {known}", f"declare Pool('{device.name}', '{name}', ...) in place()")
-    return pool
+    return device.memory.pools[name]

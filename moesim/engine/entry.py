@@ -7,11 +7,10 @@ from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 from moesim.core import collector
-from moesim.engine.agreement import among_verified, check_equal
-from moesim.engine.choice import chosen
+from moesim.engine.choice import among_verified, check_equal, chosen
+from moesim.engine.clock import Clock
 from moesim.engine.loop import run
 from moesim.engine.setup import connect, place, put
-from moesim.engine.simulated import Simulated
 from moesim.engine.state import PIECE, EngineOptions, Sink, State
 from moesim.errors import ConfigError
 from moesim.hardware.costs import CostModel
@@ -112,7 +111,7 @@ def _run_simpy(state: State) -> Records:
     """Let SimPy's clock run."""
     connect(state)
     put(state, place(state))
-    state.carrier = Simulated(state)
+    state.carrier = Clock(state)
     return run(state)
 
 

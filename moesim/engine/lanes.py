@@ -1,16 +1,10 @@
-"""Lanes of devices, and the host thread that submits Runs to them (rule 4)."""
+"""Lanes of devices: tasks, groups of Runs, and the host thread that submits Runs (rules 4 and 8)."""
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
-from typing import Any
-
-from moesim.engine.contention import FULL
-from moesim.engine.machine import DeviceState, Lane, Task
-from moesim.engine.state import HostThread, State
+from moesim.engine.links import cross
+from moesim.engine.state import Group, HostThread, Lane, State, Task
 from moesim.records import DecisionRecord, TaskRecord
-
-_new: Any = tuple.__new__
 
 
 def submit(state: State, lane: Lane, task: Task) -> None:
@@ -32,85 +26,102 @@ def wake(state: State, task: Task) -> None:
 
 
 def start_next(state: State, lane: Lane) -> None:
-    """Start the first ready task, unless one runs."""
+    """Start the ready task that was submitted first, unless one runs."""
     if lane.task is not None or not lane.queue:
         return
-    task = lane.task = heappop(lane.queue)[1]
+    task = lane.task = min(lane.queue, key=lambda one: one.key)
+    lane.queue.remove(task)
     task.start = state.now
-    if task.unit >= 0:
+    if task.group is not None:
         read_copy(state, task)
     state.carrier.begin(lane, task)
 
 
 def read_copy(state: State, task: Task) -> None:
     """Note that a Run reads its copy, and charge the extra of a group's first expert."""
-    copy = task.lane.device.memory.copies[task.unit]
-    if not copy.used:
-        copy.used = True
-        if copy.fetch >= 0:
-            state.records.used_fetches.add(copy.fetch)
-    group = task.group
-    if group is not None and group.first_extra:
-        task.work += group.first_extra
-        group.first_extra = 0
+    copy, group = task.lane.device.memory.copies[task.unit], task.group
+    assert group is not None
+    copy.used = True
+    if copy.fetch >= 0:
+        state.records.used_fetches.add(copy.fetch)
+    task.work += group.first_extra
+    group.first_extra = 0
 
 
 def done(state: State, task: Task, end: int) -> None:
     """Record a task that is done; the loop will tell who must know."""
-    lane: Lane = task.lane
+    lane, (layer, expert, bits) = task.lane, task.unit
     state.records.tasks.append(
-        _new(
-            TaskRecord,
-            (task.start, end, lane.device.name, lane.name, task.kind, task.step, task.layer, task.mb, task.expert, task.rows,
-             task.work, task.submitted, task.ready, task.bits),
+        TaskRecord(
+            task.start, end, lane.device.name, lane.name, task.kind, task.step, layer, task.mb, expert, task.rows, task.work,
+            task.submitted, task.ready, bits,
         )
     )  # fmt: skip
     if task.reads is not None:
-        state.layout.streams.read_by(state, task)  # type: ignore[union-attr]  # there are streams if it reads one
-    if task.then is None and task.unit < 0:
-        state.routed.append(task.mb)  # a dense part: its layer is routed
+        state.forward.layout.streams.read_by(state, task)  # type: ignore[union-attr]  # there are streams if it reads one
+    if task.then is None and task.group is None:
+        state.instant.routed.append(task.mb)  # a dense part: its layer is routed
     else:
-        state.finished.append(task)
+        state.instant.finished.append(task)
 
 
-def reading_share(device: DeviceState, rows: int, bits: float | None) -> int:
-    """Return the part of an expert's time that reading its weights takes, in millionths: all of it with one row.
+# -------------------------------------------------------------------------------------------------------- groups of Runs
+def launch(state: State, group: Group) -> None:
+    """Submit a group: at once where the hidden state is, else when its rows have crossed."""
+    layer, forward, read = group.visit.layer, state.forward, group.inputs_from
+    group.left = len(group.tasks)
+    for task in group.tasks:
+        task.waits += 1
+        if state.thread is not None:
+            task.waits += 1  # for its turn
+            state.thread.queue.append(task)
+        submit(state, group.device.main, task)
+    group.into.hold()  # until its outputs are back
 
-    Of a processor only: what slows a GPU's experts while its links are busy has not been told apart by rows.
-    """
-    if device.is_gpu or rows <= 1:
-        return FULL
-    share = device.reading.get((bits, rows))
-    if share is None:
-        one, all_rows = device.expert_ns[bits](1), device.expert_ns[bits](rows)
-        share = device.reading[bits, rows] = max(1, min(FULL, one * FULL // max(1, all_rows)))
-    return share
+    def wake_all() -> None:
+        for task in group.tasks:
+            wake(state, task)
+
+    def bring_inputs() -> None:
+        home = forward.layout.dense_at[read]
+        cross(state, home, group.device, layer, group.union.bit_count(), "in", wake_all, group)
+
+    # Of the layer itself, the micro-batches that it reads may be routed, if not all are.
+    if forward.gate_input_exists(read) or (read == layer and group.union.bit_length() <= group.visit.routed_rows):
+        bring_inputs()
+    else:
+        forward.gate_input_waiters[read].append(bring_inputs)
+
+
+def progress(state: State, group: Group) -> None:
+    """Take note that one Run of a group is done; with the last, its outputs go back."""
+    group.left -= 1
+    if not group.left:
+        home = state.forward.layout.dense_at[group.into.layer]
+        rows = group.union.bit_count()
+        cross(state, group.device, home, group.visit.layer, rows, "out", group.into.let_go, group)
 
 
 # ------------------------------------------------------------------ the host thread, where a profile says what submitting takes
-def take_in_turn(thread: HostThread, task: Task) -> None:
-    """Let a Run wait for its submission; `submit_next` begins it once all Runs of a decision are there."""
-    task.waits += 1
-    heappush(thread.queue, (task.key, task))
-
-
-def submit_next(state: State, thread: HostThread) -> None:
-    """Submit the next Run, unless the thread is busy."""
-    while thread.queue and not thread.busy:
-        task = heappop(thread.queue)[1]
+def submit_next(state: State) -> None:
+    """Submit the Runs whose turn it is, one after another, unless the thread is busy."""
+    thread = state.thread
+    while thread is not None and thread.queue and not thread.busy:
+        task = min(thread.queue, key=lambda one: one.key)
+        thread.queue.remove(task)
         if not thread.submit_ns:
             _submit(state, thread, task)
             continue
         thread.busy = True
-        now = state.now
-        state.records.decisions.append(DecisionRecord(now, now + thread.submit_ns, task.step, task.layer))
+        layer, now = task.unit.layer, state.now
+        state.records.decisions.append(DecisionRecord(now, now + thread.submit_ns, task.step, layer))
         state.carrier.after(thread.submit_ns, lambda task=task: _submitted(state, thread, task))  # type: ignore[misc]
 
 
 def _submitted(state: State, thread: HostThread, task: Task) -> None:
     thread.busy = False
     _submit(state, thread, task)
-    submit_next(state, thread)
+    submit_next(state)
 
 
 def _submit(state: State, thread: HostThread, task: Task) -> None:
@@ -120,9 +131,9 @@ def _submit(state: State, thread: HostThread, task: Task) -> None:
     wake(state, task)
 
 
-def computed(state: State, thread: HostThread, task: Task) -> None:
+def computed(state: State, task: Task) -> None:
     """Take note that a Run is done: a shared thread goes on once it has computed it."""
-    if task is thread.computing:
-        thread.computing = None
-        thread.busy = False
-        submit_next(state, thread)
+    if state.thread is not None and task is state.thread.computing:
+        state.thread.computing = None
+        state.thread.busy = False
+        submit_next(state)

@@ -1,26 +1,20 @@
-"""The loop over instants, and the order of things within one (rule 2)."""
+"""The loop over instants, the order of things within one (rule 2), and what is said if nothing can happen (rule 10)."""
 
 from __future__ import annotations
 
-from operator import attrgetter, itemgetter
-from typing import Any
-
 from moesim.core import collector
-from moesim.engine import delivery, lanes, links, runs, steps
-from moesim.engine.actions import tell
-from moesim.engine.machine import Transfer
-from moesim.engine.state import State
-from moesim.engine.stuck import explain
+from moesim.core.units import format_bytes, format_ns
+from moesim.engine import lanes, links, steps
+from moesim.engine.state import State, Transfer
+from moesim.engine.steps import tell
 from moesim.errors import DeadlockError
 from moesim.policy import Fetched, Ran, Sent, SharedRan
 from moesim.records import Records
 
-_new: Any = tuple.__new__
-_completion = itemgetter(1, 0, 2, 3)  # end, start, device, lane of a TaskRecord
-
 
 def run(state: State) -> Records:
     """Carry out all steps."""
+    records = state.records
     with collector.paused():
         steps.next_step(state)
         flush(state)
@@ -28,137 +22,152 @@ def run(state: State) -> Records:
             if not state.carrier.next_instant():
                 raise DeadlockError(explain(state))
             flush(state)
-            if state.sink is not None and not state.over and len(state.records.tasks) >= state.piece and _at_step_end(state):
-                _order(state.records)
-                state.sink(state.records, _settled(state))
-                state.records.clear()
-    records = state.records
+            _hand_out(state)
     links.cut_off(state)
     _order(records)
     records.makespan_ns = records.steps[-1].end
-    for device in state.devices:
-        records.peak_bytes[device.name] = device.memory.peak
+    for name, device in state.devices.items():
+        records.peak_bytes[name] = device.memory.peak
         for pool in device.memory.pools.values():
-            records.pool_peak_bytes[device.name, pool.name] = pool.peak
+            records.pool_peak_bytes[name, pool.name] = pool.peak
     return records
 
 
-def _at_step_end(state: State) -> bool:
-    """Whether a step has ended at this instant, of which all is written now."""
-    steps = state.records.steps
-    return bool(steps) and steps[-1].end == state.now
-
-
-def _settled(state: State) -> int:
-    """Return the time before which nothing starts that is not written yet."""
-    running = (lane.task.start for device in state.devices for lane in (device.main, device.side) if lane.task is not None)
-    return min([state.now, *running, *(link.start for link in state.links.values() if link.current is not None)])
+def _hand_out(state: State) -> None:
+    """Give a piece of records away, at the end of a step, when all of its instant is written."""
+    records = state.records
+    if state.sink is None or state.over or len(records.tasks) < state.piece or not len(records.steps):
+        return
+    if records.steps[-1].end == state.now:
+        running = [lane.task for device in state.devices.values() for lane in (device.main, device.side)]
+        starts = [task.start for task in running if task is not None]
+        starts += [link.start for link in state.links.values() if link.current is not None]
+        _order(records)
+        state.sink(records, min([state.now, *starts]))  # before which nothing starts that is not written yet
+        records.clear()
 
 
 def _order(records: Records) -> None:
-    if len({(task[2], task[3]) for task in records.tasks}) > 1:
-        records.tasks.sort(key=_completion)  # independent of which completion of an instant came first
+    """Sort tasks by completion, whichever of an instant came first, once several lanes ran any."""
+    if len({(task.device, task.lane) for task in records.tasks}) > 1:
+        records.tasks.sort(key=lambda task: (task.end, task.start, task.device, task.lane))
 
 
 def flush(state: State) -> None:
     """Tell what happened at this instant, in the order of rule 2, then start what can start."""
+    instant = state.instant
     while True:
-        if state.finished or state.arrived or state.deferred or state.sent:
-            take_in(state)
-        visit = state.visit
-        if visit is not None and visit.open <= 0:  # below 0: Runs name more rows than slots are open, which `end_layer` refuses
+        take_in(state)
+        visit = state.forward.visit
+        if visit is not None and visit.open <= 0:  # below 0: Runs name more rows than slots are open, which is refused
             steps.end_layer(state, visit)
-        elif state.goes_on is not None:
-            call, state.goes_on = state.goes_on, None
+        elif instant.goes_on is not None:
+            call, instant.goes_on = instant.goes_on, None
             call()
-        elif state.routed:
-            mbs, state.routed = state.routed, []
-            for mb in sorted(mbs) if len(mbs) > 1 else mbs:
-                delivery.routed(state, mb)
-        elif state.predicted:
-            found, state.predicted = state.predicted, []
+        elif instant.routed:
+            mbs, instant.routed = sorted(instant.routed), []
+            for mb in mbs:
+                steps.routed(state, mb)
+        elif instant.predicted:
+            found, instant.predicted = instant.predicted, []
             for prediction in found:
-                delivery.predicted(state, *prediction)
-        elif not (state.finished or state.arrived or state.deferred or state.sent):
+                steps.predicted(state, *prediction)
+        elif not (instant.finished or instant.arrived or instant.deferred or instant.sent):
             break
-    if state.blocked:
-        state.media_to_start += state.blocked
-        state.blocked = []
-    if state.media_to_start:
-        media, state.media_to_start = state.media_to_start, []
-        for medium in media:
-            if not links.start_next(state, medium) and medium not in state.blocked:
-                state.blocked.append(medium)
-    if state.lanes_to_start:
-        for lane in state.lanes_to_start:
-            lanes.start_next(state, lane)
-        state.lanes_to_start.clear()
+    media, instant.media, instant.blocked = instant.media + instant.blocked, [], []
+    for medium in media:
+        if not links.start_next(state, medium) and medium not in instant.blocked:
+            instant.blocked.append(medium)
+    for lane in instant.lanes:
+        lanes.start_next(state, lane)
+    instant.lanes.clear()
 
 
 def take_in(state: State) -> None:
-    """Take in completions, in the order of submission."""
-    finished, arrived = state.finished, state.arrived
-    if finished:
-        state.finished = []
-        if len(finished) > 1:
-            finished.sort(key=attrgetter("key"))
-        for task in finished:
-            if task.unit < 0:
-                if task.layer < 0:
-                    state.goes_on = task.then
-                else:
-                    task.then()
-                continue
+    """Take in completions, in the order of submission; then tell of them."""
+    instant = state.instant
+    finished, instant.finished = sorted(instant.finished, key=lambda task: task.key), []
+    for task in finished:
+        if task.group is not None:
             task.lane.device.memory.release(task.unit, state.now)
-            task.visit.let_go()  # type: ignore[union-attr]  # the task of an expert has one
-            if task.group is not None:
-                runs.progress(state, task.group)
-            if state.thread is not None:
-                lanes.computed(state, state.thread, task)
-    if arrived:
-        state.arrived = []
-        if len(arrived) > 1:
-            arrived.sort(key=attrgetter("fetch"))
-        for transfer in arrived:
-            _arrive(state, transfer)
-    if state.deferred:
-        deferred, state.deferred = state.deferred, []
-        for call in deferred:
-            call()
-    if arrived and Fetched in state.listens:
-        for transfer in arrived:
-            if transfer.unit >= 0:
-                tell(state, _new(Fetched, (transfer.layer, transfer.expert, transfer.dst.name)))
-    if finished and Ran in state.listens:
-        for task in finished:
-            if task.unit >= 0:
-                tell(state, _new(Ran, (task.step, task.layer, (task.expert,), task.lane.device.name)))
-    if finished and SharedRan in state.listens:
-        for task in finished:
-            if task.kind == "shared":
-                tell(state, _new(SharedRan, (task.step, task.layer, task.mb, task.lane.device.name)))
-    if state.sent:
-        sent, state.sent = state.sent, []
-        for tag in sent:
-            tell(state, _new(Sent, (tag,)))
+            task.group.into.let_go()
+            lanes.progress(state, task.group)
+            lanes.computed(state, task)
+        elif task.unit.layer < 0:
+            instant.goes_on = task.then
+        else:
+            task.then()  # type: ignore[misc]  # dense parts, which have none, are `routed`
+    arrived, instant.arrived = sorted(instant.arrived, key=lambda transfer: transfer.fetch), []
+    for transfer in arrived:
+        _arrive(state, transfer)
+    deferred, instant.deferred = instant.deferred, []
+    for call in deferred:
+        call()
+    for transfer in arrived:
+        if transfer.dst is not None:
+            tell(state, Fetched(transfer.unit.layer, transfer.unit.expert, transfer.dst.name))
+    for task in finished:
+        if task.group is not None:
+            tell(state, Ran(task.step, task.unit.layer, (task.unit.expert,), task.lane.device.name))
+    for task in finished:
+        if task.kind == "shared":
+            tell(state, SharedRan(task.step, task.unit.layer, task.mb, task.lane.device.name))
+    sent, instant.sent = instant.sent, []
+    for tag in sent:
+        tell(state, Sent(tag))
 
 
 def _arrive(state: State, transfer: Transfer) -> None:
-    unit, now = transfer.unit, state.now
-    if unit < 0:
-        transfer.on_arrival()
+    unit, now, src, dst, pool = transfer.unit, state.now, transfer.src, transfer.dst, transfer.pool
+    if src is None or dst is None:
+        transfer.on_arrival()  # type: ignore[misc]  # a message has it
         return
-    dst = transfer.dst
     if transfer.transit is not None:
         transfer.transit.memory.hold(-transfer.n_bytes, now)
     del dst.pending[unit]
-    state.by_name[transfer.src].memory.release(unit, now)
-    if dst.backing:
+    src.memory.release(unit, now)
+    if pool is None:  # a write-back
         return
-    copy = dst.memory.arrive(unit, transfer.pool, transfer.fetch)
+    copy = dst.memory.arrive(unit, pool, transfer.fetch)
     copy.in_use = transfer.in_use
     for task in transfer.waiting:
         copy.in_use += 1
         lanes.wake(state, task)
     if transfer.drop_on_arrival:
-        dst.memory.drop(unit, now)
+        dst.memory.leave(unit, "drop", now)
+
+
+def explain(state: State) -> str:
+    """Say who waits for what, if nothing can happen."""
+    visit = state.forward.visit
+    layer = visit.layer if visit is not None else -1
+    waits = []
+    for link in state.links.values():
+        for transfer in [one for one in links.in_turn(link.medium) if one.link is link][:4]:
+            dst, pool, unit = transfer.dst, transfer.pool, transfer.unit
+            if dst is None or pool is None:
+                waits.append(f"a transfer of {format_bytes(transfer.n_bytes)} waits on {link.name}")
+                continue
+            if transfer.last_hop:
+                used, capacity = pool.used[pool.at(unit.layer)], pool.capacity[pool.at(unit.layer)]
+                # Only the head of each urgency class of a link asks; that it was asked for, and waits, is noted.
+                asked = "evict returned None" if transfer.waited_memory else "evict is asked for those before it first"
+                there = f"in pool '{pool.name}' ({format_bytes(used)} of {format_bytes(capacity)} used, {asked})"
+            else:
+                spare = format_bytes(max(0, link.to.memory.spare))
+                there = f"on {link.to.name} on its way ({spare} claimed by nobody)"
+            what = f"Fetch(L{unit.layer}/E{unit.expert}, {dst.name}, urgency={transfer.urgency})"
+            waits.append(f"{what} waits for memory {there}")
+    for name, device in state.devices.items():
+        for transfer in device.pending.values():
+            for task in transfer.waiting[:2]:
+                waits.append(f"Run(L{task.unit.layer}/E{task.unit.expert}, {name}) waits for its fetch")
+        if device.main.n_waiting and not device.pending:
+            waits.append(f"{device.main.n_waiting} tasks on {name} wait for inputs")
+    if visit is not None and any(visit.unserved.values()):
+        left = sorted(e for e, rows in visit.unserved.items() if rows)
+        n_slots = sum(rows.bit_count() for rows in visit.unserved.values())
+        waits.append(f"layer {layer} has {n_slots} unserved slots of experts {left[:8]}: no Run or Skip names them")
+    where = f"t={format_ns(state.now)}, step {state.step.index}, layer {layer}"
+    who = "; ".join(waits) or "no work is queued"
+    return f"{where}: nothing can happen and work remains: {who} [policy={state.policy_name}]"

@@ -1,18 +1,22 @@
-"""All of a run: the workload's present step and layer, the machine, and what has just happened. Rules are functions over it."""
+"""All that a run knows, as plain data: what it was given, the machine, the present step and what has just happened.
+
+Rules are functions over it, in the other files.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from moesim.engine.machine import Crossing, DeviceState, Lane, LinkState, Medium, Task, Transfer
+from moesim.engine.memory import DeviceMemory, PoolState, Unit
 from moesim.engine.visit import Visit
-from moesim.engine.weights import Weights
 from moesim.hardware.costs import CostModel
+from moesim.hardware.types import Device, Link
 from moesim.model import ModelSpec
-from moesim.policy import Placement, Policy, View
+from moesim.policy import DEMAND, PREFETCH, Placement, Policy, View
 from moesim.records import Records
 from moesim.trace.workload import MicroBatch, Step, Workload
 
@@ -21,16 +25,202 @@ if TYPE_CHECKING:
 
     from moesim.trace.predictors import Predictor
 
+Call = Callable[[], None]
+FULL = 1_000_000
+"""A rate, or a share, of 1 in millionths."""
+PIECE = 50_000
+"""Tasks of a piece of records at least; some 10 MB, which is little enough for a processor's caches."""
+Sink = Callable[[Records, int], None]
+"""Takes the records piece by piece, and with each the time before which no record of a later piece starts."""
 
-class Carrier(Protocol):
-    """What carries out tasks and transfers: a clock that is simulated, or the machine itself."""
 
-    def ready(self, task: Task) -> None: ...
-    def begin(self, lane: Lane, task: Task) -> None: ...
-    def set_off(self, link: LinkState, transfer: Transfer, n_bytes: int, work: int) -> None: ...
-    def send_rows(self, link: LinkState, crossing: Crossing, then: Callable[[], None]) -> None: ...
-    def after(self, delay_ns: int, call: Callable[[], None]) -> None: ...
-    def next_instant(self) -> bool: ...
+# --------------------------------------------------------------------------------------------------- what goes on: work
+@dataclass(slots=True, eq=False)
+class Task:
+    """One occupation of a lane, from submission to completion."""
+
+    key: int  # submission order
+    kind: str
+    step: int
+    unit: Unit  # the expert, or only the layer
+    mb: int
+    rows: int
+    work: int  # ns
+    submitted: int
+    ready: int
+    then: Call | None = None  # called at completion; None for experts, and for dense parts, which are followed by Routed
+    group: Group | None = None  # of an expert
+    served: int = 0  # of an expert: the rows, as bits
+    waits: int = 0  # weights and inputs still missing
+    start: int = 0
+    lane: Any = None  # `Lane`, once submitted
+    reads: Any = None  # the use of streamed weights that it reads
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """Runs returned together for one device: their rows cross once, their outputs come back once (rule 8)."""
+
+    visit: Visit
+    into: Visit  # the visit that waits for the outputs: the next layer's if they come late
+    device: DeviceState
+    inputs_from: int  # the layer whose hidden state is read
+    first_extra: int  # ns that its first expert takes besides
+    tasks: list[Task] = field(default_factory=list)
+    union: int = 0  # rows of the step that take part, as bits
+    left: int = 0  # tasks that are not done
+
+
+@dataclass(slots=True, eq=False)
+class Transfer:
+    """One fetch of one expert on its way, or a message."""
+
+    fetch: int  # number, also the submission order
+    unit: Unit
+    n_bytes: int
+    left: int  # bytes that this hop has still to move
+    path: tuple[LinkState, ...]
+    urgency: int
+    submitted: int
+    cause: str = ""  # of a message; of a copy it depends on the urgency
+    src: DeviceState | None = None  # of an expert
+    dst: DeviceState | None = None  # of an expert
+    pool: PoolState | None = None
+    waiting: list[Task] = field(default_factory=list)  # tasks that need it
+    hop: int = 0
+    first_chunk: bool = True  # the next chunk is the first of its hop: memory is not reserved yet
+    transit: DeviceState | None = None  # intermediate device that holds it after a hop
+    in_use: int = 0  # decisions under way that need the copy once it is there
+    drop_on_arrival: bool = False
+    waited_memory: bool = False
+    on_arrival: Call | None = None  # of a message
+    rows: int = 0  # of activations that share the link
+
+    @property
+    def link(self) -> LinkState:
+        """Where it is queued or under way."""
+        return self.path[self.hop]
+
+    @property
+    def last_hop(self) -> bool:
+        return self.hop == len(self.path) - 1
+
+    @property
+    def started(self) -> bool:
+        return self.hop > 0 or not self.first_chunk
+
+    def why(self) -> str:
+        """Name the cause for the records."""
+        if self.cause:
+            return self.cause
+        if self.dst is not None and self.dst.memory.backing:
+            return "write-back"
+        return {DEMAND: "demand", PREFETCH: "prefetch"}.get(self.urgency, "update")
+
+
+class Crossing(NamedTuple):
+    """Activations that go from one device to another (rule 8)."""
+
+    layer: int  # -1 outside the MoE layers
+    rows: int
+    direction: str  # as in `ActivationRecord`
+    of: Group | Task | None  # whose rows they are; None: those of the hidden state
+
+
+# --------------------------------------------------------------------------------------------------------- the machine
+@dataclass(slots=True, eq=False, kw_only=True)
+class Server:
+    """What does one thing at a time, a lane or a link, and how far it has come with it (rule 9)."""
+
+    activity: str = ""  # what it does at present
+    end: int = 0  # when that ends, as things stand
+    left: int = 0  # work left at `last`, in millionths of ns
+    last: int = 0
+    rate: int = FULL
+    share: int = FULL  # of its time that reading memory takes, in millionths
+    alarm: Any = None  # the valid alarm, an event of SimPy
+
+    def take_up(self, activity: str, work_ns: int, now: int, share: int = FULL) -> None:
+        """Begin what takes so long alone."""
+        self.activity, self.share, self.rate = activity, share, FULL
+        self.left, self.last, self.end = work_ns * FULL, now, now + work_ns
+
+
+@dataclass(slots=True, eq=False)
+class Lane(Server):
+    """The main or side lane of a device: ready tasks, and the task that runs."""
+
+    device: DeviceState
+    name: str
+    queue: list[Task] = field(default_factory=list)
+    n_waiting: int = 0  # tasks that lack weights or inputs
+    task: Task | None = None
+
+
+@dataclass(slots=True, eq=False)
+class DeviceState:
+    """A device: its memory, its lanes and what is on its way to it."""
+
+    device: Device
+    memory: DeviceMemory
+    pending: dict[Unit, Transfer] = field(default_factory=dict)  # what is on its way here
+    main: Lane = field(init=False)
+    side: Lane = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.main, self.side = Lane(self, "main"), Lane(self, "side")
+
+    @property
+    def name(self) -> str:
+        return self.device.name
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.device.role == "accelerator"
+
+    @property
+    def computes(self) -> bool:
+        return self.device.role != "storage"
+
+    @property
+    def backing(self) -> bool:
+        return self.memory.backing
+
+
+@dataclass(slots=True, eq=False)
+class Medium:
+    """Links that are serial together. A link without a named medium has one of its own."""
+
+    busy: bool = False
+    queue: list[Transfer] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class LinkState(Server):
+    """A directed link: what is in flight, and its control lane."""
+
+    link: Link
+    to: DeviceState
+    medium: Medium
+    current: Transfer | None = None
+    current_bytes: int = 0
+    start: int = 0
+    control_free: int = 0  # when the control lane has no activations any more
+
+    @property
+    def name(self) -> str:
+        return self.link.name
+
+
+@dataclass(slots=True, eq=False)
+class HostThread:
+    """The thread that submits Runs one after another, each for the same time."""
+
+    submit_ns: int
+    shared: bool  # whether it also computes the host's experts: it submits nothing until such a Run is done
+    queue: list[Task] = field(default_factory=list)
+    busy: bool = False
+    computing: Task | None = None
 
 
 class Streaming(Protocol):
@@ -46,20 +236,88 @@ class Streaming(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class HostThread:
-    """The thread that submits Runs one after another, each for the same time."""
+class Layout:
+    """Which device runs which part of the model that is no expert."""
 
-    submit_ns: int
-    shared: bool  # whether it also computes the host's experts: it submits nothing until such a Run is done
-    queue: list[tuple[int, Task]] = field(default_factory=list)  # a heap
-    busy: bool = False
-    computing: Task | None = None
+    attention_at: list[DeviceState]
+    dense_at: list[DeviceState]
+    shared_at: list[DeviceState]
+    step_parts: dict[str, DeviceState]
+    core_at: dict[int, DeviceState]  # layer -> device that reads its KV cache while decoding
+    streams: Streaming | None  # of parts that are copied for each use, if there are any
 
 
-Sink = Callable[[Records, int], None]
-"""Takes the records piece by piece, and with each the time before which no record of a later piece starts."""
-PIECE = 50_000
-"""Tasks of a piece of records at least; some 10 MB, which is little enough for a processor's caches."""
+class Carrier(Protocol):
+    """What carries out tasks and transfers: a clock that is simulated, or the machine itself."""
+
+    def ready(self, task: Task) -> None: ...
+    def begin(self, lane: Lane, task: Task) -> None: ...
+    def set_off(self, link: LinkState, transfer: Transfer, n_bytes: int, work: int) -> None: ...
+    def send_rows(self, link: LinkState, crossing: Crossing, then: Call) -> None: ...
+    def after(self, delay_ns: int, call: Call) -> None: ...
+    def next_instant(self) -> bool: ...
+
+
+# ------------------------------------------------------------------------------------------------------------- the run
+@dataclass(slots=True)
+class Instant:
+    """What has happened at this instant and is not told yet, and what may have something to start (rule 2)."""
+
+    finished: list[Task] = field(default_factory=list)
+    arrived: list[Transfer] = field(default_factory=list)
+    deferred: list[Call] = field(default_factory=list)
+    sent: list[str] = field(default_factory=list)
+    goes_on: Call | None = None  # what follows embedding, leading layers or the head
+    routed: list[int] = field(default_factory=list)  # micro-batches
+    predicted: list[tuple[int, int, str, Predictor]] = field(default_factory=list)
+    lanes: list[Lane] = field(default_factory=list)
+    media: list[Medium] = field(default_factory=list)
+    blocked: list[Medium] = field(default_factory=list)  # their queues wait for memory; tried again at every instant
+
+
+@dataclass(slots=True)
+class Pass:
+    """The present step's forward pass."""
+
+    step: Step
+    layout: Layout
+    began: int
+    hidden_at: DeviceState
+    reached: int = -1  # the layer begun last
+    visit: Visit | None = None
+    mb: int = 0  # micro-batch of the event being answered
+    future: dict[int, Visit] = field(default_factory=dict)  # layers that have early Runs
+    gate_input_waiters: defaultdict[int, list[Call]] = field(default_factory=lambda: defaultdict(list))  # layer -> calls
+    gate_mass: float = 0.0
+
+    @property
+    def micro(self) -> tuple[MicroBatch, ...]:
+        return self.step.micro
+
+    def gate_input_exists(self, layer: int) -> bool:
+        """Whether the gate input of a layer exists, for all rows."""
+        if self.visit is None:  # before the first layer, between two, or after the last
+            return layer <= self.reached
+        return layer < self.visit.layer or (layer == self.visit.layer and not self.visit.mbs_left)
+
+    def visit_of(self, layer: int) -> Visit:
+        """Return the visit of a later layer, which only early Runs know as yet."""
+        if layer not in self.future:
+            self.future[layer] = self.new_visit(layer)
+        return self.future[layer]
+
+    def new_visit(self, layer: int) -> Visit:
+        """Make the visit of a layer."""
+        return Visit(self.step.index, layer, len(self.micro))
+
+
+@dataclass(slots=True)
+class Deciding:
+    """Whether a decision is being charged: until it takes effect the policy hears nothing."""
+
+    under_way: bool = False
+    unheard: list[Call] = field(default_factory=list)  # what happened meanwhile, each a call that reports it
+    undecided: list[int] = field(default_factory=list)  # micro-batches routed meanwhile: decisions are taken one at a time
 
 
 @dataclass(frozen=True)
@@ -76,21 +334,10 @@ class EngineOptions:
 
 
 @dataclass(slots=True, eq=False)
-class Layout:
-    """Which device runs which part of the model that is no expert."""
-
-    attention_at: list[DeviceState] = field(default_factory=list)
-    dense_at: list[DeviceState] = field(default_factory=list)
-    shared_at: list[DeviceState] = field(default_factory=list)
-    step_parts: dict[str, DeviceState] = field(default_factory=dict)
-    core_at: dict[int, DeviceState] = field(default_factory=dict)  # layer -> device that reads its KV cache while decoding
-    streams: Streaming | None = None  # of parts that are copied for each use, if there are any
-
-
-@dataclass(slots=True, eq=False)
 class State:
     """All of one run. Policies never see it; they see `EngineView`."""
 
+    # What it was given.
     model: ModelSpec
     costs: CostModel
     workload: Workload
@@ -104,86 +351,42 @@ class State:
     sink: Sink | None = None
     piece: int = PIECE
     placed: Callable[[Placement], None] | None = None
-    view: View = None  # type: ignore[assignment]  # made with the machine
-    carrier: Carrier = None  # type: ignore[assignment]  # set before the run begins
-    thread: HostThread | None = None
-    listens: frozenset[type] = field(init=False)
-    weights: Weights = field(init=False)
-    steps: Iterator[Step] = field(init=False)
-    records: Records = field(default_factory=Records)
-    # The machine and where the parts of the model are.
-    by_name: dict[str, DeviceState] = field(default_factory=dict)
-    devices: list[DeviceState] = field(default_factory=list)
-    gpus: list[DeviceState] = field(default_factory=list)
+    # The machine, and where the parts of the model are.
+    devices: dict[str, DeviceState] = field(default_factory=dict)
     links: dict[str, LinkState] = field(default_factory=dict)
-    layout: Layout = field(default_factory=Layout)  # of the present step
+    thread: HostThread | None = None
     layouts: tuple[Layout, ...] = ()  # of all steps, or of those with fewer rows than `offload_from` and of the others
     offload_from: int = 1
     kv_layers: dict[str, int] = field(default_factory=dict)  # layers whose KV cache is in each device's memory
-    paths: dict[tuple[str, str], tuple[LinkState, ...]] = field(default_factory=dict)
-    sources: dict[str, list[DeviceState]] = field(default_factory=dict)
-    # Completed at this instant and not yet told.
-    now: int = 0
-    arrived: list[Transfer] = field(default_factory=list)
-    finished: list[Task] = field(default_factory=list)
-    deferred: list[Callable[[], None]] = field(default_factory=list)
-    goes_on: Callable[[], None] | None = None  # what follows embedding, leading layers or the head
-    routed: list[int] = field(default_factory=list)  # micro-batches
-    predicted: list[tuple[int, int, str, Predictor]] = field(default_factory=list)
-    sent: list[str] = field(default_factory=list)
-    # What may have something to start.
-    lanes_to_start: list[Lane] = field(default_factory=list)
-    media_to_start: list[Medium] = field(default_factory=list)
-    blocked: list[Medium] = field(default_factory=list)  # their queues wait for memory; tried again at every instant
-    # The present step and layer.
+    # What goes on.
+    view: View = None  # type: ignore[assignment]  # made with the machine
+    carrier: Carrier = None  # type: ignore[assignment]  # set before the run begins
+    steps: Iterator[Step] = field(init=False)
+    listens: frozenset[type] = field(init=False)
+    records: Records = field(default_factory=Records)
     task_numbers: Iterator[int] = field(default_factory=lambda: count(1))  # the submission order on lanes
     fetch_numbers: Iterator[int] = field(default_factory=lambda: count(1))  # the same of transfers
-    step: Step = None  # type: ignore[assignment]
-    step_rows: int = 0
-    micro: tuple[MicroBatch, ...] = ()
-    n_mbs: int = 1
-    mb: int = 0  # micro-batch of the event being answered
-    visit: Visit | None = None
-    reached: int = -1  # the layer begun last in this step
-    future: dict[int, Visit] = field(default_factory=dict)  # layers of this step that have early Runs
-    gate_input_waiters: dict[int, list[Callable[[], None]]] = field(default_factory=dict)  # layer -> calls once it exists
-    hidden_at: DeviceState = None  # type: ignore[assignment]
-    step_began: int = 0
-    gate_mass: float = 0.0
-    dense_memo: dict[tuple[int, int], int] = field(default_factory=dict)  # (device, micro-batch) -> ns of a whole dense part
-    deciding: bool = False  # a decision is being charged
-    unheard: list[Callable[[], None]] = field(default_factory=list)  # what happened meanwhile, each a call that reports it
-    undecided: list[int] = field(default_factory=list)  # micro-batches routed meanwhile: decisions are taken one at a time
+    now: int = 0
+    instant: Instant = field(default_factory=Instant)
+    forward: Pass = None  # type: ignore[assignment]  # of the present step
+    deciding: Deciding = field(default_factory=Deciding)
     over: bool = False  # the last step has ended
 
     def __post_init__(self) -> None:
         self.policy_name = self.policy_name or type(self.policy).__name__
-        self.listens = self.policy.listens
-        self.weights = Weights(self.model)
-        self.steps = iter(self.workload.steps)
+        self.steps, self.listens = iter(self.workload.steps), self.policy.listens
 
+    @property
+    def step(self) -> Step:
+        """The present step."""
+        return self.forward.step
 
-def gate_input_exists(state: State, layer: int) -> bool:
-    """Whether the gate input of a layer exists in this step, for all rows."""
-    visit = state.visit
-    if visit is None:  # before the first layer, between two, or after the last
-        return layer <= state.reached
-    return layer < visit.layer or (layer == visit.layer and not visit.mbs_left)
+    @property
+    def gpus(self) -> list[DeviceState]:
+        return [device for device in self.devices.values() if device.is_gpu]
 
-
-def when_gate_input(state: State, layer: int, call: Callable[[], None]) -> None:
-    """Do something once the gate input of a layer exists."""
-    state.gate_input_waiters.setdefault(layer, []).append(call)
-
-
-def new_task(state: State, kind: str, layer: int, mb: int, rows: int, work: int, then: Callable[[], None] | None = None) -> Task:
-    """Make a task of the present step that is no expert's."""
-    task = Task(next(state.task_numbers), kind, state.step.index, layer, mb, rows, work, state.now, state.now)
-    task.then = then
-    return task
-
-
-def new_visit(state: State, layer: int) -> Visit:
-    """Make the visit of a layer in the present step."""
-    model = state.model
-    return Visit(state.step.index, layer, layer * model.n_experts, model.top_k, state.n_mbs)
+    def new_task(self, kind: str, layer: int, mb: int, rows: int, work: int, then: Call | None = None) -> Task:
+        """Make a task of the present step that is no expert's."""
+        return Task(
+            next(self.task_numbers), kind, self.step.index, Unit(layer, -1), mb, rows, work, self.now, self.now, then
+        )  # fmt: skip

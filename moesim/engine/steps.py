@@ -1,28 +1,122 @@
-"""Steps and layer visits: what follows what in a forward pass (rule 3)."""
+"""Steps and layer visits, what follows what in a forward pass, and what the policy hears of it (rules 2 and 3)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from moesim.core.limits import RUN_NS
 from moesim.core.units import ceil_div
-from moesim.engine.actions import tell
+from moesim.engine.actions import apply, collected
 from moesim.engine.checks import fail
-from moesim.engine.lanes import submit
+from moesim.engine.lanes import submit, wake
 from moesim.engine.links import cross
-from moesim.engine.machine import DeviceState, Task
-from moesim.engine.state import State, new_task, new_visit
+from moesim.engine.memory import Unit
+from moesim.engine.state import Call, DeviceState, Pass, State
 from moesim.engine.visit import Visit, gate_mass, inexact_records, rows_of
 from moesim.errors import HardwareError
-from moesim.policy import KV, LayerBegin, LayerEnd, StepBegin, StepEnd
-from moesim.records import InexactRecord, LayerRecord, StepRecord
+from moesim.policy import KV, LayerBegin, LayerEnd, Predicted, Routed, StepBegin, StepEnd
+from moesim.records import DecisionRecord, InexactRecord, LayerRecord, LookupRecord, StepRecord
 from moesim.trace.workload import MicroBatch
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_new: Any = tuple.__new__
+
+def tell(state: State, event: Any) -> None:
+    """Tell the policy an event that it listens to, and apply its answer; while it decides, the event waits."""
+    if type(event) not in state.listens:
+        return
+    if state.deciding.under_way:
+        state.deciding.unheard.append(lambda: tell(state, event))
+        return
+    actions = state.policy.decide(event, state.view)
+    if actions:
+        apply(state, actions)
+
+
+# -------------------------------------------------------------------------------------- phases: what follows what, and where
+class Phase(NamedTuple):
+    """One task of the dense part, or of a part of the step."""
+
+    kind: str
+    device: DeviceState
+    work: int  # ns
+    parts: tuple[str, ...]  # whose weights or cache it reads, if they are streamed
+    rows: int  # that cross to it, in rows as wide as hidden states
+
+
+def layer_phases(state: State, layer: int, micro: MicroBatch) -> list[Phase]:
+    """List the phases of a layer's dense part for a micro-batch; the last is followed by Routed."""
+    costs, layout, rows, n = state.costs, state.forward.layout, micro.n_rows, _n_requests_of(state, micro)
+    attention, dense = layout.attention_at[layer], layout.dense_at[layer]
+    core = layout.core_at.get(layer % state.model.n_layers) if state.step.phase == "decode" else None
+    rest = costs.dense_ns(dense.name, rows)
+    if core is not None:  # the cache is read elsewhere: projections where attention is, the rest where the cache is
+        there, back = (ceil_div(rows * width, state.model.hidden) for width in state.model.core_widths)
+        return [
+            Phase("attention", attention, costs.attention_ns(attention.name, rows, 0), ("attention",), rows),
+            Phase("attention", core, costs.core_ns(core.name, rows, micro.work2, n), (), there),
+            Phase("dense", dense, rest, ("dense",), back),
+        ]
+    work = costs.attention_ns(attention.name, rows, micro.work2, n)
+    if attention is dense:
+        return [Phase("dense", dense, rest + work, ("attention", "dense", KV), rows)]
+    return [Phase("attention", attention, work, ("attention", KV), rows), Phase("dense", dense, rest, ("dense",), rows)]
+
+
+def step_phases(state: State, *names: str) -> list[Phase]:
+    """List the parts of the step that run where they live; one that costs nothing, and is not streamed, is passed over."""
+    step, costs, layout = state.step, state.costs, state.forward.layout
+    found = []
+    for name in names:
+        at = layout.step_parts[name].name
+        rows = step.n_sequences if name == "head" else step.n_tokens
+        if not rows:
+            work = 0
+        elif name == "leading":
+            work = costs.leading_ns(at, rows, step.work2, n_requests(step.requests, 0, rows))
+        else:
+            work = (costs.embedding_ns if name == "embedding" else costs.head_ns)(at, rows)
+        if work or (layout.streams is not None and layout.streams.holds(name, -1)):
+            found.append(Phase(name, layout.step_parts[name], work, (name,), rows))
+    return found
+
+
+def walk(
+    state: State, phases: Sequence[Phase], src: DeviceState, layer: int, mb: int, rows: int, then: Call | None
+) -> None:  # fmt: skip
+    """Bring the hidden state to the device of the first phase, submit its task, and go on with the others; then call."""
+    if not phases:
+        assert then is not None
+        then()
+        return
+    phase, others = phases[0], phases[1:]
+
+    def go_on() -> None:
+        walk(state, others, phase.device, layer, mb, rows, then)
+
+    def run() -> None:
+        task = state.new_task(phase.kind, layer, mb, rows, phase.work, go_on if others or then is not None else None)
+        if state.forward.layout.streams is not None:
+            state.forward.layout.streams.read(state, task, *phase.parts)
+        submit(state, phase.device.main, task)
+
+    cross(state, src, phase.device, layer, phase.rows, "hidden", run)
+
+
+def n_requests(requests: NDArray[Any], first: int, n_rows: int) -> int:
+    """Count the requests among rows of a step."""
+    return len(set(requests[first : first + n_rows].tolist()))
+
+
+def _n_requests_of(state: State, micro: MicroBatch) -> int:
+    return n_requests(state.step.requests, micro.first_row, micro.n_rows)
+
+
+def dense_ns(state: State, layer: int) -> int:
+    """Return the time of a layer's dense part for all micro-batches of the present step, one after the other."""
+    return sum(phase.work for micro in state.forward.micro for phase in layer_phases(state, layer, micro))
 
 
 # ------------------------------------------------------------------------------------------------------------------ steps
@@ -32,57 +126,27 @@ def next_step(state: State) -> None:
     if step is None:
         state.over = True
         return
-    state.step = step
-    state.step_rows = step.n_tokens
-    state.micro = step.micro
-    state.n_mbs = len(state.micro)
-    state.future.clear()
-    state.gate_input_waiters.clear()
-    state.dense_memo.clear()
-    state.step_began = state.now
-    state.gate_mass = 0.0
-    state.layout = state.layouts[-1 if max(micro.n_rows for micro in state.micro) >= state.offload_from else 0]
+    many = max(micro.n_rows for micro in step.micro) >= state.offload_from
+    layout = state.layouts[-1 if many else 0]
+    first = layout.step_parts["embedding"]
+    state.forward = Pass(step, layout, state.now, first)
     _reserve_kv(state, step.kv_tokens)
-    if state.layout.streams is not None:
-        state.layout.streams.begin_step(state)
-    state.reached = -1
+    if layout.streams is not None:
+        layout.streams.begin_step(state)
     tell(state, StepBegin(step.index, step.phase, step.requests, step.last_chunk))
-    state.hidden_at = state.layout.step_parts["embedding"]
-
-    def leading() -> None:
-        more = (step.work2, n_requests(step.requests, 0, step.n_tokens))
-        _step_part(state, "leading", state.costs.leading_ns, step.n_tokens, more, lambda: begin_layer(state, 0))
-
-    _step_part(state, "embedding", state.costs.embedding_ns, step.n_tokens, (), leading)
+    phases = step_phases(state, "embedding", "leading")
+    state.forward.hidden_at = phases[-1].device if phases else first
+    walk(state, phases, first, -1, 0, step.n_tokens, lambda: begin_layer(state, 0))
 
 
 def _reserve_kv(state: State, tokens: int) -> None:
     """Hold the KV of the active requests at their final lengths."""
-    per_layer = state.model.kv_bytes_per_token_per_layer
     for name, layers in state.kv_layers.items():
-        memory = state.by_name[name].memory
-        change = tokens * per_layer * layers - memory.kv
+        memory = state.devices[name].memory
+        change = tokens * state.model.kv_bytes_per_token_per_layer * layers - memory.kv
         if change:
             memory.kv += change
             memory.add(change, state.now)
-
-
-def _step_part(
-    state: State, part: str, cost: Callable[..., int], rows: int, more: tuple[int, ...], then: Callable[[], None]
-) -> None:  # fmt: skip
-    """Run embedding, leading layers or head where they live; a part that costs nothing is passed over."""
-    device = state.layout.step_parts[part]
-    work = cost(device.name, rows, *more) if rows else 0
-    streamed = state.layout.streams is not None and state.layout.streams.holds(part, -1)
-    if not work and not streamed:
-        then()
-        return
-    hidden, state.hidden_at = state.hidden_at, device
-
-    def run() -> None:
-        _submit_part(state, device, new_task(state, part, -1, 0, rows, work, then), part)
-
-    cross(state, hidden, device, -1, rows, "hidden", run)
 
 
 def check_length(path: str, now: int, step: int) -> None:
@@ -95,11 +159,10 @@ def check_length(path: str, now: int, step: int) -> None:
 
 
 def _end_step(state: State) -> None:
-    step, now = state.step, state.now
+    step, now, forward = state.step, state.now, state.forward
     check_length(state.costs.hardware.path, now, step.index)
-    state.records.steps.append(
-        StepRecord(state.step_began, now, step.index, step.phase, step.batch, step.n_tokens, step.n_sequences, state.gate_mass)
-    )
+    sizes = (step.batch, step.n_tokens, step.n_sequences)
+    state.records.steps.append(StepRecord(forward.began, now, step.index, step.phase, *sizes, forward.gate_mass))
     tell(state, StepEnd(step.index))
     if state.progress is not None:
         state.progress(step.index)
@@ -109,124 +172,31 @@ def _end_step(state: State) -> None:
 # ----------------------------------------------------------------------------------------------------------------- layers
 def begin_layer(state: State, layer: int) -> None:
     """Begin a visit of a layer: tell the policy, then submit its dense part for every micro-batch."""
-    visit = state.future.pop(layer, None) or new_visit(state, layer)
-    visit.begin = state.now
-    state.visit = visit
-    state.reached = layer
-    if state.layout.streams is not None:
-        state.layout.streams.begin_layer(state, layer)
-    if LayerBegin in state.listens:
-        tell(state, _new(LayerBegin, (visit.step, layer)))
-    attention, dense = state.layout.attention_at[layer], state.layout.dense_at[layer]
-    hidden, state.hidden_at = state.hidden_at, dense
-    for mb in range(state.n_mbs):
-        _submit_dense(state, layer, mb, hidden, attention, dense)
-
-
-def _submit_dense(
-    state: State, layer: int, mb: int, hidden: DeviceState, attention: DeviceState, dense: DeviceState
-) -> None:  # fmt: skip
-    """Submit attention and the rest. On one device they are one task; else each waits for the one before to cross."""
-    micro = state.micro[mb]
-    rows = micro.n_rows
-
-    def run_whole() -> None:
-        work = state.dense_memo.get((dense.index, mb))
-        if work is None:
-            work = state.costs.dense_ns(dense.name, rows) + _attention_ns(state, dense, micro)
-            state.dense_memo[dense.index, mb] = work
-        _submit_part(state, dense, new_task(state, "dense", layer, mb, rows, work), "attention", "dense", KV)
-
-    def run_attention() -> None:
-        work = _attention_ns(state, attention, micro)
-        _submit_part(state, attention, new_task(state, "attention", layer, mb, rows, work, to_dense), "attention", KV)
-
-    def to_dense() -> None:
-        cross(state, attention, dense, layer, rows, "hidden", run_rest)
-
-    def run_rest() -> None:
-        _submit_part(state, dense, new_task(state, "dense", layer, mb, rows, state.costs.dense_ns(dense.name, rows)), "dense")
-
-    core = state.layout.core_at.get(layer) if state.step.phase == "decode" else None
-    if core is not None:
-        _submit_apart(state, layer, mb, (hidden, attention, core, dense), run_rest)
-    else:
-        cross(state, hidden, attention, layer, rows, "hidden", run_whole if attention is dense else run_attention)
-
-
-def _submit_apart(
-    state: State, layer: int, mb: int, devices: tuple[DeviceState, ...], then: Callable[[], None]
-) -> None:  # fmt: skip
-    """Submit attention whose cache is read elsewhere: projections where attention is, the rest where the cache is."""
-    hidden, attention, core, dense = devices
-    micro, model = state.micro[mb], state.model
-    rows = micro.n_rows
-    there, back = (ceil_div(rows * width, model.hidden) for width in model.core_widths)  # in rows as wide as hidden states
-
-    def project() -> None:
-        work = state.costs.attention_ns(attention.name, rows, 0)
-        _submit_part(state, attention, new_task(state, "attention", layer, mb, rows, work, to_core), "attention")
-
-    def to_core() -> None:
-        cross(state, attention, core, layer, there, "hidden", attend)
-
-    def attend() -> None:
-        work = _core_ns(state, core, micro)
-        submit(state, core.main, new_task(state, "attention", layer, mb, rows, work, to_dense))
-
-    def to_dense() -> None:
-        cross(state, core, dense, layer, back, "hidden", then)
-
-    cross(state, hidden, attention, layer, rows, "hidden", project)
-
-
-def _submit_part(state: State, device: DeviceState, task: Task, *parts: str) -> None:
-    """Submit a task of the dense part; what of its parts is streamed is copied first."""
-    if state.layout.streams is not None:
-        state.layout.streams.read(state, task, *parts)
-    submit(state, device.main, task)
-
-
-def _attention_ns(state: State, device: DeviceState, micro: MicroBatch) -> int:
-    return state.costs.attention_ns(device.name, micro.n_rows, micro.work2, n_requests(state.step.requests, *micro[:2]))
-
-
-def _core_ns(state: State, device: DeviceState, micro: MicroBatch) -> int:
-    return state.costs.core_ns(device.name, micro.n_rows, micro.work2, n_requests(state.step.requests, *micro[:2]))
-
-
-def n_requests(requests: NDArray[Any], first: int, n_rows: int) -> int:
-    """Count the requests among rows of a step."""
-    return len(set(requests[first : first + n_rows].tolist()))
-
-
-def dense_ns(state: State, layer: int) -> int:
-    """Time of a layer's dense part for all micro-batches of the present step, one after the other."""
-    attention, dense = state.layout.attention_at[layer], state.layout.dense_at[layer]
-    core = state.layout.core_at.get(layer % state.model.n_layers) if state.step.phase == "decode" else None
-
-    def attending(micro: MicroBatch) -> int:
-        if core is None:
-            return _attention_ns(state, attention, micro)
-        return state.costs.attention_ns(attention.name, micro.n_rows, 0) + _core_ns(state, core, micro)
-
-    return sum(attending(micro) + state.costs.dense_ns(dense.name, micro.n_rows) for micro in state.micro)
+    forward = state.forward
+    visit = forward.visit = forward.future.pop(layer, None) or forward.new_visit(layer)
+    visit.begin, forward.reached = state.now, layer
+    if forward.layout.streams is not None:
+        forward.layout.streams.begin_layer(state, layer)
+    tell(state, LayerBegin(visit.step, layer))
+    hidden, forward.hidden_at = forward.hidden_at, forward.layout.dense_at[layer]
+    for mb, micro in enumerate(forward.micro):
+        walk(state, layer_phases(state, layer, micro), hidden, layer, mb, micro.n_rows, None)
 
 
 def end_layer(state: State, visit: Visit) -> None:
     """Close a visit whose work is all done, and go on to the next layer or the LM head."""
-    if visit.substitutes or visit.inexact:
-        _check_served(state, visit)
+    forward = state.forward
+    _check_served(state, visit)
     if not state.policy.exact:
-        state.gate_mass += gate_mass(visit.weights)
-    state.records.layers.append(_new(LayerRecord, (visit.begin, state.now, visit.step, visit.layer)))
-    state.visit = None
-    if LayerEnd in state.listens:
-        tell(state, _new(LayerEnd, (visit.step, visit.layer)))
+        forward.gate_mass += gate_mass(visit.weights)
+    state.records.layers.append(LayerRecord(visit.begin, state.now, visit.step, visit.layer))
+    forward.visit = None
+    tell(state, LayerEnd(visit.step, visit.layer))
     if visit.layer + 1 < state.model.n_layers:
         begin_layer(state, visit.layer + 1)
     else:
-        _step_part(state, "head", state.costs.head_ns, state.step.n_sequences, (), lambda: _end_step(state))
+        head = step_phases(state, "head")
+        walk(state, head, forward.hidden_at, -1, 0, state.step.n_sequences, lambda: _end_step(state))
 
 
 def _check_served(state: State, visit: Visit) -> None:
@@ -243,5 +213,127 @@ def _check_served(state: State, visit: Visit) -> None:
 
 
 def kinds(inexact: Sequence[InexactRecord]) -> str:
-    """Say how many slots were served in which way."""
+    """List how many slots were served in which way."""
     return ", ".join(f"{r.slots} {r.kind}" for r in inexact)
+
+
+# ---------------------------------------------------------------------------------------------------- Routed and Predicted
+def routed(state: State, mb: int) -> None:
+    """A micro-batch of the present layer has been routed: submit its shared experts and ask the policy."""
+    if state.deciding.under_way:
+        state.deciding.undecided.append(mb)
+        return
+    forward, visit, micro = state.forward, state.forward.visit, state.forward.micro[mb]
+    assert visit is not None
+    layer = visit.layer
+    experts, weights, scores, rows, active = micro.layers[layer]
+    visit.route(experts, weights)
+    _look_up(state, visit, mb, rows, active)
+    forward.mb = mb
+    if not visit.mbs_left:
+        for call in forward.gate_input_waiters.pop(layer, ()):
+            call()
+    if state.model.n_shared > 0:
+        _submit_shared(state, visit, mb)
+    if Routed not in state.listens:
+        return
+    event = Routed(visit.step, layer, mb, experts, weights, scores, rows, active, micro.first_row)
+    actions = state.policy.decide(event, state.view)
+    if state.options.decision_ns:
+        _charge(state, visit, active, collected(state, actions or ()))
+    elif actions:
+        apply(state, actions)
+
+
+def predicted(state: State, step: int, layer: int, source: str, predictor: Any) -> None:
+    """A prediction has been paid for; one that comes after its step is of no use and is not told."""
+    if step != state.step.index or Predicted not in state.listens:
+        return
+    if state.deciding.under_way:
+        state.deciding.unheard.append(lambda: predicted(state, step, layer, source, predictor))
+        return
+    for mb in range(len(state.forward.micro)):
+        answer = predictor.predict(state.step, mb, layer)
+        if answer is not None:
+            tell(state, Predicted(step, layer, mb, answer[0], answer[1], source))
+
+
+def _copies_of(state: State, layer: int, expert: int) -> list[Unit]:
+    """Name an expert at each width."""
+    return [Unit(layer, expert, bits) for bits in (None, *state.model.low_bits)]
+
+
+def _look_up(state: State, visit: Visit, mb: int, rows: Sequence[int], active: Sequence[int]) -> None:
+    """Record which of the active experts are on a GPU, or on their way to one."""
+    hits, flying = [], []
+    for expert in active:
+        places = [(gpu, unit) for gpu in state.gpus for unit in _copies_of(state, visit.layer, expert)]
+        hits.append(int(any(unit in gpu.memory.copies for gpu, unit in places)))
+        flying.append(int(any(unit in gpu.pending for gpu, unit in places)))
+    of_active = tuple(rows[e] for e in active)
+    where = (state.now, visit.step, visit.layer, mb)
+    state.records.lookups.append(LookupRecord(*where, tuple(active), of_active, tuple(hits), tuple(flying)))
+
+
+def _charge(state: State, visit: Visit, active: Sequence[int], actions: list[Any]) -> None:
+    """Delay the effect of a decision; what the layer needs, there or on its way, stays in use meanwhile.
+
+    Until then the policy hears nothing else: an answer to what happens meanwhile would take effect before the decision on which
+    it builds.
+    When the decision takes effect it finds these copies as idle as they are without it: what it drops goes at once, so that a
+    Fetch of it after that is a copy. What was dropped before, and was still in use, stays until the decision may have run it.
+    """
+    mb, now = state.forward.mb, state.now
+    state.records.decisions.append(DecisionRecord(now, now + state.options.decision_ns, visit.step, visit.layer))
+    visit.hold()
+    state.deciding.under_way = True
+    units = [unit for expert in active for unit in _copies_of(state, visit.layer, expert)]
+    held = []
+    for device in state.devices.values():
+        for unit in units:
+            copy = device.memory.copies.get(unit) or device.pending.get(unit)
+            if copy is not None:
+                copy.in_use += 1
+                held.append((device, unit, copy.fetch))
+
+    def take_effect() -> None:
+        state.forward.mb = mb
+        dropped = []
+        for device, unit, fetch in held:
+            copy, coming = device.memory.copies.get(unit), device.pending.get(unit)
+            if copy is not None and copy.fetch == fetch:
+                if copy.leaves:
+                    dropped.append((device, unit))
+                else:
+                    copy.in_use -= 1
+            elif coming is not None and coming.fetch == fetch:  # else it was given up
+                coming.in_use -= 1
+        apply(state, actions)
+        visit.let_go()
+        for device, unit in dropped:
+            device.memory.release(unit, state.now)
+        state.deciding.under_way = False
+        unheard, state.deciding.unheard = state.deciding.unheard, []
+        for call in unheard:
+            call()
+        if state.deciding.undecided:
+            state.instant.routed.append(state.deciding.undecided.pop(0))
+
+    state.carrier.after(state.options.decision_ns, take_effect)
+
+
+def _submit_shared(state: State, visit: Visit, mb: int) -> None:
+    """Submit shared experts for every row, before the routed ones of the same device."""
+    layer, rows, layout = visit.layer, state.forward.micro[mb].n_rows, state.forward.layout
+    device, home = layout.shared_at[layer], layout.dense_at[layer]
+    visit.hold()
+
+    def done() -> None:
+        cross(state, device, home, layer, rows, "out", visit.let_go, task)
+
+    task = state.new_task("shared", layer, mb, rows, state.costs.shared_ns(device.name, rows), done)
+    task.waits = 1
+    if layout.streams is not None:
+        layout.streams.read(state, task, "shared")
+    submit(state, device.main, task)
+    cross(state, home, device, layer, rows, "in", lambda: wake(state, task), task)

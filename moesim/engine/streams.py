@@ -7,10 +7,8 @@ from dataclasses import dataclass, field
 
 from moesim.capacity import StreamUse, part_bytes, stream_uses
 from moesim.engine.lanes import wake
-from moesim.engine.links import hasten, send_message
-from moesim.engine.machine import Task, Transfer
-from moesim.engine.paths import path_between
-from moesim.engine.state import State
+from moesim.engine.links import hasten, path_between, send_message
+from moesim.engine.state import State, Task, Transfer
 from moesim.policy import DEMAND, KV, PREFETCH, UPDATE, Placement
 
 
@@ -31,7 +29,6 @@ class Use:
 class Stream:
     """What one device is sent in a step, in order; its buffer holds `depth` uses and the present one."""
 
-    depth: int
     uses: list[Use] = field(default_factory=list)
     asked: int = 0  # uses whose copies have been asked for
     reached: int = -1  # the last use that some task wants to read
@@ -50,13 +47,13 @@ class Streams:
 
     def begin_step(self, state: State) -> None:
         """List the uses of a step; the first may be copied while nothing of it is reached."""
-        streams = {use.device: Stream(self.depth) for use in self.order}
+        streams = {use.device: Stream() for use in self.order}
         self._by_part = {}
         for of in self.order:
-            tasks = state.n_mbs if of.layer >= 0 else 1
+            tasks = len(state.forward.micro) if of.layer >= 0 else 1
             if of.parts == ("head",) and not state.step.n_sequences:  # a chunk that produces no token
                 continue
-            if state.step.phase == "decode" and of.layer in state.layout.core_at:  # the cache is read where it lies
+            if state.step.phase == "decode" and of.layer in state.forward.layout.core_at:  # the cache is read where it lies
                 of = of._replace(parts=tuple(part for part in of.parts if part != KV))
                 tasks *= sum(part in ("attention", "dense", "shared") for part in of.parts)
                 if not tasks:
@@ -68,36 +65,21 @@ class Streams:
         for stream in streams.values():
             self._go_on(state, stream)
 
-    def read(self, state: State, task: Task, *parts: str) -> None:
-        """Let a task wait for what of these parts is streamed; it has not been submitted yet."""
-        use = next((use for part in parts if (use := self._by_part.get((part, task.layer)))), None)
-        if use is None:
-            return
-        task.reads = use
-        self._reach(state, use)
-        if use.missing:
-            task.waits += 1
-            use.waiting.append(task)
-
-    def begin_layer(self, state: State, layer: int) -> None:
-        """Reach what attention reads: its copies, and those of later uses, come before what the policy asks for."""
-        use = self._by_part.get(("attention", layer)) or self._by_part.get((KV, layer))
-        if use is not None:
-            self._reach(state, use)
-
     def holds(self, part: str, layer: int) -> bool:
         """Whether the present step reads a part that is streamed."""
         return (part, layer) in self._by_part
 
-    def _reach(self, state: State, use: Use) -> None:
-        """Somebody wants it now: what is queued becomes urgent, and later uses may be copied."""
-        stream = use.stream
-        if use.number > stream.reached:
-            stream.reached = use.number
-            for copy in use.copies:
-                if use.missing and copy.left:
-                    hasten(state, copy, DEMAND)
-            self._go_on(state, stream)
+    def begin_layer(self, state: State, layer: int) -> None:
+        """Reach what attention reads: its copies, and those of later uses, come before what the policy asks for."""
+        self._reach(state, self._find(layer, "attention", KV))
+
+    def read(self, state: State, task: Task, *parts: str) -> None:
+        """Let a task wait for what of these parts is streamed; it has not been submitted yet."""
+        use = task.reads = self._find(task.unit.layer, *parts)
+        self._reach(state, use)
+        if use is not None and use.missing:
+            task.waits += 1
+            use.waiting.append(task)
 
     def read_by(self, state: State, task: Task) -> None:
         """Take note that a task is done; after the last of a use its place in the buffer is free."""
@@ -106,47 +88,57 @@ class Streams:
         if use.left:
             return
         use.stream.over += 1
+        layer = use.of.layer
         if KV in use.of.parts:  # what the step adds to it
-            n_bytes = state.step_rows * state.model.kv_bytes_per_token_per_layer
-            path = path_between(state, use.of.device, self.source[KV, use.of.layer])
-            send_message(state, path, n_bytes, UPDATE, _nothing, cause="write-back", layer=use.of.layer)
+            n_bytes = state.step.n_tokens * state.model.kv_bytes_per_token_per_layer
+            path = path_between(state, use.of.device, self.source[KV, layer])
+            send_message(state, path, n_bytes, UPDATE, lambda: None, cause="write-back", layer=layer)
+        self._go_on(state, use.stream)
+
+    def _find(self, layer: int, *parts: str) -> Use | None:
+        return next((self._by_part[part, layer] for part in parts if (part, layer) in self._by_part), None)
+
+    def _reach(self, state: State, use: Use | None) -> None:
+        """Somebody wants it now: what is queued becomes urgent, and later uses may be copied."""
+        if use is None or use.number <= use.stream.reached:
+            return
+        use.stream.reached = use.number
+        for copy in use.copies:
+            if use.missing and copy.left:
+                hasten(state, copy, DEMAND)
         self._go_on(state, use.stream)
 
     def _go_on(self, state: State, stream: Stream) -> None:
-        while stream.asked < len(stream.uses) and stream.asked <= min(stream.reached, stream.over) + stream.depth:
+        while stream.asked < len(stream.uses) and stream.asked <= min(stream.reached, stream.over) + self.depth:
             use = stream.uses[stream.asked]
             stream.asked += 1
             self._ask(state, use, DEMAND if use.number <= stream.reached else PREFETCH)
 
     def _ask(self, state: State, use: Use, urgency: int) -> None:
-        """Queue the copies of a use, each from where it lies."""
+        """Queue the copies of a use, each from where it lies; a cache that is still empty needs none."""
         device, layer, parts = use.of
-        sizes = [(part, self._bytes(state, part, layer)) for part in parts]
-        use.missing = sum(n > 0 for _, n in sizes)
+        sizes = {part: n for part in parts if (n := self._bytes(state, part, layer))}
+        use.missing = len(sizes)
+        for part, n_bytes in sizes.items():
+            path = path_between(state, self.source[part, layer], device)
+            copy = send_message(state, path, n_bytes, urgency, lambda: self._arrived(state, use), cause="", layer=layer)
+            state.records.used_fetches.add(copy.fetch)
+            use.copies.append(copy)
+        if not sizes:
+            self._wake(state, use)
 
-        def arrived() -> None:
-            use.missing -= 1
-            if not use.missing:
-                waiting, use.waiting = use.waiting, []
-                for task in waiting:
-                    wake(state, task)
+    def _arrived(self, state: State, use: Use) -> None:
+        use.missing -= 1
+        if not use.missing:
+            self._wake(state, use)
 
-        for part, n_bytes in sizes:
-            if n_bytes:
-                path = path_between(state, self.source[part, layer], device)
-                copy = send_message(state, path, n_bytes, urgency, arrived, cause="", layer=layer)
-                state.records.used_fetches.add(copy.fetch)
-                use.copies.append(copy)
-        if not use.missing:  # a cache that is still empty
-            use.missing = 1
-            arrived()
+    def _wake(self, state: State, use: Use) -> None:
+        waiting, use.waiting = use.waiting, []
+        for task in waiting:
+            wake(state, task)
 
     def _bytes(self, state: State, part: str, layer: int) -> int:
-        """Bytes of a part, or of what the active requests have in the cache before this step."""
+        """Return the bytes of a part, or of what the active requests have in the cache before this step."""
         if part == KV:
             return sum(context for _, context in state.step.sequences) * state.model.kv_bytes_per_token_per_layer
         return part_bytes(state.model, part, layer)
-
-
-def _nothing() -> None:
-    """Nobody waits for what goes back."""

@@ -5,6 +5,7 @@ Rows of a step are kept as bits of an integer: bit r is row r.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -15,39 +16,23 @@ from moesim.records import InexactRecord
 
 FRESH, STALE, SUBSTITUTED, SUBSTITUTED_STALE, SKIPPED, LATE, REDUCED = range(1, 8)
 INEXACT = {
-    STALE: "stale",
-    SUBSTITUTED: "substituted",
-    SUBSTITUTED_STALE: "substituted-stale",
-    SKIPPED: "skipped",
-    LATE: "late",
+    STALE: "stale", SUBSTITUTED: "substituted", SUBSTITUTED_STALE: "substituted-stale", SKIPPED: "skipped", LATE: "late",
     REDUCED: "reduced",
-}
+}  # fmt: skip
 
 
 def bits_of(rows: Iterable[int]) -> int:
-    """Rows as bits."""
+    """Return rows as bits."""
     return sum(1 << row for row in rows)
 
 
 def rows_of(bits: int) -> list[int]:
-    """Rows that bits stand for, ascending."""
+    """Return the rows that bits stand for, ascending."""
     return [row for row in range(bits.bit_length()) if bits >> row & 1]
 
 
-def _by_expert(experts: Any, rows: Sequence[int], active: Sequence[int]) -> list[int]:
-    """Bits of the rows routed to each expert, from the (n, top_k) ids of one micro-batch."""
-    bits = list(rows)
-    if len(experts) > 1:
-        table = np.zeros((len(rows), len(experts)), dtype=bool)
-        table[experts.T, np.arange(len(experts))] = True
-        packed = np.packbits(table, axis=1, bitorder="little")
-        for expert in active:
-            bits[expert] = int.from_bytes(packed[expert].tobytes(), "little")
-    return bits
-
-
-class Early(NamedTuple):
-    """Rows of a Run that was issued before its layer was routed; served at Routed."""
+class Serving(NamedTuple):
+    """Rows of a Run that serves slots only later: when its layer is routed, or when all other slots are served."""
 
     expert: int
     rows: int
@@ -61,18 +46,16 @@ class Visit:
 
     step: int
     layer: int
-    base: int  # unit of its expert 0
-    k: int
     mbs_left: int  # micro-batches not yet routed
     begin: int = -1  # not begun: only early Runs refer to it
     routed_rows: int = 0  # rows of the micro-batches routed so far
-    unserved: list[int] = field(default_factory=list)  # of each expert, the rows routed to it that no Run has taken
-    experts: tuple[Any, ...] = ()  # per micro-batch (n, k)
-    weights: tuple[Any, ...] = ()
-    early: Sequence[Early] = ()
+    unserved: Counter[int] = field(default_factory=Counter)  # of each expert, the rows routed to it that no Run has taken
+    experts: list[Any] = field(default_factory=list)  # per micro-batch (n, k)
+    weights: list[Any] = field(default_factory=list)
+    early: list[Serving] = field(default_factory=list)  # Runs that were issued before their rows were routed
+    substitutes: list[Serving] = field(default_factory=list)  # Runs for rows that were not routed to their expert
+    inexact: list[tuple[int, int, int]] = field(default_factory=list)  # kind, expert whose slots were served that way, rows
     open: int = 0
-    substitutes: Sequence[Early] = ()  # Runs for rows that were not routed to their expert: served last
-    inexact: Sequence[tuple[int, int, int]] = ()  # kind, expert whose slots were served that way, rows
 
     def __post_init__(self) -> None:
         # What keeps the layer open: micro-batches to route, slots to serve, tasks and crossings to end. Changed here only.
@@ -86,62 +69,50 @@ class Visit:
         """Take note that one of these has ended."""
         self.open -= 1
 
-    def route(self, experts: Any, weights: Any, rows: Sequence[int], active: Sequence[int]) -> None:
+    def route(self, experts: Any, weights: Any) -> None:
         """Take in one micro-batch's routing."""
         self.mbs_left -= 1
-        self.open += len(experts) * self.k - 1
-        bits = _by_expert(experts, rows, active)
-        if self.unserved:
-            first = self.routed_rows
-            bits = [before | more << first for before, more in zip(self.unserved, bits, strict=True)]
-        self.unserved = bits
-        self.experts += (experts,)
-        self.weights += (weights,)
+        self.open += experts.size - 1
+        for row, chosen in enumerate(experts.tolist(), self.routed_rows):
+            for expert in chosen:
+                self.unserved[expert] |= 1 << row
+        self.experts.append(experts)
+        self.weights.append(weights)
         self.routed_rows += len(experts)
+        if not self.mbs_left:
+            early, self.early = self.early, []
+            for serving in early:
+                self.serve(*serving)
 
-    def take(self, expert: int) -> int:
-        """Serve all rows routed to an expert that no Run has taken, hold the layer open for their task, and return them."""
-        rows = self.unserved[expert]
-        self.unserved[expert] = 0
-        self.open += 1 - rows.bit_count()
-        return rows
-
-    def serve(self, expert: int, rows: int, kind: int, stale: bool) -> None:
-        """Serve the slots of `expert` for `rows`; rows not routed to it wait for `serve_substitutes`."""
+    def serve(self, expert: int, rows: int, kind: int, stale: bool = False) -> None:
+        """Serve slots of `expert` once `rows` are routed; those of other experts wait for `serve_substitutes`."""
+        if rows.bit_length() > self.routed_rows:
+            self.early.append(Serving(expert, rows, kind, stale))
+            return
         routed = self.unserved[expert] & rows
         self._close(expert, routed, kind)
         if routed != rows:
-            self.substitutes = (
-                *self.substitutes,
-                Early(expert, rows ^ routed, SUBSTITUTED_STALE if stale else SUBSTITUTED, stale),
-            )
+            self.substitutes.append(Serving(expert, rows ^ routed, SUBSTITUTED_STALE if stale else SUBSTITUTED, stale))
         self.open -= rows.bit_count()
 
     def _close(self, expert: int, rows: int, kind: int) -> None:
         self.unserved[expert] ^= rows
         if rows and kind != FRESH:
-            self.inexact = (*self.inexact, (kind, expert, rows))
-
-    def serve_early(self) -> None:
-        """Serve the Runs that were issued before the layer was routed, where they match."""
-        for early in self.early:
-            self.serve(*early)
-        self.early = ()
+            self.inexact.append((kind, expert, rows))
 
     def serve_substitutes(self) -> tuple[int, int] | None:
         """Give each Run of an expert that was not routed for a row that row's next unserved slot, in rank order.
 
         Returns the expert and the row of the first for which no slot is left.
         """
-        table = np.concatenate(self.experts) if self.substitutes else None
         for expert, rows, kind, _ in self.substitutes:
             for row in rows_of(rows):
-                assert table is not None
-                replaced = next((e for e in table[row].tolist() if self.unserved[e] >> row & 1), None)
+                routed = np.concatenate(self.experts)[row].tolist()
+                replaced = next((e for e in routed if self.unserved[e] >> row & 1), None)
                 if replaced is None:
                     return expert, row
                 self._close(replaced, 1 << row, kind)
-        self.substitutes = ()
+        self.substitutes.clear()
         return None
 
 

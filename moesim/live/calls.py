@@ -7,13 +7,13 @@ group's outputs cross. The next dense part adds all of it to the residual stream
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
 from moesim.engine.checks import fail
-from moesim.engine.machine import DeviceState, Group, LinkState, Task, Transfer
-from moesim.engine.state import State
+from moesim.engine.memory import Unit
+from moesim.engine.state import DeviceState, Group, LinkState, State, Task, Transfer
 from moesim.engine.visit import Visit, rows_of
 from moesim.errors import LiveError
 from moesim.live.kernels.experts import serve
@@ -49,8 +49,9 @@ class DeviceTensors:
 
 def dense_devices(run: State) -> dict[str, int]:
     """Name the devices that run parts of the model other than experts, with the layers of which they run some."""
-    layered = {d.name for d in (*run.layout.attention_at, *run.layout.dense_at, *run.layout.shared_at)}
-    once = {d.name for d in run.layout.step_parts.values()}
+    [layout, *_] = run.layouts
+    layered = {d.name for d in (*layout.attention_at, *layout.dense_at, *layout.shared_at)}
+    once = {d.name for d in layout.step_parts.values()}
     return {name: run.model.n_layers if name in layered else 1 for name in sorted(layered | once)}
 
 
@@ -61,7 +62,7 @@ class Routed:
     the gate weight where none was recorded.
     """
 
-    def __init__(self, experts: tuple[Any, ...], weights: tuple[Any, ...], otherwise: float) -> None:
+    def __init__(self, experts: Sequence[Any], weights: Sequence[Any], otherwise: float) -> None:
         self.rows: dict[int, list[int]] = {}
         self._gates: dict[int, list[float]] = {}
         self._otherwise = otherwise
@@ -103,46 +104,47 @@ class Calls:
         self.machine = machine
         model = run.model
         rows = max(1, run.workload.max_tokens)
-        self.states = {d.name: DeviceTensors(machine, d.name, rows) for d in run.devices if d.computes}
-        self.slots = {d.name: Slots(d, machine.n_buffers(d.name)) for d in run.devices if not d.backing}
+        self.states = {d.name: DeviceTensors(machine, d.name, rows) for d in run.devices.values() if d.computes}
+        self.slots = {d.name: Slots(d, machine.n_buffers(d.name)) for d in run.devices.values() if not d.backing}
         self._transit: dict[tuple[int, int], Any] = {}  # fetch, hop -> what lies on its way
         self._groups: dict[int, Any] = {}  # id of a group or task elsewhere -> its sums
         self._routed: dict[tuple[int, int], Routed] = {}  # layer, micro-batches routed so far -> who serves which rows
         self._step = -1
         self._gate = 1.0 / model.top_k
         self.dense = {name: machine.store.dense(name) for name in dense_devices(run)}
-        for device in run.devices:
+        for device in run.devices.values():
             if not device.backing:
                 for unit in device.memory.copies:  # placed at the start
-                    machine.store.place(device.name, self.slots[device.name].take(unit), unit)
+                    machine.store.place(device.name, self.slots[device.name].take(unit), self._number(unit))
+
+    def _number(self, unit: Unit) -> int:
+        """Return the place of an expert among those of all layers."""
+        return unit.layer * self.run.model.n_experts + unit.expert
 
     def of_task(self, task: Task, device: DeviceState) -> Callable[[], Any]:
-        if task.unit >= 0:
-            return self._expert(task, device)
+        if task.group is not None:
+            return self._expert(task, task.group, device)
         make: Callable[[Task, DeviceState], Callable[[], Any]] = getattr(self, f"_{task.kind}")
         return make(task, device)
 
-    def _expert(self, task: Task, device: DeviceState) -> Callable[[], Any]:
-        visit = task.visit
-        assert visit is not None
-        if task.group is not None and task.group.into is not task.group.visit:
-            what = f"Run(L{task.layer}/E{task.expert}, {device.name}, late)"
+    def _expert(self, task: Task, group: Group, device: DeviceState) -> Callable[[], Any]:
+        layer, expert, _ = task.unit
+        if group.into is not group.visit:
+            what = f"Run(L{layer}/E{expert}, {device.name}, late)"
             fail(self.run, f"{what}: a replay adds outputs to their own layer only", "replay the policy with nothing late")
         state = self.states[device.name]
-        if task.group is not None and device is not self.run.layout.dense_at[task.layer]:
-            sums = self._sums_of(task.group, device.name)
-        else:
-            sums = state.sums
-        rows, gates = self._rows_of(visit, task, device.name)
+        at_home = device is self.run.forward.layout.dense_at[layer]
+        sums = state.sums if at_home else self._sums_of(group, device.name)
+        rows, gates = self._rows_of(group.visit, task, device.name)
         weights = self._weights(device, task.unit)
         return partial(serve, self.machine.store.kernel(device.name), weights, state.normed, rows, gates, sums)
 
-    def _weights(self, device: DeviceState, unit: int) -> Any:
+    def _weights(self, device: DeviceState, unit: Unit) -> Any:
         if device.backing:
-            return self.machine.backing_weights(device.name, unit)
+            return self.machine.backing_weights(device.name, self._number(unit))
         return self.machine.store.weights(device.name, self.slots[device.name].of(unit))
 
-    def _routing(self, step: int, layer: int, experts: tuple[Any, ...], weights: tuple[Any, ...]) -> Routed:
+    def _routing(self, step: int, layer: int, experts: Sequence[Any], weights: Sequence[Any]) -> Routed:
         if step != self._step:
             self._step, self._routed = step, {}
         routed = self._routed.get((layer, len(experts)))
@@ -152,32 +154,33 @@ class Calls:
 
     def foresee(self) -> None:
         """Look up who serves which rows while the dense part of a layer is computed, so that nobody waits for it then."""
-        run = self.run
-        visit = run.visit
-        if visit is None or run.n_mbs != 1 or not visit.mbs_left or visit.step != run.step.index:
+        forward = self.run.forward
+        visit = forward.visit
+        if visit is None or len(forward.micro) != 1 or not visit.mbs_left or visit.step != forward.step.index:
             return
-        experts, weights, _, _, active = run.micro[0].layers[visit.layer]
+        experts, weights, _, _, active = forward.micro[0].layers[visit.layer]
         if (visit.layer, 1) not in self._routed or self._step != visit.step:
             routed = self._routing(visit.step, visit.layer, (experts,), (weights,))
-            routed.of_expert(active[0], self.machine, run.layout.dense_at[visit.layer].name)
+            routed.of_expert(active[0], self.machine, forward.layout.dense_at[visit.layer].name)
 
     def _rows_of(self, visit: Visit, task: Task, device: str) -> tuple[Any, Any]:
         """Rows that a Run serves and their gates: those that were assigned when it was issued, or all routed to the expert."""
         routed = self._routing(visit.step, visit.layer, visit.experts, visit.weights)
         rows = rows_of(task.served)
-        if rows == routed.rows.get(task.expert):
-            return routed.of_expert(task.expert, self.machine, device)
-        gates = [routed.gate(task.expert, row) for row in rows]
+        expert = task.unit.expert
+        if rows == routed.rows.get(expert):
+            return routed.of_expert(expert, self.machine, device)
+        gates = [routed.gate(expert, row) for row in rows]
         return self.machine.index(device, rows), self.machine.gates(device, gates)
 
     def _sums_of(self, of: Group | Task, device: str) -> Any:
         sums = self._groups.get(id(of))
         if sums is None:
-            sums = self._groups[id(of)] = self.machine.zeros(device, self.run.step_rows)
+            sums = self._groups[id(of)] = self.machine.zeros(device, self.run.step.n_tokens)
         return sums
 
     def _part(self, task: Task) -> tuple[slice, list[tuple[int, int]]]:
-        micro = self.run.micro[task.mb]
+        micro = self.run.forward.micro[task.mb]
         first, last = micro.first_row, micro.first_row + micro.n_rows
         sequences, row = [], 0
         for n_rows, context in self.run.step.sequences:
@@ -189,7 +192,7 @@ class Calls:
     def _dense(self, task: Task, device: DeviceState) -> Callable[[], Any]:
         kernel, state = self.dense[device.name], self.states[device.name]
         rows, sequences = self._part(task)
-        with_attention = self.run.layout.attention_at[task.layer] is device
+        with_attention = self.run.forward.layout.attention_at[task.unit.layer] is device
         first = task.mb == 0
 
         def call() -> None:
@@ -197,9 +200,9 @@ class Calls:
                 state.settle()
             hidden = state.hidden[rows]
             if with_attention:
-                hidden = kernel.attention(task.layer, hidden, sequences)
+                hidden = kernel.attention(task.unit.layer, hidden, sequences)
                 state.hidden[rows] = hidden
-            state.normed[rows], _ = kernel.router(task.layer, hidden)
+            state.normed[rows], _ = kernel.router(task.unit.layer, hidden)
 
         return call
 
@@ -211,18 +214,18 @@ class Calls:
         def call() -> None:
             if first:
                 state.settle()
-            state.hidden[rows] = kernel.attention(task.layer, state.hidden[rows], sequences)
+            state.hidden[rows] = kernel.attention(task.unit.layer, state.hidden[rows], sequences)
 
         return call
 
     def _shared(self, task: Task, device: DeviceState) -> Callable[[], Any]:
         kernel, state = self.dense[device.name], self.states[device.name]
         rows, _ = self._part(task)
-        home = self.run.layout.dense_at[task.layer]
+        home = self.run.forward.layout.dense_at[task.unit.layer]
         sums = state.sums if device is home else self._sums_of(task, device.name)
 
         def call() -> None:
-            sums[rows].add_(kernel.shared(task.layer, state.normed[rows]))
+            sums[rows].add_(kernel.shared(task.unit.layer, state.normed[rows]))
 
         return call
 
@@ -252,7 +255,7 @@ class Calls:
 
     def _head(self, task: Task, device: DeviceState) -> Callable[[], Any]:
         kernel, state, n_rows = self.dense[device.name], self.states[device.name], task.rows
-        step, all_rows = self.run.step.index, self.run.step_rows
+        step, all_rows = self.run.step.index, self.run.step.n_tokens
 
         def call() -> None:
             state.settle()
@@ -268,20 +271,19 @@ class Calls:
             raise LiveError(
                 f"a prediction on {device.name}: expected a device that runs routers, got none; predict where the dense part runs"
             )
-        return partial(kernel.predict, task.layer, self.states[device.name].normed[: task.rows])
+        return partial(kernel.predict, task.unit.layer, self.states[device.name].normed[: task.rows])
 
     def of_transfer(self, link: LinkState, transfer: Transfer, n_bytes: int) -> Callable[[], Any]:
         offset = transfer.n_bytes - transfer.left
         source = link.link.src
-        if transfer.unit < 0:  # a message
+        if transfer.dst is None:  # a message
             return self.machine.copy_message(link.name, n_bytes)
-        last = transfer.hop == len(transfer.path) - 1
-        if not last:
+        if not transfer.last_hop:
             target = self._transit.get((transfer.fetch, transfer.hop))
             if target is None:
                 target = self._transit[transfer.fetch, transfer.hop] = self.machine.transit(link.name)
         elif transfer.dst.backing:
-            target = self.machine.backing(transfer.dst.name, transfer.unit)
+            target = self.machine.backing(transfer.dst.name, self._number(transfer.unit))
         else:
             slots = self.slots[transfer.dst.name]
             if transfer.fetch not in slots.coming:
@@ -294,8 +296,8 @@ class Calls:
             origin = self._transit[transfer.fetch, transfer.hop - 1]
             if n_bytes == transfer.left:  # the call keeps it until it is done
                 del self._transit[transfer.fetch, transfer.hop - 1]
-        elif self.run.by_name[source].backing:
-            origin = self.machine.backing(source, transfer.unit)
+        elif self.run.devices[source].backing:
+            origin = self.machine.backing(source, self._number(transfer.unit))
         else:
             origin = self.machine.buffer(source, self.slots[source].of(transfer.unit))
         return self.machine.copy(link.name, target, origin, offset, n_bytes)
@@ -303,7 +305,7 @@ class Calls:
     def cross(self, link: LinkState, rows: int, direction: str, of: Group | Task | None) -> None:
         """Copy the rows of a group, of a task or of a whole step from one end of a link to the other, now."""
         src, dst = self.states[link.link.src], self.states[link.link.dst]
-        n_rows = self.run.step_rows
+        n_rows = self.run.step.n_tokens
         if direction == "hidden":
             src.settle()
             copy_rows(dst.hidden[:n_rows], src.hidden[:n_rows])
@@ -314,7 +316,7 @@ class Calls:
         else:
             sums = self.machine.bring(link.link.dst, self._groups.pop(id(of)))
             assert of is not None
-            if link.link.dst == self.run.layout.dense_at[of.visit.layer if isinstance(of, Group) else of.layer].name:
+            if link.link.dst == self.run.forward.layout.dense_at[of.visit.layer if isinstance(of, Group) else of.unit.layer].name:
                 dst.handed.append((n_rows, sums))
             else:  # it goes on from there
                 self._groups[id(of)] = sums
@@ -323,5 +325,5 @@ class Calls:
         if isinstance(of, Group):
             return [row for row in range(of.union.bit_length()) if of.union >> row & 1]
         assert of is not None
-        first = self.run.micro[of.mb].first_row
+        first = self.run.forward.micro[of.mb].first_row
         return range(first, first + rows)

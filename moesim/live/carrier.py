@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from moesim.engine import lanes, links
 from moesim.engine.loop import run
-from moesim.engine.machine import Crossing, Lane, LinkState, Task, Transfer
 from moesim.engine.setup import connect, place, put
-from moesim.engine.state import EngineOptions, State
+from moesim.engine.state import Crossing, EngineOptions, Lane, LinkState, State, Task, Transfer
 from moesim.errors import InputError, LiveError, describe_exception
 from moesim.live.calls import Calls, dense_devices
 from moesim.live.kernels.host import pinned
@@ -111,15 +110,16 @@ class Live:
         self.zero = perf_counter_ns()
         self.done: SimpleQueue[Any] = machine.done
         self.under_way = 0  # calls handed to workers and not yet taken in
-        self._lanes = {lane: machine.worker(d.name, lane.name) for d in state.devices for lane in (d.main, d.side)}
+        self._lanes = {lane: machine.worker(d.name, lane.name) for d in state.devices.values() for lane in (d.main, d.side)}
         self._links = {link: machine.carrier(link.name) for link in state.links.values()}
         state.carrier = self
         state.thread = None  # the real one submits, and takes the time it takes
         state.policy = Observed(state.policy, self)
-        largest = max(state.weights.n_bytes)
+        largest = max(state.model.expert_bytes(layer) for layer in range(state.model.n_layers))
         slots = {
-            d.name: sum(sum(pool.capacity) // largest for pool in d.memory.pools.values()) for d in state.devices if not d.backing
-        }
+            name: sum(sum(pool.capacity) // largest for pool in device.memory.pools.values())
+            for name, device in state.devices.items() if not device.backing
+        }  # fmt: skip
         machine.prepare(state.model, state.workload, state.costs.transfer, slots=slots, dense=dense_devices(state))
         self.calls = Calls(state, machine)
 
@@ -133,9 +133,9 @@ class Live:
         """Hand a task to the worker of its lane, which keeps the order of submission (rule 4)."""
         lane: Lane = task.lane
         if task.kind == "predict" and not task.work:  # a table look-up on an idle thread: it is there
-            self.state.finished.append(task)
+            self.state.instant.finished.append(task)
             return
-        if task.unit >= 0:
+        if task.group is not None:
             lanes.read_copy(self.state, task)
         self._hand(self._lanes[lane], task.key, self.calls.of_task(task, lane.device), task)
 
@@ -144,7 +144,7 @@ class Live:
 
     def set_off(self, link: LinkState, transfer: Transfer, n_bytes: int, work: int) -> None:
         """Let bytes go over a link; which transfer goes next is decided as in the simulator (rule 5)."""
-        link.end = self.state.now + work  # what a policy is told of the time that is left: the profile's estimate
+        link.take_up(link.name, work, self.state.now)  # what a policy is told of the time that is left is the profile's estimate
         self._hand(self._links[link], transfer.fetch, self.calls.of_transfer(link, transfer, n_bytes), link)
 
     def send_rows(self, link: LinkState, crossing: Crossing, then: Callable[[], None]) -> None:
@@ -157,7 +157,7 @@ class Live:
             ActivationRecord(start, self.clock(), link.name, step, layer, rows, n_bytes, direction, submitted)
         )
         state.now = self.clock()  # what waited for the rows begins after they have crossed
-        state.deferred.append(then)
+        state.instant.deferred.append(then)
 
     def after(self, delay_ns: int, call: Callable[[], None]) -> None:
         """Nothing waits for a time that a profile names."""
@@ -181,7 +181,7 @@ class Live:
         for one in done:
             what: Task | LinkState = one.tag
             if one.error is not None:
-                name = f"{what.lane.device.name}, {what.kind} of layer {what.layer}" if isinstance(what, Task) else what.name
+                name = f"{what.lane.device.name}, {what.kind} of layer {what.unit.layer}" if isinstance(what, Task) else what.name
                 raise LiveError(f"{name}: {describe_exception(one.error)}; see the memory and the shape of the model")
             what.start, end = one.start_ns - self.zero, one.end_ns - self.zero
             if isinstance(what, Task):

@@ -17,7 +17,8 @@ from moesim.live.kernels.memory import Buffers, FileExperts, copy
 from moesim.live.kernels.plans import ExpertShape, buffer_bytes, dense_bytes
 
 if TYPE_CHECKING:
-    from moesim.engine.machine import DeviceState
+    from moesim.engine.memory import Unit
+    from moesim.engine.state import DeviceState
     from moesim.hardware import HardwareProfile
     from moesim.model import ModelSpec
 
@@ -37,15 +38,15 @@ class Slots:
         self._device = device
         self._n = n_buffers
         self._free = list(range(n_buffers))[::-1]
-        self._slot: dict[int, int] = {}
+        self._slot: dict[Unit, int] = {}
         self._shared: dict[int, int] = {}  # buffer -> units beyond the first that use it
         self._turn = 0
         self.coming: set[int] = set()  # fetches that have a slot and are not there yet
 
-    def of(self, unit: int) -> int:
+    def of(self, unit: Unit) -> int:
         return self._slot[unit]
 
-    def take(self, unit: int) -> int:
+    def take(self, unit: Unit) -> int:
         if unit in self._slot:
             self._give(unit)
         if not self._free:
@@ -65,7 +66,7 @@ class Slots:
         for unit in [u for u in self._slot if u not in memory.copies and u not in pending]:
             self._give(unit)
 
-    def _give(self, unit: int) -> None:
+    def _give(self, unit: Unit) -> None:
         buffer = self._slot.pop(unit)
         if self._shared.get(buffer):
             self._shared[buffer] -= 1

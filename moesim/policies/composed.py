@@ -118,11 +118,7 @@ class Composed(Composition):
 
     def native_parts(self) -> dict[str, Any] | None:
         """Describe the composition for the native engine once it is placed; None: the engine has to ask this object."""
-        return self._native_parts(Composed, Composition)
-
-    def _native_parts(self, *classes: type) -> dict[str, Any] | None:
-        """Describe a composition that decides as these classes do."""
-        parts = parts_as_shipped(self.parts) if methods_as_shipped(self, *classes) else None
+        parts = parts_as_shipped(self.parts) if methods_as_shipped(self, Composed, Composition) else None
         if parts is None:
             return None
         return parts | {

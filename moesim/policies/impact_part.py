@@ -12,7 +12,6 @@ from moesim.policies.algorithms.queues import PAPER, replay
 from moesim.policies.base import Range
 from moesim.policies.parts import Part, Setup, Unit, source_needs
 from moesim.policies.queue_parts import layer_timings
-from moesim.policies.twins import twin
 from moesim.policy import Predict, Predicted, Routed, View
 
 GATES = "gate_next"
@@ -56,9 +55,7 @@ class ImpactDriven(Part):
         model = setup.view.model
         self._gpu, self._n_layers, self._top_k = setup.gpu, model.n_layers, model.top_k
         self._timings = layer_timings(setup)
-        self._replay, self._add_rows = twin(replay, setup.view), twin(add_rows, setup.view)
         self._makespans = QueueMakespans(self._timings, self.reading)
-        self._impact, self._ahead_of = twin(impact_driven, setup.view), twin(ahead_of, setup.view)
         self._sources = [self._source(n) for n in range(self.lookahead + 1)]
         self._step = -1
         self._layer = -1  # routed last
@@ -97,7 +94,7 @@ class ImpactDriven(Part):
             if view.is_resident(layer, expert, gpu) or 0 < wait < costs.transfer:
                 ready[expert] = wait
                 link = max(link, wait)
-        ends = self._replay(plan, event.rows, costs, ready, link)
+        ends = replay(plan, event.rows, costs, ready, link)
         self._end_ns = max(self._end_ns, now + max(ends.gpu, ends.cpu))
         self._link_ns = max(self._link_ns, now + ends.link)
         return ()
@@ -126,15 +123,15 @@ class ImpactDriven(Part):
         if self.budget != "none" and idle < (transfer if self.budget == "ends" else 1):
             return ()
         known = [layer for layer in range(event.layer, event.layer + self.lookahead) if layer in self._rows]
-        ahead = [self._ahead_of(layer, self._rows[layer], self._gpu, view) for layer in known]
-        found = self._impact(ahead, self._makespans, transfer, idle, self.budget, self.candidates)
+        ahead = [ahead_of(layer, self._rows[layer], self._gpu, view) for layer in known]
+        found = impact_driven(ahead, self._makespans, transfer, idle, self.budget, self.candidates)
         self._under_way += found
         return found
 
     def _count(self, event: Predicted) -> None:
         if not event.mb:
             self._rows[event.layer] = {}
-        self._add_rows(self._rows.setdefault(event.layer, {}), event.ids, self._top_k)
+        add_rows(self._rows.setdefault(event.layer, {}), event.ids, self._top_k)
 
 
 def ahead_of(layer: int, rows: Mapping[int, int], gpu: str, view: View) -> Ahead:

@@ -11,13 +11,11 @@ from moesim.policies.composition import Parts
 from moesim.policies.part_names import PARTS
 
 IN_CPP = {
-    "assignment": (
-        "all-gpu", "all-cpu", "resident", "resident-in-decode", "greedy", "threshold", "fixed-threshold", "beam", "queues", "hss",
-    ),
-    "prefetch": ("none", "predicted", "random", "mrs-score", "impact-driven"),
-    "replacement": ("lru", "fifo", "lfu", "random", "belady", "mrs", "static", "workload-aware"),
-}  # fmt: skip
-"""Parts that `moesim/engine/native/part_names.cpp` makes; placements are asked once, in Python."""
+    "assignment": ("all-gpu", "greedy", "queues"),
+    "prefetch": ("none", "predicted", "impact-driven"),
+    "replacement": ("lru", "mrs", "workload-aware"),
+}
+"""Parts that are in C++, too: those of LRU, DALI and HybriMoE; placements are asked once, in Python."""
 SET_BY_PRESETS = ("adjust", "own_part")
 """Methods of a composition that are over when a run begins."""
 

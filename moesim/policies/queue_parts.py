@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from moesim.policies.algorithms.assignment import Plan
 from moesim.policies.algorithms.queues import Reading, Timings, queue_layer_plan
 from moesim.policies.algorithms.two_ended import CODE_COSTS, CODE_CPU_PER_ROW, PerRow, two_ended_plan
 from moesim.policies.base import CostTable
 from moesim.policies.parts import Part, Setup
-from moesim.policies.twins import twin
 from moesim.policy import Routed, StepBegin
 
 
@@ -47,14 +46,13 @@ class Queues(Part):
     def start(self, setup: Setup) -> None:
         """Prepare the costs."""
         self._timings, self._reading = layer_timings(setup), self.reading
-        self._plan = twin(queue_layer_plan, setup.view)
         self._costs, self._gpu, self._top_k = setup.view.costs, setup.gpu, setup.view.model.top_k
 
     def assign(self, layer: int, loads: Sequence[int], waiting: Sequence[int]) -> Plan:
         """Simulate the layer."""
         costs = self._timings[layer]
         shared = self._costs.shared_ns(self._gpu, sum(loads) // self._top_k) if self.shared_in_plan else 0
-        return self._plan(loads, waiting, costs, shared, self._reading)
+        return queue_layer_plan(loads, waiting, costs, shared, self._reading)
 
 
 class TwoEnded(Part):
@@ -88,15 +86,8 @@ class TwoEnded(Part):
         if self.costs == "code":
             cpu = PerRow(0, CODE_CPU_PER_ROW[self.cpu_per_row])
             self._used = [CODE_COSTS._replace(cpu=cpu)] * len(self._timings)
-        self._plan = twin(two_ended_plan, setup.view)
         self._rows = 1
         self._ranked: Sequence[int] | None = None
-
-    def native_state(self) -> dict[str, Any]:
-        """Give the constants of the code, if it goes by them, for the native engine."""
-        transfer, gpu, _, gpu_first, cpu_first = CODE_COSTS
-        given = [transfer, gpu[1], CODE_CPU_PER_ROW[self.cpu_per_row], gpu_first, cpu_first]
-        return {"constants": [float(one) for one in given] if self.costs == "code" else None}
 
     def step_begin(self, event: StepBegin) -> None:
         """Learn how many rows the step has."""
@@ -116,5 +107,5 @@ class TwoEnded(Part):
         if self.counts_issued:
             cached.update(e for e in order if self._view.is_pending(layer, e, self._gpu))
         if self._rows == 1 or self.multi_row == "cpu-and-gpu":
-            return self._plan(order, cached, loads, self._used[layer])
+            return two_ended_plan(order, cached, loads, self._used[layer])
         return Plan(tuple(sorted(order, key=lambda e: e not in cached)), (), 0, 0)

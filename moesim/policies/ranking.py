@@ -108,13 +108,7 @@ class Belady(_Ranked):
     def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
         """Begin before the first step."""
         self._now = (-1, -1)
-        self._shape = setup.view.model.n_layers, setup.view.model.n_experts
         super().start(setup, residents)
-
-    def native_state(self) -> dict[str, Any] | None:
-        """Give the native engine the whole future; None if it is not known as a whole."""
-        uses = getattr(self._future, "uses", None)
-        return None if uses is None else {"uses": uses(*self._shape)}
 
     def used(self, event: Routed) -> None:
         """Remember the present step and layer."""

@@ -12,7 +12,6 @@ from moesim.policies.declare import option_of
 from moesim.policies.parts import Part, Setup, Unit
 from moesim.policies.parts.prefetch import Over
 from moesim.policies.parts.replacement import LRU
-from moesim.policies.twins import twin
 from moesim.policies.visit import Victims
 from moesim.policy import Fetch, Predict, Predicted, Routed, StepBegin, View
 from moesim.trace.stats.caches import MRS_ALPHA
@@ -43,12 +42,9 @@ class RecentScores:
         p: int | None,
         tokens: Literal["mean", "first"],
         credit: Credit = "own",
-        view: View | None = None,
     ) -> None:
         self._alpha, self._first, self._by_id = alpha, tokens == "first", credit == "by-id"
         self._p = 2 * top_k if p is None else p
-        self._by_scores = twin(recent_scores, view) if view else recent_scores
-        self._by_weights = twin(recent_weights, view) if view else recent_weights
         self._s = [[0.0] * n_experts for _ in range(n_layers)]
 
     def update(self, event: Routed) -> None:
@@ -56,9 +52,9 @@ class RecentScores:
         before = self._s[event.layer]
         rows = slice(1) if self._first else slice(None)
         if event.scores is not None:
-            found = self._by_scores(before, event.scores[rows], self._p, self._alpha, self._by_id)
+            found = recent_scores(before, event.scores[rows], self._p, self._alpha, self._by_id)
         elif event.weights is not None:
-            found = self._by_weights(before, event.experts[rows], event.weights[rows], self._p, self._alpha, self._by_id)
+            found = recent_weights(before, event.experts[rows], event.weights[rows], self._p, self._alpha, self._by_id)
         else:
             raise RuntimeError("recent scores: the trace was promised to hold scores or weights, and holds neither")
         self._s[event.layer] = found
@@ -75,7 +71,7 @@ class RecentScores:
 def _recent_scores(part: MRS | MRSScore, view: View) -> RecentScores:
     model = view.model
     shape = model.n_layers, model.n_experts, model.top_k
-    return RecentScores(*shape, part.alpha, part.p, part.tokens, part.credit, view)
+    return RecentScores(*shape, part.alpha, part.p, part.tokens, part.credit)
 
 
 class MRS(LRU, fixed=("use_order",)):
@@ -161,10 +157,6 @@ class MRSScore(Part):
         self._gpu, self._n_layers = setup.gpu, setup.view.model.n_layers
         self._rows = 1
         self._recent = _recent_scores(self, setup.view)
-
-    def native_state(self) -> dict[str, Any] | None:
-        """Say whether the native engine can decide."""
-        return self._recent.native_state()
 
     def step_begin(self, event: StepBegin) -> None:
         """Learn how many rows the step has."""

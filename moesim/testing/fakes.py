@@ -171,8 +171,6 @@ class FakeView:
         keys = {(device, layer, expert, self._width(bits)) for expert in experts}
         self._in_use = self._in_use | keys if in_use else self._in_use - keys
 
-    pin = hold  # the old name, for one version
-
     def _width(self, bits: float | None) -> float | None:
         return None if bits == self.model.expert_bits else bits
 
@@ -228,8 +226,6 @@ class FakeView:
     def is_in_use(self, layer: int, expert: int, device: str, bits: float | None = None) -> bool:
         """Say whether it is in use."""
         return (device, layer, expert, self._width(bits)) in self._in_use
-
-    is_pinned = is_in_use  # the old name, for one version
 
     def residency(self, layer: int, device: str, bits: float | None = None) -> bytes:
         """Return one byte an expert."""

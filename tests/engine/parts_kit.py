@@ -23,7 +23,6 @@ from moesim.policies.native_parts import IN_CPP, in_python
 from moesim.policies.no_prefetch import NoPrefetch
 from moesim.policies.part_names import PARTS
 from moesim.policies.queue_parts import Queues
-from moesim.policies.systems.hybrimoe import HybriMoECode
 from moesim.records import Records
 from moesim.testing.traces import synthetic_trace
 from moesim.trace.predictors.chosen import FutureUse, PredictorSet
@@ -74,8 +73,6 @@ def composition(rng: Random) -> Composed:
         parts["prefetch"].reading = parts["assignment"].reading
     placed = rng.choice(PLACEMENTS)
     parts["placement"] = PARTS["placement"][placed]()
-    if placed != "frequency-global" and rng.random() < 0.4:
-        return HybriMoECode(**parts, slots_split=rng.choice(["spread", "equal"]), wait_prefetch=rng.random() < 0.8)
     return Composed(
         **parts,
         scope="global" if placed == "frequency-global" else rng.choice(["per-layer", "global"]),
@@ -148,10 +145,9 @@ def outcomes(seed: int) -> Iterator[tuple[Any, Composed]]:
 def assert_alike(seed: int) -> tuple[Records | None, Composed]:
     """Play a run in all three ways; give the records, if it came to its end, and the policy."""
     (expected, policy), *others = outcomes(seed)
-    for found, other in others:
+    for found, _ in others:
         if isinstance(expected, Records) and isinstance(found, Records):
             assert_same(expected, found)
-            assert policy.counters == other.counters
         else:
             assert expected == found
     return (expected if isinstance(expected, Records) else None), policy

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from moesim.cli.main import main
-from moesim.engine import agreement, choice, chosen, entry, native
+from moesim.engine import choice, chosen, entry, native
 from moesim.errors import ConfigError, SimulationError
 from moesim.policies.registry import make_policy
 from moesim.testing.runs import run_inputs, tiny_workload
@@ -78,7 +78,7 @@ def test_a_row_says_which_engine_ran_and_all_else_is_equal(monkeypatch: pytest.M
 @built
 def test_a_verified_run_is_played_on_both_engines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.setenv(choice.VARIABLE, "")
-    monkeypatch.setenv(agreement.VARIABLE, "")
+    monkeypatch.setenv(choice.VERIFY, "")
     plain = compared("simpy", capsys)
     played = []
     for name, engine in list(entry._ENGINES.items()):
@@ -91,7 +91,7 @@ def test_a_verified_run_is_played_on_both_engines(monkeypatch: pytest.MonkeyPatc
 @built
 def test_the_first_record_that_differs_stops_a_verified_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.setenv(choice.VARIABLE, "")
-    monkeypatch.setenv(agreement.VARIABLE, "1")
+    monkeypatch.setenv(choice.VERIFY, "1")
 
     def wrong(state: Any) -> Any:
         records = entry._run_simpy(state)
@@ -111,8 +111,8 @@ def test_the_verified_share_depends_on_the_runs_alone(monkeypatch: pytest.Monkey
     runs = [("lru", n) for n in range(2000)]
     found = {}
     for share in (0, 0.25, 1):
-        monkeypatch.setenv(agreement.VARIABLE, str(share))
-        found[share] = [run for run in runs if agreement.among_verified(run)]
+        monkeypatch.setenv(choice.VERIFY, str(share))
+        found[share] = [run for run in runs if choice.among_verified(run)]
     assert (len(found[0]), len(found[1])) == (0, 2000)
     assert 430 < len(found[0.25]) < 570  # four standard deviations
 
@@ -143,7 +143,20 @@ def test_only_who_reads_the_routing_by_layer_has_it_prepared(monkeypatch: pytest
 def test_every_python_file_of_the_rules_has_its_namesake():
     folder = Path(native.__file__).parent
     compiled = {path.stem for path in folder.glob("*.cpp")}
-    rules = {"loop", "state", "steps", "visit", "delivery", "actions", "checks", "runs", "lanes", "movement", "links", "memory",
-             "streams", "contention", "view", "stuck", "setup"}  # fmt: skip
+    rules = {
+        "actions",
+        "checks",
+        "clock",
+        "lanes",
+        "links",
+        "loop",
+        "memory",
+        "setup",
+        "state",
+        "steps",
+        "streams",
+        "view",
+        "visit",
+    }
     assert rules <= compiled
     assert rules <= {path.stem for path in folder.parent.glob("*.py")}

@@ -164,18 +164,6 @@ def test_rule_2_a_generator_is_collected_before_anything_takes_effect() -> None:
     assert seen == [True]
 
 
-def test_old_names_of_the_contract_hold_for_one_version() -> None:
-    seen = []
-
-    def look(event: Routed, view: Any) -> list[Any]:
-        seen.append((event.loads, [view.is_pinned(0, e, "gpu0") for e in range(2)]))
-        assert seen[-1] == (event.rows, [view.is_in_use(0, e, "gpu0") for e in range(2)])
-        return [Run(event.layer, event.active, "gpu0")]
-
-    play(Script({("Routed", 0, 0, 0): look}, copies=ALL, routed=on_gpu), ONE)
-    assert [(list(rows), used) for rows, used in seen] == [([1, 1, 0, 0], [False, False])]
-
-
 def test_rule_2_a_decision_delays_its_effect_is_recorded_and_pins_what_is_routed() -> None:
     # gpu0       |DDDDD|dd|00000|11111|DDDDD|dd|22222|33333|   d: decision, 30 ns
     #            0    100 130                      A message leaves the link at 110, and a victim is asked for:

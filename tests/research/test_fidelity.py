@@ -395,10 +395,8 @@ def test_a_router_that_weighs_otherwise_is_refused() -> None:
 
 # ------------------------------------------------------------------------------------------------------- settlement
 def visit_of(routed: np.ndarray, weights: np.ndarray) -> Visit:
-    k = routed.shape[1]
-    visit = Visit(step=0, layer=1, base=0, k=k, mbs_left=1)
-    rows = np.bincount(routed.ravel(), minlength=9)
-    visit.route(routed, weights, rows.tolist(), rows.nonzero()[0].tolist())
+    visit = Visit(step=0, layer=1, mbs_left=1)
+    visit.route(routed, weights)
     return visit
 
 

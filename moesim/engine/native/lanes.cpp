@@ -66,7 +66,7 @@ void done(State &state, Task *task, i64 end) {
 i64 expert_ns(State &state, DeviceState *device, int width, int rows) {
     auto &known = device->expert_ns[width];
     if (size_t(rows) >= known.size()) known.resize(rows + 1, -1);
-    if (known[rows] < 0) known[rows] = as_int(ask(state, device->ask_expert_ns[width], {num(rows)}));
+    if (known[rows] < 0) known[rows] = as_int(ask(state, device->ask_expert_ns[width], {ref(device->name), num(rows)}));
     return known[rows];
 }
 

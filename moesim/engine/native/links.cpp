@@ -160,7 +160,7 @@ i64 transfer_ns(State &state, LinkState *link, i64 n_bytes) {
     if (link->asked_bytes == n_bytes) return link->asked_ns;
     auto found = link->transfer_ns.find(n_bytes);
     if (found == link->transfer_ns.end())
-        found = link->transfer_ns.emplace(n_bytes, std::min(as_int(ask(state, link->ask_ns, {num(n_bytes)})), FOREVER)).first;
+        found = link->transfer_ns.emplace(n_bytes, std::min(as_int(ask(state, attr(state.costs, "transfer_ns"), {ref(link->link), num(n_bytes)})), FOREVER)).first;
     link->asked_bytes = n_bytes;
     return link->asked_ns = found->second;
 }

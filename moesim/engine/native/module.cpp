@@ -11,9 +11,7 @@ void adopt(State &state, nb::handle copies);
 void sum_up(State &state, nb::object records);
 void bind_view(nb::module_ &module);
 namespace algorithms {
-void bind_plans(nb::module_ &module);
-void bind_scoring(nb::module_ &module);
-void bind_shown(nb::module_ &module);
+void bind(nb::module_ &module);
 }  // namespace algorithms
 namespace metrics {
 void bind_walk(nb::module_ &module);
@@ -32,9 +30,8 @@ struct Engine {
     }
     void run(nb::object records, nb::object copies, nb::object composed) {
         adopt(*state, copies);
-        if (!composed.is_none()) state->composed = compose(*state, composed);
+        if (!composed.is_none()) state->composed = std::make_unique<Composed>(*state, nb::cast<nb::dict>(composed));
         moesim::run(*state);
-        if (state->composed) state->composed->over();
         hand_over(*state, records);
         sum_up(*state, records);
     }
@@ -62,9 +59,7 @@ NB_MODULE(_native, module) {
     module.doc() = "The native engine: the rules of moesim.engine in C++, file by file.";
     moesim::bind_view(module);
     nb::module_ algorithms = module.def_submodule("algorithms", "Twins of functions of moesim.policies.algorithms, by their names.");
-    moesim::algorithms::bind_plans(algorithms);
-    moesim::algorithms::bind_scoring(algorithms);
-    moesim::algorithms::bind_shown(algorithms);
+    moesim::algorithms::bind(algorithms);
     module.attr("View").attr("algorithms") = algorithms;  // for `moesim.policies.twins`
     nb::module_ metrics = module.def_submodule("metrics", "Twins of functions of moesim.metrics, by their names.");
     moesim::metrics::bind_walk(metrics);

@@ -1,23 +1,9 @@
-#include "replacement.hpp"
-
+// Replacement parts, as in `moesim.policies.parts.replacement`: what leaves the cache when something else wants its place.
 #include "algorithms/caching.hpp"
-#include "drawing.hpp"
-#include "transient.hpp"
+#include "algorithms/scores.hpp"
+#include "parts.hpp"
 
 namespace moesim {
-
-// ------------------------------------------------------------------------------------------------- what the parts share
-
-/// Take note of a routed micro-batch; the first of another layer visit begins anew.
-void PresentVisit::add(const State &state, const Routing &routing) {
-    if (step != routing.step || layer != routing.layer) {
-        step = routing.step, layer = routing.layer;
-        n_experts = state.n_experts;
-        base = i64(layer) * n_experts;
-        routed.assign((n_experts + 63) / 64, 0);
-    }
-    for (int expert : routing.active) routed[expert >> 6] |= u64(1) << (expert & 63);
-}
 
 void Ordered::clear(i64 units, int pools) {
     n_units = units;
@@ -39,100 +25,93 @@ void Ordered::erase(i64 unit) {
     places[unit].next = -1;
 }
 
-/// Find the ids of a single row by rank.
-void ranked(const Routing &routing, std::vector<int> &found) {
-    found.assign(routing.ids.begin(), routing.ids.begin() + routing.top_k);
-}
+// --------------------------------------------------------------------------------------------------------------- LRU, MRS
 
-void Admitting::start(const Setup &setup) {
-    state = &setup.state;
-    gpu = setup.gpu;
+void LRU::start(const Setup &setup) {
+    know(setup);
     per_layer = setup.per_layer;
+    ranked.clear();
+    routed.assign(state->n_experts, false);
     members.clear(i64(state->n_layers) * state->n_experts, state->n_layers);
     for (int layer = 0; layer < state->n_layers; ++layer) inserted(layer, setup.residents[layer]);
 }
 
-void Admitting::inserted(int layer, const std::vector<int> &experts) {
+/// Move the cached ones among the active to the recent end, those of a single row by rank.
+void LRU::used(const Routing &routing) {
+    if (present_step != routing.step || present_layer != routing.layer) {
+        present_step = routing.step, present_layer = routing.layer;
+        routed.assign(state->n_experts, false);
+    }
+    for (int expert : routing.active) routed[expert] = true;
+    ranked.clear();
+    if (by_rank && routing.n_rows == 1) ranked.assign(routing.ids.begin(), routing.ids.begin() + routing.top_k);
+    mark(routing.layer, ranked.empty() ? routing.active : ranked);
+}
+
+/// Put what is fetched at the recent end; what is loaded on demand takes its place in the order of the visit.
+void LRU::inserted(int layer, const std::vector<int> &experts) {
     for (int expert : experts) {
         i64 one = unit(layer, expert);
         if (members.has(one)) members.erase(one);
         members.append(pool(layer), one);
     }
+    if (present_layer == layer) mark(layer, ranked);
 }
 
-// ------------------------------------------------------------------------------------------------------------ the parts
-
-/// Put what is fetched at the end; a prefetch on its way that is asked for keeps its place.
-void FIFO::inserted(int layer, const std::vector<int> &experts) {
+void LRU::mark(int layer, const std::vector<int> &experts) {
     for (int expert : experts)
-        if (i64 one = unit(layer, expert); !members.has(one)) members.append(pool(layer), one);
+        if (i64 one = unit(layer, expert); members.has(one)) {
+            members.erase(one);
+            members.append(pool(layer), one);
+        }
 }
 
-/// Name the first in order of insertion, and forget it.
-i64 FIFO::victim(int layer) {
-    Ordered::Pool ordered = members.of(pool(layer));
-    i64 found = first_resident(ordered.begin(), ordered.end());
+i64 LRU::take_best(int layer, const std::function<bool(i64, i64)> &better) {
+    i64 found = -1, spared = -1, end = members.end(pool(layer));
+    for (i64 one = members.after(end); one != end && (better || found < 0); one = members.after(one)) {
+        bool is_spared = unrouted_first && one / state->n_experts == present_layer && routed[one % state->n_experts];
+        i64 &so_far = is_spared ? spared : found;
+        if ((so_far < 0 || (better && better(one, so_far))) && resident(one)) so_far = one;
+    }
+    if (found < 0) found = spared;
     if (found >= 0) members.erase(found);
     return found;
 }
 
-void LRU::start(const Setup &setup) {
-    present.clear();
-    FIFO::start(setup);
+/// Name the one used longest ago, and forget it.
+i64 LRU::victim(int layer) { return take_best(layer); }
+
+/// Begin with all scores 0.
+void MRS::start(const Setup &setup) {
+    if (!p) p = 2 * setup.state.top_k;
+    scores.assign(size_t(setup.state.n_layers) * setup.state.n_experts, 0);
+    LRU::start(setup);
 }
 
-/// Move the cached ones among the active to the recent end.
-void LRU::used(const Routing &routing) {
-    FIFO::used(routing);
-    if (by_rank && routing.n_rows == 1) {
-        ranked(routing, present);
-        present_layer = routing.layer;
-        mark(routing.layer, present);
-    } else {
-        present.clear();
-        mark(routing.layer, routing.active);
-    }
+/// Mark the active experts as used, and move the scores of their layer on by one visit; a micro-batch is a visit.
+void MRS::used(const Routing &routing) {
+    LRU::used(routing);
+    std::span<double> of_layer(scores.data() + unit(routing.layer, 0), state->n_experts);
+    const Table *all = routing.micro->scores(), *from = all ? all : routing.micro->weights();
+    if (!from) throw std::runtime_error("recent scores: the trace was promised to hold scores or weights, and holds neither");
+    int n_rows = first ? 1 : routing.n_rows, width = all ? state->n_experts : routing.top_k;
+    std::vector<float> values;
+    for (int row = 0; row < n_rows; ++row)
+        for (int at = 0; at < width; ++at) values.push_back(from->real(row, routing.layer, at));
+    if (all) algorithms::recent_scores(of_layer, values, size_t(p), alpha, by_id);
+    else algorithms::recent_weights(of_layer, std::span(routing.ids).first(values.size()), values, size_t(width), size_t(p), alpha, by_id);
 }
 
-/// Put what is fetched at the recent end; what is loaded on demand takes its place in the order of the visit.
-void LRU::inserted(int layer, const std::vector<int> &experts) {
-    Admitting::inserted(layer, experts);
-    if (!present.empty() && present_layer == layer) mark(layer, present);
+/// Name the one with the smallest score, and forget it.
+i64 MRS::victim(int layer) {
+    return take_best(layer, [this](i64 one, i64 other) { return scores[one] < scores[other]; });
 }
 
-void LRU::mark(int layer, const std::vector<int> &experts) {
-    for (int expert : experts) {
-        i64 one = unit(layer, expert);
-        if (!members.has(one)) continue;
-        members.erase(one);
-        members.append(pool(layer), one);
-    }
-}
-
-void RandomVictim::start(const Setup &setup) {
-    Admitting::start(setup);
-    asked = 0;
-}
-
-/// Draw among the residents, and forget the one drawn.
-i64 RandomVictim::victim(int layer) {
-    for (bool routed : {false, true}) {
-        there.clear();
-        for (i64 one : members.of(pool(layer)))
-            if ((unrouted_first && visit.has(one)) == routed && resident(one)) there.push_back(one);
-        if (there.empty()) continue;
-        ++asked;
-        i64 found = there[scramble((seed << 32) + asked) % there.size()];
-        members.erase(found);
-        return found;
-    }
-    return -1;
-}
+// ------------------------------------------------------------------------------------------------------------------- DALI
 
 /// Begin with empty windows.
 void WorkloadAware::start(const Setup &setup) {
-    state = &setup.state;
-    gpu = setup.gpu;
+    know(setup);
     cache = setup.cache;
     scores.assign(state->n_layers, std::vector<i64>(state->n_experts, 0));
     visits.assign(state->n_layers, 0);
@@ -152,12 +131,9 @@ bool WorkloadAware::layer_end(int layer, Swap &swap) {
     if ((printed ? visit : visit + 1) % w_size) return false;
     algorithms::Swaps found = algorithms::workload_aware_swap(scores[layer], members[layer], u_size, only_if_better);
     std::fill(scores[layer].begin(), scores[layer].end(), 0);
-    swap.victims = found.victims;
-    swap.newcomers = found.newcomers;
-    for (int expert : swap.victims) members[layer][expert] = false;
-    for (int expert : swap.newcomers) members[layer][expert] = true;
-    swap.urgency = blocking ? DEMAND : UPDATE;
-    swap.relabel = relabel;
+    for (int expert : found.victims) members[layer][expert] = false;
+    for (int expert : found.newcomers) members[layer][expert] = true;
+    swap = {std::move(found.victims), std::move(found.newcomers), blocking ? DEMAND : UPDATE, relabel};
     return !swap.victims.empty();
 }
 
@@ -165,11 +141,39 @@ bool WorkloadAware::layer_end(int layer, Swap &swap) {
 i64 WorkloadAware::victim(int layer) {
     std::vector<int> cached;
     residents(*state, cache, layer, cached);
-    for (int expert : cached) {
-        i64 unit = i64(layer) * state->n_experts + expert;
-        if (!members[layer][expert] && gpu->memory.copies[unit].in_use <= 0) return unit;
-    }
+    for (int expert : cached)
+        if (i64 one = unit(layer, expert); !members[layer][expert] && gpu->memory.copies[one].in_use <= 0) return one;
     return -1;
+}
+
+/// Make a part by its name.
+std::unique_ptr<Replacement> make_replacement(const PartOptions &options) {
+    auto ordered = [&](auto part) {
+        part->unrouted_first = is(options, "victims", "unrouted-first");
+        part->by_rank = is(options, "use_order", "rank");
+        return part;
+    };
+    if (is(options, "name", "lru")) return ordered(std::make_unique<LRU>());
+    if (is(options, "name", "mrs")) {
+        auto part = ordered(std::make_unique<MRS>());
+        nb::object p(options["p"]);
+        part->alpha = nb::cast<double>(options["alpha"]);
+        part->p = p.is_none() ? 0 : as_int(p);
+        part->first = is(options, "tokens", "first");
+        part->by_id = is(options, "credit", "by-id");
+        return part;
+    }
+    if (is(options, "name", "workload-aware")) {
+        auto part = std::make_unique<WorkloadAware>();
+        part->w_size = number(options, "w_size");
+        part->u_size = number(options, "u_size");
+        part->printed = is(options, "firing", "printed");
+        part->only_if_better = flag(options, "only_if_better");
+        part->blocking = flag(options, "blocking");
+        part->relabel = flag(options, "relabel");
+        return part;
+    }
+    throw std::logic_error("no replacement part: " + text_of(options, "name"));
 }
 
 }  // namespace moesim

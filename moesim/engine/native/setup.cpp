@@ -4,15 +4,20 @@
 
 namespace moesim {
 
-static DeviceState *of_twin(State &state, nb::handle twin) { return &state.devices[int_attr(twin, "index")]; }
+static DeviceState *of_twin(State &state, nb::handle twin) { return find_device(state, attr(twin, "name").ptr()); }
 
-static Lane lane_of(State &state, DeviceState *device, nb::handle twin, bool side) {
+static nb::object items_of(State &state, nb::handle owner, const char *name) {
+    return own(PySequence_List(ask(state, attr(attr(owner, name), "items"), {}).ptr()));
+}
+
+static Lane lane_of(State &state, DeviceState *device, bool side) {
     Lane lane;
     lane.device = device;
     lane.side = side;
-    lane.plain = truth(attr(twin, "plain").ptr());
-    lane.expert_activity = state.contention.number(text(attr(twin, "expert_activity")));
-    lane.dense_activity = state.contention.number(text(attr(twin, "dense_activity")));
+    std::string name = text(device->name);
+    lane.expert_activity = state.contention.number(name + (side ? ".side" : ".experts"));
+    lane.dense_activity = state.contention.number(name + (side ? ".side" : ".dense"));
+    lane.plain = state.contention.partners[lane.expert_activity].empty() && state.contention.partners[lane.dense_activity].empty();
     return lane;
 }
 
@@ -30,13 +35,15 @@ static void read_model(State &state) {
     state.kv_bytes = int_attr(model, "kv_bytes_per_token_per_layer");
     Items core(attr(model, "core_widths").ptr());
     for (int i = 0; i < 2; ++i) state.core_widths[i] = as_int(core[i]);
-    nb::object twin = attr(state.twin, "weights");
     state.weights.n_layers = state.n_layers;
     state.weights.n_experts = state.n_experts;
-    state.weights.block = int_attr(twin, "block");
-    Items widths(attr(twin, "widths").ptr()), sizes(attr(twin, "n_bytes").ptr());
-    for (Py_ssize_t i = 0; i < widths.size(); ++i) state.weights.widths.push_back(nb::borrow(widths[i]));
-    for (Py_ssize_t i = 0; i < sizes.size(); ++i) state.weights.n_bytes.push_back(as_int(sizes[i]));
+    state.weights.block = i64(state.n_layers) * state.n_experts;
+    Items widths(attr(model, "widths").ptr());
+    for (Py_ssize_t i = 0; i < widths.size(); ++i) {
+        state.weights.widths.push_back(nb::borrow(widths[i]));
+        for (int layer = 0; layer < state.n_layers; ++layer)
+            state.weights.n_bytes.push_back(as_int(ask(state, attr(model, "expert_bytes"), {num(layer), ref(widths[i])})));
+    }
 }
 
 static void read_contention(State &state) {
@@ -57,10 +64,11 @@ static void read_contention(State &state) {
 }
 
 static void read_devices(State &state) {
-    Items devices(attr(state.twin, "devices").ptr());
+    nb::object listed = items_of(state, state.twin, "devices");
+    Items devices(listed.ptr());
     for (Py_ssize_t i = 0; i < devices.size(); ++i) state.devices.emplace_back();
     for (Py_ssize_t i = 0; i < devices.size(); ++i) {
-        nb::object twin = nb::borrow(devices[i]);
+        nb::object twin = nb::borrow(PyTuple_GET_ITEM(devices[i], 1));
         DeviceState &device = state.devices[i];
         device.index = int(i);
         device.twin = twin;
@@ -68,16 +76,14 @@ static void read_devices(State &state) {
         device.is_gpu = truth(attr(twin, "is_gpu").ptr());
         device.computes = truth(attr(twin, "computes").ptr());
         device.backing = truth(attr(twin, "backing").ptr());
-        device.first_extra = int_attr(twin, "first_extra");
-        nb::object costs = attr(twin, "expert_ns");
-        for (size_t width = 0; width < state.weights.widths.size(); ++width) {
-            nb::object key = width ? state.weights.widths[width] : nb::object(nb::none());
-            device.ask_expert_ns.push_back(own(PyObject_GetItem(costs.ptr(), key.ptr())));
+        device.first_extra = as_int(ask(state, attr(state.costs, "first_extra_ns"), {ref(device.name)}));
+        for (const nb::object &bits : state.weights.widths) {
+            device.ask_expert_ns.push_back(attr(ask(state, attr(state.costs, "at_bits"), {ref(bits)}), "expert_ns"));
             device.expert_ns.emplace_back();
         }
         device.pending.assign(state.weights.size(), nullptr);
-        device.main = lane_of(state, &device, attr(twin, "main"), false);
-        device.side = lane_of(state, &device, attr(twin, "side"), true);
+        device.main = lane_of(state, &device, false);
+        device.side = lane_of(state, &device, true);
         DeviceMemory &memory = device.memory;
         memory.device = int(i);
         memory.weights = &state.weights;
@@ -104,11 +110,10 @@ static void read_links(State &state) {
         link.index = int(i);
         link.name = attr(twin, "name");
         link.link = attr(twin, "link");
-        link.ask_ns = attr(twin, "transfer_ns");
         link.to = of_twin(state, attr(twin, "to"));
-        link.plain = truth(attr(twin, "plain").ptr());
         link.shared = truth(attr(link.link, "share_link").ptr());
         link.activity_number = state.contention.number(text(link.name));
+        link.plain = state.contention.partners[link.activity_number].empty();
         state.contention.of_link[link.activity_number] = true;
         nb::object medium = attr(twin, "medium");
         size_t at = 0;
@@ -192,9 +197,10 @@ static void put(State &state, nb::handle copies) {
         DeviceMemory &memory = of_twin(state, PyTuple_GET_ITEM(listed[i], 0))->memory;
         PoolState *pool = memory.pool(attr(PyTuple_GET_ITEM(listed[i], 1), "name"));
         Items units(PyTuple_GET_ITEM(listed[i], 2));
-        for (Py_ssize_t u = 0; u < units.size(); ++u) {
-            i64 unit = as_int(units[u]);
-            memory.reserve(pool, unit / state.n_experts % state.n_layers, state.weights.bytes_of(unit), 0);
+        for (Py_ssize_t u = 0; u < units.size(); ++u) {  // layer, expert, bits
+            i64 layer = as_int(PyTuple_GET_ITEM(units[u], 0));
+            i64 unit = unit_of(state, layer, as_int(PyTuple_GET_ITEM(units[u], 1)), "place", PyTuple_GET_ITEM(units[u], 2));
+            memory.reserve(pool, layer, state.weights.bytes_of(unit), 0);
             memory.arrive(unit, pool, -1);
         }
     }
@@ -219,10 +225,6 @@ static std::unique_ptr<Streams> read_streams(State &state, nb::handle twin) {
         streams.order.push_back(std::move(use));
     }
     return found;
-}
-
-static nb::object items_of(State &state, nb::handle owner, const char *name) {
-    return own(PySequence_List(ask(state, attr(attr(owner, name), "items"), {}).ptr()));
 }
 
 static std::unique_ptr<Layout> read_layout(State &state, nb::handle twin) {

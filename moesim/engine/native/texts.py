@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from moesim.capacity import part_bytes
 from moesim.core.units import format_bytes, format_ns
 from moesim.engine.actions import WRONG_TYPE
+from moesim.engine.actions import sources as sources_of
 from moesim.engine.checks import fail_at as fail
 from moesim.engine.checks import short_repr
-from moesim.engine.paths import sources as sources_of
 from moesim.engine.steps import check_length, kinds, n_requests
 from moesim.engine.visit import gate_mass, inexact_records
 from moesim.errors import DeadlockError, unknown_name, unknown_width
 
 if TYPE_CHECKING:
-    from moesim.engine.machine import DeviceState
-    from moesim.engine.state import State
+    from moesim.engine.state import DeviceState, State
     from moesim.trace.workload import Step
 
 __all__ = [
@@ -46,7 +45,7 @@ def first_rows(rows: Iterable[Any]) -> str:
 
 def sources(state: State, device: DeviceState) -> Sequence[str]:
     """Name the devices from which weights can come to `device`, nearest first."""
-    return [one.name for one in sources_of(state, device, None)]
+    return sources_of(state, device)
 
 
 def too_long(state: State, now: int, step: int) -> None:

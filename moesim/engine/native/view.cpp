@@ -22,37 +22,34 @@ struct View {
     i64 first(nb::handle bits) const {
         return first_of(*state, bits.ptr(), [] { return "the view was asked"; });
     }
-    /// A unit, counted from the end if negative, as Python's tables are. Far from all units a number stays so.
+    /// A unit; -1: the model has none such.
     i64 unit(i64 layer, i64 expert, nb::handle bits) const {
-        constexpr i64 far = i64(1) << 40;
-        i64 at = std::clamp(layer, -far, far) * state->n_experts;
-        return first(bits) + at + std::clamp(expert, -far, far);
+        i64 from = first(bits);
+        bool there = layer >= 0 && layer < state->n_layers && expert >= 0 && expert < state->n_experts;
+        return there ? from + layer * state->n_experts + expert : -1;
     }
 
     bool is_resident(i64 layer, i64 expert, nb::handle name, nb::handle bits) const {
-        DeviceState &found = device(name);
-        i64 at = unit(layer, expert, bits), n = state->weights.size();
-        if (at < 0) at += n;
-        if (at < 0 || at >= n) throw nb::index_error("bytearray index out of range");
-        return found.memory.resident(at);
+        i64 at = unit(layer, expert, bits);
+        return device(name).memory.get(at);
     }
     bool is_pending(i64 layer, i64 expert, nb::handle name, nb::handle bits) const { return pending(layer, expert, name, bits); }
     Transfer *pending(i64 layer, i64 expert, nb::handle name, nb::handle bits) const {
-        DeviceState &found = device(name);
         i64 at = unit(layer, expert, bits);
-        return at >= 0 && at < state->weights.size() ? found.pending[at] : nullptr;
+        DeviceState &found = device(name);
+        return at >= 0 ? found.pending[at] : nullptr;
     }
     bool is_in_use(i64 layer, i64 expert, nb::handle name, nb::handle bits) const {
-        CopyState *copy = device(name).memory.get(unit(layer, expert, bits));
+        i64 at = unit(layer, expert, bits);
+        CopyState *copy = device(name).memory.get(at);
         return copy && copy->in_use > 0;
     }
     nb::object residency(i64 layer, nb::handle name, nb::handle bits) const {
         DeviceMemory &memory = device(name).memory;
-        i64 from = unit(layer, 0, bits), n = state->weights.size();
-        i64 to = from + state->n_experts;
-        auto clip = [n](i64 at) { return std::min(std::max<i64>(at < 0 ? at + n : at, 0), n); };  // as slices of Python are
-        from = clip(from), to = std::max(clip(to), from);
-        return own(PyBytes_FromStringAndSize(reinterpret_cast<const char *>(memory.there.data()) + from, to - from));
+        i64 from = unit(layer, 0, bits);
+        std::string none(state->n_experts, 0);
+        const char *there = reinterpret_cast<const char *>(memory.there.data());
+        return own(PyBytes_FromStringAndSize(from < 0 ? none.data() : there + from, state->n_experts));
     }
     i64 remaining(i64 layer, i64 expert, nb::handle name, nb::handle bits) const {
         Transfer *transfer = pending(layer, expert, name, bits);
@@ -157,7 +154,6 @@ void bind_view(nb::module_ &module) {
     of_unit("is_resident", &View::is_resident);
     of_unit("is_pending", &View::is_pending);
     of_unit("is_in_use", &View::is_in_use);
-    of_unit("is_pinned", &View::is_in_use);  // the old name, for one version
     of_unit("remaining_ns", &View::remaining);
 }
 

@@ -9,7 +9,6 @@ from moesim.policies.algorithms.assignment import Plan, greedy_layer_plan, layer
 from moesim.policies.algorithms.search import ENUMERATE_UP_TO, beam_assignment, exact_assignment
 from moesim.policies.base import CostTable, Range
 from moesim.policies.parts import Part, Setup
-from moesim.policies.twins import twin
 from moesim.policy import StepBegin
 
 
@@ -89,12 +88,11 @@ class Greedy(_Costed):
         """Prepare the costs."""
         super().start(setup)
         self._costs, self._gpu, self._top_k = setup.view.costs, setup.gpu, setup.view.model.top_k
-        self._plan = twin(greedy_layer_plan, setup.view)
 
     def assign(self, layer: int, loads: Sequence[int], waiting: Sequence[int]) -> Plan:
         """Apply the rule to the costs of this layer."""
         shared = self._costs.shared_ns(self._gpu, sum(loads) // self._top_k) if self.shared_in_plan else 0
-        return self._plan(loads, waiting, self._gpu_ns, self._cpu_ns, shared, *self._first)
+        return greedy_layer_plan(loads, waiting, self._gpu_ns, self._cpu_ns, shared, *self._first)
 
 
 class Exact(_Costed):
@@ -112,24 +110,14 @@ class Beam(_Costed):
     width: Annotated[int, Range(1)] = 2
     """Partial plans that are kept."""
 
-    def start(self, setup: Setup) -> None:
-        """Prepare the costs."""
-        super().start(setup)
-        self._plan = twin(beam_assignment, setup.view)
-
     def assign(self, layer: int, loads: Sequence[int], waiting: Sequence[int]) -> Plan:
         """Search with the costs of this layer."""
-        return self._plan(*layer_costs(loads, waiting, self._gpu_ns, self._cpu_ns), self.width, *self._first)
+        return beam_assignment(*layer_costs(loads, waiting, self._gpu_ns, self._cpu_ns), self.width, *self._first)
 
 
 class Threshold(_Costed):
     """Fiddler's rule: an expert that is not on the GPU goes to the CPU if that is sooner than transfer plus compute."""
 
-    def start(self, setup: Setup) -> None:
-        """Prepare the costs."""
-        super().start(setup)
-        self._plan = twin(threshold_layer_plan, setup.view)
-
     def assign(self, layer: int, loads: Sequence[int], waiting: Sequence[int]) -> Plan:
         """Compare the two costs of each expert; residents always run where they are."""
-        return self._plan(loads, waiting, self._gpu_ns, self._cpu_ns)
+        return threshold_layer_plan(loads, waiting, self._gpu_ns, self._cpu_ns)

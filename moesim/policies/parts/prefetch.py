@@ -10,7 +10,6 @@ from moesim.policies.algorithms.counting import add_rows, top_counted
 from moesim.policies.algorithms.drawing import sample
 from moesim.policies.base import Range
 from moesim.policies.parts import Part, Setup, Unit, source_needs
-from moesim.policies.twins import twin
 from moesim.policy import Predict, Predicted, Routed, View
 
 Lane = Literal["main", "side"]
@@ -100,7 +99,6 @@ class TopPredicted(_Pooled):
         self._gpu = setup.gpu
         self._top_k = setup.view.model.top_k
         self._n_layers = setup.view.model.n_layers
-        self._add_rows, self._top = twin(add_rows, setup.view), twin(top_counted, setup.view)
         self._step = -1
         self._seen: dict[int, tuple[dict[int, int], set[int]]] = {}  # of that step, by layer: rows of experts, and who was chosen
 
@@ -124,11 +122,11 @@ class TopPredicted(_Pooled):
         if self._step != event.step:
             self._step, self._seen = event.step, {}
         counts, chosen = self._seen.setdefault(event.layer, ({}, set()))
-        self._add_rows(counts, event.ids, self._top_k)
+        add_rows(counts, event.ids, self._top_k)
         resident = view.residency(event.layer, self._gpu)
         if self.over != "all":
             counts = {expert: n for expert, n in counts.items() if not resident[expert]}
-        top = self._top(counts, self.size)
+        top = top_counted(counts, self.size)
         new = [e for e in top if not resident[e] and e not in chosen][: self.size - len(chosen)]
         chosen.update(new)
         used = [e for e in top if resident[e]] if self.residents == "used" else []

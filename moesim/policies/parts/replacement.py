@@ -12,7 +12,6 @@ from moesim.policies.algorithms.caching import workload_aware_swap
 from moesim.policies.algorithms.drawing import scramble
 from moesim.policies.base import CACHE, Range, layer_residents
 from moesim.policies.parts import Part, Setup, Swap, Unit
-from moesim.policies.twins import twin
 from moesim.policies.visit import UNROUTED_FIRST, PresentVisit, Victims, first_resident, order_of_use
 from moesim.policy import DEMAND, UPDATE, Fetch, Routed, View
 
@@ -33,7 +32,6 @@ class Admitting(Part):
         self._gpu = setup.gpu
         self._per_layer = setup.per_layer
         self._visit = PresentVisit()
-        self._find = twin(first_resident, setup.view)
         self._members: list[dict[Unit, None]] = [{} for _ in range(setup.view.model.n_layers)]
         for layer, experts in enumerate(residents):
             self.inserted(layer, experts)
@@ -83,7 +81,7 @@ class Admitting(Part):
         (int, int) or None
             The first that is there, in use or not, and that the option ``victims`` does not protect; None if there is none.
         """
-        return self._find(ranked, self._visit.units if self.victims == UNROUTED_FIRST else (), self._gpu, view)
+        return first_resident(ranked, self._visit.units if self.victims == UNROUTED_FIRST else (), self._gpu, view)
 
 
 class FIFO(Admitting):
@@ -216,7 +214,6 @@ class WorkloadAware(Static):
         self._scores = [[0] * model.n_experts for _ in range(model.n_layers)]
         self._visits = [0] * model.n_layers
         self._members = [set(experts) for experts in residents]
-        self._swap = twin(workload_aware_swap, setup.view)
 
     def used(self, event: Routed) -> None:
         """Add the rows of this layer to its window."""
@@ -231,7 +228,7 @@ class WorkloadAware(Static):
         if (visit if self.firing == "printed" else visit + 1) % self.w_size:
             return None
         members = self._members[layer]
-        victims, newcomers = self._swap(self._scores[layer], members, self.u_size, self.only_if_better)
+        victims, newcomers = workload_aware_swap(self._scores[layer], members, self.u_size, self.only_if_better)
         self._scores[layer] = [0] * len(self._scores[layer])
         if not victims:
             return None

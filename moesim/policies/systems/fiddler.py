@@ -41,7 +41,6 @@ from moesim.policies.base import (
     slot_bytes,
 )
 from moesim.policies.released import Released, Tables
-from moesim.policies.twins import twin
 from moesim.policy import (
     DEMAND,
     Action,
@@ -104,7 +103,6 @@ class Fiddler(PolicyBase):
         load_ns = [costs.fetch_ns(view.host, self._gpu, None, layer) for layer in range(model.n_layers)]
         # A resident expert always runs where it is, as if it cost the GPU nothing.
         self._waiting = [[0 if here else ns for here in of_layer] for of_layer, ns in zip(self._resident, load_ns, strict=True)]
-        self._threshold_plan = twin(threshold_layer_plan, view)
         self._awaited: set[int] = set()  # serial: copies of this layer still under way
         self._held: set[int] = set()  # serial: CPU experts that wait for them
         n_bytes = sum(len(experts) * model.expert_bytes(layer) for layer, experts in enumerate(chosen))
@@ -152,7 +150,7 @@ class Fiddler(PolicyBase):
         resident = self._resident[layer]
         if self.rule == "code":
             return fiddler_code_assignment(loads, resident)
-        return self._threshold_plan(loads, self._waiting[layer], self._gpu_ns, self._cpu_ns)
+        return threshold_layer_plan(loads, self._waiting[layer], self._gpu_ns, self._cpu_ns)
 
     def _routed(self, event: Routed, view: View) -> list[Action]:
         resident = self._resident[event.layer]

@@ -50,7 +50,7 @@ from typing import Annotated, Any
 from moesim.policies.algorithms.caching import SlotsSplit
 from moesim.policies.base import CACHE, Range
 from moesim.policies.composed import Composed
-from moesim.policies.composition import Composition, PartSpec, Prefetch
+from moesim.policies.composition import PartSpec, Prefetch
 from moesim.policies.declare import option
 from moesim.policies.impact_part import ImpactDriven
 from moesim.policies.no_prefetch import NoPrefetch
@@ -160,14 +160,6 @@ class HybriMoECode(Composed, fixed=("scope", "staging_slots", "load_order", "cac
         self._doomed: list[Unit] = []  # the ones in whose place
         self._overwrites = 0
         return placement
-
-    def native_parts(self) -> dict[str, Any] | None:
-        """Describe it for the native engine, which counts the overwrites."""
-        parts = self._native_parts(HybriMoECode, Composed, Composition)
-        return parts and parts | {"at_issue": {"slots": self._slots, "waits": self._waits, "ended": self._ended}}
-
-    def _ended(self, overwrites: int) -> None:
-        self._overwrites = overwrites
 
     # ------------------------------------------------------------------------------------------------------ events
     def decide(self, event: Any, view: View) -> Iterable[Action]:

@@ -30,10 +30,6 @@ class FutureUse:
                         if not uses or uses[-1] != step.index:
                             uses.append(step.index)
 
-    def uses(self, n_layers: int, n_experts: int) -> list[list[int]]:
-        """List the steps in which each expert is used, layer after layer."""
-        return [self._steps.get((layer, expert), []) for layer in range(n_layers) for expert in range(n_experts)]
-
     def next_use(self, layer: int, expert: int, step: int) -> int:
         """Return when an expert is used next."""
         uses = self._steps.get((layer, expert), [])

@@ -14,7 +14,7 @@ struct Ahead {
 
 /// The planned end of a layer, from the rows of its cached experts and of the others, both ascending.
 template <class Ns>
-i64 queue_makespan(std::span<const i64> cached, std::span<const i64> missing, const Timings<Ns> &costs, const Reading &reading) {
+i64 queue_makespan(const std::vector<i64> &cached, const std::vector<i64> &missing, const Timings<Ns> &costs, const Reading &reading) {
     Split split;
     int n = 0;
     for (i64 rows : cached) split.cached.push_back({rows, n++});

@@ -5,17 +5,18 @@
 
 #include <array>
 #include <limits>
+#include <span>
 
 namespace moesim::algorithms {
 
 enum Timeline { GPU, CPU, LINK };
 
 /// What the operations of a layer cost. `gpu` and `cpu` give the time of a number of rows.
-template <class Ns, class Time = i64> struct Timings {
-    Time transfer;
+template <class Ns> struct Timings {
+    i64 transfer;
     Ns gpu, cpu;
     bool has_cpu;
-    Time gpu_first, cpu_first;
+    i64 gpu_first, cpu_first;
 };
 
 /// How the paper's words are read.
