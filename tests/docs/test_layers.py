@@ -92,7 +92,7 @@ def place(name: str) -> tuple[int, str]:
 
 
 def test_the_parser_sees_imports():
-    assert Import("engine.simulated", "simpy", False, False) in all_imports()
+    assert Import("engine.clock", "simpy", False, False) in all_imports()
     assert any(i.importer == "engine.entry" and i.imported == "engine.setup" for i in all_imports())
     assert any(i.importer == "policy" and i.imported == "hardware.costs" and i.for_types for i in all_imports())
 
