@@ -152,8 +152,6 @@ class _WatchedView:
             self.seen.add(self.PINNED)
         return pinned
 
-    is_pinned = is_in_use  # the old name, for one version
-
 
 FILE: Final = "measurements.jsonl"
 OWNER: Final = "validate"
