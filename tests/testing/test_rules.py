@@ -289,12 +289,12 @@ class ByRankReversed(Fate):
 
 
 class HotStays(DaopPaper):
-    def place(self, view: View) -> Any:
-        return self._with(super().place(view))
-
-    def _with(self, placement: Any) -> Any:
-        self._swaps._rule = self._swaps._rule._replace(factor=3.0)
-        return placement
+    def _decide_swaps(self, event: Any, view: View) -> list[tuple[int, int]]:
+        given, self.swap_factor = self.swap_factor, 3.0
+        try:
+            return super()._decide_swaps(event, view)
+        finally:
+            self.swap_factor = given
 
 
 class OwnGates(DaopPaper):
@@ -304,7 +304,7 @@ class OwnGates(DaopPaper):
 
 
 class HotStaysToo(DaopCode, HotStays):  # type: ignore[valid-type,misc]
-    place = HotStays.place
+    pass
 
 
 class SecondWindow(WorkloadAware):
