@@ -15,9 +15,8 @@ from typing import Any, Final, ParamSpec, TypeVar
 from moesim.errors import ConfigError, ModelError
 from moesim.hardware import HardwareProfile, load_hardware
 from moesim.model import ModelSpec, builtin_models, load_model
-from moesim.policies.declare import Declared, option_parameters
-from moesim.policies.part_names import PARTS
-from moesim.policies.registry import POLICIES
+from moesim.policies.options import Declared, options_of
+from moesim.policies.registry import PARTS, POLICIES
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -140,11 +139,11 @@ def _policy(policy: Any, place: str) -> Any:
     target = f"{cls.__module__}:{cls.__qualname__}"
     if "<locals>" in target:
         raise ConfigError(f"{place}: expected a class of a module or of a notebook's cell, got one made in a function: {target}")
-    known = {**_part_names(), **{cls: name for name, cls in POLICIES.items()}}
+    known = {target: name for names in (*PARTS.values(), POLICIES) for name, target in names.items()}
     name = known.get(target, target)
     if policy is cls:
         return name
-    defaults = {key: one.default for key, one in option_parameters(cls).items()}
+    defaults = {key: one.default for key, one in options_of(cls).items()}
     options = policy.options() if isinstance(policy, Declared) else _attributes(policy, defaults, place)
     changed = {key: value for key, value in options.items() if not _equal(value, defaults[key])}
     return {"name": name, **{key: written(value, f"{place}.{key}") for key, value in changed.items()}} if changed else name
@@ -158,10 +157,6 @@ def _attributes(policy: Any, names: Iterable[str], place: str) -> dict[str, Any]
             "add it, or give {name: package.module:Class, option: value}"
         )
     return {name: getattr(policy, name) for name in names}
-
-
-def _part_names() -> dict[str, str]:
-    return {f"{cls.__module__}:{cls.__qualname__}": name for parts in PARTS.values() for name, cls in parts.items()}
 
 
 def _equal(a: Any, b: Any) -> bool:

@@ -10,12 +10,19 @@ from typing import Any
 
 from moesim.core.table import written
 from moesim.errors import ConfigError, unknown_name
-from moesim.policies.declare import option_parameters
 from moesim.policies.importing import check_target, import_class
-from moesim.policies.options import describe_options
-from moesim.policies.part_hints import class_as_policy, lacking_of_a_policy
-from moesim.policies.part_names import PARTS
-from moesim.policies.registry import PolicyInfo, describe_policy, policy_class, policy_info, policy_names
+from moesim.policies.options import options_of
+from moesim.policies.registry import (
+    PARTS,
+    PolicyInfo,
+    class_as_policy,
+    describe_policy,
+    lacking_of_a_policy,
+    part_class,
+    policy_class,
+    policy_info,
+    policy_names,
+)
 
 Rows = list[dict[str, Any]]
 _fill = partial(textwrap.fill, break_on_hyphens=False)  # a name stays one word
@@ -36,13 +43,13 @@ def list_parts() -> Rows:
             "kind": kind,
             "name": name,
             "options": [
-                key if one.default is one.empty else f"{key}={written(one.default)}"
-                for key, one in option_parameters(part).items()
+                key if one.required else f"{key}={written(one.default)}"
+                for key, one in options_of(part_class(kind, name)).items()
             ],
-            "summary": _summary(part),
+            "summary": _summary(part_class(kind, name)),
         }
         for kind, parts in PARTS.items()
-        for name, part in parts.items()
+        for name in parts
     ]
 
 
@@ -58,7 +65,7 @@ def explain_parts(names: list[str]) -> Rows:
     for name in names:
         if name not in known and ":" not in name:
             raise ConfigError(f"list parts: {_a_policy(name) if name in policy_names() else unknown_name('part', name, known)}")
-    places = [(of, name, parts[name]) for name in names for of, parts in PARTS.items() if name in parts]
+    places = [(of, name, part_class(of, name)) for name in names for of, parts in PARTS.items() if name in parts]
     places += [("own part", name, _own_part(name)) for name in names if ":" in name]
     return [{"name": name, "kind": of, "summary": _summary(cls), "options": _options(cls)} for of, name, cls in places]
 
@@ -99,7 +106,16 @@ def _summary(cls: type) -> str:
 
 
 def _options(cls: type) -> Rows:
-    return [option._asdict() for option in describe_options(cls)]
+    return [
+        {
+            "name": one.name,
+            "type": one.expected,
+            "required": one.required,
+            "default": None if one.required else one.default,
+            "meaning": one.meaning,
+        }
+        for one in options_of(cls).values()
+    ]
 
 
 def _simple(value: Any) -> bool:

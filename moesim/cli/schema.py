@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from moesim.experiment.config import json_schema
-from moesim.policies.schema import policy_schema
+from moesim.policies.registry import policy_schema
 
 File = StrEnum("File", ["experiment", "parameters"])
 

@@ -38,7 +38,7 @@ from moesim.metrics.naming import LIVE, fingerprint, hardware_label
 from moesim.metrics.outcome import Outcome
 from moesim.metrics.timeline import Timeline
 from moesim.policies.importing import NOT_TRUSTED, reading
-from moesim.policies.imports import foreign
+from moesim.policies.registry import foreign
 from moesim.records import Records
 from moesim.trace import SUFFIX, Trace, find_trace
 from moesim.trace.shards import PARTS_SUFFIX

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from moesim.hardware import HardwareProfile
 from moesim.metrics.naming import fingerprint
-from moesim.policies.imports import code_names
-from moesim.policies.sources import sources_digest
+from moesim.policies.registry import code_names, sources_digest
 from moesim.trace.workload.compose import drawn
 
 if TYPE_CHECKING:

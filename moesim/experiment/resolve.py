@@ -21,9 +21,7 @@ from moesim.experiment.sweep import entries_of, expand
 from moesim.hardware import load_hardware
 from moesim.metrics.naming import fingerprint, hardware_label, model_label, policy_label
 from moesim.model import load_model
-from moesim.policies.imports import code_names, foreign
-from moesim.policies.registry import make_policy
-from moesim.policies.sources import source_digest
+from moesim.policies.registry import code_names, foreign, make_policy, sources_digest
 from moesim.trace.made import trace_label
 from moesim.trace.workload import Workload, WorkloadSpec, compose
 from moesim.trace.workload.compose import select
@@ -211,7 +209,7 @@ class Experiment:
             trace = self.trace(spec)
             traces[trace_label(spec.point.trace)] = {"sha256": trace.digest, "model": trace.model, "label": trace.label}
             for name in code_names(spec.point.policy):
-                if name not in policies and (digest := source_digest(name)) is not None:
+                if name not in policies and (digest := sources_digest([name])) is not None:
                     policies[name] = {"sha256": digest}
         found: dict[str, Any] = {"models": models, "hardware": machines, "traces": traces}
         return found | ({"policies": policies} if policies else {})

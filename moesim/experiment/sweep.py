@@ -17,10 +17,8 @@ from moesim.experiment.spec import KEYS, MAPPINGS, PLAIN, SEEDED, VALUES, Point
 from moesim.hardware.overrides import flatten
 from moesim.hardware.places import is_number
 from moesim.metrics.naming import policy_label, read_policy_label
-from moesim.policies.declare import option_hints
-from moesim.policies.imports import foreign
-from moesim.policies.options import matches
-from moesim.policies.registry import policy_class
+from moesim.policies.options import Option, options_of
+from moesim.policies.registry import foreign, policy_class
 from moesim.trace.made import no_more_than
 from moesim.trace.workload.spec import shortened, size_of
 
@@ -314,15 +312,13 @@ def policies_of(spec: Any, place: str, *, imports: bool = True) -> Iterator[dict
         spec = read_policy_label(spec, place)
     if not isinstance(spec, Mapping) or not isinstance(spec.get("name"), str):
         raise ConfigError(f"{place}: expected the name of a policy, or a mapping with the key name, got {spec!r}")
+    known: Mapping[str, Option] = {}
     if imports or not foreign(spec["name"]):
-        cls = policy_class(spec["name"], place)
-        hints = dict(option_hints(cls))
-    else:
-        hints = dict.fromkeys(spec, float)
+        known = options_of(policy_class(spec["name"], place))
 
     def choices(key: str, value: Any) -> list[Any]:
-        by_nature = key not in hints or matches(value, hints[key])
-        return value if isinstance(value, list) and value and not by_nature else [value]
+        swept = isinstance(value, list) and value and not (key in known and known[key].fits(value))
+        return value if swept else [value]
 
     return _grid({key: choices(key, value) for key, value in spec.items()})
 

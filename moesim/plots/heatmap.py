@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from inspect import Parameter
 from typing import Any, Final
 
 import numpy as np
@@ -34,7 +33,7 @@ from moesim.plots.result_rows import (
     summarised,
 )
 from moesim.plots.style import COLUMN, SMALL, TEXT, Drawing, add_corner, kind, need, new_figure, short, text_width, title
-from moesim.policies.declare import option_parameters
+from moesim.policies.options import Option, options_of
 from moesim.policies.registry import policy_class
 
 OPTION: Final = "option "
@@ -57,13 +56,13 @@ def _defaults(policy: str) -> dict[str, Any]:
     parameters = _parameters(policy)
     if parameters is None:
         return {}
-    return {name: one.default for name, one in parameters.items() if one.default is not one.empty}
+    return {name: one.default for name, one in parameters.items() if not one.required}
 
 
-def _parameters(policy: str) -> Mapping[str, Parameter] | None:
+def _parameters(policy: str) -> Mapping[str, Option] | None:
     """Find the options of a policy; None if its code is not here, or is not imported to read a result."""
     try:
-        return option_parameters(policy_class(policy))
+        return options_of(policy_class(policy))
     except ConfigError:
         return None
 

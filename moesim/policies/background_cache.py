@@ -1,32 +1,51 @@
 """A cache beside the CPU: hits run on the GPU, misses on the CPU, and some of them are copied for later visits.
 
-The caches of engines that compute misses on the CPU differ in a few decisions. `CacheOptions` has each as an option, and no
-option is a system: those are in files of their own. They fix the options, and replace a method where an engine has a rule that
-no option says.
+The caches of engines that compute misses on the CPU differ in a few decisions. Each is an option, and no option is a
+system: those are in files of their own. They fix the options, and replace a method where an engine has a rule that no option
+says.
+
+| decision | option |
+|---|---|
+| which misses the GPU computes in their own visit, after a copy | ``copied_now`` |
+| which of the others are copied for later | none unless ``later``; ``admission``, and what belongs to it; at most ``inserts`` |
+| in which order misses are looked at, and hits count as used | ``miss_order``, ``hit_order`` |
+| who leaves | ``victim``; as the copy is issued, so that its slot is of no use until the newcomer counts |
+| from when on a copy counts as there | ``publish`` |
+| what of a visit goes on together | ``overlap`` |
+| prompts, and what counts as one | ``prefill``, ``cached_rows`` |
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import heappop
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from moesim.policies.base import (
     CACHE,
     STAGING,
     CostTable,
+    PolicyBase,
     cpu_of,
     gpu_of,
     idle_resident,
     slot_bytes,
     slots_per_layer,
 )
-from moesim.policies.cache_options import SPLIT, CacheOptions
-from moesim.policies.cpu_cache import STREAMED, Bank, DecayedScores, InSequence, PastTheCache, copies_by_share, copies_by_time
-from moesim.policies.declare import option_parameters
+from moesim.policies.cpu_cache import (
+    STREAMED,
+    Bank,
+    DecayedScores,
+    InSequence,
+    PastTheCache,
+    Prompts,
+    copies_by_share,
+    copies_by_time,
+)
+from moesim.policies.options import option
 from moesim.policies.parts import Unit
+from moesim.policies.parts.replacement import PresentVisit
 from moesim.policies.systems.on_demand import staging_pool
-from moesim.policies.visit import PresentVisit
 from moesim.policy import (
     DEMAND,
     UPDATE,
@@ -48,12 +67,61 @@ from moesim.policy import (
 if TYPE_CHECKING:
     from moesim.model import ModelSpec
 
+SPLIT = ("share", "time")
 
-class BackgroundCache(CacheOptions):
+
+class BackgroundCache(PolicyBase):
     """Cache beside the CPU: misses run there, or are split with the link, and some are copied for later visits."""
 
     _name = "background-cache"  # in messages
     _embedding_on_cpu = False  # where tokens are looked up
+
+    copied_now: Literal["none", "all", "share", "time"] = option(
+        "none",
+        "Misses that the GPU computes in their own visit, once they are copied: as many as balance the rates "
+        "or the times of link and CPU. The CPU computes the others, and what finds no slot.",
+    )
+    share: float = option(0.5, "The link's rate over the sum of the rates of link and CPU.", ge=0, le=1)
+    later: bool = option(True, "What the CPU computes beside such copies may be copied for later visits, too.")
+    admission: Literal["all", "demand", "score", "newest"] = option(
+        "all",
+        "Misses of the CPU that are copied: all, those missed often enough, those with a higher score than "
+        "who would leave, or, at the next step's begin, the newest of a layer.",
+    )
+    inserts: int | None = option(None, "At most so many copies for later a layer visit; None: any number.", ge=1)
+    admit_free: int = option(2, "Rows missed before an expert is copied into a free slot.", ge=1)
+    admit_full: int = option(8, "The same in a full cache, since its last copy.", ge=1)
+    kappa: float = option(0.0, "By how much the newcomer's score must be higher.", ge=0)
+    half_life: float = option(
+        16.0, "A score counts visits in which the expert was used, each half as much after so many visits of its layer.", ge=0.001
+    )
+    victim: Literal["lru", "score"] = option(
+        "lru", "Who leaves: the one used longest ago, or the one with the lowest score, of equals that in the lowest slot."
+    )
+    publish: Literal["arrival", "step", "two-steps", "batch"] = option(
+        "arrival",
+        "A copy for later counts from its arrival, from the begin of the next step, from two steps after its "
+        "issue, or from the first step of the next batch of requests.",
+    )
+    hit_order: Literal["rank", "id", "equal"] = option(
+        "rank",
+        "In which order hits of a visit count as used: of first appearance, by id, or all at once with what "
+        "the visit copies; of those used at once the one in the lowest slot leaves first.",
+    )
+    miss_order: Literal["rank", "id", "recent"] = option(
+        "rank", "In which order misses are looked at: of first appearance, by id, or those routed to most recently first."
+    )
+    scope: Literal["per-layer", "global"] = option("per-layer", "Slots of each layer, or one pool for all.")
+    overlap: bool = option(
+        True, "Copies, GPU and CPU work at the same time; else the GPU waits for a visit's copies, and the CPU for the GPU."
+    )
+    prefill: Prompts = option(
+        "bypass",
+        "Who computes prompts: the CPU; the GPU, by the cache as it is and copies for one use; the cache "
+        "where all experts of the visit fit, else as before; or the cache like any step.",
+    )
+    cached_rows: int | None = option(None, "Steps of more rows are treated as prompts, others are not; None: prompts are.", ge=1)
+    warm: bool = option(False, "Begin with the lowest ids of each layer in the cache, not with an empty one.")
 
     @property
     def listens(self) -> frozenset[type]:
@@ -299,7 +367,3 @@ class BackgroundCache(CacheOptions):
         self._issued[unit] = self._step
         self._missed.pop(unit, None)
         return [*actions, Fetch(unit[0], [unit[1]], self._gpu, urgency, CACHE)]
-
-
-OPTIONS = tuple(option_parameters(BackgroundCache))
-"""What a system fixes that has none of these as options of its own."""

@@ -10,8 +10,7 @@ import numpy as np
 
 from moesim.errors import CapacityError, HardwareError
 from moesim.policies.algorithms.caching import SlotsSplit, deal_slots
-from moesim.policies.declare import Declared, option_parameters
-from moesim.policies.declare import Range as Range
+from moesim.policies.options import Declared, options_of
 from moesim.policy import CACHE as CACHE
 from moesim.policy import Action, Fetch, Placement, Predicted, Routed, Run, Victim, View
 
@@ -31,7 +30,7 @@ class Future(Protocol):
 class PolicyBase(Declared):
     """Defaults of the contract. A policy needs not derive from this class; the ones shipped here do.
 
-    Its options are annotated attributes, see `moesim.policies.declare`. A constructor only stores them. What a run needs is
+    Its options are attributes with a value of `option`, see `moesim.policies.options`. A constructor only stores them. What a run needs is
     built in `place`, which the engine calls once at the start of each run, so that one object can serve several runs.
 
     Attributes
@@ -57,8 +56,10 @@ class PolicyBase(Declared):
     exact: ClassVar[bool] = True
     oracles: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})
 
-    def __init_subclass__(cls, *, fixed: tuple[str, ...] = (), **rest: Any) -> None:
-        super().__init_subclass__(fixed=fixed, **rest)
+    def __init_subclass__(cls, **rest: Any) -> None:
+        before = cls._fields.keys()
+        super().__init_subclass__(**rest)
+        fixed = before - cls._fields.keys()
         if fixed and "oracles" not in vars(cls):  # what cannot be set cannot be given to an oracle
             kept = {made: options for made, options in cls.oracles.items() if options.keys().isdisjoint(fixed)}
             cls.oracles = MappingProxyType(kept)
@@ -111,8 +112,8 @@ class PolicyBase(Declared):
         return None
 
     def __repr__(self) -> str:
-        parameters = option_parameters(type(self))
-        given = {name: value for name, value in self.options().items() if value != parameters[name].default}
+        known = options_of(type(self))
+        given = {name: value for name, value in self.options().items() if value != known[name].default}
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
 
 

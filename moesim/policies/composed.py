@@ -16,23 +16,51 @@ What happens at each event:
 * Predicted: the prefetch part's choice is fetched, unless that layer has been routed meanwhile.
 * LayerEnd: transient copies of the layer are dropped, and the replacement may swap experts; a newcomer that is on its way as
   a transient copy becomes the cache's.
+
+The native engine decides by itself where all parts are moesim's own and are there in C++ as well; else it asks the object.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import groupby
+from functools import cached_property
+from itertools import groupby, takewhile
 from operator import itemgetter
-from typing import Any
+from types import FunctionType, MappingProxyType
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import Field
 
 from moesim.errors import CapacityError, ConfigError
 from moesim.policies.algorithms.assignment import Plan
-from moesim.policies.base import CACHE, STAGING, cpu_of, gpu_of, idle_resident, layer_residents, slot_bytes, slots_per_layer
-from moesim.policies.composition import Composition
-from moesim.policies.composition import Parts as Parts
-from moesim.policies.native_parts import methods_as_shipped, parts_as_shipped
-from moesim.policies.no_prefetch import NoPrefetch
-from moesim.policies.parts import Setup, Unit
+from moesim.policies.algorithms.caching import SlotsSplit
+from moesim.policies.base import (
+    CACHE,
+    STAGING,
+    Future,
+    PolicyBase,
+    cpu_of,
+    gpu_of,
+    idle_resident,
+    layer_residents,
+    slot_bytes,
+    slots_per_layer,
+)
+from moesim.policies.options import option
+from moesim.policies.parts import (
+    AssignmentOption,
+    AssignmentPart,
+    PlacementOption,
+    PlacementPart,
+    PrefetchOption,
+    PrefetchPart,
+    ReplacementOption,
+    ReplacementPart,
+    Setup,
+    Unit,
+)
+from moesim.policies.parts.prefetch import NoPrefetch
+from moesim.policies.registry import make_part, part_name
 from moesim.policies.systems.on_demand import staging_bytes, staging_pool
 from moesim.policies.transient import PREFETCHED, Transient
 from moesim.policy import (
@@ -53,10 +81,133 @@ from moesim.policy import (
     View,
 )
 
+Scope = Annotated[Literal["per-layer", "global"], Field(description="Cache slots for each layer, or one pool for all.")]
+Split = Annotated[
+    SlotsSplit,
+    Field(
+        description="What becomes of slots beyond an equal share of each layer: one more for some layers, evenly spaced, or unused, "
+        "as published systems have it. For ``scope: per-layer``."
+    ),
+]
+StagingSlots = Annotated[
+    int | None,
+    Field(
+        ge=1,
+        description="Experts that lie next to the cache: all demand loads of a replacement that admits none, and of others those "
+        "whose victim is still to run; None: the model's top_k, but at least 2.",
+    ),
+]
+IN_CPP = {
+    "assignment": ("all-gpu", "greedy", "queues"),
+    "prefetch": ("none", "predicted", "impact-driven"),
+    "replacement": ("lru", "mrs", "workload-aware"),
+}
+"""Parts that are in C++, too: those of LRU, DALI and HybriMoE; placements are asked once, in Python."""
+_BEFORE_A_RUN = ("adjust", "compose", "named")
+"""Methods of a composition that are over when a run begins."""
 
-class Composed(Composition):
+
+class Parts(NamedTuple):
+    """The four parts of a composition."""
+
+    placement: PlacementPart
+    assignment: AssignmentPart
+    prefetch: PrefetchPart
+    replacement: ReplacementPart
+
+
+class Composed(PolicyBase):
     """Any combination of placement, assignment, prefetch and replacement parts."""
 
+    oracles = MappingProxyType({"replacement": {"replacement": "belady"}, "assignment": {"assignment": "exact"}})
+
+    placement: PlacementOption = option("lowest-ids")
+    assignment: AssignmentOption = option("all-gpu")
+    prefetch: PrefetchOption = option("none")
+    replacement: ReplacementOption = option("lru")
+    scope: Scope = option("per-layer")
+    slots_split: Split = option("spread")
+    staging_slots: StagingSlots = option(None)
+    load_order: Literal["id", "rows", "plan"] = option(
+        "id",
+        "Demand loads in ascending id, or by rows, most first, or in the order of the assignment's plan, in which the GPU then "
+        "also executes; in the other orders it executes what is there first.",
+    )
+    cache_only: bool = option(False, "The assignment counts only cached experts as being on the GPU, not prefetched ones.")
+
+    # ------------------------------------------------------------------------------------------------------ the parts
+    def compose(self) -> Parts:
+        """Return the parts.
+
+        Returns
+        -------
+        Parts
+            Those that the options name. A system returns its own where an option names none.
+        """
+        return Parts(*(self.named(kind) for kind in Parts._fields))
+
+    def named(self, kind: str, own: Any = None) -> Any:
+        """Return the part that an option names, or the system's own.
+
+        Parameters
+        ----------
+        kind : {"placement", "assignment", "prefetch", "replacement"}
+            The option.
+        own : object
+            What decides if the option is None.
+
+        Returns
+        -------
+        object
+            A part.
+        """
+        given = getattr(self, kind)
+        return own if given is None else make_part(kind, given)
+
+    def adjust(self, view: View) -> None:
+        """Set what parts take from the model or from each other, before they start: nothing; a system may have its own.
+
+        Parameters
+        ----------
+        view : View
+            The start.
+        """
+
+    @cached_property
+    def parts(self) -> Parts:
+        """The parts, built at the first use."""
+        return self.compose()
+
+    @property
+    def listens(self) -> frozenset[type]:
+        """Routing; predictions if something is prefetched; layer ends if something is transient; steps if a part wants them."""
+        _, _, prefetch, replacement = self.parts
+        events: set[type] = {Routed}
+        if prefetch.predicts:
+            events.add(Predicted)
+        if not replacement.admits or prefetch.transient:
+            events.add(LayerEnd)
+        if any(hasattr(part, "step_begin") for part in self.parts):
+            events.add(StepBegin)
+        return frozenset(events)
+
+    @property
+    def prefetches(self) -> bool:
+        """Whether it has a part that prefetches."""
+        return not isinstance(self.parts.prefetch, NoPrefetch)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What its parts need."""
+        return frozenset().union(*(part.needs for part in self.parts))
+
+    def bind_oracle(self, future: Future) -> None:
+        """Hand the future to the parts that want it."""
+        for part in self.parts:
+            if hasattr(part, "bind_oracle"):
+                part.bind_oracle(future)
+
+    # ------------------------------------------------------------------------------------------------------ the start
     def place(self, view: View) -> Placement:
         """Start the parts; return residents and pools."""
         placement, assignment, prefetch, replacement = self.parts
@@ -115,19 +266,6 @@ class Composed(Composition):
                 f"policy {type(self).__name__} on {self._gpu}: expected at least 1 cache slot, got 0; raise cache.ratio"
             )
         return [slots]
-
-    def native_parts(self) -> dict[str, Any] | None:
-        """Describe the composition for the native engine once it is placed; None: the engine has to ask this object."""
-        parts = parts_as_shipped(self.parts) if methods_as_shipped(self, Composed, Composition) else None
-        if parts is None:
-            return None
-        return parts | {
-            "gpu": self._gpu, "cpu": self._cpu or None, "cache": CACHE,
-            "staging": None if self.parts.replacement.admits else STAGING,
-            "prefetched": PREFETCHED if self.parts.prefetch.transient else None, "per_layer": self._per_layer,
-            "residents": self._residents, "load_ns": self._load_ns, "load_order": self.load_order, "cache_only": self.cache_only,
-            "exact": self.exact,
-        }  # fmt: skip
 
     # ------------------------------------------------------------------------------------------------------ events
     def decide(self, event: Any, view: View) -> Iterable[Action]:
@@ -274,3 +412,57 @@ class Composed(Composition):
         if fetch.pool == STAGING:
             return idle_resident(view, fetch)
         return self._transient.spent(fetch, self._now[1], view)
+
+    # ------------------------------------------------------------------------------------------------------ the native engine
+    def native_parts(self) -> dict[str, Any] | None:
+        """Describe the composition for the native engine once it is placed; None: the engine has to ask this object."""
+        parts = _parts_as_shipped(self.parts) if _methods_as_shipped(self, (Composed,)) else None
+        if parts is None:
+            return None
+        return parts | {
+            "gpu": self._gpu, "cpu": self._cpu or None, "cache": CACHE,
+            "staging": None if self.parts.replacement.admits else STAGING,
+            "prefetched": PREFETCHED if self.parts.prefetch.transient else None, "per_layer": self._per_layer,
+            "residents": self._residents, "load_ns": self._load_ns, "load_order": self.load_order, "cache_only": self.cache_only,
+            "exact": self.exact,
+        }  # fmt: skip
+
+
+def _parts_as_shipped(parts: Parts) -> dict[str, Any] | None:
+    """Name the parts with their options; None if one is not in C++, or not exactly as moesim has it."""
+    if hasattr(parts.placement, "step_begin"):
+        return None
+    found: dict[str, Any] = {}
+    for kind, names in IN_CPP.items():
+        part = getattr(parts, kind)
+        name = part_name(kind, type(part))
+        if name not in names or not _as_shipped(part):
+            return None
+        state = part.native_state() if hasattr(part, "native_state") else {}
+        if state is None:
+            return None
+        options = {option: getattr(part, option) for base in type(part).__mro__ for option in getattr(base, "_fields", ())}
+        found[kind] = {"name": name, **options, **state}
+    return found
+
+
+def _as_shipped(part: Any) -> bool:
+    """Whether no method is replaced, and no option is too large for C++ or for a double."""
+    return not any(
+        callable(getattr(type(part), name, None)) or (isinstance(value, int) and abs(value) >> 53)
+        for name, value in vars(part).items()
+    )
+
+
+def _methods_as_shipped(policy: Any, classes: Sequence[type]) -> bool:
+    """Whether no subclass of these classes, and no attribute of the policy, replaces how they decide."""
+    methods = {name for cls in classes for name, one in vars(cls).items() if isinstance(one, FunctionType | property)}
+    deciding = methods.difference(_BEFORE_A_RUN)
+    own = takewhile(lambda cls: cls not in classes, type(policy).__mro__)
+    return vars(policy).keys().isdisjoint(deciding) and all(vars(cls).keys().isdisjoint(deciding) for cls in own)
+
+
+def in_python(policy: Any) -> Any:
+    """Have the native engine ask this policy at every event, to compare; return it."""
+    policy.native_parts = None
+    return policy

@@ -7,14 +7,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Literal
+from typing import Literal
 
 from moesim.model import ModelSpec
 from moesim.policies.algorithms.assignment import Plan
 from moesim.policies.algorithms.counting import add_rows
 from moesim.policies.algorithms.presched import prefetch_count
-from moesim.policies.base import CostTable, Range
+from moesim.policies.base import CostTable
+from moesim.policies.options import option
 from moesim.policies.parts import Part, Setup, Unit, source_needs
+from moesim.policies.parts.prefetch import Lane, Source
 from moesim.policies.twins import twin
 from moesim.policy import Predict, Predicted, Routed, StepBegin, View
 
@@ -127,16 +129,15 @@ class CrossLayer(Part):
     predicts = True
     transient = True
 
-    source: str = "signal:learned"
-    """Prediction source."""
-    size: Annotated[int, Range(1)] | None = None
-    """Slots of its pool, which also bound what it fetches; None: for all experts that could be wanted."""
-    order: Literal["busiest", "printed"] = "busiest"
-    """Busiest first, or as PreScope's loop is printed, busiest last."""
-    prior_hit: Annotated[float, Range(0, 1)] = PUBLISHED_HIT
-    """Probability that a predicted expert is wanted, until something has been seen."""
-    lane: Literal["main", "side"] = "main"
-    """Where the prediction is computed; ``"side"`` needs its rate in the profile."""
+    source: Source = option("signal:learned", "Prediction source.")
+    size: int | None = option(
+        None, "Slots of its pool, which also bound what it fetches; None: for all experts that could be wanted.", ge=1
+    )
+    order: Literal["busiest", "printed"] = option("busiest", "Busiest first, or as PreScope's loop is printed, busiest last.")
+    prior_hit: float = option(
+        PUBLISHED_HIT, "Probability that a predicted expert is wanted, until something has been seen.", ge=0, le=1
+    )
+    lane: Lane = option("main")
 
     @property
     def needs(self) -> frozenset[str]:

@@ -1,17 +1,201 @@
-"""Check what a user gives as options of a policy or part against their declaration."""
+"""Options of policies and parts: each is declared once, with type, bounds, default and meaning, and checked by pydantic.
+
+::
+
+    class Keep(PolicyBase):
+        share: float = option(0.5, "How much of the cache is never replaced.", ge=0, le=1)
+
+From there it appears in the constructor (``Keep(share=0.2)``), as an attribute, in the checks of what a user wrote, in messages
+and in ``moesim list``. A subclass has the options of its bases; it may declare one anew, or fix it by a plain assignment. A type
+that several classes share has its bounds and its meaning with it: ``Annotated[int, Field(ge=1, description="...")]``.
+
+A class with a constructor of its own is read from that instead: its named parameters are its options.
+"""
 
 from __future__ import annotations
 
-import types
+import inspect
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
+from functools import cache, cached_property
+from typing import Annotated, Any, ClassVar, Final, dataclass_transform, get_args, get_type_hints
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError
+from pydantic.fields import FieldInfo
 
 from moesim.errors import ConfigError, mistyped, unknown_name
-from moesim.policies.declare import Range, option_hints, option_meanings, option_parameters
-from moesim.policies.released import Tables, released
+from moesim.policy import Event
 
-_PART, _SHOWN_PART = "a string or a mapping or an object", "a part by name or by a mapping"
-_PLAIN = (str, int, float, bool, list, tuple, dict, set, type(None))
+REQUIRED: Final = inspect.Parameter.empty
+_STRICT = ConfigDict(strict=True, arbitrary_types_allowed=True)
+_WORDS = {
+    "boolean": "true or false", "integer": "an integer", "number": "a number", "string": "a string", "null": "null",
+    "object": "a mapping", "array": "a list",
+}  # fmt: skip
+
+
+def option(default: Any = ..., meaning: str = "", *, ge: float | None = None, le: float | None = None) -> Any:
+    """Declare an option of a policy or part.
+
+    Parameters
+    ----------
+    default : object
+        Its default; without one the option is required.
+    meaning : str
+        What it is; empty: what its type says.
+    ge, le : float or None
+        Bounds, both included.
+
+    Returns
+    -------
+    object
+        A value for an annotated attribute of the class.
+    """
+    said: dict[str, Any] = {"description": meaning or None, "ge": ge, "le": le}
+    return Field(default, **{key: value for key, value in said.items() if value is not None})
+
+
+class Option:
+    """One option: its name, type with bounds, default and meaning."""
+
+    def __init__(self, name: str, field: FieldInfo) -> None:
+        self.name = name
+        self.required = field.is_required()
+        self.default: Any = REQUIRED if self.required else field.default
+        self.meaning = field.description or ""
+        self.type: Any = Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
+
+    def read(self, value: Any) -> Any:
+        """Return a value as the option holds it; raise `ValueError` with what was expected."""
+        try:
+            found = self._adapter.validate_python(value)
+        except ValidationError as error:
+            see = "; see moesim list parts" if "a part" in self.expected else ""
+            raise ValueError(_own_words(error) or mistyped(self.expected, value) + see) from None
+        return value if found == value else found
+
+    def fits(self, value: Any) -> bool:
+        """Whether the option may have a value."""
+        try:
+            self.read(value)
+        except ValueError:
+            return False
+        return True
+
+    @property
+    def expected(self) -> str:
+        """Its type and bounds, for people."""
+        return describe(self.schema) or getattr(self.type, "__name__", str(self.type))
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """Its type and bounds as JSON Schema; empty where that has no word for it."""
+        try:
+            return self._adapter.json_schema()
+        except PydanticInvalidForJsonSchema:
+            return {}
+
+    @cached_property
+    def _adapter(self) -> TypeAdapter[Any]:
+        try:
+            return TypeAdapter(self.type, config=_STRICT)
+        except PydanticSchemaGenerationError:
+            return TypeAdapter(Any)
+
+
+def _own_words(error: ValidationError) -> str:
+    """Return what a validator of a type said."""
+    first = error.errors(include_url=False)[0]
+    return str(first["ctx"]["error"]) if first["type"] == "value_error" else ""
+
+
+def describe(schema: Mapping[str, Any]) -> str:
+    """Write a JSON Schema for people.
+
+    >>> describe({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}]}), describe({"enum": ["profile", "code"]})
+    ('an integer of at least 1 or null', "'profile' or 'code'")
+    """
+    if "expected" in schema:
+        return str(schema["expected"])
+    if "anyOf" in schema:
+        return " or ".join(dict.fromkeys(describe(one) for one in schema["anyOf"]))
+    if "enum" in schema or "const" in schema:
+        return " or ".join(map(repr, schema.get("enum") or [schema["const"]]))
+    low, high = schema.get("minimum"), schema.get("maximum")
+    word = _WORDS.get(schema.get("type", ""), "anything" if not schema else "")
+    if low is not None and high is not None:
+        return f"{word} from {low:g} to {high:g}"
+    return word + (f" of at least {low:g}" if low is not None else f" of at most {high:g}" if high is not None else "")
+
+
+@dataclass_transform(kw_only_default=True)
+class Declared:
+    """A class whose attributes with a value of `option` are its options."""
+
+    _fields: ClassVar[Mapping[str, FieldInfo]] = {}
+    __signature__: ClassVar[inspect.Signature | None] = None
+
+    def __init_subclass__(cls, *, fixed: bool = False, **rest: Any) -> None:
+        """Note the options; ``fixed``: of those of the bases none can be set."""
+        super().__init_subclass__(**rest)
+        own = {name: value for name, value in vars(cls).items() if isinstance(value, FieldInfo)}
+        inherited = {name: field for base in cls.__bases__ for name, field in getattr(base, "_fields", {}).items()}
+        kept = {} if fixed else {name: field for name, field in inherited.items() if name in own or name not in vars(cls)}
+        cls._fields = kept | own
+        for name, field in own.items():
+            if field.is_required():
+                delattr(cls, name)
+            else:
+                setattr(cls, name, field.default)
+        if cls.__init__ is Declared.__init__:
+            one = inspect.Parameter
+            defaults = {name: REQUIRED if field.is_required() else field.default for name, field in cls._fields.items()}
+            cls.__signature__ = inspect.Signature(
+                [one(name, one.KEYWORD_ONLY, default=value) for name, value in defaults.items()]
+            )
+        else:
+            cls.__signature__ = None  # a constructor of its own; what a base has set would hide it
+
+    def __init__(self, **options: Any) -> None:
+        known = self._fields
+        if wrong := [name for name in options if name not in known]:
+            raise TypeError(f"{type(self).__name__} got an unexpected option '{wrong[0]}'")
+        if lacking := [name for name, field in known.items() if field.is_required() and name not in options]:
+            raise TypeError(f"{type(self).__name__} lacks the option '{lacking[0]}'")
+        vars(self).update({name: options.get(name, field.default) for name, field in known.items()})
+
+    def options(self) -> dict[str, Any]:
+        """Return the options as they were given, by name."""
+        return {name: getattr(self, name) for name in options_of(type(self))}
+
+
+def options_of(cls: type) -> Mapping[str, Option]:
+    """Return the options of a policy or part, by name: those that are declared, or the parameters of its own constructor."""
+    return _read_options(cls)
+
+
+@cache
+def _read_options(cls: Any) -> Mapping[str, Option]:
+    if issubclass(cls, Declared) and cls.__init__ is Declared.__init__:
+        hints = get_type_hints(cls, include_extras=True)
+        found = {}
+        for name, field in cls._fields.items():
+            one = found[name] = Option(name, FieldInfo.from_annotated_attribute(hints[name], field))
+            above = next((base for base in cls.__mro__[1:] if name in getattr(base, "_fields", ())), None)
+            if not one.meaning and above is not None:
+                one.meaning = options_of(above)[name].meaning
+        return found
+    if cls.__init__ is object.__init__:
+        return {}
+    hints = get_type_hints(cls.__init__, include_extras=True)
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    parameters = {name: one for name, one in inspect.signature(cls).parameters.items() if one.kind in named}
+    return {name: Option(name, _field_of(hints.get(name, Any), one.default)) for name, one in parameters.items()}
+
+
+def _field_of(hint: Any, default: Any) -> FieldInfo:
+    """Return a parameter of a constructor as a field."""
+    return FieldInfo.from_annotation(hint) if default is REQUIRED else FieldInfo.from_annotated_attribute(hint, default)
 
 
 def construct(
@@ -21,129 +205,60 @@ def construct(
 
     ``what`` and ``place`` are for messages: ``"policy dali"``, and a file and a key. ``hint`` may say more of an unknown option.
     """
-    parameters, hints = option_parameters(cls), option_hints(cls)
-    options = {
-        name: value
-        if value is None or not (tables := _tables(hints.get(name)))
-        else released(value, tables, _at(place, what, name))
-        for name, value in options.items()
-    }
+    known, values = options_of(cls), {}
     for name, value in options.items():
-        if name not in parameters:
-            known = unknown_name("option", str(name), parameters) if parameters else f"unknown option '{name}'; it has none"
-            raise ConfigError("; ".join(filter(None, (f"{place}: {what}: {known}", hint(str(name))))))
-        if name in hints and not matches(value, hints[name]):
-            expected = describe(hints[name])
-            see = "; see moesim list parts" if _SHOWN_PART in expected else ""
-            raise ConfigError(f"{_at(place, what, name)}: {mistyped(expected, value)}{see}")
-    required = [name for name, one in parameters.items() if one.default is one.empty and name not in options]
+        if name not in known:
+            wrong = unknown_name("option", str(name), known) if known else f"unknown option '{name}'; it has none"
+            raise ConfigError("; ".join(filter(None, (f"{place}: {what}: {wrong}", hint(str(name))))))
+        try:
+            values[name] = known[name].read(value)
+        except ValueError as error:
+            raise ConfigError(f"{place}: {what}: option {name}: {error}") from None
+    required = [one for one in known.values() if one.required and one.name not in options]
     if required:
-        raise ConfigError(f"{place}: {what}: expected option {required[0]} ({describe(hints.get(required[0], Any))}), got none")
-    return cls(**options)
+        raise ConfigError(f"{place}: {what}: expected option {required[0].name} ({required[0].expected}), got none")
+    return cls(**values)
 
 
-def _at(place: str, what: str, option: str) -> str:
-    return f"{place}: {what}: option {option}"
+# ------------------------------------------------------------------------------------------ what is declared beside options
+_NEEDS: Final = "'scores', 'scores-or-weights', 'oracle:routing', 'signal:<name>' or 'table:<name>'"
 
 
-def _tables(hint: Any) -> tuple[str, ...]:
-    """Return the names of released tables that an option takes; none if it is another option."""
-    extras = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
-    return next((one.names for one in extras if isinstance(one, Tables)), ())
+def wrong_declaration(policy: Any) -> str:
+    """Say what is wrong with the ``exact``, ``listens`` or ``needs`` of a policy; nothing if they are as the contract asks."""
+    return (
+        _mistyped(policy, "exact", bool, "write True or False")
+        or _mistyped(policy, "listens", frozenset, "write frozenset({Routed}), with the classes of its events")
+        or _unknown_events(policy.listens)
+        or wrong_needs(policy)
+    )
 
 
-def matches(value: object, hint: Any) -> bool:
-    """Say whether a value from a YAML file fits a type annotation.
-
-    Understands bool, int, float (integers fit), str, None, Literal, unions, Annotated with `Range`, lists and mappings.
-    Any other class is an instance check, and what cannot be checked fits.
-
-    >>> matches(3, Annotated[int, Range(1)] | None), matches(0, Annotated[int, Range(1)]), matches(True, int)
-    (True, False, False)
-    """
-    origin = get_origin(hint)
-    if origin is Annotated:
-        base, *extras = get_args(hint)
-        return matches(value, base) and all(_within(value, one) for one in extras if isinstance(one, Range))
-    if origin in (Union, types.UnionType):
-        return any(matches(value, one) for one in get_args(hint))
-    if origin is Literal:
-        return any(value == one and type(value) is type(one) for one in get_args(hint))
-    if hint is None or hint is type(None):
-        return value is None
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    target = origin if origin is not None else hint
-    if target is Any:
-        return True
-    if getattr(target, "_is_protocol", False) or not isinstance(target, type):
-        return not isinstance(value, _PLAIN)  # an object that somebody made, not something from a file
-    return isinstance(value, target)
+def wrong_needs(made: Any) -> str:
+    """Say what is wrong with the ``needs`` of a policy or part; nothing if there is nothing wrong."""
+    if wrong := _mistyped(made, "needs", frozenset, "write frozenset(), or for example frozenset({'scores'})"):
+        return wrong
+    unknown = sorted((need for need in made.needs if not _can_be_needed(need)), key=repr)
+    return f"needs {unknown[0]!r}; expected {_NEEDS}" if unknown else ""
 
 
-def describe(hint: Any) -> str:
-    """Write a type annotation for people.
-
-    >>> describe(Annotated[int, Range(1)] | None), describe(Literal["profile", "code"])
-    ('an integer of at least 1 or null', "'profile' or 'code'")
-    """
-    origin = get_origin(hint)
-    if origin is Annotated:
-        base, *extras = get_args(hint)
-        if tables := _tables(hint):
-            return f"{{file: PATH}} or a mapping with source and {', '.join(tables)}, or null"
-        return describe(base) + "".join(_describe_range(one) for one in extras if isinstance(one, Range))
-    if origin in (Union, types.UnionType):
-        return " or ".join(dict.fromkeys(describe(one) for one in get_args(hint))).replace(_PART, _SHOWN_PART)
-    if origin is Literal:
-        return " or ".join(repr(one) for one in get_args(hint))
-    names = {bool: "true or false", int: "an integer", float: "a number", str: "a string", type(None): "null"}
-    target = origin if origin is not None else hint
-    if target in names:
-        return names[target]
-    if isinstance(target, type) and issubclass(target, Mapping):
-        return "a mapping"
-    return "an object" if getattr(target, "_is_protocol", False) else getattr(target, "__name__", str(hint))
+def _mistyped(made: Any, name: str, kind: type, remedy: str) -> str:
+    try:
+        value = getattr(made, name)
+    except AttributeError as error:  # there is none, or it is a property that asks for what is not there
+        return f"expected the attribute {name} ({kind.__name__}), got: {error}; {remedy}"
+    return "" if isinstance(value, kind) else f"expected {name} to be a {kind.__name__}, got {value!r}; {remedy}"
 
 
-class Option(NamedTuple):
-    """What there is to say about one option of a policy or part."""
-
-    name: str
-    type: str
-    required: bool
-    default: Any
-    meaning: str
+def _unknown_events(listens: frozenset[Any]) -> str:
+    known = get_args(Event)
+    unknown = sorted((one for one in listens if one not in known), key=repr)
+    names = ", ".join(sorted(event.__name__ for event in known))
+    return f"listens names no event: {unknown[0]!r}; expected classes of moesim.policy: {names}" if unknown else ""
 
 
-def describe_options(cls: type) -> list[Option]:
-    """Describe the options of a policy or part for people.
-
-    >>> from moesim.policies.systems.fiddler import Fiddler
-    >>> describe_options(Fiddler)[0].type
-    "'profile' or 'code'"
-    """
-    hints, meanings = option_hints(cls), option_meanings(cls)
-    return [
-        Option(
-            name,
-            describe(hints[name]) if name in hints else "anything",
-            one.default is one.empty,
-            None if one.default is one.empty else one.default,
-            meanings[name],
-        )
-        for name, one in option_parameters(cls).items()
-    ]
-
-
-def _within(value: object, bounds: Range) -> bool:
-    assert isinstance(value, int | float)
-    return (bounds.low is None or value >= bounds.low) and (bounds.high is None or value <= bounds.high)
-
-
-def _describe_range(bounds: Range) -> str:
-    if bounds.low is not None and bounds.high is not None:
-        return f" from {bounds.low:g} to {bounds.high:g}"
-    return f" of at least {bounds.low:g}" if bounds.low is not None else f" of at most {bounds.high:g}"
+def _can_be_needed(need: object) -> bool:
+    if not isinstance(need, str):
+        return False
+    kind, _, rest = need.partition(":")
+    return need in ("scores", "scores-or-weights", "oracle:routing") or (kind in ("signal", "table") and bool(rest))

@@ -1,4 +1,4 @@
-"""Names to policies: the ones shipped here, a third party's entry points, and ``package.module:Class``.
+"""Names to policies and parts: the ones shipped here, a third party's entry points, and ``package.module:Class``.
 
 A third party adds a policy without an edit here, by naming its class in the YAML, or by an entry point in its own
 ``pyproject.toml``::
@@ -9,24 +9,25 @@ A third party adds a policy without an edit here, by naming its class in the YAM
 
 from __future__ import annotations
 
+import hashlib
 import inspect
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, cast
+from pathlib import Path
+from typing import Any, NamedTuple, cast
 
-from moesim.errors import ConfigError, MoesimError, describe_exception, unknown_name
-from moesim.policies.declaration import wrong_declaration
-from moesim.policies.declare import Declared, option_parameters
-from moesim.policies.importing import check_target, import_class
-from moesim.policies.options import construct
-from moesim.policies.part_hints import class_as_policy, lacking_of_a_policy, option_of_a_part, part_as_policy
+from moesim.errors import ConfigError, MoesimError, describe_exception, mistyped, unknown_name
+from moesim.policies.importing import check_target, import_class, is_ours, module_files, source_digest
+from moesim.policies.options import Declared, construct, options_of, wrong_declaration, wrong_needs
+from moesim.policies.parts import AssignmentPart, PlacementPart, PrefetchPart, ReplacementPart
 from moesim.policy import Policy
 
 GROUP = "moesim.policies"
 
-# One line a policy.
 POLICIES: dict[str, str] = {
     "adapmoe": "moesim.policies.systems.adapmoe:AdapMoE",
     "all-cpu": "moesim.policies.systems.all_cpu:AllCpu",
@@ -92,7 +93,66 @@ POLICIES: dict[str, str] = {
     "zero-inference": "moesim.policies.systems.zero_inference:ZeroInference",
 }
 
+_PARTS: dict[str, dict[str, str]] = {
+    "placement": {
+        "none": "parts.placement:Empty",
+        "random": "parts.placement:Random",
+        "lowest-ids": "parts.placement:LowestIds",
+        "highest-ids": "parts.placement:HighestIds",
+        "frequency-global": "parts.placement:FrequencyGlobal",
+        "frequency-per-layer": "parts.placement:FrequencyPerLayer",
+    },
+    "assignment": {
+        "all-gpu": "parts.assignment:AllGpu",
+        "all-cpu": "parts.assignment:AllCpu",
+        "greedy": "parts.assignment:Greedy",
+        "threshold": "parts.assignment:Threshold",
+        "fixed-threshold": "parts.assignment:FixedThreshold",
+        "exact": "parts.assignment:Exact",
+        "beam": "parts.assignment:Beam",
+        "resident": "parts.assignment:Resident",
+        "resident-in-decode": "parts.assignment:ResidentInDecode",
+        "queues": "systems.hybrimoe:Queues",
+        "hss": "systems.hybrimoe:TwoEnded",
+    },
+    "prefetch": {
+        "none": "parts.prefetch:NoPrefetch",
+        "predicted": "parts.prefetch:TopPredicted",
+        "random": "parts.prefetch:RandomAhead",
+        "impact-driven": "systems.hybrimoe:ImpactDriven",
+        "mrs-score": "systems.hybrimoe:MRSScore",
+        "cross-layer": "cross_layer:CrossLayer",
+    },
+    "replacement": {
+        "lru": "parts.replacement:LRU",
+        "fifo": "parts.replacement:FIFO",
+        "lfu": "parts.replacement:LFU",
+        "random": "parts.replacement:RandomVictim",
+        "mrs": "systems.hybrimoe:MRS",
+        "belady": "parts.replacement:Belady",
+        "static": "parts.replacement:Static",
+        "workload-aware": "parts.replacement:WorkloadAware",
+        "arc": "parts.replacement:ArcVictim",
+        "s3-fifo": "parts.replacement:S3FifoVictim",
+        "activation-aware": "systems.moe_infinity:ActivationAware",
+        "least-stale": "systems.edgemoe:LeastStale",
+        "least-stale-2gen": "systems.two_generations:LeastStaleByGeneration",
+    },
+}
 
+PARTS = {kind: {name: f"moesim.policies.{target}" for name, target in of.items()} for kind, of in _PARTS.items()}
+
+PROTOCOLS: dict[str, type] = {
+    "placement": PlacementPart,
+    "assignment": AssignmentPart,
+    "prefetch": PrefetchPart,
+    "replacement": ReplacementPart,
+}
+PART_OPTIONS = frozenset({*PROTOCOLS, "scheduler"})
+"""Options of policies whose values are parts."""
+
+
+# ------------------------------------------------------------------------------------------------- policies
 @dataclass(frozen=True)
 class PolicyInfo:
     """What `moesim list policies --long` prints about one policy.
@@ -235,7 +295,7 @@ def policy_info(names: list[str] | None = None) -> list[PolicyInfo]:
 def describe_policy(name: str) -> PolicyInfo:
     """Describe one policy without building it."""
     cls = policy_class(name)
-    parameters = option_parameters(cls)
+    parameters = options_of(cls)
     doc = inspect.getdoc(cls) or ""
     found = None if name in POLICIES else _entry_points().get(name)
     return PolicyInfo(
@@ -244,7 +304,7 @@ def describe_policy(name: str) -> PolicyInfo:
         paper=getattr(cls, "paper", ""),
         missing=tuple(getattr(cls, "missing", ())),
         exact=_exact_by_default(cls),
-        options={key: None if one.default is one.empty else one.default for key, one in parameters.items()},
+        options={key: None if one.required else one.default for key, one in parameters.items()},
         target=POLICIES.get(name) or (found.value if found is not None else name),
     )
 
@@ -259,3 +319,239 @@ def _exact_by_default(cls: type) -> bool:
 
 def _entry_points() -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=GROUP)}
+
+
+# ------------------------------------------------------------------------------------------------- parts
+def part_class(kind: str, name: str) -> type:
+    """Return the class of a part of moesim's own."""
+    return import_class(PARTS[kind][name], kind)
+
+
+def part_name(kind: str, cls: type) -> str | None:
+    """Return the name of a part's class; None if it is not moesim's own."""
+    return next((name for name, target in PARTS[kind].items() if target == f"{cls.__module__}:{cls.__qualname__}"), None)
+
+
+def make_part(kind: str, spec: Any) -> Any:
+    """Build a part from a name or ``package.module:Class``, or from a mapping of ``name`` and its options; an object stays.
+
+    Examples
+    --------
+    >>> make_part("assignment", {"name": "beam", "width": 3})
+    Beam(width=3)
+    """
+    options: dict[str, Any] = {}
+    if isinstance(spec, Mapping):
+        options = {key: value for key, value in spec.items() if key != "name"}
+        spec = spec.get("name")
+        if not isinstance(spec, str):
+            raise ConfigError(
+                f"{kind}: expected a mapping with the key name, got the keys {sorted(options)}; write {{name: PART}}"
+            )
+    if not isinstance(spec, str):
+        return spec
+    if ":" in spec:
+        part = _construct_part(_own_class(kind, spec), options, f"{kind} {spec}", kind)
+        if wrong := wrong_needs(part):
+            raise ConfigError(f"{kind} {spec}: {wrong}")
+        return part
+    if spec not in PARTS[kind]:
+        others = [other for other, parts in PARTS.items() if spec in parts]
+        is_another = f"'{spec}' is a part for {' and '.join(others)}; " if others else ""
+        raise ConfigError(f"{kind}: {is_another}{unknown_name(kind, spec, PARTS[kind])}")
+    return _construct_part(part_class(kind, spec), options, f"{kind} {spec}", kind)
+
+
+def _construct_part(cls: type, options: Mapping[str, Any], what: str, kind: str) -> Any:
+    """Build a part; of an option that is a list to sweep, say that the part is what is listed."""
+    known = options_of(cls)
+    for name, value in options.items():
+        one = known.get(name)
+        if one and isinstance(value, list) and value and not one.fits(value) and all(map(one.fits, value)):
+            parts = ", ".join(f"{{..., {name}: {json.dumps(each, default=str)}}}" for each in value[:3])
+            more = ", ..." if len(value) > 3 else ""
+            raise ConfigError(
+                f"{kind}: {what}: option {name}: {mistyped(one.expected, value)}; to sweep it, list the part: [{parts}{more}]"
+            )
+    return construct(cls, options, what, kind)
+
+
+def _own_class(kind: str, target: str) -> type:
+    """Import a part that is not moesim's own, and check that it has what its kind must have."""
+    cls = import_class(check_target(target, kind), kind)
+    wanted = methods_of(kind)
+    lacking = [name for name in wanted if not callable(getattr(cls, name, None))]
+    if lacking:
+        raise ConfigError(
+            f"{kind} {target}: expected a class with {', '.join(wanted)} (see moesim.policies.parts.{PROTOCOLS[kind].__name__}), "
+            f"got no {', no '.join(lacking)} in {cls.__name__}; {_remedy(cls)}"
+        )
+    return cls
+
+
+def _remedy(cls: type) -> str:
+    """Say what else a class may be."""
+    fits = [kind for kind in PROTOCOLS if all(callable(getattr(cls, name, None)) for name in methods_of(kind))]
+    return f"it can be named as {' or '.join(fits)}" if fits else "add them"
+
+
+def methods_of(kind: str) -> list[str]:
+    """Name the methods that a part of a kind must have."""
+    return [name for name, one in vars(PROTOCOLS[kind]).items() if not name.startswith("_") and callable(one)]
+
+
+def part_targets(policy: Mapping[str, Any]) -> list[str]:
+    """Return the classes ``package.module:Class`` that a policy's options name as parts, without importing any."""
+    named = {key: value.get("name") if isinstance(value, Mapping) else value for key, value in policy.items() if key != "name"}
+    return [
+        name for key, name in named.items()
+        if isinstance(name, str) and ":" in name and (key in PART_OPTIONS or isinstance(policy[key], Mapping))
+    ]  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------- a part in a wrong place
+def part_as_policy(name: str) -> str:
+    """Say that a name is a part's, and where it goes; nothing if it is none.
+
+    >>> part_as_policy("greedy")
+    "got 'greedy', an assignment: this is a part; write {name: composed, assignment: greedy}"
+    """
+    kinds = [kind for kind, known in PARTS.items() if name in known]
+    return f"got '{name}', {_a(' or '.join(kinds))}: {_is_a_part(kinds[0], name)}" if kinds else ""
+
+
+def lacking_of_a_policy(cls: type) -> list[str]:
+    """Name the methods of a policy that a class lacks."""
+    return [method for method in ("place", "decide", "evict") if not callable(getattr(cls, method, None))]
+
+
+def class_as_policy(name: str, cls: type) -> str:
+    """Say that a class is a part, by its methods, and where it goes; nothing if it is none."""
+    wanted = {kind: methods_of(kind) for kind in PROTOCOLS}
+    fits = [kind for kind, names in wanted.items() if all(callable(getattr(cls, one, None)) for one in names)]
+    if not fits:
+        return ""
+    kind = max(fits, key=lambda fit: len(wanted[fit]))  # a prefetch has the method of a placement as well
+    return f"got {cls.__name__}, {_a(kind)}: {_is_a_part(kind, name)}"
+
+
+def option_of_a_part(cls: type, options: Mapping[str, Any], strange: str) -> str:
+    """Say to which part an option belongs that a policy does not have; nothing if the policy has no parts.
+
+    Of the parts that have it, those count first that the policy's options name.
+    """
+    known = options_of(cls)
+    kinds = [kind for kind in PROTOCOLS if kind in known]
+    if not kinds:
+        return ""
+    named = [(kind, name) for kind in kinds if (name := _part_named(options.get(kind)))]
+    owners = [(kind, name) for kind, name in named if strange in _options_of_part(kind, name)]
+    owners = owners or [(kind, name) for kind in kinds for name in PARTS[kind] if strange in _options_of_part(kind, name)]
+    value = json.dumps(options[strange], default=str)
+    if not owners and get_close_matches(strange, known):
+        return ""
+    if not owners:
+        return f"options of a part are written with its name, as in {kinds[-1]}: {{name: PART, {strange}: {value}}}"
+    kind, name = owners[0]
+    which = " and ".join(f"{of} {', '.join(one for other, one in owners if other == of)}" for of in dict(owners))
+    return f"it is an option of {which}: write {kind}: {{name: {_written(name)}, {strange}: {value}}}"
+
+
+def _part_named(spec: Any) -> str:
+    name = spec.get("name") if isinstance(spec, Mapping) else spec
+    return name if isinstance(name, str) else ""
+
+
+def _options_of_part(kind: str, name: str) -> Mapping[str, Any]:
+    """Return the options of a part by name; none of one that is not there, which has an error of its own."""
+    try:
+        cls = import_class(name if ":" in name else PARTS[kind].get(name, ""), kind)
+    except ConfigError:
+        return {}
+    return options_of(cls)
+
+
+def _is_a_part(kind: str, name: str) -> str:
+    return f"this is a part; write {{name: composed, {kind}: {_written(name)}}}"
+
+
+def _written(name: str) -> str:
+    return f'"{name}"' if ":" in name else name
+
+
+def _a(kind: str) -> str:
+    return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
+
+
+# ------------------------------------------------------------------------------------------------- code of other people
+class WouldImport(NamedTuple):
+    """The code of a policy that is not moesim's own."""
+
+    module: str
+    files: tuple[Path, ...]  # of the packages around it, and its own; none for what is built into Python
+
+
+def code_names(policy: str | Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of a policy's code: its own, and those of parts that are written as ``package.module:Class``."""
+    return (policy,) if isinstance(policy, str) else (policy["name"], *sorted(part_targets(policy)))
+
+
+def foreign(policy: str | Mapping[str, Any]) -> list[str]:
+    """Name a policy and its parts as far as they are not moesim's own; whether their code is there does not matter."""
+    return [name for name in code_names(policy) if name not in POLICIES and not (":" in name and is_ours(name))]
+
+
+def would_import(policy: str | Mapping[str, Any], place: str = "policies") -> WouldImport | None:
+    """Return what a policy would import without importing it: its own class, and those of its parts; None for moesim's own."""
+    others = [target for name in code_names(policy) if not is_ours(target := target_of(name, place))]
+    if not others:
+        return None
+    modules = {target.partition(":")[0]: target for target in reversed(others)}
+    files = [path for name in reversed(modules) for path in module_files(name, f"{place}: module {name!r} of {modules[name]!r}")]
+    return WouldImport(" and ".join(reversed(modules)), tuple(dict.fromkeys(files)))
+
+
+def sources_digest(names: Sequence[str]) -> str | None:
+    """Hash the sources of a policy and of its parts, by the names that `code_names` returns; None if all are moesim's own."""
+    found = [digest for name in names if (digest := source_digest(policy_class(name).__module__)) is not None]
+    if len(found) < 2:
+        return found[0] if found else None
+    return hashlib.sha256(" ".join(found).encode()).hexdigest()
+
+
+# ------------------------------------------------------------------------------------------------- for editors
+def policy_schema() -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the JSON schema of one entry of ``policies``, and the definitions that it refers to."""
+    parts = {f"{kind} part": _named({name: part_class(kind, name) for name in PARTS[kind]}, swept=False) for kind in PARTS}
+    return _named({name: policy_class(name) for name in POLICIES}, swept=True), parts
+
+
+def _named(classes: Mapping[str, type], swept: bool) -> dict[str, Any]:
+    """Describe a name, or a mapping of a name and options; a list of an option's values is swept."""
+    others = {"type": "object", "required": ["name"], "properties": {"name": {"type": "string", "not": {"enum": list(classes)}}}}
+    mappings = [_mapping(name, cls, swept) for name, cls in classes.items()]
+    # Others are package.module:Class, or names that a package adds by entry points.
+    return {"anyOf": [{"enum": list(classes)}, {"type": "string"}, *mappings, others]}
+
+
+def _mapping(name: str, cls: type, swept: bool) -> dict[str, Any]:
+    properties: dict[str, Any] = {"name": {"const": name}}
+    for one in options_of(cls).values():
+        schema = _with_refs(one.schema)
+        properties[one.name] = {"anyOf": [schema, {"type": "array", "items": schema}]} if swept else schema
+        properties[one.name] |= {"description": one.meaning.removesuffix(".")} | (
+            {} if one.required else {"default": one.default}
+        )
+    required = ["name", *(one.name for one in options_of(cls).values() if one.required)]
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+
+def _with_refs(schema: Any) -> Any:
+    """Refer to the definition of a part where a schema has one; a text that is for people only is left out."""
+    if isinstance(schema, list):
+        return [_with_refs(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "part" in schema:
+        return {"$ref": f"#/$defs/{schema['part']} part"}
+    return {key: _with_refs(value) for key, value in schema.items() if key != "expected"}

@@ -17,10 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from functools import partial
+from typing import Annotated, Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import GetCoreSchemaHandler, PlainValidator, WithJsonSchema
 
 from moesim.errors import ConfigError, mistyped, unknown_name
 
@@ -32,6 +34,11 @@ class Tables(NamedTuple):
     """Marks an option as released tables, in ``Annotated``, and names them."""
 
     names: tuple[str, ...]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        expected = f"{{file: PATH}} or a mapping with source and {', '.join(self.names)}, or null"
+        read = PlainValidator(partial(released, names=self.names))
+        return handler.generate_schema(Annotated[Any, read, WithJsonSchema({"expected": expected})])
 
 
 @dataclass(frozen=True)
@@ -71,26 +78,24 @@ def _numbers(value: Any, shape: tuple[int, ...], most: float, place: str) -> Ite
         yield value
 
 
-def released(value: Any, names: tuple[str, ...], place: str) -> Released:
-    """Check what a user wrote for released tables. Raises `ConfigError`."""
-    if isinstance(value, Released):
+def released(value: Any, names: tuple[str, ...]) -> Released | None:
+    """Check what a user wrote for released tables. Raises `ValueError`."""
+    if value is None or isinstance(value, Released):
         return value
     known = ", ".join(names)
     if not isinstance(value, Mapping):
-        raise ConfigError(
-            f"{place}: expected {{file: PATH}}, or a mapping with source and {known}, got {value!r}; write a mapping"
-        )
+        raise ValueError(f"expected {{file: PATH}}, or a mapping with source and {known}, got {value!r}; write a mapping")
     source = value.get("source")
     if not isinstance(source, str) or not 0 < len(source.strip()) <= _LETTERS or set(source) & set("()\n"):
         got = "nothing" if source is None else repr(source)[:60]
-        raise ConfigError(
-            f"{place}: source: expected where the numbers come from, at most {_LETTERS} characters without round brackets, "
+        raise ValueError(
+            f"source: expected where the numbers come from, at most {_LETTERS} characters without round brackets, "
             f"got {got}; name the work, the file and its version"
         )
     tables = {key: one for key, one in value.items() if key != "source"}
     for key in tables:
         if key not in names:
-            raise ConfigError(f"{place}: {unknown_name('table', str(key), names)}")
+            raise ValueError(unknown_name("table", str(key), names))
     if not tables:
-        raise ConfigError(f"{place}: expected at least one of {known}, got none; add it")
+        raise ValueError(f"expected at least one of {known}, got none; add it")
     return Released(source.strip(), tables)

@@ -24,7 +24,7 @@ from moesim.experiment.runner import run_one
 from moesim.hardware import load_hardware
 from moesim.hardware.costs import CostModel
 from moesim.model import load_model
-from moesim.policies.native_parts import in_python
+from moesim.policies.composed import in_python
 from moesim.policies.registry import POLICIES, make_policy
 from moesim.policy import Action, Fetch, Policy, Routed, Victim, View
 from moesim.records import Records

@@ -11,8 +11,7 @@ import numpy as np
 
 from moesim.experiment.runner import initial_placement
 from moesim.hardware import HardwareProfile
-from moesim.policies.declaration import wrong_declaration
-from moesim.policies.declare import option_parameters
+from moesim.policies.options import options_of, wrong_declaration
 from moesim.records import Records
 from moesim.testing.runs import run_inputs
 from moesim.trace.workload import Workload
@@ -110,7 +109,7 @@ def check_declaration(policy: Any) -> None:
 def check_constructor(cls: Any, given: Mapping[str, Any]) -> None:
     """Check that a class stores every option under its own name, as it was given."""
     policy = cls(**given)
-    for name, parameter in option_parameters(cls).items():
+    for name, parameter in options_of(cls).items():
         wanted = given.get(name, parameter.default)
         expect(hasattr(policy, name), f"option {name}: expected the attribute {name}, got none; store it in __init__")
         stored = getattr(policy, name)

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 from moesim.errors import CapacityError, InputError, MoesimError, SimulationError, describe_exception
 from moesim.hardware import HardwareProfile
-from moesim.policies.declare import option_parameters
+from moesim.policies.options import options_of
 from moesim.records import Records
 from moesim.testing.checks import (
     CheckError,
@@ -215,7 +215,7 @@ def _constructor(make: Any) -> list[Check]:
     if not inspect.isclass(cls):
         return []
     given = make.keywords if isinstance(make, partial) else {}
-    names = ", ".join(option_parameters(cls)) or "it has none"
+    names = ", ".join(options_of(cls)) or "it has none"
     return [_tried(f"its constructor stores its options unchanged: {names}", partial(check_constructor, cls, given))]
 
 

@@ -26,10 +26,10 @@ from moesim.errors import ConfigError, InputError
 from moesim.hardware import read_profile
 from moesim.model import builtin_models
 from moesim.policies.composed import Composed
-from moesim.policies.queue_parts import Queues
 from moesim.policies.systems.caches import LRU
 from moesim.policies.systems.dali import Dali
 from moesim.policies.systems.fiddler import Fiddler
+from moesim.policies.systems.hybrimoe import Queues
 from moesim.testing.traces import synthetic_trace
 
 SMALL: dict[str, Any] = {

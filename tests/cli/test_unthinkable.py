@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -20,7 +21,7 @@ from moesim.experiment.config import Config
 from moesim.hardware.numbers import Sourced
 from moesim.hardware.schema import ProfileFile
 from moesim.model import ModelSpec
-from moesim.policies.declare import option_hints, option_parameters
+from moesim.policies.options import options_of
 from moesim.policies.registry import POLICIES, policy_class
 from moesim.studies.whatif.knobs import KNOBS
 from moesim.testing.traces import synthetic_trace
@@ -248,15 +249,8 @@ def option_places() -> list[tuple[str, str]]:
     found = []
     for name in POLICIES:
         cls = policy_class(name)
-        hints = option_hints(cls)
-        found += [(name, option) for option in option_parameters(cls) if {int, float} & {*kinds_in(hints.get(option))}]
+        found += [(name, one.name) for one in options_of(cls).values() if re.search("integer|number", one.expected)]
     return found
-
-
-def kinds_in(hint: Any) -> Iterator[Any]:
-    yield hint
-    for inner in get_args(hint):
-        yield from kinds_in(inner)
 
 
 @PROPERTY

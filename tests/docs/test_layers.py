@@ -65,6 +65,7 @@ ONLY = {  # who may import what
         "experiment.forms",
         "experiment.quick",
         "hardware.*",
+        "policies.*",
         "trace.catalogue",
     ],
     "distributed": ["experiment.workers"],

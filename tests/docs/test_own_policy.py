@@ -13,11 +13,9 @@ import yaml
 from moesim.cli.main import main
 from moesim.errors import ConfigError
 from moesim.experiment.sweep import policies_of
-from moesim.policies.cache_options import CacheOptions
+from moesim.policies.background_cache import BackgroundCache
 from moesim.policies.composed import Composed
-from moesim.policies.imports import would_import
-from moesim.policies.registry import POLICIES, make_policy, policy_class
-from moesim.policies.sources import sources_digest
+from moesim.policies.registry import POLICIES, make_policy, policy_class, sources_digest, would_import
 from moesim.testing import check_policy
 from tests.experiment.experiment_kit import write_yaml
 
@@ -58,7 +56,7 @@ def test_the_decisions_of_a_background_cache_on_the_page_pass_the_checks(spec: d
 def test_the_caches_of_engines_on_the_page_are_registered() -> None:
     table = PAGE.partition("| name | engine | slots of |")[2].partition("\n\n")[0]
     names = [name for line in table.splitlines()[2:] for name in re.findall(r"`([\w-]+)`", line.split("|")[1])]
-    bases = {name for name in POLICIES if issubclass(policy_class(name), CacheOptions) and name != "background-cache"}
+    bases = {name for name in POLICIES if issubclass(policy_class(name), BackgroundCache) and name != "background-cache"}
     assert len(names) == 8 and bases <= set(names) <= set(POLICIES)
 
 

@@ -10,19 +10,16 @@ import sys
 from collections.abc import Iterator
 from fractions import Fraction
 from random import Random
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Any
 
 from moesim.engine import EngineOptions, simulate
 from moesim.errors import MoesimError
 from moesim.hardware.costs import CostModel
-from moesim.policies.base import Range
-from moesim.policies.composed import Composed
-from moesim.policies.declare import option_hints, option_parameters
-from moesim.policies.impact_part import GATES, ImpactDriven
-from moesim.policies.native_parts import IN_CPP, in_python
-from moesim.policies.no_prefetch import NoPrefetch
-from moesim.policies.part_names import PARTS
-from moesim.policies.queue_parts import Queues
+from moesim.policies.composed import IN_CPP, Composed, in_python
+from moesim.policies.options import options_of
+from moesim.policies.parts.prefetch import NoPrefetch
+from moesim.policies.registry import part_class
+from moesim.policies.systems.hybrimoe import GATES, ImpactDriven, Queues
 from moesim.records import Records
 from moesim.testing.traces import synthetic_trace
 from moesim.trace.predictors.chosen import FutureUse, PredictorSet
@@ -34,31 +31,28 @@ SOURCES = ("signal:near", "signal:far", "signal:near:top3", "oracle", "synthetic
 PLACEMENTS = ("none", "random", "lowest-ids", "highest-ids", "frequency-per-layer", "frequency-global")
 
 
-def drawn(hint: Any, rng: Random) -> Any:
-    """Draw a value that an annotation allows."""
-    origin = get_origin(hint)
-    if origin is Annotated:
-        base, *extras = get_args(hint)
-        bounds = next((one for one in extras if isinstance(one, Range)), Range())
-        if base is int:
-            return min(int(bounds.low or 0) + rng.choice([0, 0, 1, 2, 5]), bounds.high or sys.maxsize)
-        return drawn(base, rng) if bounds.high is None else rng.choice([bounds.low, bounds.high, 0.5, 1 / 3])
-    if origin is Literal:
-        return rng.choice(get_args(hint))
-    if hint is bool:
+def drawn(schema: dict[str, Any], rng: Random) -> Any:
+    """Draw a value that an option allows."""
+    if "anyOf" in schema:
+        return drawn(rng.choice(schema["anyOf"]), rng)
+    if "enum" in schema:
+        return rng.choice(schema["enum"])
+    low, high = schema.get("minimum"), schema.get("maximum")
+    bounded = low is not None or high is not None
+    if schema["type"] == "integer":
+        return (
+            min(int(low or 0) + rng.choice([0, 0, 1, 2, 5]), high or sys.maxsize) if bounded else rng.choice([0, 7, -3, 1 << 40])
+        )
+    if schema["type"] == "number":
+        return rng.choice([0, 0.5, 3.0, 70] if high is None else [low, high, 0.5, 1 / 3])
+    if schema["type"] == "boolean":
         return rng.random() < 0.5
-    if hint is float:
-        return rng.choice([0, 0.5, 3.0, 70])
-    if hint is int:
-        return rng.choice([0, 7, -3, 1 << 40])
-    return rng.choice(SOURCES) if hint is str else drawn(rng.choice(get_args(hint)), rng) if hint is not type(None) else None
+    return rng.choice(SOURCES) if schema["type"] == "string" else None
 
 
 def part(kind: str, name: str, rng: Random) -> Any:
-    cls = PARTS[kind][name]
-    hints = option_hints(cls)
-    options = option_parameters(cls).items()
-    chosen = {o: drawn(hints[o], rng) for o, p in options if p.default is p.empty or rng.random() < 0.7}
+    cls = part_class(kind, name)
+    chosen = {one.name: drawn(one.schema, rng) for one in options_of(cls).values() if one.required or rng.random() < 0.7}
     return cls(**chosen)
 
 
@@ -72,7 +66,7 @@ def composition(rng: Random) -> Composed:
     if isinstance(parts["prefetch"], ImpactDriven) and isinstance(parts["assignment"], Queues):
         parts["prefetch"].reading = parts["assignment"].reading
     placed = rng.choice(PLACEMENTS)
-    parts["placement"] = PARTS["placement"][placed]()
+    parts["placement"] = part_class("placement", placed)()
     return Composed(
         **parts,
         scope="global" if placed == "frequency-global" else rng.choice(["per-layer", "global"]),

@@ -8,13 +8,11 @@ from typing import Any
 import pytest
 
 from moesim.engine.native import AVAILABLE
-from moesim.policies.composed import Composed
-from moesim.policies.native_parts import IN_CPP, in_python
-from moesim.policies.part_names import PARTS
+from moesim.policies.composed import IN_CPP, Composed, in_python
 from moesim.policies.parts import replacement
 from moesim.policies.parts.prefetch import TopPredicted
-from moesim.policies.registry import make_policy
-from moesim.policies.score_parts import RecentScores
+from moesim.policies.registry import make_policy, part_class
+from moesim.policies.systems.hybrimoe import RecentScores
 from moesim.testing import run_tiny, tiny_workload
 from tests.engine.parts_kit import assert_alike
 
@@ -27,7 +25,7 @@ def test_native_parts_decide_as_those_in_python(engine: str, n_cases: int) -> No
     ended = [records for records, _ in played if records is not None]
     assert len(ended) > 0.75 * n_cases
     drawn = Counter(type(part) for _, policy in played for part in policy.parts)
-    assert all(drawn[PARTS[kind][name]] for kind, names in IN_CPP.items() for name in names)
+    assert all(drawn[part_class(kind, name)] for kind, names in IN_CPP.items() for name in names)
     assert sum(len(records.evictions) for records in ended) > n_cases * 25 / 3
 
 
@@ -55,10 +53,14 @@ def test_what_is_not_exactly_as_shipped_is_asked() -> None:
         def decide(self, event: Any, view: Any) -> Any:
             return super().decide(event, view)
 
+    class Named(Composed):
+        """Has another part."""
+
+        assignment = "greedy"
+
     policy = make_policy("lru")
     policy.parts.replacement.victim = policy.parts.replacement.victim  # of the object, no longer of its class
-    named = Composed.preset("Named", "With another default.", assignment="greedy")
-    own = [Composed(), make_policy("dali"), make_policy("hybrimoe-paper"), named()]
+    own = [Composed(), make_policy("dali"), make_policy("hybrimoe-paper"), Named()]
     asked = [
         Composed(replacement=Mine()),
         Other(),

@@ -24,12 +24,12 @@ from moesim.experiment.sweep import expand
 from moesim.model import ModelSpec
 from moesim.plots.captions import caption
 from moesim.policies.algorithms.caching import deal_slots
-from moesim.policies.declare import option_parameters
+from moesim.policies.options import options_of
 from moesim.policies.registry import POLICIES, make_policy, policy_class
 from moesim.policy import Copy, Placement, Pool
 from moesim.testing import FakeView, run_tiny, tiny_model, tiny_workload
 
-SPLIT = sorted(name for name in POLICIES if "slots_split" in option_parameters(policy_class(name)))
+SPLIT = sorted(name for name in POLICIES if "slots_split" in options_of(policy_class(name)))
 PER_LAYER: dict[str, dict[str, Any]] = {
     "static": {"scope": "per-layer", "placement": "random"},
     "fate": {"compression": False, "shallow_layers": 0},

@@ -18,7 +18,7 @@ import yaml
 from moesim.cli.main import _app
 from moesim.core.files import FILE
 from moesim.experiment.estimate import Estimate
-from moesim.policies.declare import option_parameters
+from moesim.policies.options import options_of
 from moesim.policies.registry import POLICIES, make_policy
 from tests.cli.mutation_kit import SEEDS, mutant, remembered
 from tests.experiment.experiment_kit import write_trace
@@ -153,7 +153,7 @@ def parameter_set(bench: Bench, rng: random.Random) -> list[str]:
 
 def policy_options(bench: Bench, rng: random.Random) -> list[str]:
     name = rng.choice(sorted(POLICIES))
-    options = option_parameters(type(make_policy({"name": name}))) if name != "composed" else {}
+    options = options_of(type(make_policy({"name": name}))) if name != "composed" else {}
     known = list(options) or ["placement", "assignment", "prefetch", "replacement", "scope"]
     spec: dict[str, Any] = {"name": name}
     for key in rng.sample(known, min(len(known), rng.choice([1, 1, 2]))):

@@ -19,7 +19,7 @@ from moesim.hardware import HardwareProfile, load_hardware
 from moesim.hardware.costs import CostModel
 from moesim.hardware.types import Pair
 from moesim.model import ModelSpec, load_model
-from moesim.policies.part_names import PARTS
+from moesim.policies.registry import PARTS
 from moesim.records import Records
 from moesim.testing import tiny_model
 from moesim.testing.traces import synthetic_trace

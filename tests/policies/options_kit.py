@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import types
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Any
 
 from moesim.engine import EngineOptions, simulate
 from moesim.errors import ConfigError
 from moesim.hardware import HardwareProfile, load_hardware
 from moesim.hardware.costs import CostModel
 from moesim.model import ModelSpec
-from moesim.policies.declare import Range, option_hints, option_parameters
-from moesim.policies.part_names import PARTS
-from moesim.policies.registry import POLICIES, make_policy, policy_class
+from moesim.policies.options import options_of
+from moesim.policies.registry import PARTS, POLICIES, make_policy, part_class, policy_class
 from moesim.records import Records
 from moesim.testing import tiny_model
 from moesim.testing.traces import synthetic_trace
@@ -247,15 +245,14 @@ class Subject:
         cls = policy_class(self.policy)
         found = Subject(self.policy, cls).values(every=False) if self.kind else {}
         for name in self.around:
-            found[name] = [*found[name], option_parameters(cls)[name].default]
+            found[name] = [*found[name], options_of(cls)[name].default]
         return {AROUND_IT + name: values for name, values in found.items() if name != self.kind}
 
     def values(self, *, every: bool) -> dict[str, list[Any]]:
         """Return for each option values other than its default."""
-        hints = option_hints(self.cls)
         found = {}
-        for option, parameter in option_parameters(self.cls).items():
-            default = self.fixed.get(option, parameter.default)
+        for option, declared in options_of(self.cls).items():
+            default = self.fixed.get(option, declared.default)
             if (self.name, option) in VALUES:
                 tried = VALUES[self.name, option]
             elif option in ALL_PARTS:
@@ -263,36 +260,26 @@ class Subject:
             elif option.endswith("source"):
                 tried = ["synthetic:0.2", "frequency"] if every else ["synthetic:0.2"]
             else:
-                tried = list(_values(hints[option], every=every))
+                tried = list(_values(declared.schema, every=every))
             found[option] = [value for value in tried if (value, type(value)) != (default, type(default))]
         return found
 
 
-def _values(hint: Any, *, every: bool) -> Iterator[Any]:
-    """Give values that an annotation allows: each that is listed, the least, and some above it."""
-    origin = get_origin(hint)
-    if origin is Annotated:
-        base, *extras = get_args(hint)
-        bounds = next((one for one in extras if isinstance(one, Range)), Range())
-        if base is int:
-            low = int(bounds.low or 0)
-            high = low + 2 if bounds.high is None else min(low + 2, int(bounds.high))
-            yield from range(low, high + 1) if every else (low, high)
-        elif base is float:
-            yield from [float(bounds.low or 0), 0.5, 3.0 if bounds.high is None else bounds.high]
-        else:
-            yield from _values(base, every=every)
-    elif origin in (Union, types.UnionType):
-        for one in get_args(hint):
-            yield from _values(one, every=every)
-    elif origin is Literal:
-        yield from get_args(hint)
-    elif hint is bool:
-        yield from (True, False)
-    elif hint is type(None):
-        yield None
-    elif hint is int:
-        yield 7
+def _values(schema: dict[str, Any], *, every: bool) -> Iterator[Any]:
+    """Give values that an option allows: each that is listed, the least, and some above it."""
+    for one in schema.get("anyOf", [schema]):
+        low, high = one.get("minimum"), one.get("maximum")
+        if "enum" in one:
+            yield from one["enum"]
+        elif one["type"] == "integer" and low is None:
+            yield 7
+        elif one["type"] == "integer":
+            top = low + 2 if high is None else min(low + 2, high)
+            yield from range(low, top + 1) if every else (low, top)
+        elif one["type"] == "number" and low is not None:
+            yield from [float(low), 0.5, 3.0 if high is None else high]
+        elif one["type"] in ("boolean", "null"):
+            yield from {"boolean": (True, False), "null": (None,)}[one["type"]]
 
 
 AROUND_IT = "policy."
@@ -314,8 +301,8 @@ AROUND: dict[tuple[str, str], tuple[Options, Options]] = {
 }
 POLICY_SUBJECTS = [Subject(name, policy_class(name)) for name in sorted(POLICIES)]
 PART_SUBJECTS = [
-    Subject(name, cls, kind, *AROUND.get((kind, name), ({}, {})))
-    for kind, parts in PARTS.items() for name, cls in parts.items() if option_parameters(cls)
+    Subject(name, part_class(kind, name), kind, *AROUND.get((kind, name), ({}, {})))
+    for kind, parts in PARTS.items() for name in parts if options_of(part_class(kind, name))
 ]  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from moesim.policies.declare import option_parameters
+from moesim.policies.options import options_of
 from moesim.policies.registry import POLICIES, make_policy, policy_class, policy_info
 from moesim.policies.systems import as_compared
 from moesim.testing import run_tiny, tiny_workload
@@ -38,7 +38,7 @@ def test_it_is_what_its_text_says(name: str) -> None:
     work = tiny_workload(make_policy(name), 4)
     found, expected = (run_tiny(make_policy(spec), work, 13) for spec in (name, WRITTEN_OUT[name]))
     assert (found.tasks, found.transfers, found.evictions) == (expected.tasks, expected.transfers, expected.evictions)
-    assert not option_parameters(policy_class(name))
+    assert not options_of(policy_class(name))
     assert all("compared with" in info.paper for info in policy_info([name]))
 
 

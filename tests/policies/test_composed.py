@@ -11,9 +11,8 @@ import pytest
 
 from moesim.errors import CapacityError, ConfigError
 from moesim.policies.composed import Composed
-from moesim.policies.part_names import PARTS, make_part
 from moesim.policies.parts import Setup, Unit
-from moesim.policies.registry import make_policy
+from moesim.policies.registry import PARTS, make_part, make_policy
 from moesim.policies.systems.caches import LRU, Belady
 from moesim.policies.systems.dali import Dali
 from moesim.policy import Drop, Fetch, LayerEnd, Move, Predict, Predicted, Routed, Run

@@ -2,143 +2,135 @@
 
 from __future__ import annotations
 
+import inspect
 import json
-import re
-import sys
+import math
 from typing import Annotated, Any, ClassVar, Literal
 
 import pytest
+from pydantic import Field
+from pydantic.fields import FieldInfo
 
 from moesim.cli.main import main
 from moesim.errors import ConfigError
-from moesim.policies.base import PolicyBase, Range
+from moesim.policies.base import PolicyBase
 from moesim.policies.composed import Composed
-from moesim.policies.declare import lifted_options, option, option_hints, option_meanings, option_of, option_parameters
-from moesim.policies.options import construct, describe
-from moesim.policies.part_names import PARTS
-from moesim.policies.parts import Part
-from moesim.policies.registry import POLICIES, make_policy, policy_class
+from moesim.policies.options import Option, construct, option, options_of
+from moesim.policies.parts import PrefetchOption
+from moesim.policies.parts.prefetch import NoPrefetch
+from moesim.policies.registry import PARTS, POLICIES, make_policy, part_class, policy_class
 
-CLASSES = [*map(policy_class, POLICIES), *(part for parts in PARTS.values() for part in parts.values())]
+CLASSES = [*map(policy_class, POLICIES), *(part_class(kind, name) for kind, names in PARTS.items() for name in names)]
+Rate = Annotated[int, Field(ge=1, description="How fast.")]
 
 
 class Plain(PolicyBase):
-    paper: ClassVar[str] = "none"
-    exact: bool = False  # of the contract, annotated or not
-    listens: frozenset[type] = frozenset()  # type: ignore[assignment]
-    _hidden: int = 3
     constant = 4
+    _hidden: ClassVar[int] = 3
 
-    share: Annotated[float, Range(0, 1)] = 0.5
-    """How much
-    of it."""
-    kind: Literal["a", "b"] = "a"
+    share: float = option(0.5, "How much of it.", ge=0, le=1)
+    kind: Literal["a", "b"] = option("a")
 
 
-class Preset(Plain, fixed=("kind",)):
-    share = 0.25
+class Fixing(Plain):
+    share: float = option(0.25, ge=0, le=1)
     kind = "b"
-    more: int
+    more: int = option()
 
 
-class Own(Preset):
-    def __init__(self, *, other: int = 2) -> None:
+class Own(Fixing):
+    def __init__(self, *, other: Rate = 2, unknown: Any = None) -> None:
         super().__init__(more=1)
-        self.other = other
+        self.other, self.unknown = other, unknown
 
 
-class Rated(Part):
-    rate: Annotated[int, Range(1)] = 7
-    """How fast."""
-    on: bool = True
-    pool: str = "x"
+class Nothing(Fixing, fixed=True):
+    more = 3
 
 
-class Lifting(PolicyBase):
-    speed: int | None = option_of(Rated, name="rate", default=None)
-    started: bool = option_of(Rated, name="on")
-    """Whether it runs."""
-    mode: Literal["fast", "slow"] = "fast"
-    cold: bool = False
+class Rated(PolicyBase):
+    speed: Rate | None = option(None)
+    rate: Rate = option(7)
+    walks: bool = option(True, "Whether it walks.")
 
 
-def test_annotated_attributes_are_options_and_nothing_else_is() -> None:
-    assert {name: one.default for name, one in option_parameters(Plain).items()} == {"share": 0.5, "kind": "a"}
-    assert option_meanings(Plain) == {"share": "How much of it.", "kind": ""}
+def meanings(cls: type) -> dict[str, str]:
+    return {name: one.meaning for name, one in options_of(cls).items()}
+
+
+def test_attributes_with_an_option_are_options_and_nothing_else_is() -> None:
+    assert {name: one.default for name, one in options_of(Plain).items()} == {"share": 0.5, "kind": "a"}
+    assert meanings(Plain) == {"share": "How much of it.", "kind": ""}
     made = Plain(share=0.1)
     assert (made.share, made.kind, made.options(), repr(made)) == (0.1, "a", {"share": 0.1, "kind": "a"}, "Plain(share=0.1)")
+    assert list(inspect.signature(Plain).parameters) == ["share", "kind"]
 
 
-def test_a_subclass_has_other_defaults_and_may_fix_an_option() -> None:
-    assert list(option_parameters(Preset)) == ["share", "more"]
-    assert (Preset(more=1).share, Preset(more=1).kind) == (0.25, "b")
-    assert option_meanings(Preset)["share"] == "How much of it."
+def test_a_subclass_declares_an_option_anew_or_fixes_it() -> None:
+    assert [(one.name, one.required) for one in options_of(Fixing).values()] == [("share", False), ("more", True)]
+    assert (Fixing(more=1).share, Fixing(more=1).kind) == (0.25, "b")
+    assert meanings(Fixing)["share"] == "How much of it."
     for wrong in ({"more": 1, "kind": "a"}, {}, {"more": 1, "nothing": 2}):
         with pytest.raises(TypeError):
-            Preset(**wrong)  # type: ignore[arg-type]
+            Fixing(**wrong)  # type: ignore[arg-type]
+    assert not options_of(Nothing) and (Nothing().more, Nothing().share) == (3, 0.25)
+    with pytest.raises(TypeError):
+        Nothing(more=3)
 
 
 def test_a_constructor_of_its_own_is_read_instead() -> None:
-    assert list(option_parameters(Own)) == ["other"]
-    assert option_hints(Own) == {"other": int}
-    assert (Own(other=3).share, Own(other=3).other) == (0.25, 3)
+    assert {name: one.expected for name, one in options_of(Own).items()} == {
+        "other": "an integer of at least 1", "unknown": "anything",
+    }  # fmt: skip
+    assert (meanings(Own)["other"], options_of(Own)["other"].default) == ("How fast.", 2)
+    assert (construct(Own, {"other": 3}, "policy own", "a").share, Own(other=3).other) == (0.25, 3)
 
 
-def test_an_option_of_a_part_is_an_option_of_the_policy() -> None:
-    assert describe(option_hints(Lifting)["speed"]) == "an integer of at least 1 or null"
-    assert option_parameters(Lifting)["started"].default is True
-    assert option_meanings(Lifting) == {"speed": "How fast.", "started": "Whether it runs.", "mode": "", "cold": ""}
+def test_a_type_that_classes_share_has_bounds_and_meaning() -> None:
+    assert options_of(Rated)["rate"].expected == "an integer of at least 1"
+    assert options_of(Rated)["speed"].expected == "an integer of at least 1 or null"
+    assert meanings(Rated)["rate"] == "How fast."
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"speed": 0}, "option speed: expected an integer of at least 1 or null, got 0"),
+        ({"speed": 0}, "option speed: expected an integer of at least 1 or null, got 0; choose a value in this range"),
+        ({"rate": "3"}, "option rate: expected an integer of at least 1, got '3'; write it without quotes"),
+        ({"rate": True}, "option rate: expected an integer of at least 1, got True"),
+        ({"walks": 1}, "option walks: expected true or false, got 1"),
         ({"spedd": 3}, "unknown option 'spedd'; did you mean 'speed'?"),
     ],
 )
 def test_messages_come_from_the_declaration(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        construct(Lifting, options, "policy lifting", "a.yaml")
-    assert f"a.yaml: policy lifting: {message}" in str(caught.value)
+        construct(Rated, options, "policy rated", "a.yaml")
+    assert f"a.yaml: policy rated: {message}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("hint", "fits", "not_fit"),
+    [
+        (int, [0, -3], [True, 1.0, "1", None]),
+        (float, [0, 0.5, math.inf], [True, "1", None]),
+        (Annotated[float, Field(ge=0, le=1)], [0, 1, 0.5], [1.5, -1, math.nan]),
+        (bool, [True], [1, "yes"]),
+        (str | None, ["a", None], [1, ["a"]]),
+        (Literal["a", "b"] | None, ["a", None], ["c", 1]),
+        (list[int], [[1]], [1, ["a"]]),
+        (PrefetchOption | None, ["none", {"name": "random"}, NoPrefetch(), None], [1, ["none"]]),
+        (Any, [1, [2]], []),
+    ],
+)
+def test_what_fits_a_type(hint: Any, fits: list[Any], not_fit: list[Any]) -> None:
+    one = Option("one", FieldInfo.from_annotation(hint))
+    assert [value for value in fits if not one.fits(value)] == [] == [value for value in not_fit if one.fits(value)]
+    assert all(one.read(value) is value for value in fits)
 
 
 @pytest.mark.parametrize("cls", CLASSES)
 def test_every_shipped_option_has_a_type_and_a_meaning(cls: type) -> None:
-    meanings, hints = option_meanings(cls), option_hints(cls)
-    assert [name for name in option_parameters(cls) if not meanings[name] or name not in hints] == []
-
-
-@pytest.mark.parametrize("cls", [cls for cls in CLASSES if lifted_options(cls) and "_meanings" not in vars(cls)])
-def test_what_is_written_of_a_lifted_option_is_what_the_part_takes(cls: type) -> None:
-    """The annotation is for editors and mypy; what is checked is the part's."""
-    for name in lifted_options(cls):
-        base = next(base for base in cls.__mro__ if name in vars(base).get("__annotations__", {}))
-        written = vars(base)["__annotations__"][name]
-        taken = re.sub(r" (of at (least|most) \S+|from \S+ to \S+)", "", describe(option_hints(cls)[name]))
-        assert describe(eval(written, vars(sys.modules[base.__module__]))) == taken
-
-
-def test_a_preset_is_a_class_with_other_defaults_constants_and_options() -> None:
-    named = Lifting.preset(
-        "Named",
-        "Something of that name.",
-        fixed=("cold",),
-        paper="Some paper (2025)",
-        cold=True,
-        mode="slow",
-        started=option_of(Rated, name="on", default=False, meaning="Whether it walks."),
-        more=option(Annotated[int, Range(2)], 3, "How many."),
-    )
-    assert (named.__name__, named.__doc__, named.__module__) == ("Named", "Something of that name.", __name__)
-    made = named(more=4)
-    assert made.options() == {"speed": None, "started": False, "mode": "slow", "more": 4}
-    assert (made.cold, made.paper, repr(made)) == (True, "Some paper (2025)", "Named(more=4)")
-    assert option_meanings(named) == {"speed": "How fast.", "started": "Whether it walks.", "mode": "", "more": "How many."}
-    assert describe(option_hints(named)["more"]) == "an integer of at least 2"
-    assert option_meanings(Lifting)["started"] == "Whether it runs." and "more" not in option_parameters(Lifting)
-    with pytest.raises(TypeError):
-        named(cold=False)
+    assert [one.name for one in options_of(cls).values() if not one.meaning or not one.schema] == []
 
 
 def test_an_option_of_the_policy_reaches_the_part() -> None:
@@ -178,7 +170,7 @@ def test_the_schema_has_every_option_with_type_bounds_default_and_meaning(capsys
     }
     assert set(entries) == set(POLICIES)
     for name, one in entries.items():
-        assert set(one["properties"]) == {"name", *option_parameters(policy_class(name))} and not one["additionalProperties"]
+        assert set(one["properties"]) == {"name", *options_of(policy_class(name))} and not one["additionalProperties"]
         assert all(option["description"] for key, option in one["properties"].items() if key != "name")
     w_size = entries["dali"]["properties"]["w_size"]
     whole = {"type": "integer", "minimum": 1}

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from moesim.engine.native import AVAILABLE
-from moesim.policies.part_names import PARTS
-from moesim.policies.registry import POLICIES
+from moesim.policies.registry import PARTS, POLICIES
 from moesim.records import InexactRecord
 from tests.policies.golden_kit import CASES, COMPOSITIONS, SETTINGS, digest, golden, run_case
 

@@ -16,12 +16,10 @@ from moesim.policies.algorithms.assignment import Plan, greedy_assignment
 from moesim.policies.algorithms.impact import Ahead, impact_driven
 from moesim.policies.algorithms.queues import Reading, Timings, queue_plan, replay
 from moesim.policies.algorithms.two_ended import CODE_COSTS, PerRow, two_ended_plan
-from moesim.policies.declare import option_parameters
-from moesim.policies.part_names import PARTS, make_part
+from moesim.policies.options import options_of
 from moesim.policies.parts import Setup
-from moesim.policies.registry import make_policy
-from moesim.policies.score_parts import Credit, RecentScores
-from moesim.policies.systems.hybrimoe import HybriMoECode, HybriMoEPaper
+from moesim.policies.registry import PARTS, make_part, make_policy, part_class
+from moesim.policies.systems.hybrimoe import Credit, HybriMoECode, HybriMoEPaper, RecentScores
 from moesim.policy import Fetch, Predicted, Routed, StepBegin
 from moesim.records import Records
 from moesim.testing import FakeView, routed, run_tiny, tiny_workload
@@ -676,4 +674,4 @@ def test_no_option_of_a_part_is_left_out() -> None:
     for kind, part in (("assignment", "queues"), ("assignment", "hss"), ("replacement", "mrs"), ("prefetch", "mrs-score"),
                        ("prefetch", "impact-driven")):  # fmt: skip
         known = {option for name, option in OPTIONS if name == part}
-        assert set(option_parameters(PARTS[kind][part])) - {"lane", "victims"} == known, part  # those: test_policy_options.py
+        assert set(options_of(part_class(kind, part))) - {"lane", "victims"} == known, part  # those: test_policy_options.py

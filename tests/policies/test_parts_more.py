@@ -13,21 +13,18 @@ from hypothesis import strategies as st
 
 from moesim.errors import ConfigError
 from moesim.hardware.costs import CostModel
-from moesim.policies.activation_aware import ActivationAware
-from moesim.policies.adaptive import ArcVictim
 from moesim.policies.algorithms.activations import remaining_priority, shares
 from moesim.policies.algorithms.arc import Arc, FateArc
 from moesim.policies.algorithms.assignment import greedy_assignment
 from moesim.policies.algorithms.drawing import sample
 from moesim.policies.composed import Composed
-from moesim.policies.no_prefetch import NoPrefetch
 from moesim.policies.parts import Setup
 from moesim.policies.parts.assignment import Greedy
-from moesim.policies.parts.prefetch import RandomAhead, TopPredicted
-from moesim.policies.parts.replacement import WorkloadAware
-from moesim.policies.ranking import Belady
+from moesim.policies.parts.prefetch import NoPrefetch, RandomAhead, TopPredicted
+from moesim.policies.parts.replacement import ArcVictim, Belady, WorkloadAware
 from moesim.policies.registry import make_policy
 from moesim.policies.systems.dali import Dali
+from moesim.policies.systems.moe_infinity import ActivationAware
 from moesim.policy import DEMAND, PREFETCH, Fetch, Run, StepBegin
 from moesim.records import Records
 from moesim.testing import FakeView, check_policy, routed, run_tiny, tiny_model, tiny_workload

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from moesim.policies.declare import option_parameters
-from moesim.policies.part_names import PARTS
-from moesim.policies.registry import POLICIES, make_policy, policy_class
+from moesim.policies.options import options_of
+from moesim.policies.registry import PARTS, POLICIES, make_policy, part_class, policy_class
 from moesim.records import Records
 from moesim.testing import run_tiny, tiny_workload
 
@@ -454,10 +453,10 @@ def test_an_option_of_a_part_changes_what_happens(kind: str, name: str, option: 
 def test_no_option_is_left_out() -> None:
     for name in POLICIES:
         known = set(CHANGES.get(name, ())) | {option for policy, option in ELSEWHERE if policy == name}
-        assert set(option_parameters(policy_class(name))) == known, name
+        assert set(options_of(policy_class(name))) == known, name
     for kind, parts in PARTS.items():
-        for name, part in parts.items():
+        for name in parts:
             known = set(PART_CHANGES.get((kind, name), ())) | {option for of, option in ELSEWHERE if of == name}
             known |= set(PREFETCH_CHANGES) if name == "predicted" else set()
             known |= set(CHANGES["dali"]) if name == "workload-aware" else set()
-            assert set(option_parameters(part)) <= known, name
+            assert set(options_of(part_class(kind, name))) <= known, name

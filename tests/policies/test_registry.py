@@ -14,8 +14,15 @@ import pytest
 from moesim.cli.main import main
 from moesim.errors import ConfigError
 from moesim.policies.composed import Composed
-from moesim.policies.registry import GROUP, POLICIES, make_policy, policy_class, policy_info, policy_names
-from moesim.policies.sources import source_digest, sources_digest
+from moesim.policies.registry import (
+    GROUP,
+    POLICIES,
+    make_policy,
+    policy_class,
+    policy_info,
+    policy_names,
+    sources_digest,
+)
 from moesim.policies.systems.fiddler import Fiddler
 
 PLUGIN = '''
@@ -241,8 +248,8 @@ def test_a_policy_of_the_current_folder_needs_no_path(tmp_path: Path, monkeypatc
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
     assert policy_class("neighbour_plugin:Elsewhere").__name__ == "Elsewhere"
     assert sys.path[-1] == str(tmp_path)
-    assert source_digest("neighbour_plugin:Elsewhere") == hashlib.sha256(PLUGIN.encode()).hexdigest()
-    assert source_digest("lru") is None
+    assert sources_digest(["neighbour_plugin:Elsewhere"]) == hashlib.sha256(PLUGIN.encode()).hexdigest()
+    assert sources_digest(["lru"]) is None
     sys.modules.pop("neighbour_plugin")
 
 
@@ -253,10 +260,10 @@ def test_the_source_of_a_policy_is_its_file_and_those_beside_it_that_it_imports(
     Path("helper_of_it.py").write_text("import farther_off\nnear = 1\n")
     Path("farther_off.py").write_text("x = 1\n")
     Path("unrelated.py").write_text("x = 1\n")
-    digests = [source_digest("with_helper:Elsewhere")]
+    digests = [sources_digest(["with_helper:Elsewhere"])]
     for name in ("unrelated.py", "helper_of_it.py", "farther_off.py"):
         Path(name).write_text(Path(name).read_text() + "changed = 1\n")
-        digests.append(source_digest("with_helper:Elsewhere"))
+        digests.append(sources_digest(["with_helper:Elsewhere"]))
     assert digests[0] == digests[1]
     assert len(set(digests)) == 3
 
@@ -272,10 +279,10 @@ def test_the_source_of_a_policy_has_the_packages_on_the_way_to_what_it_imports(t
     texts = ["", "x = 1\n", "", "from .next_to_near import y\nfrom ..above import x\n", "y = 1\n", ""]
     for file, text in zip(files, texts, strict=True):
         file.with_suffix(".py").write_text(text)
-    digests = [source_digest("in_packages:Elsewhere")]
+    digests = [sources_digest(["in_packages:Elsewhere"])]
     for file, text in zip(files, texts, strict=True):
         file.with_suffix(".py").write_text(f"{text}changed = 1\n")
-        digests.append(source_digest("in_packages:Elsewhere"))
+        digests.append(sources_digest(["in_packages:Elsewhere"]))
     assert len(set(digests)) == 7
 
 
@@ -285,7 +292,7 @@ def test_the_sources_of_a_policy_and_of_its_part_both_count(tmp_path: Path, monk
     for file in files:
         file.write_text(PLUGIN)
     names = [f"{file.stem}:Elsewhere" for file in files]
-    assert sources_digest([names[0], "lru"]) == source_digest(names[0])
+    assert sources_digest([names[0], "lru"]) == sources_digest([names[0]])
     digests = [sources_digest(names)]
     for file in files:
         file.write_text(f"{PLUGIN}changed = 1\n")
@@ -305,18 +312,16 @@ def test_the_source_of_an_installed_policy_is_that_of_its_package(tmp_path: Path
         (place / name).write_bytes(text)
     monkeypatch.syspath_prepend(str(place))
     found = b"".join(name.encode() + b"\0" + files[name] for name in sorted(files))
-    assert source_digest("installed_one:Elsewhere") == hashlib.sha256(found).hexdigest()
+    assert sources_digest(["installed_one:Elsewhere"]) == hashlib.sha256(found).hexdigest()
 
 
 OWN_PART = """
-from typing import Annotated
-
-from moesim.policies.base import Range
+from moesim.policies.options import option
 from moesim.policies.parts.replacement import FIFO
 
 
 class Newest(FIFO):
-    keep: Annotated[int, Range(0)] = 2
+    keep: int = option(2, ge=0)
 """
 
 

@@ -19,8 +19,7 @@ from moesim.errors import ConfigError
 from moesim.experiment.runner import run_one
 from moesim.hardware.costs import CostModel
 from moesim.plots.studies import regret_waterfall
-from moesim.policies.part_names import make_part
-from moesim.policies.registry import POLICIES, make_policy
+from moesim.policies.registry import POLICIES, make_part, make_policy
 from moesim.studies.regret import DECISIONS, ORDERS, Regret, combinations, derive, instant_links, regrets, replaceable
 from tests.experiment.experiment_kit import resolve, write_yaml
 

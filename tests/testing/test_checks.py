@@ -13,7 +13,7 @@ from moesim.cli.main import main
 from moesim.errors import CapacityError, ConfigError
 from moesim.model import load_model
 from moesim.policies.base import PolicyBase
-from moesim.policies.declare import option_parameters
+from moesim.policies.options import options_of
 from moesim.policies.registry import POLICIES
 from moesim.policies.systems.caches import LRU
 from moesim.policies.systems.on_demand import OnDemand
@@ -242,7 +242,7 @@ def test_a_report_says_what_was_checked() -> None:
     assert text.splitlines()[:5] == [
         "LRU(placement='highest-ids') on tiny: 4 layers of 8 experts, prompts of 12 tokens, 8 decode steps",
         "passed   it declares exact, listens and needs as the contract asks",
-        "passed   its constructor stores its options unchanged: " + ", ".join(option_parameters(LRU)),
+        "passed   its constructor stores its options unchanged: " + ", ".join(options_of(LRU)),
         next(line for line in text.splitlines() if line.startswith("refused  1 cache slot, 0 a layer: policy LRU")),
         "passed   32 cache slots, 8 a layer: 5 of 5 workloads",
     ]

@@ -16,23 +16,19 @@ from moesim.errors import ConfigError
 from moesim.hardware import load_hardware
 from moesim.hardware.costs import CostModel
 from moesim.model import load_model
-from moesim.policies import queue_parts
-from moesim.policies.adaptive import ArcVictim, S3FifoVictim
 from moesim.policies.algorithms.arc import Arc
 from moesim.policies.algorithms.s3fifo import S3Fifo
 from moesim.policies.cpu_cache import Bank
-from moesim.policies.fixed_threshold import FixedThreshold
-from moesim.policies.layer_distance import LeastStale
 from moesim.policies.parts import Unit
 from moesim.policies.parts import assignment as assigning
+from moesim.policies.parts.assignment import FixedThreshold
 from moesim.policies.parts.prefetch import TopPredicted
-from moesim.policies.parts.replacement import FIFO, LRU, RandomVictim, Static, WorkloadAware
-from moesim.policies.ranking import LFU, Belady
+from moesim.policies.parts.replacement import FIFO, LFU, LRU, ArcVictim, Belady, RandomVictim, S3FifoVictim, Static, WorkloadAware
 from moesim.policies.registry import POLICIES, make_policy
-from moesim.policies.score_parts import MRS
 from moesim.policies.systems.adapmoe import AdapMoE
 from moesim.policies.systems.daop import DaopCode, DaopPaper
 from moesim.policies.systems.dfa_cache import DfaCache
+from moesim.policies.systems.edgemoe import LeastStale
 from moesim.policies.systems.fabric_lru import FabricLru
 from moesim.policies.systems.fate import Fate
 from moesim.policies.systems.fiddler import Fiddler
@@ -40,7 +36,7 @@ from moesim.policies.systems.finemoe import FineMoE
 from moesim.policies.systems.freetoken import FreeToken
 from moesim.policies.systems.heat_cache import HeatCache
 from moesim.policies.systems.hobbit import Hobbit
-from moesim.policies.systems.hybrimoe import HybriMoECode, HybriMoEPaper
+from moesim.policies.systems.hybrimoe import MRS, HybriMoECode, HybriMoEPaper, Queues, TwoEnded
 from moesim.policies.systems.klotski import Klotski
 from moesim.policies.systems.llama_cpp_cache import LlamaCppCache
 from moesim.policies.systems.lookahead import MinBypass, WindowedBelady
@@ -368,7 +364,7 @@ def _elsewhere(part: type) -> type:
 
 ASSIGNING = (
     assigning.AllGpu, assigning.AllCpu, assigning.Resident, assigning.ResidentInDecode, assigning.Threshold, assigning.Greedy,
-    FixedThreshold, queue_parts.Queues, queue_parts.TwoEnded,
+    FixedThreshold, Queues, TwoEnded,
 )  # fmt: skip
 
 
@@ -382,13 +378,13 @@ class LoadsMatterNot(assigning.Greedy):
         return super().assign(layer, loads, [0] * len(loads))
 
 
-class LongestFirst(queue_parts.Queues):
+class LongestFirst(Queues):
     @property
     def reading(self) -> Any:
         return super().reading._replace(timeline="free")
 
 
-@pytest.mark.parametrize(("part", "wrong"), [(assigning.Greedy, LoadsMatterNot), (queue_parts.Queues, LongestFirst)])
+@pytest.mark.parametrize(("part", "wrong"), [(assigning.Greedy, LoadsMatterNot), (Queues, LongestFirst)])
 def test_a_plan_by_other_costs_is_found(part: type, wrong: type) -> None:
     _compare("assignment", _with("assignment", part), _with("assignment", wrong))
 

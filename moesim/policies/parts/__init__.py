@@ -6,12 +6,14 @@ actions. A part is started once per run, and may keep state between its question
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, NamedTuple, Protocol
+
+from pydantic import Field, PlainValidator, WithJsonSchema
 
 from moesim.errors import ConfigError
 from moesim.policies.algorithms.assignment import Plan
-from moesim.policies.declare import Declared, option_parameters
+from moesim.policies.options import Declared
 from moesim.policy import UPDATE, Fetch, Predict, Predicted, Routed, View
 
 Unit = tuple[int, int]  # (layer, expert)
@@ -147,8 +149,41 @@ class Part(Declared):
 
     def __repr__(self) -> str:
         """Write it as its constructor call."""
-        given = {name: getattr(self, name) for name in option_parameters(type(self))}
-        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.options().items())})"
+
+
+PartSpec = str | Mapping[str, Any]
+"""A part by its name, or by a mapping of ``name`` and its options."""
+_NO_PARTS = (bool, int, float, list, tuple, set, type(None))
+
+
+def _part(value: Any) -> Any:
+    if isinstance(value, _NO_PARTS):
+        raise AssertionError("no part")
+    return value
+
+
+def _written(kind: str) -> WithJsonSchema:
+    return WithJsonSchema({"part": kind, "expected": "a part by name or by a mapping"})
+
+
+PlacementOption = Annotated[
+    PartSpec | PlacementPart, PlainValidator(_part), _written("placement"),
+    Field(description="What is in the cache at the start: a part by its name, by a mapping of ``name`` and its options, or the "
+                      "object itself."),
+]  # fmt: skip
+AssignmentOption = Annotated[
+    PartSpec | AssignmentPart, PlainValidator(_part), _written("assignment"),
+    Field(description="Which device executes each active expert; a part."),
+]  # fmt: skip
+PrefetchOption = Annotated[
+    PartSpec | PrefetchPart, PlainValidator(_part), _written("prefetch"),
+    Field(description="What is fetched before it is asked for; a part."),
+]  # fmt: skip
+ReplacementOption = Annotated[
+    PartSpec | ReplacementPart, PlainValidator(_part), _written("replacement"),
+    Field(description="What leaves the cache when something else wants its place; a part."),
+]  # fmt: skip
 
 
 def source_needs(source: str) -> frozenset[str]:

@@ -1,13 +1,21 @@
-"""Assignment parts: which device executes each active expert, from the engine's own costs."""
+"""Assignment parts: which device executes each active expert, from the engine's own costs or from fixed constants."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
 
-from moesim.policies.algorithms.assignment import Plan, greedy_layer_plan, layer_costs, threshold_layer_plan
+from moesim.policies.algorithms.assignment import (
+    FIDDLER_CPU_PER_ROW,
+    FIDDLER_GPU_LOAD,
+    Plan,
+    greedy_layer_plan,
+    layer_costs,
+    make_plan,
+    threshold_layer_plan,
+)
 from moesim.policies.algorithms.search import ENUMERATE_UP_TO, beam_assignment, exact_assignment
-from moesim.policies.base import CostTable, Range
+from moesim.policies.base import CostTable
+from moesim.policies.options import option
 from moesim.policies.parts import Part, Setup
 from moesim.policy import StepBegin
 
@@ -81,8 +89,9 @@ class _Costed(Part):
 class Greedy(_Costed):
     """DALI's Algorithm 1."""
 
-    shared_in_plan: bool = False
-    """The GPU's total begins with the layer's shared experts, which the paper's algorithm does not know of."""
+    shared_in_plan: bool = option(
+        False, "The GPU's total begins with the layer's shared experts, which the paper's algorithm does not know of."
+    )
 
     def start(self, setup: Setup) -> None:
         """Prepare the costs."""
@@ -107,8 +116,7 @@ class Exact(_Costed):
 class Beam(_Costed):
     """Beam search in the greedy order."""
 
-    width: Annotated[int, Range(1)] = 2
-    """Partial plans that are kept."""
+    width: int = option(2, "Partial plans that are kept.", ge=1)
 
     def assign(self, layer: int, loads: Sequence[int], waiting: Sequence[int]) -> Plan:
         """Search with the costs of this layer."""
@@ -121,3 +129,19 @@ class Threshold(_Costed):
     def assign(self, layer: int, loads: Sequence[int], waiting: Sequence[int]) -> Plan:
         """Compare the two costs of each expert; residents always run where they are."""
         return threshold_layer_plan(loads, waiting, self._gpu_ns, self._cpu_ns)
+
+
+class FixedThreshold(Part):
+    """Fiddler's rule with constants: an expert that is not on the GPU goes to the CPU if its rows take less than a load."""
+
+    uses_cpu = True
+
+    cpu_ms: float = option(FIDDLER_CPU_PER_ROW, "One row of one expert on the CPU; Fiddler's by default.", ge=0)
+    load_ms: float = option(FIDDLER_GPU_LOAD, "Copying one expert to the GPU, where computing it counts nothing.", ge=0)
+
+    def assign(self, layer: int, loads: Sequence[int], waiting: Sequence[int]) -> Plan:
+        """Compare the constants for each expert that is not on the GPU; ties go to the GPU."""
+        active = [e for e, w in enumerate(loads) if w]
+        gpu_cost = [self.load_ms if w and waiting[e] else 0 for e, w in enumerate(loads)]
+        cpu_cost = [self.cpu_ms * w for w in loads]
+        return make_plan(gpu_cost, cpu_cost, [e for e in active if gpu_cost[e] <= cpu_cost[e]], active)

@@ -8,6 +8,7 @@ from typing import Literal
 
 from moesim.errors import ConfigError
 from moesim.policies.algorithms.caching import deal_slots, global_top, per_layer_top, per_layer_top_with_remainder
+from moesim.policies.options import option
 from moesim.policies.parts import Part, Setup
 
 Phase = Literal["all", "decode"]
@@ -25,8 +26,7 @@ class Empty(Part):
 class Random(Part):
     """Experts drawn at random: as many in each layer as it has slots, or over all layers together for a global pool."""
 
-    seed: int = 0
-    """Of the draws."""
+    seed: int = option(0, "Of the draws.")
 
     def choose(self, setup: Setup) -> list[list[int]]:
         """Draw without replacement from a generator of its own."""
@@ -61,8 +61,7 @@ class HighestIds(Part):
 class _Frequent(Part):
     """The most frequent of a calibration table: of all its tokens, or of those generated."""
 
-    phase: Phase = "all"
-    """Frequencies of all tokens, or of those generated."""
+    phase: Phase = option("all", "Frequencies of all tokens, or of those generated.")
 
     @property
     def needs(self) -> frozenset[str]:

@@ -5,28 +5,59 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
+from pydantic import Field
+
 from moesim.policies.algorithms.assignment import Plan
 from moesim.policies.algorithms.counting import add_rows, top_counted
 from moesim.policies.algorithms.drawing import sample
-from moesim.policies.base import Range
+from moesim.policies.options import option
 from moesim.policies.parts import Part, Setup, Unit, source_needs
 from moesim.policy import Predict, Predicted, Routed, View
 
-Lane = Literal["main", "side"]
-Over = Literal["all", "non-resident"]
+
+class NoPrefetch(Part):
+    """Nothing is prefetched."""
+
+    transient = False
+    slots = 0
+    predicts = False
+
+    def ask(self, event: Routed, view: View) -> Sequence[Predict]:
+        """Ask for no prediction."""
+        return ()
+
+    def ahead(self, event: Routed, plan: Plan, view: View) -> Sequence[Unit]:
+        """Choose no expert."""
+        return ()
+
+    def choose(self, event: Predicted, view: View) -> Sequence[Unit]:
+        """Choose no expert."""
+        return ()
+
+
+Lane = Annotated[
+    Literal["main", "side"],
+    Field(description='Where the prediction is computed; ``"side"`` needs its rate in the profile.'),
+]
+Over = Annotated[
+    Literal["all", "non-resident"],
+    Field(description="Take the top ``size`` of all experts and skip those on the GPU, or of those that are not on the GPU."),
+]
+Source = Annotated[
+    str, Field(description='Prediction source, for example ``"signal:gate_next1"``, ``"frequency"`` or ``"oracle"``.')
+]
+Buffers = Annotated[int, Field(ge=1, description="Slots of the transient pool in units of ``size``.")]
 
 
 class _Pooled(Part):
     """Fetches into the cache, or into a transient pool of ``size`` times ``buffers`` slots."""
 
-    size: Annotated[int, Range(1)] = 1
-    """Experts of a layer visit to prefetch."""
-    pool: Literal["transient", "cache"] = "transient"
-    """Where they go: a pool of their own, emptied at the end of their layer, or the cache."""
-    buffers: Annotated[int, Range(1)] = 1
-    """Slots of the transient pool in units of ``size``."""
-    lookahead: Annotated[int, Range(1)] = 1
-    """How many layers ahead."""
+    size: int = option(1, "Experts of a layer visit to prefetch.", ge=1)
+    pool: Literal["transient", "cache"] = option(
+        "transient", "Where they go: a pool of their own, emptied at the end of their layer, or the cache."
+    )
+    buffers: Buffers = option(1)
+    lookahead: int = option(1, "How many layers ahead.", ge=1)
 
     @property
     def transient(self) -> bool:
@@ -44,10 +75,8 @@ class RandomAhead(_Pooled):
 
     predicts = False
 
-    size: Annotated[int, Range(1)] = 1
-    """Experts drawn for each layer visit; those that are on the GPU already are skipped."""
-    seed: int = 0
-    """Of the draws, which depend on nothing but it, the step and the layer."""
+    size: int = option(1, "Experts drawn for each layer visit; those that are on the GPU already are skipped.", ge=1)
+    seed: int = option(0, "Of the draws, which depend on nothing but it, the step and the layer.")
 
     def start(self, setup: Setup) -> None:
         """Learn the model's shape."""
@@ -77,17 +106,17 @@ class TopPredicted(_Pooled):
 
     predicts = True
 
-    source: str
-    """Prediction source, for example ``"signal:gate_next1"``, ``"frequency"`` or ``"oracle"``."""
-    over: Over = "all"
-    """Take the top ``size`` of all experts and skip those on the GPU, or of those that are not on the GPU."""
-    lane: Lane = "main"
-    """Where the prediction is computed; ``"side"`` needs its rate in the profile."""
-    nearer: Literal["skip", "ask"] = "skip"
-    """Layers nearer to a step's first layer than ``lookahead``: nobody asks about them, or the first layer does."""
+    source: Source = option()
+    over: Over = option("all")
+    lane: Lane = option("main")
+    nearer: Literal["skip", "ask"] = option(
+        "skip", "Layers nearer to a step's first layer than ``lookahead``: nobody asks about them, or the first layer does."
+    )
 
-    residents: Literal["as-they-are", "used"] = "as-they-are"
-    """What becomes of chosen experts that are in the cache: nothing, or they count as used, so that others leave before them."""
+    residents: Literal["as-they-are", "used"] = option(
+        "as-they-are",
+        "What becomes of chosen experts that are in the cache: nothing, or they count as used, so that others leave before them.",
+    )
 
     @property
     def needs(self) -> frozenset[str]:

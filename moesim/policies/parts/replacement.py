@@ -1,22 +1,107 @@
 """Replacement parts: what leaves the cache when something else wants its place.
 
 Residency is always asked of the view. What a part keeps is only an order or a count, so it cannot go out of step.
+
+ARC and S3-FIFO decide at the moment of a request, the engine when a copy can start. So a victim that they name waits in a list
+until the engine asks, and until then it is still there: asked for meanwhile, it is requested anew, and something else leaves. Both
+know requests, not visits: they may name an expert that the same layer visit is about to run. By default the oldest other one
+leaves instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Annotated, Literal
+from bisect import bisect_left, insort
+from collections.abc import Container, Iterable, Sequence
+from typing import Annotated, Any, Final, Literal, Protocol, cast
 
+from pydantic import Field
+
+from moesim.policies.algorithms.arc import Arc, FateArc
 from moesim.policies.algorithms.caching import workload_aware_swap
 from moesim.policies.algorithms.drawing import scramble
-from moesim.policies.base import CACHE, Range, layer_residents
+from moesim.policies.algorithms.s3fifo import S3Fifo
+from moesim.policies.base import CACHE, Future, layer_residents
+from moesim.policies.options import option
 from moesim.policies.parts import Part, Setup, Swap, Unit
-from moesim.policies.visit import UNROUTED_FIRST, PresentVisit, Victims, first_resident, order_of_use
 from moesim.policy import DEMAND, UPDATE, Fetch, Routed, View
 
-UseOrder = Literal["rank", "id"]
-Firing = Literal["default", "printed"]
+UNROUTED_FIRST: Final = "unrouted-first"
+Victims = Annotated[
+    Literal["unrouted-first", "idle"],
+    Field(
+        description="Routed experts of the present layer visit are named only if there are no others, or like any other; they leave "
+        "after their run."
+    ),
+]
+UseOrder = Annotated[
+    Literal["rank", "id"],
+    Field(
+        description="Of the experts of one row, the last-ranked counts as used last. Of several rows, which have no common ranks, "
+        "and with ``id`` always, what is loaded counts as used after what was cached, each by ascending id: as they are executed."
+    ),
+]
+LfuTies = Annotated[
+    Literal["last-use", "id"],
+    Field(description="Of equals the one used longest ago, or the one of the lowest layer and id, as a scan finds it."),
+]
+WindowSize = Annotated[
+    int,
+    Field(ge=1, description="Visits of a layer in a window; a prefill chunk is one, and so is a decode step of the whole batch."),
+]
+WindowSwaps = Annotated[int, Field(ge=0, description="Experts replaced at its end.")]
+Firing = Annotated[
+    Literal["default", "printed"],
+    Field(description="At the end of each window, or, as the algorithm is printed, after visits 0, w, 2 w ..."),
+]
+OnlyIfBetter = Annotated[bool, Field(description="Keep a resident unless its newcomer served more rows.")]
+Blocking = Annotated[bool, Field(description="The update's copies queue as demand, so that later demand loads wait for them.")]
+Relabel = Annotated[bool, Field(description="A newcomer that is on the GPU as a transient copy is kept instead of copied again.")]
+
+
+class PresentVisit:
+    """The experts that the present layer visit is routed to, in all its micro-batches so far."""
+
+    def __init__(self) -> None:
+        self._at = (-1, -1)  # step and layer
+        self.units: set[Unit] = set()  # these experts with their layer
+
+    def add(self, event: Routed) -> None:
+        """Take note of a routed micro-batch; the first of another layer visit begins anew."""
+        layer = event.layer
+        at, units = (event.step, layer), {(layer, expert) for expert in event.active}
+        self.units = self.units | units if at == self._at else units
+        self._at = at
+
+    def spared(self, victims: Victims) -> Container[Unit]:
+        """Return what goes only if there is nothing else."""
+        return self.units if victims == UNROUTED_FIRST else ()
+
+
+def first_resident(ranked: Iterable[Unit], spared: Container[Unit], gpu: str, view: View) -> Unit | None:
+    """Return the first of some units that is on a GPU, one that is spared only if no other is; None if there is none."""
+    is_resident = view.is_resident
+    routed = []
+    for unit in ranked:
+        if unit in spared:
+            routed.append(unit)
+        elif is_resident(*unit, gpu):
+            return unit
+    return next((unit for unit in routed if is_resident(*unit, gpu)), None)
+
+
+def order_of_use(event: Routed) -> Sequence[int]:
+    """Return the active experts in the order in which they count as used: those of one row by rank, those of several by id.
+
+    Examples
+    --------
+    >>> from moesim.testing import routed
+    >>> order_of_use(routed([[3, 1]])), order_of_use(routed([[3, 1], [0, 3]]))
+    ([3, 1], [0, 1, 3])
+    """
+    if len(event.experts) > 1:
+        return event.active
+    [ranked] = event.experts.tolist()
+    return cast("list[int]", ranked)
 
 
 class Admitting(Part):
@@ -25,8 +110,7 @@ class Admitting(Part):
     admits = True
     swaps = False
 
-    victims: Victims = UNROUTED_FIRST
-    """Routed experts of the present layer visit are named only if there are no others, or like any other; they leave after their run."""
+    victims: Victims = option(UNROUTED_FIRST)
 
     def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
         self._gpu = setup.gpu
@@ -101,15 +185,14 @@ class FIFO(Admitting):
         return unit
 
 
-class LRU(FIFO, fixed=("victims",)):
+class LRU(FIFO):
     """The one whose last use is longest ago; being fetched ahead counts as a use.
 
     The active experts of a layer are marked together, before anything is evicted for that layer, so that all others go first.
     """
 
-    use_order: UseOrder = "rank"
-    """Of the experts of one row, the last-ranked counts as used last. Of several rows, which have no common ranks, and with
-    ``id`` always, what is loaded counts as used after what was cached, each by ascending id: as they are executed."""
+    victims: Victims = UNROUTED_FIRST
+    use_order: UseOrder = option("rank")
 
     def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
         """Begin with the residents, used in ascending order."""
@@ -142,8 +225,7 @@ class LRU(FIFO, fixed=("victims",)):
 class RandomVictim(Admitting):
     """Any resident, with equal chance, from a counter and a seed: the same choices in every run."""
 
-    seed: int = 0
-    """Of the draws."""
+    seed: int = option(0, "Of the draws.")
 
     def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
         """Begin with the counter at 0."""
@@ -194,18 +276,12 @@ class WorkloadAware(Static):
 
     swaps = True
 
-    w_size: Annotated[int, Range(1)] = 4
-    """Visits of a layer in a window; a prefill chunk is one, and so is a decode step of the whole batch."""
-    u_size: Annotated[int, Range(0)] = 1
-    """Experts replaced at its end."""
-    firing: Firing = "default"
-    """At the end of each window, or, as the algorithm is printed, after visits 0, w, 2 w ..."""
-    only_if_better: bool = False
-    """Keep a resident unless its newcomer served more rows."""
-    blocking: bool = False
-    """The update's copies queue as demand, so that later demand loads wait for them."""
-    relabel: bool = False
-    """A newcomer that is on the GPU as a transient copy is kept instead of copied again."""
+    w_size: WindowSize = option(4)
+    u_size: WindowSwaps = option(1)
+    firing: Firing = option("default")
+    only_if_better: OnlyIfBetter = option(False)
+    blocking: Blocking = option(False)
+    relabel: Relabel = option(False)
 
     def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
         """Begin with empty windows."""
@@ -242,3 +318,239 @@ class WorkloadAware(Static):
             if expert not in self._members[fetch.layer] and not view.is_in_use(fetch.layer, expert, self._gpu):
                 return fetch.layer, expert
         return None
+
+
+class _Ranked(Admitting):
+    """Members by a rank that changes only when they are used: the lowest goes first, of equals the one used longest ago.
+
+    Within a visit, experts count as used in the order of `order_of_use`; being fetched ahead counts as a use.
+    """
+
+    def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
+        self._orders: dict[int, list[tuple[Any, Unit]]] = {}  # pool -> its members by rank, made at the first question
+        self._ranks: dict[Unit, Any] = {}
+        self._last: dict[Unit, int] = {}  # the number of its last use
+        self._n_uses = 0
+        super().start(setup, residents)
+
+    def used(self, event: Routed) -> None:
+        super().used(event)
+        layer = event.layer
+        for expert in order_of_use(event):
+            self._n_uses += 1
+            self._last[layer, expert] = self._n_uses
+        self._renew(layer, event.active)
+
+    def inserted(self, layer: int, experts: Sequence[int]) -> None:
+        super().inserted(layer, experts)
+        for unit in ((layer, expert) for expert in experts):
+            if unit not in self._visit.units:
+                self._n_uses += 1
+                self._last[unit] = self._n_uses
+        self._renew(layer, experts)
+
+    def victim(self, fetch: Fetch, view: View) -> Unit | None:
+        at = fetch.layer if self._per_layer else 0
+        members, ranks = self._members[at], self._ranks
+        order = self._orders.get(at)
+        if order is None:
+            ranks.update((unit, self._rank(unit)) for unit in members)
+            order = self._orders[at] = sorted((ranks[unit], unit) for unit in members)
+        found = self.first_resident((unit for _, unit in order), view)
+        if found is not None:
+            del order[bisect_left(order, (ranks[found], found))], ranks[found], members[found]
+        return found
+
+    def _renew(self, layer: int, experts: Sequence[int]) -> None:
+        at = layer if self._per_layer else 0
+        order, members, ranks = self._orders.get(at), self._members[at], self._ranks
+        if order is None:
+            return
+        for unit in ((layer, expert) for expert in experts):
+            if unit in members:
+                if unit in ranks:
+                    del order[bisect_left(order, (ranks[unit], unit))]
+                ranks[unit] = self._rank(unit)
+                insort(order, (ranks[unit], unit))
+
+    def _rank(self, unit: Unit) -> Any:
+        raise NotImplementedError
+
+
+class LFU(_Ranked):
+    """The one used in the fewest layer visits since the start, whether cached or not."""
+
+    ties: LfuTies = option(
+        "last-use", "Of equals the one used longest ago, or the one of the lowest layer and id, as a scan finds it."
+    )
+
+    def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
+        """Begin with no visit counted."""
+        model = setup.view.model
+        self._counts = [[0] * model.n_experts for _ in range(model.n_layers)]
+        super().start(setup, residents)
+
+    def used(self, event: Routed) -> None:
+        """Count one visit for each active expert."""
+        counts = self._counts[event.layer]
+        for expert in event.active:
+            counts[expert] += 1
+        super().used(event)
+
+    def _rank(self, unit: Unit) -> tuple[int, int]:
+        return self._counts[unit[0]][unit[1]], self._last[unit] if self.ties == "last-use" else 0
+
+
+class Belady(_Ranked):
+    """The one whose next use is farthest in the future; of equals the one used longest ago."""
+
+    needs = frozenset({"oracle:routing"})
+    _future: Future | None = None
+
+    def bind_oracle(self, future: Future) -> None:
+        """Keep the future."""
+        self._future = future
+
+    def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
+        """Begin before the first step."""
+        self._now = (-1, -1)
+        super().start(setup, residents)
+
+    def used(self, event: Routed) -> None:
+        """Remember the present step and layer."""
+        self._now = (event.step, event.layer)
+        super().used(event)
+
+    def _rank(self, unit: Unit) -> tuple[int, int, int]:
+        if self._future is None:
+            raise RuntimeError("belady: bind_oracle was not called before the run")
+        step, layer = self._now
+        of_layer, expert = unit
+        # A layer that is still to come in this step may use it in this very step.
+        next_use = self._future.next_use(of_layer, expert, step if of_layer <= layer else step - 1)
+        return -next_use, -of_layer, self._last[unit]
+
+
+class Directory(Protocol):
+    """What is in one cache, by a rule that names who leaves as something is asked for."""
+
+    def __contains__(self, key: object) -> bool:
+        """Whether it is in the cache."""
+
+    def request(self, key: Unit, spared: Container[Unit] = ()) -> Unit | None:
+        """Ask for a key; return what has left the cache to make room."""
+
+
+class _Directed(Part):
+    """Requests of a directory, for each layer or for the global pool.
+
+    The active experts of a layer that are cached are requested first, ascending, then those that are loaded, in the order of
+    their loads. A prefetch is a request, too.
+    """
+
+    admits = True
+    swaps = False
+
+    def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
+        """Begin with the residents, requested once each."""
+        self._gpu = setup.gpu
+        self._per_layer = setup.per_layer
+        self._visit = PresentVisit()
+        self._caches = [self._directory(slots) for slots in setup.slots]
+        # Victims that the engine has not asked for yet, in the order in which they were named.
+        self._leaving: list[dict[Unit, None]] = [{} for _ in setup.slots]
+        for layer, experts in enumerate(residents):
+            self.inserted(layer, experts)
+
+    def _directory(self, slots: int) -> Directory:
+        raise NotImplementedError
+
+    def _spares(self) -> bool:
+        """Whether what the present layer visit is routed to goes only if nothing else is cached."""
+        raise NotImplementedError
+
+    def used(self, event: Routed) -> None:
+        """Request what is cached, or was to leave and still is there."""
+        self._visit.add(event)
+        layer = event.layer
+        at = layer if self._per_layer else 0
+        cache, leaving = self._caches[at], self._leaving[at]
+        units = [(layer, expert) for expert in event.active]
+        self._request(at, [unit for unit in units if unit in cache or unit in leaving])
+
+    def inserted(self, layer: int, experts: Sequence[int]) -> None:
+        """Request what is fetched into the cache, unless it is known to be coming."""
+        at = layer if self._per_layer else 0
+        cache = self._caches[at]
+        for expert in experts:
+            if (layer, expert) not in cache:
+                self._request(at, ((layer, expert),))
+
+    def victim(self, fetch: Fetch, view: View) -> Unit | None:
+        """Name the first that the directory has let go and that is there."""
+        at = fetch.layer if self._per_layer else 0
+        leaving, newcomer = self._leaving[at], (fetch.layer, fetch.experts[0])
+        found = self._first_there(at, view)
+        if found is None and newcomer not in self._caches[at]:  # later requests displaced it, and what they let go has gone
+            self._request(at, (newcomer,))
+            found = self._first_there(at, view)
+        if found is not None:
+            del leaving[found]
+        return found
+
+    def _first_there(self, at: int, view: View) -> Unit | None:
+        return next((unit for unit in self._leaving[at] if view.is_resident(*unit, self._gpu)), None)
+
+    def layer_end(self, step: int, layer: int) -> Swap | None:
+        """Replace nothing: replacement happens on demand."""
+        return None
+
+    def _request(self, at: int, units: Iterable[Unit]) -> None:
+        cache, leaving = self._caches[at], self._leaving[at]
+        spared = self._visit.units if self._spares() else ()
+        for unit in units:
+            victim = cache.request(unit, spared)
+            leaving.pop(unit, None)
+            if victim is not None:
+                leaving[victim] = None
+
+
+class ArcVictim(_Directed):
+    """ARC, for each layer or for the global pool (Megiddo and Modha, FAST 2003).
+
+    The active experts of a layer that are cached are requested first, ascending, then those that are loaded, in the order of
+    their loads. A prefetch is a request, too.
+    """
+
+    variant: Literal["canonical", "fate"] = option(
+        "canonical", "The published rule, or that of Fate's released code (`FateArc` says where it differs)."
+    )
+    victims: Victims | None = option(
+        None,
+        "Routed experts of the present layer visit go only if no others are cached, or as the rule says, "
+        "which knows no visits. None: the former, but the latter for Fate, whose code asks the rule and keeps "
+        "what is in use until it has run.",
+    )
+
+    def _directory(self, slots: int) -> Directory:
+        return FateArc(slots) if self.variant == "fate" else Arc(slots)
+
+    def _spares(self) -> bool:
+        default = UNROUTED_FIRST if self.variant == "canonical" else "idle"
+        return (self.victims or default) == UNROUTED_FIRST
+
+
+class S3FifoVictim(_Directed):
+    """S3-FIFO, for each layer or for the global pool (Yang et al., SOSP 2023).
+
+    Requests are made as for ARC. Where the published rule of moe-speed-of-light serves a miss without the cache, since all that
+    is cached belongs to the visit, the oldest of those leaves once it has run.
+    """
+
+    victims: Victims = option(UNROUTED_FIRST)
+
+    def _directory(self, slots: int) -> Directory:
+        return S3Fifo(slots)
+
+    def _spares(self) -> bool:
+        return self.victims == UNROUTED_FIRST

@@ -30,7 +30,7 @@ import numpy as np
 
 from moesim.errors import CapacityError, ConfigError
 from moesim.policies.algorithms.caching import SwapPlan, mixtral_offloading_plan
-from moesim.policies.base import Range
+from moesim.policies.options import option
 from moesim.policies.released import Released, Tables
 from moesim.policies.systems.mixtral_offloading_spec import AHEAD, MixtralOffloadingSpec
 from moesim.policy import (
@@ -125,7 +125,7 @@ def _gates(policy: Any) -> bool:
     return policy.sensitivity is not None or (policy.released is not None and "sensitivity" in policy.released)
 
 
-class AdapMoE(MixtralOffloadingSpec, fixed=("n_ahead", "writeback", "slots_split", "bits")):
+class AdapMoE(MixtralOffloadingSpec):
     """LRU caches sized by a dynamic program, one prefetch, and a second expert only where it counts (AdapMoE, 2024).
 
     Where decisions take time, a prefetch that arrives during the decision of its layer lets the layer begin at once.
@@ -141,18 +141,23 @@ class AdapMoE(MixtralOffloadingSpec, fixed=("n_ahead", "writeback", "slots_split
     listens = frozenset({StepBegin, Routed, Predicted, Fetched, Ran})
     n_ahead = 1
     writeback = False
+    slots_split = "spread"
+    bits = None
 
-    buffer_size: Annotated[int, Range(2)] = 6
-    """Spare device buffers; one fewer loads may be under way."""
-    released: Annotated[Released | None, Tables(TABLES)] = None
-    """Tables with a number a layer, as in the released code: of the recall (``accs``), of single (``top1_ratios``), and of the
-    sensitivity (``weight``) for gating; what is not among them is as the options say."""
-    recall: Annotated[float, Range(0, 1)] = 0.86
-    """How often a prediction is right in layers after the first, for the cache sizes (0.86 is published)."""
-    single: Annotated[float, Range(0, 1)] = 0.0
-    """Share of tokens for which one expert is enough, for the cache sizes."""
-    sensitivity: Annotated[float, Range(0.005)] | None = None
-    """In decode of one token, the second expert is left out below a weight of sqrt(0.005 / this); None: never."""
+    buffer_size: int = option(6, "Spare device buffers; one fewer loads may be under way.", ge=2)
+    released: Annotated[Released | None, Tables(TABLES)] = option(
+        None,
+        "Tables with a number a layer, as in the released code: of the recall (``accs``), of single "
+        "(``top1_ratios``), and of the sensitivity (``weight``) for gating; what is not among them is as the "
+        "options say.",
+    )
+    recall: float = option(
+        0.86, "How often a prediction is right in layers after the first, for the cache sizes (0.86 is published).", ge=0, le=1
+    )
+    single: float = option(0.0, "Share of tokens for which one expert is enough, for the cache sizes.", ge=0, le=1)
+    sensitivity: float | None = option(
+        None, "In decode of one token, the second expert is left out below a weight of sqrt(0.005 / this); None: never.", ge=0.005
+    )
 
     @property
     def exact(self) -> bool:  # type: ignore[override]  # as asked for

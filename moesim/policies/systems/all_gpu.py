@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from typing import Any, Literal
 
 from moesim.policies.base import CACHE, PolicyBase, gpu_of
+from moesim.policies.options import option
 from moesim.policy import LAYER_PARTS, Action, Copy, Placement, Pool, Routed, Run, View
 
 
@@ -22,10 +23,10 @@ class AllGpu(PolicyBase):
 
     listens = frozenset({Routed})
 
-    gpus: Literal["one", "all"] = "one"
-    """One GPU, or all of them with consecutive layers on each; hidden states cross from one to the next."""
-    assume_fits: bool = False
-    """Run as if the GPU's memory were large enough; labels the result ``assumes-memory``."""
+    gpus: Literal["one", "all"] = option(
+        "one", "One GPU, or all of them with consecutive layers on each; hidden states cross from one to the next."
+    )
+    assume_fits: bool = option(False, "Run as if the GPU's memory were large enough; labels the result ``assumes-memory``.")
 
     def place(self, view: View) -> Placement:
         """Put every expert on a GPU."""

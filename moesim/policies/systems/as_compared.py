@@ -18,10 +18,7 @@ Where a paper compares with a system as it is, name that system.
 
 from __future__ import annotations
 
-from typing import Any
-
 from moesim.policies.composed import Composed
-from moesim.policies.declare import option_parameters
 from moesim.policies.systems.fate import Fate
 from moesim.policies.systems.fiddler import Fiddler
 from moesim.policies.systems.hybrimoe import HybriMoEPaper
@@ -29,54 +26,89 @@ from moesim.policies.systems.ktransformers import KtLayer
 from moesim.policies.systems.llama_cpp import LlamaCpp
 from moesim.policies.systems.zero_inference import ZeroInference
 
-
-def _as_in(paper: str, base: Any, name: str, text: str, missing: tuple[str, ...] = (), **chosen: Any) -> Any:
-    """Name a choice of options of a policy, all of them fixed."""
-    missing = (*missing, *getattr(base, "missing", ()))
-    return base.preset(name, text, fixed=tuple(option_parameters(base)), paper=paper, missing=missing, **chosen)
-
-
 DALI = "DALI (2026), a system compared with"
-HybriMoEInDali = _as_in(
-    DALI, HybriMoEPaper, "HybriMoEInDali", "HybriMoE as DALI describes it: a threshold decides between CPU and GPU.",
-    ("which cache and prefetch DALI left to it is not printed: HybriMoE's own",), assignment="threshold",
-)  # fmt: skip
-KTransformersInDali = _as_in(
-    DALI, KtLayer, "KTransformersInDali", "KTransformers as DALI describes it: the first layers on the CPU, the others on the GPU.",
-    side="last",
-)  # fmt: skip
-LlamaCppInDali = _as_in(
-    DALI, LlamaCpp, "LlamaCppInDali", "llama.cpp as DALI describes it: whole layers, and no copies for larger batches.",
-    op_offload=False,
-)  # fmt: skip
-FiddlerInDali = _as_in(
-    DALI, Fiddler, "FiddlerInDali", "Fiddler as DALI ran it, its released code: CPU experts after the last copy of a layer.",
-    ("how DALI ran Fiddler is not printed: its text has CPU and GPU in parallel, the released code has not",), serial=True,
-)  # fmt: skip
-KTransformersInHybriMoE = _as_in(
-    "HybriMoE (2025), a system compared with", Composed, "KTransformersInHybriMoE",
-    "KTransformers as HybriMoE describes it: frequent experts on the GPU; the CPU computes others in decode only.",
-    placement="frequency-global", scope="global", assignment="resident-in-decode", replacement="static",
-)  # fmt: skip
-HybriMoEInPreScope = _as_in(
-    "PreScope (2025), a system compared with", HybriMoEPaper, "HybriMoEInPreScope",
-    "HybriMoE as PreScope describes it: its queue over PreScope's hot experts, without a cache of its own.",
-    ("which greedy queue PreScope gave it, and how many experts it prefetches, is not printed: that of HybriMoE's paper, and four",),
-    placement="frequency-global", scope="global", replacement="static",
-    prefetch={"name": "predicted", "source": "signal:gate_next1", "size": 4},
-)  # fmt: skip
-FateInPreScope = _as_in(
-    "PreScope (2025), a system compared with", Fate, "FateInPreScope",
-    "Fate as PreScope ran it: without compression, so that all experts have their full width.",
-    ("the hot experts that PreScope gave to all at the start: Fate's caches of each layer start with their lowest ids",),
-    compression=False, low_bits=(),
-)  # fmt: skip
-DeepSpeedMIIInDaop = _as_in(
-    "DAOP (DATE 2025), a system compared with", ZeroInference, "DeepSpeedMIIInDaop",
-    "DeepSpeed-MII as DAOP most likely ran it: ZeRO-Inference, which copies every layer in every pass.",
-    ("how DAOP ran DeepSpeed-MII is not printed",),
-)  # fmt: skip
-LlamaCppInOdMoe = _as_in(
-    "OD-MoE (2025), a system compared with", LlamaCpp, "LlamaCppInOdMoe", "llama.cpp as OD-MoE ran it: all of it on the CPU.",
-    n_gpu_layers=0, op_offload=False,
-)  # fmt: skip
+PRESCOPE = "PreScope (2025), a system compared with"
+
+
+class HybriMoEInDali(HybriMoEPaper, fixed=True):
+    """HybriMoE as DALI describes it: a threshold decides between CPU and GPU."""
+
+    paper = DALI
+    missing = ("which cache and prefetch DALI left to it is not printed: HybriMoE's own", *HybriMoEPaper.missing)
+    assignment = "threshold"
+
+
+class KTransformersInDali(KtLayer, fixed=True):
+    """KTransformers as DALI describes it: the first layers on the CPU, the others on the GPU."""
+
+    paper = DALI
+    side = "last"
+
+
+class LlamaCppInDali(LlamaCpp, fixed=True):
+    """llama.cpp as DALI describes it: whole layers, and no copies for larger batches."""
+
+    paper = DALI
+    op_offload = False
+
+
+class FiddlerInDali(Fiddler, fixed=True):
+    """Fiddler as DALI ran it, its released code: CPU experts after the last copy of a layer."""
+
+    paper = DALI
+    missing = (
+        "how DALI ran Fiddler is not printed: its text has CPU and GPU in parallel, the released code has not",
+        *Fiddler.missing,
+    )
+    serial = True
+
+
+class KTransformersInHybriMoE(Composed, fixed=True):
+    """KTransformers as HybriMoE describes it: frequent experts on the GPU; the CPU computes others in decode only."""
+
+    paper = "HybriMoE (2025), a system compared with"
+    placement = "frequency-global"
+    scope = "global"
+    assignment = "resident-in-decode"
+    replacement = "static"
+
+
+class HybriMoEInPreScope(HybriMoEPaper, fixed=True):
+    """HybriMoE as PreScope describes it: its queue over PreScope's hot experts, without a cache of its own."""
+
+    paper = PRESCOPE
+    missing = (
+        "which greedy queue PreScope gave it, and how many experts it prefetches, is not printed: that of HybriMoE's paper, and four",
+        *HybriMoEPaper.missing,
+    )
+    placement = "frequency-global"
+    scope = "global"
+    replacement = "static"
+    prefetch = {"name": "predicted", "source": "signal:gate_next1", "size": 4}  # noqa: RUF012
+
+
+class FateInPreScope(Fate, fixed=True):
+    """Fate as PreScope ran it: without compression, so that all experts have their full width."""
+
+    paper = PRESCOPE
+    missing = (
+        "the hot experts that PreScope gave to all at the start: Fate's caches of each layer start with their lowest ids",
+        *Fate.missing,
+    )
+    compression = False
+    low_bits = ()
+
+
+class DeepSpeedMIIInDaop(ZeroInference, fixed=True):
+    """DeepSpeed-MII as DAOP most likely ran it: ZeRO-Inference, which copies every layer in every pass."""
+
+    paper = "DAOP (DATE 2025), a system compared with"
+    missing = ("how DAOP ran DeepSpeed-MII is not printed", *ZeroInference.missing)
+
+
+class LlamaCppInOdMoe(LlamaCpp, fixed=True):
+    """llama.cpp as OD-MoE ran it: all of it on the CPU."""
+
+    paper = "OD-MoE (2025), a system compared with"
+    n_gpu_layers = 0
+    op_offload = False

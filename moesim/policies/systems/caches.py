@@ -19,60 +19,115 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from moesim.policies import adaptive, ranking
-from moesim.policies.algorithms.caching import SlotsSplit
-from moesim.policies.base import Range
-from moesim.policies.composed import Composed
-from moesim.policies.composition import PartSpec
-from moesim.policies.declare import option, option_of, option_parameters
-from moesim.policies.parts import PrefetchPart, replacement
+from moesim.policies.composed import Composed, Parts, Scope, Split, StagingSlots
+from moesim.policies.options import option
+from moesim.policies.parts import PlacementOption, PrefetchOption, ReplacementPart, replacement
+from moesim.policies.parts.replacement import LfuTies, UseOrder, Victims
 
-PLANNED: dict[str, Mapping[str, Any]] = {"assignment": {"assignment": "exact"}}
-Scope = Literal["per-layer", "global"]
-Split = SlotsSplit
+PLANNED: Mapping[str, Mapping[str, Any]] = {"assignment": {"assignment": "exact"}}
+UNROUTED_FIRST = replacement.UNROUTED_FIRST
 
 
-def _cache(name: str, part: type, text: str) -> type[Composed]:
-    """Name the composition of a replacement part, with the options of that part; those that Belady's has not are its rule's."""
-    options = option_parameters(part)
-    of_rule = [option for option in options if option not in option_parameters(ranking.Belady)]
-    return Composed.preset(
-        name,
-        text,
-        fixed=("replacement", "staging_slots", "load_order", "cache_only"),
-        oracles=MappingProxyType({"replacement": {"name": "belady", **dict.fromkeys(of_rule)}} | PLANNED),
-        own=MappingProxyType({"replacement": part}),
-        replacement=None,  # none by name: the part in `own`
-        scope=option(Scope, "per-layer"),
-        slots_split=option(Split, "spread"),
-        **{name: option_of(part) for name in options},
-    )
+class _Cache(Composed):
+    """Experts of a cache, with one rule for who leaves it."""
+
+    oracles = MappingProxyType({"replacement": {"name": "belady"}, **PLANNED})
+
+    replacement: Any = None  # the class's own rule
+    scope: Scope = option("per-layer")
+    slots_split: Split = option("spread")
+    staging_slots = None
+    load_order = "id"
+    cache_only = False
+
+    def compose(self) -> Parts:
+        """Return the parts, with the rule."""
+        return super().compose()._replace(replacement=self.rule())
+
+    def rule(self) -> ReplacementPart:
+        """Return what decides who leaves."""
+        raise NotImplementedError
 
 
-LRU = _cache("LRU", replacement.LRU, "Cache that evicts the expert whose last use is longest ago.")
-LFU = _cache("LFU", ranking.LFU, "Cache that evicts the expert used in the fewest layer visits so far.")
-S3FifoCache = _cache(
-    "S3FifoCache",
-    adaptive.S3FifoVictim,
-    "Cache of two FIFO queues: newcomers, and what was used more than once among them (S3-FIFO).",
-)
-FIFO = _cache("FIFO", replacement.FIFO, "Cache that evicts the expert that has been in it longest.")
-Belady = _cache(
-    "Belady", ranking.Belady, "Cache that evicts the expert whose next use is farthest away: an oracle, which knows the future."
-)
-RandomCache = _cache("RandomCache", replacement.RandomVictim, "Cache that evicts at random, from a seed.")
+class LRU(_Cache):
+    """Cache that evicts the expert whose last use is longest ago."""
 
-StaticCache = Composed.preset(
-    "StaticCache",
-    "The most frequent experts by calibration stay on the GPU for good; others are copied for one use and dropped.",
-    fixed=("replacement", "load_order", "cache_only"),
-    oracles=MappingProxyType(PLANNED),  # it replaces nothing
-    placement="frequency-global",
-    replacement="static",
-    prefetch=option(PartSpec | PrefetchPart, "none"),
-    scope=option(Scope, "global"),
-    slots_split=option(Split, "spread"),
-    staging_slots=option(Annotated[int, Range(1)] | None, None),
-)
+    oracles = MappingProxyType({"replacement": {"name": "belady", "use_order": None}, **PLANNED})
+
+    use_order: UseOrder = option("rank")
+
+    def rule(self) -> ReplacementPart:
+        """Return LRU."""
+        return replacement.LRU(use_order=self.use_order)
+
+
+class LFU(_Cache):
+    """Cache that evicts the expert used in the fewest layer visits so far."""
+
+    oracles = MappingProxyType({"replacement": {"name": "belady", "ties": None}, **PLANNED})
+
+    victims: Victims = option(UNROUTED_FIRST)
+    ties: LfuTies = option("last-use")
+
+    def rule(self) -> ReplacementPart:
+        """Return LFU."""
+        return replacement.LFU(victims=self.victims, ties=self.ties)
+
+
+class S3FifoCache(_Cache):
+    """Cache of two FIFO queues: newcomers, and what was used more than once among them (S3-FIFO)."""
+
+    victims: Victims = option(UNROUTED_FIRST)
+
+    def rule(self) -> ReplacementPart:
+        """Return S3-FIFO."""
+        return replacement.S3FifoVictim(victims=self.victims)
+
+
+class FIFO(_Cache):
+    """Cache that evicts the expert that has been in it longest."""
+
+    victims: Victims = option(UNROUTED_FIRST)
+
+    def rule(self) -> ReplacementPart:
+        """Return FIFO."""
+        return replacement.FIFO(victims=self.victims)
+
+
+class Belady(_Cache):
+    """Cache that evicts the expert whose next use is farthest away: an oracle, which knows the future."""
+
+    victims: Victims = option(UNROUTED_FIRST)
+
+    def rule(self) -> ReplacementPart:
+        """Return Belady's optimum."""
+        return replacement.Belady(victims=self.victims)
+
+
+class RandomCache(_Cache):
+    """Cache that evicts at random, from a seed."""
+
+    oracles = MappingProxyType({"replacement": {"name": "belady", "seed": None}, **PLANNED})
+
+    victims: Victims = option(UNROUTED_FIRST)
+    seed: int = option(0, "Of the draws.")
+
+    def rule(self) -> ReplacementPart:
+        """Return a draw."""
+        return replacement.RandomVictim(victims=self.victims, seed=self.seed)
+
+
+class StaticCache(Composed):
+    """The most frequent experts by calibration stay on the GPU for good; others are copied for one use and dropped."""
+
+    oracles = MappingProxyType(PLANNED)  # it replaces nothing
+
+    placement: PlacementOption = option("frequency-global")
+    prefetch: PrefetchOption = option("none")
+    replacement = "static"
+    scope: Scope = option("global")
+    staging_slots: StagingSlots = option(None)
+    load_order = "id"
+    cache_only = False

@@ -39,81 +39,102 @@ Ablations: ``assignment: all-cpu`` (the paper's "naive"), ``prefetch: none``, ``
 
 from __future__ import annotations
 
-from types import MappingProxyType
-from typing import Annotated, Any
-
-from moesim.policies.algorithms.caching import SlotsSplit
-from moesim.policies.base import Range
-from moesim.policies.composed import Composed
-from moesim.policies.composition import PartSpec
-from moesim.policies.declare import lifted_from, option, option_of
-from moesim.policies.no_prefetch import NoPrefetch
-from moesim.policies.parts import PrefetchPart, ReplacementPart
-from moesim.policies.parts.prefetch import TopPredicted
-from moesim.policies.parts.replacement import WorkloadAware
+from moesim.policies.composed import Composed, Parts
+from moesim.policies.options import option
+from moesim.policies.parts import AssignmentOption, PlacementOption, PrefetchOption, PrefetchPart, ReplacementOption
+from moesim.policies.parts.prefetch import Buffers, Lane, NoPrefetch, Over, Source, TopPredicted
+from moesim.policies.parts.replacement import (
+    Blocking,
+    Firing,
+    OnlyIfBetter,
+    Relabel,
+    WindowSize,
+    WindowSwaps,
+    WorkloadAware,
+)
 from moesim.policy import View
 
 FEW_EXPERTS = 8  # Mixtral; the paper's other models have 64 and more
 PUBLISHED_U_SIZE = (1, 8)  # with few experts, with many
 PUBLISHED_PREFETCH_SIZE = (1, 4)  # of its Fig. 12; its Fig. 19 has 8 for Qwen
-
-
-def _prefetch(policy: Any) -> TopPredicted | NoPrefetch:
-    """Build the paper's prefetch; its size may follow in `_published_sizes`."""
-    size = {} if policy.prefetch_size is None else {"size": policy.prefetch_size}
-    return NoPrefetch() if policy.prefetch_size == 0 else TopPredicted(**lifted_from(policy, TopPredicted), **size)
-
-
-def _published_sizes(policy: Any, view: View) -> None:
-    """Give the paper's own parts the sizes that it prints for a model of this size, where none is given."""
-    many = view.model.n_experts > FEW_EXPERTS
-    if policy.prefetch is None and policy.prefetch_size is None:
-        policy.parts.prefetch.size = PUBLISHED_PREFETCH_SIZE[many]
-    if policy.replacement is None and policy.u_size is None:
-        policy.parts.replacement.u_size = PUBLISHED_U_SIZE[many]
-
-
 ANOTHER_PART = "Another part than the paper's, without the options that describe the paper's."
 
-# The totals of the plan are not the executed time, which pipelines.
-Dali = Composed.preset(
-    "Dali",
-    "Greedy split by rows per expert, residual prefetch, and window-based cache replacement (DALI, 2026).",
-    paper="DALI (arXiv, 2026)",
-    missing=(
+
+class Dali(Composed):
+    """Greedy split by rows per expert, residual prefetch, and window-based cache replacement (DALI, 2026)."""
+
+    paper = "DALI (arXiv, 2026)"
+    missing = (
         "the memory constraint (9), which Algorithm 1 drops too: more demand loads than staging slots go in waves",
         "the switch between streams before a prediction",
         "the time that a solver takes for ``exact``, layer by layer: ``decision_us`` is the same for all",
-    ),
-    fixed=("scope", "load_order"),
-    own=MappingProxyType({"replacement": WorkloadAware, "prefetch": _prefetch}),
-    adjust=_published_sizes,
-    placement="random",
-    assignment="greedy",
-    load_order="rows",
-    replacement=option(PartSpec | ReplacementPart | None, None, ANOTHER_PART),
-    prefetch=option(PartSpec | PrefetchPart | None, None, ANOTHER_PART),
-    w_size=option_of(WorkloadAware),
-    u_size=option_of(
-        WorkloadAware,
-        default=None,
-        meaning="Experts replaced at its end; null: the paper's, 1 for models with up to 8 experts and 8 for others; 0: never.",
-    ),
-    firing=option_of(WorkloadAware),
-    only_if_better=option_of(WorkloadAware),
-    blocking=option_of(WorkloadAware),
-    relabel=option_of(WorkloadAware),
-    prefetch_size=option(
-        Annotated[int, Range(0)] | None,
+    )
+
+    placement: PlacementOption = option("random")
+    assignment: AssignmentOption = option("greedy")  # Algorithm 1; its totals are not the executed time, which pipelines
+    prefetch: PrefetchOption | None = option(None, ANOTHER_PART)  # type: ignore[assignment]
+    replacement: ReplacementOption | None = option(None, ANOTHER_PART)  # type: ignore[assignment]
+    scope = "per-layer"
+    load_order = "rows"
+    w_size: WindowSize = option(4)
+    u_size: WindowSwaps | None = option(
+        None,
+        "Experts replaced at its end; null: the paper's, 1 for models with up to 8 experts and 8 for others; 0: never.",
+    )
+    firing: Firing = option("default")
+    only_if_better: OnlyIfBetter = option(False)
+    blocking: Blocking = option(False)
+    relabel: Relabel = option(False)
+    prefetch_size: int | None = option(
         None,
         "Experts of a layer visit to prefetch; null: the paper's, 1 for models with up to 8 experts and 4 for others; 0: none.",
-    ),
-    prefetch_source=option_of(TopPredicted, name="source", default="signal:residual"),
-    prefetch_over=option_of(TopPredicted, name="over"),
-    prefetch_buffers=option_of(TopPredicted, name="buffers", meaning="Slots of the prefetch pool in units of ``prefetch_size``."),
-    lane=option_of(
-        TopPredicted,
-        meaning="Where predictions are computed; the paper uses a second stream, which needs its measured rate in the profile.",
-    ),
-    slots_split=option(SlotsSplit, "spread"),
-)
+        ge=0,
+    )
+    prefetch_source: Source = option("signal:residual")
+    prefetch_over: Over = option("all")
+    prefetch_buffers: Buffers = option(1, "Slots of the prefetch pool in units of ``prefetch_size``.")
+    lane: Lane = option(
+        "main",
+        "Where predictions are computed; the paper uses a second stream, which needs its measured rate in the profile.",
+    )
+
+    def compose(self) -> Parts:
+        """Return the paper's four decisions, or what is named instead of one."""
+        return Parts(
+            placement=self.named("placement"),
+            assignment=self.named("assignment"),
+            prefetch=self.named("prefetch", self._residual_prefetch()),
+            replacement=self.named("replacement", self._window_cache()),
+        )
+
+    def _residual_prefetch(self) -> PrefetchPart:
+        """Fetch the busiest experts of the next layer's gate on the corrected state (section 4.2)."""
+        if self.prefetch_size == 0:
+            return NoPrefetch()
+        return TopPredicted(
+            source=self.prefetch_source,
+            size=self.prefetch_size or 1,
+            over=self.prefetch_over,
+            buffers=self.prefetch_buffers,
+            lane=self.lane,
+        )
+
+    def _window_cache(self) -> WorkloadAware:
+        """Replace the residents with the fewest rows of a window (Algorithm 2)."""
+        return WorkloadAware(
+            w_size=self.w_size,
+            u_size=1 if self.u_size is None else self.u_size,
+            firing=self.firing,
+            only_if_better=self.only_if_better,
+            blocking=self.blocking,
+            relabel=self.relabel,
+        )
+
+    def adjust(self, view: View) -> None:
+        """Set the sizes that the paper prints for a model of this size, where none is given."""
+        many = view.model.n_experts > FEW_EXPERTS
+        _, _, prefetch, replacement = self.parts
+        if self.prefetch is None and self.prefetch_size is None and isinstance(prefetch, TopPredicted):
+            prefetch.size = PUBLISHED_PREFETCH_SIZE[many]
+        if self.replacement is None and self.u_size is None and isinstance(replacement, WorkloadAware):
+            replacement.u_size = PUBLISHED_U_SIZE[many]

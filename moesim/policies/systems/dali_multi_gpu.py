@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from moesim.errors import HardwareError
 from moesim.policies.algorithms.assignment import layer_costs
@@ -36,7 +36,6 @@ from moesim.policies.base import (
     STAGING,
     CostTable,
     PolicyBase,
-    Range,
     cpu_of,
     gpu_of,
     idle_resident,
@@ -44,10 +43,10 @@ from moesim.policies.base import (
     slot_bytes,
     slots_per_layer,
 )
-from moesim.policies.declare import option_of
+from moesim.policies.options import option
 from moesim.policies.parts import source_needs
-from moesim.policies.parts.prefetch import Lane, TopPredicted
-from moesim.policies.parts.replacement import Firing, WorkloadAware
+from moesim.policies.parts.prefetch import Lane, Source
+from moesim.policies.parts.replacement import Firing, OnlyIfBetter, WindowSize, WindowSwaps
 from moesim.policies.systems.dali import FEW_EXPERTS, PUBLISHED_PREFETCH_SIZE, PUBLISHED_U_SIZE
 from moesim.policies.systems.on_demand import staging_pool
 from moesim.policies.transient import Transient
@@ -158,23 +157,23 @@ class DaliMultiGpu(PolicyBase):
         "copies from one GPU to another, and an assignment other than the greedy one",
     )
 
-    n_gpus: Annotated[int, Range(1)] | None = None
-    """The first so many GPUs, the compute device before the others; None: all."""
-    w_size: int = option_of(WorkloadAware)
-    u_size: int | None = option_of(WorkloadAware, default=None)
-    """Experts replaced at its end on each GPU; null: the paper's for one GPU; 0: never."""
-    firing: Firing = option_of(WorkloadAware)
-    only_if_better: bool = option_of(WorkloadAware)
-    prefetch_size: Annotated[int, Range(0)] | None = None
-    """Experts of a layer visit to prefetch to each GPU; None: the paper's for one GPU; 0: none."""
-    prefetch_source: str = option_of(TopPredicted, name="source", default="signal:residual")
-    lane: Lane = option_of(TopPredicted)
-    seed: int = 0
-    """Of the residents at the start."""
-    staging_slots: Annotated[int, Range(1)] | None = None
-    """Experts of each GPU's pool for demand loads; None: the model's top_k, but at least 2."""
-    slots_split: SlotsSplit = "spread"
-    """What becomes of slots beyond an equal share of each layer, on each GPU: dealt out to some layers, or unused."""
+    n_gpus: int | None = option(None, "The first so many GPUs, the compute device before the others; None: all.", ge=1)
+    w_size: WindowSize = option(4)
+    u_size: WindowSwaps | None = option(None, "Experts replaced at its end on each GPU; null: the paper's for one GPU; 0: never.")
+    firing: Firing = option("default")
+    only_if_better: OnlyIfBetter = option(False)
+    prefetch_size: int | None = option(
+        None, "Experts of a layer visit to prefetch to each GPU; None: the paper's for one GPU; 0: none.", ge=0
+    )
+    prefetch_source: Source = option("signal:residual")
+    lane: Lane = option("main")
+    seed: int = option(0, "Of the residents at the start.")
+    staging_slots: int | None = option(
+        None, "Experts of each GPU's pool for demand loads; None: the model's top_k, but at least 2.", ge=1
+    )
+    slots_split: SlotsSplit = option(
+        "spread", "What becomes of slots beyond an equal share of each layer, on each GPU: dealt out to some layers, or unused."
+    )
 
     @property
     def listens(self) -> frozenset[type]:

@@ -37,14 +37,14 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from moesim.model import ModelSpec
-from moesim.policies.base import CACHE, PolicyBase, Range, cpu_of, gpu_of, idle_resident, layer_residents, slot_bytes
-from moesim.policies.composition import PartSpec
-from moesim.policies.part_names import make_part
-from moesim.policies.parts import AssignmentPart, PlacementPart, Setup, Unit, source_needs
+from moesim.policies.base import CACHE, PolicyBase, cpu_of, gpu_of, idle_resident, layer_residents, slot_bytes
+from moesim.policies.options import option
+from moesim.policies.parts import AssignmentOption, AssignmentPart, PlacementOption, PlacementPart, Setup, Unit, source_needs
 from moesim.policies.parts.assignment import Resident
+from moesim.policies.registry import make_part
 from moesim.policy import (
     DEMAND,
     UPDATE,
@@ -335,6 +335,10 @@ DECODE_FREQUENCY = {"name": "frequency-per-layer", "phase": "decode"}
 _PREDICTION = -1  # in place of the expert: what is awaited is the prediction about that layer
 
 
+ColdList = Literal["gpu-only", "mixed"]
+SwapCost = Literal["overlapped", "serial"]
+
+
 class DaopParts(NamedTuple):
     """The parts of DAOP."""
 
@@ -362,48 +366,50 @@ class DaopPaper(PolicyBase):
     planned_loads = "whole"  # an expert is there, or all of its load is still to come
     oracles = MappingProxyType({"assignment": {"assignment": "exact"}})
 
-    placement: PartSpec | PlacementPart = DECODE_FREQUENCY
-    """Residents at the start; in a pool for all layers, so that a remainder of slots is used."""
-    swap: bool = True
-    """Swap hot experts for cold ones in prefill."""
-    swap_factor: Annotated[float, Range(0)] = SWAP_FACTOR
-    """By how much the hot one must be busier."""
-    swap_if: Literal["above", "at-least"] = "above"
-    """Whether exactly that much is enough."""
-    cold_list: Literal["gpu-only", "mixed"] = "gpu-only"
-    """Candidates to leave: experts on the GPU, or as the released code lists them."""
-    swap_chunk: Literal["last", "first"] = "last"
-    """With prefill in chunks, the one in which the swaps of a prompt are decided, by the rows up to then."""
-    swap_cost: Literal["overlapped", "serial"] = "overlapped"
-    """Copies beside all computing; or one pair after the other, out and in, before any expert of the layer runs."""
-    swap_buffers: Annotated[int, Range(0)] = 1
-    """Spare slots for experts that are leaving, if swaps are overlapped."""
-    writeback: bool = True
-    """Copy what leaves back to the host. False: the host has kept a copy, and leaving is free."""
-    reset: bool = False
-    """Each new batch of requests starts from the initial placement: swaps are chosen from there, and each layer moves what its
-    present placement does not share with the outcome."""
-    assignment: PartSpec | AssignmentPart = "resident"
-    """Which device runs an expert in prefill after the swaps. What it sends to the GPU and is not there is copied through a
-    buffer of one expert and dropped."""
-    serial: bool = False
-    """One thread does one thing after the other: in decode the CPU's experts, then the GPU's, where the layer's own gate is
-    asked; in prefill the CPU's after the last copy has arrived."""
-    first_predict_layer: Annotated[int, Range(1)] = 5
-    """First layer (from 0) of which the predicted experts are executed."""
-    precalculate: bool = True
-    """Predict at all; False: own gates throughout."""
-    degrade: bool = True
-    """Replace predicted experts of which too many are on the CPU."""
-    cpu_experts: Annotated[int, Range(0)] | None = None
-    """Predicted experts of a row that may be on the CPU; None: half of top_k, rounded down."""
-    source: str = "signal:gate_next1"
-    """Where predictions come from."""
-    first_on_cpu: Literal["current", "next"] = "current"
-    """In the last layer with its own gate: its own CPU experts first, or those of the next layer (in the order in which the
-    released code submits them; from the second such visit on, when it is known that a prediction comes)."""
-    pageable: bool = False
-    """Copies at the rate of pageable memory, whatever the experiment says."""
+    placement: PlacementOption = option(
+        DECODE_FREQUENCY, "Residents at the start; in a pool for all layers, so that a remainder of slots is used."
+    )
+    swap: bool = option(True, "Swap hot experts for cold ones in prefill.")
+    swap_factor: float = option(SWAP_FACTOR, "By how much the hot one must be busier.", ge=0)
+    swap_if: Literal["above", "at-least"] = option("above", "Whether exactly that much is enough.")
+    cold_list: ColdList = option("gpu-only", "Candidates to leave: experts on the GPU, or as the released code lists them.")
+    swap_chunk: Literal["last", "first"] = option(
+        "last", "With prefill in chunks, the one in which the swaps of a prompt are decided, by the rows up to then."
+    )
+    swap_cost: SwapCost = option(
+        "overlapped", "Copies beside all computing; or one pair after the other, out and in, before any expert of the layer runs."
+    )
+    swap_buffers: int = option(1, "Spare slots for experts that are leaving, if swaps are overlapped.", ge=0)
+    writeback: bool = option(True, "Copy what leaves back to the host. False: the host has kept a copy, and leaving is free.")
+    reset: bool = option(
+        False,
+        "Each new batch of requests starts from the initial placement: swaps are chosen from there, and each "
+        "layer moves what its present placement does not share with the outcome.",
+    )
+    assignment: AssignmentOption = option(
+        "resident",
+        "Which device runs an expert in prefill after the swaps. What it sends to the GPU and is not there is "
+        "copied through a buffer of one expert and dropped.",
+    )
+    serial: bool = option(
+        False,
+        "One thread does one thing after the other: in decode the CPU's experts, then the GPU's, where the "
+        "layer's own gate is asked; in prefill the CPU's after the last copy has arrived.",
+    )
+    first_predict_layer: int = option(5, "First layer (from 0) of which the predicted experts are executed.", ge=1)
+    precalculate: bool = option(True, "Predict at all; False: own gates throughout.")
+    degrade: bool = option(True, "Replace predicted experts of which too many are on the CPU.")
+    cpu_experts: int | None = option(
+        None, "Predicted experts of a row that may be on the CPU; None: half of top_k, rounded down.", ge=0
+    )
+    source: str = option("signal:gate_next1", "Where predictions come from.")
+    first_on_cpu: Literal["current", "next"] = option(
+        "current",
+        "In the last layer with its own gate: its own CPU experts first, or those of the next layer (in the "
+        "order in which the released code submits them; from the second such visit on, when it is known that "
+        "a prediction comes).",
+    )
+    pageable: bool = option(False, "Copies at the rate of pageable memory, whatever the experiment says.")
 
     @cached_property
     def parts(self) -> DaopParts:
@@ -612,12 +618,11 @@ class DaopPaper(PolicyBase):
         return [*self._exchange.when_there(runs), *self._happened((event.layer, _PREDICTION, ""), view)]
 
 
-DaopCode = DaopPaper.preset(
-    "DaopCode",
-    "Prefill swaps and pre-calculation as the released code does them, mostly one thing after the other (DAOP, DATE 2025).",
-    cold_list="mixed",
-    swap_cost="serial",
-    assignment="threshold",
-    serial=True,
-    pageable=True,
-)
+class DaopCode(DaopPaper):
+    """Prefill swaps and pre-calculation as the released code does them, mostly one thing after the other (DAOP, DATE 2025)."""
+
+    cold_list: ColdList = option("mixed")
+    swap_cost: SwapCost = option("serial")
+    assignment: AssignmentOption = option("threshold")
+    serial: bool = option(True)
+    pageable: bool = option(True)

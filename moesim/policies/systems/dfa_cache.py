@@ -24,11 +24,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import islice
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from moesim.errors import ConfigError
-from moesim.policies.background_cache import OPTIONS, BackgroundCache
-from moesim.policies.base import Range
+from moesim.policies.background_cache import BackgroundCache
 from moesim.policies.cpu_cache import (
     LLAMA_CPP_OFFLOAD_ROWS,
     LLAMA_CPP_PROMPT_ROWS,
@@ -37,11 +36,12 @@ from moesim.policies.cpu_cache import (
     both_rates,
     copies_by_time,
 )
+from moesim.policies.options import option
 from moesim.policies.parts import Unit, source_needs
 from moesim.policy import PREFETCH, Action, Fetched, LayerEnd, Placement, Predict, Predicted, Routed, StepBegin, View
 
 
-class DfaCache(BackgroundCache, fixed=OPTIONS):
+class DfaCache(BackgroundCache, fixed=True):
     """Slots of each layer beside the CPU, for who is used more by a frequency that fades (moe-speed-of-light's patch)."""
 
     paper = "moe-speed-of-light (harshithkantamneni/moe-speed-of-light)"
@@ -60,21 +60,20 @@ class DfaCache(BackgroundCache, fixed=OPTIONS):
     _embedding_on_cpu = True
     prompt_rows = LLAMA_CPP_PROMPT_ROWS
 
-    rule: Literal["dfa", "lru"] = "dfa"
-    """Who is copied and who leaves: by decayed frequency, or every miss over the oldest use (``LLAMA_EC_POLICY``)."""
-    half_life: Annotated[float, Range(0.001)] = 16.0
-    """Decode steps after which a use counts half (``LLAMA_EC_HALF_LIFE``)."""
-    kappa: Annotated[float, Range(0)] = 0.0
-    """By how much the newcomer's score must be higher (``LLAMA_EC_KAPPA``)."""
-    inserts: Annotated[int, Range(1)] | None = None
-    """At most so many copies for later a layer visit (``MAX_ADMIT``); None: any number."""
-    fetch: str | None = None
-    """Misses that the link takes in their own visit: ``rates``, or how many of none, one, two, as in ``0,0,1,1``; more misses are
-    treated as the last (``LLAMA_EC_FETCH``). None: none, but copies for later."""
-    prefetch_size: Annotated[int, Range(0)] = 0
-    """Experts of the next layer that are copied ahead (``LLAMA_EC_PREFETCH``)."""
-    source: str = "signal:gate_next1"
-    """Where the prediction of the next layer comes from."""
+    rule: Literal["dfa", "lru"] = option(
+        "dfa", "Who is copied and who leaves: by decayed frequency, or every miss over the oldest use (``LLAMA_EC_POLICY``)."
+    )
+    half_life: float = option(16.0, "Decode steps after which a use counts half (``LLAMA_EC_HALF_LIFE``).", ge=0.001)
+    kappa: float = option(0.0, "By how much the newcomer's score must be higher (``LLAMA_EC_KAPPA``).", ge=0)
+    inserts: int | None = option(None, "At most so many copies for later a layer visit (``MAX_ADMIT``); None: any number.", ge=1)
+    fetch: str | None = option(
+        None,
+        "Misses that the link takes in their own visit: ``rates``, or how many of none, one, two, as in "
+        "``0,0,1,1``; more misses are treated as the last (``LLAMA_EC_FETCH``). None: none, but copies for "
+        "later.",
+    )
+    prefetch_size: int = option(0, "Experts of the next layer that are copied ahead (``LLAMA_EC_PREFETCH``).", ge=0)
+    source: str = option("signal:gate_next1", "Where the prediction of the next layer comes from.")
 
     @property
     def listens(self) -> frozenset[type]:

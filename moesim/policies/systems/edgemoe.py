@@ -19,56 +19,112 @@ Idea: statistics from calibration tell which experts follow which, and so what t
 
 from __future__ import annotations
 
-from types import MappingProxyType
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated, Literal
 
-from moesim.policies.base import Range
-from moesim.policies.composed import Composed
-from moesim.policies.composition import PartSpec
-from moesim.policies.declare import option, option_of
-from moesim.policies.layer_distance import LeastStale
-from moesim.policies.parts import PrefetchPart, ReplacementPart
-from moesim.policies.parts.prefetch import TopPredicted
-from moesim.policy import View
+from pydantic import Field
 
-ANOTHER_PART = "Another part than EdgeMoE's. Beside it, the options that describe EdgeMoE's are refused."
+from moesim.errors import ConfigError
+from moesim.policies.algorithms.layers import farthest_layers
+from moesim.policies.composed import Composed, Parts
+from moesim.policies.options import option
+from moesim.policies.parts import PlacementOption, PrefetchOption, ReplacementOption, Setup, Unit
+from moesim.policies.parts.prefetch import Lane, Source, TopPredicted
+from moesim.policies.parts.replacement import LRU, UNROUTED_FIRST, Victims
+from moesim.policy import Fetch, Routed, View
+
+Distance = Annotated[
+    Literal["next-pass", "absolute"],
+    Field(
+        description="How far a layer is: until the pass comes to it again, or in the stack, either way (ties: the one passed already)."
+    ),
+]
+LastVictims = Annotated[
+    Victims,
+    Field(
+        description="Routed experts of the present layer visit are named only if there are no others, or with their layer, which by "
+        "the absolute distance goes last anyway; they leave after their run."
+    ),
+]
 
 
-def _prefetch(policy: Any) -> TopPredicted:
-    """Build the preloading; its size may follow in `_size`."""
-    return TopPredicted(source=policy.prefetch_source, lane=policy.lane, pool="cache", size=policy.prefetch_size or 1)
+class LeastStale(LRU):
+    """The one whose layer is farthest in the order of layers; needs a global pool.
+
+    Layers are passed in a fixed order. With layer l just routed, layer l + 1 is 1 away, and so on round the model; what layer l
+    itself does not use now is a whole pass away, the farthest of all. By the plain distance in the stack, both ends of the model
+    go before its neighbours, and layer l goes last. Within a layer, the one whose last use is longest ago.
+    """
+
+    use_order = "rank"
+
+    distance: Distance = option("next-pass")
+    victims: LastVictims = option(UNROUTED_FIRST)
+
+    def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
+        """Begin before layer 0."""
+        if setup.per_layer:
+            raise ConfigError(
+                "replacement least-stale: expected scope 'global', got 'per-layer', where all have one distance; "
+                "choose lru, or scope: global in a policy that has that option"
+            )
+        super().start(setup._replace(per_layer=True), residents)  # its lists are kept by layer, each in order of use
+        n_layers = setup.view.model.n_layers
+        self._orders = [farthest_layers(layer, n_layers, self.distance) for layer in range(n_layers)]
+        self._now = n_layers - 1  # the layer routed last
+
+    def used(self, event: Routed) -> None:
+        """Note the layer, and the use of its cached experts."""
+        self._now = event.layer
+        super().used(event)
+
+    def victim(self, fetch: Fetch, view: View) -> Unit | None:
+        """Name the first, layer after layer, and forget it."""
+        found = self.first_resident((unit for layer in self._orders[self._now] for unit in self._members[layer]), view)
+        if found is not None:
+            del self._members[found[0]][found]
+        return found
 
 
-def _size(policy: Any, view: View) -> None:
-    """Preload as many experts as a row uses, if no number is given."""
-    if policy.prefetch is None and policy.prefetch_size is None:
-        policy.parts.prefetch.size = view.model.top_k
+ANOTHER_PART = "Another part than EdgeMoE's, without the options that describe EdgeMoE's."
 
 
-EdgeMoE = Composed.preset(
-    "EdgeMoE",
-    "Experts preloaded by calibration statistics; the cache gives up experts of the farthest layers first (EdgeMoE).",
-    paper="EdgeMoE, as OD-MoE (2025) and DALI (2026) describe it",
-    missing=(
+class EdgeMoE(Composed):
+    """Experts preloaded by calibration statistics; the cache gives up experts of the farthest layers first (EdgeMoE)."""
+
+    paper = "EdgeMoE, as OD-MoE (2025) and DALI (2026) describe it"
+    missing = (
         "its own paper was not read: prediction and eviction are as other papers describe them",
         "widths of its experts, each of which has its own: one for all",
         "how many experts it preloads, when, and where to: not known",
         "what is in its cache at the start, and the order of victims within a layer: not known",
-    ),
-    fixed=("scope", "slots_split", "staging_slots", "load_order", "cache_only"),
-    own=MappingProxyType({"replacement": LeastStale, "prefetch": _prefetch}),
-    adjust=_size,
-    placement="none",
-    scope="global",
-    replacement=option(PartSpec | ReplacementPart | None, None, ANOTHER_PART),
-    prefetch=option(PartSpec | PrefetchPart | None, None, ANOTHER_PART),
-    distance=option_of(LeastStale),
-    victims=option_of(LeastStale),
-    prefetch_source=option_of(TopPredicted, name="source", default="coactivation"),
-    prefetch_size=option(
-        Annotated[int, Range(1)] | None,
-        None,
-        "Experts of a layer visit to preload; null: as many as a row uses.",
-    ),
-    lane=option_of(TopPredicted),
-)
+    )
+
+    placement: PlacementOption = option("none")
+    prefetch: PrefetchOption | None = option(None, ANOTHER_PART)  # type: ignore[assignment]
+    replacement: ReplacementOption | None = option(None, ANOTHER_PART)  # type: ignore[assignment]
+    scope = "global"
+    slots_split = "spread"
+    staging_slots = None
+    load_order = "id"
+    cache_only = False
+    distance: Distance = option("next-pass")
+    victims: LastVictims = option(UNROUTED_FIRST)
+    prefetch_source: Source = option("coactivation")
+    prefetch_size: int | None = option(None, "Experts of a layer visit to preload; null: as many as a row uses.", ge=1)
+    lane: Lane = option("main")
+
+    def compose(self) -> Parts:
+        """Return its decisions, or what is named instead of one."""
+        preload = TopPredicted(source=self.prefetch_source, lane=self.lane, pool="cache", size=self.prefetch_size or 1)
+        return Parts(
+            placement=self.named("placement"),
+            assignment=self.named("assignment"),
+            prefetch=self.named("prefetch", preload),
+            replacement=self.named("replacement", LeastStale(distance=self.distance, victims=self.victims)),
+        )
+
+    def adjust(self, view: View) -> None:
+        """Preload as many experts as a row uses, if no number is given."""
+        if self.prefetch is None and self.prefetch_size is None:
+            self.parts.prefetch.size = view.model.top_k  # type: ignore[attr-defined]

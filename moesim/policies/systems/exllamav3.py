@@ -25,7 +25,7 @@ Idea: the CPU computes its experts while the GPU computes the others; what is us
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from moesim.errors import CapacityError
 from moesim.policies.algorithms.caching import per_layer_top
@@ -33,7 +33,6 @@ from moesim.policies.base import (
     CACHE,
     STAGING,
     PolicyBase,
-    Range,
     cpu_of,
     gpu_of,
     idle_resident,
@@ -41,6 +40,7 @@ from moesim.policies.base import (
     slot_bytes,
     slots_per_layer,
 )
+from moesim.policies.options import option
 from moesim.policy import (
     DEMAND,
     Action,
@@ -115,26 +115,22 @@ class Exllamav3(PolicyBase):
         "with refill, requests in the queue: each prompt after decoding counts as a new generation",
     )
 
-    cpu_layers: Annotated[int, Range(0)] = 0
-    """First layers whose experts are all on the CPU; the others have none there."""
-    cpu_split: Annotated[int, Range(1)] | None = None
-    """Last experts of each layer that are on the CPU; None: as few as the cache slots ask."""
-    placement: Literal["last-ids", "frequency"] = "last-ids"
-    """Which experts are last: those with the highest ids, or the least frequent of the calibration table."""
-    stream_min_rows: Annotated[int, Range(1)] = 32
-    """Rows of a micro-batch from which on experts may be streamed."""
-    stream_rule: Literal["root", "linear"] = "root"
-    """How the link's rate says which: as in 1.6.5, or as in 0cec381390."""
-    stream_threshold: Annotated[int, Range(1)] | None = None
-    """Rows of an expert from which on it is streamed; None: by the link's rate."""
-    swap_budget: Annotated[int, Range(0)] = 64
-    """Most pairs of experts that change places between generations, over all layers; 0: none ever."""
-    swap_interval: Annotated[int, Range(1)] = 128
-    """Steps after which that is due."""
-    swap_floor: Annotated[float, Range(0)] = 8.0
-    """So many times the layer's mean count one that comes must have."""
-    swap_hysteresis: Annotated[float, Range(0)] = 2.0
-    """So many times the count of the one that leaves it must have."""
+    cpu_layers: int = option(0, "First layers whose experts are all on the CPU; the others have none there.", ge=0)
+    cpu_split: int | None = option(
+        None, "Last experts of each layer that are on the CPU; None: as few as the cache slots ask.", ge=1
+    )
+    placement: Literal["last-ids", "frequency"] = option(
+        "last-ids", "Which experts are last: those with the highest ids, or the least frequent of the calibration table."
+    )
+    stream_min_rows: int = option(32, "Rows of a micro-batch from which on experts may be streamed.", ge=1)
+    stream_rule: Literal["root", "linear"] = option("root", "How the link's rate says which: as in 1.6.5, or as in 0cec381390.")
+    stream_threshold: int | None = option(None, "Rows of an expert from which on it is streamed; None: by the link's rate.", ge=1)
+    swap_budget: int = option(
+        64, "Most pairs of experts that change places between generations, over all layers; 0: none ever.", ge=0
+    )
+    swap_interval: int = option(128, "Steps after which that is due.", ge=1)
+    swap_floor: float = option(8.0, "So many times the layer's mean count one that comes must have.", ge=0)
+    swap_hysteresis: float = option(2.0, "So many times the count of the one that leaves it must have.", ge=0)
 
     @property
     def needs(self) -> frozenset[str]:

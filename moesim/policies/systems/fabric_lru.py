@@ -17,12 +17,12 @@ tetherto/qvac-fabric-llm.cpp: src/llama-moe-cache.cpp at 06560fb745 (PR 232), a 
 
 from __future__ import annotations
 
-from moesim.policies.background_cache import OPTIONS, BackgroundCache
+from moesim.policies.background_cache import BackgroundCache
 from moesim.policies.cpu_cache import LLAMA_CPP_OFFLOAD_ROWS, LLAMA_CPP_PROMPT_ROWS, PastTheCache
 from moesim.policy import View
 
 
-class FabricLru(BackgroundCache, fixed=OPTIONS):
+class FabricLru(BackgroundCache, fixed=True):
     """One LRU over all layers for every step whose experts fit; the GPU computes every expert (QVAC fabric, PR 232)."""
 
     paper = "QVAC fabric (tetherto/qvac-fabric-llm.cpp, PR 232)"

@@ -27,15 +27,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
-from typing import Annotated, Any
+from typing import Any, ClassVar
 
 from moesim.errors import ConfigError
 from moesim.policies.algorithms.arc import FateArc
 from moesim.policies.algorithms.caching import SlotsSplit, deal_slots, top_by_count
-from moesim.policies.base import PolicyBase, Range, gpu_of, slot_bytes
-from moesim.policies.declare import option_of
+from moesim.policies.base import PolicyBase, gpu_of, slot_bytes
+from moesim.policies.options import option
 from moesim.policies.parts import source_needs
-from moesim.policies.parts.prefetch import Lane, TopPredicted
+from moesim.policies.parts.prefetch import Lane, Source
 from moesim.policies.systems.pre_gated import BUFFERS
 from moesim.policy import (
     CACHE,
@@ -101,7 +101,7 @@ class Fate(PolicyBase):
     """A cache by ARC for each layer, the next layer's experts prefetched by its gate, misses at fewer bits (Fate, 2025)."""
 
     paper = "Fate (2025), as its port to MindSpore has it"
-    missing = (
+    missing: ClassVar[tuple[str, ...]] = (
         "its own paper was not read: each point is as the port has it",
         "prediction on the CPU, as in the paper: the device of the router predicts, as in the port",
         "shared experts after the routed ones: they run before",
@@ -109,21 +109,26 @@ class Fate(PolicyBase):
         "the size of the buffers of what is not cached: not known; two, of a layer's experts each",
         "what bookkeeping and decompression of experts take: no time",
     )
-    low_bits = (8.0,)
+    low_bits: ClassVar[tuple[float, ...]] = (8.0,)
     listens = frozenset({StepBegin, Routed, Predicted, LayerEnd})
 
-    compression: bool = True
-    """Copy misses, and the least frequent of what is predicted, at the model's next lower width; false: all at the full one."""
-    low_share: Annotated[float, Range(0, 1)] = 0.3
-    """Share of the predicted count that is prefetched at the lower width, the least frequent experts."""
-    source: str = option_of(TopPredicted, default="signal:gate_next1")
-    """Prediction source. A recorded signal tells one expert a row more than the model uses, as far as it holds them; others do
-    not."""
-    lane: Lane = option_of(TopPredicted)
-    shallow_layers: Annotated[int, Range(0)] = 4
-    """First layers whose experts are all cached if they fit."""
-    slots_split: SlotsSplit = "spread"
-    """What becomes of slots beyond an equal share of each deeper layer: dealt out to some, or unused."""
+    compression: bool = option(
+        True,
+        "Copy misses, and the least frequent of what is predicted, at the model's next lower width; false: all at the full one.",
+    )
+    low_share: float = option(
+        0.3, "Share of the predicted count that is prefetched at the lower width, the least frequent experts.", ge=0, le=1
+    )
+    source: Source = option(
+        "signal:gate_next1",
+        "Prediction source. A recorded signal tells one expert a row more than the model uses, as far as it "
+        "holds them; others do not.",
+    )
+    lane: Lane = option("main")
+    shallow_layers: int = option(4, "First layers whose experts are all cached if they fit.", ge=0)
+    slots_split: SlotsSplit = option(
+        "spread", "What becomes of slots beyond an equal share of each deeper layer: dealt out to some, or unused."
+    )
 
     @property
     def exact(self) -> bool:  # type: ignore[override]  # as written in a class, or as asked for

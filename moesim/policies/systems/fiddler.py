@@ -23,7 +23,7 @@ has so many rows that copying it pays.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from moesim.errors import ConfigError
 from moesim.model import ModelSpec
@@ -33,13 +33,13 @@ from moesim.policies.base import (
     CACHE,
     CostTable,
     PolicyBase,
-    Range,
     cpu_of,
     gpu_of,
     idle_resident,
     layer_residents,
     slot_bytes,
 )
+from moesim.policies.options import option
 from moesim.policies.released import Released, Tables
 from moesim.policy import (
     DEMAND,
@@ -63,21 +63,23 @@ class Fiddler(PolicyBase):
     """Static popular experts on the GPU; others on the CPU unless copying them is quicker (Kamahori et al., 2025)."""
 
     paper = "Fiddler (ICLR 2025, arXiv:2402.07033)"
-    missing = (
+    missing: ClassVar[tuple[str, ...]] = (
         "serial: in the released code a copy also waits for the kernels queued before it",
         "the thread-based variant of February 2024 (decode without a cost test)",
     )
 
-    rule: Literal["profile", "code"] = "profile"
-    """Costs of the rule: the engine's own, or the constants built into the released code."""
-    serial: bool = False
-    """As the released code's head: CPU experts start only when the last copy of the layer has arrived."""
-    released: Annotated[Released | None, Tables(("popularity",))] = None
-    """All pairs [layer, expert], the most popular first, as the released code lists them, in place of the calibration table."""
-    placeholders: Annotated[int, Range(1)] = 1
-    """Buffers for experts that are copied for one use."""
-    pageable: bool = False
-    """Copies at the rate of pageable memory, whatever the experiment says."""
+    rule: Literal["profile", "code"] = option(
+        "profile", "Costs of the rule: the engine's own, or the constants built into the released code."
+    )
+    serial: bool = option(
+        False, "As the released code's head: CPU experts start only when the last copy of the layer has arrived."
+    )
+    released: Annotated[Released | None, Tables(("popularity",))] = option(
+        None,
+        "All pairs [layer, expert], the most popular first, as the released code lists them, in place of the calibration table.",
+    )
+    placeholders: int = option(1, "Buffers for experts that are copied for one use.", ge=1)
+    pageable: bool = option(False, "Copies at the rate of pageable memory, whatever the experiment says.")
 
     def transfer(self, model: ModelSpec) -> tuple[str, int | None] | None:
         """Return the curve of pageable memory if asked to."""

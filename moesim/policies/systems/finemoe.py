@@ -27,12 +27,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from moesim.policies.algorithms.activations import shares
-from moesim.policies.base import Range
+from moesim.policies.options import option
 from moesim.policies.parts import Unit, source_needs
 from moesim.policies.systems.moe_infinity import PrefetchingThread
 from moesim.policy import PREFETCH, Action, Fetch, Fetched, Placement, Predict, Predicted, Routed, StepBegin, View
@@ -255,15 +255,17 @@ class FineMoE(PrefetchingThread):
         "more than one GPU, each with a fetch thread",
     )
 
-    prefetch_distance: Annotated[int, Range(0)] = DISTANCE
-    """At layer l, layers from l + 1 + this on are predicted."""
-    first_layers: Literal["demand", "embedding"] = "demand"
-    """Layers before ``prefetch_distance``: on demand, or predicted as a step begins by the closest embedding, which the signal
-    ``embedding`` tells (``moesim trace record --keep-embeddings``, then ``moesim trace calibrate``)."""
-    selected_only: bool = False
-    """Only selected experts are queued and protected, not all of the layers that are predicted."""
-    float_score: bool = False
-    """The score of a cached expert is not truncated to an integer."""
+    prefetch_distance: int = option(DISTANCE, "At layer l, layers from l + 1 + this on are predicted.", ge=0)
+    first_layers: Literal["demand", "embedding"] = option(
+        "demand",
+        "Layers before ``prefetch_distance``: on demand, or predicted as a step begins by the closest "
+        "embedding, which the signal ``embedding`` tells (``moesim trace record --keep-embeddings``, then "
+        "``moesim trace calibrate``).",
+    )
+    selected_only: bool = option(
+        False, "Only selected experts are queued and protected, not all of the layers that are predicted."
+    )
+    float_score: bool = option(False, "The score of a cached expert is not truncated to an integer.")
 
     @property
     def listens(self) -> frozenset[type]:

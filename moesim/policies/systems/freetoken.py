@@ -20,12 +20,12 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
 from heapq import heappush
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from moesim.errors import CapacityError
-from moesim.policies.background_cache import OPTIONS, BackgroundCache
-from moesim.policies.base import Range
+from moesim.policies.background_cache import BackgroundCache
 from moesim.policies.cpu_cache import Bank, InSequence, PastTheCache, both_rates, copies_by_share
+from moesim.policies.options import option
 from moesim.policies.parts import Unit
 from moesim.policy import (
     CACHE,
@@ -126,7 +126,7 @@ HYBRID_FACTOR = 2.0
 """By how much the CPU must read faster than the link copies."""
 
 
-class FreeToken(BackgroundCache, fixed=OPTIONS):
+class FreeToken(BackgroundCache, fixed=True):
     """One LRU over all layers; the link takes all misses or a share by rates, and prompts in whole layers (FreeToken)."""
 
     paper = "FreeToken (FlashML-org/FreeToken)"
@@ -143,16 +143,17 @@ class FreeToken(BackgroundCache, fixed=OPTIONS):
     overlap = False
     _name = "freetoken"
 
-    backend: Literal["auto", "offload", "hybrid"] = "auto"
-    """The link takes all misses, or the CPU some; auto: by their rates (``--moe-backend``)."""
-    max_fetch: Annotated[int, Range(0)] | None = None
-    """Misses of a layer that the link takes at most; None: by the rates (``--moe-hybrid-max-fetch``, -1)."""
-    fetch_order: Literal["recent", "lowest-id"] = "recent"
-    """Which misses the link takes: those used last, or those with the lowest ids."""
-    prefill_overlap: bool = True
-    """Copy a prompt's next layer while this one is computed."""
-    prefill_hit_d2d: bool = False
-    """Copy what is cached within the GPU, not over the link."""
+    backend: Literal["auto", "offload", "hybrid"] = option(
+        "auto", "The link takes all misses, or the CPU some; auto: by their rates (``--moe-backend``)."
+    )
+    max_fetch: int | None = option(
+        None, "Misses of a layer that the link takes at most; None: by the rates (``--moe-hybrid-max-fetch``, -1).", ge=0
+    )
+    fetch_order: Literal["recent", "lowest-id"] = option(
+        "recent", "Which misses the link takes: those used last, or those with the lowest ids."
+    )
+    prefill_overlap: bool = option(True, "Copy a prompt's next layer while this one is computed.")
+    prefill_hit_d2d: bool = option(False, "Copy what is cached within the GPU, not over the link.")
 
     @property
     def listens(self) -> frozenset[type]:

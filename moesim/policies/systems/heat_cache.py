@@ -22,10 +22,11 @@ ggml-org/llama.cpp PRs 26563 and 26824 (closed); miltos22/llama.cpp-wackMall-mer
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from moesim.policies.base import CACHE, STAGING, PolicyBase, Range, cpu_of, gpu_of, idle_resident, slot_bytes, slots_per_layer
+from moesim.policies.base import CACHE, STAGING, PolicyBase, cpu_of, gpu_of, idle_resident, slot_bytes, slots_per_layer
 from moesim.policies.cpu_cache import LLAMA_CPP_OFFLOAD_ROWS, LLAMA_CPP_PROMPT_ROWS, InSequence, PastTheCache
+from moesim.policies.options import option
 from moesim.policies.parts import Unit
 from moesim.policies.systems.on_demand import staging_pool
 from moesim.policy import (
@@ -116,16 +117,13 @@ class HeatCache(PolicyBase):
         "host memory that move mode frees",
     )
 
-    decay: Annotated[float, Range(0, 1)] = 0.999
-    """By what heat is multiplied a step (``--expert-heat-decay``)."""
-    hyst: Annotated[float, Range(0)] = 1.3
-    """How many times as hot the newcomer must be (``--expert-hyst``)."""
-    dwell: Annotated[int, Range(0)] = 0
-    """Exchanges for which an expert stays (``--expert-dwell``)."""
-    move_mode: Literal["copy", "move"] = "copy"
-    """The host keeps a copy of what is on the GPU, or what leaves is copied back first (``--expert-move-mode``)."""
-    overlap: bool = False
-    """GPU and CPU compute at once; else the CPU after the GPU."""
+    decay: float = option(0.999, "By what heat is multiplied a step (``--expert-heat-decay``).", ge=0, le=1)
+    hyst: float = option(1.3, "How many times as hot the newcomer must be (``--expert-hyst``).", ge=0)
+    dwell: int = option(0, "Exchanges for which an expert stays (``--expert-dwell``).", ge=0)
+    move_mode: Literal["copy", "move"] = option(
+        "copy", "The host keeps a copy of what is on the GPU, or what leaves is copied back first (``--expert-move-mode``)."
+    )
+    overlap: bool = option(False, "GPU and CPU compute at once; else the CPU after the GPU.")
 
     @property
     def listens(self) -> frozenset[type]:

@@ -25,15 +25,16 @@ Idea: an expert with a small gate weight changes the output little, so fewer byt
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from moesim.errors import CapacityError, ConfigError
-from moesim.policies.base import PolicyBase, Range, gpu_of, slot_bytes
-from moesim.policies.impact_part import GATES
+from moesim.policies.base import PolicyBase, gpu_of, slot_bytes
+from moesim.policies.options import option
 from moesim.policies.parts import Unit, source_needs
 from moesim.policies.parts.prefetch import Lane
+from moesim.policies.systems.hybrimoe import GATES
 from moesim.policies.systems.on_demand import staging_bytes
 from moesim.policy import (
     CACHE,
@@ -144,28 +145,37 @@ class Hobbit(PolicyBase):
     low_bits = (8.0,)
     listens = frozenset({StepBegin, Routed, Predicted, Fetched})
 
-    low_precision: bool = True
-    """Copy what is between the thresholds at the model's next lower width; false: at the full one."""
-    high_weight: Annotated[float, Range(0)] = 0.8
-    """Gate weight from which on a miss is copied at full width, in units of the mean weight of the experts of its row. Not the
-    paper's number, which is not known: with two experts a row, 0.8 is a weight of 0.4."""
-    low_weight: Annotated[float, Range(0, 1)] = 0.2
-    """Gate weight, in the same units, below which a miss is skipped; 0: none is. Not the paper's number, which is not known."""
-    depth: Annotated[int, Range(0, 4)] = 3
-    """Layers ahead that are predicted; 0: no prefetch. The paper's is up to 4, recorded traces usually have 3."""
-    source: str = GATES
-    """``"gate_next"``: the recorded answers ``gate_next1``, ``gate_next2`` and so on of the following layers' gates to the
-    present hidden state; any other source is asked for each of the layers."""
-    lane: Lane = "main"
-    """Where predictions are computed; ``"side"`` needs its rate in the profile."""
-    lru_weight: Annotated[float, Range(0)] = 1.0
-    """Weight of how recent the last use is in the score of a cached expert. The paper's weights are not known."""
-    lfu_weight: Annotated[float, Range(0)] = 1.0
-    """Weight of the share of steps in which it was used."""
-    lhu_weight: Annotated[float, Range(0)] = 1.0
-    """Weight of the share of steps in which it was used at full width."""
-    fld_weight: Annotated[float, Range(0)] = 1.0
-    """Weight of how soon the pass comes to its layer."""
+    low_precision: bool = option(
+        True, "Copy what is between the thresholds at the model's next lower width; false: at the full one."
+    )
+    high_weight: float = option(
+        0.8,
+        "Gate weight from which on a miss is copied at full width, in units of the mean weight of the experts "
+        "of its row. Not the paper's number, which is not known: with two experts a row, 0.8 is a weight of "
+        "0.4.",
+        ge=0,
+    )
+    low_weight: float = option(
+        0.2,
+        "Gate weight, in the same units, below which a miss is skipped; 0: none is. Not the paper's number, which is not known.",
+        ge=0,
+        le=1,
+    )
+    depth: int = option(
+        3, "Layers ahead that are predicted; 0: no prefetch. The paper's is up to 4, recorded traces usually have 3.", ge=0, le=4
+    )
+    source: str = option(
+        GATES,
+        '``"gate_next"``: the recorded answers ``gate_next1``, ``gate_next2`` and so on of the following '
+        "layers' gates to the present hidden state; any other source is asked for each of the layers.",
+    )
+    lane: Lane = option("main", 'Where predictions are computed; ``"side"`` needs its rate in the profile.')
+    lru_weight: float = option(
+        1.0, "Weight of how recent the last use is in the score of a cached expert. The paper's weights are not known.", ge=0
+    )
+    lfu_weight: float = option(1.0, "Weight of the share of steps in which it was used.", ge=0)
+    lhu_weight: float = option(1.0, "Weight of the share of steps in which it was used at full width.", ge=0)
+    fld_weight: float = option(1.0, "Weight of how soon the pass comes to its layer.", ge=0)
 
     @property
     def needs(self) -> frozenset[str]:

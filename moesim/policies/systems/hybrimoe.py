@@ -45,46 +45,460 @@ Ablations: ``assignment: resident`` (the cached on the GPU, the rest on the CPU)
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, Literal
 
+from pydantic import Field
+
+from moesim.policies.algorithms.assignment import Plan
 from moesim.policies.algorithms.caching import SlotsSplit
-from moesim.policies.base import CACHE, Range
-from moesim.policies.composed import Composed
-from moesim.policies.composition import PartSpec, Prefetch
-from moesim.policies.declare import option
-from moesim.policies.impact_part import ImpactDriven
-from moesim.policies.no_prefetch import NoPrefetch
-from moesim.policies.parts import PrefetchPart, ReplacementPart, Unit
-from moesim.policies.queue_parts import Queues
-from moesim.policies.score_parts import MRS, Credit, MRSScore
-from moesim.policy import PREFETCH, Action, Drop, Fetch, Fetched, Placement, Run, StepBegin, View
+from moesim.policies.algorithms.counting import add_rows
+from moesim.policies.algorithms.impact import Ahead, QueueMakespans, impact_driven
+from moesim.policies.algorithms.queues import PAPER, Reading, Timings, queue_layer_plan, replay
+from moesim.policies.algorithms.scores import recent_scores, recent_weights
+from moesim.policies.algorithms.two_ended import CODE_COSTS, CODE_CPU_PER_ROW, PerRow, two_ended_plan
+from moesim.policies.base import CACHE, CostTable
+from moesim.policies.composed import Composed, Parts
+from moesim.policies.options import option
+from moesim.policies.parts import AssignmentOption, Part, PrefetchOption, ReplacementOption, Setup, Unit, source_needs
+from moesim.policies.parts.prefetch import NoPrefetch, Over
+from moesim.policies.parts.replacement import LRU, Victims
+from moesim.policy import PREFETCH, Action, Drop, Fetch, Fetched, Placement, Predict, Predicted, Routed, Run, StepBegin, View
+from moesim.trace.stats.caches import MRS_ALPHA
 
-PAPER = "HybriMoE (2025)"
+
+def layer_timings(setup: Setup) -> list[Timings]:
+    """Return what the operations of each layer cost on the engine; layers share the tables of compute times."""
+    view, gpu, cpu = setup.view, setup.gpu, setup.cpu
+    costs = view.costs
+    gpu_ns, cpu_ns = CostTable(view, gpu), CostTable(view, cpu) if cpu else None
+    first = costs.first_extra_ns(gpu), costs.first_extra_ns(cpu) if cpu else 0
+    return [Timings(costs.fetch_ns(view.host, gpu, None, layer), gpu_ns, cpu_ns, *first) for layer in range(view.model.n_layers)]
+
+
+class Queues(Part):
+    """HybriMoE's paper: a plan from three simulated timelines, of GPU, CPU and link."""
+
+    uses_cpu = True
+
+    timeline: Literal["completion", "free"] = option(
+        "completion", "The timeline that acts next: whose operation would complete first, or which is free first."
+    )
+    ties: Literal["gpu", "cpu", "link"] = option("gpu", "Which timeline wins among equals; the others follow as GPU, CPU, link.")
+    count_compute: bool = option(False, "A transfer is not complete before its expert could have been computed.")
+    overtake: bool = option(True, "The GPU takes another expert while the one with the most rows is still on its way.")
+    shared_in_plan: bool = option(
+        False, "The GPU begins with the layer's shared experts, which the paper's algorithm does not know of."
+    )
+
+    @property
+    def reading(self) -> Reading:
+        """How it reads the paper."""
+        return Reading(self.timeline, self.ties, self.count_compute, self.overtake)
+
+    def start(self, setup: Setup) -> None:
+        """Prepare the costs."""
+        self._timings, self._reading = layer_timings(setup), self.reading
+        self._costs, self._gpu, self._top_k = setup.view.costs, setup.gpu, setup.view.model.top_k
+
+    def assign(self, layer: int, loads: Sequence[int], waiting: Sequence[int]) -> Plan:
+        """Simulate the layer."""
+        costs = self._timings[layer]
+        shared = self._costs.shared_ns(self._gpu, sum(loads) // self._top_k) if self.shared_in_plan else 0
+        return queue_layer_plan(loads, waiting, costs, shared, self._reading)
+
+
+class TwoEnded(Part):
+    """HybriMoE's released code (its function HSS): a list that the GPU eats from the head and the CPU from the tail.
+
+    In steps with more than one row everything goes to the GPU, unless asked otherwise.
+    """
+
+    uses_cpu = True
+
+    costs: Literal["profile", "code"] = option("profile", "The engine's own, or the constants built into the released code.")
+    cpu_per_row: Literal["deepseek", "mixtral", "qwen2"] = option(
+        "deepseek", "Which of the code's constants for a row on the CPU; it has the first, and the others in comments."
+    )
+    cached_from: Literal["issue", "start"] = option(
+        "issue",
+        "An expert that is on its way counts as cached from the issue of its copy on, as in the code, or from "
+        "when the link has begun with it.",
+    )
+    multi_row: Literal["gpu", "cpu-and-gpu"] = option(
+        "gpu", "Of steps with more than one row: everything on the GPU, as in the code, or the same split as of a single row."
+    )
+
+    @property
+    def counts_issued(self) -> bool:
+        """Whether what is only queued for the GPU counts as being there."""
+        return self.cached_from == "issue"
+
+    def start(self, setup: Setup) -> None:
+        """Prepare the costs."""
+        self._view, self._gpu = setup.view, setup.gpu
+        self._timings = layer_timings(setup)
+        self._used = self._timings
+        if self.costs == "code":
+            cpu = PerRow(0, CODE_CPU_PER_ROW[self.cpu_per_row])
+            self._used = [CODE_COSTS._replace(cpu=cpu)] * len(self._timings)
+        self._rows = 1
+        self._ranked: Sequence[int] | None = None
+
+    def step_begin(self, event: StepBegin) -> None:
+        """Learn how many rows the step has."""
+        self._rows = len(event.requests)
+
+    def routed(self, event: Routed) -> None:
+        """Learn how the gate ranks the experts of a single row, which decides among them."""
+        self._ranked = event.experts[0].tolist() if self._rows == 1 else None
+
+    def assign(self, layer: int, loads: Sequence[int], waiting: Sequence[int]) -> Plan:
+        """Plan a single row; of several, too, or the GPU runs everything, what is there first."""
+        order, self._ranked = self._ranked, None
+        if order is None:
+            order = [e for e, w in enumerate(loads) if w]
+        transfer = self._timings[layer].transfer
+        cached = {e for e in order if waiting[e] < transfer}
+        if self.counts_issued:
+            cached.update(e for e in order if self._view.is_pending(layer, e, self._gpu))
+        if self._rows == 1 or self.multi_row == "cpu-and-gpu":
+            return two_ended_plan(order, cached, loads, self._used[layer])
+        return Plan(tuple(sorted(order, key=lambda e: e not in cached)), (), 0, 0)
+
+
+SCORES = frozenset({"scores-or-weights"})
+Credit = Annotated[
+    Literal["own", "by-id"],
+    Field(
+        description="Each expert is credited with its own score, as the paper says, or as the released code does: of the p experts "
+        "with the largest scores, the one with the lowest id gets the largest, the next id the second largest, and so on."
+    ),
+]
+Alpha = Annotated[float, Field(ge=0, le=1, description="Weight of the present visit.")]
+TopScores = Annotated[int | None, Field(ge=1, description="Scores of a row that count; None: twice the model's top_k.")]
+ScoreRows = Annotated[
+    Literal["mean", "first"], Field(description="With several rows: the mean over them, or the first row only.")
+]
+
+
+class RecentScores:
+    """One score S for each expert of each layer: S <- alpha TopP(s) + (1 - alpha) S at every visit (HybriMoE, eq. 3).
+
+    ``p`` scores of a row count, 2 top_k by default; where only the weights of the chosen are known, at most top_k. Of several rows
+    the mean counts, or the first. ``credit`` gives each expert its own score, or one by its id (`credit_by_id`).
+
+    Examples
+    --------
+    >>> from moesim.testing import routed
+    >>> scores = RecentScores(1, 8, 2, 0.5, None, "mean")
+    >>> scores.update(routed([[3, 1], [3, 0]]))
+    >>> scores.of(0)
+    [0.125, 0.125, 0.0, 0.25, 0.0, 0.0, 0.0, 0.0]
+    """
+
+    def __init__(
+        self,
+        n_layers: int,
+        n_experts: int,
+        top_k: int,
+        alpha: float,
+        p: int | None,
+        tokens: Literal["mean", "first"],
+        credit: Credit = "own",
+    ) -> None:
+        self._alpha, self._first, self._by_id = alpha, tokens == "first", credit == "by-id"
+        self._p = 2 * top_k if p is None else p
+        self._s = [[0.0] * n_experts for _ in range(n_layers)]
+
+    def update(self, event: Routed) -> None:
+        """Move the scores of a layer on by one visit; a micro-batch is a visit."""
+        before = self._s[event.layer]
+        rows = slice(1) if self._first else slice(None)
+        if event.scores is not None:
+            found = recent_scores(before, event.scores[rows], self._p, self._alpha, self._by_id)
+        elif event.weights is not None:
+            found = recent_weights(before, event.experts[rows], event.weights[rows], self._p, self._alpha, self._by_id)
+        else:
+            raise RuntimeError("recent scores: the trace was promised to hold scores or weights, and holds neither")
+        self._s[event.layer] = found
+
+    def of(self, layer: int) -> list[float]:
+        """Return the scores of a layer."""
+        return self._s[layer]
+
+    def native_state(self) -> dict[str, Any] | None:
+        """Give None where rows have one score: the order in which NumPy adds those is its own; else there is nothing to tell."""
+        return None if len(self._s[0]) == 1 else {}
+
+
+def _recent_scores(part: MRS | MRSScore, view: View) -> RecentScores:
+    model = view.model
+    shape = model.n_layers, model.n_experts, model.top_k
+    return RecentScores(*shape, part.alpha, part.p, part.tokens, part.credit)
+
+
+class MRS(LRU):
+    """HybriMoE's minus recent score: the resident with the smallest S; among equals the least recently used.
+
+    The scores move before the layer evicts, so that what the router wants now is protected. Where a trace has no full
+    scores, the weights of the chosen experts stand in for them, which makes p = top_k.
+    """
+
+    needs = SCORES
+    use_order = "id"
+
+    alpha: Alpha = option(MRS_ALPHA)
+    p: TopScores = option(None)
+    tokens: ScoreRows = option("mean")
+    credit: Credit = option("own")
+    victims: Victims = option(
+        "idle",
+        "Routed experts of the present layer visit are named only if there are no others, or, as in paper and "
+        "code, by their scores like any other; they leave after their run.",
+    )
+
+    def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
+        """Begin with all scores 0."""
+        self._ranked: dict[int, list[Unit]] = {}  # pool -> its members by score, until scores or members change
+        super().start(setup, residents)
+        self._recent = _recent_scores(self, setup.view)
+
+    def native_state(self) -> dict[str, Any] | None:
+        """Say whether the native engine can decide."""
+        return self._recent.native_state()
+
+    def used(self, event: Routed) -> None:
+        """Mark the active experts as used, and move the scores of their layer on."""
+        super().used(event)
+        self._recent.update(event)
+        self._ranked.pop(event.layer if self._per_layer else 0, None)
+
+    def inserted(self, layer: int, experts: Sequence[int]) -> None:
+        """Count them as members, the most recent ones."""
+        super().inserted(layer, experts)
+        self._ranked.pop(layer if self._per_layer else 0, None)
+
+    def victim(self, fetch: Fetch, view: View) -> Unit | None:
+        """Name the one with the smallest score, and forget it."""
+        pool = fetch.layer if self._per_layer else 0
+        members, of = self._members[pool], self._recent.of
+        ranked = self._ranked.get(pool)
+        if ranked is None:
+            ranked = self._ranked[pool] = sorted(members, key=lambda unit: of(unit[0])[unit[1]])
+        found = self.first_resident(ranked, view)
+        if found is not None:
+            ranked.remove(found)
+            del members[found]
+        return found
+
+
+class MRSScore(Part):
+    """The prefetch of HybriMoE's released code: the experts of the next layer with the largest S, without any prediction.
+
+    Only in steps of one row, and only if the GPU has something to do in this layer.
+    """
+
+    needs = SCORES
+    transient = False
+    slots = 0
+    predicts = False
+
+    size: int = option(1, "Experts of a layer visit to prefetch.", ge=1)
+    over: Over = option("all")
+    alpha: Alpha = option(MRS_ALPHA)
+    p: TopScores = option(None)
+    tokens: ScoreRows = option("first")
+    credit: Credit = option("by-id")
+
+    def start(self, setup: Setup) -> None:
+        """Begin with all scores 0."""
+        self._gpu, self._n_layers = setup.gpu, setup.view.model.n_layers
+        self._rows = 1
+        self._recent = _recent_scores(self, setup.view)
+
+    def step_begin(self, event: StepBegin) -> None:
+        """Learn how many rows the step has."""
+        self._rows = len(event.requests)
+
+    def ask(self, event: Routed, view: View) -> Sequence[Predict]:
+        """Move the scores on, and ask for no prediction."""
+        self._recent.update(event)
+        return ()
+
+    def ahead(self, event: Routed, plan: Plan, view: View) -> Sequence[Unit]:
+        """Choose in the next layer, largest S first, then lowest id."""
+        layer = event.layer + 1
+        if self._rows > 1 or not plan.gpu or layer == self._n_layers:
+            return ()
+        scores, resident = self._recent.of(layer), view.residency(layer, self._gpu)
+        ids = range(len(scores)) if self.over == "all" else [e for e, here in enumerate(resident) if not here]
+        best = sorted(ids, key=lambda e: -scores[e])[: self.size]
+        return [(layer, e) for e in best if not resident[e]]
+
+    def choose(self, event: Predicted, view: View) -> Sequence[Unit]:
+        """Choose no expert: nothing was asked."""
+        return ()
+
+
+GATES = "gate_next"
+
+
+class ImpactDriven(Part):
+    """HybriMoE's prefetch: what would shorten the plans of the next layers most, while the link is idle.
+
+    Chosen once a layer visit and micro-batch, when the prediction about the next layer is in, which is asked for last; what
+    is known of the layers behind it by then counts, from the latest prediction about each.
+    """
+
+    transient = False
+    slots = 0
+    predicts = True
+
+    source: str = option(
+        GATES,
+        '``"gate_next"``: the recorded answers ``gate_next1`` .. ``gate_next3`` of the following layers\' '
+        "gates to the present hidden state; any other source is asked for each of the layers.",
+    )
+    lookahead: int = option(3, "Layers ahead.", ge=1, le=3)
+    budget: Literal["ends", "begins", "none"] = option(
+        "ends", "The last transfer must end, or begin, before the planned end of the layer; or whatever gains is fetched."
+    )
+    candidates: int = option(8, "Different numbers of rows tried in each layer, from the highest down.", ge=1)
+    lane: Literal["main", "side"] = option(
+        "main", 'Where the predictions are computed; ``"side"`` needs its rate in the profile.'
+    )
+
+    reading = PAPER  # of the plans; a system sets that of its assignment
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The sources' signals."""
+        return frozenset().union(*(source_needs(self._source(n)) for n in range(1, self.lookahead + 1)))
+
+    def _source(self, ahead: int) -> str:
+        return f"signal:{GATES}{ahead}" if self.source == GATES else self.source
+
+    def start(self, setup: Setup) -> None:
+        """Forget an earlier run."""
+        model = setup.view.model
+        self._gpu, self._n_layers, self._top_k = setup.gpu, model.n_layers, model.top_k
+        self._timings = layer_timings(setup)
+        self._makespans = QueueMakespans(self._timings, self.reading)
+        self._sources = [self._source(n) for n in range(self.lookahead + 1)]
+        self._step = -1
+        self._layer = -1  # routed last
+        self._end_ns: float = 0  # planned end of it
+        self._link_ns: float = 0  # planned end of its transfers
+        self._rows: dict[int, dict[int, int]] = {}  # layer -> rows that each expert will have
+        self._under_way: list[Unit] = []
+
+    def native_state(self) -> dict[str, Any]:
+        """Name the source of each layer ahead, and the reading, for the native engine."""
+        return {"sources": self._sources[1:], **self.reading._asdict()}
+
+    def ask(self, event: Routed, view: View) -> Sequence[Predict]:
+        """Ask about the layers ahead, the next one last, once per layer visit."""
+        if event.step != self._step:
+            self._step = event.step
+            self._rows.clear()
+        layer = self._layer = event.layer
+        if event.mb:
+            return ()
+        self._end_ns = self._link_ns = view.now_ns
+        step, device, lane = event.step, view.dense_device(layer), self.lane
+        furthest = min(self.lookahead, self._n_layers - 1 - layer)
+        return [Predict(step, layer + n, self._sources[n], device, lane) for n in range(furthest, 0, -1)]
+
+    def ahead(self, event: Routed, plan: Plan, view: View) -> Sequence[Unit]:
+        """Note when this layer and its transfers will have ended, and choose nothing before the prediction."""
+        layer, gpu, now = event.layer, self._gpu, view.now_ns
+        costs = self._timings[layer]
+        wanted = {(layer, e) for e in plan.gpu}
+        self._under_way = [u for u in self._under_way if u not in wanted and view.is_pending(*u, gpu)]
+        link, _ = self._queue(view)
+        ready = {}
+        for expert in plan.gpu:
+            wait = view.remaining_ns(layer, expert, gpu)
+            if view.is_resident(layer, expert, gpu) or 0 < wait < costs.transfer:
+                ready[expert] = wait
+                link = max(link, wait)
+        ends = replay(plan, event.rows, costs, ready, link)
+        self._end_ns = max(self._end_ns, now + max(ends.gpu, ends.cpu))
+        self._link_ns = max(self._link_ns, now + ends.link)
+        return ()
+
+    def _queue(self, view: View) -> tuple[int, int]:
+        """Return what is left of the prefetch in flight, and the time of those that are queued."""
+        flying = queued = 0
+        for unit in self._under_way:
+            left = view.remaining_ns(*unit, self._gpu)
+            if left < self._timings[unit[0]].transfer:
+                flying = max(flying, left)
+            else:
+                queued += left
+        return flying, queued
+
+    def choose(self, event: Predicted, view: View) -> Sequence[Unit]:
+        """Count predicted rows; choose once the next layer's are in."""
+        self._count(event)
+        if event.layer != self._layer + 1:
+            return ()
+        self._under_way = [u for u in self._under_way if view.is_pending(*u, self._gpu)]
+        flying, queued = self._queue(view)
+        now = view.now_ns
+        idle = self._end_ns - now - max(self._link_ns - now, flying) - queued
+        transfer = self._timings[event.layer].transfer
+        if self.budget != "none" and idle < (transfer if self.budget == "ends" else 1):
+            return ()
+        known = [layer for layer in range(event.layer, event.layer + self.lookahead) if layer in self._rows]
+        ahead = [ahead_of(layer, self._rows[layer], self._gpu, view) for layer in known]
+        found = impact_driven(ahead, self._makespans, transfer, idle, self.budget, self.candidates)
+        self._under_way += found
+        return found
+
+    def _count(self, event: Predicted) -> None:
+        if not event.mb:
+            self._rows[event.layer] = {}
+        add_rows(self._rows.setdefault(event.layer, {}), event.ids, self._top_k)
+
+
+def ahead_of(layer: int, rows: Mapping[int, int], gpu: str, view: View) -> Ahead:
+    """Split the predicted rows of the experts of a layer by whether an expert is on a GPU or on its way."""
+    resident = view.residency(layer, gpu)
+    cached, missing = [], []
+    for expert, n in rows.items():
+        if resident[expert] or view.is_pending(layer, expert, gpu):
+            cached.append(n)
+        else:
+            missing.append((expert, n))
+    return Ahead(layer, cached, missing)
+
+
+SYSTEM = "HybriMoE (2025)"
 WARM_UP = "the warm-up that measures costs: the engine's are known from the start"
 
 
-def _same_reading(policy: Any, view: View) -> None:
-    """Let the prefetch simulate with the assignment's reading of the paper."""
-    _, assignment, prefetch, _ = policy.parts
-    if isinstance(assignment, Queues) and isinstance(prefetch, ImpactDriven):
-        prefetch.reading = assignment.reading
+class HybriMoEPaper(Composed):
+    """Three simulated timelines, prefetch by impact over three layers, and minus recent score (HybriMoE's paper, 2025)."""
+
+    paper = SYSTEM
+    missing: ClassVar[tuple[str, ...]] = (WARM_UP,)
+
+    assignment: AssignmentOption = option("queues")
+    prefetch: PrefetchOption = option("impact-driven")
+    replacement: ReplacementOption = option("mrs")
+    staging_slots = None
+    load_order = "plan"
+    cache_only = False
+
+    def adjust(self, view: View) -> None:
+        """Let the prefetch simulate with the assignment's reading of the paper."""
+        _, assignment, prefetch, _ = self.parts
+        if isinstance(assignment, Queues) and isinstance(prefetch, ImpactDriven):
+            prefetch.reading = assignment.reading
 
 
-HybriMoEPaper = Composed.preset(
-    "HybriMoEPaper",
-    "Three simulated timelines, prefetch by impact over three layers, and minus recent score (HybriMoE's paper, 2025).",
-    paper=PAPER,
-    missing=(WARM_UP,),
-    fixed=("staging_slots", "load_order", "cache_only"),
-    adjust=_same_reading,
-    load_order="plan",
-    assignment="queues",
-    prefetch=option(PartSpec | PrefetchPart, "impact-driven"),
-    replacement="mrs",
-)
-
-
-class HybriMoECode(Composed, fixed=("scope", "staging_slots", "load_order", "cache_only")):
+class HybriMoECode(Composed):
     """The two-ended split of single rows, prefill on the GPU, and minus recent score (HybriMoE's released code, 2025).
 
     Its counter ``overwrites`` counts loads for which the code would have overwritten an expert that is still needed: one that the GPU
@@ -96,7 +510,7 @@ class HybriMoECode(Composed, fixed=("scope", "staging_slots", "load_order", "cac
     takes time) lets the GPU's experts go at once.
     """
 
-    paper = PAPER
+    paper = SYSTEM
     missing = (
         WARM_UP,
         "an expert copied in three pieces, so that its first product can start before the last has arrived",
@@ -108,27 +522,33 @@ class HybriMoECode(Composed, fixed=("scope", "staging_slots", "load_order", "cac
 
     _overwrites = 0
 
+    assignment: AssignmentOption = option("hss")
+    prefetch: PrefetchOption | None = option(None, 'Another part than the code\'s, ``"mrs-score"`` of ``prefetch_size`` experts.')  # type: ignore[assignment]
+    replacement: ReplacementOption | None = option(None, 'Another part than the code\'s, ``"mrs"`` by the first row.')  # type: ignore[assignment]
+    scope = "per-layer"
+    staging_slots = None
     load_order = "plan"
+    cache_only = False
+    prefetch_size: int = option(0, "Experts of the next layer to prefetch; not read with another prefetch.", ge=0)
+    credit: Credit = option(
+        "by-id",
+        "Whose the recent scores are in the code's cache and prefetch: as the released code writes them, or "
+        "as eq. 3 says. Not read by parts that are named, which have an option of their own.",
+    )
+    wait_prefetch: bool = option(
+        True, "In steps of one row, the GPU's experts wait for all prefetches that were issued before their layer was routed."
+    )
+    slots_split: SlotsSplit = option("spread")
 
-    assignment = "hss"
-    prefetch: Prefetch | None = None  # type: ignore[assignment]
-    """Another part than the code's, ``"mrs-score"`` of ``prefetch_size`` experts."""
-    replacement: PartSpec | ReplacementPart | None = None  # type: ignore[assignment]
-    """Another part than the code's, ``"mrs"`` by the first row."""
-    prefetch_size: Annotated[int, Range(0)] = 0
-    """Experts of the next layer to prefetch; not read with another prefetch."""
-    credit: Credit = "by-id"
-    """Whose the recent scores are in the code's cache and prefetch: as the released code writes them, or as eq. 3 says. Not
-    read by parts that are named, which have an option of their own."""
-    wait_prefetch: bool = True
-    """In steps of one row, the GPU's experts wait for all prefetches that were issued before their layer was routed."""
-    slots_split: SlotsSplit = "spread"
-
-    def own_part(self, kind: str) -> Any:
-        """Build the code's part."""
-        if kind == "replacement":
-            return MRS(tokens="first", credit=self.credit)
-        return MRSScore(size=self.prefetch_size, credit=self.credit) if self.prefetch_size else NoPrefetch()
+    def compose(self) -> Parts:
+        """Return the code's parts, or what is named instead of one."""
+        ahead = MRSScore(size=self.prefetch_size, credit=self.credit) if self.prefetch_size else NoPrefetch()
+        return Parts(
+            placement=self.named("placement"),
+            assignment=self.named("assignment"),
+            prefetch=self.named("prefetch", ahead),
+            replacement=self.named("replacement", MRS(tokens="first", credit=self.credit)),
+        )
 
     @property
     def _waits(self) -> bool:

@@ -32,7 +32,8 @@ from numpy.typing import NDArray
 
 from moesim.core.gate import check_pairs
 from moesim.policies.algorithms.caching import global_top
-from moesim.policies.base import CACHE, PolicyBase, Range, gpu_of, layer_residents, micro_batch_runs, slot_bytes
+from moesim.policies.base import CACHE, PolicyBase, gpu_of, layer_residents, micro_batch_runs, slot_bytes
+from moesim.policies.options import option
 from moesim.policies.released import Released, Tables
 from moesim.policy import (
     DEMAND,
@@ -106,17 +107,19 @@ class Klotski(PolicyBase):
     )
     listens = frozenset({StepBegin, LayerBegin, Routed, Fetched, LayerEnd})
 
-    n_hot: Annotated[int, Range(1)] | None = None
-    """Experts a layer that are copied before its gate has chosen; None: as many as a row is routed to."""
-    calibrated: bool = True
-    """Start from the calibration table of co-activation; False: from an empty one."""
-    released: Annotated[Released | None, Tables(("first", "coactivation"))] = None
-    """Counts to start from, as in the released code: of the experts of the first layer, and of pairs of an expert of a layer and
-    one of the next, (layers - 1) x experts x experts."""
-    merged: bool = False
-    """One kernel of an expert for the rows of all micro-batches, instead of one for each."""
-    hot_table: bool = False
-    """Keep the most frequent (layer, expert) pairs of the calibration table on the GPU, as many as the cache has slots."""
+    n_hot: int | None = option(
+        None, "Experts a layer that are copied before its gate has chosen; None: as many as a row is routed to.", ge=1
+    )
+    calibrated: bool = option(True, "Start from the calibration table of co-activation; False: from an empty one.")
+    released: Annotated[Released | None, Tables(("first", "coactivation"))] = option(
+        None,
+        "Counts to start from, as in the released code: of the experts of the first layer, and of pairs of an "
+        "expert of a layer and one of the next, (layers - 1) x experts x experts.",
+    )
+    merged: bool = option(False, "One kernel of an expert for the rows of all micro-batches, instead of one for each.")
+    hot_table: bool = option(
+        False, "Keep the most frequent (layer, expert) pairs of the calibration table on the GPU, as many as the cache has slots."
+    )
 
     @property
     def needs(self) -> frozenset[str]:

@@ -26,8 +26,8 @@ import numpy as np
 
 from moesim.errors import CapacityError
 from moesim.policies.algorithms.caching import global_top
-from moesim.policies.base import CACHE, PolicyBase, Range, cpu_of, gpu_of, layer_residents, slot_bytes
-from moesim.policies.declare import option
+from moesim.policies.base import CACHE, PolicyBase, cpu_of, gpu_of, layer_residents, slot_bytes
+from moesim.policies.options import option
 from moesim.policies.released import Released, Tables
 from moesim.policy import (
     DEMAND,
@@ -167,8 +167,9 @@ class WholeLayer:
 class _KTransformers(PolicyBase):
     """Experts on the GPU at the start, the others on the CPU, and whole layers on the GPU for long prompts."""
 
-    prefill_threshold: Annotated[int, Range(1)] | None = None
-    """Rows from which on all experts of a layer are copied to the GPU and computed there; None: never."""
+    prefill_threshold: int | None = option(
+        None, "Rows from which on all experts of a layer are copied to the GPU and computed there; None: never.", ge=1
+    )
     _beyond = 0  # how many rows more than the threshold make a chunk long
 
     @property
@@ -237,10 +238,10 @@ class KtLayer(_KTransformers):
     paper = "KTransformers (kvcache-ai/ktransformers, 2024)"
     missing = ("operators chosen one by one: the attention and the dense part of a layer are on the GPU",)
 
-    side: Literal["first", "last"] = "first"
-    """Which layers are on the GPU."""
-    prefill_threshold: Annotated[int, Range(1)] | None = None
-    """Rows of prefill above which all experts of a layer are copied to the GPU and computed there; None: never."""
+    side: Literal["first", "last"] = option("first", "Which layers are on the GPU.")
+    prefill_threshold: int | None = option(
+        None, "Rows of prefill above which all experts of a layer are copied to the GPU and computed there; None: never.", ge=1
+    )
     _beyond = 1
 
     def choose(self, view: View) -> list[list[int]]:
@@ -266,18 +267,23 @@ class KtExpert(_KTransformers):
         "one copy of a row to the CPU for both immediate and deferred experts: it crosses twice",
     )
 
-    strategy: Strategy = "uniform"
-    """Which experts are on the GPU: as many of each layer, whole layers from the first, pairs drawn at random, or the most
-    frequent pairs of the calibration table."""
-    released: Annotated[Released | None, Tables(("activation_frequency",))] = None
-    """How often each expert is used, layers x experts, as statistics that kt-kernel is started with, in place of the calibration
-    table."""
-    gpu_experts: Annotated[int, Range(0)] | None = None
-    """Experts on the GPU for each layer, on average; None: as many as the cache slots hold."""
-    seed: Annotated[int, Range(0)] = 42
-    """Of the draw."""
-    dynamic_update: bool = False
-    """After a layer of a long chunk of a prompt, the chunk's most frequent experts become the layer's residents."""
+    strategy: Strategy = option(
+        "uniform",
+        "Which experts are on the GPU: as many of each layer, whole layers from the first, pairs drawn at "
+        "random, or the most frequent pairs of the calibration table.",
+    )
+    released: Annotated[Released | None, Tables(("activation_frequency",))] = option(
+        None,
+        "How often each expert is used, layers x experts, as statistics that kt-kernel is started with, in "
+        "place of the calibration table.",
+    )
+    gpu_experts: int | None = option(
+        None, "Experts on the GPU for each layer, on average; None: as many as the cache slots hold.", ge=0
+    )
+    seed: int = option(42, "Of the draw.", ge=0)
+    dynamic_update: bool = option(
+        False, "After a layer of a long chunk of a prompt, the chunk's most frequent experts become the layer's residents."
+    )
     max_deferred = 0
 
     @property
@@ -329,12 +335,12 @@ class KtExpert(_KTransformers):
         return [*changes, *self._whole.give_up(view, keep=after)]
 
 
-KtExpertDeferral = KtExpert.preset(
-    "KtExpertDeferral",
+class KtExpertDeferral(KtExpert):
     """Like kt-expert, but outputs of the least weighted CPU experts come a layer later (KTransformers' expert deferral).
 
     Not exact: what is late is added to the next layer's output.
-    """,
-    exact=False,
-    max_deferred=option(Annotated[int, Range(1)], 2, "Experts of a row whose outputs may be late."),
-)
+    """
+
+    exact = False
+
+    max_deferred: int = option(2, "Experts of a row whose outputs may be late.", ge=1)

@@ -28,14 +28,13 @@ from dataclasses import replace
 from itertools import accumulate
 from math import ceil
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from moesim.errors import CapacityError
 from moesim.policies.base import (
     CACHE,
     STAGING,
     PolicyBase,
-    Range,
     cpu_of,
     gpu_of,
     idle_resident,
@@ -43,6 +42,7 @@ from moesim.policies.base import (
     slot_bytes,
 )
 from moesim.policies.cpu_cache import LLAMA_CPP_PROMPT_ROWS
+from moesim.policies.options import option
 from moesim.policies.systems.on_demand import staging_pool
 from moesim.policy import DEMAND, LAYER_PARTS, Action, Copy, Drop, Fetch, LayerEnd, Placement, Pool, Routed, Run, View
 
@@ -150,21 +150,26 @@ class LlamaCpp(PolicyBase):
         "op_offload: the routed ids are read back before the copies, which waits for the GPU",
     )
 
-    n_gpu_layers: Annotated[int, Range(0)] | None = None
-    """Layers on the GPU, counted from the end with the output layer as one; None: all."""
-    n_cpu_moe: Annotated[int, Range(0)] | None = None
-    """The first so many layers have their experts on the CPU. None: no layer if ``n_gpu_layers`` is given, else as few layers
-    as leave experts that fit the cache slots."""
-    op_offload: bool = True
-    """Copy the experts of CPU layers to the GPU for larger batches."""
-    op_offload_rule: Literal["rows", "rows-per-expert"] = "rows"
-    """Larger by rows of a micro-batch, or by rows that an expert gets on average (ik_llama.cpp)."""
-    op_offload_min_rows: Annotated[int, Range(1)] = 32
-    """So many rows, of either kind, from which on it does."""
-    op_offload_per_byte: Annotated[float, Range(0)] | None = None
-    """So many rows an expert for each byte of a weight instead, rounded down (ik_llama.cpp #1813)."""
-    staging_slots: Annotated[int, Range(1)] | None = None
-    """Experts of the pool for such copies; None: the model's top_k, but at least 2."""
+    n_gpu_layers: int | None = option(
+        None, "Layers on the GPU, counted from the end with the output layer as one; None: all.", ge=0
+    )
+    n_cpu_moe: int | None = option(
+        None,
+        "The first so many layers have their experts on the CPU. None: no layer if ``n_gpu_layers`` is given, "
+        "else as few layers as leave experts that fit the cache slots.",
+        ge=0,
+    )
+    op_offload: bool = option(True, "Copy the experts of CPU layers to the GPU for larger batches.")
+    op_offload_rule: Literal["rows", "rows-per-expert"] = option(
+        "rows", "Larger by rows of a micro-batch, or by rows that an expert gets on average (ik_llama.cpp)."
+    )
+    op_offload_min_rows: int = option(32, "So many rows, of either kind, from which on it does.", ge=1)
+    op_offload_per_byte: float | None = option(
+        None, "So many rows an expert for each byte of a weight instead, rounded down (ik_llama.cpp #1813).", ge=0
+    )
+    staging_slots: int | None = option(
+        None, "Experts of the pool for such copies; None: the model's top_k, but at least 2.", ge=1
+    )
 
     @property
     def listens(self) -> frozenset[type]:
@@ -247,7 +252,7 @@ class LlamaCpp(PolicyBase):
 MATRICES = MappingProxyType({"none": 0, "up": 1, "gate and up": 2})
 
 
-class LlamaCppFit(LlamaCpp, fixed=("n_gpu_layers", "n_cpu_moe")):
+class LlamaCppFit(LlamaCpp):
     """Experts of the first layers on the GPU, as many as fit, the others on the CPU (llama.cpp's automatic placement)."""
 
     missing = (
@@ -258,6 +263,9 @@ class LlamaCppFit(LlamaCpp, fixed=("n_gpu_layers", "n_cpu_moe")):
         "several GPUs",
         *(one for one in LlamaCpp.missing if "leading" not in one and "-ot" not in one),
     )
+
+    n_gpu_layers = None
+    n_cpu_moe = None
 
     def place(self, view: View) -> Placement:
         """Search what fits."""

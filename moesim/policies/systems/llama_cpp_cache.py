@@ -24,8 +24,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
-from moesim.policies.background_cache import OPTIONS, BackgroundCache
+from moesim.policies.background_cache import BackgroundCache
 from moesim.policies.cpu_cache import LLAMA_CPP_OFFLOAD_ROWS, LLAMA_CPP_PROMPT_ROWS, Bank, PastTheCache
+from moesim.policies.options import option
 from moesim.policies.parts import Unit
 from moesim.policy import Routed, View
 
@@ -88,7 +89,7 @@ class ClassBank(Bank):
         return oldest[max(ages, key=ages.__getitem__)] if ages else None
 
 
-class LlamaCppCache(BackgroundCache, fixed=OPTIONS):
+class LlamaCppCache(BackgroundCache, fixed=True):
     """One LRU over all layers; misses are uploaded, and the GPU computes every expert (llama.cpp's expert cache, PR #29887)."""
 
     paper = "llama.cpp (ggml-org/llama.cpp, PR #29887 and #31233)"
@@ -109,8 +110,9 @@ class LlamaCppCache(BackgroundCache, fixed=OPTIONS):
     _embedding_on_cpu = True
     prompt_rows = LLAMA_CPP_PROMPT_ROWS
 
-    eviction: Literal["lru", "class-lru"] = "lru"
-    """Who leaves: the one used longest ago, or, of each class of use, one that is old for its class (PR #31233)."""
+    eviction: Literal["lru", "class-lru"] = option(
+        "lru", "Who leaves: the one used longest ago, or, of each class of use, one that is old for its class (PR #31233)."
+    )
 
     def _prompts(self, view: View, slots: int) -> PastTheCache:
         fitting = PLANNED_TOKENS if view.model.n_experts <= slots else slots // view.model.top_k

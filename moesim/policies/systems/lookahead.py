@@ -22,10 +22,11 @@ Source: moe-speed-of-light, ``mosl/cachesim.py`` at 009be858. `moesim.trace.stat
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any
+from typing import Any
 
-from moesim.policies.base import CACHE, Future, PolicyBase, Range, cpu_of, gpu_of, slot_bytes, slots_per_layer
+from moesim.policies.base import CACHE, Future, PolicyBase, cpu_of, gpu_of, slot_bytes, slots_per_layer
 from moesim.policies.cpu_cache import DecayedScores
+from moesim.policies.options import option
 from moesim.policy import DEMAND, Action, Drop, Fetch, Placement, Pool, Routed, Run, View
 
 Worth = tuple[bool, float]
@@ -122,12 +123,11 @@ class MinBypass(PolicyBase):
 class WindowedBelady(MinBypass):
     """Cache that knows the uses of the next steps and goes by decayed frequency beyond: an oracle of limited sight."""
 
-    window: Annotated[int, Range(0)] = 4
-    """Steps after the present one whose routing is known."""
-    half_life: Annotated[float, Range(0.001)] = 16.0
-    """A score counts visits in which the expert was used, each half as much after so many visits of its layer."""
-    kappa: Annotated[float, Range(0)] = 0.0
-    """By how much the score of a newcomer must be higher whose next use is not known."""
+    window: int = option(4, "Steps after the present one whose routing is known.", ge=0)
+    half_life: float = option(
+        16.0, "A score counts visits in which the expert was used, each half as much after so many visits of its layer.", ge=0.001
+    )
+    kappa: float = option(0.0, "By how much the score of a newcomer must be higher whose next use is not known.", ge=0)
 
     def place(self, view: View) -> Placement:
         """Return an empty cache."""

@@ -23,10 +23,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 from moesim.policies.algorithms.caching import SlotsSplit, SwapPlan, mixtral_offloading_plan
-from moesim.policies.base import CACHE, PolicyBase, Range, gpu_of, slots_per_layer
+from moesim.policies.base import CACHE, PolicyBase, gpu_of, slots_per_layer
+from moesim.policies.options import option
 from moesim.policies.parts import Unit
 from moesim.policy import (
     DEMAND,
@@ -59,12 +60,14 @@ class MixtralOffloading(PolicyBase):
     listens = frozenset({Routed, Fetched, Ran})
     _bits: float | None = None  # the width of all copies; None: the full one
 
-    buffer_size: Annotated[int, Range(2)] = 4
-    """Spare device buffers; one fewer swaps may be under way."""
-    writeback: bool = True
-    """Copy each victim back to the host. False keeps a host copy of everything, so that eviction is free."""
-    slots_split: SlotsSplit = "spread"
-    """What becomes of slots beyond an equal share of each layer: dealt out to some layers, or, as in the code, unused."""
+    buffer_size: int = option(4, "Spare device buffers; one fewer swaps may be under way.", ge=2)
+    writeback: bool = option(
+        True, "Copy each victim back to the host. False keeps a host copy of everything, so that eviction is free."
+    )
+    slots_split: SlotsSplit = option(
+        "spread",
+        "What becomes of slots beyond an equal share of each layer: dealt out to some layers, or, as in the code, unused.",
+    )
 
     def place(self, view: View) -> Placement:
         """Put the highest ids of each layer into its cache."""

@@ -18,14 +18,14 @@ Idea: hidden states change slowly, so that the next layer's gate names most of i
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 from moesim.errors import ConfigError
 from moesim.policies.algorithms.caching import top_by_count
-from moesim.policies.base import CACHE, Range
-from moesim.policies.declare import option_of
+from moesim.policies.base import CACHE
+from moesim.policies.options import option
 from moesim.policies.parts import Unit, source_needs
-from moesim.policies.parts.prefetch import Lane, TopPredicted
+from moesim.policies.parts.prefetch import Lane, Source
 from moesim.policies.systems.mixtral_offloading import MixtralOffloading
 from moesim.policy import (
     DEMAND,
@@ -55,12 +55,12 @@ class MixtralOffloadingSpec(MixtralOffloading):
     )
     listens = frozenset({Routed, Predicted, Fetched, Ran})
 
-    n_ahead: Annotated[int, Range(1)] = 2
-    """Experts of the next layer that are loaded on a guess."""
-    source: str = option_of(TopPredicted, default="signal:gate_next1")
-    lane: Lane = option_of(TopPredicted)
-    bits: float | None = None
-    """Width at which all experts are kept, copied and run, one of the model's; None: the full one."""
+    n_ahead: int = option(2, "Experts of the next layer that are loaded on a guess.", ge=1)
+    source: Source = option("signal:gate_next1")
+    lane: Lane = option("main")
+    bits: float | None = option(
+        None, "Width at which all experts are kept, copied and run, one of the model's; None: the full one."
+    )
 
     @property
     def exact(self) -> bool:  # type: ignore[override]  # as written in a class, or as asked for

@@ -24,11 +24,12 @@ what attention computes is gathered, and then each expert runs once over all of 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from moesim.policies.base import PolicyBase, Range, cpu_of, gpu_of, slot_bytes
+from moesim.policies.base import PolicyBase, cpu_of, gpu_of, slot_bytes
+from moesim.policies.options import option
 from moesim.policy import (
     KV,
     PREFETCH,
@@ -63,12 +64,9 @@ class MoEGen(PolicyBase):
     )
     listens = frozenset({StepBegin, Routed, Fetched, Ran})
 
-    buffers: Annotated[int, Range(1)] = 8
-    """Experts that are on the GPU or on their way to it."""
-    launch_tokens: Annotated[int, Range(1)] = 2048
-    """Most rows of an expert that are computed at once."""
-    attention: Literal["gpu", "cpu"] = "gpu"
-    """Who reads the KV cache while decoding."""
+    buffers: int = option(8, "Experts that are on the GPU or on their way to it.", ge=1)
+    launch_tokens: int = option(2048, "Most rows of an expert that are computed at once.", ge=1)
+    attention: Literal["gpu", "cpu"] = option("gpu", "Who reads the KV cache while decoding.")
 
     def place(self, view: View) -> Placement:
         """Leave experts, attention's weights and the KV cache in host memory."""

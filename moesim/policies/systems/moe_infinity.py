@@ -29,16 +29,17 @@ LFU cache. ``moe-infinity-code`` is these blocks. ``moe-infinity-paper`` is the 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from moesim.errors import CapacityError
 from moesim.policies.algorithms.activations import Mask, Past, least_visited
-from moesim.policies.base import CACHE, PolicyBase, Range, gpu_of, slot_bytes
-from moesim.policies.parts import Unit
-from moesim.policies.visit import UNROUTED_FIRST, Victims
+from moesim.policies.base import CACHE, PolicyBase, gpu_of, slot_bytes
+from moesim.policies.options import option
+from moesim.policies.parts import Part, Setup, Swap, Unit
+from moesim.policies.parts.replacement import UNROUTED_FIRST, PresentVisit, Victims, first_resident
 from moesim.policy import DEMAND, PREFETCH, Action, Drop, Fetch, Fetched, Placement, Pool, Routed, Run, StepBegin, View
 
 if TYPE_CHECKING:
@@ -201,6 +202,81 @@ class PrefetchingThread(FetchThread):
         return self.idle(self.spare(), view) if fetch.urgency == PREFETCH else super().evict(fetch, view)
 
 
+class ActivationAware(Part):
+    """The one least likely to be used by sequences like these (MoE-Infinity), or, as released, used least so far."""
+
+    admits = True
+    swaps = False
+
+    reading: Literal["paper", "code"] = option(
+        "paper", "By the closest past sequence, or by the count of visits since the start."
+    )
+    capacity: int = option(1000, "Past sequences kept; ``paper`` only. The released code keeps 1000.", ge=1)
+    victims: Victims = option(
+        UNROUTED_FIRST,
+        "Routed experts of the present layer visit are named only if there are no others, or like any other; "
+        "they leave after their run.",
+    )
+
+    def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
+        """Begin with nothing counted."""
+        model = setup.view.model
+        self._gpu = setup.gpu
+        self._per_layer = setup.per_layer
+        shape = (model.n_experts, model.n_layers)  # expert by expert: the first smallest is the one the ties go to
+        self._members = np.zeros(shape, np.bool_)
+        self._visits = np.zeros(shape)
+        self._values: NDArray[Any] | None = None  # of the members, inf for others; None: to be worked out
+        self._past = Past(self.capacity, model.n_layers, model.n_experts) if self.reading == "paper" else None
+        self._now = model.n_layers - 1  # the layer routed last
+        self._visit = PresentVisit()
+        for layer, experts in enumerate(residents):
+            self.inserted(layer, experts)
+
+    def step_begin(self, event: StepBegin) -> None:
+        """Note whose rows are whose."""
+        if self._past is not None:
+            self._past.begin(event.requests, event.phase == "decode")
+
+    def used(self, event: Routed) -> None:
+        """Count the visit."""
+        self._now = event.layer
+        self._visit.add(event)
+        self._values = None
+        self._visits[event.active, event.layer] += 1
+        if self._past is not None:
+            self._past.count(event.layer, event.experts, event.first_row)
+
+    def inserted(self, layer: int, experts: Sequence[int]) -> None:
+        """Take note of experts that are being fetched into the cache."""
+        self._members[list(experts), layer] = True
+        self._values = None
+
+    def victim(self, fetch: Fetch, view: View) -> Unit | None:
+        """Name the one with the lowest value."""
+        if self._values is None:
+            value = self._visits if self._past is None else self._past.priority(self._now).T
+            self._values = np.where(self._members, value, np.inf)
+        values = self._values[:, fetch.layer] if self._per_layer else self._values.ravel()
+        found = first_resident(self._ranked(values, fetch.layer), self._visit.spared(self.victims), self._gpu, view)
+        if found is not None:
+            layer, expert = found
+            self._members[expert, layer] = False
+            self._values[expert, layer] = np.inf
+        return found
+
+    def _ranked(self, values: NDArray[Any], layer: int) -> Iterator[Unit]:
+        """Go through the members by ascending value, of equals the first."""
+        left = values.copy()
+        while left[i := int(left.argmin())] != np.inf:
+            yield (layer, i) if self._per_layer else divmod(i, self._members.shape[1])[::-1]
+            left[i] = np.inf
+
+    def layer_end(self, step: int, layer: int) -> Swap | None:
+        """Replace nothing: replacement happens on demand."""
+        return None
+
+
 class MoEInfinityCode(FetchThread):
     """One fetch thread, and a cache for all layers that evicts what was used least since the start (MoE-Infinity's code)."""
 
@@ -210,8 +286,10 @@ class MoEInfinityCode(FetchThread):
         "more than one GPU, each with a fetch thread",
     )
 
-    victims: Victims = UNROUTED_FIRST
-    """What the present layer visit is routed to goes only if nothing else is idle, or, once it has run, like any other."""
+    victims: Victims = option(
+        UNROUTED_FIRST,
+        "What the present layer visit is routed to goes only if nothing else is idle, or, once it has run, like any other.",
+    )
 
     def evict(self, fetch: Fetch, view: View) -> Unit | None:
         """Name the expert used least."""
@@ -229,16 +307,17 @@ class MoEInfinityPaper(PrefetchingThread):
     )
     needs = frozenset({"table:activation_matrices"})
 
-    mask: Mask = "seen"
-    """Rows of the matrices that are compared at layer l: 0 to l, or, as in the released modules, those after l."""
-    begin: Literal["present", "next"] = "present"
-    """The first layer of which experts are prefetched; in the released modules the present one."""
-    replaces: Literal["lower", "any"] = "lower"
-    """Which cached experts a prefetch may replace: those of a lower priority than its own, or any that is not locked."""
-    capacity: Annotated[int, Range(1)] = 1000
-    """Matrices kept."""
-    online: bool = False
-    """Sequences of the run that are over are stored, too; the oldest matrix is replaced."""
+    mask: Mask = option(
+        "seen", "Rows of the matrices that are compared at layer l: 0 to l, or, as in the released modules, those after l."
+    )
+    begin: Literal["present", "next"] = option(
+        "present", "The first layer of which experts are prefetched; in the released modules the present one."
+    )
+    replaces: Literal["lower", "any"] = option(
+        "lower", "Which cached experts a prefetch may replace: those of a lower priority than its own, or any that is not locked."
+    )
+    capacity: int = option(1000, "Matrices kept.", ge=1)
+    online: bool = option(False, "Sequences of the run that are over are stored, too; the oldest matrix is replaced.")
 
     def place(self, view: View) -> Placement:
         """Return the empty cache; keep the calibration's matrices."""

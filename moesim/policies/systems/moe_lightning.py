@@ -23,11 +23,12 @@ FlexGen, whose schedule and split of weights, cache and activations it builds on
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from moesim.core.units import slots_of
 from moesim.errors import CapacityError
-from moesim.policies.base import CACHE, PolicyBase, Range, cpu_of, gpu_of, micro_batch_runs, slot_bytes
+from moesim.policies.base import CACHE, PolicyBase, cpu_of, gpu_of, micro_batch_runs, slot_bytes
+from moesim.policies.options import option
 from moesim.policy import (
     DEMAND,
     KV,
@@ -75,10 +76,13 @@ class MoELightning(PolicyBase):
     )
     listens = frozenset({LayerBegin, Routed, Fetched, LayerEnd})
 
-    expert_share: Annotated[float, Range(0, 1)] | None = None
-    """Share of the experts' weights that a plan keeps on the GPU; None: the granted cache slots over all experts."""
-    attention: Literal["cpu", "gpu"] = "cpu"
-    """Who reads the KV cache while decoding, and so where it lies."""
+    expert_share: float | None = option(
+        None,
+        "Share of the experts' weights that a plan keeps on the GPU; None: the granted cache slots over all experts.",
+        ge=0,
+        le=1,
+    )
+    attention: Literal["cpu", "gpu"] = option("cpu", "Who reads the KV cache while decoding, and so where it lies.")
 
     def place(self, view: View) -> Placement:
         """Put the lowest ids of each layer on the GPU, and the KV cache on the CPU."""

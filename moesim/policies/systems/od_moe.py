@@ -49,12 +49,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 from moesim.errors import ConfigError, HardwareError
 from moesim.model.spec import SHADOW_BITS, ModelSpec, bits_to_bytes
 from moesim.policies.algorithms.drawing import sample
-from moesim.policies.base import STAGING, PolicyBase, Range, slot_bytes
+from moesim.policies.base import STAGING, PolicyBase, slot_bytes
+from moesim.policies.options import option
 from moesim.policies.parts import source_needs
 from moesim.policy import (
     DEMAND,
@@ -262,35 +263,40 @@ class OdMoE(PolicyBase):
     )
     profile = "odmoe-10x3090"
 
-    token_period: Annotated[int, Range(1)] | None = 1
-    """Decoded tokens from one alignment of the shadow's token to the next, the first at the first decoded token;
-    None: never."""
-    kv_period: Annotated[int, Range(1)] | None = 1
-    """The same for its KV cache."""
-    precision: Literal["int8", "nf4", "fp16"] = "int8"
-    """Of the shadow; with the periods it names the recorded signal, ``shadow-int8:T1:KV1`` and so on (0 for never)."""
-    prediction_source: str | None = None
-    """Another source of predictions. ``"synthetic:0.97"`` and ``"oracle"`` are paid for as the shadow and need no state of the
-    model, like it, and the messages of the alignment stay. Without a shadow, alignment or cost: ``"random"``, where experts
-    are drawn (``"random:3"``: from another seed than 0), and ``"none"``, where they are loaded once routed."""
-    prompt_kv: Literal["sent", "own"] = "own"
-    """Whether the first alignment of the KV cache brings the prompt's, too."""
-    release: Literal["group", "worker"] = "group"
-    """Whether the workers of a layer are free once all its experts are computed, or each once its own is; in prefill too."""
-    mini_batches: Annotated[int, Range(1)] = 4
-    """Parts of a prefill step's rows that the main node sends one after the other, while workers compute the part before."""
-    prefill_load: Literal["layer", "ahead"] = "layer"
-    """Whether workers load the experts of a layer in prefill as the layer begins, or as soon as they are free."""
-    group_size: Annotated[int, Range(1)] | None = None
-    """Workers that serve a layer in decode; None: the model's top_k."""
-    worker_slots: Annotated[int, Range(1)] = 1
-    """Experts that a worker has memory for."""
-    main: str = "main"
-    """How the name of the GPU begins that runs all but the experts."""
-    shadow: str = "shadow"
-    """How the names of the GPUs begin that run the shadow."""
-    workers: str = "worker"
-    """How the names of the GPUs begin that run experts."""
+    token_period: int | None = option(
+        1,
+        "Decoded tokens from one alignment of the shadow's token to the next, the first at the first decoded token; None: never.",
+        ge=1,
+    )
+    kv_period: int | None = option(1, "The same for its KV cache.", ge=1)
+    precision: Literal["int8", "nf4", "fp16"] = option(
+        "int8", "Of the shadow; with the periods it names the recorded signal, ``shadow-int8:T1:KV1`` and so on (0 for never)."
+    )
+    prediction_source: str | None = option(
+        None,
+        'Another source of predictions. ``"synthetic:0.97"`` and ``"oracle"`` are paid for as the shadow and '
+        "need no state of the model, like it, and the messages of the alignment stay. Without a shadow, "
+        'alignment or cost: ``"random"``, where experts are drawn (``"random:3"``: from another seed than 0), '
+        'and ``"none"``, where they are loaded once routed.',
+    )
+    prompt_kv: Literal["sent", "own"] = option("own", "Whether the first alignment of the KV cache brings the prompt's, too.")
+    release: Literal["group", "worker"] = option(
+        "group",
+        "Whether the workers of a layer are free once all its experts are computed, or each once its own is; in prefill too.",
+    )
+    mini_batches: int = option(
+        4,
+        "Parts of a prefill step's rows that the main node sends one after the other, while workers compute the part before.",
+        ge=1,
+    )
+    prefill_load: Literal["layer", "ahead"] = option(
+        "layer", "Whether workers load the experts of a layer in prefill as the layer begins, or as soon as they are free."
+    )
+    group_size: int | None = option(None, "Workers that serve a layer in decode; None: the model's top_k.", ge=1)
+    worker_slots: int = option(1, "Experts that a worker has memory for.", ge=1)
+    main: str = option("main", "How the name of the GPU begins that runs all but the experts.")
+    shadow: str = option("shadow", "How the names of the GPUs begin that run the shadow.")
+    workers: str = option("worker", "How the names of the GPUs begin that run experts.")
 
     @property
     def source(self) -> str:

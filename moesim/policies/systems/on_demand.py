@@ -15,17 +15,17 @@ waves: the engine asks for a victim, and any expert that has been executed is on
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import Any
 
 from moesim.policies.base import (
     STAGING,
     PolicyBase,
-    Range,
     gpu_of,
     idle_resident,
     layer_residents,
     slot_bytes,
 )
+from moesim.policies.options import option
 from moesim.policy import DEMAND, Action, Drop, Fetch, LayerEnd, Placement, Pool, Routed, Run, View
 
 
@@ -34,8 +34,9 @@ class OnDemand(PolicyBase):
 
     listens = frozenset({Routed, LayerEnd})
 
-    staging_slots: Annotated[int, Range(1)] | None = None
-    """Experts that the staging pool holds; None: the model's top_k, but at least 2."""
+    staging_slots: int | None = option(
+        None, "Experts that the staging pool holds; None: the model's top_k, but at least 2.", ge=1
+    )
 
     def place(self, view: View) -> Placement:
         """Return an empty start and the staging pool."""

@@ -24,11 +24,12 @@ ggml-org/llama.cpp PR 24524 and discussion 24528, branch v2, as carried by a for
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from moesim.policies.background_cache import OPTIONS, BackgroundCache
-from moesim.policies.base import Range, slot_bytes
+from moesim.policies.background_cache import BackgroundCache
+from moesim.policies.base import slot_bytes
 from moesim.policies.cpu_cache import LLAMA_CPP_OFFLOAD_ROWS, LLAMA_CPP_PROMPT_ROWS, Bank, PastTheCache
+from moesim.policies.options import option
 from moesim.policies.parts import Unit
 from moesim.policy import Action, View
 
@@ -38,7 +39,7 @@ QUEUE_JOBS, QUEUE_BYTES = 128, 512 << 20
 """Copies on their way, at most."""
 
 
-class PooledCache(BackgroundCache, fixed=OPTIONS):
+class PooledCache(BackgroundCache, fixed=True):
     """Pool over all layers beside the CPU, which computes misses; copied after some misses (leloch's cache for llama.cpp)."""
 
     paper = "leloch's expert cache for llama.cpp (ggml-org/llama.cpp PR 24524, branch v2)"
@@ -57,16 +58,13 @@ class PooledCache(BackgroundCache, fixed=OPTIONS):
     _embedding_on_cpu = True
     prompt_rows = LLAMA_CPP_PROMPT_ROWS
 
-    admit_free: Annotated[int, Range(1)] = 2
-    """Rows missed before an expert is copied into a free slot."""
-    admit_full: Annotated[int, Range(1)] = 8
-    """The same in a full pool, since its last copy; never fewer than ``admit_free``."""
-    inserts: Annotated[int, Range(1)] = 8
-    """At most so many copies a layer visit."""
-    overlap_cpu_rows: Annotated[int, Range(0)] = 0
-    """So many rows go to the CPU if all of a visit's experts are there, so that it computes, too."""
-    cached_rows: Annotated[int, Range(1)] = 1
-    """Steps of more tokens pass by the cache (later versions: 8)."""
+    admit_free: int = option(2, "Rows missed before an expert is copied into a free slot.", ge=1)
+    admit_full: int = option(8, "The same in a full pool, since its last copy; never fewer than ``admit_free``.", ge=1)
+    inserts: int = option(8, "At most so many copies a layer visit.", ge=1)
+    overlap_cpu_rows: int = option(
+        0, "So many rows go to the CPU if all of a visit's experts are there, so that it computes, too.", ge=0
+    )
+    cached_rows: int = option(1, "Steps of more tokens pass by the cache (later versions: 8).", ge=1)
 
     def _prompts(self, view: View, slots: int) -> PastTheCache:
         self._entry_bytes = slot_bytes(view)
@@ -94,8 +92,9 @@ class TurboQuantCache(PooledCache):
     missing = (*PooledCache.missing, "ports to Metal and SYCL, where a copy is waited for")
     _name = "turboquant-cache"
 
-    hot: Annotated[int, Range(0)] = 4
-    """Entries with more hits since their copy leave only if there are no others (``GGML_CUDA_MOE_CACHE_HOT_USES``)."""
+    hot: int = option(
+        4, "Entries with more hits since their copy leave only if there are no others (``GGML_CUDA_MOE_CACHE_HOT_USES``).", ge=0
+    )
 
     def _prompts(self, view: View, slots: int) -> PastTheCache:
         self._uses: dict[Unit, int] = {}  # hits since the copy

@@ -28,9 +28,9 @@ from itertools import groupby
 from typing import Any, Generic, Literal, TypeVar
 
 from moesim.policies.base import PolicyBase, gpu_of, layer_residents, slot_bytes
-from moesim.policies.declare import option_of
+from moesim.policies.options import option
 from moesim.policies.parts import Unit, source_needs
-from moesim.policies.parts.prefetch import Lane, TopPredicted
+from moesim.policies.parts.prefetch import Lane, Source
 from moesim.policy import (
     CACHE,
     DEMAND,
@@ -119,15 +119,18 @@ class PreGated(PolicyBase):
         "cache: copies within the GPU from the cache to a buffer",
     )
 
-    method: Literal["pre-gated", "prefetch-all", "on-demand"] = "pre-gated"
-    """What is copied while a layer computes: what the next layer is said to be routed to, all of its experts, or nothing."""
-    source: str = option_of(TopPredicted, default="oracle")
-    """Who says what the next layer is routed to; ``oracle`` for a model that is trained to know."""
-    lane: Lane = option_of(TopPredicted)
-    prompts_on_demand: bool = False
-    """While prompts are processed nothing is copied ahead, as in the encoder of the released code's models."""
-    cache: Rule | None = None
-    """Who leaves a cache of experts of all layers; None: no cache."""
+    method: Literal["pre-gated", "prefetch-all", "on-demand"] = option(
+        "pre-gated",
+        "What is copied while a layer computes: what the next layer is said to be routed to, all of its experts, or nothing.",
+    )
+    source: Source = option(
+        "oracle", "Who says what the next layer is routed to; ``oracle`` for a model that is trained to know."
+    )
+    lane: Lane = option("main")
+    prompts_on_demand: bool = option(
+        False, "While prompts are processed nothing is copied ahead, as in the encoder of the released code's models."
+    )
+    cache: Rule | None = option(None, "Who leaves a cache of experts of all layers; None: no cache.")
 
     @property
     def listens(self) -> frozenset[type]:

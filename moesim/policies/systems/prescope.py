@@ -47,7 +47,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from moesim.core.units import ceil_div
 from moesim.model import ModelSpec
@@ -59,17 +59,16 @@ from moesim.policies.base import (
     STAGING,
     CostTable,
     PolicyBase,
-    Range,
     cpu_of,
     gpu_of,
     idle_resident,
     layer_residents,
     slot_bytes,
 )
-from moesim.policies.composition import PartSpec
 from moesim.policies.cross_layer import PUBLISHED_HIT, Foresight, absent, most_absent, where
-from moesim.policies.part_names import make_part
-from moesim.policies.parts import AssignmentPart, PlacementPart, Setup, Unit, source_needs
+from moesim.policies.options import option
+from moesim.policies.parts import AssignmentOption, AssignmentPart, PlacementOption, PlacementPart, Setup, Unit, source_needs
+from moesim.policies.registry import make_part
 from moesim.policies.twins import twin
 from moesim.policy import (
     DEMAND,
@@ -440,42 +439,53 @@ class PreScope(PolicyBase):
     )
     oracles = MappingProxyType({"assignment": {"scheduler": "exact"}})
 
-    placement: PartSpec | PlacementPart = "frequency-global"
-    """The hot expert table: what is on the GPU for good. ``"random"`` experts stand in for it in the paper's ablation."""
-    predictor: str | None = LEARNED
-    """Source of the prediction of the next layer, for example ``"signal:learned"``, ``"signal:gate_next1"``,
-    ``"synthetic:0.9"`` or ``"oracle"``; None: nothing is prefetched."""
-    head_start: bool = True
-    """The CPU begins before the prediction is in with those experts that every plan gives it; False, or without ``async_io``:
-    it waits."""
-    scheduler: PartSpec | AssignmentPart = PRESCHED
-    """``"presched"``, or an assignment part that plans each layer by itself, for example ``"threshold"``."""
-    prefetch_size: Annotated[int, Range(1)] | None = None
-    """Experts to prefetch for each layer, whether there is time or not; None: as many as fit."""
-    async_io: bool = True
-    """Chunked transfers, an expert in three parts, beside all computation. False: the experiment's transfers, and no transfer
-    beside any computation."""
-    none_better: Literal["eq2", "printed", "sentinel"] = "eq2"
-    """What to load where no load would be done before the CPU."""
-    limit_to_queue: bool = False
-    """Prefetch no more experts than GPU_Q holds of the next layer."""
-    prefetch_order: Literal["busiest", "printed"] = "busiest"
-    """Busiest first, or as the loop is printed, busiest last."""
-    window: Literal["none", "next2"] = "none"
-    """What to prefetch where GPU_Q holds no expert of the next layer: nothing, or for the layer after it."""
-    next2_predictor: str = "signal:gate_next2"
-    """Source of the prediction of the layer after the next."""
-    prior_hit: Annotated[float, Range(0, 1)] = PUBLISHED_HIT
-    """Probability that a predicted expert is wanted, until something has been seen."""
-    demand_slots: Annotated[int, Range(1)] = 2
-    """Experts of the buffer for loads on demand."""
-    prefetch_slots: Annotated[int, Range(1)] | None = None
-    """Experts of each of the two groups of prefetch buffers; None: all that could be wanted and are not in the table."""
-    cancel: Literal["layer-end", "next-gate"] = "layer-end"
-    """When prefetches that are only queued are given up: when the layer ends that asked for them, or when the one is routed
-    that they are for."""
-    lane: Literal["main", "side"] = "main"
-    """Where predictions are computed; ``"side"`` needs its rate in the profile."""
+    placement: PlacementOption = option(
+        "frequency-global",
+        'The hot expert table: what is on the GPU for good. ``"random"`` experts stand in for it in the paper\'s ablation.',
+    )
+    predictor: str | None = option(
+        LEARNED,
+        'Source of the prediction of the next layer, for example ``"signal:learned"``, '
+        '``"signal:gate_next1"``, ``"synthetic:0.9"`` or ``"oracle"``; None: nothing is prefetched.',
+    )
+    head_start: bool = option(
+        True,
+        "The CPU begins before the prediction is in with those experts that every plan gives it; False, or "
+        "without ``async_io``: it waits.",
+    )
+    scheduler: AssignmentOption = option(
+        PRESCHED, '``"presched"``, or an assignment part that plans each layer by itself, for example ``"threshold"``.'
+    )
+    prefetch_size: int | None = option(
+        None, "Experts to prefetch for each layer, whether there is time or not; None: as many as fit.", ge=1
+    )
+    async_io: bool = option(
+        True,
+        "Chunked transfers, an expert in three parts, beside all computation. False: the experiment's "
+        "transfers, and no transfer beside any computation.",
+    )
+    none_better: Literal["eq2", "printed", "sentinel"] = option("eq2", "What to load where no load would be done before the CPU.")
+    limit_to_queue: bool = option(False, "Prefetch no more experts than GPU_Q holds of the next layer.")
+    prefetch_order: Literal["busiest", "printed"] = option("busiest", "Busiest first, or as the loop is printed, busiest last.")
+    window: Literal["none", "next2"] = option(
+        "none", "What to prefetch where GPU_Q holds no expert of the next layer: nothing, or for the layer after it."
+    )
+    next2_predictor: str = option("signal:gate_next2", "Source of the prediction of the layer after the next.")
+    prior_hit: float = option(
+        PUBLISHED_HIT, "Probability that a predicted expert is wanted, until something has been seen.", ge=0, le=1
+    )
+    demand_slots: int = option(2, "Experts of the buffer for loads on demand.", ge=1)
+    prefetch_slots: int | None = option(
+        None,
+        "Experts of each of the two groups of prefetch buffers; None: all that could be wanted and are not in the table.",
+        ge=1,
+    )
+    cancel: Literal["layer-end", "next-gate"] = option(
+        "layer-end",
+        "When prefetches that are only queued are given up: when the layer ends that asked for them, or when "
+        "the one is routed that they are for.",
+    )
+    lane: Literal["main", "side"] = option("main", 'Where predictions are computed; ``"side"`` needs its rate in the profile.')
 
     @cached_property
     def parts(self) -> PreScopeParts:

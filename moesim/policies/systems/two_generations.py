@@ -14,21 +14,25 @@ Without prefetches this is LRU. With them it differs: what is prefetched and the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from moesim.policies.algorithms.generations import TwoGenerations
+from moesim.policies.options import option
 from moesim.policies.parts import Setup, Unit
 from moesim.policies.parts.replacement import Admitting
 from moesim.policy import Fetch, Routed, StepBegin, View
 
+Freshness = Annotated[Literal["fresh", "stale"], Field(description="What a prefetched expert is until it is used.")]
 
-class LeastStaleByGeneration(Admitting, fixed=("victims",)):
+
+class LeastStaleByGeneration(Admitting):
     """One that the present pass has not used, the first to have become stale; then of the others the first (no SpecMD)."""
 
     victims = "idle"  # its reading knows of no visits
 
-    prefetched: Literal["fresh", "stale"] = "fresh"
-    """What a prefetched expert is until it is used."""
+    prefetched: Freshness = option("fresh")
 
     def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
         """Begin with the residents, stale."""

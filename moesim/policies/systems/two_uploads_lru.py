@@ -22,10 +22,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from moesim.policies.base import CACHE, STAGING, PolicyBase, Range, cpu_of, gpu_of, idle_resident, slot_bytes, slots_per_layer
+from moesim.policies.base import CACHE, STAGING, PolicyBase, cpu_of, gpu_of, idle_resident, slot_bytes, slots_per_layer
 from moesim.policies.cpu_cache import LLAMA_CPP_OFFLOAD_ROWS, LLAMA_CPP_PROMPT_ROWS, InSequence, PastTheCache
+from moesim.policies.options import option
 from moesim.policies.parts import Unit
 from moesim.policies.systems.on_demand import staging_pool
 from moesim.policy import (
@@ -102,14 +103,10 @@ class TwoUploadsLru(PolicyBase):
         "from 32 tokens on experts of a prompt that are cached are copied again: here they are read from the cache",
     )
 
-    inserts: Annotated[int, Range(1)] = 2
-    """Uploads of a layer between two steps (``--moe-expert-cache-inserts``)."""
-    overlap: bool = False
-    """GPU and CPU compute at once; else the CPU after the GPU."""
-    dup_upload: bool = False
-    """Upload again what misses while it is on its way, as the code does."""
-    cached_rows: Annotated[int, Range(1)] = 1
-    """Steps of more tokens pass by the cache."""
+    inserts: int = option(2, "Uploads of a layer between two steps (``--moe-expert-cache-inserts``).", ge=1)
+    overlap: bool = option(False, "GPU and CPU compute at once; else the CPU after the GPU.")
+    dup_upload: bool = option(False, "Upload again what misses while it is on its way, as the code does.")
+    cached_rows: int = option(1, "Steps of more tokens pass by the cache.", ge=1)
 
     @property
     def listens(self) -> frozenset[type]:

@@ -24,10 +24,11 @@ Idea: with enough tokens in a pass, copying all weights takes no longer than com
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from typing import Any, ClassVar, Literal
 
 from moesim.model import ModelSpec
-from moesim.policies.base import PolicyBase, Range, gpu_of, layer_residents, slot_bytes
+from moesim.policies.base import PolicyBase, gpu_of, layer_residents, slot_bytes
+from moesim.policies.options import option
 from moesim.policy import (
     DEMAND,
     KV,
@@ -58,7 +59,7 @@ class ZeroInference(PolicyBase):
     """All weights in host memory; every pass copies each whole layer to the GPU, routed or not (ZeRO-Inference, 2022)."""
 
     paper = "ZeRO-Inference (DeepSpeed, SC 2022, arXiv:2207.00032)"
-    missing = (
+    missing: ClassVar[tuple[str, ...]] = (
         "the one tensor that a window smaller than a layer copies ahead",
         "with depth 1 in the first pass, nothing but experts is kept from being copied ahead",
         "the hooks around each submodule, which run in Python: they take no time",
@@ -67,14 +68,10 @@ class ZeroInference(PolicyBase):
     )
     listens = frozenset({StepBegin, LayerBegin, Routed, Fetched, LayerEnd})
 
-    depth: Annotated[int, Range(0, 1)] = 0
-    """Layers that are copied ahead; 0 is what both known settings come to."""
-    persistence_threshold: Annotated[int, Range(0)] = PERSISTENCE_THRESHOLD
-    """Elements up to which a router stays on the GPU."""
-    kv: Literal["gpu", "host"] = "gpu"
-    """Where the KV cache lies; on the host it is copied for each use."""
-    pinned: bool = True
-    """Copies from pinned memory, or whatever curve the experiment names; False: from pageable memory."""
+    depth: int = option(0, "Layers that are copied ahead; 0 is what both known settings come to.", ge=0, le=1)
+    persistence_threshold: int = option(PERSISTENCE_THRESHOLD, "Elements up to which a router stays on the GPU.", ge=0)
+    kv: Literal["gpu", "host"] = option("gpu", "Where the KV cache lies; on the host it is copied for each use.")
+    pinned: bool = option(True, "Copies from pinned memory, or whatever curve the experiment names; False: from pageable memory.")
 
     def place(self, view: View) -> Placement:
         """Leave all weights on the host."""
