@@ -6,14 +6,6 @@ from moesim.hardware.overrides import override
 from moesim.hardware.types import LABELS, HardwareProfile, Link, weakest
 
 __all__ = [
-    "LABELS",
-    "HardwareProfile",
-    "Link",
-    "build_profile",
-    "from_numbers",
-    "hardware_names",
-    "load_hardware",
-    "override",
-    "read_profile",
-    "weakest",
-]
+    "LABELS", "HardwareProfile", "Link", "build_profile", "from_numbers", "hardware_names", "load_hardware",
+    "override", "read_profile", "weakest",
+]  # fmt: skip

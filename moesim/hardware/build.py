@@ -26,20 +26,13 @@ def build_profile(
         raise refusal(place, [_misnamed(" ".join(name.split())) for name in nameless])
     links = tuple(_link(name, checked) for name in checked.links)
     profile = HardwareProfile(
-        name=checked.name,
-        path=path or place,
-        description=" ".join(checked.description.split()),
-        corrections=tuple(" ".join(note.split()) for note in checked.corrections),
-        compute=checked.compute,
-        backing=tuple(checked.backing),
-        devices={name: _device(name, checked) for name in checked.devices},
-        links=links,
-        contention=tuple(_pair(index, checked) for index in range(len(checked.contention))),
-        numbers=dict(_numbers(checked, "")),
-        overrides=overrides,
-        machine=dict(checked.machine),
+        name=checked.name, path=path or place, description=" ".join(checked.description.split()),
+        corrections=tuple(" ".join(note.split()) for note in checked.corrections), compute=checked.compute,
+        backing=tuple(checked.backing), devices={name: _device(name, checked) for name in checked.devices},
+        links=links, contention=tuple(_pair(index, checked) for index in range(len(checked.contention))),
+        numbers=dict(_numbers(checked, "")), overrides=overrides, machine=dict(checked.machine),
         **{"platform_w": None} | _given(checked),
-    )
+    )  # fmt: skip
     check_machine(profile, place)
     return profile
 
@@ -79,14 +72,11 @@ _NAMES = {"flat_us": "base_us", "per_token_us": "slope_us", "knee_tokens": "knee
 def _curve(curve: Curve, key: str) -> CostCurve:
     shape = getattr(curve, "shape", None)
     return CostCurve(
-        key,
-        curve.form,
-        *curve.range,
+        key, curve.form, *curve.range,
         shape=(shape.hidden, shape.intermediate, float(shape.bits)) if shape else None,
-        model=getattr(curve, "model", ""),
-        part=getattr(curve, "part", ""),
+        model=getattr(curve, "model", ""), part=getattr(curve, "part", ""),
         **{_NAMES.get(name, name): number for name, number in _given(curve).items()},
-    )
+    )  # fmt: skip
 
 
 def _expert_cost(cost: ExpertCostFile | None, memory_bytes_per_s: int) -> ExpertCost | None:
@@ -100,19 +90,15 @@ def _device(name: str, profile: ProfileFile) -> Device:
     given = profile.devices[name]
     key, numbers = f"devices.{name}", _given(given)
     return Device(
-        name=name,
-        kind=given.kind,
-        host=given.host,
+        name=name, kind=given.kind, host=given.host,
         launches={part: count.value for part, count in given.launches.items()},
         experts=tuple(_curve(curve, f"{key}.experts.{i}") for i, curve in enumerate(given.experts)),
         parts=tuple(_curve(curve, f"{key}.parts.{i}") for i, curve in enumerate(given.parts)),
         predict={source: _curve(curve, f"{key}.predict.{source}") for source, curve in given.predict.items()},
         role=given.role or _ROLES[given.kind],
         expert_cost=_expert_cost(given.expert_cost, numbers.get("memory_bytes_per_s", 0)),
-        operations=given.operations or "",
-        cores=tuple(given.cores or ()),
-        **numbers,
-    )
+        operations=given.operations or "", cores=tuple(given.cores or ()), **numbers,
+    )  # fmt: skip
 
 
 def _misnamed(link: str) -> str:

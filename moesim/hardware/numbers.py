@@ -26,13 +26,9 @@ LANE: Final = {
 
 
 _PROOF = {
-    "measured": ("date", "method", "repeats", "spread"),
-    "published": ("ref",),
-    "derived": ("how",),
-    "identified": ("how", "interval"),
-    "spec-sheet": ("ref",),
-    "assumed": ("why",),
-}
+    "measured": ("date", "method", "repeats", "spread"), "published": ("ref",), "derived": ("how",),
+    "identified": ("how", "interval"), "spec-sheet": ("ref",), "assumed": ("why",),
+}  # fmt: skip
 _UNPROVEN = {"source": "assumed", "why": "an end of an interval"}
 _DATE = re.compile(r"\d{4}-\d{2}(-\d{2})?")
 

@@ -42,15 +42,10 @@ _OTHER_UNITS = (  # what a key says that has another unit, or none
     (re.compile(r"power|watts?|.*_(mw|kw)"), "powers are in watts (_w)"),
 )
 _TYPES = {
-    "dict_type": "a mapping",
-    "list_type": "a list",
-    "tuple_type": "a pair such as [1, 64]",
-    "string_type": "a text; put it in quotes",
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "float_type": "a number",
-    "finite_number": "a finite number",
-}
+    "dict_type": "a mapping", "list_type": "a list", "tuple_type": "a pair such as [1, 64]",
+    "string_type": "a text; put it in quotes", "int_type": "a whole number",
+    "int_from_float": "a whole number", "float_type": "a number", "finite_number": "a finite number",
+}  # fmt: skip
 _LONGEST = 80  # characters of what was got
 
 

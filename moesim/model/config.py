@@ -85,16 +85,10 @@ def _latent(c: _Config) -> dict[str, Any]:
     nope, rope = c.count("qk_nope_head_dim"), c.count("qk_rope_head_dim")
     bias = c.flag("attention_bias", default=False)
     return {
-        "n_kv_heads": c.count("num_key_value_heads"),
-        "head_dim": nope + rope,
-        "nope_head_dim": nope,
-        "rope_head_dim": rope,
-        "v_head_dim": c.count("v_head_dim"),
-        "kv_lora_rank": c.count("kv_lora_rank"),
-        "q_lora_rank": c.count("q_lora_rank", default=0, least=0),
-        "qkv_bias": bias,
-        "out_bias": bias,
-    }
+        "n_kv_heads": c.count("num_key_value_heads"), "head_dim": nope + rope, "nope_head_dim": nope,
+        "rope_head_dim": rope, "v_head_dim": c.count("v_head_dim"), "kv_lora_rank": c.count("kv_lora_rank"),
+        "q_lora_rank": c.count("q_lora_rank", default=0, least=0), "qkv_bias": bias, "out_bias": bias,
+    }  # fmt: skip
 
 
 def _layers(c: _Config, dense: Iterable[int]) -> dict[str, Any]:

@@ -283,18 +283,12 @@ def _shape(file: _File) -> dict[str, Any]:
     n_dense = _n_blocks(file) - len(layers)
     # Dense layers that do not lead are counted as if they did: their bytes and operations are the same.
     values: dict[str, Any] = {
-        "n_layers": len(layers),
-        "n_experts": n_experts,
-        "top_k": file.count("expert_used_count"),
-        "hidden": hidden,
-        "expert_intermediate": width,
-        "vocab": embedding.shape[-1],
-        "n_dense_layers": n_dense,
-        "dense_intermediate": file.count("feed_forward_length") if n_dense else 0,
+        "n_layers": len(layers), "n_experts": n_experts, "top_k": file.count("expert_used_count"),
+        "hidden": hidden, "expert_intermediate": width, "vocab": embedding.shape[-1],
+        "n_dense_layers": n_dense, "dense_intermediate": file.count("feed_forward_length") if n_dense else 0,
         "n_mats": 3 if file.has("ffn_gate_exps.weight") or file.has("ffn_gate_up_exps.weight") else 2,
-        "tie_embeddings": "output.weight" not in file.tensors,
-        "head_bias": "output.bias" in file.tensors,
-    }
+        "tie_embeddings": "output.weight" not in file.tensors, "head_bias": "output.bias" in file.tensors,
+    }  # fmt: skip
     shared = file.any_layer("ffn_down_shexp.weight")
     if shared is not None:  # one tensor holds all shared experts; their number is known or follows from the width
         n_shared = file.count("expert_shared_count", 0) or max(shared.shape[0] // width, 1)

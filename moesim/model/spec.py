@@ -145,17 +145,12 @@ class ModelSpec(Facts):
     def facts(self) -> dict[str, Any]:
         """State shapes and sizes."""
         return {
-            "name": self.name,
-            "layers": self.n_layers + self.n_dense_layers,
-            "MoE layers": self.n_layers,
-            "experts": self.n_experts,
-            "top_k": self.top_k,
-            "shared": self.n_shared,
+            "name": self.name, "layers": self.n_layers + self.n_dense_layers, "MoE layers": self.n_layers,
+            "experts": self.n_experts, "top_k": self.top_k, "shared": self.n_shared,
             "bytes per expert": format_bytes(self.expert_bytes(0)),
             "all experts": format_bytes(sum(self.expert_bytes(i) for i in range(self.n_layers)) * self.n_experts),
-            "the rest": format_bytes(self.non_expert_bytes),
-            "source": self.source,
-        }
+            "the rest": format_bytes(self.non_expert_bytes), "source": self.source,
+        }  # fmt: skip
 
     # ---- routed experts
 

@@ -76,15 +76,7 @@ OLMOE = ModelSpec(
 )  # fmt: skip
 
 BUILTIN: tuple[ModelSpec, ...] = (
-    MIXTRAL_8X7B,
-    PHI_3_5_MOE,
-    DEEPSEEK_V2_LITE,
-    MOONLIGHT_16B_A3B,
-    QWEN1_5_MOE,
-    QWEN2_57B_A14B,
-    QWEN3_30B_A3B,
-    OLMOE,
-    _gpt_oss("gpt-oss-20b", 24, 32),
-    _gpt_oss("gpt-oss-120b", 36, 128),
-)
+    MIXTRAL_8X7B, PHI_3_5_MOE, DEEPSEEK_V2_LITE, MOONLIGHT_16B_A3B, QWEN1_5_MOE, QWEN2_57B_A14B,
+    QWEN3_30B_A3B, OLMOE, _gpt_oss("gpt-oss-20b", 24, 32), _gpt_oss("gpt-oss-120b", 36, 128),
+)  # fmt: skip
 """All built-in specs, in the order in which they are listed."""

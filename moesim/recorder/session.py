@@ -114,15 +114,11 @@ class RecordOptions:
     def _check_streaming(self) -> None:
         """With --stream-layers nothing is generated, and texts go through a layer one at a time."""
         others = {
-            "--load-in-4bit": self.load.bits == 4,
-            "--load-in-8bit": self.load.bits == 8,
-            "--temperature": self.temperature != 0,
-            "--seed": self.seed != 0,
-            "--ignore-eos": self.ignore_eos,
-            "--batch-size": self.batch_size != 1,
-            "--shadow": bool(self.shadows),
+            "--load-in-4bit": self.load.bits == 4, "--load-in-8bit": self.load.bits == 8,
+            "--temperature": self.temperature != 0, "--seed": self.seed != 0, "--ignore-eos": self.ignore_eos,
+            "--batch-size": self.batch_size != 1, "--shadow": bool(self.shadows),
             "--calibrate": self.calibrate is not None,
-        }
+        }  # fmt: skip
         given = next((option for option, is_given in others.items() if is_given), None)
         if self.load.stream_layers and given is not None:
             raise RecordError(f"{given}: expected none with --stream-layers, which generates nothing; leave one of them out")
@@ -187,14 +183,11 @@ def model_facts(recorder: Recorder, quantised: dict[str, Any] | None) -> dict[st
     return {
         "architecture": model.config.model_type,
         "revision": getattr(model.config, "_commit_hash", None) or "local",
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "quantisation": quantised,
+        "dtype": str(model.dtype).removeprefix("torch."), "quantisation": quantised,
         "config_sha256": loading.config_sha256(model),
-        "routers_sha256": loading.routers_sha256(recorder.routers),
-        "recorder": RECORDER,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-    }
+        "routers_sha256": loading.routers_sha256(recorder.routers), "recorder": RECORDER,
+        "torch": torch.__version__, "transformers": transformers.__version__,
+    }  # fmt: skip
 
 
 def trace_header(options: RecordOptions, facts: dict[str, Any], recorder: Recorder) -> dict[str, Any]:
@@ -217,16 +210,12 @@ def trace_header(options: RecordOptions, facts: dict[str, Any], recorder: Record
             "ends": "with the text",
         }
     return {
-        **facts,
-        "model": options.name or Path(options.load.model).name,
-        "hidden": recorder.gates[0].weight.shape[1],
-        "score_function": rule.score,
+        **facts, "model": options.name or Path(options.load.model).name,
+        "hidden": recorder.gates[0].weight.shape[1], "score_function": rule.score,
         "ranked_by": f"score{f' + {rule.correction}' if rule.correction else ''}{in_groups}",
-        "weight_formula": weights_formula(recorder.model),
-        "seed": options.seed,
-        **how,
+        "weight_formula": weights_formula(recorder.model), "seed": options.seed, **how,
         **{name: {"file": path.name, "sha256": file_sha256(path)} for name, path in files.items() if path is not None},
-    }
+    }  # fmt: skip
 
 
 def resolved_options(
@@ -243,20 +232,12 @@ def resolved_options(
         "--calibrate": None if options.calibrate is None else file_sha256(options.calibrate),
         "calibration's tokens": [prompt.tokens_sha256 for prompt in calibration],
         "--calibration": None if options.calibration is None else file_sha256(options.calibration),
-        "--device-map": options.load.device_map,
-        "--max-new-tokens": options.max_new_tokens,
-        "--ignore-eos": options.ignore_eos,
-        "--temperature": options.temperature,
-        "--top-p": options.top_p,
-        "--seed": options.seed,
-        "--batch-size": options.batch_size,
-        "--scores": options.scores,
-        "--lookahead": options.lookahead,
-        "--signal-requests": options.signal_requests,
-        "--keep-inputs": options.input_requests,
-        "--shadow": list(options.shadows),
-        **newer,
-    }
+        "--device-map": options.load.device_map, "--max-new-tokens": options.max_new_tokens,
+        "--ignore-eos": options.ignore_eos, "--temperature": options.temperature, "--top-p": options.top_p,
+        "--seed": options.seed, "--batch-size": options.batch_size, "--scores": options.scores,
+        "--lookahead": options.lookahead, "--signal-requests": options.signal_requests,
+        "--keep-inputs": options.input_requests, "--shadow": list(options.shadows), **newer,
+    }  # fmt: skip
 
 
 #: Streams of random numbers: what calibration samples does not depend on the trace, nor the other way round.

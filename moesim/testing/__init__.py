@@ -6,17 +6,6 @@ from moesim.testing.fakes import GPU_NS, TRANSFER_NS, FakeView, routed, tiny_mac
 from moesim.testing.runs import run_tiny, tiny_workload
 
 __all__ = [
-    "GPU_NS",
-    "TRANSFER_NS",
-    "Check",
-    "CheckError",
-    "FakeView",
-    "Report",
-    "check_policy",
-    "examine_policy",
-    "routed",
-    "run_tiny",
-    "tiny_machine",
-    "tiny_model",
-    "tiny_workload",
-]
+    "GPU_NS", "TRANSFER_NS", "Check", "CheckError", "FakeView", "Report", "check_policy", "examine_policy",
+    "routed", "run_tiny", "tiny_machine", "tiny_model", "tiny_workload",
+]  # fmt: skip

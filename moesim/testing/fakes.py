@@ -60,13 +60,10 @@ def tiny_machine(n_gpus: int = 1, **changes: Any) -> HardwareProfile:
     def device(kind: str, gib: int, base_us: float, per_token_us: float) -> dict[str, Any]:
         curve = {"shape": shape, "form": "linear", "range": [1, 4096]}
         return {
-            "kind": kind,
-            "memory_bytes": assumed(gib * 2**30),
-            "memory_bytes_per_s": assumed(1e12),
-            "flops": assumed(1e14),
-            "launch_us": assumed(0.5),
+            "kind": kind, "memory_bytes": assumed(gib * 2**30), "memory_bytes_per_s": assumed(1e12),
+            "flops": assumed(1e14), "launch_us": assumed(0.5),
             "experts": [{**curve, "base_us": assumed(base_us), "per_token_us": assumed(per_token_us)}],
-        }
+        }  # fmt: skip
 
     gpus = [f"gpu{i}" for i in range(n_gpus)]
     rate = model.expert_bytes(0) * 1e9 / TRANSFER_NS

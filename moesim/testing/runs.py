@@ -98,13 +98,10 @@ def run_inputs(
     machine = hardware or machine_of(policy)
     model = tiny_model(**{"low_bits": getattr(policy, "low_bits", ()), **changes})
     return {
-        "model": model,
-        "costs": CostModel(model, machine),
-        "workload": steps,
-        "policy": policy,
+        "model": model, "costs": CostModel(model, machine), "workload": steps, "policy": policy,
         "cache_slots": {name: slots for name, device in machine.devices.items() if device.kind == "gpu"},
         "tables": {name: table for name, table in trace.tables.items() if f"table:{name}" in policy.needs},
-    }
+    }  # fmt: skip
 
 
 def machine_of(policy: Any) -> HardwareProfile:

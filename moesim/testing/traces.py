@@ -53,18 +53,12 @@ def synthetic_trace(
         ends = np.cumsum(lengths[0] + lengths[1])
         tables = _tables(other, phase, n_experts) | _matrices(likely, other, ends, lengths[0])
     return Trace.build(
-        experts=ids,
-        weights=weights,
-        n_prompt=lengths[0],
-        n_decode=lengths[1],
-        n_experts=n_experts,
-        model=f"synthetic-{n_layers}x{n_experts}",
-        label="synthetic",
-        scores=full if scores else None,
+        experts=ids, weights=weights, n_prompt=lengths[0], n_decode=lengths[1], n_experts=n_experts,
+        model=f"synthetic-{n_layers}x{n_experts}", label="synthetic", scores=full if scores else None,
         signals={name: _signal(rng, name, ids, full, r) for name, r in (signals or {}).items()},
         tables=tables,
         header={"source": f"moesim.testing.synthetic_trace, seed {seed}, skew {skew}, reuse {reuse}"},
-    )
+    )  # fmt: skip
 
 
 def _phases(n_prompt: NDArray[np.int64], n_decode: NDArray[np.int64]) -> NDArray[np.int64]:

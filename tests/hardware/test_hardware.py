@@ -15,46 +15,17 @@ from moesim.hardware import LABELS, build_profile, hardware_names, load_hardware
 from moesim.hardware.read import read_yaml
 
 PAPERS = [
-    "a100-xeon6230r",
-    "a100-xeon6326",
-    "a6000-i9-10980xe",
-    "a6000-xeon5220r",
-    "odmoe-10x3090",
-    "rtx3090-epyc7532",
-    "rtx3090x2-epyc7532",
-    "server-8x3090",
-    "v100-xeon6230r",
-]
+    "a100-xeon6230r", "a100-xeon6326", "a6000-i9-10980xe", "a6000-xeon5220r", "odmoe-10x3090",
+    "rtx3090-epyc7532", "rtx3090x2-epyc7532", "server-8x3090", "v100-xeon6230r",
+]  # fmt: skip
 PUBLIC = [
-    "a10-xeon8358",
-    "a100-40gb-llama-cpp",
-    "a100-80gb-llama-cpp",
-    "epyc9175f",
-    "epyc9355-rtx3090",
-    "epyc9355-rtx5090",
-    "epyc9374f-half",
-    "epyc9654-48threads",
-    "gtx1060-i5-7600k",
-    "h100-llama-cpp",
-    "h200-llama-cpp",
-    "i9-10900x-rtx2080",
-    "i9-14900k-8gb",
-    "l4-cascadelake",
-    "quadro-rtx6000-skylake",
-    "rtx2070s-i5-12400f",
-    "rtx3090-i9-11900kf",
-    "rtx3090ti-ryzen9950x",
-    "rtx4070-i5-12600k",
-    "rtx4090-llama-cpp",
-    "rtx5070-ryzen9600x",
-    "rx6700xt-ryzen5800x",
-    "ryzen5900x",
-    "ryzen7950x-rtx4080",
-    "srv1-6gb",
-    "v100-llama-cpp",
-    "xeon-e5-2683v4",
-    "xeon6454s-rtx4090d",
-]
+    "a10-xeon8358", "a100-40gb-llama-cpp", "a100-80gb-llama-cpp", "epyc9175f", "epyc9355-rtx3090",
+    "epyc9355-rtx5090", "epyc9374f-half", "epyc9654-48threads", "gtx1060-i5-7600k", "h100-llama-cpp",
+    "h200-llama-cpp", "i9-10900x-rtx2080", "i9-14900k-8gb", "l4-cascadelake", "quadro-rtx6000-skylake",
+    "rtx2070s-i5-12400f", "rtx3090-i9-11900kf", "rtx3090ti-ryzen9950x", "rtx4070-i5-12600k",
+    "rtx4090-llama-cpp", "rtx5070-ryzen9600x", "rx6700xt-ryzen5800x", "ryzen5900x", "ryzen7950x-rtx4080",
+    "srv1-6gb", "v100-llama-cpp", "xeon-e5-2683v4", "xeon6454s-rtx4090d",
+]  # fmt: skip
 """Machines of public measurements, on which only what those need is known."""
 SHIPPED = PAPERS + PUBLIC
 
@@ -304,12 +275,9 @@ def tiny_path(tmp_path: Path) -> str:
 
 def test_overrides_are_labelled_assumed(tiny_path: str) -> None:
     changes = {
-        "devices.gpu0.memory_bytes": "48 GiB",
-        "links": {"cpu0->gpu0": {"pinned": {"bytes_per_s": 20e9}}},
-        "devices.gpu0.experts.0.base_us": 7,
-        "devices.cpu0.launch_us": 3,
-        "name": "other",
-    }
+        "devices.gpu0.memory_bytes": "48 GiB", "links": {"cpu0->gpu0": {"pinned": {"bytes_per_s": 20e9}}},
+        "devices.gpu0.experts.0.base_us": 7, "devices.cpu0.launch_us": 3, "name": "other",
+    }  # fmt: skip
     profile = load_hardware({"base": tiny_path, **changes}, "e.yaml: hardware")
     assert profile.devices["gpu0"].memory_bytes == 48 * 2**30
     assert profile.link("cpu0->gpu0").curves["pinned"].bytes_per_s == 20_000_000_000

@@ -67,13 +67,9 @@ def measured(**changes: Any) -> dict[str, Any]:
 
 BUMP = {"shape": SAME_SHAPE, "form": "points", "range": [1, 64], "points": number([[1, 10.5], [32, 60], [64, 42]])}
 LEVEL = {
-    "model": "tiny",
-    "part": "context",
-    "form": "linear",
-    "range": [512, 999],
-    "base_us": number(1),
+    "model": "tiny", "part": "context", "form": "linear", "range": [512, 999], "base_us": number(1),
     "per_token_us": number(0),
-}
+}  # fmt: skip
 
 NONSENSE: list[tuple[str, dict[str, Any], str]] = [
     # ---- numbers

@@ -309,18 +309,9 @@ GARBAGE: list[Any] = [
     {"source": PAPER}, PAPER, True, [1, 2], {"base": "mixtral-8x7b"}, {"a": {"b": 1}},
 ]  # fmt: skip
 PLACES = (
-    "name",
-    "source",
-    "for",
-    "numbers",
-    "devices",
-    "numbers/gpu",
-    "numbers/transfer",
-    "numbers/vram",
-    "for/expert_bits",
-    "x",
-    5,
-)
+    "name", "source", "for", "numbers", "devices", "numbers/gpu", "numbers/transfer", "numbers/vram",
+    "for/expert_bits", "x", 5,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -666,18 +666,9 @@ def test_dry_run_prints_the_plan_and_writes_nothing(
 def test_a_plan_needs_no_pytorch(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     """It is the same but for a GPU, which nobody has looked for; to measure needs it."""
     known = [
-        "measure",
-        "mine",
-        "--model",
-        "olmoe",
-        "--mode",
-        "quick",
-        "--memory",
-        "1.5GB",
-        "--no-disk",
-        "--out",
+        "measure", "mine", "--model", "olmoe", "--mode", "quick", "--memory", "1.5GB", "--no-disk", "--out",
         str(tmp_path / "o"),
-    ]
+    ]  # fmt: skip
     monkeypatch.chdir(tmp_path)
     run(*known, "--dry-run", "--no-gpu")
     plan = capsys.readouterr().out

@@ -461,12 +461,9 @@ def test_roles_match_devices_of_other_names() -> None:
 def test_a_disk_plays_no_host() -> None:
     copies = {"any": {"latency_us": number(90), "bytes_per_s": number(2e9)}}
     cpu = {
-        "kind": "cpu",
-        "role": "accelerator",
-        "memory_bytes": number("8 GB"),
-        "memory_bytes_per_s": number(1e10),
-        "flops": number(1e11),
-    }
+        "kind": "cpu", "role": "accelerator", "memory_bytes": number("8 GB"),
+        "memory_bytes_per_s": number(1e10), "flops": number(1e11),
+    }  # fmt: skip
     disk = {"cpu0": cpu, "disk0": {"kind": "disk", "memory_bytes": number("1 TB")}}
     links = {"disk0->cpu0": copies, "cpu0->disk0": copies}
     rows = by_quantity(machine(compute="cpu0", backing=["disk0"], devices=disk, links=links, contention=[]), machine())

@@ -31,31 +31,16 @@ from moesim.trace import Trace
 LAYERS, EXPERTS, HIDDEN, VOCABULARY = 3, 8, 32, 64
 
 COMMON: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": HIDDEN,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 128,
-    "initializer_range": 0.3,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
+    "vocab_size": VOCABULARY, "hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "num_attention_heads": 4,
+    "max_position_embeddings": 128, "initializer_range": 0.3, "bos_token_id": 0, "eos_token_id": 1,
     "pad_token_id": None,
-}
+}  # fmt: skip
 _ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
 _LATENT = {
-    "intermediate_size": 24,
-    "moe_intermediate_size": 16,
-    "n_routed_experts": EXPERTS,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 3,
-    "first_k_dense_replace": 1,
-    "q_lora_rank": None,
-    "kv_lora_rank": 16,
-    "qk_nope_head_dim": 8,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 8,
-    "routed_scaling_factor": 2.5,
-}
+    "intermediate_size": 24, "moe_intermediate_size": 16, "n_routed_experts": EXPERTS, "n_shared_experts": 1,
+    "num_experts_per_tok": 3, "first_k_dense_replace": 1, "q_lora_rank": None, "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8, "routed_scaling_factor": 2.5,
+}  # fmt: skip
 
 
 def _heads(**more: Any) -> dict[str, Any]:

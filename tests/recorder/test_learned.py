@@ -46,16 +46,11 @@ def trace_of(n_rows: int, seed: int, requests: list[dict[str, Any]], n_experts: 
     inputs, experts, weights = synthetic(n_rows, seed, n_experts)
     each = n_rows // len(requests)
     parts: dict[str, Any] = {
-        "experts": experts,
-        "weights": weights,
-        "n_prompt": [each - 5] * len(requests),
-        "n_decode": [5] * len(requests),
-        "n_experts": n_experts,
-        "model": "tiny",
-        "label": "measured",
+        "experts": experts, "weights": weights, "n_prompt": [each - 5] * len(requests),
+        "n_decode": [5] * len(requests), "n_experts": n_experts, "model": "tiny", "label": "measured",
         "inputs": GateInputs(np.arange(n_rows, dtype=np.int32), inputs),
         "header": {"trace_requests": requests},
-    }
+    }  # fmt: skip
     return Trace.build(**{**parts, **more})
 
 

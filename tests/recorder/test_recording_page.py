@@ -110,12 +110,8 @@ def test_the_table_of_what_is_needed(row: str, monkeypatch: pytest.MonkeyPatch) 
     disk, laptop, link, gpu = stated_rates()
     copied = read_bytes(spec, False)  # as they are dequantised
     wanted = [
-        row,
-        f"{max(layers) / 1e9:.1f} GB",
-        f"{recording.memory_needed() / 1e9:.1f} GB",
-        f"{read / 1e9:.0f} GB",
-        f"{float(f'{operations / 1e12:.2g}'):,.0f} T",
-        duration(read / disk + operations / laptop),
-        duration(read / disk + copied / link + operations / gpu),
-    ]
+        row, f"{max(layers) / 1e9:.1f} GB", f"{recording.memory_needed() / 1e9:.1f} GB",
+        f"{read / 1e9:.0f} GB", f"{float(f'{operations / 1e12:.2g}'):,.0f} T",
+        duration(read / disk + operations / laptop), duration(read / disk + copied / link + operations / gpu),
+    ]  # fmt: skip
     assert f"| {' | '.join(wanted)} |" in PAGE.splitlines()

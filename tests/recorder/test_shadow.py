@@ -46,15 +46,9 @@ from moesim.trace.stats.prediction import recall, signal_recall, top_ids
 PROMPT = [5, 17, 3, 99, 42, 7, 250]
 N_DECODE = 8
 COMMON: dict[str, Any] = {
-    "vocab_size": 300,
-    "hidden_size": 32,
-    "num_attention_heads": 2,
-    "max_position_embeddings": 128,
-    "initializer_range": 0.3,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-    "pad_token_id": 0,
-}
+    "vocab_size": 300, "hidden_size": 32, "num_attention_heads": 2, "max_position_embeddings": 128,
+    "initializer_range": 0.3, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0,
+}  # fmt: skip
 
 #: Appendix E of QLoRA (Dettmers et al. 2023).
 PUBLISHED_LEVELS = [
@@ -67,53 +61,29 @@ PUBLISHED_LEVELS = [
 def mixtral() -> MixtralForCausalLM:
     torch.manual_seed(0)
     config = MixtralConfig(
-        **COMMON,
-        intermediate_size=48,
-        num_hidden_layers=4,
-        num_key_value_heads=1,
-        head_dim=16,
-        num_local_experts=8,
-        num_experts_per_tok=2,
-        tie_word_embeddings=True,
-    )
+        **COMMON, intermediate_size=48, num_hidden_layers=4, num_key_value_heads=1, head_dim=16,
+        num_local_experts=8, num_experts_per_tok=2, tie_word_embeddings=True,
+    )  # fmt: skip
     return MixtralForCausalLM(config).eval()
 
 
 def deepseek() -> DeepseekV2ForCausalLM:
     torch.manual_seed(0)
     config = DeepseekV2Config(
-        **COMMON,
-        intermediate_size=48,
-        moe_intermediate_size=24,
-        num_hidden_layers=3,
-        num_key_value_heads=2,
-        first_k_dense_replace=1,
-        n_routed_experts=20,
-        n_shared_experts=1,
-        num_experts_per_tok=3,
-        q_lora_rank=None,
-        kv_lora_rank=16,
-        qk_nope_head_dim=16,
-        qk_rope_head_dim=8,
-        v_head_dim=16,
-        topk_method="greedy",
-        routed_scaling_factor=1.0,
-    )
+        **COMMON, intermediate_size=48, moe_intermediate_size=24, num_hidden_layers=3, num_key_value_heads=2,
+        first_k_dense_replace=1, n_routed_experts=20, n_shared_experts=1, num_experts_per_tok=3,
+        q_lora_rank=None, kv_lora_rank=16, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16,
+        topk_method="greedy", routed_scaling_factor=1.0,
+    )  # fmt: skip
     return DeepseekV2ForCausalLM(config).eval()
 
 
 def gpt_oss() -> GptOssForCausalLM:
     torch.manual_seed(0)
     config = GptOssConfig(
-        **COMMON,
-        intermediate_size=48,
-        num_hidden_layers=4,
-        num_key_value_heads=1,
-        head_dim=16,
-        num_local_experts=4,
-        num_experts_per_tok=2,
-        sliding_window=4,
-    )
+        **COMMON, intermediate_size=48, num_hidden_layers=4, num_key_value_heads=1, head_dim=16,
+        num_local_experts=4, num_experts_per_tok=2, sliding_window=4,
+    )  # fmt: skip
     return GptOssForCausalLM(config).eval()
 
 
@@ -346,15 +316,10 @@ def test_the_signal_in_a_trace(model: MixtralForCausalLM, tmp_path: Path) -> Non
         observer.name, rows, found.scores, found.ids, facts.lookahead, facts.needs_layer_offset, facts.first_layer, facts.about
     )
     trace = Trace.build(
-        experts=recorded.experts,
-        weights=recorded.weights,
-        n_prompt=[recorded.n_prompt],
-        n_decode=[recorded.n_decode],
-        n_experts=8,
-        model="tiny",
-        label="measured",
+        experts=recorded.experts, weights=recorded.weights, n_prompt=[recorded.n_prompt],
+        n_decode=[recorded.n_decode], n_experts=8, model="tiny", label="measured",
         signals={signal.name: signal},
-    )
+    )  # fmt: skip
     read = Trace.read(trace.write(tmp_path / "a.safetensors"))
     assert read.has_signal("shadow-nf4:T1:KV1", 0)
     assert RecordedSignal(read, "shadow-nf4:T1:KV1").needs_layer(2) is None  # known before the layer, unlike gate reuse

@@ -92,14 +92,11 @@ def _on_cpu(model: ModelSpec) -> dict[str, int]:
     attention += product + model.out_bias + 1
     feed = (model.n_mats - 1) * product + 1
     return {
-        "attention": attention,
-        "dense": 1 + product + model.router_bias + _CHOICE + 1,
+        "attention": attention, "dense": 1 + product + model.router_bias + _CHOICE + 1,
         "experts": feed + product + model.n_mats * model.expert_bias + 1 + max(0, _top_k(model) - 1),
         "shared": feed + product + 1 + (product + 2) * model.shared_gate if model.shared_params else 0,
-        "leading": 1 + feed + product + 1,
-        "embedding": 1,
-        "head": 1 + product,
-    }
+        "leading": 1 + feed + product + 1, "embedding": 1, "head": 1 + product,
+    }  # fmt: skip
 
 
 def _top_k(model: ModelSpec) -> int:

@@ -126,13 +126,10 @@ def _memory_tier(cores: tuple[int, ...]) -> Tier:
     return Tier(
         "",
         "some cores with a bounded cache of experts; the others with all experts in ordinary memory, and with the copying",
-        near.name,
-        far.name,
-        (near, far),
-        tuple(Link(link, carrier, "copies") for link in (into, back)),
+        near.name, far.name, (near, far), tuple(Link(link, carrier, "copies") for link in (into, back)),
         ((experts, others), (experts, into), (others, into), (dense, into), (dense, others)),
         tuple((activity, back, into) for activity in (experts, others, dense)),
-    )
+    )  # fmt: skip
 
 
 def _disk_tier(cores: tuple[int, ...]) -> Tier:

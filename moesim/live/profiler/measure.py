@@ -110,24 +110,13 @@ def sentinel_drift(samples: pd.DataFrame, repeats: int) -> dict[str, dict[str, A
 def _report(prepared: Prepared, store: Store, drift: dict[str, Any], seconds: float, disk_mode: str) -> dict[str, Any]:
     request, plan = prepared.request, prepared.plan
     return {
-        "name": request.name,
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "command": request.command,
-        "moesim": __version__,
-        "machine": prepared.words,
-        "mode": plan.mode,
-        "seed": plan.seed,
-        "repeats": plan.repeats,
-        "models": [each.model.name for each in plan.wanted],
-        "memory_budget_bytes": prepared.budgets["cpu"],
-        "seconds": round(seconds, 1),
-        "sessions": store.sessions,
-        "probes": len(plan.probes),
-        "skipped": store.skipped,
-        "disk": disk_mode,
-        "sentinels": drift,
-        "notes": list(plan.notes),
-    }
+        "name": request.name, "date": time.strftime("%Y-%m-%d", time.gmtime()), "command": request.command,
+        "moesim": __version__, "machine": prepared.words, "mode": plan.mode, "seed": plan.seed,
+        "repeats": plan.repeats, "models": [each.model.name for each in plan.wanted],
+        "memory_budget_bytes": prepared.budgets["cpu"], "seconds": round(seconds, 1),
+        "sessions": store.sessions, "probes": len(plan.probes), "skipped": store.skipped, "disk": disk_mode,
+        "sentinels": drift, "notes": list(plan.notes),
+    }  # fmt: skip
 
 
 _HEAD = """\

@@ -190,16 +190,13 @@ class _Profiles:
         gpus = self.facts.machine.get("gpus")
         what = f"{words} with {gpus}" if gpus and any(device.kind == "gpu" for device in tier.devices) else words
         return {
-            "name": self.facts.name + tier.suffix,
-            "description": f"{what}, measured as {tier.words}.",
-            "corrections": list(self.facts.notes),
-            "machine": dict(self.facts.machine),
-            "compute": tier.compute,
-            "backing": [tier.backing],
+            "name": self.facts.name + tier.suffix, "description": f"{what}, measured as {tier.words}.",
+            "corrections": list(self.facts.notes), "machine": dict(self.facts.machine),
+            "compute": tier.compute, "backing": [tier.backing],
             "devices": {device.name: self.device(device, tier) for device in tier.devices},
             "links": {link.name: self.link(link, tier) for link in tier.links},
             "contention": list(self.contention(tier)),
-        }
+        }  # fmt: skip
 
     def device(self, device: Device, tier: Tier) -> dict[str, Any]:
         found: dict[str, Any] = {"kind": device.kind, "role": device.role}

@@ -44,16 +44,10 @@ def facts(profile: HardwareProfile, models: Sequence[ModelSpec] = ()) -> dict[st
     counts = Counter(number.source for number in profile.numbers.values())
     label = weakest(counts)
     return {
-        "name": profile.name,
-        "path": profile.path,
-        "description": profile.description,
-        "corrections": list(profile.corrections),
-        "machine": dict(profile.machine),
-        "compute": profile.compute,
-        "backing": list(profile.backing),
-        "platform_w": profile.platform_w,
-        "host": _host(profile),
-        "devices": [_device(profile, device) for device in profile.devices.values()],
+        "name": profile.name, "path": profile.path, "description": profile.description,
+        "corrections": list(profile.corrections), "machine": dict(profile.machine),
+        "compute": profile.compute, "backing": list(profile.backing), "platform_w": profile.platform_w,
+        "host": _host(profile), "devices": [_device(profile, device) for device in profile.devices.values()],
         "curves": [row for device in profile.devices.values() for row in _curves(profile, device)],
         "experts": [row for model in models for row in _experts(profile, model)],
         "links": [row for link in profile.links for row in _transfers(profile, link, sent)],
@@ -61,7 +55,7 @@ def facts(profile: HardwareProfile, models: Sequence[ModelSpec] = ()) -> dict[st
         "labels": {name: counts[name] for name in LABELS if name in counts},
         "weakest": {"label": label, "keys": [key for key, number in profile.numbers.items() if number.source == label]},
         "numbers": {key: {"value": n.value, "source": n.source, "ref": n.ref} for key, n in profile.numbers.items()},
-    }
+    }  # fmt: skip
 
 
 def _told(profile: HardwareProfile, keys: Sequence[str]) -> dict[str, Any]:
