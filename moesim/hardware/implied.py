@@ -21,15 +21,13 @@ from moesim.model import ModelSpec
 LATENCY_US: Final = 28
 RATIO: Final = 80  # operations a byte read
 
-DOTTED: Final = "numbers."
-"""How the dotted keys of typed numbers begin."""
+DOTTED: Final = "numbers."  # how the dotted keys of typed numbers begin
 _COPIES: Final = {"pcie", "transfer"}
 
 READ_IN: Final = "read in the time of one token"
 """In the words of a memory rate that nobody gave: it follows from an expert's time."""
 
-_ALL: Final = [1, int(TOKENS.most)]
-"""Rows for which a typed time holds."""
+_ALL: Final = [1, int(TOKENS.most)]  # rows for which a typed time holds
 
 
 def whole_form(raw: Mapping[str, Any], place: str) -> dict[str, Any]:

@@ -196,8 +196,7 @@ class Memory(Size):
         return value
 
 
-_FALL = 0.5
-"""A kernel may do more rows in less time, where a library changes its method; below this share nothing does."""
+_FALL = 0.5  # a kernel may do more rows in less time, where a library changes its method; below this share nothing does
 
 
 def _check_pairs(value: list[list[float]], of: str, most: float) -> None:

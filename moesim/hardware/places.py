@@ -65,8 +65,7 @@ def is_number(loc: Sequence[str | int]) -> bool:
     return any(isinstance(kind, type) and issubclass(kind, Sourced) for kind in found)
 
 
-PROOF = ("source", "ref", "how", "why", "date", "method", "repeats", "spread")
-"""What a source says of itself."""
+PROOF = ("source", "ref", "how", "why", "date", "method", "repeats", "spread")  # what a source says of itself
 
 _Place = tuple[str | int, ...]
 

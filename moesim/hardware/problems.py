@@ -115,8 +115,7 @@ def _change(raw: Any, loc: Sequence[str | int], value: Any) -> None:
         here[loc[-1]] = value
 
 
-MOST: Final = 10**12
-"""Bytes a second that the memory of no processor reaches: twelve channels of 8.8 GT/s are 845 GB/s."""
+MOST: Final = 10**12  # bytes a second that the memory of no processor reaches: twelve channels of 8.8 GT/s are 845 GB/s
 
 
 def reading_remarks(profile: HardwareProfile) -> Iterator[str]:

@@ -33,13 +33,10 @@ from moesim.hardware.read import failures, told
 from moesim.hardware.schema import ProfileFile
 from moesim.model import ModelSpec, load_model
 
-FOR: Final = {"base": "mixtral-8x7b", "expert_bits": 4}
-"""Whose expert the times are of, unless a profile says so."""
-TYPED: Final = {"source": "assumed", "why": "typed in"}
-"""Source of a number that states none, in a profile that states none."""
+FOR: Final = {"base": "mixtral-8x7b", "expert_bits": 4}  # whose expert the times are of, unless a profile says so
+TYPED: Final = {"source": "assumed", "why": "typed in"}  # source of a number that states none, in a profile that states none
 
-WORKSPACE: Final = 2**30
-"""Bytes of the GPU's memory that its software takes."""
+WORKSPACE: Final = 2**30  # bytes of the GPU's memory that its software takes
 
 OWN: Final = ("name", "description", "corrections", "machine", "for", "numbers", "anchors")
 """Keys of the short form; any other is a key of the whole form, and replaces what would stand there."""

@@ -14,8 +14,7 @@ from moesim.errors import HardwareError, unknown_name
 LABELS = ("measured", "published", "derived", "spec-sheet", "identified", "extrapolated", "synthetic", "assumed", "oracle")
 """Source labels, strongest first. The first five and ``assumed`` occur in profiles, the others in results."""
 
-TRANSFERS = ("pinned", "pageable", "chunked")
-"""Kinds of transfer of weights over a link."""
+TRANSFERS = ("pinned", "pageable", "chunked")  # kinds of transfer of weights over a link
 
 
 def weakest(labels: Iterable[str]) -> str:

@@ -28,11 +28,7 @@ FEWEST = 4
 
 
 class Slots:
-    """Which buffer of a device holds which unit.
-
-    A device may be granted more slots than there are buffers (weights are random, and as good as any others): the buffers
-    then take turns, and two units may share one.
-    """
+    """Which buffer of a device holds which unit; where there are fewer buffers than slots, units take turns and may share one."""
 
     def __init__(self, device: DeviceState, n_buffers: int) -> None:
         self._device = device
@@ -99,19 +95,13 @@ def share_out(wanted: Mapping[str, int], expert_bytes: int, fixed_bytes: int, bu
     return {name: found[name] for name in wanted}
 
 
-GPU_SHARE = 0.9
-"""Share of the free memory of a GPU that may be used: libraries take workspaces of their own."""
+GPU_SHARE = 0.9  # share of the free memory of a GPU that may be used: libraries take workspaces of their own
 _SPARE = 1.05  # a disk is never filled to the brim
 _ROW_COPIES = 6  # tensors of all rows of a step that a device may hold at once
 
 
 class WeightStore:
-    """Memory for one model, within a budget; checked before anything is allocated.
-
-    ``places`` says where each device is for PyTorch, ``slots`` for how many experts each accelerator has room in its pools,
-    ``dense`` of how many layers a device runs other parts. Of a disk no more is used than of host memory. A `CapacityError`
-    says that not even a few experts for each device fit.
-    """
+    """Memory for one model within a budget, checked before anything is allocated; of a disk as much as of host memory."""
 
     def __init__(
         self, model: ModelSpec, hardware: HardwareProfile, places: Mapping[str, str], *, max_rows: int, max_kv_tokens: int,

@@ -13,8 +13,7 @@ from moesim.core.units import format_bytes
 from moesim.errors import ModelError
 from moesim.model.check import find_problem
 
-MXFP4_BITS = 4.25
-"""Bits per weight of MXFP4: 4, and a scale of 8 for each block of 32 (OCP Microscaling Formats, v1.0)."""
+MXFP4_BITS = 4.25  # bits per weight of MXFP4: 4, and a scale of 8 for each block of 32 (OCP Microscaling Formats, v1.0)
 SHADOW_BITS = {"int8": 8, "nf4": 4, "int4": 4, "fp16": 16, "bf16": 16}
 """Bits per weight of a quantised copy that predicts, by its name."""
 
@@ -353,8 +352,7 @@ class ModelSpec(Facts):
             raise IndexError(f"layer {layer} of model '{self.name}': it has layers 0 to {self.n_layers - 1}")
 
 
-FIELDS = tuple(f.name for f in fields(ModelSpec))
-"""Names of all fields, in order."""
+FIELDS = tuple(f.name for f in fields(ModelSpec))  # names of all fields, in order
 
 DEFAULTS = {f.name: f.default for f in fields(ModelSpec) if f.default is not MISSING}
 """Default values of the fields that have one."""

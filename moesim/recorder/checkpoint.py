@@ -33,14 +33,12 @@ _E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 _CODES = torch.cat([_E2M1, -_E2M1])
 #: Values of the two codes in each byte, the lower four bits first; both are looked up as one number of 64 bits.
 _PAIRS = torch.stack([_CODES.repeat(16), _CODES.repeat_interleave(16)], dim=1).view(torch.int64).flatten()
-#: Types of weights that are not quantised, as safetensors calls them.
-FLOATS = ("F64", "F32", "F16", "BF16")
+FLOATS = ("F64", "F32", "F16", "BF16")  # types of weights that are not quantised, as safetensors calls them
 _BLOCK = 32  # values of MXFP4 that share a scale
 _E8M0_BIAS = 127
 _SUFFIXES = ("_scale", "_scale_inv")  # of the keys of scales of FP8, after those of their weights
 _PIECE = 2**20  # values that are dequantised at once
-#: Bytes at most for what is dequantised at once, beside codes and result.
-WORKING_BYTES = 16 * _PIECE
+WORKING_BYTES = 16 * _PIECE  # bytes at most for what is dequantised at once, beside codes and result
 _TOLD = ("format", "bits", "load_in_4bit", "load_in_8bit", "expert_dtype")
 """Of a configuration that is refused, what is told beside its method."""
 
@@ -453,10 +451,7 @@ class LayeredModel(Parameters):
 
     @torch.no_grad()
     def run_layer(self, number: int, states: Tensor) -> Tensor:
-        """Put the states of one text through a layer that is loaded, (n_tokens, hidden) to the same.
-
-        The decoder's own forward makes masks and positions and calls the layer; the other layers pass the states on.
-        """
+        """Put the states of one text through a layer that is loaded, by the decoder's own forward: other layers pass them on."""
         layer = self.decoder.layers[number]
         passing = layer.__dict__.pop("forward")
         try:

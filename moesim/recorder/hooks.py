@@ -20,8 +20,7 @@ from moesim.recorder import RecordError
 from moesim.recorder.routers import Gate, Router, check_choice, read_choice
 from moesim.recorder.signals import SignalPlan
 
-#: Rows of a layer that wait on the device before they are worked on.
-CHUNK_ROWS = 256
+CHUNK_ROWS = 256  # rows of a layer that wait on the device before they are worked on
 
 
 @dataclass(frozen=True)

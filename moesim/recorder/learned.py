@@ -48,8 +48,7 @@ from torch.nn import functional
 from moesim.core import files
 from moesim.recorder import RecordError
 
-#: Groups of layers, from the input to the output of the model.
-GROUPS = ("input", "middle", "output")
+GROUPS = ("input", "middle", "output")  # groups of layers, from the input to the output of the model
 
 _CHUNK_ROWS = 8192
 

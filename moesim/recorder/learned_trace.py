@@ -18,8 +18,7 @@ from moesim.trace.stats.batches import workloads
 from moesim.trace.stats.prediction import recall, top_ids
 
 NAME = "learned"
-#: Predictors that it is compared with, where the trace has them.
-RIVALS = ("gate_next1", "residual")
+RIVALS = ("gate_next1", "residual")  # predictors that it is compared with, where the trace has them
 #: PreScope's accuracy: so many experts are named as the busiest, each is right within so many of the true ones.
 HOT_NAMED, HOT_RIGHT = 4, 6
 
@@ -135,12 +134,7 @@ def with_signal(trace: Trace, signal: Signal, predictors: Predictors) -> Trace:
 def accuracy(
     trace: Trace, calibration: Trace, groups: tuple[str, ...], batch_tokens: int = 64, seed: int = 0
 ) -> list[dict[str, Any]]:
-    """Compare the learned predictor with others, group by group, on the same rows.
-
-    A row for each group and for all layers: ``group``, ``layers``, and for each predictor its ``recall`` (share of the
-    activated experts among its top_k, mean over tokens and layers) and ``hot`` (share of the 4 experts it expects most tokens
-    for that are among the true 6 with most; nan with no more than 6 experts).
-    """
+    """Compare the learned predictor with others, group by group: recall, and the share of 4 named experts among the 6 busiest."""
     signals = [trace.signals[name] for name in (NAME, *RIVALS) if name in trace.signals]
     rows = signals[0].rows
     for signal in signals[1:]:
@@ -176,10 +170,7 @@ def _most_frequent(trace: Trace) -> NDArray[np.int64]:
 
 
 def hot_accuracy(said: NDArray[Any], true: NDArray[Any], n_experts: int, batch_tokens: int, seed: int) -> NDArray[np.float64]:
-    """Share of the experts named as busiest that are among the busiest, layer by layer.
-
-    PreScope's "hot Top-4". Experts named at random would be right in about ``6 / n_experts`` of the cases.
-    """
+    """Return PreScope's "hot Top-4" by layer: the share of the experts named as busiest that are among the busiest."""
     n_rows, n_layers = true.shape[:2]
     if n_experts <= HOT_RIGHT:
         return np.full(n_layers, np.nan)

@@ -169,11 +169,7 @@ def short(error: BaseException) -> str:
 
 
 def quantisation(model: Any, bits: int | None) -> dict[str, Any] | None:
-    """Describe the quantisation of a model's weights, for the header of a trace and for a warning.
-
-    Gives ``method``; ``by`` (``recorder`` or ``checkpoint``); ``share`` of the parameters, where this recorder quantised them;
-    ``may_change_routing``. None: not quantised.
-    """
+    """Describe the quantisation of a model's weights, for the header of a trace and for a warning; None: not quantised."""
     config: Any = getattr(model.config, "quantization_config", None)
     if bits is None:
         if config is None:

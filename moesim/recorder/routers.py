@@ -24,8 +24,7 @@ from torch import Tensor, nn
 
 from moesim.recorder import RecordError
 
-#: What a MoE block calls its experts, in every architecture of transformers 5.
-EXPERTS = "experts"
+EXPERTS = "experts"  # what a MoE block calls its experts, in every architecture of transformers 5
 
 
 @dataclass(frozen=True)
@@ -199,12 +198,9 @@ def _with_groups(rule: Rule, config: Any) -> Rule:
     return Rule(rule.score, rule.correction, rule.group_by, groups)
 
 
-#: Tokens on which the rule of an unknown router is found.
-PROBE_TOKENS = 48
-#: Relative difference of weights and scores that is put down to rounding.
-TOLERANCE = 3e-2
-#: Values that differ by less than this share of the largest one are ties: what bfloat16 cannot tell apart.
-TIE = 5e-3
+PROBE_TOKENS = 48  # tokens on which the rule of an unknown router is found
+TOLERANCE = 3e-2  # relative difference of weights and scores that is put down to rounding
+TIE = 5e-3  # values that differ by less than this share of the largest one are ties: what bfloat16 cannot tell apart
 
 
 def routers_of(model: Any) -> list[Router]:
@@ -335,10 +331,7 @@ def _corrections(router: Router) -> list[str]:
 
 
 def _misfit(rule: Rule, probe: _Probe) -> float:
-    """Tell by how much the weights differ from the scores of a rule, up to a factor that is the same for a row.
-
-    Infinite if the rule does not give the choice, or if the logits are too alike to tell.
-    """
+    """Return by how much weights and a rule's scores differ beyond a factor of a row; infinite if the choice does not fit."""
     assert probe.states is not None
     assert probe.ids is not None
     assert probe.weights is not None

@@ -62,22 +62,18 @@ from moesim.recorder.recording import Finished, SignalRows
 from moesim.recorder.routers import Router, routers_of
 from moesim.recorder.signals import DENSE_EXPERTS, SignalFacts, pack
 
-#: What `quantised_copy` knows.
-KINDS = ("fp16", "int8", "nf4")
+KINDS = ("fp16", "int8", "nf4")  # what `quantised_copy` knows
 
-#: Weights that share a scale in NF4 (QLoRA, section 3).
-BLOCK = 64
+BLOCK = 64  # weights that share a scale in NF4 (QLoRA, section 3)
 
 _INT8_MAX = 127
 
 
 def normal_float_levels() -> NDArray[np.float32]:
-    """Compute the 16 levels of NormalFloat4.
+    """Compute the 16 levels of NormalFloat4 (QLoRA, section 3 and appendix E).
 
-    QLoRA, section 3 and appendix E: levels at quantiles of a standard normal distribution, so that normally
-    distributed weights use all of them equally often, scaled to [-1, 1]. To have an exact 0, 8 quantiles are taken
-    of the positive half and 7 of the negative one. The outermost quantile is the mean of those that 15 and 16
-    intervals would leave half an interval of probability beyond: ``1 - (1/30 + 1/32) / 2``.
+    Quantiles of a standard normal distribution, 8 of its positive half, 7 of the negative one and 0, scaled to [-1, 1]; the
+    outermost is the mean of those that 15 and 16 intervals would leave half an interval beyond.
     """
     outermost = 1 - (1 / 30 + 1 / 32) / 2
     positive = norm.ppf(np.linspace(outermost, 0.5, 9)[:-1])
@@ -90,11 +86,7 @@ _LEVELS = torch.from_numpy(normal_float_levels())
 
 
 def quantise(weight: Tensor, kind: str) -> Tensor:
-    """Quantise a matrix and dequantise it again.
-
-    With a the largest absolute value of an output channel (``int8``) or of a block (``nf4``), no weight moves by
-    more than ``a / 254``, or ``a`` times half of the widest gap between two levels.
-    """
+    """Quantise a matrix and dequantise it again, by output channel (``int8``) or by blocks of 64 (``nf4``)."""
     _check_kind(kind)
     if kind == "fp16":
         return weight.half().to(weight.dtype)

@@ -18,8 +18,7 @@ from torch import Tensor
 from moesim.recorder.routers import Gate
 from moesim.trace.stats.calibration import RESIDUAL
 
-#: A signal is stored as scores of all experts if there are no more than this many.
-DENSE_EXPERTS = 16
+DENSE_EXPERTS = 16  # a signal is stored as scores of all experts if there are no more than this many
 
 
 @dataclass(frozen=True)

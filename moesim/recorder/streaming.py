@@ -28,8 +28,7 @@ from moesim.recorder.recording import Plan, Recorder, Recording, to_recording
 from moesim.recorder.signals import DENSE_EXPERTS
 from moesim.trace import shards
 
-#: Tokens of a chunk, unless a single text has more.
-CHUNK_ROWS = 2048
+CHUNK_ROWS = 2048  # tokens of a chunk, unless a single text has more
 #: Bytes for what libraries load when they are first used, and for freed blocks that the allocator keeps; an assumption.
 MARGIN = 2**27
 _STATES, _ROUTING = "states", "routing"
@@ -117,11 +116,7 @@ class Layerwise:
             )
 
     def memory_needed(self) -> int:
-        """Bytes of memory at the peak.
-
-        That is what the process has now, a margin, the states, what a layer works with, which the allocator may keep, and the
-        larger of a part that is being loaded and the routing of all layers that is put together.
-        """
+        """Return the memory at the peak: process, margin, states, a layer's work, and what is loaded or put together."""
         layered, config = self.layered, self.layered.model.config.get_text_config()
         longest, rows = max(len(text) for text in self.texts), max(self._rows(chunk) for chunk in self.chunks())
         states = 3 * rows * config.hidden_size * layered.model.dtype.itemsize

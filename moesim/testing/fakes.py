@@ -15,12 +15,9 @@ from moesim.policy import Placement, Pool, Routed
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-TRANSFER_NS = 3000
-"""One expert of `tiny_model` over the link of `tiny_machine`."""
-GPU_NS = 2000
-"""One expert on its GPU, however many rows."""
-CPU_NS_PER_ROW = 1000
-"""One row of one expert on its CPU."""
+TRANSFER_NS = 3000  # one expert of `tiny_model` over the link of `tiny_machine`
+GPU_NS = 2000  # one expert on its GPU, however many rows
+CPU_NS_PER_ROW = 1000  # one row of one expert on its CPU
 
 
 def tiny_model(**changes: Any) -> ModelSpec:
@@ -85,8 +82,7 @@ def tiny_machine(n_gpus: int = 1, **changes: Any) -> HardwareProfile:
     return load_hardware({**profile, **changes}, "tiny_machine")
 
 
-_Key = tuple[str, int, int, float | None]
-"""Device, layer, expert; bits unless it has the full width."""
+_Key = tuple[str, int, int, float | None]  # device, layer, expert; bits unless it has the full width
 
 
 class FakeView:

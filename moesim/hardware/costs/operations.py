@@ -28,12 +28,10 @@ from typing import Final
 from moesim.core.units import ceil_div
 from moesim.model import ModelSpec
 
-_SUMS: Final = 8
-"""Sums in a row that are one kernel."""
+_SUMS: Final = 8  # sums in a row that are one kernel
 _ROUTERS: Final = frozenset({288, 576} | {2**n for n in range(10)})
 """Numbers of experts for which a GPU has one kernel that chooses."""
-_CHOICE: Final = 6
-"""Softmax, sort, look-up of the weights, their sum, its limit, division."""
+_CHOICE: Final = 6  # softmax, sort, look-up of the weights, their sum, its limit, division
 
 
 def operations(engine: str, kind: str, model: ModelSpec) -> Mapping[str, int]:

@@ -14,8 +14,7 @@ from moesim.live.kernels.memory import generator, normal_block, tile
 from moesim.live.kernels.plans import Plan, dense_bytes, dense_plans, number_bytes, rotary_width
 from moesim.model import ModelSpec
 
-EPSILON = 1e-6
-"""Of the norms."""
+EPSILON = 1e-6  # of the norms
 
 
 Weights = dict[str, Tensor]
@@ -172,9 +171,8 @@ def _attend(step: Step, q: Tensor, keys: Tensor, values: Tensor, scale: float) -
 class DenseKernel:
     """Attention, routers, shared experts, leading layers, embedding and head of a model, with random weights.
 
-    Biases (but for those of LayerNorm) and attention sinks are left out. Latent attention is computed absorbed in all
-    phases. One thread may call `attention` and `leading`, which write the cache and share the positions of a step; the other
-    parts only read, and may be called beside them.
+    Left out are biases, but for those of LayerNorm, and attention sinks. Latent attention is computed absorbed. One thread may
+    call `attention` and `leading`, which write the cache; the other parts only read.
     """
 
     n_bytes: int  # what is allocated for as long as this lives. Intermediate results come on top

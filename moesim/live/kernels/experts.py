@@ -12,8 +12,7 @@ from torch import Tensor
 from moesim.live.kernels.memory import byte_block, generator, normal_block, tile
 from moesim.live.kernels.plans import ExpertShape, KernelError
 
-Weights = tuple[Tensor, ...]
-"""The matrices of one expert (gate, up, down; or up, down), as views of its flat buffer."""
+Weights = tuple[Tensor, ...]  # the matrices of one expert (gate, up, down; or up, down), as views of its flat buffer
 
 _BYTE_STD, _NIBBLE_STD = math.sqrt((256**2 - 1) / 12), math.sqrt((16**2 - 1) / 12)  # of even distributions
 _STRIDE = 7919  # matrices begin so far apart in a block of random numbers: it is prime to the block's length
@@ -24,11 +23,8 @@ _INNER_TILES = (8, 4, 2)  # tiles of 16 in the layout of torch's CUDA kernel for
 class ExpertKernel:
     """Fills, binds and multiplies experts of one shape on one kind of device.
 
-    Weights of 16 bits are bfloat16, of 32 bits float32. Weights of 8 and 4 bits are integers in the layout of torch's own
-    mixed-precision products. Their scales (one a row for 8 bits; scale and zero point a group of up to 128 for 4 bits) are
-    constants that all experts of the shape share: they are held here, outside the flat buffer, so that the buffer has
-    exactly the bytes of the model's specification. They are counted in no figure. Biases have their room in the
-    buffer, and are copied with it, but are not added.
+    Weights of 8 and 4 bits are integers in the layout of torch's mixed-precision products; their scales are constants outside
+    the flat buffer, which has exactly the bytes of the model. Biases have their room there, and are not added.
     """
 
     act_dtype: torch.dtype  # of inputs and outputs: bfloat16, or float32 for weights of 32 bits

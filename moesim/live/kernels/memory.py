@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-BLOCK = 262_139
-"""Numbers drawn at random before they repeat: a prime, so that no two rows of a matrix are alike."""
+BLOCK = 262_139  # numbers drawn at random before they repeat: a prime, so that no two rows of a matrix are alike
 
 
 def generator(seed: int) -> torch.Generator:
@@ -134,8 +133,7 @@ def _check_lengths(dst: Tensor, src: Tensor) -> None:
 
 
 _SPARE = 1.05  # a disk is never filled to the brim
-Fill = Callable[[Tensor, int], None]
-"""Writes an expert into a flat buffer, by a seed."""
+Fill = Callable[[Tensor, int], None]  # writes an expert into a flat buffer, by a seed
 
 
 class FileExperts:

@@ -14,8 +14,7 @@ class KernelError(InputError):
     """A model or a precision that cannot be computed for real on this machine; nothing was computed."""
 
 
-PAGE: Final = 4096
-"""Bytes to which every buffer is aligned, so that files can be read straight into it."""
+PAGE: Final = 4096  # bytes to which every buffer is aligned, so that files can be read straight into it
 _BYTES: Final = {16: 2, 32: 4}  # of a number, by the bits of a model's other weights
 
 

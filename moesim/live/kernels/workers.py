@@ -73,11 +73,7 @@ class Urgent:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Let the calling thread's operators use no other thread for the length of a block.
-
-    A thread that hands out work does only small operators itself; spread over several threads they would wait for cores
-    that workers use.
-    """
+    """Let the calling thread's operators use no other thread: spread over several, small ones would wait for cores of workers."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -89,9 +85,8 @@ def one_thread() -> Iterator[None]:
 class Worker:
     """A thread, pinned to cores, that runs calls in order of their keys, one at a time.
 
-    Operators of torch release the interpreter's lock and take it again when they end. A thread that computes in Python
-    meanwhile holds it for up to ``sys.getswitchinterval()`` (5 ms unless changed), which then counts as time of the call:
-    whoever waits for workers should wait in ``done.get()``, or set a short interval.
+    A thread that computes in Python holds the interpreter's lock for up to ``sys.getswitchinterval()``, which counts as time of
+    the call: wait for workers in ``done.get()``, or set a short interval.
     """
 
     def __init__(self, name: str, done: SimpleQueue[Done], cores: Sequence[int] | None = None, threads: int = 1) -> None:
@@ -144,8 +139,7 @@ class Worker:
 
 _cuda: Any = torch.cuda  # its classes carry no types
 
-AHEAD = 2
-"""Launches that may be under way: one runs, one waits behind it on the device, so that its launching is hidden."""
+AHEAD = 2  # launches that may be under way: one runs, one waits behind it on the device, so that its launching is hidden
 
 _RENEW_NS = 10_000_000_000  # elapsed times are float32 milliseconds: exact to a microsecond for some 16 s; clocks drift too
 
@@ -189,12 +183,9 @@ class _Launch:
 class CudaStreamWorker:
     """As `Worker`, for calls that launch work on a CUDA stream of their own.
 
-    One thread launches, at most `AHEAD` calls ahead of the device, and the other waits for their ends. Which call is next
-    is decided when it is launched. A call that finds the device idle begins when its launching begins, as the device waits
-    for it. Times are elapsed times between events on the device, put on the host's clock by a
-    calibration at the start, renewed every ten seconds. Calls should only launch, and keep what they use alive until they
-    are reported done: torch's allocator knows nothing of other streams. What another stream computed is there only if
-    the call was submitted after that was reported done.
+    One thread launches, at most `AHEAD` calls ahead of the device, the other waits for their ends. Times are those of events on
+    the device, put on the host's clock by a comparison that is renewed every ten seconds. Calls must keep what they use alive
+    until they are reported done, and see what another stream computed only if that was reported before they were submitted.
     """
 
     def __init__(self, name: str, done: SimpleQueue[Done], device: str = "cuda", cores: Sequence[int] | None = None) -> None:

@@ -154,8 +154,7 @@ def _read_power(index: int, seconds: float) -> list[float | None]:
 
 Call = Callable[[], object]
 
-BEFORE_FIRST_S = 5e-3
-"""Something else goes on for so long before the first expert of a group."""
+BEFORE_FIRST_S = 5e-3  # something else goes on for so long before the first expert of a group
 
 CHUNKS = 3
 
@@ -167,8 +166,7 @@ class Timed(NamedTuple):
     before: tuple[Call, ...] = ()
 
 
-Maker = Callable[[], Timed]
-"""Makes the next execution of a probe, on buffers whose turn it is."""
+Maker = Callable[[], Timed]  # makes the next execution of a probe, on buffers whose turn it is
 
 
 def flusher(machine: Machine, place: str, turning: int, seed: int) -> Call:

@@ -24,14 +24,11 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-CURVE = ("kind", "device", "subject", "bits", "threads", "variant")
-"""Columns that say which curve a sample is of."""
+CURVE = ("kind", "device", "subject", "bits", "threads", "variant")  # columns that say which curve a sample is of
 
-COLUMNS = (*CURVE, "size", "unit", "repeat", "order", "time_us")
-"""Columns of a frame of samples."""
+COLUMNS = (*CURVE, "size", "unit", "repeat", "order", "time_us")  # columns of a frame of samples
 
-NOT_CURVES = ("sentinel", "power", "pair")
-"""Kinds of samples whose time is no function of a size."""
+NOT_CURVES = ("sentinel", "power", "pair")  # kinds of samples whose time is no function of a size
 
 FORMS = {"linear": 2, "flat_linear": 3, "roofline": 3}
 """Forms, and the sizes that each needs at least: as many as it has parameters."""
@@ -49,11 +46,7 @@ class Fit(NamedTuple):
 
 
 def medians(samples: pd.DataFrame) -> pd.DataFrame:
-    """Summarise the repeats of each probe.
-
-    One row a probe, in the order of curve and size: the columns `CURVE`, ``size``, ``unit``, ``n`` (repeats), ``median_us``,
-    ``q25_us``, ``q75_us``, and ``spread``, the distance of the quartiles as a share of the median.
-    """
+    """Summarise the repeats of each probe: median, quartiles, and their distance as a share of the median (``spread``)."""
     clean = _checked(samples)
     keys = [*CURVE, "unit", "size"]
     grouped = clean.groupby(keys, dropna=False, sort=True)["time_us"]
@@ -93,33 +86,13 @@ def curves(table: pd.DataFrame) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]
 
 
 def fit_all(samples: pd.DataFrame) -> pd.DataFrame:
-    """Fit every form to every curve.
+    """Fit every form to every curve, by least squares of relative residuals; one row a curve and form.
 
-    One row a curve and form: the columns `CURVE`, ``unit``, ``form``, and
-
-    ``base_us``, ``slope_us``, ``knee``
-        ``linear``: base + slope n; ``flat_linear``: base + slope max(0, n - knee); ``roofline``: base, the start-up, +
-        slope max(knee, n), where reading the weights takes slope knee. Never negative. NaN if ``note`` says why not.
-    ``bytes_per_s``, ``flops``
-        The same as rates: of the copy (``linear``, by bytes), or of reading the weights and of the operations
-        (``roofline``, where the subject says how large they are and the curve has such a part).
-    ``n_points``, ``first``, ``last``
-        Sizes measured.
-    ``r2``
-        Share of the variance of the medians that the form explains, which the largest sizes decide.
-    ``worst_relative``, ``worst_relative_at``, ``worst_us``, ``worst_us_at``
-        Largest distance of a median from the form, as a share of the median and in us, and at which sizes.
-    ``spread``
-        Median of the spreads of the sizes: what repeats alone differ by.
-    ``best``
-        Whether this form has the smallest ``worst_relative``; of forms within 0.1 % of the time, the first in `FORMS`.
-    ``note``
-        Why there is no fit, or empty.
-
-    Each median weighs as the inverse square of its time, so that the parameters fit small sizes as well as large ones.
-    The knee (of ``flat_linear`` a whole number) is the best of all sizes and of the crossings of the two parts between each two
-    sizes. A ``roofline`` by rows is a ``flat_linear`` whose start-up is not negative, read as rates.
-    Copies have no ``roofline``: latency + bytes / rate is their ``linear`` form. Samples of `NOT_CURVES` are left out.
+    ``linear`` is base + slope n; ``flat_linear`` base + slope max(0, n - knee); ``roofline`` base, the start-up, + slope
+    max(knee, n), where reading the weights takes slope knee. No parameter is negative. ``bytes_per_s`` and ``flops`` are
+    the same as rates; ``worst_relative`` and ``worst_us`` the largest distance of a median; ``best`` marks the smallest
+    ``worst_relative``, and of forms within 0.1 % the first in `FORMS`. The knee is the best of all sizes and of the
+    crossings of the two parts between sizes. Copies have no ``roofline``; samples of `NOT_CURVES` are left out.
     """
     table = medians(samples)
     rows: list[dict[str, Any]] = []
@@ -159,11 +132,7 @@ def _fit_curve(key: dict[str, Any], points: pd.DataFrame) -> list[dict[str, Any]
 
 
 def pair_rates(samples: pd.DataFrame) -> pd.DataFrame:
-    """Find what activities keep of their speed beside each other.
-
-    One row a pair and direction: ``activity``, ``beside``, ``rate`` (median time alone / together), ``n`` (repeats together)
-    and ``spread`` (as in `medians`, of the times together). Pairs that lack one of the two are left out.
-    """
+    """Find what activities keep of their speed beside each other: the median time alone over that together."""
     rows = []
     for (activity, beside), some in medians(samples[samples["kind"] == "pair"]).groupby(["device", "subject"], sort=True):
         found = {row["variant"]: row for row in some.to_dict("records")}

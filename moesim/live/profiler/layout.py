@@ -14,10 +14,7 @@ from moesim.live.kernels.host import available_gpu_bytes, available_memory_bytes
 
 @dataclass(frozen=True)
 class Device:
-    """A device of a profile and where it is: ``place`` is ``"cpu"``, ``"disk"`` or a GPU such as ``"cuda:0"``.
-
-    ``fewer`` are numbers of threads with which a processor's experts are measured besides ``threads``.
-    """
+    """A device and where it is: ``"cpu"``, ``"disk"`` or a GPU such as ``"cuda:0"``; ``fewer`` are other numbers of threads."""
 
     name: str
     kind: str
@@ -48,11 +45,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Tier:
-    """One profile: experts lie on ``backing`` and are brought to ``compute``.
-
-    ``pairs`` are measured. ``like`` are pairs that are the same thing in the other direction, and take their rates over:
-    (activity, link, link measured).
-    """
+    """One profile: experts lie on ``backing`` and are brought to ``compute``; ``like`` are (activity, link, link measured)."""
 
     suffix: str
     words: str

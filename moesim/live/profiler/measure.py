@@ -26,8 +26,7 @@ from moesim.live.profiler.profile import Facts, profiles_of
 from moesim.live.profiler.request import Prepared
 from moesim.live.profiler.samples import COMMAND, Bench, Store, sample
 
-DRIFT = 0.1
-"""By how much sentinels may differ before a warning."""
+DRIFT = 0.1  # by how much sentinels may differ before a warning
 
 
 def measure(

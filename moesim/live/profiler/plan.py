@@ -34,8 +34,7 @@ VARIANTS: Final = ("resident", "host", "fetched")
 """Where experts run: resident on the accelerator, on the host, or on the accelerator after they were fetched."""
 
 
-MODES: Final = {"quick": 5, "full": 7}
-"""Modes, and how often each measures by default."""
+MODES: Final = {"quick": 5, "full": 7}  # modes, and how often each measures by default
 
 FEWEST_REPEATS: Final = 5
 

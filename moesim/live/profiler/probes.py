@@ -18,8 +18,7 @@ PARTS: Final = ("attention", "context", "dense", "shared", "head", "embedding", 
 LIMIT_US: Final = {"rows": 2e6, "tokens": 2e6, "bytes": 10e6}
 """Sizes whose one run would take longer are left out, us, by unit."""
 
-FOLLOWING: Final = "following"
-"""Variant of the expert right behind the first of a group, timed with it."""
+FOLLOWING: Final = "following"  # variant of the expert right behind the first of a group, timed with it
 
 QUICK_ROWS, FULL_ROWS = 64, 4096
 QUICK_TOKENS, FULL_TOKENS = 2048, 16_384
@@ -52,11 +51,9 @@ class Probe:
         return (self.kind, self.device, self.subject, self.bits, self.threads, self.variant)
 
 
-FIELDS: Final = tuple(field.name for field in fields(Probe))
-"""Names of the fields of a probe, in order."""
+FIELDS: Final = tuple(field.name for field in fields(Probe))  # names of the fields of a probe, in order
 
-Reading = tuple[Probe, float]
-"""A probe and one time of it in us; of a power, watts."""
+Reading = tuple[Probe, float]  # a probe and one time of it in us; of a power, watts
 
 
 def rows_up_to(last: int) -> list[int]:
@@ -114,20 +111,14 @@ def sequences_of(n_rows: int) -> list[tuple[int, int]]:
     return [(min(64, n_rows - start), 0) for start in range(0, n_rows, 64)]
 
 
-SUPPORTED_BITS: Final = (4, 8, 16, 32)
-"""Precisions of experts for which there are kernels."""
+SUPPORTED_BITS: Final = (4, 8, 16, 32)  # precisions of experts for which there are kernels
 
-RING: Final = 4
-"""How many times the last-level cache the buffers that take turns have together, where memory suffices."""
+RING: Final = 4  # how many times the last-level cache the buffers that take turns have together, where memory suffices
 
-SENTINEL_COPY: Final = 2**26
-"""Bytes of the copy that is a sentinel, and at most of those in pairs."""
-RUNTIME_BYTES: Final = 320_000_000
-"""What a replay may use of host memory and disk: enough that weights are read from memory."""
-RUNTIME_GPU_BYTES: Final = 1_000_000_000
-"""What it uses of a GPU, where every expert has a buffer."""
-CONTEXT: Final = 64
-"""Tokens in the cache of the dense part that goes on beside or before something else."""
+SENTINEL_COPY: Final = 2**26  # bytes of the copy that is a sentinel, and at most of those in pairs
+RUNTIME_BYTES: Final = 320_000_000  # what a replay may use of host memory and disk: enough that weights are read from memory
+RUNTIME_GPU_BYTES: Final = 1_000_000_000  # what it uses of a GPU, where every expert has a buffer
+CONTEXT: Final = 64  # tokens in the cache of the dense part that goes on beside or before something else
 
 _DEFAULT_L3, _GPU_CACHE = 2**25, 2**27  # where the system does not say
 
@@ -266,8 +257,7 @@ class Needs:
         return needed
 
 
-FILE_BLOCK: Final = 2**26
-"""Bytes that the file on the disk is written at a time."""
+FILE_BLOCK: Final = 2**26  # bytes that the file on the disk is written at a time
 
 
 def pair_copy(shape: ExpertShape) -> int:

@@ -16,8 +16,7 @@ from moesim.live.profiler.samples import check_free
 from moesim.model import ModelSpec
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_SHARE = {"gpu": 0.9, "disk": 0.5}
-"""Share of what is free of a GPU's memory, or of a disk, that may be used."""
+_SHARE = {"gpu": 0.9, "disk": 0.5}  # share of what is free of a GPU's memory, or of a disk, that may be used
 
 
 @dataclass(frozen=True)

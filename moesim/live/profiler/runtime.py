@@ -66,9 +66,8 @@ class _Probe:
 def runtime_gaps(machine: LiveMachine, hardware: HardwareProfile, variant: str, steps: int = 24) -> dict[str, list[float]]:
     """Measure the gaps of a runtime in decode steps of one row, in us, by the name of a gap.
 
-    ``"resident"``, ``"host"``: for each layer, the time in which nothing ran, but for that between two experts; with ``"host"``
-    the crossing of activations there and back is in it. ``"between"``, ``"between host"``: from the end of one expert to the
-    start of the next on the same device. ``"fetched"``: from the end of a copy that others wait behind to the start of the next.
+    For each layer the time in which nothing ran (``resident``, ``host``, the latter with the crossing of activations), from one
+    expert to the next (``between``), and from the end of a copy to the start of the one that waits for it (``fetched``).
     """
     model = ModelSpec(
         name="middling", n_layers=_LAYERS, n_experts=_N_EXPERTS, top_k=_TOP_K, hidden=1024, expert_intermediate=1024, n_heads=8,

@@ -128,8 +128,7 @@ def check_free(out: Path, name: str, profiles: Iterable[str]) -> None:
     OutputFolder(out, COMMAND, owned=False).check_free(names)
 
 
-_ALWAYS = 2
-"""Sizes of a curve that are measured however long they take: fewer are no curve."""
+_ALWAYS = 2  # sizes of a curve that are measured however long they take: fewer are no curve
 
 
 class Bench(Protocol):
@@ -154,13 +153,7 @@ class Bench(Protocol):
 
 
 def sample(plan: Plan, bench: Bench, store: Store, tell: Callable[[str, int], None] = lambda text, steps: None) -> float:
-    """Measure all that a plan has and a store has not.
-
-    A block is prepared, then each of its probes is carried out once in ascending order: caches, code and pages are warm, and of
-    a curve whose next size would take longer than `LIMIT_US` the larger sizes are left out. Then come the repeats; each
-    goes through all probes in another order, so that a disturbance does not fall on one of them. Sentinels are measured first
-    and last, and again whenever a measurement goes on after an interruption.
-    """
+    """Measure all that a plan has and a store has not: sentinels first and last, and each repeat of a block in another order."""
     began = time.monotonic()
     _sentinels(plan, bench, store, "start", tell)
     for block in plan.blocks:

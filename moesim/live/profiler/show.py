@@ -32,14 +32,7 @@ _UNITS: Final = (("bytes_per_s", "bytes/s"), ("_bytes", "bytes"), ("flops", "ope
 
 
 def facts(profile: HardwareProfile, models: Sequence[ModelSpec] = ()) -> dict[str, Any]:
-    """Collect what a profile says, with the source of every number, as plain values.
-
-    Gives ``name``, ``path``, ``description``, ``corrections``, ``machine``, ``compute``, ``backing``, ``platform_w``; lists of
-    ``devices``, ``curves``, ``experts`` (of `models`, if some are named), ``links`` and ``contention`` with times in us (None
-    outside the range that was measured), rates, ``source`` (the weakest label of the numbers used) and ``measured`` (date,
-    repeats and spread); ``labels``, how many numbers have each label; ``weakest``, its ``label`` and ``keys``; and all
-    ``numbers`` by their dotted keys.
-    """
+    """Collect what a profile says, with the source of every number, as plain values; times in us, None outside of a range."""
     sent = models or [builtin_models()[name] for name in MODELS]
     counts = Counter(number.source for number in profile.numbers.values())
     label = weakest(counts)
@@ -273,8 +266,7 @@ class Row(NamedTuple):
         return None if not self.a or self.b is None else self.b / self.a
 
 
-Answer = tuple[float, str] | None
-"""A value and its weakest source label; None where a machine lacks it."""
+Answer = tuple[float, str] | None  # a value and its weakest source label; None where a machine lacks it
 
 
 def compare(a: HardwareProfile, b: HardwareProfile, model: ModelSpec) -> list[Row]:
