@@ -20,7 +20,7 @@ from moesim.experiment.config import load_config
 from moesim.experiment.sweep import quick
 
 if TYPE_CHECKING:
-    from moesim.studies.league.league import League
+    from moesim.studies.league import League
 
 WHOLE, ONE_MACHINE = Path("league"), Path("league-one-machine")
 """Experiments that are shipped."""
@@ -54,7 +54,7 @@ def league(
 
     Example: moesim league --hardware rtx3090-epyc7532 --out results/league
     """
-    from moesim.studies.league.league import league as meet
+    from moesim.studies.league import league as meet
 
     if out is not None:
         check_own_folder(out, _OWNER)
@@ -88,7 +88,7 @@ def _numbers(text: str, option: str, most: float) -> tuple[float, ...]:
 
 def files_of(found: League) -> dict[str, bytes]:
     """Give ``league.csv``, and of a map ``map.csv`` and its figure."""
-    from moesim.studies.league.league import record
+    from moesim.studies.league import record
 
     summed = [asdict(one) for one in found.everywhere]
     files = {
@@ -110,7 +110,7 @@ def files_of(found: League) -> dict[str, bytes]:
 
 def table(found: League, form: Format) -> str:
     """Write the table of a league."""
-    from moesim.studies.league.league import record
+    from moesim.studies.league import record
 
     rows = [record(one) for one in found.table]
     if form.for_programs:

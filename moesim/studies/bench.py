@@ -101,16 +101,9 @@ class Measured:
     def cells(self) -> list[str]:
         """Write the figures for the table."""
         figures = self.record()
-        return [
-            self.case,
-            f"{self.n_runs:,}",
-            f"{figures['runs_per_s_best']:,.0f}",
-            f"{figures['runs_per_s_median']:,.0f}",
-            f"{figures['timeouts_per_s_best']:,.0f}",
-            f"{figures['timeouts_per_run_best']:.2f}",
-            f"{figures['timeouts_per_run_median']:.2f}",
-            f"{figures['simulated_over_wall']:.1f}",
-        ]
+        speeds = [f"{figures[key]:,.0f}" for key in ("runs_per_s_best", "runs_per_s_median", "timeouts_per_s_best")]
+        ratios = [f"{figures[key]:.2f}" for key in ("timeouts_per_run_best", "timeouts_per_run_median")]
+        return [self.case, f"{self.n_runs:,}", *speeds, *ratios, f"{figures['simulated_over_wall']:.1f}"]
 
 
 def bare_timeouts(n: int) -> float:
@@ -201,7 +194,14 @@ class Clocked:
 
 
 @dataclass(frozen=True)
-class Deciding:
+class _Figures:
+    def record(self) -> dict[str, Any]:
+        """Return all figures by name."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Deciding(_Figures):
     """The time of one policy's decisions."""
 
     policy: str  # its registered name
@@ -211,10 +211,6 @@ class Deciding:
     decide_ns: float
     evict_ns: float
     ratio: float  # time in both, over that of `YARDSTICK` in this process
-
-    def record(self) -> dict[str, Any]:
-        """Return all figures by name."""
-        return asdict(self)
 
     def cells(self) -> list[str]:
         """Write the figures for the table."""
@@ -279,7 +275,7 @@ _SMALL = {"base": "qwen3-30b-a3b", "expert_bits": 4, "top_k": _TOP_K, "expert_in
 
 
 @dataclass(frozen=True)
-class Growth:
+class Growth(_Figures):
     """Measurements at one value."""
 
     varied: str
@@ -291,10 +287,6 @@ class Growth:
     ns_per_run: float
     ns_per_slot: float
     ratio: float
-
-    def record(self) -> dict[str, Any]:
-        """Return all figures by name."""
-        return asdict(self)
 
     def cells(self) -> list[str]:
         """Write the figures for the table."""

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from moesim.core.student import line
-from moesim.errors import MoesimError
 from moesim.experiment.config import parse_config
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.run import run_experiment
@@ -192,11 +191,13 @@ def see_layers(
     found: list[Sight] = []
     missing = []
     for share in shares:
-        rows, errors = _run(_experiment(written, trace, model, hardware, share, layers), workers)
+        experiment = _experiment(written, trace, model, hardware, share, layers)
+        outcomes = run_experiment(experiment, workers=workers, may_fail=True).outcomes
+        errors = [one.failure for one in outcomes if one.failure is not None]
         if errors:
             missing.append(f"{trace_label(written)}, {share:.0%} cached: {errors[0]}")
             continue
-        first, *others = rows
+        first, *others = (one.row for one in outcomes)
         gap = 1 - max(float(str(first[key] or 0)) for key in first if key.startswith("utilisation."))
         found += [
             Sight(
@@ -222,11 +223,6 @@ def _experiment(
         "policies": [{"name": "composed", "placement": "none", "prefetch": one} for one in ("none", *ahead)],
     }  # fmt: skip
     return Experiment(parse_config(raw, _PLACE), _PLACE)
-
-
-def _run(experiment: Experiment, workers: Workers) -> tuple[list[Mapping[str, Value]], list[MoesimError]]:
-    outcomes = run_experiment(experiment, workers=workers, may_fail=True).outcomes
-    return [one.row for one in outcomes], [one.failure for one in outcomes if one.failure is not None]
 
 
 def _speed(row: Mapping[str, Value]) -> float:

@@ -180,26 +180,8 @@ def regrets(
 ) -> list[Regret]:
     """Replace the decisions of each run of an experiment by their oracles.
 
-    Parameters
-    ----------
-    experiment : Experiment
-        Resolved.
-    policies : sequence of str
-        Names, with or without options, of those to study; empty: all. The requests are the whole experiment's all the same.
-    jobs : int or None
-        Processes, None: all cores if that is worth while; the results do not depend on it.
-    progress : bool
-        Show a bar on the terminal once it has taken two seconds.
-
-    Returns
-    -------
-    list of Regret
-        One a run, in the experiment's order.
-
-    Raises
-    ------
-    ConfigError
-        If the experiment has no policy of such a name.
+    `policies` are names, with or without options, of those to study (all if empty); the requests are the whole experiment's all
+    the same. Raises `ConfigError` if the experiment has no policy of such a name.
     """
     specs = _chosen(experiment, policies)
     wanted: dict[int, dict[tuple[str, str], tuple[Decisions, Decisions]]] = {}
@@ -256,8 +238,10 @@ def _regret(
     slots = base.get("cache_slots")
     if base.get("error") or not isinstance(slots, int):
         return Regret(base, setting, tuple(steps), None, None, None, tuple(errors))
-    bounds, hits = bounds_of(experiment, spec, slots), _best_hits(experiment, spec, slots)
-    return Regret(base, setting, tuple(steps), makespan(everything), bounds, hits, tuple(errors))
+    n_gpus = sum(device.kind == "gpu" for device in spec.hardware.devices.values())
+    hits, lookups = most_hits(experiment.workload(spec), spec.model, slots * n_gpus)
+    bounds, best = bounds_of(experiment, spec, slots), hits / lookups if lookups else None
+    return Regret(base, setting, tuple(steps), makespan(everything), bounds, best, tuple(errors))
 
 
 def bounds_of(experiment: Experiment, spec: RunSpec, cache_slots: int) -> RunBounds | None:
@@ -279,9 +263,3 @@ def pool_slots(placement: Placement, gpus: Sequence[str], model: ModelSpec) -> i
     smallest = min(model.expert_bytes(layer) for layer in range(model.n_layers))
     pools = [pool for pool in placement.pools if pool.device in gpus]
     return sum(n_bytes // smallest for pool in pools for n_bytes in pool.sizes(model.n_layers))
-
-
-def _best_hits(experiment: Experiment, spec: RunSpec, cache_slots: int) -> float | None:
-    n_gpus = sum(device.kind == "gpu" for device in spec.hardware.devices.values())
-    hits, lookups = most_hits(experiment.workload(spec), spec.model, cache_slots * n_gpus)
-    return hits / lookups if lookups else None

@@ -13,7 +13,7 @@ import moesim
 from experiments.research.tables.fresh_draws import fresh_draws, main, on_fresh_draws
 from moesim.experiment.config import parse_config
 from moesim.experiment.workers import Workers
-from moesim.studies.league.league import CPU_COST, NOISE, League, Meetings, league
+from moesim.studies.league import CPU_COST, NOISE, League, Meetings, league
 from tests.experiment.experiment_kit import small, write_yaml
 
 SYSTEMS = ["on-demand", "lru", "fiddler", "daop-paper"]

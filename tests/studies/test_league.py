@@ -19,9 +19,22 @@ from moesim.experiment.config import load_config, parse_config
 from moesim.experiment.report import waited
 from moesim.hardware import load_hardware
 from moesim.plots.studies import crossover
-from moesim.studies.league.league import ALONE, CPU_COST, NOISE, League, _rows_add, decide, near, record
-from moesim.studies.league.league import league as meet
-from moesim.studies.league.settings import Setting, cpu_cost_ends, map_of, ratio_of, settings_of
+from moesim.studies.league import (
+    ALONE,
+    CPU_COST,
+    NOISE,
+    League,
+    Setting,
+    _rows_add,
+    cpu_cost_ends,
+    decide,
+    map_of,
+    near,
+    ratio_of,
+    record,
+    settings_of,
+)
+from moesim.studies.league import league as meet
 from tests.experiment.experiment_kit import small, write_yaml
 
 RATIOS, SHARES = (0.125, 2.0), (0.25, 0.75)

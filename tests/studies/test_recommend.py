@@ -1,9 +1,10 @@
-"""``moesim recommend`` on a model of four layers: the best is the best, what does not fit is not offered, flags exist."""
+"""Questions to ``moesim recommend``: the best is the best, what does not fit is not offered, flags exist, intervals, prompts."""
 
 from __future__ import annotations
 
 import json
 import math
+import random
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,9 @@ import typer
 
 from moesim.cli.recommend import recommend as command
 from moesim.core.files import FILE
+from moesim.core.student import Mean, mean, student_t
 from moesim.core.table import Format
+from moesim.core.units import digits
 from moesim.errors import CapacityError, ConfigError, InputError, TraceError
 from moesim.experiment import run_experiment
 from moesim.experiment.config import load_config, parse_config
@@ -23,12 +26,32 @@ from moesim.experiment.resolve import Experiment
 from moesim.experiment.routing import choose_trace
 from moesim.experiment.store import read_summary
 from moesim.hardware.load import hardware_names
-from moesim.studies.advice.candidates import SHIPPED, Candidate, Misfit, coarse, experiment_of, halves
-from moesim.studies.advice.engines import Engine, commands, describe, engines
+from moesim.studies.advice.candidates import (
+    NOT_SHARED,
+    SHIPPED,
+    Candidate,
+    Misfit,
+    Space,
+    coarse,
+    experiment_of,
+    halves,
+    threshold,
+)
+from moesim.studies.advice.engines import Command, Engine, commands, describe, engines
 from moesim.studies.advice.question import Asked, find_routing, look_up, synthetic
-from moesim.studies.advice.recommend import Advice, mixed, recommend
+from moesim.studies.advice.recommend import (
+    LEVEL,
+    Advice,
+    Residual,
+    evidence,
+    indistinguishable,
+    interval,
+    mixed,
+    read_residuals,
+    recommend,
+)
 from moesim.studies.advice.search import FEW_US, gpu_share, layer_us, speed, with_fewer
-from moesim.studies.advice.show import document, output, write_folder
+from moesim.studies.advice.show import document, output, sooner, write_folder
 from moesim.testing.traces import synthetic_trace
 from moesim.trace import Trace
 from moesim.trace.synthesis import read_parameters, synthesize
@@ -575,3 +598,175 @@ def test_the_command(trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[s
     with pytest.raises(ConfigError, match="expected a new folder or a result of `moesim recommend`"):
         app(args=["recommend", *words, "--trace", trace, "--out", str(other)], standalone_mode=False)
     assert [path.name for path in other.iterdir()] == ["notes.txt"]
+
+
+def table(ratios: list[float], experts: str = "cpu") -> list[Residual]:
+    return [Residual(str(i), "derived", experts, ratio) for i, ratio in enumerate(ratios)]
+
+
+def test_order_statistics_of_a_constructed_table():
+    ratios = [0.5 + 0.05 * i for i in range(19)]  # 19 figures: 2 of 20 places on either side
+    found = evidence(table(random.Random(1).sample(ratios, 19)) + table([9.0], "gpu"), "derived", "cpu")
+    assert (found.low, found.high, found.n) == (pytest.approx(0.55), pytest.approx(1.35), 19)
+    assert found.level == pytest.approx(0.8)
+    few = evidence(table([0.7, 0.9, 1.1]), "derived", "cpu")
+    assert (few.low, few.high, few.level) == (0.7, 1.1, pytest.approx(0.5))  # and says how little that is
+
+
+def test_a_new_figure_of_the_kind_is_inside_as_often_as_is_said():
+    draw = random.Random(7)
+    inside = 0
+    for _ in range(2000):
+        *known, new = [math.exp(draw.gauss(-0.2, 0.3)) for _ in range(14)]
+        found = evidence(table(known), "derived", "cpu")
+        inside += found.low <= new <= found.high
+    assert inside / 2000 == pytest.approx(found.level, abs=0.03)
+
+
+def test_kinds_are_mixed_by_time():
+    cpu, gpu = evidence(table([0.8, 1.0]), "derived", "cpu"), evidence(table([0.4, 1.0], "gpu"), "derived", "gpu")
+    assert mixed(cpu, gpu, 0.0) == (0.8, 1.0) and mixed(cpu, gpu, 1.0) == (pytest.approx(0.4), 1.0)
+    assert 0.4 < mixed(cpu, gpu, 0.5)[0] < 0.8
+
+
+def test_the_interval_grows_with_each_thing_that_is_unsure():
+    speed = Mean(20.0, 1.1, 5)
+    plain = interval(Mean(20.0, 1.0, 5), (0.8, 1.0))
+    assert plain == (pytest.approx(16.0), pytest.approx(20.0))
+    wider = interval(speed, (0.8, 1.0))
+    widest = interval(speed, (0.8, 1.0), routing=0.7)
+    assert widest[0] < wider[0] < plain[0] and widest[1] > wider[1] > plain[1]
+    assert interval(speed, (0.8, 1.0), 0.7) == pytest.approx(interval(speed, (0.8, 1.0), 1 / 0.7))
+
+
+def test_student_t():
+    assert student_t(0.95, 5) == pytest.approx(2.776, abs=1e-3) and student_t(0.8, 2) == pytest.approx(3.078, abs=1e-3)
+    found = mean([10.0, 12.0, 11.0], 0.95)
+    assert found.value == pytest.approx((10 * 12 * 11) ** (1 / 3)) and found.factor > 1
+    assert mean([10.0], LEVEL).factor == 1 and mean([10.0], LEVEL).n == 1
+
+
+def test_placements_are_told_apart_by_their_ratio_on_the_same_requests():
+    best = [10.0, 20.0, 30.0, 15.0, 25.0]
+    assert not indistinguishable(best, [one * 0.97 for one in best])  # speeds vary threefold, the ratio does not
+    assert indistinguishable(best, [one * factor for one, factor in zip(best, (0.9, 1.1, 0.95, 1.04, 1.0), strict=True)])
+    assert not indistinguishable([10.0], [10.0])  # of one request nothing is known
+
+
+def test_a_wrong_line_of_a_table_is_named(tmp_path: Path):
+    path = tmp_path / "r.csv"
+    path.write_text("figure,profile,experts,ratio\na,measured,any,1.25\n")
+    assert read_residuals(path) == [Residual("a", "measured", "any", 1.25)]
+    for line in ("b,measured,any,x", "b,guessed,any,1", "b,derived,cpu,-1"):
+        path.write_text(f"figure,profile,experts,ratio\n{line}\n")
+        with pytest.raises(ConfigError, match=r"r\.csv:2: expected"):
+            read_residuals(path)
+
+
+@pytest.fixture(scope="module")
+def with_prompts(trace: str) -> Advice:
+    return recommend(asked(trace, bits=8.0, vram="5GiB"))
+
+
+def placed(space: Space, name: str, number: int) -> Candidate:
+    one = space.candidate(next(family for family in space.families if family.name == name), number)
+    assert isinstance(one, Candidate), one
+    return one
+
+
+def typed(space: Space, name: str, number: int) -> Command:
+    (command,) = commands(placed(space, name, number), space.setting)
+    return command
+
+
+def test_a_prompt_on_the_gpu_takes_the_memory_of_a_layer(trace: str, tmp_path: Path):
+    space = space_of(asked(trace, bits=8.0, vram="5GiB"), tmp_path)
+    layer = 8 * space.setting.model.expert_bytes(0)
+    for name in ("expert-set", "frequent-expert-set", "front-expert-set"):
+        alone, prompts = placed(space, name, 3), placed(space, f"{name}+prefill", 3)
+        assert prompts.gpu_bytes == alone.gpu_bytes + layer and prompts.host_bytes == alone.host_bytes
+        if name != "front-expert-set":
+            assert placed(space, f"{name}+update", 3).gpu_bytes == prompts.gpu_bytes
+    most = {family.name: max(space.feasible(family), default=0) for family in space.families}
+    assert most["expert-set"] - 2 == most["expert-set+prefill"] == most["expert-set+update"]  # two of each of four layers
+
+
+def test_flags_of_prompts_on_the_gpu(trace: str, tmp_path: Path):
+    eight = space_of(asked(trace, bits=8.0, vram="5GiB"), tmp_path)
+    long = "--kt-gpu-prefill-token-threshold 8 "
+    assert "--kt-expert-placement-strategy front-loading" in str(typed(eight, "front-expert-set", 3))
+    assert long + "--chunked-prefill-size 512" in str(typed(eight, "expert-set+prefill", 3))
+    update = typed(eight, "frequent-expert-set+update", 3)
+    assert long + "--kt-enable-dynamic-expert-update" in str(update)
+    assert "of FP8 weights" in update.condition and "prompts have 8 tokens or more: " in update.condition
+    assert "prompts have" not in typed(eight, "frequent-expert-set+prefill", 3).condition
+    assert "--kt-method FP8" in str(update) and "--kt-method LLAMAFILE" in str(typed(eight, "expert-set", 3))
+    assert "threshold" not in str(typed(eight, "expert-set", 3))
+    sixteen = space_of(asked(trace, bits=16.0, vram="12GiB"), tmp_path)
+    assert "--kt-method BF16" in str(typed(sixteen, "expert-set+prefill", 3))
+    said = describe(placed(eight, "front-expert-set+prefill", 3), eight.setting)
+    assert said.startswith("the first 12 experts, layer by layer, on the GPU") and "chunks of 8 tokens or more" in said
+
+
+@pytest.mark.parametrize("bits", [4.5, 8.5])
+def test_weights_that_only_the_cpu_reads_leave_prompts_there(trace: str, tmp_path: Path, bits: float):
+    space = space_of(asked(trace, bits=bits, vram="5GiB"), tmp_path)
+    never = [family for family in space.families if family.never]
+    assert {family.name.partition("+")[2] for family in never} == {"prefill", "update"}
+    assert all(not space.feasible(family) and space.misfit(family) == NOT_SHARED for family in never)
+
+
+def test_why_prompts_stay_on_the_cpu_is_said_once(trace: str):
+    told = output(recommend(asked(trace, decode=2)), Format.TABLE)
+    assert re.search(rf"[\w-]+\+prefill, [\w-]+\+update: {re.escape(NOT_SHARED)}", told)
+    assert told.count(NOT_SHARED) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "rows"),
+    [({"prompt": 100}, 100), ({"prompt": 100, "batch": 3}, 300), ({"prompt": 2000}, 512), ({"prompt": 1, "batch": 4}, None)],
+)
+def test_the_threshold_is_a_full_chunk_and_more_than_decoding_has(changes: dict[str, Any], rows: int | None):
+    assert threshold(replace(Asked("m", "h"), **changes)) == rows
+
+
+def test_additions_are_tried_where_they_are_to_the_fastest(with_prompts: Advice, trace: str, tmp_path: Path):
+    screened = with_prompts.found.screened
+    families = {one.name: one for one in space_of(asked(trace, bits=8.0, vram="5GiB"), tmp_path).families}
+    kinds = {"prefill": "expert-set front-expert-set frequent-expert-set", "update": "expert-set frequent-expert-set"}
+    for adds, others in kinds.items():
+        (one,) = [one for one in screened if one.family.endswith(f"+{adds}")]
+        fastest = max((other for other in screened if other.family in others.split()), key=lambda other: speed(screened[other]))
+        assert one.kind == fastest.family and fastest.number is not None
+        fits = Space(with_prompts.setting, with_prompts.routing).feasible(families[one.family])
+        assert one.number == max(n for n in fits if n <= fastest.number) < fastest.number
+    assert len([one for one in screened if one.family == "front-expert-set"]) == 1
+
+
+def test_the_best_of_kt_kernel_is_the_best_of_all(with_prompts: Advice, trace: str, tmp_path: Path):
+    """Simulate every number of every strategy and addition on the first request."""
+    space = space_of(asked(trace, bits=8.0, vram="5GiB"), tmp_path)
+    every = [placed(space, one.name, n) for one in space.families if "expert-set" in one.name for n in space.feasible(one)]
+    assert len({one.family for one in every}) == 8
+    raw = experiment_of(space.setting, [str(path) for path in space.routing.write(tmp_path)[:1]], every, 6)
+    rows = run_experiment(Experiment(parse_config(raw, "all"), "all")).rows
+    mine = max(speed(row) for one, row in with_prompts.found.screened.items() if "expert-set" in one.family)
+    assert mine == pytest.approx(max(map(speed, rows)))
+    tried = {one.title: row for one, row in with_prompts.found.screened.items()}
+    by = {one.title: row for one, row in zip(every, rows, strict=True)}
+    (title,) = [title for title in tried if "+prefill" in title]
+    assert by[title]["decode_tokens_per_s"] == by[title.replace("+prefill", "")]["decode_tokens_per_s"]  # decoding is the same
+    assert tried[title]["ttft_mean_ns"] == pytest.approx(by[title]["ttft_mean_ns"])
+
+
+def test_an_earlier_first_token_is_told_with_its_flags(with_prompts: Advice):
+    found = {one: row for one, row in with_prompts.found.screened.items() if "+update" not in one.family}
+    runnable = [one for one in with_prompts.runnable if one.candidate in found]
+    (one,) = [one for one in found if "+prefill" in one.family]
+    for first in (0.01, 100.0):
+        screened = {**found, one: {**found[one], "ttft_mean_ns": first * 1e9}}
+        shown = replace(with_prompts, runnable=runnable, found=replace(with_prompts.found, screened=screened))
+        told = output(shown, Format.TABLE).partition("What to type")[2].partition("Speed against")[0]
+        assert (f"{one.title}, prompts on the GPU: first token {digits(first, 2)} instead of" in told) == (first < 1)
+        assert (str(commands(one, with_prompts.setting)[0]) in told) == (first < 1)
+    assert sooner(with_prompts, next(one for one in with_prompts.found.screened if "+update" in one.family)) == []

@@ -27,13 +27,7 @@ from moesim.core.progress import Progress
 from moesim.core.table import Format, render, render_records
 from moesim.errors import ConfigError, unknown_name
 from moesim.plots.style import add_corner, need, pictures, styled
-from moesim.policies.algorithms.assignment import (
-    Plan,
-    all_cpu,
-    all_gpu,
-    greedy_assignment,
-    threshold_assignment,
-)
+from moesim.policies.algorithms.assignment import Plan, all_cpu, all_gpu, greedy_assignment, threshold_assignment
 from moesim.policies.algorithms.queues import Reading, Timings, queue_plan
 from moesim.policies.algorithms.schedule import Layer, executed_schedule, layer_lower_bound, optimal_schedule
 from moesim.policies.algorithms.search import beam_assignment, exact_assignment

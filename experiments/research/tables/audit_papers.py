@@ -23,7 +23,7 @@ from moesim.experiment.config import Config, load_config
 from moesim.experiment.sweep import expand, quick
 from moesim.experiment.workers import Workers
 from moesim.metrics.naming import policy_label
-from moesim.studies.league.league import Meetings
+from moesim.studies.league import Meetings
 from moesim.studies.papers.compare import check_answers, choose, compare, figures
 from moesim.studies.papers.published import PUBLISHED, RATIOS, Published, paper_folder, read_published
 from moesim.studies.whatif.knobs import knob_of

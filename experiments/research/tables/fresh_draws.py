@@ -18,7 +18,7 @@ from moesim.experiment.config import load_config
 from moesim.experiment.sweep import expand, quick
 from moesim.experiment.workers import Workers
 from moesim.metrics.naming import policy_label
-from moesim.studies.league.league import LEVEL, NOISE, Meetings, Standing, System, decode_speed, league
+from moesim.studies.league import LEVEL, NOISE, Meetings, Standing, System, decode_speed, league
 
 FIRST_SEED: Final = 1000
 """Of the fresh draws; those of an experiment are below."""

@@ -179,8 +179,8 @@ class Answer:
     published: Published
     block: str
     derived: float | None  # by the derived profile
-    left_out: float | None  # by constants from all other blocks, or from the one that tells alone
-    everything: float | None  # by constants from all blocks, this one included; None if one tells alone
+    left_out: float | None  # by constants from all other blocks, or from the one that answers alone
+    everything: float | None  # by constants from all blocks, this one included; None if one answers alone
 
     def ratio(self, value: float | None) -> float | None:
         """Simulated over printed, of gains that of the factors."""

@@ -52,7 +52,7 @@ class Family:
 def families_of(setting: Setting, *, counted: bool) -> list[Family]:
     """List the families that the processors of a machine allow; some need activations that were ``counted`` before."""
     families = [Family("all-gpu", lambda number: {"name": "all-gpu"}, 0, 0, 1, True)]
-    if not setting.host_computes:  # no processor beside the accelerator
+    if not setting.host_computes:  # no processor next to the accelerator
         return families
     model = setting.model
     n_layers = model.n_dense_layers + model.n_layers
@@ -126,7 +126,7 @@ class Shipped:
     family: str  # in results
     policy: Mapping[str, Any]  # as in an experiment
     what: str  # where experts are, in words
-    margin_bytes: int = 0  # of the GPU's memory, that it leaves free unless told otherwise
+    margin_bytes: int = 0  # of the GPU's memory, that it leaves free by default
     frees: bool = False  # what is on the GPU takes no host memory
 
 
@@ -177,7 +177,7 @@ class Misfit:
     why: str
 
 
-@dataclass(frozen=True, eq=False)  # a space makes each once, so identity tells them apart
+@dataclass(frozen=True, eq=False)  # a space makes each once, so identity distinguishes them
 class Candidate:
     """One placement or policy that fits."""
 
@@ -191,7 +191,7 @@ class Candidate:
     host_bytes: int
     note: str = ""  # what a reader must know; may be empty
     slots: int = 0  # experts that its cache has room for; 0: it has none
-    budget: int | None = None  # bytes of the GPU that its cache fills beside all else; None: the placement says what is there
+    budget: int | None = None  # bytes of the GPU that its cache fills next to all else; None: the placement says what is there
 
     @property
     def title(self) -> str:

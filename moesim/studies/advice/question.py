@@ -108,19 +108,14 @@ def look_up(asked: Asked, folder: Path) -> Setting:
         )
     # Engines that keep experts on the GPU only need less host memory than the simulator holds ready: what a placement needs there
     # is checked against --ram by `candidates`, so the simulator gets enough for any.
-    simulated = max(plain.devices[host].memory_bytes, _most(model, context * asked.batch, plain, host))
+    weights = model.experts_bytes_total + model.non_expert_bytes + model.embedding_bytes
+    most = weights + context * asked.batch * model.kv_bytes_per_token + plain.devices[host].workspace_bytes
+    simulated = max(plain.devices[host].memory_bytes, most)
     base = dict(asked.hardware) if isinstance(asked.hardware, Mapping) else {"base": str(asked.hardware)}
     ref = base | {f"devices.{gpu}.memory_bytes": vram, f"devices.{host}.memory_bytes": simulated}
     hardware = load_hardware(ref, f"{PLACE}: --hardware")
     return Setting(
         asked, model, hardware, model_ref, ref, gpu, host, computes, vram, ram, context, plain.devices[gpu].memory_bytes
-    )
-
-
-def _most(model: ModelSpec, kv_tokens: int, hardware: HardwareProfile, host: str) -> int:
-    kv = kv_tokens * model.kv_bytes_per_token
-    return (
-        model.experts_bytes_total + model.non_expert_bytes + model.embedding_bytes + kv + hardware.devices[host].workspace_bytes
     )
 
 

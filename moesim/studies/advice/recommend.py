@@ -67,7 +67,7 @@ LEVEL: Final = 0.8
 """Of intervals of speeds. The table has some ten figures of a kind: more than 0.8 cannot be had from so few."""
 
 SAME_LEVEL: Final = 0.95
-"""At which two placements are told apart."""
+"""At which two placements are distinguished."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ class Advice:
     evidence: list[Evidence]  # what the intervals rest on
     caution: str  # why the order may be another with an engine that launches fewer kernels; empty if there is no such reason
     warnings: list[str]  # what else a reader must know
-    observed: Observed | None = None  # what observed speeds told of the machine, if some were given
+    observed: Observed | None = None  # results of observed speeds, if some were given
 
     @property
     def best(self) -> Judged:

@@ -284,14 +284,14 @@ def placement_of(case: Case, hardware: HardwareProfile, workload: Workload) -> P
 
 
 def needed_bytes(case: Case, hardware: HardwareProfile, gpu: str) -> int | None:
-    """Count what a case needs on the GPU, buffers of the engine and a policy's cache included; None where it cannot be told."""
+    """Count what a case needs on the GPU, buffers of the engine and a policy's cache included; None where it is not known."""
     name, one = case.setting.policy["name"], case.observation
     tokens = (one.context + (one.decode if one.kind == "decode" else 0)) * one.batch
     plain = name in STATIC and (name != "composed" or case.setting.family == "gpu_experts")
     try:
         placement = placement_of(case, hardware, decode_workload(case)) if plain else _with_cache(case, hardware)
     except InputError:
-        return None  # what is wrong is told where the row is predicted
+        return None  # what is wrong is reported where the row is predicted
     need = required_bytes(case.model, hardware, tokens, placement)
     return sum(need[gpu].values())
 

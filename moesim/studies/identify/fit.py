@@ -29,7 +29,7 @@ PRIOR: Final[Mapping[str, float]] = {
     "spec-sheet": math.log(2),
     "assumed": math.log(2),
 }
-"""One standard deviation of a constant's logarithm, by the label of its number; an interval beside the number goes before it."""
+"""One standard deviation of a constant's logarithm, by the label of its number; an interval next to the number goes before it."""
 
 CEILING: Final = PRIOR["measured"]
 """How far above a data sheet's rate a rate may lie: the sheet says what no program exceeds."""
@@ -247,11 +247,6 @@ class Fit:
     covariance: Vector  # of the logarithms, around the optimum
     slopes: Vector  # of the rows' values, (rows, constants)
     inflation: float  # by how much rows scatter more than their spreads say; at least 1
-
-
-def row_spread(spread: float | None, value: float) -> float:
-    """Return one standard deviation of the logarithm of a value."""
-    return UNKNOWN_SPREAD if spread is None else float(np.hypot(spread / value, MODEL_ERROR))
 
 
 def softened(off: Vector) -> Vector:

@@ -41,7 +41,7 @@ class Estimate:
     prior_high: float
     identified: bool  # the observations narrow the prior's interval at least to half
     moves: bool  # some row depends on it
-    beside: str = ""  # the constant that it can be exchanged with most, if rows tell only their sum
+    beside: str = ""  # the constant that it can be exchanged with most, if rows determine only their sum
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ def _where(case: Case, room: HardwareProfile) -> Any:
         try:
             placement = placement_of(case, room, decode_workload(case))
         except InputError:
-            pass  # what is wrong is told where the row is predicted
+            pass  # what is wrong is reported where the row is predicted
         else:
             experts = frozenset((copy.layer, expert, copy.device) for copy in placement.copies for expert in copy.experts)
             parts = {part: device for part, device in placement.parts.items() if part[0] != "embedding"}  # a few rows a token
@@ -232,17 +232,11 @@ def estimate(machine: Machine, problem: Problem, fit: Fit, intervals: bool, tell
     return tuple(found)
 
 
-def untouched(constant: Constant) -> Estimate:
-    """Return a constant on which no row depends."""
-    low, high = constant.at(-Z90), constant.at(Z90)
-    return Estimate(constant, constant.base, low, high, low, high, False, False)
-
-
 def profile_contents(
     start: Machine, machine: Machine, estimates: Sequence[Estimate], fit: Fit, raw: Mapping[str, Any], name: str,
     status: Sequence[str], place: str,
 ) -> dict[str, Any]:  # fmt: skip
-    """Write what was found into a profile: identified numbers, and those that rows do not tell, each with its interval."""
+    """Write identified numbers, and those that rows do not determine, into a profile, each with its interval."""
     values: dict[str, Any] = {}
     n_rows = status.count("used")
     for one in estimates:
@@ -343,7 +337,10 @@ def identify(
     sigma = spreads(predictor)
     fit, problem, difference, status = _fit(predictor, sigma, status, tell)
     left_out, by = _left_out(predictor, sigma, status, fit, tell) if leave_out else ({}, "nothing")
-    estimates = estimate(machine, problem, fit, intervals, tell) + tuple(untouched(one) for one in still)
+    estimates = estimate(machine, problem, fit, intervals, tell) + tuple(
+        Estimate(one, one.base, *(2 * (one.at(-Z90), one.at(Z90))), False, False)
+        for one in still  # no row depends on it
+    )
     contents = profile_contents(start, machine, estimates, fit, raw, name, status, place)
     return Identified(
         profile=build_profile(contents, place),
@@ -405,7 +402,7 @@ def _fit(
 
 
 def _set_aside(predictor: Predictor, fit: Fit, sigma: Vector, status: list[str]) -> bool:
-    """Set the worst row aside if it is far off, and rows are left to tell."""
+    """Set the worst row aside if it is far off, and enough rows are left."""
     used = [i for i, one in enumerate(status) if one == "used"]
     gone = status.count("set aside")
     if len(used) < 6 or gone + 1 > len(used) // 5:

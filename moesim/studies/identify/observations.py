@@ -105,7 +105,7 @@ class Observation(BaseModel):
     # bits per weight, a name such as ``Q4_K_M``, ``EXPERTS/REST``, or several joined by ``|`` where it is not known; empty: the
     # model's
     bits: str = ""
-    # what the engine was told: ``n_cpu_moe=24``, ``ngl=0``, ``all_cpu``, ``policy=lru cache=0.5`` and the like
+    # the engine's options: ``n_cpu_moe=24``, ``ngl=0``, ``all_cpu``, ``policy=lru cache=0.5`` and the like
     setting: Annotated[str, Field(min_length=1)]
     batch: Annotated[int, Field(ge=1, le=4096)] = 1  # sequences at once
     # tokens before the first decoded one; tokens of the prompt for a prefill

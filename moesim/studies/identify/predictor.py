@@ -31,7 +31,7 @@ from moesim.hardware import HardwareProfile, build_profile
 from moesim.hardware.costs import CostModel
 from moesim.policies.registry import make_policy
 from moesim.studies.identify.cases import STEPS, Case, decode_workload, placement_of, routing, shape_of
-from moesim.studies.identify.fit import Machine, Priors, Vector, roomy, row_spread
+from moesim.studies.identify.fit import MODEL_ERROR, UNKNOWN_SPREAD, Machine, Priors, Vector, roomy
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -333,4 +333,5 @@ class Predictor:
 
 def spreads(predictor: Predictor) -> Vector:
     """Return one standard deviation of the logarithm of each row."""
-    return np.array([row_spread(case.observation.spread, case.observation.value) for case in predictor.cases])
+    rows = [case.observation for case in predictor.cases]
+    return np.array([UNKNOWN_SPREAD if one.spread is None else np.hypot(one.spread / one.value, MODEL_ERROR) for one in rows])

@@ -23,7 +23,7 @@ from moesim.experiment.store import SUMMARY
 from moesim.hardware import HardwareProfile
 from moesim.studies.identify.cases import Case, make_cases, needed_bytes
 from moesim.studies.identify.fit import MODEL_ERROR, UNKNOWN_SPREAD, Z90
-from moesim.studies.identify.identify import NARROWS, UNEXPLAINED, Estimate, Identified, Prediction, contradictions, setting_key
+from moesim.studies.identify.identify import NARROWS, UNEXPLAINED, Estimate, Identified, contradictions, setting_key
 from moesim.studies.identify.observations import NOT_COLUMNS, Observation, observation
 from moesim.studies.identify.predictor import MEMO, OWNER, Memo, Predictor
 
@@ -36,7 +36,7 @@ class NextLine:
     """A measurement that is not there yet."""
 
     command: str  # what to run
-    constant: str  # what it would tell most of
+    constant: str  # what it would narrow most
     narrows: float  # share of that constant's interval that would be left, the lines before it measured
 
 
@@ -67,7 +67,7 @@ def next_lines(found: Identified, *, most: int = 3) -> list[NextLine]:
         left = np.sqrt(1 - along[:, weak] ** 2 / noise[:, None] / np.diag(covariance)[weak])
         index = int(np.argmin(np.log(left).sum(axis=1)))
         if left[index].min() > USEFUL:
-            index = int(np.argmin(left.min(axis=1)))  # none tells much of several constants; one may tell of one
+            index = int(np.argmin(left.min(axis=1)))  # none narrows several constants much; one may narrow one
         k = int(np.argmin(left[index]))
         if left[index, k] > USEFUL:
             break
@@ -228,7 +228,10 @@ def remarks(found: Identified, lines: Sequence[NextLine]) -> list[str]:
     if found.inflation > 1.05:
         said.append(f"rows scatter {found.inflation:.1f} times as much as their spreads say; intervals are that much wider")
     odd = [one for one in found.predictions if one.status == "set aside" or (one.status == "used" and abs(one.z) > UNEXPLAINED)]
-    said += [f"no constants explain row {one.case.name}: {_off(one)}" for one in odd]
+    for one in odd:
+        aside = ", set aside" if one.status == "set aside" else ""
+        off = f"{one.observed:g} observed, {one.predicted:.3g} predicted, {abs(one.z):.1f} standard deviations{aside}"
+        said.append(f"no constants explain row {one.case.name}: {off}")
     for one in found.predictions:
         if one.status == "beyond memory":
             said.append(f"row {one.case.name} needs more than the GPU's memory: it belongs to the cliff and moves no constant")
@@ -249,11 +252,6 @@ def remarks(found: Identified, lines: Sequence[NextLine]) -> list[str]:
         f"next, for {line.constant} ({100 * line.narrows:.0f} % of its interval would be left): {line.command}" for line in lines
     ]
     return said
-
-
-def _off(one: Prediction) -> str:
-    aside = ", set aside" if one.status == "set aside" else ""
-    return f"{one.observed:g} observed, {one.predicted:.3g} predicted, {abs(one.z):.1f} standard deviations{aside}"
 
 
 def block_errors(found: Identified) -> dict[str, float]:

@@ -48,7 +48,7 @@ class Compared:
     routing: str = ""
     label: str = ""  # weakest source labels of the results, joined
     policies: tuple[str, ...] = ()  # registered names of the policies that were run
-    notes: str = ""  # what the results carry beside their labels
+    notes: str = ""  # remarks of the results
 
     @property
     def ratio(self) -> float | None:
@@ -296,11 +296,7 @@ def check_answers(rows: Iterable[Published], configs: Mapping[str, Config], plac
 def _grid(config: Config, place: str) -> list[dict[str, Any]]:
     """List the settings by which runs can be selected."""
     return [
-        {
-            "policy": policy_label(point.policy),
-            "model": load_model(point.model, f"{place}: model").name,
-            **point.row(),
-        }
+        {"policy": policy_label(point.policy), "model": load_model(point.model, f"{place}: model").name, **point.row()}
         for point in expand(config, place)
     ]
 

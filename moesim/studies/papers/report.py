@@ -14,18 +14,7 @@ from moesim.policies.registry import policy_info
 from moesim.studies.papers.compare import Agreement, Compared, Figure, Variant
 from moesim.studies.papers.published import BOUNDS
 
-HEADINGS = [
-    "figure",
-    "what",
-    "printed",
-    "simulated",
-    "range",
-    "runs",
-    "ratio",
-    "costs",
-    "routing",
-    "remark",
-]
+HEADINGS = ["figure", "what", "printed", "simulated", "range", "runs", "ratio", "costs", "routing", "remark"]
 RIGHT = HEADINGS[2:7]
 
 

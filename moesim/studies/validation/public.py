@@ -253,27 +253,8 @@ def run_public(
 ) -> PublicResult:
     """Predict every public measurement that is described well enough.
 
-    Parameters
-    ----------
-    out : Path, optional
-        Folder for ``public.csv``, ``summary.json`` and the figure; an earlier result there is replaced at the end.
-    rows : sequence of str
-        Numbers of the rows, and names of machines of sweeps, to predict; all if empty.
-    path, sweeps : Path, optional
-        Other tables than the shipped ones; with ``path`` alone there are no sweeps.
-    progress : bool
-        Show a bar on a terminal.
-    plot : bool
-        Draw the figure, if there is a folder.
-
-    Returns
-    -------
-    PublicResult
-
-    Raises
-    ------
-    InputError
-        If the table, a row or the folder is wrong, or a check cannot be run; nothing is written then.
+    `rows` are numbers of rows and machines of sweeps (all if empty), `path` and `sweeps` other tables than the shipped ones; with
+    `path` alone there are no sweeps. An earlier result in `out` is replaced at the end. Raises `InputError` before it writes.
     """
     checks = read_checks(path or checks_file())
     settings = read_sweeps(sweeps or sweeps_file()) if sweeps or not path else []

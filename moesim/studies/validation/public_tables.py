@@ -7,11 +7,12 @@ source says that it exceeds the GPU's memory is no check of speeds, but of wheth
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from statistics import geometric_mean
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from moesim.core.csv_reader import read_lines
 from moesim.core.data import data_dirs
@@ -19,8 +20,7 @@ from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import ConfigError, unknown_name
 
 FOLDER = "validation"  # below experiments
-
-Row = TypeVar("Row")
+_Words = Mapping[str, Sequence[str]]
 
 
 def shipped_table(name: str, what: str) -> Path:
@@ -31,52 +31,56 @@ def shipped_table(name: str, what: str) -> Path:
     raise ConfigError(f"experiments/{FOLDER}/{name}: expected {what}, got no such file")
 
 
-def read_rows(path: Path, columns: Sequence[str], what: str, build: Callable[[dict[str, str], str], Row]) -> list[Row]:
-    """Read a table whose rows have names of their own."""
-    lines = list(read_lines(path, columns, what))
-    found = [build(texts, place) for texts, place in lines]
-    names = [texts["check"] for texts, _ in lines]
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigError(f"{path}: check: expected each name once, got '{name}' {names.count(name)} times; rename one")
-    return found
+def _read(
+    path: Path, row: type, what: str, *, words: _Words, run_words: _Words, needed: Sequence[str], run: Sequence[str],
+    numbers: Sequence[str], least: int, yaml: Sequence[str], several: bool,
+) -> Iterator[tuple[dict[str, Any], str]]:  # fmt: skip
+    """Yield the values of rows with names of their own; columns of a run are empty or 0 where nothing is predicted."""
+    lines = list(read_lines(path, [field.name for field in fields(row)], what))
+    for name, n in Counter(texts["check"] for texts, _ in lines).items():
+        if n > 1:
+            raise ConfigError(f"{path}: check: expected each name once, got '{name}' {n} times; rename one")
+    for texts, place in lines:
+        _check_words(texts, place, words)
+        values: dict[str, Any] = {**texts, "measured": _measured(texts["measured"], place, several)}
+        runs = texts["status"] != "not predicted"
+        for key in (*needed, *(run if runs else ())):
+            if not texts[key]:
+                raise ConfigError(f"{place}: {key}: expected a value, got nothing; every row of this status needs one")
+        for key in () if runs else run:
+            if texts[key]:
+                raise ConfigError(f"{place}: {key}: expected nothing where nothing is predicted, got {texts[key]!r}; remove it")
+        if not runs:
+            yield values | dict.fromkeys(numbers, 0), place
+            continue
+        _check_words(texts, place, run_words)
+        for key in numbers:
+            if not texts[key].isdecimal() or int(texts[key]) < least:
+                bound = f" of at least {least}" if least else ""
+                raise ConfigError(f"{place}: {key}: expected a whole number{bound}, got {texts[key]!r}; correct it")
+            values[key] = int(texts[key])
+        values |= {key: read_yaml_value(texts[key], f"{place}: {key}") for key in yaml}
+        spec = values["spec"]
+        if isinstance(spec, dict) and str(spec.get("base", "")).endswith(".json"):
+            values["spec"] = spec | {"base": str(path.parent / spec["base"])}
+        yield values, place
 
 
-def check_words(texts: Mapping[str, str], place: str, known: Mapping[str, Sequence[str]]) -> None:
-    """Raise `ConfigError` unless each of these columns has one of its words."""
+def _check_words(texts: Mapping[str, str], place: str, known: _Words) -> None:
     for key, words in known.items():
         if texts[key] not in words:
             raise ConfigError(f"{place}: {key}: {unknown_name(key, texts[key], words)}")
 
 
-def check_run(texts: Mapping[str, str], place: str, needed: Sequence[str], run: Sequence[str]) -> bool:
-    """Return whether a row has a run, whose columns are then complete; otherwise they are empty."""
-    runs = texts["status"] != "not predicted"
-    for key in (*needed, *(run if runs else ())):
-        if not texts[key]:
-            raise ConfigError(f"{place}: {key}: expected a value, got nothing; every row of this status needs one")
-    for key in () if runs else run:
-        if texts[key]:
-            raise ConfigError(f"{place}: {key}: expected nothing where nothing is predicted, got {texts[key]!r}; remove it")
-    return runs
-
-
-def run_values(
-    texts: Mapping[str, str], place: str, folder: Path, *, numbers: Sequence[str], yaml: Sequence[str], least: int = 0
-) -> dict[str, Any]:
-    """Read the columns of a run that are more than text."""
-    values: dict[str, Any] = {}
-    for key in numbers:
-        if not texts[key].isdecimal() or int(texts[key]) < least:
-            bound = f" of at least {least}" if least else ""
-            raise ConfigError(f"{place}: {key}: expected a whole number{bound}, got {texts[key]!r}; correct it")
-        values[key] = int(texts[key])
-    for key in yaml:
-        values[key] = read_yaml_value(texts[key], f"{place}: {key}")
-    spec = values["spec"]
-    if isinstance(spec, dict) and str(spec.get("base", "")).endswith(".json"):
-        values["spec"] = spec | {"base": str(folder / spec["base"])}
-    return values
+def _measured(text: str, place: str, several: bool) -> float | tuple[float, ...]:
+    try:
+        found = tuple(float(part) for part in (text.split("|") if several else [text]))
+    except ValueError:
+        found = ()
+    if not found or not all(math.isfinite(value) and value > 0 for value in found):
+        expected = "numbers above 0 with | between them" if several else "tokens/s above 0"
+        raise ConfigError(f"{place}: measured: expected {expected}, got {text!r}; correct it")
+    return found if several else found[0]
 
 
 FILE = "public.csv"
@@ -107,7 +111,7 @@ class Check:
     mark: str
     source: str
     status: str  # one of `STATUSES`. Without a prediction all that follows is empty, but for `how`
-    # spec, hardware, policy, cache: as in an experiment; a model's base that ends in `.json` lies beside the table
+    # spec, hardware, policy, cache: as in an experiment; a model's base that ends in `.json` lies next to the table
     spec: Any
     hardware: Any
     routing: str  # name of the parameters of the synthetic routing, whose shape becomes the model's
@@ -130,11 +134,6 @@ class Check:
         return str(self.hardware["base"] if isinstance(self.hardware, Mapping) else self.hardware or "")
 
 
-COLUMNS = tuple(field.name for field in fields(Check))
-_RUN = ("spec", "hardware", "routing", "policy", "cache", "prompt", "decode", "metric")  # empty without a prediction
-_YAML = ("spec", "hardware", "policy", "cache")
-
-
 def checks_file() -> Path:
     """Return the shipped table of public measurements. Raises `ConfigError` if there is none."""
     return shipped_table(FILE, "the table of public measurements")
@@ -142,26 +141,12 @@ def checks_file() -> Path:
 
 def read_checks(path: Path) -> list[Check]:
     """Read public measurements."""
-    return read_rows(path, COLUMNS, "a table of public measurements", lambda texts, place: _check(texts, place, path.parent))
-
-
-def _check(texts: dict[str, str], place: str, folder: Path) -> Check:
-    check_words(texts, place, {"status": STATUSES, "mark": MARKS})
-    values: dict[str, Any] = {**texts, "measured": _numbers(texts["measured"], f"{place}: measured")}
-    if not check_run(texts, place, ("source", "how"), _RUN):
-        return Check(**values | {"prompt": 0, "decode": 0})
-    check_words(texts, place, {"metric": METRICS})
-    return Check(**values | run_values(texts, place, folder, numbers=("prompt", "decode"), yaml=_YAML, least=1))
-
-
-def _numbers(text: str, place: str) -> tuple[float, ...]:
-    try:
-        found = tuple(float(part) for part in text.split("|"))
-    except ValueError:
-        found = ()
-    if not found or not all(math.isfinite(value) and value > 0 for value in found):
-        raise ConfigError(f"{place}: expected numbers above 0 with | between them, got {text!r}; correct them")
-    return found
+    rows = _read(
+        path, Check, "a table of public measurements", words={"status": STATUSES, "mark": MARKS}, run_words={"metric": METRICS},
+        needed=("source", "how"), run=("spec", "hardware", "routing", "policy", "cache", "prompt", "decode", "metric"),
+        numbers=("prompt", "decode"), least=1, yaml=("spec", "hardware", "policy", "cache"), several=True,
+    )  # fmt: skip
+    return [Check(**values) for values, _ in rows]
 
 
 SWEEPS: Final = "public_sweeps.csv"
@@ -199,7 +184,7 @@ class Sweep:
     # layers_on_cpu, layers: layers whose experts are on the CPU, of how many
     layers_on_cpu: int
     layers: int
-    # spec, hardware, policy: as in an experiment; a model's base that ends in `.json` lies beside the table
+    # spec, hardware, policy: as in an experiment; a model's base that ends in `.json` lies next to the table
     spec: Any
     hardware: Any
     routing: str  # parameters of the synthetic routing
@@ -214,12 +199,6 @@ class Sweep:
         return f"{self.model} {self.weights}"
 
 
-SWEEP_COLUMNS: Final = tuple(field.name for field in fields(Sweep))
-_KNOWN: Final = {"rate": RATES, "thin": ("yes", "no"), "kind": KINDS, "status": SWEEP_STATUSES}
-_SWEEP_RUN: Final = ("place", "layers_on_cpu", "layers", "spec", "hardware", "routing", "policy", "depth")
-_NUMBERS: Final = ("layers_on_cpu", "layers", "depth")
-
-
 def sweeps_file() -> Path:
     """Return the shipped table of sweeps. Raises `ConfigError` if there is none."""
     return shipped_table(SWEEPS, "the table of public sweeps")
@@ -227,27 +206,16 @@ def sweeps_file() -> Path:
 
 def read_sweeps(path: Path) -> list[Sweep]:
     """Read sweeps."""
-    return read_rows(path, SWEEP_COLUMNS, "a table of public sweeps", lambda texts, place: _sweep(texts, place, path.parent))
-
-
-def _sweep(texts: dict[str, str], place: str, folder: Path) -> Sweep:
-    check_words(texts, place, _KNOWN)
-    values: dict[str, Any] = {**texts, "measured": _speed(texts["measured"], f"{place}: measured")}
-    if not check_run(texts, place, ("machine", "model", "source", "how"), _SWEEP_RUN):
-        return Sweep(**values | {"layers_on_cpu": 0, "layers": 0, "depth": 0})
-    check_words(texts, place, {"place": PLACES})
-    values |= run_values(texts, place, folder, numbers=_NUMBERS, yaml=("spec", "hardware", "policy"))
-    if values["layers_on_cpu"] > values["layers"]:
-        got = f"{values['layers_on_cpu']} of {values['layers']}"
-        raise ConfigError(f"{place}: layers_on_cpu: expected at most the model's layers, got {got}; correct one")
-    return Sweep(**values)
-
-
-def _speed(text: str, place: str) -> float:
-    try:
-        speed = float(text)
-    except ValueError:
-        speed = math.nan
-    if not math.isfinite(speed) or speed <= 0:
-        raise ConfigError(f"{place}: expected tokens/s above 0, got {text!r}; correct it")
-    return speed
+    rows = _read(
+        path, Sweep, "a table of public sweeps", run_words={"place": PLACES}, needed=("machine", "model", "source", "how"),
+        words={"rate": RATES, "thin": ("yes", "no"), "kind": KINDS, "status": SWEEP_STATUSES}, least=0, several=False,
+        run=("place", "layers_on_cpu", "layers", "spec", "hardware", "routing", "policy", "depth"),
+        numbers=("layers_on_cpu", "layers", "depth"), yaml=("spec", "hardware", "policy"),
+    )  # fmt: skip
+    found = []
+    for values, place in rows:
+        if values["layers_on_cpu"] > values["layers"]:
+            got = f"{values['layers_on_cpu']} of {values['layers']}"
+            raise ConfigError(f"{place}: layers_on_cpu: expected at most the model's layers, got {got}; correct one")
+        found.append(Sweep(**values))
+    return found

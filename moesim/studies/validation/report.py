@@ -345,24 +345,22 @@ class Report:
         told = [", ".join(name) for name in names] + [f"{' or '.join(str(n) for n in repeats)} replays a run"]
         return " · ".join([*told, f"measured {self.validation.header.get('date')}"])
 
-    def _machines(self) -> list[Any]:
-        return [device for spec in self.validation.experiment.specs for device in spec.hardware.devices.values()]
-
     def _readme(self, folder: Path) -> str:
         header = self.validation.header
         repeats = max((len(one.pair.measured) for one in self.compared), default=0)
         options = {**header.get("how", {}), "repeats": repeats}
-        if any(device.role == "storage" for device in self._machines()):
+        machines = [spec.hardware for spec in self.validation.experiment.specs]
+        if any(device.role == "storage" for machine in machines for device in machine.devices.values()):
             options["disk"] = "FOLDER"
         how = " ".join(f"--{key} {value}" for key, value in options.items() if value is not None)
-        machines = [f"* {name}: " + "; ".join(f"{k} {v}" for k, v in told.items()) for name, told in header["machine"].items()]
+        described = [f"* {name}: " + "; ".join(f"{k} {v}" for k, v in told.items()) for name, told in header["machine"].items()]
         here = folder.absolute()
         folder = here.relative_to(Path.cwd()) if here.is_relative_to(Path.cwd()) else Path(here.name)
         file = folder / EXPERIMENT
         lines = [
             "# Simulated and replayed times", "",
             f"Measured {header.get('date')} with moesim {header.get('moesim')}:", "",
-            *(line.removesuffix(": ") for line in machines), "",
+            *(line.removesuffix(": ") for line in described), "",
             self.table(Format.MD), "",
             f"* `{FILE}`: every measurement as taken; the rest is computed from it and from simulations.",
             "* `results.csv`: one row per run: predicted, and measured (median, smallest and largest).",

@@ -207,7 +207,8 @@ class Measurements:
                 else:
                     found._take(content)
             except (ValueError, KeyError, TypeError) as error:
-                raise ConfigError(f"{path}: line {number}: expected a measurement, got {_describe(error)}; remove it") from None
+                got = f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
+                raise ConfigError(f"{path}: line {number}: expected a measurement, got {got}; remove it") from None
         if found is None:
             raise ConfigError(f"{path}: expected a header and measurements, got nothing; measure anew with --no-resume")
         return found
@@ -251,10 +252,6 @@ class Measurements:
             self._journal.begin({"header": self.header})
             self._begun = True
         self._journal.append(line)
-
-
-def _describe(error: Exception) -> str:
-    return f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
 
 
 REPEATS = 3
@@ -308,38 +305,11 @@ def validate(
     seed: int = 0,
     progress: bool = False,
 ) -> Validation:
-    """Simulate every run, replay it several times, and give both sides.
+    """Simulate every run, replay it several times, and return both sides.
 
-    The replays are interleaved: every run once, in shuffled order, then all again, so that what changes on the machine in the
-    meantime falls on all of them.
-
-    Parameters
-    ----------
-    experiment : Experiment
-        Resolved. Its decision time must be 0: it is measured here.
-    folder : Path
-        Where measurements are kept as they are taken; those that are there are not taken again.
-    execution : Execution or None
-        How a replay is done. None: not at all; the simulations are compared with the measurements in the folder.
-    repeats : int
-        Replays of each run.
-    resume : bool
-        Go on with the measurements in the folder; else begin anew.
-    how : mapping, optional
-        What to keep with the measurements about the way they were taken; JSON. Those of another way are not gone on with.
-    seed : int
-        Of the order of the replays.
-    progress : bool
-        Show a bar on the terminal.
-
-    Returns
-    -------
-    Validation
-
-    Raises
-    ------
-    ConfigError
-        If the experiment sets a decision time, or the measurements in the folder are of something else.
+    The replays are interleaved: every run once, in shuffled order (`seed`), then all again, so that what changes on the machine
+    in the meantime falls on all of them. Measurements are kept in the folder as they are taken, with `how`; with
+    `resume` those that are there are not taken again. Without an `execution` simulations are compared with those in the folder.
     """
     for spec in experiment.specs:
         if spec.point.decision_us:
@@ -390,7 +360,7 @@ def _about(experiment: Experiment) -> dict[str, Any]:
     return {"date": date, "moesim": told["moesim"], "machine": machines, "inputs": told["inputs"], "versions": told["versions"]}
 
 
-_NOT_MEASURED = ("run", "decision_ns", "extrapolate", "repeat", "warm_up")  # nothing that a machine could tell
+_NOT_MEASURED = ("run", "decision_ns", "extrapolate", "repeat", "warm_up")  # nothing that depends on a machine
 
 
 def _check_same(experiment: Experiment, kept: Measurements) -> None:

@@ -197,11 +197,6 @@ def cache_size(base: Base) -> Fraction:
     return Fraction(repr(next(iter(base.raw["cache"].values()))))
 
 
-def cache_highest(base: Base) -> Fraction:
-    """Return the factor at which the cache holds all experts; of a budget that is not known, and the placement will say."""
-    return 1 / cache_size(base) if "ratio" in base.raw["cache"] else Fraction(10**9)
-
-
 def cache(base: Base, setting: Setting) -> Changed:
     """Set the cache to a share of all experts, to a budget, or to a multiple of whichever it is. Raises `ConfigError`."""
     key, before = next(iter(base.raw["cache"].items()))
@@ -485,7 +480,8 @@ KNOBS: dict[str, Knob] = {
         setting_knob("batch", "workload.batch_size", "requests that run together", "requests", whole=True),
         Knob(
             "cache", "xF, ±P%, a share, a size", "experts that each GPU caches: a share of all, or what fits into a budget",
-            cache, cache_scale, cache_size, "", cache_highest,
+            cache, cache_scale, cache_size, "",
+            lambda base: 1 / cache_size(base) if "ratio" in base.raw["cache"] else Fraction(10**9),
         ),
         setting_knob("decision_us", "decision_us", "time charged for each decision of a policy", "us"),
         setting_knob("prompt", "workload.prompt_tokens", "prompt tokens of each request", "tokens", whole=True),

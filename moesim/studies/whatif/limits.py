@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from moesim.core.record_table import RecordTable
     from moesim.experiment.runner import Inputs
     from moesim.experiment.spec import RunSpec
-    from moesim.hardware import HardwareProfile
     from moesim.metrics.outcome import Outcome
 
 RESOURCES: Final = {
@@ -154,7 +153,12 @@ class _Tasks:
         }
 
     def _model(self, spec: RunSpec, memory: Fraction, compute: Fraction) -> CostModel:
-        return CostModel(spec.model, _faster(spec.hardware, memory, compute), transfer=spec.point.curve, extrapolate=True)
+        devices = {
+            name: device if device.role == "storage" else faster_device(device, memory, compute)
+            for name, device in spec.hardware.devices.items()
+        }
+        hardware = replace(spec.hardware, devices=devices)
+        return CostModel(spec.model, hardware, transfer=spec.point.curve, extrapolate=True)
 
     def split(self, task: TaskRecord, kind: str) -> dict[str, float]:
         """Return the shares of a task's time by resource; they add up to 1."""
@@ -194,11 +198,3 @@ class _Tasks:
             return step.work2, len(set(step.requests.tolist()))
         micro = step.micro[task.mb]
         return micro.work2, len(set(step.requests[micro.first_row : micro.first_row + micro.n_rows].tolist()))
-
-
-def _faster(hardware: HardwareProfile, memory: Fraction, compute: Fraction) -> HardwareProfile:
-    devices = {
-        name: device if device.role == "storage" else faster_device(device, memory, compute)
-        for name, device in hardware.devices.items()
-    }
-    return replace(hardware, devices=devices)

@@ -35,7 +35,7 @@ _CURVES = ("linear", "flat_linear", "points")
 class Shot:
     """The facts of one simulated run."""
 
-    row: Mapping[str, Value]  # of its metrics and settings those that are told
+    row: Mapping[str, Value]  # its metrics and settings that are reported
     limits: Limits | None  # None if it failed
     used: frozenset[str]  # keys of the profile's numbers that its costs come from
     error: MoesimError | None = None  # why it failed
@@ -224,7 +224,7 @@ def search_all(
 
 RATES = ("link.bytes_per_s", "cpu.memory_bandwidth", "cpu.compute", "gpu.memory_bandwidth", "gpu.compute")
 """Knobs of the machine of which more should be better."""
-_NOISE = 0.005  # less is told as 0 % or so: schedules wander by as much, and a mark would alarm
+_NOISE = 0.005  # less is shown as 0 % or so: schedules wander by as much, and a mark would alarm
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,7 @@ class Line:
 
     policy: str  # with its options
     settings: tuple[Setting, ...]  # what was varied; empty for the experiment as it is
-    changed: Changed  # what came of it
+    changed: Changed  # the experiment that it gave
     # base, shot: the run as it is, and this one
     base: Shot
     shot: Shot
@@ -341,32 +341,11 @@ class Line:
 def whatif(
     base: Base, variations: Sequence[tuple[Setting, ...]], *, look: bool = True, jobs: int | None = 1, progress: bool = False
 ) -> list[Line]:
-    """Vary an experiment, one thing at a time.
+    """Vary an experiment, one thing at a time; the settings of one variation together.
 
-    Parameters
-    ----------
-    base : Base
-        One setting, and the policies to study.
-    variations : sequence of tuple of Setting
-        What to vary; the settings of one tuple together.
-    look : bool
-        Whether to look where along each knob the limit changes.
-    jobs : int or None
-        Processes; None: all cores if that is worth while. The results do not depend on it.
-    progress : bool
-        Show a bar on the terminal once it has taken two seconds.
-
-    Returns
-    -------
-    list of Line
-        For each policy, in the experiment's order: as it is, and each variation. Runs that failed are among them.
-
-    Raises
-    ------
-    InputError
-        If a knob or a value is unknown, two come to the same, the profile cannot express it, or the experiment itself is wrong.
-    MoesimError
-        If a policy fails as it is.
+    Returns for each policy, in the experiment's order, the line as it is and of each variation, failed runs among them. With
+    `look` it searches where along each knob the limit changes. Raises `InputError` if a knob or value is unknown, two come to the
+    same, or the profile cannot express it, and `MoesimError` if a policy fails as it is.
     """
     changes = {together: change(base, together) for together in dict.fromkeys(variations)}
     _refuse_same(changes)

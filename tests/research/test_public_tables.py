@@ -1,9 +1,10 @@
-"""What each choice behind public machines' profiles is worth: the file of choices, and the errors with one the other way."""
+"""Tables of public measurements: choices the other way, machines identified from two rows, and the evidence for intervals."""
 
 from __future__ import annotations
 
 import csv
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,14 @@ from experiments.research.tables.public_choices import (
     run_choices,
     together,
 )
+from experiments.research.tables.public_identified import ends, identified_groups, identified_sweeps, identified_table
+from experiments.research.tables.residuals import MEASURED_PROFILES, of_public, of_validation
 from moesim.core.table import Format
 from moesim.errors import ConfigError
 from moesim.hardware import load_hardware
-from moesim.studies.validation.public_tables import checks_file, read_checks, read_sweeps, shipped_table, sweeps_file
+from moesim.studies.advice.recommend import read_residuals
+from moesim.studies.validation.public import run_public
+from moesim.studies.validation.public_tables import Sweep, checks_file, read_checks, read_sweeps, shipped_table, sweeps_file
 
 SHIPPED = read_choices(shipped_table(CHOICES, "choices"))
 SWEEPS = {one.check: one for one in read_sweeps(sweeps_file())}
@@ -114,3 +119,62 @@ def test_a_file_that_is_no_list_of_choices_is_one_line(tmp_path: Path, text: str
 def test_a_file_that_is_not_there_is_one_line(tmp_path: Path):
     with pytest.raises(ConfigError, match="expected a list of choices, got: "):
         read_choices(tmp_path / "none.yaml")
+
+
+@pytest.fixture(scope="module")
+def machine() -> list[Sweep]:
+    return [row for row in read_sweeps(sweeps_file()) if row.machine == "rtx2070s-i5-12400f" and row.status == "predicted"]
+
+
+def test_ends_are_those_of_the_sweep_over_most_layers(machine: list[Sweep]):
+    chosen = ends(machine)
+    assert chosen is not None
+    assert [row.layers_on_cpu for row in chosen] == [32, 48] and {row.weights for row in chosen} == {"Q4_K_M"}
+    assert ends(machine[:1]) is None
+    assert ends([replace(row, layers_on_cpu=40) for row in machine]) is None
+
+
+def test_other_rows_are_predicted_from_two(machine: list[Sweep]):
+    frame = identified_sweeps(machine)
+    assert frame["part"].tolist() == ["used", "inside", "used", "other", "other", "other", "other"]
+    used, rest = frame[frame["part"] == "used"], frame[frame["part"] != "used"]
+    assert used["error"].abs().max() < 0.04 and rest["error"].abs().max() < 0.08
+    straight = float(frame["straight"].dropna().iloc[0])
+    slow, middle, fast = (float(frame["measured"].iloc[place]) for place in (0, 1, 2))
+    assert straight == pytest.approx(2 / (1 / slow + 1 / fast) / middle - 1)
+    by_group = identified_groups(frame).set_index("group")["rows"].to_dict()
+    assert by_group["of these, inside the sweep"] == 1 and by_group["of these, other models, weights and settings"] == 4
+    assert "rtx2070s-i5-12400f" in identified_table(frame, Format.MD)
+
+
+def test_a_changed_speed_of_a_row_that_is_not_used_changes_no_prediction(machine: list[Sweep]):
+    plain = identified_sweeps(machine)
+    changed = identified_sweeps([replace(row, measured=2 * row.measured) if row.weights == "IQ4_XS" else row for row in machine])
+    assert changed["predicted"].tolist() == pytest.approx(plain["predicted"].tolist(), rel=1e-9)
+
+
+def test_what_was_measured_twice_is_predicted_twice(machine: list[Sweep]):
+    chosen = ends(machine)
+    assert chosen is not None
+    again = replace(chosen[1], check="again", measured=chosen[1].measured / 2)
+    frame = identified_sweeps([*machine, again]).set_index("check")
+    assert frame.loc["again", "predicted"] == pytest.approx(frame.loc[chosen[1].check, "predicted"], rel=1e-9)
+    assert len(frame) == len(identified_sweeps(machine)) + 1
+
+
+def test_the_shipped_table_is_that_of_the_shipped_validations():
+    shipped = read_residuals()
+    anew = [one for profile in MEASURED_PROFILES for one in of_validation(profile)]
+    assert [one for one in shipped if one.profile == "measured"] == anew
+    checks = {check.check: check for check in read_checks(checks_file())}
+    expected = {f"public {c.check}" for c in checks.values() if c.status == "predicted" and c.metric == "decode_tokens_per_s"}
+    assert {one.figure for one in shipped if one.profile == "derived"} == expected
+
+
+def test_public_figures_are_what_the_simulator_says_now():
+    policies = {check.check: check.policy for check in read_checks(checks_file())}
+    anew = of_public(run_public(rows=["6", "7"], plot=False, progress=False).frame, policies)
+    shipped = {one.figure: one for one in read_residuals()}
+    assert len(anew) == 3
+    for one in anew:
+        assert shipped[one.figure].ratio == pytest.approx(one.ratio, rel=1e-3) and shipped[one.figure].experts == one.experts
