@@ -387,19 +387,19 @@ def test_similarity_of_prompt_and_answer():
     """Prompts use {0}, {0, 1}; answers {0}, {1}: cosines 1 and sqrt(1/2); crosswise 0 and sqrt(1/2)."""
     trace = trace_of(one_layer([[0], [0], [0], [1], [1]]), [1, 2], [1, 1], 3)
     found = phase_similarity(trace)
-    assert found.request.tolist() == [0, 1]
-    assert found.own.tolist() == pytest.approx([1.0, ROOT_HALF])
-    assert found.other == pytest.approx(ROOT_HALF / 2)
-    assert found.by_layer.tolist() == pytest.approx([(1 + ROOT_HALF) / 2])
+    assert found["request"].tolist() == [0, 1]
+    assert found["by_request"].tolist() == pytest.approx([1.0, ROOT_HALF])
+    assert found["other_requests"] == pytest.approx(ROOT_HALF / 2)
+    assert found["by_layer"].tolist() == pytest.approx([(1 + ROOT_HALF) / 2])
 
 
 def test_similarity_by_window():
     trace = trace_of(one_layer([[0], [0], [0], [0], [1], [0], [1], [1], [1]]), [1, 1], [5, 2], 3)
     found = window_similarity(trace, 2)
     # The first windows are {0, 0} after {0} and {1, 1} after {1}, the second {0, 1} of the first request only.
-    assert found.own.tolist() == pytest.approx([1.0, ROOT_HALF])
-    assert found.n_requests.tolist() == [2, 1]
-    assert found.other[0] == 0 and np.isnan(found.other[1])
+    assert found["value"] == pytest.approx([1.0, ROOT_HALF])
+    assert found["n_requests"] == [2, 1]
+    assert found["other_requests"][0] == 0 and np.isnan(found["other_requests"][1])
     assert window_similarity(trace, 6) is None
 
 
@@ -448,10 +448,10 @@ def test_correlation_of_workloads():
     found = workload_correlation(experts, [np.array([[0, 3], [1, 4], [2, 5]])], 4)
     first, last = [1, 0, 0, -1], [-1, 0, 0, 1]  # loads 2 1 1 0 and 0 1 1 2, less their mean
     assert np.dot(first, last) == -2
-    assert found.matrix == pytest.approx(np.array([[1, 1, -1], [1, 1, -1], [-1, -1, 1]]))
-    assert found.adjacent == pytest.approx(0)
-    assert math.isnan(found.distant)
-    assert found.kept == pytest.approx((1 + 0.5) / 2)  # busiest: {0, 1}, {0, 1}, {3, 1}
+    assert found["matrix"] == pytest.approx(np.array([[1, 1, -1], [1, 1, -1], [-1, -1, 1]]))
+    assert found["adjacent"] == pytest.approx(0)
+    assert math.isnan(found["distant"])
+    assert found["kept"] == pytest.approx((1 + 0.5) / 2)  # busiest: {0, 1}, {0, 1}, {3, 1}
     assert workload_correlation(experts, [np.array([[0, 3]])], 4) is None
 
 

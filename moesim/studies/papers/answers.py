@@ -111,7 +111,7 @@ def _similarity(trace: Trace, arguments: Arguments) -> float:
     found = phase_similarity(trace)
     if found is None:
         raise TraceError("no request has both prefill and decode rows")
-    return 100 * float(found.own.mean())
+    return 100 * float(found["value"])
 
 
 def _prefills(trace: Trace, arguments: Arguments) -> Iterator[NDArray[Any]]:

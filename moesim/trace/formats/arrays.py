@@ -34,7 +34,6 @@ from moesim.trace.formats.contract import (
     Format,
     Options,
     Part,
-    Probe,
     Store,
     archive_shapes,
     open_array,
@@ -72,11 +71,6 @@ def expect(array: NDArray[Any], shape: tuple[int | None, ...], place: str, meani
     return array
 
 
-def matches_vllm(probe: Probe) -> bool:
-    """Return whether a file is an array of three axes, or an archive with ``routed_experts``."""
-    return len(probe.shapes.get("", ())) == 3 or _ROUTED_EXPERTS in probe.shapes
-
-
 def read_vllm(path: Path, options: Options, store: Store) -> Part:
     """Read one request of vLLM; see `Format`."""
     place, arrays = str(path), {}
@@ -112,11 +106,6 @@ def _prompt(path: Path, arrays: Arrays) -> int | None:
     if array.item() < 0:
         raise wrong(f"{path}: n_prompt", "at least 0", array.item())
     return int(array.item())
-
-
-def matches_npz(probe: Probe) -> bool:
-    """Return whether a file is an archive of arrays, one of them with three axes."""
-    return any(name and len(shape) == 3 for name, shape in probe.shapes.items()) and _ROUTED_EXPERTS not in probe.shapes
 
 
 def read_npz(path: Path, options: Options, store: Store) -> Part:
@@ -215,10 +204,18 @@ class _Named(dict[str, "tuple[str, NDArray[Any]]"]):
 
 
 VLLM = Format(
-    "vllm", "routed_experts (tokens, layers, top_k) of vLLM: npy, npz, one request a file", matches_vllm, read_vllm,
+    "vllm",
+    "routed_experts (tokens, layers, top_k) of vLLM: npy, npz, one request a file",
+    lambda probe: len(probe.shapes.get("", ())) == 3 or _ROUTED_EXPERTS in probe.shapes,
+    read_vllm,
     first_layer=True,
-)  # fmt: skip
+)
 NPZ = Format(
-    "npz", "plain NPZ with expert (tokens, layers, top_k), or arrays named with --column", matches_npz, read_npz, None, NAMES,
+    "npz",
+    "plain NPZ with expert (tokens, layers, top_k), or arrays named with --column",
+    lambda probe: any(name and len(axes) == 3 for name, axes in probe.shapes.items()) and _ROUTED_EXPERTS not in probe.shapes,
+    read_npz,
+    None,
+    NAMES,
     first_layer=True,
-)  # fmt: skip
+)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from moesim.trace.formats.contract import Format, Options, Part, Probe, Store, wrong
+from moesim.trace.formats.contract import Format, Options, Part, Store, wrong
 from moesim.trace.formats.tables import read_csv
 from moesim.trace.formats.visits import complete_tokens
 
@@ -34,11 +34,6 @@ class Preamble:
     # expert_bytes, dense_bytes: of one expert, and of the dense part, of each layer
     expert_bytes: tuple[int, ...]
     dense_bytes: tuple[int, ...]
-
-
-def matches(probe: Probe) -> bool:
-    """Return whether the first line is that of the format."""
-    return probe.head.startswith(_MAGIC.encode())
 
 
 def read_preamble(path: Path) -> Preamble:
@@ -97,4 +92,9 @@ def _check_shape(path: Path, preamble: Preamble, part: Part, store: Store) -> No
         raise wrong(path, expected, f"{n_layers} and {top_k}", "record it again")
 
 
-FORMAT = Format("bigmoe-route", "route_trace v1 of BigMoeOnEdge: CSV with weights and bytes of experts", matches, read)
+FORMAT = Format(
+    "bigmoe-route",
+    "route_trace v1 of BigMoeOnEdge: CSV with weights and bytes of experts",
+    lambda probe: probe.head.startswith(_MAGIC.encode()),
+    read,
+)

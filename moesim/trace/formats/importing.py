@@ -37,58 +37,100 @@ from moesim.trace.formats.contract import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+__all__ = ["IMPORTER", "LABELS", "Imported", "import_trace"]
 
-def check_label(label: str | None) -> None:
-    """Check ``--label``."""
+IMPORTER = "moesim.trace.formats 1"
+_SUFFIXES = (".npy", ".npz")
+_PICKLE_REMEDY = "pickles are never loaded, since they can run code; save arrays with numpy.savez"
+_MODEL_SUFFIX = ".model.yaml"
+
+
+@dataclass(frozen=True)
+class Imported:
+    """Result of an import.
+
+    Attributes
+    ----------
+    path : Path
+        The trace.
+    trace : Trace
+        As written, mapped into memory.
+    format : str
+        The format found.
+    notes : tuple of str
+        What was left out of the sources.
+    spec : ModelSpec or None
+        The model, if its name is known.
+    """
+
+    path: Path
+    trace: Trace
+    format: str
+    notes: tuple[str, ...]
+    spec: ModelSpec | None
+
+
+def import_trace(
+    sources: Sequence[Path],
+    out: Path,
+    options: Options | None = None,
+    *,
+    form: str | None = None,
+    label: str | None = None,
+    additions: Additions | None = None,
+) -> Imported:
+    """Make a trace from what another program recorded.
+
+    Parameters
+    ----------
+    sources : sequence of Path
+        Files of one format in the order of their requests, or folders of ``.npy`` and ``.npz`` files, read in the
+        order of their names.
+    out : Path
+        The trace to write; complete or not there at all.
+    options : Options, optional
+        What the sources do not say.
+    form : str, optional
+        Name of the format; None: by content.
+    label : {"measured", "synthetic"}, optional
+        What the routing is, where neither the format nor the file says.
+    additions : Additions, optional
+        What to add that the source does not record.
+
+    Returns
+    -------
+    Imported
+
+    Raises
+    ------
+    TraceError
+        If a source is damaged or inconsistent, with file and place.
+    InputError
+        If something is missing that only the user can say.
+    """
+    if out.suffix != SUFFIX:
+        raise InputError(f"--out {out}: expected a name that ends in {SUFFIX}, got '{out.name}'; rename it")
+    options = options or Options()
     if label is not None and label not in LABELS:
         raise InputError(f"--label {label}: expected {' or '.join(LABELS)}, got '{label}'; correct it")
-
-
-def check_columns(form: Format, options: Options) -> None:
-    """Check that a format has the columns that ``--column`` maps, and that they do not contradict each other."""
-    for ours, theirs in options.columns.items():
-        place = f"--column {ours}={theirs}"
-        if not form.columns:
-            raise InputError(
-                f"{place}: expected no column, since those of {form.name} have fixed names, got '{ours}'; leave it out"
-            )
-        if ours not in form.columns:
-            raise InputError(f"{place}: expected one of OURS in OURS=THEIRS, got {unknown_name('column', ours, form.columns)}")
-    if {"phase", "step"} <= set(options.columns):
-        raise InputError(f"--column step={options.columns['step']}: expected it or a phase, got both; leave one out")
-
-
-def check_experts(ids: NDArray[np.uint16], n_experts: int, file: Path, form: Format, part: Part, options: Options) -> None:
-    """Check the expert ids of one file."""
-    place = f"{file}: expert"
-    if form.first_layer and ids.shape[2] > 1:
-        _check_dense(ids, place, _left_out(part, options))
-    remedy = "export it again" if part.n_experts is not None else "check --n-experts or --model"
-    if len(bad := np.argwhere(ids >= n_experts)):
-        row, layer, rank = bad[0].tolist()
-        raise wrong(f"{place}[{row}, {layer}, {rank}]", f"0..{n_experts - 1}", ids[row, layer, rank], remedy)
-    check_ids(ids, n_experts, place)
-
-
-def _left_out(part: Part, options: Options) -> int:
-    if options.first_layer is not None:
-        return options.first_layer
-    return int(part.facts.get("dense_layers_left_out", 0))
-
-
-def _check_dense(ids: NDArray[Any], place: str, left_out: int) -> None:
-    """Find leading layers of zeros, which is what engines write for layers without experts."""
-    n_zero = int(np.argmax(np.append(ids.any(axis=(0, 2)), True)))
-    if not n_zero:
-        return
-    if n_zero == ids.shape[1]:
-        raise wrong(place, "distinct experts", "zeros only, in all layers", "no routing was recorded; record it again")
-    where = f"layer {left_out}" if n_zero == 1 else f"layers {left_out}..{left_out + n_zero - 1}"
-    remedy = f"if {'it is' if n_zero == 1 else 'they are'} dense, give --first-layer {left_out + n_zero}"
-    raise wrong(place, "distinct experts in each layer", f"zeros only in {where}", remedy)
-
-
-_PICKLE_REMEDY = "pickles are never loaded, since they can run code; save arrays with numpy.savez"
+    said = _said(options) | ({"label": label} if label else {})
+    options = _with_model(options)
+    if additions is not None and options.n_experts is not None:  # what is said can be refused before anything is read
+        check_size(additions, options.n_layers or 1, options.n_experts, "--n-experts")
+    files = _files(sources)
+    found = {file: find_format(file, form) for file in files}
+    chosen = found[files[0]]
+    for file in files:
+        if found[file] is not chosen:
+            raise wrong(file, f"the format {chosen.name} as {files[0].name}", found[file].name, "import formats apart")
+    check_columns(chosen, options)
+    trace, notes = _read(files, chosen, options, label)
+    trace.header["said_by_user"] = said
+    with scratch_beside(out) as folder:
+        if additions is not None and additions.any:
+            trace = extend(trace, additions, ", ".join(file.name for file in files), folder)
+        trace.write(out)
+    return Imported(out, Trace.read(out, verify=False), chosen.name, notes, options.spec)
 
 
 def formats() -> dict[str, Format]:
@@ -162,97 +204,48 @@ def refuse(probe: Probe) -> None:
         raise wrong(path, "recorded routing of another program", "a safetensors file", "a trace of moesim needs no import")
 
 
-__all__ = ["IMPORTER", "LABELS", "Imported", "import_trace"]
-
-IMPORTER = "moesim.trace.formats 1"
-_SUFFIXES = (".npy", ".npz")
-
-
-@dataclass(frozen=True)
-class Imported:
-    """Result of an import.
-
-    Attributes
-    ----------
-    path : Path
-        The trace.
-    trace : Trace
-        As written, mapped into memory.
-    format : str
-        The format found.
-    notes : tuple of str
-        What was left out of the sources.
-    spec : ModelSpec or None
-        The model, if its name is known.
-    """
-
-    path: Path
-    trace: Trace
-    format: str
-    notes: tuple[str, ...]
-    spec: ModelSpec | None
+def check_columns(form: Format, options: Options) -> None:
+    """Check that a format has the columns that ``--column`` maps, and that they do not contradict each other."""
+    for ours, theirs in options.columns.items():
+        place = f"--column {ours}={theirs}"
+        if not form.columns:
+            raise InputError(
+                f"{place}: expected no column, since those of {form.name} have fixed names, got '{ours}'; leave it out"
+            )
+        if ours not in form.columns:
+            raise InputError(f"{place}: expected one of OURS in OURS=THEIRS, got {unknown_name('column', ours, form.columns)}")
+    if {"phase", "step"} <= set(options.columns):
+        raise InputError(f"--column step={options.columns['step']}: expected it or a phase, got both; leave one out")
 
 
-def import_trace(
-    sources: Sequence[Path],
-    out: Path,
-    options: Options | None = None,
-    *,
-    form: str | None = None,
-    label: str | None = None,
-    additions: Additions | None = None,
-) -> Imported:
-    """Make a trace from what another program recorded.
+def check_experts(ids: NDArray[np.uint16], n_experts: int, file: Path, form: Format, part: Part, options: Options) -> None:
+    """Check the expert ids of one file."""
+    place = f"{file}: expert"
+    if form.first_layer and ids.shape[2] > 1:
+        _check_dense(ids, place, _left_out(part, options))
+    remedy = "export it again" if part.n_experts is not None else "check --n-experts or --model"
+    if len(bad := np.argwhere(ids >= n_experts)):
+        row, layer, rank = bad[0].tolist()
+        raise wrong(f"{place}[{row}, {layer}, {rank}]", f"0..{n_experts - 1}", ids[row, layer, rank], remedy)
+    check_ids(ids, n_experts, place)
 
-    Parameters
-    ----------
-    sources : sequence of Path
-        Files of one format in the order of their requests, or folders of ``.npy`` and ``.npz`` files, read in the
-        order of their names.
-    out : Path
-        The trace to write; complete or not there at all.
-    options : Options, optional
-        What the sources do not say.
-    form : str, optional
-        Name of the format; None: by content.
-    label : {"measured", "synthetic"}, optional
-        What the routing is, where neither the format nor the file says.
-    additions : Additions, optional
-        What to add that the source does not record.
 
-    Returns
-    -------
-    Imported
+def _left_out(part: Part, options: Options) -> int:
+    if options.first_layer is not None:
+        return options.first_layer
+    return int(part.facts.get("dense_layers_left_out", 0))
 
-    Raises
-    ------
-    TraceError
-        If a source is damaged or inconsistent, with file and place.
-    InputError
-        If something is missing that only the user can say.
-    """
-    if out.suffix != SUFFIX:
-        raise InputError(f"--out {out}: expected a name that ends in {SUFFIX}, got '{out.name}'; rename it")
-    options = options or Options()
-    check_label(label)
-    said = _said(options) | ({"label": label} if label else {})
-    options = _with_model(options)
-    if additions is not None and options.n_experts is not None:  # what is said can be refused before anything is read
-        check_size(additions, options.n_layers or 1, options.n_experts, "--n-experts")
-    files = _files(sources)
-    found = {file: find_format(file, form) for file in files}
-    chosen = found[files[0]]
-    for file in files:
-        if found[file] is not chosen:
-            raise wrong(file, f"the format {chosen.name} as {files[0].name}", found[file].name, "import formats apart")
-    check_columns(chosen, options)
-    trace, notes = _read(files, chosen, options, label)
-    trace.header["said_by_user"] = said
-    with scratch_beside(out) as folder:
-        if additions is not None and additions.any:
-            trace = extend(trace, additions, ", ".join(file.name for file in files), folder)
-        trace.write(out)
-    return Imported(out, Trace.read(out, verify=False), chosen.name, notes, options.spec)
+
+def _check_dense(ids: NDArray[Any], place: str, left_out: int) -> None:
+    """Find leading layers of zeros, which is what engines write for layers without experts."""
+    n_zero = int(np.argmax(np.append(ids.any(axis=(0, 2)), True)))
+    if not n_zero:
+        return
+    if n_zero == ids.shape[1]:
+        raise wrong(place, "distinct experts", "zeros only, in all layers", "no routing was recorded; record it again")
+    where = f"layer {left_out}" if n_zero == 1 else f"layers {left_out}..{left_out + n_zero - 1}"
+    remedy = f"if {'it is' if n_zero == 1 else 'they are'} dense, give --first-layer {left_out + n_zero}"
+    raise wrong(place, "distinct experts in each layer", f"zeros only in {where}", remedy)
 
 
 def _said(options: Options) -> dict[str, Any]:
@@ -442,12 +435,9 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-_SUFFIX = ".model.yaml"
-
-
 def model_file(trace: Path) -> Path:
     """Return the file next to a trace that holds its model."""
-    return trace.with_name(trace.stem + _SUFFIX)
+    return trace.with_name(trace.stem + _MODEL_SUFFIX)
 
 
 def write_model_file(imported: Imported) -> Path | None:

@@ -17,14 +17,9 @@ from typing import Any
 import numpy as np
 
 from moesim.core.gate import ANSWERS, SMALLER, TooLargeError, lines, read_bytes
-from moesim.trace.formats.contract import Format, Options, Part, Probe, Store, wrong
+from moesim.trace.formats.contract import Format, Options, Part, Store, wrong
 
 _FIELD = "meta_info.routed_experts"
-
-
-def matches(probe: Probe) -> bool:
-    """Return whether a file begins as JSON and names ``routed_experts`` or ``meta_info``."""
-    return probe.is_json and (b'"routed_experts"' in probe.head or b'"meta_info"' in probe.head)
 
 
 def read(path: Path, options: Options, store: Store) -> Part:
@@ -154,5 +149,9 @@ def _parse(text: bytes) -> Any:
 
 
 FORMAT = Format(
-    "sglang", "responses of SGLang with meta_info.routed_experts: JSON, or one a line", matches, read, first_layer=True
+    "sglang",
+    "responses of SGLang with meta_info.routed_experts: JSON, or one a line",
+    lambda probe: probe.is_json and (b'"routed_experts"' in probe.head or b'"meta_info"' in probe.head),
+    read,
+    first_layer=True,
 )

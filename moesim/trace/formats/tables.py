@@ -156,21 +156,6 @@ def facts_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.json")
 
 
-def matches_csv(probe: Probe) -> bool:
-    """Return whether a file is text with separated columns."""
-    return len(probe.csv_names) >= 2
-
-
-def matches_parquet(probe: Probe) -> bool:
-    """Return whether a file begins as Parquet does."""
-    return probe.head.startswith(b"PAR1")
-
-
-def matches_json_lines(probe: Probe) -> bool:
-    """Return whether the first line is an object with the fields of this format."""
-    return probe.is_json and set(_FIELDS.values()) <= set(probe.json_names)
-
-
 def read_csv_file(path: Path, options: Options, store: Store) -> Part:
     """Read a CSV; see `Format`."""
     beside = facts_path(path)
@@ -256,9 +241,13 @@ def _parse(place: Path, text: str | bytes) -> dict[str, Any]:
 
 _ABOUT = "with layer, position, expert, or columns named with --column"
 _NAMES = REQUIRED + OPTIONAL + MAPPED
-CSV = Format("csv", f"CSV {_ABOUT}", matches_csv, read_csv_file, None, _NAMES)
-PARQUET = Format("parquet", f"Parquet {_ABOUT}", matches_parquet, read_parquet_file, None, _NAMES)
+CSV = Format("csv", f"CSV {_ABOUT}", lambda probe: len(probe.csv_names) >= 2, read_csv_file, None, _NAMES)
+PARQUET = Format("parquet", f"Parquet {_ABOUT}", lambda probe: probe.head.startswith(b"PAR1"), read_parquet_file, None, _NAMES)
 JSON_LINES = Format(
-    "jsonl", "JSON Lines {layer_idx, token_idx, selected_ids, gate_weights}, or fields named with --column", matches_json_lines,
-    read_json_lines_file, None, _NAMES,
-)  # fmt: skip
+    "jsonl",
+    "JSON Lines {layer_idx, token_idx, selected_ids, gate_weights}, or fields named with --column",
+    lambda probe: probe.is_json and set(_FIELDS.values()) <= set(probe.json_names),
+    read_json_lines_file,
+    None,
+    _NAMES,
+)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -54,22 +54,9 @@ def independent_distinct(experts: NDArray[Any], n_experts: int, batch_size: int)
     return float((1 - (1 - share) ** batch_size).sum(axis=1).mean())
 
 
-class WorkloadCorrelation(NamedTuple):
-    """Result of `workload_correlation`."""
-
-    matrix: NDArray[np.float64]
-    """(T, T): correlation of the workloads of steps i and j, mean over batches and layers."""
-    adjacent: float
-    """Mean of the matrix next to its diagonal; nan with fewer than two steps."""
-    distant: float
-    """Mean of the matrix where the steps are `FAR` or more apart; nan where none are."""
-    kept: float
-    """Share of the top_k experts by workload of a step that are among those of the next one."""
-
-
 def workload_correlation(
     experts: NDArray[Any], batches: Sequence[NDArray[np.int64]], n_experts: int, n_steps: int = HEAT_MAP_STEPS
-) -> WorkloadCorrelation | None:
+) -> dict[str, Any] | None:
     """Compare the workloads of the steps of a batch: whether experts are busy again that were busy a token before."""
     long = [b for b in batches if len(b) > 1]
     if not long:
@@ -87,9 +74,12 @@ def workload_correlation(
     matrix = total / (len(long) * n_layers)
     apart = np.abs(np.subtract.outer(np.arange(n), np.arange(n)))
     distant = matrix[apart >= FAR]
-    return WorkloadCorrelation(
-        matrix, float(matrix[apart == 1].mean()), float(distant.mean()) if distant.size else float("nan"), float(np.mean(kept))
-    )
+    return {
+        "matrix": matrix,  # (T, T): correlation of the rows of experts in steps i and j, mean over batches and layers
+        "adjacent": float(matrix[apart == 1].mean()),
+        "distant": float(distant.mean()) if distant.size else float("nan"),
+        "kept": float(np.mean(kept)),  # share of the top_k experts by rows that are among those of the next step
+    }
 
 
 def _correlation(load: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -118,40 +118,17 @@ WINDOW = 15
 """Tokens of a window of decode, as in DAOP's analysis."""
 
 
-class PhaseSimilarity(NamedTuple):
-    """Result of `phase_similarity`."""
-
-    request: NDArray[np.int64]
-    """(n,): the requests that have both phases."""
-    own: NDArray[np.float64]
-    """(n,): similarity of each one's prefill with its own decode."""
-    other: float
-    """Mean over pairs: one request's prefill with the decode of another; nan with fewer than two."""
-    by_layer: NDArray[np.float64]
-    """(n_layers,): mean over requests of their own."""
-
-
-class WindowSimilarity(NamedTuple):
-    """Result of `window_similarity`, one entry a window."""
-
-    own: NDArray[np.float64]
-    """Similarity of a request's prefill with this window of its decode, mean over requests."""
-    other: NDArray[np.float64]
-    """The same with this window of another request's decode; nan if no two are long enough."""
-    n_requests: NDArray[np.int64]
-    """Requests that are long enough."""
-
-
-def phase_similarity(trace: Trace) -> PhaseSimilarity | None:
+def phase_similarity(trace: Trace) -> dict[str, Any] | None:
     """Compare prefill and decode request by request."""
     both = _requests_of_both(trace)
     if not len(both):
         return None
     prefill, decode = (_unit(_request_loads(trace, both, phase)) for phase in ("prefill", "decode"))
-    return PhaseSimilarity(both, *_paired(prefill, decode))
+    own, other, by_layer = _paired(prefill, decode)
+    return {"value": own.mean(), "other_requests": other, "request": both, "by_request": own, "by_layer": by_layer}
 
 
-def window_similarity(trace: Trace, size: int = WINDOW) -> WindowSimilarity | None:
+def window_similarity(trace: Trace, size: int = WINDOW) -> dict[str, Any] | None:
     """Compare the prefill of each request with consecutive windows of its decode."""
     both = _requests_of_both(trace)
     if not len(both):
@@ -163,16 +140,15 @@ def window_similarity(trace: Trace, size: int = WINDOW) -> WindowSimilarity | No
     first, length = spans(number)
     window = (np.arange(len(rows)) - np.repeat(first, length)) // size
     whole = length // size
-    own, other, n_requests = [], [], []
+    found: dict[str, Any] = {"window": size, "value": [], "other_requests": [], "n_requests": []}
     for w in range(int(whole.max(initial=0))):
         here = (window == w) & (w < whole[number])
         owner, group = np.unique(number[here], return_inverse=True)
         decode = _unit(loads(np.asarray(trace.experts)[rows[here]], group, trace.n_experts))
-        own_mean, other_mean, _ = _paired(prefill[owner], decode)
-        own.append(own_mean.mean())
-        other.append(other_mean)
-        n_requests.append(len(owner))
-    return WindowSimilarity(np.array(own), np.array(other), np.array(n_requests, np.int64)) if own else None
+        own, other, _ = _paired(prefill[owner], decode)
+        for name, one in (("value", own.mean()), ("other_requests", other), ("n_requests", len(owner))):
+            found[name].append(one)
+    return found if found["value"] else None
 
 
 def prefill_decode_cosine(trace: Trace) -> float | None:
@@ -234,8 +210,8 @@ def locality(context: Context) -> dict[str, Any]:
     makers: dict[str, tuple[Callable[[], dict[str, Any] | None], str]] = {
         "reuse_by_rank": (lambda: _by_rank(sample), f"no request has two {sample.phase} rows"),
         "workload_correlation": (lambda: _of_workloads(sample), f"no request has two {sample.phase} rows"),
-        "prefill_decode_similarity": (lambda: _similarity(trace), _NO_BOTH),
-        "window_similarity": (lambda: _windows(trace), f"no request has prefill rows and {WINDOW} decode rows"),
+        "prefill_decode_similarity": (lambda: phase_similarity(trace), _NO_BOTH),
+        "window_similarity": (lambda: window_similarity(trace), f"no request has prefill rows and {WINDOW} decode rows"),
         "segments": (lambda: _of_segments(sample), f"no request has {SEGMENT_LENGTHS[0]} {sample.phase} rows"),
     }
     result: dict[str, Any] = {
@@ -272,35 +248,7 @@ def _of_workloads(sample: Sample) -> dict[str, Any] | None:
     found = workload_correlation(sample.experts, compose(sample.request, size), n_experts)
     if found is None:
         return None
-    return {
-        "batch_size": size,
-        "adjacent": found.adjacent,
-        "distant": found.distant,
-        "distant_from": FAR,
-        "kept": found.kept,
-        "kept_by_chance": top_k / n_experts,
-        "matrix": found.matrix,
-    }
-
-
-def _similarity(trace: Trace) -> dict[str, Any] | None:
-    found = phase_similarity(trace)
-    if found is None:
-        return None
-    return {
-        "value": found.own.mean(),
-        "other_requests": found.other,
-        "request": found.request,
-        "by_request": found.own,
-        "by_layer": found.by_layer,
-    }
-
-
-def _windows(trace: Trace) -> dict[str, Any] | None:
-    found = window_similarity(trace)
-    if found is None:
-        return None
-    return {"window": WINDOW, "value": found.own, "other_requests": found.other, "n_requests": found.n_requests}
+    return {"batch_size": size, **found, "distant_from": FAR, "kept_by_chance": top_k / n_experts}
 
 
 def _of_segments(sample: Sample) -> dict[str, Any] | None:

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from moesim.trace import Trace
 
 REUSE_DISTANCES = (1, 8)
-_REFERENCE_SHARES = (0.25, 0.5, 0.75)
 
 
 def stats(
@@ -72,14 +71,3 @@ def stats(
         "next_layer_recall": recalls,
         "prefill_decode_cosine": prefill_decode_cosine(trace),
     }
-
-
-def reference_figures(trace: Trace, phase: str = "decode") -> dict[str, float]:
-    """Return the figures by which recorded traces are known, flat: what a synthetic trace is fitted to."""
-    found = stats(trace, phase, cache_shares=_REFERENCE_SHARES)
-    names = [*(f"reuse@{n}" for n in REUSE_DISTANCES), "reuse_baseline", "entropy", "top_over_uniform"]
-    figures = {name: float(found[name]) for name in names}
-    for policy in ("lru", "belady"):
-        for share, rate in zip(_REFERENCE_SHARES, found["hit_rate"][policy], strict=True):
-            figures[f"{policy}@{100 * share:g}"] = rate
-    return figures | {f"recall.{name}": float(value) for name, value in found["next_layer_recall"].items()}
