@@ -19,7 +19,7 @@ from moesim.policy import Predicted
 from moesim.trace import SUFFIX, Trace, find_trace, trace_names
 from moesim.trace.format import read_facts
 from moesim.trace.made import MADE, MAX_TOKENS, read_made
-from moesim.trace.predictors.chosen import ALWAYS, stand_in
+from moesim.trace.predictors import ALWAYS, stand_in
 from moesim.trace.stats.calibration import EMBEDDING
 from moesim.trace.workload.spec import LEAST, size_of
 

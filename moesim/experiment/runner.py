@@ -28,7 +28,7 @@ from moesim.model import ModelSpec
 from moesim.policies.registry import make_policy
 from moesim.policy import CACHE, Placement, Policy
 from moesim.records import KINDS, Records, activities
-from moesim.trace.predictors.chosen import FutureUse
+from moesim.trace.predictors import FutureUse
 from moesim.trace.workload import Workload
 from moesim.trace.workload.compose import drawn
 

@@ -18,7 +18,7 @@ from moesim.hardware.costs import CostModel
 from moesim.hardware.costs.model import check_chunk, most_chunks
 from moesim.metrics.naming import fingerprint, hardware_label, model_label
 from moesim.trace.made import trace_label
-from moesim.trace.predictors.chosen import PredictorSet
+from moesim.trace.predictors import PredictorSet
 from moesim.trace.workload import WorkloadSpec
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from moesim.policy import Action, Fetch, Policy, Routed, Victim, View
 from moesim.records import Records
 from moesim.testing.traces import synthetic_trace
 from moesim.trace import Trace
-from moesim.trace.predictors.chosen import FutureUse, PredictorSet
+from moesim.trace.predictors import FutureUse, PredictorSet
 from moesim.trace.workload import Workload, WorkloadSpec, compose
 
 N_TIMEOUTS = 100_000

@@ -24,7 +24,7 @@ from moesim.metrics.bounds import RunBounds, most_hits, run_bounds
 from moesim.metrics.naming import CACHE_SETTINGS, SETTINGS
 from moesim.policies.registry import make_policy
 from moesim.policy import Placement, Predicted
-from moesim.trace.predictors.chosen import FutureUse
+from moesim.trace.predictors import FutureUse
 
 if TYPE_CHECKING:
     from moesim.metrics import Value

@@ -13,7 +13,7 @@ from moesim.hardware.costs import CostModel
 from moesim.records import Records
 from moesim.testing.fakes import tiny_machine, tiny_model
 from moesim.testing.traces import synthetic_trace
-from moesim.trace.predictors.chosen import FutureUse, PredictorSet
+from moesim.trace.predictors import FutureUse, PredictorSet
 from moesim.trace.workload import Workload, WorkloadSpec, compose
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from moesim.trace.workload import WorkloadSpec
 
 PACKAGE = Path(__file__).resolve().parents[2] / "moesim"
 MOST = 5
-WAY = "experiment/* engine/* hardware/* metrics/* trace/workload/* trace/predictors/* trace/made.py policy.py capacity.py"
+WAY = "experiment/* engine/* hardware/* metrics/* trace/workload/* trace/predictors.py trace/made.py policy.py capacity.py"
 INPUTS = ("model", "hardware", "trace", "workload", "policy")  # fields of a run that are whole things, not parameters
 ALSO = {"budget_bytes": "budget", "chunk_bytes": "chunk", "curve": "transfer_curve"}  # other names for the same value
 
@@ -28,11 +28,10 @@ OTHERS = {  # where the word means another thing
     "predictors": "engine/* experiment/runner.py",  # all sources that a policy may ask; here those that stand in for others
     "seed": "experiment/traces.py trace/made.py",  # of routing that is made up
     "refill": "metrics/frames.py",  # of a cache
-    "repeat": "metrics/frames.py trace/workload/routing.py trace/workload/steps.py",  # of an array
+    "repeat": "metrics/frames.py trace/workload/compose.py",  # of an array
     "intervals": "hardware/costs/model.py metrics/utilisation.py",  # of numbers of a profile; of time
     "requests": "engine/steps.py experiment/keys.py experiment/runner.py experiment/traces.py "
-    "experiment/trace_choice.py metrics/bounds.py policy.py trace/made.py trace/workload/compose.py "
-    "trace/workload/plan.py trace/workload/steps.py",
+    "experiment/trace_choice.py metrics/bounds.py policy.py trace/made.py trace/workload/compose.py",
 }  # those of a step, those that were drawn, how many are made up
 
 EXCEPTIONS = {  # files, and why

@@ -22,7 +22,7 @@ from moesim.policies.registry import part_class
 from moesim.policies.systems.hybrimoe import GATES, ImpactDriven, Queues
 from moesim.records import Records
 from moesim.testing.traces import synthetic_trace
-from moesim.trace.predictors.chosen import FutureUse, PredictorSet
+from moesim.trace.predictors import FutureUse, PredictorSet
 from moesim.trace.workload import WorkloadSpec, compose
 from tests.engine.engine_kit import assert_same, cpu, gpu, link, machine, pair, sure, tiny_model
 

@@ -22,7 +22,7 @@ from moesim.testing.traces import synthetic_trace
 from moesim.trace import Trace, find_trace
 from moesim.trace.formats.contract import Options
 from moesim.trace.formats.importing import import_trace
-from moesim.trace.predictors.chosen import FutureUse
+from moesim.trace.predictors import FutureUse
 from moesim.trace.stats.caches import layer_hit_rates
 from moesim.trace.workload import Workload, WorkloadSpec, compose
 from tests.cache_replay import replay_belady, replay_lfu, replay_lru

@@ -10,7 +10,7 @@ from moesim.hardware.costs import CostModel
 from moesim.model import load_model
 from moesim.policies.registry import make_policy
 from moesim.trace import Trace, find_trace
-from moesim.trace.predictors.chosen import PredictorSet
+from moesim.trace.predictors import PredictorSet
 from moesim.trace.workload import WorkloadSpec, compose
 
 

@@ -17,7 +17,7 @@ from moesim.experiment.report import result_table
 from moesim.experiment.runner import initial_placement, notes_of, run_one, slots_used, slots_within
 from moesim.policies.composed import Composed
 from moesim.policies.registry import make_policy
-from moesim.trace.predictors.chosen import NEVER, FutureUse
+from moesim.trace.predictors import NEVER, FutureUse
 from tests.experiment.experiment_kit import resolve, write_trace
 
 

@@ -19,7 +19,7 @@ from moesim.policies.registry import POLICIES, make_policy, policy_class
 from moesim.studies.regret import pool_slots
 from moesim.testing.checks import CheckError, check_slots
 from moesim.trace import Trace, find_trace
-from moesim.trace.predictors.chosen import FutureUse, PredictorSet
+from moesim.trace.predictors import FutureUse, PredictorSet
 from moesim.trace.workload import WorkloadSpec, compose
 from tests.long.audit import faults
 from tests.long.kit import Tally

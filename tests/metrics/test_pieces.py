@@ -26,7 +26,7 @@ from moesim.model import load_model
 from moesim.policies.registry import POLICIES, make_policy
 from moesim.records import KINDS, Records
 from moesim.testing.traces import synthetic_trace
-from moesim.trace.predictors.chosen import PredictorSet
+from moesim.trace.predictors import PredictorSet
 from moesim.trace.workload import WorkloadSpec, compose
 from tests.engine.free_kit import outcome
 from tests.metrics import plain_kit

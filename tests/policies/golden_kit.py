@@ -23,7 +23,7 @@ from moesim.records import Records
 from moesim.trace import Trace, find_trace
 from moesim.trace.calibrating import LATER, Additions, extend
 from moesim.trace.derived import subset
-from moesim.trace.predictors.chosen import FutureUse, PredictorSet
+from moesim.trace.predictors import FutureUse, PredictorSet
 from moesim.trace.workload import Workload, WorkloadSpec, compose
 
 

@@ -18,7 +18,7 @@ from moesim.records import Records
 from moesim.testing import tiny_model
 from moesim.testing.traces import synthetic_trace
 from moesim.trace import Trace
-from moesim.trace.predictors.chosen import FutureUse, PredictorSet
+from moesim.trace.predictors import FutureUse, PredictorSet
 from moesim.trace.workload import Workload, WorkloadSpec, compose
 
 Options = dict[str, Any]

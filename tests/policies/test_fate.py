@@ -18,8 +18,7 @@ from moesim.policies.registry import make_policy, policy_info
 from moesim.policies.systems.fate import by_frequency, shallow_favoring
 from moesim.records import Records
 from moesim.testing import run_tiny, tiny_workload
-from moesim.trace.predictors import make_predictor
-from moesim.trace.predictors.chosen import PredictorSet
+from moesim.trace.predictors import PredictorSet, make_predictor
 from tests.engine.engine_kit import Oracle, cpu, flat, gpu, link, machine, pair, play, tasks, tiny_model, transfers, workload
 from tests.policies.arc_kit import ReferenceFate
 

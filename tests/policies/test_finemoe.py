@@ -23,8 +23,7 @@ from moesim.records import Records
 from moesim.testing import routed, tiny_workload
 from moesim.testing.runs import run_inputs
 from moesim.trace import Signal, Trace
-from moesim.trace.predictors import RecordedSignal
-from moesim.trace.predictors.chosen import PredictorSet
+from moesim.trace.predictors import PredictorSet, RecordedSignal
 from moesim.trace.workload import WorkloadSpec, compose
 from tests.engine.engine_kit import assert_same, cpu, gpu, machine, play, tiny_model
 

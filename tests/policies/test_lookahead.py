@@ -13,7 +13,7 @@ from moesim.policies.algorithms.arc import Arc
 from moesim.policies.algorithms.s3fifo import S3Fifo
 from moesim.policies.registry import make_policy
 from moesim.records import Records
-from moesim.trace.predictors.chosen import FutureUse
+from moesim.trace.predictors import FutureUse
 from moesim.trace.stats.caches import layer_hit_rates
 from moesim.trace.stats.lookahead import misses_by_window
 from tests.engine.engine_kit import play, tiny_model, workload

@@ -21,7 +21,7 @@ from moesim.policies.systems.od_moe import OdMoE, assign_loads, by_rank, is_due,
 from moesim.policy import Placement
 from moesim.records import Records
 from moesim.testing import FakeView, run_tiny, tiny_workload
-from moesim.trace.predictors.chosen import PredictorSet
+from moesim.trace.predictors import PredictorSet
 from tests.engine.engine_kit import cpu, gpu, link, machine, play, tasks, tiny_model, transfers, workload
 
 EXPERTS = list(range(8))

@@ -54,7 +54,7 @@ from moesim.policy import Fetch, Placement, Predicted, Routed, Run, View
 from moesim.testing.rules import RuleCheck, examine_rules
 from moesim.testing.rules.facts import Facts
 from moesim.testing.rules.table import RULES, judge
-from moesim.trace.predictors.chosen import PredictorSet
+from moesim.trace.predictors import PredictorSet
 from moesim.trace.workload import WorkloadSpec, compose
 
 Make = Callable[[], Any]

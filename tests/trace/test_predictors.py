@@ -11,10 +11,17 @@ import pytest
 from moesim.errors import ConfigError
 from moesim.testing.traces import synthetic_trace
 from moesim.trace import Signal, Trace
-from moesim.trace.predictors import Coactivation, Frequency, Oracle, RecordedSignal, Synthetic, make_predictor
-from moesim.trace.predictors import sources as synthetic_predictor
-from moesim.trace.predictors.chosen import PredictorSet
-from moesim.trace.predictors.sources import uniform
+from moesim.trace import predictors as synthetic_predictor
+from moesim.trace.predictors import (
+    Coactivation,
+    Frequency,
+    Oracle,
+    PredictorSet,
+    RecordedSignal,
+    Synthetic,
+    make_predictor,
+    uniform,
+)
 from moesim.trace.workload import WorkloadSpec, compose
 
 TRACE = synthetic_trace(

@@ -11,7 +11,7 @@ from moesim.testing.rules.evictions import Judged
 from moesim.testing.rules.facts import Facts
 from moesim.testing.rules.table import judge, reason_without, states_a_rule
 from moesim.testing.runs import run_inputs, tiny_workload
-from moesim.trace.predictors.chosen import FutureUse, PredictorSet
+from moesim.trace.predictors import FutureUse, PredictorSet
 
 if TYPE_CHECKING:
     from moesim.hardware import HardwareProfile

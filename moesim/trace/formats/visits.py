@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from moesim.core.gate import check_made
 from moesim.trace.formats.contract import Part, Store, checked_ids, checked_weights, wrong
@@ -97,6 +96,8 @@ class _Grid:
     """The places (token, layer, rank) of one file, and which of them have entries."""
 
     def __init__(self, place: str, ids: NDArray[np.uint16], request: NDArray[Any] | None, columns: dict[str, Any]) -> None:
+        import pandas as pd
+
         self.place, self.ids, self.columns = place, ids, columns
         self.width = ids.shape[1] if ids.ndim == 2 else 0
         layer, token = columns["layer"], columns["token"].astype(np.int64)
@@ -197,6 +198,8 @@ class _Grid:
         if self.width:
             return np.asarray((self.visit[:, None] * self.top_k + np.arange(self.top_k)).reshape(-1))
         if (rank := self.columns.get("rank")) is None:
+            import pandas as pd
+
             rank = pd.Series(self.visit).groupby(self.visit).cumcount().to_numpy()
         elif len(bad := np.flatnonzero(rank >= self.top_k)):
             place = f"{self.place}: rank of row {bad[0]}"
