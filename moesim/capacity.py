@@ -64,7 +64,7 @@ def _problems(model: ModelSpec, hardware: HardwareProfile, placement: Placement)
 def _stream_problems(
     model: ModelSpec, hardware: HardwareProfile, placement: Placement, name: str, parts: Mapping[tuple[str, int], str]
 ) -> Iterator[str]:  # fmt: skip
-    """Say what of the streamed or offloaded parts does not exist."""
+    """Describe what of the streamed or offloaded parts does not exist."""
     known = (*LAYER_PARTS, KV) if name == "streamed" else LAYER_PARTS
     for (part, layer), device in parts.items():
         if part not in (known if layer >= 0 else STEP_PARTS) or not -1 <= layer < model.n_layers:
@@ -98,7 +98,7 @@ def by_rows(hardware: HardwareProfile, placement: Placement) -> list[Placement]:
 
 
 class StreamUse(NamedTuple):
-    """What of a step is copied together, for the tasks that read it."""
+    """Parts that a step copies together, for the tasks that read them."""
 
     device: str  # that runs the parts
     layer: int  # -1 outside the MoE layers

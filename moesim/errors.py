@@ -19,7 +19,7 @@ class MoesimError(Exception):
 
 
 class InputError(MoesimError):
-    """What the user gave is wrong; the command line exits with 2 and writes nothing."""
+    """An input of the user is wrong; the command line exits with 2 and writes nothing."""
 
 
 class InterruptError(MoesimError):
@@ -70,11 +70,11 @@ class WriteError(MoesimError):
 
 
 class LiveError(SimulationError):
-    """What was carried out on the machine itself has failed."""
+    """A run on the machine itself has failed."""
 
 
 def unknown_width(bits: float, widths: Sequence[float]) -> tuple[str, str]:
-    """Say that a model has no experts of some bits, and the remedy."""
+    """Report that a model has no experts of some bits, and the remedy."""
     has = " and ".join(f"{width:g}" for width in widths)
     return f"no experts of {bits:g} bits", f"set model.expert_bits to a list with {bits:g}; it has {has}"
 
@@ -134,7 +134,7 @@ def mistyped(expected: str, got: object) -> str:
 
 
 def describe_exception(error: BaseException) -> str:
-    """Say in one line what another's code raised, and where: the place outside moesim and libraries, if there is one."""
+    """Describe in one line what another's code raised, and where: the place outside moesim and libraries, if there is one."""
     text = " ".join(str(error).split())
     where = culprit(error)
     return type(error).__name__ + (f": {text}" if text else "") + (f" ({where})" if where else "")

@@ -296,7 +296,7 @@ class Placement:
 
 
 class View(Protocol):
-    """What is so now, to be read only; nothing here leads to what will be. Answers take constant time unless they say not."""
+    """The present state, to be read only; nothing here leads to the future. Answers take constant time unless they say not."""
 
     @property
     def now_ns(self) -> int: ...
@@ -367,7 +367,7 @@ class View(Protocol):
 
 
 class Policy(Protocol):
-    """What a policy is. ``moesim check my_module:MyPolicy`` runs the common checks on anybody's class."""
+    """The contract of a policy. ``moesim check my_module:MyPolicy`` runs the common checks on anybody's class."""
 
     @property
     def exact(self) -> bool:
@@ -379,7 +379,7 @@ class Policy(Protocol):
 
     @property
     def needs(self) -> frozenset[str]:
-        """What it reads: ``"scores"``, ``"signal:<name>"``, ``"table:<name>"``, ``"oracle:routing"``.
+        """Its inputs: ``"scores"``, ``"signal:<name>"``, ``"table:<name>"``, ``"oracle:routing"``.
 
         ``"scores-or-weights"`` asks for scores, or, where a trace has none, the weights of the chosen experts, which labels
         the result.

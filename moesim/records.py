@@ -1,4 +1,4 @@
-"""What the engine writes down: flat facts, one tuple a record, no statistics."""
+"""Records of the engine: flat facts, one tuple a record, no statistics."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ KINDS: dict[str, type[Any]] = {
 
 
 def activities(records: Records) -> frozenset[str]:
-    """Say what went on in a run, by the names that pairs of contention have."""
+    """Return the activities of a run, by the names that pairs of contention have."""
     tasks, found = records.tasks, set()
     (device, devices), (lane, lanes) = tasks.texts("device"), tasks.texts("lane")
     which = (device.astype(np.int16) * np.int16(len(lanes)) + lane) * np.int16(2) + (tasks.column("expert") >= 0)

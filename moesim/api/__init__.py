@@ -1,1 +1,1 @@
-"""What `import moesim` offers: experiments from Python, on the same parts as the commands."""
+"""Experiments from Python, on the same parts as the commands."""

@@ -51,7 +51,7 @@ KINDS: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
     "mapping": (lambda value: isinstance(value, Mapping), "a mapping"),
     "overrides": (lambda value: isinstance(value, str | Mapping) or _are_names(value), "a mapping, or a list of 'key=value'"),
 }
-"""What an argument may be: a test, and words for it."""
+"""Kinds of arguments: a test, and words for it."""
 
 
 def checked(place: str, **kinds: str) -> Callable[[Callable[P, T]], Callable[P, T]]:

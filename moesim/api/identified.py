@@ -1,4 +1,4 @@
-"""What `moesim.calibrate` gives."""
+"""Results of `moesim.calibrate`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Identified(Answer, results.Identified):
 
     @cached_property
     def next_lines(self) -> list[NextLine]:
-        """What to measure next, if something is not identified."""
+        """The next measurements, if something is not identified."""
         return next_lines(self)
 
     @property

@@ -1,4 +1,4 @@
-"""What an experiment from Python gives: its table, and on demand records, figures, a timeline and a folder."""
+"""Results of an experiment in Python: a table, and on demand records, figures, a timeline and a folder."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Row = Mapping[str, Any]
 
 
 class Result:
-    """What came of an experiment, as `moesim.compare`, `moesim.run` and `moesim.load` give it.
+    """Results of an experiment, as `moesim.compare`, `moesim.run` and `moesim.load` return them.
 
     Attributes
     ----------
@@ -89,7 +89,7 @@ class Result:
 
     # ------------------------------------------------------------------------------------------------------ what happened
     def records(self, run: int | None = None, **settings: Any) -> Records:
-        """Give everything that happened in a run, to the nanosecond.
+        """Return everything that happened in a run, to the nanosecond.
 
         It is simulated once more, unless its folder kept it: memory holds no records that nobody asked for.
 
@@ -114,7 +114,7 @@ class Result:
         return records
 
     def timeline(self, *policies: str, steps: int = 3) -> Timeline:
-        """Give the first steps at the first setting as trace events.
+        """Return the first steps at the first setting as trace events.
 
         Parameters
         ----------
@@ -325,7 +325,7 @@ class Result:
         return [int(run) for run in first_setting(self.table, "timeline")["run"]]
 
     def _told(self, index: int) -> Outcome:
-        """Give an outcome as far as its row tells it."""
+        """Return an outcome as far as its row tells it."""
         from moesim.errors import MoesimError
         from moesim.metrics.machine import Machine
         from moesim.metrics.outcome import Outcome
@@ -336,7 +336,7 @@ class Result:
         return Outcome(row, Machine.of(self.experiment.specs[index].hardware), failure=failure)
 
     def _outcome(self, index: int, *, keep: bool = True, wanted: Kept = True) -> Outcome:
-        """Give a run with its records, or those of so many first steps, simulated again if need be."""
+        """Return a run with its records, or those of so many first steps, simulated again if need be."""
         row = self.rows[index]
         if row.get("error"):
             raise ConfigError(f"{describe_run(row)}: expected a run that succeeded, got: {row['error']}")
@@ -368,7 +368,7 @@ class Answer:
 
     @property
     def table(self) -> DataFrame:
-        """Give it as a table."""
+        """Return it as a table."""
         raise NotImplementedError
 
     def text(self, form: str = "table") -> str:

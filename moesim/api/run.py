@@ -26,7 +26,7 @@ from moesim.model import ModelSpec
 from moesim.trace import Trace, find_trace
 
 NAMES: WeakKeyDictionary[Trace, str] = WeakKeyDictionary()
-"""What traces that were loaded here were asked for by; one that was made of another is not among them."""
+"""Names by which traces were loaded here; one that was made of another has none."""
 
 
 def load_trace(name_or_path: str | Path) -> Trace:
@@ -290,7 +290,7 @@ def _routing(trace: Any, given: dict[str, Trace], place: str) -> Any:
 
 
 def _sizes(cache: Any) -> dict[str, Any]:
-    """Tell shares of all experts from sizes of memory."""
+    """Separate shares of all experts from sizes of memory."""
     values = written(list(cache) if isinstance(cache, Iterable) and not isinstance(cache, str) else [cache], "compare: cache")
     values = [as_share(value) for value in values]
     shares = [value for value in values if not isinstance(value, str)]

@@ -87,7 +87,7 @@ def _numbers(text: str, option: str, most: float) -> tuple[float, ...]:
 
 
 def files_of(found: League) -> dict[str, bytes]:
-    """Give ``league.csv``, and of a map ``map.csv`` and its figure."""
+    """Return ``league.csv``, and of a map ``map.csv`` and its figure."""
     from moesim.studies.league import record
 
     summed = [asdict(one) for one in found.everywhere]

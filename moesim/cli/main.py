@@ -166,7 +166,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _with_verbs(error: Any) -> str:
-    """Give the message of an error of Typer's; if a command is unknown, with those that are known."""
+    """Return the message of an error of Typer's; if a command is unknown, with those that are known."""
     message = str(error.format_message())
     wrong = re.match(r"No such command '(.*)'\.", message)
     if wrong is None or error.ctx is None:

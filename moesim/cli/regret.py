@@ -87,7 +87,7 @@ def table(found: Sequence[Regret], form: Format) -> str:
 
 
 def _labels(found: Sequence[Regret]) -> list[str]:
-    """Say what the runs as they are rest on."""
+    """Describe what the runs as they are rest on."""
     rows = [one.row for one in found if not one.errors]
     said = {f"as it is: weakest source {row.get('source_label')}; {', '.join(split_notes(row)[0])}" for row in rows}
     return [*sorted(said), *cost_notes(rows)]

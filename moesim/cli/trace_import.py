@@ -56,7 +56,7 @@ def additions(
 
 
 def describe(trace: Trace) -> str:
-    """Say what a trace holds and what was added to it."""
+    """Describe what a trace holds and what was added to it."""
     size = f"{trace.n_rows} token{'s' * (trace.n_rows != 1)} of {trace.n_requests} request{'s' * (trace.n_requests != 1)}"
     tables = [f"tables {', '.join(sorted(trace.tables))}"] if trace.tables else []
     signals = [f"signals {', '.join(sorted(trace.signals))}"] if trace.signals else []

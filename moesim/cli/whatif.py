@@ -77,7 +77,7 @@ def whatif(
 
 
 def files_of(lines: Sequence[Line], small: bool = False) -> dict[str, bytes]:
-    """Give ``whatif.parquet`` and ``whatif.csv``: one row a varied setting; `small` as of `table`."""
+    """Return ``whatif.parquet`` and ``whatif.csv``: one row a varied setting; `small` as of `table`."""
     rows = _records(lines, small)
     return {"whatif.parquet": frame_bytes(rows), "whatif.csv": render_records(rows, Format.CSV).encode()}
 

@@ -22,7 +22,7 @@ def noting(known: Mapping[str, str]) -> Iterator[dict[str, str]]:
 
 
 def known_text(kind: str, name: object) -> str | None:
-    """Give the content of a file that need not be looked for."""
+    """Return the content of a file that need not be looked for."""
     known, _ = _NOTED.get(({}, {}))
     return known.get(f"{kind} {name}")
 

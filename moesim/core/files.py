@@ -222,7 +222,7 @@ _ABOVE: Final = 3  # folders above a file in which a list may name it
 
 
 class State(Enum):
-    """What stands at a path."""
+    """State of a path."""
 
     ABSENT = "nothing there"
     OURS = "what moesim wrote"
@@ -292,7 +292,7 @@ class Manifest:
         return None
 
     def state(self, path: str) -> State:
-        """Tell what stands at a path, by its content."""
+        """Return what stands at a path, by its content."""
         place = self.folder / path
         if self.blocked(path) is not None:
             return State.FOREIGN
@@ -543,7 +543,7 @@ class OutputFolder:
                 )
 
     def _state(self, name: str, digest: str) -> State:
-        """Tell what stands at a path; what is equal to the new content to the last byte may as well be ours."""
+        """Return what stands at a path; what is equal to the new content to the last byte may as well be ours."""
         state = self.manifest.state(name)
         place = self.folder / name
         if state in (State.CHANGED, State.FOREIGN) and place.is_file() and not place.is_symlink() and digest_of(place) == digest:
@@ -559,7 +559,7 @@ class OutputFolder:
             (self.folder / name).unlink()
 
     def set_aside(self, name: str, consequence: str = "") -> None:
-        """Give a changed file another name, and report on stderr what follows."""
+        """Rename a changed file, and report on stderr what follows."""
         with self.alone():
             place = self.folder / name
             aside, n = place.with_name(ASIDE + place.name), 1

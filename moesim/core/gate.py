@@ -35,7 +35,7 @@ ANSWERS: Final = Form("a JSON document", 2**30)
 ROUTING: Final = Form("recorded routing", 2**32)
 """A file to import; it is read as a whole, and sorting it takes some times as much memory."""
 RESULT: Final = Form("a file of a result", 2**32)
-"""What moesim wrote: runs, records, timelines."""
+"""Files that moesim wrote: runs, records, timelines."""
 HEADER: Final = Form("a table of arrays", 2**25)
 """The table at the beginning of a trace."""
 
@@ -106,7 +106,7 @@ def decoded(path: Path, form: Form, encoding: str = "utf-8") -> str:
 
 
 def why_not(error: OSError | ValueError) -> str:
-    """Say why a text could not be read: also a null character in a path, which is a `ValueError`."""
+    """Explain why a text could not be read: also a null character in a path, which is a `ValueError`."""
     if isinstance(error, UnicodeDecodeError):
         return "not UTF-8 text"
     return (error.strerror if isinstance(error, OSError) else None) or str(error)

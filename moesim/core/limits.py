@@ -1,4 +1,4 @@
-"""What numbers are thinkable: bounds that every file format and command shares, each with its reason.
+"""Bounds of numbers that every file format and command shares, each with its reason.
 
 They keep slips of a unit out, and nanoseconds within 64 bits: what lies beyond is no machine, model or workload that anybody will
 have, and it is refused by its key instead of failing later as something else.
@@ -16,7 +16,7 @@ class Bounds(NamedTuple):
     most: float
 
     def hold(self, value: float) -> bool:
-        """Tell whether a number lies within them; NaN does not."""
+        """Return whether a number lies within them; NaN does not."""
         return self.least <= value <= self.most
 
     def __str__(self) -> str:
@@ -34,7 +34,7 @@ TIME_US: Final = Bounds(0, 1e9)
 POWER_W: Final = Bounds(0, 1e9)
 """Watts of a device: up to a gigawatt, a power station's."""
 RATE_SHARE: Final = Bounds(1e-6, 1)
-"""What an activity keeps of its rate beside another: one that stands still never ends."""
+"""Share of its rate that an activity keeps next to another: one that stands still never ends."""
 BYTES: Final = Bounds(0, 2**53)
 """Bytes of a memory, a cache or a chunk: up to 8 PiB, what every column of a table and every reader of JSON holds exactly."""
 CORES: Final = Bounds(0, 10**6)

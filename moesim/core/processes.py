@@ -23,7 +23,7 @@ def usable_cores() -> int:
 
 
 def context() -> BaseContext:
-    """Say how processes start.
+    """Return how processes start.
 
     Not forked from this one, which may have threads. Every process maps the traces itself.
     """

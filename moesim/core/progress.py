@@ -52,7 +52,7 @@ class Progress:
             self._bar.stop()
 
     def describe(self, text: str) -> None:
-        """Say what is being done."""
+        """Set the text of the bar."""
         self._text = shown(text)
         if self._each:
             self._say()

@@ -65,14 +65,14 @@ class RecordTable(MutableSequence[R], Generic[R]):
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def taken(self) -> RecordTable[R]:
-        """Give the same records as a table that stays when this one is filled anew or forgets them."""
+        """Return the same records as a table that stays when this one is filled anew or forgets them."""
         return _restored(self.kind, self._rows if self._columns is None else None, self._columns)
 
     def _append(self, record: R) -> None:
         self._own().append(record)
 
     def _own(self) -> list[R]:
-        """Give the list of tuples to be changed; columns are stale from here on."""
+        """Return the list of tuples to be changed; columns are stale from here on."""
         rows = self._tuples()
         self._columns, self._made, self.append = None, {}, rows.append
         return rows
@@ -139,7 +139,7 @@ class RecordTable(MutableSequence[R], Generic[R]):
         return _restored, (self.kind, self._rows if self._columns is None else None, self._columns)
 
     def some(self, places: NDArray[np.int64]) -> list[R]:
-        """Give the records at some places, without making the others."""
+        """Return the records at some places, without making the others."""
         if self._rows is not None:
             return [self._rows[place] for place in places.tolist()]
         columns = [_values(_taken(self._columns[name], places)) for name in _fields(self.kind)]  # type: ignore[index]
@@ -148,7 +148,7 @@ class RecordTable(MutableSequence[R], Generic[R]):
     # ---- all at once
 
     def column(self, name: str) -> NDArray[Any]:
-        """Give a field of all records, shape (n,): int64, bool, or float64, in which None is NaN. Do not change it."""
+        """Return a field of all records, shape (n,): int64, bool, or float64, in which None is NaN. Do not change it."""
         hint = _fields(self.kind)[name]
         kind = np.bool_ if hint is bool else np.int64 if hint is int else np.float64
         found: NDArray[Any]
@@ -165,12 +165,12 @@ class RecordTable(MutableSequence[R], Generic[R]):
         return found
 
     def texts(self, name: str) -> tuple[NDArray[Any], tuple[str, ...]]:
-        """Give a field of texts as codes, shape (n,), and the texts that they are indices of, used or not."""
+        """Return a field of texts as codes, shape (n,), and the texts that they are indices of, used or not."""
         found: Coded = self._columns[name] if self._columns is not None else self._once(name, _coded)
         return found.codes, found.values
 
     def lists(self, name: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Give a field of tuples as offsets, shape (n + 1,), and all values in a row, both int64."""
+        """Return a field of tuples as offsets, shape (n + 1,), and all values in a row, both int64."""
         found: Lists = self._columns[name] if self._columns is not None else self._once(name, _flattened)
         return found.offsets, np.asarray(found.values, np.int64)
 
@@ -204,7 +204,7 @@ def _fields(kind: type[Any]) -> dict[str, Any]:
 
 
 def _values(column: Column) -> Iterable[Any]:
-    """Give a column as Python has it."""
+    """Return a column as Python has it."""
     if isinstance(column, Coded):
         return map(column.values.__getitem__, column.codes.tolist())
     if isinstance(column, Lists):
@@ -215,7 +215,7 @@ def _values(column: Column) -> Iterable[Any]:
 
 
 def _taken(column: Column, places: NDArray[np.int64]) -> Column:
-    """Give some entries of a column."""
+    """Return some entries of a column."""
     if isinstance(column, Coded):
         return Coded(column.codes[places], column.values)
     if isinstance(column, Lists):

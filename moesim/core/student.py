@@ -10,7 +10,7 @@ from functools import cache
 
 @cache
 def student_t(level: float, n: int) -> float:
-    """Give the factor by which a standard error is multiplied for a two-sided interval of the mean of n values; n >= 2.
+    """Return the factor by which a standard error is multiplied for a two-sided interval of the mean of n values; n >= 2.
 
     >>> round(student_t(0.95, 5), 3)
     2.776

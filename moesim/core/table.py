@@ -95,7 +95,7 @@ def render(
 
 
 def _widths(columns: Sequence[Sequence[str]], terminal: int) -> list[int]:
-    """Say how wide columns are: as their texts, the widest narrower until the terminal holds all, none than its longest word."""
+    """Return widths of columns: of their texts, the widest narrower until the terminal holds all, none than its longest word."""
     from rich.cells import cell_len
 
     widths = [max(map(cell_len, column)) for column in columns]

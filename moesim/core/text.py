@@ -53,7 +53,7 @@ def cell(value: Any) -> Any:
 
 
 def uncell(value: Any) -> Any:
-    """Give back what `cell` was given.
+    """Return what `cell` was given.
 
     >>> uncell(cell("=1+2")), uncell("'tis"), uncell(3)
     ('=1+2', "'tis", 3)

@@ -122,7 +122,7 @@ def _us(match: re.Match[str], place: str) -> Fraction:
 
 
 def as_share(value: Any) -> Any:
-    """Give a share that is written as a fraction or in percent as a number; anything else is returned as it is.
+    """Return a share that is written as a fraction or in percent as a number; anything else is returned as it is.
 
     >>> as_share("1/3"), as_share("12.5 %"), as_share(0.25), as_share("8 GiB")
     (0.3333333333333333, 0.125, 0.25, '8 GiB')

@@ -86,7 +86,7 @@ def read_yaml_value(text: str, place: str) -> Any:
 
 
 def _told(error: Exception) -> str:
-    """Say in one line what is wrong and where, without PyYAML's name for a text that came from no file."""
+    """Describe in one line what is wrong and where, without PyYAML's name for a text that came from no file."""
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem is None or error.problem_mark is None:
         return " ".join(str(error).replace(' in "<unicode string>"', "").split())
     mark, begun = error.problem_mark, error.context_mark

@@ -105,7 +105,7 @@ def _message(error: Mapping[str, Any], steps: Sequence[str | int], root: type[Ba
 
 
 def _remedy_of_a_share(got: object) -> str:
-    """Say what to do with a share that is out of range, or that may be meant as bytes."""
+    """Describe what to do with a share that is out of range, or that may be meant as bytes."""
     if isinstance(got, str):
         return "; for bytes use cache.budget" if got[:1].isdigit() and got[-1:].isalpha() else ""
     if isinstance(got, bool) or not isinstance(got, int | float):
@@ -129,7 +129,7 @@ Sweep = Annotated[Annotated[T, Tag("one")] | Annotated[list[T], Field(min_length
 
 
 def listed(value: Any) -> list[Any]:
-    """Give the values of a field that may be one or several."""
+    """Return the values of a field that may be one or several."""
     return value if isinstance(value, list) else [value]
 
 
@@ -353,7 +353,7 @@ class _Strict(BaseModel):
 
 
 def _workload_form(name: str, default: Any, least: int | None) -> Any:
-    """Give what a file may hold for a parameter of a workload: one value of its type, or several to sweep."""
+    """Return what a file may hold for a parameter of a workload: one value of its type, or several to sweep."""
     if name == "requests":
         return RequestsRef | None
     one: Any = get_type_hints(WorkloadSpec)[name]
@@ -371,7 +371,7 @@ _Workload: Any = create_model("_Workload", __base__=_Strict, **_FORMS)
 
 
 class WorkloadConfig(_Workload):
-    """What to run; the meaning of each key is that of `moesim.trace.workload.WorkloadSpec`."""
+    """The workload; the meaning of each key is that of `moesim.trace.workload.WorkloadSpec`."""
 
     if TYPE_CHECKING:
 
@@ -391,7 +391,7 @@ class CacheConfig(_Strict):
         return self
 
     def sizes(self) -> list[dict[str, Any]]:
-        """Give every size that is asked for, as fields of a run: a share of all experts, or the memory that all must fit into."""
+        """Return every size, as fields of a run: a share of all experts, or the memory that all must fit into."""
         shares = [{"ratio": one, "budget_bytes": None} for one in listed(self.ratio) if one is not None]
         return shares + [{"ratio": None, "budget_bytes": one} for one in listed(self.budget) if one is not None]
 

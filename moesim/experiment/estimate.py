@@ -80,7 +80,7 @@ def before(experiment: Experiment, specs: Sequence[RunSpec]) -> float:
 
 
 def worth_processes(took_s: float, n_runs: int, cores: int) -> int:
-    """Say how many processes are worth starting for runs that take so long one after another."""
+    """Return how many processes are worth starting for runs that take so long one after another."""
     return min(cores, n_runs) if took_s > _START_S else 1
 
 

@@ -217,7 +217,7 @@ def _source(kind: str) -> str:
 def _figures(
     asked: Asked, outcomes: Sequence[Outcome], runs: Mapping[str, Outcome]
 ) -> Iterator[tuple[str, Sequence[Any], Mapping[str, Any]]]:
-    """Give each figure of an entry: its name, what it draws, and its options."""
+    """Return each figure of an entry: its name, what it draws, and its options."""
     import pandas as pd  # takes half a second to import
 
     from moesim.plots.captions import setting_label

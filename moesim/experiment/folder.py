@@ -36,7 +36,6 @@ from moesim.metrics.frames import frame_bytes, layer_frame, step_frame
 from moesim.metrics.machine import Machine
 from moesim.metrics.naming import LIVE, fingerprint, hardware_label
 from moesim.metrics.outcome import Outcome
-from moesim.metrics.timeline import Timeline
 from moesim.policies.importing import NOT_TRUSTED, reading
 from moesim.policies.registry import foreign
 from moesim.records import Records
@@ -53,7 +52,7 @@ RESOLVED = "config.resolved.yaml"
 
 
 def outcome_of(folder: Path, run: int, *, wanted: Kept = True, trust: bool = False, inputs: Path | None = None) -> Outcome:
-    """Give a run of a result folder with its records, or those of so many first steps as are wanted.
+    """Return a run of a result folder with its records, or those of so many first steps as are wanted.
 
     `inputs` is a folder with traces, and with modules of policies that are trusted.
     """
@@ -153,7 +152,7 @@ def _trace(written: str, resolved: Mapping[str, Any], folder: Path, inputs: Path
 
 
 def _places(written: str, folder: Path, inputs: Path | None) -> Iterator[str | Path]:
-    """Give what may be a trace: where the experiment had it, if that moved together with the result, and next to the result."""
+    """Return what may be a trace: where the experiment had it, if that moved together with the result, and next to the result."""
     if written.startswith(GIVEN):  # an object of Python, which may have been written since
         yield from sorted(inputs.glob(f"*{SUFFIX}")) if inputs is not None else []
         return
@@ -181,7 +180,7 @@ def figures_key(asked: Sequence[Asked], rows: Iterable[Mapping[str, Any]], *, fr
 
 
 def drawn_before(folder: Path, key: str) -> dict[str, Path] | None:
-    """Give the figures in a result folder if they are of this key, all there and unchanged; else None."""
+    """Return the figures in a result folder if they are of this key, all there and unchanged; else None."""
     try:
         drawn = read_yaml_value(read_verified(folder / RESOLVED).decode(), RESOLVED)[FIGURES]
         same = drawn["key"] == key
@@ -311,6 +310,8 @@ class Output:
         if config is None or not shown:
             return {}
         runs = {str(one.row["policy"]): (one.records, one.machine) for one in shown if one.records is not None}
+        from moesim.metrics.timeline import Timeline
+
         return {"timeline.json": Timeline.of(runs, config.steps).json()}
 
     def _frames(self, results: Results) -> dict[str, bytes]:
@@ -330,7 +331,7 @@ def _figures_there(folder: Path, names: Collection[str]) -> list[str]:
 
 
 def describe(experiment: Experiment) -> dict[str, Any]:
-    """Say what went into an experiment: the whole configuration, versions, and a sha256 of every input.
+    """Describe what went into an experiment: the whole configuration, versions, and a sha256 of every input.
 
     ``key`` is the hash of all that decides the results: nothing that does not, such as the output folder.
     """

@@ -1,4 +1,4 @@
-"""What a run's result depends on, as one hash: results of another trace, profile, option or version are never taken for it."""
+"""The key of a run: a hash of all that its result depends on."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _digest(files: list[Path], more: str = "") -> str:
 
 
 def run_keys(experiment: Experiment) -> list[str]:
-    """Give the key of every run."""
+    """Return the key of every run."""
     hashes: dict[int, str] = {}  # by identity: runs share models and machines
 
     def content(thing: ModelSpec | HardwareProfile) -> str:
@@ -76,6 +76,6 @@ def run_keys(experiment: Experiment) -> list[str]:
 
 
 def _requests(experiment: Experiment, spec: RunSpec) -> list[object]:
-    """What was drawn, rather than the signals that other policies of the experiment need: often those change nothing."""
+    """Return what was drawn, rather than the signals that other policies need: often those change nothing."""
     workload = experiment.workload(spec)
     return [list(workload.requests), drawn(experiment.trace(spec), workload, experiment.signals(spec))]

@@ -1,4 +1,4 @@
-"""What the terminal shows of an experiment."""
+"""The table of an experiment on the terminal."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _slots(row: Row) -> str:
 
 
 def batch(row: Row) -> Value:
-    """Give the requests at once."""
+    """Return the requests at once."""
     return row.get("batch_size")
 
 
@@ -183,7 +183,7 @@ def _whose(rows: Sequence[Row], done: Sequence[Row]) -> str:
 
 
 def _freshness(rows: Sequence[Row]) -> str:
-    """Say how much of the gate weight was served by the routed expert on fresh inputs, for each policy."""
+    """Return how much of the gate weight was served by the routed expert on fresh inputs, for each policy."""
     found: dict[str, list[str]] = {}
     for row in rows:
         found.setdefault(str(row["policy"]), []).append(fresh(row).rstrip("*"))
@@ -259,7 +259,7 @@ _SETTINGS = {name: COLUMNS[name].head or COLUMNS[name].word for name in _ORDER}
 
 
 class By(StrEnum):
-    """What a table may be sorted by."""
+    """Columns by which a table may be sorted."""
 
     SPEED = "tok/s"
     TTFT = "TTFT"

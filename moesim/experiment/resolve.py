@@ -167,7 +167,7 @@ class Experiment:
         return remembered(self._known, written, lambda: read_trace(written, self.place))
 
     def of(self, specs: Sequence[RunSpec]) -> Experiment:
-        """Give an experiment of these runs alone: some of this one's, perhaps on other machines or in another precision."""
+        """Return an experiment of these runs alone: some of this one's, perhaps on other machines or in another precision."""
         found = copy(self)
         found.specs = [replace(spec, index=i) for i, spec in enumerate(specs)]
         found._signals = [self._signals[spec.index] for spec in specs]
@@ -175,7 +175,7 @@ class Experiment:
 
     @staticmethod
     def joined(runs: Sequence[tuple[Experiment, RunSpec]]) -> Experiment:
-        """Give one experiment of runs of several, which all come from one place."""
+        """Return one experiment of runs of several, which all come from one place."""
         found = copy(runs[0][0])
         found.specs = [replace(spec, index=i) for i, (_, spec) in enumerate(runs)]
         found._signals = [experiment.signals(spec) for experiment, spec in runs]
@@ -184,7 +184,7 @@ class Experiment:
         return found
 
     def trace(self, spec: RunSpec) -> Trace:
-        """Give the trace of a run."""
+        """Return the trace of a run."""
         return self.traces[written_key(spec.point.trace)]
 
     def inputs(self) -> dict[str, Any]:
@@ -215,7 +215,7 @@ class Experiment:
         return found | ({"policies": policies} if policies else {})
 
     def transfer(self, spec: RunSpec) -> tuple[str, int | None]:
-        """Say how weights will travel in a run: the experiment's way, or that of a policy with transfers of its own."""
+        """Return how weights will travel in a run: the experiment's way, or that of a policy with transfers of its own."""
         written = spec.transfer(None)
         key = (spec.policy_name, model_label(spec.model), written)
         if key not in self._transfers:
@@ -230,7 +230,7 @@ class Experiment:
         return self._signals[spec.index]
 
     def workload(self, spec: RunSpec) -> Workload:
-        """Give the workload of a run; runs that differ in something else share it."""
+        """Return the workload of a run; runs that differ in something else share it."""
         return self._composed(spec, self._composed(spec, spec.workload).within(spec.prompt_rows))
 
     def _composed(self, spec: RunSpec, asked: WorkloadSpec) -> Workload:
@@ -270,7 +270,7 @@ def check_shape(trace: Trace, written: str | dict[str, Any], model: ModelSpec, p
 
 
 def _too_few(trace: Trace, workload: WorkloadSpec, signals: frozenset[str]) -> InputError | None:
-    """Say why a workload cannot be composed of requests that carry some signals, if it can be composed of others."""
+    """Explain why a workload cannot be composed of requests that carry some signals, if it can be composed of others."""
     try:
         select(trace, workload, signals)
     except WorkloadError as error:
@@ -283,12 +283,12 @@ def _too_few(trace: Trace, workload: WorkloadSpec, signals: frozenset[str]) -> I
 
 
 def written_key(written: Any) -> str:
-    """Give what an experiment knows a model, machine or trace by."""
+    """Return the cache key of a model, machine or trace."""
     return json.dumps(written, sort_keys=True, default=str)
 
 
 def remembered(known: dict[str, T], written: Any, make: Callable[[], T]) -> T:
-    """Give a model, machine or trace by how it is written, made if it is not known."""
+    """Return a model, machine or trace by how it is written, made if it is not known."""
     key = written_key(written)
     if key not in known:
         known[key] = make()

@@ -18,7 +18,7 @@ Row = Mapping[str, Any]
 
 
 def number(row: Row, key: str, scale: float = 1.0) -> float | None:
-    """Give a value of a row times a scale; None if it is no finite number."""
+    """Return a value of a row times a scale; None if it is no finite number."""
     value = row.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
@@ -26,26 +26,26 @@ def number(row: Row, key: str, scale: float = 1.0) -> float | None:
 
 
 def fresh_share(row: Row) -> float | None:
-    """Give the share of gate weight served as routed while decoding (of the whole run if nothing was decoded)."""
+    """Return the share of gate weight served as routed while decoding (of the whole run if nothing was decoded)."""
     share = number(row, "fidelity_fresh_decode")
     return number(row, "fidelity_fresh") if share is None else share
 
 
 def is_lossy(row: Row) -> bool:
-    """Tell whether a run computed anything else than the model asked for, in prefill or decoding."""
+    """Return whether a run computed anything else than the model asked for, in prefill or decoding."""
     shares = (number(row, "fidelity_fresh"), number(row, "fidelity_fresh_decode"))
     return any(share is not None and not is_exact(share) for share in shares) or bool(number(row, "n_inexact_slots"))
 
 
 def moved_mb(row: Row, *causes: str) -> float | None:
-    """Give the MB over the links for each generated token, of some causes."""
+    """Return the MB over the links for each generated token, of some causes."""
     tokens = number(row, "n_generated_tokens")
     known = [part for cause in causes if (part := number(row, f"bytes_{cause}")) is not None]
     return sum(known) / tokens / 1e6 if tokens and known else None
 
 
 def busy_percent(row: Row, kind: str) -> float | None:
-    """Give the mean busy share of the devices of a kind, in percent."""
+    """Return the mean busy share of the devices of a kind, in percent."""
     names = [key for key in row if key.startswith(f"utilisation.{kind}") and "->" not in key]
     shares = [share for name in names if (share := number(row, name, 100)) is not None]
     return sum(shares) / len(shares) if shares else None
@@ -55,7 +55,7 @@ _NUMBER: Final = re.compile(r"\d[\d.,]*")
 
 
 def describe_run(row: Mapping[str, Any]) -> str:
-    """Say in a few words which run a row is of.
+    """Describe in a few words which run a row is of.
 
     >>> describe_run({"run": 3, "policy": "lru", "cache_ratio": 0.5, "cache_budget_bytes": None, "batch_size": 4})
     'run 3 (lru, cache 0.5, batch 4)'
@@ -170,7 +170,7 @@ def _is_number(value: Any) -> bool:
 
 
 def half_width(values: Sequence[float]) -> float | None:
-    """Give half the width of the 95 % interval of a mean, by Student's t.
+    """Return half the width of the 95 % interval of a mean, by Student's t.
 
     >>> round(half_width([1.0, 2.0, 3.0]), 3)
     2.484

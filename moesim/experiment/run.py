@@ -35,7 +35,7 @@ _LONG_S = 10.0  # of runs whose time is told before they begin
 
 @dataclass(frozen=True)
 class Results:
-    """What came of an experiment.
+    """Results of an experiment.
 
     Attributes
     ----------

@@ -67,7 +67,7 @@ class FirstSteps:
         self._over = len(ends) >= self._n_steps and ends[self._n_steps - 1] <= settled_ns and self._n_tasks >= LEAST_TASKS
 
     def of(self, run: Records) -> Records:
-        """Give what was kept, with the end and the largest sizes of the run."""
+        """Return what was kept, with the end and the largest sizes of the run."""
         tables: dict[str, Any] = {
             name: joined(kind, [getattr(piece, name) for piece in self._pieces]) for name, kind in KINDS.items()
         }
@@ -166,7 +166,7 @@ def slots_within(
 
 SPEED: Final = "decode_tokens_per_s"
 ENERGY: Final = "energy_j_per_token"
-"""What the columns ``least`` and ``most`` are of."""
+"""Metrics that have columns ``least`` and ``most``."""
 
 LEAST, MOST = f"{SPEED}_least", f"{SPEED}_most"
 ENERGY_LEAST, ENERGY_MOST = f"{ENERGY}_least", f"{ENERGY}_most"
@@ -243,7 +243,7 @@ def _percent(value: float) -> str:
 
 
 class Inputs(Protocol):
-    """What runs share: an experiment, or what a worker process holds of one."""
+    """Inputs that runs share: an experiment, or the part of one that a worker process holds."""
 
     @property
     def place(self) -> str: ...
@@ -269,7 +269,7 @@ SIMULATED = Execution(simulate)
 Kept = bool | int
 """Records to keep of a run: all, none, or those of so many first steps."""
 Examine = Callable[[Any, "RunSpec", Outcome], Any]
-"""What a study looks for in the records of a run; it goes to the process that has them, so it is a function of a module."""
+"""A question of a study to the records of a run: a function of a module, for it goes to the process that has them."""
 
 
 def run_one(
@@ -377,7 +377,7 @@ class _Done:
 
 
 class _Found:
-    """What a result has of the records, which may come in pieces and are not kept."""
+    """Numbers of the records, which may come in pieces and are not kept."""
 
     def __init__(self, machine: Machine, split: Breakdown | None = None) -> None:
         self.summary = Summary(machine, split)

@@ -82,7 +82,7 @@ class Point:
 
     @property
     def reading(self) -> tuple[Mapping[str, Any], Mapping[str, str]]:
-        """What decides which signals of a trace are read: the policy, and prediction sources that another one stands in for."""
+        """Policy, and predictors that stand in for others: they decide which signals of a trace are read."""
         return self.policy, self.predictors
 
     @property
@@ -97,7 +97,7 @@ class Point:
         return slots_of(self.ratio, model.n_layers * model.n_experts)
 
     def written(self) -> dict[str, Any]:
-        """Give the keys of an experiment that has this setting alone, without its policies."""
+        """Return the keys of an experiment that has this setting alone, without its policies."""
         found: dict[str, Any] = {}
         for name, key in KEYS.items():
             section, _, inside = key.partition(".")
@@ -109,7 +109,7 @@ class Point:
         return found
 
     def row(self) -> dict[str, Any]:
-        """Give columns of a result row: all but policy, model, machine and trace."""
+        """Return columns of a result row: all but policy, model, machine and trace."""
         row: dict[str, Any] = {}
         for one in fields(self):
             if one.name == "workload":
@@ -134,7 +134,7 @@ SEEDED: Final = ("workload", "trace")
 
 
 def seedless(setting: Mapping[str, Any]) -> dict[str, Any]:
-    """Give what a run and its repeats have in common."""
+    """Return what a run and its repeats have in common."""
     common = {name: value for name, value in setting.items() if name != "repeat"}
     for name in SEEDED:
         if isinstance(written := common[name], Mapping):
@@ -175,7 +175,7 @@ class RunSpec:
     # ----------------------------------------------------------------------------------------------------------- to the engine
     @property
     def options(self) -> EngineOptions:
-        """What the engine is told beside model, costs, workload and policy."""
+        """Options of the engine beside model, costs, workload and policy."""
         return EngineOptions(decision_ns=us_to_ns(self.point.decision_us))
 
     @property
@@ -184,12 +184,12 @@ class RunSpec:
         return bool(self.point.decision_us)
 
     def transfer(self, policy: Any) -> tuple[str, int | None]:
-        """Say how weights travel: the policy's own way, or the experiment's curve and largest piece."""
+        """Return how weights travel: the policy's own way, or the experiment's curve and largest piece."""
         own: tuple[str, int | None] | None = policy.transfer(self.model) if hasattr(policy, "transfer") else None
         return own or (self.point.curve, self.point.chunk_bytes)
 
     def in_pieces(self, most: int) -> RunSpec:
-        """Give the run with pieces so large that an expert goes in so many of them at most."""
+        """Return the run with pieces so large that an expert goes in so many of them at most."""
         if self.point.chunk_bytes is None:
             return self
         larger = max(self.point.chunk_bytes, ceil_div(most_chunks(self.model, 1), most))
@@ -213,7 +213,7 @@ class RunSpec:
 
     # ------------------------------------------------------------------------------------------------------------ to the rows
     def metrics(self, found: Summary, workload: Workload) -> dict[str, Value]:
-        """Give the metrics of a run."""
+        """Return the metrics of a run."""
         return found.row(steps=workload.steps.of_prefill(), warm_up_steps=self.point.warm_up_steps)
 
     def notes(self) -> list[str]:
@@ -222,7 +222,7 @@ class RunSpec:
         return changed + [f"{source} = {actual}" for source, actual in self.point.predictors.items()]
 
     def row(self) -> dict[str, Value]:
-        """Say in a row what a run is: everything that was set, by name."""
+        """Describe in a row what a run is: everything that was set, by name."""
         options = {key: _short(value) for key, value in self.point.policy.items() if key != "name"}
         row: dict[str, Value] = {
             "run": self.index,
@@ -238,7 +238,7 @@ class RunSpec:
 
     # ------------------------------------------------------------------------------------------------------------- to the key
     def asked(self) -> dict[str, Any]:
-        """Give what a run's key hashes beside the contents of its inputs."""
+        """Return what a run's key hashes beside the contents of its inputs."""
         without = ("model", "hardware", "trace", "repeat")
         return {k: v for k, v in vars(self.point).items() if k not in without} | {"workload": asdict(self.workload)}
 

@@ -35,7 +35,7 @@ SUMMARY: Final = "summary.json"
 DATASET: Final = "dataset"
 RECORDS: Final = "records"
 GROWING: Final = (f"{DATASET}/", f"{RECORDS}/")
-"""What grows while runs are done, and stays when the rest is replaced."""
+"""Folders that grow while runs are done, and stay when the rest is replaced."""
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
@@ -118,7 +118,7 @@ _REST = b"moesim"  # key of the schema's metadata that holds what is no list
 
 
 def records_bytes(records: Records) -> bytes:
-    """Give the records of a run as a file; the same records give the same bytes."""
+    """Return the records of a run as a file; the same records give the same bytes."""
     rest = {
         "used_fetches": sorted(records.used_fetches),
         "peak_bytes": records.peak_bytes,
@@ -210,7 +210,7 @@ Row = Mapping[str, Any]
 
 
 class Store:
-    """What has been run, in a result folder."""
+    """The finished runs of a result folder."""
 
     def __init__(self, folder: Path, *, read_only: bool = False) -> None:
         self.folder = folder

@@ -39,7 +39,7 @@ class _Field(NamedTuple):
 
 
 def zipped(config: Config, place: str) -> Iterator[Config]:
-    """Give one experiment for each place of the lists that vary together; groups multiply."""
+    """Return one experiment for each place of the lists that vary together; groups multiply."""
     if not config.zip:
         yield config
         return
@@ -94,7 +94,7 @@ def _zipped_field(config: Config, raw: dict[str, Any], name: str, where: str) ->
 
 
 def _place(raw: dict[str, Any], section: str, key: str) -> tuple[tuple[str, ...], str]:
-    """Say which mapping holds a key, and its name there: ``a.b`` may be written as one key or as two."""
+    """Return which mapping holds a key, and its name there: ``a.b`` may be written as one key or as two."""
     inside = raw.get(section)
     if isinstance(inside, dict) and key in inside:
         return (section,), key
@@ -109,7 +109,7 @@ _MISSING = object()
 
 
 class Excluded:
-    """What ``exclude`` describes."""
+    """The combinations that ``exclude`` leaves out."""
 
     def __init__(self, rules: Sequence[Mapping[str, Any]], place: str) -> None:
         self._rules = [
@@ -173,7 +173,7 @@ _ONE_MODEL_LISTS = ("expert_bytes_by_layer",)  # fields of a model whose value i
 
 
 def expand(config: Config, place: str, *, imports: bool = True) -> list[Point]:
-    """Give all runs of an experiment."""
+    """Return all runs of an experiment."""
     excluded = Excluded(config.exclude, place)
     points: list[Point] = []
     n_combinations = 0
@@ -211,7 +211,7 @@ class _TooManyError(Exception):
 
 @contextmanager
 def _bounded(place: str) -> Iterator[None]:
-    """Say that there are too many combinations."""
+    """Report that there are too many combinations."""
     try:
         yield
     except _TooManyError:
@@ -224,7 +224,7 @@ def _check_size(n: int) -> None:
 
 
 def _settings(config: Config, place: str) -> Iterator[dict[str, Any]]:
-    """Give all fields of a point but the policy, by name."""
+    """Return all fields of a point but the policy, by name."""
     _check_one_seed(config, place)
     grid = _grid(
         {
@@ -280,7 +280,7 @@ def _traces(trace: Any) -> Iterator[Any]:
 
 
 def each_model(model: Any) -> Iterator[Any]:
-    """Give every model that a name, or a mapping with lists, stands for."""
+    """Return every model that a name, or a mapping with lists, stands for."""
     if isinstance(model, str):
         return iter([model])
     nested = {key: isinstance(value, list) and any(isinstance(v, list) for v in value) for key, value in model.items()}

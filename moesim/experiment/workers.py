@@ -51,13 +51,13 @@ class Pool(Protocol):
     """Where runs go."""
 
     def submit(self, call: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> Future[T]:
-        """Give a run to a worker."""
+        """Submit a run to a worker."""
 
     def room(self) -> int:
-        """Say how many runs may be in flight now; it may change."""
+        """Return how many runs may be in flight now; it may change."""
 
     def died(self, error: BaseException) -> bool:
-        """Say whether a run has no result because its worker died; raise what ends the sweep."""
+        """Return whether a run has no result because its worker died; raise what ends the sweep."""
 
     def close(self) -> None:
         """Stop at once: what is in flight is given up."""
@@ -74,7 +74,7 @@ class Processes:
         return ProcessPoolExecutor(1, context(), _begin, (self._life, dict(os.environ)))
 
     def submit(self, call: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> Future[T]:
-        """Give a run to a process that has none, of which there must be one; it starts with its first run."""
+        """Submit a run to a process that has none, of which there must be one; it starts with its first run."""
         slot = next(i for i, (_, last) in enumerate(self._slots) if last is None or last.done())
         executor, _ = self._slots[slot]
         try:
@@ -94,7 +94,7 @@ class Processes:
         return len(self._slots)
 
     def died(self, error: BaseException) -> bool:
-        """Say whether it is the error of a process that died."""
+        """Return whether it is the error of a process that died."""
         if isinstance(error, BrokenExecutor):
             return True
         raise error
@@ -108,7 +108,7 @@ class Processes:
 
 
 class _Working:
-    """What a process does: it is not ended while it sends an answer, for its parent would wait for the other half for ever."""
+    """State of a process, which is not ended while it sends an answer: its parent would wait for the other half for ever."""
 
     change = threading.Lock()
     busy = over = False
@@ -185,7 +185,7 @@ class Cluster:
         self._n_workers, self._looked, self._told = 1, float("-inf"), False
 
     def submit(self, call: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> Future[T]:
-        """Give a run to the scheduler, which gives it to another worker if the first one dies."""
+        """Submit a run to the scheduler, which gives it to another worker if the first one dies."""
         return self._executor.submit(call, *arguments, **options)
 
     def room(self) -> int:
@@ -215,7 +215,7 @@ class Cluster:
         )
 
     def died(self, error: BaseException) -> bool:
-        """Say whether it is the error of a run that the scheduler gave up because its workers died."""
+        """Return whether it is the error of a run that the scheduler gave up because its workers died."""
         if type(error).__name__ == "KilledWorker":
             return True
         if isinstance(error, CancelledError):
@@ -258,13 +258,13 @@ class Workers:
             self.pool.close()
 
     def needed(self, worth: Callable[[], int]) -> Pool | None:
-        """Give the processes that there are, or start as many as are asked for, else as are worth while."""
+        """Return the processes that there are, or start as many as are asked for, else as are worth while."""
         if self.pool is None:
             self.pool = make_pool(self._jobs, self._scheduler, worth)
         return self.pool
 
     def processes(self, worth: Callable[[], int]) -> Processes | None:
-        """Give processes of this machine; none where those of a cluster were asked for."""
+        """Return processes of this machine; none where those of a cluster were asked for."""
         pool = self.needed(worth) if self._scheduler is None else None
         return pool if isinstance(pool, Processes) else None
 
@@ -394,7 +394,7 @@ class WorkMaker:
 
 
 def _find_trace(work: Work) -> Path:
-    """Give the trace's file where it was; or, a shipped one, where this process has it."""
+    """Return the trace's file where it was; or, a shipped one, where this process has it."""
     path = Path(work.trace_path)
     if not path.exists() and work.trace_name is not None:
         with suppress(TraceError):
