@@ -278,7 +278,11 @@ class Store:
         """List the files of moesim in a folder, of one run or of all; a merged file counts for each run."""
         if self._out.manifest.blocked(f"{under}/file") is not None or not (self.folder / under).is_dir():
             return []
-        found = [(one.name, match) for one in (self.folder / under).iterdir() if (match := _FILES[under].fullmatch(one.name))]
+        try:
+            names = [one.name for one in (self.folder / under).iterdir()]
+        except OSError as error:
+            raise _unreadable(self.folder / under, error) from None
+        found = [(name, match) for name in names if (match := _FILES[under].fullmatch(name))]
         return sorted(f"{under}/{name}" for name, match in found if key is None or match["key"] == key[:32])
 
     def _rows_of(self, files: Collection[str]) -> dict[str, dict[str, Any]]:
@@ -299,7 +303,7 @@ class Store:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            raise InputError(f"{place}: expected to read it, got: {error.strerror}; mend that or choose another --out") from None
+            raise _unreadable(place, error) from None
         if named_so(place, data):
             return data
         if self._read_only:
@@ -308,6 +312,10 @@ class Store:
         else:
             self._out.set_aside(name, _AGAIN)
         return None
+
+
+def _unreadable(place: Path, error: OSError) -> InputError:
+    return InputError(f"{place}: expected to read it, got: {error.strerror}; mend that or choose another --out")
 
 
 def _rows(data: bytes) -> dict[str, dict[str, Any]]:

@@ -29,11 +29,11 @@ for arguments in json.load(sys.stdin):
 print(json.dumps(answers))
 """
 COMMANDS = {
-    "run small.yaml --out no-dataset": "no-dataset/dataset/",
-    "run small.yaml --out no-dataset --dry-run": "no-dataset/dataset/",
+    "run small.yaml --out no-dataset": "no-dataset/dataset: ",
+    "run small.yaml --out no-dataset --dry-run": "no-dataset/dataset: ",
     "run small.yaml --out no-frames": "no-frames/frames/",
     "run small.yaml --out no-frames --dry-run": "no-frames/frames/",
-    "run small.yaml --out no-records": "no-records/records/",
+    "run small.yaml --out no-records": "no-records/records: ",
     "report no-plots": "no-plots/plots: ",
     "diff no-result:0 no-result:1": "no-result/summary.json: ",
     "plot decode_speed no-result --out new": "no-result/",

@@ -51,13 +51,6 @@ def points(**changes: Any) -> list[Point]:
     return expand(parse_config(BASE | changes, "a.yaml"), "a.yaml")
 
 
-def refused(**changes: Any) -> str:
-    with pytest.raises(ConfigError) as error:
-        points(**changes)
-    assert "\n" not in str(error.value)
-    return str(error.value).removeprefix("a.yaml: ")
-
-
 def files(folder: Path, **texts: str) -> Path:
     """Write files; ``a_b`` is ``a/b.yaml``. Give the first."""
     paths = [folder / f"{name.replace('_', '/')}.yaml" for name in texts]
@@ -204,25 +197,6 @@ def test_rules_of_exclude_are_alternatives_and_their_fields_conditions(grid: lis
     assert {(p.decision_us, p.policy["name"]) for p in kept} == {(0, "dali"), (1.5, "lru")}
 
 
-@pytest.mark.parametrize(
-    ("rule", "message"),
-    [
-        ({"workload.seed": 3}, "exclude[0]: expected a combination of the grid, got workload.seed: 3; "),
-        ({"policies": "dali"}, "exclude[0]: expected a combination of the grid, got policies: dali; "),
-        ({"extrapolate": 0}, "exclude[0]: expected a combination of the grid, got extrapolate: 0; "),
-        ({"decision_us": False}, "exclude[0]: expected a combination of the grid, got decision_us: False; "),
-        ({"cache.ratio": []}, "exclude[0]: expected a combination of the grid, got cache.ratio: ; "),
-        ({"policys": "lru"}, "exclude[0]: unknown field 'policys'; did you mean 'policies'?"),
-        ({"workload": 1}, "exclude[0]: unknown field 'workload'; did you mean "),
-        ({"cache.budget": "8 G"}, "exclude[0]: cache.budget: expected a size with a unit"),
-        ({"policies": "lru"}, "exclude: expected to leave a combination to run, got none; exclude less"),
-        ({}, "exclude[0]: expected at least one entry, got {}"),
-    ],
-)  # fmt: skip
-def test_a_rule_that_cannot_be_meant_is_refused(rule: dict[str, Any], message: str):
-    assert refused(exclude=[rule]).startswith(message)
-
-
 # ---- zip
 
 
@@ -254,22 +228,6 @@ def test_zip_reaches_into_mappings_and_policies_and_groups_multiply():
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"zip": [["model", "hardware"]], "model": ["a", "b"]}, "zip[0]: hardware: expected a list, got 'rtx3090-epyc7532'"),
-        ({"zip": [["model", "trace"]], "model": ["a", "b"], "trace": ["t"]}, "zip[0]: expected lists of one length, got model"),
-        ({"zip": [["model", "model"]], "model": ["a", "b"]}, "zip[0]: expected each field once, got model again; remove one"),
-        ({"zip": [["modell", "trace"]]}, "zip[0]: unknown field 'modell'; did you mean 'model'?"),
-        ({"zip": [["model"]]}, "zip[0]: expected "),
-        ({"zip": [["workload.batch_size", "trace"]], "trace": ["a", "b"]}, "zip[0]: workload.batch_size: expected a list, got 1"),
-        ({"zip": [["model.x.y", "trace"]], "trace": ["a", "b"]}, "zip[0]: model.x.y: expected a list, got None"),
-    ],
-)  # fmt: skip
-def test_a_zip_that_does_not_fit_is_refused(changes: dict[str, Any], message: str):
-    assert refused(**changes).startswith(message)
-
-
 # ---- repeat
 
 
@@ -278,19 +236,6 @@ def test_repeats_draw_other_requests_and_other_made_up_routing():
     assert [(p.repeat, p.workload["seed"], p.trace if isinstance(p.trace, str) else p.trace["seed"]) for p in found] == [
         (0, 5, "t"), (1, 6, "t"), (2, 7, "t"), (0, 5, 7), (1, 6, 8), (2, 7, 9),
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"workload": {"seed": [0, 1]}}, "repeat: expected one workload.seed, the first of 2, got [0, 1]; remove either"),
-        ({"trace": {"synthesize": "m", "seed": [0, 1]}}, "repeat: expected one trace.seed, the first of 2, got [0, 1]; remove "),
-        ({"repeat": 0}, "repeat: expected an integer of at least 1, got 0"),
-        ({"repeat": [1, 2]}, "repeat: expected an integer, got [1, 2]"),
-    ],
-)  # fmt: skip
-def test_a_repeat_that_does_not_fit_is_refused(changes: dict[str, Any], message: str):
-    assert refused(**{"repeat": 2, **changes}).startswith(message)
 
 
 # Student's t, two-sided 95 %, by degrees of freedom: from a printed table
