@@ -181,8 +181,9 @@ def test_a_policy_typed_into_a_script(tmp_path: Path) -> None:
     script = tmp_path / "mine.py"
     script.write_text(
         "import moesim\n"
+        "from moesim.policies.options import option\n"
         "from moesim.policies.systems.caches import LRU\n"
-        "class Mine(LRU):\n    threshold: int = 1\n"
+        "class Mine(LRU):\n    threshold: int = option(1)\n"
         "if __name__ == '__main__':\n"
         "    found = moesim.compare(['lru', Mine(threshold=3)], cache=0.25, prompt=4, decode=2, trace='mini-mixtral', "
         "jobs=2, out='out')\n"
