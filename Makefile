@@ -24,7 +24,7 @@ TORCH ?= torch==2.13.0
 PIP_OPTIONS := install --quiet --no-compile
 PIP_INSTALL := $(BIN)/python -m pip $(PIP_OPTIONS) --constraint constraints.txt
 # The native engine is compiled at installation, where there is a C++ compiler. MOESIM_NATIVE=1: a failure is an error.
-NATIVE := moesim/engine/CMakeLists.txt $(wildcard moesim/engine/native/*.[ch]pp moesim/engine/native/algorithms/*.[ch]pp moesim/engine/native/metrics/*.[ch]pp)
+NATIVE := moesim/engine/CMakeLists.txt $(wildcard moesim/engine/native/*.[ch]pp moesim/engine/native/algorithms/*.[ch]pp)
 # The tests start many processes: without bytecode each would compile all of moesim.
 unexport PYTHONDONTWRITEBYTECODE
 

@@ -20,8 +20,8 @@ from moesim.errors import ConfigError
 from moesim.experiment.config import load_config
 from moesim.experiment.report import cost_notes, split_notes
 from moesim.experiment.sweep import quick
+from moesim.metrics.fidelity import fresh_cell
 from moesim.metrics.frames import frame_bytes
-from moesim.metrics.fresh import fresh_cell
 
 if TYPE_CHECKING:
     from moesim.studies.whatif.study import Line

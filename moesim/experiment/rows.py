@@ -11,7 +11,7 @@ from statistics import fmean, stdev
 from typing import Any, Final
 
 from moesim.core.student import student_t
-from moesim.metrics.fresh import is_exact
+from moesim.metrics.fidelity import is_exact
 from moesim.metrics.naming import CACHE_SETTINGS, SETTINGS, cache_asked
 
 Row = Mapping[str, Any]

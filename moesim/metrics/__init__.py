@@ -1,6 +1,6 @@
 """Pure functions over the records of a run."""
 
-from moesim.metrics.gate_mass import fidelity, fidelity_fresh_decode
+from moesim.metrics.fidelity import fidelity, fidelity_fresh_decode
 from moesim.metrics.summary import StepLike, Summary, Value, counts, summarise
 from moesim.metrics.traffic import bytes_moved
 

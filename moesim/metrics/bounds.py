@@ -127,7 +127,7 @@ class _Cheapest:
         return gpu, cpu
 
     def _least(self, names: Sequence[str], cost: Callable[..., int], *args: int) -> int | None:
-        """Return the least time among devices; None if the profile says of none what it takes, so that none can do it."""
+        """Return the least time among devices; None if the profile has no time for any of them."""
         found = []
         for name in names:
             try:

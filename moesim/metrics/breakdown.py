@@ -9,9 +9,9 @@ window. `docs/reference/metrics.md` has the rules in full.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +19,330 @@ from numpy.typing import NDArray
 from moesim.core.record_table import RecordTable
 from moesim.core.units import format_ns
 from moesim.errors import SimulationError
-from moesim.metrics.causes import CAUSES
-from moesim.metrics.critical_path import Walk, Window
-from moesim.records import Records
+from moesim.metrics.causes import CAUSES, INDEX, exposed
+from moesim.metrics.columns import by_text, sums
+from moesim.records import ActivationRecord, DecisionRecord, Records, TaskRecord, TransferRecord
 
 Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+Columns = dict[str, Any]  # arrays; numbers that all have
+
+# What wins when several things ended at the same instant: the order of these ranks.
+_GPU, _CPU, _DECISION, _TRANSFER, _ACTIVATION = range(5)
+
+# What an activity may be to another that begins as it ends; an activity waited for the first that is any of what it `wants`.
+SAME_PLACE, SAME_MEDIUM, SAME_FETCH, BROUGHT, AT_SOURCE, DECISION, DENSE = (1 << i for i in range(7))
+IF_DECIDED: Final = 1 << 7  # it wants something particular only if a decision ended then
+# More of what an activity is.
+MODEL, CROSSING, COMPLETE = (1 << i for i in range(8, 11))  # a task, no prediction; activations; a copy that is there now
+
+_COLUMNS: Final = {
+    "start": np.int64, "end": np.int64, "rank": np.int8, "cause": np.int8, "place": np.int16, "wants": np.int16,
+    "traits": np.int16, "step": np.int32, "layer": np.int32, "expert": np.int32, "fetch": np.int64,
+}  # fmt: skip
+_NOWHERE: Final = {"layer": -1, "expert": -1, "step": -1, "fetch": np.iinfo(np.int64).min}
+
+
+class Activities:
+    """The activities of a run that is taken in piece by piece, until they are taken out in the order of their ends."""
+
+    def __init__(self, kinds: Mapping[str, str], media: Mapping[str, str]) -> None:
+        self._kinds = kinds
+        self._places = _Places(media)
+        self._parts: list[Columns] = []
+
+    def add(self, records: Records) -> None:
+        """Add the next records. What took no time explains no time, and would make the walk stand still."""
+        parts = (
+            self._tasks(records.tasks), self._transfers(records.transfers), self._activations(records.activations),
+            self._decisions(records.decisions),
+        )  # fmt: skip
+        edges = np.cumsum([0, *(len(part["start"]) for part in parts)]).tolist()
+        whole = {name: np.empty(edges[-1], kind) for name, kind in _COLUMNS.items()}
+        for part, begin, end in zip(parts, edges, edges[1:], strict=False):
+            for name, values in whole.items():
+                values[begin:end] = part.get(name, _NOWHERE.get(name, 0))
+        long = whole["end"] > whole["start"]
+        self._parts.append(whole if long.all() else {name: values[long] for name, values in whole.items()})
+
+    def take(self, until: int) -> tuple[Columns, Ints, Ints]:
+        """Take out what ended until then: columns, the numbers of those that did in the order of their ends, and all places."""
+        first, *more = self._parts
+        columns = {name: np.concatenate([first[name], *(part[name] for part in more)]) for name in first} if more else first
+        place = self._places.order[columns["place"]]  # a lane is serial, so the places of a tie differ
+        order = np.lexsort((columns["rank"] * np.int16(len(self._places.order)) + place, columns["end"]))
+        n = int(np.searchsorted(columns["end"][order], until, side="right"))
+        self._parts = [{name: values[order[n:]] for name, values in columns.items()}]
+        return columns, order[:n], self._places.rows
+
+    def _tasks(self, tasks: RecordTable[TaskRecord]) -> Columns:
+        start, expert = tasks.column("start"), tasks.column("expert")
+        (device, devices), (lane, lanes) = tasks.texts("device"), tasks.texts("lane")
+        which = device.astype(np.int16) * np.int16(len(lanes)) + lane
+        on_gpu = np.array([self._kinds.get(name) == "gpu" for name in devices for _ in lanes], bool)[which]
+        predicts = by_text(tasks.texts("kind"), lambda kind: kind == "predict") != 0
+        dense, ready, submitted = expert < 0, tasks.column("ready"), tasks.column("submitted")
+        on_its_device = _either(on_gpu, INDEX["gpu_experts"], INDEX["cpu_experts"])
+        cause = _either(dense, INDEX["dense"], on_its_device)
+        # It started at once: it waited for what caused it. Else it waited for the device, the weights or the inputs.
+        wants = _either(start == submitted, SAME_PLACE | DECISION | IF_DECIDED, SAME_PLACE | DENSE | BROUGHT)
+        return {
+            "start": start,
+            "end": tasks.column("end"),
+            "rank": _either(on_gpu, _GPU, _CPU),
+            "cause": _either(predicts, INDEX["predict"], cause),
+            "place": self._places.lanes(devices, lanes)[which],
+            "wants": _either(start > ready, SAME_PLACE, wants),  # ready before: it waited for its device
+            "traits": _either(predicts, 0, _either(dense, MODEL | DENSE, MODEL)),
+            "step": tasks.column("step"),
+            "layer": tasks.column("layer"),
+            "expert": expert,
+        }
+
+    def _transfers(self, transfers: RecordTable[TransferRecord]) -> Columns:
+        start = transfers.column("start")
+        link, links = transfers.texts("link")
+        crossing = by_text(transfers.texts("cause"), lambda cause: cause == "activation") != 0
+        in_line = _either(transfers.column("waited_memory"), 0, SAME_PLACE | SAME_MEDIUM | SAME_FETCH)
+        asked = _either(crossing, DECISION | AT_SOURCE, DECISION)
+        return {
+            "start": start,
+            # Nobody waited for the end of a transfer that the end of the run cut off: it is left out, like what took no time.
+            "end": np.where(transfers.column("left") > 0, start, transfers.column("end")),
+            "rank": _TRANSFER,
+            "cause": by_text(transfers.texts("cause"), lambda cause: INDEX[exposed(cause)]),
+            "place": self._places.links(links)[link],
+            "wants": _either(start == transfers.column("submitted"), asked, in_line),
+            "traits": _either(crossing, CROSSING, 0) | _either(transfers.column("last"), COMPLETE, 0),
+            "layer": transfers.column("layer"),
+            "expert": transfers.column("expert"),
+            "fetch": transfers.column("fetch"),
+        }
+
+    def _activations(self, activations: RecordTable[ActivationRecord]) -> Columns:
+        start = activations.column("start")
+        link, links = activations.texts("link")
+        return {
+            "start": start,
+            "end": activations.column("end"),
+            "rank": _ACTIVATION,
+            "cause": INDEX["activation"],
+            "place": self._places.links(links)[link],
+            # They leave when a task of their source, or a decision about it, is done; or after those before them.
+            "wants": _either(start > activations.column("submitted"), SAME_PLACE, DECISION | AT_SOURCE),
+            "traits": CROSSING,
+            "step": activations.column("step"),
+            "layer": activations.column("layer"),
+        }
+
+    def _decisions(self, decisions: RecordTable[DecisionRecord]) -> Columns:
+        return {
+            "start": decisions.column("start"),
+            "end": decisions.column("end"),
+            "rank": _DECISION,
+            "cause": INDEX["decision"],
+            "traits": DECISION,
+        }
+
+
+def _either(flags: Flags, one: int | NDArray[np.int16], other: int | NDArray[np.int16]) -> NDArray[np.int16]:
+    return np.where(flags, np.asarray(one, np.int16), np.asarray(other, np.int16))
+
+
+class Ended:
+    """Activities in the order of their ends, by whose numbers they are asked for."""
+
+    def __init__(self, columns: Columns, order: Ints, places: Ints) -> None:
+        self._columns, self._order = columns, order
+        self._device, self._source, self._target, self._medium = places
+
+    def sorted(self, name: str) -> NDArray[Any]:
+        """Return a column of all."""
+        values: NDArray[Any] = self._columns[name][self._order]
+        return values
+
+    def of(self, name: str, which: Ints) -> NDArray[Any]:
+        """Return a column of some."""
+        values: NDArray[Any] = self._columns[name][self._order[which]]
+        return values
+
+    def related(self, a: Ints, b: Ints) -> Flags:
+        """Return whether b, which ended as a began, is something that a wants."""
+        of, a, b = self._columns, self._order[a], self._order[b]
+        at, there = of["place"][a], of["place"][b]
+        traits = of["traits"][b]
+        own = (of["layer"][a] == of["layer"][b]) & (of["expert"][a] == of["expert"][b]) & (traits & COMPLETE != 0)
+        brought = (self._target[there] == self._device[at]) & (own | (traits & CROSSING != 0))
+        found = (
+            (at == there) * SAME_PLACE
+            | (self._medium[at] == self._medium[there]) * SAME_MEDIUM
+            | (of["fetch"][a] == of["fetch"][b]) * SAME_FETCH
+            | brought * BROUGHT
+            | (self._device[there] == self._source[at]) * AT_SOURCE
+            | traits
+        )
+        wanted: Flags = found & of["wants"][a] & (IF_DECIDED - 1) != 0
+        return wanted
+
+
+class _Places:
+    """Lanes and links by number, and the ends that their names have; number 0 is where decisions are made.
+
+    ``rows`` are device, source, target and medium of each: numbers of devices, negative where a place has none; links of one
+    medium share its number. ``order`` is that of their names.
+    """
+
+    def __init__(self, media: Mapping[str, str]) -> None:
+        self._media = media
+        self._numbers: dict[tuple[str, str], int] = {}
+        self._codes: dict[Any, int] = {}
+        self._rows: list[tuple[int, int, int, int]] = []
+        self._number("", "")
+
+    def lanes(self, devices: tuple[str, ...], lanes: tuple[str, ...]) -> Ints:
+        """Return the numbers of all lanes of devices."""
+        return np.array([self._number(device, lane) for device in devices for lane in lanes], np.int64)
+
+    def links(self, links: tuple[str, ...]) -> Ints:
+        """Return the numbers of links."""
+        return np.array([self._number("", link) for link in links], np.int64)
+
+    def _number(self, device: str, name: str) -> int:
+        key = device, name
+        if key not in self._numbers:
+            self._numbers[key] = len(self._numbers)
+            medium = self._code(("medium", self._media[name]) if not device and name in self._media else key)
+            if device or not name:
+                row = self._code(device), -2, -3, medium
+            else:
+                source, _, target = name.partition("->")
+                row = -1, self._code(source), self._code(target), medium
+            self._rows.append(row)
+            self.rows = np.ascontiguousarray(np.array(self._rows, np.int64).T)
+            names = [f"{device}.{name}" if device else name for device, name in self._numbers]
+            ranks = {name: rank for rank, name in enumerate(sorted(set(names)))}
+            self.order = np.array([ranks[name] for name in names], np.int16)
+        return self._numbers[key]
+
+    def _code(self, what: Any) -> int:
+        return self._codes.setdefault(what, len(self._codes))
+
+
+_IDLE: Final = INDEX["idle"]
+_BEFORE: Final = -1  # index of what ended before everything, and when
+_Test = Callable[[Ints, Ints], Flags]
+
+
+class Window(NamedTuple):
+    """A stretch of the run that is explained on its own."""
+
+    begin: int  # ns
+    end: int  # ns
+    step: int  # -1 between two steps
+    layer: int  # -1 outside the MoE layers
+
+
+class Walk:
+    """The walk over a run whose records come in pieces."""
+
+    def __init__(self, kinds: Mapping[str, str], media: Mapping[str, str]) -> None:
+        self._activities = Activities(kinds, media)
+
+    def add(self, records: Records) -> None:
+        """Add the next records."""
+        self._activities.add(records)
+
+    def explain(self, windows: Ints) -> Ints:
+        """Charge every nanosecond of the next windows, a row each, to the causes; and forget what ended in them."""
+        if not windows.shape[1]:
+            return np.zeros((0, len(CAUSES)), np.int64)
+        return charged(*self._activities.take(int(windows[1, -1])), windows)
+
+
+def charged(columns: Columns, order: Ints, places: Ints, windows: Ints) -> Ints:
+    """Charge every nanosecond of windows to the causes, from what ended in them and before, in the order of the ends."""
+    begin, end, step, layer = windows
+    found = Ended(columns, order, places)
+    index = _Ends(found.sorted("end"))
+
+    def ends_window(i: Ints, b: Ints) -> Flags:
+        """A layer ends with its own runs and outputs, whatever else happens to end then."""
+        traits = found.of("traits", b)
+        own = (traits & CROSSING != 0) | ((traits & MODEL != 0) & (found.of("step", b) == step[i]))
+        flags: Flags = own & (found.of("layer", b) == layer[i])
+        return flags
+
+    def wants(a: Ints, instant: Ints) -> Flags:
+        """Whether something particular was waited for."""
+        wanted = found.of("wants", a)
+        flags: Flags = wanted != 0
+        if (wanted & IF_DECIDED).any():
+            flags &= (wanted & IF_DECIDED == 0) | index.any_of(found.sorted("traits") & DECISION != 0)[instant]
+        return flags
+
+    starts = found.sorted("start")
+    last = index.before(end, ends_window)
+    before = index.before(starts, found.related, wants)
+    ends = np.append(index.ends, _BEFORE)
+    path, window = _follow(last, before, ends, begin)
+    stop = np.maximum(starts[path], begin[window])
+    shape = len(end), len(CAUSES)
+    ns = sums(window * len(CAUSES) + found.of("cause", path), ends[path] - stop, len(end) * len(CAUSES)).reshape(shape)
+    ns[:, _IDLE] += sums(window, stop - np.maximum(ends[before[path]], begin[window]), len(end))
+    ns[:, _IDLE] += end - np.maximum(ends[last], begin)
+    return ns
+
+
+def _follow(last: Ints, before: Ints, ended: Ints, begin: Ints) -> tuple[Ints, Ints]:
+    """List what lies on the ways back through all windows, and in which window: a step on each way at a time."""
+    at, window = last, np.arange(len(begin))
+    path, windows = [at[:0]], [at[:0]]
+    while len(at):
+        inside = ended[at] > begin[window]
+        at, window = at[inside], window[inside]
+        path.append(at)
+        windows.append(window)
+        at = before[at]
+    return np.concatenate(path), np.concatenate(windows)
+
+
+class _Ends:
+    """An index of activities by the time at which they ended."""
+
+    def __init__(self, ends: Ints) -> None:
+        self.ends = ends
+        new = np.ones(len(ends), bool)
+        np.not_equal(ends[1:], ends[:-1], out=new[1:])
+        first = np.flatnonzero(new)  # of each instant at which any ended
+        self._instants = ends[first]
+        self._first = np.append(first, _BEFORE)  # what is before the first instant has index -1, too
+        self._until = np.append(first[1:], [len(ends), 0])
+        self._several = self._until > self._first + 1
+
+    def any_of(self, flags: Flags) -> Flags:
+        """Return for each instant whether anything of a kind ended then."""
+        found: Flags = np.logical_or.reduceat(flags, self._first[:-1])
+        return found
+
+    def before(self, times: Ints, test: _Test, asks: _Test | None = None) -> Ints:
+        """Find what ended last and not after some times.
+
+        Of several things that ended exactly then, it is the first that passes a test, or else the first of all; so it is where
+        nothing ``asks`` for the test.
+        """
+        instant = np.searchsorted(self._instants, times, side="right") - 1
+        found = self._first[instant]
+        left = np.flatnonzero(self._several[instant])
+        left = left[self._instants[instant[left]] == times[left]]
+        if asks is not None:
+            left = left[asks(left, instant[left])]
+        candidate, until = found[left], self._until[instant[left]]
+        while len(left):
+            passed = test(left, candidate)
+            found[left[passed]] = candidate[passed]
+            goes_on = ~passed & (candidate + 1 < until)
+            left, candidate, until = left[goes_on], candidate[goes_on] + 1, until[goes_on]
+        return found
 
 
 @dataclass(frozen=True)
@@ -76,7 +395,7 @@ class Cuts:
         self._now = 0
 
     def add(self, records: Records) -> Ints:
-        """Give the windows of the steps in the records: begin, end, step and layer."""
+        """Return the windows of the steps in the records: begin, end, step and layer."""
         steps = _columns(records.steps, "begin", "end", "step")
         steps = steps[:, np.lexsort(steps[::-1])]
         layers = _columns(records.layers, "begin", "end", "layer", "step")
@@ -99,7 +418,7 @@ class Cuts:
         return self._until(instants)
 
     def rest(self, makespan_ns: int) -> Ints:
-        """Give the window after the last step, if there is any."""
+        """Return the window after the last step, if there is any."""
         return self._until(np.array([[makespan_ns], [-1], [-1]]))
 
     def _until(self, instants: Ints) -> Ints:
@@ -143,7 +462,7 @@ class TimeByCause:
         self._makespan_ns = 0
 
     def add(self, records: Records, settled_ns: int = 0) -> Breakdown:
-        """Take the next records in, and explain the windows about which no later record can say more.
+        """Add the next records, and explain the windows about which no later record can add anything.
 
         No record of a later piece starts before ``settled_ns``; 0 explains none yet.
         """

@@ -15,9 +15,8 @@ from typing import Final
 
 import numpy as np
 
-from moesim.metrics.breakdown import Breakdown, cut_windows
+from moesim.metrics.breakdown import Breakdown, Window, cut_windows
 from moesim.metrics.causes import CAUSES, task_cause, transfer_cause
-from moesim.metrics.critical_path import Window
 from moesim.records import ActivationRecord, DecisionRecord, Records, TaskRecord, TransferRecord
 
 Record = TaskRecord | TransferRecord | ActivationRecord | DecisionRecord
@@ -41,7 +40,7 @@ class Chain:
         self._lists: dict[Key, list[Record]] = {}
         self.windows = cut_windows(records)
         everything: list[Record] = [*records.tasks, *records.transfers, *records.activations, *records.decisions]
-        # What took no time explains none. The order decides ties: a task first, as in `moesim.metrics.critical_path`.
+        # What took no time explains none. The order decides ties: a task first, as in `moesim.metrics.breakdown`.
         # Nobody waited for the end of a transfer that the end of the run cut off.
         for record in sorted((r for r in everything if r.end > r.start and not getattr(r, "left", 0)), key=_end):
             for key in (_ANY, *self._keys(record)):

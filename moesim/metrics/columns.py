@@ -30,7 +30,7 @@ def _column(values: list[Any]) -> Any:
 
 
 def by_text(column: tuple[NDArray[Any], tuple[str, ...]], value: Callable[[str], int]) -> NDArray[Any]:
-    """Give a number, or a flag, for each text of a column of codes and texts."""
+    """Return a number, or a flag, for each text of a column of codes and texts."""
     codes, texts = column
     found: NDArray[Any] = np.array([value(text) for text in texts] or [0])[codes]
     return found
@@ -46,7 +46,7 @@ def sums(codes: NDArray[Any], values: NDArray[np.int64], n: int) -> NDArray[np.i
 
 
 def in_decode(steps: RecordTable[StepRecord]) -> NDArray[np.bool_]:
-    """Say which steps decode."""
+    """Return which steps decode."""
     return by_text(steps.texts("phase"), lambda phase: phase == "decode").astype(bool)
 
 

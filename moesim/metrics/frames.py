@@ -32,7 +32,7 @@ _Ints = NDArray[np.int64]
 
 
 def frame_bytes(rows: Sequence[Mapping[str, Any]]) -> bytes:
-    """Give rows as a Parquet file.
+    """Return rows as a Parquet file.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ def frame_bytes(rows: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def step_frame(outcome: Outcome) -> Iterator[dict[str, Any]]:
-    """Give one row a step: times, tokens, lookups and hits, and time by cause.
+    """Yield one row a step: times, tokens, lookups and hits, and time by cause.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ def step_frame(outcome: Outcome) -> Iterator[dict[str, Any]]:
 
 
 def layer_frame(outcome: Outcome) -> Iterator[dict[str, Any]]:
-    """Give one row a layer visit: times, lookups, hits, what experts and links did, and time by cause.
+    """Yield one row a layer visit: times, lookups, hits, what experts and links did, and time by cause.
 
     Parameters
     ----------

@@ -45,7 +45,7 @@ def percentile(samples: Sequence[Sample] | Ints, percent: int) -> int | None:
 
 
 def _columns(samples: Sequence[Sample] | Ints) -> Ints:
-    """Give the times, and how many sequences had each."""
+    """Return the times, and how many sequences had each."""
     return np.array(samples, np.int64).reshape(-1, 2).T
 
 

@@ -1,4 +1,4 @@
-"""What metrics, timelines and plots need of a hardware profile: kinds of devices, links, power."""
+"""The part of a hardware profile that metrics, timelines and plots need: kinds of devices, links, power."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _KINDS = {"accelerator": "gpu", "host": "cpu", "storage": "disk"}
 
 @dataclass(frozen=True)
 class Machine:
-    """What is read of the hardware after a run.
+    """The part of a hardware profile that is needed after a run.
 
     Attributes
     ----------

@@ -48,7 +48,7 @@ COLUMNS = {
     "cache_ratio": Column("cache ratio", missing=float),
     "cache_budget_bytes": Column("GPU memory budget", missing=int),
 }
-"""Columns of a result row that say what was asked for, but for the policy."""
+"""Columns of a result row with the settings asked for, without the policy."""
 SETTINGS = tuple(COLUMNS)[:-2]
 CACHE_SETTINGS = tuple(COLUMNS)[-2:]
 WORKLOAD = tuple(_WORKLOAD)
@@ -56,7 +56,7 @@ WORKLOAD = tuple(_WORKLOAD)
 HOW = ("transfer_curve", "chunk_bytes", "predictors", "decision_ns", "extrapolate", "warm_up")
 """Those of how a run was carried out, in the order of rows."""
 LIVE = "live replay"
-"""How the note begins that results of a replay carry."""
+"""Beginning of the note of results of a replay."""
 
 
 def cache_asked(row: Mapping[str, Any]) -> str:
@@ -126,14 +126,14 @@ def _plain(value: Any) -> Any:
 
 
 NOT_VARIED: Final = "interval not varied (set intervals: true): "
-"""How the note begins that names the intervals over which a run was not repeated."""
+"""Beginning of the note that names the intervals over which a run was not repeated."""
 
 
 def notes_of(texts: Iterable[str]) -> list[str]:
     """List the notes of runs, each once; those of intervals as one, with each interval once, where the first of them stands."""
     notes = list(dict.fromkeys(note for text in texts for note in text.split(", ") if note))
-    told = [note for note in notes if note.startswith(NOT_VARIED)]
-    if not told:
+    not_varied = [note for note in notes if note.startswith(NOT_VARIED)]
+    if not not_varied:
         return notes
-    ranges = dict.fromkeys(one for note in told for one in note.removeprefix(NOT_VARIED).split("; "))
-    return [NOT_VARIED + "; ".join(ranges) if note == told[0] else note for note in notes if note not in told[1:]]
+    ranges = dict.fromkeys(one for note in not_varied for one in note.removeprefix(NOT_VARIED).split("; "))
+    return [NOT_VARIED + "; ".join(ranges) if note == not_varied[0] else note for note in notes if note not in not_varied[1:]]

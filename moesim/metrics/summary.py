@@ -14,7 +14,7 @@ from moesim.hardware import HardwareProfile
 from moesim.metrics.breakdown import Breakdown, TimeByCause
 from moesim.metrics.causes import CAUSES
 from moesim.metrics.columns import append, in_decode, joined, sums
-from moesim.metrics.gate_mass import GateMass
+from moesim.metrics.fidelity import GateMass
 from moesim.metrics.hits import HitRates
 from moesim.metrics.latency import latency
 from moesim.metrics.machine import Machine, machine_of
@@ -26,7 +26,7 @@ Value = float | int | str | None
 
 
 class StepLike(Protocol):
-    """What is read of a step of the workload."""
+    """The part of a step of the workload that metrics read."""
 
     @property
     def index(self) -> int: ...
@@ -66,7 +66,7 @@ class Tasks:
         self.slower = self.n_evictions = 0
 
     def add(self, records: Records) -> None:
-        """Take the next records in."""
+        """Add the next records."""
         table = records.tasks
         self.slower += int((table.column("end") - table.column("start") - table.column("work")).sum())
         device, names = table.texts("device")
@@ -154,7 +154,7 @@ class Summary:
         self._ends = Records()  # has sizes and times of the whole run, and no records
 
     def add(self, records: Records, settled_ns: int = 0) -> None:
-        """Take the next records in.
+        """Add the next records.
 
         Parameters
         ----------
@@ -186,7 +186,7 @@ class Summary:
         self._decode.update(split.select(decodes))
 
     def row(self, *, steps: Iterable[StepLike] | None = None, warm_up_steps: int | None = None) -> dict[str, Value]:
-        """Give all metrics of the whole run as one flat row: see `summarise`."""
+        """Return all metrics of the whole run as one flat row: see `summarise`."""
         machine, makespan_ns, ends = self._machine, self._ends.makespan_ns, self._ends
         all_steps = joined(StepRecord, self._steps)
         last_chunks = None if steps is None else {s.index for s in steps if s.last_chunk}

@@ -36,7 +36,7 @@ def bytes_moved(records: Records) -> dict[str, float | int | None]:
 
 
 class Traffic:
-    """What moves over links in a run that comes in pieces."""
+    """Traffic over links in a run that comes in pieces."""
 
     def __init__(self) -> None:
         self._n_bytes = np.zeros(len(_CAUSES), np.int64)
@@ -46,7 +46,7 @@ class Traffic:
         self.n_demand_fetches = 0
 
     def add(self, records: Records, settled_ns: int = 0) -> None:
-        """Take the next records in; no record of a later piece starts before ``settled_ns``."""
+        """Add the next records; no record of a later piece starts before ``settled_ns``."""
         table = records.transfers
         n_bytes = table.column("n_bytes")
         cause = by_text(table.texts("cause"), _CAUSES.index)
@@ -59,7 +59,7 @@ class Traffic:
         self._in_decode.add(records.steps, table.column("start")[weights], n_bytes[weights], settled_ns)
 
     def bytes_moved(self, steps: RecordTable[StepRecord]) -> dict[str, float | int | None]:
-        """Give the bytes of the whole run, which has these steps."""
+        """Return the bytes of the whole run, which has these steps."""
         moved = dict(zip(_CAUSES, self._n_bytes.tolist(), strict=True))
         used = self._prefetches.used_bytes
         total = sum(moved.values()) - moved["activation"]
@@ -79,7 +79,7 @@ class Traffic:
         }
 
     def fetches(self) -> dict[str, float | int | None]:
-        """Give the numbers of fetches of the whole run."""
+        """Return the numbers of fetches of the whole run."""
         done, useful = self._prefetches.n_done, self._prefetches.n_useful
         return {
             "n_demand_fetches": self.n_demand_fetches,

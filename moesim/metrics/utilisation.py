@@ -1,4 +1,4 @@
-"""How busy devices and links were, how much of it overlapped, and what energy that took."""
+"""Busy times of devices and links, their overlap, and energy."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Covered:
         self._open = _NONE
 
     def add(self, pieces: Sequence[Intervals], settled_ns: int) -> Intervals:
-        """Take intervals in, of which none comes later that begins before a time; gives them merged."""
+        """Add intervals, and return them merged; none comes later that begins before `settled_ns`."""
         merged = _merged(np.concatenate(pieces)) if len(pieces) != 1 else _merged(pieces[0])
         if len(self._open) and len(merged):
             self._open = _merged(np.concatenate((self._open, merged)))
@@ -76,13 +76,13 @@ class Covered:
         return merged
 
     def ns(self, until: int) -> int:
-        """Give the time covered until the end of a run."""
+        """Return the time covered until the end of a run."""
         return self._ns + length(np.minimum(self._open, until))
 
 
 @dataclass(frozen=True)
 class Busy:
-    """How long devices and links were occupied.
+    """Busy times of devices and links.
 
     Attributes
     ----------
@@ -109,7 +109,7 @@ class Busy:
 
 
 class BusyTime:
-    """How long devices and links are occupied in a run that comes in pieces."""
+    """Busy times of devices and links in a run that comes in pieces."""
 
     def __init__(self, kinds: Mapping[str, str], links: Iterable[str]) -> None:
         self._devices = {name: Covered() for name in kinds}
@@ -119,7 +119,7 @@ class BusyTime:
         self._to_gpu, self._moving, self._computing, self._either = (Covered() for _ in range(4))
 
     def add(self, records: Records, settled_ns: int = 0) -> None:
-        """Take the next records in; no record of a later piece starts before ``settled_ns``."""
+        """Add the next records; no record of a later piece starts before ``settled_ns``."""
         on_device = _add(self._devices, records.tasks, "device", settled_ns)
         on_link = _add(self._links, records.transfers, "link", settled_ns)
         _add(self._control, records.activations, "link", settled_ns)
@@ -129,7 +129,7 @@ class BusyTime:
         self._either.add([computing, moving], settled_ns)
 
     def busy(self, makespan_ns: int) -> Busy:
-        """Give the times of the whole run."""
+        """Return the times of the whole run."""
         devices, links, control = (
             {name: one.ns(makespan_ns) for name, one in of.items()} for of in (self._devices, self._links, self._control)
         )
@@ -140,7 +140,7 @@ class BusyTime:
 
 
 def _add(to: Mapping[str, Covered], table: RecordTable[Any], place: str, settled_ns: int) -> dict[str, Intervals]:
-    """Add the intervals of records to what they occupied; gives those of each place."""
+    """Add the intervals of records to what they occupied; return those of each place."""
     codes, names = table.texts(place)
     intervals = np.stack((table.column("start"), table.column("end")), axis=1)
     found = dict.fromkeys(to, _NONE)

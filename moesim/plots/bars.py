@@ -104,7 +104,7 @@ class Bar(NamedTuple):
 
 
 class Words(NamedTuple):
-    """What is written at the axes and above the figure."""
+    """Words at the axes and above the figure."""
 
     title: str
     x: str
@@ -159,7 +159,7 @@ def grouped_bars(bars: Sequence[Bar], words: Words, legend: Mapping[str, str], l
 
 
 def limit_panels(panels: Sequence[Axes], tops: Sequence[float]) -> None:
-    """Give panels one axis from 0 to the highest of their tops; those that reach much less far get axes of their own."""
+    """Set one axis for all panels, from 0; each its own where their tops differ much."""
     tops = [top or max(tops) or 1.0 for top in tops]  # of a panel in which all failed
     alike = max(tops) <= _ALIKE * min(tops)
     for axes, top in zip(panels, tops, strict=True):
@@ -174,7 +174,7 @@ def _extent(text: str) -> tuple[float, float]:
 
 
 class _Places(NamedTuple):
-    """Where the bars of a panel stand, in bars from the left: of each group, its policies and its middle."""
+    """Places of the bars of a panel, in bars from the left, and the middle of each group."""
 
     x: dict[tuple[str, str], float]
     middles: dict[str, float]
@@ -209,7 +209,7 @@ def _layout(longest: float, n_panels: int) -> tuple[float, int]:
 
 
 def _draw(axes: Axes, bars: Sequence[Bar], places: _Places, looks: Mapping[str, Look], height: float, rotated: bool) -> float:
-    """Draw the bars of one panel, and say how high its axis must reach for what is written above them."""
+    """Draw the bars of one panel, and return how high its axis must reach for their texts."""
     top = 0.0
     for bar in bars:
         x, look = places.x[bar.group, bar.policy], looks[bar.policy]
@@ -275,12 +275,12 @@ class Means(NamedTuple):
 
     @property
     def shown(self) -> list[str]:
-        """Columns that the figure itself tells."""
+        """Columns shown on the axes, so not repeated in the caption."""
         return [name for name in (self.x, self.panel) if name is not None]
 
 
 def axis_of(metric: str, most: float) -> tuple[str, float]:
-    """Word a metric at its axis, and say by what values up to `most` are divided there: times are in ms, or s from 1 s on."""
+    """Return a metric's words at its axis, and its divisor there: times are in ms, from 1 s on in s."""
     if not metric.endswith("_ns"):
         return AXES.get(metric, metric), 1.0
     unit, scale = ("s", NS_PER_S) if most >= NS_PER_S else ("ms", NS_PER_MS)
@@ -328,7 +328,7 @@ def means_of(frame: pd.DataFrame, what: str, metric: str, x: str | None) -> Mean
 
 
 def legend_names(data: pd.DataFrame, policies: Sequence[str]) -> dict[str, str]:
-    """Name policies for a legend: a star marks those that are not exact somewhere, and oracles are said to be."""
+    """Name policies for a legend; inexact ones with a star, oracles as such."""
     names = {}
     for policy in policies:
         rows = data[data["policy"] == policy]
@@ -367,18 +367,18 @@ def draw_means(means: Means, texts: Sequence[tuple[str, ...]], title: str, notes
 
 def caption_of(means: Means, what: str, *sentences: str) -> str:
     """Write the caption of bars of means."""
-    told = [repeats_sentence(means.rows)]
+    listed = [repeats_sentence(means.rows)]
     if "least" in means.data:
         numbers = "; ".join(varied_numbers(means.rows, power=means.metric == "tokens_per_kj"))
-        told.append(
+        listed.append(
             "Thick lines without caps: the least and the most with the profile's numbers at the ends of their intervals, one at "
             f"a time{f' ({numbers})' if numbers else ''}."
         )
     else:
-        told.append(not_drawn(means.rows))
+        listed.append(not_drawn(means.rows))
     if lines := reasons(means.data):
-        told.append(f"Hatched boxes are no values: {'. '.join(lines)}.")
-    return caption(what, means.rows, means.shown, *told, *sentences)
+        listed.append(f"Hatched boxes are no values: {'. '.join(lines)}.")
+    return caption(what, means.rows, means.shown, *listed, *sentences)
 
 
 # ------------------------------------------------------------------------------------------------------------------- speed
@@ -411,8 +411,8 @@ def energy(frame: pd.DataFrame, x: str | None = None) -> Drawing:
     means = _energy(frame, x)
     labels = ", ".join(sorted({str(label) for label in means.rows["energy_label"].dropna()}))
     figure = draw_means(means, value_texts(means.data, means.metric), "Tokens per kilojoule by policy", [f"power: {labels}"])
-    told = f"Power figures: {labels}; a device draws its busy power whenever it is busy, links none of their own."
-    return Drawing(means.data, figure, caption_of(means, "Generated tokens per kilojoule, prefill included, by policy.", told))
+    text = f"Power figures: {labels}; a device draws its busy power whenever it is busy, links none of their own."
+    return Drawing(means.data, figure, caption_of(means, "Generated tokens per kilojoule, prefill included, by policy.", text))
 
 
 def _energy(frame: pd.DataFrame, x: str | None) -> Means:
@@ -460,7 +460,7 @@ _LESS_IS_BETTER: Final = ("_ns", "energy_j", "energy_j_per_token")
 
 
 def paired(rows: pd.DataFrame, baseline: str, metric: str, what: str) -> pd.DataFrame:
-    """Give the rows of all policies but a baseline which that one has at the same setting and seed, with their speed-up."""
+    """Return the rows that the baseline has at the same setting and seed, with their speed-up."""
     rows = rows[pd.to_numeric(rows[metric], errors="coerce") > 0].reset_index(drop=True)
     same = [name for name in (*settings_in(rows), *REPEATS) if name in rows]
     keys = [tuple(group_name(value) for value in values) for values in rows[same].itertuples(index=False)]
@@ -510,7 +510,7 @@ def baseline_of(rows: pd.DataFrame, baseline: str | None, what: str) -> str:
 
 
 def labelled(rows: pd.DataFrame, data: pd.DataFrame) -> pd.DataFrame:
-    """Give rows the weakest label of their policy's speed-ups, which counts the baseline's runs; the baseline has none."""
+    """Label rows by the weakest source of their policy's speed-ups, the baseline's runs included."""
     if "source_label" not in rows:
         return rows
     found = {name: _weaker(*part["source_label"]) for name, part in data.groupby("policy", sort=False)}
@@ -551,10 +551,10 @@ def geometric(part: pd.DataFrame, names: dict[str, Any]) -> dict[str, Any]:
     """Geometric mean with the interval of the mean logarithm."""
     logs = over_draws(part, [math.log(value) for value in part["speedup"]])
     mean, low, high = (float(np.exp(value)) for value in interval(logs))
-    told = qualified(part)
+    qualities = qualified(part)
     if "fresh" in part:
-        told["fresh"] = float(part["fresh"].mean())
-    return {**names, "speedup": mean, "low": low, "high": high, "n": len(logs), **told}
+        qualities["fresh"] = float(part["fresh"].mean())
+    return {**names, "speedup": mean, "low": low, "high": high, "n": len(logs), **qualities}
 
 
 def _sorted(data: pd.DataFrame, policies: Sequence[str]) -> pd.DataFrame:
@@ -596,5 +596,7 @@ def speedup(frame: pd.DataFrame, baseline: str | None = None, metric: str = "dec
         not_shown_sentences(frame),
     ]
     metric_words = AXES.get(metric, metric).replace("\n", " ")
-    told = caption(f"Speed-up over {baseline} ({metric_words}), like with like.", labelled(rows, data), varying(rows), *sentences)
-    return Drawing(data, figure, told)
+    caption_text = caption(
+        f"Speed-up over {baseline} ({metric_words}), like with like.", labelled(rows, data), varying(rows), *sentences
+    )
+    return Drawing(data, figure, caption_text)

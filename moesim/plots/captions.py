@@ -1,4 +1,4 @@
-"""Where the numbers of a figure come from: one line below it on the screen, sentences of its caption on paper."""
+"""Provenance of a figure's numbers: one line below it on the screen, sentences of its caption on paper."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from moesim.plots.result_rows import (
 _WHERE: Final = ("model", "hardware", "trace")
 _ALWAYS: Final = ("batch_size", "prompt_tokens", "decode_tokens", "n_batches")
 _USUAL: Final = {name: column.usual for name, column in COLUMNS.items() if column.usual}
-"""Values of settings that go without saying; others are said."""
+"""Usual values of settings, which a caption leaves out."""
 ORACLE: Final = "oracle"
 """Label of numbers that need knowledge of the future."""
 _FEW: Final = 3
-"""Cache sizes of a policy that are told one by one."""
+"""Cache sizes of a policy that are listed one by one."""
 
 
 def corner_label(frame: pd.DataFrame, group: str | None = None) -> str:
-    """Say what a figure is about: model, hardware, trace and the weakest source label of what needs no oracle.
+    """Name the subject of a figure: model, hardware, trace, and the weakest source label without oracles.
 
     Parameters
     ----------
@@ -67,12 +67,12 @@ def corner_label(frame: pd.DataFrame, group: str | None = None) -> str:
 
 
 def setting_label(frame: pd.DataFrame, missing: Sequence[str]) -> str:
-    """Say what a figure of one setting is about, and which policies did not run there."""
+    """Name the subject of a figure of one setting, and the policies that did not run there."""
     return corner_label(frame) + (f" · did not run here: {', '.join(missing)}" if missing else "")
 
 
 def weakest_source(frame: pd.DataFrame, how: str) -> str:
-    """Say the weakest label of what needs no oracle, and name the oracles apart; nothing without labels."""
+    """Name the weakest source label, the oracles apart; nothing without labels."""
     if "source_label" not in frame or frame["source_label"].isna().all():
         return ""
     oracle = frame["source_label"] == ORACLE
@@ -80,18 +80,18 @@ def weakest_source(frame: pd.DataFrame, how: str) -> str:
     if not labels:
         return f"{how}, weakest source: {ORACLE}"
     known = policies_of(frame[~oracle & frame["source_label"].notna()])
-    told = [name if name not in known else f"{name} at some settings" for name in policies_of(frame[oracle])]
-    return f"{how}, weakest source: {weakest(labels)}" + (f" · oracle: {', '.join(told)}" if told else "")
+    listed = [name if name not in known else f"{name} at some settings" for name in policies_of(frame[oracle])]
+    return f"{how}, weakest source: {weakest(labels)}" + (f" · oracle: {', '.join(listed)}" if listed else "")
 
 
 def how(frame: pd.DataFrame) -> str:
-    """Say whether the numbers come from simulation, from a replay, or from both."""
+    """Return whether the numbers are simulated, replayed, or both."""
     live = frame["notes"].astype(str).str.contains(LIVE, regex=False) if "notes" in frame else pd.Series([False])
     return "replayed" if live.all() else "simulated and replayed" if live.any() else "simulated"
 
 
 def averaged(frame: pd.DataFrame, shown: Sequence[str]) -> list[str]:
-    """Say over what a figure averages: swept columns that it does not show, and repeats."""
+    """List what a figure averages over: swept columns that it does not show, and repeats."""
     found = _swept(frame, shown)
     if n_repeats(frame):
         found.append(f"mean of {seeds_words(frame)}")
@@ -135,7 +135,7 @@ def n_draws(frame: pd.DataFrame) -> tuple[int, int] | None:
 
 
 def seeds_words(frame: pd.DataFrame) -> str:
-    """Say how many seeds there are, and how many sets of requests they drew if those are fewer."""
+    """Write the number of seeds, and of the sets of requests they drew if those are fewer."""
     words, drawn = f"{n_repeats(frame)} seeds", n_draws(frame)
     if drawn is None:
         return words
@@ -146,17 +146,17 @@ def seeds_words(frame: pd.DataFrame) -> str:
 
 
 def repeats_sentence(frame: pd.DataFrame, what: str = "Means", how: str | None = "Student's t") -> str:
-    """Say what an error bar is, or why there is none; empty without repeats."""
+    """Explain the error bars, or why there are none; empty without repeats."""
     if not n_repeats(frame):
         return ""
     drawn = n_draws(frame)
-    told = f"{what} over {seeds_words(frame)}"
+    text = f"{what} over {seeds_words(frame)}"
     if how is None:
-        return f"{told}."
+        return f"{text}."
     if drawn == (1, 1):
-        return f"{told}: no interval."
+        return f"{text}: no interval."
     where = "" if drawn is None else " over these" + (", where there is more than one" if drawn[0] == 1 else "")
-    return f"{told}; error bars: 95 % interval of the mean ({how}){where}."
+    return f"{text}; error bars: 95 % interval of the mean ({how}){where}."
 
 
 def _listed(frame: pd.DataFrame, column: str) -> str:
@@ -173,21 +173,21 @@ def _with_seeds(trace: str, repeats: pd.Series) -> str:
 
 
 def _settings(frame: pd.DataFrame, shown: Sequence[str]) -> list[str]:
-    said = []
+    listed = []
     words = {"model": "Model: {}", "hardware": "machine: {}", "trace": "routing: {}"}
     for column in _WHERE:
         if column in frame:
             text = words[column].format(_listed(frame, column))
             if column == "trace" and "routing" in frame:
                 text += f" ({' and '.join(sorted({str(v) for v in frame['routing'].dropna()}))})"
-            said.append(text)
+            listed.append(text)
     for column in settings_in(frame):
         values = frame[column].dropna().unique()
         if column in _WHERE or column in shown or len(values) != 1:
             continue
         if column in _ALWAYS or column == cache_column(frame) or str(values[0]) != _USUAL.get(column, "None"):
-            said.append(named(values[0], column))
-    return ["; ".join(said) + "."] if said else []
+            listed.append(named(values[0], column))
+    return ["; ".join(listed) + "."] if listed else []
 
 
 def _labels(frame: pd.DataFrame) -> list[str]:
@@ -213,21 +213,23 @@ def _labels(frame: pd.DataFrame) -> list[str]:
 
 
 def _slots(frame: pd.DataFrame) -> list[str]:
-    """Say of the policies whose placement has not just the granted cache slots how many it has."""
+    """List the cache slots of policies that use other than the granted ones."""
     if "cache_slots" not in frame or "cache_slots_used" not in frame:
         return []
-    told = []
+    listed = []
     for policy in policies_of(frame):
         rows = frame.loc[frame["policy"] == policy, ["cache_slots_used", "cache_slots"]].dropna().astype(float)
         rows = rows[rows["cache_slots_used"] != rows["cache_slots"]].drop_duplicates().sort_values("cache_slots")
         if len(rows) and not rows["cache_slots_used"].any():
-            told.append(f"{policy} none")
+            listed.append(f"{policy} none")
         elif len(rows) > _FEW:
             used, granted = (f"{rows[name].min():g} to {rows[name].max():g}" for name in rows)
-            told.append(f"{policy} {used} of {granted}")
+            listed.append(f"{policy} {used} of {granted}")
         elif len(rows):
-            told.append(f"{policy} " + " and ".join(f"{used:g} of {granted:g}" for used, granted in rows.itertuples(index=False)))
-    return [f"Cache slots used, where these are not the granted ones: {', '.join(told)}."] if told else []
+            listed.append(
+                f"{policy} " + " and ".join(f"{used:g} of {granted:g}" for used, granted in rows.itertuples(index=False))
+            )
+    return [f"Cache slots used, where these are not the granted ones: {', '.join(listed)}."] if listed else []
 
 
 def _sentence(text: str) -> str:

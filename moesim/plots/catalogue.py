@@ -39,7 +39,7 @@ SOURCES: Final[Mapping[str, str]] = {
     "league": "a folder of `moesim league --out`",
     "lookahead": "a folder of `moesim trace lookahead --out`",
 }
-"""What a kind draws, by its source, in words."""
+"""Source of a kind -> what the user names."""
 
 IN_EXPERIMENTS: Final = ("rows", "steps", "layers", "records")
 """Sources of the figures that an experiment may ask for."""
@@ -53,7 +53,7 @@ def kind_of(name: str) -> Kind[...]:
 
 
 def options_of(kind: Kind[...]) -> list[str]:
-    """List the options of a kind: its arguments beside what it draws and where that comes from."""
+    """List the options of a kind: its arguments without its data and label."""
     names = list(inspect.signature(kind).parameters)
     return [name for name in names[2 if kind.source == "records" else 1 :] if name != "label"]
 
@@ -94,11 +94,11 @@ def figures_of(name: str, frame: pd.DataFrame, options: Mapping[str, Any]) -> It
     parts = list(split(frame, shown))
     homes = _homes(lost, [values for values, _ in parts])
     for place, (values, part) in enumerate(parts):
-        told = ".".join(f"{column.replace(RUNS_OF, 'policy')}={group_name(value, column)}" for column, value in values.items())
+        text = ".".join(f"{column.replace(RUNS_OF, 'policy')}={group_name(value, column)}" for column, value in values.items())
         part = part.drop(columns=RUNS_OF, errors="ignore")
-        safe = re.sub(r"[^A-Za-z0-9=._-]+", "-", told)
+        safe = re.sub(r"[^A-Za-z0-9=._-]+", "-", text)
         more = [rows for rows in (aside, lost[[home == place for home in homes]]) if len(rows)]
-        yield (f"{name}.{safe}" if told else name), pd.concat([part, *more], ignore_index=True) if more else part
+        yield (f"{name}.{safe}" if text else name), pd.concat([part, *more], ignore_index=True) if more else part
 
 
 _WHOLE: Final = ("speedup", "validation", "printed", "crossover", "lookahead")  # they show all settings
@@ -143,20 +143,20 @@ _SHOWN: Final[Mapping[str, _Shown]] = {
     "vram": lambda frame, options: [cache_column(frame)],
     "heatmap": lambda frame, options: [str(name) for name in (options.get("x"), options.get("y")) if name in frame],
 }
-"""Columns that a kind shows beside the policy; no other may vary in one figure."""
+"""Columns that a kind shows next to the policy; no other may vary in one figure."""
 
 
 def _as_one_policy(frame: pd.DataFrame, options: Mapping[str, Any]) -> pd.DataFrame:
-    """Tell runs of one policy whose other options differ apart from each other."""
+    """Name runs of one policy by their other options where these differ."""
     defaults = inspect.signature(heatmap.heatmap).parameters
     asked = {name: options.get(name, defaults[name].default) for name in ("x", "y", "metric")}
     rows, x, y = heatmap.asked(frame, **asked)
     columns = [name for name in rows.columns.astype(str) if name.startswith(heatmap.OPTION)]
     others = [name for name in columns if name not in (x, y)]
-    told = []
+    listed = []
     for policy, *values in rows[["policy_name", *others]].astype(object).itertuples(index=False):
         given = [
             f"{name.removeprefix(heatmap.OPTION)}={group_name(v)}" for name, v in zip(others, values, strict=True) if pd.notna(v)
         ]
-        told.append(",".join([str(policy), *given]))
-    return rows.drop(columns=columns).assign(**{RUNS_OF: told})
+        listed.append(",".join([str(policy), *given]))
+    return rows.drop(columns=columns).assign(**{RUNS_OF: listed})

@@ -58,8 +58,8 @@ def _latencies(rows: pd.DataFrame) -> pd.DataFrame:
         counts = np.bincount(place, tokens).astype(np.int64)
         shown = counts / whole if (counts % whole).any() else counts // whole
         columns = {"policy": policy, "ms": ns / NS_PER_MS, "tokens": shown, "share": counts.cumsum() / counts.sum()}
-        told = {f"p{percent}_ms": (percentile(samples, percent) or 0) / NS_PER_MS for percent in _PERCENTS}
-        parts.append(pd.DataFrame(columns).assign(**told, **qualified(mine)))
+        percentiles = {f"p{percent}_ms": (percentile(samples, percent) or 0) / NS_PER_MS for percent in _PERCENTS}
+        parts.append(pd.DataFrame(columns).assign(**percentiles, **qualified(mine)))
     if not parts:
         raise ConfigError("plot latency_cdf: expected decode steps, got none; `workload.decode_tokens` asks for some")
     return pd.concat(parts, ignore_index=True)
@@ -109,19 +109,19 @@ def latency_cdf(frame: pd.DataFrame) -> Drawing:
     legend_above(figure, axes.get_legend_handles_labels()[0], "Latency of tokens")
     add_corner(figure, corner_label(rows), [*averaged(rows, []), "marks: p50, p90 and p99", meaning(inexact(rows))])
     each = data.drop_duplicates("policy")
-    told = "; ".join(f"{row['policy']} " + ", ".join(f"{row[f'p{p}_ms']:.4g}" for p in _PERCENTS) for _, row in each.iterrows())
+    text = "; ".join(f"{row['policy']} " + ", ".join(f"{row[f'p{p}_ms']:.4g}" for p in _PERCENTS) for _, row in each.iterrows())
     counts = data.groupby("policy")["tokens"].sum()
     many = f"{float(counts.min()):.12g}" + (f" to {float(counts.max()):.12g}" if counts.max() > counts.min() else "")
     sentences = [
         f"Distribution over {many} tokens of decoding, one sample for each decode step and sequence.",
         repeats_sentence(rows, "Tokens", how=None),
-        f"Marks: p50, p90 and p99 by nearest rank, in ms: {told}.",
+        f"Marks: p50, p90 and p99 by nearest rank, in ms: {text}.",
     ]
     return Drawing(data, figure, caption("Time per output token.", rows, [], *sentences))
 
 
 MEASURES: Final = {"done": "experts done", "longest": "experts' busy time"}
-"""Which times are compared -> title of the panel; ``cpu_<measure>_ns`` and ``gpu_<measure>_ns`` are their columns."""
+"""Measure -> title of its panel; its columns are ``cpu_<measure>_ns`` and ``gpu_<measure>_ns``."""
 _PHASES: Final = ("decode", "prefill")
 
 
@@ -193,8 +193,8 @@ def balance_cdf(frame: pd.DataFrame, phase: str | None = None) -> Drawing:
         if n_rows > 1 or axes is panels[0]:
             axes.set_ylabel("layer visits (%)")
     legend_above(figure, panels[0].get_legend_handles_labels()[0], "Balance of CPU and GPU")
-    said = f" · all experts on one side: {', '.join(aside)}" if aside else ""
-    notes = [*averaged(rows, []), f"marks: quartiles{said}", meaning(inexact(rows))]
+    text = f" · all experts on one side: {', '.join(aside)}" if aside else ""
+    notes = [*averaged(rows, []), f"marks: quartiles{text}", meaning(inexact(rows))]
     add_corner(figure, corner_label(rows), notes)
     phases = " and ".join(rows["phase"].unique())
     low, high = int(data["visits"].min()), int(data["visits"].max())

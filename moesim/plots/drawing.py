@@ -104,8 +104,8 @@ def _read(file: Path, what: str) -> pd.DataFrame:
             read = pd.read_csv(io.BytesIO(read_verified(file)))
             return read.rename(columns=uncell).map(uncell, na_action="ignore")
     except (OSError, ValueError) as error:  # of Arrow and of the CSV reader too
-        said = " ".join(str(error).split())[:200]
-        raise ConfigError(f"{file}: plot {what}: expected a table that can be read, got: {said}; write it again") from None
+        text = " ".join(str(error).split())[:200]
+        raise ConfigError(f"{file}: plot {what}: expected a table that can be read, got: {text}; write it again") from None
     raise ConfigError(f"{file}: plot {what}: expected a folder, or a file that ends in .parquet or .csv, got '{file.name}'")
 
 
@@ -180,7 +180,7 @@ OutcomeOf = Callable[[Path, int], Outcome]
 
 @dataclass(frozen=True)
 class Request:
-    """What to draw."""
+    """A request for figures."""
 
     kinds: Sequence[str]  # names of the catalogue
     paths: Sequence[str]  # folders, files, or names of traces, as the kinds need them
@@ -227,7 +227,7 @@ def _checked(request: Request, name: str) -> dict[str, Any]:
 def _arguments(
     request: Request, name: str, options: Mapping[str, Any], outcome_of: OutcomeOf
 ) -> Iterator[tuple[str, Sequence[Any], Mapping[str, Any], Sequence[str]]]:
-    """Give what each figure of a kind draws, options that follow from it, and the policies of the whole results."""
+    """Yield each figure's name, arguments and options, and the policies of the whole results."""
     kind = kind_of(name)
     if kind.source == "trace":
         yield name, [Trace.read(find_trace(request.paths[0]))], {}, []

@@ -18,7 +18,7 @@ from moesim.core.units import NS_PER_MS
 from moesim.errors import ConfigError
 from moesim.hardware import HardwareProfile
 from moesim.metrics.causes import CAUSES, task_cause, transfer_cause
-from moesim.metrics.gate_mass import fidelity_fresh_decode
+from moesim.metrics.fidelity import fidelity_fresh_decode
 from moesim.metrics.machine import Machine, machine_of
 from moesim.plots.result_rows import is_exact, meaning
 from moesim.plots.style import SMALL, TEXT, Drawing, add_corner, kind, legend_above, text_width, width_for
@@ -186,7 +186,7 @@ def _data(charts: Mapping[str, Chart], steps: Mapping[str, int]) -> pd.DataFrame
 
 
 def _not_exact(runs: Runs) -> dict[str, tuple[float, float]]:
-    """Say of each run that is not exact which share of its decoding was computed as routed; nan if it decoded nothing."""
+    """Return the share of decoding computed as routed of each inexact run; nan without decoding."""
     shares = {policy: fidelity_fresh_decode(records) for policy, records in runs.items() if records.inexact}
     known = {policy: math.nan if share is None else share for policy, share in shares.items()}
     return {policy: (share, share) for policy, share in known.items() if math.isnan(share) or not is_exact(share)}

@@ -37,7 +37,7 @@ from moesim.policies.options import Option, options_of
 from moesim.policies.registry import policy_class
 
 OPTION: Final = "option "
-"""What the columns of policy options begin with, so that none hides a setting."""
+"""Beginning of the columns of policy options, so that none hides a setting."""
 _MAP: Final = "cividis"  # even in lightness, so that it reads the same in grey
 _CELL: Final = 0.2  # inches that a cell is high
 

@@ -143,7 +143,7 @@ def _measured(axes: Axes, rows: pd.DataFrame, handles: dict[str, Artist]) -> Non
 
 
 def _best(axes: Axes, fitting: pd.DataFrame, ubatch: int, handles: dict[str, Artist]) -> None:
-    """Mark the fastest setting that fits, or say that none does."""
+    """Mark the fastest setting that fits, or note that none does."""
     if fitting.empty:
         axes.text(0.97, 0.95, f"nothing fits at -ub {ubatch}", transform=axes.transAxes, ha="right", va="top")
         return
@@ -153,5 +153,5 @@ def _best(axes: Axes, fitting: pd.DataFrame, ubatch: int, handles: dict[str, Art
     handles[words] = axes.scatter(
         [n], [speed], marker="*", s=70, facecolor=ORANGE, edgecolor=BLACK, linewidth=0.6, zorder=4, label=words
     )
-    told = f"--n-cpu-moe {n}\n{short(speed)} tokens/s\n({short(float(one['low']))} to {short(float(one['high']))})"
-    axes.text(0.97, 0.95, told, transform=axes.transAxes, ha="right", va="top")
+    text = f"--n-cpu-moe {n}\n{short(speed)} tokens/s\n({short(float(one['low']))} to {short(float(one['high']))})"
+    axes.text(0.97, 0.95, text, transform=axes.transAxes, ha="right", va="top")

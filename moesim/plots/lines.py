@@ -143,7 +143,7 @@ def hit_rate(frame: pd.DataFrame, metric: str | None = None) -> Drawing:
 
 
 def style_of(look: Look, *, best: bool = False) -> dict[str, Any]:
-    """Give the style of a policy's line with a mark at each point; the optimum is wide and below, so that it hides no other."""
+    """Return the style of a policy's line with marks; the optimum is wide and below, to hide no other."""
     return {
         "color": look.colour, "marker": look.marker, "linestyle": look.dash, "markersize": 7 if best else 4.2,
         "linewidth": 1.9 if best else 1.1, "zorder": 2.9 if best else 3, "markeredgecolor": BLACK, "markeredgewidth": 0.4,
@@ -169,7 +169,7 @@ def _cache_alone(axes: Axes, x: pd.Series, y: pd.Series, prefetched: pd.Series, 
 
 
 def in_order(axes: Axes, names: Mapping[str, str]) -> list[Artist]:
-    """Give the lines of a legend: the policies in their order, and chance."""
+    """Return the lines of a legend: the policies in their order, and chance."""
     handles = {str(handle.get_label()): handle for handle in axes.get_lines()}
     return [handles[name] for name in (*names.values(), CHANCE)]
 
@@ -288,8 +288,8 @@ def throughput(frame: pd.DataFrame, metric: str = _SPEED) -> Drawing:
 def speed_by_context(frame: pd.DataFrame, metric: str = _SPEED) -> Drawing:
     """Lines of decode speed, or another metric, against the length of prompts."""
     rows = _with_values(frame, "speed_by_context", [metric, CONTEXT])
-    told = sorted({group_name(n) for n in rows["decode_tokens"].dropna()}) if "decode_tokens" in rows else []
-    more = f"decoding adds {' or '.join(told)} tokens to the context" if told else ""
+    lengths = sorted({group_name(n) for n in rows["decode_tokens"].dropna()}) if "decode_tokens" in rows else []
+    more = f"decoding adds {' or '.join(lengths)} tokens to the context" if lengths else ""
     title = _title(metric, "speed", "context length")
     return _setting_drawing(
         frame, rows, "speed_by_context", CONTEXT, metric, "prompt (tokens)", title, more, *_of_context(rows, metric)
@@ -310,16 +310,16 @@ def speedup_lines(frame: pd.DataFrame, baseline: str | None = None, metric: str 
     names = [name for name in policies_of(rows) if name != baseline]
     words = Words(f"Speed-up over {baseline}", WORDS.get(x, x), f"speed-up over\n{baseline}{_star(rows, baseline)}")
     data, figure = _setting_figure(data, rows, names, words, (x, *panel), "speedup", level=1.0)
-    told = labelled(rows, data)
-    add_corner(figure, corner_label(told, x), [*averaged(rows, [x, *panel]), *not_shown(frame), meaning(inexact(rows))])
+    labelled_rows = labelled(rows, data)
+    add_corner(figure, corner_label(labelled_rows, x), [*averaged(rows, [x, *panel]), *not_shown(frame), meaning(inexact(rows))])
     repeats = repeats_sentence(rows, "Geometric means", "Student's t, logarithms")
     sentences = repeats, not_drawn(rows, BOTH_MOVE), not_shown_sentences(frame)
     what = f"Speed-up over {baseline} ({_metric_words(metric)}) against {WORDS.get(x, x)}, like with like; dashed: {baseline}."
-    return Drawing(data, figure, caption(what, told, [x, *panel], *sentences))
+    return Drawing(data, figure, caption(what, labelled_rows, [x, *panel], *sentences))
 
 
 def _of_context(rows: pd.DataFrame, metric: str) -> list[str]:
-    """Say why lines over the context may be flat, and where its rows come from."""
+    """Explain why lines over the context may be flat, and where its rows come from."""
     flat = "Decode speed hardly depends on the context where a layer's attention takes less than its launches."
     again = "Prompts longer than recorded ones repeat rows (`reuse: shifted`)."
     shifted = "reuse" in rows and (rows["reuse"] == "shifted").any()
@@ -335,7 +335,7 @@ def _metric_words(metric: str) -> str:
 
 
 def _title(metric: str, usual: str, by: str) -> str:
-    """Say in a title what is drawn over what."""
+    """Write a title: the metric by the setting."""
     word = usual if metric == _SPEED else metric_name(metric)
     return f"{word[0].upper()}{word[1:]} by {by}"
 
@@ -357,8 +357,8 @@ def _setting_drawing(
     words = Words(title, label, axis_of(metric, float(data[metric].max()))[0])
     data, figure = _setting_figure(data, rows, policies_of(rows), words, (x, *panel), metric)
     add_corner(figure, corner_label(rows, x), [*averaged(rows, [x, *panel]), *not_shown(frame), meaning(inexact(rows))])
-    told = words.y.replace("\n", " ")
-    what = f"{title}: {told}." + (f" {more[0].upper()}{more[1:]}." if more else "")
+    text = words.y.replace("\n", " ")
+    what = f"{title}: {text}." + (f" {more[0].upper()}{more[1:]}." if more else "")
     sentences = *notes, repeats_sentence(rows), not_drawn(rows), not_shown_sentences(frame)
     return Drawing(data, figure, caption(what, rows, [x, *panel], *sentences))
 
@@ -372,7 +372,7 @@ def _setting_figure(
     metric: str,
     level: float | None = None,
 ) -> tuple[pd.DataFrame, Figure]:
-    """Draw lines over a setting, in panels by another; gives their data in the order of panels, policies and settings as well."""
+    """Draw lines over a setting, in panels by another; return their sorted data as well."""
     x, *panel = shown
     orders = {name: [group_name(value) for value in (None, *levels(rows, name))] for name in shown}  # without a value: first
     places = [[orders[name].index(group_name(value)) for value in data[name]] for name in shown]
@@ -429,7 +429,7 @@ def _setting_line(
 
 
 def _axis(axes: Axes, values: Sequence[Any], x: str, label: str) -> Mapping[str, float]:
-    """Make the x axis; gives the place of each value: numbers stand where they are, names side by side."""
+    """Make the x axis; return the place of each value: numbers to scale, names side by side."""
     texts = [group_name(value, x) for value in values]
     numbers = all(isinstance(value, int | float | np.number) and not isinstance(value, bool | np.bool_) for value in values)
     at = [float(value) for value in values] if numbers else [float(i) for i in range(len(values))]
@@ -470,7 +470,7 @@ def _with_memory(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def front(cost: Sequence[float], gain: Sequence[float]) -> list[bool]:
-    """Say which points no other one beats.
+    """Mark the points that no other one beats.
 
     >>> front([1, 2, 2, 3], [5, 9, 7, 9])
     [True, True, False, False]
@@ -511,9 +511,9 @@ def vram(frame: pd.DataFrame) -> Drawing:
     hollow = "hollow: not exact, or an oracle's, and so not on the front"
     notes = [*averaged(rows, [cache_column(rows)]), hollow, *not_shown(frame), meaning(inexact(rows))]
     add_corner(figure, corner_label(rows, cache_column(rows)), notes)
-    told = "Grey: the Pareto front of the policies that are exact and need no oracle; the others are hollow."
+    text = "Grey: the Pareto front of the policies that are exact and need no oracle; the others are hollow."
     what = "Peak GPU memory, all GPUs together and everything counted, against decode speed of the whole batch."
     several = qualified(rows)["source_label"] is not None and rows[cache_column(rows)].nunique() > 1
     lines = "A line joins the cache sizes of one policy." if several else ""
-    said = told, lines, repeats_sentence(rows, how=None), not_drawn(rows), not_shown_sentences(frame)
-    return Drawing(data, figure, caption(what, rows, [cache_column(rows)], *said))
+    sentences = text, lines, repeats_sentence(rows, how=None), not_drawn(rows), not_shown_sentences(frame)
+    return Drawing(data, figure, caption(what, rows, [cache_column(rows)], *sentences))

@@ -14,8 +14,8 @@ import pandas as pd
 from moesim.core.student import student_t
 from moesim.core.units import format_size
 from moesim.errors import ConfigError
-from moesim.metrics.fresh import fresh_percent
-from moesim.metrics.fresh import is_exact as all_fresh
+from moesim.metrics.fidelity import fresh_percent
+from moesim.metrics.fidelity import is_exact as all_fresh
 from moesim.metrics.naming import CACHE_SETTINGS, COLUMNS, SETTINGS
 from moesim.plots.style import NOT_EXACT, need
 
@@ -38,7 +38,7 @@ _CACHES: Final = (*CACHE_SETTINGS, CACHE)
 
 
 def prepared(frame: pd.DataFrame, what: str, columns: Sequence[str] = (), *, failed: bool = False) -> pd.DataFrame:
-    """Make result rows ready for a figure: without those that failed, and with one column that says how large the cache is.
+    """Prepare result rows for a figure: without failed ones, and with one column of the cache size.
 
     ``cache_ratio`` is the share that was cached where a budget was asked for; where some runs have a ratio and others a
     budget, a column ``cache`` has either in words. With `failed`, failed runs stay, unless another row repeats them.
@@ -99,13 +99,13 @@ def _unambiguous(frame: pd.DataFrame, what: str) -> pd.DataFrame:
 
 
 def column_of(frame: pd.DataFrame, name: str) -> str:
-    """Give the column of a setting, which tables of results may name in short: ``batch`` or ``cache``."""
+    """Return the column of a setting, which tables of results may name in short: ``batch`` or ``cache``."""
     column = {"batch": "batch_size", "cache": cache_column(frame)}.get(name, name)
     return column if column in frame else name
 
 
 def cache_column(frame: pd.DataFrame) -> str:
-    """Name the column that says how large the cache was asked to be: a ratio, a budget, or either in words."""
+    """Return the column of the cache size that was asked for: a ratio, a budget, or either in words."""
     if CACHE in frame:
         return CACHE
     has_budgets = "cache_budget_bytes" in frame and frame["cache_budget_bytes"].notna().all()
@@ -211,7 +211,7 @@ def summarised(frame: pd.DataFrame, by: Sequence[str], metric: str) -> pd.DataFr
 
 
 def qualified(frame: pd.DataFrame) -> dict[str, Any]:
-    """Say what qualifies the mean of rows: the share computed as routed, and the weakest label of their numbers."""
+    """Return what qualifies a mean of rows: the share computed as routed, and the weakest source label."""
     from moesim.hardware import weakest
 
     labels = [str(v) for v in frame["source_label"].dropna()] if "source_label" in frame else []
@@ -264,7 +264,7 @@ _CONFIDENCE: Final = 0.95
 
 
 def with_draws(frame: pd.DataFrame) -> pd.DataFrame:
-    """Add the column `DRAW` to result rows that say which requests were drawn; None in rows that do not."""
+    """Add the column `DRAW` to result rows; None where the drawn requests are not recorded."""
     if DRAW in frame or _DRAWN not in frame or "trace" not in frame:
         return frame
     drawn = zip(frame["trace"].tolist(), frame[_DRAWN].tolist(), strict=True)
@@ -282,7 +282,7 @@ def over_draws(part: pd.DataFrame, values: Sequence[float]) -> list[float]:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Give the mean and its 95 % interval by Student's t; nan for the bounds of one value.
+    """Return the mean and its 95 % interval by Student's t; nan for the bounds of one value.
 
     >>> [round(x, 3) for x in interval([1.0, 2.0, 3.0])]
     [2.0, -0.484, 4.484]
@@ -297,11 +297,11 @@ def interval(values: Sequence[float]) -> tuple[float, float, float]:
 _RUN: Final = ("policy", *SETTINGS, *CACHE_SETTINGS, "repeat")
 _NUMBER: Final = re.compile(r"\d[\d.,]*")
 _MOST: Final = 4
-"""Reasons that are told in words."""
+"""Reasons that are listed."""
 
 
 def failing(frame: pd.DataFrame) -> pd.Series:
-    """Tell which rows are of runs that failed."""
+    """Return which rows are of failed runs."""
     return frame["error"].notna() if "error" in frame else pd.Series(False, frame.index, dtype=bool)
 
 
@@ -330,8 +330,8 @@ def with_failed(data: pd.DataFrame, lost: pd.DataFrame, by: Sequence[str]) -> pd
             records.append(row)
         kinds = {_kind(why): why for why in reversed([_why(error) for error in part["error"]])}  # the first of each
         row |= {"failed": len(part), "why": " / ".join(reversed(kinds.values()))}
-    told = pd.DataFrame(records, columns=[*data.columns, "failed", "why"])
-    return told.assign(failed=told["failed"].fillna(0).astype(int))
+    table = pd.DataFrame(records, columns=[*data.columns, "failed", "why"])
+    return table.assign(failed=table["failed"].fillna(0).astype(int))
 
 
 def _why(error: object) -> str:
@@ -339,7 +339,7 @@ def _why(error: object) -> str:
 
 
 def codes_of(data: pd.DataFrame) -> dict[str, str]:
-    """Give each reason its mark: nothing if there is one, else a number; reasons that differ in numbers alone share one."""
+    """Return the mark of each reason: none if there is one reason, else a number; equal but for numbers: one."""
     if "why" not in data:
         return {}
     kinds = list(dict.fromkeys(_kind(why) for why in data["why"].dropna()))
@@ -369,7 +369,7 @@ def reasons(data: pd.DataFrame) -> list[str]:
 
 
 def not_shown(frame: pd.DataFrame) -> list[str]:
-    """Say which runs failed and why, for figures that have no place for them; nothing if none did."""
+    """List which runs failed and why, for figures without a place for them."""
     frame = without_retried(frame.reset_index(drop=True))
     data = with_failed(pd.DataFrame(columns=["policy", "n"]), frame[failing(frame)], ["policy"])
     if data.empty:
@@ -379,7 +379,7 @@ def not_shown(frame: pd.DataFrame) -> list[str]:
 
 
 def not_shown_sentences(frame: pd.DataFrame) -> str:
-    """Say the same as `not_shown` in a caption."""
+    """Write `not_shown` as sentences of a caption."""
     return " ".join(f"{line[0].upper()}{line[1:]}." for line in not_shown(frame))
 
 
@@ -414,7 +414,7 @@ def star(fresh: float) -> str:
 
 
 def inexact(frame: pd.DataFrame) -> dict[str, tuple[float, float]]:
-    """Give the least and the largest share computed as routed of each policy of result rows that is not exact somewhere."""
+    """Return the least and largest share computed as routed of each policy that is not exact."""
     if FRESH not in frame:
         return {}
     shares = pd.to_numeric(frame[FRESH], errors="coerce")
@@ -423,25 +423,25 @@ def inexact(frame: pd.DataFrame) -> dict[str, tuple[float, float]]:
 
 
 def meaning(shares: Mapping[str, tuple[float, float]]) -> str:
-    """Say what a star means, with the shares of the policies that have one; nothing without any.
+    """Explain the star, with the shares of the policies that have one; empty without any.
 
     >>> meaning({"a": (0.5, 0.5), "b": (0.25, 0.99999)}).partition(";")[0]
     "* not exact, share of decoding's gate weight computed as routed: a 50 %, b 25 to 99.9 %"
     """
-    told = []
+    listed = []
     for name, (low, high) in shares.items():
         ends = list(dict.fromkeys(f"{fresh_percent(share):g}" for share in (low, high) if not math.isnan(share)))
-        told.append(f"{name} {' to '.join(ends)} %" if ends else f"{name} unknown")
-    if not told:
+        listed.append(f"{name} {' to '.join(ends)} %" if ends else f"{name} unknown")
+    if not listed:
         return ""
     return (
-        f"{NOT_EXACT}, share of decoding's gate weight computed as routed: {', '.join(told)}; the rest is approximated, and the "
-        "replayed routing ignores it"
+        f"{NOT_EXACT}, share of decoding's gate weight computed as routed: {', '.join(listed)}; the rest is approximated, "
+        "and the replayed routing ignores it"
     )
 
 
 OVER: Final = " % over "
-"""In notes that say how far a run moves over an interval, before the number's name."""
+"""Text before a number's name in notes of how far a run moves over its interval."""
 _OVER: Final = re.compile(rf"{OVER}(.+?)(?=; |, |$)")
 
 
@@ -463,7 +463,7 @@ def _ends(part: pd.DataFrame, columns: Sequence[str]) -> tuple[float, float]:
 
 
 def not_drawn(frame: pd.DataFrame, why: str = "`decode_speed` draws those of decoding") -> str:
-    """Say in a figure without them that runs were repeated over the intervals of the profile; empty where none was."""
+    """Note in a figure without them that runs were repeated over the profile's intervals."""
     varied = any(frame[name].notna().any() for name in frame.columns.astype(str) if name.endswith("_least"))
     return f"Intervals of the profile are not drawn: {why}." if varied else ""
 

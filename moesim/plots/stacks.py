@@ -63,10 +63,10 @@ def _times_by_cause(rows: pd.DataFrame, metric: str, x: str) -> pd.DataFrame:
                 continue
             tokens = (mean(part, "n_decode_tokens") or 1.0) if metric == "decode_time" else 1.0
             times = [(mean(part, column) or 0.0) / tokens / NS_PER_MS for column in columns]
-            told, whole = qualified(part), max(sum(times), 1e-12)
-            name = policy + star(told["fresh"]) + (f", {named(value, x)}" if by and rows[x].nunique() > 1 else "")
+            qualities, whole = qualified(part), max(sum(times), 1e-12)
+            name = policy + star(qualities["fresh"]) + (f", {named(value, x)}" if by and rows[x].nunique() > 1 else "")
             head = {"bar": name, "policy": policy, **({x: value} if by else {})}
-            found += [{**head, "cause": c, "ms": t, "share": t / whole, **told} for c, t in zip(CAUSES, times, strict=True)]
+            found += [{**head, "cause": c, "ms": t, "share": t / whole, **qualities} for c, t in zip(CAUSES, times, strict=True)]
     return pd.DataFrame(found)
 
 
@@ -118,11 +118,11 @@ def breakdown(frame: pd.DataFrame, metric: str | None = None, x: str | None = No
     legend_above(figure, handles, "Time by what was waited for")
     add_corner(figure, corner_label(rows, x), [*averaged(rows, [x]), *not_shown(frame), meaning(inexact(rows))])
     what = "decode time per token of the batch" if metric == "decode_time" else "time of the run"
-    told = caption(
+    text = caption(
         f"Breakdown of the {what} by what was waited for on the critical path; the causes add up to the whole.", rows, [x],
         repeats_sentence(rows, how=None), not_drawn(rows), not_shown_sentences(frame),
     )  # fmt: skip
-    return Drawing(data, figure, told)
+    return Drawing(data, figure, text)
 
 
 _MANY: Final = 34  # layers of a figure as wide as a column

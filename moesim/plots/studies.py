@@ -122,15 +122,15 @@ def tornado(frame: pd.DataFrame) -> Drawing:
     missing = f" Not shown: {n_failed} setting{'s' if n_failed > 1 else ''} that failed." if n_failed else ""
     exact = f" {meaning(starred)}." if starred else ""
     largest = [f"{policy}: {rows['knob'].iloc[0]}" for policy, rows in data.groupby("policy", sort=False)]
-    told = (
+    text = (
         "Change of decode speed when one thing changes and all else stays, sorted by swing (largest change less smallest); the "
         f"largest is that of {'; '.join(largest)}.{missing} {_about_whatif(frame)}.{exact}"
     )
-    return Drawing(data, figure, told)
+    return Drawing(data, figure, text)
 
 
 class _End(NamedTuple):
-    """What is written at the end of a bar, and on which side of it."""
+    """Text at the end of a bar, and its side."""
 
     x: float  # %
     ahead: int
@@ -160,13 +160,13 @@ def _limits(ends: Sequence[_End], inches: float) -> tuple[float, float]:
 
 
 def _reach(ends: Sequence[_End]) -> tuple[float, float]:
-    """Give the range of the bars, in %; 1 % if nothing changes."""
+    """Return the range of the bars, in %; 1 % if nothing changes."""
     low, high = min([0.0, *(end.x for end in ends)]), max([0.0, *(end.x for end in ends)])
     return (low, high) if high > low else (0.0, 1.0)
 
 
 def _bars_share(ends: Sequence[_End], inches: float) -> float:
-    """Give the share of the axis that is left for bars."""
+    """Return the share of the axis that is left for bars."""
     (low, high), (first, last) = _limits(ends, inches), _reach(ends)
     return (last - first) / (high - low)
 
@@ -213,7 +213,7 @@ _REGRET_COLUMNS: Final = ("policy", "order", "decision", "replaced", "base_ns", 
 
 
 def _seconds(rows: pd.DataFrame) -> pd.DataFrame:
-    """Give the makespan before and after each decision is given to its oracle."""
+    """Return the makespan before and after each decision is given to its oracle."""
     data = rows[["policy", "order", "decision", "replaced"]].copy()
     for name in ("base", "before", "after"):
         data[f"{name}_s"] = rows[f"{name}_ns"].astype(float) / NS_PER_S
@@ -284,13 +284,13 @@ def regret(frame: pd.DataFrame) -> Drawing:
     )
     labels = sorted({str(v) for v in frame["base_label"].dropna()}) if "base_label" in frame else []
     rest = f" The runs as they are rest on: {', '.join(labels)}." if labels else ""
-    told = caption(
+    text = caption(
         "Makespan while one decision after the other is given to its oracle, predictions first and links first; a bar spans what "
         "an oracle saves, a thick edge: the run is slower with it. Dot: all oracles. With bandwidth replaced links take no "
         "time, which is another machine: dash-dotted line, its lower bound; dotted line, that of the machine as it is; no bar: "
         f"no oracle, or it saves nothing.{rest}", frame,
     )  # fmt: skip
-    return Drawing(_seconds(frame), figure, told)
+    return Drawing(_seconds(frame), figure, text)
 
 
 regret_waterfall = regret
@@ -401,7 +401,7 @@ def _short(model: str) -> str:
 
 
 def _ratio(value: float) -> str:
-    """Write a ratio as people say it.
+    """Write a ratio as a short fraction, or as a number of two digits.
 
     >>> _ratio(0.125), _ratio(2.0), _ratio(0.3)
     ('1/8', '2', '0.3')
@@ -459,7 +459,7 @@ def lookahead(frame: pd.DataFrame) -> Drawing:
     right.set_ylabel("tokens ahead for half the gap")
     legend_above(figure, handles, "What looking ahead is worth to a cache")
     add_corner(figure, "", [f"left: caches of the size nearest to {_SHARE:.0%} of a layer's experts; counted from traces"])
-    told = (
+    text = (
         "Left: share of the misses between a cache that goes by decayed frequency and the fewest that can be which knowing some "
         f"tokens ahead avoids, for the size nearest to {_SHARE:.0%} of a layer's experts; mean over a model's traces. Right: "
         "tokens ahead that avoid half of them, for every trace and size; line: fitted to them; dashed: the relation that "
@@ -467,4 +467,4 @@ def lookahead(frame: pd.DataFrame) -> Drawing:
         f"One cache a layer, batch 1, {int(frame['tokens'].max())} decoded tokens at most; traces: "
         f"{', '.join(dict.fromkeys(frame['trace']))}."
     )
-    return Drawing(frame.reset_index(drop=True), figure, told)
+    return Drawing(frame.reset_index(drop=True), figure, text)

@@ -67,13 +67,13 @@ def parse_width(asked: str | float, place: str) -> float:
 
 
 def width_for(natural: float) -> float:
-    """Give the width of a figure: the one asked for, else its own."""
+    """Return the width of a figure: the one asked for, else its own."""
     asked = _width.get()
     return natural if asked is None else asked
 
 
 def is_narrow(width: float) -> bool:
-    """Whether a figure is too narrow for panels side by side, or for a legend beside its axes."""
+    """Whether a figure is too narrow for panels or a legend side by side."""
     return width < _NARROW
 
 
@@ -120,7 +120,7 @@ OPTIMUM: Final = "belady"
 """The policy that is drawn in black."""
 
 NOT_EXACT: Final = "* not exact"
-"""Beginning of the line that says what a star means; every figure with a star has it, also on paper."""
+"""Beginning of the line that explains the star; every figure with a star has it, also on paper."""
 _NO_BREAK: Final = "\N{NO-BREAK SPACE}"
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -142,7 +142,7 @@ def for_paper() -> bool:
 
 
 def title(axes: Axes, text: str) -> None:
-    """Give a figure of one panel its title; on paper it has none. What names a panel among others is no title."""
+    """Set the title of a figure of one panel; on paper it has none."""
     figure = axes.get_figure(root=True)
     if not for_paper() and figure is not None:
         axes.set_title("\n".join(_titled(figure, text)))
@@ -193,15 +193,15 @@ def new_figure(width: float, height: float, *, square: bool = False) -> tuple[Fi
 def add_corner(figure: Figure, text: str, notes: Sequence[str] = ()) -> None:
     """Write the corner label, and notes above it, under a figure; on paper only what marks mean that no reader may miss."""
     width = int(figure.get_figwidth() / text_width("n"))
-    said = [note.partition("; ")[0] for note in notes if note.startswith(NOT_EXACT)]
-    lines = [line for part in (said if for_paper() else (*notes, text)) if part for line in _wrapped(part, width)]
+    listed = [note.partition("; ")[0] for note in notes if note.startswith(NOT_EXACT)]
+    lines = [line for part in (listed if for_paper() else (*notes, text)) if part for line in _wrapped(part, width)]
     if lines:
         figure.supxlabel("\n".join(lines), x=0.99, ha="right", fontsize=SMALL, color="#555555")
         _add_height(figure, _LINE * len(lines))
 
 
 def _add_height(figure: Figure, inches: float) -> None:
-    """Make room for what stands beside the axes, so that they keep their size."""
+    """Make the figure higher, so that the axes keep their size."""
     figure.set_figheight(figure.get_figheight() + inches)
 
 
@@ -231,7 +231,7 @@ def need(frame: pd.DataFrame, columns: Sequence[str], what: str) -> None:
 
 
 def short(value: float) -> str:
-    """Write a number beside a bar: three figures, never with an exponent."""
+    """Write a number next to a bar: three figures, never with an exponent."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
@@ -313,12 +313,12 @@ def save(figure: Figure, path_base: str | Path) -> list[Path]:
 
 
 def pictures(figure: Figure, name: str) -> dict[str, bytes]:
-    """Give the files that `save` writes, by name."""
+    """Return the files that `save` writes, by name."""
     return {f"{name}.{suffix}": data for suffix, data in rendered(figure).items()}
 
 
 def rendered(figure: Figure, suffixes: Sequence[str] = ("png", "pdf")) -> dict[str, bytes]:
-    """Give the bytes of a figure as each of ``png`` and ``pdf`` that is asked for; the same figure gives the same bytes."""
+    """Return the bytes of a figure as each of ``png`` and ``pdf`` that is asked for; the same figure gives the same bytes."""
     found, engine = {}, figure.get_layout_engine()
     with _in_style():
         matplotlib.rcParams.update({"savefig.dpi": _PAPER_DPI} if for_paper() else {})
@@ -373,7 +373,7 @@ def drawn_among(policies: Sequence[str]) -> Iterator[None]:
 
 
 def looks_of(policies: Sequence[str]) -> dict[str, Look]:
-    """Give every policy its look: that of its place in the whole result, whichever others are in the figure.
+    """Return the look of every policy: that of its place in the whole result, whatever else the figure has.
 
     A result may have more policies than there are colours. One that comes too late for its own has one that the figure has left.
 
@@ -393,7 +393,7 @@ def looks_of(policies: Sequence[str]) -> dict[str, Look]:
 
 
 def series_look(number: int) -> Look:
-    """Give the look of the n-th series, from 0."""
+    """Return the look of the n-th series, from 0."""
     marker, dash = number % len(_MARKERS), number % len(_DASHES)  # lengths without common factor: 36 pairs
     return Look(SERIES[number], _HATCHES[number % len(_HATCHES)], _MARKERS[marker], _DASHES[dash])
 
@@ -407,7 +407,7 @@ class Drawing(NamedTuple):
 
 
 def written(drawing: Drawing, name: str, suffixes: Sequence[str] = ("png", "pdf")) -> dict[str, bytes]:
-    """Give the files of a figure by name: pictures, data, caption."""
+    """Return the files of a figure by name: pictures, data, caption."""
     files = {f"{name}.{suffix}": content for suffix, content in rendered(drawing.figure, suffixes).items()}
     files[f"{name}.csv"] = frame_csv(drawing.data)
     files[f"{name}.txt"] = (drawing.caption.strip() + "\n").encode()
@@ -415,7 +415,7 @@ def written(drawing: Drawing, name: str, suffixes: Sequence[str] = ("png", "pdf"
 
 
 class Kind(Generic[_P]):
-    """A kind of figure; its function takes a frame (or what `source` says), then options by name."""
+    """A kind of figure; its function takes data of `source`, then options by name."""
 
     __name__: str
 
@@ -427,7 +427,7 @@ class Kind(Generic[_P]):
         update_wrapper(self, make)
 
     def __call__(self, *args: _P.args, **options: _P.kwargs) -> Figure:
-        """Give the picture alone."""
+        """Return the picture alone."""
         return self.drawing(*args, **options).figure
 
 
@@ -453,7 +453,7 @@ _MARKED: Final = 18  # points of a line with as many markers; of more only some 
 
 
 def marked_line(axes: Axes, x: Sequence[float], y: Sequence[float | None], number: int, label: str, **changes: Any) -> None:
-    """Draw a line; its number decides colour, marker and dash, so that it can be told apart in grey as well."""
+    """Draw a line whose number decides colour, marker and dash, to be known in grey as well."""
     points = [(a, b) for a, b in zip(x, y, strict=True) if b is not None]
     every = 1 + len(points) // _MARKED
     look: dict[str, Any] = {

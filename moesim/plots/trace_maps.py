@@ -56,7 +56,7 @@ class Panel(NamedTuple):
 
 
 class Words(NamedTuple):
-    """What is written above all panels, on the screen, and at the scale."""
+    """Words above all panels, on the screen, and at the scale."""
 
     title: str
     scale: str
@@ -169,14 +169,14 @@ def reuse_map(trace: Trace, lags: int = 16, phase: str | None = None) -> Drawing
     ranks = (
         "by its full score" if trace.recorded_scores is not None else "among the chosen experts (the trace has no other scores)"
     )
-    told = (
+    text = (
         f"Reuse of experts by layer. Left: share of a token's experts that the token d positions earlier also used, d from 1 to "
         f"{lags}. Right: probability that a token uses an expert, by that expert's rank in the token before, {ranks}. "
         f"With independent tokens of the same popularity the left would be {baseline:.2f} everywhere, with a uniform router "
         f"{chance:.2f}. Tokens of one request only. "
         f"{NOT_FROM_ZERO} {trace_words(trace, sample.phase)}"
     )
-    return Drawing(data, figure, told)
+    return Drawing(data, figure, text)
 
 
 def _layers(n: int) -> tuple[float, float]:
@@ -242,14 +242,14 @@ def coactivation(trace: Trace, layers: Sequence[int] | int | None = None, phase:
     figure = heat_maps(panels, words, size=size, n_columns=3, power=0.5, square=True)
     add_corner(figure, trace_corner(trace, sample.phase), [f"uniform router: {trace.top_k / trace.n_experts:.2f}"])
     which = ", ".join(f"{layer} and {layer + 1}" for layer in pairs)
-    told = (
+    text = (
         f"Which experts follow which: probability that a token uses expert j of the next layer (horizontal), given that it uses "
         f"expert i of this one (vertical), layers {which}; both by popularity, the most popular expert being 1. Each row adds up "
         f"to k = {trace.top_k}; a uniform router would give {trace.top_k / trace.n_experts:.3f} everywhere. The scale "
         "is that of square roots. Experts that no token used are crossed out; those that few used have noisy rows. "
         f"{trace_words(trace, sample.phase)}"
     )
-    return Drawing(data, figure, told)
+    return Drawing(data, figure, text)
 
 
 def _told(sample: Sample, ranks: int | None) -> pd.DataFrame:
@@ -294,27 +294,27 @@ def coactivation_ranks(trace: Trace, phase: str | None = None, ranks: int | None
     notes = ["ranks by one half of the requests, probabilities by the other"]
     add_corner(figure, trace_corner(trace, sample.phase), notes)
     n_ranks = int(data["rank"].max())
-    told = (
+    text = (
         f"How far one expert of a token tells those of the next layer. Left: probability that the token uses the expert of the "
         f"next layer which is r-th among those that follow it, mean over its experts; right: the r-th most popular expert of "
         f"that layer. The first {n_ranks} of {trace.n_experts} ranks; all would add up to k = {trace.top_k}. Ranks were counted "
         f"on a random half of the requests, probabilities on the rest. {trace_words(trace, sample.phase)}"
     )
-    return Drawing(data, figure, told)
+    return Drawing(data, figure, text)
 
 
 _PANELS: Final = {"before": "from the window before", "first": "from the first window"}
 
 
 def _shares(experts: NDArray[np.int64], windows: int, n_experts: int) -> NDArray[np.float64]:
-    """Give the share of each expert in the activations of a window and layer, (window, layer, expert)."""
+    """Return the share of each expert in the activations of a window and layer, (window, layer, expert)."""
     parts = np.array_split(experts, windows)
     counts = [[np.bincount(part[:, layer].ravel(), minlength=n_experts) for layer in range(part.shape[1])] for part in parts]
     return np.array([np.array(one) / (len(part) * part.shape[2]) for one, part in zip(counts, parts, strict=True)])
 
 
 def _distances(shares: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
-    """Give the total variation distance of each window but the first from others, (window, layer)."""
+    """Return the total variation distance of each window but the first from others, (window, layer)."""
     return {
         "before": np.abs(shares[1:] - shares[:-1]).sum(axis=2) / 2,
         "first": np.abs(shares[1:] - shares[0]).sum(axis=2) / 2,
@@ -354,14 +354,14 @@ def popularity_drift(trace: Trace, windows: int = 12, phase: str | None = None) 
     least, rest = divmod(len(sample.rows), windows)
     tokens = f"{least}{f' or {least + 1}' if rest else ''} tokens a window"
     add_corner(figure, trace_corner(trace, sample.phase), [f"{tokens} · beside the name: mean (of shuffled tokens)"])
-    told = (
+    text = (
         f"Drift of the popularity of experts: the tokens, request after request as in the trace, are cut into {windows} windows "
         f"({tokens}). Shown is the total variation distance, half the sum over experts of the difference of their shares "
         "in the activations of a layer: 0 is the same popularity, 1 no expert in common. Beside the names: the mean, and that of "
         "the same tokens in a random order (fixed seed), which is what chance gives windows of this size. "
         f"{trace_words(trace, sample.phase)}"
     )
-    return Drawing(data, figure, told)
+    return Drawing(data, figure, text)
 
 
 METRICS: Final = ("activated", "workload")
@@ -370,7 +370,7 @@ _LARGEST_BATCH: Final = 8
 
 
 class _Asked(NamedTuple):
-    """What to draw, checked."""
+    """A checked request for the accuracy of signals."""
 
     signals: dict[str, Signal]
     rows: NDArray[np.int64]  # of the phase, that some signal covers
@@ -424,7 +424,7 @@ def _cells(trace: Trace, asked: _Asked, cell: int | None) -> pd.DataFrame:
 
 
 def _by_cell(trace: Trace, signal: Signal, asked: _Asked, cell: int) -> list[tuple[int, int, NDArray[np.float64]]]:
-    """Give the first token index of each cell, the number of tokens or steps in it, and the accuracy by layer."""
+    """Return the first token index of each cell, the number of tokens or steps in it, and the accuracy by layer."""
     which = np.flatnonzero(np.isin(signal.rows, asked.rows))
     covered = np.asarray(signal.rows)[which]
     named, true = top_ids(signal, which, trace.top_k), np.asarray(trace.experts)[covered]
@@ -448,8 +448,8 @@ def _busiest(named: Any, true: Any, steps: Any, top: int, n_experts: int) -> NDA
     """Overlap of the busiest experts, (n_steps, n_layers)."""
     layers = []
     for layer in range(true.shape[1]):
-        said, is_so = (workloads(ids[:, layer][steps], n_experts) for ids in (named, true))
-        layers.append(busiest_found(said, is_so, top)[0])
+        text, is_so = (workloads(ids[:, layer][steps], n_experts) for ids in (named, true))
+        layers.append(busiest_found(text, is_so, top)[0])
     return np.stack(layers, axis=1)
 
 
@@ -482,12 +482,12 @@ def signal_accuracy(
     unit = "tokens" if asked.metric == "activated" else "steps"
     many = f"{low}" if low == high else f"{low} to {high}"
     cells = f"A cell is the mean of {many} {unit}" + (f" of {cell} neighbouring token indices." if cell > 1 else ".")
-    told = (
+    text = (
         f"Accuracy of recorded signals by layer and {asked.phase} token index. {_definition(trace, asked)} {cells} The number "
         f"beside a name is the mean; what a signal says nothing about is crossed out. {NOT_FROM_ZERO} "
         f"{trace_words(trace, asked.phase, asked.rows)}"
     )
-    return Drawing(data, figure, told)
+    return Drawing(data, figure, text)
 
 
 def _mean(part: pd.DataFrame) -> float:
@@ -593,12 +593,12 @@ def phase_of(trace: Trace, phase: str | None) -> str:
 
 
 def trace_corner(trace: Trace, phase: str, rows: NDArray[Any] | None = None) -> str:
-    """Say in one line which routing a figure shows; `rows` of the trace, or all of the phase."""
+    """Name in one line the routing of a figure; `rows` of the trace, or all of the phase."""
     return f"routing of {trace.model} · {_origin(trace)} · {_tokens(trace, phase, rows)}"
 
 
 def trace_words(trace: Trace, phase: str, rows: NDArray[Any] | None = None) -> str:
-    """Say in a caption which routing a figure shows, and how far it can be trusted; `rows` as for `trace_corner`."""
+    """Name in a caption the routing of a figure, and how far it can be trusted; `rows` as for `trace_corner`."""
     warning = {"miniature": " A miniature has a large model's routing shape and is easier to predict.",
                "synthetic": " No model was run: the routing is made up."}  # fmt: skip
     return (

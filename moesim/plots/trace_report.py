@@ -42,7 +42,7 @@ class TraceFigure:
         return self._make(report, self._part(report)) if self._is_there(report) else None
 
     def why_left_out(self, report: Mapping[str, Any]) -> str | None:
-        """Say why a report does not have this figure; None where it does."""
+        """Return why a report does not have this figure; None where it does."""
         if self._is_there(report):
             return None
         absent, name = report["absent"], ".".join(self._path)
@@ -77,7 +77,7 @@ def source(figure: Figure, report: Mapping[str, Any], *notes: str) -> None:
 
 @drawn("balance", "popularity")
 def popularity(report: Mapping[str, Any], found: Mapping[str, Any]) -> Figure:
-    """Share of the activations by rank of popularity, with the band that a uniform router gives."""
+    """Share of the activations by rank of popularity, with the band of a uniform router."""
     n_experts = report["shape"]["n_experts"]
     ranks = range(1, n_experts + 1)
     figure, axes = new_figure(5.6, 3.6)
@@ -407,6 +407,6 @@ def draw(report: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 def left_out(report: Mapping[str, Any]) -> dict[str, str]:
-    """Say which figures `draw` leaves out, and why."""
+    """Return the figures that `draw` leaves out, and why."""
     reasons = {name: figure.why_left_out(report) for name, figure in FIGURES.items()}
     return {name: reason for name, reason in reasons.items() if reason is not None}

@@ -53,7 +53,7 @@ _VISIBLE: Final = 0.0005  # of a step
 
 
 def _times(frame: pd.DataFrame) -> pd.DataFrame:
-    """Give simulated and measured times of each run in ms."""
+    """Return simulated and measured times of each run in ms."""
     need(frame, ("policy", "decode_step_ns_predicted", "decode_step_ns_measured"), "validation")
     what = "decode_step_ns" if frame["decode_step_ns_measured"].notna().any() else "makespan_ns"
     columns = {f"{what}_{side}": name for side, name in _SIDES.items()}
@@ -72,12 +72,12 @@ def validation(frame: pd.DataFrame) -> Drawing:
     data = _times(frame)
     error = (data["simulated_ms"] / data["measured_ms"] - 1).abs()
     what = "decode step" if data["figure"].iloc[0] == "decode_step_ns" else "makespan"
-    told = (
+    text = (
         f"Simulated against measured {what} of {len(data)} runs: marker, median of the replays; bar, shortest to longest; "
         f"grey, 10 % to either side. Median absolute error {100 * error.median():.1f} %, largest {100 * error.max():.1f} %. "
         f"{_about(frame)}."
     )
-    return Drawing(data, scatter(frame, _about(frame)), told)
+    return Drawing(data, scatter(frame, _about(frame)), text)
 
 
 def _about(frame: pd.DataFrame) -> str:
@@ -126,7 +126,7 @@ def scatter(frame: pd.DataFrame, corner: str = "") -> Figure:
 
 
 def _ticks(least: float, most: float) -> list[float]:
-    """Give 1, 2 and 5 times each power of ten in a range; of more than eight, the powers only."""
+    """Return 1, 2 and 5 times each power of ten in a range; of more than eight, the powers only."""
     powers = range(math.floor(math.log10(least)), math.ceil(math.log10(most)) + 1)
     found = [digit * 10.0**power for power in powers for digit in (1, 2, 5) if least <= digit * 10.0**power <= most]
     return found if len(found) <= 8 else [tick for tick in found if math.log10(tick) % 1 == 0]
@@ -173,11 +173,11 @@ _PRINTED_MARGIN: Final = 1.6
 
 
 def printed_data(frame: pd.DataFrame) -> pd.DataFrame:
-    """Give printed and simulated numbers that runs answer, gains as factors."""
+    """Return printed and simulated numbers that runs answer, gains as factors."""
     rows = _answered(frame)
     gain = rows["kind"] == "gain"
-    told = rows["identified"] if "identified" in rows else pd.Series(float("nan"), rows.index)
-    printed, simulated, identified = (one.astype(float) for one in (rows["published"], rows["simulated"], told))
+    derived = rows["identified"] if "identified" in rows else pd.Series(float("nan"), rows.index)
+    printed, simulated, identified = (one.astype(float) for one in (rows["published"], rows["simulated"], derived))
     over = rows["over"].fillna("")
     return pd.DataFrame(
         {
@@ -206,9 +206,9 @@ def printed(frame: pd.DataFrame, label: str = "") -> Drawing:
         raise ConfigError(
             "plot printed: expected a printed number that runs answer, got none; name a whole paper to `moesim papers`"
         )
-    told = data[data["identified"].notna()]
+    known = data[data["identified"].notna()]
     panels = [("by the derived profile, nothing fitted", data["simulated"], data.assign(met=True))]
-    panels += [("identified, the row's table left out", told["identified"], told)] if len(told) else []
+    panels += [("identified, the row's table left out", known["identified"], known)] if len(known) else []
     shown = data[["printed", "simulated", "identified"]]
     ends = [float(shown.min().min()) / _PRINTED_MARGIN, float(shown.max().max()) * _PRINTED_MARGIN]
     natural = COLUMN if len(panels) == 1 else TEXT
@@ -238,7 +238,7 @@ def printed(frame: pd.DataFrame, label: str = "") -> Drawing:
             axes.set_title(words, fontweight="normal", fontsize=7.5)
     for axes in grid[::n_columns]:
         axes.set_ylabel("simulated")
-    if not told["met"].all():
+    if not known["met"].all():
         style = _printed_style(0) | {"marker": "o", "markerfacecolor": WHITE, "markeredgecolor": BLACK, "markeredgewidth": 0.9}
         handles.append(Line2D([], [], linestyle="none", label="inconsistent with its paper", **style))
     legend_above(figure, [*handles, band], "Simulated against printed numbers")
@@ -255,18 +255,18 @@ def _printed_source(frame: pd.DataFrame) -> str:
 
 
 def _printed_caption(rows: pd.DataFrame, data: pd.DataFrame, label: str, source: str) -> str:
-    """Say what is shown, of which figures and tables, and how far off it is."""
+    """Write the caption: what is shown, of which figures and tables, and how far off it is."""
     refs = (rows["ref"] if "ref" in rows else rows["figure"]).fillna(rows["figure"]).astype(str)
     places = {str(name): ", ".join(dict.fromkeys(refs[part.index])) for name, part in rows.groupby("paper", sort=False)}
     papers = "; ".join(f"{NAMES.get(name, name)}: {where}" for name, where in places.items())
     sentences = [f"Simulated against printed numbers of papers: {len(data)} rows that runs answer, gains as factors."]
-    for name, told in (("simulated", "Derived"), ("identified", "Identified, the row's table left out")):
+    for name, text in (("simulated", "Derived"), ("identified", "Identified, the row's table left out")):
         off = (data[name] / data["printed"]).dropna()
         if len(off):
             factor = float(np.exp(np.median(np.abs(np.log(off)))))
             within = int(((off <= _PRINTED_BAND) & (off >= 1 / _PRINTED_BAND)).sum())
             sentences.append(
-                f"{told}: half of {len(off)} are within a factor of {factor:.3g}, {within} within {_PRINTED_BAND:g} (grey)."
+                f"{text}: half of {len(off)} are within a factor of {factor:.3g}, {within} within {_PRINTED_BAND:g} (grey)."
             )
     if not data["met"].all():
         sentences.append(f"Hollow: {int((~data['met']).sum())} rows that no constants reconcile with the rest of their paper.")
@@ -284,7 +284,7 @@ def _printed_style(index: int) -> dict[str, Any]:
 
 
 def _printed_panel(axes: Axes, ends: list[float]) -> Artist:
-    """Draw what is under the markers; gives the band."""
+    """Draw what is under the markers; return the band."""
     axes.grid(visible=True, axis="both")
     below, above = [end / _PRINTED_BAND for end in ends], [end * _PRINTED_BAND for end in ends]
     band = axes.fill_between(ends, below, above, color=GREY, alpha=0.25, linewidth=0, label=f"within {_PRINTED_BAND:g}")
@@ -312,7 +312,7 @@ _LOOK: Final = (
 
 @styled
 def public(frame: pd.DataFrame) -> Figure:
-    """Predicted against measured tokens per second on logarithmic axes, a point a check, and beside it their ratios by name."""
+    """Draw predicted against measured tokens per second, a point a check, and their ratios by name."""
     columns = ("check", "measured", "measured_low", "measured_high", "predicted", "status", "loose", "label")
     need(frame, columns, "public")
     frame = frame[frame["predicted"].notna()]
@@ -330,7 +330,7 @@ def public(frame: pd.DataFrame) -> Figure:
 
 
 def _groups(frame: pd.DataFrame) -> Iterator[tuple[pd.DataFrame, dict[str, Any]]]:
-    """Give the rows of each kind and what they look like."""
+    """Yield the rows of each kind, and their style."""
     for status, loose, marker, colour, words in _LOOK:
         rows = frame[(frame["status"] == status) & (True if loose is None else frame["loose"] == loose)]
         if not rows.empty:

@@ -1,7 +1,9 @@
-"""The figures of a report: those in the result folder, else those that the catalogue can draw from its rows."""
+"""The figures of a report, those of the result folder or drawn from its rows, and files inside a page."""
 
 from __future__ import annotations
 
+import base64
+import gzip
 import re
 import struct
 from collections.abc import Iterator, Mapping
@@ -14,8 +16,27 @@ import pandas as pd
 from moesim.core.files import Manifest, listing, read_verified
 from moesim.core.progress import Progress
 from moesim.errors import ConfigError
-from moesim.report.data_uris import csv_uri, data_uri
 from moesim.report.folder import ResultFolder
+
+MAX_PLAIN: Final = 1_000_000
+"""Bytes of a CSV that is offered as it is; more is compressed, since browsers refuse to save data URIs of more than 2 MB."""
+
+
+def data_uri(data: bytes, kind: str) -> str:
+    """Write bytes as a data URI.
+
+    >>> data_uri(b"a", "text/plain")
+    'data:text/plain;base64,YQ=='
+    """
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def csv_uri(name: str, data: bytes) -> tuple[str, str]:
+    """Write a CSV as a data URI, compressed if it is large."""
+    if len(data) <= MAX_PLAIN:
+        return f"{name}.csv", data_uri(data, "text/csv")
+    return f"{name}.csv.gz", data_uri(gzip.compress(data, mtime=0), "application/gzip")
+
 
 MAX_BYTES: Final = 4_000_000
 """Of all pictures together; a third more in the page. The first ones are kept."""
@@ -25,7 +46,7 @@ MOST_OF_A_KIND: Final = 4
 
 _OF_VARIANTS: Final = ("ladder",)  # compare a policy with the one before it, which only says something of variants of one
 _SWEPT: Final = {"throughput": "batch_size", "speed_by_context": "prompt_tokens", "speedup_lines": ""}
-"""Lines over a setting, which say nothing of one value of it; those of `speedup_lines` are in `speedup` as well."""
+"""Lines over a setting, left out where it has one value; those of `speedup_lines` are in `speedup` as well."""
 _NUMBER: Final = re.compile(r"-\d+$")  # of a further figure of a kind
 _DENSITY: Final = 2  # pixels of a picture for each pixel of the page
 _WIDE: Final = 750  # pixels of the page; wider figures get a row of their own
@@ -82,7 +103,7 @@ def _figure(name: str, files: Files, titles: Mapping[str, str], place: Path) -> 
     begin, _, variant = name.partition(".")
     kind = _NUMBER.sub("", begin)
     title = titles.get(kind, kind.replace("_", " ")) + begin.removeprefix(kind).replace("-", " ")
-    told = re.sub(r"\.(?=[a-z_]+=)", ", ", variant).replace("=", " ").replace("_", " ")
+    text = re.sub(r"\.(?=[a-z_]+=)", ", ", variant).replace("=", " ").replace("_", " ")
     png = files["png"]
     if not png.startswith(b"\x89PNG\r\n\x1a\n") or len(png) < 24:
         raise ConfigError(f"{place / name}.png: expected a picture, got something else; remove it or run the experiment again")
@@ -90,7 +111,7 @@ def _figure(name: str, files: Files, titles: Mapping[str, str], place: Path) -> 
     csv_name, data = csv_uri(name, files["csv"]) if "csv" in files else ("", "")
     return PageFigure(
         name=name,
-        title=f"{title[0].upper()}{title[1:]}" + (f" ({told})" if told else ""),
+        title=f"{title[0].upper()}{title[1:]}" + (f" ({text})" if text else ""),
         caption=" ".join(files.get("txt", b"").decode("utf-8", "replace").split()),
         uri=data_uri(png, "image/png"),
         csv_name=csv_name,
@@ -102,7 +123,7 @@ def _figure(name: str, files: Files, titles: Mapping[str, str], place: Path) -> 
 
 
 def _read(pictures: list[Path]) -> Iterator[tuple[str, Files]]:
-    """Read pictures, with the data and captions that lie beside them."""
+    """Read pictures, with the data and captions next to them."""
     for picture in pictures:
         name = picture.name.removesuffix(".png")
         beside = {suffix: picture.with_name(f"{name}.{suffix}") for suffix in ("png", "csv", "txt")}
@@ -113,7 +134,7 @@ def _read(pictures: list[Path]) -> Iterator[tuple[str, Files]]:
 
 
 def _drawn(folder: ResultFolder, notes: list[str], *, progress: bool) -> Iterator[tuple[str, Files]]:
-    """Draw what the rows allow for; a kind that they do not is told in a note."""
+    """Draw what the rows allow for; a note names the kinds that they do not."""
     from moesim.plots.catalogue import KINDS, figures_of
     from moesim.plots.drawing import files_of
     from moesim.plots.style import drawn_among

@@ -1,4 +1,4 @@
-"""What a report is made of: the files of a result folder, read and checked."""
+"""The files of a result folder, read and checked."""
 
 from __future__ import annotations
 

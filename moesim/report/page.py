@@ -15,8 +15,7 @@ from moesim.core.table import Format, render_records
 from moesim.experiment.rows import Row, is_lossy, repeated
 from moesim.hardware.types import LABELS
 from moesim.metrics.naming import LIVE
-from moesim.report.data_uris import csv_uri, data_uri
-from moesim.report.figures import page_figures
+from moesim.report.figures import csv_uri, data_uri, page_figures
 from moesim.report.folder import TIMELINE, ResultFolder
 from moesim.report.tables import notes_of, result_table, settings_of
 from moesim.report.timeline import Timeline, page_timeline
@@ -135,7 +134,7 @@ def _labels(done: Iterable[Row]) -> list[tuple[str, str]]:
 
 
 def _only_policy(folder: ResultFolder) -> str:
-    """Name the policy of a timeline that shows only one, which then does not say so itself; empty if it cannot be told."""
+    """Return the policy of a timeline of one policy, which does not name it; empty if it is not known."""
     chosen = _mapping(_mapping(folder.resolved.get("experiment")).get("timeline")).get("policies")
     names = list(dict.fromkeys(str(row["policy"]) for row in folder.rows if not row.get("error")))
     if isinstance(chosen, list) and len(chosen) == 1:
@@ -144,7 +143,7 @@ def _only_policy(folder: ResultFolder) -> str:
 
 
 def _caption(rows: Sequence[Row], timeline: Timeline | None) -> str:
-    """Say what the timeline shows: the steps, and the setting, which is the first of the sweep."""
+    """Write what the timeline shows: the steps, and the setting, which is the first of the sweep."""
     if timeline is None:
         return ""
     n_steps = max(len(run["steps"]) for run in timeline.data["runs"])

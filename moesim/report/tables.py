@@ -1,4 +1,4 @@
-"""The tables of a report: results for people, all values for programs, and what the notes say about which runs."""
+"""The tables of a report: results, settings, and notes with the runs they are about."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from moesim.core.units import NS_PER_MS
 from moesim.experiment.rows import CI, Row, aggregate, busy_percent, fresh_share, is_lossy, moved_mb, number, repeated
-from moesim.metrics.fresh import fresh_percent
+from moesim.metrics.fidelity import fresh_percent
 from moesim.metrics.naming import CACHE_SETTINGS, SETTINGS
 
 NOTHING: Final = "–"

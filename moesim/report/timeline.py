@@ -167,7 +167,7 @@ def _slice(event: dict[str, Any]) -> _Slice:
 
 
 def _cut(run: _Run, most: int) -> int | None:
-    """Keep the slices that begin before a time, so that at most `most` are left; gives the time, or None if all are."""
+    """Keep at most `most` slices, those that begin first; return the time of the cut, None without one."""
     starts = sorted(one.start for lane in run.lanes.values() for one in lane.slices)
     if len(starts) <= most:
         return None

@@ -14,7 +14,7 @@ from moesim.errors import ConfigError
 from moesim.experiment import run_experiment
 from moesim.experiment.folder import Output, describe
 from moesim.experiment.store import DATASET, INPUTS, RECORDS, read_summary
-from moesim.metrics.timeline.check import check_timeline
+from moesim.metrics.timeline import check_timeline
 from tests.experiment.experiment_kit import resolve
 
 EVERYTHING = {"plots": ["decode_speed", "hit_rate", "breakdown", "gantt"], "frames": True, "cache": {"ratio": [0.25, 0.5]}}

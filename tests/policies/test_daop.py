@@ -20,7 +20,7 @@ from moesim.experiment.config import parse_config
 from moesim.experiment.report import result_table
 from moesim.experiment.resolve import Experiment
 from moesim.metrics import bytes_moved, fidelity
-from moesim.metrics.fresh import fresh_percent
+from moesim.metrics.fidelity import fresh_percent
 from moesim.policies.algorithms.assignment import fiddler_code_assignment
 from moesim.policies.parts import Setup
 from moesim.policies.parts.assignment import FixedThreshold

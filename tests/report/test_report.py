@@ -22,7 +22,7 @@ from moesim.core.table import Format, render_records
 from moesim.errors import ConfigError
 from moesim.plots.catalogue import KINDS
 from moesim.report import figures, read_folder, report_page
-from moesim.report.data_uris import MAX_PLAIN
+from moesim.report.figures import MAX_PLAIN
 from moesim.report.tables import result_table
 from moesim.report.timeline import FIELDS, MAX_SLICES, page_timeline
 from tests.experiment.experiment_kit import write_yaml

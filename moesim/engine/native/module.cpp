@@ -13,10 +13,6 @@ void bind_view(nb::module_ &module);
 namespace algorithms {
 void bind(nb::module_ &module);
 }  // namespace algorithms
-namespace metrics {
-void bind_walk(nb::module_ &module);
-void bind_demand(nb::module_ &module);
-}  // namespace metrics
 nb::object make_view(std::shared_ptr<State> state, nb::handle twin);
 
 /// One run.
@@ -61,9 +57,6 @@ NB_MODULE(_native, module) {
     nb::module_ algorithms = module.def_submodule("algorithms", "Twins of functions of moesim.policies.algorithms, by their names.");
     moesim::algorithms::bind(algorithms);
     module.attr("View").attr("algorithms") = algorithms;  // for `moesim.policies.twins`
-    nb::module_ metrics = module.def_submodule("metrics", "Twins of functions of moesim.metrics, by their names.");
-    moesim::metrics::bind_walk(metrics);
-    moesim::metrics::bind_demand(metrics);
     nb::class_<Engine>(module, "Engine", "One run, taken over from Python's setup.")
         .def(nb::init<>())
         .def("connect", &Engine::connect, "Read the machine; return the view that policies see.")

@@ -16,7 +16,7 @@ from moesim.core.table import Format, render, render_records
 from moesim.core.units import digits
 from moesim.experiment.report import split_notes
 from moesim.experiment.store import SUMMARY
-from moesim.metrics.fresh import fresh_cell
+from moesim.metrics.fidelity import fresh_cell
 from moesim.metrics.naming import NOT_VARIED, model_label
 from moesim.policies.registry import describe_policy
 from moesim.studies.advice.candidates import PREFILL, STAND_INS, Candidate, experiment_of, gib

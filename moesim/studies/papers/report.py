@@ -9,7 +9,7 @@ from textwrap import fill
 from typing import Any
 
 from moesim.core.table import Format, render, render_records
-from moesim.metrics.fresh import fresh_cell
+from moesim.metrics.fidelity import fresh_cell
 from moesim.policies.registry import policy_info
 from moesim.studies.papers.compare import Agreement, Compared, Figure, Variant
 from moesim.studies.papers.published import BOUNDS

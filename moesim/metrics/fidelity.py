@@ -1,7 +1,8 @@
-"""How much of the routing was carried out as the model asked for it, in shares of the gate mass."""
+"""Shares of the gate weight that were served as the model asked, and how tables and figures print them."""
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import numpy as np
@@ -10,11 +11,37 @@ from moesim.core.record_table import RecordTable
 from moesim.metrics.columns import by_text, in_decode
 from moesim.records import Records, StepRecord
 
+_EXACT: Final = 1 - 1e-9  # sums of gate weights are rounded
+
+
+def is_exact(share: float) -> bool:
+    """Whether a share of gate weight is all of it."""
+    return share >= _EXACT
+
+
+def fresh_percent(share: float) -> float:
+    """Return the share in per cent, with one decimal, rounded down: never 100 of what is not exact.
+
+    >>> fresh_percent(0.9567), fresh_percent(0.99999), fresh_percent(0.568), fresh_percent(1.0)
+    (95.6, 99.9, 56.8, 100.0)
+    """
+    return 100.0 if is_exact(share) else math.floor(1000 * share + 1e-7) / 10  # 1000 * 0.568 is 567.99...
+
+
+def fresh_cell(share: float) -> str:
+    """Write the cell of a table under ``fresh %``; an asterisk marks what is not exact.
+
+    >>> fresh_cell(0.99999), fresh_cell(1.0)
+    ('99.9*', '100')
+    """
+    return "100" if is_exact(share) else f"{fresh_percent(share):.1f}*"
+
+
 _INEXACT: Final = ("stale", "substituted", "substituted-stale", "skipped", "late", "reduced")
 
 
 def fidelity(records: Records) -> dict[str, float | int | None]:
-    """How much of the routing was carried out as the model asked for it.
+    """Return the shares of the routing that were served as the model asked.
 
     Parameters
     ----------
@@ -34,7 +61,7 @@ def fidelity(records: Records) -> dict[str, float | int | None]:
 
 
 def fidelity_fresh_decode(records: Records) -> float | None:
-    """Return the fresh share of the gate mass of decode steps, beside which a decode speed is read; None without any.
+    """Return the fresh share of the gate mass of decode steps; None without any.
 
     Parameters
     ----------
@@ -55,7 +82,7 @@ class GateMass:
         self._n_slots = 0
 
     def add(self, records: Records) -> None:
-        """Take the next records in."""
+        """Add the next records."""
         table = records.inexact
         if not len(table):
             return
@@ -70,11 +97,11 @@ class GateMass:
                 self._mass[of, number] = np.add.accumulate(np.append(self._mass[of, number], more))[-1]  # one after the other
 
     def fidelity(self, steps: RecordTable[StepRecord]) -> dict[str, float | int | None]:
-        """Give the shares of the whole run, which has these steps."""
+        """Return the shares of the whole run, which has these steps."""
         return {**self._shares(0, steps.column("gate_mass").tolist()), "n_inexact_slots": self._n_slots}
 
     def fresh_decode(self, steps: RecordTable[StepRecord]) -> float | None:
-        """Give the fresh share of its decode steps."""
+        """Return the fresh share of its decode steps."""
         return self._shares(1, steps.column("gate_mass")[in_decode(steps)].tolist())["fidelity_fresh"]
 
     def _shares(self, of: int, masses: list[float]) -> dict[str, float | None]:
