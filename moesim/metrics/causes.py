@@ -24,11 +24,7 @@ CAUSES: Final = (
 INDEX: Final = {name: i for i, name in enumerate(CAUSES)}
 """Column of each cause."""
 
-_TRANSFER_CAUSE: Final = {
-    "demand": "exposed_demand",
-    "prefetch": "exposed_prefetch",
-    "activation": "activation",
-}
+_TRANSFER_CAUSE: Final = {"demand": "exposed_demand", "prefetch": "exposed_prefetch", "activation": "activation"}
 
 
 def task_cause(task: TaskRecord, kinds: Mapping[str, str]) -> str:

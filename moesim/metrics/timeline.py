@@ -301,10 +301,7 @@ def timeline_json(events: list[Event]) -> bytes:
 
 
 def write_timeline(
-    path: str | Path,
-    records: Records,
-    hardware: HardwareProfile | Machine,
-    steps: tuple[int, int] | None = None,
+    path: str | Path, records: Records, hardware: HardwareProfile | Machine, steps: tuple[int, int] | None = None
 ) -> Path:
     """Write the timeline of a run, atomically.
 

@@ -21,7 +21,7 @@ from moesim.core.colours import BLACK, GREY, WHITE
 from moesim.core.units import NS_PER_MS, NS_PER_S
 from moesim.errors import ConfigError, unknown_name
 from moesim.hardware import weakest
-from moesim.plots.captions import averaged, caption, corner_label, n_repeats, repeats_sentence, seeds_words
+from moesim.plots.captions import caption, corner_label, label_below, n_repeats, repeats_sentence, seeds_words
 from moesim.plots.result_rows import (
     REPEATS,
     WORDS,
@@ -360,8 +360,7 @@ def draw_means(means: Means, texts: Sequence[tuple[str, ...]], title: str, notes
     ]  # fmt: skip
     words = Words(title, WORDS.get(means.x, means.x) if means.x != "policy" else "", AXES.get(means.metric, means.metric))
     figure = grouped_bars(bars, words, legend_names(means.data, means.policies))
-    notes = [*averaged(means.rows, means.shown), *notes, *reasons(means.data), meaning(inexact(means.rows))]
-    add_corner(figure, corner_label(means.rows, means.x), notes)
+    label_below(figure, means.rows, means.shown, *notes, *reasons(means.data), axis=means.x)
     return figure
 
 

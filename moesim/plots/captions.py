@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 import pandas as pd
+from matplotlib.figure import Figure
 
 from moesim.hardware import weakest
 from moesim.metrics.naming import COLUMNS, LIVE, notes_of
@@ -25,6 +26,7 @@ from moesim.plots.result_rows import (
     settings_in,
     varying,
 )
+from moesim.plots.style import add_corner
 
 _WHERE: Final = ("model", "hardware", "trace")
 _ALWAYS: Final = ("batch_size", "prompt_tokens", "decode_tokens", "n_batches")
@@ -64,6 +66,11 @@ def corner_label(frame: pd.DataFrame, group: str | None = None) -> str:
             parts.append(named(frame[column].dropna().iloc[0], column))
     parts.append(weakest_source(frame, how(frame)))
     return " · ".join(part for part in parts if part)
+
+
+def label_below(figure: Figure, rows: pd.DataFrame, shown: Sequence[str], *notes: str, axis: str | None = None) -> None:
+    """Write under a figure its subject, what it averages over, notes, and what a star means."""
+    add_corner(figure, corner_label(rows, axis), [*averaged(rows, shown), *notes, meaning(inexact(rows))])
 
 
 def setting_label(frame: pd.DataFrame, missing: Sequence[str]) -> str:

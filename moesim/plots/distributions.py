@@ -17,21 +17,9 @@ from moesim.core.units import NS_PER_MS
 from moesim.errors import ConfigError, unknown_name
 from moesim.metrics.latency import percentile, token_times
 from moesim.plots.bars import legend_names
-from moesim.plots.captions import averaged, caption, corner_label, repeats_sentence
-from moesim.plots.result_rows import DRAW, inexact, meaning, policies_of, prepared, qualified, settings_in
-from moesim.plots.style import (
-    COLUMN,
-    OPTIMUM,
-    TEXT,
-    Drawing,
-    add_corner,
-    is_narrow,
-    kind,
-    legend_above,
-    looks_of,
-    new_figure,
-    width_for,
-)
+from moesim.plots.captions import caption, label_below, repeats_sentence
+from moesim.plots.result_rows import DRAW, policies_of, prepared, qualified, settings_in
+from moesim.plots.style import COLUMN, OPTIMUM, TEXT, Drawing, is_narrow, kind, legend_above, looks_of, new_figure, width_for
 from moesim.records import Records, StepRecord
 
 _PERCENTS: Final = (50, 90, 99)
@@ -107,7 +95,7 @@ def latency_cdf(frame: pd.DataFrame) -> Drawing:
     axes.set_xlabel("time per output token (ms)")
     axes.set_ylabel("tokens (%)")
     legend_above(figure, axes.get_legend_handles_labels()[0], "Latency of tokens")
-    add_corner(figure, corner_label(rows), [*averaged(rows, []), "marks: p50, p90 and p99", meaning(inexact(rows))])
+    label_below(figure, rows, [], "marks: p50, p90 and p99")
     each = data.drop_duplicates("policy")
     text = "; ".join(f"{row['policy']} " + ", ".join(f"{row[f'p{p}_ms']:.4g}" for p in _PERCENTS) for _, row in each.iterrows())
     counts = data.groupby("policy")["tokens"].sum()
@@ -194,8 +182,7 @@ def balance_cdf(frame: pd.DataFrame, phase: str | None = None) -> Drawing:
             axes.set_ylabel("layer visits (%)")
     legend_above(figure, panels[0].get_legend_handles_labels()[0], "Balance of CPU and GPU")
     text = f" · all experts on one side: {', '.join(aside)}" if aside else ""
-    notes = [*averaged(rows, []), f"marks: quartiles{text}", meaning(inexact(rows))]
-    add_corner(figure, corner_label(rows), notes)
+    label_below(figure, rows, [], f"marks: quartiles{text}")
     phases = " and ".join(rows["phase"].unique())
     low, high = int(data["visits"].min()), int(data["visits"].max())
     sentences = [

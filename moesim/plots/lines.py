@@ -29,7 +29,7 @@ from moesim.plots.bars import (
     metric_name,
     paired,
 )
-from moesim.plots.captions import averaged, caption, corner_label, repeats_sentence
+from moesim.plots.captions import averaged, caption, corner_label, label_below, repeats_sentence
 from moesim.plots.result_rows import (
     WORDS,
     cache_column,
@@ -125,11 +125,11 @@ def hit_rate(frame: pd.DataFrame, metric: str | None = None) -> Drawing:
     parted = bool((means["prefetched"] >= _SEEN).any())
     handles = [*in_order(axes, names), *([Line2D([], [], label=_CACHE_ALONE, color=GREY, **_HOLLOW)] if parted else [])]
     legend_above(figure, handles, f"{words[0].upper()}{words[1:]} by cache ratio")
-    notes = [*averaged(rows, ["cache_ratio"]), "one lookup per layer visit and distinct routed expert"]
+    notes = ["one lookup per layer visit and distinct routed expert"]
     notes += [_BOUND] if OPTIMUM in names else []
     parted = bool((means["prefetched"] >= _SEEN).any())
     notes += not_shown(frame)
-    add_corner(figure, corner_label(rows, "cache_ratio"), [*notes, meaning(inexact(rows))])
+    label_below(figure, rows, ["cache_ratio"], *notes, axis="cache_ratio")
     sentences = [
         "One lookup per layer visit and distinct routed expert; thin, black and dashed: a cache with random content.",
         _SERVED if metric.startswith("hit_rate") else "",
@@ -237,8 +237,7 @@ def hit_rate_by_token(frame: pd.DataFrame, smooth: int = 1) -> Drawing:
     axes.set_xlabel("decode token")
     axes.set_ylabel("hit rate (%)")
     legend_above(figure, in_order(axes, names), "Hit rate by token")
-    notes = [*averaged(rows, []), f"moving mean of {smooth} tokens" if smooth > 1 else "", meaning(inexact(rows))]
-    add_corner(figure, corner_label(rows), notes)
+    label_below(figure, rows, [], f"moving mean of {smooth} tokens" if smooth > 1 else "")
     per_token = rows.groupby(["policy", "token"])["lookups"].sum()
     low, high = int(per_token.min()), int(per_token.max())
     sentences = [
@@ -356,7 +355,7 @@ def _setting_drawing(
     data = summarised(rows, [*panel, "policy", x], metric)
     words = Words(title, label, axis_of(metric, float(data[metric].max()))[0])
     data, figure = _setting_figure(data, rows, policies_of(rows), words, (x, *panel), metric)
-    add_corner(figure, corner_label(rows, x), [*averaged(rows, [x, *panel]), *not_shown(frame), meaning(inexact(rows))])
+    label_below(figure, rows, [x, *panel], *not_shown(frame), axis=x)
     text = words.y.replace("\n", " ")
     what = f"{title}: {text}." + (f" {more[0].upper()}{more[1:]}." if more else "")
     sentences = *notes, repeats_sentence(rows), not_drawn(rows), not_shown_sentences(frame)
@@ -509,8 +508,7 @@ def vram(frame: pd.DataFrame) -> Drawing:
     axes.set_ylabel(AXES[_SPEED])
     legend_above(figure, handles, "GPU memory and decode speed")
     hollow = "hollow: not exact, or an oracle's, and so not on the front"
-    notes = [*averaged(rows, [cache_column(rows)]), hollow, *not_shown(frame), meaning(inexact(rows))]
-    add_corner(figure, corner_label(rows, cache_column(rows)), notes)
+    label_below(figure, rows, [cache_column(rows)], hollow, *not_shown(frame), axis=cache_column(rows))
     text = "Grey: the Pareto front of the policies that are exact and need no oracle; the others are hollow."
     what = "Peak GPU memory, all GPUs together and everything counted, against decode speed of the whole batch."
     several = qualified(rows)["source_label"] is not None and rows[cache_column(rows)].nunique() > 1

@@ -14,7 +14,7 @@ from moesim.core.units import NS_PER_MS
 from moesim.errors import ConfigError, unknown_name
 from moesim.metrics.causes import CAUSES
 from moesim.plots.bars import axes_of
-from moesim.plots.captions import averaged, caption, corner_label, repeats_sentence
+from moesim.plots.captions import averaged, caption, corner_label, label_below, repeats_sentence
 from moesim.plots.distributions import visits_of
 from moesim.plots.result_rows import (
     inexact,
@@ -116,7 +116,7 @@ def breakdown(frame: pd.DataFrame, metric: str | None = None, x: str | None = No
         Patch(facecolor=FILL[cause], hatch=HATCH[cause] * 2, edgecolor=BLACK, linewidth=0.4, label=LABEL[cause]) for cause in seen
     ]
     legend_above(figure, handles, "Time by what was waited for")
-    add_corner(figure, corner_label(rows, x), [*averaged(rows, [x]), *not_shown(frame), meaning(inexact(rows))])
+    label_below(figure, rows, [x], *not_shown(frame), axis=x)
     what = "decode time per token of the batch" if metric == "decode_time" else "time of the run"
     text = caption(
         f"Breakdown of the {what} by what was waited for on the critical path; the causes add up to the whole.", rows, [x],

@@ -246,11 +246,7 @@ def legend_beside(axes: Axes, names: Sequence[str]) -> None:
         legend_above(figure, [handles[i] for i in order], text)
         return
     axes.legend(
-        [handles[i] for i in order],
-        [labels[i] for i in order],
-        loc="upper left",
-        bbox_to_anchor=(1.0, 1.0),
-        borderaxespad=0.5,
+        [handles[i] for i in order], [labels[i] for i in order], loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.5
     )
 
 

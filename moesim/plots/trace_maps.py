@@ -315,10 +315,7 @@ def _shares(experts: NDArray[np.int64], windows: int, n_experts: int) -> NDArray
 
 def _distances(shares: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
     """Return the total variation distance of each window but the first from others, (window, layer)."""
-    return {
-        "before": np.abs(shares[1:] - shares[:-1]).sum(axis=2) / 2,
-        "first": np.abs(shares[1:] - shares[0]).sum(axis=2) / 2,
-    }
+    return {"before": np.abs(shares[1:] - shares[:-1]).sum(axis=2) / 2, "first": np.abs(shares[1:] - shares[0]).sum(axis=2) / 2}
 
 
 def _drift(sample: Sample, windows: int) -> pd.DataFrame:

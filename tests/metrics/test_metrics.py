@@ -43,18 +43,7 @@ MACHINE = Machine(KINDS, (H2D, D2H))
 
 
 def task(
-    start,
-    end,
-    kind="expert",
-    expert=-1,
-    *,
-    device="gpu0",
-    lane="main",
-    step=0,
-    layer=0,
-    submitted=None,
-    ready=None,
-    rows=1,
+    start, end, kind="expert", expert=-1, *, device="gpu0", lane="main", step=0, layer=0, submitted=None, ready=None, rows=1
 ):
     """A task; by default submitted and ready when it starts."""
     submitted = start if submitted is None else submitted
@@ -63,18 +52,7 @@ def task(
 
 
 def transfer(
-    start,
-    end,
-    expert,
-    cause="demand",
-    *,
-    layer=0,
-    link=H2D,
-    submitted=None,
-    fetch=None,
-    last=True,
-    n_bytes=100,
-    waited=False,
+    start, end, expert, cause="demand", *, layer=0, link=H2D, submitted=None, fetch=None, last=True, n_bytes=100, waited=False
 ):
     """A transfer; by default submitted when it starts."""
     urgency = {"demand": 0, "prefetch": 1}.get(cause, 2)
@@ -154,11 +132,7 @@ def test_late_prefetch_is_clipped_to_its_layer():
            0   4      10        20   24     29
     """
     run = Records(makespan_ns=29)
-    run.tasks += [
-        task(0, 10, "dense"),
-        task(10, 20, "dense", layer=1),
-        task(24, 29, expert=2, layer=1, submitted=20, ready=24),
-    ]
+    run.tasks += [task(0, 10, "dense"), task(10, 20, "dense", layer=1), task(24, 29, expert=2, layer=1, submitted=20, ready=24)]
     run.transfers.append(transfer(4, 24, 2, "prefetch", layer=1))
     run.layers += [LayerRecord(0, 10, 0, 0), LayerRecord(10, 29, 0, 1)]
     run.steps.append(StepRecord(0, 29, 0, "decode", 0, 1, 1, 2.0))
@@ -211,10 +185,7 @@ def test_cpu_experts_and_activations():
         task(0, 10, "dense"),
         task(10, 15, expert=1),
         task(12, 32, expert=7, device="cpu0", submitted=10, ready=12),
-        activations=[
-            ActivationRecord(10, 12, D2H, 0, 0, 1, 8, "in", 10),
-            ActivationRecord(32, 35, H2D, 0, 0, 1, 8, "out", 32),
-        ],
+        activations=[ActivationRecord(10, 12, D2H, 0, 0, 1, 8, "in", 10), ActivationRecord(32, 35, H2D, 0, 0, 1, 8, "out", 32)],
     )
     assert charged(run) == {"dense": 10, "cpu_experts": 20, "activation": 5}
 
@@ -225,12 +196,7 @@ def test_a_tie_at_the_layer_end_goes_to_the_gpu(cpu_end):
     gpu0 |dense 10|E1 10    |
     cpu0 .........|E7 9..11 |
     """
-    run = one_layer(
-        max(20, cpu_end),
-        task(0, 10, "dense"),
-        task(10, 20, expert=1),
-        task(10, cpu_end, expert=7, device="cpu0"),
-    )
+    run = one_layer(max(20, cpu_end), task(0, 10, "dense"), task(10, 20, expert=1), task(10, cpu_end, expert=7, device="cpu0"))
     expected = {"cpu_experts": 11} if cpu_end == 21 else {"gpu_experts": 10}
     assert charged(run) == {"dense": 10, **expected}
 
@@ -242,10 +208,7 @@ def test_a_prefetch_that_ends_with_the_layer_does_not_count():
     link ....|E9 prefetch 16 |   ends at the same time by chance
     """
     run = one_layer(
-        20,
-        task(0, 10, "dense"),
-        task(10, 20, expert=7, device="cpu0"),
-        transfers=[transfer(4, 20, 9, "prefetch", layer=1)],
+        20, task(0, 10, "dense"), task(10, 20, expert=7, device="cpu0"), transfers=[transfer(4, 20, 9, "prefetch", layer=1)]
     )
     assert charged(run) == {"dense": 10, "cpu_experts": 10}
 
@@ -263,12 +226,7 @@ def test_prediction_on_the_main_lane_delays_the_device():
     """
     gpu0 |dense 10|predict 4|E1 5|
     """
-    run = one_layer(
-        19,
-        task(0, 10, "dense"),
-        task(10, 14, "predict", layer=1),
-        task(14, 19, expert=1, submitted=10, ready=10),
-    )
+    run = one_layer(19, task(0, 10, "dense"), task(10, 14, "predict", layer=1), task(14, 19, expert=1, submitted=10, ready=10))
     assert charged(run) == {"dense": 10, "gpu_experts": 5, "predict": 4}
 
 
@@ -321,10 +279,7 @@ def test_two_hops_are_followed_back():
         task(0, 10, "dense"),
         task(5, 18, "dense", device="cpu0"),
         task(22, 27, expert=1, submitted=10, ready=22),
-        transfers=[
-            transfer(10, 18, 1, link="disk->cpu0", fetch=1, last=False),
-            transfer(18, 22, 1, submitted=10, fetch=1),
-        ],
+        transfers=[transfer(10, 18, 1, link="disk->cpu0", fetch=1, last=False), transfer(18, 22, 1, submitted=10, fetch=1)],
     )
     assert charged(run) == {"dense": 10, "gpu_experts": 5, "exposed_demand": 12}
 
@@ -574,10 +529,7 @@ def test_prefetched_hits_of_decoding_are_over_its_lookups():
 
 def test_prefetched_and_arrived_and_without_demand():
     run = Records(makespan_ns=100)
-    run.steps += [
-        StepRecord(0, 50, 0, "decode", 0, 1, 1, 1.0),
-        StepRecord(50, 100, 1, "decode", 0, 1, 1, 1.0),
-    ]
+    run.steps += [StepRecord(0, 50, 0, "decode", 0, 1, 1, 1.0), StepRecord(50, 100, 1, "decode", 0, 1, 1, 1.0)]
     run.transfers += [
         transfer(0, 10, 1, "prefetch"),  # in time for the lookup at 10
         transfer(10, 20, 2, "demand"),
@@ -591,10 +543,7 @@ def test_prefetched_and_arrived_and_without_demand():
         task(60, 62, expert=3, step=1),
         task(55, 90, expert=9, step=1, device="cpu0"),
     ]
-    run.lookups += [
-        looked(0, 0, [1, 2], [1, 0], at=10),
-        looked(1, 0, [1, 2, 3, 9], [1, 1, 0, 0], at=55, in_flight=[0, 0, 1, 0]),
-    ]
+    run.lookups += [looked(0, 0, [1, 2], [1, 0], at=10), looked(1, 0, [1, 2, 3, 9], [1, 1, 0, 0], at=55, in_flight=[0, 0, 1, 0])]
     rates = hit_rates(run, KINDS)
     assert rates["prefetch_hit_share"] == 1 / 6
     assert rates["no_demand_share"] == 4 / 5
@@ -604,10 +553,7 @@ def test_prefetched_and_arrived_and_without_demand():
 def test_a_fetch_for_a_later_micro_batch_counts_in_its_own_visit():
     """E1 comes twice in the first step, for each micro-batch, and is a plain hit in the second."""
     run = Records(makespan_ns=100)
-    run.steps += [
-        StepRecord(0, 50, 0, "decode", 0, 2, 2, 1.0),
-        StepRecord(50, 100, 1, "decode", 0, 1, 1, 1.0),
-    ]
+    run.steps += [StepRecord(0, 50, 0, "decode", 0, 2, 2, 1.0), StepRecord(50, 100, 1, "decode", 0, 1, 1, 1.0)]
     run.transfers += [transfer(0, 10, 1, "demand", fetch=1), transfer(20, 30, 1, "demand", fetch=2)]
     run.tasks += [task(10, 12, expert=1), task(30, 32, expert=1), task(60, 62, expert=1, step=1)]
     assert hit_rates(run, KINDS)["no_demand_share"] == 1 / 2
@@ -654,12 +600,7 @@ def test_latency_of_two_batches():
 
 def test_latency_under_refill():
     """A request that stays waits for the prefill of the one that is admitted."""
-    run = steps(
-        ("prefill", 50, 8, 2, 0),
-        ("decode", 10, 2, 2, 0),
-        ("prefill", 30, 4, 1, 0),
-        ("decode", 12, 2, 2, 0),
-    )
+    run = steps(("prefill", 50, 8, 2, 0), ("decode", 10, 2, 2, 0), ("prefill", 30, 4, 1, 0), ("decode", 12, 2, 2, 0))
     ttft, between = token_times(run)
     assert ttft == [(50, 2), (30, 1)]
     assert between == [(10, 2), (12, 1), (42, 1)]

@@ -49,15 +49,8 @@ def two_steps():
     run.activations.append(ActivationRecord(1000, 1500, H2D, 0, 0, 1, 8, "hidden", 1000))
     run.decisions += [DecisionRecord(10_000, 10_500, 0, 0), DecisionRecord(10_200, 10_700, 0, 0)]
     run.layers += [LayerRecord(0, 35_002, 0, 0), LayerRecord(35_002, 50_003, 1, 0)]
-    run.steps += [
-        StepRecord(0, 35_002, 0, "prefill", 0, 1, 1, 1.0),
-        StepRecord(35_002, 50_003, 1, "decode", 0, 1, 1, 1.0),
-    ]
-    run.memory += [
-        MemoryRecord(0, "gpu0", 100),
-        MemoryRecord(10_000, "gpu0", 180),
-        MemoryRecord(10_000, "gpu0", 228),
-    ]
+    run.steps += [StepRecord(0, 35_002, 0, "prefill", 0, 1, 1, 1.0), StepRecord(35_002, 50_003, 1, "decode", 0, 1, 1, 1.0)]
+    run.memory += [MemoryRecord(0, "gpu0", 100), MemoryRecord(10_000, "gpu0", 180), MemoryRecord(10_000, "gpu0", 228)]
     return run
 
 
@@ -81,28 +74,15 @@ def test_lanes_slices_and_arguments():
     lanes: dict[str, list] = {}
     for e in of(events, ph="X"):
         lanes.setdefault(names[e["tid"]], []).append((e["ts"], e["dur"], e["name"]))
-    assert lanes["gpu0"] == [
-        (0, 10, "dense L0"),
-        (30.001, 5.001, "L0/E2"),
-        (35.002, 10, "dense L0"),
-        (45.002, 5.001, "L0/E2"),
-    ]
-    assert lanes[H2D] == [
-        (10, 10, "demand L0/E2"),
-        (20, 10.001, "demand L0/E2"),
-        (30.001, 19.999, "prefetch L1/E9"),
-    ]
+    assert lanes["gpu0"] == [(0, 10, "dense L0"), (30.001, 5.001, "L0/E2"), (35.002, 10, "dense L0"), (45.002, 5.001, "L0/E2")]
+    assert lanes[H2D] == [(10, 10, "demand L0/E2"), (20, 10.001, "demand L0/E2"), (30.001, 19.999, "prefetch L1/E9")]
     assert lanes["steps"] == [(0, 35.002, "prefill 0"), (35.002, 15.001, "decode 1")]
     assert lanes["decisions"] == [(10, 0.5, "decision L0")]
     assert lanes["decisions 2"] == [(10.2, 0.5, "decision L0")]
     run = of(events, name="L0/E2")[0]
     assert run["args"] | {"step": 0, "layer": 0, "expert": 2, "rows": 1, "cause": "gpu_experts"} == run["args"]
     prefetch = of(events, name="prefetch L1/E9")[0]
-    assert (prefetch["args"]["step"], prefetch["args"]["cause"], prefetch["args"]["bytes"]) == (
-        0,
-        "prefetch",
-        128,
-    )
+    assert (prefetch["args"]["step"], prefetch["args"]["cause"], prefetch["args"]["bytes"]) == (0, "prefetch", 128)
     assert prefetch["cname"] == CHROME["exposed_prefetch"]
 
 
