@@ -20,10 +20,8 @@ from moesim.metrics.causes import CAUSES
 from moesim.plots.bars import decode_speed, energy, speedup
 from moesim.plots.catalogue import KINDS
 from moesim.plots.drawing import chosen, files_of
-from moesim.plots.heatmap import heatmap
 from moesim.plots.lines import hit_rate, vram
 from moesim.plots.result_rows import settings_in
-from moesim.plots.stacks import breakdown
 from moesim.plots.studies import tornado
 from moesim.plots.style import drawn_for, rendered
 from tests.plots.plots_kit import rows
@@ -61,35 +59,12 @@ def test_an_interval_is_over_draws_not_over_seeds():
     assert f"{told} over these." in decode_speed.drawing(frame).caption
 
 
-def test_a_caption_tells_settings_with_several_draws_from_those_with_one():
-    frame = rows(*drawn("1", "2", "3"), *drawn("1,2", "1,2", "1,2", batch_size=8))
-    assert decode_speed.drawing(frame).data["n"].tolist() == [3, 1]
-    assert "3 seeds that drew 1 to 3 different sets of requests; error bars" in decode_speed.drawing(frame).caption
-    assert "over these, where there is more than one." in decode_speed.drawing(frame).caption
-
-
 def test_draws_are_counted_where_a_setting_has_no_value():
     frame = rows(*drawn("1,2", "1,2", "1,2", transfer_curve=None, chunk_bytes=None, predictors=None))
     assert decode_speed.drawing(frame).data["n"].tolist() == [1]
     assert "Means over 3 seeds that drew the same requests: no interval." in decode_speed.drawing(frame).caption
     mixed = rows(*drawn("1", "2", chunk_bytes=None), *drawn("1", "1", chunk_bytes=4096))
     assert "2 seeds that drew 1 to 2 different sets of requests" in decode_speed.drawing(mixed).caption
-
-
-def test_stacks_and_maps_tell_the_draws_too():
-    times = {f"time_{cause}_ns": 1e6 for cause in CAUSES}
-    frame = rows(*drawn("1", "1", "2", **times))
-    told = "Means over 3 seeds that drew 2 different sets of requests. "
-    assert told in breakdown.drawing(frame, metric="time").caption
-    assert told in heatmap.drawing(frame, x="batch_size", y="cache_ratio").caption
-
-
-def test_the_caption_says_how_few_requests_were_drawn():
-    notes = "1 request of 64, 2 units per expert, speed -3 to +4 % over link.bytes_per_s 1 to 2 GB/s"
-    frame = rows(("lru", 10.0, {"notes": notes}))
-    assert "Notes: 1 request of 64, 2 units per expert." in decode_speed.drawing(frame).caption
-    few = frame.assign(notes="3 requests of the 9 with signal residual")
-    assert "Notes: 3 requests of the 9 with signal residual." in decode_speed.drawing(few).caption
 
 
 def test_made_up_routing_is_another_draw_with_each_seed():
@@ -123,6 +98,60 @@ def test_settings_with_equal_names_are_not_taken_for_repeats():
     assert decode_speed.drawing(by_policy.assign(group=["a", "a", "b", "b"])).data["n"].tolist() == [2, 2]
 
 
+# ------------------------------------------------------------------------------------------------------------------ captions
+RATIOS = ("speedup", "speedup_lines")
+SPEEDS = ("throughput", "speed_by_context", "vram", "prefill_speed")
+INTERVALS = "Intervals of the profile are not drawn: "
+MEMORY = {"peak_memory_bytes.gpu0": 1 << 30, "prefill_tokens_per_s": 3.0}
+TWO = rows(("lru", 10.0, MEMORY), ("dali", 12.1, MEMORY))
+VARIED = TWO.assign(decode_tokens_per_s_least=9.0, decode_tokens_per_s_most=13.0)
+NOT_VARIED = TWO.assign(notes="interval not varied (set intervals: true): x 1 to 2 us")
+BELADY = rows(("fiddler", 10.0, {"hit_rate_decode": 0.46}), ("belady", 10.0, {"hit_rate_decode": 0.43}))
+NOTES = "1 request of 64, 2 units per expert, speed -3 to +4 % over link.bytes_per_s 1 to 2 GB/s"
+LABELS = rows(("lru", 10.0, {"source_label": "assumed"}), ("dali", 20.0, {}), ("belady", 30.0, {"source_label": "oracle"}))
+MADE_UP = [("lru", 10.0, {"seed": i, "repeat": i, "trace": f"synthetic-x-4x8+8-seed{3 + i}"}) for i in range(3)]
+SEVERAL = rows(*drawn("1", "2", "3"), *drawn("1,2", "1,2", "1,2", batch_size=8))
+DRAWN_TWICE = rows(*drawn("1", "1", "2", **{f"time_{cause}_ns": 1e6 for cause in CAUSES}))
+DRAWS = "Means over 3 seeds that drew 2 different sets of requests. "
+
+
+@pytest.mark.parametrize(
+    ("kind", "frame", "has", "lacks"),
+    [
+        ("decode_speed", SEVERAL, "3 seeds that drew 1 to 3 different sets of requests; error bars", INTERVALS),
+        ("decode_speed", SEVERAL, "over these, where there is more than one.", "no interval"),
+        ("breakdown", DRAWN_TWICE, DRAWS, "error bars"),
+        ("heatmap", DRAWN_TWICE, DRAWS, "error bars"),
+        ("decode_speed", rows(("lru", 10.0, {"notes": NOTES})), "Notes: 1 request of 64, 2 units per expert.", "speed -3"),
+        (
+            "decode_speed",
+            TWO.assign(notes="3 requests of the 9 with signal x"),
+            "Notes: 3 requests of the 9 with signal x.",
+            "-3",
+        ),
+        *((k, LABELS, "weakest source among the numbers used: assumed (dali), oracle (belady).", INTERVALS) for k in RATIOS),
+        *((kind, NOT_VARIED, "Notes: interval not varied (set intervals: true): x 1 to 2 us.", INTERVALS) for kind in RATIOS),
+        *((kind, VARIED, f"{INTERVALS}the speeds of both policies move with them.", "Notes") for kind in RATIOS),
+        *((kind, VARIED, f"{INTERVALS}`decode_speed` draws those of decoding.", "both") for kind in SPEEDS),
+        *((kind, TWO, "machine: h", INTERVALS) for kind in SPEEDS),
+        ("decode_speed", rows(*MADE_UP), "routing: synthetic-x-4x8+8-seed3 to 5 (recorded)", INTERVALS),
+        ("decode_speed", rows(*MADE_UP[:1]), "routing: synthetic-x-4x8+8-seed3 (recorded)", " to 5"),
+        ("hit_rate", BELADY, "the best of the caches that fetch on demand and admit every miss", INTERVALS),
+        ("hit_rate", BELADY[:1], "One lookup per layer visit", "admit every miss"),
+    ],
+)
+def test_captions(kind, frame, has, lacks):
+    options = {"heatmap": {"x": "batch_size", "y": "cache_ratio"}, "breakdown": {"metric": "time"}}.get(kind, {})
+    caption = KINDS[kind].drawing(frame, **options).caption
+    assert has in caption and lacks not in caption
+
+
+def test_the_weaker_label_of_the_two_runs_is_that_of_a_speed_up():
+    assert speedup.drawing(LABELS).data["source_label"].tolist()[0] == "assumed"
+    for kind in RATIOS:
+        assert "weakest source: assumed · oracle: belady" in " ".join(text.get_text() for text in KINDS[kind](LABELS).texts)
+
+
 # ------------------------------------------------------------------------------------------------------------------ a figure
 @pytest.mark.parametrize("kind", ["speedup", "decode_speed"])
 def test_a_figure_is_the_same_with_and_without_a_pdf(kind):
@@ -133,56 +162,12 @@ def test_a_figure_is_the_same_with_and_without_a_pdf(kind):
     assert both["f.csv"].decode() == KINDS[kind].drawing(frame).data.to_csv(index=False, lineterminator="\n")
 
 
-def test_the_weaker_label_of_the_two_runs_is_that_of_a_speed_up():
-    frame = rows(("lru", 10.0, {"source_label": "assumed"}), ("dali", 20.0, {}))
-    assert speedup.drawing(frame).data["source_label"].tolist() == ["assumed"]
-
-
-@pytest.mark.parametrize("kind", ["speedup", "speedup_lines"])
-def test_the_caption_of_speed_ups_counts_the_label_of_the_baseline(kind):
-    frame = rows(("lru", 10.0, {"source_label": "assumed"}), ("dali", 20.0, {}), ("belady", 30.0, {"source_label": "oracle"}))
-    drawn = KINDS[kind].drawing(frame)
-    assert "weakest source among the numbers used: assumed (dali), oracle (belady)." in drawn.caption
-    assert "weakest source: assumed · oracle: belady" in " ".join(text.get_text() for text in drawn.figure.texts)
-
-
-@pytest.mark.parametrize("kind", ["speedup", "speedup_lines"])
-def test_the_caption_of_speed_ups_says_that_intervals_are_not_drawn(kind):
-    frame = rows(("lru", 10.0, {}), ("dali", 12.1, {})).assign(notes="interval not varied (set intervals: true): x 1 to 2 us")
-    told = "Intervals of the profile are not drawn: the speeds of both policies move with them."
-    assert told not in KINDS[kind].drawing(frame).caption
-    assert "Notes: interval not varied (set intervals: true): x 1 to 2 us." in KINDS[kind].drawing(frame).caption
-    varied = frame.assign(notes="", decode_tokens_per_s_least=9.0, decode_tokens_per_s_most=13.0)
-    assert told in KINDS[kind].drawing(varied).caption
-
-
-@pytest.mark.parametrize("kind", ["throughput", "speed_by_context", "vram", "prefill_speed"])
-def test_every_kind_of_speed_says_where_intervals_of_the_profile_are(kind):
-    more = {"peak_memory_bytes.gpu0": 1 << 30, "prefill_tokens_per_s": 3.0}
-    frame = rows(("lru", 10.0, more), ("dali", 12.1, more))
-    told = "Intervals of the profile are not drawn: `decode_speed` draws those of decoding."
-    assert told not in KINDS[kind].drawing(frame).caption
-    assert told in KINDS[kind].drawing(frame.assign(decode_tokens_per_s_least=9.0, decode_tokens_per_s_most=13.0)).caption
-
-
-def test_the_caption_names_the_made_up_routing_of_all_repeats():
-    seeds = [("lru", 10.0, {"seed": i, "repeat": i, "trace": f"synthetic-x-4x8+8-seed{3 + i}"}) for i in range(3)]
-    assert "routing: synthetic-x-4x8+8-seed3 to 5 (recorded)" in decode_speed.drawing(rows(*seeds)).caption
-    assert "routing: synthetic-x-4x8+8-seed3 (recorded)" in decode_speed.drawing(rows(*seeds[:1])).caption
-
-
 def test_grids_are_drawn_both_ways():
     memory = {"peak_memory_bytes.gpu0": 1 << 30, "hit_rate_decode": 0.5}
     frame = rows(("lru", 10.0, memory), ("lru", 11.0, memory | {"cache_ratio": 0.5}))
     for figure in (hit_rate(frame), vram(frame)):
         (axes,) = figure.axes
         assert all(line.get_visible() for line in (*axes.get_xgridlines(), *axes.get_ygridlines()))
-
-
-def test_the_caption_says_what_belady_is_the_best_of():
-    frame = rows(("fiddler", 10.0, {"hit_rate_decode": 0.46}), ("belady", 10.0, {"hit_rate_decode": 0.43}))
-    assert "the best of the caches that fetch on demand and admit every miss" in hit_rate.drawing(frame).caption
-    assert "admit every miss" not in hit_rate.drawing(frame[frame["policy"] == "fiddler"]).caption
 
 
 @pytest.mark.parametrize("changes", [{"x0.5": -0.47, "x2": 1.03}, {"x0.5": -0.004, "x2": 0.006}, {"x2": 0.9}, {"x0.5": -0.3}])

@@ -30,9 +30,8 @@ from moesim.experiment.routing import read_trace
 from moesim.experiment.runner import run_one
 from moesim.experiment.workers import Workers
 from moesim.hardware.costs import CostModel
-from moesim.metrics.breakdown import Breakdown
+from moesim.metrics.breakdown import Breakdown, Window
 from moesim.metrics.causes import CAUSES
-from moesim.metrics.critical_path import Window
 from moesim.metrics.outcome import Outcome
 from moesim.plots.studies import lookahead, regret_waterfall
 from moesim.policies.registry import POLICIES, make_part, make_policy
