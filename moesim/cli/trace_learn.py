@@ -50,7 +50,7 @@ def trace_learn(
         if predictor.resolve() == out.resolve():
             raise ConfigError(f"--predictor {predictor}: expected another file than --out, got the same; choose another name")
     try:
-        from moesim.recorder import learned, learned_trace  # PyTorch takes seconds to import
+        from moesim.recorder import learned  # PyTorch takes seconds to import
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"moesim trace learn: expected the package {error.name}, got none; install it with pip install 'moesim[record]'"
@@ -61,15 +61,15 @@ def trace_learn(
     paths = find_trace(calibration), find_trace(trace)
     ours, theirs = (Trace.read(path) for path in paths)
     places = str(paths[0]), str(paths[1])
-    learned_trace.check_same_model(ours, theirs, places)
-    learned_trace.check_no_shared_requests(ours.header, theirs.header, places)
+    learned.check_same_model(ours, theirs, places)
+    learned.check_no_shared_requests(ours.header, theirs.header, places)
     with Progress(ours.n_layers - 1) as progress:
         progress.describe("training, layer by layer")
-        predictors = learned_trace.train_on(
+        predictors = learned.train_on(
             ours, options, fit_groups=groups is Groups.fitted, place=places[0], on_layer=lambda layer, loss: progress.advance(1)
         )
-    result = learned_trace.with_signal(theirs, learned_trace.learned_signal(predictors, theirs, places[1]), predictors)
-    table = learned_trace.accuracy(result, ours, predictors.groups, batch)
+    result = learned.with_signal(theirs, learned.learned_signal(predictors, theirs, places[1]), predictors)
+    table = learned.accuracy(result, ours, predictors.groups, batch)
     with all_or_none(out, *([] if predictor is None else [predictor])):
         result.write(out)
         if predictor is not None:

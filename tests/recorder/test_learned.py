@@ -26,9 +26,14 @@ from moesim.recorder.learned import (
     Gated,
     LearnedOptions,
     Predictors,
+    accuracy,
     balanced_focal_loss,
+    check_no_shared_requests,
+    check_same_model,
     eighths,
     fitted_groups,
+    hot_accuracy,
+    learned_signal,
     load_predictors,
     network,
     predict,
@@ -36,7 +41,6 @@ from moesim.recorder.learned import (
     save_predictors,
     train_predictors,
 )
-from moesim.recorder.learned_trace import accuracy, check_no_shared_requests, check_same_model, hot_accuracy, learned_signal
 from moesim.trace import GateInputs, Signal, Trace
 from moesim.trace.stats.prediction import recall, top_ids
 from tests.recorder.learned_kit import EXPERTS, LAYERS, QUICK, TOP_K, synthetic

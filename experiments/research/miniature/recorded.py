@@ -19,8 +19,7 @@ from miniature.corpus import END_OF_TEXT, Prompt
 from miniature.shapes import SHAPES, Shape
 from miniature.slim import slim
 from moesim.recorder.generation import Sampling
-from moesim.recorder.learned import LearnedOptions, Predictors, train_predictors
-from moesim.recorder.learned_trace import learned_signal
+from moesim.recorder.learned import LearnedOptions, Predictors, learned_signal, train_predictors
 from moesim.recorder.recording import Plan, Recorder, Recording, counts_of, record_batch
 from moesim.recorder.session import request_seed, to_trace
 from moesim.recorder.shadow import Alignment, ShadowObserver
