@@ -19,7 +19,7 @@ from moesim.experiment.rows import describe_run
 from moesim.experiment.run import Results
 from moesim.experiment.runner import Kept, run_one
 from moesim.experiment.store import read_summary
-from moesim.policies.importing import reading
+from moesim.policies.registry import reading
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

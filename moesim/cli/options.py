@@ -34,7 +34,7 @@ def policy_list(text: str, place: str) -> Any:
 def reading_results(trust: bool) -> Iterator[None]:
     """Read results of anybody; say which code was not imported."""
     from moesim.core.text import say
-    from moesim.policies.importing import reading
+    from moesim.policies.registry import reading
 
     with reading(trust=trust) as refused:
         try:

@@ -22,7 +22,7 @@ from moesim.experiment.spec import RunSpec
 from moesim.experiment.store import Store
 from moesim.hardware.costs.model import most_chunks
 from moesim.metrics.naming import CACHE_SETTINGS, SETTINGS
-from moesim.policies.registry import WouldImport, would_import
+from moesim.policies.user_code import WouldImport, would_import
 from moesim.trace.workload.spec import WorkloadSpec, shortened
 
 if TYPE_CHECKING:

@@ -36,8 +36,8 @@ from moesim.metrics.frames import frame_bytes, layer_frame, step_frame
 from moesim.metrics.machine import Machine
 from moesim.metrics.naming import LIVE, fingerprint, hardware_label
 from moesim.metrics.outcome import Outcome
-from moesim.policies.importing import NOT_TRUSTED, reading
-from moesim.policies.registry import foreign
+from moesim.policies.registry import NOT_TRUSTED, reading
+from moesim.policies.user_code import foreign
 from moesim.records import Records
 from moesim.trace import SUFFIX, Trace, find_trace
 from moesim.trace.shards import PARTS_SUFFIX

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from moesim.hardware import HardwareProfile
 from moesim.metrics.naming import fingerprint
-from moesim.policies.registry import code_names, sources_digest
+from moesim.policies.registry import code_names
+from moesim.policies.user_code import sources_digest
 from moesim.trace.workload.compose import drawn
 
 if TYPE_CHECKING:

@@ -21,7 +21,8 @@ from moesim.experiment.sweep import entries_of, expand
 from moesim.hardware import load_hardware
 from moesim.metrics.naming import fingerprint, hardware_label, model_label, policy_label
 from moesim.model import load_model
-from moesim.policies.registry import code_names, foreign, make_policy, sources_digest
+from moesim.policies.registry import code_names, make_policy
+from moesim.policies.user_code import foreign, sources_digest
 from moesim.trace.made import trace_label
 from moesim.trace.workload import Workload, WorkloadSpec, compose
 from moesim.trace.workload.compose import select

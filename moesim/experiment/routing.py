@@ -14,7 +14,8 @@ from moesim.experiment.config import Config, WorkloadConfig, listed, parse_confi
 from moesim.experiment.sweep import each_model, entries_of, expand
 from moesim.model import load_model
 from moesim.policies.parts import source_needs
-from moesim.policies.registry import POLICIES, foreign, make_policy
+from moesim.policies.registry import POLICIES, make_policy
+from moesim.policies.user_code import foreign
 from moesim.policy import Predicted
 from moesim.trace import SUFFIX, Trace, find_trace, trace_names
 from moesim.trace.format import read_facts

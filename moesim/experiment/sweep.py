@@ -18,7 +18,8 @@ from moesim.hardware.overrides import flatten
 from moesim.hardware.places import is_number
 from moesim.metrics.naming import policy_label, read_policy_label
 from moesim.policies.options import Option, options_of
-from moesim.policies.registry import foreign, policy_class
+from moesim.policies.registry import policy_class
+from moesim.policies.user_code import foreign
 from moesim.trace.made import no_more_than
 from moesim.trace.workload.spec import shortened, size_of
 

@@ -34,7 +34,8 @@ from moesim.experiment.runner import Examine, Kept, run_one
 from moesim.experiment.store import DATASET, OWNER
 from moesim.metrics.machine import Machine
 from moesim.metrics.outcome import Outcome
-from moesim.policies.registry import code_names, sources_digest
+from moesim.policies.registry import code_names
+from moesim.policies.user_code import sources_digest
 from moesim.trace import Trace, find_trace
 from moesim.trace.workload import Workload, WorkloadSpec, compose
 

@@ -31,6 +31,7 @@ from moesim.policies.base import (
     idle_resident,
     slot_bytes,
     slots_per_layer,
+    staging_pool,
 )
 from moesim.policies.cpu_cache import (
     STREAMED,
@@ -45,7 +46,6 @@ from moesim.policies.cpu_cache import (
 from moesim.policies.options import option
 from moesim.policies.parts import Unit
 from moesim.policies.parts.replacement import PresentVisit
-from moesim.policies.systems.on_demand import staging_pool
 from moesim.policy import (
     DEMAND,
     UPDATE,

@@ -12,7 +12,7 @@ from moesim.errors import CapacityError, HardwareError
 from moesim.policies.algorithms.caching import SlotsSplit, deal_slots
 from moesim.policies.options import Declared, options_of
 from moesim.policy import CACHE as CACHE
-from moesim.policy import Action, Fetch, Placement, Predicted, Routed, Run, Victim, View
+from moesim.policy import Action, Fetch, Placement, Pool, Predicted, Routed, Run, Victim, View
 
 if TYPE_CHECKING:
     from moesim.model import ModelSpec
@@ -170,6 +170,16 @@ def cpu_of(view: View, policy: str) -> str:
 def slot_bytes(view: View) -> int:
     """Return the size of one expert slot in bytes: the largest expert of any layer, so that each fits each slot."""
     return max(view.model.expert_bytes(layer) for layer in range(view.model.n_layers))
+
+
+def staging_pool(view: View, gpu: str, slots: int | None) -> Pool:
+    """Return the pool for demand loads: ``slots`` experts, by default top_k but at least 2 (one computes, one loads)."""
+    return Pool(gpu, STAGING, staging_bytes(view, slots))
+
+
+def staging_bytes(view: View, slots: int | None) -> int:
+    """Return the bytes of such a pool."""
+    return min(slots if slots is not None else max(2, view.model.top_k), view.model.n_experts) * slot_bytes(view)
 
 
 def slots_per_layer(

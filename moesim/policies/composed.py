@@ -45,6 +45,8 @@ from moesim.policies.base import (
     layer_residents,
     slot_bytes,
     slots_per_layer,
+    staging_bytes,
+    staging_pool,
 )
 from moesim.policies.options import option
 from moesim.policies.parts import (
@@ -59,10 +61,8 @@ from moesim.policies.parts import (
     Setup,
     Unit,
 )
-from moesim.policies.parts.prefetch import NoPrefetch
+from moesim.policies.parts.prefetch import PREFETCHED, NoPrefetch, Transient
 from moesim.policies.registry import make_part, part_name
-from moesim.policies.systems.on_demand import staging_bytes, staging_pool
-from moesim.policies.transient import PREFETCHED, Transient
 from moesim.policy import (
     DEMAND,
     PREFETCH,

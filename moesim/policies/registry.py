@@ -9,23 +9,28 @@ A third party adds a policy without an edit here, by naming its class in the YAM
 
 from __future__ import annotations
 
-import hashlib
+import importlib
 import inspect
 import json
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from types import ModuleType
+from typing import Any, cast
 
-from moesim.errors import ConfigError, MoesimError, describe_exception, mistyped, unknown_name
-from moesim.policies.importing import check_target, import_class, is_ours, module_files, source_digest
+from moesim.errors import ConfigError, MoesimError, culprit, describe_exception, mistyped, unknown_name
 from moesim.policies.options import Declared, construct, options_of, wrong_declaration, wrong_needs
 from moesim.policies.parts import AssignmentPart, PlacementPart, PrefetchPart, ReplacementPart
 from moesim.policy import Policy
 
+NOT_TRUSTED = "whose code is not imported to read a result; add --trust (in Python trust=True) if you trust it"
+_REFUSED: ContextVar[set[str] | None] = ContextVar("refused", default=None)
 GROUP = "moesim.policies"
 
 POLICIES: dict[str, str] = {
@@ -483,75 +488,68 @@ def _a(kind: str) -> str:
     return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
 
 
-# ------------------------------------------------------------------------------------------------- code of other people
-class WouldImport(NamedTuple):
-    """The code of a policy that is not moesim's own."""
-
-    module: str
-    files: tuple[Path, ...]  # of the packages around it, and its own; none for what is built into Python
-
-
 def code_names(policy: str | Mapping[str, Any]) -> tuple[str, ...]:
     """Return the names of a policy's code: its own, and those of parts that are written as ``package.module:Class``."""
     return (policy,) if isinstance(policy, str) else (policy["name"], *sorted(part_targets(policy)))
 
 
-def foreign(policy: str | Mapping[str, Any]) -> list[str]:
-    """Name a policy and its parts as far as they are not moesim's own; whether their code is there does not matter."""
-    return [name for name in code_names(policy) if name not in POLICIES and not (":" in name and is_ours(name))]
+# ------------------------------------------------------------------------------------------------- importing
+@contextmanager
+def reading(*, trust: bool) -> Iterator[set[str]]:
+    """Read somebody's result: without trust no class is imported that is not moesim's own; collect those that were asked for."""
+    refused: set[str] = set()
+    token = _REFUSED.set(None if trust else refused)
+    try:
+        yield refused
+    finally:
+        _REFUSED.reset(token)
 
 
-def would_import(policy: str | Mapping[str, Any], place: str = "policies") -> WouldImport | None:
-    """Return what a policy would import without importing it: its own class, and those of its parts; None for moesim's own."""
-    others = [target for name in code_names(policy) if not is_ours(target := target_of(name, place))]
-    if not others:
-        return None
-    modules = {target.partition(":")[0]: target for target in reversed(others)}
-    files = [path for name in reversed(modules) for path in module_files(name, f"{place}: module {name!r} of {modules[name]!r}")]
-    return WouldImport(" and ".join(reversed(modules)), tuple(dict.fromkeys(files)))
+def check_target(target: str, place: str) -> str:
+    """Return the name of a class if it is written as it must be."""
+    if not all(target.partition(":")[0].split(".")):
+        raise ConfigError(f"{place}: expected package.module:Class, got {target!r}")
+    return target
 
 
-def sources_digest(names: Sequence[str]) -> str | None:
-    """Hash the sources of a policy and of its parts, by the names that `code_names` returns; None if all are moesim's own."""
-    found = [digest for name in names if (digest := source_digest(policy_class(name).__module__)) is not None]
-    if len(found) < 2:
-        return found[0] if found else None
-    return hashlib.sha256(" ".join(found).encode()).hexdigest()
+def import_class(target: str, place: str) -> type:
+    """Import ``package.module:Class``; a module that is not installed may lie in the current folder."""
+    module_name, _, class_name = target.partition(":")
+    if (refused := _REFUSED.get()) is not None and not is_ours(target):
+        refused.add(target)
+        raise ConfigError(f"{place}: expected a class of moesim's, got {target!r}, {NOT_TRUSTED}")
+    module = _import_module(module_name, f"{place}: cannot import module {module_name!r} of {target!r}")
+    found = getattr(module, class_name, None)
+    if not isinstance(found, type):
+        own = [key for key, value in vars(module).items() if isinstance(value, type) and value.__module__ == module_name]
+        got = repr(found) if hasattr(module, class_name) else "none"
+        hint = unknown_name("class", class_name, own) if own else "it has no class of its own"
+        raise ConfigError(f"{place}: expected a class {class_name!r} in module {module_name!r}, got {got}; {hint}")
+    return found
 
 
-# ------------------------------------------------------------------------------------------------- for editors
-def policy_schema() -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the JSON schema of one entry of ``policies``, and the definitions that it refers to."""
-    parts = {f"{kind} part": _named({name: part_class(kind, name) for name in PARTS[kind]}, swept=False) for kind in PARTS}
-    return _named({name: policy_class(name) for name in POLICIES}, swept=True), parts
+def _import_module(name: str, what: str) -> ModuleType:
+    here = str(Path.cwd())
+    if not is_ours(name) and here not in sys.path:
+        sys.path.append(here)  # last, and for good: the module may import its neighbours later
+    if name not in sys.modules:
+        importlib.invalidate_caches()  # it may have been written since its folder was read
+    try:
+        return importlib.import_module(name)
+    except SyntaxError as error:
+        where = f"{Path(error.filename or name).name}:{error.lineno}"
+        raise ConfigError(f"{what}: syntax error in {where}: {error.msg}") from None
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if name == missing or name.startswith(f"{missing}."):
+            raise ConfigError(
+                f"{what}: {error}, neither installed nor in the current folder {here}, or in --inputs of a result"
+            ) from None
+        raise ConfigError(f"{what}: {culprit(error)} imports {missing!r}, which is not there; install it") from None
+    except Exception as error:
+        raise ConfigError(f"{what}: {describe_exception(error)}") from None
 
 
-def _named(classes: Mapping[str, type], swept: bool) -> dict[str, Any]:
-    """Describe a name, or a mapping of a name and options; a list of an option's values is swept."""
-    others = {"type": "object", "required": ["name"], "properties": {"name": {"type": "string", "not": {"enum": list(classes)}}}}
-    mappings = [_mapping(name, cls, swept) for name, cls in classes.items()]
-    # Others are package.module:Class, or names that a package adds by entry points.
-    return {"anyOf": [{"enum": list(classes)}, {"type": "string"}, *mappings, others]}
-
-
-def _mapping(name: str, cls: type, swept: bool) -> dict[str, Any]:
-    properties: dict[str, Any] = {"name": {"const": name}}
-    for one in options_of(cls).values():
-        schema = _with_refs(one.schema)
-        properties[one.name] = {"anyOf": [schema, {"type": "array", "items": schema}]} if swept else schema
-        properties[one.name] |= {"description": one.meaning.removesuffix(".")} | (
-            {} if one.required else {"default": one.default}
-        )
-    required = ["name", *(one.name for one in options_of(cls).values() if one.required)]
-    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
-
-
-def _with_refs(schema: Any) -> Any:
-    """Refer to the definition of a part where a schema has one; a text that is for people only is left out."""
-    if isinstance(schema, list):
-        return [_with_refs(one) for one in schema]
-    if not isinstance(schema, dict):
-        return schema
-    if "part" in schema:
-        return {"$ref": f"#/$defs/{schema['part']} part"}
-    return {key: _with_refs(value) for key, value in schema.items() if key != "expected"}
+def is_ours(target: str) -> bool:
+    """Whether a module or class is moesim's own."""
+    return target.partition(":")[0].partition(".")[0] == "moesim"

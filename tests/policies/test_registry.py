@@ -14,16 +14,9 @@ import pytest
 from moesim.cli.main import main
 from moesim.errors import ConfigError
 from moesim.policies.composed import Composed
-from moesim.policies.registry import (
-    GROUP,
-    POLICIES,
-    make_policy,
-    policy_class,
-    policy_info,
-    policy_names,
-    sources_digest,
-)
+from moesim.policies.registry import GROUP, POLICIES, make_policy, policy_class, policy_info, policy_names
 from moesim.policies.systems.fiddler import Fiddler
+from moesim.policies.user_code import sources_digest
 
 PLUGIN = '''
 from moesim.policy import Placement, Routed, Run

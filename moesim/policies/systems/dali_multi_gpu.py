@@ -42,14 +42,13 @@ from moesim.policies.base import (
     layer_residents,
     slot_bytes,
     slots_per_layer,
+    staging_pool,
 )
 from moesim.policies.options import option
 from moesim.policies.parts import source_needs
-from moesim.policies.parts.prefetch import Lane, Source
+from moesim.policies.parts.prefetch import Lane, Source, Transient
 from moesim.policies.parts.replacement import Firing, OnlyIfBetter, WindowSize, WindowSwaps
 from moesim.policies.systems.dali import FEW_EXPERTS, PUBLISHED_PREFETCH_SIZE, PUBLISHED_U_SIZE
-from moesim.policies.systems.on_demand import staging_pool
-from moesim.policies.transient import Transient
 from moesim.policy import (
     DEMAND,
     UPDATE,

@@ -30,12 +30,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from moesim.errors import CapacityError, ConfigError
-from moesim.policies.base import PolicyBase, gpu_of, slot_bytes
+from moesim.policies.base import PolicyBase, gpu_of, slot_bytes, staging_bytes
 from moesim.policies.options import option
 from moesim.policies.parts import Unit, source_needs
 from moesim.policies.parts.prefetch import Lane
 from moesim.policies.systems.hybrimoe import GATES
-from moesim.policies.systems.on_demand import staging_bytes
 from moesim.policy import (
     CACHE,
     DEMAND,

@@ -40,10 +40,10 @@ from moesim.policies.base import (
     idle_resident,
     layer_residents,
     slot_bytes,
+    staging_pool,
 )
 from moesim.policies.cpu_cache import LLAMA_CPP_PROMPT_ROWS
 from moesim.policies.options import option
-from moesim.policies.systems.on_demand import staging_pool
 from moesim.policy import DEMAND, LAYER_PARTS, Action, Copy, Drop, Fetch, LayerEnd, Placement, Pool, Routed, Run, View
 
 

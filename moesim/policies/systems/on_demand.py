@@ -23,10 +23,10 @@ from moesim.policies.base import (
     gpu_of,
     idle_resident,
     layer_residents,
-    slot_bytes,
+    staging_pool,
 )
 from moesim.policies.options import option
-from moesim.policy import DEMAND, Action, Drop, Fetch, LayerEnd, Placement, Pool, Routed, Run, View
+from moesim.policy import DEMAND, Action, Drop, Fetch, LayerEnd, Placement, Routed, Run, View
 
 
 class OnDemand(PolicyBase):
@@ -56,13 +56,3 @@ class OnDemand(PolicyBase):
     def evict(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
         """Give up any expert that has been executed."""
         return idle_resident(view, fetch)
-
-
-def staging_pool(view: View, gpu: str, slots: int | None) -> Pool:
-    """Return the pool for demand loads: ``slots`` experts, by default top_k but at least 2 (one computes, one loads)."""
-    return Pool(gpu, STAGING, staging_bytes(view, slots))
-
-
-def staging_bytes(view: View, slots: int | None) -> int:
-    """Return the bytes of such a pool."""
-    return min(slots if slots is not None else max(2, view.model.top_k), view.model.n_experts) * slot_bytes(view)

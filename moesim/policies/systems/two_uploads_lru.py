@@ -24,11 +24,20 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from moesim.policies.base import CACHE, STAGING, PolicyBase, cpu_of, gpu_of, idle_resident, slot_bytes, slots_per_layer
+from moesim.policies.base import (
+    CACHE,
+    STAGING,
+    PolicyBase,
+    cpu_of,
+    gpu_of,
+    idle_resident,
+    slot_bytes,
+    slots_per_layer,
+    staging_pool,
+)
 from moesim.policies.cpu_cache import LLAMA_CPP_OFFLOAD_ROWS, LLAMA_CPP_PROMPT_ROWS, InSequence, PastTheCache
 from moesim.policies.options import option
 from moesim.policies.parts import Unit
-from moesim.policies.systems.on_demand import staging_pool
 from moesim.policy import (
     UPDATE,
     Action,

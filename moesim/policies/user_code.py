@@ -1,4 +1,4 @@
-"""Code that a file names as ``package.module:Class``: import it, find its files without importing it, hash its sources."""
+"""Code of policies and parts that are not moesim's own: which files a name would import, and what their sources hash to."""
 
 from __future__ import annotations
 
@@ -6,78 +6,44 @@ import ast
 import hashlib
 import importlib
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
+from typing import Any, NamedTuple
 
-from moesim.errors import ConfigError, culprit, describe_exception, unknown_name
+from moesim.errors import ConfigError
+from moesim.policies.registry import POLICIES, code_names, is_ours, policy_class, target_of
 
 _INSTALLED = ("site-packages", "dist-packages")
-NOT_TRUSTED = "whose code is not imported to read a result; add --trust (in Python trust=True) if you trust it"
-_REFUSED: ContextVar[set[str] | None] = ContextVar("refused", default=None)
 
 
-@contextmanager
-def reading(*, trust: bool) -> Iterator[set[str]]:
-    """Read somebody's result: without trust no class is imported that is not moesim's own; collect those that were asked for."""
-    refused: set[str] = set()
-    token = _REFUSED.set(None if trust else refused)
-    try:
-        yield refused
-    finally:
-        _REFUSED.reset(token)
+class WouldImport(NamedTuple):
+    """The code of a policy that is not moesim's own."""
+
+    module: str
+    files: tuple[Path, ...]  # of the packages around it, and its own; none for what is built into Python
 
 
-def check_target(target: str, place: str) -> str:
-    """Return the name of a class if it is written as it must be."""
-    if not all(target.partition(":")[0].split(".")):
-        raise ConfigError(f"{place}: expected package.module:Class, got {target!r}")
-    return target
+def foreign(policy: str | Mapping[str, Any]) -> list[str]:
+    """Name a policy and its parts as far as they are not moesim's own; whether their code is there does not matter."""
+    return [name for name in code_names(policy) if name not in POLICIES and not (":" in name and is_ours(name))]
 
 
-def import_class(target: str, place: str) -> type:
-    """Import ``package.module:Class``; a module that is not installed may lie in the current folder."""
-    module_name, _, class_name = target.partition(":")
-    if (refused := _REFUSED.get()) is not None and not is_ours(target):
-        refused.add(target)
-        raise ConfigError(f"{place}: expected a class of moesim's, got {target!r}, {NOT_TRUSTED}")
-    module = _import_module(module_name, f"{place}: cannot import module {module_name!r} of {target!r}")
-    found = getattr(module, class_name, None)
-    if not isinstance(found, type):
-        own = [key for key, value in vars(module).items() if isinstance(value, type) and value.__module__ == module_name]
-        got = repr(found) if hasattr(module, class_name) else "none"
-        hint = unknown_name("class", class_name, own) if own else "it has no class of its own"
-        raise ConfigError(f"{place}: expected a class {class_name!r} in module {module_name!r}, got {got}; {hint}")
-    return found
+def would_import(policy: str | Mapping[str, Any], place: str = "policies") -> WouldImport | None:
+    """Return what a policy would import without importing it: its own class, and those of its parts; None for moesim's own."""
+    others = [target for name in code_names(policy) if not is_ours(target := target_of(name, place))]
+    if not others:
+        return None
+    modules = {target.partition(":")[0]: target for target in reversed(others)}
+    files = [path for name in reversed(modules) for path in module_files(name, f"{place}: module {name!r} of {modules[name]!r}")]
+    return WouldImport(" and ".join(reversed(modules)), tuple(dict.fromkeys(files)))
 
 
-def _import_module(name: str, what: str) -> ModuleType:
-    here = str(Path.cwd())
-    if not is_ours(name) and here not in sys.path:
-        sys.path.append(here)  # last, and for good: the module may import its neighbours later
-    if name not in sys.modules:
-        importlib.invalidate_caches()  # it may have been written since its folder was read
-    try:
-        return importlib.import_module(name)
-    except SyntaxError as error:
-        where = f"{Path(error.filename or name).name}:{error.lineno}"
-        raise ConfigError(f"{what}: syntax error in {where}: {error.msg}") from None
-    except ModuleNotFoundError as error:
-        missing = error.name or ""
-        if name == missing or name.startswith(f"{missing}."):
-            raise ConfigError(
-                f"{what}: {error}, neither installed nor in the current folder {here}, or in --inputs of a result"
-            ) from None
-        raise ConfigError(f"{what}: {culprit(error)} imports {missing!r}, which is not there; install it") from None
-    except Exception as error:
-        raise ConfigError(f"{what}: {describe_exception(error)}") from None
-
-
-def is_ours(target: str) -> bool:
-    """Whether a module or class is moesim's own."""
-    return target.partition(":")[0].partition(".")[0] == "moesim"
+def sources_digest(names: Sequence[str]) -> str | None:
+    """Hash the sources of a policy and of its parts, by the names that `code_names` returns; None if all are moesim's own."""
+    found = [digest for name in names if (digest := source_digest(policy_class(name).__module__)) is not None]
+    if len(found) < 2:
+        return found[0] if found else None
+    return hashlib.sha256(" ".join(found).encode()).hexdigest()
 
 
 def module_files(module: str, what: str) -> Iterator[Path]:
