@@ -46,8 +46,10 @@ def unit_of(state: State, layer: int, expert: int, what: str, bits: float | None
 
 def width_of(state: State, bits: float | None, what: str) -> float | None:
     """Return a width of the model's; None of the full one."""
+    if bits is None:
+        return None
     full, *others = state.model.widths
-    if bits is None or bits == full:
+    if bits == full:
         return None
     if bits not in others:
         found, remedy = unknown_width(bits, state.model.widths)

@@ -97,6 +97,9 @@ class Clock:
     # ----------------------------------------------------------------------------------------------------------- contention
     def _begin(self, server: Server, activity: str, work_ns: int, share: int = FULL) -> None:
         server.take_up(activity, work_ns, self.env.now, share)
+        if activity not in self.rates:  # nothing slows it down, nor it anything
+            self._schedule(server)
+            return
         server.rate = self._rate_of(server)
         self._schedule(server)
         self.active[activity].append(server)
@@ -111,10 +114,12 @@ class Clock:
 
     def _on_alarm(self, alarm: Any) -> None:
         server = alarm.value
-        if alarm is server.alarm:
+        if alarm is not server.alarm:
+            return
+        if server.activity in self.rates:
             self.active[server.activity].remove(server)
             self._touch(server.activity)
-            self._over(server)
+        self._over(server)
 
     def _touch(self, activity: str) -> None:
         """Change the rates of what goes on with an activity that has begun or ended."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from operator import index
 
 from moesim.engine.checks import fail, short_repr, width_of
@@ -20,7 +21,7 @@ def path_between(state: State, src: str, dst: str) -> tuple[LinkState, ...]:
 def enqueue(state: State, transfer: Transfer) -> None:
     """Queue a transfer on its link."""
     medium = transfer.link.medium
-    medium.queue.append(transfer)
+    insort(medium.queue, transfer, key=lambda one: (one.urgency, one.fetch))
     if not medium.busy:
         state.instant.media.append(medium)
 
@@ -28,9 +29,12 @@ def enqueue(state: State, transfer: Transfer) -> None:
 def hasten(state: State, transfer: Transfer, urgency: int) -> None:
     """Make a transfer more urgent, wherever it is."""
     if urgency < transfer.urgency:
+        is_queued = transfer in transfer.link.medium.queue
+        if is_queued:
+            transfer.link.medium.queue.remove(transfer)
         transfer.urgency = urgency
-        if not transfer.link.medium.busy:
-            state.instant.media.append(transfer.link.medium)
+        if is_queued:
+            enqueue(state, transfer)
 
 
 def send_message(
@@ -44,17 +48,12 @@ def send_message(
     return message
 
 
-def in_turn(medium: Medium) -> list[Transfer]:
-    """List what waits for a medium: the most urgent first, then the oldest."""
-    return sorted(medium.queue, key=lambda transfer: (transfer.urgency, transfer.fetch))
-
-
 def start_next(state: State, medium: Medium) -> bool:
     """Start the first transfer that can; False if some are queued and none can."""
     if medium.busy:
         return True
     heads = set()  # link and urgency of those that have been tried: for the first of each alone victims are asked
-    for transfer in in_turn(medium):
+    for transfer in medium.queue:
         head = (transfer.link.name, transfer.urgency)
         if _has_room(state, transfer, head not in heads):
             _start(state, transfer)

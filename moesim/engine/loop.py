@@ -57,7 +57,8 @@ def flush(state: State) -> None:
     """Tell what happened at this instant, in the order of rule 2, then start what can start."""
     instant = state.instant
     while True:
-        take_in(state)
+        if instant.completed:
+            take_in(state)
         visit = state.forward.visit
         if visit is not None and visit.open <= 0:  # below 0: Runs name more rows than slots are open, which is refused
             steps.end_layer(state, visit)
@@ -72,7 +73,7 @@ def flush(state: State) -> None:
             found, instant.predicted = instant.predicted, []
             for prediction in found:
                 steps.predicted(state, *prediction)
-        elif not (instant.finished or instant.arrived or instant.deferred or instant.sent):
+        elif not instant.completed:
             break
     media, instant.media, instant.blocked = instant.media + instant.blocked, [], []
     for medium in media:
@@ -103,18 +104,18 @@ def take_in(state: State) -> None:
     deferred, instant.deferred = instant.deferred, []
     for call in deferred:
         call()
-    for transfer in arrived:
+    for transfer in arrived if Fetched in state.listens else ():
         if transfer.dst is not None:
-            tell(state, Fetched(transfer.unit.layer, transfer.unit.expert, transfer.dst.name))
-    for task in finished:
+            tell(state, Fetched, transfer.unit.layer, transfer.unit.expert, transfer.dst.name)
+    for task in finished if Ran in state.listens else ():
         if task.group is not None:
-            tell(state, Ran(task.step, task.unit.layer, (task.unit.expert,), task.lane.device.name))
+            tell(state, Ran, task.step, task.unit.layer, (task.unit.expert,), task.lane.device.name)
     for task in finished:
         if task.kind == "shared":
-            tell(state, SharedRan(task.step, task.unit.layer, task.mb, task.lane.device.name))
+            tell(state, SharedRan, task.step, task.unit.layer, task.mb, task.lane.device.name)
     sent, instant.sent = instant.sent, []
     for tag in sent:
-        tell(state, Sent(tag))
+        tell(state, Sent, tag)
 
 
 def _arrive(state: State, transfer: Transfer) -> None:
@@ -143,7 +144,7 @@ def explain(state: State) -> str:
     layer = visit.layer if visit is not None else -1
     waits = []
     for link in state.links.values():
-        for transfer in [one for one in links.in_turn(link.medium) if one.link is link][:4]:
+        for transfer in [one for one in link.medium.queue if one.link is link][:4]:
             dst, pool, unit = transfer.dst, transfer.pool, transfer.unit
             if dst is None or pool is None:
                 waits.append(f"a transfer of {format_bytes(transfer.n_bytes)} waits on {link.name}")

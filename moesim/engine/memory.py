@@ -39,7 +39,7 @@ class PoolState:
         self.used = [0] * len(self.capacity)
         self.leaving = [0] * len(self.capacity)  # of these, victims that are still in use
         self.landed = 0  # bytes beyond the capacities, over all layers
-        self.peak = 0
+        self.total = self.peak = 0
         self.members: defaultdict[tuple[int, float | None], set[int]] = defaultdict(set)  # layer, width -> resident experts
 
     def at(self, layer: int) -> int:
@@ -48,7 +48,8 @@ class PoolState:
 
     def free(self, layer: int) -> int:
         """Return the bytes that a copy may take now; below 0 while copies lie next to the pool."""
-        return self.capacity[self.at(layer)] - self.used[self.at(layer)]
+        at = layer if self.per_layer else 0
+        return self.capacity[at] - self.used[at]
 
     def lacks(self, layer: int, n_bytes: int) -> bool:
         """Whether another victim must be named for a copy."""
@@ -61,10 +62,12 @@ class PoolState:
 
     def take(self, layer: int, n_bytes: int) -> None:
         """Count bytes in (or, negative, out)."""
-        beyond = max(0, -self.free(layer))
-        self.used[self.at(layer)] += n_bytes
-        self.landed += max(0, -self.free(layer)) - beyond
-        self.peak = max(self.peak, sum(self.used))
+        at = layer if self.per_layer else 0
+        free = self.capacity[at] - self.used[at]
+        self.used[at] += n_bytes
+        self.landed += max(0, n_bytes - free) - max(0, -free)
+        self.total += n_bytes
+        self.peak = max(self.peak, self.total)
 
 
 @dataclass(slots=True, eq=False)

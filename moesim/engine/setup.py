@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections import defaultdict
 from operator import index as whole
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from moesim.capacity import by_rows, check_capacity, check_placement, kept_apart, kv_device, required_bytes
 from moesim.engine.memory import CopyState, DeviceMemory, PoolState, Unit
@@ -23,7 +24,9 @@ class Placed(NamedTuple):
 
     device: DeviceState
     pool: PoolState
-    units: list[Unit]
+    layer: int
+    bits: float | None
+    experts: list[int]
 
 
 def connect(state: State) -> None:
@@ -85,21 +88,21 @@ def _copies(state: State, placement: Placement) -> list[Placed]:
     for pool in placement.pools:
         state.devices[pool.device].memory.pools[pool.name] = PoolState(pool, model.n_layers)
     room = {pool: pool.capacity.copy() for device in state.devices.values() for pool in device.memory.pools.values()}
-    there: dict[str, set[Unit]] = {name: set() for name in state.devices}
+    there: defaultdict[tuple[Any, ...], set[int]] = defaultdict(set)
     found = []
     for copy in placement.copies:
-        device, layer = state.devices[copy.device], copy.layer
-        pool_state, bits = device.memory.pools[copy.pool], None if copy.bits == model.expert_bits else copy.bits
-        units = [Unit(layer, whole(expert), bits) for expert in copy.experts]
-        for unit in units:
-            if unit in there[copy.device]:
-                raise PolicyError(f"place(): L{layer}/E{unit.expert} is placed twice on {copy.device} {who}")
-            there[copy.device].add(unit)
-            room[pool_state][pool_state.at(layer)] -= model.expert_bytes(layer, bits)
+        device, layer, bits = state.devices[copy.device], copy.layer, None if copy.bits == model.expert_bits else copy.bits
+        pool_state, experts, known = device.memory.pools[copy.pool], [*map(whole, copy.experts)], there[copy.device, layer, bits]
+        n_bytes = model.expert_bytes(layer, bits)
+        for expert in experts:
+            if expert in known:
+                raise PolicyError(f"place(): L{layer}/E{expert} is placed twice on {copy.device} {who}")
+            known.add(expert)
+            room[pool_state][pool_state.at(layer)] -= n_bytes
             if room[pool_state][pool_state.at(layer)] < 0:
                 full = f"pool '{copy.pool}' of {copy.device} is too small for the copies of layer {layer}"
                 raise PolicyError(f"place(): {full} {who}")
-        found.append(Placed(device, pool_state, units))
+        found.append(Placed(device, pool_state, layer, bits, experts))
     return found
 
 
@@ -112,7 +115,7 @@ def put(state: State, copies: list[Placed]) -> None:
                 Unit(layer, expert, bits): CopyState(None, -1) for bits in (None, *model.low_bits)
                 for layer in range(model.n_layers) for expert in range(model.n_experts)
             }  # fmt: skip
-    for device, pool, units in copies:
-        for unit in units:
-            device.memory.reserve(pool, unit.layer, model.expert_bytes(unit.layer, unit.bits), 0)
-            device.memory.arrive(unit, pool, -1)
+    for at, pool, layer, bits, experts in copies:
+        for expert in experts:
+            at.memory.reserve(pool, layer, model.expert_bytes(layer, bits), 0)
+            at.memory.arrive(Unit(layer, expert, bits), pool, -1)

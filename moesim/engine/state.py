@@ -164,27 +164,17 @@ class DeviceState:
     device: Device
     memory: DeviceMemory
     pending: dict[Unit, Transfer] = field(default_factory=dict)  # what is on its way here
+    name: str = field(init=False)
+    is_gpu: bool = field(init=False)
+    computes: bool = field(init=False)
+    backing: bool = field(init=False)
     main: Lane = field(init=False)
     side: Lane = field(init=False)
 
     def __post_init__(self) -> None:
+        self.name, self.backing = self.device.name, self.memory.backing
+        self.is_gpu, self.computes = self.device.role == "accelerator", self.device.role != "storage"
         self.main, self.side = Lane(self, "main"), Lane(self, "side")
-
-    @property
-    def name(self) -> str:
-        return self.device.name
-
-    @property
-    def is_gpu(self) -> bool:
-        return self.device.role == "accelerator"
-
-    @property
-    def computes(self) -> bool:
-        return self.device.role != "storage"
-
-    @property
-    def backing(self) -> bool:
-        return self.memory.backing
 
 
 @dataclass(slots=True, eq=False)
@@ -192,7 +182,7 @@ class Medium:
     """Links that are serial together. A link without a named medium has one of its own."""
 
     busy: bool = False
-    queue: list[Transfer] = field(default_factory=list)
+    queue: list[Transfer] = field(default_factory=list)  # the most urgent first, then the oldest
 
 
 @dataclass(slots=True, eq=False)
@@ -202,14 +192,14 @@ class LinkState(Server):
     link: Link
     to: DeviceState
     medium: Medium
+    name: str = field(init=False)
     current: Transfer | None = None
     current_bytes: int = 0
     start: int = 0
     control_free: int = 0  # when the control lane has no activations any more
 
-    @property
-    def name(self) -> str:
-        return self.link.name
+    def __post_init__(self) -> None:
+        self.name = self.link.name
 
 
 @dataclass(slots=True, eq=False)
@@ -273,6 +263,11 @@ class Instant:
     lanes: list[Lane] = field(default_factory=list)
     media: list[Medium] = field(default_factory=list)
     blocked: list[Medium] = field(default_factory=list)  # their queues wait for memory; tried again at every instant
+
+    @property
+    def completed(self) -> bool:
+        """Whether anything is done that nobody has taken in."""
+        return bool(self.finished or self.arrived or self.deferred or self.sent)
 
 
 @dataclass(slots=True)

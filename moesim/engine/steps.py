@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-def tell(state: State, event: Any) -> None:
+def tell(state: State, kind: Any, *fields: Any) -> None:
     """Tell the policy an event that it listens to, and apply its answer; while it decides, the event waits."""
-    if type(event) not in state.listens:
+    if kind not in state.listens:
         return
     if state.deciding.under_way:
-        state.deciding.unheard.append(lambda: tell(state, event))
+        state.deciding.unheard.append(lambda: tell(state, kind, *fields))
         return
-    actions = state.policy.decide(event, state.view)
+    actions = state.policy.decide(kind(*fields), state.view)
     if actions:
         apply(state, actions)
 
@@ -133,7 +133,7 @@ def next_step(state: State) -> None:
     _reserve_kv(state, step.kv_tokens)
     if layout.streams is not None:
         layout.streams.begin_step(state)
-    tell(state, StepBegin(step.index, step.phase, step.requests, step.last_chunk))
+    tell(state, StepBegin, step.index, step.phase, step.requests, step.last_chunk)
     phases = step_phases(state, "embedding", "leading")
     state.forward.hidden_at = phases[-1].device if phases else first
     walk(state, phases, first, -1, 0, step.n_tokens, lambda: begin_layer(state, 0))
@@ -163,7 +163,7 @@ def _end_step(state: State) -> None:
     check_length(state.costs.hardware.path, now, step.index)
     sizes = (step.batch, step.n_tokens, step.n_sequences)
     state.records.steps.append(StepRecord(forward.began, now, step.index, step.phase, *sizes, forward.gate_mass))
-    tell(state, StepEnd(step.index))
+    tell(state, StepEnd, step.index)
     if state.progress is not None:
         state.progress(step.index)
     next_step(state)
@@ -177,7 +177,7 @@ def begin_layer(state: State, layer: int) -> None:
     visit.begin, forward.reached = state.now, layer
     if forward.layout.streams is not None:
         forward.layout.streams.begin_layer(state, layer)
-    tell(state, LayerBegin(visit.step, layer))
+    tell(state, LayerBegin, visit.step, layer)
     hidden, forward.hidden_at = forward.hidden_at, forward.layout.dense_at[layer]
     for mb, micro in enumerate(forward.micro):
         walk(state, layer_phases(state, layer, micro), hidden, layer, mb, micro.n_rows, None)
@@ -191,7 +191,7 @@ def end_layer(state: State, visit: Visit) -> None:
         forward.gate_mass += gate_mass(visit.weights)
     state.records.layers.append(LayerRecord(visit.begin, state.now, visit.step, visit.layer))
     forward.visit = None
-    tell(state, LayerEnd(visit.step, visit.layer))
+    tell(state, LayerEnd, visit.step, visit.layer)
     if visit.layer + 1 < state.model.n_layers:
         begin_layer(state, visit.layer + 1)
     else:
@@ -255,7 +255,7 @@ def predicted(state: State, step: int, layer: int, source: str, predictor: Any) 
     for mb in range(len(state.forward.micro)):
         answer = predictor.predict(state.step, mb, layer)
         if answer is not None:
-            tell(state, Predicted(step, layer, mb, answer[0], answer[1], source))
+            tell(state, Predicted, step, layer, mb, answer[0], answer[1], source)
 
 
 def _copies_of(state: State, layer: int, expert: int) -> list[Unit]:
@@ -265,11 +265,12 @@ def _copies_of(state: State, layer: int, expert: int) -> list[Unit]:
 
 def _look_up(state: State, visit: Visit, mb: int, rows: Sequence[int], active: Sequence[int]) -> None:
     """Record which of the active experts are on a GPU, or on their way to one."""
+    gpus = state.gpus
     hits, flying = [], []
     for expert in active:
-        places = [(gpu, unit) for gpu in state.gpus for unit in _copies_of(state, visit.layer, expert)]
-        hits.append(int(any(unit in gpu.memory.copies for gpu, unit in places)))
-        flying.append(int(any(unit in gpu.pending for gpu, unit in places)))
+        units = _copies_of(state, visit.layer, expert)
+        hits.append(int(any(unit in gpu.memory.copies for gpu in gpus for unit in units)))
+        flying.append(int(any(unit in gpu.pending for gpu in gpus for unit in units)))
     of_active = tuple(rows[e] for e in active)
     where = (state.now, visit.step, visit.layer, mb)
     state.records.lookups.append(LookupRecord(*where, tuple(active), of_active, tuple(hits), tuple(flying)))

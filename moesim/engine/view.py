@@ -84,9 +84,13 @@ class EngineView:
         return copy is not None and copy.in_use > 0
 
     def residency(self, layer: int, device: str, bits: float | None = None) -> bytes:
-        copies = self._devices[device].memory.copies
         layer, _, bits = self._unit(layer, 0, bits)
-        return bytes(Unit(layer, expert, bits) in copies for expert in range(self.model.n_experts))
+        memory = self._devices[device].memory
+        here = bytearray([memory.backing and 0 <= layer < self.model.n_layers] * self.model.n_experts)
+        for pool in memory.pools.values():
+            for expert in pool.members.get((layer, bits), ()):
+                here[expert] = 1
+        return bytes(here)
 
     def remaining_ns(self, layer: int, expert: int, device: str, bits: float | None = None) -> int:
         transfer = self._devices[device].pending.get(self._unit(layer, expert, bits))

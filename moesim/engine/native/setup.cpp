@@ -190,16 +190,17 @@ static void place_memory(State &state, DeviceState &device) {
     }
 }
 
-/// Put copies where they are at the start: of each layer and width the device, the pool and the units.
+/// Put copies where they are at the start: device, pool, layer, bits and experts of each layer and width.
 static void put(State &state, nb::handle copies) {
     Items listed(copies.ptr());
     for (Py_ssize_t i = 0; i < listed.size(); ++i) {
         DeviceMemory &memory = of_twin(state, PyTuple_GET_ITEM(listed[i], 0))->memory;
         PoolState *pool = memory.pool(attr(PyTuple_GET_ITEM(listed[i], 1), "name"));
-        Items units(PyTuple_GET_ITEM(listed[i], 2));
-        for (Py_ssize_t u = 0; u < units.size(); ++u) {  // layer, expert, bits
-            i64 layer = as_int(PyTuple_GET_ITEM(units[u], 0));
-            i64 unit = unit_of(state, layer, as_int(PyTuple_GET_ITEM(units[u], 1)), "place", PyTuple_GET_ITEM(units[u], 2));
+        i64 layer = as_int(PyTuple_GET_ITEM(listed[i], 2));
+        i64 first = unit_of(state, layer, 0, "place", PyTuple_GET_ITEM(listed[i], 3));
+        Items experts(PyTuple_GET_ITEM(listed[i], 4));
+        for (Py_ssize_t e = 0; e < experts.size(); ++e) {
+            i64 unit = first + as_int(experts[e]);
             memory.reserve(pool, layer, state.weights.bytes_of(unit), 0);
             memory.arrive(unit, pool, -1);
         }
