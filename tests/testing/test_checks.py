@@ -19,7 +19,7 @@ from moesim.policies.systems.caches import LRU
 from moesim.policies.systems.on_demand import OnDemand
 from moesim.policy import Action, Copy, Fetch, Placement, Pool, Routed, Run, Skip, View
 from moesim.records import EvictionRecord, InexactRecord
-from moesim.studies import bench, bench_growth
+from moesim.studies import bench
 from moesim.testing import CheckError, check_policy, examine_policy, run_tiny, tiny_machine, tiny_workload
 from moesim.testing.checks import check_slots, check_weights
 
@@ -348,8 +348,8 @@ def test_bench_measures_decisions_beside_dalis(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_growth_is_told_by_size(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(bench_growth, "AXES", {"tokens": (2, 4, 99), "layers": (1, 2)})
-    monkeypatch.setattr(bench_growth, "_BASE", {"tokens": 3, "batch": 2, "experts": 8, "layers": 3})
+    monkeypatch.setattr(bench, "AXES", {"tokens": (2, 4, 99), "layers": (1, 2)})
+    monkeypatch.setattr(bench, "_BASE", {"tokens": 3, "batch": 2, "experts": 8, "layers": 3})
     assert main(["bench", "--growth", "--repeats", "1", "--tokens", "4", "-o", "json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [(row["varied"], row["value"]) for row in rows] == [("tokens", 2), ("tokens", 4), ("layers", 1), ("layers", 2)]
