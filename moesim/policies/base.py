@@ -1,15 +1,15 @@
-"""What every policy of this package shares: defaults of the contract, and the questions asked in `place`."""
+"""Base of every policy: defaults of the contract, questions asked in `place`, and native twins."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from itertools import pairwise
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar, cast
 
 import numpy as np
 
 from moesim.errors import CapacityError, HardwareError
-from moesim.policies.algorithms.caching import SlotsSplit, deal_slots
 from moesim.policies.options import Declared, options_of
 from moesim.policy import CACHE as CACHE
 from moesim.policy import Action, Fetch, Placement, Pool, Predicted, Routed, Run, Victim, View
@@ -17,11 +17,12 @@ from moesim.policy import Action, Fetch, Placement, Pool, Predicted, Routed, Run
 if TYPE_CHECKING:
     from moesim.model import ModelSpec
 
+
 STAGING = "staging"  # demand loads that do not enter the cache; dropped at the end of their layer
 
 
 class Future(Protocol):
-    """What an oracle policy is given: the routing that is still to come."""
+    """The routing that is still to come, for oracle policies."""
 
     def next_use(self, layer: int, expert: int, step: int) -> int:
         """Return the first step strictly after ``step`` in which ``layer`` routes to ``expert``; huge if none."""
@@ -84,12 +85,12 @@ class PolicyBase(Declared):
 
     @property
     def needs(self) -> frozenset[str]:
-        """What it reads from the trace and the profile."""
+        """Inputs that it reads from trace and profile."""
         return frozenset()
 
     @property
     def counters(self) -> Mapping[str, int]:
-        """What of the latest run is worth knowing beyond the records; a result has each as ``count_<name>``."""
+        """Counts of the latest run beyond the records; a result has each as ``count_<name>``."""
         return {}
 
     def place(self, view: View) -> Placement:
@@ -165,6 +166,25 @@ def cpu_of(view: View, policy: str) -> str:
             f"the CPU computes experts that lie in its memory: choose a profile whose `backing` names it"
         )
     return cpu
+
+
+SlotsSplit = Literal["spread", "equal"]
+
+
+def deal_slots(n_slots: int, n_layers: int, n_experts: int, split: SlotsSplit = "spread") -> list[int]:
+    """Deal cache slots out to the layers.
+
+    ``spread`` deals out all: the remainder of an equal share goes, one each, to layers that are evenly spaced over the stack.
+    ``equal`` leaves it unused, as published systems do. No layer gets more slots than it has experts.
+
+    >>> deal_slots(19, 8, 8), deal_slots(19, 8, 8, "equal"), deal_slots(9, 4, 2)
+    ([2, 3, 2, 3, 2, 2, 3, 2], [2, 2, 2, 2, 2, 2, 2, 2], [2, 2, 2, 2])
+    """
+    share, rest = divmod(min(n_slots, n_layers * n_experts), n_layers)
+    if split == "equal":
+        return [share] * n_layers
+    dealt = [(layer * rest + n_layers // 2) // n_layers for layer in range(n_layers + 1)]  # of the rest, before each layer
+    return [share + after - before for before, after in pairwise(dealt)]
 
 
 def slot_bytes(view: View) -> int:
@@ -245,3 +265,11 @@ def micro_batch_runs(event: Routed, experts: Iterable[int], device: str) -> list
             rows = np.flatnonzero(chosen == expert) // top_k + event.first_row  # a row's experts are distinct
             runs.append(Run(event.layer, (expert,), device, rows.tolist()))
     return runs
+
+
+Function = TypeVar("Function", bound=Callable[..., object])
+
+
+def twin(reference: Function, view: View) -> Function:
+    """Return what to call in a run instead of a function: its twin, or itself where the engine brings none."""
+    return cast(Function, getattr(getattr(view, "algorithms", None), reference.__name__, reference))

@@ -33,12 +33,12 @@ from pydantic import Field
 
 from moesim.errors import CapacityError, ConfigError
 from moesim.policies.algorithms.assignment import Plan
-from moesim.policies.algorithms.caching import SlotsSplit
 from moesim.policies.base import (
     CACHE,
     STAGING,
     Future,
     PolicyBase,
+    SlotsSplit,
     cpu_of,
     gpu_of,
     idle_resident,

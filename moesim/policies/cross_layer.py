@@ -13,11 +13,10 @@ from moesim.model import ModelSpec
 from moesim.policies.algorithms.assignment import Plan
 from moesim.policies.algorithms.counting import add_rows
 from moesim.policies.algorithms.presched import prefetch_count
-from moesim.policies.base import CostTable
+from moesim.policies.base import CostTable, twin
 from moesim.policies.options import option
 from moesim.policies.parts import Part, Setup, Unit, source_needs
 from moesim.policies.parts.prefetch import Lane, Source
-from moesim.policies.twins import twin
 from moesim.policy import Predict, Predicted, Routed, StepBegin, View
 
 PUBLISHED_HIT = 0.94  # the least that the paper prints for its predictor's "hot Top-4"

@@ -37,7 +37,7 @@ POLICIES: dict[str, str] = {
     "adapmoe": "moesim.policies.systems.adapmoe:AdapMoE",
     "all-cpu": "moesim.policies.systems.all_cpu:AllCpu",
     "all-gpu": "moesim.policies.systems.all_gpu:AllGpu",
-    "background-cache": "moesim.policies.background_cache:BackgroundCache",
+    "background-cache": "moesim.policies.cpu_cache:BackgroundCache",
     "belady": "moesim.policies.systems.caches:Belady",
     "composed": "moesim.policies.composed:Composed",
     "dali": "moesim.policies.systems.dali:Dali",
@@ -141,7 +141,7 @@ _PARTS: dict[str, dict[str, str]] = {
         "s3-fifo": "parts.replacement:S3FifoVictim",
         "activation-aware": "systems.moe_infinity:ActivationAware",
         "least-stale": "systems.edgemoe:LeastStale",
-        "least-stale-2gen": "systems.two_generations:LeastStaleByGeneration",
+        "least-stale-2gen": "systems.least_stale:LeastStaleByGeneration",
     },
 }
 

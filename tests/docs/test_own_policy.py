@@ -13,8 +13,8 @@ import yaml
 from moesim.cli.main import main
 from moesim.errors import ConfigError
 from moesim.experiment.sweep import policies_of
-from moesim.policies.background_cache import BackgroundCache
 from moesim.policies.composed import Composed
+from moesim.policies.cpu_cache import BackgroundCache
 from moesim.policies.registry import POLICIES, make_policy, policy_class
 from moesim.policies.user_code import sources_digest, would_import
 from moesim.testing import check_policy

@@ -15,7 +15,7 @@ from moesim.engine import simulate
 from moesim.hardware import load_hardware
 from moesim.hardware.costs import CostModel
 from moesim.model import load_model
-from moesim.policies.algorithms.caching import deal_slots
+from moesim.policies.base import deal_slots
 from moesim.policies.registry import make_policy
 from moesim.records import Records
 from moesim.testing.traces import synthetic_trace

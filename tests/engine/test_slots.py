@@ -23,7 +23,7 @@ from moesim.experiment.runner import slots_used
 from moesim.experiment.sweep import expand
 from moesim.model import ModelSpec
 from moesim.plots.captions import caption
-from moesim.policies.algorithms.caching import deal_slots
+from moesim.policies.base import deal_slots
 from moesim.policies.options import options_of
 from moesim.policies.registry import POLICIES, make_policy, policy_class
 from moesim.policy import Copy, Placement, Pool

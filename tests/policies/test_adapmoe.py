@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from moesim.errors import CapacityError, ConfigError
-from moesim.policies.algorithms.caching import mixtral_offloading_plan
 from moesim.policies.registry import describe_policy, make_policy
 from moesim.policies.systems.adapmoe import cache_sizes, expected_loads, gating_threshold, leaves_second_out
+from moesim.policies.systems.mixtral_offloading import mixtral_offloading_plan
 from moesim.records import Records
 from moesim.trace import Trace
 from moesim.trace.workload import WorkloadSpec, compose

@@ -13,23 +13,21 @@ from moesim.policies.algorithms.assignment import (
     Plan,
     all_cpu,
     all_gpu,
+    beam_assignment,
+    brute_force_assignment,
+    exact_assignment,
     fiddler_code_assignment,
     greedy_assignment,
     layer_costs,
     threshold_assignment,
     threshold_layer_plan,
 )
-from moesim.policies.algorithms.caching import (
-    global_top,
-    mixtral_offloading_plan,
-    per_layer_top,
-    per_layer_top_with_remainder,
-    top_by_count,
-    workload_aware_swap,
-)
-from moesim.policies.algorithms.search import beam_assignment, brute_force_assignment, exact_assignment
+from moesim.policies.parts.placement import global_top, per_layer_top, per_layer_top_with_remainder
+from moesim.policies.parts.prefetch import top_by_count
+from moesim.policies.parts.replacement import workload_aware_swap
 from moesim.policies.registry import make_policy
 from moesim.policies.systems.fiddler import Fiddler
+from moesim.policies.systems.mixtral_offloading import mixtral_offloading_plan
 from tests.engine.engine_kit import play, tiny_model, workload
 
 A, B, C, D, E = range(5)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from moesim.errors import HardwareError
 from moesim.policies.algorithms.assignment import greedy_assignment
-from moesim.policies.algorithms.caching import workload_aware_swap
+from moesim.policies.parts.replacement import workload_aware_swap
 from moesim.policies.registry import make_policy
 from moesim.policies.systems.dali_multi_gpu import DaliMultiGpu, greedy_multi_assignment, workload_aware_swaps
 from moesim.testing import FakeView, check_policy, run_tiny, tiny_machine, tiny_workload

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moesim.policies.algorithms.layers import farthest_layers
 from moesim.policies.registry import make_policy
+from moesim.policies.systems.edgemoe import farthest_layers
 from moesim.records import Records
 from moesim.trace import Trace
 from moesim.trace.predictors import make_predictor

@@ -13,9 +13,17 @@ from hypothesis import strategies as st
 
 from moesim.metrics import summarise
 from moesim.policies.algorithms.assignment import Plan, greedy_assignment
-from moesim.policies.algorithms.impact import Ahead, impact_driven
-from moesim.policies.algorithms.queues import Reading, Timings, queue_plan, replay
-from moesim.policies.algorithms.two_ended import CODE_COSTS, PerRow, two_ended_plan
+from moesim.policies.algorithms.hybrimoe import (
+    CODE_COSTS,
+    Ahead,
+    PerRow,
+    Reading,
+    Timings,
+    impact_driven,
+    queue_plan,
+    replay,
+    two_ended_plan,
+)
 from moesim.policies.options import options_of
 from moesim.policies.parts import Setup
 from moesim.policies.registry import PARTS, make_part, make_policy, part_class

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moesim.policies.algorithms.generations import TwoGenerations
 from moesim.policies.composed import Composed
 from moesim.policies.registry import make_policy, policy_info
+from moesim.policies.systems.least_stale import TwoGenerations
 from moesim.policy import Fetch, StepBegin
 from moesim.testing import FakeView, routed, run_tiny, tiny_workload
 from tests.engine.engine_kit import Oracle, cpu, gpu, machine, pair, play, tasks, workload

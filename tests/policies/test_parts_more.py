@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from moesim.errors import ConfigError
 from moesim.hardware.costs import CostModel
 from moesim.policies.algorithms.activations import remaining_priority, shares
-from moesim.policies.algorithms.arc import Arc, FateArc
 from moesim.policies.algorithms.assignment import greedy_assignment
 from moesim.policies.algorithms.drawing import sample
+from moesim.policies.algorithms.eviction import Arc, FateArc
 from moesim.policies.composed import Composed
 from moesim.policies.parts import Setup
 from moesim.policies.parts.assignment import Greedy

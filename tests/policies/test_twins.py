@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from moesim.policies.algorithms.assignment import greedy_layer_plan, layer_costs
+from moesim.policies.base import twin
 from moesim.policies.composed import Composed
 from moesim.policies.systems.prescope import PreScope
-from moesim.policies.twins import twin
 from moesim.policy import View
 from tests.policies.golden_kit import CASES, run_case
 from tests.policies.twins_kit import BUILT, MAKERS, OF_A_VIEW, compare, compare_on

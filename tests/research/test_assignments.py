@@ -23,8 +23,8 @@ from experiments.research.tables.assignments import (
     study,
     table,
 )  # fmt: skip
+from experiments.research.tables.schedule import optimal_schedule
 from moesim.core.table import Format
-from moesim.policies.algorithms.schedule import optimal_schedule
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,7 @@ from moesim.errors import ConfigError
 from moesim.hardware import load_hardware
 from moesim.hardware.costs import CostModel
 from moesim.model import load_model
-from moesim.policies.algorithms.arc import Arc
-from moesim.policies.algorithms.s3fifo import S3Fifo
+from moesim.policies.algorithms.eviction import Arc, S3Fifo
 from moesim.policies.cpu_cache import Bank
 from moesim.policies.parts import Unit
 from moesim.policies.parts import assignment as assigning
@@ -38,6 +37,7 @@ from moesim.policies.systems.heat_cache import HeatCache
 from moesim.policies.systems.hobbit import Hobbit
 from moesim.policies.systems.hybrimoe import MRS, HybriMoECode, HybriMoEPaper, Queues, TwoEnded
 from moesim.policies.systems.klotski import Klotski
+from moesim.policies.systems.least_stale import LeastStaleByGeneration
 from moesim.policies.systems.llama_cpp_cache import LlamaCppCache
 from moesim.policies.systems.lookahead import MinBypass, WindowedBelady
 from moesim.policies.systems.mixtral_offloading import MixtralOffloading
@@ -48,7 +48,6 @@ from moesim.policies.systems.on_demand import OnDemand
 from moesim.policies.systems.pooled_cache import PooledCache, TurboQuantCache
 from moesim.policies.systems.pre_gated import PreGated
 from moesim.policies.systems.prescope import PreScope
-from moesim.policies.systems.two_generations import LeastStaleByGeneration
 from moesim.policies.systems.two_uploads_lru import TwoUploadsLru
 from moesim.policy import Fetch, Placement, Predicted, Routed, Run, View
 from moesim.testing.rules import RuleCheck, examine_rules

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moesim.errors import TraceError
-from moesim.policies.algorithms.caching import workload_aware_swap
+from moesim.policies.parts.replacement import workload_aware_swap
 from moesim.testing.traces import synthetic_trace
 from moesim.trace import Signal, Trace
 from moesim.trace.stats.balance import activation_frequency, gini, loads, normalised_entropy, top_over_uniform, uniform_counts

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fidelity.intervened import moe_layers
 from fidelity.interventions import Routing
-from moesim.policies.algorithms.caching import per_layer_top_with_remainder
+from moesim.policies.parts.placement import per_layer_top_with_remainder
 from moesim.trace.stats.balance import activation_frequency
 
 

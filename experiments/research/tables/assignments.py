@@ -22,16 +22,22 @@ from matplotlib.ticker import FixedLocator, NullLocator
 from scipy.stats import sem, t
 
 from experiments.research.tables.command import parser, run, write
+from experiments.research.tables.schedule import Layer, executed_schedule, layer_lower_bound, optimal_schedule
 from moesim.core.colours import BLACK, SERIES
 from moesim.core.progress import Progress
 from moesim.core.table import Format, render, render_records
 from moesim.errors import ConfigError, unknown_name
 from moesim.plots.style import add_corner, need, pictures, styled
-from moesim.policies.algorithms.assignment import Plan, all_cpu, all_gpu, greedy_assignment, threshold_assignment
-from moesim.policies.algorithms.queues import Reading, Timings, queue_plan
-from moesim.policies.algorithms.schedule import Layer, executed_schedule, layer_lower_bound, optimal_schedule
-from moesim.policies.algorithms.search import beam_assignment, exact_assignment
-from moesim.policies.algorithms.two_ended import two_ended_plan
+from moesim.policies.algorithms.assignment import (
+    Plan,
+    all_cpu,
+    all_gpu,
+    beam_assignment,
+    exact_assignment,
+    greedy_assignment,
+    threshold_assignment,
+)
+from moesim.policies.algorithms.hybrimoe import Reading, Timings, queue_plan, two_ended_plan
 
 LOADS = (1, 1, 1, 2, 2, 3, 4, 6, 9, 14)
 """Rows of an expert are drawn from these: most experts have few, a few have many."""

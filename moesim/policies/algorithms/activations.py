@@ -80,7 +80,7 @@ class Past:
     run that are over are stored too.
 
     With the mask ``seen``, the method's intent, rows 0 .. l are compared, l being the layer that was routed last. ``later`` is the
-    released code: rows 0 .. l of the stored ones are overwritten by a constant, so that only the rows after l tell them apart. In
+    released code: rows 0 .. l of the stored ones are overwritten by a constant, so that they differ in the rows after l only. In
     the first pass of a sequence these are empty, and the first one is found. Sums of cosines of the rows, each scaled to a sum
     of 1, are compared to 12 decimals; a row of zeros has cosine 0.
     """

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from moesim.policies.algorithms.assignment import (
+    ENUMERATE_UP_TO,
     FIDDLER_CPU_PER_ROW,
     FIDDLER_GPU_LOAD,
     Plan,
+    beam_assignment,
+    exact_assignment,
     greedy_layer_plan,
     layer_costs,
     make_plan,
     threshold_layer_plan,
 )
-from moesim.policies.algorithms.search import ENUMERATE_UP_TO, beam_assignment, exact_assignment
 from moesim.policies.base import CostTable
 from moesim.policies.options import option
 from moesim.policies.parts import Part, Setup

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from moesim.errors import ConfigError
-from moesim.policies.algorithms.caching import deal_slots, global_top, per_layer_top, per_layer_top_with_remainder
+from moesim.policies.base import deal_slots
 from moesim.policies.options import option
 from moesim.policies.parts import Part, Setup
 
@@ -100,3 +100,46 @@ def layer_counts(setup: Setup) -> Sequence[int]:
     """Return how many experts of each layer fill the slots."""
     model = setup.view.model
     return setup.slots if setup.per_layer else deal_slots(setup.slots[0], model.n_layers, model.n_experts)
+
+
+def global_top(frequency: Sequence[Sequence[float]], n_slots: int) -> list[list[int]]:
+    """Fill slots with the most frequent (layer, expert) pairs of the model; of equals the lower layer first, then the lower id.
+
+    >>> global_top([[0.1, 0.5, 0.3, 0.8], [0.2, 0.4, 0.9, 0.1]], 3)
+    [[1, 3], [2]]
+    """
+    chosen: list[list[int]] = [[] for _ in frequency]
+    for layer, expert in _by_frequency(frequency)[: max(n_slots, 0)]:
+        chosen[layer].append(expert)
+    return [sorted(experts) for experts in chosen]
+
+
+def per_layer_top(frequency: Sequence[Sequence[float]], slots: Sequence[int]) -> list[list[int]]:
+    """Take the most frequent experts of every layer, as many as it has slots; ties to the lower id; each layer ascending.
+
+    >>> per_layer_top([[0.1, 0.5, 0.3, 0.8], [0.2, 0.4, 0.9, 0.1]], [1, 2])
+    [[3], [1, 2]]
+    """
+    return [sorted(sorted(range(len(row)), key=lambda e: -row[e])[:n]) for row, n in zip(frequency, slots, strict=True)]
+
+
+def per_layer_top_with_remainder(frequency: Sequence[Sequence[float]], n_slots: int) -> list[list[int]]:
+    """Give every layer an equal share of the slots, and what is left to the globally most frequent pairs (DAOP).
+
+    >>> per_layer_top_with_remainder([[0.1, 0.5, 0.3, 0.8], [0.2, 0.4, 0.9, 0.1]], 3)
+    [[1, 3], [2]]
+    """
+    chosen = per_layer_top(frequency, deal_slots(n_slots, len(frequency), len(frequency[0]), "equal"))
+    left = n_slots - sum(len(experts) for experts in chosen)
+    for layer, expert in _by_frequency(frequency):
+        if left <= 0:
+            break
+        if expert not in chosen[layer]:
+            chosen[layer].append(expert)
+            left -= 1
+    return [sorted(experts) for experts in chosen]
+
+
+def _by_frequency(frequency: Sequence[Sequence[float]]) -> list[tuple[int, int]]:
+    pairs = [(layer, expert) for layer, row in enumerate(frequency) for expert in range(len(row))]
+    return sorted(pairs, key=lambda pair: -frequency[pair[0]][pair[1]])  # stable: already in (layer, expert) order

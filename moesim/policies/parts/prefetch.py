@@ -102,6 +102,16 @@ class RandomAhead(_Pooled):
         return ()
 
 
+def top_by_count(counts: Sequence[int], size: int) -> list[int]:
+    """Return up to ``size`` ids with the highest positive counts, highest first, ties to the lower id.
+
+    >>> top_by_count([0, 3, 1, 3, 0], 4)
+    [1, 3, 2]
+    """
+    positive = [expert for expert, count in enumerate(counts) if count > 0]
+    return sorted(positive, key=lambda expert: -counts[expert])[: max(size, 0)]
+
+
 class TopPredicted(_Pooled):
     """Fetch the experts that a predictor gives the most rows in a following layer."""
 

@@ -16,10 +16,8 @@ from typing import Annotated, Any, Final, Literal, Protocol, cast
 
 from pydantic import Field
 
-from moesim.policies.algorithms.arc import Arc, FateArc
-from moesim.policies.algorithms.caching import workload_aware_swap
 from moesim.policies.algorithms.drawing import scramble
-from moesim.policies.algorithms.s3fifo import S3Fifo
+from moesim.policies.algorithms.eviction import Arc, FateArc, S3Fifo
 from moesim.policies.base import CACHE, Future, layer_residents
 from moesim.policies.options import option
 from moesim.policies.parts import Part, Setup, Swap, Unit
@@ -269,6 +267,29 @@ class Static(Part):
     def layer_end(self, step: int, layer: int) -> Swap | None:
         """Replace nothing."""
         return None
+
+
+def workload_aware_swap(
+    scores: Sequence[int], resident: Iterable[int], u_size: int, only_if_better: bool = False
+) -> tuple[list[int], list[int]]:
+    """Choose the replacements of DALI's Algorithm 2 at the end of a window, by the rows that each expert served in it.
+
+    The victims are the lowest residents (lowest first), the newcomers the highest non-residents (highest first), ``u_size`` pairs or
+    fewer. ``only_if_better`` keeps a resident unless its newcomer's score is higher; the paper swaps in any case.
+
+    >>> workload_aware_swap([5, 0, 1, 7, 4, 0, 6, 2], [0, 1, 2, 3], u_size=2)
+    ([1, 2], [6, 4])
+    """
+    inside = sorted(set(resident))
+    member = set(inside)
+    outside = [expert for expert in range(len(scores)) if expert not in member]
+    count = min(u_size, len(inside), len(outside))
+    victims = sorted(inside, key=lambda expert: scores[expert])[:count]
+    newcomers = sorted(outside, key=lambda expert: -scores[expert])[:count]
+    if only_if_better:
+        better = [(out, new) for out, new in zip(victims, newcomers, strict=True) if scores[new] > scores[out]]
+        return [out for out, _ in better], [new for _, new in better]
+    return victims, newcomers
 
 
 class WorkloadAware(Static):

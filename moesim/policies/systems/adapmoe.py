@@ -29,9 +29,9 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 
 from moesim.errors import CapacityError, ConfigError
-from moesim.policies.algorithms.caching import SwapPlan, mixtral_offloading_plan
 from moesim.policies.options import option
 from moesim.policies.released import Released, Tables
+from moesim.policies.systems.mixtral_offloading import SwapPlan, mixtral_offloading_plan
 from moesim.policies.systems.mixtral_offloading_spec import AHEAD, MixtralOffloadingSpec
 from moesim.policy import (
     DEMAND,
@@ -166,7 +166,7 @@ class AdapMoE(MixtralOffloadingSpec):
 
     @property
     def needs(self) -> frozenset[str]:
-        """What the source needs, and gate weights for gating."""
+        """Inputs of the source, and gate weights for gating."""
         return super().needs | {"scores-or-weights"} if _gates(self) else super().needs
 
     def place(self, view: View) -> Placement:
@@ -236,7 +236,7 @@ class AdapMoE(MixtralOffloadingSpec):
         return int(event.experts[0, 1]) if leaves_second_out(first, second, self._threshold[event.layer]) else None
 
     def _plan(self, layer: int, active: Sequence[int]) -> SwapPlan:
-        """Let a right guess take its place before the demand loads."""
+        """Plan a right guess before the demand loads."""
         early = {expert for of, expert in self._used if of == layer}
         return mixtral_offloading_plan(self._order[layer], active, self.buffer_size, early)
 

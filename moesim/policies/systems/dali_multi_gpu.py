@@ -30,12 +30,12 @@ from typing import Any, NamedTuple
 
 from moesim.errors import HardwareError
 from moesim.policies.algorithms.assignment import layer_costs
-from moesim.policies.algorithms.caching import SlotsSplit, top_by_count
 from moesim.policies.base import (
     CACHE,
     STAGING,
     CostTable,
     PolicyBase,
+    SlotsSplit,
     cpu_of,
     gpu_of,
     idle_resident,
@@ -46,7 +46,7 @@ from moesim.policies.base import (
 )
 from moesim.policies.options import option
 from moesim.policies.parts import source_needs
-from moesim.policies.parts.prefetch import Lane, Source, Transient
+from moesim.policies.parts.prefetch import Lane, Source, Transient, top_by_count
 from moesim.policies.parts.replacement import Firing, OnlyIfBetter, WindowSize, WindowSwaps
 from moesim.policies.systems.dali import FEW_EXPERTS, PUBLISHED_PREFETCH_SIZE, PUBLISHED_U_SIZE
 from moesim.policy import (

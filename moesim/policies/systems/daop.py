@@ -475,7 +475,7 @@ class DaopPaper(PolicyBase):
         return Placement([Copy(layer, here, gpu) for layer, here in enumerate(residents) if here], pools)
 
     def evict(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
-        """Give up an expert in the buffer that has been computed; the rest leaves only in a swap."""
+        """Return an expert in the buffer that has been computed; the rest leaves only in a swap."""
         return idle_resident(view, fetch) if fetch.pool == PLACEHOLDER else None
 
     def decide(self, event: Any, view: View) -> Iterable[Action]:

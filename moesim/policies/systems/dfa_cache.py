@@ -27,10 +27,10 @@ from itertools import islice
 from typing import Any, Literal
 
 from moesim.errors import ConfigError
-from moesim.policies.background_cache import BackgroundCache
 from moesim.policies.cpu_cache import (
     LLAMA_CPP_OFFLOAD_ROWS,
     LLAMA_CPP_PROMPT_ROWS,
+    BackgroundCache,
     Bank,
     PastTheCache,
     both_rates,

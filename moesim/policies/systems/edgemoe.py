@@ -3,7 +3,7 @@
 EdgeMoE's own paper was not read for this, and no scheduler code is released: each point is as OD-MoE (2025), DAOP (2025) and DALI
 (2026) describe it, or a choice.
 
-Idea: statistics from calibration tell which experts follow which, and so what to preload.
+Idea: statistics from calibration show which experts follow which, and so what to preload.
 
 | point | paper says | released code does | we do |
 |---|---|---|---|
@@ -25,13 +25,28 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from moesim.errors import ConfigError
-from moesim.policies.algorithms.layers import farthest_layers
 from moesim.policies.composed import Composed, Parts
 from moesim.policies.options import option
 from moesim.policies.parts import PlacementOption, PrefetchOption, ReplacementOption, Setup, Unit
 from moesim.policies.parts.prefetch import Lane, Source, TopPredicted
 from moesim.policies.parts.replacement import LRU, UNROUTED_FIRST, Victims
 from moesim.policy import Fetch, Routed, View
+
+
+def farthest_layers(layer: int, n_layers: int, distance: Literal["next-pass", "absolute"]) -> list[int]:
+    """Order all layers by their distance from one, farthest first.
+
+    The distance is the number of layers until the pass comes there, or the difference of the numbers (``absolute``). Of two equally
+    far layers the one that has been passed comes first.
+
+    >>> farthest_layers(2, 5, "next-pass"), farthest_layers(2, 5, "absolute")
+    ([2, 1, 0, 4, 3], [0, 4, 1, 3, 2])
+    """
+    waits = [(j - layer - 1) % n_layers + 1 for j in range(n_layers)]
+    if distance == "next-pass":
+        return sorted(range(n_layers), key=lambda j: -waits[j])
+    return sorted(range(n_layers), key=lambda j: (-abs(j - layer), -waits[j]))
+
 
 Distance = Annotated[
     Literal["next-pass", "absolute"],

@@ -28,7 +28,6 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Literal
 
 from moesim.errors import CapacityError
-from moesim.policies.algorithms.caching import per_layer_top
 from moesim.policies.base import (
     CACHE,
     STAGING,
@@ -41,6 +40,7 @@ from moesim.policies.base import (
     slots_per_layer,
 )
 from moesim.policies.options import option
+from moesim.policies.parts.placement import per_layer_top
 from moesim.policy import (
     DEMAND,
     Action,
@@ -264,5 +264,5 @@ class Exllamav3(PolicyBase):
         return held
 
     def evict(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
-        """Give up what was streamed and has been computed."""
+        """Return what was streamed and has been computed."""
         return idle_resident(view, fetch) if fetch.pool == STAGING else None

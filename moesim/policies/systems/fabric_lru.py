@@ -17,8 +17,7 @@ tetherto/qvac-fabric-llm.cpp: src/llama-moe-cache.cpp at 06560fb745 (PR 232), a 
 
 from __future__ import annotations
 
-from moesim.policies.background_cache import BackgroundCache
-from moesim.policies.cpu_cache import LLAMA_CPP_OFFLOAD_ROWS, LLAMA_CPP_PROMPT_ROWS, PastTheCache
+from moesim.policies.cpu_cache import LLAMA_CPP_OFFLOAD_ROWS, LLAMA_CPP_PROMPT_ROWS, BackgroundCache, PastTheCache
 from moesim.policy import View
 
 

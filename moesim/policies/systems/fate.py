@@ -30,12 +30,11 @@ from fractions import Fraction
 from typing import Any, ClassVar
 
 from moesim.errors import ConfigError
-from moesim.policies.algorithms.arc import FateArc
-from moesim.policies.algorithms.caching import SlotsSplit, deal_slots, top_by_count
-from moesim.policies.base import PolicyBase, gpu_of, slot_bytes
+from moesim.policies.algorithms.eviction import FateArc
+from moesim.policies.base import PolicyBase, SlotsSplit, deal_slots, gpu_of, slot_bytes
 from moesim.policies.options import option
 from moesim.policies.parts import source_needs
-from moesim.policies.parts.prefetch import Lane, Source
+from moesim.policies.parts.prefetch import Lane, Source, top_by_count
 from moesim.policies.systems.pre_gated import BUFFERS
 from moesim.policy import (
     CACHE,
@@ -137,7 +136,7 @@ class Fate(PolicyBase):
 
     @property
     def needs(self) -> frozenset[str]:
-        """What the source needs."""
+        """Inputs of the source."""
         return source_needs(self.source)
 
     def place(self, view: View) -> Placement:

@@ -28,7 +28,6 @@ from typing import Annotated, Any, ClassVar, Literal
 from moesim.errors import ConfigError
 from moesim.model import ModelSpec
 from moesim.policies.algorithms.assignment import Plan, fiddler_code_assignment, threshold_layer_plan
-from moesim.policies.algorithms.caching import global_top
 from moesim.policies.base import (
     CACHE,
     CostTable,
@@ -40,6 +39,7 @@ from moesim.policies.base import (
     slot_bytes,
 )
 from moesim.policies.options import option
+from moesim.policies.parts.placement import global_top
 from moesim.policies.released import Released, Tables
 from moesim.policy import (
     DEMAND,
@@ -144,7 +144,7 @@ class Fiddler(PolicyBase):
         return (Drop(event.layer, held, self._gpu),) if held else ()
 
     def evict(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
-        """Give up a placeholder that has been computed; the resident set never changes."""
+        """Return a placeholder that has been computed; the resident set never changes."""
         return idle_resident(view, fetch)
 
     def plan(self, layer: int, loads: Any) -> Plan:

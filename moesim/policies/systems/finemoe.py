@@ -1,4 +1,4 @@
-"""FineMoE (fMoE): past iterations that begin alike tell which experts of later layers to prefetch and to keep.
+"""FineMoE (fMoE): past iterations that begin alike decide which experts of later layers to prefetch and to keep.
 
 Code: IntelliSys-Lab/FineMoE-EuroSys26 at 5c58468, on MoE-Infinity's engine. The points are the code's; the paper was not read.
 
@@ -269,7 +269,7 @@ class FineMoE(PrefetchingThread):
 
     @property
     def listens(self) -> frozenset[type]:
-        """What the thread listens to, and predictions where it asks for any."""
+        """Events of the thread, and predictions where it asks for any."""
         return super().listens | ({Predicted} if self.first_layers == "embedding" else set())
 
     @property

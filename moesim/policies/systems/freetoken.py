@@ -23,8 +23,7 @@ from heapq import heappush
 from typing import Any, Literal
 
 from moesim.errors import CapacityError
-from moesim.policies.background_cache import BackgroundCache
-from moesim.policies.cpu_cache import Bank, InSequence, PastTheCache, both_rates, copies_by_share
+from moesim.policies.cpu_cache import BackgroundCache, Bank, InSequence, PastTheCache, both_rates, copies_by_share
 from moesim.policies.options import option
 from moesim.policies.parts import Unit
 from moesim.policy import (
@@ -116,7 +115,7 @@ class LayerStream(PastTheCache):
         return [Run(self._now, experts, self._gpu)]
 
     def layer_end(self, event: LayerEnd, view: View) -> list[Action]:
-        """Give the layer's buffer up."""
+        """Empty the layer's buffer."""
         self._awaited.pop(event.layer, None)
         streamed = self._streamed.pop(event.layer, None)
         return [Drop(event.layer, streamed, self._gpu)] if streamed else []

@@ -181,7 +181,7 @@ class HeatCache(PolicyBase):
         return self._sequence.happened(event) if self._sequence is not None else ()
 
     def evict(self, fetch: Fetch, view: View) -> Unit | None:
-        """Give up what was copied for one use."""
+        """Return what was copied for one use."""
         return idle_resident(view, fetch) if fetch.pool == STAGING else None
 
     def _begin(self, event: StepBegin) -> None:

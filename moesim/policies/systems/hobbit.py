@@ -208,7 +208,7 @@ class Hobbit(PolicyBase):
         self._layer = 0
         self._step = 0  # from 1
         self._rows = 0  # of the step
-        self._skipped: set[int] = set()  # of the present layer, told once all micro-batches are routed
+        self._skipped: set[int] = set()  # of the present layer, returned once all micro-batches are routed
         shape = (model.n_layers, model.n_experts)
         self._last = np.zeros(shape, np.int64)  # step of the last use, from 1
         self._uses = np.zeros(shape, np.int64)  # steps with a use

@@ -50,13 +50,24 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from moesim.policies.algorithms.assignment import Plan
-from moesim.policies.algorithms.caching import SlotsSplit
 from moesim.policies.algorithms.counting import add_rows
-from moesim.policies.algorithms.impact import Ahead, QueueMakespans, impact_driven
-from moesim.policies.algorithms.queues import PAPER, Reading, Timings, queue_layer_plan, replay
-from moesim.policies.algorithms.scores import recent_scores, recent_weights
-from moesim.policies.algorithms.two_ended import CODE_COSTS, CODE_CPU_PER_ROW, PerRow, two_ended_plan
-from moesim.policies.base import CACHE, CostTable
+from moesim.policies.algorithms.hybrimoe import (
+    CODE_COSTS,
+    CODE_CPU_PER_ROW,
+    PAPER,
+    Ahead,
+    PerRow,
+    QueueMakespans,
+    Reading,
+    Timings,
+    impact_driven,
+    queue_layer_plan,
+    recent_scores,
+    recent_weights,
+    replay,
+    two_ended_plan,
+)
+from moesim.policies.base import CACHE, CostTable, SlotsSplit
 from moesim.policies.composed import Composed, Parts
 from moesim.policies.options import option
 from moesim.policies.parts import AssignmentOption, Part, PrefetchOption, ReplacementOption, Setup, Unit, source_needs

@@ -31,9 +31,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moesim.core.gate import check_pairs
-from moesim.policies.algorithms.caching import global_top
 from moesim.policies.base import CACHE, PolicyBase, gpu_of, layer_residents, micro_batch_runs, slot_bytes
 from moesim.policies.options import option
+from moesim.policies.parts.placement import global_top
 from moesim.policies.released import Released, Tables
 from moesim.policy import (
     DEMAND,
@@ -235,7 +235,7 @@ class Klotski(PolicyBase):
         self._before = experts
 
     def _on_end(self, layer: int, view: View) -> list[Action]:
-        """Give up the layer; a hot copy that nobody wanted goes on, and is dropped as it arrives."""
+        """Drop the layer; a hot copy that nobody wanted goes on, and is dropped as it arrives."""
         self._late.update((layer, expert) for expert in self._hot if view.is_pending(layer, expert, self._gpu))
         return [Drop(layer, layer_residents(view, self._gpu, LAYER, layer), self._gpu)]
 

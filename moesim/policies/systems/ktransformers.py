@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 
 from moesim.errors import CapacityError
-from moesim.policies.algorithms.caching import global_top
 from moesim.policies.base import CACHE, PolicyBase, cpu_of, gpu_of, layer_residents, slot_bytes
 from moesim.policies.options import option
+from moesim.policies.parts.placement import global_top
 from moesim.policies.released import Released, Tables
 from moesim.policy import (
     DEMAND,
@@ -227,7 +227,7 @@ class _KTransformers(PolicyBase):
         return [Run(layer, on_gpu, self._gpu), Run(layer, on_cpu, self._cpu)]
 
     def layer_ended(self, view: View) -> list[Action]:
-        """Give the buffer up."""
+        """Empty the buffer."""
         self._long = []
         return self._whole.give_up(view)
 
@@ -321,7 +321,7 @@ class KtExpert(_KTransformers):
         return [Run(layer, on_gpu, self._gpu), Run(layer, now, self._cpu), Run(layer, late, self._cpu, late=True)]
 
     def layer_ended(self, view: View) -> list[Action]:
-        """Give the buffer up; if asked to, its most frequent experts become the layer's residents."""
+        """Empty the buffer; if asked to, its most frequent experts become the layer's residents."""
         if not (self.dynamic_update and self._prefill):
             return super().layer_ended(view)
         layer, routed = self._whole.layer, np.concatenate(self._long)

@@ -62,7 +62,7 @@ def first_layers_on_gpu(n_layers: int, n_gpu_layers: int | None, n_cpu_moe: int 
 
 
 class Fit(NamedTuple):
-    """What `--fit` puts on one GPU."""
+    """Layers that `--fit` puts on one GPU."""
 
     dense: int  # layers whose dense part is there, counted from the last
     full: int  # layers whose experts are there, too, counted from the first
@@ -245,7 +245,7 @@ class LlamaCpp(PolicyBase):
         return (Run(layer, event.active, self._cpu),)
 
     def evict(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
-        """Give up a copy that has been computed."""
+        """Return a copy that has been computed."""
         return idle_resident(view, fetch)
 
 

@@ -24,8 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
-from moesim.policies.background_cache import BackgroundCache
-from moesim.policies.cpu_cache import LLAMA_CPP_OFFLOAD_ROWS, LLAMA_CPP_PROMPT_ROWS, Bank, PastTheCache
+from moesim.policies.cpu_cache import LLAMA_CPP_OFFLOAD_ROWS, LLAMA_CPP_PROMPT_ROWS, BackgroundCache, Bank, PastTheCache
 from moesim.policies.options import option
 from moesim.policies.parts import Unit
 from moesim.policy import Routed, View
@@ -59,7 +58,7 @@ class ClassBank(Bank):
             used_at[expert] = now
 
     def enter(self, unit: Unit, slot: int) -> None:
-        """Give a unit a slot, and the class of its score."""
+        """Assign a slot to a unit, and the class of its score."""
         self.slot[unit] = slot
         at = self._class[unit] = self._class_now(unit)
         self._members[at][unit] = None

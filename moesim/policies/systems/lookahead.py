@@ -1,4 +1,4 @@
-"""What looking ahead is worth: caches that know the next uses, all of them or those of some steps, and may refuse a miss.
+"""Look-ahead caches: caches that know the next uses, all of them or those of some steps, and may refuse a miss.
 
 Oracles, not systems. ``belady`` must take every miss into its cache; these leave a miss that is not worth a slot to the CPU.
 
@@ -89,7 +89,7 @@ class MinBypass(PolicyBase):
         return self._counts
 
     def decide(self, event: Any, view: View) -> Iterable[Action]:
-        """Let in what is worth it; the CPU computes the other misses."""
+        """Admit what is worth it; the CPU computes the other misses."""
         layer, cached = event.layer, self._cached[event.layer]
         hits = [e for e in event.active if e in cached]
         misses = [e for e in event.active if e not in cached]

@@ -22,11 +22,10 @@ place only: a miss copies the newcomer in and the victim out, through a few spar
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar
+from collections.abc import Container, Iterable, Sequence
+from typing import Any, ClassVar, NamedTuple
 
-from moesim.policies.algorithms.caching import SlotsSplit, SwapPlan, mixtral_offloading_plan
-from moesim.policies.base import CACHE, PolicyBase, gpu_of, slots_per_layer
+from moesim.policies.base import CACHE, PolicyBase, SlotsSplit, gpu_of, slots_per_layer
 from moesim.policies.options import option
 from moesim.policies.parts import Unit
 from moesim.policy import (
@@ -47,6 +46,45 @@ from moesim.policy import (
 )
 
 BUFFER = "buffer"
+
+
+class SwapPlan(NamedTuple):
+    """Swaps of Mixtral-Offloading in one layer visit."""
+
+    compute: tuple[int, ...]  # active experts in execution order
+    order: tuple[int, ...]  # residents afterwards, least recently used first
+    swaps: tuple[tuple[int, int], ...]  # (victim, newcomer) in the order in which they start
+    window: int  # swaps that may be under way at a time
+
+
+def mixtral_offloading_plan(
+    order: Sequence[int], active: Sequence[int], buffer_size: int, prefetched: Container[int] = ()
+) -> SwapPlan:
+    """Plan a layer visit as Mixtral-Offloading's expert cache does; ``order`` lists residents, least recently used first.
+
+    All active residents are marked as used before the first load. One of them leaves only where the others do not suffice for the
+    misses; a reference taken earlier then keeps it computable. Misses that are ``prefetched`` take their places before those that
+    are loaded on demand, as in AdapMoE's code. Of the ``buffer_size`` device buffers one fewer loads may be under way.
+
+    >>> mixtral_offloading_plan([4, 5, 6, 7], [0, 1, 4, 5, 6, 7], buffer_size=4)
+    SwapPlan(compute=(4, 5, 6, 7, 0, 1), order=(6, 7, 0, 1), swaps=((4, 0), (5, 1)), window=2)
+    """
+    resident = set(order)
+    hits = [expert for expert in active if expert in resident]
+    misses = [expert for expert in active if expert not in resident]
+    misses.sort(key=lambda expert: expert not in prefetched)
+    if misses and not order:
+        raise ValueError(
+            f"mixtral_offloading_plan: expected a resident that can be swapped for expert {misses[0]}, got an empty cache"
+        )
+    used = set(hits)
+    queue = [expert for expert in order if expert not in used] + hits
+    swaps = []
+    for newcomer in misses:
+        swaps.append((queue.pop(0), newcomer))
+        queue.append(newcomer)
+    window = min(buffer_size - 1, len(order), len(misses))
+    return SwapPlan((*hits, *misses), tuple(queue), tuple(swaps), window)
 
 
 class MixtralOffloading(PolicyBase):

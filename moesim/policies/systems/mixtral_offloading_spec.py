@@ -21,11 +21,10 @@ from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from moesim.errors import ConfigError
-from moesim.policies.algorithms.caching import top_by_count
 from moesim.policies.base import CACHE
 from moesim.policies.options import option
 from moesim.policies.parts import Unit, source_needs
-from moesim.policies.parts.prefetch import Lane, Source
+from moesim.policies.parts.prefetch import Lane, Source, top_by_count
 from moesim.policies.systems.mixtral_offloading import MixtralOffloading
 from moesim.policy import (
     DEMAND,
@@ -69,7 +68,7 @@ class MixtralOffloadingSpec(MixtralOffloading):
 
     @property
     def needs(self) -> frozenset[str]:
-        """What the source needs."""
+        """Inputs of the source."""
         return source_needs(self.source)
 
     def place(self, view: View) -> Placement:

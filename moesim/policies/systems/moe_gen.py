@@ -146,7 +146,7 @@ class MoEGen(PolicyBase):
         return actions
 
     def _release(self, number: int) -> Drop:
-        """Give up a buffer."""
+        """Empty a buffer."""
         del self._held[number]
         layer, expert = divmod(number % self._n_units, self._n_experts)
         return Drop(layer, (expert,), self._gpu)

@@ -74,7 +74,7 @@ class FetchThread(PolicyBase):
         return Placement(pools=[Pool(self._gpu, CACHE, self._slots * slot_bytes(view))])
 
     def decide(self, event: Any, view: View) -> Iterable[Action]:
-        """Let the thread go on, with the experts of a routed layer or after an arrival."""
+        """Continue the thread, with the experts of a routed layer or after an arrival."""
         if type(event) is Routed:
             self.routed(event)
             return self.go_on(view)
@@ -88,7 +88,7 @@ class FetchThread(PolicyBase):
         return self.go_on(view)
 
     def step_begin(self, event: StepBegin) -> None:
-        """Take note of a step; only told to those that listen."""
+        """Note a step, if the class listens to steps."""
 
     def routed(self, event: Routed) -> None:
         """Queue and lock the active experts."""
@@ -178,7 +178,7 @@ class PrefetchingThread(FetchThread):
         raise NotImplementedError
 
     def awaited(self, layer: int) -> None:
-        """Take note of an on-demand copy for a layer: what is queued for the layers passed is dropped."""
+        """Note an on-demand copy for a layer: what is queued for the layers passed is dropped."""
 
     @property
     def full(self) -> bool:
@@ -248,7 +248,7 @@ class ActivationAware(Part):
             self._past.count(event.layer, event.experts, event.first_row)
 
     def inserted(self, layer: int, experts: Sequence[int]) -> None:
-        """Take note of experts that are being fetched into the cache."""
+        """Note experts that are being fetched into the cache."""
         self._members[list(experts), layer] = True
         self._values = None
 

@@ -4,7 +4,7 @@
 
 Idea: one PCIe link cannot load experts as fast as a token uses them, but several workers with a link each can take turns. A
 main node computes all but the experts; groups of workers load the experts of the next layers meanwhile, one each, and forget
-them as soon as they are computed. What to load is told by a quantised copy of the model that decodes alongside on a node of
+them as soon as they are computed. What to load is predicted by a quantised copy of the model that decodes alongside on a node of
 its own, layers ahead, and that is handed the main node's token and KV cache every so often.
 
 | point | paper says | released code does | we do |
@@ -95,7 +95,7 @@ def by_rank(ids: Sequence[Sequence[int]]) -> list[int]:
 
 
 class Loads(NamedTuple):
-    """What the workers of a layer hold."""
+    """Experts that the workers of a layer hold."""
 
     queues: list[list[int]]  # of each worker, what it holds or is to load, in load order
     dropped: list[tuple[int, int]]  # (worker, expert) that are not needed after all
@@ -156,7 +156,7 @@ def is_due(token: int, period: int | None) -> bool:
 
 
 class Alignment(NamedTuple):
-    """What the shadow is handed: tokens and KV cache every so many tokens (None: never), with the prompt's KV or without."""
+    """Alignment of the shadow: tokens and KV cache every so many tokens (None: never), with the prompt's KV or without."""
 
     token_period: int | None
     kv_period: int | None
@@ -195,12 +195,12 @@ class Shadow:
         return [self._message(n_bytes, self._main, 0)] if n_bytes else self._predict(0)
 
     def sent(self, event: Sent) -> list[Action]:
-        """Let a share compute once its message has arrived, unless its step is over."""
+        """Compute a share once its message has arrived, unless its step is over."""
         step, share = self._awaited.pop(event.tag)
         return self._predict(share) if step == self._step else []
 
     def predicted(self, event: Predicted) -> list[Action]:
-        """Hand the state on where a share has computed its last layer."""
+        """Send the state on where a share has computed its last layer."""
         share = event.layer // len(self._shares[0])
         if event.mb or event.layer != self._shares[share][-1] or event.layer == self._model.n_layers - 1:
             return []
@@ -233,7 +233,7 @@ class Shadow:
         return Send(n_bytes, src, self._gpus[share], tag)
 
     def _predict(self, share: int) -> list[Action]:
-        """Let a share compute its layers, one after the other."""
+        """Compute the layers of a share, one after the other."""
         return [Predict(self._step, layer, self._source, self._gpus[share]) for layer in self._shares[share]]
 
 
@@ -339,7 +339,7 @@ class OdMoE(PolicyBase):
 
     # ------------------------------------------------------------------------------------------------------ the start
     def place(self, view: View) -> Placement:
-        """Give the roles out: nothing is on the workers, everything else on the main node, and the shadow on its own."""
+        """Assign the roles: nothing is on the workers, everything else on the main node, and the shadow on its own."""
         model = view.model
         self._main = _named(view, "main", self.main)[0]
         shadows = _named(view, "shadow", self.shadow, (self._main,)) if self.has_shadow else []
@@ -376,7 +376,7 @@ class OdMoE(PolicyBase):
 
     # ------------------------------------------------------------------------------------------------------- deciding
     def decide(self, event: Any, view: View) -> Iterable[Action]:
-        """Let the shadow depart, load what it says, correct it once routed, and evict what is computed."""
+        """Start the shadow, load what it predicts, correct it once routed, and evict what is computed."""
         kind = type(event)
         if kind is Routed:
             return self._serve(event, view)
@@ -495,7 +495,7 @@ class OdMoE(PolicyBase):
         return self._releases.pop(event.layer, ()) if not self._running[event.layer] else ()
 
     def evict(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
-        """Give way to a demand: an idle expert of the latest layer after its own; else wait for what runs."""
+        """Return for a demand an idle expert of the latest layer after its own; else wait for what runs."""
         if fetch.urgency != DEMAND:
             return None
         for unit in reversed(cast("list[tuple[int, int]]", view.residents(fetch.device, STAGING))):

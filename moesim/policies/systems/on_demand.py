@@ -54,5 +54,5 @@ class OnDemand(PolicyBase):
         return (Drop(event.layer, held, self._gpu),) if held else ()
 
     def evict(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
-        """Give up any expert that has been executed."""
+        """Return any expert that has been executed."""
         return idle_resident(view, fetch)

@@ -3,7 +3,7 @@
 deepshnv/pipeshard-mlsys26-ae at 7794a3f024 (``src/llama-plan-builder.cpp``, ``llama-pipeline-executor.cpp``,
 ``llama-pipeline.h``), a fork of llama.cpp and the artifact of an MLSys 2026 paper, which was not read.
 
-Idea: what is best pinned, streamed or left to the CPU depends on the number of rows, and a profile tells.
+Idea: what is best pinned, streamed or left to the CPU depends on the number of rows, and a profile decides.
 
 | point | paper says | released code does | we do |
 |---|---|---|---|
@@ -63,7 +63,7 @@ class Shard(NamedTuple):
 
 
 class ShardPlan(NamedTuple):
-    """What becomes of each shard."""
+    """States of all shards."""
 
     strategy: str
     states: tuple[State, ...]
@@ -196,7 +196,7 @@ def _planned(
 
 
 class Tier(NamedTuple):
-    """What a plan says about FFNs: the first layers are pinned, all others are treated alike."""
+    """FFNs of a plan: the first layers are pinned, all others are treated alike."""
 
     pinned: int
     others: State

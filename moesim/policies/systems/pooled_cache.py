@@ -26,9 +26,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from moesim.policies.background_cache import BackgroundCache
 from moesim.policies.base import slot_bytes
-from moesim.policies.cpu_cache import LLAMA_CPP_OFFLOAD_ROWS, LLAMA_CPP_PROMPT_ROWS, Bank, PastTheCache
+from moesim.policies.cpu_cache import LLAMA_CPP_OFFLOAD_ROWS, LLAMA_CPP_PROMPT_ROWS, BackgroundCache, Bank, PastTheCache
 from moesim.policies.options import option
 from moesim.policies.parts import Unit
 from moesim.policy import Action, View

@@ -140,7 +140,7 @@ class PreGated(PolicyBase):
 
     @property
     def needs(self) -> frozenset[str]:
-        """What the source needs, if it is asked."""
+        """Inputs of the source, if it is asked."""
         return source_needs(self.source) if self.method == "pre-gated" else frozenset()
 
     def place(self, view: View) -> Placement:

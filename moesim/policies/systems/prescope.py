@@ -64,12 +64,12 @@ from moesim.policies.base import (
     idle_resident,
     layer_residents,
     slot_bytes,
+    twin,
 )
 from moesim.policies.cross_layer import PUBLISHED_HIT, Foresight, absent, most_absent, where
 from moesim.policies.options import option
 from moesim.policies.parts import AssignmentOption, AssignmentPart, PlacementOption, PlacementPart, Setup, Unit, source_needs
 from moesim.policies.registry import make_part
-from moesim.policies.twins import twin
 from moesim.policy import (
     DEMAND,
     PREFETCH,
@@ -217,7 +217,7 @@ class PrefetchGroups:
         return max(self.under_way(view).values(), default=0) if self._ahead else 0
 
     def finish_first(self, view: View) -> list[Action]:
-        """Let nothing cut in between the chunks of what has begun: as urgent as a load, and before it."""
+        """Keep the chunks of what has begun together: as urgent as a load, and before it."""
         actions: list[Action] = []
         begun = self.under_way(view) if self._ahead else {}
         for (layer, expert), left in begun.items():
@@ -253,17 +253,6 @@ class PrefetchGroups:
         return [Drop(layer, experts, self._gpu) for layer, experts in queued.items()]
 
 
-class PlanRule(NamedTuple):
-    """How the paper is read, as the options of the policy say."""
-
-    none_better: Literal["eq2", "printed", "sentinel"]
-    limit_to_queue: bool
-    prefetch_size: int | None
-    busiest_last: bool
-    further: str | None  # source of the prediction of the layer after the next, if one may be asked for
-    lane: Literal["main", "side"]
-
-
 class Visit:
     """The present visit of a layer."""
 
@@ -288,132 +277,6 @@ class Visit:
         rows_of = self.rows.__getitem__
         self.current = sorted(sorted(self.rows), key=rows_of)
         self.tokens = [*map(rows_of, self.current)]
-
-
-class Planner:
-    """Plans the visits of one run."""
-
-    def __init__(
-        self, rule: PlanRule, gpu: str, cpu: str, groups: PrefetchGroups, slots: int, foresight: Foresight, view: View
-    ) -> None:
-        self._rule, self._gpu, self._cpu = rule, gpu, cpu
-        self._groups, self._slots, self._foresight = groups, slots, foresight
-        self._gpu_ns, self._cpu_ns = CostTable(view, gpu), CostTable(view, cpu)
-        self._load_ns = [view.costs.fetch_ns(view.host, gpu, None, layer) for layer in range(view.model.n_layers)]
-        self._load_next_ns = [*self._load_ns[1:], self._load_ns[-1]]
-        self._certain, self._cross_layer = twin(certain_for_cpu, view), twin(cross_layer_plan, view)
-        self._absent, self._where = twin(absent, view), twin(where, view)
-        self.begin_step(0)
-
-    def begin_step(self, n_rows: int) -> None:
-        """Note the rows of a step."""
-        self._rows = n_rows
-        self._dense: int | None = None  # t_attn of the present step, once asked
-
-    def ask(self, source: str, layer: int, visit: Visit, view: View) -> list[Action]:
-        """Ask for a prediction, unless there is no such layer or it is known that none will come."""
-        if layer >= len(self._load_ns) or not view.foresees(source, layer):
-            return []
-        return [Predict(visit.step, layer, source, view.dense_device(visit.layer), self._rule.lane)]
-
-    def residents(self, event: Routed, visit: Visit, view: View) -> list[Action]:
-        """Run on the GPU what is there or on its way; leave the rest to the plan."""
-        layer, gpu = event.layer, self._gpu
-        here, coming, neither = self._where(layer, event.active, gpu, view)
-        if visit.cancelled:
-            neither += [e for e in coming if e in visit.cancelled]
-            coming = [e for e in coming if e not in visit.cancelled]
-        loads, rows = event.rows, visit.rows
-        for expert in neither:
-            rows[expert] = rows.get(expert, 0) + loads[expert]
-        return self._on_gpu(layer, here, coming, [], view)
-
-    def _timing(self, layer: int, busiest: int, in_flight: int, view: View) -> Timing:
-        dense = self._dense_part(layer, view)
-        return Timing(self._cpu_ns, self._load_ns[layer], self._load_next_ns[layer], self._gpu_ns[busiest], dense, in_flight)
-
-    def begin_cpu(self, visit: Visit, view: View) -> list[Action]:
-        """Let the CPU begin with what every plan gives it, while the prediction is made."""
-        tokens = visit.tokens
-        if len(tokens) < 2:
-            return []  # the busiest may always be loaded
-        n = visit.n_certain = self._certain(tokens, self._timing(visit.layer, tokens[-1], 0, view), self._rule.none_better)
-        visit.routed_ns = view.now_ns
-        return [Run(visit.layer, visit.current[:n], self._cpu)] if n else []
-
-    def plan(self, visit: Visit, view: View) -> list[Action]:
-        """Decide with PreSched what to load, what to leave to the CPU, and what to prefetch."""
-        layer, current, tokens, counts = visit.layer, visit.current, visit.tokens, visit.counts or {}
-        wanted = self._absent(counts, layer + 1, self._gpu, view) if counts else []
-        predicted = [*map(counts.__getitem__, reversed(wanted))]
-        busy = self._groups.busy_ns(view) + (view.now_ns - visit.routed_ns if visit.n_certain else 0)
-        timing = self._timing(layer, (tokens or predicted or [0])[-1], busy, view)
-        plan = self._cross_layer(tokens, predicted, timing, self._foresight.say(layer + 1, wanted), self._rule.none_better)
-        visit.gap = plan.gap
-        actions = self._on_gpu(layer, [], [], current[plan.first :], view)
-        if plan.first > visit.n_certain:
-            actions.append(Run(layer, current[visit.n_certain : plan.first], self._cpu))
-        n_prefetch = min(plan.n_prefetch, plan.queue[1]) if self._rule.limit_to_queue else plan.n_prefetch
-        actions += self._prefetch(layer + 1, wanted, self._rule.prefetch_size or n_prefetch)
-        if self._rule.further is not None and not plan.queue[1]:
-            further = self.ask(self._rule.further, layer + 2, visit, view)
-            visit.looks_further = bool(further)
-            actions += further
-        return actions
-
-    def by_layer(self, scheduler: AssignmentPart, event: Routed, visit: Visit, view: View) -> list[Action]:
-        """Plan a micro-batch by an assignment that knows nothing of the next layer."""
-        layer, gpu, rows = event.layer, self._gpu, event.rows
-        resident = view.residency(layer, gpu)
-        coming = [e for e in event.active if e not in visit.cancelled and view.is_pending(layer, e, gpu)]
-        waiting = [0] * len(resident)
-        for expert in event.active:
-            if not resident[expert]:
-                waiting[expert] = view.remaining_ns(layer, expert, gpu) if expert in coming else self._load_ns[layer]
-        if scheduler.uses_cpu:
-            if hasattr(scheduler, "routed"):
-                scheduler.routed(event)
-            plan = scheduler.assign(layer, rows, waiting)
-        else:
-            plan = Plan(tuple(event.active), (), 0, 0)
-        on_gpu, on_cpu = (sorted(side, key=lambda e: (rows[e], e)) for side in (plan.gpu, plan.cpu))
-        loads = [e for e in on_gpu if not resident[e] and e not in coming]
-        if not event.mb:
-            visit.gap = -self._groups.busy_ns(view)
-        visit.gap += sum([self._cpu_ns[rows[e]] for e in on_cpu]) - len(loads) * self._load_ns[layer]
-        actions = self._on_gpu(layer, [e for e in on_gpu if resident[e]], [e for e in on_gpu if e in coming], loads, view)
-        if on_cpu:
-            actions.append(Run(layer, on_cpu, self._cpu))
-        return actions
-
-    def fill_gap(self, layer: int, counts: Mapping[int, int], foresight: Foresight, visit: Visit, view: View) -> list[Action]:
-        """Prefetch for a later layer as many experts as fit (step 4), whatever the plan of the present one."""
-        wanted = self._absent(counts, layer, self._gpu, view)
-        share = (visit.gap + self._dense_part(visit.layer, view)) / self._load_ns[layer]
-        n_prefetch = prefetch_count(share, len(wanted), foresight.say(layer, wanted))
-        return self._prefetch(layer, wanted, self._rule.prefetch_size or n_prefetch)
-
-    def _on_gpu(self, layer: int, here: Sequence[int], coming: Sequence[int], loads: Sequence[int], view: View) -> list[Action]:
-        """Run experts on the GPU: what is there, what is on its way, and what is loaded behind what the link has begun."""
-        actions = self._groups.keep(layer, coming)
-        if loads:
-            actions += self._groups.finish_first(view)
-            actions.append(Fetch(layer, loads, self._gpu, DEMAND, STAGING))
-        if here or coming or loads:
-            actions.append(Run(layer, [*here, *coming, *loads], self._gpu))
-        return actions
-
-    def _prefetch(self, layer: int, wanted: Sequence[int], size: int) -> list[Action]:
-        chosen = wanted[: min(size, self._slots)]
-        if self._rule.busiest_last:
-            chosen = chosen[::-1]
-        return [self._groups.fetch(layer, chosen)] if chosen else []
-
-    def _dense_part(self, layer: int, view: View) -> int:
-        """Return t_attn: what the next layer does before its routed experts; all layers of a step are alike."""
-        if self._dense is None:
-            self._dense = view.dense_ns(layer) + view.costs.shared_ns(view.compute, self._rows)
-        return self._dense
 
 
 LEARNED = "signal:learned"
@@ -537,11 +400,14 @@ class PreScope(PolicyBase):
         slots = min(self.prefetch_slots or most_absent(view, residents), model.n_experts)
         self._groups = PrefetchGroups(gpu, slots, view)
         self._foresight, self._foresight2 = (Foresight(model, self.prior_hit, twin(add_rows, view)) for _ in range(2))
-        further = self.next2_predictor if self._looks_further else None
-        rule = PlanRule(
-            self.none_better, self.limit_to_queue, self.prefetch_size, self.prefetch_order == "printed", further, self.lane
-        )
-        self._planner = Planner(rule, gpu, cpu, self._groups, slots, self._foresight, view)
+        self._cpu, self._slots = cpu, slots
+        self._gpu_ns, self._cpu_ns = CostTable(view, gpu), CostTable(view, cpu)
+        self._load_ns = [view.costs.fetch_ns(view.host, gpu, None, layer) for layer in range(model.n_layers)]
+        self._load_next_ns = [*self._load_ns[1:], self._load_ns[-1]]
+        self._certain, self._cross_layer = twin(certain_for_cpu, view), twin(cross_layer_plan, view)
+        self._absent, self._where = twin(absent, view), twin(where, view)
+        self._rows = 0  # of the present step
+        self._dense: int | None = None  # its t_attn, once asked
         self._visit: Visit | None = None  # the layer that is routed and has not ended
         self._turns = Turns(gpu, min(self.demand_slots, model.n_experts))
         table = sum(len(experts) * model.expert_bytes(layer) for layer, experts in enumerate(residents))
@@ -558,7 +424,7 @@ class PreScope(PolicyBase):
         return self._answer(event, view) if self.async_io else self._in_turn(event, view)
 
     def _in_turn(self, event: Any, view: View) -> Iterable[Action]:
-        """Answer as ever, but let copies and Runs go in turns once the layer is planned and its shared experts have run."""
+        """Answer as usual, but alternate copies and Runs once the layer is planned and its shared experts have run."""
         kind = type(event)
         now: Iterable[Action] = ()
         if kind is Fetched or kind is Ran:
@@ -584,11 +450,11 @@ class PreScope(PolicyBase):
         return self._step_begin(event)
 
     def evict(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
-        """Give up a demand-loaded expert that has been computed; a prefetch waits until its group is empty."""
+        """Return a demand-loaded expert that has been computed; a prefetch waits until its group is empty."""
         return idle_resident(view, fetch) if fetch.pool == STAGING else None
 
     def _step_begin(self, event: StepBegin) -> Iterable[Action]:
-        self._planner.begin_step(len(event.requests))
+        self._rows, self._dense = len(event.requests), None
         self._foresight.step_begin(event)
         self._foresight2.step_begin(event)
         if self._scheduler is not None and hasattr(self._scheduler, "step_begin"):
@@ -601,7 +467,7 @@ class PreScope(PolicyBase):
         if visit is None:  # the first micro-batch
             visit = self._visit = Visit(event.step, event.layer)
             if self.predictor is not None:
-                actions += self._planner.ask(self.predictor, event.layer + 1, visit, view)
+                actions += self._ask(self.predictor, event.layer + 1, visit, view)
                 visit.awaits = bool(actions)
             if self.cancel == "next-gate":
                 cancelled = self._groups.cancel_queued(view)
@@ -611,15 +477,87 @@ class PreScope(PolicyBase):
         if self._looks_further:
             self._foresight2.routed(event)
         if self._scheduler is not None:
-            return actions + self._planner.by_layer(self._scheduler, event, visit, view)
-        actions += self._planner.residents(event, visit, view)
+            return actions + self._plan_by_layer(self._scheduler, event, visit, view)
+        actions += self._run_residents(event, visit, view)
         if not visit.complete:
             return actions
         visit.sort()
         if not visit.awaits:
-            actions += self._planner.plan(visit, view)
+            actions += self._plan(visit, view)
         elif self.head_start and self.async_io:
-            actions += self._planner.begin_cpu(visit, view)
+            actions += self._begin_cpu(visit, view)
+        return actions
+
+    def _ask(self, source: str, layer: int, visit: Visit, view: View) -> list[Action]:
+        """Ask for a prediction, unless there is no such layer or it is known that none will come."""
+        if layer >= len(self._load_ns) or not view.foresees(source, layer):
+            return []
+        return [Predict(visit.step, layer, source, view.dense_device(visit.layer), self.lane)]
+
+    def _run_residents(self, event: Routed, visit: Visit, view: View) -> list[Action]:
+        """Run on the GPU what is there or on its way; leave the rest to the plan."""
+        layer, gpu = event.layer, self._gpu
+        here, coming, neither = self._where(layer, event.active, gpu, view)
+        if visit.cancelled:
+            neither += [e for e in coming if e in visit.cancelled]
+            coming = [e for e in coming if e not in visit.cancelled]
+        loads, rows = event.rows, visit.rows
+        for expert in neither:
+            rows[expert] = rows.get(expert, 0) + loads[expert]
+        return self._on_gpu(layer, here, coming, [], view)
+
+    def _begin_cpu(self, visit: Visit, view: View) -> list[Action]:
+        """Begin on the CPU with what every plan assigns to it, while the prediction is made."""
+        tokens = visit.tokens
+        if len(tokens) < 2:
+            return []  # the busiest may always be loaded
+        n = visit.n_certain = self._certain(tokens, self._timing(visit.layer, tokens[-1], 0, view), self.none_better)
+        visit.routed_ns = view.now_ns
+        return [Run(visit.layer, visit.current[:n], self._cpu)] if n else []
+
+    def _plan(self, visit: Visit, view: View) -> list[Action]:
+        """Decide with PreSched what to load, what to leave to the CPU, and what to prefetch."""
+        layer, current, tokens, counts = visit.layer, visit.current, visit.tokens, visit.counts or {}
+        wanted = self._absent(counts, layer + 1, self._gpu, view) if counts else []
+        predicted = [*map(counts.__getitem__, reversed(wanted))]
+        busy = self._groups.busy_ns(view) + (view.now_ns - visit.routed_ns if visit.n_certain else 0)
+        timing = self._timing(layer, (tokens or predicted or [0])[-1], busy, view)
+        plan = self._cross_layer(tokens, predicted, timing, self._foresight.say(layer + 1, wanted), self.none_better)
+        visit.gap = plan.gap
+        actions = self._on_gpu(layer, [], [], current[plan.first :], view)
+        if plan.first > visit.n_certain:
+            actions.append(Run(layer, current[visit.n_certain : plan.first], self._cpu))
+        n_prefetch = min(plan.n_prefetch, plan.queue[1]) if self.limit_to_queue else plan.n_prefetch
+        actions += self._prefetch(layer + 1, wanted, self.prefetch_size or n_prefetch)
+        if self._looks_further and not plan.queue[1]:
+            further = self._ask(self.next2_predictor, layer + 2, visit, view)
+            visit.looks_further = bool(further)
+            actions += further
+        return actions
+
+    def _plan_by_layer(self, scheduler: AssignmentPart, event: Routed, visit: Visit, view: View) -> list[Action]:
+        """Plan a micro-batch by an assignment that knows nothing of the next layer."""
+        layer, gpu, rows = event.layer, self._gpu, event.rows
+        resident = view.residency(layer, gpu)
+        coming = [e for e in event.active if e not in visit.cancelled and view.is_pending(layer, e, gpu)]
+        waiting = [0] * len(resident)
+        for expert in event.active:
+            if not resident[expert]:
+                waiting[expert] = view.remaining_ns(layer, expert, gpu) if expert in coming else self._load_ns[layer]
+        if scheduler.uses_cpu:
+            if hasattr(scheduler, "routed"):
+                scheduler.routed(event)
+            plan = scheduler.assign(layer, rows, waiting)
+        else:
+            plan = Plan(tuple(event.active), (), 0, 0)
+        on_gpu, on_cpu = (sorted(side, key=lambda e: (rows[e], e)) for side in (plan.gpu, plan.cpu))
+        loads = [e for e in on_gpu if not resident[e] and e not in coming]
+        if not event.mb:
+            visit.gap = -self._groups.busy_ns(view)
+        visit.gap += sum([self._cpu_ns[rows[e]] for e in on_cpu]) - len(loads) * self._load_ns[layer]
+        actions = self._on_gpu(layer, [e for e in on_gpu if resident[e]], [e for e in on_gpu if e in coming], loads, view)
+        if on_cpu:
+            actions.append(Run(layer, on_cpu, self._cpu))
         return actions
 
     def _predicted(self, event: Predicted, view: View) -> list[Action]:
@@ -633,14 +571,47 @@ class PreScope(PolicyBase):
                 return []
             visit.awaits = False
             if self._scheduler is not None:
-                return self._planner.fill_gap(event.layer, counts, self._foresight, visit, view)
-            return self._planner.plan(visit, view) if visit.complete else []
+                return self._fill_gap(event.layer, counts, self._foresight, visit, view)
+            return self._plan(visit, view) if visit.complete else []
         if visit.looks_further and event.layer == visit.layer + 2:
             counts = self._foresight2.predicted(event)
             if counts is not None:
                 visit.looks_further = False
-                return self._planner.fill_gap(event.layer, counts, self._foresight2, visit, view)
+                return self._fill_gap(event.layer, counts, self._foresight2, visit, view)
         return []
+
+    def _fill_gap(self, layer: int, counts: Mapping[int, int], foresight: Foresight, visit: Visit, view: View) -> list[Action]:
+        """Prefetch for a later layer as many experts as fit (step 4), whatever the plan of the present one."""
+        wanted = self._absent(counts, layer, self._gpu, view)
+        share = (visit.gap + self._dense_part(visit.layer, view)) / self._load_ns[layer]
+        n_prefetch = prefetch_count(share, len(wanted), foresight.say(layer, wanted))
+        return self._prefetch(layer, wanted, self.prefetch_size or n_prefetch)
+
+    def _prefetch(self, layer: int, wanted: Sequence[int], size: int) -> list[Action]:
+        chosen = wanted[: min(size, self._slots)]
+        if self.prefetch_order == "printed":
+            chosen = chosen[::-1]
+        return [self._groups.fetch(layer, chosen)] if chosen else []
+
+    def _on_gpu(self, layer: int, here: Sequence[int], coming: Sequence[int], loads: Sequence[int], view: View) -> list[Action]:
+        """Run experts on the GPU: what is there, what is on its way, and what is loaded behind what the link has begun."""
+        actions = self._groups.keep(layer, coming)
+        if loads:
+            actions += self._groups.finish_first(view)
+            actions.append(Fetch(layer, loads, self._gpu, DEMAND, STAGING))
+        if here or coming or loads:
+            actions.append(Run(layer, [*here, *coming, *loads], self._gpu))
+        return actions
+
+    def _timing(self, layer: int, busiest: int, in_flight: int, view: View) -> Timing:
+        dense = self._dense_part(layer, view)
+        return Timing(self._cpu_ns, self._load_ns[layer], self._load_next_ns[layer], self._gpu_ns[busiest], dense, in_flight)
+
+    def _dense_part(self, layer: int, view: View) -> int:
+        """Return t_attn: what the next layer does before its routed experts; all layers of a step are alike."""
+        if self._dense is None:
+            self._dense = view.dense_ns(layer) + view.costs.shared_ns(view.compute, self._rows)
+        return self._dense
 
     def _layer_end(self, event: LayerEnd, view: View) -> list[Action]:
         """Empty the buffers of the layer."""

@@ -75,7 +75,7 @@ class UploadSlots:
         self._stamps[slot] = self._clock
 
     def take(self, expert: int) -> tuple[int, int | None] | None:
-        """Give a slot to an expert that is uploaded; return it and whom it held, or None if all are being filled."""
+        """Assign a slot to an expert that is uploaded; return it and whom it held, or None if all are being filled."""
         idle = [slot for slot in range(len(self.owner)) if slot not in self.filling]
         if not idle:
             return None
@@ -165,7 +165,7 @@ class TwoUploadsLru(PolicyBase):
         return actions
 
     def evict(self, fetch: Fetch, view: View) -> Unit | None:
-        """Give up what was copied for one use; who leaves the cache is dropped as its successor's upload is chosen."""
+        """Return what was copied for one use; who leaves the cache is dropped as its successor's upload is chosen."""
         return idle_resident(view, fetch) if fetch.pool == STAGING else None
 
     def _routed(self, event: Routed) -> list[Action]:

@@ -7,7 +7,7 @@ from itertools import permutations
 
 import pytest
 
-from moesim.policies.algorithms.schedule import Layer, Piece, best_order, executed_schedule, layer_lower_bound, optimal_schedule
+from experiments.research.tables.schedule import Layer, Piece, best_order, executed_schedule, layer_lower_bound, optimal_schedule
 from moesim.policy import Copy, Fetch, Routed, Run, View
 from moesim.records import Records
 from tests.engine.engine_kit import Script, cpu, device, machine, play, tiny_model, workload

@@ -69,9 +69,10 @@ def executed_schedule(
 ) -> Schedule:
     """Execute a split of one layer, as the simulator's engine does.
 
-    Both devices take experts in the order given, and the link the ``loads``, after what is ``arriving`` already. ``in_order``: the GPU
-    waits for each expert in turn; else it takes the first that is there. It may begin at ``gpu_begin``, the CPU at ``cpu_begin``, and the
-    CPU's results take ``cpu_return`` to come back. The makespan counts from the instant at which the layer is routed.
+    Both devices take experts in the order given, and the link the ``loads``, after what is ``arriving`` already.
+    ``in_order``: the GPU waits for each expert in turn; else it takes the first that is there. It may begin at
+    ``gpu_begin``, the CPU at ``cpu_begin``, and the CPU's results take ``cpu_return`` to come back. The makespan counts
+    from the instant at which the layer is routed.
 
     Of several experts that are ready at one instant the GPU takes the first in ``gpu``; one that arrives at the instant at
     which the GPU becomes free is ready.
@@ -143,10 +144,11 @@ _SLACK = 1e-6  # relative tolerance of the solver, taken off its bound
 def optimal_schedule(layer: Layer, enumerate_up_to: int = ENUMERATE_UP_TO) -> Schedule:
     """Return the best execution of a layer in which every expert runs whole, on one device.
 
-    A split decides everything: the CPU's time is a sum, and `best_order` gives the best orders of GPU and link. Up to
-    ``enumerate_up_to`` active experts every split is tried, and of several the first is taken, counting upwards with bit i set if
-    the i-th active expert is on the GPU. If all GPU times are equal, only *how many* residents and others the GPU takes matters to
-    the GPU, so it takes those that cost the CPU most. A 0-1 program solves all others; RuntimeError if it proves no optimum.
+    A split decides everything: the CPU's time is a sum, and `best_order` gives the best orders of GPU and link. Up
+    to ``enumerate_up_to`` active experts every split is tried, and of several the first is taken, counting upwards
+    with bit i set if the i-th active expert is on the GPU. If all GPU times are equal, only *how many* residents
+    and others the GPU takes matters to the GPU, so it takes those that cost the CPU most. A 0-1 program solves all
+    others; RuntimeError if it proves no optimum.
 
     >>> optimal_schedule(Layer([2, 2, 2, 2, 2], [1, 1, 5, 4, 1], [0, 0, 0, 1, 1], 3)).makespan
     5
@@ -223,14 +225,13 @@ def layer_lower_bound(layer: Layer, *, pipelined: bool = True) -> float:
         sum of c(e) (1 - y(e)) over all e                          <= T       the CPU's work
         x (y(1) + ... + y(k)) + g(k) y(k) + ... + g(m) y(m)        <= T       for k = 1 .. m
 
-    The first two are totals. For the third let the schedule have T, and re-order its transfers by Johnson's rule, which does not
-    make it longer (`best_order`). If k is moved, it arrives after y(1) + ... + y(k) transfers, and k .. m are all computed after
-    that. If k is not moved, the sum is at most that of the last j < k that is moved, which has the same transfers and at least
-    the same computations; and if there is none, it is a part of the GPU's work. The bound is the least T over 0 <= y <= 1, a linear
-    program, so it is at most the least T over whole experts. Without ``pipelined`` the third line is x times all y, the link's work.
+    The first two are totals. For the third let the schedule have T, and re-order its transfers by Johnson's rule,
+    which does not make it longer (`best_order`). If k is moved, it arrives after y(1) + ... + y(k) transfers, and k
+    .. m are all computed after that. If k is not moved, the sum is at most that of the last j < k that is moved,
+    which has the same transfers and at least the same computations; and if there is none, it is a part of the GPU's
+    work. The bound is the least T over 0 <= y <= 1, a linear program, so it is at most the least T over whole
+    experts. Without ``pipelined`` the third line is x times all y, the link's work.
 
-    Examples
-    --------
     >>> layer = Layer([2, 2, 2, 2, 2], [1, 1, 5, 4, 1], [0, 0, 0, 1, 1], 3)
     >>> round(layer_lower_bound(layer), 3), round(layer_lower_bound(layer, pipelined=False), 3)
     (3.913, 3.667)
