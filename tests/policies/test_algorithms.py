@@ -11,8 +11,6 @@ import pytest
 
 from moesim.policies.algorithms.assignment import (
     Plan,
-    all_cpu,
-    all_gpu,
     beam_assignment,
     brute_force_assignment,
     exact_assignment,
@@ -175,11 +173,6 @@ def test_what_the_first_expert_of_a_device_takes_is_counted_once() -> None:
         assert greedy.makespan >= least - 1e-9
         extras.add((bool(exact[0].gpu), bool(exact[0].cpu)))
     assert extras == {(True, True), (True, False), (False, True)}
-
-
-def test_all_gpu_and_all_cpu() -> None:
-    assert all_gpu([3, 0, 2], [1, 0, 4]) == Plan((0, 2), (), 5, 0)
-    assert all_cpu([3, 0, 2], [1, 0, 4]) == Plan((), (0, 2), 0, 5)
 
 
 # ------------------------------------------------------------------------------------------------------------ fiddler

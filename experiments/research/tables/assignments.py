@@ -30,11 +30,10 @@ from moesim.errors import ConfigError, unknown_name
 from moesim.plots.style import add_corner, need, pictures, styled
 from moesim.policies.algorithms.assignment import (
     Plan,
-    all_cpu,
-    all_gpu,
     beam_assignment,
     exact_assignment,
     greedy_assignment,
+    make_plan,
     threshold_assignment,
 )
 from moesim.policies.algorithms.hybrimoe import Reading, Timings, queue_plan, two_ended_plan
@@ -148,8 +147,8 @@ RULES: dict[str, Callable[[Instance], Plan]] = {
     "beam": _planned(beam_assignment),
     "greedy": _planned(greedy_assignment),
     "threshold": _threshold,
-    "all-gpu": _planned(all_gpu),
-    "all-cpu": _planned(all_cpu),
+    "all-gpu": _planned(lambda gpu, cpu: make_plan(gpu, cpu, [e for e in range(len(gpu)) if gpu[e] or cpu[e]])),
+    "all-cpu": _planned(lambda gpu, cpu: make_plan(gpu, cpu, [])),
 }
 """Rules by name; a plan holds the order of the GPU and of the transfers.
 

@@ -134,16 +134,6 @@ def fiddler_code_assignment(loads: Sequence[int], resident: Sequence[int]) -> Pl
     return make_plan(gpu_cost, cpu_cost, gpu, active=[e for e, w in enumerate(loads) if w])
 
 
-def all_gpu(gpu_cost: Sequence[float], cpu_cost: Sequence[float]) -> Plan:
-    """Send everything to the GPU."""
-    return make_plan(gpu_cost, cpu_cost, [e for e in range(len(gpu_cost)) if gpu_cost[e] or cpu_cost[e]])
-
-
-def all_cpu(gpu_cost: Sequence[float], cpu_cost: Sequence[float]) -> Plan:
-    """Send everything to the CPU."""
-    return make_plan(gpu_cost, cpu_cost, [])
-
-
 def make_plan(
     gpu_cost: Sequence[float],
     cpu_cost: Sequence[float],
