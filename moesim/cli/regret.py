@@ -153,7 +153,7 @@ def _percent(share: Any) -> str:
 def _write(found: Sequence[Regret], out: Path) -> None:
     import pandas as pd
 
-    from moesim.plots.studies import regret_waterfall  # Matplotlib takes most of a second to import
+    from moesim.plots.studies import regret as waterfall  # Matplotlib takes most of a second to import
     from moesim.plots.style import pictures
     from moesim.studies.regret import ASKED
 
@@ -165,5 +165,5 @@ def _write(found: Sequence[Regret], out: Path) -> None:
             by_setting.setdefault(tuple(str(record[key]) for key in ASKED), []).append(record)
     for number, rows in enumerate(by_setting.values()):
         name = "regret" if len(by_setting) == 1 else f"regret-{number}"
-        files |= pictures(regret_waterfall(pd.DataFrame(rows)), name)
+        files |= pictures(waterfall(pd.DataFrame(rows)), name)
     write_own(out, files, "regret")

@@ -242,24 +242,7 @@ class Window(NamedTuple):
     layer: int  # -1 outside the MoE layers
 
 
-class Walk:
-    """The walk over a run whose records come in pieces."""
-
-    def __init__(self, kinds: Mapping[str, str], media: Mapping[str, str]) -> None:
-        self._activities = Activities(kinds, media)
-
-    def add(self, records: Records) -> None:
-        """Add the next records."""
-        self._activities.add(records)
-
-    def explain(self, windows: Ints) -> Ints:
-        """Charge every nanosecond of the next windows, a row each, to the causes; and forget what ended in them."""
-        if not windows.shape[1]:
-            return np.zeros((0, len(CAUSES)), np.int64)
-        return charged(*self._activities.take(int(windows[1, -1])), windows)
-
-
-def charged(columns: Columns, order: Ints, places: Ints, windows: Ints) -> Ints:
+def _charged(columns: Columns, order: Ints, places: Ints, windows: Ints) -> Ints:
     """Charge every nanosecond of windows to the causes, from what ended in them and before, in the order of the ends."""
     begin, end, step, layer = windows
     found = Ended(columns, order, places)
@@ -456,7 +439,7 @@ class TimeByCause:
     """The breakdown of a run that comes in pieces."""
 
     def __init__(self, kinds: Mapping[str, str], media: Mapping[str, str] | None = None) -> None:
-        self._walk = Walk(kinds, media or {})
+        self._activities = Activities(kinds, media or {})
         self._cuts = Cuts()
         self._windows: list[Ints] = []
         self._makespan_ns = 0
@@ -466,7 +449,7 @@ class TimeByCause:
 
         No record of a later piece starts before ``settled_ns``; 0 explains none yet.
         """
-        self._walk.add(records)
+        self._activities.add(records)
         self._windows.append(self._cuts.add(records))
         self._makespan_ns = records.makespan_ns
         return self._explain(settled_ns)
@@ -480,7 +463,9 @@ class TimeByCause:
         windows = np.concatenate(self._windows, axis=1)
         n = len(windows[1]) if settled_ns is None else int(np.searchsorted(windows[1], settled_ns))
         self._windows, windows = [windows[:, n:].copy()], windows[:, :n]
-        ns = self._walk.explain(windows)
+        ns = np.zeros((0, len(CAUSES)), np.int64)
+        if n:
+            ns = _charged(*self._activities.take(int(windows[1, -1])), windows)
         charged, asked = int(ns.sum()), int((windows[1] - windows[0]).sum())
         assert charged == asked, f"charged {charged} ns of {asked} ns"
         return Breakdown(_table(windows), ns)

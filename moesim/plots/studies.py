@@ -293,9 +293,6 @@ def regret(frame: pd.DataFrame) -> Drawing:
     return Drawing(_seconds(frame), figure, text)
 
 
-regret_waterfall = regret
-
-
 _LEAGUE_COLUMNS: Final = (
     "model", "hardware", "batch_size", "cached_share", "link_over_cpu", "machine_ratio", "best", "second", "margin", "certain",
     "draws", "source_label", "labels",

@@ -33,7 +33,8 @@ from moesim.hardware.costs import CostModel
 from moesim.metrics.breakdown import Breakdown, Window
 from moesim.metrics.causes import CAUSES
 from moesim.metrics.outcome import Outcome
-from moesim.plots.studies import lookahead, regret_waterfall
+from moesim.plots.studies import lookahead
+from moesim.plots.studies import regret as waterfall
 from moesim.policies.registry import POLICIES, make_part, make_policy
 from moesim.records import Records, StepRecord
 from moesim.studies.diff import OUTSIDE, PHASES, Diff, find_run, most_different
@@ -183,12 +184,12 @@ def test_what_runs_on_links_without_time_is_told_as_another_machine(found: list[
 
 def test_the_figure_and_its_data_have_both_bounds(found: list[Regret]):
     frame = pd.DataFrame(found[0].records())
-    labels = regret_waterfall(frame).axes[0].get_legend_handles_labels()[1]
+    labels = waterfall(frame).axes[0].get_legend_handles_labels()[1]
     assert {"lower bound, links as they are", "lower bound, links without time"} <= set(labels)
-    data = regret_waterfall.drawing(frame).data
+    data = waterfall.drawing(frame).data
     assert (data["lower_bound_instant_links_s"] < data["lower_bound_s"]).all()
     assert set(data["links"].dropna()) == {"as they are", "without time"}
-    assert "another machine" in regret_waterfall.drawing(frame).caption
+    assert "another machine" in waterfall.drawing(frame).caption
 
 
 def test_a_policy_that_is_not_exact_has_no_bound(tmp_path: Path):
@@ -258,7 +259,7 @@ def test_regret_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monk
 
 
 def test_the_waterfall_has_two_rows_a_policy(found: list[Regret]):
-    figure = regret_waterfall(pd.DataFrame([record for one in found for record in one.records()]))
+    figure = waterfall(pd.DataFrame([record for one in found for record in one.records()]))
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert len(labels) == 2 * len(found)
     legend = figure.axes[0].get_legend()
