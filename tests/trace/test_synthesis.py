@@ -379,7 +379,7 @@ def test_the_schema_of_parameter_files_states_what_is_checked(tmp_path: Path):
 LOGITS = (4 * Draws(5).normals(50, 64)).astype(np.float32)
 
 
-def digests_of_arithmetic() -> list[str]:
+def digests() -> list[str]:
     """Digest every array of a model and a trace of each shipped parameter set; router biases are found anew."""
     points = np.linspace(-30, 30, 60_001)
     found = [digest("exp", exp(points)), digest("log", log(points[points > 0])), digest("softmax", softmax(LOGITS))]

@@ -248,7 +248,9 @@ def _of_workloads(sample: Sample) -> dict[str, Any] | None:
     found = workload_correlation(sample.experts, compose(sample.request, size), n_experts)
     if found is None:
         return None
-    return {"batch_size": size, **found, "distant_from": FAR, "kept_by_chance": top_k / n_experts}
+    found |= {"batch_size": size, "distant_from": FAR, "kept_by_chance": top_k / n_experts}
+    order = ("batch_size", "adjacent", "distant", "distant_from", "kept", "kept_by_chance", "matrix")
+    return {name: found[name] for name in order}
 
 
 def _of_segments(sample: Sample) -> dict[str, Any] | None:
