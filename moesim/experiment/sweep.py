@@ -1,4 +1,9 @@
-"""From an experiment with lists to single runs."""
+"""From an experiment with lists to single runs: the grid product, in an order that depends on the file alone.
+
+Fields named in ``zip`` vary together, and slowest. Settings vary slowest in the order model, hardware, trace, transfer,
+decision, extrapolation, warm-up, predictors, workload, cache, repeat; policies vary fastest, so that the rows to compare stand
+together. Combinations that ``exclude`` describes are left out.
+"""
 
 from __future__ import annotations
 
