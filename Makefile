@@ -1,6 +1,6 @@
 # make quickstart   install, run ten policies at six settings, print the table, write plots and a timeline
 # make test         install everything for development, run the tests
-# make test-long    thousands of mutated inputs, flipped bits, kills, audited runs, pairs of options, identified machines, calls of native twins, planted faults, runs that must end: docs/reference/promises.md
+# make test-long    thousands of mutated inputs, flipped bits, kills, audited runs, identified machines, calls of native twins, planted faults, runs that must end: docs/reference/promises.md
 # make test-narrow  the tests as on a processor without vector instructions; TESTS=tests/plots for some of them
 # make check        lint, types and a fast tier of the tests: a minute and a half, for every change before it is committed
 # make lint         ruff and mypy
