@@ -31,7 +31,7 @@ LINES = {  # what a package may have today; behind it what it is to come down to
     "testing": 3_260,  # 2,300 of them: rules of papers and codes, written a second time for the check of what policies decide
     "report": 898,
     TOP: 1_008,
-    CPP: 6_066,  # 5,600
+    CPP: 6_067,  # 5,600
     TESTS: 59_700,  # 42,000
 }
 

@@ -24,17 +24,18 @@ ALSO = {"budget_bytes": "budget", "chunk_bytes": "chunk", "curve": "transfer_cur
 OTHERS = {  # where the word means another thing
     "curve": "hardware/build.py hardware/check.py hardware/costs/model.py hardware/costs/curves.py hardware/costs/provenance.py "
     "hardware/costs/model.py metrics/bounds.py",  # any curve of a profile
-    "chunk_bytes": "experiment/records_file.py trace/workload/*",  # of a table; of a prefill
+    "chunk_bytes": "experiment/store.py trace/workload/*",  # of a table; of a prefill
     "predictors": "engine/* experiment/runner.py",  # all sources that a policy may ask; here those that stand in for others
-    "seed": "experiment/traces.py trace/made.py",  # of routing that is made up
+    "seed": "experiment/routing.py trace/made.py",  # of routing that is made up
     "refill": "metrics/frames.py",  # of a cache
-    "repeat": "metrics/frames.py trace/workload/compose.py",  # of an array
+    "repeat": "metrics/frames.py metrics/hits.py trace/workload/compose.py",  # of an array
     "intervals": "hardware/costs/model.py metrics/utilisation.py",  # of numbers of a profile; of time
-    "requests": "engine/steps.py experiment/keys.py experiment/runner.py experiment/traces.py "
-    "experiment/trace_choice.py metrics/bounds.py policy.py trace/made.py trace/workload/compose.py",
+    "requests": "engine/steps.py experiment/keys.py experiment/runner.py experiment/routing.py "
+    "metrics/bounds.py policy.py trace/made.py trace/workload/compose.py",
 }  # those of a step, those that were drawn, how many are made up
 
 EXCEPTIONS = {  # files, and why
+    "repeat": (6, "rows of repeats are made one by rows, run and report, which name the column"),
     "seed": (7, "it draws requests and also seeds predictors that are made up, whose interface names it"),
 }
 

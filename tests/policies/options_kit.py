@@ -271,14 +271,14 @@ def _values(schema: dict[str, Any], *, every: bool) -> Iterator[Any]:
         low, high = one.get("minimum"), one.get("maximum")
         if "enum" in one:
             yield from one["enum"]
-        elif one["type"] == "integer" and low is None:
+        elif one.get("type") == "integer" and low is None:
             yield 7
-        elif one["type"] == "integer":
+        elif one.get("type") == "integer":
             top = low + 2 if high is None else min(low + 2, high)
             yield from range(low, top + 1) if every else (low, top)
-        elif one["type"] == "number" and low is not None:
+        elif one.get("type") == "number" and low is not None:
             yield from [float(low), 0.5, 3.0 if high is None else high]
-        elif one["type"] in ("boolean", "null"):
+        elif one.get("type") in ("boolean", "null"):
             yield from {"boolean": (True, False), "null": (None,)}[one["type"]]
 
 

@@ -333,10 +333,11 @@ void run_experts(State &state, PyObject *action, Groups &groups) {
     Visit *into = late ? next_visit(state, visit, name) : visit;
     bool whole = rows == Py_None && !width && !late;
     int kind = late ? LATE : width ? REDUCED : FRESH;
+    i64 part = as_int(PyTuple_GET_ITEM(action, 7));
     Group *group = nullptr;
     if (device != state.layout->dense_at[layer] || device->first_extra || !whole) {
         i64 read = inputs_from == Py_None ? layer : as_int(inputs_from);
-        group = group_of(state, groups, visit, into, device, read, late, as_int(PyTuple_GET_ITEM(action, 7)));
+        group = group_of(state, groups, visit, into, device, read, late, part);
     }
     Items experts(PyTuple_GET_ITEM(action, 1));
     for (Py_ssize_t i = 0; i < experts.size(); ++i) {
