@@ -67,7 +67,7 @@ class Predicted(NamedTuple):
     layer: int  # the layer it speaks about
     mb: int
     ids: NDArray[Any]  # (n_tokens, k) predicted ids, best first
-    scores: NDArray[Any] | None  # (n_tokens, k) beside ids, or (n_tokens, n_experts) if dense; None: ids only
+    scores: NDArray[Any] | None  # (n_tokens, k) next to ids, or (n_tokens, n_experts) if dense; None: ids only
     source: str
 
 

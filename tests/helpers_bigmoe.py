@@ -1,4 +1,4 @@
-"""Lookups of a `route_trace v1` file, beside what the engine's own cache really held."""
+"""Lookups of a `route_trace v1` file, next to what the engine's own cache really held."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recorded data of others, which may lie in a folder `shared` beside the checkout; no part of the project."""
+"""Recorded data of others, which may lie in a folder `shared` next to the checkout; no part of the project."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def shared_file(*parts: str) -> Path:
     """Find a file, or skip the test by the file's name."""
     path = SHARED.joinpath(*parts)
     if not path.is_file():
-        pytest.skip(f"{'/'.join(('shared', *parts))} is not beside the checkout")
+        pytest.skip(f"{'/'.join(('shared', *parts))} is not next to the checkout")
     return path
 
 

@@ -138,7 +138,7 @@ def recommend(
     lossy : bool
         Policies that change what the model computes as well.
     jobs : int, optional
-        Processes; default: all cores where that is worth while.
+        Processes; default: all cores where that is faster.
     progress : bool
         Show a bar.
 

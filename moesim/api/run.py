@@ -105,7 +105,7 @@ def compare(
     out : str or Path, optional
         Folder to write; runs that it holds are not repeated. Default: nothing is written.
     jobs : int, optional
-        Processes; default: all cores where that is worth while. The results do not depend on it.
+        Processes; default: all cores where that is faster. The results do not depend on it.
     progress : bool
         Show a bar, on a terminal or in a notebook, once it has taken two seconds.
 
@@ -183,7 +183,7 @@ def run(
     out : str or Path, optional
         Folder to write; runs that it holds are not repeated. Default: nothing is written.
     jobs : int, optional
-        Processes; default: all cores where that is worth while.
+        Processes; default: all cores where that is faster.
     progress : bool
         Show a bar, on a terminal or in a notebook, once it has taken two seconds.
 

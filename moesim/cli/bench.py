@@ -30,15 +30,15 @@ def bench(
     ] = None,
     policies: Annotated[bool, typer.Option("--policies", help="The time in decisions, of every policy.")] = False,
     engine: Engine = None,
-    sweeps: Annotated[bool, typer.Option("--sweeps", help="What sweeps cost beside their runs; what cores gain.")] = False,
+    sweeps: Annotated[bool, typer.Option("--sweeps", help="What sweeps cost next to their runs; what cores gain.")] = False,
     growth: Annotated[bool, typer.Option("--growth", help="How the cost grows with tokens, batch, experts and layers.")] = False,
     form: Printed = Format.TABLE,
 ) -> None:
-    """Measure simulated expert runs per second beside bare SimPy timeouts per second, in turns in this process.
+    """Measure simulated expert runs per second next to bare SimPy timeouts per second, in turns in this process.
 
     A figure of one machine says nothing about another; the ratio does. The routing is made up. With --policies instead: the
-    time in `decide` and `evict` of each policy for an expert run, beside that of dali, whose split is greedy. With --sweeps: the
-    time that a sweep takes for each run beside simulating it, and how much faster all cores are than one. With --growth: CPU
+    time in `decide` and `evict` of each policy for an expert run, next to that of dali, whose split is greedy. With --sweeps: the
+    time that a sweep takes for each run next to simulating it, and how much faster all cores are than one. With --growth: CPU
     time for an expert run over sizes; where cost is linear, the ratio stays near 1.
 
     Example: moesim bench --repeats 1 --tokens 2

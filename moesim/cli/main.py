@@ -153,7 +153,7 @@ def main(arguments: list[str] | None = None) -> int:
         if error.errno not in _OF_PATHS or not isinstance(error.filename, (str, bytes, os.PathLike)):
             raise
         path, reason = os.fsdecode(error.filename), error.strerror
-        return _fail(f"{path}: expected to read it, got: {reason}; mend that, or choose another path", 2)
+        return _fail(f"{path}: expected to read it, got: {reason}; fix that, or choose another path", 2)
     except Exception as error:
         # Typer's own errors about options; anything else is a defect, and its traceback is what helps.
         if hasattr(error, "format_message"):

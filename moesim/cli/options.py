@@ -62,7 +62,7 @@ Set = Annotated[
 ]
 Jobs = Annotated[
     int | None,
-    typer.Option("--jobs", "-j", min=1, max=PROCESSES.most, help="Processes.", show_default="all cores, if that is worth while"),
+    typer.Option("--jobs", "-j", min=1, max=PROCESSES.most, help="Processes.", show_default="all cores, if that is faster"),
 ]
 Quick = Annotated[bool, typer.Option("--quick", help="First value of each sweep and at most 4 decode tokens.")]
 Trust = Annotated[

@@ -68,7 +68,7 @@ def write_own(folder: Path, files: Mapping[str, bytes], command: str) -> None:
 
 
 def write_beside(folder: Path, files: Mapping[str, bytes], command: str) -> None:
-    """Write files of a command beside whatever else is in a folder, and say so on stderr."""
+    """Write files of a command next to whatever else is in a folder, and say so on stderr."""
     _tell(OutputFolder(folder, command, owned=False).put(files))
 
 

@@ -1,4 +1,4 @@
-"""``moesim papers``: published results beside simulated ones."""
+"""``moesim papers``: published results next to simulated ones."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def papers(
     out: Annotated[Path | None, typer.Option("--out", help="Folder for a result folder of each experiment; resumes.")] = None,
     form: Printed = Format.TABLE,
 ) -> int:
-    """Run the experiments of the papers and print each published figure beside the simulated one.
+    """Run the experiments of the papers and print each published figure next to the simulated one.
 
     A report, not a test: nothing is tuned to a published figure. Each row carries the labels of its inputs, and a remark where
     the figures differ; below, whether systems are in the printed order. What has no counterpart is listed with the reason.
@@ -84,7 +84,7 @@ def papers(
 
 
 def _write(out: Path, text: str) -> None:
-    """Write all printed numbers beside the simulated ones, and their picture, over those of an earlier call."""
+    """Write all printed numbers next to the simulated ones, and their picture, over those of an earlier call."""
     from moesim.plots.style import pictures
     from moesim.plots.validation import printed, printed_data  # Matplotlib takes a second to import
 

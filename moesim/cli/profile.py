@@ -187,7 +187,7 @@ def _in_options(error: HardwareError, source: str) -> ConfigError:
 
 def _as_option(problem: str, source: str) -> str:
     key, colon, said = problem.partition(": ")
-    if colon and said.endswith(f"beside source: {source}, got nothing; add it"):
+    if colon and said.endswith(f"next to source: {source}, got nothing; add it"):
         return f"--source {source}: expected --ref with what the numbers are from, got nothing; add it"
     key = key.removeprefix("numbers.").replace("_", "-")
     return f"--{key}: {said}" if colon and re.fullmatch(r"[a-z-]+", key) and key != "numbers" else problem

@@ -48,9 +48,9 @@ def additions(
 ) -> Additions:
     """Put the options together; `option` is the one that gives the share."""
     if share is None:
-        _refuse([("--seed", seed), ("--hold-back", hold_back)], f"{option} beside it, got none; say how much is held back")
+        _refuse([("--seed", seed), ("--hold-back", hold_back)], f"{option} next to it, got none; say how much is held back")
     if hold_back is HoldBack.ends:
-        _refuse([("--seed", seed)], "no seed beside --hold-back ends, got one; leave it out, nothing is drawn")
+        _refuse([("--seed", seed)], "no seed next to --hold-back ends, got one; leave it out, nothing is drawn")
     held_back = (hold_back or HoldBack.requests).value
     return Additions(share, seed or 0, held_back, weights is not None, scores is not None)
 

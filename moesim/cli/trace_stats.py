@@ -72,7 +72,7 @@ def _facts(result: dict[str, Any]) -> list[tuple[str, str]]:
     return [
         ("name", result["trace"]),
         ("routing of", f"{result['model']} ({result['label']})"),
-        *(("beside what was recorded", remark) for remark in result["remarks"]),
+        *(("next to what was recorded", remark) for remark in result["remarks"]),
         ("layers x experts, top_k", f"{shape['n_layers']} x {shape['n_experts']}, {shape['top_k']}"),
         (f"{result['phase']} tokens", str(result["n_rows"]) + (" (a sample)" if result["sampled"] else "")),
         ("requests", str(result["n_requests"])),

@@ -35,7 +35,7 @@ def note(kind: str, name: object, text: str) -> str:
 
 
 def data_dirs(kind: str) -> list[Path]:
-    """Folders to search, in this order: under the current folder, beside the checkout, inside the package."""
+    """Folders to search, in this order: under the current folder, next to the checkout, inside the package."""
     package = Path(__file__).resolve().parents[1]
     places = (Path.cwd() / kind, package.parent / kind, package / "data" / kind)
     return list(dict.fromkeys(place.resolve() for place in places if place.is_dir()))

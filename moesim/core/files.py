@@ -90,7 +90,7 @@ def write_error(target: Path, error: OSError | InputError) -> WriteError:
     """Make the error of a file that could not be written: why, and what helps."""
     full = isinstance(error, OSError) and error.errno in FULL
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).removeprefix(f"{target}: ")
-    remedy = "make room" if full else "mend that"
+    remedy = "make room" if full else "fix that"
     return WriteError(f"{target}: expected to write it, got: {reason}; {remedy}, and run the same command again")
 
 
@@ -252,7 +252,7 @@ class Manifest:
         except (FileNotFoundError, NotADirectoryError):
             return
         except OSError as error:
-            raise InputError(f"{place}: expected to read it, got: {error.strerror}; mend that") from None
+            raise InputError(f"{place}: expected to read it, got: {error.strerror}; fix that") from None
         for number, line in enumerate(content.split(b"\n"), 1):
             found = read_checked_line(line)
             if found is None:
@@ -305,7 +305,7 @@ class Manifest:
         return State.OURS if self.fits(path, None if None in self._digests[path] else digest_of(place)) else State.CHANGED
 
     def take(self, digests: Mapping[str, str | None], by: str) -> None:
-        """Add contents that files will have beside those that they may have; the folder's lock must be held."""
+        """Add contents that files will have next to those that they may have; the folder's lock must be held."""
         for path, digest in digests.items():
             self._by[path] = by
             self._digests.setdefault(path, []).append(digest)
@@ -619,7 +619,7 @@ class OutputFolder:
 
 
 def _create(folder: Path, content: bytes | Path) -> Path:
-    """Write a file in the making, beside the place that it will take; nothing stays of it if that fails."""
+    """Write a file in the making, next to the place that it will take; nothing stays of it if that fails."""
     path = folder / f".moesim-{os.urandom(8).hex()}"
     try:
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as file:

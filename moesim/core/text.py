@@ -37,7 +37,7 @@ def shown_lines(text: str) -> str:
 
 
 def say(line: str) -> None:
-    """Print a line on stderr, beside what a command answers."""
+    """Print a line on stderr, next to what a command answers."""
     print(shown(line), file=sys.stderr)
 
 

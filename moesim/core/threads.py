@@ -1,4 +1,4 @@
-"""Work that is mostly NumPy's, hashing or unpacking, which threads do beside each other."""
+"""Work that is mostly NumPy's, hashing or unpacking, which threads do at the same time."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("core", "engine", "experiment", "hardware", "metrics", "model", "policies", "trace")
-"""Packages of moesim that a run goes through; with them count the modules beside the packages, such as ``policy.py``."""
+"""Packages of moesim that a run goes through; with them count the modules next to the packages, such as ``policy.py``."""
 _SOURCES = (".py", ".cpp", ".hpp")
 _COMPUTING = ("numpy", "scipy", "simpy")
 

@@ -79,7 +79,7 @@ def run_experiment(
     experiment : Experiment
         Resolved.
     jobs : int or None
-        Processes, None: all cores if that is worth while; the results do not depend on it.
+        Processes, None: all cores if that is faster; the results do not depend on it.
     keep : callable
         Which records of a run are wanted, by its index: True for all, a number for those of so many first steps.
     progress : bool
@@ -120,7 +120,7 @@ def run_experiment(
     n_steps = sum(len(experiment.workload(spec).steps) for spec in missing)
     with ExitStack() as stack:
         crew = workers or stack.enter_context(Workers(jobs, scheduler))
-        # Processes that have worked before are worth while, and their command has told how long it takes.
+        # Processes that have worked before save time, and their command has shown how long it takes.
         known = live or crew.pool is not None
         took = cache(lambda: 0.0 if known else before(experiment, missing))  # only if it is asked for, since runs are tried
         pool = crew.needed(lambda: worth_processes(took(), len(missing), usable_cores())) if missing and not live else None

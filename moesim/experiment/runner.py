@@ -262,7 +262,7 @@ class Execution:
 
     call: Callable[..., Records]  # with the arguments and the result of `moesim.engine.simulate`
     measured: bool = False  # times are measured, so that no cost of the profile decides how far a result can be trusted
-    notes: Callable[[], list[str]] = _nothing  # what results carry beside their label; asked after the run
+    notes: Callable[[], list[str]] = _nothing  # what results carry with their label; asked after the run
 
 
 SIMULATED = Execution(simulate)
@@ -430,7 +430,7 @@ def _carry_out(
 
 
 def notes_of(spec: RunSpec, trace: Trace, workload: Workload, *, assumes_memory: bool, signals: frozenset[str]) -> list[str]:
-    """List what a reader must know beside the source label."""
+    """List what a reader must know in addition to the source label."""
     notes = []
     if trace.origin == "synthetic":
         notes.append(f"synthetic routing of {trace.model}")

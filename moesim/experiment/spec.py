@@ -175,7 +175,7 @@ class RunSpec:
     # ----------------------------------------------------------------------------------------------------------- to the engine
     @property
     def options(self) -> EngineOptions:
-        """Options of the engine beside model, costs, workload and policy."""
+        """Options of the engine, apart from model, costs, workload and policy."""
         return EngineOptions(decision_ns=us_to_ns(self.point.decision_us))
 
     @property
@@ -238,7 +238,7 @@ class RunSpec:
 
     # ------------------------------------------------------------------------------------------------------------- to the key
     def asked(self) -> dict[str, Any]:
-        """Return what a run's key hashes beside the contents of its inputs."""
+        """Return what a run's key hashes in addition to the contents of its inputs."""
         without = ("model", "hardware", "trace", "repeat")
         return {k: v for k, v in vars(self.point).items() if k not in without} | {"workload": asdict(self.workload)}
 

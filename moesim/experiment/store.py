@@ -315,7 +315,7 @@ class Store:
 
 
 def _unreadable(place: Path, error: OSError) -> InputError:
-    return InputError(f"{place}: expected to read it, got: {error.strerror}; mend that or choose another --out")
+    return InputError(f"{place}: expected to read it, got: {error.strerror}; fix that or choose another --out")
 
 
 def _rows(data: bytes) -> dict[str, dict[str, Any]]:

@@ -238,14 +238,14 @@ def make_pool(jobs: int | None, scheduler: str | None, needed: Callable[[], int]
     """Choose where runs are carried out."""
     if scheduler is not None:
         if jobs is not None:
-            raise ConfigError("--scheduler: expected no --jobs beside it, for the cluster's workers decide; leave one out")
+            raise ConfigError("--scheduler: expected no --jobs next to it, for the cluster's workers decide; leave one out")
         return Cluster(scheduler)
     n = needed() if jobs is None else jobs
     return Processes(n) if n > 1 else None
 
 
 class Workers:
-    """The processes of a command: started when they are first worth while, ended with the block."""
+    """The processes of a command: started when they first save time, ended with the block."""
 
     def __init__(self, jobs: int | None, scheduler: str | None = None) -> None:
         self._jobs, self._scheduler = jobs, scheduler
@@ -259,7 +259,7 @@ class Workers:
             self.pool.close()
 
     def needed(self, worth: Callable[[], int]) -> Pool | None:
-        """Return the processes that there are, or start as many as are asked for, else as are worth while."""
+        """Return the processes that there are, or start as many as are asked for, else as many as save time."""
         if self.pool is None:
             self.pool = make_pool(self._jobs, self._scheduler, worth)
         return self.pool
@@ -379,7 +379,7 @@ class WorkMaker:
     def _write(self, trace: Trace) -> Path:
         name = f"{_MADE}/{trace.digest}.safetensors"
         path = self._folder / name
-        if name in self._made and path.is_file():  # a sweep beside this one may have removed it
+        if name in self._made and path.is_file():  # a sweep next to this one may have removed it
             return path
         self._made.add(name)
         if self._shared is None:

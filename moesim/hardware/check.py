@@ -99,7 +99,7 @@ def _curves(device: Device) -> Iterator[str]:
     yield from _disagreements(device.parts)
     for curve in device.parts:
         if curve.part == "context" and not any(c.part == "attention" and c.model == curve.model for c in device.parts):
-            yield f"{curve.key}: expected a curve 'attention' of {curve.model} beside its 'context', got none; add it"
+            yield f"{curve.key}: expected a curve 'attention' of {curve.model} next to its 'context', got none; add it"
 
 
 def _disagreements(curves: Sequence[CostCurve]) -> Iterator[str]:

@@ -72,7 +72,7 @@ class Sourced(Strict):
     def _has_proof(self) -> Sourced:
         missing = [key for key in _PROOF[self.source] if not getattr(self, key)]
         if missing:
-            raise ValueError(f"expected {' and '.join(missing)} beside source: {self.source}, got nothing; add it")
+            raise ValueError(f"expected {' and '.join(missing)} next to source: {self.source}, got nothing; add it")
         return self
 
     @model_validator(mode="after")
@@ -81,7 +81,7 @@ class Sourced(Strict):
         if self.interval is None:
             return self
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise ValueError("interval: expected a number beside it, got points or a switch; remove it")
+            raise ValueError("interval: expected a number next to it, got points or a switch; remove it")
         least, most = self.interval
         if not 0 <= least <= value <= most:
             raise ValueError(f"interval: expected [least, most] with 0 <= least <= {value:g} <= most, got [{least:g}, {most:g}]")

@@ -71,7 +71,7 @@ _Place = tuple[str | int, ...]
 
 
 def with_sources(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Write the source of a section beside each of its numbers; what is wrong stays as it is, for the checks of the format."""
+    """Write the source of a section next to each of its numbers; what is wrong stays as it is, for the checks of the format."""
     return _spread(raw, (), None) if _has_section(raw) else dict(raw)
 
 

@@ -209,7 +209,7 @@ class DeviceFile(Strict):
             raise ValueError(f"{missing}: expected operations and operation_us together, got one; add {missing}")
         stated = "launches" if self.launches else "launch_us" if self.launch_us else ""
         if self.operations is not None and stated:
-            raise ValueError(f"{stated}: expected none beside operations, which are counted from the model, got some; remove one")
+            raise ValueError(f"{stated}: expected none next to operations, counted from the model, got some; remove one")
         return self
 
     @model_validator(mode="after")
@@ -217,7 +217,7 @@ class DeviceFile(Strict):
         launches = self.launches.get("expert")
         if self.expert_cost is not None and launches is not None and launches.value:
             raise ValueError(
-                f"launches.expert: expected none beside expert_cost, which has per_expert_us, got {launches.value}; remove it"
+                f"launches.expert: expected none next to expert_cost, which has per_expert_us, got {launches.value}; remove it"
             )
         return self
 

@@ -128,7 +128,7 @@ class Device:
     expert_cost: ExpertCost | None = None  # time of experts of which no curve is
     # engine whose operations are counted from the model (`moesim.hardware.costs.operations`), instead of launches; empty: none
     operations: str = ""
-    # operation_us, token_us, latent_attention_us: what one operation takes beside reading; fixed work of the host a step, charged
+    # operation_us, token_us, latent_attention_us: time of one operation next to reading; fixed work of the host a step, charged
     # to the head; what latent attention takes a layer besides, where the engine leaves it to the host
     operation_us: Fraction = Fraction(0)
     token_us: Fraction = Fraction(0)

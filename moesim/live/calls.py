@@ -58,7 +58,7 @@ def dense_devices(run: State) -> dict[str, int]:
 class Routed:
     """Who serves which rows of a layer with which gate weight; one tensor a device for all experts.
 
-    ``experts`` are those of each micro-batch that is routed, (n, top_k), with ``weights`` beside them or None; ``otherwise`` is
+    ``experts`` are those of each micro-batch that is routed, (n, top_k), with ``weights`` next to them or None; ``otherwise`` is
     the gate weight where none was recorded.
     """
 

@@ -243,7 +243,7 @@ def _check_parts(hardware: HardwareProfile, disk: Path | None) -> None:
     for link in hardware.links:
         if link.share_link:
             raise HardwareError(
-                f"{hardware.path}: links.{link.name}: expected activations beside weights to replay, got "
+                f"{hardware.path}: links.{link.name}: expected activations next to weights to replay, got "
                 "share_link: true; leave it out"
             )
         kinds = {hardware.devices[end].kind for end in (link.src, link.dst)}

@@ -85,7 +85,7 @@ def run_bounds(workload: Workload, costs: CostModel, gpu_slots: int) -> RunBound
             key = (tuple(sorted(rows_of.values())), tuple(dense), tuple(shared))
             if key not in known:
                 known[key] = first + cheapest.split(experts + shared)
-                if len(step.micro) > 1:  # experts of one run beside the dense part of another: what the lanes do in all
+                if len(step.micro) > 1:  # experts of one run during the dense part of another: what the lanes do in all
                     known[key] = max(known[key], cheapest.split(experts + shared + [work for parts in dense for work in parts]))
             in_step += known[key]
         compute += max(in_step, cheapest.submission(asked))

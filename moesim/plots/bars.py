@@ -69,7 +69,7 @@ from moesim.plots.style import (
 )
 
 _GAP: Final = 1.0  # between groups, in bars
-_FRAME: Final = 0.62  # inches beside the axes, for their ticks and label
+_FRAME: Final = 0.62  # inches next to the axes, for their ticks and label
 _NARROW: Final = 0.165  # inches that a bar needs, so that its number can stand above it
 _HEIGHT: Final = {1: 1.75, 2: 1.55}  # of axes, in inches, by number of rows
 _LOW: Final = 1.3  # the same with more rows

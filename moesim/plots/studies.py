@@ -45,7 +45,7 @@ from moesim.trace.stats.lookahead import HALF_GAP
 _WHATIF_COLUMNS: Final = ("policy", "knob", "setting", "factor", "decode_tokens_per_s", "base_decode_tokens_per_s")
 _SIDES: Final = {"less": (ORANGE, "////"), "more": (BLUE, ""), "other": (GREY, "....")}
 _WORDS: Final = {"less": "less of it", "more": "more of it", "other": "something else"}
-_BESIDE: Final = 0.35  # inches beside the axis and the names of knobs
+_BESIDE: Final = 0.35  # inches next to the axis and the names of knobs
 _ENOUGH: Final = 0.5  # of the axis for bars, else the figure takes both columns
 _ABOUT: Final = ("model", "hardware", "trace")
 

@@ -263,7 +263,7 @@ SPLIT = ("share", "time")
 
 
 class BackgroundCache(PolicyBase):
-    """Cache beside the CPU: misses run there, or are split with the link, and some are copied for later visits."""
+    """Cache next to the CPU: misses run there, or are split with the link, and some are copied for later visits."""
 
     _name = "background-cache"  # in messages
     _embedding_on_cpu = False  # where tokens are looked up
@@ -274,7 +274,7 @@ class BackgroundCache(PolicyBase):
         "or the times of link and CPU. The CPU computes the others, and what finds no slot.",
     )
     share: float = option(0.5, "The link's rate over the sum of the rates of link and CPU.", ge=0, le=1)
-    later: bool = option(True, "What the CPU computes beside such copies may be copied for later visits, too.")
+    later: bool = option(True, "What the CPU computes during such copies may be copied for later visits, too.")
     admission: Literal["all", "demand", "score", "newest"] = option(
         "all",
         "Misses of the CPU that are copied: all, those missed often enough, those with a higher score than "

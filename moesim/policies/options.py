@@ -220,7 +220,7 @@ def construct(
     return cls(**values)
 
 
-# ------------------------------------------------------------------------------------------ what is declared beside options
+# ------------------------------------------------------------------------------------------ what is declared apart from options
 _NEEDS: Final = "'scores', 'scores-or-weights', 'oracle:routing', 'signal:<name>' or 'table:<name>'"
 
 

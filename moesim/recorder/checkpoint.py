@@ -38,9 +38,9 @@ _BLOCK = 32  # values of MXFP4 that share a scale
 _E8M0_BIAS = 127
 _SUFFIXES = ("_scale", "_scale_inv")  # of the keys of scales of FP8, after those of their weights
 _PIECE = 2**20  # values that are dequantised at once
-WORKING_BYTES = 16 * _PIECE  # bytes at most for what is dequantised at once, beside codes and result
+WORKING_BYTES = 16 * _PIECE  # bytes at most for what is dequantised at once, next to codes and result
 _TOLD = ("format", "bits", "load_in_4bit", "load_in_8bit", "expert_dtype")
-"""Of a configuration that is refused, what is told beside its method."""
+"""Facts of a refused configuration, next to its method."""
 
 
 @dataclass(frozen=True)
@@ -239,7 +239,7 @@ class Shards:
         told = " and ".join(f"{dtype} {shape}" for dtype, shape in got)
         if self._rule is None or not self.is_quantised(name):
             if got[0][0] not in FLOATS:
-                expected = f"one of {', '.join(FLOATS)}, or a scale beside it"
+                expected = f"one of {', '.join(FLOATS)}, or a scale next to it"
                 raise RecordError(f"{place}: expected {expected}, got {told}; fetch the model again")
             return stored[0]
         codes, scales = stored

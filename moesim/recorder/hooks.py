@@ -25,7 +25,7 @@ CHUNK_ROWS = 256  # rows of a layer that wait on the device before they are work
 
 @dataclass(frozen=True)
 class Wanted:
-    """What to keep beside ids and weights."""
+    """What to keep next to ids and weights."""
 
     scores: bool = False  # the scores of all experts
     inputs: bool = False  # what each router read

@@ -6,7 +6,7 @@ PreScope's layer-aware predictor (LLaPor). What the paper does not print is a na
 point                 paper                                    here
 ====================  =======================================  ====================================================
 features              state by PCA (4096 to 256; in the        the same, components scaled to unit variance; ids as
-                      middle to 512), ids and weights of the   0 or 1 an expert, weights beside them
+                      middle to 512), ids and weights of the   0 or 1 an expert, weights next to them
                       experts activated
 groups of layers      input, middle, output; where they begin  of the predicted layer: first and last eighth, or
                       is not printed                           fitted to the accuracy of gate reuse [choice]

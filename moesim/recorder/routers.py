@@ -71,7 +71,7 @@ class Router:
     """The router of one layer."""
 
     name: str  # of the module in the model
-    # module, experts: the router, and the experts beside it
+    # module, experts: the router, and the experts next to it
     module: nn.Module
     experts: nn.Module
     linear: nn.Module  # what holds its weight: the router itself, or a part of it
@@ -233,12 +233,12 @@ def _detect(model: Any) -> list[Router]:
     if not beside:
         modules = sorted({name.rpartition(".")[2] for name, _ in model.named_modules() if ".layers.0." in name})
         raise RecordError(
-            f"model of type '{kind}': expected a router beside a module '{EXPERTS}', got no such module; layer 0 has {modules}"
+            f"model of type '{kind}': expected a router next to a module '{EXPERTS}', got no such module; layer 0 has {modules}"
         )
     unclear = next((parent for parent in beside if len(candidates[parent]) != 1), None)
     if unclear is not None:
         raise RecordError(
-            f"model of type '{kind}': expected one linear router beside {unclear}.{EXPERTS}, got {len(candidates[unclear])}; "
+            f"model of type '{kind}': expected one linear router next to {unclear}.{EXPERTS}, got {len(candidates[unclear])}; "
             f"modules there: {', '.join(beside[unclear])}"
         )
     return _with_rules(model, [found[0] for found in candidates.values()])
@@ -304,7 +304,7 @@ def _with_rules(model: Any, routers: list[Router]) -> list[Router]:
         if probe.ids is None:
             raise RecordError(
                 f"model of type '{kind}': expected ids and weights of the chosen experts from {probe.router.name} or for the "
-                f"experts beside it, got neither; this architecture cannot be recorded"
+                f"experts next to it, got neither; this architecture cannot be recorded"
             )
     corrections = [*_corrections(probes[0].router), None]
     fits: list[tuple[float, Rule]] = []

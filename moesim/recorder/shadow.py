@@ -252,7 +252,7 @@ class Shadow:
 
 
 class ShadowObserver:
-    """Records the signal of a shadow beside a recording (an observer of `moesim.recorder.recording.Plan`)."""
+    """Records the signal of a shadow next to a recording (an observer of `moesim.recorder.recording.Plan`)."""
 
     def __init__(self, model: Any, kind: str, alignment: Alignment, sampling: Sampling, seeds: Sequence[int]) -> None:
         self.name = f"shadow-{kind}:{alignment}"

@@ -281,7 +281,7 @@ def _remedy(error: Exception, setting: _Setting, slots: int) -> str:
         return ""
     few = f"{slots} over {model.n_layers} layers are {_each(slots)} a layer, and a row needs {model.top_k} experts"
     return (
-        f"{few}; a policy may refuse so few, by raising moesim.errors.CapacityError in place(), or keep a pool beside the cache"
+        f"{few}; a policy may refuse so few, by raising moesim.errors.CapacityError in place(), or keep a pool next to the cache"
     )
 
 

@@ -28,7 +28,7 @@ ODD_LINES = ("x: &a [*a]\n", "<<: *nothing\n", "? [1]\n: 2\n", "!!python/name:os
 
 @pytest.fixture(scope="module")
 def experiments(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give a copy of the experiments, where broken files can stand beside what they include."""
+    """Give a copy of the experiments, where broken files can stand next to what they include."""
     folder = tmp_path_factory.mktemp("mutants") / "experiments"
     shutil.copytree(ROOT / "experiments", folder)
     return folder

@@ -151,7 +151,7 @@ def test_only_some_import(package: str):
 
 
 def test_nothing_is_imported_that_an_installation_lacks():
-    """The tests, for example, which lie beside the package in a checkout only."""
+    """The tests, for example, which lie next to the package in a checkout only."""
     project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = [one for name, extra in project["optional-dependencies"].items() for one in extra if name not in ("dev", "docs")]
     named = {match[0].lower() for one in (*project["dependencies"], *extras) if (match := re.match(r"[\w-]+", one))}
@@ -163,7 +163,7 @@ def test_nothing_is_imported_that_an_installation_lacks():
 
 @pytest.mark.long
 def test_no_test_module_lends_anything():
-    """What several test modules share stands in a kit or a conftest file beside them."""
+    """What several test modules share stands in a kit or a conftest file next to them."""
     tests = Path(__file__).resolve().parents[1]
     lent = [
         f"{path.relative_to(tests)}: {name}"

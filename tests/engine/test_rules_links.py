@@ -168,7 +168,7 @@ def test_rule_5_several_hops_store_and_forward_and_hold_memory_at_each() -> None
 
 
 def test_rule_5_a_hop_waits_for_memory_that_nobody_claims() -> None:
-    # gpu1 has 1000 bytes to spare beside its empty pool: one copy in transit at a time.
+    # gpu1 has 1000 bytes to spare next to its empty pool: one copy in transit at a time.
     # cpu0->gpu1 |     |0/0       |          |0/1       |
     # gpu1->gpu0 |                |0/0       |          |0/1      |
     devices = {"gpu0": gpu(), "gpu1": gpu(memory=5000), "cpu0": cpu()}

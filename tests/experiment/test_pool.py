@@ -60,7 +60,7 @@ class Pretended:
         self.experiment = experiment
         self.width = width
         self.errors: dict[int, Exception] = {}
-        self.log: list[tuple[int, int]] = []  # each run that was given out, and beside how many others
+        self.log: list[tuple[int, int]] = []  # each run that was given out, and next to how many others
         self._running: list[tuple[int, Future[Outcome]]] = []
 
     def submit(self, call: Callable[[Work], Outcome], work: Work) -> Future[Outcome]:
@@ -306,7 +306,7 @@ def test_made_up_routing_is_left_nowhere(tmp_path: Path):
     with work_of(experiment, tmp_path / "out") as make:
         path = Path(make(spec, False).trace_path)
         assert path.is_file()
-        path.unlink()  # by a sweep beside this one
+        path.unlink()  # by a sweep next to this one
         assert make(spec, False).trace_path == str(path)
         assert path.is_file()
     assert not path.parent.exists()

@@ -190,7 +190,7 @@ def test_unknown_part_of_launches() -> None:
 )
 def test_each_source_needs_its_proof(number: dict[str, Any], missing: str) -> None:
     raw = put(tiny(), "devices.gpu0.launch_us", number)
-    assert f"expected {missing} beside source: {number['source']}, got nothing; add it" in message(raw)
+    assert f"expected {missing} next to source: {number['source']}, got nothing; add it" in message(raw)
 
 
 def test_measured_number_keeps_its_words() -> None:
@@ -405,7 +405,7 @@ def test_cluster_has_one_network() -> None:
 def test_examples_in_the_guide_load() -> None:
     guide = Path(load_hardware("rtx3090-epyc7532").path).parent / "README.md"
     if not guide.is_file():
-        pytest.skip("the guide is not beside the profiles (installed package)")
+        pytest.skip("the guide is not next to the profiles (installed package)")
     short, whole, *_ = guide.read_text(encoding="utf-8").split("```yaml\n")[1:]
     for example in (short, whole):
         profile = build_profile(read_yaml(example.split("```")[0], "README.md"), "README.md")

@@ -137,7 +137,7 @@ NONSENSE: list[tuple[str, dict[str, Any], str]] = [
     ("a bandwidth", {"links/core1->gpu0/pinned/bandwidth_gbps": number(25)},
      "links.core1->gpu0.pinned.bandwidth_gbps: unknown key 'bandwidth_gbps'; rates are in bytes per second (bytes_per_s); "
      "known: latency_us, bytes_per_s, points"),
-    ("a rate beside the curve that has it", {"links/core1->gpu0/bytes_per_s": number(1e10)},
+    ("a rate next to the curve that has it", {"links/core1->gpu0/bytes_per_s": number(1e10)},
      "links.core1->gpu0.bytes_per_s: unknown key 'bytes_per_s'; it belongs into 'pinned' or 'pageable' or 'chunked' or 'any' or "
      "'activation'; known: medium, cores, pinned, pageable, chunked, any, activation"),
     ("a size with an unknown unit", {f"{GPU}/memory_bytes/value": "24 gigs"},
@@ -195,7 +195,7 @@ NONSENSE: list[tuple[str, dict[str, Any], str]] = [
      "head, leading, "
      "predict, shared"),
     ("a context without attention", {"devices/gpu0/parts/0": ...},
-     "devices.gpu0.parts.0: expected a curve 'attention' of tiny beside its 'context', got none; add it"),
+     "devices.gpu0.parts.0: expected a curve 'attention' of tiny next to its 'context', got none; add it"),
     # ---- links
     ("copies that get faster", {"links/disk0->core1/any/points/value": [[4096, 90], [1048576, 600], [16777216, 599]]},
      "links.disk0->core1.any.points.value: expected times that do not fall as bytes grow, got 599 us at 1.67772e+07 bytes "

@@ -83,7 +83,7 @@ def test_time_never_falls_and_is_continuous(per_expert, per_row, rate, few, many
         (cost(few_row_flops=1e9, crossover_rows=4), "many_row_flops: expected many_row_flops and crossover_rows together"),
         (cost(few_row_flops=1e9, many_row_flops=1e9, crossover_rows=0), "crossover_rows: expected at least 1 row"),
         (cost(few_row_flops=90), "expected operations per second"),
-        (cost(few_row_flops=1e9) | {"launches": {"expert": number(3)}}, "launches.expert: expected none beside expert_cost"),
+        (cost(few_row_flops=1e9) | {"launches": {"expert": number(3)}}, "launches.expert: expected none next to expert_cost"),
         ({"expert_cost": {"few_row_flops": number(1e9) | {"interval": [2e9, 3e9]}}}, "interval: expected [least, most]"),
         ({"expert_cost": {"few_row_flops": number(1e9) | {"interval": [2e9]}}}, "expected [least, most]"),
         ({"expert_cost": {"few_row_flops": number(1e9) | {"interval": [1, 3e9]}}}, "expected operations per second"),

@@ -148,11 +148,11 @@ def test_latent_attention_that_is_left_to_the_host_costs_more_and_other_attentio
 @pytest.mark.parametrize(
     ("key", "value", "expected"),
     [
-        ("devices.gpu0.launch_us", 5, "launch_us: expected none beside operations"),
+        ("devices.gpu0.launch_us", 5, "launch_us: expected none next to operations"),
         (
             "devices.gpu0.launches",
             {"dense": {"value": 2, "source": "assumed", "why": "a test"}},
-            "launches: expected none beside operations",
+            "launches: expected none next to operations",
         ),
         ("devices.gpu0.operations", "vllm", "operations"),
     ],

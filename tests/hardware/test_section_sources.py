@@ -64,10 +64,10 @@ def test_a_number_may_have_an_interval_and_take_the_source():
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        ({"source": "published"}, "devices.gpu0.flops: expected ref beside source: published, got nothing; add it"),
+        ({"source": "published"}, "devices.gpu0.flops: expected ref next to source: published, got nothing; add it"),
         (
             {"source": "measured", "method": "a clock"},
-            "expected date and repeats and spread beside source: measured, got nothing",
+            "expected date and repeats and spread next to source: measured, got nothing",
         ),
         ({"source": "guessed"}, "devices.gpu0.flops.source: expected 'measured', "),
         ("published", "devices.gpu0.source: expected a source for the numbers below, such as source: {source: published, ref: "),

@@ -265,7 +265,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("ram", None, "numbers.ram: expected the memory of the host, such as 64GiB, got nothing; add it"),
     ("transfer", "1ms", "numbers: expected pcie or transfer, got both; leave one out"),
     ("gpus", "1ms", "numbers: unknown number 'gpus'; did you mean 'gpu'? known: cpu, gpu, gpu_memory, pcie, ram, transfer, vram"),
-    ("gpu", {"value": "60us", "source": "published"}, "numbers.gpu: expected ref beside source: published, got nothing; add it"),
+    ("gpu", {"value": "60us", "source": "published"}, "numbers.gpu: expected ref next to source: published, got nothing; add it"),
     ("gpu", {"value": "60us", "source": "known"}, "numbers.gpu.source: expected 'measured'"),
     ("gpu", {"value": "60us", "source": "assumed", "why": "x", "interval": [1, 2]}, "numbers.gpu: unknown key 'interval'"),
 ]  # fmt: skip

@@ -19,7 +19,7 @@ MODEL: dict[str, Any] = {
 }  # fmt: skip
 EXPERT_BYTES = 3 * 128 * 256 * 2
 BASE_US = {"core0": 100, "core1": 200, "cpu0": 50, "gpu0": 20}
-KEPT = {"core0.experts": 0.8, "core1.experts": 0.5, "core0.dense": 1.25}  # of their speed beside anything; more than all: noise
+KEPT = {"core0.experts": 0.8, "core1.experts": 0.5, "core0.dense": 1.25}  # of their speed next to anything; more than all: noise
 
 
 def tiny() -> ModelSpec:

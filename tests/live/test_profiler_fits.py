@@ -277,7 +277,7 @@ def test_every_kind_has_its_panel() -> None:
         assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
         assert axes.get_xlabel()
         assert "(" in axes.get_ylabel(), "a unit"
-    assert [text.get_text() for text in figure.axes[-1].texts] == ["core0.experts beside core1->core0", "80"]
+    assert [text.get_text() for text in figure.axes[-1].texts] == ["core0.experts with core1->core0", "80"]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["linear", "flat, then linear", "roofline", "measured"]
 
 
@@ -453,9 +453,9 @@ def test_roles_match_devices_of_other_names() -> None:
     assert rows["expert, 1 row, host"].b == pytest.approx(352_321_536 / 1e10 * 1e6, rel=1e-6)
     assert rows["copy of one expert, pinned, host -> accelerator"].a == pytest.approx(28 + 352_321_536 / 23.8e9 * 1e6, abs=1e-3)
     assert rows["hidden state of 1 row, accelerator -> host"].b == pytest.approx(3 + 8192 / 1e9 * 1e6)
-    kept = rows["accelerator.experts beside host->accelerator"]
+    kept = rows["accelerator.experts with host->accelerator"]
     assert (kept.a, kept.b, kept.unit) == (None, 0.8, "share")
-    other = rows["host.experts beside host->accelerator"]
+    other = rows["host.experts with host->accelerator"]
     assert (other.a, other.b) == (0.66, None)
 
 
@@ -479,7 +479,7 @@ def test_the_comparison_as_a_table_and_as_records(tmp_path: Path) -> None:
     assert "A1 B1 B / A source, A1 source, B1" in text
     assert "expert, 1 row, accelerator, us 444 500 1.13 derived measured" in text
     assert "expert, 64 rows, accelerator, us 885 not in B1 derived" in text
-    assert "accelerator.experts beside host->accelerator, speed kept not in A1 0.8 measured" in text
+    assert "accelerator.experts with host->accelerator, speed kept not in A1 0.8 measured" in text
     file = tmp_path / "a.csv"
     file.write_text(table(rows, "A1", "B1", Format.CSV))
     frame = pd.read_csv(file)

@@ -104,7 +104,7 @@ def interrupt() -> None:
 
 
 def of_traces(folder: Path) -> Iterator[tuple[str, Subject]]:
-    """Give a trace beside an experiment that runs it."""
+    """Give a trace next to an experiment that runs it."""
     place = prepared(folder / "trace", policies=["lru"], timeline=None, frames=False, plots=[])
     run = command("run", "full.yaml", "--out", "out", "--quick", "--jobs", "1", "-o", "csv")
     export = command("trace", "export", "./small.safetensors", "--format", "csv", "--out", "e/t.csv", made="e")

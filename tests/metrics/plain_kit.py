@@ -436,7 +436,7 @@ def _spans(rng: Random) -> Iterator[tuple[int, int, int]]:
 
 
 def pieces(records: Records, rng: Random) -> Iterator[tuple[Records, int]]:
-    """Cut a run at the ends of some of its steps; beside each piece the time before which nothing of a later one starts.
+    """Cut a run at the ends of some of its steps; next to each piece the time before which nothing of a later one starts.
 
     What ends as a step does may come before the cut or after it, and what was submitted before the cut may come with an end
     after it.

@@ -57,7 +57,7 @@ def test_a_step_with_two_layers_and_an_lm_head_adds_up():
 
 
 def test_the_thread_that_submits_by_hand():
-    """Four experts a step at 150 each, or, if it computes the CPU's experts too, at 100 each beside what the CPU takes on."""
+    """Four experts a step at 150 each, or, if it computes the CPU's experts too, at 100 each next to what the CPU takes on."""
     work = workload([[[[0, 1], [2, 3]]]])
     assert bounds(work, 8, host(100)).compute_ns == 2 * 260  # as without: it may submit before a layer is routed
     assert bounds(work, 8, host(150)).compute_ns == 600
@@ -72,7 +72,7 @@ def test_the_thread_that_submits_by_hand():
 
 
 def test_micro_batches_share_the_lanes():
-    """Two micro-batches of one row: the second's dense part may run beside the first's experts, but not on the same lane."""
+    """Two micro-batches of one row: the second's dense part may run next to the first's experts, but not on the same lane."""
     two = workload([[[[0, 1]]], [[[0, 1]]]], micro_batches=2)
     hardware = machine({"gpu0": gpu(), "cpu0": cpu(expert_ns=10**6, attention_ns=10**6, dense_ns=10**6)})
     found = bounds(two, 4, hardware, **ONE_LAYER)

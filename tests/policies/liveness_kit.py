@@ -81,7 +81,7 @@ def draw(seed: int, number: int) -> Case:
 
 
 def _options(subject: Subject, rng: random.Random) -> Options:
-    """Draw options that the registry accepts beside each other: each is tried in turn, and left out where it is refused."""
+    """Draw options that the registry accepts next to each other: each is tried in turn, and left out where it is refused."""
     values = subject.values(every=True)
     if subject.kind:
         values |= {name: tried for name, tried in subject.values_around().items() if name.removeprefix(AROUND_IT) in PARTS}

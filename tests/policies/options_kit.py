@@ -184,7 +184,7 @@ VALUES: dict[tuple[str, str], list[Any]] = {
     ("fixed-threshold", "cpu_ms"): [0.0, 1.0],
     ("fixed-threshold", "load_ms"): [0.0, 5.0],
 }
-# Policy or part, option -> what it needs beside it to matter at all.
+# Policy or part, option -> what it needs next to it to matter at all.
 BESIDE: dict[tuple[str, str], Options] = {
     ("prescope", "next2_predictor"): {"window": "next2"},
     ("composed", "staging_slots"): {"replacement": "static"},

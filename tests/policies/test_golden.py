@@ -1,7 +1,7 @@
 """Golden results: the exact records of every policy and of every part. A change that moves one of them must say why.
 
 ``pytest tests/policies/test_golden.py --regenerate -m ''`` writes ``tests/policies/golden.json`` anew.
-With ``-k lru`` it writes only the selected cases; read the difference in review. The cases are in ``golden_kit.py`` beside it.
+With ``-k lru`` it writes only the selected cases; read the difference in review. The cases are in ``golden_kit.py`` next to it.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ def test_micro_batches_skip_what_none_of_them_loads(second: list[int], skipped: 
 
 # -------------------------------------------------------------------------------------------------------------- prefetch
 class Weighed(Oracle):
-    """The true routing with its weights, beside the ids or for all experts."""
+    """The true routing with its weights, next to the ids or for all experts."""
 
     def __init__(self, dense: bool) -> None:
         super().__init__(None)

@@ -467,7 +467,7 @@ def test_loads_that_the_buffer_does_not_hold_together_come_in_turns_of_their_own
 
 
 def beside(records: Records) -> int:
-    """Count the transfers that have something computing beside them."""
+    """Count the transfers that have something computing next to them."""
     tasks = [(task.start, task.end) for task in records.tasks]
     return sum(any(t.start < end and start < t.end for start, end in tasks) for t in records.transfers)
 

@@ -324,7 +324,7 @@ def test_importing_and_calibrating_can_be_one_step_or_two(tmp_path: Path, capsys
     assert out.read_bytes() == two.read_bytes()
     capsys.readouterr()
     assert main(["trace", "stats", str(two), "-q"]) == 0
-    assert capsys.readouterr().out.count("beside what was recorded") == 3
+    assert capsys.readouterr().out.count("next to what was recorded") == 3
     assert main(["trace", "stats", str(two), "-q", "-o", "json"]) == 0
     assert json.loads(capsys.readouterr().out)["remarks"] == list(Trace.read(two).remarks)
     assert sorted(path.name for path in tmp_path.iterdir() if path.suffix != ".npz") == [
@@ -338,10 +338,10 @@ def test_options_that_would_do_nothing_are_refused(tmp_path: Path, capsys: pytes
     capsys.readouterr()
     importing, calibrating = ["trace", "import", *source, "--out", str(out)], ["trace", "calibrate", str(bare), "--out", str(out)]
     for command, words in [
-        ([*importing, "--seed", "1"], "--seed 1: expected --calibrate beside it"),
-        ([*importing, "--hold-back", "ends"], "--hold-back ends: expected --calibrate beside it"),
-        ([*calibrating, "--seed", "1", "--weights", "uniform"], "--seed 1: expected --share beside it"),
-        ([*calibrating, "--share", "0.5", "--hold-back", "ends", "--seed", "0"], "expected no seed beside --hold-back ends"),
+        ([*importing, "--seed", "1"], "--seed 1: expected --calibrate next to it"),
+        ([*importing, "--hold-back", "ends"], "--hold-back ends: expected --calibrate next to it"),
+        ([*calibrating, "--seed", "1", "--weights", "uniform"], "--seed 1: expected --share next to it"),
+        ([*calibrating, "--share", "0.5", "--hold-back", "ends", "--seed", "0"], "expected no seed next to --hold-back ends"),
         ([*calibrating, "--share", "half"], "Invalid value for '--share'"),
         ([*calibrating, "--share", "2"], "bare.safetensors: expected a share to hold back, above 0 and below 1, got 2"),
         ([*calibrating, "--weights", "even"], "'even' is not one of 'uniform'"),

@@ -269,7 +269,7 @@ def test_a_dense_model_is_refused(home: Path, tmp_path: Path) -> None:
     config = LlamaConfig(vocab_size=64, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
     LlamaForCausalLM(config).save_pretrained(home / "dense")
     with pytest.raises(
-        InputError, match=r"model of type 'llama': expected a router beside a module 'experts'.*layer 0 has \[.*mlp"
+        InputError, match=r"model of type 'llama': expected a router next to a module 'experts'.*layer 0 has \[.*mlp"
     ):
         run(home, tmp_path / "o.safetensors", model="dense")
     assert not list(tmp_path.iterdir())

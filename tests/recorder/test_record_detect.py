@@ -84,7 +84,7 @@ def test_expert_groups_that_are_not_in_the_table_are_refused() -> None:
 
 
 class Block(nn.Module):
-    """Experts beside something."""
+    """Experts next to something."""
 
     def __init__(self, **parts: nn.Module) -> None:
         super().__init__()

@@ -179,7 +179,7 @@ def test_routing_is_that_of_the_same_checkpoint_in_memory(home: Path, tmp_path: 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_dequantised_parameters_are_exact(kind: str, home: Path) -> None:
-    """All of a layer, beside one of the checkpoint that was written with the reference's weights."""
+    """All of a layer, next to one of the checkpoint that was written with the reference's weights."""
     layered, plain = (LayeredModel.open(LoadOptions(str(home / name), device_map="cpu")) for name in (kind, f"{kind} plain"))
     for number in range(layered.n_layers):
         part = layered.layer_name(number)
@@ -317,7 +317,7 @@ _SCALES = {"mxfp4": f"{_DOWN}down_proj_scales", "fp8 in blocks": f"{_DOWN}3.down
         ("mxfp4", a_row_less, "expected MXFP4 in blocks of 32, got U8 (8, 32, 2, 16) and U8 (7, 32, 2)"),
         ("mxfp4", whole_numbers, "expected MXFP4 in blocks of 32, got U8 (8, 32, 2, 16) and I32 (8, 32, 2)"),
         ("mxfp4", no_numbers, f"{_DOWN}down_proj: expected numbers once it is dequantised, got none"),
-        ("fp8 in blocks", nothing, "expected one of F64, F32, F16, BF16, or a scale beside it, got F8_E4M3"),
+        ("fp8 in blocks", nothing, "expected one of F64, F32, F16, BF16, or a scale next to it, got F8_E4M3"),
         ("fp8 in blocks", a_row_less, "expected FP8 in blocks of 16 x 24, got F8_E4M3 (32, 16) and F32 (1, 1)"),
         ("fp8 in blocks", no_numbers, f"{_DOWN}3.down_proj.weight: expected numbers once it is dequantised"),
     ],

@@ -301,7 +301,7 @@ CLAIM = replace(
     source="runs", input="small", policy="lru", baseline="on-demand", metric="decode_tokens_per_s",
 )  # fmt: skip
 
-# DALI with all on the GPU, over itself: slower, and a thousand times slower. A cache beside it is no part of it.
+# DALI with all on the GPU, over itself: slower, and a thousand times slower. A cache next to it is no part of it.
 PART = replace(CLAIM, policy="dali(assignment=all-gpu)", baseline="dali")
 LOSSES = [
     replace(PART, kind="gain", unit="%", published=-0.01),

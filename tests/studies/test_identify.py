@@ -187,7 +187,7 @@ def test_llama_bench_in_its_three_formats(form: str, tmp_path: Path):
         ({"tensor_buft_overrides": "attn=CPU"}, "expected experts on the CPU"),
         ({"type_k": "q8_0"}, "row 1: type_k: expected a KV cache of f16, got q8_0; leave the row out"),
         ({"type_k": "f16", "type_v": "q4_0"}, "row 1: type_v: expected a KV cache of f16, got q4_0"),
-        ({"no_kv_offload": True}, "row 1: no_kv_offload: expected the KV cache beside its layers, got true"),
+        ({"no_kv_offload": True}, "row 1: no_kv_offload: expected the KV cache next to its layers, got true"),
         ({"no_kv_offload": "1"}, "no_kv_offload: "),
     ],
 )
@@ -404,7 +404,7 @@ def test_a_machine_without_a_gpu_takes_all_cpu_alone(tmp_path: Path, capsys: pyt
     (tmp_path / "rows.csv").write_text(HEAD + GOOD.replace("n_cpu_moe=48", "ngl=0"))
     assert main(["calibrate", str(tmp_path / "rows.csv"), "--hardware", "ryzen5900x"]) == 2
     error = capsys.readouterr().err
-    assert "rows.csv:2: setting: expected all_cpu beside a profile without a GPU" in error and "got 'ngl=0'; write" in error
+    assert "rows.csv:2: setting: expected all_cpu next to a profile without a GPU" in error and "got 'ngl=0'; write" in error
 
 
 def test_an_identified_profile_is_no_default():

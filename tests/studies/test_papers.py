@@ -1,4 +1,4 @@
-"""Published figures beside simulated ones: the table, what answers it, and whether systems are in the printed order."""
+"""Published figures next to simulated ones: the table, what answers it, and whether systems are in the printed order."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def test_only_the_runs_that_their_profile_comes_from_are_calibration():
         numbers = load_hardware(check.hardware).numbers
         # How much memory the machine has says nothing of its speed.
         own = [key for key, number in numbers.items() if check.source in number.ref and not key.endswith(".memory_bytes")]
-        if check.check in ("1a", "1b"):  # the prefill beside them gives how fast cores unpack, which is no limit of theirs
+        if check.check in ("1a", "1b"):  # the prefill next to them gives how fast cores unpack, which is no limit of theirs
             own = [key for key in own if "(prefill on a 7950X" not in numbers[key].ref and not key.endswith("crossover_rows")]
         assert bool(own) == (check.status == "calibration"), (check.check, own)
 

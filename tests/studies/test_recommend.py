@@ -568,7 +568,7 @@ def test_what_is_wrong_is_said_in_one_line(trace: str, changes: dict[str, Any], 
 
 
 def test_experts_on_a_disk(tmp_path: Path):
-    """No processor beside the one that is the accelerator: caches only, and nothing that an engine's flags say."""
+    """No processor next to the one that is the accelerator: caches only, and nothing that an engine's flags say."""
     made = synthetic_trace(n_layers=4, n_experts=64, top_k=6, n_requests=6, prompt=8, decode=6)
     question = asked(str(made.write(tmp_path / "lite.safetensors")), hardware="zen4-2core-disk", ram=None, bits=16.0)
     small = {"base": "deepseek-v2-lite", "n_layers": 4}

@@ -1,4 +1,4 @@
-"""Simulated beside replayed, with a stand-in for the replay whose truth is known: causes, counts, measurements, files."""
+"""Simulated next to replayed, with a stand-in for the replay whose truth is known: causes, counts, measurements, files."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ def test_a_machine_with_one_slow_part_is_limited_by_it(tmp_path: Path, resource:
     ],
 )  # fmt: skip
 def test_causes_that_are_a_resource(tmp_path: Path, cause: str, resource: str):
-    """A decode step of 10 ns beside a prefill of 90 that does not count."""
+    """A decode step of 10 ns next to a prefill of 90 that does not count."""
     experiment = resolve(tmp_path, policies=["lru"])
     outcome = run_one(experiment, experiment.specs[0], keep=True)
     steps = [StepRecord(0, 90, 0, "prefill", 0, 6, 1, 0.0), StepRecord(90, 100, 1, "decode", 0, 1, 1, 0.0)]

@@ -134,7 +134,7 @@ def test_two_share_the_capacity_they_had_and_no_more(
     assert shared_rates(kept, drawn, ONE, ONE) == kept
 
 
-# ------------------------------------------------------------------------------------------- each knob, and nothing beside it
+# ------------------------------------------------------------------------------------------- each knob, and nothing next to it
 
 CURVES = {
     f"links.{link}.{curve}" for link in ("cpu0->gpu0", "gpu0->cpu0") for curve in ("pinned", "pageable", "chunked", "activation")

@@ -345,7 +345,7 @@ def test_bytes_of_the_source_are_those_of_the_objects(tmp_path: Path) -> None:
     assert set(zip((sizes["object"] // 7).tolist(), sizes["size"].tolist(), strict=True)) == {(0, 1000), (1, 1001), (2, 1002)}
 
 
-# ----------------------------------------------------------------------------------------- recordings beside the checkout
+# ----------------------------------------------------------------------------------------- recordings next to the checkout
 
 
 def test_a_route_trace_and_its_model_in_an_experiment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

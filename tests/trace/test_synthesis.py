@@ -59,7 +59,7 @@ def test_arrays_in_files_give_the_same_trace_as_arrays_in_memory(tmp_path: Path)
     options = {"n_input_requests": 3, "scores": True, "n_signal_requests": 5}
     folder = tmp_path / "arrays"
     folder.mkdir()
-    for p in (parameters(), parameters(n_experts=32, top_k=4)):  # dense signals, and ids beside scores
+    for p in (parameters(), parameters(n_experts=32, top_k=4)):  # dense signals, and ids next to scores
         assert make(p, folder=folder, **options).digest == make(p, **options).digest
 
 

@@ -119,7 +119,7 @@ def test_whole_experts_are_a_special_case(slots: int):
 
 
 def test_a_cache_holds_part_of_an_expert():
-    """Four slots. Experts 0, 1, 0: of 0, which starts whole beside a third of 1, what was used longest ago makes room for 1."""
+    """Four slots. Experts 0, 1, 0: of 0, which starts whole next to a third of 1, what was used longest ago makes room for 1."""
     trace = split_experts(_trace([0, 1, 0]), 3, "t")
     model = SMALL | {"units_per_expert": 3}
     assert _hits(_run(trace, model, 4, {"name": "lru"})) == [(1, 1, 1), (1, 0, 0), (0, 0, 1)]

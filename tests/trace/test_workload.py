@@ -305,7 +305,7 @@ HELD = "; the trace holds prompts of 3..7 and decodes of 4..6 tokens" + TOO_MUCH
         ({"requests": "some"}, "requests: expected 'all' or a list of request numbers, got 'some'"),
         ({"requests": ()}, "requests: expected 'all' or a list of request numbers, got ()"),
         ({"requests": (1, 1)}, "requests: a request is named twice; name it once, or set workload.reuse: shifted"),
-        ({"requests": "all", "n_batches": 2}, "n_batches: expected 1 (the default) beside workload.requests, got 2; the number"),
+        ({"requests": "all", "n_batches": 2}, "n_batches: expected 1 (the default) next to workload.requests, got 2; the number"),
         (
             {"batch_size": 2, "n_batches": 2, "prompt_tokens": 5, "decode_tokens": 2},
             "expected 4 distinct requests (batch_size 2 x n_batches 2), but 3 of the 4 recorded qualify "

@@ -1,1 +1,1 @@
-"""A miniature as a model: what liberties with its routing cost, beside the fidelity that a simulation prints."""
+"""A miniature as a model: what liberties with its routing cost, next to the fidelity that a simulation prints."""

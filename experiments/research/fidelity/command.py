@@ -1,4 +1,4 @@
-"""Measure what inexact execution costs a model, beside the gate-mass fidelity that a simulation prints.
+"""Measure what inexact execution costs a model, next to the gate-mass fidelity that a simulation prints.
 
 Usage::
 

@@ -1,4 +1,4 @@
-"""Run interventions beside the exact model, window by window, and put damage and fidelity into rows."""
+"""Run interventions next to the exact model, window by window, and put damage and fidelity into rows."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from moesim.trace import Signal, Trace
 
 #: A weight is a multiple of 1/512, a score of the router of 1/256; both are exact in half precision.
 WEIGHT_PARTS, SCORE_PARTS = 512, 256
-#: Bits of the mantissa that scores beside ids keep: within 6 %. Dense ones keep all, since their order tells the ids.
+#: Bits of the mantissa that scores next to ids keep: within 6 %. Dense ones keep all, since their order tells the ids.
 SIGNAL_BITS = 3
 #: Bits of the mantissa of half precision.
 _HALF_BITS = 10

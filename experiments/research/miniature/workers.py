@@ -28,7 +28,7 @@ class Helpers:
     model : nn.Module
         Its parameters are moved to shared memory, so that every update is seen by all.
     n_helpers : int
-        Processes beside this one; 0: none.
+        Processes next to this one; 0: none.
     make_backward : callable
         ``make_backward(parameters, *arguments)``, a function of a module, builds a helper's model on those
         parameters and returns it with its `Backward`.

@@ -21,7 +21,7 @@ def parser(name: str, about: str | None, *, jobs: bool = False) -> ArgumentParse
     found.add_argument("-o", "--output-format", type=Format, choices=list(Format), default=Format.TABLE, dest="form")
     found.add_argument("--out", type=Path, metavar="DIR", help="folder to write to")
     if jobs:
-        found.add_argument("-j", "--jobs", type=int, help="processes; default: all cores, if that is worth while")
+        found.add_argument("-j", "--jobs", type=int, help="processes; default: all cores, if that is faster")
     return found
 
 

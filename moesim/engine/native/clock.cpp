@@ -53,7 +53,7 @@ static i64 direction_of(const Crossing &crossing) {
     return std::find(std::begin(DIRECTIONS), std::end(DIRECTIONS), std::string_view(crossing.direction)) - std::begin(DIRECTIONS);
 }
 
-/// Move activations on the link's control lane, beside the weights, or among them if the profile says so.
+/// Move activations on the link's control lane, next to the weights, or among them if the profile says so.
 void Clock::send_rows(State &state, LinkState *link, const Crossing &crossing, Call then) {
     i64 n_bytes = activation_bytes(state, crossing.rows);
     if (link->shared) {

@@ -598,7 +598,7 @@ class CostModel(PartCosts):
         Returns
         -------
         dict of str to dict
-            For every cost: ``form``, ``source`` (weakest label), ``ref`` (the words beside the numbers, joined), and
+            For every cost: ``form``, ``source`` (weakest label), ``ref`` (the words next to the numbers, joined), and
             ``numbers``: dotted key to ``{"value", "source", "ref"}``.
         """
         return self._ledger.provenance()

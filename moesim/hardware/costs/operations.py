@@ -1,6 +1,6 @@
 """Operations of one decode step of llama.cpp, counted from the fields of a model.
 
-An engine's graph is a chain: each operation waits for the one before, so that what operations take beside reading adds up and
+An engine's graph is a chain: each operation waits for the one before, so that what operations take next to reading adds up and
 hides behind nothing. What differs between models is how many there are.
 
 Counted in llama.cpp's sources (``src/models/*.cpp``, ``build_moe_ffn`` and ``build_attn`` of ``src/llama-graph.cpp``,

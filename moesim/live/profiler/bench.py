@@ -230,7 +230,7 @@ class RealBench:
         return [] if watts is None else [(probe, watts)]
 
     def _pair(self, probe: Probe) -> list[Reading]:
-        """Time two activities alone and beside each other, within the same seconds."""
+        """Time two activities alone and together, within the same seconds."""
         runs = pair_runs(self._plan.mode)
         names = (probe.device, probe.subject)
         sides = [self._activity(name) for name in names]

@@ -140,7 +140,7 @@ def _pair_panels(samples: pd.DataFrame) -> Iterator[Panel]:
     rates = pair_rates(samples)
     for first in range(0, len(rates), _BARS):
         some = rates.iloc[first : first + _BARS]
-        names = [f"{a} beside {b}" for a, b in zip(some["activity"], some["beside"], strict=True)]
+        names = [f"{a} with {b}" for a, b in zip(some["activity"], some["beside"], strict=True)]
         values = 100 * some["rate"].to_numpy(float)
         yield partial(_bars, values=values, names=names, title="Two at a time", label="speed kept (% of that alone)")
 

@@ -132,7 +132,7 @@ def _fit_curve(key: dict[str, Any], points: pd.DataFrame) -> list[dict[str, Any]
 
 
 def pair_rates(samples: pd.DataFrame) -> pd.DataFrame:
-    """Find what activities keep of their speed beside each other: the median time alone over that together."""
+    """Find what activities keep of their speed when run together: the median time alone over that together."""
     rows = []
     for (activity, beside), some in medians(samples[samples["kind"] == "pair"]).groupby(["device", "subject"], sort=True):
         found = {row["variant"]: row for row in some.to_dict("records")}

@@ -87,7 +87,7 @@ def layout_of(cores: Sequence[int], *, gpu: int | None = None, disk: Path | None
     cores = tuple(cores)
     if gpu is not None:
         if disk is not None:
-            raise ConfigError("--disk: expected no disk beside a GPU, whose experts lie in host memory, got one; add --no-gpu")
+            raise ConfigError("--disk: expected no disk next to a GPU, whose experts lie in host memory, got one; add --no-gpu")
         return Layout((_gpu_tier(cores, gpu),))
     tiers = [_memory_tier(cores)] if len(cores) > 1 else []
     tiers += [_disk_tier(cores)] if disk is not None else []

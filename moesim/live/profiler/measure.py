@@ -1,4 +1,4 @@
-"""Measure a machine: from a request to profiles as YAML, with samples, fits, figure and report in a folder beside them."""
+"""Measure a machine: from a request to profiles as YAML, with samples, fits, figure and report in a folder next to them."""
 
 from __future__ import annotations
 

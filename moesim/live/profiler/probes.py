@@ -33,7 +33,7 @@ class Probe:
     # (gaps between what is done), `pair`, `power` or `sentinel`
     kind: str
     device: str  # name of the device or link; of a pair, the activity that is timed
-    subject: str = ""  # shape of an expert (`4096x14336`), name of a model; of a pair, the activity beside it
+    subject: str = ""  # shape of an expert (`4096x14336`), name of a model; of a pair, the activity next to it
     bits: float | None = None  # of an expert's weights
     threads: int | None = None  # of an operator on a processor
     variant: str = ""  # kind of transfer and the like; of a pair `alone` or `together`
@@ -118,7 +118,7 @@ RING: Final = 4  # how many times the last-level cache the buffers that take tur
 SENTINEL_COPY: Final = 2**26  # bytes of the copy that is a sentinel, and at most of those in pairs
 RUNTIME_BYTES: Final = 320_000_000  # what a replay may use of host memory and disk: enough that weights are read from memory
 RUNTIME_GPU_BYTES: Final = 1_000_000_000  # what it uses of a GPU, where every expert has a buffer
-CONTEXT: Final = 64  # tokens in the cache of the dense part that goes on beside or before something else
+CONTEXT: Final = 64  # tokens in the cache of the dense part that goes on with or before something else
 
 _DEFAULT_L3, _GPU_CACHE = 2**25, 2**27  # where the system does not say
 
@@ -261,7 +261,7 @@ FILE_BLOCK: Final = 2**26  # bytes that the file on the disk is written at a tim
 
 
 def pair_copy(shape: ExpertShape) -> int:
-    """Tell the bytes of a copy that goes on beside something else: about an expert's, a power of two, which tiles files."""
+    """Return the bytes of a copy that goes on with something else: about an expert's, a power of two, which tiles files."""
     return min(1 << (shape.n_bytes.bit_length() - 1), SENTINEL_COPY)
 
 

@@ -399,7 +399,7 @@ class _Profiles:
                 yield {"a": a, "b": b, "a_rate": sides[0], "b_rate": sides[1]}
         for activity, link, measured in tier.like:
             if (activity, measured) in rates and (measured, activity) in rates:
-                how = f"taken over from {activity} beside {measured}: the same copies, in the other direction"
+                how = f"taken over from {activity} with {measured}: the same copies, in the other direction"
                 values = [self.rate(rates[key])["value"] for key in ((activity, measured), (measured, activity))]
                 both = [{"value": value, "source": "derived", "how": how} for value in values]
                 yield {"a": activity, "b": link, "a_rate": both[0], "b_rate": both[1]}
@@ -409,6 +409,6 @@ class _Profiles:
         told = "" if rate <= 1 else f"; the ratio was {rate:.4f}"
         return {
             "value": min(1.0, round(rate, 4)), "source": "measured", "date": self.facts.date,
-            "method": f"time alone / time beside {row['beside']}, in turns; medians of means over executions{told}",
+            "method": f"time alone / time with {row['beside']}, in turns; medians of means over executions{told}",
             "repeats": int(row["n"]), "spread": f"interquartile range / median {100 * row['spread']:.2g} %",
         }  # fmt: skip

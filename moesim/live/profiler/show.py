@@ -52,7 +52,7 @@ def facts(profile: HardwareProfile, models: Sequence[ModelSpec] = ()) -> dict[st
 
 
 def _told(profile: HardwareProfile, keys: Sequence[str]) -> dict[str, Any]:
-    """Say how well numbers are founded: the weakest label, a single one's interval, what stands beside the measured ones."""
+    """Say how well numbers are founded: the weakest label, a single one's interval, what stands next to the measured ones."""
     found = [profile.numbers[key] for key in keys if key in profile.numbers]
     measured = dict.fromkeys(_measured(number) for number in found if number.source == "measured")
     interval = found[0].interval if len(found) == 1 else None
@@ -348,7 +348,7 @@ def _questions(sides: Sequence[_Side]) -> Iterator[Question]:
                 named = side.roles(activity), side.roles(beside)
                 if named[0] is not None and named[1] is not None and named not in seen:
                     seen.add(named)
-                    yield f"{named[0]} beside {named[1]}", "share", partial(_kept, activity=named[0], beside=named[1])
+                    yield f"{named[0]} with {named[1]}", "share", partial(_kept, activity=named[0], beside=named[1])
 
 
 def _expert(side: _Side, role: str, n_rows: int) -> Answer:

@@ -173,7 +173,7 @@ class TopPredicted(_Pooled):
         return [(event.layer, e) for e in (*used, *new)]
 
     def native_state(self) -> dict[str, Any] | None:
-        """Nothing beside the options; C++ knows no ``residents``."""
+        """Nothing but the options; C++ knows no ``residents``."""
         return {} if self.residents == "as-they-are" else None
 
 

@@ -377,7 +377,7 @@ class DaopPaper(PolicyBase):
         "last", "With prefill in chunks, the one in which the swaps of a prompt are decided, by the rows up to then."
     )
     swap_cost: SwapCost = option(
-        "overlapped", "Copies beside all computing; or one pair after the other, out and in, before any expert of the layer runs."
+        "overlapped", "Copies during all computing; or one pair after the other, out and in, before any expert of the layer runs."
     )
     swap_buffers: int = option(1, "Spare slots for experts that are leaving, if swaps are overlapped.", ge=0)
     writeback: bool = option(True, "Copy what leaves back to the host. False: the host has kept a copy, and leaving is free.")
@@ -524,7 +524,7 @@ class DaopPaper(PolicyBase):
                 actions += self._swap(event, view)
             waiting = [0 if here else self._load_ns[layer] for here in on_gpu]
             plan = self.parts.assignment.assign(layer, event.rows, waiting)
-            # Whatever the plan: the host runs what leaves beside the computing.
+            # Whatever the plan: the host runs what leaves during the computing.
             leaving = [e for e in plan.gpu if e in self._left or self._exchange.is_leaving(layer, e)]
             gpu, cpu = [e for e in plan.gpu if e not in leaving], [*plan.cpu, *leaving]
         self._thread.add_experts(gpu, cpu)
@@ -541,7 +541,7 @@ class DaopPaper(PolicyBase):
         return [Predict(event.step, ahead, self.source, view.dense_device(event.layer))]
 
     def _swap(self, event: Routed, view: View) -> list[Action]:
-        """Begin the swaps of a layer beside its computing, or leave them to the thread."""
+        """Begin the swaps of a layer during its computing, or leave them to the thread."""
         pairs = self._decide_swaps(event, view)
         if self.swap_cost == "serial":
             self._thread.add_swaps(pairs)

@@ -42,7 +42,7 @@ from moesim.policy import PREFETCH, Action, Fetched, LayerEnd, Placement, Predic
 
 
 class DfaCache(BackgroundCache, fixed=True):
-    """Slots of each layer beside the CPU, for who is used more by a frequency that fades (moe-speed-of-light's patch)."""
+    """Slots of each layer next to the CPU, for who is used more by a frequency that fades (moe-speed-of-light's patch)."""
 
     paper = "moe-speed-of-light (harshithkantamneni/moe-speed-of-light)"
     missing = (
@@ -119,7 +119,7 @@ class DfaCache(BackgroundCache, fixed=True):
         return PastTheCache("read-only", None, self._gpu, self._cpu, LLAMA_CPP_OFFLOAD_ROWS)
 
     def decide(self, event: Any, view: View) -> Iterable[Action]:
-        """Copy ahead for the next layer beside what the cache does."""
+        """Copy ahead for the next layer, apart from what the cache does."""
         if type(event) is Predicted:
             return self._predicted(event)
         if type(event) is StepBegin:

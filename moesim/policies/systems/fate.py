@@ -7,7 +7,7 @@ Idea: gate inputs of adjacent layers are alike, so that most experts are known a
 
 | point | paper says | released code does | we do |
 |---|---|---|---|
-| prediction | the next layer's gate on the present gate input, on the CPU | on a side stream of the GPU, top k + 1 of each row | ``source``: the recorded answer of that gate, k + 1 ids a row; sources that are not recorded tell k; before the experts or beside them (``lane``) |
+| prediction | the next layer's gate on the present gate input, on the CPU | on a side stream of the GPU, top k + 1 of each row | ``source``: the recorded answer of that gate, k + 1 ids a row; sources that are not recorded tell k; before the experts or next to them (``lane``) |
 | prefetch | not read | all that is predicted and not cached, by frequency | the same; each micro-batch on its own, experts on their way count as there [choice] |
 | widths of it | not read | 4 bits; the least frequent ones, up to 30 % of the count, at 2 bits | the model's first two widths; the count is that of what is copied [choice] |
 | layer 0 | - | no prefetch | the same |

@@ -5,14 +5,14 @@ FlashML-org/FreeToken at 0ab982f109, python/freetoken/moe/ (offload_cache, offlo
 | decision | code | ours |
 |---|---|---|
 | backend | ``auto`` is ``hybrid`` if the CPU's kernel reads more than 2.0 times as fast as the link gathers, else ``offload`` | the same, from the profile's times of one row |
-| slots | one pool over all layers, of a number, a share, or what is left beside the KV cache; at least N | the granted cache slots; fewer than N are refused |
+| slots | one pool over all layers, of a number, a share, or what is left next to the KV cache; at least N | the granted cache slots; fewer than N are refused |
 | stamps | the number of the call, for hits and fills alike | the same |
 | who leaves | the smallest stamp, of equals the lowest slot; nobody of this call | the same |
 | offload | all misses are gathered on the compute stream, then the GPU computes | the same |
 | hybrid: how many | of m misses f = min(m, cap); the cap is a number, or the f near m p with the smaller max(f (1 - p), (m - f) p), of equals the smaller; p is the link's share of both rates while both run | the same (``max_fetch``), p from the profile's times of one row and its contention |
 | hybrid: which | those active last in an earlier step, wherever they ran, of equals the lower id; or by id | the same (``fetch_order``) |
 | hybrid: others | the CPU computes them meanwhile; they do not enter | the same |
-| prompts | whole layers through a double buffer in the first 2N slots, whose experts are lost; the next layer's copies go beside this one's products | the same (``prefill_overlap``); with fewer than 2N slots, or without overlap, one buffer |
+| prompts | whole layers through a double buffer in the first 2N slots, whose experts are lost; the next layer's copies go during this one's products | the same (``prefill_overlap``); with fewer than 2N slots, or without overlap, one buffer |
 | prompts: cached experts | streamed with the others, or copied within the GPU | the same (``prefill_hit_d2d``) |
 """
 

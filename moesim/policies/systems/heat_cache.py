@@ -1,4 +1,4 @@
-"""A cache beside the CPU whose experts are exchanged one at a time, by heat that decays ("WackMall", llama.cpp PRs 26563 and 26824).
+"""A cache next to the CPU whose experts are exchanged one at a time, by heat that decays ("WackMall", llama.cpp PRs 26563 and 26824).
 
 ggml-org/llama.cpp PRs 26563 and 26824 (closed); miltos22/llama.cpp-wackMall-merge-request at 02512c813a.
 
@@ -114,14 +114,14 @@ class Heat:
 
 
 class HeatCache(PolicyBase):
-    """Slots of each layer beside the CPU; one expert at a time gives way to a hotter one (llama.cpp PRs 26563 and 26824)."""
+    """Slots of each layer next to the CPU; one expert at a time gives way to a hotter one (llama.cpp PRs 26563 and 26824)."""
 
     paper = "WackMall (ggml-org/llama.cpp PRs 26563 and 26824)"
     prompt_rows = LLAMA_CPP_PROMPT_ROWS
     missing = (
         "heat saved over runs (--expert-sidecar), --expert-pin and --expert-no-evict",
         "--expert-move-mode 0, which chooses by how the model is loaded and what memory is free",
-        "--expert-sync-period beside the period that adapts itself, which the files read do not explain",
+        "--expert-sync-period next to the period that adapts itself, which the files read do not explain",
         "checks of the moved bytes by a hash",
         "host memory that move mode frees",
     )

@@ -345,7 +345,7 @@ class Hobbit(PolicyBase):
                 if view.is_in_use(layer, expert, self._gpu, self._widths[width]):
                     self._leaving.add((width, layer, expert))
                 self._groups[:, width, layer, expert] = np.inf
-                if width == len(self._widths) - 1:  # a low copy beside it is needed now
+                if width == len(self._widths) - 1:  # a low copy next to it is needed now
                     self._regroup((layer, expert))
                 return layer, expert, self._widths[width]
         return None

@@ -258,7 +258,7 @@ class LlamaCppFit(LlamaCpp):
     missing = (
         "--fit-target, a margin of memory, and --fit-ctx: set cache.budget to the memory less the margin; the workload says the "
         "context",
-        "dense parts on the CPU where not all fit: cache slots are granted beside them",
+        "dense parts on the CPU where not all fit: cache slots are granted next to them",
         "computing the up, or gate and up, matrices of the next layer on the GPU: they take its memory only",
         "several GPUs",
         *(one for one in LlamaCpp.missing if "leading" not in one and "-ot" not in one),

@@ -164,7 +164,7 @@ class Alignment(NamedTuple):
 
 
 class Shadow:
-    """Decodes beside the main node, a share of consecutive layers on each of its GPUs."""
+    """Decodes next to the main node, a share of consecutive layers on each of its GPUs."""
 
     def __init__(self, source: str, main: str, gpus: Sequence[str], alignment: Alignment, model: ModelSpec) -> None:
         self._source, self._main, self._gpus, self._alignment, self._model = source, main, gpus, alignment, model

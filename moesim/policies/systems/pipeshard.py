@@ -208,7 +208,7 @@ class PipeShard(PolicyBase):
 
     paper = "Pipelined Sharding (artifact of MLSys 2026, deepshnv/pipeshard-mlsys26-ae)"
     missing = (
-        "attention and output layer on the CPU or streamed, and their KV cache: cache slots are granted beside them",
+        "attention and output layer on the CPU or streamed, and their KV cache: cache slots are granted next to them",
         "pinned host memory as a limit (-psa): all of it is pinned, or as the experiment's curve says",
         "a CPU slowed down by copies in the prediction: with attention on the GPU no plan has both",
         "the paper, which was not read",

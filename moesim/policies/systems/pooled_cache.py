@@ -1,4 +1,4 @@
-"""leloch's pooled cache for llama.cpp: the CPU never waits for a miss, and what is missed often is copied beside it.
+"""leloch's pooled cache for llama.cpp: the CPU never waits for a miss, and what is missed often is copied next to it.
 
 ggml-org/llama.cpp PR 24524 and discussion 24528, branch v2, as carried by a fork (moe-cache.cu); TheTom/llama-cpp-turboquant PRs
 284 and 300 (merged).
@@ -39,7 +39,7 @@ QUEUE_JOBS, QUEUE_BYTES = 128, 512 << 20
 
 
 class PooledCache(BackgroundCache, fixed=True):
-    """Pool over all layers beside the CPU, which computes misses; copied after some misses (leloch's cache for llama.cpp)."""
+    """Pool over all layers next to the CPU, which computes misses; copied after some misses (leloch's cache for llama.cpp)."""
 
     paper = "leloch's expert cache for llama.cpp (ggml-org/llama.cpp PR 24524, branch v2)"
     missing: ClassVar[tuple[str, ...]] = (

@@ -324,8 +324,8 @@ class PreScope(PolicyBase):
     )
     async_io: bool = option(
         True,
-        "Chunked transfers, an expert in three parts, beside all computation. False: the experiment's "
-        "transfers, and no transfer beside any computation.",
+        "Chunked transfers, an expert in three parts, during all computation. False: the experiment's "
+        "transfers, and no transfer during any computation.",
     )
     none_better: Literal["eq2", "printed", "sentinel"] = option("eq2", "What to load where no load would be done before the CPU.")
     limit_to_queue: bool = option(False, "Prefetch no more experts than GPU_Q holds of the next layer.")

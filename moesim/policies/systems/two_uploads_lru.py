@@ -1,4 +1,4 @@
-"""A cache beside the CPU that is filled between steps: of each layer's misses the two newest are uploaded (llama.cpp PR 27861).
+"""A cache next to the CPU that is filled between steps: of each layer's misses the two newest are uploaded (llama.cpp PR 27861).
 
 ggml-org/llama.cpp PR 27861 (open draft); src/llama-moecache.cpp in zazaidi/llama.cpp at c8b2bbe452.
 

@@ -239,7 +239,7 @@ def curve_pictures(points: Sequence[Point], setting: Setting, found: Identified)
 def check_machine(setting: Setting) -> None:
     """Refuse machines without a processor next to the GPU. Raises `ConfigError`."""
     if not setting.host_computes:
-        raise ConfigError("recommend: --calibrate: expected a processor beside the GPU, got a disk; leave --calibrate out")
+        raise ConfigError("recommend: --calibrate: expected a processor next to the GPU, got a disk; leave --calibrate out")
 
 
 @dataclass(frozen=True)

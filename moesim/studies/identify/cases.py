@@ -203,7 +203,7 @@ def _case(one: Observation, bits: Mapping[tuple[str, str], Mapping[str, Any]]) -
     model = load_model(spec, f"{one.place}: bits")
     setting = read_setting(one.setting, model, one.place, alias=one.alias)
     if one.unit == "s" and one.kind == "decode" and one.decode < 1:
-        raise ConfigError(f"{one.place}: decode: expected the decoded tokens beside a time in s, got none; give them")
+        raise ConfigError(f"{one.place}: decode: expected the decoded tokens next to a time in s, got none; give them")
     words = f"{model.expert_bits:g}/{model.other_bits:g}"
     block = one.block or f"{one.model} {one.bits or words} {setting.family}" + (" prefill" if one.kind == "prefill" else "")
     return Case(one, model, spec, words, setting, _is_static(one, setting, model), block)

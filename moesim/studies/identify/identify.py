@@ -105,7 +105,7 @@ def check_gpu(cases: Sequence[Case], machine: Machine) -> None:
         one = case.observation
         if case.setting.policy["name"] != "all-cpu":
             raise ConfigError(
-                f"{one.place or 'row ' + one.row}: setting: expected all_cpu beside a profile without a GPU, "
+                f"{one.place or 'row ' + one.row}: setting: expected all_cpu next to a profile without a GPU, "
                 f"{machine.place}, got '{one.setting}'; write all_cpu, or name a profile with a GPU"
             )
 

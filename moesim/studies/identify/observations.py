@@ -304,7 +304,7 @@ def _setting(record: Mapping[str, Any], place: str) -> str:
                 f"{place}: {key}: expected a KV cache of f16, got {kind}; leave the row out, or measure it with f16"
             )
     if _is_true(record, "no_kv_offload") and ngl > 1:
-        raise ConfigError(f"{place}: no_kv_offload: expected the KV cache beside its layers, got true; leave the row out")
+        raise ConfigError(f"{place}: no_kv_offload: expected the KV cache next to its layers, got true; leave the row out")
     n_cpu_moe = _whole(record, "n_cpu_moe", place, 0)
     overrides = str(record.get("tensor_buft_overrides") or "none")
     if overrides not in ("none", ""):

@@ -123,7 +123,7 @@ class Quick:
 
 def most_traces(targets: Targets, n_seeds: int) -> int:
     """Count the synthetic traces that a fit makes at most."""
-    n_places = _MOST_TRIES * (1 + len(free_parameters(targets)))  # one at each, and one beside it for each slope
+    n_places = _MOST_TRIES * (1 + len(free_parameters(targets)))  # one at each, and one next to it for each slope
     return n_places * min(_FEW_SEEDS, n_seeds) + (1 + _POLISH_STEPS) * n_seeds
 
 

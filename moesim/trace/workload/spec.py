@@ -103,7 +103,7 @@ class WorkloadSpec:
             raise WorkloadError(f"workload.requests: expected 'all' or a list of request numbers, got {named!r}")
         if self.n_batches != 1:
             raise WorkloadError(
-                f"workload.n_batches: expected 1 (the default) beside workload.requests, got {self.n_batches}"
+                f"workload.n_batches: expected 1 (the default) next to workload.requests, got {self.n_batches}"
                 "; the number of batches follows from the requests"
             )
         if isinstance(named, tuple) and len(set(named)) != len(named) and self.reuse is None:
