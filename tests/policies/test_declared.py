@@ -151,7 +151,7 @@ def test_the_list_explains_the_options_of_those_named(capsys: pytest.CaptureFixt
         "type": "'overlapped' or 'serial'",
         "required": False,
         "default": "serial",
-        "meaning": "Copies next to all computing; or one pair after the other, out and in, before any expert of the layer runs.",
+        "meaning": "Copies during all computing; or one pair after the other, out and in, before any expert of the layer runs.",
     }
     assert main(["list", "parts", "predicted"]) == 0
     out = capsys.readouterr().out
