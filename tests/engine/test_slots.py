@@ -80,8 +80,8 @@ def test_a_share_between_two_numbers_of_slots_is_rounded_down() -> None:
 
 def test_these_policies_have_slots_for_each_layer() -> None:
     assert SPLIT == [
-        "belady", "composed", "dali", "dali-multi-gpu", "fate", "fifo", "hybrimoe-code", "hybrimoe-paper", "lfu", "lru",
-        "mixtral-offloading", "mixtral-offloading-spec", "random", "s3-fifo", "static",
+        "belady", "composed", "dali", "dali-multi-gpu", "fifo", "hybrimoe-code", "hybrimoe-paper", "lfu", "lru",
+        "mixtral-offloading", "random", "s3-fifo", "static",
     ]  # fmt: skip
 
 

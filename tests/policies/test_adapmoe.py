@@ -15,7 +15,7 @@ from moesim.policies.systems.mixtral_offloading import mixtral_offloading_plan
 from moesim.records import Records
 from moesim.trace import Trace
 from moesim.trace.workload import WorkloadSpec, compose
-from tests.engine.engine_kit import Oracle, cpu, gpu, link, machine, pair, play, tasks, tiny_model, transfers, workload
+from tests.engine.engine_kit import Oracle, cpu, gpu, link, machine, play, tasks, tiny_model, transfers, workload
 
 TOY = {"gpu0": gpu(predict={"told": 10, "wrong": 10, "first": 10}), "cpu0": cpu()}
 TOKEN = [[0, 2], [1, 0]]  # layer: experts
@@ -187,8 +187,3 @@ def test_more_than_two_experts_a_token_are_refused() -> None:
     policy = make_policy({"name": "adapmoe", "source": "told", "sensitivity": 0.05})
     with pytest.raises(ConfigError, match=r"sensitivity: expected null for tiny, which has 3 experts a token and not one or two"):
         play(policy, work, machine(TOY), model=tiny_model(top_k=3), predictors={"told": Oracle()}, slots={"gpu0": 4})
-
-
-def test_predictions_may_be_computed_beside_the_experts() -> None:
-    beside = machine(TOY, contention=[pair("gpu0.side", "gpu0.experts", 1, 1)])
-    assert any(what == "predict" and lane == "gpu0*" for _, _, lane, what in tasks(run(lane="side", hardware=beside)))

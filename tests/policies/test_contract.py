@@ -27,8 +27,8 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     ],
     "dali": [
         {"prefetch_size": 4, "prefetch_source": "synthetic:0.3", "relabel": True, "w_size": 1, "u_size": 8},
-        {"prefetch_size": 8, "prefetch_buffers": 2, "blocking": True, "firing": "printed", "assignment": "threshold"},
-        {"prefetch_size": 2, "cache_only": True, "only_if_better": True, "staging_slots": 1, "w_size": 2},
+        {"prefetch_size": 8, "blocking": True, "firing": "printed", "assignment": "threshold"},
+        {"prefetch_size": 2, "cache_only": True, "only_if_better": True, "w_size": 2},
         {"assignment": "exact", "prefetch_over": "non-resident", "placement": "none"},
         {"assignment": "all-cpu", "prefetch": "none", "replacement": "static"},  # the paper's "naive"
         {"replacement": "belady", "assignment": "exact", "prefetch": {"name": "predicted", "source": "oracle", "pool": "cache"}},
@@ -45,7 +45,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"first_predict_layer": 2, "first_on_cpu": "next", "reset": True, "swap_if": "at-least", "swap_factor": 0},
     ],
     "dfa-cache": [{"rule": "lru", "prefetch_size": 2}, {"fetch": "rates"}, {"fetch": "0,1,1", "prefetch_size": 1}],
-    "fiddler": [{"rule": "code", "serial": True}, {"placeholders": 3}],
+    "fiddler": [{"rule": "code", "serial": True}],
     "finemoe": [{"prefetch_distance": 1, "selected_only": True}, {"first_layers": "embedding", "prefetch_distance": 2}],
     "freetoken": [{"backend": "hybrid"}, {"backend": "offload", "prefill_overlap": False}],
     "heat-cache": [{"move_mode": "move", "overlap": True, "hyst": 0.0}],
@@ -68,7 +68,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "least-stale-2gen": [{"prefetched": "stale"}],
     "llama-cpp": [
         {"n_gpu_layers": 2},
-        {"n_cpu_moe": 4, "op_offload_min_rows": 1, "staging_slots": 1},
+        {"n_cpu_moe": 4, "op_offload_min_rows": 1},
         {"n_gpu_layers": 0, "op_offload": False},
     ],
     "llama-cpp-cache": [{"eviction": "class-lru"}],
@@ -80,10 +80,10 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "moe-lightning": [{"attention": "gpu"}],
     "od-moe": [
         {"release": "worker", "prefill_load": "ahead", "token_period": 4, "kv_period": 2, "prompt_kv": "sent"},
-        {"worker_slots": 2, "group_size": 1, "prediction_source": "frequency"},
+        {"group_size": 1, "prediction_source": "frequency"},
         {"group_size": 8, "prediction_source": "none"},
         {"prediction_source": "random"},
-        {"prediction_source": "random", "release": "worker", "prefill_load": "ahead", "worker_slots": 2, "mini_batches": 3},
+        {"prediction_source": "random", "release": "worker", "prefill_load": "ahead", "mini_batches": 3},
     ],
     "on-demand": [{"staging_slots": 1}],
     "pre-gated": [

@@ -16,7 +16,7 @@ from moesim.policies.parts.replacement import workload_aware_swap
 from moesim.policies.registry import make_policy
 from moesim.policies.systems.dali_multi_gpu import DaliMultiGpu, greedy_multi_assignment, workload_aware_swaps
 from moesim.testing import FakeView, check_policy, run_tiny, tiny_machine, tiny_workload
-from tests.engine.engine_kit import Oracle, cpu, crossings, gpu, link, machine, pair, play, tasks, transfers, workload
+from tests.engine.engine_kit import Oracle, cpu, crossings, gpu, link, machine, play, tasks, transfers, workload
 
 ONE, TWO = tiny_machine(), tiny_machine(2)
 COSTS = st.integers(0, 12)
@@ -81,15 +81,12 @@ def test_each_gpu_counts_its_own_first_expert() -> None:
     scores=st.lists(st.integers(0, 9), min_size=1, max_size=12),
     slots=st.lists(st.integers(0, 4), min_size=1, max_size=3),
     u_size=st.integers(0, 5),
-    better=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_swaps_keep_the_gpus_disjoint_and_take_the_extremes(
-    scores: list[int], slots: list[int], u_size: int, better: bool, seed: int
-) -> None:
+def test_swaps_keep_the_gpus_disjoint_and_take_the_extremes(scores: list[int], slots: list[int], u_size: int, seed: int) -> None:
     drawn = random.Random(seed).sample(range(len(scores)), len(scores))
     residents = [{drawn.pop() for _ in range(min(n, len(drawn)))} for n in slots]
-    swaps = workload_aware_swaps(scores, residents, u_size, better)
+    swaps = workload_aware_swaps(scores, residents, u_size)
     newcomers = [new for pairs in swaps for _, new in pairs]
     outside = set(range(len(scores))) - set().union(*residents)
     assert len(newcomers) == len(set(newcomers))
@@ -99,12 +96,9 @@ def test_swaps_keep_the_gpus_disjoint_and_take_the_extremes(
         assert len(pairs) <= u_size
         assert set(victims) <= of_gpu
         kept = of_gpu - set(victims)
-        if not better:
-            assert all(scores[out] <= scores[other] for out in victims for other in kept)
-        else:
-            assert all(scores[new] > scores[out] for out, new in pairs)
+        assert all(scores[out] <= scores[other] for out in victims for other in kept)
     if len(slots) == 1:
-        victims, newcomers = workload_aware_swap(scores, residents[0], u_size, better)
+        victims, newcomers = workload_aware_swap(scores, residents[0], u_size)
         assert swaps == [list(zip(victims, newcomers, strict=True))]
 
 
@@ -112,8 +106,8 @@ def test_swaps_keep_the_gpus_disjoint_and_take_the_extremes(
 OPTIONS: list[dict[str, Any]] = [
     {},
     {"w_size": 1, "u_size": 2},
-    {"w_size": 3, "u_size": 2, "firing": "printed"},
-    {"w_size": 2, "u_size": 8, "only_if_better": True, "prefetch_size": 3, "staging_slots": 1},
+    {"w_size": 3, "u_size": 2},
+    {"w_size": 2, "u_size": 8, "prefetch_size": 3},
     {"w_size": 1, "u_size": 1, "prefetch_size": 2, "prefetch_source": "synthetic:0.4"},
     {"u_size": 0, "prefetch_size": 0},
 ]
@@ -228,17 +222,6 @@ def test_predictions_and_swaps_are_dealt_out_in_turns() -> None:
     ]
     arrivals = [t for t in transfers(swapped) if t[0] == 2760]
     assert arrivals == [(2760, 3760, "cpu0->gpu0", "update 0/2"), (2760, 3760, "cpu0->gpu1", "demand 0/0")]
-
-
-def test_staging_slots_and_the_lane_of_predictions_are_options() -> None:
-    for asked, slots in ((1, 1), (None, 2)):  # None: the model's top_k
-        pools = DaliMultiGpu(staging_slots=asked).place(view := FakeView(hardware=TWO)).pools
-        assert [pool.n_bytes // view.model.expert_bytes(0) for pool in pools if pool.name == "staging"] == [slots] * 2
-    toy = machine(DEVICES, LINKS, contention=[pair("gpu0.side", "gpu0.experts", 1, 1)])
-    for lane, where in (("main", {"main"}), ("side", {"side"})):
-        policy = DaliMultiGpu(prefetch_source="told", lane=lane)  # type: ignore[arg-type]
-        records = play(policy, workload([TOKENS]), toy, slots={"gpu0": 2, "gpu1": 2}, predictors={"told": Oracle()})
-        assert {t.lane for t in records.tasks if t.kind == "predict"} == where
 
 
 @settings(max_examples=20)

@@ -134,12 +134,12 @@ def test_every_shipped_option_has_a_type_and_a_meaning(cls: type) -> None:
 
 
 def test_an_option_of_the_policy_reaches_the_part() -> None:
-    policy = make_policy({"name": "dali", "w_size": 3, "firing": "printed", "prefetch_source": "oracle", "prefetch_buffers": 2})
+    policy = make_policy({"name": "dali", "w_size": 3, "firing": "printed", "prefetch_source": "oracle"})
     assert isinstance(policy, Composed)
     assert repr(policy.parts.replacement) == (
         "WorkloadAware(w_size=3, u_size=1, firing='printed', only_if_better=False, blocking=False, relabel=False)"
     )
-    assert "buffers=2" in repr(policy.parts.prefetch) and "source='oracle'" in repr(policy.parts.prefetch)
+    assert "source='oracle'" in repr(policy.parts.prefetch)
 
 
 def test_the_list_explains_the_options_of_those_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from moesim.records import Records
 from moesim.trace import Trace
 from moesim.trace.predictors import make_predictor
 from moesim.trace.workload import WorkloadSpec, compose
-from tests.engine.engine_kit import cpu, gpu, machine, pair, play, tasks, tiny_model
+from tests.engine.engine_kit import cpu, gpu, machine, play, tiny_model
 
 PAIRS = np.zeros((3, 4, 4), np.float32)
 PAIRS[0, 0, 3], PAIRS[0, 0, 1], PAIRS[0, 2, 1] = 6, 2, 9  # after 0 comes 3 or 1, after 2 comes 1
@@ -71,13 +71,6 @@ def test_at_the_first_layer_the_distances_differ(distance: str, gone: list[tuple
     row = [[0, 2], [1, 3], [0, 1]]
     records = run(row, 6, second=[[1, 3], *row[1:]], distance=distance)
     assert [(e.layer, e.expert) for e in records.evictions][:2] == gone
-
-
-def test_predictions_may_be_computed_beside_the_experts() -> None:
-    devices = {"gpu0": gpu(predict={"coactivation": 10}), "cpu0": cpu()}
-    beside = machine(devices, contention=[pair("gpu0.side", "gpu0.experts", 1, 1)])
-    records = run([[0, 2], [1, 3], [0, 1]], hardware=beside, lane="side")
-    assert any(device == "gpu0*" and what == "predict" for _, _, device, what in tasks(records))
 
 
 def test_the_order_of_layers_is_the_one_described() -> None:

@@ -244,16 +244,10 @@ def test_sizes_against_a_restatement() -> None:
             while left >= n_layers - shallow > 0 and sizes[-1] < n_experts:  # one more for each deeper layer
                 sizes[shallow:] = [one + 1 for one in sizes[shallow:]]
                 left -= n_layers - shallow
-        assert shallow_favoring(n_slots, n_layers, n_experts, n_shallow, "equal") == sizes
         spread = shallow_favoring(n_slots, n_layers, n_experts, n_shallow)
         assert sum(spread) == min(n_slots, n_layers * n_experts)
         more = [b - a for a, b in zip(sizes, spread, strict=True)]
         assert set(more) <= {0, 1} and not any(more[:shallow])
-
-
-def test_an_equal_share_leaves_the_rest_unused() -> None:
-    assert shallow_favoring(37, 6, 8, split="equal") == [8, 8, 8, 8, 2, 2]
-    assert shallow_favoring(17, 4, 8, n_shallow=0, split="equal") == [4, 4, 4, 4]
 
 
 def test_another_source_may_stand_in_for_the_signal_however_many_ids_are_asked_for() -> None:

@@ -15,7 +15,7 @@ from moesim.metrics import fidelity
 from moesim.policies.registry import make_policy
 from moesim.policies.systems.hobbit import ScoreWeights, choose_precision, relative_weights, victim_scores
 from moesim.records import Records
-from tests.engine.engine_kit import Oracle, cpu, flat, gpu, machine, pair, play, tasks, tiny_model, workload
+from tests.engine.engine_kit import Oracle, cpu, flat, gpu, machine, play, tasks, tiny_model, workload
 
 HEAVY, LIGHT, SLIGHT = (0.5, 0.5), (0.75, 0.25), (0.9375, 0.0625)  # both high; high and low; high and skipped
 
@@ -153,12 +153,6 @@ def test_each_layer_ahead_has_a_recorded_signal_of_its_own() -> None:
         "scores-or-weights", "signal:gate_next1", "signal:gate_next2", "signal:gate_next3", "signal:gate_next4",
     }  # fmt: skip
     assert make_policy({"name": "hobbit", "depth": 0}).needs == {"scores-or-weights"}
-
-
-def test_predictions_may_be_computed_beside_the_experts() -> None:
-    beside = two_widths(contention=[pair("gpu0.side", "gpu0.experts", 1, 1)])
-    records = run([[[0, 1], [0, 1]]], HEAVY, says=Oracle(None), hardware=beside, lane="side")
-    assert (100, 110, "gpu0*", "predict") in tasks(records)
 
 
 # --------------------------------------------------------------------------------------------------------------- victims

@@ -14,7 +14,7 @@ from moesim.policies.registry import make_policy, policy_info
 from moesim.policies.systems.least_stale import TwoGenerations
 from moesim.policy import Fetch, StepBegin
 from moesim.testing import FakeView, routed, run_tiny, tiny_workload
-from tests.engine.engine_kit import Oracle, cpu, gpu, machine, pair, play, tasks, workload
+from tests.engine.engine_kit import Oracle, cpu, gpu, machine, play, workload
 
 
 class ByStamps:
@@ -151,12 +151,6 @@ def test_the_policy_prefetches_by_the_next_gate() -> None:
     assert [f"{t.cause} {t.layer}/{t.expert}" for t in records.transfers] == [
         "demand 0/0", "demand 0/2", "prefetch 1/0", "prefetch 1/1",
     ]  # fmt: skip
-    beside = machine(
-        {"gpu0": gpu(predict={"told": 10}), "cpu0": cpu()}, contention=[pair("gpu0.side", "gpu0.experts", 1, 1)]
-    )  # fmt: skip
-    policy = make_policy({"name": "least-stale-2gen", "prefetch_source": "told", "lane": "side"})
-    records = play(policy, workload([[[[0, 2], [1, 0]]]]), beside, slots={"gpu0": 4}, predictors={"told": Oracle()})
-    assert any(device == "gpu0*" and what == "predict" for _, _, device, what in tasks(records))
 
 
 def test_it_claims_no_paper() -> None:

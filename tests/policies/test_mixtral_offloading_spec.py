@@ -10,7 +10,7 @@ import pytest
 from moesim.errors import ConfigError
 from moesim.policies.registry import make_policy
 from moesim.records import Records
-from tests.engine.engine_kit import Oracle, cpu, flat, gpu, link, machine, pair, play, tasks, tiny_model, transfers, workload
+from tests.engine.engine_kit import Oracle, cpu, flat, gpu, link, machine, play, tasks, tiny_model, transfers, workload
 
 TOY = {"gpu0": gpu(predict={"told": 10}), "cpu0": cpu()}
 TOKEN = [[0, 2], [1, 0]]  # layer: experts; residents are 2 and 3 of each layer
@@ -83,10 +83,3 @@ def test_all_experts_at_a_low_width() -> None:
     message = "policy mixtral-offloading-spec: bits: expected a width of the model, 16 or 4, got 8; "
     with pytest.raises(ConfigError, match=message + "choose one of these, or set model.expert_bits to a list with 8"):
         run(options={"bits": 8}, **more)
-
-
-def test_predictions_may_be_computed_beside_the_experts() -> None:
-    beside = machine(TOY, contention=[pair("gpu0.side", "gpu0.experts", 1, 1)])
-    assert any(
-        what == "predict" and lane == "gpu0*" for _, _, lane, what in tasks(run(options={"lane": "side"}, hardware=beside))
-    )

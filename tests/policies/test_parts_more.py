@@ -501,6 +501,6 @@ def test_without_its_parts_dali_moves_less_and_less() -> None:
 
 
 def test_dali_reports_the_peak_of_what_was_transient() -> None:
-    records = run_tiny(Dali(assignment="all-gpu", staging_slots=3), tiny_workload(Dali(), 4), 12)
-    assert records.pool_peak_bytes["gpu0", "staging"] == 3 * tiny_model().expert_bytes(0)
+    records = run_tiny(Dali(assignment="all-gpu"), tiny_workload(Dali(), 4), 12)
+    assert records.pool_peak_bytes["gpu0", "staging"] == 2 * tiny_model().expert_bytes(0)
     assert records.pool_peak_bytes["gpu0", "prefetch"] == tiny_model().expert_bytes(0)

@@ -53,7 +53,6 @@ OP_OFFLOAD = {
     "op_offload_min_rows": ({"op_offload_min_rows": 5}, {}),
     "op_offload_rule": ({"op_offload_rule": "rows-per-expert"}, {"op_offload_min_rows": 9}),
     "op_offload_per_byte": ({"op_offload_per_byte": 1.0}, {"op_offload_rule": "rows-per-expert"}),
-    "staging_slots": ({"staging_slots": 1}, {"op_offload_min_rows": 1}),
 }
 
 ONE_STEP = {"cached_rows": 4}  # the runs here decode four tokens a step
@@ -85,7 +84,6 @@ CHANGES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
         "prefetch": ({"prefetch": PREDICTED}, {}),
         "scope": ({"scope": "per-layer"}, {"placement": "random"}),
         "slots_split": (EQUAL, {"placement": "random", "scope": "per-layer"}),
-        "staging_slots": ({"staging_slots": 1}, {}),
     },
     "background-cache": {
         "copied_now": ({"copied_now": "all"}, {}),
@@ -146,7 +144,6 @@ CHANGES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
         "mini_batches": ({"mini_batches": 1}, {}),
         "prefill_load": ({"prefill_load": "ahead"}, {}),
         "group_size": ({"group_size": 4}, {}),
-        "worker_slots": ({"worker_slots": 2}, {}),
         "main": ({"main": "worker0"}, {}),
         "shadow": ({"shadow": "shadow1"}, {}),
         "workers": ({"workers": "worker1"}, {"group_size": 1}),
@@ -155,8 +152,6 @@ CHANGES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
         "n_gpus": ({"n_gpus": 1}, {}),
         "w_size": ({"w_size": 1}, {}),
         "u_size": ({"u_size": 0}, {}),
-        "firing": ({"firing": "printed"}, {}),
-        "only_if_better": ({"only_if_better": True}, {"u_size": 3}),
         "prefetch_size": ({"prefetch_size": 2}, {}),
         "prefetch_source": ({"prefetch_source": "synthetic:0.2"}, {}),
         "seed": ({"seed": 1}, {}),
@@ -204,14 +199,12 @@ CHANGES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
     "mixtral-offloading-spec": {
         "buffer_size": ({"buffer_size": 2}, {}),
         "writeback": ({"writeback": False}, {}),
-        "slots_split": (EQUAL, {}),
         "n_ahead": ({"n_ahead": 1}, {}),
         "source": ({"source": "synthetic:0.2"}, {}),
     },
     "fiddler": {
         "rule": ({"rule": "code"}, {}),
         "serial": ({"serial": True}, {}),
-        "placeholders": ({"placeholders": 3}, {}),
     },
     "llama-cpp": {
         "n_gpu_layers": ({"n_gpu_layers": 2}, {"op_offload": False}),
@@ -261,7 +254,6 @@ CHANGES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
         "low_share": ({"low_share": 0.0}, {}),
         "source": ({"source": "synthetic:0.2"}, {}),
         "shallow_layers": ({"shallow_layers": 1}, {}),
-        "slots_split": (EQUAL, {"shallow_layers": 0}),
     },
     "hobbit": {
         "low_precision": ({"low_precision": False}, {}),
@@ -318,10 +310,8 @@ CHANGES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
         "prefetch_size": ({"prefetch_size": 2}, {}),
         "prefetch_source": ({"prefetch_source": "synthetic:0.2"}, {}),
         "prefetch_over": ({"prefetch_over": "non-resident"}, {}),
-        "prefetch_buffers": ({"prefetch_buffers": 2}, {"prefetch_size": 2}),
         "cache_only": ({"cache_only": True}, {"prefetch_size": 3}),
         "placement": ({"placement": "lowest-ids"}, {}),
-        "staging_slots": ({"staging_slots": 1}, {"assignment": "all-gpu"}),
         "slots_split": (EQUAL, {}),
     },
 }
@@ -338,20 +328,14 @@ ELSEWHERE = {
     ("greedy", "shared_in_plan"),  # tests/policies/test_parts_more.py: needs a model with shared experts
     ("arc", "variant"),  # tests/policies/test_parts_more.py: needs a longer run
     ("activation-aware", "capacity"),  # tests/policies/test_parts_more.py: needs requests that are over
-    ("dali-multi-gpu", "lane"),  # tests/policies/test_dali_multi_gpu.py: needs a machine with a side lane
-    ("dali-multi-gpu", "staging_slots"),  # tests/policies/test_dali_multi_gpu.py: needs a slow CPU
     ("prescope", "async_io"),  # tests/policies/test_prescope.py: changes how all transfers are made
     ("zero-inference", "pinned"),  # tests/policies/test_zero_inference.py: changes how all transfers are made
     ("exllamav3", "stream_rule"),  # tests/policies/test_exllamav3.py: needs a link of another rate
     ("fiddler", "pageable"),  # tests/policies/test_policies.py: changes how all transfers are made
     *((name, "released") for name in ("adapmoe", "fiddler", "klotski", "kt-expert", "kt-expert-deferral")),  # test_released.py
     ("klotski", "merged"),  # tests/policies/test_klotski.py: needs several micro-batches
-    *(
-        ("mixtral-offloading-spec", option) for option in ("lane", "bits")
-    ),  # test_mixtral_offloading_spec.py: need their model, lane
-    *(("adapmoe", option) for option in ("lane", "sensitivity", "source")),  # test_adapmoe.py: one row a step
-    ("pre-gated", "lane"),  # tests/policies/test_pre_gated.py: needs a machine with a side lane
-    ("prescope", "lane"),  # tests/policies/test_prescope.py: needs a machine with a side lane
+    ("mixtral-offloading-spec", "bits"),  # test_mixtral_offloading_spec.py: needs a model of two widths
+    *(("adapmoe", option) for option in ("sensitivity", "source")),  # test_adapmoe.py: one row a step
     *(("cross-layer", option) for option in ("source", "size", "order", "prior_hit", "lane")),  # tests/policies/test_prescope.py
     *(
         (name, option)
@@ -373,9 +357,6 @@ ELSEWHERE = {
     ),  # tests/policies/test_policies.py: the placement says so, and test_experiment.py: the label
     ("moe-infinity-code", "victims"),  # tests/policies/test_moe_infinity.py: needs a layer of several misses
     ("fate", "lane"),  # tests/policies/test_fate.py: needs a machine with a side lane
-    ("hobbit", "lane"),  # tests/policies/test_hobbit.py: needs a machine with a side lane
-    ("edgemoe", "lane"),  # tests/policies/test_edgemoe.py: needs a machine with a side lane
-    ("least-stale-2gen", "lane"),  # tests/policies/test_least_stale_2gen.py: needs a machine with a side lane
     ("moe-infinity-paper", "online"),  # tests/policies/test_moe_infinity.py: needs requests that are over
     ("od-moe", "precision"),  # tests/policies/test_od_moe.py: the tiny model takes as long at any precision
     ("dali", "lane"),  # tests/policies/test_policies_by_hand.py: needs a machine with a side lane

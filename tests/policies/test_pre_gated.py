@@ -10,7 +10,7 @@ import pytest
 from moesim.policies.registry import make_policy
 from moesim.policies.systems.pre_gated import Arena
 from moesim.records import Records
-from tests.engine.engine_kit import Oracle, cpu, gpu, link, machine, pair, play, tasks, transfers, workload
+from tests.engine.engine_kit import Oracle, cpu, gpu, link, machine, play, tasks, transfers, workload
 
 TOY = {"gpu0": gpu(predict={"told": 10}), "cpu0": cpu()}
 TOKEN = [[0, 2], [1, 0]]  # layer: experts
@@ -72,13 +72,6 @@ def test_each_expert_is_copied_once_for_all_micro_batches(micro_batches: int) ->
     policy = make_policy({"name": "pre-gated", "source": "told"})
     records = play(policy, workload(requests, micro_batches=micro_batches), machine(TOY), predictors={"told": Oracle()})
     assert sorted((t.layer, t.expert) for t in records.transfers) == [(0, 0), (0, 2), (0, 3), (1, 0), (1, 1), (1, 3)]
-
-
-def test_predictions_may_be_computed_beside_the_experts() -> None:
-    beside = machine(TOY, contention=[pair("gpu0.side", "gpu0.experts", 1, 1)])
-    policy = make_policy({"name": "pre-gated", "source": "told", "lane": "side"})
-    records = play(policy, workload([[TOKEN]]), beside, predictors={"told": Oracle()})
-    assert (100, 110, "gpu0*", "predict") in tasks(records)
 
 
 @pytest.mark.parametrize("method", ["prefetch-all", "on-demand"])

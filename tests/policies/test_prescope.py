@@ -576,16 +576,6 @@ def test_a_machine_without_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
         PreScope().place(view)
 
 
-def test_the_side_lane_lets_residents_run_beside_the_prediction() -> None:
-    side = toy(contention=[kit.pair("gpu0.side", "gpu0.experts", 1, 1)])
-    table = {"activation_frequency": np.array([[0, 0.9, 0.8, 0, 0, 0], [0] * 6, [0] * 6])}
-    options = {"placement": "frequency-global", "lane": "side"}
-    layers = ROWS, [[3, 4]] * 3, [[0, 5]] * 3
-    records = run({1: [[3, 4]] * 3}, *layers, options=options, slots={"gpu0": 2}, tables=table, hardware=side)
-    assert (100, 110, "gpu0*", "predict") in kit.tasks(records)
-    assert on("gpu0", records)[1] == (100, 200, "E1x2")
-
-
 # --------------------------------------------------------------------------------------------------- the part by itself
 def test_the_part_fits_prefetches_behind_any_assignment() -> None:
     """All on the CPU: the link is free, f = (1500 + 100) / 400 = 4; the greedy rule loads two, and less is left."""

@@ -69,7 +69,7 @@ def test_a_name_makes_a_new_policy_each_time() -> None:
 def test_a_mapping_passes_options() -> None:
     policy = make_policy({"name": "fiddler", "rule": "code"})
     assert isinstance(policy, Fiddler)
-    assert policy.options() == {"rule": "code", "serial": False, "released": None, "placeholders": 1, "pageable": False}
+    assert policy.options() == {"rule": "code", "serial": False, "released": None, "pageable": False}
     assert repr(policy) == "Fiddler(rule='code')"
 
 
@@ -101,7 +101,7 @@ WRONG = [
     ({"rule": "code"}, "a.yaml: expected a policy name or a mapping with the key name, got {'rule': 'code'}"),
     (
         {"name": "fiddler", "rul": "code"},
-        "a.yaml: policy fiddler: unknown option 'rul'; did you mean 'rule'? known: pageable, placeholders, released, rule, ",
+        "a.yaml: policy fiddler: unknown option 'rul'; did you mean 'rule'? known: pageable, released, rule, ",
     ),
     (
         {"name": "fiddler", "rule": "guess"},

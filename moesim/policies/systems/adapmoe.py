@@ -141,7 +141,6 @@ class AdapMoE(MixtralOffloadingSpec):
     listens = frozenset({StepBegin, Routed, Predicted, Fetched, Ran})
     n_ahead = 1
     writeback = False
-    slots_split = "spread"
     bits = None
 
     buffer_size: int = option(6, "Spare device buffers; one fewer loads may be under way.", ge=2)

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from moesim.policies.composed import Composed, Parts, Scope, Split, StagingSlots
+from moesim.policies.composed import Composed, Parts, Scope, Split
 from moesim.policies.options import option
 from moesim.policies.parts import PlacementOption, PrefetchOption, ReplacementPart, replacement
 from moesim.policies.parts.replacement import LfuTies, UseOrder, Victims
@@ -128,6 +128,6 @@ class StaticCache(Composed):
     prefetch: PrefetchOption = option("none")
     replacement = "static"
     scope: Scope = option("global")
-    staging_slots: StagingSlots = option(None)
+    staging_slots = None
     load_order = "id"
     cache_only = False

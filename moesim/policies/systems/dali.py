@@ -13,7 +13,7 @@ CPU; so the split, the prefetch and the cache are all decided by rows per expert
 | prefetch | gate of the next layer on h + res, top-k each row, most rows first | none | ``signal:residual``, top ``prefetch_size`` of all, residents skipped; ``prefetch_over`` |
 | where it is predicted | at once, on a separate stream | none | ``lane``: ``main``, ahead of the layer's GPU runs, or ``side`` |
 | not begun when its layer is routed | not stated | none | a demand if the GPU runs it, else queued until the layer ends |
-| its memory | not stated | none | a transient pool of ``prefetch_size`` slots (times ``prefetch_buffers``), emptied at the layer's end |
+| its memory | not stated | none | a transient pool of ``prefetch_size`` slots, emptied at the layer's end |
 | cache | Alg. 2: every w_size tokens, u_size residents out and u_size others in | none | at the end of each window of w_size visits of a layer; a prefill chunk is one visit; fewer than u_size where one side has not so many |
 | its line 9 | i mod w_size = 0, true at i = 0 | none | ``firing``: ``default`` after w_size visits, ``printed`` after the first |
 | its line 11 | TopK for the victims | none | the lowest, as in its text |
@@ -42,7 +42,7 @@ from __future__ import annotations
 from moesim.policies.composed import Composed, Parts
 from moesim.policies.options import option
 from moesim.policies.parts import AssignmentOption, PlacementOption, PrefetchOption, PrefetchPart, ReplacementOption
-from moesim.policies.parts.prefetch import Buffers, Lane, NoPrefetch, Over, Source, TopPredicted
+from moesim.policies.parts.prefetch import Lane, NoPrefetch, Over, Source, TopPredicted
 from moesim.policies.parts.replacement import (
     Blocking,
     Firing,
@@ -75,6 +75,7 @@ class Dali(Composed):
     prefetch: PrefetchOption | None = option(None, ANOTHER_PART)  # type: ignore[assignment]
     replacement: ReplacementOption | None = option(None, ANOTHER_PART)  # type: ignore[assignment]
     scope = "per-layer"
+    staging_slots = None
     load_order = "rows"
     w_size: WindowSize = option(4)
     u_size: WindowSwaps | None = option(
@@ -92,7 +93,6 @@ class Dali(Composed):
     )
     prefetch_source: Source = option("signal:residual")
     prefetch_over: Over = option("all")
-    prefetch_buffers: Buffers = option(1, "Slots of the prefetch pool in units of ``prefetch_size``.")
     lane: Lane = option(
         "main",
         "Where predictions are computed; the paper uses a second stream, which needs its measured rate in the profile.",
@@ -115,7 +115,6 @@ class Dali(Composed):
             source=self.prefetch_source,
             size=self.prefetch_size or 1,
             over=self.prefetch_over,
-            buffers=self.prefetch_buffers,
             lane=self.lane,
         )
 

@@ -46,8 +46,8 @@ from moesim.policies.base import (
 )
 from moesim.policies.options import option
 from moesim.policies.parts import source_needs
-from moesim.policies.parts.prefetch import Lane, Source, Transient, top_by_count
-from moesim.policies.parts.replacement import Firing, OnlyIfBetter, WindowSize, WindowSwaps
+from moesim.policies.parts.prefetch import Source, Transient, top_by_count
+from moesim.policies.parts.replacement import WindowSize, WindowSwaps
 from moesim.policies.systems.dali import FEW_EXPERTS, PUBLISHED_PREFETCH_SIZE, PUBLISHED_U_SIZE
 from moesim.policy import (
     DEMAND,
@@ -122,9 +122,7 @@ def greedy_multi_assignment(
     return MultiPlan(tuple(tuple(taken) for taken in gpus), tuple(cpu), tuple(totals), cpu_total)
 
 
-def workload_aware_swaps(
-    scores: Sequence[int], residents: Sequence[Iterable[int]], u_size: int, only_if_better: bool = False
-) -> list[list[tuple[int, int]]]:
+def workload_aware_swaps(scores: Sequence[int], residents: Sequence[Iterable[int]], u_size: int) -> list[list[tuple[int, int]]]:
     """Choose the replacements at the end of a window, on GPUs that never hold the same expert.
 
     For each GPU up to ``u_size`` pairs (victim, newcomer): its lowest residents by rows served in the window, lowest first; of
@@ -141,8 +139,7 @@ def workload_aware_swaps(
     swaps = []
     for turn, of_gpu in enumerate(inside):
         victims = sorted(of_gpu, key=lambda e: scores[e])[:u_size]
-        pairs = list(zip(victims, outside[turn :: len(inside)], strict=False))
-        swaps.append([(out, new) for out, new in pairs if not only_if_better or scores[new] > scores[out]])
+        swaps.append(list(zip(victims, outside[turn :: len(inside)], strict=False)))
     return swaps
 
 
@@ -159,17 +156,11 @@ class DaliMultiGpu(PolicyBase):
     n_gpus: int | None = option(None, "The first so many GPUs, the compute device before the others; None: all.", ge=1)
     w_size: WindowSize = option(4)
     u_size: WindowSwaps | None = option(None, "Experts replaced at its end on each GPU; null: the paper's for one GPU; 0: never.")
-    firing: Firing = option("default")
-    only_if_better: OnlyIfBetter = option(False)
     prefetch_size: int | None = option(
         None, "Experts of a layer visit to prefetch to each GPU; None: the paper's for one GPU; 0: none.", ge=0
     )
     prefetch_source: Source = option("signal:residual")
-    lane: Lane = option("main")
     seed: int = option(0, "Of the residents at the start.")
-    staging_slots: int | None = option(
-        None, "Experts of each GPU's pool for demand loads; None: the model's top_k, but at least 2.", ge=1
-    )
     slots_split: SlotsSplit = option(
         "spread", "What becomes of slots beyond an equal share of each layer, on each GPU: dealt out to some layers, or unused."
     )
@@ -213,7 +204,7 @@ class DaliMultiGpu(PolicyBase):
         pools = []
         for gpu, of_layers in zip(self._gpus, slots, strict=True):
             pools.append(Pool(gpu.name, CACHE, [count * slot_bytes(view) for count in of_layers], per_layer=True))
-            pools.append(staging_pool(view, gpu.name, self.staging_slots))
+            pools.append(staging_pool(view, gpu.name, None))
             if self._size:
                 pools.append(gpu.transient.pool(self._size, view))
         copies = [Copy(i, sorted(at), gpu.name) for gpu in self._gpus for i, at in enumerate(gpu.members) if at]
@@ -244,7 +235,7 @@ class DaliMultiGpu(PolicyBase):
         actions: list[Action] = []
         if self._size and not event.mb and layer + 1 < view.model.n_layers:
             device = view.dense_device(layer)
-            actions.append(Predict(event.step, layer + 1, self.prefetch_source, device, self.lane))
+            actions.append(Predict(event.step, layer + 1, self.prefetch_source, device))
         scores = self._scores[layer]
         for expert in event.active:
             scores[expert] += loads[expert]
@@ -293,9 +284,9 @@ class DaliMultiGpu(PolicyBase):
         visit = self._visits[layer]
         self._visits[layer] = visit + 1
         swaps: list[list[tuple[int, int]]] = [[] for _ in self._gpus]
-        if not (visit if self.firing == "printed" else visit + 1) % self.w_size:
+        if not (visit + 1) % self.w_size:
             members = [gpu.members[layer] for gpu in self._gpus]
-            swaps = workload_aware_swaps(self._scores[layer], members, self._u_size, self.only_if_better)
+            swaps = workload_aware_swaps(self._scores[layer], members, self._u_size)
             self._scores[layer] = [0] * len(self._scores[layer])
         actions: list[Action] = []
         for gpu, pairs in zip(self._gpus, swaps, strict=True):

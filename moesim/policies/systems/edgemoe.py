@@ -28,7 +28,7 @@ from moesim.errors import ConfigError
 from moesim.policies.composed import Composed, Parts
 from moesim.policies.options import option
 from moesim.policies.parts import PlacementOption, PrefetchOption, ReplacementOption, Setup, Unit
-from moesim.policies.parts.prefetch import Lane, Source, TopPredicted
+from moesim.policies.parts.prefetch import Source, TopPredicted
 from moesim.policies.parts.replacement import LRU, UNROUTED_FIRST, Victims
 from moesim.policy import Fetch, Routed, View
 
@@ -127,11 +127,10 @@ class EdgeMoE(Composed):
     victims: LastVictims = option(UNROUTED_FIRST)
     prefetch_source: Source = option("coactivation")
     prefetch_size: int | None = option(None, "Experts of a layer visit to preload; null: as many as a row uses.", ge=1)
-    lane: Lane = option("main")
 
     def compose(self) -> Parts:
         """Return its decisions, or what is named instead of one."""
-        preload = TopPredicted(source=self.prefetch_source, lane=self.lane, pool="cache", size=self.prefetch_size or 1)
+        preload = TopPredicted(source=self.prefetch_source, pool="cache", size=self.prefetch_size or 1)
         return Parts(
             placement=self.named("placement"),
             assignment=self.named("assignment"),

@@ -31,7 +31,7 @@ from typing import Any, ClassVar
 
 from moesim.errors import ConfigError
 from moesim.policies.algorithms.eviction import FateArc
-from moesim.policies.base import PolicyBase, SlotsSplit, deal_slots, gpu_of, slot_bytes
+from moesim.policies.base import PolicyBase, deal_slots, gpu_of, slot_bytes
 from moesim.policies.options import option
 from moesim.policies.parts import source_needs
 from moesim.policies.parts.prefetch import Lane, Source, top_by_count
@@ -58,7 +58,7 @@ from moesim.policy import (
 
 
 def shallow_favoring(
-    n_slots: int, n_layers: int, n_experts: int, n_shallow: int = 4, split: SlotsSplit = "spread"
+    n_slots: int, n_layers: int, n_experts: int, n_shallow: int = 4
 ) -> list[int]:  # fmt: skip
     """Keep the first layers whole, and deal the other cache slots out to the rest (port to MindSpore).
 
@@ -72,7 +72,7 @@ def shallow_favoring(
     if n_slots < whole:
         return [max(0, min(n_experts, n_slots - layer * n_experts)) for layer in range(n_layers)]
     deep = n_layers - n_shallow
-    return [n_experts] * n_shallow + (deal_slots(n_slots - whole, deep, n_experts, split) if deep else [])
+    return [n_experts] * n_shallow + (deal_slots(n_slots - whole, deep, n_experts) if deep else [])
 
 
 def by_frequency(counts: Sequence[int], low_share: float) -> tuple[list[int], list[int]]:
@@ -125,9 +125,6 @@ class Fate(PolicyBase):
     )
     lane: Lane = option("main")
     shallow_layers: int = option(4, "First layers whose experts are all cached if they fit.", ge=0)
-    slots_split: SlotsSplit = option(
-        "spread", "What becomes of slots beyond an equal share of each deeper layer: dealt out to some, or unused."
-    )
 
     @property
     def exact(self) -> bool:  # type: ignore[override]  # as written in a class, or as asked for
@@ -154,7 +151,7 @@ class Fate(PolicyBase):
         self._asked = f"{self.source}:top{n_ids}" if self.source.startswith("signal:") else self.source
         self._n_ids = n_ids
         slots = shallow_favoring(
-            view.cache_slots(gpu), model.n_layers, model.n_experts, self.shallow_layers, self.slots_split
+            view.cache_slots(gpu), model.n_layers, model.n_experts, self.shallow_layers
         )  # fmt: skip
         self._arcs = [FateArc[int](n) if n else None for n in slots]
         self._layer = -1  # the latest that is routed

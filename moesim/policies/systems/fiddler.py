@@ -78,7 +78,6 @@ class Fiddler(PolicyBase):
         None,
         "All pairs [layer, expert], the most popular first, as the released code lists them, in place of the calibration table.",
     )
-    placeholders: int = option(1, "Buffers for experts that are copied for one use.", ge=1)
     pageable: bool = option(False, "Copies at the rate of pageable memory, whatever the experiment says.")
 
     def transfer(self, model: ModelSpec) -> tuple[str, int | None] | None:
@@ -112,7 +111,7 @@ class Fiddler(PolicyBase):
             copies=[Copy(layer, experts, self._gpu) for layer, experts in enumerate(chosen) if experts],
             pools=[
                 Pool(self._gpu, CACHE, n_bytes),
-                Pool(self._gpu, PLACEHOLDER, self.placeholders * slot_bytes(view)),
+                Pool(self._gpu, PLACEHOLDER, slot_bytes(view)),
             ],
         )
 

@@ -33,7 +33,6 @@ from moesim.errors import CapacityError, ConfigError
 from moesim.policies.base import PolicyBase, gpu_of, slot_bytes, staging_bytes
 from moesim.policies.options import option
 from moesim.policies.parts import Unit, source_needs
-from moesim.policies.parts.prefetch import Lane
 from moesim.policies.systems.hybrimoe import GATES
 from moesim.policy import (
     CACHE,
@@ -168,7 +167,6 @@ class Hobbit(PolicyBase):
         '``"gate_next"``: the recorded answers ``gate_next1``, ``gate_next2`` and so on of the following '
         "layers' gates to the present hidden state; any other source is asked for each of the layers.",
     )
-    lane: Lane = option("main", 'Where predictions are computed; ``"side"`` needs its rate in the profile.')
     lru_weight: float = option(
         1.0, "Weight of how recent the last use is in the score of a cached expert. The paper's weights are not known.", ge=0
     )
@@ -297,7 +295,7 @@ class Hobbit(PolicyBase):
         sources = {at: source for at, source in sources.items() if view.foresees(source, at)}
         self._asked, self._said, self._walked = list(sources), {}, {}
         device = view.dense_device(layer)
-        return [Predict(event.step, at, source, device, self.lane) for at, source in sources.items()]
+        return [Predict(event.step, at, source, device) for at, source in sources.items()]
 
     def _predicted(self, event: Predicted, view: View) -> list[Action]:
         """Go through the following layers as far as they are predicted, up to the first with a miss, and fetch that."""

@@ -22,7 +22,7 @@ from pydantic import Field
 from moesim.policies.composed import Composed, Parts, Scope
 from moesim.policies.options import option
 from moesim.policies.parts import PlacementOption, PrefetchOption, Setup, Unit
-from moesim.policies.parts.prefetch import Lane, Source, TopPredicted
+from moesim.policies.parts.prefetch import Source, TopPredicted
 from moesim.policies.parts.replacement import Admitting
 from moesim.policy import Fetch, Routed, StepBegin, View
 
@@ -156,11 +156,10 @@ class LeastStale2Gen(Composed):
     prefetched: Freshness = option("fresh")
     prefetch_source: Source = option("signal:gate_next1")
     prefetch_size: int | None = option(None, "Experts of a layer visit to prefetch; null: as many as a row uses.", ge=1)
-    lane: Lane = option("main")
 
     def compose(self) -> Parts:
         """Return its decisions, or what is named instead of one."""
-        ahead = TopPredicted(source=self.prefetch_source, lane=self.lane, pool="cache", size=self.prefetch_size or 1)
+        ahead = TopPredicted(source=self.prefetch_source, pool="cache", size=self.prefetch_size or 1)
         return Parts(
             placement=self.named("placement"),
             assignment=self.named("assignment"),

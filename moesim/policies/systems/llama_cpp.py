@@ -167,9 +167,6 @@ class LlamaCpp(PolicyBase):
     op_offload_per_byte: float | None = option(
         None, "So many rows an expert for each byte of a weight instead, rounded down (ik_llama.cpp #1813).", ge=0
     )
-    staging_slots: int | None = option(
-        None, "Experts of the pool for such copies; None: the model's top_k, but at least 2.", ge=1
-    )
 
     @property
     def listens(self) -> frozenset[type]:
@@ -208,7 +205,7 @@ class LlamaCpp(PolicyBase):
         n_bytes = model.n_experts * sum(model.expert_bytes(layer) for layer in on_gpu)
         pools = [Pool(gpu, CACHE, n_bytes)]
         if self.op_offload and len(on_gpu) < model.n_layers:
-            pools.append(staging_pool(view, gpu, self.staging_slots))
+            pools.append(staging_pool(view, gpu, None))
         everyone = tuple(range(model.n_experts))
         return Placement([Copy(layer, everyone, gpu) for layer in on_gpu], pools, {("embedding", -1): self._cpu})
 

@@ -24,7 +24,7 @@ from moesim.errors import ConfigError
 from moesim.policies.base import CACHE
 from moesim.policies.options import option
 from moesim.policies.parts import Unit, source_needs
-from moesim.policies.parts.prefetch import Lane, Source, top_by_count
+from moesim.policies.parts.prefetch import Source, top_by_count
 from moesim.policies.systems.mixtral_offloading import MixtralOffloading
 from moesim.policy import (
     DEMAND,
@@ -54,9 +54,9 @@ class MixtralOffloadingSpec(MixtralOffloading):
     )
     listens = frozenset({Routed, Predicted, Fetched, Ran})
 
+    slots_split = "spread"
     n_ahead: int = option(2, "Experts of the next layer that are loaded on a guess.", ge=1)
     source: Source = option("signal:gate_next1")
-    lane: Lane = option("main")
     bits: float | None = option(
         None, "Width at which all experts are kept, copied and run, one of the model's; None: the full one."
     )
@@ -99,7 +99,7 @@ class MixtralOffloadingSpec(MixtralOffloading):
         wrong = self._sort_out(event)
         actions: list[Action] = [Drop(layer, wrong, self._gpu, self._bits), *super().decide(event, view)]
         if self._asks(event) and layer + 1 < view.model.n_layers:
-            actions.append(Predict(event.step, layer + 1, self.source, view.dense_device(layer), self.lane))
+            actions.append(Predict(event.step, layer + 1, self.source, view.dense_device(layer)))
         return actions
 
     def _asks(self, event: Routed) -> bool:

@@ -28,7 +28,7 @@ its own, layers ahead, and that is handed the main node's token and KV cache eve
 | prompt: hidden states | "once loaded", grouped by expert | none | sent when all workers have loaded what they hold together |
 | prompt: mini-batches | Fig. 7b: four, the next one is sent while a worker computes; how many in the experiments is not stated | none | ``mini_batches``: 4, each to all workers; its outputs go back when it is computed; 1 is Fig. 7a |
 | prompt: what stays | nothing | none | the same; ``release`` as in decode |
-| memory of a worker | one expert | none | the same; ``worker_slots`` |
+| memory of a worker | one expert | none | the same |
 | batch | no batching in decode | none | more experts than workers go one after the other, each worker at its own pace |
 | network | t^M and t^W include it | none | hidden states hop by hop; tokens and KV as one message each time |
 
@@ -293,7 +293,6 @@ class OdMoE(PolicyBase):
         "layer", "Whether workers load the experts of a layer in prefill as the layer begins, or as soon as they are free."
     )
     group_size: int | None = option(None, "Workers that serve a layer in decode; None: the model's top_k.", ge=1)
-    worker_slots: int = option(1, "Experts that a worker has memory for.", ge=1)
     main: str = option("main", "How the name of the GPU begins that runs all but the experts.")
     shadow: str = option("shadow", "How the names of the GPUs begin that run the shadow.")
     workers: str = option("worker", "How the names of the GPUs begin that run experts.")
@@ -364,7 +363,7 @@ class OdMoE(PolicyBase):
         self._releases: dict[int, list[Action]] = {}  # layer -> what to do when none is left
         self._ids: list[list[int]] = []  # of the present layer in prefill: the experts of each row that is routed
         self._prompt = Prompt(-1, [], [])
-        n_bytes = slot_bytes(view) * self.worker_slots
+        n_bytes = slot_bytes(view)
         elsewhere = self._main != view.compute
         parts = {(part, layer): self._main for part in LAYER_PARTS for layer in range(model.n_layers)}
         parts |= {(part, -1): self._main for part in STEP_PARTS}
@@ -451,8 +450,7 @@ class OdMoE(PolicyBase):
         if self._prefill:
             self._ids = event.experts.tolist() if event.first_row == 0 else self._ids + event.experts.tolist()
             if final:
-                turns = range(0, max(map(len, mine)), self.worker_slots)
-                rounds = [[queue[at : at + self.worker_slots] for queue in mine] for at in turns]
+                rounds = [[queue[at : at + 1] for queue in mine] for at in range(max(map(len, mine)))]
                 self._prompt = Prompt(layer, mini_batches(self._ids, self.mini_batches), rounds)
                 actions += self._send_rows(view)
             return actions
@@ -460,7 +458,7 @@ class OdMoE(PolicyBase):
         self._running[layer] = self._running.get(layer, 0) + len(active)
         if final:
             drops: list[Action] = [Drop(layer, queue, worker) for queue, worker in zip(queues, team, strict=True) if queue]
-            one_go = max(len(queue) for queue in queues) <= self.worker_slots
+            one_go = max(len(queue) for queue in queues) <= 1
             if self.release == "group" and one_go:
                 self._releases[layer] = drops
             else:

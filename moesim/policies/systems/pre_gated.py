@@ -30,7 +30,7 @@ from typing import Any, Generic, Literal, TypeVar
 from moesim.policies.base import PolicyBase, gpu_of, layer_residents, slot_bytes
 from moesim.policies.options import option
 from moesim.policies.parts import Unit, source_needs
-from moesim.policies.parts.prefetch import Lane, Source
+from moesim.policies.parts.prefetch import Source
 from moesim.policy import (
     CACHE,
     DEMAND,
@@ -126,7 +126,6 @@ class PreGated(PolicyBase):
     source: Source = option(
         "oracle", "Who says what the next layer is routed to; ``oracle`` for a model that is trained to know."
     )
-    lane: Lane = option("main")
     prompts_on_demand: bool = option(
         False, "While prompts are processed nothing is copied ahead, as in the encoder of the released code's models."
     )
@@ -189,7 +188,7 @@ class PreGated(PolicyBase):
             return actions
         if whole:
             return actions + self._ahead(layer + 1, range(view.model.n_experts), view)
-        return [*actions, Predict(event.step, layer + 1, self.source, view.dense_device(layer), self.lane)]
+        return [*actions, Predict(event.step, layer + 1, self.source, view.dense_device(layer))]
 
     def _predicted(self, event: Predicted, view: View) -> list[Action]:
         if event.layer <= self._layer:  # it has been routed meanwhile

@@ -348,7 +348,6 @@ class PreScope(PolicyBase):
         "When prefetches that are only queued are given up: when the layer ends that asked for them, or when "
         "the one is routed that they are for.",
     )
-    lane: Literal["main", "side"] = option("main", 'Where predictions are computed; ``"side"`` needs its rate in the profile.')
 
     @cached_property
     def parts(self) -> PreScopeParts:
@@ -492,7 +491,7 @@ class PreScope(PolicyBase):
         """Ask for a prediction, unless there is no such layer or it is known that none will come."""
         if layer >= len(self._load_ns) or not view.foresees(source, layer):
             return []
-        return [Predict(visit.step, layer, source, view.dense_device(visit.layer), self.lane)]
+        return [Predict(visit.step, layer, source, view.dense_device(visit.layer))]
 
     def _run_residents(self, event: Routed, visit: Visit, view: View) -> list[Action]:
         """Run on the GPU what is there or on its way; leave the rest to the plan."""

@@ -20,7 +20,7 @@ def _options(thing: Any, *names: str) -> dict[str, Any]:
 
 
 def _od_moe(policy: Any) -> bool:
-    return policy.has_shadow and policy.group_size is None and policy.worker_slots == 1
+    return policy.has_shadow and policy.group_size is None
 
 
 def _presched(policy: Any) -> bool:
