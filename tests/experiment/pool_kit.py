@@ -103,12 +103,13 @@ def let_go(folder: Path) -> None:
 def start(folder: Path, *arguments: str, path: Path = ROOT, log: Path | None = None) -> subprocess.Popen[str]:
     """Start ``python ARGUMENTS`` in a folder, as the leader of a group; into a log, or with its stderr read by the caller."""
     env = {k: v for k, v in os.environ.items() if not k.startswith("DASK_")}
-    env |= {"PYTHONPATH": str(path), "OMP_NUM_THREADS": "1", "DASK_CONFIG": str(folder)}
+    before = [env["PYTHONPATH"]] if "PYTHONPATH" in env else []
+    env |= {"PYTHONPATH": os.pathsep.join([str(path), *before]), "OMP_NUM_THREADS": "1", "DASK_CONFIG": str(folder)}
     env["DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES"] = "0"
     command = [sys.executable, *arguments]
     if path != ROOT:  # an editable installation would put its own moesim first
         command.insert(1, "-S")
-        env["PYTHONPATH"] = os.pathsep.join([str(path), *(one for one in sys.path if "site-packages" in one)])
+        env["PYTHONPATH"] = os.pathsep.join([str(path), *before, *(one for one in sys.path if "site-packages" in one)])
     if log is not None:
         with log.open("w") as out:
             return subprocess.Popen(command, cwd=folder, env=env, stdout=out, stderr=out, text=True, start_new_session=True)

@@ -54,6 +54,8 @@ class Copy:
             shutil.copy(_native.__file__, self.tree / "moesim" / "engine" / "native")
         files = [file for package in PACKAGES for file in (self.tree / "moesim" / package).rglob("*.py")]
         self.files = {file.relative_to(self.tree): file.read_bytes() for file in files}  # without faults
+        package = self.tree / "moesim" / "__init__.py"  # interpreters that a test starts with -S know of probes, too
+        package.write_text(package.read_text().replace("\nfrom importlib", "\nimport sitecustomize\nfrom importlib", 1))
         self._times = count(int(time.time()))
         path = [str(self.tree / "tests" / "long" / "in_copy"), str(self.tree)]
         notes = {f"MUTANTS_{name.upper()}": str(folder / name) for name in ("reports", "reached")}
