@@ -33,7 +33,7 @@ from moesim.experiment.rows import (
 from moesim.experiment.runner import LEAST, MOST
 from moesim.hardware.costs import NO_CURVE
 from moesim.metrics import Value
-from moesim.metrics.causes import CAUSES
+from moesim.metrics.breakdown import CAUSES
 from moesim.metrics.fidelity import fresh_cell
 from moesim.metrics.naming import CACHE_SETTINGS, COLUMNS, HOW, LIVE, NOT_VARIED, WORKLOAD, cache_asked, notes_of
 

@@ -1,7 +1,6 @@
-"""Times that no exact policy can beat on a machine, whatever it decides and whatever it knows: `docs/background/bounds.md`.
+"""Times that no exact policy can beat: `docs/background/bounds.md`.
 
-Two bounds on the makespan of a run, from the work that its routing asks for; each leaves out what the other counts. Both are of
-the ``oracle`` kind: nobody need be able to reach them.
+Two lower bounds on the makespan of a run, from the work that its routing asks for; each leaves out what the other counts.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class RunBounds(NamedTuple):
 
     @property
     def without_link_time_ns(self) -> int:
-        """The bound of the same machine with links that take no time: only the work is left."""
+        """The bound of the same machine with links that take no time."""
         return self.compute_ns
 
 
@@ -50,7 +49,7 @@ def run_bounds(workload: Workload, costs: CostModel, gpu_slots: int) -> RunBound
     workload : Workload
         Its routing is read completely.
     costs : CostModel
-        Model and machine; a model of its own, since it remembers what it was asked for.
+        Model and machine.
     gpu_slots : int
         Experts that the pools of all GPUs hold together: cache, staging and prefetch buffers.
 
@@ -96,7 +95,7 @@ def run_bounds(workload: Workload, costs: CostModel, gpu_slots: int) -> RunBound
 
 
 def _rows_by_expert(step: Step) -> Iterator[dict[int, int]]:
-    """Rows of each active expert, layer by layer, over the micro-batches of a step."""
+    """Yield the rows of each active expert, layer by layer, over the micro-batches of a step."""
     for layers in zip(*(micro.layers for micro in step.micro), strict=True):
         rows_of: dict[int, int] = {}
         for routing in layers:
@@ -118,7 +117,7 @@ class _Cheapest:
         self._ratios: dict[_Work, Fraction] = {}
 
     def expert(self, rows: int) -> _Work:
-        """Return what these rows of one expert take at least, in however many Runs: each row at the best rate of so many."""
+        """Return the least time of these rows of one expert, in however many Runs."""
         for kind, rates in enumerate(self._rates):
             for n in range(len(rates), rows + 1):
                 ns = self._least(self._of_kind[kind], self._costs.expert_ns, n)
@@ -127,7 +126,6 @@ class _Cheapest:
         return gpu, cpu
 
     def _least(self, names: Sequence[str], cost: Callable[..., int], *args: int) -> int | None:
-        """Return the least time among devices; None if the profile has no time for any of them."""
         found = []
         for name in names:
             try:
@@ -144,7 +142,6 @@ class _Cheapest:
         return (gpu if gpu is not None else cpu) or 0, (cpu if cpu is not None else gpu) or 0
 
     def around(self, step: Step) -> int:
-        """Return the least time of what surrounds the MoE layers of a step."""
         costs, more = self._costs, (step.work2, len(set(step.requests.tolist())))
         parts = [
             self._pair(costs.embedding_ns, step.n_tokens),
@@ -154,7 +151,7 @@ class _Cheapest:
         return sum(min(pair) for pair in parts)
 
     def dense(self, step: Step, micro: MicroBatch) -> tuple[_Work, ...]:
-        """Return the work of a layer's attention, in decode that of projections and cache apart, and of the rest."""
+        """Return the work of a layer's attention, in decode its projections and cache apart, and rest."""
         ns, rows = self._costs.attention_ns, micro.n_rows
         requests = len(set(step.requests[micro.first_row : micro.first_row + rows].tolist()))
         attention, rest = self._pair(ns, rows, micro.work2, requests), self._pair(self._costs.dense_ns, rows)
@@ -165,13 +162,12 @@ class _Cheapest:
         return (gpu[0], cpu[0]), (gpu[1], cpu[1]), rest
 
     def shared(self, step: Step) -> list[_Work]:
-        """Return the work of a layer's shared experts, for each micro-batch; none if the model has none."""
         if not self._costs.model.shared_params:
             return []
         return [self._pair(self._costs.shared_ns, micro.n_rows) for micro in step.micro]
 
     def split(self, work: Sequence[_Work]) -> int:
-        """Return the least T with which divisible work is done in T on all GPUs and in T on all CPUs.
+        """Return the least T in which divisible work is done on all GPUs and on all CPUs.
 
         The work that a GPU does best in proportion goes there first; the one at which both sides meet is divided.
         """
@@ -187,7 +183,7 @@ class _Cheapest:
         return 0  # no work
 
     def submission(self, work: Sequence[_Work]) -> int:
-        """Return the least time of the thread that submits the experts of a step, one Run each, perhaps before they are routed.
+        """Return the least time of the thread that submits the experts of a step, one Run each.
 
         Where it computes the hosts' experts as well, its own time is more work for their side.
         """
@@ -223,7 +219,7 @@ def most_hits(workload: Workload, model: ModelSpec, slots: int) -> tuple[int, in
 
 
 def _belady(visits: Sequence[Sequence[tuple[int, int]]], model: ModelSpec, slots: int) -> tuple[int, int]:
-    """Count hits and lookups of a cache that keeps what is used again soonest; its first content is free."""
+    """Count hits and lookups of a cache that keeps what is used soonest; it starts full for free."""
     everything = [(layer, expert) for layer in range(model.n_layers) for expert in range(model.n_experts)]
     groups = [everything, *visits]  # as if all had been used once before
     upcoming: dict[tuple[int, int], int] = {}
@@ -247,7 +243,7 @@ def _belady(visits: Sequence[Sequence[tuple[int, int]]], model: ModelSpec, slots
 
 
 def _fetch_ns(costs: CostModel) -> Fraction:
-    """Return the least time for one expert to reach a GPU, if all links to GPUs are busy at once."""
+    """Return the least time for one expert to reach a GPU, with all links to GPUs busy at once."""
     n_bytes = min(costs.model.expert_bytes(layer) for layer in range(costs.model.n_layers))
     devices = costs.hardware.devices
     links = [link for link in costs.hardware.links if devices[link.dst].role == "accelerator"]
@@ -259,7 +255,7 @@ def _fetch_ns(costs: CostModel) -> Fraction:
 
 
 def _transfer_bound(fetches: int, fetch_ns: Fraction, before: int, computed: Sequence[int], n_cpus: int) -> int:
-    """Return the least T in which the links move what the CPUs do not compute; each use that they compute saves one fetch.
+    """Return the least T in which links move what CPUs do not compute; each use saves a fetch.
 
     ``computed`` holds the CPU time of each use, ascending; the CPUs have all of T but the time ``before`` routers have chosen.
     """

@@ -1,10 +1,8 @@
-"""Time by cause: why the run took as long as it did, in integer nanoseconds that add up to the makespan.
+"""Time by cause: why a run took as long as it did, in integer ns that add up to the makespan.
 
-The run is cut into windows: one for each visit of a layer, and one for each gap around them (embedding
-and leading layers before, the LM head after). In each window a walk goes backwards from its end. At
-every moment it stands at the start of something and asks what that waited for: something that ended at
-exactly this nanosecond. The time between is charged to the cause of what was waited for, clipped to the
-window. `docs/reference/metrics.md` has the rules in full.
+The run is cut into windows: one for each visit of a layer, and one for each gap around them. In each window a walk goes
+backwards from its end: it stands at the start of something and asks what that waited for, something that ended at exactly this
+nanosecond. The time between is charged to its cause, clipped to the window. `docs/reference/metrics.md` has the rules.
 """
 
 from __future__ import annotations
@@ -19,13 +17,36 @@ from numpy.typing import NDArray
 from moesim.core.record_table import RecordTable
 from moesim.core.units import format_ns
 from moesim.errors import SimulationError
-from moesim.metrics.causes import CAUSES, INDEX, exposed
 from moesim.metrics.columns import by_text, sums
 from moesim.records import ActivationRecord, DecisionRecord, Records, TaskRecord, TransferRecord
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 Columns = dict[str, Any]  # arrays; numbers that all have
+
+CAUSES: Final = (
+    "dense", "gpu_experts", "cpu_experts", "exposed_demand", "exposed_prefetch", "exposed_other_transfer",
+    "decision", "activation", "predict", "idle",
+)  # fmt: skip
+"""The causes to which time is charged, in the order of every table and of the stacked bars."""
+INDEX: Final = {name: i for i, name in enumerate(CAUSES)}
+"""Column of each cause."""
+_TRANSFER_CAUSE: Final = {"demand": "exposed_demand", "prefetch": "exposed_prefetch", "activation": "activation"}
+
+
+def task_cause(task: TaskRecord, kinds: Mapping[str, str]) -> str:
+    """Name the cause to which the time of a task is charged."""
+    if task.kind == "predict":
+        return "predict"
+    if task.expert >= 0:
+        return "gpu_experts" if kinds[task.device] == "gpu" else "cpu_experts"
+    return "dense"
+
+
+def transfer_cause(cause: str) -> str:
+    """Name the cause to which waiting for transfers of a cause is charged."""
+    return _TRANSFER_CAUSE.get(cause, "exposed_other_transfer")
+
 
 # What wins when several things ended at the same instant: the order of these ranks.
 _GPU, _CPU, _DECISION, _TRANSFER, _ACTIVATION = range(5)
@@ -44,7 +65,7 @@ _NOWHERE: Final = {"layer": -1, "expert": -1, "step": -1, "fetch": np.iinfo(np.i
 
 
 class Activities:
-    """The activities of a run that is taken in piece by piece, until they are taken out in the order of their ends."""
+    """The activities of a run that comes in pieces, until they are taken out by their ends."""
 
     def __init__(self, kinds: Mapping[str, str], media: Mapping[str, str]) -> None:
         self._kinds = kinds
@@ -52,7 +73,7 @@ class Activities:
         self._parts: list[Columns] = []
 
     def add(self, records: Records) -> None:
-        """Add the next records. What took no time explains no time, and would make the walk stand still."""
+        """Add the next records but those that took no time, which would make the walk stand still."""
         parts = (
             self._tasks(records.tasks), self._transfers(records.transfers), self._activations(records.activations),
             self._decisions(records.decisions),
@@ -66,7 +87,7 @@ class Activities:
         self._parts.append(whole if long.all() else {name: values[long] for name, values in whole.items()})
 
     def take(self, until: int) -> tuple[Columns, Ints, Ints]:
-        """Take out what ended until then: columns, the numbers of those that did in the order of their ends, and all places."""
+        """Take out what ended until then: columns, numbers in the order of the ends, and all places."""
         first, *more = self._parts
         columns = {name: np.concatenate([first[name], *(part[name] for part in more)]) for name in first} if more else first
         place = self._places.order[columns["place"]]  # a lane is serial, so the places of a tie differ
@@ -110,7 +131,7 @@ class Activities:
             # Nobody waited for the end of a transfer that the end of the run cut off: it is left out, like what took no time.
             "end": np.where(transfers.column("left") > 0, start, transfers.column("end")),
             "rank": _TRANSFER,
-            "cause": by_text(transfers.texts("cause"), lambda cause: INDEX[exposed(cause)]),
+            "cause": by_text(transfers.texts("cause"), lambda cause: INDEX[transfer_cause(cause)]),
             "place": self._places.links(links)[link],
             "wants": _either(start == transfers.column("submitted"), asked, in_line),
             "traits": _either(crossing, CROSSING, 0) | _either(transfers.column("last"), COMPLETE, 0),
@@ -157,12 +178,10 @@ class Ended:
         self._device, self._source, self._target, self._medium = places
 
     def sorted(self, name: str) -> NDArray[Any]:
-        """Return a column of all."""
         values: NDArray[Any] = self._columns[name][self._order]
         return values
 
     def of(self, name: str, which: Ints) -> NDArray[Any]:
-        """Return a column of some."""
         values: NDArray[Any] = self._columns[name][self._order[which]]
         return values
 
@@ -186,10 +205,10 @@ class Ended:
 
 
 class _Places:
-    """Lanes and links by number, and the ends that their names have; number 0 is where decisions are made.
+    """Lanes and links by number, and their ends; number 0 is where decisions are made.
 
-    ``rows`` are device, source, target and medium of each: numbers of devices, negative where a place has none; links of one
-    medium share its number. ``order`` is that of their names.
+    ``rows`` are device, source, target and medium of each, negative where a place has none; links of one medium share its number.
+    ``order`` is that of their names.
     """
 
     def __init__(self, media: Mapping[str, str]) -> None:
@@ -200,11 +219,9 @@ class _Places:
         self._number("", "")
 
     def lanes(self, devices: tuple[str, ...], lanes: tuple[str, ...]) -> Ints:
-        """Return the numbers of all lanes of devices."""
         return np.array([self._number(device, lane) for device in devices for lane in lanes], np.int64)
 
     def links(self, links: tuple[str, ...]) -> Ints:
-        """Return the numbers of links."""
         return np.array([self._number("", link) for link in links], np.int64)
 
     def _number(self, device: str, name: str) -> int:
@@ -243,7 +260,7 @@ class Window(NamedTuple):
 
 
 def _charged(columns: Columns, order: Ints, places: Ints, windows: Ints) -> Ints:
-    """Charge every nanosecond of windows to the causes, from what ended in them and before, in the order of the ends."""
+    """Charge every nanosecond of windows to the causes, from what ended in them and before."""
     begin, end, step, layer = windows
     found = Ended(columns, order, places)
     index = _Ends(found.sorted("end"))
@@ -256,7 +273,7 @@ def _charged(columns: Columns, order: Ints, places: Ints, windows: Ints) -> Ints
         return flags
 
     def wants(a: Ints, instant: Ints) -> Flags:
-        """Whether something particular was waited for."""
+        """Return whether something particular was waited for."""
         wanted = found.of("wants", a)
         flags: Flags = wanted != 0
         if (wanted & IF_DECIDED).any():
@@ -277,7 +294,7 @@ def _charged(columns: Columns, order: Ints, places: Ints, windows: Ints) -> Ints
 
 
 def _follow(last: Ints, before: Ints, ended: Ints, begin: Ints) -> tuple[Ints, Ints]:
-    """List what lies on the ways back through all windows, and in which window: a step on each way at a time."""
+    """List what lies on the ways back through all windows, and in which, a step at a time."""
     at, window = last, np.arange(len(begin))
     path, windows = [at[:0]], [at[:0]]
     while len(at):
@@ -303,15 +320,13 @@ class _Ends:
         self._several = self._until > self._first + 1
 
     def any_of(self, flags: Flags) -> Flags:
-        """Return for each instant whether anything of a kind ended then."""
         found: Flags = np.logical_or.reduceat(flags, self._first[:-1])
         return found
 
     def before(self, times: Ints, test: _Test, asks: _Test | None = None) -> Ints:
         """Find what ended last and not after some times.
 
-        Of several things that ended exactly then, it is the first that passes a test, or else the first of all; so it is where
-        nothing ``asks`` for the test.
+        Of several that ended exactly then: the first that passes a test, or the first of all; so it is where nothing ``asks``.
         """
         instant = np.searchsorted(self._instants, times, side="right") - 1
         found = self._first[instant]
@@ -344,28 +359,11 @@ class Breakdown:
     ns: NDArray[np.int64]
 
     def total(self) -> dict[str, int]:
-        """Add up all windows.
-
-        Returns
-        -------
-        dict of str to int, ns
-            Time by cause; the values add up to the makespan.
-        """
+        """Add up all windows, by cause: in all, the makespan."""
         return dict(zip(CAUSES, self.ns.sum(axis=0).tolist(), strict=True))
 
     def select(self, steps: Iterable[int]) -> dict[str, int]:
-        """Add up the windows of some steps.
-
-        Parameters
-        ----------
-        steps : iterable of int
-            Numbers of the steps, for example all decode steps.
-
-        Returns
-        -------
-        dict of str to int, ns
-            Time by cause; the values add up to the time spent in these steps.
-        """
+        """Add up the windows of steps, given by their numbers, by cause."""
         numbers = steps if isinstance(steps, np.ndarray) else np.array(list(steps), np.int64)
         chosen = np.isin(self.windows.column("step"), numbers)
         return dict(zip(CAUSES, self.ns[chosen].sum(axis=0).tolist(), strict=True))
@@ -378,7 +376,6 @@ class Cuts:
         self._now = 0
 
     def add(self, records: Records) -> Ints:
-        """Return the windows of the steps in the records: begin, end, step and layer."""
         steps = _columns(records.steps, "begin", "end", "step")
         steps = steps[:, np.lexsort(steps[::-1])]
         layers = _columns(records.layers, "begin", "end", "layer", "step")
@@ -401,7 +398,6 @@ class Cuts:
         return self._until(instants)
 
     def rest(self, makespan_ns: int) -> Ints:
-        """Return the window after the last step, if there is any."""
         return self._until(np.array([[makespan_ns], [-1], [-1]]))
 
     def _until(self, instants: Ints) -> Ints:
@@ -445,7 +441,7 @@ class TimeByCause:
         self._makespan_ns = 0
 
     def add(self, records: Records, settled_ns: int = 0) -> Breakdown:
-        """Add the next records, and explain the windows about which no later record can add anything.
+        """Add the next records, and explain the windows that no later record can change.
 
         No record of a later piece starts before ``settled_ns``; 0 explains none yet.
         """
@@ -493,10 +489,6 @@ def breakdown(records: Records, kinds: Mapping[str, str], media: Mapping[str, st
     SimulationError
         If steps or layers overlap.
 
-    Notes
-    -----
-    O(n log n) in the number of records n, for one sort by end; what each activity waited for is found for all at once.
-
     Examples
     --------
     A layer whose dense part takes 10 ns, after which an expert of 5 ns waits 20 ns for its demand fetch:
@@ -509,8 +501,7 @@ def breakdown(records: Records, kinds: Mapping[str, str], media: Mapping[str, st
     >>> run.tasks.append(TaskRecord(30, 35, "gpu0", "main", "expert", 0, 0, 0, 7, 1, 5, 10, 30))
     >>> run.transfers.append(
     ...     TransferRecord(10, 30, "cpu0->gpu0", "demand", 0, 7, 100, 0, 10, 0, True, False))
-    >>> split = breakdown(run, {"gpu0": "gpu", "cpu0": "cpu"})
-    >>> {cause: ns for cause, ns in split.total().items() if ns}
+    >>> {cause: ns for cause, ns in breakdown(run, {"gpu0": "gpu", "cpu0": "cpu"}).total().items() if ns}
     {'dense': 10, 'gpu_experts': 5, 'exposed_demand': 20}
     """
     time = TimeByCause(kinds, media)

@@ -1,9 +1,8 @@
-"""Time by cause where nothing happens at the same nanosecond: the walk back along what was waited for.
+"""Time by cause where nothing happens at the same nanosecond, as in a replay.
 
 `moesim.metrics.breakdown` asks what ended exactly when something began. In a replay nothing did: a thread takes some time to
-see that it may go on. So this walk asks what was needed (the lane, the weights, the inputs, the decision) and follows what of it
-ended last; the time from there to the beginning is waiting. Both sides of a comparison are split by this walk, so that a
-difference between them is none of the methods'.
+see that it may go on. So this walk asks what was needed (lane, weights, inputs, decision) and follows what of it ended last;
+the time from there to the beginning is waiting. Both sides of a comparison are split by this walk.
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from moesim.metrics.breakdown import Breakdown, Window, cut_windows
-from moesim.metrics.causes import CAUSES, task_cause, transfer_cause
+from moesim.metrics.breakdown import CAUSES, Breakdown, Window, cut_windows, task_cause, transfer_cause
 from moesim.records import ActivationRecord, DecisionRecord, Records, TaskRecord, TransferRecord
 
 Record = TaskRecord | TransferRecord | ActivationRecord | DecisionRecord
@@ -75,10 +73,7 @@ class Chain:
         yield "into", link.partition("->")[2]
 
     def split(self, steps: Iterable[int]) -> dict[str, int]:
-        """Charge every nanosecond of some steps to a cause.
-
-        By cause, as in `moesim.metrics.causes`, with ``"waiting"`` instead of ``"idle"``.
-        """
+        """Charge every nanosecond of some steps to a cause, ``"waiting"`` instead of ``"idle"``."""
         chosen = set(steps)
         charged: dict[str, int] = {}
         for window in self.windows:
@@ -114,7 +109,7 @@ class Chain:
         if isinstance(r, TaskRecord):
             return task_cause(r, self._kinds)
         if isinstance(r, TransferRecord):
-            return transfer_cause(r)
+            return transfer_cause(r.cause)
         return "activation" if isinstance(r, ActivationRecord) else "decision"
 
     def _latest(self, keys: Iterable[Key], until: int) -> Record | None:

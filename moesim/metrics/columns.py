@@ -1,4 +1,4 @@
-"""Columns of rows: one type each, in the order in which their names first occur; and values by the texts of a column."""
+"""Columns of rows, values by the texts of a column, and tables put after each other."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _EXACT = 2**53
 
 
 def columns_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Turn rows into columns."""
+    """Turn rows into columns of one type each, in the order in which their names first occur."""
     names = dict.fromkeys(key for row in rows for key in row)
     return {name: _column([row.get(name) for row in rows]) for name in names}
 
@@ -37,7 +37,7 @@ def by_text(column: tuple[NDArray[Any], tuple[str, ...]], value: Callable[[str],
 
 
 def sums(codes: NDArray[Any], values: NDArray[np.int64], n: int) -> NDArray[np.int64]:
-    """Add up whole numbers by code, exactly: as floats, which is fast, if they hold the sum of all."""
+    """Add up whole numbers by code, exactly: as floats, which is fast, if they hold the sum."""
     if values.sum() < _EXACT:
         return np.bincount(codes, values, n).astype(np.int64)
     found = np.zeros(n, np.int64)
@@ -70,7 +70,7 @@ def joined(kind: type[R], tables: Sequence[RecordTable[R]]) -> RecordTable[R]:
 
 
 def append(tables: list[RecordTable[R]], more: RecordTable[R]) -> None:
-    """Add a table to a few that lie after each other: those no longer than what comes after them are put together with it."""
+    """Add a table to a few after each other, and join those no longer than what follows."""
     found = [more]
     while tables and len(tables[-1]) <= sum(map(len, found)):
         found.insert(0, tables.pop())

@@ -1,4 +1,4 @@
-"""Shares of the gate weight that were served as the model asked, and how tables and figures print them."""
+"""Shares of the gate weight that were served as the model asked, and how they are printed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def is_exact(share: float) -> bool:
 
 
 def fresh_percent(share: float) -> float:
-    """Return the share in per cent, with one decimal, rounded down: never 100 of what is not exact.
+    """Return the share in per cent, with a decimal, rounded down: 100 of what is exact alone.
 
     >>> fresh_percent(0.9567), fresh_percent(0.99999), fresh_percent(0.568), fresh_percent(1.0)
     (95.6, 99.9, 56.8, 100.0)
@@ -29,11 +29,7 @@ def fresh_percent(share: float) -> float:
 
 
 def fresh_cell(share: float) -> str:
-    """Write the cell of a table under ``fresh %``; an asterisk marks what is not exact.
-
-    >>> fresh_cell(0.99999), fresh_cell(1.0)
-    ('99.9*', '100')
-    """
+    """Write the cell of a table under ``fresh %``; an asterisk marks what is not exact."""
     return "100" if is_exact(share) else f"{fresh_percent(share):.1f}*"
 
 
@@ -53,7 +49,7 @@ def fidelity(records: Records) -> dict[str, float | int | None]:
     dict of str to float or None
         Shares of the gate mass, which add up to 1: ``fidelity_fresh``, ``_stale``, ``_substituted``,
         ``_substituted_stale``, ``_skipped``, ``_late`` and ``_reduced``; None if nothing was run, or if slots were
-        inexact and the trace holds no weights to tell how much that was. ``n_inexact_slots`` counts slots.
+        inexact and the trace holds no weights. ``n_inexact_slots`` counts slots.
     """
     found = GateMass()
     found.add(records)
@@ -61,20 +57,14 @@ def fidelity(records: Records) -> dict[str, float | int | None]:
 
 
 def fidelity_fresh_decode(records: Records) -> float | None:
-    """Return the fresh share of the gate mass of decode steps; None without any.
-
-    Parameters
-    ----------
-    records : Records
-        Records of one run.
-    """
+    """Return the fresh share of the gate mass of decode steps; None without any."""
     found = GateMass()
     found.add(records)
     return found.fresh_decode(records.steps)
 
 
 class GateMass:
-    """Gate mass of slots that were not served fresh and at full width, in a run that comes in pieces: each has whole steps."""
+    """Gate mass of top-k places not served fresh and at full width, in a run that comes in pieces."""
 
     def __init__(self) -> None:
         self._mass = np.zeros((2, len(_INEXACT)))  # of all steps, and of decode steps
@@ -82,7 +72,6 @@ class GateMass:
         self._n_slots = 0
 
     def add(self, records: Records) -> None:
-        """Add the next records."""
         table = records.inexact
         if not len(table):
             return
@@ -97,11 +86,9 @@ class GateMass:
                 self._mass[of, number] = np.add.accumulate(np.append(self._mass[of, number], more))[-1]  # one after the other
 
     def fidelity(self, steps: RecordTable[StepRecord]) -> dict[str, float | int | None]:
-        """Return the shares of the whole run, which has these steps."""
         return {**self._shares(0, steps.column("gate_mass").tolist()), "n_inexact_slots": self._n_slots}
 
     def fresh_decode(self, steps: RecordTable[StepRecord]) -> float | None:
-        """Return the fresh share of its decode steps."""
         return self._shares(1, steps.column("gate_mass")[in_decode(steps)].tolist())["fidelity_fresh"]
 
     def _shares(self, of: int, masses: list[float]) -> dict[str, float | None]:

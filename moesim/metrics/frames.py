@@ -1,4 +1,4 @@
-"""Frames of a run: rows by step and by layer, and Parquet files whose bytes depend on their content alone."""
+"""Frames of a run: rows by step and by layer, and deterministic Parquet files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from moesim.metrics.causes import CAUSES
+from moesim.metrics.breakdown import CAUSES
 from moesim.metrics.columns import by_text, columns_of
 from moesim.metrics.hits import flatten_lookups
 from moesim.metrics.naming import CACHE_SETTINGS, HOW, WORKLOAD
@@ -43,7 +43,6 @@ def frame_bytes(rows: Sequence[Mapping[str, Any]]) -> bytes:
     Returns
     -------
     bytes
-        The file.
     """
     sink = pa.BufferOutputStream()
     pq.write_table(pa.table(columns_of(rows)), sink, compression="zstd")
@@ -63,8 +62,7 @@ def step_frame(outcome: Outcome) -> Iterator[dict[str, Any]]:
     ------
     dict
         Of `IDENTITY` what the run's row has, the fields of `StepRecord` (ns), ``token`` (number of the decode step within its
-        batch, from 1; None in prefill, and under ``refill``, where the sequences of a step are at different tokens),
-        ``lookups``, ``hits`` and ``resident``, and ``time_<cause>_ns``.
+        batch, from 1; None in prefill and under ``refill``), ``lookups``, ``hits`` and ``resident``, and ``time_<cause>_ns``.
     """
     records, split = _kept(outcome)
     looked = flatten_lookups(records, outcome.machine.kinds)
@@ -83,7 +81,7 @@ def step_frame(outcome: Outcome) -> Iterator[dict[str, Any]]:
 
 
 def layer_frame(outcome: Outcome) -> Iterator[dict[str, Any]]:
-    """Yield one row a layer visit: times, lookups, hits, what experts and links did, and time by cause.
+    """Yield one row a layer visit: times, lookups, hits, experts, links, and time by cause.
 
     Parameters
     ----------
@@ -94,8 +92,7 @@ def layer_frame(outcome: Outcome) -> Iterator[dict[str, Any]]:
     ------
     dict
         Of `IDENTITY` what the run's row has; ``step``, ``layer``, ``phase``, ``token``; ``begin`` and ``end`` (ns);
-        ``n_active`` and ``n_hits`` (of all micro-batches, each by itself), ``lookups``, ``hits`` and ``resident`` (an expert
-        once a visit);
+        ``n_active`` and ``n_hits`` (of all micro-batches), ``lookups``, ``hits`` and ``resident`` (an expert once a visit);
         ``<kind>_busy_ns``, ``<kind>_longest_ns`` and ``<kind>_done_ns`` of the experts on GPUs (``gpu``) and CPUs (``cpu``),
         ``link_busy_ns``, as `docs/reference/metrics.md` defines them; and ``time_<cause>_ns``.
     """
@@ -138,7 +135,6 @@ def _times(ns: _Ints) -> dict[str, int]:
 
 
 def _tokens(records: Records, refill: bool) -> dict[int, int | None]:
-    """Number the decode steps of each batch from 1."""
     found: dict[int, int | None] = {}
     before: dict[int, int] = {}
     for step in sorted(records.steps, key=lambda s: s.step):
@@ -187,7 +183,7 @@ def _link_busy(records: Records, begin: _Ints, end: _Ints) -> _Ints:
     ends = [np.sort(records.transfers.column(name)) for name in ("start", "end")]
 
     def until(t: _Ints) -> _Ints:
-        """Busy time before t: of each transfer t - start, less t - end once it is over."""
+        """Return the busy time before t: of each transfer t - start, less t - end once it is over."""
         total = np.zeros(len(t), np.int64)
         for times, sign in zip(ends, (1, -1), strict=True):
             n = np.searchsorted(times, t)

@@ -1,4 +1,4 @@
-"""Hit rates by several conventions, hits that prefetches brought, and experts that ran without a demand fetch."""
+"""Hit rates by several conventions, hits of prefetched copies, and Runs without a demand fetch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 _NONE: Final = np.zeros((5, 0), np.int64)
 _LAST: Final = np.iinfo(np.int64).max
-_SPARSE: Final = 64  # times as many possible pairs as there are: sorting them takes less than marking them
 
 
 def _gpus(kinds: Mapping[str, str]) -> dict[str, int]:
@@ -25,7 +24,7 @@ def _gpus(kinds: Mapping[str, str]) -> dict[str, int]:
 
 
 def _arrivals(records: Records, gpus: Mapping[str, int], cause: str, before: Ints) -> Ints:
-    """Add to arrivals of copies of experts on GPUs: device, layer, expert and time of each, and whether it is of a cause."""
+    """Add arrivals of copies on GPUs: device, layer, expert, time, and whether of a cause."""
     table = records.transfers
     device = by_text(table.texts("link"), lambda link: gpus.get(link.partition("->")[2], -1))
     of_cause = by_text(table.texts("cause"), lambda name: int(name == cause))
@@ -35,26 +34,18 @@ def _arrivals(records: Records, gpus: Mapping[str, int], cause: str, before: Int
 
 
 def _longer(rows: Ints, flags: Flags, *columns: Ints) -> Ints:
-    """Put the flagged part of a column at the end of each row."""
     here = np.flatnonzero(flags)
     return np.concatenate((rows, np.stack([column[here] for column in columns])), axis=1)
 
 
-def _numbers(*keys: Ints) -> tuple[NDArray[Any], ...]:
-    """Return one number for each column of several arrays, the same for the same columns; a small type sorts fast."""
-    sizes = [max(int(key[row].max(initial=0)) for key in keys) + 1 for row in range(len(keys[0]))]
-    kind = np.uint16 if np.prod(sizes, dtype=float) <= np.iinfo(np.uint16).max else np.int64
-    found = []
-    for key in keys:
-        number = key[0].astype(kind)
-        for row, size in zip(key[1:], sizes[1:], strict=True):
-            number = number * kind(size) + row.astype(kind)
-        found.append(number)
-    return tuple(found)
+def _numbers(*keys: Ints) -> tuple[Ints, ...]:
+    """Return one number for each column of several arrays, the same for the same columns."""
+    sizes = np.max([key.max(axis=1, initial=0) for key in keys], axis=0) + 1
+    return tuple(np.ravel_multi_index(tuple(key), tuple(sizes)) for key in keys)
 
 
 class PrefetchHits:
-    """Counts lookups, of all and of decode steps, that hit a copy which a prefetch had brought since the one before."""
+    """Counts lookups that hit a copy which a prefetch had brought since the one before."""
 
     def __init__(self, kinds: Mapping[str, str]) -> None:
         self._gpus = _gpus(kinds)
@@ -63,7 +54,6 @@ class PrefetchHits:
         self._n = np.zeros(2, np.int64)
 
     def add(self, records: Records, looked: tuple[Ints, ...], settled_ns: int) -> None:
-        """Add the next arrivals and lookups in; no record of a later piece starts before ``settled_ns``."""
         arrived = _arrivals(records, self._gpus, "prefetch", _NONE)
         arrived = arrived[1:4, arrived[4] != 0]
         self._brought = np.concatenate((self._brought, arrived), axis=1)
@@ -72,7 +62,6 @@ class PrefetchHits:
             self._settle(settled_ns)
 
     def totals(self) -> list[int]:
-        """Return the numbers over the whole run."""
         self._settle(None)
         found: list[int] = self._n.tolist()
         return found
@@ -92,16 +81,12 @@ class PrefetchHits:
         credited = np.zeros(n, bool)  # two GPUs may both have received a copy: a lookup counts once
         credited[at[found]] = True
         self._n += counts[:, :n][:, credited].sum(axis=1)
-        self._brought = np.concatenate((_one_each(brought[:, ~found]), later), axis=1)
-
-
-def _one_each(brought: Ints) -> Ints:
-    """Keep one of the copies of an expert that wait for the same lookup."""
-    return brought[:, np.unique(brought[:2], axis=1, return_index=True)[1]] if brought.shape[1] else brought
+        _, firsts = np.unique(of_copy[~found], return_index=True)  # copies of an expert that wait for the same lookup
+        self._brought = np.concatenate((brought[:, ~found][:, firsts], later), axis=1)
 
 
 def ran_from_cache(records: Records, kinds: Mapping[str, str], looked: Ints, resident: Flags) -> Flags:
-    """Return for lookups of a copy on a GPU whether a GPU then ran it in this visit without a new demand fetch.
+    """Return whether a GPU ran a copy that a lookup found, without a new demand fetch.
 
     ``looked`` has step, layer, expert and time of each; the records have all Runs of their steps.
     """
@@ -115,8 +100,8 @@ def ran_from_cache(records: Records, kinds: Mapping[str, str], looked: Ints, res
     first = np.array([[min(int(one[0].min(initial=_LAST)) for one in visits)], [0], [0]])
     of_run, of_copy, of_lookup = _numbers(*(one - first for one in visits))
     # A Run of the visit is enough unless the expert was also fetched on demand in this step, which few of these were.
-    found: Flags = resident & _among(of_run, of_lookup)
-    unsure = np.flatnonzero(found & _among(of_copy, of_lookup))
+    found: Flags = resident & np.isin(of_lookup, of_run)
+    unsure = np.flatnonzero(found & np.isin(of_lookup, of_copy))
     if not len(unsure):
         return found
     found[unsure] = False
@@ -137,7 +122,7 @@ def _in_steps(records: Records, arrived: Ints) -> Ints:
 
 
 def _ran_before(runs: Ints, came: Ints, looked: Ints) -> Flags:
-    """Return in which visits the first Run of the expert on a device begins before a copy comes, which it would read."""
+    """Return in which visits the first Run of the expert begins before a copy comes."""
     of_run, of_lookup = _numbers(runs[:3], looked[:3])
     run = _next_of(of_run, of_lookup, np.zeros_like(of_lookup, np.int64))
     found: Flags = run < len(of_run)
@@ -148,19 +133,8 @@ def _ran_before(runs: Ints, came: Ints, looked: Ints) -> Flags:
     return found
 
 
-def _among(numbers: NDArray[Any], wanted: NDArray[Any]) -> Flags:
-    """Return which of the wanted numbers are among others."""
-    n = 1 + max(int(numbers.max(initial=0)), int(wanted.max(initial=0)))
-    if n > _SPARSE * (len(numbers) + len(wanted)):
-        return np.isin(wanted, numbers)
-    there = np.zeros(n, bool)
-    there[numbers] = True
-    found: Flags = there[wanted]
-    return found
-
-
 class DemandFree:
-    """Counts the experts that GPUs run in a layer visit, and those that needed no demand fetch for it."""
+    """Counts the experts that GPUs run in a layer visit, and those that needed a demand fetch."""
 
     def __init__(self, kinds: Mapping[str, str]) -> None:
         self._gpus = _gpus(kinds)
@@ -169,7 +143,6 @@ class DemandFree:
         self._n_visits = self._n_demanded = 0
 
     def add(self, records: Records, settled_ns: int) -> None:
-        """Add the next arrivals and Runs in; no record of a later piece starts before ``settled_ns``."""
         tasks = records.tasks
         device = by_text(tasks.texts("device"), lambda name: self._gpus.get(name, -1))
         columns = [tasks.column(name) for name in ("layer", "expert", "start", "step")]
@@ -190,7 +163,7 @@ class DemandFree:
 
 
 def _settled(arrived: Ints, runs: Ints, until: int | None) -> tuple[int, int, Ints, Ints]:
-    """Count the visits of all steps whose Runs are known, and those that were on demand; give arrivals and Runs to be kept.
+    """Count visits whose Runs are known, and those on demand; return arrivals and Runs to keep.
 
     A step ends with its Runs, and its piece has all of them: so no Run begins before ``until`` that is not there.
     """
@@ -220,36 +193,23 @@ def _settled(arrived: Ints, runs: Ints, until: int | None) -> tuple[int, int, In
 
 
 def _sorted(columns: Ints, row: int) -> Ints:
-    """Put columns in the order of a row, which they mostly are in."""
-    if (columns[row, 1:] < columns[row, :-1]).any():
-        columns = columns[:, np.argsort(columns[row], kind="stable")]
-    return columns
+    """Put columns in the order of a row."""
+    return columns[:, np.argsort(columns[row], kind="stable")]
 
 
-def _next_of(numbers: NDArray[Any], wanted: NDArray[Any], since: Ints) -> Ints:
-    """Find where each wanted number next occurs among others, from a place on; their length if it does not."""
+def _next_of(numbers: Ints, wanted: Ints, since: Ints) -> Ints:
+    """Find where each wanted number next occurs, from a place on; the length if it does not."""
     n = len(numbers)
     order = np.argsort(numbers, kind="stable")
-    keys = numbers[order].astype(np.int64) * (n + 1) + order
-    at = np.append(order, n)[np.searchsorted(keys, wanted.astype(np.int64) * (n + 1) + since)]
+    keys = numbers[order] * (n + 1) + order
+    at = np.append(order, n)[np.searchsorted(keys, wanted * (n + 1) + since)]
     found: Ints = np.where(np.append(numbers, 0)[at] == wanted, at, n)
     return found
 
 
-def _n_different(numbers: NDArray[Any], steps: Ints) -> int:
+def _n_different(numbers: Ints, steps: Ints) -> int:
     """Count different pairs."""
-    if not len(numbers):
-        return 0
-    first, size = int(steps.min()), int(numbers.max()) + 1
-    keys, n_keys = (steps - first) * size + numbers, (int(steps.max()) - first + 1) * size
-    if n_keys > _SPARSE * len(keys):
-        return len(np.unique(keys))
-    there = np.zeros(n_keys, bool)
-    there[keys] = True
-    return int(np.count_nonzero(there))
-
-
-Flat = NDArray[np.int64]
+    return len(np.unique(steps * (int(numbers.max(initial=0)) + 1) + numbers))
 
 
 @dataclass(frozen=True)
@@ -260,10 +220,8 @@ class Lookups:
     ----------
     time : ndarray of int64, shape (n,), ns
         When the router's result was known.
-    step, layer, expert : ndarray of int64, shape (n,)
-        What was looked up, and in which step.
-    load : ndarray of int64, shape (n,), rows
-        Rows of the micro-batch routed to the expert.
+    step, layer, expert, load : ndarray of int64, shape (n,)
+        What was looked up, in which step, and the rows of the micro-batch routed to it.
     resident, in_flight : ndarray of bool, shape (n,)
         A copy was on a GPU; on its way to one.
     hit : ndarray of bool, shape (n,)
@@ -272,19 +230,19 @@ class Lookups:
         The first lookup of this expert in this layer visit: False only for later micro-batches.
     """
 
-    time: Flat
-    step: Flat
-    layer: Flat
-    expert: Flat
-    load: Flat
-    resident: NDArray[np.bool_]
-    hit: NDArray[np.bool_]
-    in_flight: NDArray[np.bool_]
-    first: NDArray[np.bool_]
+    time: Ints
+    step: Ints
+    layer: Ints
+    expert: Ints
+    load: Ints
+    resident: Flags
+    hit: Flags
+    in_flight: Flags
+    first: Flags
 
 
 def flatten_lookups(records: Records, kinds: Mapping[str, str]) -> Lookups:
-    """Turn the lookup records into flat arrays.
+    """Turn the lookup records into flat arrays, in order of time.
 
     Parameters
     ----------
@@ -296,7 +254,6 @@ def flatten_lookups(records: Records, kinds: Mapping[str, str]) -> Lookups:
     Returns
     -------
     Lookups
-        Arrays in order of time.
     """
     table = records.lookups
     offsets, expert = table.lists("active")
@@ -311,30 +268,17 @@ def flatten_lookups(records: Records, kinds: Mapping[str, str]) -> Lookups:
     step, layer, time = (np.repeat(column, lengths) for column in (step, layer, time))
     resident = table.lists("hits")[1].astype(bool)
     hit = ran_from_cache(records, kinds, np.stack((step, layer, expert, time)), resident)
-    return Lookups(
-        time=time,
-        step=step,
-        layer=layer,
-        expert=expert,
-        load=table.lists("loads")[1],
-        resident=resident,
-        hit=hit,
-        in_flight=table.lists("in_flight")[1].astype(bool),
-        first=first,
-    )
+    loads, in_flight = table.lists("loads")[1], table.lists("in_flight")[1].astype(bool)
+    return Lookups(time, step, layer, expert, loads, resident, hit, in_flight, first)
 
 
 def default_warm_up(n_steps: int) -> int:
-    """Return the number of steps that count as warm-up by default.
-
-    >>> default_warm_up(8), default_warm_up(1000)
-    (2, 16)
-    """
+    """Return the number of steps that count as warm-up by default."""
     return min(16, n_steps // 4)
 
 
 def hit_rates(records: Records, kinds: Mapping[str, str], warm_up_steps: int | None = None) -> dict[str, float | int | None]:
-    """Hit rates of a run, by the conventions of `docs/reference/metrics.md`.
+    """Return the hit rates of a run, by the conventions of `docs/reference/metrics.md`.
 
     Parameters
     ----------
@@ -343,7 +287,7 @@ def hit_rates(records: Records, kinds: Mapping[str, str], warm_up_steps: int | N
     kinds : mapping of str to str
         Kind of each device, ``"gpu"`` or ``"cpu"``.
     warm_up_steps : int, optional
-        Steps at the start of the run that count as cold; `default_warm_up` if not given.
+        Steps at the start of the run that count as cold; by default a quarter of them, at most 16.
 
     Returns
     -------
@@ -361,12 +305,11 @@ class HitRates:
     def __init__(self, kinds: Mapping[str, str]) -> None:
         self._kinds = kinds
         # For each stretch of a step: step, lookups, hits, residents, what is in flight alone, rows, rows of hits.
-        self._counts: list[Flat] = []
+        self._counts: list[Ints] = []
         self._prefetches = PrefetchHits(kinds)
         self._demand = DemandFree(kinds)
 
     def add(self, records: Records, settled_ns: int = 0) -> None:
-        """Add the next records; no record of a later piece starts before ``settled_ns``."""
         looked = flatten_lookups(records, self._kinds)
         counts = (looked.hit & looked.first).astype(np.int64)
         decodes = np.isin(looked.step, records.steps.column("step")[in_decode(records.steps)])
@@ -378,28 +321,27 @@ class HitRates:
             first, resident = looked.first, looked.resident
             flags = (first, first & looked.hit, first & resident, first & looked.in_flight & ~resident)
             numbers = (*flags, looked.load, looked.load * looked.hit)
-            sums = np.stack([looked.step[begin], *(np.add.reduceat(number, begin, dtype=np.int64) for number in numbers)], axis=1)
-            self._counts.append(sums.astype(np.int32) if sums.max() <= _LARGEST else sums)
+            sums = (np.add.reduceat(number, begin, dtype=np.int64) for number in numbers)
+            self._counts.append(np.stack([looked.step[begin], *sums], axis=1))
 
     def rates(self, steps: RecordTable[StepRecord], warm_up_steps: int | None = None) -> dict[str, float | int | None]:
-        """Return the rates of the whole run, which has these steps."""
         if warm_up_steps is None:
             warm_up_steps = default_warm_up(len(steps))
-        counts = np.concatenate([np.zeros((0, 7), np.int32), *self._counts])
+        counts = np.concatenate([np.zeros((0, 7), np.int64), *self._counts])
         number = steps.column("step")
         decode = np.isin(counts[:, 0], number[in_decode(steps)])
         cold = np.isin(counts[:, 0], np.sort(number)[:warm_up_steps])
 
         def share(part: int, whole: int, chosen: Any = slice(None)) -> float | None:
-            n = int(counts[chosen, whole].sum(dtype=np.int64))
-            return int(counts[chosen, part].sum(dtype=np.int64)) / n if n else None
+            n = int(counts[chosen, whole].sum())
+            return int(counts[chosen, part].sum()) / n if n else None
 
         which = {
             "": slice(None), "_prefill": ~decode, "_decode": decode,
             "_cold": cold, "_warm": ~cold, "_decode_warm": decode & ~cold,
         }  # fmt: skip
         prefetched = self._prefetches.totals()
-        n_lookups, n_decode = (int(counts[chosen, _LOOKUPS].sum(dtype=np.int64)) for chosen in (slice(None), decode))
+        n_lookups, n_decode = (int(counts[chosen, _LOOKUPS].sum()) for chosen in (slice(None), decode))
         return {
             "n_lookups": n_lookups,
             "warm_up_steps": warm_up_steps,
@@ -413,5 +355,4 @@ class HitRates:
         }
 
 
-_LARGEST = np.iinfo(np.int32).max
 _LOOKUPS, _HITS, _RESIDENT, _IN_FLIGHT, _ROWS, _ROWS_HIT = range(1, 7)

@@ -18,11 +18,7 @@ Sample = tuple[int, int]
 
 
 def mean(samples: Sequence[Sample] | Ints) -> float | None:
-    """Weighted mean; None without samples.
-
-    >>> mean([(10, 1), (40, 2)])
-    30.0
-    """
+    """Return the weighted mean; None without samples."""
     times, n = _columns(samples)
     total = sum(int(times[n == one].sum()) * one for one in np.unique(n).tolist())  # times many sequences have more than 64 bits
     count = int(n.sum())
@@ -30,7 +26,7 @@ def mean(samples: Sequence[Sample] | Ints) -> float | None:
 
 
 def percentile(samples: Sequence[Sample] | Ints, percent: int) -> int | None:
-    """Nearest-rank percentile: the smallest sample that at least this share do not exceed; None without any.
+    """Return the nearest-rank percentile: the least sample that this share do not exceed.
 
     >>> percentile([(10, 1), (40, 2), (20, 1)], 50), percentile([(10, 99), (7000, 1)], 99)
     (20, 10)
@@ -57,58 +53,39 @@ def token_times(records: Records, last_chunks: Collection[int] | None = None) ->
     records : Records
         Records of one run.
     last_chunks : collection of int, optional
-        Numbers of the prefill steps with the last chunk of the requests admitted together. Without it,
-        the last of consecutive prefill steps of a batch; the two differ only if requests end without
-        decoding.
+        Numbers of the prefill steps with the last chunk of the requests admitted together. Without it, the last of
+        consecutive prefill steps of a batch; the two differ only if requests end without decoding.
 
     Returns
     -------
     ttft : list of (int, int), ns
         A time for each group of requests admitted together, and their number.
     between : list of (int, int), ns
-        For each decode step, the time since these sequences' tokens before, and their number. Under
-        ``refill`` a step gives two samples: one of the sequences just admitted, one of the others, who
-        waited for that prefill.
+        For each decode step, the time since these sequences' tokens before, and their number. Under ``refill`` a step has
+        two samples: one of the sequences just admitted, one of the others, who waited for that prefill.
     """
-    ttft, between = _samples(records.steps, last_chunks)
-    return ttft, [(time, n) for time, n in between.tolist()]
+    return _samples(records.steps, last_chunks)
 
 
-def _samples(table: RecordTable[StepRecord], last_chunks: Collection[int] | None) -> tuple[list[Sample], Ints]:
-    """Collect the times; those of a decode step right after one of its batch are the same for all its sequences."""
+def _samples(table: RecordTable[StepRecord], last_chunks: Collection[int] | None) -> tuple[list[Sample], list[Sample]]:
     columns = np.stack([table.column(name) for name in ("begin", "end", "step", "batch", "n_sequences")])
     order = np.lexsort(columns[2::-1])
-    columns, decodes = columns[:, order], in_decode(table)[order]
-    _, ends, _, batch, n_sequences = columns
-    plain = np.append(False, decodes[1:] & decodes[:-1] & (batch[1:] == batch[:-1])) if len(order) else decodes
-    at = np.flatnonzero(plain & (n_sequences > 0))
-    ttft, others = _one_by_one(columns, decodes, np.flatnonzero(~plain).tolist(), last_chunks)
-    found = np.array([(at, time, n) for at, time, n in others], np.int64).reshape(-1, 3)
-    found = np.concatenate((found, np.stack((at, ends[at] - ends[at - 1], n_sequences[at]), axis=1)))
-    return ttft, found[np.argsort(found[:, 0], kind="stable"), 1:]
-
-
-def _one_by_one(
-    columns: Ints, decodes: NDArray[np.bool_], which: Sequence[int], last_chunks: Collection[int] | None
-) -> tuple[list[Sample], list[tuple[int, int, int]]]:
-    """Collect the times to the first token, and those between tokens of some steps: number of the step, time and sequences."""
+    steps = list(zip(*columns[:, order].tolist(), in_decode(table)[order].tolist(), strict=True))
     ttft: list[Sample] = []
-    between: list[tuple[int, int, int]] = []
+    between: list[Sample] = []
     batch = None
     admitted = 0  # sequences whose prompt has been read by the prefill steps at hand
     first_begin: int | None = None  # of these prefill steps
     fresh: list[Sample] = []  # (end of prefill, sequences) that have had one token only
     last_token: int | None = None  # end of the decode step before
-    for i in which:
-        begin, end, number, of_batch, n_sequences = columns[:, i].tolist()
-        if i and decodes[i - 1]:
-            fresh, last_token = [], int(columns[1, i - 1])
+    for i, (begin, end, number, of_batch, n_sequences, decodes) in enumerate(steps):
         if of_batch != batch:
             batch, admitted, first_begin, fresh, last_token = of_batch, 0, None, [], None
-        if not decodes[i]:
+        if not decodes:
             first_begin = begin if first_begin is None else first_begin
             admitted += n_sequences
-            going_on = i + 1 < len(decodes) and not decodes[i + 1] and columns[3, i + 1] == batch
+            following = steps[i + 1 : i + 2]
+            going_on = any(number == batch and not decoding for *_, number, _, decoding in following)
             # Whether requests admitted together have their first tokens at the end of this prefill step.
             if number in last_chunks if last_chunks is not None else not going_on:
                 ttft.append((end - first_begin, admitted))
@@ -117,12 +94,13 @@ def _one_by_one(
             continue
         new = sum(n for _, n in fresh)
         if new <= n_sequences:  # else some ended with their prompt, and who is who cannot be told
-            between.extend((i, end - since, n) for since, n in fresh)
+            between.extend((end - since, n) for since, n in fresh)
         else:
-            between.append((i, end - fresh[-1][0], n_sequences))
+            between.append((end - fresh[-1][0], n_sequences))
         if new < n_sequences:
             since = begin if last_token is None else last_token
-            between.append((i, end - since, n_sequences - new))
+            between.append((end - since, n_sequences - new))
+        fresh, last_token = [], end
     return ttft, between
 
 
@@ -143,8 +121,7 @@ def latency(records: Records, last_chunks: Collection[int] | None = None) -> dic
     Returns
     -------
     dict of str to float, int or None
-        The keys of the section "Latency and throughput" of `docs/reference/metrics.md`; None where a phase does not
-        occur.
+        The keys of "Latency and throughput" in `docs/reference/metrics.md`; None where a phase does not occur.
     """
     steps = records.steps
     ttft, between = _samples(steps, last_chunks)

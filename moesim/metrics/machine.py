@@ -1,4 +1,4 @@
-"""The part of a hardware profile that metrics, timelines and plots need: kinds of devices, links, power."""
+"""The part of a hardware profile that is needed after a run: kinds of devices, links, power."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Machine:
     Attributes
     ----------
     kinds : mapping of str to str
-        What each device stands for: ``"gpu"`` (an accelerator, whatever it is made of), ``"cpu"`` (a host) or ``"disk"``.
+        Each device is a ``"gpu"`` (an accelerator, whatever it is made of), a ``"cpu"`` (a host) or a ``"disk"``.
     links : tuple of str
         Names of all links, ``"src->dst"``.
     media : mapping of str to str
@@ -55,15 +55,5 @@ class Machine:
 
 
 def machine_of(hardware: HardwareProfile | Machine) -> Machine:
-    """Take either form.
-
-    Parameters
-    ----------
-    hardware : HardwareProfile or Machine
-        What a run ran on.
-
-    Returns
-    -------
-    Machine
-    """
+    """Return what a run ran on, a profile or a `Machine`, as a `Machine`."""
     return hardware if isinstance(hardware, Machine) else Machine.of(hardware)

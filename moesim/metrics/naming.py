@@ -1,4 +1,4 @@
-"""Names of policies, models and machines with what was changed in them, and hashes of inputs."""
+"""Names of policies, models and machines with what was changed in them; hashes of inputs."""
 
 from __future__ import annotations
 
@@ -60,31 +60,19 @@ LIVE = "live replay"
 
 
 def cache_asked(row: Mapping[str, Any]) -> str:
-    """Write the cache that a row asks for: a share of all experts, or memory.
-
-    >>> cache_asked({"cache_ratio": 0.5}), cache_asked({"cache_budget_bytes": 8e9})
-    ('0.5', '8 GB')
-    """
+    """Write the cache that a row asks for: a share of all experts, or memory."""
     ratio, budget = row.get("cache_ratio"), row.get("cache_budget_bytes")
     return f"{ratio:g}" if isinstance(ratio, int | float) else format_size(budget or 0)
 
 
 def policy_label(policy: Mapping[str, Any]) -> str:
-    """Write a policy and its options in one word or so.
-
-    >>> policy_label({"name": "lru"}), policy_label({"name": "hybrimoe", "alpha": 0.5})
-    ('lru', 'hybrimoe(alpha=0.5)')
-    """
+    """Write a policy and its options in one word or so."""
     options = ",".join(f"{key}={_written(value)}" for key, value in policy.items() if key != "name")
     return str(policy["name"]) + (f"({options})" if options else "")
 
 
 def read_policy_label(label: str, place: str) -> dict[str, Any]:
-    """Read what `policy_label` writes, as it is copied from a table; a name alone is that of a policy.
-
-    >>> read_policy_label("kt-expert(strategy=frequency,gpu_experts=3)", "here")
-    {'name': 'kt-expert', 'strategy': 'frequency', 'gpu_experts': 3}
-    """
+    """Read what `policy_label` writes; a name alone is that of a policy."""
     found = re.fullmatch(r"([^()\s]+)\(([^()]+)\)", label)
     if found is None:
         return {"name": label}
@@ -115,7 +103,7 @@ def hardware_label(hardware: HardwareProfile) -> str:
 
 
 def fingerprint(value: Any) -> str:
-    """Hash anything with sha256: what JSON can hold, and the ``repr`` of the rest, in canonical form."""
+    """Return the sha256 of what JSON can hold, and of the ``repr`` of the rest, in canonical form."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=_plain, separators=(",", ":")).encode()).hexdigest()
 
 
@@ -130,7 +118,7 @@ NOT_VARIED: Final = "interval not varied (set intervals: true): "
 
 
 def notes_of(texts: Iterable[str]) -> list[str]:
-    """List the notes of runs, each once; those of intervals as one, with each interval once, where the first of them stands."""
+    """List the notes of runs once each, those of intervals as one."""
     notes = list(dict.fromkeys(note for text in texts for note in text.split(", ") if note))
     not_varied = [note for note in notes if note.startswith(NOT_VARIED)]
     if not not_varied:

@@ -22,11 +22,8 @@ class Outcome:
     row : dict of str to value
         Settings, labels and metrics; ``error`` is None if it succeeded.
     machine : Machine
-        What it ran on.
-    records : Records or None
-        Only if they were asked for and the run succeeded.
-    split : Breakdown or None
-        Likewise.
+    records, split
+        If they were asked for and the run succeeded.
     failure : MoesimError or None
         Why it failed.
     provenance : mapping

@@ -1,4 +1,4 @@
-"""Metrics of a run: pure functions over its records. `docs/reference/metrics.md` defines each of them in symbols."""
+"""Metrics of a run, from its records: `docs/reference/metrics.md` defines each in symbols."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from moesim.core.record_table import RecordTable
 from moesim.hardware import HardwareProfile
-from moesim.metrics.breakdown import Breakdown, TimeByCause
-from moesim.metrics.causes import CAUSES
+from moesim.metrics.breakdown import CAUSES, Breakdown, TimeByCause
 from moesim.metrics.columns import append, in_decode, joined, sums
 from moesim.metrics.fidelity import GateMass
 from moesim.metrics.hits import HitRates
@@ -35,7 +34,7 @@ class StepLike(Protocol):
 
 
 def counts(records: Records, kinds: Mapping[str, str]) -> dict[str, float | int | None]:
-    """Numbers of runs, transfers and evictions, and what contention cost.
+    """Count runs, transfers and evictions, and what contention cost.
 
     Parameters
     ----------
@@ -58,7 +57,7 @@ def counts(records: Records, kinds: Mapping[str, str]) -> dict[str, float | int 
 
 
 class Tasks:
-    """Runs of experts, evictions, and the time that contention cost, in a run that comes in pieces."""
+    """Runs of experts, evictions and the cost of contention, in a run that comes in pieces."""
 
     def __init__(self, kinds: Mapping[str, str]) -> None:
         self._kinds = kinds
@@ -66,7 +65,6 @@ class Tasks:
         self.slower = self.n_evictions = 0
 
     def add(self, records: Records) -> None:
-        """Add the next records."""
         table = records.tasks
         self.slower += int((table.column("end") - table.column("start") - table.column("work")).sum())
         device, names = table.texts("device")
@@ -99,7 +97,7 @@ def summarise(
     warm_up_steps: int | None = None,
     split: Breakdown | None = None,
 ) -> dict[str, Value]:
-    """All metrics of a run as one flat row.
+    """Return all metrics of a run as one flat row.
 
     Parameters
     ----------
@@ -108,7 +106,7 @@ def summarise(
     hardware : HardwareProfile or Machine
         What it ran on.
     steps : iterable of steps, optional
-        The workload's steps of prefill at least, which say exactly when a group of requests has its first tokens (see `latency`).
+        The workload's steps of prefill at least, which say exactly when a group of requests has its first tokens.
     warm_up_steps : int, optional
         Steps that count as cold in the hit rates.
     split : Breakdown, optional
@@ -131,7 +129,7 @@ def summarise(
 
 
 class Summary:
-    """All metrics of a run that comes in pieces, each of whole steps; what it keeps grows with the steps alone.
+    """All metrics of a run that comes in pieces of whole steps; memory grows with the steps alone.
 
     Parameters
     ----------
@@ -154,12 +152,11 @@ class Summary:
         self._ends = Records()  # has sizes and times of the whole run, and no records
 
     def add(self, records: Records, settled_ns: int = 0) -> None:
-        """Add the next records.
+        """Add all records between the ends of two steps, in the order in which they were completed.
 
         Parameters
         ----------
         records : Records
-            All records between the ends of two steps, in the order in which they were completed.
         settled_ns : int, ns
             No record of a later piece starts before this time; 0 if there is no telling, which keeps all there is to know.
         """

@@ -1,8 +1,8 @@
 """A run as Chrome trace events, which Perfetto and chrome://tracing open.
 
-One lane for each device lane, link and control lane of activations, and for steps, layers and decisions;
-slices on a lane never overlap. Counters show the memory of each device and the queue of each link; an
-arrow leads from the last slice of a fetch to the run that first used the copy.
+One lane for each device lane, link and control lane of activations, and for steps, layers and decisions; slices on a lane never
+overlap. Counters show the memory of each device and the queue of each link; an arrow leads from the last slice of a fetch to the
+run that first used the copy.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from moesim.core.files import write_bytes
 from moesim.core.units import NS_PER_US
 from moesim.errors import ConfigError
 from moesim.hardware import HardwareProfile
-from moesim.metrics.causes import task_cause, transfer_cause
+from moesim.metrics.breakdown import task_cause, transfer_cause
 from moesim.metrics.machine import Machine, machine_of
 from moesim.records import Records, TaskRecord, TransferRecord
 
@@ -60,7 +60,7 @@ class _Lanes:
 
 
 def _us(ns: int) -> int | float:
-    """Nanoseconds as microseconds whose decimal form is exact (up to 10^15 ns, 11 days)."""
+    """Return nanoseconds as microseconds whose decimal form is exact (up to 10^15 ns, 11 days)."""
     whole, rest = divmod(ns, NS_PER_US)
     return ns / NS_PER_US if rest else whole
 
@@ -89,7 +89,7 @@ class _Writer:
         self.found.append((start, lane.pid, lane.tid, event))
 
     def counter(self, pid: int, name: str, key: str, levels: Iterable[tuple[int, int]]) -> None:
-        """Write the levels (ns, value) within the window, one for each time; the last of a time counts."""
+        """Write the levels (ns, value) within the window; the last of a time counts."""
         last: dict[int, int] = {}
         before = None
         for time, value in levels:
@@ -169,7 +169,7 @@ def _write_links(w: _Writer) -> None:
         name = f"{t.cause} {_unit(t.layer, t.expert)}".strip()
         if t.left:  # the run ended before it did
             name, args["left_bytes"] = f"{name} (unfinished)", t.left
-        w.slice(w.lanes.get(_LINKS, t.link), t.start, t.end, name, transfer_cause(t), args)
+        w.slice(w.lanes.get(_LINKS, t.link), t.start, t.end, name, transfer_cause(t.cause), args)
     for a in w.records.activations:
         if w.shows(a.start, a.end):
             args = {
@@ -260,8 +260,7 @@ def timeline_events(records: Records, hardware: HardwareProfile | Machine, steps
     Returns
     -------
     list of dict
-        Metadata first, then events in order of time. ``ts`` and ``dur`` are microseconds, exact to the
-        nanosecond.
+        Metadata first, then events in order of time. ``ts`` and ``dur`` are microseconds, exact to the nanosecond.
 
     Raises
     ------
@@ -284,18 +283,7 @@ def timeline_events(records: Records, hardware: HardwareProfile | Machine, steps
 
 
 def timeline_json(events: list[Event]) -> bytes:
-    """Encode events; the same events give the same bytes.
-
-    Parameters
-    ----------
-    events : list of dict
-        From `timeline_events`.
-
-    Returns
-    -------
-    bytes
-        A JSON object with one event a line.
-    """
+    """Encode events of `timeline_events` as JSON, one a line; the same events give the same bytes."""
     lines = ",\n".join(json.dumps(event, sort_keys=True, separators=(",", ":")) for event in events)
     return f'{{"displayTimeUnit":"ns","traceEvents":[\n{lines}\n]}}\n'.encode()
 
@@ -303,20 +291,7 @@ def timeline_json(events: list[Event]) -> bytes:
 def write_timeline(
     path: str | Path, records: Records, hardware: HardwareProfile | Machine, steps: tuple[int, int] | None = None
 ) -> Path:
-    """Write the timeline of a run, atomically.
-
-    Parameters
-    ----------
-    path : str or Path
-        The JSON file.
-    records, hardware, steps
-        As for `timeline_events`.
-
-    Returns
-    -------
-    Path
-        The file.
-    """
+    """Write the timeline of a run, atomically; arguments as of `timeline_events`."""
     return write_bytes(path, timeline_json(timeline_events(records, hardware, steps)))
 
 
@@ -338,19 +313,7 @@ class Timeline:
 
     @classmethod
     def of(cls, runs: Mapping[str, tuple[Records, Machine]], steps: int) -> Timeline:
-        """Show the first steps of runs by policy.
-
-        Parameters
-        ----------
-        runs : mapping of str to (Records, Machine)
-            What happened, and on what.
-        steps : int
-            How many steps of each.
-
-        Returns
-        -------
-        Timeline
-        """
+        """Show the first steps of runs, records and machine by policy."""
         events: list[Event] = []
         for i, (policy, (records, machine)) in enumerate(runs.items()):
             found = timeline_events(records, machine, (0, min(steps, len(records.steps)) - 1))
@@ -362,18 +325,7 @@ class Timeline:
         return timeline_json(self.events)
 
     def save(self, path: str | Path) -> Path:
-        """Write a file for https://ui.perfetto.dev; it appears complete or not at all.
-
-        Parameters
-        ----------
-        path : str or Path
-            The file.
-
-        Returns
-        -------
-        Path
-            The file.
-        """
+        """Write a file for https://ui.perfetto.dev; it appears complete or not at all."""
         return write_bytes(Path(path), self.json())
 
     def __repr__(self) -> str:
@@ -381,7 +333,6 @@ class Timeline:
 
 
 def _numbered(events: list[Event], run: int, policy: str) -> list[Event]:
-    """Renumber processes and arrows of a run, so that several runs stand one above another."""
     numbered = []
     for event in events:
         event = {**event, "pid": event["pid"] + _PIDS * run}
@@ -402,13 +353,12 @@ _MAX_SHOWN = 100
 
 
 def _ns(us: float) -> int | None:
-    """Microseconds as whole nanoseconds; None if there is a fraction of one."""
+    """Return microseconds as whole nanoseconds; None if there is a fraction of one."""
     ns = Decimal(repr(us)) * 1000
     return int(ns) if ns == ns.to_integral_value() else None
 
 
 def _schema(i: int, e: Any) -> list[str]:
-    """Check one event on its own."""
     if not isinstance(e, dict):
         return [f"event {i}: expected an object, got {type(e).__name__}"]
     wrong = [k for k, kind in _COMMON.items() if not isinstance(e.get(k), kind) or isinstance(e.get(k), bool)]
@@ -470,7 +420,7 @@ def _overlaps(lanes: Mapping[Lane, list[Span]]) -> list[str]:
 
 
 def _unfinished(events: Sequence[Mapping[str, Any]], lanes: Mapping[Lane, list[Span]]) -> list[str]:
-    """Check that what the end of the run cut off comes last in its lane, and ends when all else does that is cut off."""
+    """Check that what the end of the run cut off comes last in its lane, and ends together."""
     cut = [e for e in events if e["ph"] == "X" and e.get("args", {}).get("left_bytes")]
     ends = {(_ns(e["ts"]) or 0) + (_ns(e["dur"]) or 0) for e in cut}
     found = [f"expected all that is unfinished to end with the run, got ends at {sorted(ends)} ns"] if len(ends) > 1 else []
@@ -509,7 +459,7 @@ def check_timeline(events: Any) -> list[str]:
     Parameters
     ----------
     events : list of dict, or dict with ``traceEvents``
-        What `moesim.metrics.timeline.timeline_events` gives, or a JSON file read back.
+        From `timeline_events`, or a JSON file read back.
 
     Returns
     -------

@@ -17,7 +17,7 @@ _NO_INTS: Final = np.zeros(0, np.int64)
 
 
 def bytes_moved(records: Records) -> dict[str, float | int | None]:
-    """Bytes over links by cause.
+    """Return the bytes over links by cause; every hop counts, since every hop occupies a link.
 
     Parameters
     ----------
@@ -27,8 +27,7 @@ def bytes_moved(records: Records) -> dict[str, float | int | None]:
     Returns
     -------
     dict of str to int, float or None, bytes
-        ``bytes_<cause>``, ``bytes_total`` (weights and messages), ``bytes_activation``, and bytes per
-        token. Every hop counts, since every hop occupies a link.
+        ``bytes_<cause>``, ``bytes_total`` (weights and messages), ``bytes_activation``, and bytes per token.
     """
     traffic = Traffic()
     traffic.add(records)
@@ -46,7 +45,6 @@ class Traffic:
         self.n_demand_fetches = 0
 
     def add(self, records: Records, settled_ns: int = 0) -> None:
-        """Add the next records; no record of a later piece starts before ``settled_ns``."""
         table = records.transfers
         n_bytes = table.column("n_bytes")
         cause = by_text(table.texts("cause"), _CAUSES.index)
@@ -59,7 +57,6 @@ class Traffic:
         self._in_decode.add(records.steps, table.column("start")[weights], n_bytes[weights], settled_ns)
 
     def bytes_moved(self, steps: RecordTable[StepRecord]) -> dict[str, float | int | None]:
-        """Return the bytes of the whole run, which has these steps."""
         moved = dict(zip(_CAUSES, self._n_bytes.tolist(), strict=True))
         used = self._prefetches.used_bytes
         total = sum(moved.values()) - moved["activation"]
@@ -79,7 +76,6 @@ class Traffic:
         }
 
     def fetches(self) -> dict[str, float | int | None]:
-        """Return the numbers of fetches of the whole run."""
         done, useful = self._prefetches.n_done, self._prefetches.n_useful
         return {
             "n_demand_fetches": self.n_demand_fetches,
@@ -89,7 +85,7 @@ class Traffic:
 
 
 class _Prefetches:
-    """Prefetches whose copy some Run read before it left; one is remembered until it is read or leaves."""
+    """Prefetches whose copy some Run read before it left; kept until it is read or leaves."""
 
     def __init__(self) -> None:
         self.used_bytes = self.n_useful = self.n_done = 0
@@ -115,7 +111,7 @@ class _Prefetches:
         self._read, self._over = read, fetch[table.column("last")]
 
     def _look_ahead(self) -> None:
-        """An expert is read once it is there: of what was read, only what is newer than all before may be still to come."""
+        """Keep, of what was read, what is newer than all before: it may be still to come."""
         ahead = np.append(self._ahead, self._read[self._read > self._newest])
         self._ahead = ahead[~np.isin(ahead, self._over)]
         self._newest = max(int(numbers.max(initial=self._newest)) for numbers in (self._read, self._over))

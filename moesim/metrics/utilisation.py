@@ -18,11 +18,7 @@ _NONE: Final = np.zeros((0, 2), np.int64)
 
 
 def union(intervals: Iterable[tuple[int, int]] | Intervals, until: int) -> Intervals:
-    """Merge intervals that touch or overlap.
-
-    >>> union([(0, 4), (2, 5), (7, 12)], until=10).tolist()
-    [[0, 5], [7, 10]]
-    """
+    """Merge intervals that touch or overlap."""
     pairs = intervals if isinstance(intervals, np.ndarray) else np.array(list(intervals), np.int64).reshape(-1, 2)
     return _merged(np.minimum(pairs, until))
 
@@ -48,16 +44,12 @@ def length(intervals: Intervals) -> int:
 
 
 def common_ns(a: Intervals, b: Intervals) -> int:
-    """Time that two sets of disjoint intervals have in common.
-
-    >>> common_ns(union([(0, 5)], 10), union([(3, 4), (4, 9)], 10))
-    2
-    """
+    """Return the time that two sets of disjoint intervals have in common."""
     return length(a) + length(b) - length(_merged(np.concatenate((a, b))))
 
 
 class Covered:
-    """The time that intervals cover which come piece by piece; of what is settled, its length alone is kept."""
+    """The time covered by intervals that come in pieces; of what is settled, the length is kept."""
 
     def __init__(self) -> None:
         self._ns = 0
@@ -76,7 +68,6 @@ class Covered:
         return merged
 
     def ns(self, until: int) -> int:
-        """Return the time covered until the end of a run."""
         return self._ns + length(np.minimum(self._open, until))
 
 
@@ -104,7 +95,7 @@ class Busy:
     makespan_ns: int
 
     def share(self, ns: int) -> float | None:
-        """Share of the makespan that a time takes; None for an empty run."""
+        """Return the share of the makespan that a time takes; None for an empty run."""
         return ns / self.makespan_ns if self.makespan_ns else None
 
 
@@ -119,7 +110,6 @@ class BusyTime:
         self._to_gpu, self._moving, self._computing, self._either = (Covered() for _ in range(4))
 
     def add(self, records: Records, settled_ns: int = 0) -> None:
-        """Add the next records; no record of a later piece starts before ``settled_ns``."""
         on_device = _add(self._devices, records.tasks, "device", settled_ns)
         on_link = _add(self._links, records.transfers, "link", settled_ns)
         _add(self._control, records.activations, "link", settled_ns)
@@ -129,7 +119,6 @@ class BusyTime:
         self._either.add([computing, moving], settled_ns)
 
     def busy(self, makespan_ns: int) -> Busy:
-        """Return the times of the whole run."""
         devices, links, control = (
             {name: one.ns(makespan_ns) for name, one in of.items()} for of in (self._devices, self._links, self._control)
         )
@@ -176,7 +165,7 @@ def busy(records: Records, kinds: Mapping[str, str], links: Iterable[str]) -> Bu
 
 
 def utilisation(times: Busy) -> dict[str, float | None]:
-    """Utilisation of each device and link, PCIe share and overlap.
+    """Return utilisation of each device and link, PCIe share and overlap.
 
     Parameters
     ----------
@@ -200,7 +189,7 @@ def utilisation(times: Busy) -> dict[str, float | None]:
 
 
 def energy_j(times: Busy, power_w: Mapping[str, tuple[float, float]], platform_w: float) -> float:
-    """Energy of a run.
+    """Return the energy of a run: platform and idle power * makespan + (busy - idle) * busy time.
 
     Parameters
     ----------
@@ -214,7 +203,6 @@ def energy_j(times: Busy, power_w: Mapping[str, tuple[float, float]], platform_w
     Returns
     -------
     float, J
-        (platform + sum of idle) * makespan + sum of (busy - idle) * busy time.
     """
     total = platform_w * times.makespan_ns
     for name, (idle, working) in power_w.items():

@@ -17,7 +17,7 @@ from moesim.core.colours import BLACK, FILL, HATCH, LABEL, text_on
 from moesim.core.units import NS_PER_MS
 from moesim.errors import ConfigError
 from moesim.hardware import HardwareProfile
-from moesim.metrics.causes import CAUSES, task_cause, transfer_cause
+from moesim.metrics.breakdown import CAUSES, task_cause, transfer_cause
 from moesim.metrics.fidelity import fidelity_fresh_decode
 from moesim.metrics.machine import Machine, machine_of
 from moesim.plots.result_rows import is_exact, meaning
@@ -66,7 +66,7 @@ def chart(records: Records, machine: Machine, step: int, layers: tuple[int, int]
         text = ""
         if m.expert >= 0:  # of another layer: say which
             text = str(m.expert) if m.layer == visits[0].layer == visits[-1].layer else f"{m.layer}/{m.expert}"
-        add(m.link, m.start, m.end, transfer_cause(m), f"{text}{UNFINISHED}" if m.left else text)
+        add(m.link, m.start, m.end, transfer_cause(m.cause), f"{text}{UNFINISHED}" if m.left else text)
     for a in records.activations:
         add(f"{a.link} act.", a.start, a.end, "activation", "")
     used = {box.lane for box in boxes}

@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 from moesim.core.colours import BLACK, FILL, HATCH, LABEL
 from moesim.core.units import NS_PER_MS
 from moesim.errors import ConfigError, unknown_name
-from moesim.metrics.causes import CAUSES
+from moesim.metrics.breakdown import CAUSES
 from moesim.plots.bars import axes_of
 from moesim.plots.captions import averaged, caption, corner_label, label_below, repeats_sentence
 from moesim.plots.distributions import visits_of

@@ -12,7 +12,7 @@ import numpy as np
 from moesim.errors import ConfigError, unknown_name
 from moesim.experiment.folder import outcome_of
 from moesim.experiment.store import read_summary
-from moesim.metrics.causes import CAUSES
+from moesim.metrics.breakdown import CAUSES
 from moesim.metrics.naming import CACHE_SETTINGS, SETTINGS
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ import pytest
 from moesim.capacity import by_rows, required_bytes
 from moesim.errors import CapacityError, PolicyError
 from moesim.metrics import bytes_moved, counts
-from moesim.metrics.breakdown import breakdown
-from moesim.metrics.causes import CAUSES
+from moesim.metrics.breakdown import CAUSES, breakdown
 from moesim.metrics.chain import Chain
 from moesim.policy import KV, Fetch, Placement, Run
 from moesim.records import Records

@@ -14,7 +14,7 @@ from moesim.core.table import Format, render
 from moesim.experiment import report
 from moesim.experiment.report import SHOWN, By, result_html, result_table
 from moesim.experiment.rows import busy_percent, failure_lines, fresh_share, is_lossy, moved_mb
-from moesim.metrics.causes import CAUSES
+from moesim.metrics.breakdown import CAUSES
 from moesim.metrics.naming import NOT_VARIED, notes_of
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from random import Random
 from typing import Any
 
-from moesim.metrics.causes import CAUSES, task_cause, transfer_cause
+from moesim.metrics.breakdown import CAUSES, task_cause, transfer_cause
 from moesim.metrics.machine import Machine
 from moesim.records import (
     KINDS,
@@ -72,7 +72,7 @@ class Walk:
         if isinstance(r, TaskRecord):
             return task_cause(r, self.kinds)
         if isinstance(r, TransferRecord):
-            return transfer_cause(r)
+            return transfer_cause(r.cause)
         return "activation" if isinstance(r, ActivationRecord) else "decision"
 
     def explain(self, begin: int, end: int, step: int, layer: int) -> list[int]:

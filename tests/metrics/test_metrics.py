@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from moesim.errors import SimulationError
 from moesim.metrics import bytes_moved, counts, fidelity, fidelity_fresh_decode, summarise
-from moesim.metrics.breakdown import breakdown, cut_windows
-from moesim.metrics.causes import CAUSES
+from moesim.metrics.breakdown import CAUSES, breakdown, cut_windows
 from moesim.metrics.chain import Chain
 from moesim.metrics.hits import default_warm_up, hit_rates
 from moesim.metrics.latency import mean, percentile, token_times

@@ -9,7 +9,7 @@ import pytest
 
 from moesim.core.colours import CHROME, FILL, HATCH, LABEL
 from moesim.errors import ConfigError
-from moesim.metrics.causes import CAUSES
+from moesim.metrics.breakdown import CAUSES
 from moesim.metrics.machine import Machine
 from moesim.metrics.timeline import check_timeline, timeline_events, timeline_json, write_timeline
 from moesim.records import (

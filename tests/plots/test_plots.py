@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from moesim import plots
 from moesim.core.colours import BLACK, FILL, LABEL, SERIES, WHITE, text_on
 from moesim.errors import ConfigError
-from moesim.metrics.causes import CAUSES
+from moesim.metrics.breakdown import CAUSES
 from moesim.metrics.machine import Machine
 from moesim.metrics.naming import SETTINGS
 from moesim.plots.catalogue import figures_of

@@ -14,7 +14,7 @@ import yaml
 from matplotlib.patches import Rectangle
 
 from moesim.cli.main import main
-from moesim.metrics.causes import CAUSES
+from moesim.metrics.breakdown import CAUSES
 from moesim.plots.bars import ENDS, decode_speed, energy, ladder, speedup
 from moesim.plots.catalogue import KINDS, figures_of
 from moesim.plots.drawing import chosen

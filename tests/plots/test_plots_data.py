@@ -180,7 +180,7 @@ def test_energy_is_tokens_per_kilojoule_with_the_label_of_the_power():
 
 
 def test_breakdown_is_per_token_and_adds_up():
-    from moesim.metrics.causes import CAUSES
+    from moesim.metrics.breakdown import CAUSES
 
     times = {f"decode_time_{cause}_ns": 0 for cause in CAUSES} | {
         "decode_time_dense_ns": 4e6,

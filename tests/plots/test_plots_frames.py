@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from moesim.errors import ConfigError
 from moesim.experiment import run_experiment
-from moesim.metrics.causes import CAUSES
+from moesim.metrics.breakdown import CAUSES
 from moesim.metrics.frames import layer_frame, step_frame
 from moesim.metrics.machine import Machine
 from moesim.plots.captions import corner_label

@@ -16,7 +16,7 @@ from moesim.errors import ConfigError
 from moesim.experiment.config import parse_config
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.run import run_experiment
-from moesim.metrics.causes import CAUSES
+from moesim.metrics.breakdown import CAUSES
 from moesim.plots.bars import decode_speed, energy, speedup
 from moesim.plots.catalogue import KINDS
 from moesim.plots.drawing import chosen, files_of

@@ -30,8 +30,7 @@ from moesim.experiment.routing import read_trace
 from moesim.experiment.runner import run_one
 from moesim.experiment.workers import Workers
 from moesim.hardware.costs import CostModel
-from moesim.metrics.breakdown import Breakdown, Window
-from moesim.metrics.causes import CAUSES
+from moesim.metrics.breakdown import CAUSES, Breakdown, Window
 from moesim.metrics.outcome import Outcome
 from moesim.plots.studies import lookahead
 from moesim.plots.studies import regret as waterfall

@@ -25,8 +25,7 @@ from moesim.errors import ConfigError, InputError
 from moesim.experiment.config import parse_config
 from moesim.experiment.runner import run_one
 from moesim.hardware import load_hardware
-from moesim.metrics.breakdown import Breakdown, Window
-from moesim.metrics.causes import CAUSES
+from moesim.metrics.breakdown import CAUSES, Breakdown, Window
 from moesim.model import load_model
 from moesim.records import Records, StepRecord
 from moesim.studies.whatif.knobs import KNOBS, change

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
-from moesim.metrics.causes import CAUSES
+from moesim.metrics.breakdown import CAUSES
 from moesim.metrics.chain import WAITING, Chain, Record
 from moesim.metrics.hits import flatten_lookups
 from moesim.metrics.machine import Machine
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 GAP: Final = "gap"
 RESIDUALS: Final = (*(cause for cause in CAUSES if cause != "idle"), WAITING, GAP)
-"""Causes of a residual: those of `moesim.metrics.causes`, with idle time cut in two.
+"""Causes of a residual: those of `moesim.metrics.breakdown`, with idle time cut in two.
 
 ``gap``: no lane and no link was busy, and nobody decided: the cost of passing work on. ``waiting``: nothing that was needed was
 under way, but something else was.

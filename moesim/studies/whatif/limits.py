@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from moesim.hardware.costs import CostModel
-from moesim.metrics.causes import CAUSES, task_cause
+from moesim.metrics.breakdown import CAUSES, task_cause
 from moesim.records import TaskRecord
 from moesim.studies.whatif.machines import ONE, faster_device
 
