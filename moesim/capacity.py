@@ -1,4 +1,4 @@
-"""Whether a placement is possible: what it names must exist, and the bytes that it needs must be there."""
+"""Whether a placement is possible: what it names exists, and its bytes fit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from moesim.policy import KV, LAYER_PARTS, STEP_PARTS, Placement
 
 
 def check_placement(model: ModelSpec, hardware: HardwareProfile, placement: Placement, policy_name: str) -> None:
-    """Raise PolicyError at the first thing a placement names that does not exist or cannot be."""
+    """Raise PolicyError at the first impossible thing of a placement."""
     if not isinstance(placement, Placement):
         got = f"expected a moesim.policy.Placement, got {placement!r}; return one, Placement() if nothing is cached"
         raise PolicyError(f"place(): {got} [policy={policy_name}]")
@@ -79,7 +79,7 @@ def _stream_problems(
 
 
 def by_rows(hardware: HardwareProfile, placement: Placement) -> list[Placement]:
-    """Return the placement as steps see it: one for all, or that of small steps and that of large ones."""
+    """Return the placement of all steps, or that of small steps and that of large ones."""
     small = replace(placement, offloaded={})
     if not placement.offloaded:
         return [small]
@@ -106,7 +106,7 @@ class StreamUse(NamedTuple):
 
 
 def stream_uses(model: ModelSpec, hardware: HardwareProfile, placement: Placement) -> list[StreamUse]:
-    """List the uses of streamed parts in a step, in order: what one task of the dense part reads is one use."""
+    """List the uses of streamed parts in a step, in order; a task of the dense part is one."""
     streamed, found = {*placement.streamed, *kept_apart(hardware, placement)}, []
 
     def at(part: str, layer: int) -> str:
@@ -132,7 +132,7 @@ def stream_uses(model: ModelSpec, hardware: HardwareProfile, placement: Placemen
 
 
 def kept_apart(hardware: HardwareProfile, placement: Placement) -> dict[tuple[str, int], str]:
-    """Return the KV caches that `Placement.parts` puts on another device than attention's, with that device."""
+    """Return the KV caches that `Placement.parts` keeps on another device than attention's."""
     return {
         (part, layer): device for (part, layer), device in placement.parts.items()
         if part == KV and device != placement.parts.get(("attention", layer), hardware.compute)
@@ -150,7 +150,7 @@ def part_bytes(model: ModelSpec, part: str, layer: int) -> int:
 
 
 def kv_device(hardware: HardwareProfile, placement: Placement, layer: int) -> str:
-    """Return the device in whose memory the KV cache of a layer lies."""
+    """Return the device in whose memory a layer's KV cache lies."""
     attends = placement.parts.get(("attention", layer), hardware.compute)
     return placement.streamed.get((KV, layer)) or placement.parts.get((KV, layer), attends)
 
@@ -158,10 +158,10 @@ def kv_device(hardware: HardwareProfile, placement: Placement, layer: int) -> st
 def required_bytes(
     model: ModelSpec, hardware: HardwareProfile, peak_kv_tokens: int, placement: Placement
 ) -> dict[str, dict[str, int]]:
-    """Bytes that each device must have, by purpose; pools count with their whole size.
+    """Compute the bytes that each device must have, by purpose; pools count as a whole.
 
-    Purposes are ``"weights"``, ``"kv"``, ``"streams"``, ``"workspace"``, ``"reserved"``, ``"experts"`` and ``"pool:<name>"``.
-    `peak_kv_tokens` is the largest sum of the final lengths of the requests that are active together.
+    Purposes are ``"weights"``, ``"kv"``, ``"streams"``, ``"workspace"``, ``"reserved"``, ``"experts"`` and ``"pool:<name>"``;
+    `peak_kv_tokens` is the largest sum of final lengths of requests that are active together.
     """
     need: dict[str, dict[str, int]] = {name: {} for name in hardware.devices}
 

@@ -1,7 +1,6 @@
 """The error tree. Every message is one line: what, where, expected, got, remedy.
 
-Constructors take exactly one message string: SimPy re-raises ``type(e)(*e.args)``, so a richer constructor would
-turn into a TypeError and hide the cause.
+Constructors take exactly one message: code that re-raises ``type(e)(*e.args)`` would hide the cause of a richer one.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ class DeadlockError(SimulationError):
 
 
 class WriteError(MoesimError):
-    """A disk is full or fails, or a folder vanished, while results are written; the command line exits with 1."""
+    """A disk fails while results are written; the command line exits with 1."""
 
 
 class LiveError(SimulationError):
@@ -80,7 +79,7 @@ def unknown_width(bits: float, widths: Sequence[float]) -> tuple[str, str]:
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str], command: str = "") -> str:
-    """Build the message for an unknown name, with the closest known one; next to that, a command may stand for a long list.
+    """Build the message for an unknown name; a command may stand for a long list.
 
     >>> unknown_name("policy", "fidler", ["fiddler", "dali"])
     "unknown policy 'fidler'; did you mean 'fiddler'? known: dali, fiddler"
@@ -108,7 +107,7 @@ IN_RANGE = "choose a value in this range"
 
 
 def mistyped(expected: str, got: object) -> str:
-    """Write what was expected of a value from YAML and what it is, with a remedy where its form alone is wrong.
+    """Word what was expected of a value from YAML and what it is, with a remedy for its form.
 
     >>> mistyped("an integer", "3")
     "expected an integer, got '3'; write it without quotes"
@@ -134,14 +133,14 @@ def mistyped(expected: str, got: object) -> str:
 
 
 def describe_exception(error: BaseException) -> str:
-    """Describe in one line what another's code raised, and where: the place outside moesim and libraries, if there is one."""
+    """Describe in one line what another's code raised, and where."""
     text = " ".join(str(error).split())
     where = culprit(error)
     return type(error).__name__ + (f": {text}" if text else "") + (f" ({where})" if where else "")
 
 
 def culprit(error: BaseException) -> str:
-    """Name file and line of the last frame in a user's code, else in an installed package, else anywhere; or nothing."""
+    """Name file and line of the last frame in a user's code, else in a package, else anywhere."""
     frames = []
     cause: BaseException | None = error
     while cause is not None:  # SimPy raises a copy, with the original as its cause

@@ -30,7 +30,7 @@ class TaskRecord(NamedTuple):
 
 
 class TransferRecord(NamedTuple):
-    """One occupation of a link by a transfer: a chunk, a hop, or the whole; or the part of it before the run ended."""
+    """One occupation of a link by a transfer: a chunk, a hop, or the whole."""
 
     start: int
     end: int
@@ -49,7 +49,7 @@ class TransferRecord(NamedTuple):
 
 
 class ActivationRecord(NamedTuple):
-    """Activations crossing between two devices on the control lane; with share_link they are transfers instead."""
+    """Activations crossing between two devices on the control lane (without share_link)."""
 
     start: int
     end: int
@@ -179,7 +179,7 @@ KINDS: dict[str, type[Any]] = {
 
 
 def activities(records: Records) -> frozenset[str]:
-    """Return the activities of a run, by the names that pairs of contention have."""
+    """Return the activities of a run, by the names in pairs of contention."""
     tasks, found = records.tasks, set()
     (device, devices), (lane, lanes) = tasks.texts("device"), tasks.texts("lane")
     which = (device.astype(np.int16) * np.int16(len(lanes)) + lane) * np.int16(2) + (tasks.column("expert") >= 0)

@@ -9,11 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def paused() -> Iterator[None]:
-    """Pause the collector, and let it go on as before.
-
-    A run leaves some hundred thousand tuples; looking through all of them again and again took longer than the metrics
-    that are made of them. None of them are in cycles, so reference counts free them.
-    """
+    """Pause the cycle collector: a run leaves some hundred thousand tuples and no cycles."""
     was_on = gc.isenabled()
     gc.disable()
     try:

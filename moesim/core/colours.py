@@ -1,7 +1,6 @@
 """One colour for each cause of time, in plots and timelines alike.
 
-The palette is Okabe and Ito's, which people with any common colour blindness can tell apart. Where it is
-printed in grey, the hatches tell apart what the brightness does not.
+The palette is Okabe and Ito's, safe for common colour blindness; hatches tell apart what grey print does not.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where data files (traces, hardware profiles, experiments) are looked for, and the content of small ones that were read."""
+"""Where data files (traces, profiles, experiments) are found, and what was read of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NOTED: ContextVar[tuple[Mapping[str, str], dict[str, str]]] = ContextVar("noted
 
 @contextmanager
 def noting(known: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """Note the small files that are read by a name or path, with their content; those that are known are not looked for."""
+    """Note small files that are read by name or path; those that are known are not looked for."""
     read: dict[str, str] = {}
     token = _NOTED.set((known, read))
     try:
@@ -35,14 +35,14 @@ def note(kind: str, name: object, text: str) -> str:
 
 
 def data_dirs(kind: str) -> list[Path]:
-    """Folders to search, in this order: under the current folder, next to the checkout, inside the package."""
+    """List the folders to search: the current one's, the checkout's, the package's."""
     package = Path(__file__).resolve().parents[1]
     places = (Path.cwd() / kind, package.parent / kind, package / "data" / kind)
     return list(dict.fromkeys(place.resolve() for place in places if place.is_dir()))
 
 
 def shipped(path: Path) -> Path:
-    """Find what a path below ``experiments/``, say, means where this folder does not have it: a file that is shipped."""
+    """Find the shipped file of a relative path that the current folder does not have."""
     if path.is_file() or len(path.parts) < 2 or path.is_absolute():
         return path
     kind, *below = path.parts

@@ -1,4 +1,4 @@
-"""Facts of a thing at a glance: a row of ``moesim list``, and a table in a notebook."""
+"""Facts of a thing: a row of ``moesim list``, and a table in a notebook."""
 
 from __future__ import annotations
 

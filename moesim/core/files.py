@@ -1,9 +1,9 @@
-"""Files that moesim writes: complete or not at all, listed with their content, and never in the place of somebody else's.
+"""Files that moesim writes: whole or not at all, listed, never over a stranger's.
 
-A folder of results has a list, ``.moesim-manifest.jsonl``: the command whose result it is, then a line for each file with
-its path, the sha256 of its content (none: it grows) and the command. What is not in the list is somebody else's, whatever its
-name. Files that are added one by one while a sweep runs carry the digest in their name instead, see `self_named`. Nothing is
-synced to the disk: a file that a power cut has left incomplete does not have its digest, and counts as changed.
+A folder of results has a list, ``.moesim-manifest.jsonl``: the command whose result it is, then a line a file with path, sha256
+(none: it grows) and command. What is not listed is somebody else's. Files that are added while a sweep runs carry their digest
+in the name instead (`self_named`). Nothing is synced: a file that a power cut left incomplete lacks its digest and counts as
+changed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def write_bytes(path: str | Path, data: bytes) -> Path:
 
 @contextmanager
 def writing(path: str | Path) -> Iterator[IO[bytes]]:
-    """Open a file for writing that takes its place only when the block has ended without an error."""
+    """Open a file for writing that takes its place only if the block ends without an error."""
     target = Path(path)
     try:
         if target.is_dir():
@@ -71,7 +71,7 @@ def writing(path: str | Path) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def failing_as_one_line(target: Path, inside: Path) -> Iterator[None]:
-    """Turn what a disk does wrong in a block into a `WriteError`; errors that are about other files stay what they are."""
+    """Turn a disk's errors in a block into a `WriteError`; errors about other files stay."""
     try:
         yield
     except OSError as error:
@@ -87,7 +87,7 @@ def failing_as_one_line(target: Path, inside: Path) -> Iterator[None]:
 
 
 def write_error(target: Path, error: OSError | InputError) -> WriteError:
-    """Make the error of a file that could not be written: why, and what helps."""
+    """Make the error of a file that could not be written."""
     full = isinstance(error, OSError) and error.errno in FULL
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).removeprefix(f"{target}: ")
     remedy = "make room" if full else "fix that"
@@ -96,7 +96,7 @@ def write_error(target: Path, error: OSError | InputError) -> WriteError:
 
 @contextmanager
 def locked(folder: Path, *, shared: bool = False) -> Iterator[bool]:
-    """Wait until no other process of this machine works in a folder, and keep them waiting; a killed one keeps nobody waiting."""
+    """Keep other processes of this machine out of a folder; a killed one keeps nobody waiting."""
     handle = os.open(folder, os.O_RDONLY) if fcntl is not None else None
     held = False
     try:
@@ -111,7 +111,7 @@ def locked(folder: Path, *, shared: bool = False) -> Iterator[bool]:
 
 
 def nearest_folder(folder: Path) -> Path:
-    """Return a folder, or the nearest one above it that is there; it is on the disk that takes what is written."""
+    """Return a folder or the nearest one above it that exists, which is on the same disk."""
     for near in (absolute := folder.absolute(), *absolute.parents):
         if near.is_dir():
             return near
@@ -124,7 +124,7 @@ def nearest_folder(folder: Path) -> Path:
 
 @contextmanager
 def scratch_beside(out: Path) -> Iterator[Path]:
-    """Make a folder for a block's scratch files, on the disk that takes a file; a full disk is a `WriteError` about that file."""
+    """Make a scratch folder on the disk of a file, whose error a full disk becomes."""
     try:
         made = tempfile.TemporaryDirectory(dir=nearest_folder(out.parent), prefix=".moesim-", ignore_cleanup_errors=True)
     except OSError as error:
@@ -139,7 +139,7 @@ CHECK: Final = "check"
 
 
 def checked_line(content: Mapping[str, Any]) -> bytes:
-    """Write a line of JSON that carries a check of its own, so that a damaged line is told from a whole one.
+    """Write a line of JSON with a check of its own, by which a damaged line is noticed.
 
     >>> read_checked_line(checked_line({"a": 1}))
     {'a': 1}
@@ -167,7 +167,7 @@ def _compact(content: Mapping[str, Any]) -> str:
 
 
 class Journal:
-    """Lines of JSON in a file of an output folder; each is there as soon as it was added, and a kill loses the last at most."""
+    """Lines of JSON in a file of an output folder; a kill loses the last line at most."""
 
     def __init__(self, out: OutputFolder, name: str, *, durable: bool = False) -> None:
         self.path = out.folder / name
@@ -175,7 +175,7 @@ class Journal:
         self._ready = False
 
     def read(self) -> list[dict[str, Any] | None]:
-        """Read the lines; None stands for a damaged one, and what a kill left of the last line is left out."""
+        """Read the lines; None stands for a damaged one, and a last incomplete line is left out."""
         return [read_checked_line(line) for line in _whole_lines(read_bytes(self.path, RESULT)).splitlines()]
 
     def begin(self, header: Mapping[str, Any]) -> None:
@@ -185,7 +185,7 @@ class Journal:
         self._ready = True
 
     def resume(self) -> None:
-        """Make sure that lines can be added, and cut off what a kill left of one; `append` does it if need be."""
+        """Cut off an incomplete last line, so that lines can be added."""
         self._out.grow(self._name)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("ab") as file:
@@ -193,7 +193,6 @@ class Journal:
         self._ready = True
 
     def append(self, line: Mapping[str, Any]) -> None:
-        """Add a line."""
         if not self._ready:
             self.resume()
         try:
@@ -206,7 +205,6 @@ class Journal:
             raise write_error(self.path, error) from None
 
     def remove(self) -> None:
-        """Delete the file."""
         self._out.remove([self._name])
 
 
@@ -231,14 +229,14 @@ class State(Enum):
 
 
 class Manifest:
-    """The list of one folder: whose result it is, its files, and the contents that each may have."""
+    """The list of a folder: whose result it is, its files, and their possible contents."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.refresh()
 
     def refresh(self) -> None:
-        """Read the list, which other processes write, too."""
+        """Read the list, which other processes write as well."""
         self.marked = False  # whether there is a list
         self.owner: str | None = None  # command whose result the folder is; None: a folder with files of several commands
         self.damaged: list[int] = []  # lines that cannot be read
@@ -266,11 +264,10 @@ class Manifest:
             raise InputError(f"{place}: expected a list of files, got something else; move it away")
 
     def paths(self, *, by: str | None = None, under: str = "") -> list[str]:
-        """Return the paths in the list, sorted: those of a command, below a folder."""
+        """Return the listed paths, sorted: those of a command, below a folder."""
         return sorted(p for p, command in self._by.items() if p.startswith(under) and (by is None or command == by))
 
     def has(self, path: str) -> bool:
-        """Whether the list names a path."""
         return path in self._digests
 
     def part_of_result(self, path: str) -> bool:
@@ -283,7 +280,7 @@ class Manifest:
         return None in digests or digest in digests
 
     def blocked(self, path: str) -> Path | None:
-        """Find the first folder on the way to a path that is a link, or no folder; moesim makes neither."""
+        """Find the first folder on the way to a path that is a link or no folder."""
         place = self.folder
         for part in Path(path).parts[:-1]:
             place /= part
@@ -305,14 +302,14 @@ class Manifest:
         return State.OURS if self.fits(path, None if None in self._digests[path] else digest_of(place)) else State.CHANGED
 
     def take(self, digests: Mapping[str, str | None], by: str) -> None:
-        """Add contents that files will have next to those that they may have; the folder's lock must be held."""
+        """Add contents that files may have from now on; the folder's lock must be held."""
         for path, digest in digests.items():
             self._by[path] = by
             self._digests.setdefault(path, []).append(digest)
         self.save()
 
     def settle(self) -> None:
-        """Leave of each file the content that it has, and forget files that are not there; the lock must be held."""
+        """Keep each file's present content, and forget missing files; the lock must be held."""
         for path in self.paths():
             if not (self.folder / path).is_file():
                 del self._by[path], self._digests[path]
@@ -322,7 +319,7 @@ class Manifest:
         self.save()
 
     def save(self) -> None:
-        """Write the list, whose bytes depend on what it says alone."""
+        """Write the list; equal contents give equal bytes."""
         place = self.folder / FILE
         lines: list[dict[str, Any]] = [{"manifest": _VERSION, "owner": self.owner}]
         for path in self.paths():
@@ -347,24 +344,24 @@ def digest_of(path: Path) -> str:
 
 
 def self_named(name: str, data: bytes, suffix: str) -> str:
-    """Return the name of a file that carries the digest of its content: it needs no list, and whoever reads it can check it."""
+    """Return the name of a file that carries the digest of its content, and so needs no list."""
     return f"{name}-{hashlib.sha256(data).hexdigest()[:16]}{suffix}"
 
 
 def named_so(path: Path, data: bytes) -> bool:
-    """Whether a file has the content that its name promises, see `self_named`."""
+    """Whether a file has the content that its name promises (`self_named`)."""
     return path.stem.rpartition("-")[2] == hashlib.sha256(data).hexdigest()[:16]
 
 
 def read_verified(path: Path) -> bytes:
-    """Read a file, and make sure that it holds what moesim wrote, if a list in its folder or one above says what that was."""
+    """Read a file and compare it with the list that names it, if there is one."""
     data = read_bytes(path, RESULT)
     check_verified(path, hashlib.sha256(data).hexdigest())
     return data
 
 
 def check_verified(path: Path, digest: str | None = None) -> None:
-    """Raise `InputError` if a list names a file and its content is another; `digest` is that of the content, if it is known."""
+    """Raise `InputError` if a list names a file with another content (`digest`, if it is known)."""
     found = listing(path)
     if found is not None and not found[0].fits(found[1], digest or digest_of(path)):
         raise InputError(
@@ -374,7 +371,7 @@ def check_verified(path: Path, digest: str | None = None) -> None:
 
 
 def listing(path: Path) -> tuple[Manifest, str] | None:
-    """Find the list that names a file, in its folder or one above, and its path there; None if none does."""
+    """Find the list that names a file, in its folder or one above, and its path there."""
     place = path.absolute()
     for folder in list(place.parents)[:_ABOVE]:
         if (folder / FILE).is_file():
@@ -391,7 +388,7 @@ _TEMPORARY: Final = re.compile(r"\.moesim-[0-9a-f]{16}")  # files in the making;
 
 
 def check_own_folder(folder: Path, owner: str, *, option: str = "--out") -> None:
-    """Make sure that a command may have a folder for itself: it is not there, or empty, or holds an earlier result of it."""
+    """Check that a command may have a folder: absent, empty, or an earlier result of it."""
     other = f"choose another with {option}"
     try:
         with tempfile.TemporaryFile(dir=nearest_folder(folder)):
@@ -424,7 +421,7 @@ def _check_mark(manifest: Manifest, owner: str, remedy: str) -> None:
 class OutputFolder:
     """The files of a command in a folder: its own, or one that it shares (not `owned`).
 
-    Several processes may write into one folder: what each call does, it does alone.
+    Several processes may write into one folder; each call holds its lock.
     """
 
     def __init__(self, folder: Path, by: str, *, owned: bool = True) -> None:
@@ -437,7 +434,7 @@ class OutputFolder:
 
     @contextmanager
     def alone(self) -> Iterator[bool]:
-        """Keep other processes from writing into the folder, which is made if need be; calls may be nested."""
+        """Hold the lock of the folder, which is made if need be; calls may be nested."""
         if self._held is not None:
             yield self._held
             return
@@ -451,7 +448,7 @@ class OutputFolder:
                     self._held = None
 
     def _enter(self) -> None:
-        """Read the list, mark a new folder, and report lines of the list that are damaged."""
+        """Read the list, mark a new folder, and report damaged lines."""
         found = self.manifest
         found.refresh()
         if self._owner is not None and not (found.marked and found.owner == self._owner):
@@ -470,7 +467,7 @@ class OutputFolder:
             pass
 
     def put(self, files: Mapping[str, bytes | Path], *, last: str | None = None, replace: Collection[str] = ()) -> list[Path]:
-        """Write files: all of them take their places together, or none does."""
+        """Write files: all take their places together, or none does."""
         digests = {name: digest_of(c) if isinstance(c, Path) else hashlib.sha256(c).hexdigest() for name, c in files.items()}
         with self.alone():
             states = {name: self._state(name, digest) for name, digest in digests.items()}
@@ -502,13 +499,13 @@ class OutputFolder:
         return [self.folder / name for name in files]
 
     def replace(self, files: Mapping[str, bytes | Path], *, last: str | None = None, keep: tuple[str, ...] = ()) -> list[Path]:
-        """Write files as of `put` in the place of all earlier ones of the command, but for `keep` (beginnings of paths)."""
+        """Write files as `put`, for all earlier ones of the command but `keep` (prefixes)."""
         with self.alone():
             earlier = [name for name in self.manifest.paths(by=self._by) if not name.startswith(keep)]
             return self.put(files, last=last, replace=earlier)
 
     def add(self, name: str, data: bytes) -> None:
-        """Write a file that is named by its content (`self_named`), which the list need not know."""
+        """Write a file that is named by its content (`self_named`), which is not listed."""
         with self.alone():
             self._check_way(name)
             (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -519,7 +516,7 @@ class OutputFolder:
                 temporary.unlink(missing_ok=True)
 
     def check_free(self, names: Collection[str], folders: Collection[str] = ()) -> None:
-        """Raise `InputError` if something that moesim did not write stands where a file or a folder of files is to be."""
+        """Raise `InputError` if a stranger's file stands where a file or folder is to be."""
         self.manifest.refresh()
         for folder in folders:
             self._check_way(f"{folder}/file")
@@ -543,7 +540,7 @@ class OutputFolder:
                 )
 
     def _state(self, name: str, digest: str) -> State:
-        """Return what stands at a path; what is equal to the new content to the last byte may as well be ours."""
+        """Return what stands at a path; a file equal to the new content counts as ours."""
         state = self.manifest.state(name)
         place = self.folder / name
         if state in (State.CHANGED, State.FOREIGN) and place.is_file() and not place.is_symlink() and digest_of(place) == digest:
@@ -551,7 +548,7 @@ class OutputFolder:
         return state
 
     def _make_room(self, name: str, *, keep: bool = False) -> None:
-        """Set a changed file aside; remove one that is ours, unless the new one is to replace it."""
+        """Set a changed file aside; remove one that is ours, unless the new one replaces it."""
         state = self.manifest.state(name)
         if state is State.CHANGED:
             self.set_aside(name)
@@ -559,7 +556,7 @@ class OutputFolder:
             (self.folder / name).unlink()
 
     def set_aside(self, name: str, consequence: str = "") -> None:
-        """Rename a changed file, and report on stderr what follows."""
+        """Rename a changed file, and report the consequence on stderr."""
         with self.alone():
             place = self.folder / name
             aside, n = place.with_name(ASIDE + place.name), 1
@@ -572,7 +569,7 @@ class OutputFolder:
                 say(f"moesim: {place}: changed since moesim wrote it{then}; kept as {aside.name}")
 
     def grow(self, name: str) -> Path:
-        """List a file that grows, whatever it comes to hold, and return its path."""
+        """List a file that grows."""
         with self.alone():
             if not self.manifest.has(name):
                 self._check_free({name: self.manifest.state(name)})
@@ -580,13 +577,13 @@ class OutputFolder:
         return self.folder / name
 
     def note(self, names: Collection[str]) -> None:
-        """List files that have just been written by other means."""
+        """List files that were just written by other means."""
         with self.alone():
             self.manifest.take({name: digest_of(self.folder / name) for name in names}, self._by)
             self.tidy()
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove files, as far as moesim wrote them and nobody has changed them since."""
+        """Remove files that moesim wrote and nobody has changed since."""
         if self.folder.is_dir():
             with self.alone():
                 for name in names:
@@ -595,7 +592,7 @@ class OutputFolder:
                 self.tidy()
 
     def discard(self, names: Iterable[str]) -> None:
-        """Remove files of `add` that were read, and so are known to hold what their name says."""
+        """Remove files of `add` whose content was compared with their name."""
         with self.alone():
             for name in names:
                 self._remove(name)
@@ -608,7 +605,7 @@ class OutputFolder:
                     (self.folder / parent).rmdir()
 
     def tidy(self) -> None:
-        """Remove what killed processes left in the making, and write the list of files without what is gone."""
+        """Remove temporary files of killed processes, and settle the list."""
         if self.folder.is_dir():
             with self.alone() as held, suppress(OSError):  # the list is right without; a disk may be full
                 if held:
@@ -619,7 +616,7 @@ class OutputFolder:
 
 
 def _create(folder: Path, content: bytes | Path) -> Path:
-    """Write a file in the making, next to the place that it will take; nothing stays of it if that fails."""
+    """Write a temporary file next to its later place."""
     path = folder / f".moesim-{os.urandom(8).hex()}"
     try:
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as file:

@@ -1,8 +1,6 @@
-"""One gate for what is read: how large a file may be, what it may claim, and what may be made of it, checked before any work.
+"""Limits of what is read: sizes of files, counts that they claim, arrays made of them.
 
-The limits are of this module alone; docs/reference/yaml.md states them. A text is read through `read_text`, bytes through
-`read_bytes`, a count in a file goes through `check_claim`, an archive or a table through `check_expansion`, and an array whose
-size is a product of other numbers through `check_made`.
+docs/reference/yaml.md states the limits.
 """
 
 from __future__ import annotations
@@ -75,7 +73,7 @@ class TooLargeError(OSError):
 
 
 def read_bytes(path: Path, form: Form) -> bytes:
-    """Read a whole file; `TooLargeError`, an `OSError`, if it is larger than its form may be, or has no end."""
+    """Read a whole file; `TooLargeError` if it is larger than its form may be, or has no end."""
     with path.open("rb") as file:
         if os.fstat(file.fileno()).st_size > form.most:
             raise TooLargeError(path, form)
@@ -92,7 +90,7 @@ def read_text(
     path: Path, form: Form, what: str, *, error: type[InputError] = ConfigError, remedy: str = "check the path",
     encoding: str = "utf-8",
 ) -> str:  # fmt: skip
-    """Read a whole text, or say in one line why that is not possible: `what` was expected of the file."""
+    """Read a whole text, or raise an error of one line: `what` was expected of the file."""
     try:
         return decoded(path, form, encoding)
     except (OSError, ValueError) as wrong:
@@ -101,19 +99,19 @@ def read_text(
 
 
 def decoded(path: Path, form: Form, encoding: str = "utf-8") -> str:
-    """Read a whole text; what is wrong, as an `OSError` or a `ValueError`, is put in words by `why_not`."""
+    """Read a whole text; `why_not` words the `OSError` or `ValueError` that this may raise."""
     return read_bytes(path, form).decode(encoding).replace("\r\n", "\n").replace("\r", "\n")
 
 
 def why_not(error: OSError | ValueError) -> str:
-    """Explain why a text could not be read: also a null character in a path, which is a `ValueError`."""
+    """Word the reason why a text could not be read."""
     if isinstance(error, UnicodeDecodeError):
         return "not UTF-8 text"
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def lines(file: IO[bytes], form: Form) -> Iterator[bytes]:
-    """Read lines, of which each may be as large as its form; `TooLargeError` if one is larger."""
+    """Read lines, each at most as large as its form; `TooLargeError` otherwise."""
     while line := file.readline(form.most + 1):
         if len(line) > form.most:
             raise TooLargeError(Path(file.name), form)
@@ -121,19 +119,19 @@ def lines(file: IO[bytes], form: Form) -> Iterator[bytes]:
 
 
 def check_text(text: str, form: Form) -> None:
-    """Raise `ConfigError` if a text, which came from no file or from any, is longer than its form may be."""
+    """Raise `ConfigError` if a text is longer than its form may be."""
     if len(text) > form.most:
         raise ConfigError(f"expected at most {size_text(form.most)} of {form.name}, got {size_text(len(text))}; {SMALLER}")
 
 
 def check_claim(place: object, what: str, n: int, most: int, *, error: type[InputError], remedy: str) -> None:
-    """Check a count that a file claims against the most that its size, or a limit, allows."""
+    """Check a count that a file claims against the most that its size or a limit allows."""
     if n > most:
         raise error(f"{place}: expected at most {most} {what}, got {n}; {remedy}")
 
 
 def check_expansion(place: object, expanded: int, n_bytes: int) -> None:
-    """Check the size of what an archive or a table holds against its own."""
+    """Check the expanded size of an archive or table against its own."""
     limit = max(HARMLESS, EXPANSION * n_bytes)
     if expanded > limit:
         raise TraceError(
@@ -151,6 +149,6 @@ def check_made(place: object, what: str, shape: Sequence[int], itemsize: int, re
 
 
 def check_pairs(place: object, n_layers: int, n_experts: int) -> None:
-    """Check the counts of pairs of experts of all layers before they are made."""
+    """Check the size of a table of pairs of experts before it is made."""
     remedy = "check the number of experts; tables of pairs are for some thousand experts a layer"
     check_made(place, "pairs of experts, layers x experts x experts", (n_layers, n_experts, n_experts), 8, remedy)

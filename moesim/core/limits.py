@@ -1,7 +1,6 @@
-"""Bounds of numbers that every file format and command shares, each with its reason.
+"""Bounds of numbers that all file formats and commands share, each with its reason.
 
-They keep slips of a unit out, and nanoseconds within 64 bits: what lies beyond is no machine, model or workload that anybody will
-have, and it is refused by its key instead of failing later as something else.
+They keep slips of a unit out, and nanoseconds within 64 bits. What lies beyond is refused by its key.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""How processes of this machine start: where Linux allows it, forked from one that has imported what all need and runs nothing.
+"""How processes start: on Linux forked from one that has imported what all need.
 
-That one imports for two seconds. A command that will need it begins it first, and imports its own modules meanwhile.
+That one imports for two seconds; a command that will need it begins it first, and imports its own modules meanwhile.
 """
 
 from __future__ import annotations
@@ -23,10 +23,7 @@ def usable_cores() -> int:
 
 
 def context() -> BaseContext:
-    """Return how processes start.
-
-    Not forked from this one, which may have threads. Every process maps the traces itself.
-    """
+    """Return how processes start: not forked from this one, which may have threads."""
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
     found = multiprocessing.get_context("forkserver")
@@ -35,7 +32,7 @@ def context() -> BaseContext:
 
 
 def prepare_processes(jobs: int | None) -> None:
-    """Start the process that others will be forked from, if so many, or all cores, are several and it is used here."""
+    """Start the process that others are forked from, if several jobs are to run."""
     if sys.platform == "linux" and (jobs or usable_cores()) > 1:
         from multiprocessing import forkserver
 
@@ -46,10 +43,10 @@ def prepare_processes(jobs: int | None) -> None:
 
 @contextmanager
 def apart() -> Iterator[None]:
-    """Keep processes that are started meanwhile from this one's Ctrl-C, for their pool ends them, and from its main module.
+    """Shield processes started meanwhile from Ctrl-C and from the main module.
 
-    What spawns a process has it import the program that was started, which none needs: the command line would double the time
-    it takes, and a script that does not ask for its `__name__` would begin a sweep of its own.
+    A spawned process imports the program that was started: the command line would double its time, and a script without a check
+    of ``__name__`` would begin a sweep of its own.
     """
     main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if hasattr(signal, "pthread_sigmask") else None

@@ -1,4 +1,4 @@
-"""A progress bar for what takes longer than two seconds, and a line for what has no end in sight; lines where no terminal is."""
+"""Progress on stderr: a bar after two seconds, a status, lines off a terminal."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _LINES_S = 10.0
 
 
 class Progress:
-    """Counts steps; shows a bar once that has taken two seconds, or at once if the steps have a unit.
+    """Counts steps; shows a bar after two seconds, or at once if the steps have a unit.
 
-    The bar is on stderr or in a notebook. Off both, a line comes every ten seconds; with `lines`, also for each thing done.
+    Off a terminal or notebook, a line comes every ten seconds; with `lines`, also for each thing done.
     """
 
     def __init__(
@@ -52,13 +52,11 @@ class Progress:
             self._bar.stop()
 
     def describe(self, text: str) -> None:
-        """Set the text of the bar."""
         self._text = shown(text)
         if self._each:
             self._say()
 
     def advance(self, steps: int) -> None:
-        """Count steps."""
         self.done += steps
         now = time.monotonic()
         if self._enabled and now >= self._from and now - self._drawn >= _EVERY_S:
@@ -68,7 +66,7 @@ class Progress:
             self._say()
 
     def step(self, index: int) -> None:
-        """Count one step, whatever its number: what tells of its progress by index may call this."""
+        """Count one step, as a callback that gets its index."""
         self.advance(1)
 
     def leave_out(self, steps: int) -> None:
@@ -76,7 +74,7 @@ class Progress:
         self._total -= steps
 
     def _say(self) -> None:
-        """Write a line: what is being done, how much is done, and how long the rest takes at this pace."""
+        """Write a line: the share done, and how long the rest takes at this pace."""
         self._drawn = now = time.monotonic()
         done = self.done - self._begun_at
         left = (now - self._began) * (self._total - self.done) / done if done else 0.0
@@ -102,13 +100,13 @@ class Progress:
 
 
 def _in_a_notebook() -> bool:
-    """Whether this process is a notebook's that can show a bar below the cell."""
+    """Whether this is a notebook that can show a bar."""
     return "ipykernel" in sys.modules and Console(stderr=True).is_jupyter and find_spec("ipywidgets") is not None
 
 
 @contextmanager
 def telling(*, lines: bool = False, enabled: bool = True) -> Iterator[Callable[[str], None]]:
-    """Show what is being done, which may never end; off a terminal only with `lines`, and each thing once."""
+    """Show what is being done; off a terminal only with `lines`, and each thing once."""
     if not (enabled and sys.stderr.isatty()):
         told: set[str] = set()
 

@@ -38,8 +38,7 @@ Column = Any  # an array of shape (n,), `Coded` or `Lists`
 class RecordTable(MutableSequence[R], Generic[R]):
     """A sequence of named tuples that can be asked for its columns.
 
-    Either the tuples are stored or the columns; what is asked for of the other is made from it. Tuples that were made of columns
-    are kept. Appending to columns turns them into tuples.
+    Tuples or columns are stored, and the other is made when it is asked for. Appending to columns turns them into tuples.
     """
 
     __slots__ = ("_columns", "_made", "_rows", "append", "kind")
@@ -52,20 +51,20 @@ class RecordTable(MutableSequence[R], Generic[R]):
         self.append: Callable[[R], None] = self._rows.append
 
     def fill(self, columns: Mapping[str, Column]) -> None:
-        """Replace all records by columns, one for each field of the kind."""
+        """Replace all records by columns, one a field."""
         self._columns, self._rows = dict(columns), None
         self._made = {}
         with suppress(AttributeError):
             del self.append
 
     def __getattr__(self, name: str) -> Any:
-        """Append to columns: a bound method that is kept would be a cycle, which none frees where the collector is paused."""
+        """Append to columns; a stored bound method would be a cycle that nothing frees."""
         if name == "append":
             return self._append
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def taken(self) -> RecordTable[R]:
-        """Return the same records as a table that stays when this one is filled anew or forgets them."""
+        """Return the same records as a table that stays when this one is filled anew."""
         return _restored(self.kind, self._rows if self._columns is None else None, self._columns)
 
     def _append(self, record: R) -> None:
@@ -78,11 +77,9 @@ class RecordTable(MutableSequence[R], Generic[R]):
         return rows
 
     def extend(self, values: Iterable[R]) -> None:
-        """Append several."""
         self._own().extend(values)
 
     def insert(self, index: int, value: R) -> None:
-        """Insert a record before another."""
         self._own().insert(index, value)
 
     def __setitem__(self, index: Any, value: Any) -> None:
@@ -92,11 +89,9 @@ class RecordTable(MutableSequence[R], Generic[R]):
         del self._own()[index]
 
     def sort(self, key: Callable[[R], Any]) -> None:
-        """Sort in place."""
         self._own().sort(key=key)
 
     def clear(self) -> None:
-        """Forget all records."""
         self._columns, self._made, self._rows = None, {}, []
         self.append = self._rows.append
 
@@ -148,7 +143,7 @@ class RecordTable(MutableSequence[R], Generic[R]):
     # ---- all at once
 
     def column(self, name: str) -> NDArray[Any]:
-        """Return a field of all records, shape (n,): int64, bool, or float64, in which None is NaN. Do not change it."""
+        """Return a field, (n,): int64, bool, or float64 with NaN for None. Do not change it."""
         hint = _fields(self.kind)[name]
         kind = np.bool_ if hint is bool else np.int64 if hint is int else np.float64
         found: NDArray[Any]
@@ -165,17 +160,17 @@ class RecordTable(MutableSequence[R], Generic[R]):
         return found
 
     def texts(self, name: str) -> tuple[NDArray[Any], tuple[str, ...]]:
-        """Return a field of texts as codes, shape (n,), and the texts that they are indices of, used or not."""
+        """Return a field of texts as codes, (n,), and the texts that they index, used or not."""
         found: Coded = self._columns[name] if self._columns is not None else self._once(name, _coded)
         return found.codes, found.values
 
     def lists(self, name: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return a field of tuples as offsets, shape (n + 1,), and all values in a row, both int64."""
+        """Return a field of tuples as offsets, (n + 1,), and all values in a row, both int64."""
         found: Lists = self._columns[name] if self._columns is not None else self._once(name, _flattened)
         return found.offsets, np.asarray(found.values, np.int64)
 
     def _once(self, name: str, make: Callable[[list[Any]], Any]) -> Any:
-        """Make a column of the tuples, unless that was done since the last record came."""
+        """Make a column of the tuples, unless no record came since the last time."""
         rows = self._tuples()
         n_rows, found = self._made.get(name, (-1, None))
         if n_rows != len(rows):
@@ -198,7 +193,7 @@ def _flattened(values: list[tuple[int, ...]]) -> Lists:
 
 @cache
 def _fields(kind: type[Any]) -> dict[str, Any]:
-    """Fields of a kind of record with their types; that of an optional number is the number's."""
+    """Return the fields of a record with their types; of an optional number, the number's."""
     hints = get_type_hints(kind)
     return {name: next((one for one in get_args(hints[name]) if one is float), hints[name]) for name in kind._fields}
 
@@ -215,7 +210,6 @@ def _values(column: Column) -> Iterable[Any]:
 
 
 def _taken(column: Column, places: NDArray[np.int64]) -> Column:
-    """Return some entries of a column."""
     if isinstance(column, Coded):
         return Coded(column.codes[places], column.values)
     if isinstance(column, Lists):

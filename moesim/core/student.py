@@ -1,4 +1,4 @@
-"""Student's t, geometric means of few values with the interval that it gives them, and straight lines."""
+"""Student's t, geometric means with their intervals, and straight lines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import cache
 
 @cache
 def student_t(level: float, n: int) -> float:
-    """Return the factor by which a standard error is multiplied for a two-sided interval of the mean of n values; n >= 2.
+    """Return the factor of a standard error for a two-sided interval of a mean of n >= 2.
 
     >>> round(student_t(0.95, 5), 3)
     2.776
@@ -46,7 +46,7 @@ def mean(values: Sequence[float], level: float) -> Mean:
 
 
 def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Fit a straight line by least squares, the same on every processor: offset and slope, of points that differ in x.
+    """Fit a straight line by least squares, the same on every processor: offset and slope.
 
     >>> line([(0.0, 1.0), (1.0, 3.0), (2.0, 5.0)])
     (1.0, 2.0)

@@ -37,7 +37,6 @@ class Format(StrEnum):
 
     @classmethod
     def named(cls, name: str) -> Format:
-        """Look one up. Raises `ConfigError`."""
         if name not in list(cls):
             raise ConfigError(unknown_name("format", name, list(cls)))
         return cls(name)
@@ -58,9 +57,9 @@ def render(
     columns: Sequence[str], rows: Sequence[Sequence[str]], form: Format, right: Sequence[str] = (), widest: int | None = None,
     bold: Collection[int] = (),
 ) -> str:  # fmt: skip
-    """Write a table of texts; off a terminal, columns but the last are at most `widest` characters wide, if that is given.
+    """Write a table of texts; off a terminal, columns but the last are cut at `widest`.
 
-    No word is broken: a table with long words may be wider than the terminal. Rows by number are bold.
+    No word is broken. Rows whose numbers are in `bold` are bold.
 
     >>> print(render(["policy", "hits"], [["lru", "41 %"]], Format.MD, right=["hits"]), end="")
     | policy | hits |
@@ -95,7 +94,7 @@ def render(
 
 
 def _widths(columns: Sequence[Sequence[str]], terminal: int) -> list[int]:
-    """Return widths of columns: of their texts, the widest narrower until the terminal holds all, none than its longest word."""
+    """Shrink the widest columns until the terminal holds all, none below its longest word."""
     from rich.cells import cell_len
 
     widths = [max(map(cell_len, column)) for column in columns]
@@ -127,7 +126,7 @@ def _csv(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 
 def frame_csv(frame: DataFrame, **options: Any) -> bytes:
-    """Write a frame as CSV, its texts as `moesim.core.text.cell` does; options of ``DataFrame.to_csv``."""
+    """Write a frame as CSV with harmless texts; options of ``DataFrame.to_csv``."""
     guarded = frame.rename(columns=cell)
     for name in guarded.select_dtypes(exclude="number").columns:
         guarded[name] = guarded[name].map(cell)

@@ -1,4 +1,4 @@
-"""Text that comes from files, shown so that it does nothing but show: on a terminal, and in a table that a spreadsheet opens."""
+"""Text from files, made harmless: on a terminal, and in a table that a spreadsheet opens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")  # with which a cell begins t
 
 
 def steering(text: str) -> str | None:
-    """Find the first character that would steer a terminal or turn the reading; line breaks and tabs are text."""
+    """Find the first character that would steer a terminal or turn the reading."""
     if text.isprintable():
         return None
     return next((c for c in text if c in TURNING or (c not in "\n\r\t" and (c < " " or "\x7f" <= c < "\xa0"))), None)
@@ -37,12 +37,12 @@ def shown_lines(text: str) -> str:
 
 
 def say(line: str) -> None:
-    """Print a line on stderr, next to what a command answers."""
+    """Print a line on stderr."""
     print(shown(line), file=sys.stderr)
 
 
 def cell(value: Any) -> Any:
-    """Keep a spreadsheet from computing a text of a CSV table: what looks like a formula, and is no number, gets an apostrophe.
+    """Put an apostrophe before a text that a spreadsheet would compute.
 
     >>> cell("=1+2"), cell("-3.2 %"), cell(-3), cell("-"), cell("lru")
     ("'=1+2", '-3.2 %', -3, '-', 'lru')
@@ -53,7 +53,7 @@ def cell(value: Any) -> Any:
 
 
 def uncell(value: Any) -> Any:
-    """Return what `cell` was given.
+    """Undo `cell`.
 
     >>> uncell(cell("=1+2")), uncell("'tis"), uncell(3)
     ('=1+2', "'tis", 3)

@@ -1,4 +1,4 @@
-"""Work that is mostly NumPy's, hashing or unpacking, which threads do at the same time."""
+"""Threads for NumPy, hashing and unpacking."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def in_threads(call: Callable[[S], T], things: Iterable[S], done: Callable[[], None] = lambda: None) -> list[T]:
-    """Call a function with each of some things, and give what it returns, in their order; `done` is told of each."""
+    """Call a function with each of some things; results in their order, `done` after each."""
     found = []
     with ThreadPoolExecutor(_THREADS) as threads:
         for one in threads.map(call, things):

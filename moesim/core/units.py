@@ -97,7 +97,7 @@ def parse_time(value: object, place: str = "time") -> Fraction:
 
 
 def parse_line(value: object, place: str = "time") -> tuple[Fraction, Fraction]:
-    """Read a time that may grow with tokens: microseconds, and microseconds a token, exactly; one of them may be 0.
+    """Read a time that may grow with tokens: microseconds and microseconds a token, exactly.
 
     >>> parse_line("0.15 ms + 40us/token"), parse_line("60us")
     ((Fraction(150, 1), Fraction(40, 1)), (Fraction(60, 1), Fraction(0, 1)))
@@ -122,7 +122,7 @@ def _us(match: re.Match[str], place: str) -> Fraction:
 
 
 def as_share(value: Any) -> Any:
-    """Return a share that is written as a fraction or in percent as a number; anything else is returned as it is.
+    """Read a share that is written as a fraction or in percent; leave anything else.
 
     >>> as_share("1/3"), as_share("12.5 %"), as_share(0.25), as_share("8 GiB")
     (0.3333333333333333, 0.125, 0.25, '8 GiB')
@@ -134,7 +134,7 @@ def as_share(value: Any) -> Any:
 
 
 def slots_of(share: float, n: int) -> int:
-    """Count the whole slots that a share of n is: rounded down, but k/n is k although no double is exactly k/n.
+    """Count the whole slots of a share of n; k/n is k although no double is exactly k/n.
 
     >>> slots_of(4 / 12, 12), slots_of(1 - 0.9, 10), slots_of(0.29, 100), slots_of(0.3, 8)
     (4, 1, 29, 2)
@@ -158,7 +158,7 @@ def ceil_div(a: int, b: int) -> int:
 
 
 def us_to_ns(us: float) -> int:
-    """Convert microseconds from a profile to whole nanoseconds (nearest).
+    """Convert microseconds to whole nanoseconds.
 
     >>> us_to_ns(0.4)
     400
@@ -167,7 +167,7 @@ def us_to_ns(us: float) -> int:
 
 
 def format_bytes(n: float) -> str:
-    """Write bytes for people, from a GB on in both units that people mean by it.
+    """Write bytes for people, from a GB on in both units.
 
     >>> format_bytes(352_321_536), format_bytes(12 * 2**30)
     ('352 MB', '12.9 GB (12 GiB)')
@@ -176,7 +176,7 @@ def format_bytes(n: float) -> str:
 
 
 def format_memory(n: float, *, least: bool = False) -> str:
-    """Write the size of memory, and of what is to fit into it, in binary units throughout; what is `least` is rounded up.
+    """Write the size of memory in binary units; with `least`, rounded up.
 
     >>> format_memory(12 * 2**30), format_memory(25e9), format_memory(25e9, least=True), format_memory(352_321_536)
     ('12 GiB', '23.28 GiB', '23.29 GiB', '336 MiB')

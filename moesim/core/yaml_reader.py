@@ -1,4 +1,4 @@
-"""YAML as moesim reads it: no duplicate keys, 1e9 is a number, dates are text, no bombs, one-line errors."""
+"""YAML without duplicate keys, dates or bombs, where 1e9 is a number; one-line errors."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ MAX_DIGITS = 300
 
 
 class StrictLoader(yaml.SafeLoader):
-    """`yaml.SafeLoader` that refuses a key given twice, reads 936e9 as a number and leaves dates as text."""
+    """`yaml.SafeLoader` without repeated keys and dates, and with 936e9 as a number."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Build a mapping; a repeated key is an error, since YAML would silently keep the last."""
+        """Refuse a repeated key, of which YAML would silently keep the last."""
         if not isinstance(node, yaml.MappingNode):  # tagged as one
             return super().construct_mapping(node, deep)
         seen: set[str] = set()
@@ -40,7 +40,7 @@ class StrictLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
-        """Read an integer; one of more digits than a double has is no number of anything, and takes long to read."""
+        """Refuse integers of more digits than a double has, which take long to read."""
         short = len(node.value) <= MAX_DIGITS
         value = int(super().construct_yaml_int(node)) if short else 0
         if not short or abs(value) >= 10**MAX_DIGITS:  # hexadecimal digits are worth more
@@ -86,7 +86,7 @@ def read_yaml_value(text: str, place: str) -> Any:
 
 
 def _told(error: Exception) -> str:
-    """Describe in one line what is wrong and where, without PyYAML's name for a text that came from no file."""
+    """Describe an error and its place in one line."""
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem is None or error.problem_mark is None:
         return " ".join(str(error).replace(' in "<unicode string>"', "").split())
     mark, begun = error.problem_mark, error.context_mark
@@ -97,7 +97,7 @@ def _told(error: Exception) -> str:
 
 @lru_cache(maxsize=128)
 def _read(text: str) -> Any:
-    """Read a document, or remember one: a sweep reads the same profiles and models again and again."""
+    """Read a document once: a sweep reads the same profiles and models again and again."""
     value = yaml.load(text, Loader=StrictLoader)
     _count(value, {}, 0)
     return value
@@ -107,7 +107,7 @@ _TOO_DEEP = f"expected at most {MAX_DEPTH} lists and mappings inside each other,
 
 
 def _count(value: Any, known: dict[int, int], depth: int) -> int:
-    """Count values; `known` are those of containers, by identity, which aliases share."""
+    """Count values; `known` are those of containers by identity, which aliases share."""
     if isinstance(value, str) and not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
         raise ConfigError(f"expected text, got half a character in {value!a}")
     if isinstance(value, str) and (found := steering(value)) is not None:

@@ -1,4 +1,4 @@
-"""Hardware profiles: what a machine is, and what was measured on it, each number with its source."""
+"""Hardware profiles: the parts of a machine and their costs, each number with its source."""
 
 from moesim.hardware.build import build_profile
 from moesim.hardware.load import from_numbers, hardware_names, load_hardware, read_profile

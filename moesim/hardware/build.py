@@ -20,7 +20,7 @@ _ROLES = {"gpu": "accelerator", "cpu": "host", "disk": "storage"}
 def build_profile(
     raw: Mapping[str, Any], place: str, *, path: str | None = None, overrides: tuple[str, ...] = ()
 ) -> HardwareProfile:
-    """Build a profile from what the YAML holds; ``place`` is the file or key for messages. Raises `HardwareError`."""
+    """Build a profile from the contents of its YAML; ``place`` is the file or key for messages."""
     checked = validate(whole_form(raw, place), place)
     if nameless := [name for name in checked.links if len(name.split("->")) != 2 or not all(name.split("->"))]:
         raise refusal(place, [_misnamed(" ".join(name.split())) for name in nameless])
@@ -38,7 +38,7 @@ def build_profile(
 
 
 def _plain(number: Any) -> Any:
-    """Take a number of the file: times at their decimal value, so that results do not depend on binary rounding; rates whole."""
+    """Convert a number of the file: times to exact decimals, rates to integers."""
     if isinstance(number, Points | BytePoints):
         return tuple((int(n), Fraction(repr(us))) for n, us in number.value)
     if isinstance(number, Time):
@@ -47,7 +47,7 @@ def _plain(number: Any) -> Any:
 
 
 def _given(part: Strict) -> dict[str, Any]:
-    """Take the numbers that a part of the file gives, by name."""
+    """Convert the numbers of a part of the file, by name."""
     return {name: _plain(one) for name, one in part if isinstance(one, Sourced)}
 
 

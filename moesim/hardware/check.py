@@ -1,4 +1,4 @@
-"""What is well-formed but no machine: checks across the parts of a hardware profile."""
+"""Checks across the parts of a hardware profile: what is well-formed but no machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def check_machine(profile: HardwareProfile, place: str) -> None:
 
 
 def _problems(profile: HardwareProfile) -> Iterator[str]:
-    """Find what is wrong, from the outside in; what rests on a wrong name is passed over."""
+    """Find what is wrong, from the outside in; what depends on a wrong name is passed over."""
     yield from _compute(profile)
     yield from _links(profile)
     yield from _backing(profile)

@@ -1,6 +1,6 @@
 """The whole profile that follows from a short one.
 
-What is typed keeps its source. What follows from it is `derived`; what nobody said is `assumed` and says that it is a default.
+What is typed keeps its source, what follows is `derived`, and defaults are `assumed`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ALL: Final = [1, int(TOKENS.most)]  # rows for which a typed time holds
 
 
 def whole_form(raw: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """Give a profile with all that it may leave out: what follows from typed numbers, and the sources of sections."""
+    """Complete a profile: what follows from typed numbers, and the sources of sections."""
     whole = with_sources(raw)
     typed = {str(key): whole.pop(key) for key in list(whole) if str(key).startswith(DOTTED)}
     if typed:
@@ -49,7 +49,7 @@ def whole_form(raw: Mapping[str, Any], place: str) -> dict[str, Any]:
 
 
 def _leave_out_lines(made: dict[str, Any], links: Any) -> None:
-    """Take away the line of a copy's time, which follows from numbers, where the profile has points for that copy."""
+    """Remove a copy's derived line where the profile has points for that copy."""
     for name, copies in links.items() if isinstance(links, Mapping) else ():
         for kind, curve in copies.items() if isinstance(copies, Mapping) else ():
             line = made["links"].get(name, {}).get(kind)
@@ -59,7 +59,7 @@ def _leave_out_lines(made: dict[str, Any], links: Any) -> None:
 
 
 def retyped(raw: dict[str, Any], typed: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """Replace numbers of a short form; one way to say how fast copies are replaces the other."""
+    """Replace numbers of a short form; one way to write how fast copies are replaces the other."""
     if not isinstance(raw.get("numbers"), Mapping):
         raise HardwareError(
             f"{place}: numbers: expected a profile that has numbers, got {raw.get('name')}, which is written whole; "
@@ -70,7 +70,7 @@ def retyped(raw: dict[str, Any], typed: Mapping[str, Any], place: str) -> dict[s
 
 
 class _Implied:
-    """What a machine of these numbers, which are of an expert of a model, is made of."""
+    """The parts of a machine with these numbers, which are of an expert of a model."""
 
     def __init__(self, model: ModelSpec, numbers: Mapping[str, Typed]) -> None:
         self._numbers = numbers
@@ -80,7 +80,6 @@ class _Implied:
         self._shape = {"hidden": model.hidden, "intermediate": model.expert_intermediate, "bits": model.expert_bits}
 
     def profile(self) -> dict[str, Any]:
-        """Make the profile without its name."""
         vram, ram = self._numbers["vram"], self._numbers["ram"]
         workspace = {"value": WORKSPACE, **_default("1 GiB, for the driver and libraries")}
         return {
@@ -121,7 +120,7 @@ class _Implied:
         return {"memory_bytes_per_s": memory, "flops": {"value": flops, **why}, "experts": [curve]}
 
     def _cpu(self) -> dict[str, Any]:
-        """Reading hides the first row's operations, so that other shapes cost what the same rates say; see `costs.curves`."""
+        """Reading hides the first row's operations, so that other shapes follow the same rates."""
         flops = self._flops("cpu")
         return {
             "memory_bytes_per_s": self._read_rate("cpu"),
@@ -170,5 +169,5 @@ def _derived(how: str) -> dict[str, str]:
 
 
 def _rate(n_bytes: int, us: Fraction) -> int:
-    """Give the whole rate at which bytes take a time, to the nanosecond once that is rounded up."""
+    """Return the whole rate at which bytes take a time."""
     return math.ceil(n_bytes * 10**6 / us)

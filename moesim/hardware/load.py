@@ -1,8 +1,4 @@
-"""Hardware profiles: what a machine is and what things cost on it, every number with its source.
-
-A profile is one YAML file (format: `moesim.hardware.schema`, guide: ``hardware_profiles/README.md``). `load_hardware`
-reads it, checks that it makes sense as a machine, and gives plain frozen dataclasses.
-"""
+"""Load hardware profiles: one YAML file each (guide: ``hardware_profiles/README.md``)."""
 
 from __future__ import annotations
 
@@ -42,16 +38,12 @@ def load_hardware(source: str | Path | Mapping[str, Any], place: str = "hardware
     Returns
     -------
     HardwareProfile
+        A number changed by an override is ``assumed``, unless the override is a whole ``{value: ..., source: ..., ...}``.
 
     Raises
     ------
     HardwareError
         If there is no such profile, or anything in it is wrong: one line with file, key, expected, got, remedy.
-
-    Notes
-    -----
-    A number changed by an override carries the label ``assumed``, unless the override gives a whole
-    ``{value: ..., source: ..., ...}``.
     """
     raw, path, overrides = read_profile(source, place)
     profile = build_profile(raw, place if overrides or path is None else path, path=path, overrides=tuple(overrides))
@@ -59,7 +51,7 @@ def load_hardware(source: str | Path | Mapping[str, Any], place: str = "hardware
 
 
 def read_profile(source: str | Path | Mapping[str, Any], place: str = "hardware") -> tuple[dict[str, Any], str | None, list[str]]:
-    """Read what a profile's file holds, with overrides applied, for whoever changes numbers and writes it again.
+    """Read a profile's contents with overrides applied, to change and write them again.
 
     Parameters
     ----------
@@ -105,7 +97,7 @@ def read_profile(source: str | Path | Mapping[str, Any], place: str = "hardware"
 
 
 def _read(path: Path, text: str, typed: Mapping[str, Any], place: str, kin: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """Read a profile; one with ``base`` is that profile with other numbers, which keep the labels that they have here.
+    """Read a profile; one with ``base`` is that profile with other numbers.
 
     Numbers that were typed for a short form, at ``place``, replace those of the file.
     """
@@ -140,7 +132,6 @@ _TOLD = ("name", "description", "corrections", "machine")
 
 
 def _find(source: str | Path, place: str) -> tuple[Path, str]:
-    """Give the path of a profile and its content."""
     text = str(source)
     by_path = isinstance(source, Path) or text.endswith((".yaml", ".yml")) or "/" in text
     if (content := data.known_text(_FOLDER, text)) is not None:
@@ -168,7 +159,7 @@ def _named(text: str, by_path: bool, place: str) -> Path:
 
 
 def hardware_names() -> list[str]:
-    """List the names of all profiles that can be found, sorted."""
+    """List the names of all profiles that can be found."""
     return sorted({p.stem for d in data.data_dirs(_FOLDER) for p in Path(d).glob("*.yaml")})
 
 
@@ -212,7 +203,7 @@ def from_numbers(
     ref: str | None = None,
     name: str = "from-numbers",
 ) -> HardwareProfile:
-    """Make a machine from the numbers that a paper prints; all else is derived from them, or a default labelled ``assumed``.
+    """Make a machine from a paper's numbers; the rest is derived or an ``assumed`` default.
 
     Parameters
     ----------
@@ -227,8 +218,8 @@ def from_numbers(
     transfer : str, optional
         Instead of a rate: time of an expert's copy to the GPU, such as ``"14.2ms"``.
     gpu_memory : str, optional
-        Rate of the GPU's memory, such as ``"936GB/s"``, for attention and the other dense parts. Default: the rate at
-        which an expert is read in the time that `gpu` says.
+        Rate of the GPU's memory, such as ``"936GB/s"``, for the dense parts. Default: the rate at which an expert is read
+        in the time `gpu`.
     model : str, Path, mapping or ModelSpec, optional
         Whose expert the times are of, as of `moesim.load_model`. Default: Mixtral-8x7B at 4 bits.
     source : str

@@ -1,4 +1,4 @@
-"""Numbers of a hardware profile with where they come from, and what each kind of number may be."""
+"""Sourced numbers of a hardware profile, and the bounds of each kind."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ _DATE = re.compile(r"\d{4}-\d{2}(-\d{2})?")
 
 
 class Strict(BaseModel):
-    """What the format is made of: unknown keys and values of another type are errors."""
+    """Base of the format: unknown keys and values of another type are errors."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 class Sourced(Strict):
-    """A number with where it comes from; the subclasses say what the number may be."""
+    """A number with its source; subclasses bound the number."""
 
     source: Literal["measured", "published", "derived", "identified", "spec-sheet", "assumed"]
     ref: str | None = None
@@ -90,7 +90,7 @@ class Sourced(Strict):
         return self
 
     def proof(self) -> str:
-        """Say in one string where the number comes from."""
+        """Return the words of the source in one string."""
         names = ("ref", "how", "why", "date", "method", "spread")
         said = [str(getattr(self, name)).replace("; ", ", ") for name in names if getattr(self, name)]
         if self.repeats is not None:
@@ -117,7 +117,7 @@ class Power(Sourced):
 
 
 class Rate(Sourced):
-    """Bytes per second of a memory or a copy; nothing is slower than a modem, but a figure in GB/s looks like one."""
+    """Bytes per second of a memory or a copy; a figure in GB/s looks like a modem's."""
 
     value: Annotated[float, Field(gt=0, le=RATE.most)]
 

@@ -12,7 +12,7 @@ from moesim.hardware.read import refusal, unknown_key
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Give the overrides of a profile by dotted key, however they are nested."""
+    """Yield the overrides of a profile by dotted key, however they are nested."""
     for key, value in values.items():
         dotted = f"{prefix}{key}"
         if isinstance(value, Mapping) and "value" not in value:
@@ -22,7 +22,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def override(raw: dict[str, Any], values: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """Change numbers of what `read_profile` gave, by dotted key, in a copy. Raises `HardwareError` as `load_hardware`."""
+    """Change numbers of `read_profile`'s contents, by dotted key, in a copy."""
     changed, problems = copy.copy(raw), []
     for key, value in values.items():
         try:
@@ -61,7 +61,7 @@ def override_one(raw: dict[str, Any], key: str, value: Any, place: str) -> None:
 
 
 def sourced(number: Any) -> Any:
-    """Give a number that states no source the one that it has then."""
+    """Label a number without a source as set by the experiment."""
     return number if isinstance(number, Mapping) else {"value": number, "source": "assumed", "why": "set by the experiment"}
 
 

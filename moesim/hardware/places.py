@@ -13,7 +13,7 @@ from moesim.hardware.schema import ProfileFile
 
 
 def _models_in(annotation: Any) -> list[Any]:
-    """Look through Optional, Annotated and friends for the type that holds something."""
+    """Look through Optional and Annotated for the types that hold something."""
     origin = get_origin(annotation)
     if origin is Annotated:
         return _models_in(get_args(annotation)[0])
@@ -23,7 +23,7 @@ def _models_in(annotation: Any) -> list[Any]:
 
 
 def type_at(loc: Sequence[str | int], root: Any = ProfileFile) -> Any:
-    """Find the annotation of a place in a profile, or None if the format has no such place."""
+    """Return the annotation of a place in a profile; None if the format has no such place."""
     here = root
     for step in loc:
         candidates = _models_in(here)
@@ -44,7 +44,7 @@ def type_at(loc: Sequence[str | int], root: Any = ProfileFile) -> Any:
 
 
 def keys_at(loc: Sequence[str | int], root: Any = ProfileFile) -> list[str]:
-    """Name the keys a place in a profile, or in another format, may have."""
+    """Name the keys that a place in a profile, or in another format, may have."""
     for candidate in _models_in(type_at(loc, root)):
         if isinstance(candidate, type) and issubclass(candidate, BaseModel):
             return list(candidate.model_fields)
@@ -52,13 +52,13 @@ def keys_at(loc: Sequence[str | int], root: Any = ProfileFile) -> list[str]:
 
 
 def optional(loc: Sequence[str | int]) -> bool:
-    """Tell whether the format knows a key at this place that may be left out."""
+    """Whether the format has a key at this place that may be left out."""
     owners = [one for one in _models_in(type_at(loc[:-1])) if isinstance(one, type) and issubclass(one, BaseModel)]
     return any(not one.model_fields[str(loc[-1])].is_required() for one in owners if str(loc[-1]) in one.model_fields)
 
 
 def is_number(loc: Sequence[str | int]) -> bool:
-    """Tell whether the format has a sourced number at this place, in its short form or the whole one."""
+    """Whether the format has a sourced number at this place, in its short form or the whole one."""
     if loc[:1] in (("numbers",), ["numbers"]):
         return len(loc) == 2
     found = _models_in(type_at(loc))
@@ -71,7 +71,7 @@ _Place = tuple[str | int, ...]
 
 
 def with_sources(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Write the source of a section next to each of its numbers; what is wrong stays as it is, for the checks of the format."""
+    """Write a section's source next to each of its numbers; what is wrong stays."""
     return _spread(raw, (), None) if _has_section(raw) else dict(raw)
 
 

@@ -1,7 +1,6 @@
 """All that is wrong with a profile at once, for whoever writes one.
 
-Checks of the format hide others: a device is not looked at as a whole while one of its numbers is wrong, nor the machine while a
-device is. So what was found is mended with a stand-in, in a copy, and the copy is looked at again until nothing new is found.
+Checks of the format hide others. So what was found is replaced by a stand-in, in a copy, until nothing new is found.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ _STAND_INS: Final[Sequence[tuple[str, Any]]] = (
 
 
 def find_problems(source: str | Path | Mapping[str, Any], place: str) -> list[str]:
-    """Tell all that is wrong with a profile: the short form's numbers, the format, then the machine; none if it is complete.
+    """List all that is wrong with a profile: short form, format, then machine.
 
-    What is no profile at all, such as a file that is not there, raises `HardwareError`.
+    A file that is no profile at all raises `HardwareError`.
     """
     try:
         raw, path, _ = read_profile(source, place)
@@ -69,7 +68,7 @@ def find_problems(source: str | Path | Mapping[str, Any], place: str) -> list[st
 
 
 def _mend(raw: dict[str, Any], error: Mapping[str, Any], doubtful: set[str]) -> None:
-    """Put a stand-in in the place of a wrong number or curve, or take away what may be left out; else do nothing."""
+    """Put a stand-in for a wrong number or curve, or remove what may be left out."""
     loc = tuple(error["loc"])
     if error["type"] == "extra_forbidden":
         _change(raw, loc, None)
@@ -119,7 +118,7 @@ MOST: Final = 10**12  # bytes a second that the memory of no processor reaches: 
 
 
 def reading_remarks(profile: HardwareProfile) -> Iterator[str]:
-    """Say for each host with linear costs of experts how fast it reads weights, and warn where that is hard to believe."""
+    """Report how fast each host with linear costs reads weights, and warn of the incredible."""
     for device in profile.devices.values():
         rates = {_rate(one): one for one in device.experts if one.form == "linear" and one.shape and one.first <= 1}
         if device.role != "host" or not rates:
@@ -140,7 +139,7 @@ def _rate(one: CostCurve) -> Fraction:
 
 
 def _known_rate(profile: HardwareProfile) -> int:
-    """Give the memory rate of the device that computes; 0 if it is not known, but only follows from an expert's time."""
+    """Return the memory rate of the computing device; 0 if it follows from an expert's time."""
     number = profile.numbers.get(f"devices.{profile.compute}.memory_bytes_per_s")
     known = number is not None and READ_IN not in number.ref
     return profile.devices[profile.compute].memory_bytes_per_s if known else 0

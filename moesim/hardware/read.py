@@ -1,4 +1,4 @@
-"""Read and check a hardware profile's YAML, and say in one line what is wrong with it."""
+"""Read and check a hardware profile's YAML, with errors of one line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from moesim.hardware.schema import ProfileFile
 
 
 def read_yaml(text: str, place: str) -> dict[str, Any]:
-    """Read the YAML of a profile; ``place`` is the file for messages. Raises `HardwareError`."""
+    """Read the YAML of a profile."""
     try:
         raw = read_yaml_value(text, place)
     except ConfigError as error:
@@ -114,12 +114,12 @@ def validate(raw: Mapping[str, Any], place: str) -> ProfileFile:
 
 
 def failures(failure: ValidationError) -> list[Any]:
-    """List what pydantic found, slips of keys first: they explain what is missing."""
+    """List what pydantic found, wrong keys first: they explain missing ones."""
     return sorted(failure.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")
 
 
 def told(error: Mapping[str, Any]) -> tuple[str, str]:
-    """Say where something is wrong, and what."""
+    """Return where something is wrong, and what."""
     loc = tuple(error["loc"])
     message = " ".join(_expected(loc, error).split())
     inner, colon, rest = message.partition(": ")
@@ -129,7 +129,7 @@ def told(error: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def refusal(place: str, problems: Sequence[str]) -> HardwareError:
-    """Make the error for a profile with some problems: its message has the first."""
+    """Make the error for a profile with some problems; its message has the first."""
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     error = HardwareError(f"{place}: {problems[0]}{more}")
     error.problems = tuple(problems)

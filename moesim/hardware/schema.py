@@ -1,7 +1,6 @@
 """The file format of a hardware profile, as strict pydantic models.
 
-Every number is written ``{value: ..., source: ..., ref|how|why: ...}``; the unit is in its key (``latency_us``,
-``bytes_per_s``). Only `moesim.hardware.build` uses these models; the rest of moesim sees its plain dataclasses.
+Every number is ``{value: ..., source: ..., ref|how|why: ...}``; the unit is in its key (``latency_us``, ``bytes_per_s``).
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from moesim.hardware.numbers import (
 
 
 class Shape(Strict):
-    """What an expert curve was measured for."""
+    """Shape of an expert that was measured."""
 
     hidden: Annotated[int, Field(gt=0, le=WIDTH.most)]
     intermediate: Annotated[int, Field(gt=0, le=WIDTH.most)]
@@ -45,7 +44,7 @@ _FORMS: dict[str, tuple[str, ...]] = {
 
 
 def _check_range(sizes: list[float], first: int, last: int) -> None:
-    """Refuse a range that the points do not cover, and points that nothing in the range uses."""
+    """Refuse a range that the points do not cover, and points that it does not use."""
     if not sizes[0] <= first <= last <= sizes[-1]:
         ends = [sizes[0], sizes[-1]]
         raise ValueError(f"expected a range within the points {ends}, got {[first, last]}; narrow it or measure more")
@@ -255,7 +254,7 @@ class ActivationFile(TransferFile):
 
 
 class LinkFile(Strict):
-    """One directed link. ``any`` stands for every kind of transfer, where there is no difference (a network)."""
+    """One directed link; ``any`` stands for every kind of transfer."""
 
     medium: str | None = None
     cores: Cores | None = None

@@ -1,4 +1,4 @@
-"""A machine from the numbers that a paper prints: the short form of a profile, read and checked.
+"""The short form of a profile: a machine from the numbers that a paper prints.
 
 .. code-block:: yaml
 
@@ -129,7 +129,7 @@ class Short:
         return None if len(self.problems) > before else Typed(found, str(value).strip(), proof)
 
     def _check_together(self) -> None:
-        """Refuse a memory rate at which the GPU cannot be as fast as it says."""
+        """Refuse a memory rate that contradicts the GPU's time of an expert."""
         assert self.model is not None
         if "gpu_memory" not in self.numbers:
             return
@@ -142,7 +142,7 @@ class Short:
 
 
 def expert_of(raw: Mapping[str, Any]) -> str:
-    """Say whose expert the times of a short form are of, in words. Raises `ModelError` if that is no model."""
+    """Name the expert that the times of a short form are of."""
     return expert_words(_model_of(raw))
 
 
@@ -162,7 +162,7 @@ def _unknown(key: str, known: Iterable[str]) -> str:
 
 
 def _unfit(key: str, value: Any, text: str) -> Iterator[str]:
-    """Say what is wrong with a quantity that is well written."""
+    """Report what is wrong with a quantity that is well written."""
     if key == "cpu" and not value[1]:
         yield (
             f"numbers.cpu: expected a time that grows with tokens, such as 1.5ms + 400us/token, got {text!r}; "

@@ -1,4 +1,4 @@
-"""What a hardware profile is once it is read: frozen dataclasses with plain numbers, and the source labels."""
+"""A hardware profile as frozen dataclasses with plain numbers, and the source labels."""
 
 from __future__ import annotations
 
@@ -18,20 +18,8 @@ TRANSFERS = ("pinned", "pageable", "chunked")  # kinds of transfer of weights ov
 
 
 def weakest(labels: Iterable[str]) -> str:
-    """Find the weakest of some source labels.
+    """Return the weakest of some `LABELS`; ``"measured"`` if there are none.
 
-    Parameters
-    ----------
-    labels : iterable of str
-        Members of `LABELS`.
-
-    Returns
-    -------
-    str
-        The weakest; ``"measured"`` if there is none.
-
-    Examples
-    --------
     >>> weakest(["published", "spec-sheet", "measured"])
     'spec-sheet'
     """
@@ -40,7 +28,7 @@ def weakest(labels: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class Number:
-    """A number of a profile as it was written, with its source label and the words that back it."""
+    """A number of a profile as written, with its source label and words."""
 
     value: Any
     source: str
@@ -49,7 +37,7 @@ class Number:
 
 
 def between(points: Sequence[tuple[int, Fraction]], size: int) -> Fraction:
-    """Interpolate between points of (size, us) on linear axes; outside them the nearest segment is continued."""
+    """Interpolate points of (size, us) linearly; outside, the nearest segment goes on."""
     upper = max(1, next((i for i, (n, _) in enumerate(points) if n >= size), len(points) - 1))
     (n0, us0), (n1, us1) = points[upper - 1], points[upper]
     return us0 + (us1 - us0) * Fraction(size - n0, n1 - n0)
@@ -78,7 +66,7 @@ class CostCurve:
     first_extra_us: Fraction | None = None  # extra of the first expert of a group
 
     def us(self, n_rows: int) -> Fraction:
-        """Evaluate it exactly; points on linear axes, since interpolating logarithms is wrong for a cost that is a sum."""
+        """Evaluate exactly, between points on linear axes."""
         if self.form == "points":
             return between(self.points, n_rows)
         return self.base_us + self.slope_us * (n_rows if self.form == "linear" else max(0, n_rows - self.knee))
@@ -138,7 +126,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Transfer:
-    """Time of a copy: latency + bytes / rate, or straight lines between ``points`` of (bytes, us); ``key`` is its place."""
+    """Time of a copy: latency + bytes / rate, or lines between ``points`` of (bytes, us)."""
 
     key: str
     latency_us: Fraction = Fraction(0)
@@ -162,7 +150,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two activities, and the rate of each while both run, in parts per million of its rate alone.
+    """Two activities and their rates while both run, in parts per million of those alone.
 
     Activities are ``"<device>.experts"``, ``"<device>.dense"``, ``"<device>.side"``, and names of links.
     """
@@ -180,10 +168,8 @@ class HardwareProfile(Facts):
 
     Attributes
     ----------
-    name, path : str
-        Name, and the file it came from.
-    description : str
-        One paragraph.
+    name, path, description : str
+        Name, file and one paragraph.
     corrections : tuple of str
         Where the profile differs from what was printed about the machine.
     compute : str
@@ -191,9 +177,7 @@ class HardwareProfile(Facts):
     backing : tuple of str
         CPU devices that hold all experts.
     devices : mapping of str to Device
-        In the order of the file.
     links : tuple of Link
-        In the order of the file.
     contention : tuple of Pair
         What slows down what.
     platform_w : float or None, W
@@ -209,7 +193,7 @@ class HardwareProfile(Facts):
     overrides : tuple of str
         Dotted keys that an experiment has changed.
     written : str, mapping or None
-        What `moesim.hardware.load_hardware` was given.
+        The argument of `moesim.hardware.load_hardware`.
     """
 
     name: str
@@ -231,14 +215,13 @@ class HardwareProfile(Facts):
     from_numbers: ClassVar[Callable[..., HardwareProfile]]  # of `moesim.hardware.load`, which builds on this module
 
     def figures(self) -> dict[str, Any]:
-        """Give all that decides what a run takes, and what stands in results: not where it came from."""
+        """Return all that decides what a run takes and stands in results: not the origin."""
         return {name: value for name, value in vars(self).items() if name not in ("path", "written")}
 
     def __repr__(self) -> str:
         return f"<Hardware: {self.name}, {', '.join(self.devices)}>"
 
     def facts(self) -> dict[str, Any]:
-        """State what the machine has, and where the numbers come from."""
         gpus = [device for device in self.devices.values() if device.kind == "gpu"]
         return {
             "name": self.name,
@@ -255,30 +238,13 @@ class HardwareProfile(Facts):
         return tuple(sorted({number.source for number in self.numbers.values()}, key=LABELS.index))
 
     def link(self, name: str) -> Link:
-        """Find a link by name, such as ``"cpu0->gpu0"``. Raises `HardwareError` if there is none."""
         for link in self.links:
             if link.name == name:
                 return link
         raise HardwareError(f"{self.path}: {unknown_name('link', name, [link.name for link in self.links])}")
 
     def path_between(self, src: str, dst: str) -> tuple[Link, ...]:
-        """Find the links from one device to another: fewest hops, then by name.
-
-        Parameters
-        ----------
-        src, dst : str
-            Names of devices.
-
-        Returns
-        -------
-        tuple of Link
-            Empty if they are the same.
-
-        Raises
-        ------
-        HardwareError
-            If a device is unknown or there is no way.
-        """
+        """Find the links from one device to another: fewest hops, then by name."""
         for device in (src, dst):
             if device not in self.devices:
                 raise HardwareError(f"{self.path}: {unknown_name('device', device, self.devices)}")

@@ -1,7 +1,6 @@
-"""Live replay: a policy's decisions carried out for real, on the clock of the wall.
+"""Live replay: a policy's decisions run for real, on the real clock.
 
-The engine is the simulator's own: the same events, view, rules and records. Only what takes time is real: experts and dense
-parts are computed on the devices, weights are copied over the links, activations cross between devices.
+The engine is the simulator's: the same events, view, rules and records. Only computing, copies and activations are real.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _HOMES = {"LiveMachine": "moesim.live.machine", "replay": "moesim.live.carrier"}
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs PyTorch when it is asked for: the command line reads profiles without it."""
+    """Import what needs PyTorch on first use: the command line reads profiles without it."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

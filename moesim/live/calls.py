@@ -1,8 +1,8 @@
-"""What a task, a transfer or a crossing is in real life: calls over tensors.
+"""Tasks, transfers and crossings as calls over tensors.
 
-Each device has the state of the step: ``hidden``, the residual stream; ``normed``, what the experts read; ``sums``, where its
-own experts add their outputs. A group of Runs on another device adds up in a tensor of its own, which is handed back when the
-group's outputs cross. The next dense part adds all of it to the residual stream.
+Each device has the state of the step: ``hidden``, the residual stream; ``normed``, what the experts read; ``sums``, their
+outputs. A group of Runs on another device has sums of its own, handed back when its outputs cross. The next dense part adds all
+of them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from moesim.live.weights import Slots
 
 
 class DeviceTensors:
-    """Tensors of a step on one device, each with one line a row of the step."""
+    """Tensors of a step on one device, with one line a row of the step."""
 
     def __init__(self, machine: LiveMachine, device: str, rows: int) -> None:
         self.hidden = machine.zeros(device, rows)
@@ -48,7 +48,7 @@ class DeviceTensors:
 
 
 def dense_devices(run: State) -> dict[str, int]:
-    """Name the devices that run parts of the model other than experts, with the layers of which they run some."""
+    """Name the devices that run other parts than experts, with the number of their layers."""
     [layout, *_] = run.layouts
     layered = {d.name for d in (*layout.attention_at, *layout.dense_at, *layout.shared_at)}
     once = {d.name for d in layout.step_parts.values()}
@@ -56,10 +56,10 @@ def dense_devices(run: State) -> dict[str, int]:
 
 
 class Routed:
-    """Who serves which rows of a layer with which gate weight; one tensor a device for all experts.
+    """Rows of a layer and their gate weights by expert; one tensor a device for all experts.
 
-    ``experts`` are those of each micro-batch that is routed, (n, top_k), with ``weights`` next to them or None; ``otherwise`` is
-    the gate weight where none was recorded.
+    ``experts`` are those of each routed micro-batch, (n, top_k), with ``weights`` or None; ``otherwise`` is the unrecorded gate
+    weight.
     """
 
     def __init__(self, experts: Sequence[Any], weights: Sequence[Any], otherwise: float) -> None:
@@ -118,7 +118,6 @@ class Calls:
                     machine.store.place(device.name, self.slots[device.name].take(unit), self._number(unit))
 
     def _number(self, unit: Unit) -> int:
-        """Return the place of an expert among those of all layers."""
         return unit.layer * self.run.model.n_experts + unit.expert
 
     def of_task(self, task: Task, device: DeviceState) -> Callable[[], Any]:
@@ -153,7 +152,7 @@ class Calls:
         return routed
 
     def foresee(self) -> None:
-        """Look up who serves which rows while the dense part of a layer is computed, so that nobody waits for it then."""
+        """Look up the rows of a layer while its dense part is computed."""
         forward = self.run.forward
         visit = forward.visit
         if visit is None or len(forward.micro) != 1 or not visit.mbs_left or visit.step != forward.step.index:
@@ -164,7 +163,7 @@ class Calls:
             routed.of_expert(active[0], self.machine, forward.layout.dense_at[visit.layer].name)
 
     def _rows_of(self, visit: Visit, task: Task, device: str) -> tuple[Any, Any]:
-        """Rows that a Run serves and their gates: those that were assigned when it was issued, or all routed to the expert."""
+        """Rows of a Run and their gates: those assigned at its issue, or all of the expert."""
         routed = self._routing(visit.step, visit.layer, visit.experts, visit.weights)
         rows = rows_of(task.served)
         expert = task.unit.expert
@@ -303,7 +302,7 @@ class Calls:
         return self.machine.copy(link.name, target, origin, offset, n_bytes)
 
     def cross(self, link: LinkState, rows: int, direction: str, of: Group | Task | None) -> None:
-        """Copy the rows of a group, of a task or of a whole step from one end of a link to the other, now."""
+        """Copy the rows of a group, a task or a whole step over a link, now."""
         src, dst = self.states[link.link.src], self.states[link.link.dst]
         n_rows = self.run.step.n_tokens
         if direction == "hidden":

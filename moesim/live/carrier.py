@@ -1,8 +1,7 @@
-"""Replay of a policy on the real clock: nothing is waited for that is not done.
+"""Replay of a policy on the real clock.
 
-The engine's rules keep the state, ask the policy and decide what starts. Here the work is handed to threads; one thread, the
-caller's, takes in what is done and goes on from there. What is done between two looks counts as one instant, reported in
-the order of rule 2.
+The engine's rules keep the state, ask the policy and decide what starts. Work is handed to threads; the caller's thread takes
+in what is done. What is done between two looks counts as one instant, reported in the order of rule 2.
 """
 
 from __future__ import annotations
@@ -46,22 +45,22 @@ def replay(
     tables: Mapping[str, NDArray[Any]] | None = None, options: EngineOptions | None = None, policy_name: str = "",
     progress: Callable[[int], None] | None = None,
 ) -> Records:  # fmt: skip
-    """Carry out one policy over one workload on this machine.
+    """Run one policy over one workload on this machine.
 
     Parameters
     ----------
     machine : LiveMachine
-        Where. Its profile must be that of ``costs``.
+        Its profile must be that of ``costs``.
     model, costs, workload, policy, cache_slots, predictors, tables, policy_name, progress
-        As for `moesim.engine.simulate`; the costs are only what the policy is told.
+        As for `moesim.engine.simulate`; the costs are only what the policy sees.
     options : EngineOptions, optional
         Decisions take the time they take: ``decision_ns`` must be 0.
 
     Returns
     -------
     Records
-        As of a simulation, with the times that were measured. `TaskRecord.work` is the task's own time, and
-        ``decisions`` holds how long the policy thought at each Routed.
+        As of a simulation, with measured times. `TaskRecord.work` is the task's own time, and ``decisions`` holds how long
+        the policy took at each Routed.
 
     Raises
     ------
@@ -103,7 +102,7 @@ def replay(
 
 
 class Live:
-    """A carrier (`moesim.engine.state.Carrier`) on a real clock, for a run whose placement is made."""
+    """A carrier (`moesim.engine.state.Carrier`) on a real clock, after placement."""
 
     def __init__(self, state: State, machine: LiveMachine) -> None:
         self.state = state
@@ -140,15 +139,15 @@ class Live:
         self._hand(self._lanes[lane], task.key, self.calls.of_task(task, lane.device), task)
 
     def begin(self, lane: Lane, task: Task) -> None:
-        """Nothing: the worker goes on by itself."""
+        """Do nothing: the worker goes on by itself."""
 
     def set_off(self, link: LinkState, transfer: Transfer, n_bytes: int, work: int) -> None:
-        """Let bytes go over a link; which transfer goes next is decided as in the simulator (rule 5)."""
+        """Copy bytes over a link; the order of transfers is the simulator's (rule 5)."""
         link.take_up(link.name, work, self.state.now)  # what a policy is told of the time that is left is the profile's estimate
         self._hand(self._links[link], transfer.fetch, self.calls.of_transfer(link, transfer, n_bytes), link)
 
     def send_rows(self, link: LinkState, crossing: Crossing, then: Callable[[], None]) -> None:
-        """Move activations at once: they are small, and nothing else could be done before they are there."""
+        """Move activations at once: they are small, and nothing else can be done before."""
         state, (layer, rows, direction, of) = self.state, crossing
         start, submitted = self.clock(), state.now
         self.calls.cross(link, rows, direction, of)
@@ -160,7 +159,6 @@ class Live:
         state.instant.deferred.append(then)
 
     def after(self, delay_ns: int, call: Callable[[], None]) -> None:
-        """Nothing waits for a time that a profile names."""
         raise AssertionError("a replay charges no decision and has no thread of a profile")
 
     def _hand(self, worker: Any, key: int, call: Callable[[], Any], tag: Task | LinkState) -> None:
@@ -168,7 +166,7 @@ class Live:
         worker.submit(key, call, tag)
 
     def next_instant(self) -> bool:
-        """Wait for the next thing to be done, and take in all that is done by then; False if nothing is under way."""
+        """Wait for the next call to end, and take in all that ended; False if none is under way."""
         if not self.under_way:
             return False
         if self.done.empty():
@@ -200,7 +198,7 @@ class Live:
 
 
 class Observed:
-    """A policy, and how long it took to answer each Routed."""
+    """A policy whose time to answer each Routed is recorded."""
 
     def __init__(self, policy: Any, live: Live) -> None:
         self._policy, self._live = policy, live

@@ -1,4 +1,4 @@
-"""The machine that a replay runs on: workers, weights in memory or on disk, and copies between them."""
+"""The machine of a replay: workers, weights in memory or on disk, and copies between them."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _CHUNKS = 3  # streams of a chunked copy, as it is measured
 
 
 class LiveMachine:
-    """Workers and memory of this machine, in the roles of a profile's devices and links; a context manager.
+    """A machine in the roles of a profile's devices and links; a context manager.
 
     Parameters
     ----------
     hardware : HardwareProfile
-        Devices, links, cores. Its costs are what policies are told.
+        Devices, links, cores. Its costs are what policies see.
     backend : {"cpu", "cuda"}
         ``"cpu"``: every device is memory and cores, or a disk. ``"cuda"``: devices of kind ``gpu`` are GPUs, in order.
     memory_bytes : int or None, bytes
@@ -52,7 +52,7 @@ class LiveMachine:
     Raises
     ------
     InputError
-        If the profile is of another kind of machine than this backend runs, or cores or GPUs are missing.
+        If this backend does not run the profile's kind of machine, or cores or GPUs are missing.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class LiveMachine:
 
     @property
     def spare_cores(self) -> tuple[int, ...]:
-        """Cores on which decisions are taken: those that no accelerator is made of, if there are some."""
+        """Cores on which decisions are taken: those of no accelerator, if there are some."""
         taken = {core for device in self.hardware.devices.values() if device.role == "accelerator" for core in device.cores}
         return tuple(core for core in usable_cores() if core not in taken) or tuple(usable_cores())
 
@@ -113,25 +113,10 @@ class LiveMachine:
     def prepare(
         self, model: ModelSpec, workload: Workload, transfer: str, *, slots: Mapping[str, int], dense: Mapping[str, int]
     ) -> None:
-        """Have memory for a model, a placement and the largest step of a workload; what serves is kept.
+        """Allocate memory for a model, placement and workload, unless the present one serves.
 
-        Parameters
-        ----------
-        model : ModelSpec
-            Shapes and precisions.
-        workload : Workload
-            Its largest step and longest contexts.
-        transfer : {"pinned", "pageable", "chunked"}
-            How weights travel to a GPU; on other machines it makes no difference.
-        slots : mapping of str to int
-            Experts for which each accelerator has room in its pools.
-        dense : mapping of str to int
-            Devices that run other parts of the model, and of how many layers.
-
-        Raises
-        ------
-        CapacityError
-            If it does not fit into the budget, before anything is allocated.
+        ``slots`` are the experts that fit into each accelerator's pools, ``dense`` the devices of other parts with their
+        numbers of layers. Raises `CapacityError` before anything is allocated.
         """
         kv_tokens = max(sum(n + context for n, context in step.sequences) for step in workload.steps)
         rows, pinned = workload.max_tokens, self.backend == "cuda" and transfer != "pageable"
@@ -211,7 +196,7 @@ class LiveMachine:
         return Buffers(1, self.store.shape.n_bytes, self.places[self.hardware.link(link).dst])[0]
 
     def copy_message(self, link: str, n_bytes: int) -> Callable[[], None]:
-        """Make the call that moves some bytes of no meaning over a link."""
+        """Make the call that moves meaningless bytes over a link."""
         found = self.hardware.link(link)
         pair = [memory.meaningless(self.places[end], n_bytes) for end in (found.dst, found.src)]
         return partial(copy, *pair, non_blocking=True)
@@ -230,7 +215,6 @@ class LiveMachine:
 
 
 def _check_parts(hardware: HardwareProfile, disk: Path | None) -> None:
-    """Refuse what a profile may have and a replay has not."""
     disks = [name for name, device in hardware.devices.items() if device.role == "storage"]
     if disk is not None and not disks:
         raise InputError(f"--disk: expected none, since {hardware.name} keeps no experts on a disk, got {disk}; leave it out")
@@ -256,7 +240,7 @@ def _check_parts(hardware: HardwareProfile, disk: Path | None) -> None:
 
 
 def _torch_devices(hardware: HardwareProfile, backend: str, first_gpu: int) -> Mapping[str, str]:
-    """Say where each device of the profile is: ``"cpu"``, or ``"cuda:0"`` and so on in the order of the profile."""
+    """Return the place of each device: ``"cpu"``, or ``"cuda:0"`` and so on."""
     if backend not in BACKENDS:
         raise InputError(f"--backend: expected one of {', '.join(BACKENDS)}, got {backend!r}")
     gpus = [name for name, device in hardware.devices.items() if device.kind == "gpu"]

@@ -1,4 +1,4 @@
-"""Real weights on this machine: how many buffers fit, which holds which expert, a file on a disk, kernels that read them."""
+"""Real weights on this machine: buffers that fit, the experts they hold, and kernels."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FEWEST = 4
 
 
 class Slots:
-    """Which buffer of a device holds which unit; where there are fewer buffers than slots, units take turns and may share one."""
+    """Which buffer of a device holds which unit; where they are few, units share."""
 
     def __init__(self, device: DeviceState, n_buffers: int) -> None:
         self._device = device
@@ -71,10 +71,9 @@ class Slots:
 
 
 def share_out(wanted: Mapping[str, int], expert_bytes: int, fixed_bytes: int, budget_bytes: int, where: str) -> dict[str, int]:
-    """Find how many buffers each device gets.
+    """Share buffers out among devices, none more than it wants, else equally.
 
-    No device gets more than the ``wanted`` buffers, which would give every unit its own. If not all fit, the devices share
-    equally what there is. A `CapacityError` says that not even `FEWEST` fit on each device, or all that are wanted.
+    A `CapacityError` says that not even `FEWEST` fit on each device, or all that are wanted.
 
     >>> share_out({"a": 10, "b": 100}, 10, 50, 1000, "host memory")
     {'a': 10, 'b': 85}
@@ -101,7 +100,7 @@ _ROW_COPIES = 6  # tensors of all rows of a step that a device may hold at once
 
 
 class WeightStore:
-    """Memory for one model within a budget, checked before anything is allocated; of a disk as much as of host memory."""
+    """Memory for one model within a budget that is checked first."""
 
     def __init__(
         self, model: ModelSpec, hardware: HardwareProfile, places: Mapping[str, str], *, max_rows: int, max_kv_tokens: int,
@@ -148,7 +147,7 @@ class WeightStore:
         dense: Mapping[str, int],
         pinned: bool,
     ) -> bool:
-        """Tell whether this will do for another run; parameters as for the class."""
+        """Whether this will do for another run; parameters as for the class."""
         large_enough = max_rows <= self.max_rows and max_kv_tokens <= self.max_kv_tokens
         known = all(layers <= self._wanted_dense.get(name, 0) for name, layers in dense.items())
         roomy = all(n <= max(self.slots.get(name, 0), self.held[name].n) for name, n in slots.items())
@@ -174,7 +173,7 @@ class WeightStore:
         return buffers
 
     def _distinct_layers(self, place: str, wanted: int) -> int:
-        """Layers with dense weights of their own: all, or as many as a third of the budget holds."""
+        """Return the layers with dense weights of their own that a third of the budget holds."""
         room = self._room(place)[0]
         for layers in range(wanted, 1, -1):
             if dense_bytes(self.model, distinct_layers=layers, **self._sizes) <= room // 3:
@@ -182,7 +181,7 @@ class WeightStore:
         return 1
 
     def _room(self, where: str) -> tuple[int, str]:
-        """Bytes that may be used somewhere, and what that is called."""
+        """Return the bytes that may be used somewhere, and the name of that."""
         if where == "cpu":
             return self._memory_bytes, "host memory (--memory)"
         if where != "disk":
@@ -205,18 +204,18 @@ class WeightStore:
         return found
 
     def _needed(self, device: str) -> int:
-        """Buffers with which every expert that a device may hold has its own."""
+        """Return the buffers with which every expert that a device may hold has its own."""
         n_units = self.model.n_layers * self.model.n_experts
         return n_units if device in self._hardware.backing else max(1, min(n_units, self.slots[device]))
 
     @property
     def aliased(self) -> str:
-        """Say where buffers stand for more experts than there are buffers; empty if every expert has its own."""
+        """Describe where buffers stand for more experts than there are buffers."""
         told = [f"{self._needed(name)} on {name} in {held.n}" for name, held in self.held.items() if held.n < self._needed(name)]
         return f"experts share buffers ({', '.join(told)})" if told else ""
 
     def place(self, device: str, index: int, unit: int) -> None:
-        """Put a unit's weights where a placement has them at the start; needless where experts share their origin."""
+        """Copy a unit's weights to where a placement starts, unless experts share theirs."""
         backing, buffers = self.held[self._hardware.backing[0]], self.held[device]
         if backing.n < self.model.n_layers * self.model.n_experts:
             return

@@ -1,4 +1,4 @@
-"""Which values of a model's fields are possible. Takes plain values, so that a loader can name the place."""
+"""Which values of a model's fields are possible."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _QK_NORMS = ("none", "head", "full")
 
 
 def is_int(value: object) -> bool:
-    """Tell an integer from everything else, booleans included."""
+    """Whether a value is an integer and no boolean."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 

@@ -1,4 +1,4 @@
-"""Read a Hugging Face ``config.json`` into a `ModelSpec`. Nothing is downloaded, and no model code is run."""
+"""Read a Hugging Face ``config.json``; nothing is downloaded, no model code is run."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _latent(c: _Config) -> dict[str, Any]:
 
 
 def _layers(c: _Config, dense: Iterable[int]) -> dict[str, Any]:
-    """Split the layers; dense ones that do not lead are costed as if they did, and the result is labelled."""
+    """Split the layers; dense ones that do not lead are labelled and costed as if they did."""
     n_all = c.layers()
     layers = sorted(dense)
     if len(layers) == n_all:

@@ -1,6 +1,6 @@
-"""What a GGUF file says about a model: shapes from its metadata and tensors, bytes by adding up tensors. Weights are not read.
+"""Read a model's shapes and bytes from a GGUF file; weights are not read.
 
-The file format and its names are llama.cpp's; the library ``gguf`` reads it (``pip install 'moesim[gguf]'``).
+Format and names are llama.cpp's; the library ``gguf`` reads them (``pip install 'moesim[gguf]'``).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _REMEDY: Final = "it is truncated or altered, fetch it anew"
 
 
 def check_claims(path: Path) -> None:
-    """Raise `ModelError` if a GGUF file claims what it cannot hold; nothing of it is kept. `OSError` if it cannot be read."""
+    """Raise `ModelError` if a GGUF file claims what it cannot hold."""
     with path.open("rb") as file:
         if not file.read(1):
             raise ModelError(f"{path}: expected a GGUF file, got an empty one; fetch it anew")
@@ -67,7 +67,7 @@ class _Walk:
             self._check(f"bytes to the data of {name}", offset, self._size - self._at)
 
     def _claim(self, what: str, n: int, most: int, least: int) -> None:
-        """Check a count against a limit and against what is left of the file, of which each takes at least so many bytes."""
+        """Check a count against a limit and against the rest of the file, at ``least`` bytes each."""
         self._check(what, n, min(most, (self._size - self._at) // least))
 
     def _check(self, what: str, n: int, most: int) -> None:
@@ -111,7 +111,7 @@ class _Walk:
             self._skip(_WIDTHS[kind], name)
 
     def _tensor(self) -> tuple[str, int]:
-        """Check a tensor's name and shape; give its name and the offset of its data."""
+        """Check a tensor's name and shape; return its name and the offset of its data."""
         name = self._text("a tensor's name")
         self._claim(f"axes of {name}", n_axes := self._number("I", name), _MAX_AXES, 8)
         n_weights = 1
@@ -156,7 +156,6 @@ class _File:
             raise ModelError(f"{path}: general.architecture: {known}; give the model's config.json or YAML with --model")
 
     def get(self, key: str) -> Any:
-        """Give a value of the metadata, or None."""
         field = self._fields.get(key)
         return None if field is None else field.contents()
 
@@ -167,7 +166,7 @@ class _File:
         return value
 
     def count(self, key: str, default: int | None = None) -> int:
-        """Give an integer of the architecture's own metadata; of one value a layer the largest."""
+        """Return an integer of the architecture's own metadata; of one value a layer the largest."""
         name = f"{self.architecture}.{key}"
         value = self.get(name)
         if isinstance(value, list) and value and all(isinstance(one, int) for one in value):
@@ -179,7 +178,7 @@ class _File:
         return value
 
     def any_layer(self, name: str) -> _Tensor | None:
-        """Give a tensor of the last layer that has it: leading layers may differ."""
+        """Return a tensor of the last layer that has it: leading layers may differ."""
         found = [key for key in self.tensors if _BLOCK.match(key) and key.split(".", 2)[2] == name]
         return self.tensors[max(found, key=lambda key: int(key.split(".")[1]))] if found else None
 
@@ -222,8 +221,8 @@ def parts_of(path: Path) -> list[Path]:
 def read_gguf(path: Path) -> ModelSpec:
     """Read a model's specification from a GGUF file.
 
-    ``expert_bytes_by_layer`` are the tensors' own bytes. ``other_bits`` is the mean over all tensors of no routed expert, so that
-    their sum is right. Keys, values and activations are of 16 bits.
+    ``expert_bytes_by_layer`` are the tensors' own bytes; ``other_bits`` is the mean over all other tensors, so that their sum
+    is right. Keys, values and activations are of 16 bits.
     """
     file = _File(path)
     values = _shape(file)
@@ -249,7 +248,7 @@ def _n_blocks(file: _File) -> int:
 
 
 def _unused(file: _File, name: str) -> bool:
-    """Whether a tensor is of the layers that predict further tokens, which decoding one token at a time leaves out."""
+    """Whether a tensor is of the layers that predict further tokens, which decoding leaves out."""
     found = _BLOCK.match(name)
     return found is not None and int(found[1]) >= _n_blocks(file)
 

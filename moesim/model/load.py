@@ -1,4 +1,4 @@
-"""Models: where a `ModelSpec` comes from, by name, from a ``config.json`` or a YAML file, or changed in an experiment."""
+"""Models by name, from a ``config.json`` or a YAML file, or changed in an experiment."""
 
 from __future__ import annotations
 
@@ -27,15 +27,8 @@ _NOT_LABELLED = ("name", "source")  # they change no figure
 
 
 def builtin_models() -> dict[str, ModelSpec]:
-    """Give all built-in specs.
+    """Return all built-in specs by name, in listing order.
 
-    Returns
-    -------
-    dict of str to ModelSpec
-        By name, in listing order; a fresh dict.
-
-    Examples
-    --------
     >>> builtin_models()["qwen3-30b-a3b"].expert_bytes(0)
     9437184
     """
@@ -43,7 +36,7 @@ def builtin_models() -> dict[str, ModelSpec]:
 
 
 def load_model(source: str | Path | Mapping[str, Any], place: str = "model") -> ModelSpec:
-    """Get a model's specification.
+    """Load a model's specification.
 
     Parameters
     ----------

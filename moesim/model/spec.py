@@ -1,4 +1,4 @@
-"""What a Mixture-of-Experts model weighs: shapes in, parameters and bytes out. No timing, no routing."""
+"""Weights of a Mixture-of-Experts model: shapes in, parameters and bytes out."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHADOW_BITS = {"int8": 8, "nf4": 4, "int4": 4, "fp16": 16, "bf16": 16}
 def bits_to_bytes(count: int, bits: float) -> int:
     """Bytes of ``count`` numbers of ``bits`` bits each, rounded up once.
 
-    The decimal form of ``bits`` is what counts: 4.85 means 485/100, not the nearest binary fraction.
+    The decimal form of ``bits`` counts: 4.85 means 485/100, not the nearest binary fraction.
 
     >>> bits_to_bytes(176_160_768, 16), bits_to_bytes(32, 4.25), bits_to_bytes(100, 4.8)
     (352321536, 17, 60)
@@ -142,7 +142,6 @@ class ModelSpec(Facts):
             raise ModelError(f"model '{self.name}': {problem}")
 
     def facts(self) -> dict[str, Any]:
-        """State shapes and sizes."""
         return {
             "name": self.name, "layers": self.n_layers + self.n_dense_layers, "MoE layers": self.n_layers,
             "experts": self.n_experts, "top_k": self.top_k, "shared": self.n_shared,
@@ -169,7 +168,7 @@ class ModelSpec(Facts):
         return (self.expert_bits, *self.low_bits)
 
     def expert_bytes(self, layer: int = 0, bits: float | None = None) -> int:
-        """Bytes of one routed expert of a layer, at the full width or another; biases are held in ``other_bits``."""
+        """Bytes of one routed expert of a layer, at the full width or another."""
         self._check_layer(layer)
         if bits is None or bits == self.expert_bits:
             return self._whole_bytes if self.expert_bytes_by_layer is None else self.expert_bytes_by_layer[layer]
@@ -272,7 +271,7 @@ class ModelSpec(Facts):
 
     @property
     def head_params(self) -> int:
-        """Parameters that the LM head reads: final norm and output matrix, even if that is the embedding."""
+        """Parameters that the LM head reads: final norm and output matrix."""
         return self.vocab * (self.hidden + self.head_bias) + self._norm_params
 
     @cached_property
@@ -299,8 +298,6 @@ class ModelSpec(Facts):
     def active_params(self) -> int:
         """Parameters but for the experts that a token does not use; the whole embedding is counted.
 
-        Notes
-        -----
         Publishers differ: Mixtral's and Qwen3's figures count the embedding, those of gpt-oss leave it out.
         """
         return self.total_params - self.n_layers * (self.n_experts - self.top_k) * self.expert_params
@@ -309,7 +306,7 @@ class ModelSpec(Facts):
 
     @cached_property
     def kv_bytes_per_token_per_layer(self) -> int:
-        """Bytes of KV of one token in one layer; for latent attention of the latent and the rotary key."""
+        """Bytes of KV of one token in one layer, or of the latent and the rotary key."""
         if self.kv_lora_rank:
             return bits_to_bytes(self.kv_lora_rank + self.rope_head_dim, self.kv_bits)
         return bits_to_bytes(2 * self.n_kv_heads * self.head_dim, self.kv_bits)
@@ -321,7 +318,7 @@ class ModelSpec(Facts):
 
     @property
     def core_widths(self) -> tuple[int, int]:
-        """Numbers of one row that what reads the KV cache takes in (query, new key and value) and gives."""
+        """Numbers of a row that attention's core reads (query, new key and value) and returns."""
         if self.kv_lora_rank:
             query = self.n_heads * (self.nope_head_dim + self.rope_head_dim)
             return query + self.kv_lora_rank + self.rope_head_dim, self.n_heads * self.v_head_dim
@@ -335,7 +332,7 @@ class ModelSpec(Facts):
     # ---- helpers
 
     def figures(self) -> dict[str, object]:
-        """Give all fields by name; those that came later only where they are used: other models keep their fingerprint."""
+        """Return all fields by name; later ones only where they are used, so that fingerprints stay."""
         later = {"low_bits": (), "units_per_expert": 1}
         values = {name: getattr(self, name) for name in FIELDS}
         return {key: value for key, value in values.items() if key not in later or value != later[key]}

@@ -1,6 +1,6 @@
-"""Recording of routing traces from the real gates of a model (needs the optional extra ``moesim[record]``).
+"""Recording of routing traces from the real gates of a model (needs ``moesim[record]``).
 
-Only this package and ``moesim.live.kernels`` import torch. Nothing else of moesim imports this package.
+Only this package and ``moesim.live`` import torch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class RecordError(InputError):
 
 
 def check_model_name(name: str) -> None:
-    """Check that a name is that of a folder, or may be one on the Hugging Face hub."""
+    """Check that a name is that of a folder or may be one on the Hugging Face hub."""
     path = os.path.expanduser(name)  # unlike those of pathlib, these take any name
     if os.path.isdir(path):
         return

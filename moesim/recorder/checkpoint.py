@@ -1,8 +1,8 @@
-"""A model that is never in memory as a whole: its parts are loaded from the safetensors shards, used and given back.
+"""A model that is never in memory as a whole: parts of its safetensors shards are.
 
-Quantised weights (MXFP4, and FP8 with a scale for a block, a row or a whole weight) are dequantised by their definition, in
-float32, and rounded to the model's type once. How weights are named and put together is read from transformers. A stack of
-experts is filled one by one, so that the sources of one expert at most are there twice.
+Quantised weights (MXFP4, and FP8 with a scale for a block, a row or a whole weight) are dequantised by their definition in
+float32, and rounded to the model's type once. Transformers says how weights are named and put together. A stack of experts is
+filled one by one, so that the sources of one expert at most are there twice.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _TOLD = ("format", "bits", "load_in_4bit", "load_in_8bit", "expert_dtype")
 
 @dataclass(frozen=True)
 class Mxfp4:
-    """A stack of weights: blocks of 32 FP4 codes, two a byte, and a power of two for each block."""
+    """A stack of weights: blocks of 32 FP4 codes, two a byte, and a power of two a block."""
 
     code_types: ClassVar = ("U8",)
     scale_types: ClassVar = ("U8",)
@@ -59,13 +59,13 @@ class Mxfp4:
         return {name: (f"{name}_blocks", f"{name}_scales") for name in names if f"{name}_scales" in keys}
 
     def shape(self, codes: tuple[int, ...], scales: tuple[int, ...]) -> tuple[int, ...] | None:
-        """Give the shape of the weight; None: the two do not fit together."""
+        """Return the shape of the weight; None: the two do not fit together."""
         if len(codes) != 4 or codes[:-1] != scales or codes[-1] != _BLOCK // 2:
             return None
         return codes[0], codes[2] * _BLOCK, codes[1]
 
     def pieces(self, codes: Tensor, scales: Tensor) -> Iterator[tuple[Any, Tensor]]:
-        """Dequantise one of a stack to float32, in pieces with their places; the model has the transpose."""
+        """Dequantise one of a stack to float32, transposed, in pieces with their places."""
         for rows in _pieces(len(codes), codes[0].numel() * 2):
             values = _PAIRS.index_select(0, codes[rows].flatten().int()).view(torch.float32).view(*scales[rows].shape, _BLOCK)
             values *= (scales[rows].float() - _E8M0_BIAS).exp2()[..., None]  # 255, which is no number, gives infinity
@@ -89,7 +89,7 @@ class Fp8:
         return {key: (key, key + suffix) for suffix in _SUFFIXES for key in keys if key + suffix in keys}
 
     def shape(self, codes: tuple[int, ...], scales: tuple[int, ...]) -> tuple[int, ...] | None:
-        """Give the shape of the weight; None: the two do not fit together."""
+        """Return the shape of the weight; None: the two do not fit together."""
         return codes if len(codes) == 2 and self._block(codes, scales) is not None else None
 
     def _block(self, codes: tuple[int, ...], scales: tuple[int, ...]) -> tuple[int, int] | None:
@@ -197,7 +197,7 @@ class Shards:
 
     @classmethod
     def fetch(cls, options: LoadOptions, rule: Rule | None, dtype: torch.dtype) -> Shards:
-        """Find the shard of every weight; on the hub they are fetched first."""
+        """Find the shard of every weight, fetched from the hub first."""
 
         def fetched(file: str, *, optional: bool = False) -> str | None:
             found: str | None = hub.cached_file(
@@ -218,7 +218,7 @@ class Shards:
         return name in self._pairs
 
     def slices(self, names: Iterable[str]) -> dict[str, Any]:
-        """Give weights that are read when they are indexed; no page stays mapped once they are gone."""
+        """Return weights that are read when they are indexed; no page stays mapped afterwards."""
         opened: dict[Path, Any] = {}
 
         def stored(key: str) -> Any:
@@ -230,7 +230,7 @@ class Shards:
         return {name: self._slice(name, *map(stored, self._pairs.get(name, (name,)))) for name in names}
 
     def check(self, names: Iterable[str]) -> None:
-        """Check that weights can be read as numbers, by what the shards say of their types and shapes."""
+        """Check from the shards' types and shapes that weights can be read as numbers."""
         self.slices(names)
 
     def _slice(self, name: str, *stored: Any) -> Any:
@@ -299,7 +299,7 @@ class Parameters:
                 self._load_whole(name, source)
 
     def bytes_to_load(self, part: str) -> int:
-        """Most memory that loading a module takes, with the sources of what is being loaded."""
+        """Return the most memory that loading a module takes, sources included."""
         there, most = 0, 0
         for name in self.of(part):
             source = self._sources[name]
@@ -390,7 +390,7 @@ transformers: Any = _transformers  # its types do not fit together
 
 
 class LayeredModel(Parameters):
-    """A causal language model on the meta device, of which parts can be loaded; rotary embedding and routers are."""
+    """A causal language model on the meta device, whose parts can be loaded."""
 
     def __init__(self, model: Any, shards: Shards, device: torch.device, name: str) -> None:
         super().__init__(model, shards, device, name)
@@ -402,7 +402,7 @@ class LayeredModel(Parameters):
 
     @classmethod
     def open(cls, options: LoadOptions) -> LayeredModel:
-        """Open a checkpoint in safetensors of an architecture in the table, quantised in a way that is known or not at all."""
+        """Open a safetensors checkpoint of a known architecture, in a known quantisation or none."""
         options.check()
         where = {"revision": options.revision or "main", "trust_remote_code": False}
         try:
@@ -451,7 +451,7 @@ class LayeredModel(Parameters):
 
     @torch.no_grad()
     def run_layer(self, number: int, states: Tensor) -> Tensor:
-        """Put the states of one text through a layer that is loaded, by the decoder's own forward: other layers pass them on."""
+        """Run one loaded layer on the states of a text by the decoder's own forward."""
         layer = self.decoder.layers[number]
         passing = layer.__dict__.pop("forward")
         try:

@@ -1,7 +1,6 @@
-"""Generate for a batch of prompts, token by token with a KV cache, each request as if it were alone.
+"""Generate for a batch of prompts with a KV cache, each request as if it were alone.
 
-Prompts of different lengths are padded on the left; the padding is masked and has no positions. Each request has
-its own random numbers and its own end.
+Prompts are padded on the left; padding is masked and has no positions. Each request has its own random numbers and end.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from moesim.recorder import RecordError
 
 
 def cache_name(model: Any) -> str:
-    """Return what calls and outputs of the model name its KV cache; Transformers has renamed it, remote code may not have."""
+    """Return what calls and outputs name the KV cache, which Transformers has renamed."""
     return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
 def whole_cache(model: Any) -> Any:
-    """Make a cache that keeps all positions, also in layers that look at a sliding window only."""
+    """Make a cache that keeps all positions, also in layers with a sliding window."""
     cache: Any = DynamicCache(config=model.config)
     for layer in cache.layers:
         if layer.is_sliding:
@@ -185,7 +184,7 @@ class _Batch:
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Run the model; logits after the last token of each request, (n_requests, vocabulary) float32."""
+        """Run the model; logits after each request's last token, (n_requests, vocabulary) float32."""
         if self._began:
             self.mask = torch.cat([self.mask, torch.ones_like(inputs)], dim=1)
         where: dict[str, Tensor] = {}

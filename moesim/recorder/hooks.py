@@ -1,8 +1,7 @@
-"""See what the routers of a model read and choose, one forward pass after another, and keep it small.
+"""See what the routers of a model read and choose, one forward pass after another.
 
-Nothing in the model is replaced: the hooks return nothing, so the model computes what it computes without them.
-What is kept of a layer waits on its device until there are `CHUNK_ROWS` rows of it; then scores and signals are
-computed and everything is moved to the host. So the memory used on the device does not grow with the recording.
+The hooks return nothing, so the model computes what it computes without them. Rows wait on their device until there are
+`CHUNK_ROWS` of a layer; then scores and signals are computed and all is moved to the host, so that device memory does not grow.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ CHUNK_ROWS = 256  # rows of a layer that wait on the device before they are work
 
 @dataclass(frozen=True)
 class Wanted:
-    """What to keep next to ids and weights."""
+    """Arrays to keep next to ids and weights."""
 
     scores: bool = False  # the scores of all experts
     inputs: bool = False  # what each router read
@@ -60,7 +59,7 @@ class RoutingHooks:
             layer.__exit__(*error)
 
     def expect(self, rows: Tensor) -> None:
-        """Say which rows of the next forward pass to keep, as places among (sequence, token) in C order."""
+        """Set the rows of the next forward pass to keep, as places among (sequence, token)."""
         for layer in self._layers:
             layer.rows = rows
 
@@ -72,11 +71,11 @@ class RoutingHooks:
 
 
 def side_by_side(layers: Sequence[Mapping[str, NDArray[Any]]], signals: SignalPlan | None) -> dict[str, NDArray[Any]]:
-    """Put what was kept of each layer together as the arrays of `Captured`."""
+    """Put what was kept of each layer together as `Captured`."""
     facts = {} if signals is None else signals.facts(len(layers))
 
     def ahead(name: str) -> int:
-        """Layers between the one where an array was computed and the one it is about."""
+        """Return the layers between where an array was computed and what it is about."""
         kind, _, signal = name.partition("/")
         return facts[signal].lookahead if kind in ("signals", "signal_ids") else 0
 
@@ -85,7 +84,7 @@ def side_by_side(layers: Sequence[Mapping[str, NDArray[Any]]], signals: SignalPl
 
 
 def _stack(layers: Sequence[NDArray[Any] | None], ahead: int) -> NDArray[Any]:
-    """Put layers side by side, each `ahead` places later; those without a source are zero."""
+    """Stack layers, each `ahead` places later; those without a source are zero."""
     some = next(layer for layer in layers if layer is not None)
     out = np.zeros((len(some), len(layers), *some.shape[1:]), some.dtype)
     for number, layer in enumerate(layers):
@@ -130,7 +129,7 @@ class LayerHooks:
         self._choose(ids, weights)
 
     def before_experts(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Take what the experts are given, which is what the model uses, rather than what the router returned."""
+        """Take what the experts are given, which the model uses, not what the router returned."""
         _, weights, ids = read_choice([*args, *kwargs.values()][1:], self._gates[self._number].n_experts)
         self._choose(ids, weights)
         self._commit()
@@ -177,7 +176,7 @@ class LayerHooks:
         self._done.append({name: tensor.cpu().numpy() for name, tensor in kept.items()})
 
     def take(self) -> tuple[dict[str, NDArray[Any]], NDArray[np.float64] | None]:
-        """Hand over the rows since the last call, and the sum of the router's inputs if it is wanted."""
+        """Hand over the rows since the last call, and the sum of the router's inputs if wanted."""
         self._commit()
         self._work()
         done, self._done = self._done, []

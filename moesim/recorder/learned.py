@@ -1,4 +1,4 @@
-"""Learned prediction: a small network a layer tells, from what its router reads and chooses, the experts of the next.
+"""Learned prediction: a network a layer predicts the next layer's experts.
 
 PreScope's layer-aware predictor (LLaPor). What the paper does not print is a named option.
 
@@ -106,7 +106,7 @@ class Features:
 
     @classmethod
     def fit(cls, states: NDArray[Any], n: int) -> Features:
-        """Find the principal components of states, (n_rows, hidden); no more than there are rows or values."""
+        """Find the principal components of states, (n_rows, hidden)."""
         mean = states.mean(axis=0, dtype=np.float64)
         hidden = states.shape[1]
         covariance = np.zeros((hidden, hidden))
@@ -146,7 +146,7 @@ class Shallow(nn.Module):
 
 
 class Gated(nn.Module):
-    """A block, two more as a residual that a gating unit modulates, and an output: the middle layers."""
+    """A block, two more as a residual with a gating unit, and an output: the middle layers."""
 
     def __init__(self, n_features: int, n_experts: int, options: LearnedOptions) -> None:
         super().__init__()
@@ -168,7 +168,7 @@ def network(group: str, n_features: int, n_experts: int, options: LearnedOptions
 
 
 def eighths(n_layers: int) -> tuple[str, ...]:
-    """Group of each layer: the first and the last eighth, at least one each, are input and output."""
+    """Return the group of each layer: the first and the last eighth are input and output."""
     ends = max(1, round(n_layers / 8))
     return group_names(n_layers, ends, n_layers - ends)
 
@@ -246,7 +246,6 @@ def _check(inputs: NDArray[Any], experts: NDArray[Any], weights: NDArray[Any], n
 
 
 def _sample(n_rows: int, options: LearnedOptions) -> NDArray[np.int64]:
-    """Rows to train on, ascending; all, if there are no more than wanted."""
     wanted = min(n_rows, options.max_batches * options.batch_tokens)
     return np.sort(np.random.default_rng(options.seed).choice(n_rows, wanted, replace=False))
 
@@ -280,7 +279,7 @@ def _train(read: Tensor, wanted: Tensor, group: str, options: LearnedOptions) ->
 
 
 def rate_share(epoch: float, options: LearnedOptions) -> float:
-    """Learning rate over its peak after so many epochs: linear warm-up, then a cosine to 0."""
+    """Return the learning rate over its peak: linear warm-up, then a cosine to 0."""
     if epoch < options.warmup_epochs:
         return epoch / options.warmup_epochs
     left = (options.epochs - epoch) / max(1e-9, options.epochs - options.warmup_epochs)
@@ -314,7 +313,7 @@ def predict(predictors: Predictors, inputs: NDArray[Any], experts: NDArray[Any],
 
 
 def save_predictors(predictors: Predictors, path: str | Path) -> Path:
-    """Write predictors to a safetensors file, completely or not at all; the same ones give the same bytes."""
+    """Write predictors to a safetensors file; the same ones give the same bytes."""
     tensors: dict[str, Tensor] = {}
     for layer, (features, model) in enumerate(predictors.layers, start=1):
         parts = {"mean": features.mean, "components": features.components, **model.state_dict(prefix="network.")}
@@ -350,7 +349,7 @@ def load_predictors(path: str | Path) -> Predictors:
 
 
 def _digest(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> str:
-    """Give the sha256 of what a file of predictors holds."""
+    """Return the sha256 of the contents of a file of predictors."""
     found = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
     for name, tensor in sorted(tensors.items()):
         found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode() + tensor.contiguous().numpy().tobytes())
@@ -380,7 +379,7 @@ def check_no_shared_requests(calibration: Mapping[str, Any], trace: Mapping[str,
 
 
 def _requests(header: Mapping[str, Any], place: str) -> list[set[tuple[str, str]]]:
-    """What each request of a trace can be recognised by."""
+    """Identify each request of a trace."""
     listed = header.get("trace_requests")
     if not isinstance(listed, list) or not listed:
         raise RecordError(
@@ -466,7 +465,7 @@ def _chunks(n_rows: int) -> Iterator[slice]:
 
 
 def with_signal(trace: Trace, signal: Signal, predictors: Predictors) -> Trace:
-    """Add the signal to a trace; the header says which requests it was trained on."""
+    """Add the signal to a trace, whose header names the requests it was trained on."""
     facts = {**predictors.facts, "options": asdict(predictors.options), "groups": list(predictors.groups)}
     return replace(trace, signals={**trace.signals, NAME: signal}, header={**trace.header, NAME: facts})
 
@@ -474,7 +473,7 @@ def with_signal(trace: Trace, signal: Signal, predictors: Predictors) -> Trace:
 def accuracy(
     trace: Trace, calibration: Trace, groups: tuple[str, ...], batch_tokens: int = 64, seed: int = 0
 ) -> list[dict[str, Any]]:
-    """Compare the learned predictor with others, group by group: recall, and the share of 4 named experts among the 6 busiest."""
+    """Compare predictors by group: recall, and 4 named experts among the 6 busiest."""
     signals = [trace.signals[name] for name in (NAME, *RIVALS) if name in trace.signals]
     rows = signals[0].rows
     for signal in signals[1:]:
@@ -510,7 +509,7 @@ def _most_frequent(trace: Trace) -> NDArray[np.int64]:
 
 
 def hot_accuracy(said: NDArray[Any], true: NDArray[Any], n_experts: int, batch_tokens: int, seed: int) -> NDArray[np.float64]:
-    """Return PreScope's "hot Top-4" by layer: the share of the experts named as busiest that are among the busiest."""
+    """Return PreScope's "hot Top-4" by layer: named experts among the busiest."""
     n_rows, n_layers = true.shape[:2]
     if n_experts <= HOT_RIGHT:
         return np.full(n_layers, np.nan)

@@ -1,4 +1,4 @@
-"""Load a model and its tokenizer from a folder or from the Hugging Face hub, into little memory."""
+"""Load a model and its tokenizer from a folder or the Hugging Face hub into little memory."""
 
 from __future__ import annotations
 
@@ -57,13 +57,7 @@ class LoadOptions:
     memory: str | None = None
 
     def check(self) -> None:
-        """Check what can be checked before anything is loaded.
-
-        Raises
-        ------
-        RecordError
-            With the option that cannot be met.
-        """
+        """Raise `RecordError` for what can be checked before anything is loaded."""
         if self.dtype not in DTYPES:
             raise RecordError(f"--dtype: expected one of {', '.join(DTYPES)}, got '{self.dtype}'")
         for option, value in (("--gpu-memory", self.gpu_memory), ("--cpu-memory", self.cpu_memory)):
@@ -96,7 +90,7 @@ def _installed(package: str) -> bool:
 
 
 def quiet() -> None:
-    """Keep the bars and notes of transformers off stderr; what matters is raised or warned of here."""
+    """Keep the bars and notes of transformers off stderr."""
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
 
@@ -169,7 +163,7 @@ def short(error: BaseException) -> str:
 
 
 def quantisation(model: Any, bits: int | None) -> dict[str, Any] | None:
-    """Describe the quantisation of a model's weights, for the header of a trace and for a warning; None: not quantised."""
+    """Describe a model's quantisation for header and warning; None: not quantised."""
     config: Any = getattr(model.config, "quantization_config", None)
     if bits is None:
         if config is None:
@@ -181,7 +175,7 @@ def quantisation(model: Any, bits: int | None) -> dict[str, Any] | None:
 
 
 def _quantised_share(model: Any) -> float:
-    """Share of the parameters that lie in linear layers of bitsandbytes; packed, they do not count by their elements."""
+    """Return the share of parameters in linear layers of bitsandbytes, which are packed."""
     linear = [module for module in model.modules() if type(module).__module__.startswith("bitsandbytes")]
     packed = {id(parameter) for module in linear for parameter in module.parameters(recurse=False)}
     quantised = sum(module.in_features * module.out_features for module in linear)
@@ -190,13 +184,13 @@ def _quantised_share(model: Any) -> float:
 
 
 def describe_quantisation(facts: dict[str, Any]) -> str:
-    """Say in one line what quantisation means for what is recorded."""
+    """Describe in one line how quantisation affects what is recorded."""
     whose = "the checkpoint is" if facts["by"] == "checkpoint" else f"{facts['share']:.0%} of the weights are"
     return f"{whose} quantised ({facts['method']}): routing may differ from that of the unquantised model; the header says so"
 
 
 def routers_sha256(routers: list[Router]) -> str:
-    """sha256 of all router weights in float32: tells models apart, whatever the rest was loaded as."""
+    """Hash all router weights in float32, which tells models apart however the rest was loaded."""
     digest = hashlib.sha256()
     for router in routers:
         digest.update(router.gate().weight.numpy().tobytes())
@@ -204,14 +198,14 @@ def routers_sha256(routers: list[Router]) -> str:
 
 
 def config_sha256(model: Any) -> str:
-    """sha256 of a model's configuration, without what depends on how it was loaded."""
+    """Hash a model's configuration without what depends on how it was loaded."""
     others = ("transformers_version", "dtype", "quantization_config")
     config = {key: value for key, value in model.config.to_dict().items() if not key.startswith("_") and key not in others}
     return hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def end_tokens(model: Any) -> tuple[int, ...]:
-    """Tokens that end a text, by the generation settings of a model or else its configuration."""
+    """List the tokens that end a text, by generation settings or configuration."""
     for holder in (getattr(model, "generation_config", None), model.config):
         found = getattr(holder, "eos_token_id", None)
         if found is not None:

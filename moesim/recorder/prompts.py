@@ -1,4 +1,4 @@
-"""Prompts from a file, and the hashes by which calibration and trace are kept apart."""
+"""Prompts from a file, and the hashes that keep calibration and trace apart."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def tokens_sha256(tokens: Iterable[int]) -> str:
 def read_prompts(
     path: str | Path, *, name: str = "prompt", whole_file: bool = False, limit: int | None = None
 ) -> list[PromptText]:
-    """Read prompts from a text file (one a line, empty lines left out) or from JSON Lines."""
+    """Read prompts from a text file (one a line, empty ones left out) or JSON Lines."""
     source = Path(path)
     lines_of_json = source.suffix.lower() in JSON_LINES
     if whole_file and lines_of_json:

@@ -1,4 +1,4 @@
-"""Record the routing of requests with a model that is in memory, and count calibration tables over others."""
+"""Record the routing of requests with a model in memory, and count calibration tables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from moesim.trace.stats.calibration import MATRICES, Counts
 
 @dataclass(frozen=True)
 class SignalRows:
-    """What a predictor said about one request."""
+    """Predictions of one request."""
 
     scores: NDArray[Any]  # as in `moesim.trace.Signal`
     ids: NDArray[Any] | None = None  # None: the scores are dense
@@ -84,7 +84,7 @@ Observer = Callable[[Finished], Mapping[str, SignalRows]]
 
 @dataclass(frozen=True)
 class Plan:
-    """What to record of which requests.
+    """Contents of a recording, by request.
 
     Attributes
     ----------
@@ -118,17 +118,7 @@ class Plan:
     observer_facts: dict[str, SignalFacts] = field(default_factory=dict)
 
     def batches(self, lengths: Sequence[tuple[int, int]]) -> list[range]:
-        """Divide requests into batches, in order.
-
-        Parameters
-        ----------
-        lengths : sequence of (n_prompt, n_decode)
-
-        Returns
-        -------
-        list of range
-            Requests that are next to each other, and have the same signals and inputs kept.
-        """
+        """Divide requests, (n_prompt, n_decode) each, into batches that keep the same."""
         n = len(lengths)
         with_signals = n if self.n_signals is None else self.n_signals
         kinds = [
@@ -145,7 +135,7 @@ class Plan:
         return found
 
     def wanted(self, first: int, *, sums: bool = False) -> Wanted:
-        """Say what to keep of the batch that begins with a request."""
+        """Return what to keep of the batch that begins with a request."""
         with_signals = self.n_signals is None or first < self.n_signals
         with_inputs = self.n_inputs is None or first < self.n_inputs
         return Wanted(self.scores, with_inputs, self.signals if with_signals else None, sums)
@@ -176,13 +166,7 @@ class Recorder:
 
     @property
     def top_k(self) -> int:
-        """Experts of a token, by the model's configuration.
-
-        Raises
-        ------
-        RecordError
-            If it does not say.
-        """
+        """Experts of a token, by the model's configuration; `RecordError` if it does not say."""
         config = self.model.config.get_text_config()
         for name in ("num_experts_per_tok", "moe_topk", "top_k"):
             if isinstance(value := getattr(config, name, None), int):
@@ -191,16 +175,7 @@ class Recorder:
 
     @torch.no_grad()
     def embeddings(self, tokens: NDArray[np.int64]) -> NDArray[np.float16]:
-        """Embed tokens as the model does at its input.
-
-        Parameters
-        ----------
-        tokens : (n,) int64
-
-        Returns
-        -------
-        (n, hidden) float16
-        """
+        """Embed tokens, (n,), as the model does at its input: (n, hidden) float16."""
         layer = self.model.get_input_embeddings()
         device = layer.weight.device if layer.weight.device.type != "meta" else torch.device("cpu")
         found: NDArray[np.float16] = layer(torch.from_numpy(tokens).to(device)).to("cpu", torch.float16).numpy()
@@ -210,20 +185,9 @@ class Recorder:
         self, prompts: Sequence[Sequence[int]], n_decode: Sequence[int], seeds: Sequence[int], sampling: Sampling,
         wanted: Wanted, *, cache: Any = None, on_tokens: Callable[[int], None] = lambda n: None,
     ) -> tuple[list[Recording], Captured, Any]:  # fmt: skip
-        """Record requests together.
+        """Record requests together, with arguments of `moesim.recorder.generation.generate`.
 
-        Parameters
-        ----------
-        prompts, n_decode, seeds, sampling, cache, on_tokens
-            As for `moesim.recorder.generation.generate`.
-        wanted : Wanted
-
-        Returns
-        -------
-        recordings : list of Recording
-        captured : Captured
-            Their rows in the order of the forward passes.
-        cache : transformers.Cache
+        Returns the recordings, their rows in the order of the forward passes, and the KV cache.
         """
         with RoutingHooks(self.routers, self.gates, wanted) as hooks:
             done = generate(self.model, prompts, n_decode, seeds, sampling, cache=cache, expect=hooks.expect, on_tokens=on_tokens)
@@ -237,7 +201,7 @@ class Recorder:
 
 
 def to_recording(arrays: dict[str, NDArray[Any]], tokens: Sequence[int], n_prompt: int, ended: str, n_experts: int) -> Recording:
-    """Make a recording of the rows of one request among the arrays of `Captured`."""
+    """Make a recording of the rows of one request in `Captured`."""
     id_type = np.uint8 if n_experts <= 256 else np.uint16
     signals = {}
     for name, scores in arrays.items():
@@ -291,7 +255,7 @@ def record_batch(
     recorder: Recorder, batch: range, prompts: Sequence[Sequence[int]], n_decode: Sequence[int], seeds: Sequence[int],
     sampling: Sampling, plan: Plan, on_tokens: Callable[[int], None] = lambda n: None,
 ) -> list[Recording]:  # fmt: skip
-    """Record one batch of a plan; parameters as for `record_requests`, whose batch it is."""
+    """Record one batch of a plan; parameters as of `record_requests`."""
     observed = plan.observer is not None and (plan.n_signals is None or batch.start < plan.n_signals)
     requests = [prompts[r] for r in batch], [n_decode[r] for r in batch], [seeds[r] for r in batch]
     cache = whole_cache(recorder.model) if observed else None

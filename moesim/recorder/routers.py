@@ -1,12 +1,10 @@
 """Where each architecture keeps its routers, and how they turn a state into a choice.
 
-What a router chose is read from the model itself (see `moesim.recorder.hooks`). The rules here are needed for
-what the model does not hand out: its scores, the rank order where it returns the chosen experts unsorted, and
-what the same router would say about another layer's state.
+What a router chose is read from the model itself (see `moesim.recorder.hooks`). The rules here are for what the model does not
+hand out: scores, the rank order of unsorted experts, and what a router would choose for another layer's state.
 
-A model whose architecture is not in the table is searched: a router is a module next to one called ``experts``, with a weight
-of one row for each expert. How it makes scores of logits is found by running the model on a few tokens and comparing: the experts
-chosen must be the best by some known rule, and the weights in proportion to its scores. A model that fits no rule is refused.
+An unknown architecture is searched: a router is a module next to one called ``experts``, with a weight of one row an expert.
+The model is run on a few tokens, and a known rule must explain choice and weights of every router; else it is refused.
 """
 
 from __future__ import annotations
@@ -151,7 +149,7 @@ class Gate:
         return values, kept.repeat_interleave(grouped.shape[-1], dim=1)
 
     def best(self, logits: Tensor, n: int) -> Tensor:
-        """Ids of the n best experts of each row, best first, (rows, n) int64; the lower id among equals."""
+        """Return the n best experts of each row, (rows, n) int64; the lower id among equals first."""
         values, allowed = self.ranking(logits)
         order = values.sort(dim=-1, descending=True, stable=True).indices
         if allowed is not None:
@@ -160,14 +158,14 @@ class Gate:
         return order[:, :n]
 
     def in_rank_order(self, logits: Tensor, ids: Tensor) -> Tensor:
-        """Places that put chosen ids into rank order, (rows, top_k) int64; the lower id among equals."""
+        """Return places that sort chosen ids by rank, (rows, top_k) int64; lower ids first."""
         by_id = ids.sort(dim=-1).indices
         values = self.ranking(logits)[0].gather(1, ids.gather(1, by_id))
         return by_id.gather(1, values.sort(dim=-1, descending=True, stable=True).indices)
 
 
 def find_routers(model: Any) -> list[Router]:
-    """Find the routers of a model of a known architecture, in layer order; dense layers have none."""
+    """Find the routers of a known architecture, in layer order; dense layers have none."""
     kind = str(model.config.model_type)
     if kind not in ARCHITECTURES:
         raise RecordError(f"model_type '{kind}': expected one of {', '.join(sorted(ARCHITECTURES))}; it may still be detected")
@@ -213,7 +211,7 @@ def routers_of(model: Any) -> list[Router]:
 
 
 def weights_formula(model: Any) -> str:
-    """Say how a model makes weights of scores, for the header of a trace."""
+    """Describe how a model makes weights of scores, for the header of a trace."""
     known = ARCHITECTURES.get(model.config.model_type)
     return known.weights if known else "as the model does (architecture detected)"
 
@@ -255,7 +253,7 @@ def _expert_count(experts: nn.Module, config: Any) -> int:
 
 
 def _linear(module: nn.Module, n_experts: int) -> nn.Module | None:
-    """Find what has a weight with a row for each expert: the module or one part of it."""
+    """Find what has a weight with a row an expert: the module or one part of it."""
     weights = [(part, getattr(part, "weight", None)) for part in module.modules()]
     found = [part for part, w in weights if isinstance(w, Tensor) and w.ndim == 2 and w.shape[0] == n_experts]
     return found[0] if len(found) == 1 else None
@@ -263,7 +261,7 @@ def _linear(module: nn.Module, n_experts: int) -> nn.Module | None:
 
 @dataclass
 class _Probe:
-    """What one router did in the trial run."""
+    """Inputs and results of one router in the trial run."""
 
     router: Router
     states: Tensor | None = None
@@ -324,14 +322,14 @@ def _with_rules(model: Any, routers: list[Router]) -> list[Router]:
 
 
 def _corrections(router: Router) -> list[str]:
-    """Attributes of a router that are likely added to its scores; a plain ``bias`` is added to its logits."""
+    """Name attributes that may be added to a router's scores; a plain ``bias`` is of its logits."""
     width = len(router.gate().weight)
     named = [*router.module.named_buffers(recurse=False), *router.module.named_parameters(recurse=False)]
     return [name for name, tensor in named if tensor.shape == (width,) and name != "bias" and "bias" in name]
 
 
 def _misfit(rule: Rule, probe: _Probe) -> float:
-    """Return by how much weights and a rule's scores differ beyond a factor of a row; infinite if the choice does not fit."""
+    """Return how far weights and a rule's scores differ; infinite for another choice."""
     assert probe.states is not None
     assert probe.ids is not None
     assert probe.weights is not None
@@ -351,7 +349,7 @@ def _misfit(rule: Rule, probe: _Probe) -> float:
 
 
 def read_choice(output: Any, n_experts: int) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Tell logits, weights and ids apart in what a router returns or experts are given, by type and width."""
+    """Identify logits, weights and ids by type and width."""
     tensors = [t for t in (output if isinstance(output, tuple | list) else (output,)) if isinstance(t, Tensor) and t.ndim]
     ids = next((t for t in tensors if not t.is_floating_point() and t.dtype != torch.bool), None)
     floats = [t for t in tensors if t.is_floating_point()]
@@ -361,7 +359,7 @@ def read_choice(output: Any, n_experts: int) -> tuple[Tensor | None, Tensor | No
 
 
 def check_choice(gate: Gate, logits: Tensor, ids: Tensor, place: str) -> None:
-    """Check that a router chose the experts that come first by its rule; ties may fall either way."""
+    """Check that a router chose the experts that come first by its rule, up to ties."""
     values, allowed = gate.ranking(logits)
     tie = TIE * values.abs().max(dim=-1).values
     if allowed is not None:

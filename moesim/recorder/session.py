@@ -1,7 +1,4 @@
-"""Record a trace from a file of prompts to a file, a batch at a time, so that a kill loses one batch at most.
-
-Here are the options, what the header says about where the trace comes from, and the way from recordings to a trace.
-"""
+"""Record a trace from a file of prompts; a kill loses one batch at most."""
 
 from __future__ import annotations
 
@@ -47,7 +44,7 @@ _SHADOW = re.compile(r"(?P<kind>\w+?)(:T(?P<token>\d+):KV(?P<kv>\d+))?")
 
 @dataclass(frozen=True)
 class RecordOptions:
-    """What to record, as asked for on the command line.
+    """Options of a recording, as on the command line.
 
     Attributes
     ----------
@@ -87,13 +84,7 @@ class RecordOptions:
     warn: Callable[[str], None] = field(default=lambda text: None)
 
     def check(self) -> None:
-        """Check what options say about each other.
-
-        Raises
-        ------
-        RecordError
-            With the first conflict.
-        """
+        """Raise `RecordError` for the first conflict between options."""
         self.load.check()
         if len({read_shadow(text) for text in self.shadows}) != len(self.shadows):
             raise RecordError(f"--shadow: expected each once, got {', '.join(self.shadows)}")
@@ -172,13 +163,13 @@ def to_trace(recordings: Sequence[Recording], n_experts: int, facts: dict[str, S
 
 
 def request_entry(prompt: Prompt, n_decode: int) -> dict[str, Any]:
-    """Say in a header which request was recorded."""
+    """Describe in a header which request was recorded."""
     hashes = {"text_sha256": prompt.text_sha256, "tokens_sha256": prompt.tokens_sha256}
     return {**hashes, "n_prompt": len(prompt.tokens), "n_decode": n_decode}
 
 
 def model_facts(recorder: Recorder, quantised: dict[str, Any] | None) -> dict[str, Any]:
-    """Say in a header which model was recorded, and by what."""
+    """Describe in a header which model was recorded, and by what."""
     model = recorder.model
     return {
         "architecture": model.config.model_type,
@@ -221,7 +212,7 @@ def trace_header(options: RecordOptions, facts: dict[str, Any], recorder: Record
 def resolved_options(
     options: RecordOptions, facts: dict[str, Any], prompts: Sequence[Prompt], calibration: Sequence[Prompt]
 ) -> dict[str, Any]:
-    """List everything that the bytes of the trace depend on, by the name of its option."""
+    """List everything that the bytes of the trace depend on, by option."""
     newer = {"--keep-embeddings": options.embeddings, "--stream-layers": options.load.stream_layers}
     newer = {name: value for name, value in newer.items() if value}  # older recordings, begun without a word of it, go on
     return {
@@ -289,7 +280,7 @@ def record_trace(options: RecordOptions) -> Path:
 
 
 def _begin(folder: Path, session: _Session) -> None:
-    """Start a folder, or check that the one that is there was started with the same options."""
+    """Start a folder, or check that the one that is there has the same options."""
     if not (folder / MANIFEST).exists() and not shards.finished_shards(folder):
         manifest = {"options": session.resolved, "header": session.header, "n_requests": len(session.prompts)}
         shards.write_manifest(folder, manifest)
@@ -354,7 +345,7 @@ class _Session:
         return cls(options, recorder, layered, prompts, calibration, given, sampling, plan, header, resolved)
 
     def calibrate(self, folder: Path) -> None:
-        """Make the calibration tables, unless there are none to make; counts are saved after each batch."""
+        """Make the calibration tables, if any; counts are saved after each batch."""
         path = folder / shards.CALIBRATION
         if self.given is not None:
             shards.write_calibration(path, self.given.tables, self.given.requests)

@@ -1,8 +1,7 @@
-"""Shadow prediction: a quantised copy of the model decodes alongside, and its routers tell what the model's will say.
+"""Shadow prediction: the routers of a quantised copy, run alongside, predict the model's.
 
-OD-MoE's scaled emulative prediction (SEP). At every decode step the shadow reads one token. Without alignment it goes
-its own way: its own prompt pass, its own tokens, its own KV cache. Alignment hands it the model's token in place of
-its own, and the model's KV cache in place of its own, every so many tokens.
+OD-MoE's scaled emulative prediction (SEP). Without alignment the shadow has its own prompt pass, tokens and KV cache. Alignment
+replaces its token by the model's, and its KV cache by the model's, every so many tokens.
 
 =================  ======================================  =====================================================
 point              paper                                   here
@@ -13,15 +12,11 @@ what is replaced   the KV cache                            all earlier positions
 unaligned token    the shadow's own                        chosen as the model's is; a sampler is asked once a step,
                                                            in order, so that one seeded alike draws the same noise
 prompt             the shadow does its own prompt pass     the same, if anything of it is read later
-arithmetic         FP16, INT8 or NF4 weights               as below
 =================  ======================================  =====================================================
 
-A KV cache only grows, so what the model's cache held at any step is a prefix of what it holds in the end. The
-shadow of a request is therefore run after the model is done with it, from its tokens and its last cache.
-
-Weights are quantised and dequantised again at once ("fake" quantisation): the copy has the values of the
-quantised weights in the type of the original, so it takes as much memory as the original, runs wherever that runs,
-and routes as the quantised model would. Activations are not rounded.
+A KV cache only grows, so what the model's held at any step is a prefix of its last state: the shadow of a request runs after
+the model is done with it. Weights are quantised and dequantised at once: the copy has quantised values in the original's type
+and memory, and routes as the quantised model would. Activations are not rounded.
 
 =============  ==================================================  ==================================================
 point          what is published                                   what is done here
@@ -35,8 +30,7 @@ point          what is published                                   what is done 
 ``fp16``       the model in half precision                         every parameter rounded to half precision;
                                                                    arithmetic in the type of the original
 what is kept   bitsandbytes quantises linear layers; embeddings,   the same, with stacked experts quantised (each
-               norms and the output head stay                      expert a matrix of its own) and routers kept [choice:
-                                                                   no system says; whoever shrinks a model spares them]
+               norms and the output head stay                      expert a matrix of its own) and routers kept [choice]
 =============  ==================================================  ==================================================
 """
 
@@ -70,10 +64,10 @@ _INT8_MAX = 127
 
 
 def normal_float_levels() -> NDArray[np.float32]:
-    """Compute the 16 levels of NormalFloat4 (QLoRA, section 3 and appendix E).
+    """Compute the 16 levels of NormalFloat4 (QLoRA, section 3 and appendix E) in [-1, 1].
 
-    Quantiles of a standard normal distribution, 8 of its positive half, 7 of the negative one and 0, scaled to [-1, 1]; the
-    outermost is the mean of those that 15 and 16 intervals would leave half an interval beyond.
+    Quantiles of a normal distribution, 8 of its positive half, 7 of the negative one and 0; the outermost is the mean of those
+    that 15 and 16 intervals would leave half an interval beyond.
     """
     outermost = 1 - (1 / 30 + 1 / 32) / 2
     positive = norm.ppf(np.linspace(outermost, 0.5, 9)[:-1])
@@ -86,7 +80,7 @@ _LEVELS = torch.from_numpy(normal_float_levels())
 
 
 def quantise(weight: Tensor, kind: str) -> Tensor:
-    """Quantise a matrix and dequantise it again, by output channel (``int8``) or by blocks of 64 (``nf4``)."""
+    """Round a matrix to what ``int8`` (by output channel) or ``nf4`` (by blocks of 64) can hold."""
     _check_kind(kind)
     if kind == "fp16":
         return weight.half().to(weight.dtype)
@@ -126,7 +120,6 @@ def quantised_copy(model: Any, kind: str, routers: Sequence[Router]) -> Any:
 
 
 def _quantise_inside(model: Any, kind: str, names: set[str]) -> None:
-    """Quantise the named parameters of a model in place."""
     for name, parameter in model.named_parameters():
         if name not in names:
             continue
@@ -140,7 +133,6 @@ def _quantise_inside(model: Any, kind: str, names: set[str]) -> None:
 
 
 def _chosen(model: Any, kind: str, routers: Sequence[Router]) -> set[str]:
-    """Names of the parameters to quantise."""
     if kind == "fp16":
         return {name for name, parameter in model.named_parameters() if parameter.is_floating_point()}
     kept_modules = [m for m in model.modules() if isinstance(m, nn.Embedding)] + [
@@ -156,7 +148,7 @@ def _chosen(model: Any, kind: str, routers: Sequence[Router]) -> set[str]:
 
 
 def _parts(model: Any, name: str, values: Tensor) -> Iterator[Tensor]:
-    """Views of the matrices of a parameter as (n_outputs, n_inputs); of a vector, itself."""
+    """Return views of a parameter's matrices as (n_outputs, n_inputs); of a vector, itself."""
     owner = model.get_submodule(name.rpartition(".")[0])
     for matrix in values.view(-1, *values.shape[-2:]) if values.ndim > 2 else [values]:
         yield matrix.T if values.ndim > 2 and getattr(owner, "is_transposed", False) else matrix
@@ -193,7 +185,7 @@ def _is_due(step: int, period: int) -> bool:
 
 @dataclass(frozen=True)
 class ShadowRouting:
-    """What the shadow's routers said at the decode steps of one request."""
+    """Choices of the shadow's routers at the decode steps of one request."""
 
     experts: NDArray[np.int32]  # ids in rank order
     scores: NDArray[np.float32]  # of all experts, by the router's score function
@@ -252,7 +244,7 @@ class Shadow:
 
 
 class ShadowObserver:
-    """Records the signal of a shadow next to a recording (an observer of `moesim.recorder.recording.Plan`)."""
+    """Records the signal of a shadow (an observer of `moesim.recorder.recording.Plan`)."""
 
     def __init__(self, model: Any, kind: str, alignment: Alignment, sampling: Sampling, seeds: Sequence[int]) -> None:
         self.name = f"shadow-{kind}:{alignment}"

@@ -1,7 +1,7 @@
-"""What a router says about the state of an earlier layer, which is known before its own.
+"""A router's answer to the state of an earlier layer, which is known before its own.
 
-Gate reuse (HybriMoE, DAOP, AdapMoE, Fate, Mixtral-Offloading) reads the input of router l - n with router l. DALI
-first adds the mean step from one router's input to the next, found in other requests.
+Gate reuse (HybriMoE, DAOP, AdapMoE, Fate, Mixtral-Offloading) reads the input of router l - n with router l. DALI first adds
+the mean step from one router's input to the next, found in other requests.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DENSE_EXPERTS = 16  # a signal is stored as scores of all experts if there are n
 
 @dataclass(frozen=True)
 class SignalFacts:
-    """What a header says about a signal; the fields are those of `moesim.trace.Signal`."""
+    """A signal in a header, with the fields of `moesim.trace.Signal`."""
 
     lookahead: int
     needs_layer_offset: int | None
@@ -50,7 +50,7 @@ class SignalPlan:
     residual: NDArray[np.float16] | None = None
 
     def facts(self, n_layers: int, score: str = "softmax") -> dict[str, SignalFacts]:
-        """Describe the signals, by name; only those for which the model has enough layers."""
+        """Describe the signals for which the model has enough layers, by name."""
         found = {
             f"gate_next{n}": SignalFacts(n, n, n, f"{score} of router l applied to the input of router l - {n}")
             for n in range(1, min(self.lookahead, n_layers - 1) + 1)
@@ -61,21 +61,9 @@ class SignalPlan:
         return found
 
     def from_layer(self, layer: int, states: Tensor, gates: Sequence[Gate]) -> dict[str, Tensor]:
-        """Compute what the routers behind a layer say about its state.
+        """Compute what the gates of later layers say about a layer's router inputs, (n, hidden).
 
-        Parameters
-        ----------
-        layer : int
-            Whose state it is.
-        states : (n, hidden)
-            Inputs of its router.
-        gates : sequence of Gate
-            Of all layers.
-
-        Returns
-        -------
-        dict of str to Tensor, (n, ...)
-            Arrays of `moesim.recorder.hooks.Captured` about the layer that many layers ahead.
+        Returns arrays of `moesim.recorder.hooks.Captured`, (n, ...), about the layer that many layers ahead.
         """
         found: dict[str, Tensor] = {}
         for n in range(1, min(self.lookahead, len(gates) - 1 - layer) + 1):
@@ -105,7 +93,7 @@ def pack(scores: NDArray[Any], best: NDArray[Any], *, dense: bool) -> tuple[NDAr
 
 
 def _ranked(scores: NDArray[Any], best: NDArray[np.int64]) -> NDArray[np.int64]:
-    """All ids: the best as given, then the others by score, among equal ones the lower id first."""
+    """Order all ids: the best as given, then the others by score, lower ids first."""
     keys = scores.astype(np.float64)
     places = np.broadcast_to(np.arange(best.shape[-1], 0, -1) + keys.max(initial=0), best.shape)
     np.put_along_axis(keys, best, places, axis=-1)
@@ -113,7 +101,7 @@ def _ranked(scores: NDArray[Any], best: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _keep_order(rounded: NDArray[np.float16], order: NDArray[np.int64]) -> NDArray[np.float16]:
-    """Raise scores, from the last rank up, where a reader would otherwise rank them differently."""
+    """Raise scores, from the last rank up, where a reader would rank them differently."""
     ranked = np.take_along_axis(rounded, order, axis=-1)
     for rank in range(ranked.shape[-1] - 2, -1, -1):
         below = ranked[..., rank + 1]

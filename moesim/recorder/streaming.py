@@ -1,8 +1,7 @@
-"""Record with one decoder layer in memory at a time: the states of all texts go through a layer, then through the next.
+"""Record with one decoder layer in memory: all texts go through it, then through the next.
 
-The texts are given, and attention is causal. So the routing of each token is what it is when the model decodes that text.
-Between two layers the states lie in the recording's folder, a file for each chunk of texts, and so does the routing of
-every layer. A kill loses one chunk's step through one layer at most.
+The texts are given and attention is causal, so routing is that of decoding. States and routing lie in the recording's folder, a
+file a chunk of texts: a kill loses one chunk's step through one layer at most.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ class Layerwise:
         return sum(left.get(chunk.start, n_layers) * self._rows(chunk) for chunk in self.chunks())
 
     def compute(self, on_layer: Callable[[int], None], on_tokens: Callable[[int], None]) -> None:
-        """Put all chunks through all layers; the routing is in the folder then."""
+        """Put all chunks through all layers, which leaves their routing in the folder."""
         self._embed()
         for number in range(self.layered.n_layers):
             todo = [chunk for chunk in self.left() if self._depth(chunk) == number]
@@ -84,7 +83,7 @@ class Layerwise:
                         on_tokens(self._rows(chunk))
 
     def recordings(self) -> Iterator[tuple[range, list[Recording]]]:
-        """Put the routing of all layers together, a chunk at a time; its files may be removed once it is written."""
+        """Put the routing of all layers together, a chunk at a time."""
         for chunk in self.left():
             parts = [shards.read_tables(self._path(chunk, _ROUTING, n))[0] for n in self._routed()]
             arrays = side_by_side(parts, self.plan.wanted(chunk.start).signals)
@@ -101,13 +100,12 @@ class Layerwise:
             yield chunk, found
 
     def clear(self, chunk: range) -> None:
-        """Remove what was kept of a chunk of which the trace is there."""
+        """Remove what was kept of a chunk whose trace is there."""
         for number in range(self.layered.n_layers + 1):
             for kind in (_ROUTING, _STATES):
                 self._path(chunk, kind, number).unlink(missing_ok=True)
 
     def check_memory(self, memory: str) -> None:
-        """Check that a bound of memory suffices, by what is to be loaded and computed."""
         bound, needed = parse_bytes(memory, "--memory"), self.memory_needed()
         if needed > bound:
             raise RecordError(
@@ -116,7 +114,7 @@ class Layerwise:
             )
 
     def memory_needed(self) -> int:
-        """Return the memory at the peak: process, margin, states, a layer's work, and what is loaded or put together."""
+        """Return the peak memory: process, margin, states, a layer's work, and what is loaded."""
         layered, config = self.layered, self.layered.model.config.get_text_config()
         longest, rows = max(len(text) for text in self.texts), max(self._rows(chunk) for chunk in self.chunks())
         states = 3 * rows * config.hidden_size * layered.model.dtype.itemsize
@@ -148,7 +146,7 @@ class Layerwise:
         return max((n for n in range(self.layered.n_layers + 1) if self._path(chunk, _STATES, n).exists()), default=-1)
 
     def _routed(self) -> dict[int, int]:
-        """Number of the router, by the number of the decoder layer that has it."""
+        """Number the routers by the decoder layers that have them."""
         names = {self.layered.layer_name(number): number for number in range(self.layered.n_layers)}
         return {
             next(number for name, number in names.items() if router.name.startswith(f"{name}.")): n
@@ -164,7 +162,7 @@ class Layerwise:
                     self._write_states(chunk, 0, torch.cat(states))
 
     def _step(self, number: int, chunk: range) -> None:
-        """Put a chunk through a layer that is loaded; its states stand for the routing being there, so they come last."""
+        """Put a chunk through a loaded layer; its states, written last, stand for its routing."""
         states = self._read_states(chunk, number)
         router = self._routed().get(number)
         hooks = None if router is None else self._hooks(router, self.plan.wanted(chunk.start))
@@ -201,7 +199,7 @@ def _loaded(layered: LayeredModel, part: str) -> Iterator[None]:
 
 
 def _resident_bytes() -> int:
-    """Peak of this process's memory so far; 0 where the system does not tell."""
+    """Return the peak of this process's memory so far; 0 where the system does not report it."""
     try:
         import resource
     except ImportError:  # not on Windows

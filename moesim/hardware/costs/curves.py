@@ -1,4 +1,4 @@
-"""Exact times of one curve, of constants linear in rows, and of a roofline, in whole nanoseconds."""
+"""Exact times of a curve, of constants linear in rows, and of a roofline, in whole nanoseconds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def points_ns(points: Sequence[tuple[int, Fraction]], size: int) -> int:
 
 
 def copy_ns(curve: Transfer, n_bytes: int) -> int:
-    """Evaluate the time of a copy: latency + bytes / rate, rounded up, or measured points, continued outside their range."""
+    """Evaluate a copy: latency + bytes / rate, rounded up, or points, continued outside their range."""
     if curve.points:
         return points_ns(curve.points, n_bytes)
     return round(curve.latency_us * 1000) + ceil_div(n_bytes * NS_PER_S, curve.bytes_per_s)
@@ -34,12 +34,12 @@ def _nearest_ns(us: Fraction) -> int:
 
 
 def covers(curve: CostCurve, n_rows: int) -> bool:
-    """Tell whether the curve holds for this number of rows."""
+    """Whether the curve holds for this number of rows."""
     return curve.first <= n_rows <= curve.last
 
 
 def nearest(curves: Sequence[CostCurve], n_rows: int) -> CostCurve:
-    """Choose the curve to continue outside of all ranges: the one whose range ends nearest."""
+    """Choose the curve to continue outside of all ranges: the one that ends nearest."""
     return min(curves, key=lambda curve: max(curve.first - n_rows, n_rows - curve.last))
 
 
@@ -51,11 +51,10 @@ def range_text(curves: Sequence[CostCurve]) -> str:
 def linear_ns(cost: ExpertCost, n_bytes: int, operations: int, n_rows: int, flops: int = 0) -> int:
     """Evaluate the time of one expert.
 
-    t(n) = per_expert + max(bytes / read_rate, operations / flops) + (n - 1) (per_row + operations / few_row_rate) for n up to the
-    crossover c, and t(c) + (n - c) operations / many_row_rate beyond it. Reading the weights hides the first row's operations,
-    unless unpacking few bits takes longer than reading them. Kernels made for one row read or unpack the weights again for each
-    further row, so that these cost far more than the processor's peak says; kernels made for many rows take over at the
-    crossover. The time is continuous there, and it never falls.
+    t(n) = per_expert + max(bytes / read_rate, operations / flops) + (n - 1) (per_row + operations / few_row_rate) for n up to
+    the crossover c, and t(c) + (n - c) operations / many_row_rate beyond it. Reading hides the first row's operations, unless
+    unpacking few bits takes longer. Kernels for one row read or unpack the weights again for each further row; kernels for many
+    rows take over at the crossover. The time is continuous there, and never falls.
 
     >>> cost = ExpertCost(Fraction(65), Fraction(63), 79 * 10**9, 90 * 10**9)
     >>> [linear_ns(cost, 99_090_432, 352_321_536, n) for n in (1, 2)]
@@ -75,7 +74,7 @@ def linear_ns(cost: ExpertCost, n_bytes: int, operations: int, n_rows: int, flop
 class Roofline:
     """Time of one part on one device: launch + max(bytes / rate, operations / rate, the other launches).
 
-    The launches of a part run ahead of the device, so they hide behind long kernels and dominate short ones.
+    Launches run ahead of the device: they hide behind long kernels and dominate short ones.
     """
 
     __slots__ = ("first_ns", "floor_ns", "flops", "place", "rate")
@@ -89,13 +88,13 @@ class Roofline:
         self.flops = device.flops
 
     def ns(self, n_bytes: int, operations: int) -> int:
-        """Time for these bytes read and operations done, rounded up. Raises `HardwareError` as `within_a_day`."""
+        """Time for these bytes read and operations done, rounded up."""
         reading = ceil_div(n_bytes * NS_PER_S, self.rate)
         return within_a_day(self.first_ns + max(reading, ceil_div(operations * NS_PER_S, self.flops), self.floor_ns), self.place)
 
 
 def within_a_day(ns: int, place: str) -> int:
-    """Give a time back, unless it is longer than any single task or copy; then raise `HardwareError`."""
+    """Return a time, unless it is longer than any single task or copy."""
     if ns > COST_NS:
         raise HardwareError(
             f"{place}: expected at most a day for a single task or copy, got {ns / COST_NS:.3g} days; correct the rate or time "

@@ -1,8 +1,8 @@
 """What things cost: (part, device, rows) -> whole nanoseconds, for one model on one machine.
 
-Every answer is a plain int, computed in exact arithmetic and remembered; the engine asks on its hot path. Where the
-profile has a curve for the model's shape, that is the cost; otherwise a roofline from the device's rates, labelled
-``derived``. The model remembers which numbers it used, so that a result can carry the weakest of their labels.
+Answers are exact and remembered; the engine asks on its hot path. A curve of the profile for the model's shape is the cost;
+else a roofline of the device's rates, labelled ``derived``. The numbers used are noted, so that a result carries their weakest
+label.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class LinkCosts:
-    """Costs over links; see `moesim.hardware.costs.CostModel`, which is the whole of it."""
+    """Costs over links; see `moesim.hardware.costs.CostModel`."""
 
     def __init__(
         self,
@@ -51,7 +51,6 @@ class LinkCosts:
         self._prepare()
 
     def _prepare(self) -> None:
-        """Begin with nothing remembered."""
         self._ledger = Ledger(self.hardware)
         self._transfers: dict[tuple[str, int], int] = {}
         self._fetches: dict[tuple[str, str, int, int | None], int] = {}
@@ -65,14 +64,14 @@ class LinkCosts:
         )
 
     def path(self, src: str, dst: str) -> tuple[Link, ...]:
-        """Links from one device to another, fewest hops, then by name. Raises `HardwareError` if there is no way."""
+        """Links from one device to another, fewest hops, then by name."""
         key = (src, dst)
         if key not in self._paths:
             self._paths[key] = self.hardware.path_between(src, dst)
         return self._paths[key]
 
     def transfer_ns(self, link: Link, n_bytes: int) -> int:
-        """Time of one piece of weights over one link: latency + bytes / rate, rounded up, ns."""
+        """Time of one piece of weights over one link: latency + bytes / rate, rounded up."""
         key = (link.name, n_bytes)
         if key not in self._transfers:
             curve = link.curves.get(self.transfer)
@@ -86,7 +85,7 @@ class LinkCosts:
         return self._transfers[key]
 
     def latency_ns(self, link: Link, of_activations: bool = False) -> int:
-        """Time of a copy before its first byte moves, ns; 0 of measured points, which do not say."""
+        """Time of a copy before its first byte moves; 0 of measured points, which do not have it."""
         if of_activations:
             curve = link.activation or next(iter(link.curves.values()))
         else:
@@ -112,7 +111,7 @@ class LinkCosts:
         return ns + (self.transfer_ns(link, rest) if rest or not full else 0)
 
     def activation_ns(self, link: Link, n_rows: int) -> int:
-        """Time of the hidden states of ``n_rows`` rows over one link, ns."""
+        """Time of rows' hidden states over one link."""
         key = (link.name, n_rows)
         if key not in self._activations:
             curve = link.activation or next(iter(link.curves.values()))
@@ -144,7 +143,7 @@ def most_chunks(model: ModelSpec, chunk_bytes: int | None) -> int:
 
 
 def check_chunk(model: ModelSpec, chunk_bytes: int, place: str) -> None:
-    """Refuse chunks so small that a transfer would have more than `moesim.core.limits.CHUNKS`. Raises `HardwareError`."""
+    """Refuse chunks of which a transfer would have more than `moesim.core.limits.CHUNKS`."""
     least = ceil_div(_largest(model), CHUNKS)
     if chunk_bytes < least:
         raise HardwareError(
@@ -158,7 +157,7 @@ def _largest(model: ModelSpec) -> int:
 
 
 class PartCosts(LinkCosts):
-    """Curves and rooflines, remembered and noted; see `moesim.hardware.costs.CostModel`, which is the whole of it."""
+    """Curves and rooflines, remembered and noted; see `moesim.hardware.costs.CostModel`."""
 
     def _prepare(self) -> None:
         super()._prepare()
@@ -185,7 +184,7 @@ class PartCosts(LinkCosts):
         self._ledger.note(f"{cost} @{device.name}", "roofline", *(f"devices.{device.name}.{name}" for name in names))
 
     def _operations(self, device: Device, part: str) -> int:
-        """Count the operations of a part by the engine of a device; an expert alone has none, all of a layer have "experts"."""
+        """Count the operations of a part by the engine of a device; "experts" are all of a layer."""
         return operations(device.operations, device.kind, self.model).get(part, int(part == "predict"))
 
     def _place(self, device: Device, part: str) -> str:
@@ -270,7 +269,7 @@ class CostModel(PartCosts):
     # ---- experts
 
     def at_bits(self, bits: float | None) -> CostModel:
-        """Return the costs of the same model with experts of fewer bits; what they use counts as used here too."""
+        """Return the costs with experts of fewer bits; what they use counts as used here too."""
         if bits is None or bits == self.model.expert_bits:
             return self
         if bits not in self._narrower:
@@ -281,23 +280,9 @@ class CostModel(PartCosts):
         return self._narrower[bits]
 
     def expert_ns(self, device: str, n_rows: int) -> int:
-        """Time of one routed expert.
+        """Time of one routed expert for some rows, ns.
 
-        Parameters
-        ----------
-        device : str
-            Name of the device.
-        n_rows : int
-            Token rows; 0 costs nothing.
-
-        Returns
-        -------
-        int, ns
-
-        Raises
-        ------
-        HardwareError
-            If the rows are outside the range of the profile's curve for this shape.
+        Raises `HardwareError` for rows outside the range of the profile's curve for this shape.
         """
         known = self._expert[device]
         if n_rows not in known:
@@ -312,19 +297,7 @@ class CostModel(PartCosts):
         return table
 
     def expert_array(self, device: str, rows: NDArray[Any]) -> NDArray[np.int64]:
-        """Times of experts with these rows.
-
-        Parameters
-        ----------
-        device : str
-            Name of the device.
-        rows : ndarray of int, any shape
-            Rows of each expert.
-
-        Returns
-        -------
-        ndarray of int64, same shape, ns
-        """
+        """Times of experts with these rows, int64 of the same shape, ns."""
         largest = int(rows.max(initial=0))
         array = self._arrays.get(device)
         if array is None or len(array) <= largest:
@@ -334,7 +307,7 @@ class CostModel(PartCosts):
         return found
 
     def first_extra_ns(self, device: str) -> int:
-        """Extra time of the first expert of a group on a device, ns."""
+        """Extra time of the first expert of a group on a device."""
         key = ("first", device)
         if key not in self._memo:
             found = self.hardware.devices[device]
@@ -381,13 +354,13 @@ class CostModel(PartCosts):
         return within_a_day(linear_ns(cost, n_bytes, operations, n_rows, device.flops), self._place(device, "expert"))
 
     def host_expert_ns(self) -> int:
-        """Time of the submitting thread for each expert, ns."""
+        """Time of the submitting thread for each expert."""
         if self.hardware.host_expert_us:
             self._ledger.note("submission", "constant", "host_expert_us")
         return round(self.hardware.host_expert_us * 1000)
 
     def host_shared(self) -> bool:
-        """Tell whether the thread that submits experts also computes the host's."""
+        """Whether the thread that submits experts also computes the host's."""
         if self.hardware.host_shared:
             self._ledger.note("host thread", "switch", "host_shared")
         return self.hardware.host_shared
@@ -395,30 +368,14 @@ class CostModel(PartCosts):
     # ---- everything else on a device
 
     def attention_ns(self, device: str, n_rows: int, work2: int, n_requests: int | None = None) -> int:
-        """Time of one layer's attention.
+        """Time of one layer's attention for a micro-batch's rows, ns.
 
-        Parameters
-        ----------
-        device : str
-            Name of the device.
-        n_rows : int
-            Token rows of the micro-batch.
-        work2 : int
-            Sum over its sequences of n (2 context + n), twice the pairs of a query and a key.
-        n_requests : int, optional
-            Sequences among the rows; the rows of one share a reading of its keys and values. Without it, every row
-            reads its own: right for decode, an upper bound for prefill.
-
-        Returns
-        -------
-        int, ns
-
-        Notes
-        -----
-        Bytes: weights, and the visible keys and values. Operations: 2 params n, and 2 per query-key pair for each
-        element of a key and of a value. A causal mask is used, as ``work2`` implies. With a curve ``attention`` of the
-        profile (by rows) what its keys and values take is added: by the curve ``context`` (by tokens whose keys and
-        values are read) if there is one, else by the memory's rate, and never less than the operations take.
+        ``work2`` is the sum over its sequences of n (2 context + n), twice the pairs of a query and a key under a causal mask.
+        Rows of one of the ``n_requests`` sequences share a reading of its keys and values; without it every row reads its own:
+        right for decode, an upper bound for prefill. Bytes: weights, and the visible keys and values. Operations: 2 params n,
+        and 2 a pair for each element of a key and of a value. With a curve ``attention`` (by rows), keys and values are added:
+        by the curve ``context`` (by tokens read) if there is one, else by the memory's rate, and never less than the operations
+        take.
         """
         if device not in self._attention:
             self._attention[device] = self._attention_constants(device)
@@ -438,7 +395,7 @@ class CostModel(PartCosts):
         return roofline.ns(weights + n_bytes, per_row * n_rows + operations) + self._left_to_host_ns(device)
 
     def core_ns(self, device: str, n_rows: int, work2: int, n_requests: int) -> int:
-        """Time of what reads the KV cache in one layer's attention, without its projections; arguments as of `attention_ns`."""
+        """Time of what reads the KV cache in one layer's attention; arguments as of `attention_ns`."""
         if device not in self._attention:
             self._attention[device] = self._attention_constants(device)
         roofline, _, _, kv_bytes, per_work2, _ = self._attention[device]
@@ -449,7 +406,7 @@ class CostModel(PartCosts):
         return roofline.ns(ceil_div(kv_bytes * seen, 2), per_work2 * work2)
 
     def _left_to_host_ns(self, device: str) -> int:
-        """What latent attention takes besides, where the engine has no kernel for it and its host computes it."""
+        """Extra time of latent attention where the engine leaves it to the host."""
         found = self.hardware.devices[device]
         if not self.model.kv_lora_rank or not found.latent_attention_us:
             return 0
@@ -468,7 +425,7 @@ class CostModel(PartCosts):
         return roofline, 2 * model.attention_params, model.attention_bytes, kv_bytes, per_work2, has_curve
 
     def dense_ns(self, device: str, n_rows: int) -> int:
-        """Time of the rest of a layer's dense part: norms, router, and the router's result reaching the host."""
+        """Time of the rest of a layer's dense part: norms, router, and its result reaching the host."""
         key = ("dense", device, n_rows)
         if key not in self._memo:
             model, found = self.model, self.hardware.devices[device]
@@ -480,7 +437,7 @@ class CostModel(PartCosts):
         return self._memo[key]
 
     def shared_ns(self, device: str, n_rows: int) -> int:
-        """Time of all shared experts of a layer, ns; 0 if the model has none."""
+        """Time of all shared experts of a layer; 0 if the model has none."""
         key = ("shared", device, n_rows)
         if key not in self._memo:
             model = self.model
@@ -489,12 +446,12 @@ class CostModel(PartCosts):
         return self._memo[key]
 
     def embedding_ns(self, device: str, n_rows: int) -> int:
-        """Time to look up ``n_rows`` embeddings (read and written once), ns."""
+        """Time to look up rows' embeddings, read and written once."""
         n_bytes = 2 * bits_to_bytes(n_rows * self.model.hidden, self.model.other_bits)
         return self._part_ns(device, "embedding", n_rows, n_bytes, 0)
 
     def leading_ns(self, device: str, n_rows: int, work2: int, n_requests: int | None = None) -> int:
-        """Time of all leading dense layers together, attention included, ns; see `attention_ns`."""
+        """Time of all leading dense layers together, attention included; see `attention_ns`."""
         model = self.model
         if not model.n_dense_layers:
             return 0
@@ -504,7 +461,7 @@ class CostModel(PartCosts):
         return model.n_dense_layers * (each + self.attention_ns(device, n_rows, work2, n_requests))
 
     def head_ns(self, device: str, n_sequences: int) -> int:
-        """Time of the last norm and the LM head for ``n_sequences`` rows, and of the host's fixed work a step, ns."""
+        """Time of the last norm, the LM head and the host's fixed work a step."""
         model, found = self.model, self.hardware.devices[device]
         ns = self._part_ns(device, "head", n_sequences, model.head_bytes, 2 * n_sequences * model.head_params)
         if found.token_us and n_sequences:
@@ -513,23 +470,11 @@ class CostModel(PartCosts):
         return ns
 
     def predict_ns(self, device: str, n_rows: int, source: str) -> int:
-        """Time of a prediction about one layer.
+        """Time of a prediction about one layer, ns; ``source`` names the predictor, with or without ``"signal:"``.
 
-        Parameters
-        ----------
-        device : str
-            Where it is computed.
-        n_rows : int
-            Token rows.
-        source : str
-            Name of the predictor, with or without ``"signal:"``. `FREE_PREDICTORS` (by prefix) cost nothing; a name for
-            which the device has a ``predict`` curve (longest prefix) costs that; ``shadow-int8`` and the like cost one
-            layer of the model at that precision, all its activated experts included; anything else one product with a
-            router.
-
-        Returns
-        -------
-        int, ns
+        `FREE_PREDICTORS` (by prefix) cost nothing; a name with a ``predict`` curve of the device (longest prefix) costs that;
+        ``shadow-int8`` and the like cost one layer of the model at that precision, with all its activated experts; anything
+        else one product with a router.
         """
         source = source.removeprefix("signal:")
         key = ("predict", device, n_rows, source)
@@ -571,34 +516,23 @@ class CostModel(PartCosts):
     def labels(self, activities: Collection[str] | None = None) -> tuple[str, ...]:
         """Distinct source labels of all numbers used so far, strongest first, contention included.
 
-        Parameters
-        ----------
-        activities : collection of str, optional
-            What went on in the run, as `moesim.records.activities` says: a pair of contention counts only if both of
-            its activities are among them. Without it, every pair counts whose lanes may have been used.
+        With ``activities`` (`moesim.records.activities`), a pair of contention counts only if both of its activities are among
+        them; else every pair whose lanes may have been used.
         """
         return self._ledger.labels(activities)
 
     def intervals(self) -> dict[str, tuple[float, float]]:
-        """Intervals of the numbers used so far that have one, by dotted key."""
+        """Intervals of the numbers used so far, by dotted key."""
         return self._ledger.intervals()
 
     def notes(self) -> list[str]:
-        """Name, for costs asked for so far, curves of the profile that fit neither model nor precision: a roofline stood in."""
+        """Name curves of the profile that did not fit model or precision, so that a roofline stood in."""
         narrower = [note for costs in self._narrower.values() for note in costs.notes()]
         return self._unfitting.notes(self.hardware.name) + narrower
 
     def label(self, activities: Collection[str] | None = None) -> str:
-        """Weakest of `labels`."""
         return weakest(self.labels(activities))
 
     def provenance(self) -> dict[str, dict[str, Any]]:
-        """Where each cost used so far comes from.
-
-        Returns
-        -------
-        dict of str to dict
-            For every cost: ``form``, ``source`` (weakest label), ``ref`` (the words next to the numbers, joined), and
-            ``numbers``: dotted key to ``{"value", "source", "ref"}``.
-        """
+        """Origin of each cost used so far: form, weakest label ``source``, words ``ref``, and ``numbers`` by key."""
         return self._ledger.provenance()

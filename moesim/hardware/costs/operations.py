@@ -1,7 +1,6 @@
 """Operations of one decode step of llama.cpp, counted from the fields of a model.
 
-An engine's graph is a chain: each operation waits for the one before, so that what operations take next to reading adds up and
-hides behind nothing. What differs between models is how many there are.
+An engine's graph is a chain: each operation waits for the one before, so that their extra times add up and hide behind nothing.
 
 Counted in llama.cpp's sources (``src/models/*.cpp``, ``build_moe_ffn`` and ``build_attn`` of ``src/llama-graph.cpp``,
 ``ggml_cuda_try_fuse`` of ``ggml-cuda.cu``) for one row and flash attention, views left out. On a GPU (``llama.cpp``) one kernel
@@ -13,11 +12,10 @@ are:
 * up to eight sums in a row: of the experts' outputs, and of the residual.
 
 Each product of quantised weights quantises its input in a kernel of its own; the router's has no quantised weights. Attention
-takes two: one on parts of the context, one that puts these together. On GPUs before Volta (``llama.cpp-unfused``) products are
-alone.
+takes two: one on parts of the context, one that joins them. On GPUs before Volta (``llama.cpp-unfused``) products are alone.
 
-On a CPU the unit is a wait of all threads for each other: two for a product (its input, then the rows) and for attention, one for
-anything else; only a norm and its scale are one.
+On a CPU the unit is a wait of all threads for each other: two for a product (its input, then the rows) and for attention, one
+for anything else; only a norm and its scale are one.
 """
 
 from __future__ import annotations
@@ -35,10 +33,7 @@ _CHOICE: Final = 6  # softmax, sort, look-up of the weights, their sum, its limi
 
 
 def operations(engine: str, kind: str, model: ModelSpec) -> Mapping[str, int]:
-    """Count the operations of each part of a model at one row.
-
-    Gives ``attention``, ``dense`` (norm and router), ``shared``, ``experts`` (all of a layer together), ``leading`` (one dense
-    layer without its attention), ``embedding``, ``head``.
+    """Count the operations of each part at one row; ``experts`` are all of a layer, ``leading`` is one layer's.
 
     >>> from moesim.model import load_model
     >>> operations("llama.cpp", "gpu", load_model("qwen3-30b-a3b"))["attention"]

@@ -1,4 +1,4 @@
-"""What a result says of its costs: numbers that were used, and curves of a device that fit no part of the model."""
+"""Which numbers the costs of a result used, and which curves of a device fit no part of the model."""
 
 from __future__ import annotations
 
@@ -28,16 +28,15 @@ class Ledger:
         return other
 
     def note(self, cost: str, form: str, *keys: str) -> None:
-        """Note that a cost of a form comes from the numbers at these dotted keys; absent ones are defaults of 0 or 1."""
+        """Note the numbers of a cost by dotted keys; absent ones are defaults of 0 or 1."""
         self._used[self._of + cost] = (form, tuple(key for key in keys if key in self._hardware.numbers))
 
     def add(self, cost: str, form: str, *keys: str) -> None:
-        """Note more numbers of a cost that several calls make up, as more rows use more constants."""
+        """Note more numbers of a cost, as more rows use more constants."""
         before = self._used.get(self._of + cost, (form, ()))[1]
         self.note(cost, form, *dict.fromkeys((*before, *keys)))
 
     def intervals(self) -> dict[str, tuple[float, float]]:
-        """List the intervals of the numbers used, by dotted key."""
         used = dict.fromkeys(key for _, keys in self._used.values() for key in keys)
         found = {key: self._hardware.numbers[key].interval for key in used}
         return {key: interval for key, interval in found.items() if interval is not None}
@@ -50,8 +49,7 @@ class Ledger:
     def labels(self, activities: Collection[str] | None = None) -> tuple[str, ...]:
         """Distinct source labels, strongest first, those of contention included.
 
-        A pair counts if both its activities are among ``activities``; without these, always, since it may act at any
-        time, except that of a side lane, which counts once a prediction has been costed on its device.
+        Without ``activities`` every pair counts, that of a side lane once a prediction was costed on its device.
         """
         found = {label for form, keys in self._used.values() for label in self._labels_of(form, keys)}
         found |= {pair.source for pair in self._hardware.contention if self._may_act({pair.a, pair.b}, activities)}
@@ -64,7 +62,6 @@ class Ledger:
         return all(end in predicts for end in pair if end.endswith(".side"))
 
     def provenance(self) -> dict[str, dict[str, Any]]:
-        """Describe every cost used; see `CostModel.provenance`."""
         told = {}
         for cost, (form, keys) in sorted(self._used.items()):
             numbers = {key: self._hardware.numbers[key] for key in keys}
@@ -88,10 +85,7 @@ _EXPERTS_ONLY = frozenset(
 
 
 def expert_curves(model: ModelSpec, device: Device) -> list[CostCurve]:
-    """Choose the curves of an expert of the model's shape and bits.
-
-    None for mixed precisions, which have no single shape, nor for single matrices.
-    """
+    """Choose the curves of the model's experts; none for mixed precisions or single matrices."""
     if model.expert_bytes_by_layer is not None or model.units_per_expert > 1:
         return []
     shape = (model.hidden, model.expert_intermediate, float(model.expert_bits))
@@ -99,20 +93,20 @@ def expert_curves(model: ModelSpec, device: Device) -> list[CostCurve]:
 
 
 def part_curves(model: ModelSpec, device: Device, part: str) -> list[CostCurve]:
-    """Choose the curves of a part of the model; none if a field that the part may depend on has been changed."""
+    """Choose the curves of a part of the model; none if a field that it may depend on was changed."""
     if _changed(model, (part,)):
         return []
     return [curve for curve in device.parts if curve.part == part and curve.model == model.name]
 
 
 def _changed(model: ModelSpec, parts: Iterable[str]) -> list[str]:
-    """List the changes on which parts of a layer may depend; on `n_experts` only the dense part, which has the router."""
+    """List changes on which parts may depend; on `n_experts` only the dense part, which has the router."""
     fields = {*FIELDS} - _EXPERTS_ONLY - (set() if "dense" in parts else {"n_experts"})
     return [label for label in model.labels if label.partition("=")[0] in fields]
 
 
 class Unfitting:
-    """Devices with curves that a run had no use for, because they are of other shapes, bits or models."""
+    """Devices whose curves a run did not use, because they are of other shapes, bits or models."""
 
     def __init__(self, model: ModelSpec) -> None:
         self._model = model
@@ -120,17 +114,17 @@ class Unfitting:
         self._parts: dict[str, tuple[Device, set[str]]] = {}
 
     def expert(self, device: Device) -> None:
-        """Note that no curve of an expert fits; nothing if the device has none."""
+        """Note that no curve of an expert fits, if the device has some."""
         if device.experts:
             self._experts[device.name] = device
 
     def part(self, device: Device, part: str) -> None:
-        """Note that no curve of a part fits; nothing if the device has none of that part."""
+        """Note that no curve of a part fits, if the device has some."""
         if any(curve.part == part for curve in device.parts):
             self._parts.setdefault(device.name, (device, set()))[1].add(part)
 
     def notes(self, machine: str) -> list[str]:
-        """Say it of a machine, a line for each device and kind of curve; without commas, which divide the notes of a result."""
+        """Write a line for each device and kind of curve, without commas, which divide a result's notes."""
         model, said = self._model, []
         mixed = model.expert_bytes_by_layer is not None
         wanted = _shape(model.hidden, model.expert_intermediate, "mixed" if mixed else f"{model.expert_bits:g}")

@@ -1,4 +1,4 @@
-"""Everything of a step that is no routed expert, as real computations with a model's real shapes."""
+"""Everything of a step but routed experts, as real computations of a model's shapes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Weights = dict[str, Tensor]
 
 
 def make(plan: Plan, dtype: torch.dtype, device: torch.device, source: torch.Generator) -> Weights:
-    """Allocate a plan's tensors: products random with standard deviation 1/sqrt(inputs), norms one, their biases zero."""
+    """Allocate a plan's tensors: products random with deviation 1/sqrt(inputs), norms one, biases zero."""
     tensors = {}
     for name, (shape, inputs) in plan.items():
         tensor = torch.empty(shape, dtype=dtype, device=device)
@@ -35,7 +35,7 @@ def make(plan: Plan, dtype: torch.dtype, device: torch.device, source: torch.Gen
 
 
 def normalise(x: Tensor, weights: Tensor) -> Tensor:
-    """Apply RMSNorm (weights of one row), or LayerNorm (weights, biases) over the last dimension."""
+    """Apply RMSNorm (weights of one row), or LayerNorm (weights, biases)."""
     if weights.shape[0] == 2:
         return F.layer_norm(x, x.shape[-1:], weights[0], weights[1], EPSILON)
     return F.rms_norm(x, x.shape[-1:], weights[0], EPSILON)
@@ -54,7 +54,7 @@ _DTYPES = {2: torch.bfloat16, 4: torch.float32}  # by the bytes of a number
 
 
 class Step:
-    """Where the rows of a forward pass are in their sequences and in the cache; the same for all layers of a step."""
+    """Where the rows of a forward pass are in their sequences and in the cache, for all layers."""
 
     def __init__(self, rotary: int, max_rows: int, max_kv_tokens: int, dtype: torch.dtype, device: torch.device) -> None:
         self.max_rows, self.max_kv_tokens = max_rows, max_kv_tokens
@@ -67,7 +67,7 @@ class Step:
         self._turns = torch.empty(2, max_rows, rotary // 2, dtype=dtype, device=device)
 
     def enter(self, sequences: Sequence[tuple[int, int]], n_rows: int) -> None:
-        """Prepare for sequences of (new rows, context before); free if they are those of the last call."""
+        """Prepare for sequences of (new rows, context before); free for those of the last call."""
         key = tuple(sequences)
         if key == self._sequences and n_rows == self.rows:
             return
@@ -109,7 +109,7 @@ class Step:
 
 
 def attention(model: ModelSpec, w: Weights, step: Step, x: Tensor) -> Tensor:
-    """Compute one layer's attention with its norm and residual; writes the new rows into the cache."""
+    """Compute one layer's norm, attention and residual; write the new rows into the cache."""
     normed = normalise(x, w["attention_norm"])
     mixed = _latent(model, w, step, normed) if model.kv_lora_rank else _grouped(model, w, step, normed)
     return F.linear(mixed, w["out"]).add_(x)
@@ -169,10 +169,10 @@ def _attend(step: Step, q: Tensor, keys: Tensor, values: Tensor, scale: float) -
 
 
 class DenseKernel:
-    """Attention, routers, shared experts, leading layers, embedding and head of a model, with random weights.
+    """Attention, routers, shared experts, leading layers, embedding and head, with random weights.
 
-    Left out are biases, but for those of LayerNorm, and attention sinks. Latent attention is computed absorbed. One thread may
-    call `attention` and `leading`, which write the cache; the other parts only read.
+    Left out are attention sinks and biases, but those of LayerNorm. Latent attention is absorbed. One thread may call
+    `attention` and `leading`, which write the cache.
     """
 
     n_bytes: int  # what is allocated for as long as this lives. Intermediate results come on top
@@ -196,23 +196,22 @@ class DenseKernel:
         self._step = Step(rotary_width(model), max_rows, max_kv_tokens, self.dtype, self.device)
 
     def attention(self, layer: int, x: Tensor, sequences: Sequence[tuple[int, int]]) -> Tensor:
-        """Norm, attention and residual of one layer; keys and values of the rows go into its cache."""
+        """Norm, attention and residual of one layer; the rows' keys and values go into its cache."""
         self._step.enter(sequences, x.shape[0])
         return attention(self.model, self._layer(layer), self._step, x)
 
     def router(self, layer: int, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Norm, product, softmax and top-k of one layer's router."""
         w = self._layer(layer)
         normed = normalise(x, w["router_norm"])
         scores = torch.softmax(F.linear(normed, w["router"]), dim=-1, dtype=torch.float32)
         return normed, torch.topk(scores, self.model.top_k).indices.cpu()
 
     def predict(self, layer: int, x: Tensor) -> Tensor:
-        """One more product with a layer's router, and its top-k, as predictors do that reuse gates."""
+        """Product with a layer's router and its top-k, as of predictors that reuse gates."""
         return torch.topk(F.linear(x, self._layer(layer)["router"]), self.model.top_k).indices.cpu()
 
     def shared(self, layer: int, x: Tensor) -> Tensor:
-        """All shared experts of one layer together, with their gate if they have one."""
+        """All shared experts of one layer together, with their gate."""
         if not self.model.shared_intermediate:
             raise ValueError(f"model '{self.model.name}' has no shared experts")
         w = self._layer(layer)

@@ -1,4 +1,4 @@
-"""One routed expert as a real computation: its bytes in one flat buffer, bound as matrices and multiplied."""
+"""One routed expert as a real computation: its bytes in one flat buffer, bound as matrices."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ExpertKernel:
     """Fills, binds and multiplies experts of one shape on one kind of device.
 
     Weights of 8 and 4 bits are integers in the layout of torch's mixed-precision products; their scales are constants outside
-    the flat buffer, which has exactly the bytes of the model. Biases have their room there, and are not added.
+    the flat buffer, which has exactly the model's bytes. Biases have room there, and are not added.
     """
 
     act_dtype: torch.dtype  # of inputs and outputs: bfloat16, or float32 for weights of 32 bits
@@ -46,7 +46,7 @@ class ExpertKernel:
         self._sizes = [int(out * inner * shape.bits) // 8 for out, inner in self._matrices]
 
     def fill(self, flat: Tensor, seed: int) -> None:
-        """Write random weights: finite, of standard deviation 1/sqrt(inputs), repeating after a block."""
+        """Write random weights: finite, of deviation 1/sqrt(inputs), repeating after a block."""
         if not self._blocks:  # drawn once: drawing anew for thousands of experts would take minutes
             self._blocks = self._draw()
         start = 0
@@ -63,7 +63,7 @@ class ExpertKernel:
         return tuple(part.view(self._stored).view(view) for part, view in zip(parts, self._views, strict=True))
 
     def run(self, weights: Weights, x: Tensor) -> Tensor:
-        """Compute the expert: down(silu(gate(x)) * up(x)) with three matrices, down(gelu(up(x))) with two."""
+        """Compute down(silu(gate(x)) * up(x)) with three matrices, down(gelu(up(x))) with two."""
         multiply, scales = self._multiply, self._scales
         if len(weights) == 2:
             return multiply(F.gelu(multiply(x, weights[0], scales[0])), weights[1], scales[1])
@@ -148,6 +148,6 @@ def _int4_cuda(x: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
 
 
 def serve(kernel: ExpertKernel, weights: Weights, x: Tensor, rows: Tensor, gates: Tensor, sums: Tensor) -> None:
-    """Serve some rows by one expert: what a Run of one expert is on a device."""
+    """Serve some rows by one expert, as a Run of one expert does."""
     outputs = kernel.run(weights, x.index_select(0, rows))
     sums.index_add_(0, rows, outputs.mul_(gates.unsqueeze(1)))

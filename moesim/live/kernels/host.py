@@ -1,4 +1,4 @@
-"""The machine at hand: the cores a thread may use, what the system reports of memory and power. No setting is changed."""
+"""The machine at hand: cores, memory and power as the system reports them. No setting is changed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def usable_cores() -> list[int]:
 
 
 def pin(cores: Sequence[int]) -> bool:
-    """Keep the calling thread on some cores from now on; threads that it starts inherit them."""
+    """Keep the calling thread, and threads that it starts, on some cores from now on."""
     if not hasattr(os, "sched_setaffinity"):
         return False
     os.sched_setaffinity(0, cores)  # 0 is the calling thread, not the process, on Linux
@@ -60,7 +60,7 @@ def _torch() -> Any:
 
 
 def has_torch() -> bool:
-    """Tell whether PyTorch is installed."""
+    """Whether PyTorch is installed."""
     return _torch() is not None
 
 
@@ -71,7 +71,7 @@ def n_gpus() -> int:
 
 
 def describe() -> dict[str, str]:
-    """Say in words what this machine is."""
+    """Describe this machine in words."""
     words = {
         "processor": _cpu_name(),
         "cores": f"{len(usable_cores())} usable of {os.cpu_count() or '?'}",
@@ -93,19 +93,19 @@ def describe() -> dict[str, str]:
 
 
 def l3_bytes() -> int | None:
-    """Tell the size of the last-level cache of the first core in bytes; None if the system does not say."""
+    """Return the size of the first core's last-level cache; None if the system does not report it."""
     sizes = [(level, size) for level, _, size in _caches() if size]
     return max(sizes)[1] if sizes and max(sizes)[0] >= 3 else None
 
 
 def available_memory_bytes(proc: Path = _PROC, cgroup: Path = _SYS / "fs/cgroup") -> int | None:
-    """Tell how much host memory can be had now, in bytes."""
+    """Return how much host memory is available now."""
     known = [_meminfo("MemAvailable", proc), _cgroup_room(cgroup)]
     return min((n for n in known if n is not None), default=None)
 
 
 def available_gpu_bytes(device: str = "cuda") -> int | None:
-    """Tell how much memory of a GPU is free now, in bytes; None without one."""
+    """Return how much memory of a GPU is free now; None without one."""
     if not n_gpus():
         return None
     torch = _torch()
@@ -114,14 +114,14 @@ def available_gpu_bytes(device: str = "cuda") -> int | None:
 
 
 def check_room(what: str, n_bytes: int, device: torch.device) -> None:
-    """Refuse what does not fit into a device's memory, rather than to be killed for it."""
+    """Refuse what does not fit into a device's memory, rather than be killed for it."""
     available = available_memory_bytes() if device.type == "cpu" else available_gpu_bytes(str(device))
     if available is not None and n_bytes > available:
         raise CapacityError(f"{what} on {device}: expected {n_bytes} bytes of free memory, got {available}; take less")
 
 
 def gpu_power_w(index: int = 0) -> float | None:
-    """Read the power that a GPU draws now, in watts; None where it cannot be read."""
+    """Read the power of a GPU in watts; None where it cannot be read."""
     text = _nvidia_smi("power.draw", index)
     try:
         return float(text) if text is not None else None
@@ -143,7 +143,7 @@ def package_energy_uj(root: Path = _SYS / "class/powercap") -> dict[str, tuple[i
 
 
 def joules_between(before: dict[str, tuple[int, int]], after: dict[str, tuple[int, int]]) -> float:
-    """Tell the energy between two readings of `package_energy_uj`, in joules; less than one turn of a counter apart."""
+    """Return the energy between two readings of `package_energy_uj` less than one turn apart."""
     return sum((after[zone][0] - n) % (turn + 1) for zone, (n, turn) in before.items()) / 1e6
 
 
@@ -156,7 +156,7 @@ def _cpu_name() -> str:
 
 
 def _caches() -> list[tuple[int, str, int | None]]:
-    """List level, letter (d, i or nothing) and bytes of the caches that the first core sees."""
+    """List level, letter (d, i or nothing) and bytes of the first core's caches."""
     found = []
     for folder in sorted((_SYS / "devices/system/cpu/cpu0/cache").glob("index*")):
         try:
@@ -206,20 +206,20 @@ def _in_words(n_bytes: int | None) -> str:
 
 
 def empty_gpu_caches() -> None:
-    """Give the driver back what PyTorch keeps of freed GPU memory; what is free is asked of the driver."""
+    """Return the freed GPU memory that PyTorch keeps to the driver, which reports what is free."""
     gc.collect()
     if n_gpus():
         _torch().cuda.empty_cache()
 
 
 def gpu_total_bytes(device: str = "cuda") -> int | None:
-    """Tell the whole memory of a GPU, in bytes; None without one."""
+    """Return the whole memory of a GPU; None without one."""
     torch = _torch()
     return int(torch.cuda.mem_get_info(torch.device(device))[1]) if n_gpus() else None
 
 
 def gpu_cache_bytes(device: str = "cuda") -> int | None:
-    """Tell the size of a GPU's last cache, in bytes; None without one."""
+    """Return the size of a GPU's last cache; None without one."""
     if not n_gpus():
         return None
     torch = _torch()

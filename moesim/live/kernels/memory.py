@@ -1,4 +1,4 @@
-"""Bytes on devices: random contents, flat buffers and copies of them, files of experts, small tensors of a step."""
+"""Bytes on devices: random contents, flat buffers, copies, files of experts, small tensors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BLOCK = 262_139  # numbers drawn at random before they repeat: a prime, so that 
 
 
 def generator(seed: int) -> torch.Generator:
-    """Make a generator on the host; contents are drawn there, so that they are the same on every device."""
+    """Make a generator on the host, so that contents are the same on every device."""
     return torch.Generator().manual_seed(seed)
 
 
@@ -81,7 +81,7 @@ class Buffers:
         return self.n
 
     def __getitem__(self, i: int) -> Tensor:
-        """Get buffer ``i``: a view, uint8, shape (n_bytes,), page-aligned, with room up to the next page behind it."""
+        """Return a buffer: a view, uint8, (n_bytes,), page-aligned, with room up to the next page."""
         if not 0 <= i < self.n:
             raise IndexError(f"buffer {i} of {self.n}")
         start = i * self._stride
@@ -137,7 +137,7 @@ Fill = Callable[[Tensor, int], None]  # writes an expert into a flat buffer, by 
 
 
 class FileExperts:
-    """Experts of equal size in one file, each on pages of its own; several threads may each have another one in hand."""
+    """Experts of equal size in one file, each on pages of its own; threads may each move another one."""
 
     def __init__(self, path: Path, n: int, n_bytes: int) -> None:
         self.path, self.n, self.n_bytes = path, n, n_bytes
@@ -183,7 +183,7 @@ class FileExperts:
         self._move(i, flat, write=False)
 
     def write(self, i: int, flat: Tensor) -> None:
-        """Write expert ``i``, as a write-back does. In mode buffered it is synced too."""
+        """Write an expert as a write-back does; in mode buffered it is synced."""
         self._move(i, flat, write=True)
 
     def close(self) -> None:
@@ -297,7 +297,7 @@ def streams(gpu: str, n: int) -> list[torch.cuda.Stream]:
 
 
 def copy_rows(dst: Tensor, src: Tensor, rows: Iterable[int] | None = None) -> None:
-    """Copy some rows, or all, between devices, and wait until they are there."""
+    """Copy some rows, or all, between devices, and wait for them."""
     if rows is None:
         dst.copy_(src)
     else:
@@ -312,7 +312,7 @@ def bring(place: str, tensor: Tensor) -> Tensor:
 
 
 def _there(*tensors: Tensor) -> Tensor:
-    """Wait for what is made outside of the lanes' streams, since the next call on one of them must find it there."""
+    """Wait for tensors made outside of the lanes' streams, whose next calls read them."""
     for tensor in tensors:
         if tensor.is_cuda:
             torch.cuda.current_stream(tensor.device).synchronize()

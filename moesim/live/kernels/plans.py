@@ -1,4 +1,4 @@
-"""What kernels will allocate, known without PyTorch: shapes of experts, tensors before they exist, and their bytes."""
+"""What kernels will allocate, known without PyTorch: shapes, planned tensors, bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from moesim.model import ModelSpec
 
 
 class KernelError(InputError):
-    """A model or a precision that cannot be computed for real on this machine; nothing was computed."""
+    """A model or a precision that cannot be computed for real on this machine."""
 
 
 PAGE: Final = 4096  # bytes to which every buffer is aligned, so that files can be read straight into it
@@ -19,7 +19,7 @@ _BYTES: Final = {16: 2, 32: 4}  # of a number, by the bits of a model's other we
 
 
 class Planned(NamedTuple):
-    """A tensor before it exists: its shape, and the inputs of a product with it (0: weights of a norm)."""
+    """A tensor before it exists: its shape, and the inputs of a product with it (0: a norm)."""
 
     shape: tuple[int, ...]
     inputs: int
@@ -60,7 +60,7 @@ class ExpertShape:
 
 
 def buffer_bytes(n: int, n_bytes: int) -> int:
-    """Tell what ``n`` flat buffers of ``n_bytes`` bytes, each on a page of its own, will allocate."""
+    """Return what ``n`` flat buffers, each on a page of its own, will allocate."""
     return n * round_up(n_bytes) + PAGE
 
 
@@ -80,13 +80,13 @@ def norm_of(model: ModelSpec) -> Planned:
 
 
 def feed_forward_plan(model: ModelSpec, width: int, prefix: str) -> Plan:
-    """Plan a feed-forward block of the width: three matrices (SwiGLU) or two (GELU), as the model's experts."""
+    """Plan a feed-forward block: three matrices (SwiGLU) or two (GELU), as the model's experts."""
     plan = {f"{prefix}_up": matrix(width, model.hidden), f"{prefix}_down": matrix(model.hidden, width)}
     return plan if model.n_mats == 2 else {f"{prefix}_gate": matrix(width, model.hidden), **plan}
 
 
 def attention_plan(model: ModelSpec) -> Plan:
-    """Plan one layer's attention with the norm before it; biases and sinks are left out."""
+    """Plan one layer's norm and attention; biases and sinks are left out."""
     hidden, heads = model.hidden, model.n_heads
     plan = {"attention_norm": norm_of(model)}
     if not model.kv_lora_rank:
@@ -112,14 +112,14 @@ def attention_plan(model: ModelSpec) -> Plan:
 
 
 def cache_plan(model: ModelSpec, max_kv_tokens: int) -> Plan:
-    """Plan one layer's KV cache: (keys and values, KV heads, tokens, width), or (1, 1, tokens, latent + rotary)."""
+    """Plan one layer's KV cache: (keys and values, heads, tokens, width), or (1, 1, tokens, latent + rotary)."""
     if model.kv_lora_rank:
         return {"kv": Planned((1, 1, max_kv_tokens, model.kv_lora_rank + model.rope_head_dim), 1)}
     return {"kv": Planned((2, model.n_kv_heads, max_kv_tokens, model.head_dim), 1)}
 
 
 def rotary_width(model: ModelSpec) -> int:
-    """Tell how many numbers of a key are rotated by its position."""
+    """Return how many numbers of a key are rotated by its position."""
     return model.rope_head_dim if model.kv_lora_rank else model.head_dim
 
 
@@ -139,7 +139,7 @@ def dense_plans(model: ModelSpec, distinct: int, max_kv_tokens: int, with_head: 
 
 
 def number_bytes(model: ModelSpec) -> int:
-    """Tell the bytes of a weight, of what is in the KV cache and of a hidden state, which have one type in the kernels."""
+    """Return the bytes of a weight, a number in the KV cache and a hidden state, which have one type."""
     if model.other_bits not in _BYTES:
         raise KernelError(f"model '{model.name}': expected other_bits of 16 or 32, got {model.other_bits:g}; choose one of them")
     if model.kv_bits != model.other_bits:
@@ -153,7 +153,7 @@ def number_bytes(model: ModelSpec) -> int:
 
 
 def dense_bytes(model: ModelSpec, *, distinct_layers: int, max_rows: int, max_kv_tokens: int, with_head: bool) -> int:
-    """Tell what a dense kernel will allocate, in bytes."""
+    """Return what a dense kernel will allocate."""
     number = number_bytes(model)
     if min(distinct_layers, max_rows, max_kv_tokens) < 1:
         raise ValueError("expected at least one distinct layer, row, and token of KV")

@@ -1,4 +1,4 @@
-"""Threads and CUDA streams that run calls one after the other, the most urgent first, and report when each began and ended."""
+"""Threads and CUDA streams that run calls one by one, the most urgent first, and time them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from moesim.live.kernels.host import pin
 
 @dataclass(frozen=True)
 class Done:
-    """What became of one call."""
+    """The result of one call."""
 
     tag: Any  # as submitted
     # start_ns, end_ns: just before and just after the call, in the worker; for a CUDA stream, when the device began and ended
@@ -29,7 +29,7 @@ class Done:
 
 
 class Call(NamedTuple):
-    """A queued call; compares by key, then by age (the number is unique, so nothing behind it is ever compared)."""
+    """A queued call, ordered by key, then by its unique number."""
 
     key: int
     number: int
@@ -55,7 +55,7 @@ class Urgent:
         self._tokens.put(None)
 
     def wait(self) -> None:
-        """Return once `take` has something to answer; each call wants one `take`."""
+        """Return once `take` has a result; each call needs one `take`."""
         self._tokens.get()
 
     def take(self) -> Call | None:
@@ -64,7 +64,7 @@ class Urgent:
             return None if self._closed else heapq.heappop(self._heap)
 
     def close(self) -> None:
-        """Drop what is queued and let `take` answer None."""
+        """Drop what is queued and let `take` return None."""
         with self._lock:
             self._closed = True
             self._heap.clear()
@@ -73,7 +73,7 @@ class Urgent:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Let the calling thread's operators use no other thread: spread over several, small ones would wait for cores of workers."""
+    """Keep the calling thread's operators on one thread: small ones would wait for workers' cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -102,11 +102,11 @@ class Worker:
             raise problem
 
     def submit(self, key: int, call: Callable[[], Any], tag: Any) -> None:
-        """Queue a call; it begins once no call with a smaller key, or of the same key and older, is queued."""
+        """Queue a call behind those with smaller keys, and older ones of the same key."""
         self._queue.put(key, call, tag)
 
     def close(self) -> None:
-        """Wait for the call that runs, drop those that are queued (they are not reported), and end the thread."""
+        """Wait for the running call, drop queued ones unreported, and end the thread."""
         self._queue.close()
         self._thread.join()
 
@@ -146,14 +146,14 @@ _RENEW_NS = 10_000_000_000  # elapsed times are float32 milliseconds: exact to a
 
 @dataclass(frozen=True)
 class _Zero:
-    """An event on the device, and when it was on the host's clock."""
+    """An event on the device, and its time on the host's clock."""
 
     event: torch.cuda.Event
     ns: int
 
     @classmethod
     def now(cls, stream: torch.cuda.Stream, tries: int = 5) -> _Zero:
-        """Record an event on an idle stream; the host's time is the middle of the shortest round trip."""
+        """Record an event on an idle stream; its time is the middle of the shortest round trip."""
         best: tuple[int, _Zero] | None = None
         for _ in range(tries):
             event = _cuda.Event(enable_timing=True)
@@ -183,9 +183,9 @@ class _Launch:
 class CudaStreamWorker:
     """As `Worker`, for calls that launch work on a CUDA stream of their own.
 
-    One thread launches, at most `AHEAD` calls ahead of the device, the other waits for their ends. Times are those of events on
-    the device, put on the host's clock by a comparison that is renewed every ten seconds. Calls must keep what they use alive
-    until they are reported done, and see what another stream computed only if that was reported before they were submitted.
+    One thread launches, at most `AHEAD` calls ahead of the device, another waits for their ends. Times are of events on the
+    device, on the host's clock by a comparison renewed every ten seconds. Calls keep what they use alive until they are
+    reported, and see another stream's results only if these were reported before.
     """
 
     def __init__(self, name: str, done: SimpleQueue[Done], device: str = "cuda", cores: Sequence[int] | None = None) -> None:
@@ -207,7 +207,7 @@ class CudaStreamWorker:
             raise problems[0]
 
     def submit(self, key: int, call: Callable[[], Any], tag: Any) -> None:
-        """Queue a call, as `Worker.submit`; it is made with this worker's stream as the current one."""
+        """Queue a call, as `Worker.submit`, with this worker's stream as the current one."""
         self._queue.put(key, call, tag)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The bench of the real machine: memory and workers for the probes of a block, and the time of each."""
+"""The bench of the real machine: memory and workers for the probes of a block, and their times."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _LONG_US = 250e3  # a run so long leaves nothing of what was before in any cache
 
 
 class RealBench:
-    """Measures probes on this machine; see `moesim.live.profiler.samples.Bench`, and close it in the end."""
+    """Measures probes on this machine (a `moesim.live.profiler.samples.Bench`); close it in the end."""
 
     def __init__(self, plan: Plan, machine: Machine) -> None:
         self._plan, self._machine = plan, machine
@@ -60,7 +60,7 @@ class RealBench:
         self._made: dict[str, tuple[Any, Maker]] = {}
 
     def prepare(self, probes: Sequence[Probe]) -> None:
-        """Have memory for some probes; what was prepared before is gone."""
+        """Allocate memory for some probes, in place of what was prepared before."""
         self.release()
         needs, machine, seed = self._plan.needs(probes), self._machine, self._plan.seed
         for place, turning in needs.turning.items():
@@ -152,7 +152,7 @@ class RealBench:
         return copy_maker(origin, target, size, self._machine.streams(gpu, CHUNKS) if variant == "chunked" else None)
 
     def _activity(self, activity: str) -> tuple[Any, Maker]:
-        """Find the worker of an activity of a pair, and what makes its executions: it reads weights and does little else."""
+        """Return the worker of an activity of a pair, and the maker of its calls, which mostly read weights."""
         wanted = self._plan.wanted[0]
         shape = wanted.shapes[0]
         if activity in self._links:
@@ -169,7 +169,7 @@ class RealBench:
         return self._device_worker(device), dense.both()
 
     def warm(self, probe: Probe) -> float:
-        """Carry a probe out once, and tell about how long that took, in us."""
+        """Run a probe once, and return about how long that took, in us."""
         if probe.kind in ("pair", "power", "runtime"):
             for activity in (probe.device, probe.subject) if probe.kind == "pair" else ():
                 worker, make = self._activity(activity)
@@ -180,7 +180,7 @@ class RealBench:
         return self._run(worker, [*timed.before, timed.call])[-1]
 
     def time(self, probe: Probe, expected_us: float) -> list[Reading]:
-        """Measure a probe once, in the worker that does such things; ``expected_us`` is what `warm` has told."""
+        """Measure a probe once, which took ``expected_us`` in `warm`."""
         if probe.kind == "pair":
             return self._pair(probe)
         if probe.kind == "power":
@@ -196,7 +196,7 @@ class RealBench:
         return [(probe, self._run(worker, [*warm, *timed.before, timed.call])[-1])]
 
     def _run(self, worker: Any, calls: Sequence[Call]) -> list[float]:
-        """Let a worker make calls, one right after the other, and give their times in us."""
+        """Let a worker make calls one right after the other; return their times in us."""
         for call in calls:
             worker.submit(0, call, None)
         dones = [_checked(done) for done in [self._done.get() for _ in calls]]
@@ -243,7 +243,7 @@ class RealBench:
         return readings
 
     def _loop(self, sides: Sequence[tuple[Any, Maker]], runs: int) -> list[float]:
-        """Keep activities going until each has run so often while the others went on; mean times in us, from end to end."""
+        """Repeat activities until each has run so often next to the others; mean times in us, end to end."""
         times: list[list[Done]] = [[] for _ in sides]
         under_way = 0
         for number, (worker, make) in enumerate(sides):

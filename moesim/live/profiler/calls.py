@@ -1,4 +1,4 @@
-"""Probes as calls over tensors, the same that a replay makes, and the memory that takes turns under them."""
+"""Probes as the calls over tensors that a replay makes, and the memory that takes turns under them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,6 @@ class TiledFile:
 
     @property
     def mode(self) -> str:
-        """``direct`` or ``buffered``, as of `FileExperts`."""
         return self._first.mode
 
     def _of(self, size: int) -> FileExperts:
@@ -76,7 +75,7 @@ _POWER_S = 1.0  # over which power is taken
 
 
 class Ring:
-    """Experts of one shape in buffers that take turns, so that their weights have left the cache when they come again."""
+    """Experts of one shape in buffers that take turns, so that none is in a cache when it comes again."""
 
     def __init__(self, shape: ExpertShape, place: str, turning: int, seed: int) -> None:
         self.kernel = ExpertKernel(shape, place)
@@ -108,7 +107,6 @@ class Machine(Host):
     """The real machine. Nothing here changes any of its settings."""
 
     def at(self, place: str) -> str:
-        """Tell what PyTorch calls a place of the layout."""
         return place
 
     def worker(self, name: str, done: SimpleQueue[Done], place: str, cores: Sequence[int], threads: int) -> Any:
@@ -130,7 +128,7 @@ class Machine(Host):
         return DenseKernel(need.model, self.at(need.place), seed=seed, **need.options)  # type: ignore[arg-type]
 
     def power_w(self, device: Device, during: Callable[[float], None]) -> float | None:
-        """Read the power of a device while something is done for the seconds that it is told; None where it cannot be read."""
+        """Read the power of a device while `during` is called with seconds; None where it cannot be read."""
         if device.kind == "gpu":
             with ThreadPoolExecutor(1) as beside:  # it is read while something goes on, not after it
                 reading = beside.submit(_read_power, index_of(device), _POWER_S)
@@ -188,7 +186,7 @@ def expert_maker(machine: Machine, ring: Ring, place: str, rows: int, before: tu
 
 
 class DenseCalls:
-    """Parts of a model's dense computation on a device, on weights that have left the cache if it is as the plan expects."""
+    """Parts of a model's dense computation on a device, with weights that have left the cache."""
 
     def __init__(self, machine: Machine, need: DenseNeed, kernel: DenseKernel, flush: Call, seed: int) -> None:
         self._machine, self._need, self._kernel, self._flush = machine, need, kernel, flush
@@ -206,7 +204,7 @@ class DenseCalls:
         return self._layer
 
     def maker(self, kind: str, size: int, unit: str) -> Maker:
-        """Make the executions of a part of the model, for rows or for tokens in the cache."""
+        """Make the calls of a part of the model, for rows or for tokens in the cache."""
         rows = size if unit == "rows" else 1
         sequences = sequences_of(rows) if unit == "rows" else [(1, size - 1)]
         state = self._state(rows)
@@ -215,7 +213,7 @@ class DenseCalls:
         return lambda: Timed(make(*state, sequences), before)
 
     def _leaves_cache(self, kind: str) -> bool:
-        """Return whether the weights of a part, in as many layers as there are, have as many bytes as must take turns."""
+        """Whether a part's weights, in all its layers, have as many bytes as must take turns."""
         model = self._need.model
         n_bytes = {
             "attention": model.attention_bytes, "context": model.attention_bytes, "shared": model.shared_bytes,
@@ -277,7 +275,7 @@ class DenseCalls:
         return partial(self._kernel.predict, self._next_layer(), normed)
 
     def both(self) -> Maker:
-        """Make the executions of attention and router of one row, layer by layer: the dense part of a step at batch 1."""
+        """Make calls of one row's attention and router, layer by layer: the dense part at batch 1."""
         state = self._state(1)
 
         def make() -> Timed:
@@ -318,7 +316,7 @@ def copy_maker(origin: Arena, target: Arena, size: int, streams: list[Any] | Non
 
 
 def file_maker(file: TiledFile, arena: Arena, size: int, kind: str, variant: str, flush: Call) -> Maker:
-    """Read or write pieces of a size of a file; of the page cache only what has just been brought there."""
+    """Read or write pieces of a file; variant "page cache" reads what was just brought there."""
     turn = iter(range(1, 2**62))
 
     def make() -> Timed:

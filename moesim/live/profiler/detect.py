@@ -1,4 +1,4 @@
-"""What a machine says of itself without measuring: processor, memory, GPU and its link, as a short profile to be filled in."""
+"""What a machine reports without measuring (processor, memory, GPU, link), as a short profile."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Detected:
 
 
 def detect(proc: Path = _PROC) -> Detected:
-    """Ask the kernel and the GPU's driver; whatever does not answer is a remark."""
+    """Ask the kernel and the GPU's driver; what does not answer is a remark."""
     found = Detected()
     _ask_processor(found, proc)
     _ask_memory(found, proc)
@@ -95,7 +95,7 @@ def _ask_gpu(found: Detected) -> None:
 
 
 def _asked(value: str, of: str) -> dict[str, Any]:
-    """Label what this machine says of itself as `moesim profile measure` does: read off it, once."""
+    """Label what the system reports as measured once."""
     proof = {
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "method": f"{of}, as the system told",
@@ -113,7 +113,7 @@ def _read(path: Path) -> str:
 
 
 def detected_text(found: Detected, name: str) -> str:
-    """Write what was found as a short profile, with a comment for each number that is missing."""
+    """Write what was found as a short profile, with a comment for each missing number."""
     head: dict[str, Any] = {"name": name, "machine": found.machine, "source": TYPED, "for": FOR}
     lines = ["# Asked of this machine; nothing was timed. `moesim profile check` lists what is missing."]
     lines += [f"# {remark}." for remark in found.remarks]

@@ -1,4 +1,4 @@
-"""What was measured on a machine, and the forms fitted to it: one panel a curve of experts, copies, dense parts, and pairs."""
+"""Measured times and fitted forms: one panel a curve of experts, copies, dense parts, and pairs."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def _log_axes(axes: Axes, sizes: Any, unit: str) -> None:
 
 
 def _steps(low: float, high: float, most: int) -> list[float]:
-    """Give powers of two within a range, at equal distances, and no more than so many."""
+    """Return at most so many powers of two within a range, at equal distances."""
     first, last = math.ceil(math.log2(low) - 1e-9), math.floor(math.log2(high) + 1e-9)
     every = max(1, math.ceil((last - first + 1) / most))
     return [2.0**power for power in range(first, last + 1, every)] or [low]

@@ -1,8 +1,7 @@
 """Curves from samples: medians, and three forms fitted to them by relative least squares.
 
-A frame of samples has one row a measured time, with the columns of `COLUMNS`: what was measured (``kind``, ``device``,
-``subject``: a shape such as ``4096x14336`` or the name of a model; ``bits``, ``threads``, ``variant``), how much of it (``size``
-in ``unit``), which repeat, in which order, and ``time_us``.
+A frame of samples has one row a measured time, with the columns of `COLUMNS`. ``subject`` is a shape such as ``4096x14336`` or
+the name of a model.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class Fit(NamedTuple):
 
 
 def medians(samples: pd.DataFrame) -> pd.DataFrame:
-    """Summarise the repeats of each probe: median, quartiles, and their distance as a share of the median (``spread``)."""
+    """Summarise the repeats of each probe: median, quartiles, and ``spread``, their distance over the median."""
     clean = _checked(samples)
     keys = [*CURVE, "unit", "size"]
     grouped = clean.groupby(keys, dropna=False, sort=True)["time_us"]
@@ -80,7 +79,7 @@ def _checked(samples: pd.DataFrame) -> pd.DataFrame:
 
 
 def curves(table: pd.DataFrame) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]:
-    """Split what `medians` or `fit_all` gives into curves: the values of the columns `CURVE`, and the rows of each."""
+    """Split a table of `medians` or `fit_all` into curves: values of the columns `CURVE`, and rows."""
     for key, rows in table.groupby(list(CURVE), dropna=False, sort=True):
         yield dict(zip(CURVE, key, strict=True)), rows
 
@@ -89,10 +88,9 @@ def fit_all(samples: pd.DataFrame) -> pd.DataFrame:
     """Fit every form to every curve, by least squares of relative residuals; one row a curve and form.
 
     ``linear`` is base + slope n; ``flat_linear`` base + slope max(0, n - knee); ``roofline`` base, the start-up, + slope
-    max(knee, n), where reading the weights takes slope knee. No parameter is negative. ``bytes_per_s`` and ``flops`` are
-    the same as rates; ``worst_relative`` and ``worst_us`` the largest distance of a median; ``best`` marks the smallest
-    ``worst_relative``, and of forms within 0.1 % the first in `FORMS`. The knee is the best of all sizes and of the
-    crossings of the two parts between sizes. Copies have no ``roofline``; samples of `NOT_CURVES` are left out.
+    max(knee, n). No parameter is negative; ``bytes_per_s`` and ``flops`` are the same as rates. ``best`` marks the smallest
+    ``worst_relative``, and of forms within 0.1 % the first in `FORMS`. The knee is the best of all sizes and of the crossings
+    of the two parts between sizes. Copies have no ``roofline``; samples of `NOT_CURVES` are left out.
     """
     table = medians(samples)
     rows: list[dict[str, Any]] = []
@@ -132,7 +130,7 @@ def _fit_curve(key: dict[str, Any], points: pd.DataFrame) -> list[dict[str, Any]
 
 
 def pair_rates(samples: pd.DataFrame) -> pd.DataFrame:
-    """Find what activities keep of their speed when run together: the median time alone over that together."""
+    """Compute the share of its speed that an activity keeps: the median time alone over that together."""
     rows = []
     for (activity, beside), some in medians(samples[samples["kind"] == "pair"]).groupby(["device", "subject"], sort=True):
         found = {row["variant"]: row for row in some.to_dict("records")}
@@ -145,7 +143,7 @@ def pair_rates(samples: pd.DataFrame) -> pd.DataFrame:
 
 
 def describe(curve: Mapping[str, Any]) -> str:
-    """Name a curve in words, such as ``expert, cpu0, 4096x14336, 4 bits, 2 threads``; what is absent is left out."""
+    """Name a curve in words, such as ``expert, cpu0, 4096x14336, 4 bits, 2 threads``."""
     words = [str(curve[name]) for name in ("kind", "device", "subject") if curve[name]]
     for name, one in (("bits", "bit"), ("threads", "thread")):
         if not pd.isna(curve[name]):
@@ -159,7 +157,6 @@ def fitted_us(form: str, fit: Fit, sizes: Floats) -> Floats:
 
 
 def _beyond(form: str, knee: float, sizes: Floats) -> Floats:
-    """Give what the slope multiplies."""
     if form == "linear":
         return sizes
     found: Floats = np.maximum(knee, sizes) if form == "roofline" else np.maximum(0.0, sizes - knee)
@@ -180,7 +177,7 @@ def fit_form(form: str, sizes: Floats, times: Floats) -> Fit:
 
 
 def _knees(sizes: Floats, times: Floats, *, whole: bool) -> list[float]:
-    """List where the best knee may lie: at a size, or between two where the best flat part and the best line cross."""
+    """List where the best knee may lie: at a size, or where the best flat part and line cross."""
     found = set(sizes.tolist())
     weights = times**-2
     for split in range(1, len(sizes)):
@@ -221,7 +218,7 @@ def _rates(form: str, fit: Fit, row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _weights(row: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Bytes and number of the weights of an expert of three matrices; None for what is no expert, or of unknown shape."""
+    """Return bytes and number of an expert's weights (three matrices); None for anything else."""
     if row["kind"] not in ("expert", "expert_first") or pd.isna(row["bits"]):
         return None
     shape = re.match(r"(\d+)x(\d+)", row["subject"])

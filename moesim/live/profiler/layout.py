@@ -1,4 +1,4 @@
-"""Which devices and links a machine is measured as, what overlaps on it, and how much memory it has."""
+"""Devices and links that a machine is measured as, what overlaps on it, and its memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from moesim.live.kernels.host import available_gpu_bytes, available_memory_bytes
 
 @dataclass(frozen=True)
 class Device:
-    """A device and where it is: ``"cpu"``, ``"disk"`` or a GPU such as ``"cuda:0"``; ``fewer`` are other numbers of threads."""
+    """A device and its place: ``"cpu"``, ``"disk"`` or such as ``"cuda:0"``; ``fewer`` are other numbers of threads."""
 
     name: str
     kind: str
@@ -45,7 +45,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Tier:
-    """One profile: experts lie on ``backing`` and are brought to ``compute``; ``like`` are (activity, link, link measured)."""
+    """One profile: experts go from ``backing`` to ``compute``; ``like`` are (activity, link, link measured)."""
 
     suffix: str
     words: str
@@ -140,13 +140,13 @@ class Host:
     """The machine, as far as nothing is allocated on it."""
 
     def free_bytes(self, place: str, disk: Path | None = None) -> int | None:
-        """Tell what is free now of a place's memory, or of the disk with a folder; None if the system does not say."""
+        """Return what is free of a place's memory, or of a folder's disk; None if the system does not report it."""
         if place == "disk":
             return shutil.disk_usage(disk or Path()).free
         return available_memory_bytes() if place == "cpu" else available_gpu_bytes(place)
 
     def capacity_bytes(self, place: str, disk: Path | None = None) -> int:
-        """Tell how much a device can hold: the whole memory of a host or GPU, what is free of a disk."""
+        """Return the whole memory of a host or GPU, or the free space of a disk."""
         if place == "cpu":
             return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         if place.startswith("cuda"):
@@ -154,7 +154,7 @@ class Host:
         return self.free_bytes(place, disk) or 0
 
     def powered(self, devices: Sequence[Device]) -> list[str]:
-        """Name the devices whose power can be read: a GPU, and a processor of which one device has all cores."""
+        """Name the devices whose power can be read: GPUs, and a processor whose cores are all of one device."""
         found = []
         for device in devices:
             if device.kind == "gpu":
@@ -166,5 +166,5 @@ class Host:
 
 
 def index_of(device: Device) -> int:
-    """Tell the number of a GPU."""
+    """Return the number of a GPU."""
     return int(device.place.partition(":")[2] or 0)

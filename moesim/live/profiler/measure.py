@@ -1,4 +1,4 @@
-"""Measure a machine: from a request to profiles as YAML, with samples, fits, figure and report in a folder next to them."""
+"""Measure a machine: from a request to profiles as YAML, with samples, fits, figure and report."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def measure(
     prepared : Prepared
         From `prepare`.
     bench : Bench, optional
-        What carries out the probes; by default the machine that it has been prepared for.
+        What runs the probes; by default the machine that it has been prepared for.
     progress : bool
         Show a bar on a terminal.
     warn : callable
-        Told what the reader of the profile must know.
+        Gets what the reader of the profile must know.
 
     Returns
     -------
@@ -93,7 +93,7 @@ def measure(
 
 
 def sentinel_drift(samples: pd.DataFrame, repeats: int) -> dict[str, dict[str, Any]]:
-    """Compare the medians of each sentinel in the course of a measurement; ``drift`` is high / low - 1."""
+    """Compare the medians of each sentinel over a measurement; ``drift`` is high / low - 1."""
     found = {}
     for subject, rows in samples[samples["kind"] == "sentinel"].groupby("subject", sort=True):
         groups = rows.groupby([rows["variant"], rows["repeat"] // repeats])
@@ -138,7 +138,7 @@ _Dumper.add_representer(tuple, lambda dumper, data: dumper.represent_sequence("t
 
 
 def _flowing(value: Any) -> Any:
-    """Mark numbers with their source, shapes, and lists of numbers, which are easier to read on a line."""
+    """Mark sourced numbers, shapes and lists of numbers, which go on one line."""
     if isinstance(value, Mapping):
         inner = {key: _flowing(each) for key, each in value.items()}
         return _Flow(inner) if "source" in value or "bits" in value else inner
@@ -158,7 +158,7 @@ def profile_text(content: Mapping[str, Any], date: str, folder: str) -> str:
 def write_all(
     out: Path, name: str, profiles: Mapping[str, Mapping[str, Any]], samples: pd.DataFrame, report: Mapping[str, Any]
 ) -> list[Path]:
-    """Write everything; all is made before the first file appears, the profiles come last, and each file is whole."""
+    """Write all files, the profiles last; all are made before the first one appears."""
     texts = {which: profile_text(content, str(report["date"]), name) for which, content in profiles.items()}
     fits = fit_all(samples)
     picture = io.BytesIO()

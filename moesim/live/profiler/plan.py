@@ -1,4 +1,4 @@
-"""The plan of a measurement: which probes, in which blocks, with how much memory and about how much time."""
+"""The plan of a measurement: its probes in blocks, and about how much memory and time they need."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Plan:
         return needs_of(probes, self.layout, self.wanted, self.file_bytes, self.turning)
 
     def required_bytes(self) -> dict[str, tuple[int, str]]:
-        """Tell for each place the most bytes that any block needs there, and which block does."""
+        """Return the most bytes that any block needs in each place, and that block."""
         most: dict[str, tuple[int, str]] = {}
         for name, probes in [("sentinel", self.sentinels), *((block.name, block.probes) for block in self.blocks)]:
             for place, n_bytes in self.needs(probes).required_bytes(self.layout).items():
@@ -100,7 +100,7 @@ class Plan:
 
 
 def pair_runs(mode: str) -> int:
-    """Tell how many executions of each activity of a pair are counted in one repeat."""
+    """Return how many executions of each activity of a pair are counted in one repeat."""
     return 20 if mode == "full" else 8
 
 
@@ -140,14 +140,13 @@ def make_plan(
 
 
 def _blocks(layout: Layout, wanted: Sequence[Wanted], mode: str, largest: int) -> list[Block]:
-    """Make all blocks but that of power."""
     blocks = [*_model_blocks(layout, wanted, mode), *_copy_blocks(layout, wanted, mode, largest)]
     blocks.append(Block("latencies", tuple(_latencies(layout, wanted, mode))))
     return [*blocks, *(Block("pairs", _pairs(tier)) for tier in layout.tiers if not _has_disk(tier))]
 
 
 def _turning(layout: Layout, wanted: Sequence[Wanted], mode: str, room: int | None) -> dict[str, int]:
-    """Find what takes turns in each place: of host memory what is wanted, or the most that fits with the smallest copies."""
+    """Return the bytes that take turns in each place: in host memory what is wanted, or the most that fits."""
     turning, file_bytes = turning_bytes(layout), FILE_BLOCK if layout.disk is not None else 0
     blocks = [_sentinels(layout), *(block.probes for block in _blocks(layout, wanted, mode, grid.SMALLEST_COPY))]
     for turning["cpu"] in turning_choices(cache_bytes("cpu")):
@@ -164,7 +163,7 @@ def _copies_need(largest: int, layout: Layout, wanted: Sequence[Wanted], turning
 
 
 def _file_bytes(mode: str, largest: int, budgets: dict[str, int]) -> int:
-    """Size of the file: a power of two, which copies of all sizes tile, and more than caches on the way hold if it may be."""
+    """Return the size of the file: a power of two, which all copies tile, beyond caches if it may be."""
     most = 2**33 if mode == "full" else 2**31
     room = min(budgets.get("disk", most), budgets.get("cpu", most))
     size = max(largest, FILE_BLOCK)
@@ -249,7 +248,7 @@ def _pairs(tier: Tier) -> tuple[Probe, ...]:
 
 
 def transfers(tier: Tier) -> tuple[str, ...]:
-    """Name the kinds of transfer between the memories of a tier; one without a name where there is no difference."""
+    """Name the kinds of transfer between the memories of a tier; one without a name if all are alike."""
     return ("pinned", "pageable", "chunked") if any(device.kind == "gpu" for device in tier.devices) else ("",)
 
 
@@ -278,7 +277,7 @@ def _sentinels(layout: Layout) -> tuple[Probe, ...]:
 
 
 def variants_of(tier: Tier) -> tuple[str, ...]:
-    """Say how the runtime can be measured on a tier: nothing runs on a disk."""
+    """Return how the runtime can be measured on a tier: nothing runs on a disk."""
     return tuple(one for one in VARIANTS if one != "host" or "disk" not in {device.place for device in tier.devices})
 
 

@@ -1,4 +1,4 @@
-"""What is measured: a probe is one thing of one size, a reading is one time of it; and the memory that probes need."""
+"""Probes (one thing of one size), readings (one time of a probe), and the memory that probes need."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def part_rows_up_to(last: int) -> list[int]:
 
 
 def byte_sizes(last: int, step: int, also: Sequence[int] = ()) -> list[int]:
-    """Sizes of copies: powers of two by a factor from 64 KiB to ``last``, and the sizes of experts among them.
+    """Sizes of copies: powers of two by a factor from 64 KiB to ``last``, and experts' among them.
 
     >>> byte_sizes(2**20, 4, also=[300_000, 2**30])
     [65536, 262144, 300000, 1048576]
@@ -92,7 +92,7 @@ def byte_sizes(last: int, step: int, also: Sequence[int] = ()) -> list[int]:
 
 
 def tokens_up_to(last: int) -> list[int]:
-    """Tokens whose keys and values are read: 1, which is what others are compared with, then powers of two from 64.
+    """Tokens in the cache: 1, with which others are compared, then powers of two from 64.
 
     >>> tokens_up_to(256)
     [1, 64, 128, 256]
@@ -101,7 +101,7 @@ def tokens_up_to(last: int) -> list[int]:
 
 
 def sequences_of(n_rows: int) -> list[tuple[int, int]]:
-    """Split rows into sequences of (new rows, context before): up to 16 decode, one row each; more are prompts of 64.
+    """Split rows into (new rows, context before): up to 16 decode, more are prompts of 64.
 
     >>> sequences_of(2), sequences_of(100)
     ([(1, 0), (1, 0)], [(64, 0), (36, 0)])
@@ -129,12 +129,12 @@ def cache_bytes(place: str) -> int:
 
 
 def turning_bytes(layout: Layout) -> dict[str, int]:
-    """Return for each place how many bytes must take turns so that none is in a cache when it comes again."""
+    """Return the bytes that must take turns in each place so that none is in a cache."""
     return {place: RING * cache_bytes(place) for place in {device.place for device in layout.devices.values()} - {"disk"}}
 
 
 def turning_choices(cache: int) -> list[int]:
-    """Return how many bytes may take turns, most first; the least is what suffices where the system does not report a cache."""
+    """Return how many bytes may take turns, most first; the least is that of an unreported cache."""
     least = min(RING * cache, RING * _DEFAULT_L3)
     return [*range(RING * cache, least, -max(1, cache // 4)), least]
 
@@ -148,7 +148,7 @@ class Wanted:
 
     @classmethod
     def of(cls, model: ModelSpec, bits: Iterable[float] = ()) -> Wanted:
-        """Take a model's experts at some precisions; none given: at its own, or the nearest for which there is a kernel."""
+        """Take a model's experts at some precisions; by default its own, or the nearest with a kernel."""
         own = model.expert_bits
         if model.expert_bytes_by_layer is None and own not in SUPPORTED_BITS:
             own = min(SUPPORTED_BITS, key=lambda known: abs(known - model.expert_bits))
@@ -156,7 +156,7 @@ class Wanted:
 
     @property
     def note(self) -> str:
-        """Say what is not measured as the model has it; empty if all is."""
+        """Describe what is not measured as the model has it; empty if all is."""
         bits = self.model.expert_bits
         if len(self.shapes) == 1 and bits not in SUPPORTED_BITS:
             return f"{self.model.name}: experts of {bits:g} bits are measured at {self.shapes[0].bits:g}, which has a kernel"
@@ -181,7 +181,7 @@ class DenseNeed:
 
     @property
     def distinct_layers(self) -> int:
-        """Layers enough that the weights of attention have left the cache when a layer comes again."""
+        """Layers enough that attention's weights have left the cache when a layer comes again."""
         each = max(1, self.model.attention_bytes)
         return min(self.model.n_layers, max(2, math.ceil(self.turning / each)))
 
@@ -261,7 +261,7 @@ FILE_BLOCK: Final = 2**26  # bytes that the file on the disk is written at a tim
 
 
 def pair_copy(shape: ExpertShape) -> int:
-    """Return the bytes of a copy that goes on with something else: about an expert's, a power of two, which tiles files."""
+    """Return the bytes of a copy in a pair: about an expert's, a power of two, which tiles files."""
     return min(1 << (shape.n_bytes.bit_length() - 1), SENTINEL_COPY)
 
 
@@ -271,7 +271,7 @@ def ring_length(n_bytes: int, turning: int) -> int:
 
 
 def flush_bytes(place: str, turning: int) -> int:
-    """Return the bytes of what a place's cache is emptied with: one half of the size of the cache is copied to the other."""
+    """Return the bytes that empty a place's cache: one half of its size is copied to the other."""
     return min(2 * cache_bytes(place), turning)
 
 

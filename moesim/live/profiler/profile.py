@@ -33,7 +33,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Line:
-    """What `linear` finds; times in us, rates a second, ``many_row_flops`` None if no more than `FEW` rows were measured."""
+    """The constants of `linear`, in us and rates a second; ``many_row_flops`` None without many rows."""
 
     per_expert_us: float
     per_row_us: float
@@ -59,7 +59,7 @@ def linear(curves: Sequence[Curve]) -> Line | None:
 
 
 def _many(curves: Sequence[Curve]) -> float | None:
-    """Find the operations a second of rows beyond few: the slope of each curve there."""
+    """Return the operations a second of rows beyond few: the slope of each curve there."""
     parts = [(c, c.rows > FEW) for c in curves if (c.rows > FEW).sum() > 1]
     if not parts:
         return None
@@ -104,14 +104,13 @@ def us_of(value: float) -> float | int:
 
 
 def monotone(times: Any) -> Any:
-    """Find the nearest times that do not fall, those of equal relative distance weighing the same."""
+    """Return the nearest times that do not fall, by relative distance."""
     weights = 1 / np.maximum(times, 1e-3) ** 2
     found: Any = np.asarray(isotonic_regression(times, weights=weights).x)
     return times if (np.diff(times) >= 0).all() else found
 
 
 def _spread(rows: pd.DataFrame) -> str:
-    """Say how far repeats lie apart."""
     spread = 100 * rows["spread"].to_numpy(float)
     if len(rows) == 1:
         return f"interquartile range / median {spread[0]:.2g} %"
@@ -241,7 +240,7 @@ class _Profiles:
             yield curve
 
     def linear(self, device: Device) -> dict[str, Any]:
-        """Write the constants of experts of other shapes: few rows and many have rates of their own."""
+        """Write the constants of experts of other shapes; few rows and many have rates of their own."""
         curves, tables = [], []
         for subject, bits, shape in self.shapes():
             rows = self.points_at("expert", device.name, subject=subject, bits=bits, threads=device.threads)
@@ -277,12 +276,11 @@ class _Profiles:
         return times + us, f"{method}; and {us:.0f} us from the end of one to the start of the next in a replay"
 
     def shapes(self) -> list[tuple[str, float, Any]]:
-        """Name all shapes that were measured, each once."""
         found = {(subject_of(shape), shape.bits): shape for each in self.wanted for shape in each.shapes}
         return [(subject, bits, shape) for (subject, bits), shape in found.items()]
 
     def rates(self, device: Device) -> dict[str, Any]:
-        """Find the best rates that experts reached: for the rooflines of what was not measured."""
+        """Write the best rates that experts reached, for rooflines of what was not measured."""
         best: dict[str, tuple[float, str, pd.DataFrame]] = {}
         for subject, bits, shape in self.shapes():
             rows = self.points_at("expert", device.name, subject=subject, bits=bits, threads=device.threads)
@@ -329,7 +327,7 @@ class _Profiles:
                 yield {"model": model, "part": part, **self.curve(sizes, times, rows, method)}
 
     def predict(self, device: Device) -> dict[str, Any]:
-        """Write the cost of one product with a router; the format keeps one for all models, so only if there is one model."""
+        """Write the cost of one product with a router, if there is one model: the format keeps one."""
         if len(self.wanted) != 1:
             return {}
         rows = self.points_at("predict", device.name, subject=self.wanted[0].model.name, threads=device.threads)
@@ -371,7 +369,7 @@ class _Profiles:
         return found
 
     def crossing(self, tier: Tier) -> dict[str, Any]:
-        """Write what activations take, one way: copying by size, and the runtime's own time, which is the same for all sizes."""
+        """Write the time of activations, one way: copying by size, and the runtime's constant time."""
         rows = self.points_at("activation", tier.links[0].name, variant="round trip")
         if len(rows) < 2:
             return {}

@@ -76,7 +76,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A request that has been checked: its plan, bytes that may be used of each place, the machine, and what that is in words."""
+    """A checked request: its plan, bytes that may be used of each place, and the machine, also in words."""
 
     request: Request
     plan: Plan
@@ -86,7 +86,7 @@ class Prepared:
 
 
 def find_gpu(wanted: int | None) -> int | None:
-    """Find which GPU to measure: the one that is wanted, else the first, else none."""
+    """Return which GPU to measure: the wanted one, else the first, else none."""
     n = n_gpus()
     if wanted is None:
         return 0 if n else None
@@ -105,7 +105,7 @@ def prepare(request: Request, machine: Host | None = None) -> Prepared:
     request : Request
         What is asked for.
     machine : Host, optional
-        On which it is to be done; by default this one, as far as a plan needs it.
+        By default this one, as far as a plan needs it.
 
     Returns
     -------
@@ -114,7 +114,7 @@ def prepare(request: Request, machine: Host | None = None) -> Prepared:
     Raises
     ------
     InputError
-        If it cannot be carried out: a name, model, GPU, folder or budget is wrong, or memory does not suffice.
+        If a name, model, GPU, folder or budget is wrong, or memory does not suffice.
     """
     machine = machine or Host()
     if not _NAME.fullmatch(request.name):
@@ -160,7 +160,7 @@ def _budgets(request: Request, layout: Layout, machine: Host) -> dict[str, int]:
 
 
 def describe_plan(prepared: Prepared) -> str:
-    """Say what would be measured, and about how long and with how much memory; ends with a newline."""
+    """Describe what would be measured, with about how much time and memory."""
     plan = prepared.plan
     lines = [f"{prepared.request.name}: {plan.mode}, {len(plan.probes)} probes of {plan.repeats} repeats"]
     for block in plan.blocks:

@@ -1,9 +1,8 @@
-"""The time that the runtime itself takes, apart from computing and copying, measured by replays of a middling model.
+"""The time of the runtime itself, apart from computing and copying, measured by replays of a middling model.
 
-Between the end of a router and the start of the first expert, and between the end of the last expert and the next layer, lies the
-work of the thread that decides: taking in what is done, asking the policy, handing calls to workers. Between two copies over a
-link lies some of it too. A simulation without it would be too quick by some tenths of a millisecond a layer.
-Experts of a middling size are used, whose handing over is hidden behind those that run, as it is with real ones.
+Taking in what is done, asking the policy and handing calls to workers lies between a router and the first expert, between the
+last expert and the next layer, and between two copies: some tenths of a millisecond a layer. Experts of a middling size hide
+the handing over behind those that run, as real ones do.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _LAYERS, _N_EXPERTS, _TOP_K, _WARM_UP = 8, 16, 4, 4
 
 
 class _Probe:
-    """Runs every expert in one place: where it is resident, on the host, or fetched for the layer and dropped after it."""
+    """Runs every expert in one place: resident, on the host, or fetched for the layer and dropped."""
 
     exact = True
     needs: frozenset[str] = frozenset()
@@ -64,10 +63,10 @@ class _Probe:
 
 
 def runtime_gaps(machine: LiveMachine, hardware: HardwareProfile, variant: str, steps: int = 24) -> dict[str, list[float]]:
-    """Measure the gaps of a runtime in decode steps of one row, in us, by the name of a gap.
+    """Measure the gaps of a runtime in decode steps of one row, in us, by name.
 
-    For each layer the time in which nothing ran (``resident``, ``host``, the latter with the crossing of activations), from one
-    expert to the next (``between``), and from the end of a copy to the start of the one that waits for it (``fetched``).
+    ``resident`` and ``host``: the time of a layer in which nothing ran (the latter with the crossing of activations);
+    ``between`` two experts; ``fetched``: from the end of a copy to the start of one that waits for it.
     """
     model = ModelSpec(
         name="middling", n_layers=_LAYERS, n_experts=_N_EXPERTS, top_k=_TOP_K, hidden=1024, expert_intermediate=1024, n_heads=8,
@@ -92,7 +91,7 @@ def runtime_gaps(machine: LiveMachine, hardware: HardwareProfile, variant: str, 
 
 
 def _idle(records: Records) -> tuple[list[float], list[float]]:
-    """Time of each layer in which no lane was busy, less that between two experts, and the latter one by one."""
+    """Return idle times of layers less those between two experts, and the latter one by one."""
     busy: dict[tuple[int, int], list[TaskRecord]] = {}
     for task in records.tasks:
         busy.setdefault((task.step, task.layer), []).append(task)
@@ -140,7 +139,7 @@ class Runtime:
 
 
 def skeleton(tier: Tier) -> HardwareProfile:
-    """Make a profile that has a tier's devices and links, and costs of no meaning: policies are told some, and use none."""
+    """Make a profile of a tier's devices and links, with meaningless costs that no policy uses."""
 
     def some(value: Any) -> dict[str, Any]:
         return {"value": value, "source": "assumed", "why": "needed to run, and decides nothing"}

@@ -1,7 +1,4 @@
-"""Readings on their way: in which order probes are measured, how often, and the file that grows by whole lines.
-
-A killed measurement goes on where it was.
-"""
+"""Order and repeats of probes, and the file of readings, with which a killed measurement goes on."""
 
 from __future__ import annotations
 
@@ -81,7 +78,7 @@ class Store:
             self._rows.append([*astuple(probe), line["repeat"], line["order"], float(value)])
 
     def has(self, probe: Probe, repeat: int) -> bool:
-        """Tell whether a repeat of a probe has been measured, or is not to be."""
+        """Whether a repeat of a probe was measured, or is to be left out."""
         return (probe.id, repeat) in self._done or probe.id in self._skipped
 
     def append(self, probe: Probe, repeat: int, readings: Iterable[Reading]) -> None:
@@ -106,7 +103,7 @@ class Store:
         return sum(name == probe.id for name, _ in self._done)
 
     def frame(self) -> pd.DataFrame:
-        """All readings, with the columns of `moesim.live.profiler.fits.COLUMNS`, in the order in which they were taken."""
+        """Return all readings, with the columns of `moesim.live.profiler.fits.COLUMNS`, in order."""
         frame = pd.DataFrame(self._rows, columns=[*FIELDS, "repeat", "order", "time_us"])[list(COLUMNS)]
         return frame.astype({"bits": "float64", "threads": "Int64"})
 
@@ -123,7 +120,7 @@ def _difference(found: Mapping[str, str], here: Mapping[str, str]) -> str:
 
 
 def check_free(out: Path, name: str, profiles: Iterable[str]) -> None:
-    """Raise `InputError` if a file that moesim did not write stands where a measurement is to write one."""
+    """Raise `InputError` if a stranger's file stands where a measurement is to write one."""
     names = [*(f"{name}/{file}" for file in _BESIDE), *(f"{which}.yaml" for which in profiles)]
     OutputFolder(out, COMMAND, owned=False).check_free(names)
 
@@ -132,28 +129,28 @@ _ALWAYS = 2  # sizes of a curve that are measured however long they take: fewer 
 
 
 class Bench(Protocol):
-    """Carries out probes; ``disk_mode`` says how a disk was read (as of `moesim.live.kernels.memory.FileExperts`), or nothing."""
+    """Runs probes; ``disk_mode`` is that of `moesim.live.kernels.memory.FileExperts`, or empty."""
 
     disk_mode: str
 
     def prepare(self, probes: Sequence[Probe]) -> None:
-        """Have memory for some probes; what was prepared before is gone."""
+        """Allocate memory for some probes, in place of what was prepared before."""
 
     def warm(self, probe: Probe) -> float:
-        """Carry a probe out once, and tell about how long that took, in us."""
+        """Run a probe once, and return about how long that took, in us."""
 
     def time(self, probe: Probe, expected_us: float) -> list[Reading]:
-        """Measure a probe once: itself, or what it is made of. ``expected_us`` is what `warm` has told."""
+        """Measure a probe once: itself, or its parts; it took ``expected_us`` in `warm`."""
 
     def release(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
 
     def close(self) -> None:
-        """Give everything back."""
+        """Free everything."""
 
 
 def sample(plan: Plan, bench: Bench, store: Store, tell: Callable[[str, int], None] = lambda text, steps: None) -> float:
-    """Measure all that a plan has and a store has not: sentinels first and last, and each repeat of a block in another order."""
+    """Measure what a store lacks: sentinels first and last, repeats of a block in other orders."""
     began = time.monotonic()
     _sentinels(plan, bench, store, "start", tell)
     for block in plan.blocks:
@@ -186,7 +183,7 @@ def _block(
 
 
 def _warm_up(pending: Sequence[Probe], bench: Bench, store: Store) -> dict[Probe, float]:
-    """Carry out everything once, the small before the large, and find what would take too long."""
+    """Run everything once, the small before the large, and find what would take too long."""
     found: dict[Probe, float] = {}
     last: dict[tuple[object, ...], tuple[int, float, int]] = {}  # curve -> size, its time, sizes so far
     for probe in sorted(pending, key=lambda probe: probe.size):

@@ -32,7 +32,7 @@ _UNITS: Final = (("bytes_per_s", "bytes/s"), ("_bytes", "bytes"), ("flops", "ope
 
 
 def facts(profile: HardwareProfile, models: Sequence[ModelSpec] = ()) -> dict[str, Any]:
-    """Collect what a profile says, with the source of every number, as plain values; times in us, None outside of a range."""
+    """Collect a profile's numbers and their sources as plain values; times in us, None outside of a range."""
     sent = models or [builtin_models()[name] for name in MODELS]
     counts = Counter(number.source for number in profile.numbers.values())
     label = weakest(counts)
@@ -52,7 +52,7 @@ def facts(profile: HardwareProfile, models: Sequence[ModelSpec] = ()) -> dict[st
 
 
 def _told(profile: HardwareProfile, keys: Sequence[str]) -> dict[str, Any]:
-    """Say how well numbers are founded: the weakest label, a single one's interval, what stands next to the measured ones."""
+    """Return the weakest label of numbers, a single one's interval, and the words of measured ones."""
     found = [profile.numbers[key] for key in keys if key in profile.numbers]
     measured = dict.fromkeys(_measured(number) for number in found if number.source == "measured")
     interval = found[0].interval if len(found) == 1 else None
@@ -66,7 +66,7 @@ def _measured(number: Number) -> str:
 
 
 def unit_of(key: str) -> str:
-    """Tell the unit of a number by its key."""
+    """Return the unit of a number by its key."""
     return next((unit for end, unit in _UNITS if key.endswith(end)), "")
 
 
@@ -95,7 +95,7 @@ def _device(profile: HardwareProfile, device: Device) -> dict[str, Any]:
 
 
 def _host(profile: HardwareProfile) -> list[dict[str, Any]]:
-    """What the thread that submits experts takes; nothing if the profile says nothing of it."""
+    """Return the costs of the thread that submits experts, if the profile has some."""
     words = {"host_expert_us": ("submission of an expert", "us"), "host_shared": ("thread computes the host's experts too", "")}
     known = [(key, *said) for key, said in words.items() if key in profile.numbers]
     return [_row(profile, what, profile.numbers[key].value, unit, [key]) for key, what, unit in known]
@@ -116,7 +116,7 @@ def _curves(profile: HardwareProfile, device: Device) -> Iterator[dict[str, Any]
 
 
 def _experts(profile: HardwareProfile, model: ModelSpec) -> Iterator[dict[str, Any]]:
-    """What an expert takes on each device that computes, by a curve or by rates."""
+    """Return the times of an expert on each computing device, by a curve or by rates."""
     for device in profile.devices.values():
         if device.role != "storage":
             costs = CostModel(model, profile)
@@ -156,7 +156,7 @@ def _contention(profile: HardwareProfile) -> Iterator[dict[str, Any]]:
 
 
 def page(profile: HardwareProfile, models: Sequence[ModelSpec] = ()) -> str:
-    """Write what `facts` collects for a terminal, what is alike told once."""
+    """Write what `facts` collects for a terminal, equal rows once."""
     found = facts(profile, models)
     lines = [f"{found['name']}: {found['description']}"]
     lines += [f"  {key}: {value}" for key, value in found["machine"].items()]
@@ -298,7 +298,7 @@ class _Side:
             return None
 
     def path(self, src: str, dst: str) -> tuple[Link, ...] | None:
-        """Find the links between the devices of two roles; None if there is no such device or no way."""
+        """Find the links between the devices of two roles; None without such a device or way."""
         ends = self.device[src], self.device[dst]
         if ends[0] is None or ends[1] is None:
             return None
@@ -311,13 +311,13 @@ class _Side:
         return any(len({curve.key for curve in link.curves.values()}) > 1 for link in self.path(src, dst) or ())
 
     def activity(self, words: str) -> str | None:
-        """Name by this machine's devices what is named by roles; None if it has none such."""
+        """Translate roles in an activity's name into this machine's devices; None if one is missing."""
         ends = [end.split(".") for end in words.split("->")]
         named = [[self.device[role], *rest] for role, *rest in ends]
         return None if any(name is None for name, *_ in named) else "->".join(".".join(map(str, name)) for name in named)
 
     def roles(self, activity: str) -> str | None:
-        """Name by roles what is named by devices; None if another device is the one of its role."""
+        """Translate devices in an activity's name into roles; None if one has another device."""
         by_name = {name: role for role, name in self.device.items()}
         ends = [end.split(".") for end in activity.split("->")]
         named = [[by_name.get(name), *rest] for name, *rest in ends]
