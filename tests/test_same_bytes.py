@@ -157,7 +157,7 @@ def fits() -> Any:
 
 def plans() -> Any:
     """Optima that SciPy's solvers find."""
-    from moesim.policies.algorithms.assignment import exact_assignment
+    from moesim.policies.parts.assignment import exact_assignment
 
     drawn = np.random.default_rng(4).integers(1, 10**6, (6, 2, 24))
     return [list(exact_assignment(gpu.tolist(), cpu.tolist(), gpu_first=500, cpu_first=700)) for gpu, cpu in drawn]

@@ -118,6 +118,12 @@ class PolicyBase(Declared):
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
 
 
+class Costs(Protocol):
+    """Anything that gives a cost for a number of rows in square brackets."""
+
+    def __getitem__(self, rows: int, /) -> float: ...
+
+
 class CostTable(dict[int, int]):
     """Time in ns of one expert on a device by its rows, asked of the cost model when it is first wanted.
 
@@ -273,3 +279,35 @@ Function = TypeVar("Function", bound=Callable[..., object])
 def twin(reference: Function, view: View) -> Function:
     """Return what to call in a run instead of a function: its twin, or itself where the engine brings none."""
     return cast(Function, getattr(getattr(view, "algorithms", None), reference.__name__, reference))
+
+
+_WORD = (1 << 64) - 1
+
+
+def scramble(x: int) -> int:
+    """Scramble 64 bits (the finaliser of SplitMix64: Steele, Lea, Flood, OOPSLA 2014).
+
+    >>> hex(scramble(0)), hex(scramble(1))
+    ('0xe220a8397b1dcdaf', '0x910a2dec89025cc1')
+    """
+    x = (x + 0x9E3779B97F4A7C15) & _WORD
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _WORD
+    return x ^ (x >> 31)
+
+
+def sample(population: int, n: int, seed: int, place: int) -> list[int]:
+    """Draw distinct numbers below ``population``, the same for the same seed and place.
+
+    The draw depends on ``seed`` and ``place``, which is below 2 ** 32.
+
+    >>> sample(8, 3, seed=0, place=5) == sample(8, 3, seed=0, place=5), len(set(sample(8, 20, 0, 5)))
+    (True, 8)
+    """
+    numbers = list(range(population))
+    state = scramble((seed << 32) + place)
+    for i in range(min(n, population)):  # Fisher and Yates's shuffle, its first n exchanges
+        state = scramble(state)
+        j = i + state % (population - i)
+        numbers[i], numbers[j] = numbers[j], numbers[i]
+    return numbers[:n]

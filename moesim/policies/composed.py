@@ -32,7 +32,6 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field
 
 from moesim.errors import CapacityError, ConfigError
-from moesim.policies.algorithms.assignment import Plan
 from moesim.policies.base import (
     CACHE,
     STAGING,
@@ -54,6 +53,7 @@ from moesim.policies.parts import (
     AssignmentPart,
     PlacementOption,
     PlacementPart,
+    Plan,
     PrefetchOption,
     PrefetchPart,
     ReplacementOption,

@@ -4,19 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from moesim.policy import (
-    Copy,
-    Fetch,
-    Pool,
-    Routed,
-    Run,
-)
-from tests.engine.engine_kit import (
-    cpu,
-    gpu,
-    machine,
-    workload,
-)
+from moesim.policy import Copy, Fetch, Pool, Routed, Run
+from tests.engine.engine_kit import cpu, gpu, machine, workload
 
 ALL = [Copy(layer, range(4), "gpu0") for layer in (0, 1)]
 ONE = workload([[[[0, 1], [2, 3]]]])  # one request, one decode step: layer 0 -> 0, 1; layer 1 -> 2, 3

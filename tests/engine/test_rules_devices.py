@@ -9,29 +9,9 @@ from typing import Any
 
 import pytest
 
-from moesim.policy import (
-    Copy,
-    Fetch,
-    Predict,
-    Run,
-    Send,
-)
-from tests.engine.engine_kit import (
-    Oracle,
-    Script,
-    cpu,
-    gpu,
-    machine,
-    pair,
-    play,
-    tasks,
-    workload,
-)
-from tests.engine.rules_kit import (
-    ALL,
-    ONE,
-    on_gpu,
-)
+from moesim.policy import Copy, Fetch, Predict, Run, Send
+from tests.engine.engine_kit import Oracle, Script, cpu, gpu, machine, pair, play, tasks, workload
+from tests.engine.rules_kit import ALL, ONE, on_gpu
 
 
 def test_rule_4_a_device_skips_what_is_not_ready() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from moesim.policies.algorithms.assignment import (
-    Plan,
+from moesim.policies.parts import Plan
+from moesim.policies.parts.assignment import (
     beam_assignment,
     brute_force_assignment,
     exact_assignment,

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moesim.errors import HardwareError
-from moesim.policies.algorithms.assignment import greedy_assignment
+from moesim.policies.parts.assignment import greedy_assignment
 from moesim.policies.parts.replacement import workload_aware_swap
 from moesim.policies.registry import make_policy
 from moesim.policies.systems.dali_multi_gpu import DaliMultiGpu, greedy_multi_assignment, workload_aware_swaps

@@ -21,9 +21,8 @@ from moesim.experiment.report import result_table
 from moesim.experiment.resolve import Experiment
 from moesim.metrics import bytes_moved, fidelity
 from moesim.metrics.fidelity import fresh_percent
-from moesim.policies.algorithms.assignment import fiddler_code_assignment
 from moesim.policies.parts import Setup
-from moesim.policies.parts.assignment import FixedThreshold
+from moesim.policies.parts.assignment import FixedThreshold, fiddler_code_assignment
 from moesim.policies.parts.placement import FrequencyGlobal, FrequencyPerLayer
 from moesim.policies.registry import make_policy
 from moesim.policies.systems.daop import DaopCode, DaopPaper, degraded, prefill_swaps, swaps_from

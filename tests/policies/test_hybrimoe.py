@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moesim.metrics import summarise
-from moesim.policies.algorithms.assignment import Plan, greedy_assignment
 from moesim.policies.algorithms.hybrimoe import (
     CODE_COSTS,
     Ahead,
@@ -25,7 +24,8 @@ from moesim.policies.algorithms.hybrimoe import (
     two_ended_plan,
 )
 from moesim.policies.options import options_of
-from moesim.policies.parts import Setup
+from moesim.policies.parts import Plan, Setup
+from moesim.policies.parts.assignment import greedy_assignment
 from moesim.policies.registry import PARTS, make_part, make_policy, part_class
 from moesim.policies.systems.hybrimoe import Credit, HybriMoECode, HybriMoEPaper, RecentScores
 from moesim.policy import Fetch, Predicted, Routed, StepBegin

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moesim.policies.algorithms.eviction import Arc, S3Fifo
+from moesim.policies.parts.adaptive import Arc, S3Fifo
 from moesim.policies.registry import make_policy
 from moesim.records import Records
 from moesim.trace.predictors import FutureUse

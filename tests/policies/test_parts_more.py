@@ -14,14 +14,13 @@ from hypothesis import strategies as st
 from moesim.errors import ConfigError
 from moesim.hardware.costs import CostModel
 from moesim.policies.algorithms.activations import remaining_priority, shares
-from moesim.policies.algorithms.assignment import greedy_assignment
-from moesim.policies.algorithms.drawing import sample
-from moesim.policies.algorithms.eviction import Arc, FateArc
+from moesim.policies.base import sample
 from moesim.policies.composed import Composed
 from moesim.policies.parts import Setup
-from moesim.policies.parts.assignment import Greedy
+from moesim.policies.parts.adaptive import Arc, ArcVictim, FateArc
+from moesim.policies.parts.assignment import Greedy, greedy_assignment
 from moesim.policies.parts.prefetch import NoPrefetch, RandomAhead, TopPredicted
-from moesim.policies.parts.replacement import ArcVictim, Belady, WorkloadAware
+from moesim.policies.parts.replacement import Belady, WorkloadAware
 from moesim.policies.registry import make_policy
 from moesim.policies.systems.dali import Dali
 from moesim.policies.systems.moe_infinity import ActivationAware

@@ -18,17 +18,15 @@ import pytest
 from moesim.engine import EngineOptions, simulate
 from moesim.errors import HardwareError, PolicyError
 from moesim.hardware.costs import CostModel
-from moesim.policies.algorithms.assignment import Plan
 from moesim.policies.algorithms.presched import (
     Timing,
     certain_for_cpu,
     cross_layer_plan,
     first_load,
     gpu_queue,
-    prefetch_count,
 )
-from moesim.policies.cross_layer import CrossLayer, Foresight
-from moesim.policies.parts import Setup
+from moesim.policies.parts import Plan, Setup
+from moesim.policies.parts.prefetch import CrossLayer, Foresight, prefetch_count
 from moesim.policies.registry import make_policy
 from moesim.policies.systems.prescope import PREDICTOR_BYTES, PreScope
 from moesim.policy import Predict, Predicted, StepBegin

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moesim.policies.algorithms.assignment import greedy_layer_plan, layer_costs
 from moesim.policies.base import twin
 from moesim.policies.composed import Composed
+from moesim.policies.parts.assignment import greedy_assignment, layer_costs
 from moesim.policies.systems.prescope import PreScope
 from moesim.policy import View
 from tests.policies.golden_kit import CASES, run_case
@@ -80,7 +80,7 @@ def test_without_a_twin_the_reference_is_called():
             layer_costs = max
 
     view: Any = View
-    assert twin(greedy_layer_plan, view) is greedy_layer_plan
+    assert twin(greedy_assignment, view) is greedy_assignment
     assert twin(layer_costs, view) is max
     view = object()
     assert twin(layer_costs, view) is layer_costs

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 
 from moesim.engine import native
-from moesim.policies.algorithms.counting import add_rows
 from moesim.policies.algorithms.presched import Timing, certain_for_cpu, cross_layer_plan
-from moesim.policies.cross_layer import absent, where
+from moesim.policies.parts.prefetch import absent, add_rows, where
 
 Rng = np.random.Generator
 LARGE = (2**50, 2**53, 2**62, 2**63 - 1, 2**64, 10**30)

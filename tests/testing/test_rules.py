@@ -16,13 +16,13 @@ from moesim.errors import ConfigError
 from moesim.hardware import load_hardware
 from moesim.hardware.costs import CostModel
 from moesim.model import load_model
-from moesim.policies.algorithms.eviction import Arc, S3Fifo
 from moesim.policies.cpu_cache import Bank
 from moesim.policies.parts import Unit
 from moesim.policies.parts import assignment as assigning
+from moesim.policies.parts.adaptive import Arc, ArcVictim, S3Fifo, S3FifoVictim
 from moesim.policies.parts.assignment import FixedThreshold
 from moesim.policies.parts.prefetch import TopPredicted
-from moesim.policies.parts.replacement import FIFO, LFU, LRU, ArcVictim, Belady, RandomVictim, S3FifoVictim, Static, WorkloadAware
+from moesim.policies.parts.replacement import FIFO, LFU, LRU, Belady, RandomVictim, Static, WorkloadAware
 from moesim.policies.registry import POLICIES, make_policy
 from moesim.policies.systems.adapmoe import AdapMoE
 from moesim.policies.systems.daop import DaopCode, DaopPaper

@@ -28,15 +28,9 @@ from moesim.core.progress import Progress
 from moesim.core.table import Format, render, render_records
 from moesim.errors import ConfigError, unknown_name
 from moesim.plots.style import add_corner, need, pictures, styled
-from moesim.policies.algorithms.assignment import (
-    Plan,
-    beam_assignment,
-    exact_assignment,
-    greedy_assignment,
-    make_plan,
-    threshold_assignment,
-)
 from moesim.policies.algorithms.hybrimoe import Reading, Timings, queue_plan, two_ended_plan
+from moesim.policies.parts import Plan
+from moesim.policies.parts.assignment import beam_assignment, exact_assignment, greedy_assignment, make_plan, threshold_assignment
 
 LOADS = (1, 1, 1, 2, 2, 3, 4, 6, 9, 14)
 """Rows of an expert are drawn from these: most experts have few, a few have many."""

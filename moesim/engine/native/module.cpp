@@ -54,9 +54,9 @@ NB_MODULE(_native, module) {
     using moesim::Engine;
     module.doc() = "The native engine: the rules of moesim.engine in C++, file by file.";
     moesim::bind_view(module);
-    nb::module_ algorithms = module.def_submodule("algorithms", "Twins of functions of moesim.policies.algorithms, by their names.");
+    nb::module_ algorithms = module.def_submodule("algorithms", "Twins of functions of moesim.policies, by their names.");
     moesim::algorithms::bind(algorithms);
-    module.attr("View").attr("algorithms") = algorithms;  // for `moesim.policies.twins`
+    module.attr("View").attr("algorithms") = algorithms;  // for `moesim.policies.base.twin`
     nb::class_<Engine>(module, "Engine", "One run, taken over from Python's setup.")
         .def(nb::init<>())
         .def("connect", &Engine::connect, "Read the machine; return the view that policies see.")

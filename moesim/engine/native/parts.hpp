@@ -3,7 +3,7 @@
 
 #include <map>
 
-#include "algorithms/impact.hpp"
+#include "algorithms/hybrimoe.hpp"
 #include "state.hpp"
 
 namespace moesim {

@@ -13,7 +13,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from moesim.policies.algorithms.assignment import Costs, Plan
+from moesim.policies.base import Costs
+from moesim.policies.parts import Plan
 from moesim.trace.stats.caches import keep_top, mrs_update
 
 _NEVER = float("inf")

@@ -7,10 +7,10 @@ integers (nanoseconds, as the policy passes them) or floats (as the paper prints
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import floor
 from typing import Literal, NamedTuple
 
-from moesim.policies.algorithms.assignment import Costs
+from moesim.policies.base import Costs
+from moesim.policies.parts.prefetch import prefetch_count
 
 NoneBetter = Literal["printed", "sentinel", "eq2"]
 
@@ -127,27 +127,6 @@ def link_gap(current: Sequence[int], first: int, timing: Timing) -> float:
     """
     computed = sum([timing.cpu[w] for w in current[:first]])
     return computed - timing.in_flight - (len(current) - first) * timing.load
-
-
-def prefetch_count(share: float, n_upcoming: int, hit_rate: Callable[[int], float]) -> int:
-    """Round the transfers that fit, f, to whole experts (PreSched step 4, equation 7): half up, or one fewer; 0 to ``n_upcoming``.
-
-    f is the gap and the next layer's dense part in units of one transfer, ``hit_rate`` the probability R_hit that the predicted
-    expert of a rank (0: the busiest) is wanted. With |f| the rounded number, the last expert is worth it if
-    ``R_hit (f - |f| + 1) > R_miss (|f| - f)``.
-
-    >>> [prefetch_count(2 / 3, 2, lambda rank: hit) for hit in (0.33, 0.34)]
-    [0, 1]
-    >>> [prefetch_count(f, 3, lambda rank: 0.9) for f in (-2, 0.49, 0.5, 2.4, 9)]
-    [0, 0, 1, 2, 3]
-    """
-    rounded = floor(share + 0.5)
-    if rounded <= 0 or n_upcoming == 0:
-        return 0
-    if rounded > n_upcoming:
-        return n_upcoming
-    hit = hit_rate(rounded - 1)
-    return rounded if hit * (share - rounded + 1) > (1 - hit) * (rounded - share) else rounded - 1
 
 
 def cross_layer_plan(

@@ -12,7 +12,6 @@ from typing import Annotated, Any, NamedTuple, Protocol
 from pydantic import Field, PlainValidator, WithJsonSchema
 
 from moesim.errors import ConfigError
-from moesim.policies.algorithms.assignment import Plan
 from moesim.policies.options import Declared
 from moesim.policy import UPDATE, Fetch, Predict, Predicted, Routed, View
 
@@ -27,6 +26,21 @@ class Setup(NamedTuple):
     cpu: str  # "" if nothing is computed on the host
     slots: Sequence[int]  # cache slots of each layer if per_layer, else one number for all layers together
     per_layer: bool
+
+
+class Plan(NamedTuple):
+    """Who executes what."""
+
+    gpu: tuple[int, ...]  # expert ids in execution order
+    cpu: tuple[int, ...]  # expert ids in execution order
+    gpu_total: float = 0  # planned, in the unit of the costs
+    cpu_total: float = 0
+    loads: tuple[int, ...] = ()  # order of the transfers, where the rule plans one
+
+    @property
+    def makespan(self) -> float:
+        """The planned end: the larger total."""
+        return max(self.gpu_total, self.cpu_total)
 
 
 class Swap(NamedTuple):

@@ -25,6 +25,7 @@ from moesim.policies.composed import Composed, Parts, Scope, Split
 from moesim.policies.options import option
 from moesim.policies.parts import PlacementOption, PrefetchOption, ReplacementPart, replacement
 from moesim.policies.parts.replacement import LfuTies, UseOrder, Victims
+from moesim.policies.registry import make_part
 
 PLANNED: Mapping[str, Mapping[str, Any]] = {"assignment": {"assignment": "exact"}}
 UNROUTED_FIRST = replacement.UNROUTED_FIRST
@@ -83,7 +84,8 @@ class S3FifoCache(_Cache):
 
     def rule(self) -> ReplacementPart:
         """Return S3-FIFO."""
-        return replacement.S3FifoVictim(victims=self.victims)
+        part: ReplacementPart = make_part("replacement", {"name": "s3-fifo", "victims": self.victims})
+        return part
 
 
 class FIFO(_Cache):

@@ -29,7 +29,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from moesim.errors import HardwareError
-from moesim.policies.algorithms.assignment import layer_costs
 from moesim.policies.base import (
     CACHE,
     STAGING,
@@ -46,6 +45,7 @@ from moesim.policies.base import (
 )
 from moesim.policies.options import option
 from moesim.policies.parts import source_needs
+from moesim.policies.parts.assignment import layer_costs
 from moesim.policies.parts.prefetch import Source, Transient, top_by_count
 from moesim.policies.parts.replacement import WindowSize, WindowSwaps
 from moesim.policies.systems.dali import FEW_EXPERTS, PUBLISHED_PREFETCH_SIZE, PUBLISHED_U_SIZE

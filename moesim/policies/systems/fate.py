@@ -30,10 +30,10 @@ from fractions import Fraction
 from typing import Any, ClassVar
 
 from moesim.errors import ConfigError
-from moesim.policies.algorithms.eviction import FateArc
 from moesim.policies.base import PolicyBase, deal_slots, gpu_of, slot_bytes
 from moesim.policies.options import option
 from moesim.policies.parts import source_needs
+from moesim.policies.parts.adaptive import FateArc
 from moesim.policies.parts.prefetch import Lane, Source, top_by_count
 from moesim.policies.systems.pre_gated import BUFFERS
 from moesim.policy import (

@@ -27,7 +27,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from moesim.errors import ConfigError
 from moesim.model import ModelSpec
-from moesim.policies.algorithms.assignment import Plan, fiddler_code_assignment, threshold_layer_plan
 from moesim.policies.base import (
     CACHE,
     CostTable,
@@ -39,6 +38,8 @@ from moesim.policies.base import (
     slot_bytes,
 )
 from moesim.policies.options import option
+from moesim.policies.parts import Plan
+from moesim.policies.parts.assignment import fiddler_code_assignment, threshold_layer_plan
 from moesim.policies.parts.placement import global_top
 from moesim.policies.released import Released, Tables
 from moesim.policy import (

@@ -49,8 +49,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from moesim.policies.algorithms.assignment import Plan
-from moesim.policies.algorithms.counting import add_rows
 from moesim.policies.algorithms.hybrimoe import (
     CODE_COSTS,
     CODE_CPU_PER_ROW,
@@ -70,8 +68,8 @@ from moesim.policies.algorithms.hybrimoe import (
 from moesim.policies.base import CACHE, CostTable, SlotsSplit
 from moesim.policies.composed import Composed, Parts
 from moesim.policies.options import option
-from moesim.policies.parts import AssignmentOption, Part, PrefetchOption, ReplacementOption, Setup, Unit, source_needs
-from moesim.policies.parts.prefetch import NoPrefetch, Over
+from moesim.policies.parts import AssignmentOption, Part, Plan, PrefetchOption, ReplacementOption, Setup, Unit, source_needs
+from moesim.policies.parts.prefetch import NoPrefetch, Over, add_rows
 from moesim.policies.parts.replacement import LRU, Victims
 from moesim.policy import PREFETCH, Action, Drop, Fetch, Fetched, Placement, Predict, Predicted, Routed, Run, StepBegin, View
 from moesim.trace.stats.caches import MRS_ALPHA

@@ -53,8 +53,7 @@ from typing import Any, Literal, NamedTuple, cast
 
 from moesim.errors import ConfigError, HardwareError
 from moesim.model.spec import SHADOW_BITS, ModelSpec, bits_to_bytes
-from moesim.policies.algorithms.drawing import sample
-from moesim.policies.base import STAGING, PolicyBase, slot_bytes
+from moesim.policies.base import STAGING, PolicyBase, sample, slot_bytes
 from moesim.policies.options import option
 from moesim.policies.parts import source_needs
 from moesim.policy import (

@@ -17,14 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from moesim.policies.base import (
-    STAGING,
-    PolicyBase,
-    gpu_of,
-    idle_resident,
-    layer_residents,
-    staging_pool,
-)
+from moesim.policies.base import STAGING, PolicyBase, gpu_of, idle_resident, layer_residents, staging_pool
 from moesim.policies.options import option
 from moesim.policy import DEMAND, Action, Drop, Fetch, LayerEnd, Placement, Routed, Run, View
 

@@ -51,9 +51,7 @@ from typing import Any, Literal, NamedTuple
 
 from moesim.core.units import ceil_div
 from moesim.model import ModelSpec
-from moesim.policies.algorithms.assignment import Plan
-from moesim.policies.algorithms.counting import add_rows
-from moesim.policies.algorithms.presched import Timing, certain_for_cpu, cross_layer_plan, prefetch_count
+from moesim.policies.algorithms.presched import Timing, certain_for_cpu, cross_layer_plan
 from moesim.policies.base import (
     CACHE,
     STAGING,
@@ -66,9 +64,18 @@ from moesim.policies.base import (
     slot_bytes,
     twin,
 )
-from moesim.policies.cross_layer import PUBLISHED_HIT, Foresight, absent, most_absent, where
 from moesim.policies.options import option
-from moesim.policies.parts import AssignmentOption, AssignmentPart, PlacementOption, PlacementPart, Setup, Unit, source_needs
+from moesim.policies.parts import (
+    AssignmentOption,
+    AssignmentPart,
+    PlacementOption,
+    PlacementPart,
+    Plan,
+    Setup,
+    Unit,
+    source_needs,
+)
+from moesim.policies.parts.prefetch import PUBLISHED_HIT, Foresight, absent, add_rows, most_absent, prefetch_count, where
 from moesim.policies.registry import make_part
 from moesim.policy import (
     DEMAND,

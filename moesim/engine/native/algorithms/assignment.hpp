@@ -1,4 +1,4 @@
-// Which device executes which expert, as `moesim.policies.algorithms.assignment` says it, over 64-bit integers.
+// Which device executes which expert, as `moesim.policies.parts.assignment` says it, over 64-bit integers.
 #pragma once
 
 #include <algorithm>

@@ -174,9 +174,9 @@ struct Twin {
 };
 constexpr Twin CERTAIN = {"algorithms.presched", "certain_for_cpu", 3, certain};
 constexpr Twin CROSS_LAYER = {"algorithms.presched", "cross_layer_plan", 5, cross_layer};
-constexpr Twin COUNT = {"algorithms.counting", "add_rows", 3, add_rows};
-constexpr Twin ABSENT = {"cross_layer", "absent", 4, absent};
-constexpr Twin WHERE = {"cross_layer", "where", 4, where};
+constexpr Twin COUNT = {"parts.prefetch", "add_rows", 3, add_rows};
+constexpr Twin ABSENT = {"parts.prefetch", "absent", 4, absent};
+constexpr Twin WHERE = {"parts.prefetch", "where", 4, where};
 
 /// Answer natively; what is `Beyond` that, and a call with other arguments, goes to the reference.
 template <const Twin &twin> PyObject *call(PyObject *, PyObject *const *first, Py_ssize_t n) {
