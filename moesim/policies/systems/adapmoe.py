@@ -1,23 +1,21 @@
 """AdapMoE: cache sizes by a dynamic program, one expert where the second hardly counts, and one prefetch.
 
-S. Zhong, L. Liang, Y. Wang, R. Wang, R. Huang, M. Li, "AdapMoE: Adaptive Sensitivity-based Expert Gating and Management for
-Efficient MoE Inference", ICCAD 2024 (arXiv:2408.10284); the released code, which grew from Mixtral-Offloading's.
-
-Idea: layers differ. Some need more of the cache, and in some the second expert may be left out.
+S. Zhong et al., "AdapMoE: Adaptive Sensitivity-based Expert Gating and Management for Efficient MoE Inference", ICCAD 2024
+(arXiv:2408.10284); the released code, which grew from Mixtral-Offloading's.
 
 | point | paper says | released code does | we do |
 |---|---|---|---|
-| cache sizes | a dynamic program over the expected loads of layers | the same, from tables of prediction accuracy and of single experts, for 32 layers | the same program and terms; ``recall`` for all layers but the first and ``single`` for all, or the tables (``released``) |
-| gating, decode | a second expert below a threshold of the layer is left out | weight < sqrt(0.005 / sensitivity of the layer), for one token in a step | the same with one ``sensitivity`` for all layers, or the table (``released``); None, the default: no gating |
+| cache sizes | a dynamic program over expected loads | the same, from tables of accuracy and of single experts, 32 layers | the same; ``recall`` and ``single``, or the tables (``released``) |
+| gating, decode | the second expert is left out below a threshold of the layer | weight < sqrt(0.005 / sensitivity), steps of one token | the same: ``sensitivity``, or the table; None: no gating |
 | cache | LRU per layer | the same; a used prefetch takes its place before demand loads | the same |
-| prediction | the next layer's gate on the present state | the same, for one token in a step; the first predicted expert that is not on the GPU | the same (``source``) |
-| prefetch | deeper layers too, when the next one is complete | the next layer only, one expert, behind the demand loads | as in the code |
-| wait | - | nothing of a layer begins before the prefetch for it has arrived, right or wrong | the same |
+| prediction | the next layer's gate on the present state | the same, steps of one token; the first predicted that is not on the GPU | the same (``source``) |
+| prefetch | deeper layers too, when the next is complete | one expert of the next layer, behind the demand loads | as the code |
+| wait | - | nothing of a layer begins before its prefetch is in, right or wrong | the same |
 | a wrong prefetch | - | given up when the layer is routed, never cached | given up when it has arrived |
-| hits | - | its counters have a right prefetch as a miss | a right prefetch that has arrived is a hit |
-| eviction | - | host copies stay, so it is free | the same |
+| hits | - | a right prefetch counts as a miss | one that has arrived is a hit |
+| eviction | - | free: host copies stay | the same |
 | loads | - | a window of ``buffer_size`` - 1 | the same |
-| start | - | the highest ids of each layer | the same |
+| start | - | the highest ids | the same |
 """
 
 from __future__ import annotations
@@ -53,10 +51,10 @@ SENSITIVITY = 0.005
 
 
 def expected_loads(size: int, n_experts: int, accuracy: float, single: float = 0.0) -> float:
-    """Return the expected demand loads of a token in a layer with so many experts cached.
+    """Return a token's expected demand loads in a layer with ``size`` experts cached (our derivation).
 
-    The sum of four terms: one expert wanted and missing (``single``: share of tokens with one); of two, both missing, with a right
-    prefetch (``accuracy``: its chance; 0 for the first layer) and without; of two, one missing. The terms are our derivation.
+    One expert is wanted and missing (``single``: share of such tokens); of two, both are, with a right prefetch (``accuracy``: its
+    chance; 0 for the first layer) and without; of two, one is.
 
     >>> [round(expected_loads(size, 8, 0.5), 3) for size in (0, 4, 8)]
     [1.5, 0.607, 0.0]
@@ -68,9 +66,9 @@ def expected_loads(size: int, n_experts: int, accuracy: float, single: float = 0
 
 
 def cache_sizes(loads: Sequence[Sequence[float]], total: int) -> list[int]:
-    """Divide cache slots among layers, at least one each, so that the expected loads (layer, slots) are fewest.
+    """Divide cache slots among layers, at least one each, for the fewest expected loads (layer, slots).
 
-    Of equal sums, layer by layer from the last, the smallest size. Slots beyond all experts are not used.
+    Of equal sums, from the last layer on, the smallest size. Slots beyond all experts are not used.
 
     >>> cache_sizes([[9, 5, 1], [9, 8, 7], [9, 2, 2]], 4)
     [2, 1, 1]
@@ -121,7 +119,6 @@ TABLES = ("recall", "single", "sensitivity")
 
 
 def _gates(policy: Any) -> bool:
-    """Whether a policy, or one with the options of a class, leaves experts out."""
     return policy.sensitivity is not None or (policy.released is not None and "sensitivity" in policy.released)
 
 
@@ -160,12 +157,10 @@ class AdapMoE(MixtralOffloadingSpec):
 
     @property
     def exact(self) -> bool:  # type: ignore[override]  # as asked for
-        """Whether no expert is left out."""
         return not _gates(self)
 
     @property
     def needs(self) -> frozenset[str]:
-        """Inputs of the source, and gate weights for gating."""
         return super().needs | {"scores-or-weights"} if _gates(self) else super().needs
 
     def place(self, view: View) -> Placement:
@@ -188,7 +183,7 @@ class AdapMoE(MixtralOffloadingSpec):
         return cache_sizes(loads, view.cache_slots(self._gpu))
 
     def _by_layer(self, name: str, view: View) -> list[float]:
-        """Return a number for each layer: of the released table, or the option's; the first layer has no recall of its own."""
+        """Return a number a layer, of the table or the option; the first layer's recall is 0."""
         model = view.model
         if self.released is not None and name in self.released:
             most = 1e15 if name == "sensitivity" else 1.0
@@ -198,7 +193,7 @@ class AdapMoE(MixtralOffloadingSpec):
         return [first] + [getattr(self, name)] * (model.n_layers - 1)
 
     def decide(self, event: Any, view: View) -> Iterable[Action]:
-        """Wait for the guess; leave the second expert out where it hardly counts; the rest as Mixtral-Offloading with a guess."""
+        """Wait for the guess, and leave the second expert out where it hardly counts."""
         if type(event) is StepBegin:
             self._one_row = event.phase == "decode" and len(event.requests) == 1
             return ()
@@ -223,7 +218,6 @@ class AdapMoE(MixtralOffloadingSpec):
         return [Skip(event.layer, [left_out]), *super().decide(event._replace(active=kept), view)]
 
     def _left_out(self, event: Routed) -> int | None:
-        """Return the second expert of the only row if it hardly counts."""
         if not self._threshold or not self._one_row or event.experts.shape[1] < 2:
             return None
         if event.weights is None:
@@ -235,7 +229,6 @@ class AdapMoE(MixtralOffloadingSpec):
         return int(event.experts[0, 1]) if leaves_second_out(first, second, self._threshold[event.layer]) else None
 
     def _plan(self, layer: int, active: Sequence[int]) -> SwapPlan:
-        """Plan a right guess before the demand loads."""
         early = {expert for of, expert in self._used if of == layer}
         return mixtral_offloading_plan(self._order[layer], active, self.buffer_size, early)
 

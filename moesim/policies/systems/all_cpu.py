@@ -1,12 +1,10 @@
-"""All experts on the CPU: attention and everything else that is not a routed expert on the GPU, no expert there.
-
-What KTransformers' first engine does by default, and what DALI's ablation calls "naive". The cache slots are not used.
+"""All experts on the CPU, all else on the GPU: KTransformers' first engine, and what DALI's ablation calls "naive".
 
 | point | we do |
 |---|---|
-| placement | no expert on the GPU |
-| execution | every active expert on the CPU, ascending id; rows cross once there and once back |
-| shared experts | on the GPU, while the CPU works |
+| placement | no expert on the GPU; the cache slots are not used |
+| execution | active experts on the CPU, ascending id; rows cross once each way |
+| shared experts | on the GPU, during the CPU's work |
 """
 
 from __future__ import annotations
@@ -24,10 +22,8 @@ class AllCpu(PolicyBase):
     listens = frozenset({Routed})
 
     def place(self, view: View) -> Placement:
-        """Put no expert anywhere but on the host."""
         self._cpu = cpu_of(view, "all-cpu")
         return Placement()
 
     def decide(self, event: Any, view: View) -> Iterable[Action]:
-        """Run what is active."""
         return (Run(event.layer, event.active, self._cpu),)

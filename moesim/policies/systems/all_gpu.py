@@ -2,9 +2,9 @@
 
 | point | we do |
 |---|---|
-| placement | every expert resident on one GPU; the cache ratio is ignored |
-| several GPUs | ``gpus: all``: whole layers in consecutive, equal shares, one GPU after the other, as Accelerate's ``device_map="auto"`` |
-| model does not fit | an error; ``assume_fits`` runs as if it did, and labels the result |
+| placement | every expert on one GPU; the cache ratio is ignored |
+| several GPUs | ``gpus: all``: equal shares of consecutive layers, as Accelerate's ``device_map="auto"`` |
+| model does not fit | an error; ``assume_fits`` runs and labels the result |
 | transfers | none |
 """
 
@@ -29,7 +29,6 @@ class AllGpu(PolicyBase):
     assume_fits: bool = option(False, "Run as if the GPU's memory were large enough; labels the result ``assumes-memory``.")
 
     def place(self, view: View) -> Placement:
-        """Put every expert on a GPU."""
         model = view.model
         chosen = view.gpus if self.gpus == "all" and view.gpus else [gpu_of(view, "all-gpu")]
         each = -(-model.n_layers // len(chosen))
@@ -48,5 +47,4 @@ class AllGpu(PolicyBase):
         )
 
     def decide(self, event: Any, view: View) -> Iterable[Action]:
-        """Run what is active."""
         return (Run(event.layer, event.active, self._at[event.layer]),)

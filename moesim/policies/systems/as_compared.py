@@ -1,17 +1,16 @@
-"""Systems as papers describe them when they compare with them, which is not always as these systems' own papers and code do.
+"""Systems as papers describe them in comparisons, which is not always as these systems' own papers and code have it.
 
-Each stands for one word of one paper, has no options, and is named for both: ``hybrimoe-in-dali`` is what DALI calls HybriMoE.
-Where a paper compares with a system as it is, name that system.
+Each has no options, and is named for itself and the paper: ``hybrimoe-in-dali`` is what DALI calls HybriMoE.
 
 | point | paper says | released code does | we do |
 |---|---|---|---|
 | ``hybrimoe-in-dali`` | a static threshold of rows decides between CPU and GPU | a two-ended split | Fiddler's rule in HybriMoE |
 | ``ktransformers-in-dali`` | the first layers on the CPU, the others on the GPU | layers by name in 2024, single experts since | ``kt-layer``, its last layers on the GPU |
 | ``llama-cpp-in-dali`` | the first layers on the CPU, the others on the GPU | copies for larger batches since 2025 | no such copies |
-| ``fiddler-in-dali`` | busy experts on the GPU, "the rest by the CPU in parallel"; 14.3 times slower than DALI | CPU experts after the layer's last copy | as the code, since that was measured |
-| ``ktransformers-in-hybrimoe`` | frequent experts on the GPU; the CPU computes in decode only | the CPU computes prompts, too | as that paper says |
+| ``fiddler-in-dali`` | busy experts on the GPU, "the rest by the CPU in parallel"; 14.3 times slower than DALI | CPU experts after the layer's last copy | the code, which was measured |
+| ``ktransformers-in-hybrimoe`` | frequent experts on the GPU; the CPU computes in decode only | the CPU computes prompts, too | as that paper |
 | ``hybrimoe-in-prescope`` | a greedy queue over PreScope's hot experts | a cache of its own | the paper's queue; four experts ahead, behind the layer's loads |
-| ``fate-in-prescope`` | compression off; PreScope's hot experts and transfers | misses and rare prefetches at 2 bits; starts with the lowest ids | ``fate`` with all at full width, from its own start |
+| ``fate-in-prescope`` | no compression; PreScope's hot experts and transfers | misses and rare prefetches at 2 bits; starts with the lowest ids | ``fate`` at full width, from its own start |
 | ``deepspeed-mii-in-daop`` | below one token a second, not described | ZeRO-Inference for models beyond the GPU | the same |
 | ``llama-cpp-in-od-moe`` | on the CPU | splits layers between CPU and GPU | no layer on the GPU |
 """

@@ -1,18 +1,17 @@
 """Expert caches with textbook replacement: LRU, LFU, FIFO, S3-FIFO, random, static, and Belady's optimum.
 
-Baselines, not systems: every miss is loaded on demand, and the CPU computes no expert unless ``assignment`` says so. Each
-differs from the others in the replacement part only, so that a comparison shows what replacement is worth.
+Baselines that differ in the replacement part only; the CPU computes no expert unless ``assignment`` says so.
 
 | point | we do |
 |---|---|
-| use | all active experts of a layer are marked together, before anything is evicted for that layer |
-| order within a visit | one row: by rank, the last-ranked expert counts as used last, as in ``moesim trace stats``; several rows, or ``use_order: id`` of ``lru``: by ascending id, and for LRU what is loaded after what was cached, as they are executed and as in Mixtral-Offloading's code |
-| victim | named when a load could start, among all that is there; what the present layer visit is routed to only if nothing else is, ``victims: idle``: like any other |
-| the victim is in use | it leaves once it is idle; until then its load lies next to the cache, where top_k experts (at least 2) have room |
-| too many active experts | victims are experts of the visit itself; what finds no room next to the cache comes in waves, as executed experts make room |
-| slots of a layer | the granted ones, dealt out: as many for each layer or one more, these evenly spaced; ``slots_split: equal`` leaves a remainder unused |
-| start | experts 0, 1, 2 ... of each layer, unless ``placement`` says otherwise |
-| ties | LFU, Belady: the one used longest ago (Belady, in one pool for all layers: first that of the later layer); ``lfu`` with ``ties: id``: the lowest layer and id |
+| use | all active experts of a layer are marked together, before anything leaves |
+| order within a visit | one row: by rank, as in ``moesim trace stats``; several rows, or ``use_order: id``: ascending id, and for LRU what is loaded after what was cached, as in Mixtral-Offloading's code |
+| victim | named when a load could start; experts of the present visit only if nothing else is there (``victims: idle``: like any other) |
+| the victim is in use | leaves once idle; until then its load lies next to the cache, where top_k experts (at least 2) have room |
+| too many active experts | victims are of the visit itself; what finds no room comes in waves |
+| slots of a layer | the granted ones, dealt out, some layers have one more; ``slots_split: equal`` leaves a remainder unused |
+| start | experts 0, 1, 2 ... of each layer (``placement``) |
+| ties | LFU, Belady: used longest ago (Belady in one pool: first that of the later layer); ``ties: id`` of ``lfu``: lowest layer and id |
 """
 
 from __future__ import annotations
@@ -44,7 +43,6 @@ class _Cache(Composed):
     cache_only = False
 
     def compose(self) -> Parts:
-        """Return the parts, with the rule."""
         return super().compose()._replace(replacement=self.rule())
 
     def rule(self) -> ReplacementPart:
@@ -60,7 +58,6 @@ class LRU(_Cache):
     use_order: UseOrder = option("rank")
 
     def rule(self) -> ReplacementPart:
-        """Return LRU."""
         return replacement.LRU(use_order=self.use_order)
 
 
@@ -73,7 +70,6 @@ class LFU(_Cache):
     ties: LfuTies = option("last-use")
 
     def rule(self) -> ReplacementPart:
-        """Return LFU."""
         return replacement.LFU(victims=self.victims, ties=self.ties)
 
 
@@ -83,7 +79,6 @@ class S3FifoCache(_Cache):
     victims: Victims = option(UNROUTED_FIRST)
 
     def rule(self) -> ReplacementPart:
-        """Return S3-FIFO."""
         part: ReplacementPart = make_part("replacement", {"name": "s3-fifo", "victims": self.victims})
         return part
 
@@ -94,7 +89,6 @@ class FIFO(_Cache):
     victims: Victims = option(UNROUTED_FIRST)
 
     def rule(self) -> ReplacementPart:
-        """Return FIFO."""
         return replacement.FIFO(victims=self.victims)
 
 
@@ -104,7 +98,6 @@ class Belady(_Cache):
     victims: Victims = option(UNROUTED_FIRST)
 
     def rule(self) -> ReplacementPart:
-        """Return Belady's optimum."""
         return replacement.Belady(victims=self.victims)
 
 
@@ -117,7 +110,6 @@ class RandomCache(_Cache):
     seed: int = option(0, "Of the draws.")
 
     def rule(self) -> ReplacementPart:
-        """Return a draw."""
         return replacement.RandomVictim(victims=self.victims, seed=self.seed)
 
 

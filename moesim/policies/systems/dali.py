@@ -2,36 +2,35 @@
 
 The paper DALI, arXiv, 2026. No code is released.
 
-Idea: with a batch, experts differ in how many rows they serve. Busy experts pay for their transfer, idle ones are cheap on the
-CPU; so the split, the prefetch and the cache are all decided by rows per expert, not by recency.
+Idea: busy experts pay for their transfer, idle ones are cheap on the CPU; so split, prefetch and cache go by rows per expert.
 
 | point | paper says | released code does | we do |
 |---|---|---|---|
-| assignment | Alg. 1: by cost difference, largest first, to the GPU while its total is not larger | none | the same; ties by id; other rules by ``assignment`` (exact and beam are the paper's comparison) |
-| GPU cost | max(transfer, compute), transfer 0 if resident | none | the same; the rest of a transfer under way; ``cache_only`` counts cached experts only |
-| a device's first expert takes longer (``first_extra_us`` of a profile) | costs by rows alone | none | counted once for each device, as on the engine and in HybriMoE's plans |
-| prefetch | gate of the next layer on h + res, top-k each row, most rows first | none | ``signal:residual``, top ``prefetch_size`` of all, residents skipped; ``prefetch_over`` |
+| assignment | Alg. 1: by cost difference, largest first, to the GPU while its total is not larger | none | the same; ties by id; ``assignment`` (exact and beam are its comparison) |
+| GPU cost | max(transfer, compute), transfer 0 if resident | none | the same; of a transfer under way the rest; ``cache_only``: only the cached are resident |
+| a device's first expert takes longer (``first_extra_us``) | costs by rows alone | none | counted once a device |
+| prefetch | next gate on h + res, top-k each row, most rows first | none | ``signal:residual``, top ``prefetch_size`` of all, residents skipped; ``prefetch_over`` |
 | where it is predicted | at once, on a separate stream | none | ``lane``: ``main``, ahead of the layer's GPU runs, or ``side`` |
 | not begun when its layer is routed | not stated | none | a demand if the GPU runs it, else queued until the layer ends |
 | its memory | not stated | none | a transient pool of ``prefetch_size`` slots, emptied at the layer's end |
-| cache | Alg. 2: every w_size tokens, u_size residents out and u_size others in | none | at the end of each window of w_size visits of a layer; a prefill chunk is one visit; fewer than u_size where one side has not so many |
+| cache | Alg. 2: every w_size tokens, u_size residents out and u_size others in | none | every w_size visits of a layer; a prefill chunk is one; fewer than u_size where a side has not so many |
 | its line 9 | i mod w_size = 0, true at i = 0 | none | ``firing``: ``default`` after w_size visits, ``printed`` after the first |
 | its line 11 | TopK for the victims | none | the lowest, as in its text |
 | swap if worse | yes | none | yes; ``only_if_better`` |
-| swap traffic | not stated | none | lowest urgency, the victim leaves at issue; ``blocking`` queues it as demand; ``relabel`` keeps a copy that is there |
-| a newcomer whose unused prefetch is still under way | not stated | none | left for a later window, with its victim |
-| demand loads | only Alg. 2 changes what is on the GPU | none | transient: staged, dropped at the layer's end; most rows first |
+| swap traffic | not stated | none | lowest urgency, the victim leaves at issue; ``blocking``: as demand; ``relabel`` keeps a copy that is there |
+| a newcomer whose unused prefetch is under way | not stated | none | left for a later window, with its victim |
+| demand loads | only Alg. 2 changes what is on the GPU | none | staged, dropped at the layer's end; most rows first |
 | the GPU's order | - | none | what is there first, then by arrival |
-| the memory constraint (9) | dropped by Alg. 1 | none | not in the plan; loads go in waves, and the peak of each pool is reported (``peak_pool_bytes``) |
-| a step | a token | none | a decode step of the whole batch, or a prefill chunk, whose counts are the prompt's |
-| a prompt: loads | a phase measured apart; no rule of its own | none | Alg. 1 by its rows, whole prompts unless the experiment cuts them; loads are dropped at each layer's end, prefetches wait behind them |
+| the memory constraint (9) | dropped by Alg. 1 | none | not in the plan; loads go in waves, ``peak_pool_bytes`` has the peaks |
+| a step | a token | none | a decode step of the batch, or a prefill chunk with the prompt's counts |
+| a prompt: loads | measured apart; no rule of its own | none | Alg. 1 by its rows, whole prompts; loads are dropped at each layer's end, prefetches wait behind them |
 | a prompt: what stays | Alg. 2 goes by tokens, later "newly generated" ones | none | one visit: with ``w_size`` 4 nothing is swapped before three decode steps |
-| a prompt: its speed | Fig. 13: 2.00 times HybriMoE's, 2.45 times MoE-Lightning's | none | about theirs: copying what is not cached takes all of them as long |
+| a prompt: its speed | Fig. 13: 2.00 times HybriMoE's, 2.45 times MoE-Lightning's | none | about theirs: copying what is not cached takes all as long |
 | start | random experts in each layer | none | the same, seeded |
-| slots that do not divide by the layers | the same number in each layer | none | dealt out, some layers have one more; ``slots_split: equal`` as in the paper |
+| slots that do not divide by the layers | the same number in each layer | none | some layers have one more; ``slots_split: equal`` as the paper |
 | shared experts | not in Alg. 1 | none | on the GPU, not in the plan; ``assignment: {name: greedy, shared_in_plan: true}`` |
 | prefetch size | 1 (Mixtral), 4; 8 for Qwen with a quarter cached | none | 1 with up to 8 experts, else 4; ``prefetch_size`` |
-| scheduling time | 4.5 % of the total, an exact solver 55 % | none | the experiment's ``decision_us``, at each routed layer; 0 unless set |
+| scheduling time | 4.5 % of the total, an exact solver 55 % | none | ``decision_us`` of the experiment, at each routed layer; 0 unless set |
 | one CPU and two GPUs | its section 6.5 | none | ``dali-multi-gpu`` |
 
 Ablations: ``assignment: all-cpu`` (the paper's "naive"), ``prefetch: none``, ``replacement: static``, or any other part.
@@ -99,7 +98,6 @@ class Dali(Composed):
     )
 
     def compose(self) -> Parts:
-        """Return the paper's four decisions, or what is named instead of one."""
         return Parts(
             placement=self.named("placement"),
             assignment=self.named("assignment"),
@@ -108,7 +106,7 @@ class Dali(Composed):
         )
 
     def _residual_prefetch(self) -> PrefetchPart:
-        """Fetch the busiest experts of the next layer's gate on the corrected state (section 4.2)."""
+        """Fetch the busiest experts by the next gate on the corrected state (section 4.2)."""
         if self.prefetch_size == 0:
             return NoPrefetch()
         return TopPredicted(
@@ -130,7 +128,7 @@ class Dali(Composed):
         )
 
     def adjust(self, view: View) -> None:
-        """Set the sizes that the paper prints for a model of this size, where none is given."""
+        """Set the sizes printed for a model of this size, where none is given."""
         many = view.model.n_experts > FEW_EXPERTS
         _, _, prefetch, replacement = self.parts
         if self.prefetch is None and self.prefetch_size is None and isinstance(prefetch, TopPredicted):

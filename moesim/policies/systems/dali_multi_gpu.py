@@ -1,22 +1,18 @@
 """DALI on one CPU and several GPUs.
 
-The paper DALI, arXiv, 2026, section 6.5. No code is released. It prints speed-ups in decode with one CPU and two GPUs (3.43 over
-llama.cpp, 1.87 over KTransformers, 1.32 over HybriMoE), and not how the work is divided between them. So every row below is a choice of
-ours, made such that on one GPU nothing is left of the difference to ``dali``.
-
-Idea: a GPU more is a link, a cache and a queue more. So the greedy split has one more total to compare, each GPU follows the
-workload with slots of its own, and no expert is cached twice.
+The paper DALI, arXiv, 2026, section 6.5. No code is released. It prints decode speed-ups with two GPUs (3.43 over llama.cpp, 1.87
+over KTransformers, 1.32 over HybriMoE), and not how the work is divided. Every row is our choice, such that one GPU gives ``dali``.
 
 | point | paper says | released code does | we do |
 |---|---|---|---|
-| assignment | - | none | Alg. 1; an expert goes to the GPU with the smallest total after adding it, if that is not larger than the CPU's |
+| assignment | - | none | Alg. 1; to the GPU with the smallest total after adding the expert, if that is not larger than the CPU's |
 | its order | - | none | by the difference of the CPU's cost and the cheapest GPU's, largest first |
-| GPU cost | - | none | as ``dali``, for each GPU: an expert cached on another one counts its transfer |
-| what is cached where | - | none | disjoint sets, ``cache.ratio`` of all experts on each GPU, drawn at random at the start |
-| slots that do not divide by the layers | - | none | dealt out on each GPU, to the same layers; ``slots_split: equal`` leaves them unused |
-| cache | - | none | Alg. 2 for each GPU; the experts cached nowhere are dealt out in turns, busiest first |
+| GPU cost | - | none | as ``dali`` for each GPU: an expert cached on another one counts its transfer |
+| what is cached where | - | none | disjoint sets, ``cache.ratio`` of all experts on each GPU, drawn at random |
+| slots that do not divide by the layers | - | none | dealt out on each GPU to the same layers; ``slots_split: equal``: unused |
+| cache | - | none | Alg. 2 for each GPU; experts cached nowhere are dealt out in turns, busiest first |
 | prefetch | - | none | ``prefetch_size`` for each GPU, dealt out in turns, busiest first |
-| predictions, attention, shared experts | - | none | on the profile's compute device |
+| predictions, attention, shared experts | - | none | on the compute device |
 | activations of other GPUs | - | none | through the host, as the links go |
 | a prompt | - | none | as a decode step: Alg. 1, a visit of Alg. 2 for each chunk |
 | the rest | - | none | as ``dali`` with its defaults |
@@ -78,22 +74,19 @@ class MultiPlan(NamedTuple):
 
     @property
     def makespan(self) -> float:
-        """The planned end: the largest total."""
         return max(*self.gpu_totals, self.cpu_total)
 
 
 def greedy_multi_assignment(
     gpu_costs: Sequence[Sequence[float]], cpu_cost: Sequence[float], gpu_first: Sequence[float] = (), cpu_first: float = 0
 ) -> MultiPlan:
-    """Assign greedily to one CPU and several GPUs; with one GPU, exactly as `greedy_assignment`.
+    """Assign greedily to one CPU and several GPUs; with one GPU, as `greedy_assignment`.
 
-    ``gpu_costs`` has a row for each GPU, which differ with what is resident where; ``gpu_first`` and ``cpu_first`` are what the
-    first expert on each takes beyond its cost. Experts are taken by the difference of the CPU's cost and the cheapest GPU's,
-    largest first (ties: lower id). For each, the GPU is considered whose total would be smallest with it (ties: the first); it
-    takes the expert if that total is at most the CPU's total with it.
+    ``gpu_costs`` has a row a GPU; ``gpu_first`` and ``cpu_first`` are what the first expert on each takes beyond its cost. Experts are
+    taken by the difference of the CPU's cost and the cheapest GPU's, largest first (ties: lower id). The GPU whose total would be
+    smallest (ties: the first) takes the expert if that total is at most the CPU's with it.
 
-    Experts 3 and 4 are resident, on the first and on the second GPU. Expert 2 is taken before 3, so that the first GPU is busy
-    when it is the turn of 3, which finishes sooner as a copy on the second:
+    Experts 3 and 4 are resident, on the first and on the second GPU; 2 is taken before 3, which ends sooner as a copy on the second:
 
     >>> greedy_multi_assignment([[3, 3, 3, 2, 3], [3, 3, 3, 3, 2]], [1, 1, 5, 4, 1])
     MultiPlan(gpus=((2,), (3,)), cpu=(0, 1, 4), gpu_totals=(3, 3), cpu_total=3)
@@ -125,8 +118,8 @@ def greedy_multi_assignment(
 def workload_aware_swaps(scores: Sequence[int], residents: Sequence[Iterable[int]], u_size: int) -> list[list[tuple[int, int]]]:
     """Choose the replacements at the end of a window, on GPUs that never hold the same expert.
 
-    For each GPU up to ``u_size`` pairs (victim, newcomer): its lowest residents by rows served in the window, lowest first; of
-    the highest experts that are on no GPU, dealt out in turns, its own, highest first.
+    For each GPU up to ``u_size`` pairs (victim, newcomer): its residents with the fewest rows, and of the busiest experts on no GPU,
+    dealt out in turns, its own.
 
     >>> workload_aware_swaps([5, 0, 1, 7, 4, 0, 6, 2], [[0, 1, 2, 3]], u_size=2)
     [[(1, 6), (2, 4)]]
@@ -167,15 +160,12 @@ class DaliMultiGpu(PolicyBase):
 
     @property
     def listens(self) -> frozenset[type]:
-        """Routing and layer ends; predictions if something is prefetched."""
         return frozenset({Routed, LayerEnd} if self.prefetch_size == 0 else {Routed, LayerEnd, Predicted})
 
     @property
     def needs(self) -> frozenset[str]:
-        """The prediction source's signal."""
         return frozenset() if self.prefetch_size == 0 else source_needs(self.prefetch_source)
 
-    # ------------------------------------------------------------------------------------------------------- the start
     def place(self, view: View) -> Placement:
         """Draw disjoint residents; give each GPU its pools."""
         model = view.model
@@ -219,7 +209,6 @@ class DaliMultiGpu(PolicyBase):
             )
         return names[: self.n_gpus]
 
-    # ---------------------------------------------------------------------------------------------------------- events
     def decide(self, event: Any, view: View) -> Iterable[Action]:
         """Split a routed layer; prefetch what is predicted; tidy up at the end of a layer."""
         kind = type(event)
@@ -294,7 +283,6 @@ class DaliMultiGpu(PolicyBase):
         return actions
 
     def evict(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
-        """Name what has been used, or replaced."""
         if fetch.pool == STAGING:
             return idle_resident(view, fetch)
         gpu = next(gpu for gpu in self._gpus if gpu.name == fetch.device)
@@ -312,7 +300,7 @@ class _Gpu:
         self._load_ns = [view.costs.fetch_ns(view.host, name, None, layer) for layer in range(view.model.n_layers)]
 
     def costs(self, event: Routed, resident: bytes, cpu_ns: CostTable, view: View) -> tuple[list[float], list[float]]:
-        """Return the cost of each expert here and on the CPU, what is left of a transfer under way included."""
+        """Return each expert's cost here and on the CPU, with what is left of a transfer."""
         layer = event.layer
         waiting = [0] * len(resident)
         for expert in event.active:
@@ -322,12 +310,12 @@ class _Gpu:
         return layer_costs(event.rows, waiting, self._compute_ns, cpu_ns)
 
     def load(self, layer: int, misses: list[int], view: View) -> list[Action]:
-        """Fetch what is not here; what is on its way already only becomes more urgent."""
+        """Fetch what is not here; what is on its way becomes more urgent."""
         early, rest = self.transient.demand(layer, misses, view)
         return [*early, Fetch(layer, rest, self.name, DEMAND, STAGING)] if rest else [*early]
 
     def layer_end(self, layer: int, pairs: Sequence[tuple[int, int]], view: View) -> list[Action]:
-        """Drop what was transient, and swap; a newcomer that is on its way as a transient copy becomes the cache's."""
+        """Drop what was transient, and swap; a transient newcomer on its way becomes the cache's."""
         held = layer_residents(view, self.name, STAGING, layer) + self.transient.layer_end(layer, view)
         victims, newcomers = [out for out, _ in pairs], [new for _, new in pairs]
         self.members[layer].difference_update(victims)

@@ -3,31 +3,30 @@
 Y. Zhang, S. Aggarwal, T. Mitra, "DAOP: Data-Aware Offloading and Predictive Pre-Calculation for Efficient MoE Inference", DATE
 2025; the authors released code.
 
-Idea: what a prompt activates is what its answer will activate, so swap busy experts in during prefill and move nothing
-afterwards. In decode an expert on the CPU is slow but its place is known: predict it one layer ahead, compute it on the previous
-layer's state while the GPU is busy, and where a prediction would keep the CPU too busy, take a GPU expert instead.
+Idea: what a prompt activates, its answer will: swap busy experts in during prefill, move nothing afterwards. In decode the CPU
+computes predicted experts on the previous layer's state; where that would keep it too busy, a GPU expert stands in.
 
 | point | paper says | released code does | we do |
 |---|---|---|---|
-| start | most frequent experts of calibration, an equal share a layer, the rest to the globally most frequent | the same, counted in decode | the same (``placement``) |
-| swap, prefill | Alg. 1: N/2 most loaded on the CPU with N/2 least loaded on the GPU, pair by pair | the same | the same, as far as both lists go; ``swap=False``: none |
+| start | most frequent of calibration, equal shares, the rest to the globally most frequent | the same, counted in decode | the same (``placement``) |
+| swap, prefill | Alg. 1: N/2 most loaded on the CPU with N/2 least loaded on the GPU, in pairs | the same | the same, as far as both lists go; ``swap=False``: none |
 | swap if | w_hot >= 1.05 w_cold | w_hot > 1.05 w_cold | ``swap_if: above``, else two idle experts swap; ``at-least`` as printed |
-| prefill in chunks | not stated | whole prompts | one decision a prompt for each layer: ``swap_chunk: last``, with the rows of all its chunks, so that decode begins as after a whole prompt, or ``first`` |
-| cold list | experts on the GPU | all experts; an idle one on the CPU takes a place, so the hottest may stay there | ``cold_list: gpu-only`` (paper), ``mixed`` (code) |
-| cost of a swap | hidden behind computing | ordinary copies of pageable memory, in line with the kernels | ``swap_cost: overlapped`` (paper), ``serial`` (code: pair after pair, then the layer); ``pageable`` |
-| the expert that leaves | moved to the CPU | moved to the CPU | copied back, and computed there when it has arrived; ``writeback=False``: the host keeps a copy |
-| memory while swapping | not stated | - | overlapped: ``swap_buffers`` spare slots, so that both directions move at once |
-| after the swaps | every expert where it is, in parallel | Fiddler's rule: an expert on the CPU with many rows is copied through one buffer and dropped | ``assignment: resident`` (paper), ``threshold`` (code, with the engine's costs) |
+| prefill in chunks | not stated | whole prompts | ``swap_chunk``: one decision a prompt, by the rows of all chunks (``last``) or of the ``first`` |
+| cold list | experts on the GPU | all; an idle one on the CPU takes a place, so the hottest may stay there | ``cold_list: gpu-only`` (paper), ``mixed`` (code) |
+| cost of a swap | hidden behind computing | copies of pageable memory, in line with the kernels | ``swap_cost: overlapped`` (paper), ``serial`` (code: pair after pair, then the layer); ``pageable`` |
+| the expert that leaves | moved to the CPU | moved to the CPU | copied back, computed there once arrived; ``writeback=False``: the host has a copy |
+| memory while swapping | not stated | - | overlapped: ``swap_buffers`` spare slots, so that both directions move |
+| after the swaps | every expert where it is, in parallel | Fiddler's rule: an expert with many rows is copied through one buffer and dropped | ``assignment: resident`` (paper), ``threshold`` (code, with the engine's costs) |
 | its constants | - | ms a row on the CPU, ms a load: A100 5, 40 (Mixtral), 2.5, 25 (Phi), 16, 86 (8x22B); A6000 8.5, 210 (Mixtral), 3.5, 30 (Phi) | ``assignment: {name: fixed-threshold, cpu_ms: 5, load_ms: 40}`` |
 | a prompt: its first token | swaps are hidden; the CPU's time is proportional to its rows | plans with the constants above | with those of an A6000, 256 tokens, 46.9 % cached: 62 s (68 s without swaps), 45 s by the code's rules (29 s); none is printed, and 512 tokens at the printed 4.52 a second take 113 s, which decoding alone fills |
-| next request | not stated | starts from the swapped placement | the same; ``reset=True``: swaps start from the initial placement |
+| next request | not stated | starts from the swapped placement | the same; ``reset=True``: from the initial one |
 | first layers, decode | blocks 0..4: own gate | the same (``first_predict_layer`` 5) | the same |
-| their order | "executed in parallel in their current locations" | CPU experts one by one, then GPU experts | ``serial=False`` in ``daop-paper``; ``True`` in ``daop-code`` (prefill: the CPU after the last copy) |
-| later layers, decode | experts and weights as predicted from the layer before | the same; the own gate is never asked | the same; the own gate where there is no prediction in time |
-| pre-calculation | CPU experts on the previous layer's state | the same, by a pool of two threads | the same, on the one CPU; ``precalculate=False``: own gates throughout |
+| their order | "executed in parallel in their current locations" | CPU experts one by one, then GPU experts | ``serial``: False in ``daop-paper``, True in ``daop-code`` (prefill: the CPU after the last copy) |
+| later layers, decode | experts and weights as predicted from the layer before | the same; the own gate is never asked | the same; the own gate where no prediction is in time |
+| pre-calculation | CPU experts on the previous layer's state | the same, by two threads | the same, on the one CPU; ``precalculate=False``: own gates |
 | order on the CPU, block 4 | not stated | its own experts and the job for block 5 overlap | ``first_on_cpu: current``, or ``next`` |
 | degradation | both of two predicted on the CPU: the lower gives way to the best on the GPU | the same | the same; ``degrade=False``: none |
-| top-k above 2 | undefined | undefined | at most ``cpu_experts`` of a row stay on the CPU, top_k // 2 by default |
+| top-k above 2 | undefined | undefined | at most ``cpu_experts`` of a row on the CPU, top_k // 2 by default |
 | batches | 1 | 1 | row by row, rows of one expert together |
 """
 
@@ -84,10 +83,9 @@ def prefill_swaps(
 ) -> list[tuple[int, int]]:
     """Pair hot experts on the CPU with cold ones on the GPU (Algorithm 1), hottest first.
 
-    ``strict`` as in the released code: swap if ``hot > factor * cold``; else already if they are equal, as printed, so that two
-    idle experts swap. ``mixed`` builds the cold list as the released code does, over all experts with the key ``rows * (1 if on
-    the GPU else prompt_tokens)``: an idle expert on the CPU has key 0 and takes a place whose pair is then passed over. Both lists
-    hold ``n_experts // 2`` experts if there are as many; the pairs end with the shorter one.
+    ``strict``: swap if ``hot > factor * cold`` (code), else if at least as many (paper), so that two idle experts swap. ``mixed``: the
+    code's cold list, over all experts with the key ``rows * (1 if on the GPU else prompt_tokens)``: an idle one on the CPU has key 0,
+    and its pair is passed over. Both lists have at most ``n_experts // 2``.
 
     >>> loads, on_gpu = [30, 2, 10, 8, 0, 25, 5, 16], [0, 1, 1, 1, 0, 0, 0, 1]
     >>> prefill_swaps(loads, on_gpu)
@@ -115,9 +113,7 @@ def prefill_swaps(
 def swaps_from(
     present: Sequence[int], start: Sequence[int], pairs: Sequence[tuple[int, int]], loads: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """Reach the outcome of swaps that were chosen for the placement ``start`` from the present.
-
-    All that the two do not share, as (newcomer, leaver), busiest newcomer and idlest leaver first.
+    """Return the pairs (newcomer, leaver), busiest and idlest first, that reach the outcome of swaps chosen for ``start``.
 
     >>> swaps_from([0, 0, 1, 1], [1, 1, 0, 0], [(2, 1)], [4, 0, 5, 1])
     [(0, 3)]
@@ -135,10 +131,9 @@ LEAVING = "leaving"  # pool of experts on their way back to the host
 
 
 class Exchange:
-    """Copies between a GPU's cache and the host.
+    """Copies between a GPU's cache and the host, by ``writeback`` of what leaves, else without.
 
-    What leaves is copied back if ``writeback``, else forgotten at once. In the pool `LEAVING`, ``n_buffers`` experts make room before
-    they are gone.
+    ``n_buffers`` experts make room, in the pool `LEAVING`, before they are gone.
     """
 
     def __init__(self, gpu: str, host: str, writeback: bool, n_buffers: int) -> None:
@@ -149,14 +144,11 @@ class Exchange:
         self._buffered: set[Unit] = set()
 
     def is_leaving(self, layer: int, expert: int) -> bool:
-        """Return whether the host has not got an expert yet."""
+        """Whether the host has not got an expert yet."""
         return (layer, expert) in self._leaving
 
     def start(self, layer: int, pairs: Iterable[tuple[int, int]], view: View) -> list[Action]:
-        """Copy experts in and others out, pair by pair.
-
-        A pair is a newcomer and an expert on the GPU that leaves; neither may be under way.
-        """
+        """Swap pairs of a newcomer and an expert on the GPU, neither of them under way."""
         actions: list[Action] = []
         for new, old in pairs:
             if self._writeback:
@@ -168,13 +160,13 @@ class Exchange:
         return actions
 
     def arrived(self, layer: int, expert: int, view: View) -> list[Action]:
-        """Return what an arrival on the host sets free: a buffer for the next that leaves, and Runs there."""
+        """Return what an arrival on the host sets free: the next buffer, and Runs there."""
         self._buffered.discard((layer, expert))
         runs = self._leaving.pop((layer, expert))
         return [*self._to_buffers(view), *runs]
 
     def when_there(self, runs: Sequence[Run]) -> list[Action]:
-        """Return Runs on the host, each of one expert, but keep those whose expert is still leaving the GPU."""
+        """Return Runs on the host, of one expert each, but keep those whose expert is still leaving."""
         if not self._leaving:
             return list(runs)
         now: list[Action] = []
@@ -187,7 +179,7 @@ class Exchange:
         return now
 
     def _to_buffers(self, view: View) -> list[Action]:
-        """Assign buffers to who leaves; an expert that has left while a decision was taken needs none."""
+        """Assign buffers to who leaves, unless it left during a decision."""
         actions: list[Action] = []
         for layer, expert in self._leaving:
             if len(self._buffered) >= self._n_buffers:
@@ -205,23 +197,21 @@ class MainThread:
         self.begin_step()
 
     def begin_step(self) -> None:
-        """Forget what was to be done."""
         self._swaps: deque[Pair] = deque()
         self._experts: dict[str, list[int]] = {"gpu": [], "cpu": []}
         self._awaited: set[Awaited] = set()
 
     def add_swaps(self, pairs: Iterable[Pair]) -> None:
-        """Swap these, one pair after the other."""
         self._swaps.extend(pairs)
 
     def add_experts(self, gpu: Iterable[int], cpu: Iterable[int]) -> None:
-        """Execute these; an expert that is to be executed already takes the rows of all micro-batches so far."""
+        """Execute these; one that waits already takes the rows of all micro-batches so far."""
         taken = {*self._experts["gpu"], *self._experts["cpu"]}
         self._experts["gpu"] += [e for e in gpu if e not in taken]
         self._experts["cpu"] += [e for e in cpu if e not in taken]
 
     def leave_out(self, expert: int) -> None:
-        """Do not execute an expert whose rows another Run takes."""
+        """Leave out an expert whose rows another Run takes."""
         for experts in self._experts.values():
             if expert in experts:
                 experts.remove(expert)
@@ -231,13 +221,13 @@ class MainThread:
         self._awaited.update(what)
 
     def happened(self, what: Awaited) -> bool:
-        """Note that something has happened; return whether the thread has waited for it."""
+        """Note that something has happened; return whether it was awaited."""
         waited = what in self._awaited
         self._awaited.discard(what)
         return waited
 
     def steps(self, *, cpu_first: bool) -> Iterator[tuple[Pair | None, str, list[int]]]:
-        """Yield what the thread does now: a pair to swap, or a device and the experts that it executes."""
+        """Yield what to do now: a pair to swap, or a device and the experts it executes."""
         while self._swaps and not self._awaited:
             yield self._swaps.popleft(), "", []
         for device in ("cpu", "gpu") if cpu_first else ("gpu", "cpu"):
@@ -249,8 +239,8 @@ class MainThread:
 def degraded(predicted: Sequence[int], scores: Sequence[float], on_gpu: Sequence[int], allowed: int) -> list[int]:
     """Replace predicted experts of which too many are on the CPU ("graceful degradation").
 
-    Of those on the CPU the lowest beyond ``allowed`` give way to the best-scored experts on the GPU that were not predicted, as
-    far as there are any. The paper and the code speak of two predicted experts only, of which ``allowed`` is 1.
+    The lowest of those on the CPU beyond ``allowed`` give way to the best on the GPU not predicted, as far as there are any. Paper and
+    code have two predicted experts and ``allowed`` 1.
 
     >>> degraded([4, 0], [0.2, 0.1, 0.15, 0.05, 0.5], [0, 1, 1, 0, 0], allowed=1)
     [4, 2]
@@ -280,17 +270,16 @@ class Ahead:
         self.begin_step(0)
 
     def begin_step(self, n_rows: int) -> None:
-        """Forget what was predicted."""
         self._n_rows = n_rows
         self._said: list[Predicted] = []  # about the next layer, by micro-batch
         self._planned: dict[tuple[int, int], dict[int, list[int]]] = {}  # (layer, micro-batch) -> GPU expert -> rows
 
     def take(self, layer: int, mb: int) -> dict[int, list[int]] | None:
-        """Return the GPU's share of a micro-batch by expert; None: the layer's own gate decides."""
+        """Return the GPU's rows by expert; None: the layer's own gate decides."""
         return self._planned.pop((layer, mb), None)
 
     def add(self, event: Predicted, routed: int) -> dict[int, list[int]] | None:
-        """Return the CPU's share by expert once all rows are predicted; None: not yet, too late or not for every row."""
+        """Return the CPU's rows by expert once all rows are predicted; None: not yet, or too late."""
         if not event.mb:
             self._said = []
         if event.layer <= routed or event.mb != len(self._said) or event.ids.shape[1] < self._top_k:
@@ -312,7 +301,6 @@ class Ahead:
         return dict(sorted(ahead.items()))
 
     def _chosen(self, event: Predicted, on_gpu: Sequence[int]) -> list[list[int]]:
-        """Return the experts of each row, degraded where too many are on the CPU."""
         found: list[list[int]] = event.ids.tolist()
         chosen = [ids[: self._top_k] for ids in found]
         if self._allowed is None:
@@ -349,11 +337,9 @@ class DaopParts(NamedTuple):
 class DaopPaper(PolicyBase):
     """Prefill swaps, then pre-calculation of predicted experts on the CPU, as the paper says (DAOP, DATE 2025).
 
-    Not exact: predicted experts replace the routed ones, and those on the CPU read the state of the layer before. The replay is
-    conditioned on the recorded routing, from which the hidden states would have diverged. Where weights are renormalised costs
-    no time, and the gate that is not asked saves none. A prediction that scores only its best experts says nothing about the
-    others: degradation then takes the one on the GPU with the lowest id. With several micro-batches the swaps are decided before the
-    rows of the second are known.
+    Not exact: predicted experts replace the routed ones, and those on the CPU read the state of the layer before, while the replay
+    keeps the recorded routing. Renormalising weights costs no time, and a gate that is not asked saves none. Where a prediction scores
+    its best experts only, degradation takes the lowest id on the GPU. With several micro-batches the first alone decides the swaps.
     """
 
     paper = "DAOP (DATE 2025)"
@@ -413,7 +399,6 @@ class DaopPaper(PolicyBase):
 
     @cached_property
     def parts(self) -> DaopParts:
-        """Placement and assignment, built from their names at the first use."""
         return DaopParts(make_part("placement", self.placement), make_part("assignment", self.assignment))
 
     @property
@@ -423,12 +408,11 @@ class DaopPaper(PolicyBase):
 
     @property
     def prefetches(self) -> bool:
-        """It never does: its predictions run experts ahead on the CPU."""
+        """False: its predictions run experts ahead on the CPU."""
         return False
 
     @property
     def listens(self) -> frozenset[type]:
-        """Steps for their phase, routing and arrivals; predictions, Runs and layer ends where the options want them."""
         events: set[type] = {StepBegin, Routed, Fetched}
         if self.precalculate:
             events.add(Predicted)
@@ -440,12 +424,10 @@ class DaopPaper(PolicyBase):
 
     @property
     def needs(self) -> frozenset[str]:
-        """The calibration table, and the signal that predicts."""
         signal = source_needs(self.source) if self.precalculate else frozenset()
         return signal.union(*(part.needs for part in self.parts))
 
     def transfer(self, model: ModelSpec) -> tuple[str, int | None] | None:
-        """Return the curve of pageable memory where the copies are module moves."""
         return ("pageable", None) if self.pageable else None
 
     def place(self, view: View) -> Placement:
@@ -475,7 +457,7 @@ class DaopPaper(PolicyBase):
         return Placement([Copy(layer, here, gpu) for layer, here in enumerate(residents) if here], pools)
 
     def evict(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
-        """Return an expert in the buffer that has been computed; the rest leaves only in a swap."""
+        """Return an expert in the buffer that has been computed; others leave in swaps only."""
         return idle_resident(view, fetch) if fetch.pool == PLACEHOLDER else None
 
     def decide(self, event: Any, view: View) -> Iterable[Action]:
@@ -531,7 +513,7 @@ class DaopPaper(PolicyBase):
         return actions + self._go_on(view)
 
     def _ask(self, event: Routed, view: View) -> list[Action]:
-        """Note that a layer begins, and ask for the prediction about the next one."""
+        """Begin a layer, and ask for the prediction about the next."""
         self._now, self._left = event.layer, set()
         ahead = event.layer + 1
         if not (self.precalculate and self._decode and self.first_predict_layer <= ahead < view.model.n_layers):
@@ -541,7 +523,7 @@ class DaopPaper(PolicyBase):
         return [Predict(event.step, ahead, self.source, view.dense_device(event.layer))]
 
     def _swap(self, event: Routed, view: View) -> list[Action]:
-        """Begin the swaps of a layer during its computing, or leave them to the thread."""
+        """Begin a layer's swaps during its computing, or leave them to the thread."""
         pairs = self._decide_swaps(event, view)
         if self.swap_cost == "serial":
             self._thread.add_swaps(pairs)
@@ -551,10 +533,7 @@ class DaopPaper(PolicyBase):
         return self._exchange.start(event.layer, pairs, view)
 
     def _decide_swaps(self, event: Routed, view: View) -> list[Pair]:
-        """Count the rows of a layer; decide its swaps once, with the first micro-batch of one of its chunks.
-
-        Experts that are still moving stay where they are going.
-        """
+        """Count rows; decide once, as a chunk begins. Who still moves stays where it is going."""
         layer = event.layer
         rows = self._rows[layer] = [old + new for old, new in zip(self._rows[layer], event.rows, strict=True)]
         if event.mb or not (self._last_chunk if self.swap_chunk == "last" else self._first_chunk):
@@ -574,13 +553,11 @@ class DaopPaper(PolicyBase):
                 found.append((new, old))
         return found
 
-    # ---------------------------------------------------------------------------------------------------- the thread
     def _happened(self, what: Awaited, view: View) -> Iterable[Action]:
-        """Go on if this was the last that the thread has waited for."""
         return self._go_on(view) if self._thread.happened(what) else ()
 
     def _go_on(self, view: View) -> list[Action]:
-        """Do what is to be done in this layer, until something must be waited for."""
+        """Do what is to be done in this layer, until something must be awaited."""
         layer = self._now
         actions: list[Action] = []
         for pair, device, experts in self._thread.steps(cpu_first=self._decode):
@@ -610,7 +587,7 @@ class DaopPaper(PolicyBase):
         return self._exchange.when_there([Run(layer, (e,), self._cpu) for e in experts])
 
     def _predicted(self, event: Predicted, view: View) -> Iterable[Action]:
-        """Submit the CPU's share of the next layer once all its rows are predicted, on the state of this one."""
+        """Submit the CPU's share of the next layer, on the state of this one."""
         share = self._ahead.add(event, self._now)
         if share is None:
             return ()

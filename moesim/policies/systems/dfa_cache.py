@@ -7,16 +7,16 @@ jobs/ec2/fetch_table.py (2f1ac924).
 |---|---|---|
 | token embedding | on the CPU, as of llama.cpp | the same |
 | prompts, as of llama.cpp | micro-batches of 512 rows | the same |
-| slots | as many of each layer, or a file with the number of each | the granted cache slots, dealt to layers |
-| scores | of each expert: 1 a decode step that uses it, each half as much after H = 16 steps of the layer | the same (``half_life``) |
-| hits, misses | the GPU computes what is there, the CPU all others at the same time, copied or not | the same |
-| who is copied | misses in selection order, unless on their way: into the lowest free slot, else if their score is above the victim's by more than kappa; MAX_ADMIT a visit | the same (``kappa``, ``inserts``); ``rule: lru`` copies all |
-| who leaves | the lowest score of those that the step does not select, of equals the lowest slot; ``lru``: the oldest use | the same; as the copy is issued |
-| a copy counts | from two steps later on | the same; one that has not arrived by then, from the next step on |
-| FETCH table | T[n] of n misses are copied in selection order to the slots of the lowest scores, and computed by the GPU; the CPU computes the others meanwhile | the same (``fetch``); nothing else is copied then |
-| rule for the table | the f with the least time, by bytes over rates alone and together; of equals the larger | the same (``fetch: rates``), from the profile's times of one row |
-| copies ahead | of the next router's choice on this layer's state, q that are not there, over nobody that it chose | the same (``prefetch_size``, ``source``); no test of admission; such a copy counts from its arrival |
-| prompts | not cached | the same; as in llama.cpp the GPU computes them from 32 tokens on, else the CPU |
+| slots | as many of each layer, or a file with the number of each | the granted slots, dealt to layers |
+| scores | 1 a decode step that uses the expert, half as much after H = 16 steps | the same (``half_life``) |
+| hits, misses | the GPU computes what is there, the CPU all others at the same time | the same |
+| who is copied | misses in selection order, not on their way: into the lowest free slot, else if their score beats the victim's by kappa; MAX_ADMIT a visit | the same (``kappa``, ``inserts``); ``rule: lru`` copies all |
+| who leaves | the lowest score of those not selected, of equals the lowest slot; ``lru``: the oldest use | the same, as the copy is issued |
+| a copy counts | from two steps later on | the same, or from the step after its arrival |
+| FETCH table | T[n] of n misses are copied in selection order over the lowest scores, and computed by the GPU, the others by the CPU | the same (``fetch``); nothing else is copied then |
+| rule for the table | the f with the least time, by rates alone and together; of equals the larger | ``fetch: rates``, from the profile's times of one row |
+| copies ahead | of the next router's choice on this layer's state, q that are not there, over nobody it chose | the same (``prefetch_size``, ``source``); no admission; counts from its arrival |
+| prompts | not cached | the same; from 32 tokens on the GPU computes them, as in llama.cpp, else the CPU |
 """
 
 from __future__ import annotations
@@ -77,18 +77,15 @@ class DfaCache(BackgroundCache, fixed=True):
 
     @property
     def listens(self) -> frozenset[type]:
-        """Steps, routing, arrivals and ends of layers; predictions where the option asks."""
         return frozenset({StepBegin, Routed, Fetched, LayerEnd, *([Predicted] if self.prefetch_size else [])})
 
     @property
     def needs(self) -> frozenset[str]:
-        """The signal that predicts."""
         _ = self._given  # a wrong table is an error before any run
         return source_needs(self.source) if self.prefetch_size else frozenset()
 
     @cached_property
     def _given(self) -> list[int] | None:
-        """The table as it was written."""
         if self.fetch in (None, "rates"):
             return None
         words = str(self.fetch).split(",")
@@ -101,7 +98,6 @@ class DfaCache(BackgroundCache, fixed=True):
         return table
 
     def place(self, view: View) -> Placement:
-        """Return the empty cache."""
         placement = super().place(view)
         self._now_at = (-1, -1)  # step and layer routed last
         self._ahead: set[Unit] = set()  # on their way before their layer asked
@@ -136,7 +132,7 @@ class DfaCache(BackgroundCache, fixed=True):
         return [Predict(event.step, event.layer + 1, self.source, view.dense_device(event.layer)), *actions]
 
     def _predicted(self, event: Predicted) -> list[Action]:
-        """Copy the first that have no slot, over experts that the prediction does not name, unless the layer is routed."""
+        """Copy the first without a slot, over experts not predicted, unless the layer is routed."""
         if self._now_at >= (event.step, event.layer):
             return []
         chosen = [(event.layer, e) for e in dict.fromkeys(event.ids.T.ravel().tolist())]

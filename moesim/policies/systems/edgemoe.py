@@ -1,20 +1,18 @@
 """EdgeMoE, as other papers describe it: experts preloaded by statistics, and a cache that gives up the farthest layers first.
 
-EdgeMoE's own paper was not read for this, and no scheduler code is released: each point is as OD-MoE (2025), DAOP (2025) and DALI
-(2026) describe it, or a choice.
-
-Idea: statistics from calibration show which experts follow which, and so what to preload.
+EdgeMoE's own paper was not read and no scheduler code is released: each point is as OD-MoE (2025), DAOP (2025) and DALI (2026)
+describe it, or a choice.
 
 | point | paper says | released code does | we do |
 |---|---|---|---|
-| prediction | by statistics (DALI): how often each expert was active (OD-MoE) | none | co-activation of this layer's experts with the next layer's, from calibration [choice]; ``prefetch_source: frequency`` is OD-MoE's word |
-| what is preloaded | not known | none | the ``prefetch_size`` experts with the most predicted rows, of the next layer, into the cache; as many as a row uses |
-| victim | an expert of the layer farthest from the present one (as OD-MoE describes it) | none | of the layer to which the pass comes last; ``distance: absolute`` is the distance in the stack |
-| within a layer | not known | none | the one whose last use is longest ago |
+| prediction | statistics (DALI): how often each expert was active (OD-MoE) | none | co-activation of this layer's experts with the next's, from calibration [choice]; ``prefetch_source: frequency`` is OD-MoE's |
+| what is preloaded | not known | none | of the next layer the ``prefetch_size`` experts with the most predicted rows, into the cache; as many as a row uses |
+| victim | of the layer farthest from the present one (OD-MoE) | none | of the layer the pass comes to last; ``distance: absolute``: in the stack |
+| within a layer | not known | none | used longest ago |
 | what the present layer uses | not known | none | goes last (``victims``) |
 | start | not known | none | empty (``placement``) |
-| widths of experts | each expert has its own (DAOP) | none | one for all |
-| CPU | experts are copied to the GPU before they run (DALI) | none | computes no expert (``assignment``) |
+| widths of experts | each its own (DAOP) | none | one for all |
+| CPU | experts are copied to the GPU first (DALI) | none | computes no expert (``assignment``) |
 """
 
 from __future__ import annotations
@@ -34,10 +32,9 @@ from moesim.policy import Fetch, Routed, View
 
 
 def farthest_layers(layer: int, n_layers: int, distance: Literal["next-pass", "absolute"]) -> list[int]:
-    """Order all layers by their distance from one, farthest first.
+    """Order all layers by their distance from one, farthest first; of equals the one passed first.
 
-    The distance is the number of layers until the pass comes there, or the difference of the numbers (``absolute``). Of two equally
-    far layers the one that has been passed comes first.
+    The distance is the number of layers until the pass comes there, or the difference of the numbers (``absolute``).
 
     >>> farthest_layers(2, 5, "next-pass"), farthest_layers(2, 5, "absolute")
     ([2, 1, 0, 4, 3], [0, 4, 1, 3, 2])
@@ -66,9 +63,8 @@ LastVictims = Annotated[
 class LeastStale(LRU):
     """The one whose layer is farthest in the order of layers; needs a global pool.
 
-    Layers are passed in a fixed order. With layer l just routed, layer l + 1 is 1 away, and so on round the model; what layer l
-    itself does not use now is a whole pass away, the farthest of all. By the plain distance in the stack, both ends of the model
-    go before its neighbours, and layer l goes last. Within a layer, the one whose last use is longest ago.
+    With layer l just routed, l + 1 is 1 away, and so on round the model; the rest of l is a whole pass away, the farthest. By the
+    distance in the stack both ends go before its neighbours, and l last. Within a layer: used longest ago.
     """
 
     use_order = "rank"
@@ -77,7 +73,6 @@ class LeastStale(LRU):
     victims: LastVictims = option(UNROUTED_FIRST)
 
     def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
-        """Begin before layer 0."""
         if setup.per_layer:
             raise ConfigError(
                 "replacement least-stale: expected scope 'global', got 'per-layer', where all have one distance; "
@@ -89,12 +84,10 @@ class LeastStale(LRU):
         self._now = n_layers - 1  # the layer routed last
 
     def used(self, event: Routed) -> None:
-        """Note the layer, and the use of its cached experts."""
         self._now = event.layer
         super().used(event)
 
     def victim(self, fetch: Fetch, view: View) -> Unit | None:
-        """Name the first, layer after layer, and forget it."""
         found = self.first_resident((unit for layer in self._orders[self._now] for unit in self._members[layer]), view)
         if found is not None:
             del self._members[found[0]][found]
@@ -129,7 +122,6 @@ class EdgeMoE(Composed):
     prefetch_size: int | None = option(None, "Experts of a layer visit to preload; null: as many as a row uses.", ge=1)
 
     def compose(self) -> Parts:
-        """Return its decisions, or what is named instead of one."""
         preload = TopPredicted(source=self.prefetch_source, pool="cache", size=self.prefetch_size or 1)
         return Parts(
             placement=self.named("placement"),

@@ -1,25 +1,23 @@
 """exllamav3: the last experts of each layer on the CPU, exchanged with hot ones between generations; prompts stream the hot ones.
 
-turboderp-org/exllamav3, ``block_sparse_mlp_cpu.py`` at 0cec381390 and ``model_init.py`` at 0148de2993; read again in the wheel 1.6.5
-(with ``model/moe_cpu_host.py``), which the table follows where the two differ.
-
-Idea: the CPU computes its experts while the GPU computes the others; what is used often should be on the GPU.
+turboderp-org/exllamav3, ``block_sparse_mlp_cpu.py`` at 0cec381390 and ``model_init.py`` at 0148de2993; where the wheel 1.6.5 (with
+``model/moe_cpu_host.py``) differs, the table follows it.
 
 | point | paper says | released code does | we do |
 |---|---|---|---|
-| token embedding | - | on the CPU unless it is quantised (``modules/embedding.py``, ``model/model_ls.py`` in the wheel) | on the CPU |
-| ``--moe_cpu_split`` n | - | the last n experts of every layer on the CPU, at least one on the GPU | the same (``cpu_split``); as many as the cache slots ask by default |
+| token embedding | - | on the CPU unless quantised (``modules/embedding.py``, ``model/model_ls.py``) | on the CPU |
+| ``--moe_cpu_split`` n | - | the last n experts of every layer on the CPU, at least one on the GPU | the same (``cpu_split``); by default as the cache slots ask |
 | ``--moe_cpu_offload`` n | - | all experts of the first n layers on the CPU, and no split | the same (``cpu_layers``) |
-| order from counts | - | hottest experts first, by a file or by what an earlier run saved | ``placement: frequency``: by the calibration table |
-| decode, up to 31 rows | - | the CPU's job is sent right after routing, the GPU computes meanwhile, then both are added; nothing is sent if no expert of the CPU is selected | the same |
-| prompts, from 32 rows on | - | experts of the CPU with enough rows are copied through a pinned ring, computed and forgotten; the CPU computes the others meanwhile | the same (``stream_min_rows``), in whole-layer offload, too |
+| order from counts | - | hottest experts first, by a file or an earlier run | ``placement: frequency``: by calibration |
+| decode, up to 31 rows | - | the CPU's job goes out after routing, the GPU computes meanwhile, both are added; none without an expert of the CPU | the same |
+| prompts, from 32 rows on | - | the CPU's experts with enough rows are copied through a pinned ring and forgotten; the CPU computes the others meanwhile | the same (``stream_min_rows``), in whole-layer offload, too |
 | enough rows | - | by the rate of a copy of 16 MiB: 8 times the root of 25 GB/s over it (1.6.5), before 16 times 25 GB/s over it | the same (``stream_rule``, ``stream_threshold``) |
-| ring | - | two slots of 32 MiB on the GPU, up to 24 experts each; larger experts are never streamed | the same |
-| counts | - | selections of each expert in each split layer, prompts included | the same |
-| when places change | - | due after 128 forward passes; done once the queue of requests is empty, or after 4 x 128 | the same (``swap_interval``); a prompt after decoding begins a generation |
-| who changes places | - | layer by layer, 64 pairs at most over all; least selected of the GPU with most selected of the CPU | the same (``swap_budget``, 0 for none; ``swap_floor`` 8, ``swap_hysteresis`` 2), see `swaps` |
-| after it | - | counts of a layer that was looked at are halved; without budget left, layers are not looked at | the same |
-| cost | - | all devices are awaited; what comes is read from the checkpoint, what leaves the worker holds | one copy from the host each, awaited before any expert runs |
+| ring | - | two slots of 32 MiB, up to 24 experts each; larger experts never | the same |
+| counts | - | selections in each split layer, prompts included | the same |
+| when places change | - | due after 128 passes; done once the queue of requests is empty, or after 4 x 128 | the same (``swap_interval``); a prompt after decoding begins a generation |
+| who changes places | - | layer by layer, at most 64 pairs in all; least selected of the GPU with most selected of the CPU | the same (``swap_budget``, ``swap_floor`` 8, ``swap_hysteresis`` 2), see `swaps` |
+| after it | - | counts of layers that were looked at are halved; without budget none is | the same |
+| cost | - | all devices are awaited; newcomers are read from the checkpoint | one copy from the host each, awaited before any expert runs |
 """
 
 from __future__ import annotations
@@ -63,10 +61,9 @@ def swaps(
 ) -> list[tuple[int, int]]:
     """Choose the experts of a layer that change places at a sweep (``block_sparse_mlp_cpu.py``).
 
-    Up to ``budget`` pairs, the one that leaves the GPU and the one that comes: the least and the most selected first by ``counts``,
-    which are halved at each sweep, of equals the lower id of those that leave, the higher of those that come. The first pair that
-    is not far enough apart ends it: the newcomer must have ``floor`` times the mean count, and ``hysteresis`` times the count of
-    its partner, or of 1 if that is less.
+    Up to ``budget`` pairs (leaver, newcomer), the least and the most selected first by ``counts``; of equals the lower id leaves, the
+    higher comes. It ends where the newcomer has not ``floor`` times the mean count, or not ``hysteresis`` times its partner's (at
+    least 1).
 
     >>> counts = [2.0] * 64
     >>> for expert, count in {5: 90, 20: 60, 50: 400, 60: 120, 63: 30}.items():
@@ -86,10 +83,10 @@ def swaps(
 
 
 def rows_to_stream(gb_per_s: float, rule: str = "root") -> int:
-    """Return from how many rows on an expert is streamed, by the measured rate of pinned memory.
+    """Return from how many rows on an expert is streamed, by the rate of pinned memory.
 
-    ``root``: 8 rows times the root of 25 over the rate, rounded, and at least 8 (wheel 1.6.5). ``linear``: 16 times 25 over the
-    rate, rounded down, and at least 16 (commit 0cec381390).
+    ``root``: 8 times the root of 25 over the rate, rounded, at least 8 (wheel 1.6.5); ``linear``: 16 times 25 over it, rounded down,
+    at least 16 (commit 0cec381390).
 
     >>> [rows_to_stream(rate, "linear") for rate in (25, 12, 55)], [rows_to_stream(rate) for rate in (57, 29, 6.7)]
     ([16, 33, 16], [8, 8, 15])
@@ -134,12 +131,10 @@ class Exllamav3(PolicyBase):
 
     @property
     def needs(self) -> frozenset[str]:
-        """Calibration frequencies, if the placement goes by them."""
         return frozenset({"table:activation_frequency"} if self.placement == "frequency" else ())
 
     @property
     def listens(self) -> frozenset[type]:
-        """Routing and ends of layers; steps and arrivals if experts are exchanged."""
         return frozenset({Routed, LayerEnd} | ({StepBegin, Fetched} if self._swaps() else set()))
 
     def _swaps(self) -> bool:
@@ -193,7 +188,7 @@ class Exllamav3(PolicyBase):
         return [list(range(n)) for _ in range(model.n_layers)]
 
     def decide(self, event: Any, view: View) -> Iterable[Action]:
-        """Run experts where they are, stream those with many rows, exchange them between generations."""
+        """Run experts where they are, stream those with many rows, exchange between generations."""
         kind = type(event)
         if kind is Routed:
             return self._routed(event)
@@ -264,5 +259,4 @@ class Exllamav3(PolicyBase):
         return held
 
     def evict(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
-        """Return what was streamed and has been computed."""
         return idle_resident(view, fetch) if fetch.pool == STAGING else None

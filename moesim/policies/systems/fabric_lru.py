@@ -6,13 +6,13 @@ tetherto/qvac-fabric-llm.cpp: src/llama-moe-cache.cpp at 06560fb745 (PR 232), a 
 |---|---|---|
 | token embedding | on the CPU, as of llama.cpp | the same |
 | prompts, as of llama.cpp | micro-batches of 512 rows | the same |
-| which layers | those whose expert tensors all lie in the host's memory and have the most common layout; the others use plain offload | all layers |
-| slots | what fits; off by default, and with fewer than a token has experts | the granted cache slots; with fewer no token is served |
-| planned calls | decoding, predicted tokens, and prompts whose experts fit the slots | any step whose experts fit; of several micro-batches the first decides, and what then finds no slot runs on the CPU |
-| hits | by ascending id, each stamped by a clock | the same |
-| misses | by ascending id: the first empty slot, else the smallest stamp that the call does not use, of equals the lowest slot | the same |
+| which layers | all expert tensors on the host, in the most common layout; the others use plain offload | all layers |
+| slots | what fits; off by default, and with fewer than a token has experts | the granted slots; with fewer no token is served |
+| planned calls | decoding, predicted tokens, prompts whose experts fit the slots | any step whose experts fit; the first micro-batch decides, what then finds no slot runs on the CPU |
+| hits | ascending id, stamped by a clock | the same |
+| misses | ascending id: the first empty slot, else the smallest stamp not in use, of equals the lowest slot | the same |
 | who computes | the GPU, once all uploads are there | the same |
-| other calls | do not touch the cache | the same; as in llama.cpp the GPU computes them from 32 tokens on, else the CPU |
+| other calls | do not touch the cache | the same; from 32 tokens on the GPU computes them, as in llama.cpp, else the CPU |
 """
 
 from __future__ import annotations

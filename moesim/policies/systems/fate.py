@@ -1,21 +1,19 @@
 """Fate: the next layer's gate predicts on the present hidden state; a cache by ARC; fewer bits for what matters less.
 
-"Fate: Fast Edge Inference of Mixture-of-Experts Models via Cross-Layer Gate", 2025. Its own paper was not read for this; the code is
-a port to MindSpore by the authors' university.
-
-Idea: gate inputs of adjacent layers are alike, so that most experts are known a layer early, and the rest is copied at few bits.
+"Fate: Fast Edge Inference of Mixture-of-Experts Models via Cross-Layer Gate", 2025, was not read; the code is a port to MindSpore
+by the authors' university.
 
 | point | paper says | released code does | we do |
 |---|---|---|---|
-| prediction | the next layer's gate on the present gate input, on the CPU | on a side stream of the GPU, top k + 1 of each row | ``source``: the recorded answer of that gate, k + 1 ids a row; sources that are not recorded tell k; before the experts or next to them (``lane``) |
-| prefetch | not read | all that is predicted and not cached, by frequency | the same; each micro-batch on its own, experts on their way count as there [choice] |
-| widths of it | not read | 4 bits; the least frequent ones, up to 30 % of the count, at 2 bits | the model's first two widths; the count is that of what is copied [choice] |
+| prediction | the next gate on the present gate input, on the CPU | on a side stream of the GPU, top k + 1 of each row | ``source``: that gate's recorded answer, k + 1 ids a row, of other sources k; before the experts or next to them (``lane``) |
+| prefetch | not read | all predicted and not cached, by frequency | the same; each micro-batch on its own, those on their way count as there [choice] |
+| widths of it | not read | 4 bits; the least frequent, up to 30 % of the count, 2 bits | the model's first two widths; of the count of what is copied [choice] |
 | layer 0 | - | no prefetch | the same |
-| a miss | - | copied at 2 bits | the same, ascending ids [choice]; what is on its way is waited for at its width [choice] |
+| a miss | - | copied at 2 bits | the same, ascending ids [choice]; what is on its way is awaited at its width [choice] |
 | a hit | - | - | at the width that is there, for as long as it stays [choice] |
-| cache | not read | ARC per layer; each row's picks, in order, are requested before compute; a rule with differences from ARC | the same (`FateArc` lists them) |
+| cache | not read | ARC per layer; each row's picks are requested in order before compute; differs from ARC | the same (`FateArc` lists how) |
 | what leaves | - | cleared unless active | dropped once routed, what is active as its layer ends |
-| sizes | "shallow-favoring" | 4 layers whole if they fit, the others share the rest; else layers are filled from the first | `shallow_favoring` |
+| sizes | "shallow-favoring" | 4 layers whole if they fit, the others share the rest; else filled from the first | `shallow_favoring` |
 | at the start | - | the lowest ids | the same, at full width, requested once each [choice] |
 | wrong prefetches | - | dropped unless resident | dropped as their layer ends, with what still waits for the link [choice] |
 | buffers | - | not known | two, of a layer's experts each [choice] |
@@ -60,9 +58,9 @@ from moesim.policy import (
 def shallow_favoring(
     n_slots: int, n_layers: int, n_experts: int, n_shallow: int = 4
 ) -> list[int]:  # fmt: skip
-    """Keep the first layers whole, and deal the other cache slots out to the rest (port to MindSpore).
+    """Keep the first layers whole, and deal the other cache slots out (port to MindSpore).
 
-    If there are not slots for all of the first layers, they are filled one after another, and the rest have none.
+    Without slots for all of the first layers, they are filled one after another, and the rest have none.
 
     >>> shallow_favoring(45, 8, 8), shallow_favoring(19, 8, 8)
     ([8, 8, 8, 8, 3, 4, 3, 3], [8, 8, 3, 0, 0, 0, 0, 0])
@@ -78,8 +76,8 @@ def shallow_favoring(
 def by_frequency(counts: Sequence[int], low_share: float) -> tuple[list[int], list[int]]:
     """Split the experts to prefetch into those of the full and of the lower width.
 
-    The least frequent ones get the lower width, as many as have together at most ``low_share`` of all counts (port to MindSpore,
-    with 0.3). Both lists: the most frequent first; of equals the lower id first, a choice.
+    The least frequent, with at most ``low_share`` of all counts (0.3 in the port), get the lower. Most frequent first; of equals the
+    lower id first, a choice.
 
     >>> by_frequency([5, 0, 1, 2, 2], 0.3)
     ([0, 3], [4, 2])
@@ -128,12 +126,10 @@ class Fate(PolicyBase):
 
     @property
     def exact(self) -> bool:  # type: ignore[override]  # as written in a class, or as asked for
-        """Whether experts have their full width."""
         return not self.compression
 
     @property
     def needs(self) -> frozenset[str]:
-        """Inputs of the source."""
         return source_needs(self.source)
 
     def place(self, view: View) -> Placement:
@@ -173,7 +169,7 @@ class Fate(PolicyBase):
         )
 
     def decide(self, event: Any, view: View) -> Iterable[Action]:
-        """Update the cache and run when routed, prefetch when predicted, tidy up at the end of a layer."""
+        """Update the cache and run, prefetch what is predicted, tidy up after a layer."""
         kind = type(event)
         if kind is Routed:
             return self._routed(event, view)
@@ -245,7 +241,7 @@ class Fate(PolicyBase):
         return [Fetch(layer, ids, self._gpu, urgency, pool, bits=bits) for bits, ids in self._by_width(layer, experts)]
 
     def _by_width(self, layer: int, experts: list[int]) -> list[tuple[float | None, list[int]]]:
-        """Group experts that are held by the width they have, the full one first."""
+        """Group held experts by their width, the full one first."""
         held = self._held[layer]
         widths = (HIGH, self._low) if self.compression else (HIGH,)
         groups = ((bits, [e for e in experts if held[e] == bits]) for bits in widths)

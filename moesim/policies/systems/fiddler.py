@@ -1,23 +1,20 @@
 """Fiddler: popular experts stay on the GPU; any other goes to whichever device finishes it sooner.
 
-K. Kamahori, T. Tang, Y. Gu, K. Zhu, B. Kasikci, "Fiddler: CPU-GPU Orchestration for Fast Inference of Mixture-of-Experts
-Models", ICLR 2025 (arXiv:2402.07033); code: efeslab/fiddler.
-
-Idea: moving an expert's weights costs far more than moving a few rows, so compute an uncached expert on the CPU unless it
-has so many rows that copying it pays.
+K. Kamahori et al., "Fiddler: CPU-GPU Orchestration for Fast Inference of Mixture-of-Experts Models", ICLR 2025
+(arXiv:2402.07033); code: efeslab/fiddler.
 
 | point | paper says | released code does | we do |
 |---|---|---|---|
-| resident set | most popular experts, by calibration | the same over all layers together; never changes | the same, from the trace's calibration table |
+| resident set | most popular experts, by calibration | the same over all layers together; never changes | the same, from the calibration table, or the code's list (``released``) |
 | rule | CPU if cpu(w) < transfer + gpu(w), measured | minimises a sum of costs 7 w (CPU) and 70 (load): CPU if w <= 9 | ``rule: profile`` (engine's costs) or ``code``; ties to the GPU |
 | resident experts | GPU | GPU | GPU |
-| uncached on the GPU | copied | through one placeholder buffer; loads and computes alternate | the same |
-| overlap | CPU and GPU in parallel | all GPU experts, then all CPU experts in one thread; kernels of residents overlap | parallel; ``serial=True``: the CPU starts after the last copy |
+| uncached on the GPU | copied | one placeholder buffer; loads and computes alternate | the same |
+| overlap | CPU and GPU in parallel | all GPU, then all CPU experts in one thread; kernels of residents overlap | parallel; ``serial=True``: the CPU after the last copy |
 | prefill and decode | same rule | same rule (since April 2024) | same rule |
-| experts without rows | - | counted as assigned to the CPU, at no cost | in no plan |
+| experts without rows | - | assigned to the CPU, at no cost | in no plan |
 | shared experts | - | none (Mixtral only) | on the GPU, in no plan |
 | memory for residents | - | 95 % of what is free | the granted cache slots |
-| copies | - | synchronous, from pageable memory | the experiment's transfers; ``pageable=True``: as in the code |
+| copies | - | synchronous, from pageable memory | the experiment's transfers; ``pageable=True`` as the code |
 """
 
 from __future__ import annotations
@@ -82,17 +79,14 @@ class Fiddler(PolicyBase):
     pageable: bool = option(False, "Copies at the rate of pageable memory, whatever the experiment says.")
 
     def transfer(self, model: ModelSpec) -> tuple[str, int | None] | None:
-        """Return the curve of pageable memory if asked to."""
         return ("pageable", None) if self.pageable else None
 
     @property
     def listens(self) -> frozenset[type]:
-        """Routing and layer ends; arrivals only for the serial variant."""
         return frozenset({Routed, LayerEnd, Fetched} if self.serial else {Routed, LayerEnd})
 
     @property
     def needs(self) -> frozenset[str]:
-        """Calibration frequencies, unless the order is given."""
         return frozenset({"table:activation_frequency"} if self.released is None else ())
 
     def place(self, view: View) -> Placement:
@@ -117,7 +111,7 @@ class Fiddler(PolicyBase):
         )
 
     def _frequency(self, view: View) -> list[list[float]]:
-        """Return how popular each expert is, (n_layers, n_experts): by the calibration table, or by its place in the list."""
+        """Return each expert's popularity, by the calibration table or its place in the list."""
         model = view.model
         if self.released is None:
             frequency: list[list[float]] = view.tables["activation_frequency"].tolist()
@@ -148,7 +142,6 @@ class Fiddler(PolicyBase):
         return idle_resident(view, fetch)
 
     def plan(self, layer: int, loads: Any) -> Plan:
-        """Assign the experts of a layer by the chosen rule."""
         resident = self._resident[layer]
         if self.rule == "code":
             return fiddler_code_assignment(loads, resident)

@@ -1,25 +1,23 @@
 """FineMoE (fMoE): past iterations that begin alike decide which experts of later layers to prefetch and to keep.
 
-Code: IntelliSys-Lab/FineMoE-EuroSys26 at 5c58468, on MoE-Infinity's engine. The points are the code's; the paper was not read.
-
-Idea: the probabilities of all experts in all layers (an expert map) say more of an iteration than the experts that were chosen.
+Code: IntelliSys-Lab/FineMoE-EuroSys26 at 5c58468, on MoE-Infinity's engine; the paper was not read.
 
 | point | paper says | released code does | we do |
 |---|---|---|---|
-| store | - | up to 1000 maps, each with an embedding, from the run | iterations of requests held back for calibration; none of the run is added |
-| probabilities | - | the softmax of the router | recorded scores, scaled to a sum of 1 in each layer; weights of the chosen where there are none |
-| first layers | - | layers 0 to d - 1 by the closest embedding, as an iteration begins; layer d never | on demand, or the same by the signal ``embedding`` of a calibrated trace (``first_layers``) |
-| embedding | - | of the prompt or token; how a prompt's is made was not read | of a decoded token its own, of a prompt the mean of its tokens so far [choice]; rounded to half precision |
+| store | - | up to 1000 maps, each with an embedding, from the run | of requests held back for calibration; none of the run |
+| probabilities | - | the router's softmax | recorded scores, or weights of the chosen, scaled to a sum of 1 a layer |
+| first layers | - | 0 to d - 1 by the closest embedding, as an iteration begins; layer d never | on demand, or the same by the signal ``embedding`` (``first_layers``) |
+| embedding | - | of the prompt or token; how a prompt's is made was not read | a decoded token's own, of a prompt the mean so far [choice]; rounded to half precision |
 | later layers | - | at layer l the closest trajectory, by rows 0 to l: layers l + 1 + d and on; d = 6 | the same (``prefetch_distance``) |
 | selected | - | by descending probability while their sum is at most 1 - similarity; at least top-k | the same |
-| priority | - | probability x (1 - (j - start) / (end + 1)) of those selected, plus 1e-6 for every expert of the band | the same; ``selected_only`` leaves the others out |
+| priority | - | probability x (1 - (j - start) / (end + 1)) if selected, plus 1e-6 for all of the band | the same; ``selected_only`` leaves the others out |
 | queue | - | first in, first out; a new prediction puts its experts at the end anew | the same; one copy at a time |
-| on demand | - | before all prefetches; drops what is queued for the present layer and those passed | the same; one thread, active experts by ascending id: a hit waits for the misses before it |
-| victim | - | the lowest probability x visits while cached, as an integer, so that ties decide; the sort has no rule for them | the same (``float_score``); of equals the lowest layer, then the lowest id |
-| its probability | - | reset with the visits on eviction | that of the map found last for its layer; 0 before one is found |
-| protected | - | what is executed or locked, and the experts of the last prediction | the same; for an on-demand copy that finds nothing else, they may go |
+| on demand | - | before all prefetches; drops what is queued for this layer and those passed | the same; one thread, ascending id: a hit waits for the misses before it |
+| victim | - | the lowest probability x visits while cached, as an integer, so that ties decide; no rule for them | the same (``float_score``); of equals the lowest layer, then id |
+| its probability | - | reset with the visits on eviction | that of the map found last for its layer, first 0 |
+| protected | - | what is executed or locked, and the experts of the last prediction | the same; they may go for an on-demand copy that finds nothing else |
 | several requests at once | - | one by one | each is matched; the largest priority and probability count |
-| prompts | - | the last row is what is observed | the same, of each chunk |
+| prompts | - | the last row is observed | the same, of each chunk |
 | CPU | - | computes nothing; misses wait | the same |
 """
 
@@ -82,7 +80,7 @@ def map_ranks(expert_map: NDArray[Any]) -> MapRanks:
 def largest_priorities(
     maps: Sequence[NDArray[Any]], ranks: Sequence[MapRanks], start: int, end: int, similarities: Sequence[float], top_k: int
 ) -> NDArray[np.float64]:
-    """Return the largest of the `prefetch_priorities` of several maps, whose ranks are known; each has its similarity."""
+    """Return each expert's largest priority over several ranked maps, each with a similarity."""
     band = np.array([one[start:end] for one in maps], np.float64)
     place, sums = (np.array([of[start:end] for of in column]) for column in zip(*ranks, strict=True))
     chosen = _selected(place, sums, np.reshape(similarities, (-1, 1, 1)), top_k)
@@ -117,17 +115,13 @@ def evicted(scores: NDArray[Any], may_go: NDArray[np.bool_]) -> tuple[int, int] 
 
 
 def _selected(place: NDArray[Any], sums: NDArray[Any], similarity: Any, top_k: int) -> NDArray[np.bool_]:
-    """Return which experts of each row are selected."""
     threshold = np.clip(1 - similarity, 0.0, 1.0)
     n = np.clip((sums <= threshold).sum(axis=-1), top_k, sums.shape[-1])
     return np.asarray(place < n[..., None])
 
 
 class Trajectories:
-    """Finds the stored iteration whose maps so far are most like each request's, by the cosine of all layers up to the last.
-
-    Scores count as probabilities: each layer's are scaled to a sum of 1, which those of a softmax have anyway.
-    """
+    """Finds the stored iteration most like each request's, by the cosine of all layers so far."""
 
     def __init__(self, maps: NDArray[Any]) -> None:
         self._given = maps
@@ -137,32 +131,29 @@ class Trajectories:
         self._own: dict[int, float] = {}  # request -> square of its length so far
 
     def begin(self, requests: NDArray[Any]) -> None:
-        """Begin a step: an iteration of each request that has rows in it."""
+        """Begin a step: an iteration of each request in it."""
         self._requests = requests
         self._products, self._own = {}, {}
 
     @cached_property
     def _maps(self) -> NDArray[np.float64]:
-        """Probabilities, (n_layers, n, n_experts): only a run needs them, and many a placement is made without one."""
+        """Probabilities, (n_layers, n, n_experts), of a sum of 1; only a run needs them."""
         return shares(np.asarray(self._given, np.float64))
 
     @cached_property
     def _squares(self) -> NDArray[np.float64]:
-        """Squares of the lengths of the rows up to each layer, (n_layers, n)."""
         return np.asarray(np.cumsum(np.square(self._maps).sum(axis=2), axis=0))
 
     def ranks(self, index: int) -> MapRanks:
-        """Return how a stored map ranks the experts of each layer."""
         if index not in self._ranks:
             self._ranks[index] = map_ranks(self.map(index))
         return self._ranks[index]
 
     def map(self, index: int) -> NDArray[np.float64]:
-        """Return a stored map, (n_layers, n_experts)."""
         return self._maps[:, index]
 
     def observe(self, event: Routed) -> list[tuple[int, float]]:
-        """Take in the last row of each request of a micro-batch; return the index and similarity of each one's closest map."""
+        """Take in each request's last row; return the index and similarity of its closest map."""
         first, layer = event.first_row, event.layer
         of_rows = self._requests[first : first + len(event.experts)].tolist()
         last = {request: row for row, request in enumerate(of_rows)}
@@ -179,7 +170,7 @@ class Trajectories:
         return found
 
     def _scores(self, event: Routed, row: int) -> NDArray[np.float64]:
-        """Return the scores of a row, or, where none were recorded, the weights of its experts."""
+        """Return a row's scores, or the weights of its experts where none were recorded."""
         if event.scores is not None:
             return np.asarray(event.scores[row], np.float64)
         if event.weights is None:
@@ -201,22 +192,19 @@ class RenewedQueue:
 
     @property
     def first(self) -> Unit:
-        """Who is next; the queue must not be empty."""
         layer, expert = divmod(int(self._places[0]), self._shape[1])
         return layer, expert
 
     def pop(self) -> None:
-        """Take the first away."""
         self._places = self._places[1:]
 
     def renew(self, priority: NDArray[np.float64], wanted: NDArray[np.bool_]) -> None:
-        """Put experts at the end, the highest priority first; of equals the lowest layer, then the lowest id."""
+        """Put experts at the end, by falling priority, then layer, then id."""
         [new] = np.nonzero(wanted.ravel())
         kept = self._places[~wanted.ravel()[self._places]]
         self._places = np.concatenate((kept, new[np.argsort(-priority.ravel()[new], kind="stable")]))
 
     def drop_up_to(self, layer: int) -> None:
-        """Take away the experts of a layer and of those before it."""
         self._places = self._places[self._places >= (layer + 1) * self._shape[1]]
 
 
@@ -224,9 +212,7 @@ SOURCE = f"signal:{EMBEDDING}"
 
 
 def _lowest_idle(values: NDArray[np.float64], in_use: Callable[[Unit], bool]) -> Unit | None:
-    """Return the place of the lowest value that is not in use, of equals the first; inf marks places not asked about.
-
-    Values in use are set to inf while searching, and restored.
+    """Return the place of the lowest value not in use, of equals the first; inf: not asked about.
 
     >>> _lowest_idle(np.array([[3.0, 1.0], [1.0, np.inf]]), lambda place: place == (0, 1))
     (1, 0)
@@ -269,17 +255,14 @@ class FineMoE(PrefetchingThread):
 
     @property
     def listens(self) -> frozenset[type]:
-        """Events of the thread, and predictions where it asks for any."""
         return super().listens | ({Predicted} if self.first_layers == "embedding" else set())
 
     @property
     def needs(self) -> frozenset[str]:
-        """Scores, maps, and the signal of the first layers."""
         signals = source_needs(SOURCE) if self.first_layers == "embedding" else frozenset()
         return signals | {"scores-or-weights", "table:expert_maps"}
 
     def place(self, view: View) -> Placement:
-        """Return the empty cache; keep the calibration's maps."""
         model = view.model
         self._n_first = min(self.prefetch_distance, model.n_layers) if self.first_layers == "embedding" else 0
         self._past = Trajectories(view.tables["expert_maps"][:, :CAPACITY])
@@ -292,7 +275,6 @@ class FineMoE(PrefetchingThread):
         return super().place(view)
 
     def decide(self, event: Any, view: View) -> Iterable[Action]:
-        """Ask for the first layers as a step begins; else as the thread does."""
         if type(event) is Predicted:
             self._foreseen(event)
             return self.go_on(view)
@@ -305,7 +287,7 @@ class FineMoE(PrefetchingThread):
         return actions
 
     def step_begin(self, event: StepBegin) -> None:
-        """Begin an iteration of each request; nothing is a candidate until it is predicted."""
+        """Begin an iteration of each request; nothing is a candidate yet."""
         self._past.begin(event.requests)
         self._candidates[:] = False
         self._values: NDArray[np.float64] | None = None  # scores of those that may go, inf for others; None: to be worked out
@@ -315,7 +297,7 @@ class FineMoE(PrefetchingThread):
         self._said: dict[int, list[NDArray[np.float64]]] = {}  # first layers -> scores of each micro-batch
 
     def _foreseen(self, event: Predicted) -> None:
-        """Take in what is said of a layer; with the last of the first layers, queue their experts."""
+        """Take in a layer's prediction; with the last of the first layers, queue their experts."""
         self._said.setdefault(event.layer, []).append(_of_all(event, self._probability.shape[1]))
         if event.layer < self._n_first - 1 or sum(map(len, self._said[event.layer])) < len(self._requests):
             return
@@ -341,7 +323,7 @@ class FineMoE(PrefetchingThread):
     def _predict(
         self, maps: Sequence[NDArray[np.float64]], ranks: Sequence[MapRanks], similarities: Sequence[float], start: int, end: int
     ) -> None:
-        """Queue the experts of a band of layers by the maps that were found, one for each request."""
+        """Queue the experts of a band of layers by the maps found, one a request."""
         if start >= end:
             return
         self._probability[start:end] = np.max([one[start:end] for one in maps], axis=0)
@@ -369,14 +351,13 @@ class FineMoE(PrefetchingThread):
         return None
 
     def spare(self) -> NDArray[np.bool_]:
-        """Return which experts are cached, not locked, and no candidates of the last prediction."""
         return np.asarray(self._cached & ~self._locked & ~self._candidates)
 
     def _scores(self) -> NDArray[Any]:
         return self._probability * self._visits if self.float_score else eviction_scores(self._probability, self._visits)
 
     def _spare_values(self) -> NDArray[np.float64]:
-        """Return scores of those that may go, in C order: visits of others alone are counted until it is made anew."""
+        """Return the scores of those that may go, in C order."""
         if self._values is None:
             self._values = np.ascontiguousarray(np.where(self.spare(), self._scores(), np.inf))
         return self._values
@@ -387,11 +368,10 @@ class FineMoE(PrefetchingThread):
             self._values[unit] = score if self.float_score else int(score)
 
     def lowest(self, may_go: NDArray[np.bool_]) -> Unit | None:
-        """Return the expert with the lowest score."""
         return evicted(self._scores(), may_go)
 
     def evict(self, fetch: Fetch, view: View) -> Unit | None:
-        """Name the expert with the lowest score; for an on-demand copy that finds no other, a candidate of the last prediction."""
+        """Name the lowest score; on demand, if there is no other, a candidate of the last prediction."""
         found = _lowest_idle(self._spare_values(), lambda unit: view.is_in_use(unit[0], unit[1], self._gpu))
         if found is not None:
             layer, expert = found
@@ -402,7 +382,6 @@ class FineMoE(PrefetchingThread):
         return self.idle(self._cached & ~self._locked, view) or self.of_the_layer(view)
 
     def gone(self, unit: Unit) -> None:
-        """Forget its visits and its probability, too."""
         super().gone(unit)
         self._visits[unit] = 0
         self._probability[unit] = 0
@@ -411,7 +390,7 @@ class FineMoE(PrefetchingThread):
 
 
 def _of_all(event: Predicted, n_experts: int) -> NDArray[np.float64]:
-    """Return the scores of all experts, (n_tokens, n_experts): 0 for those not named, where another source stands in."""
+    """Return the scores of all experts, (n_tokens, n_experts), 0 for those not named."""
     if event.scores is not None and event.scores.shape[1] == n_experts:
         return np.asarray(event.scores, np.float64)
     found = np.zeros((len(event.ids), n_experts))

@@ -4,15 +4,15 @@ FlashML-org/FreeToken at 0ab982f109, python/freetoken/moe/ (offload_cache, offlo
 
 | decision | code | ours |
 |---|---|---|
-| backend | ``auto`` is ``hybrid`` if the CPU's kernel reads more than 2.0 times as fast as the link gathers, else ``offload`` | the same, from the profile's times of one row |
-| slots | one pool over all layers, of a number, a share, or what is left next to the KV cache; at least N | the granted cache slots; fewer than N are refused |
+| backend | ``auto``: ``hybrid`` if the CPU's kernel reads more than 2.0 times as fast as the link gathers, else ``offload`` | the same, from the profile's times of one row |
+| slots | one pool over all layers, a number, a share, or what is left next to the KV cache; at least N | the granted slots; fewer than N are refused |
 | stamps | the number of the call, for hits and fills alike | the same |
 | who leaves | the smallest stamp, of equals the lowest slot; nobody of this call | the same |
-| offload | all misses are gathered on the compute stream, then the GPU computes | the same |
-| hybrid: how many | of m misses f = min(m, cap); the cap is a number, or the f near m p with the smaller max(f (1 - p), (m - f) p), of equals the smaller; p is the link's share of both rates while both run | the same (``max_fetch``), p from the profile's times of one row and its contention |
-| hybrid: which | those active last in an earlier step, wherever they ran, of equals the lower id; or by id | the same (``fetch_order``) |
+| offload | all misses are gathered, then the GPU computes | the same |
+| hybrid: how many | f = min(m, cap) of m misses; the cap is a number, or the f near m p with the smaller max(f (1 - p), (m - f) p), of equals the smaller; p: the link's share of both rates while both run | the same (``max_fetch``), p from the profile's times of one row and its contention |
+| hybrid: which | active last in an earlier step, wherever they ran, of equals the lower id; or by id | the same (``fetch_order``) |
 | hybrid: others | the CPU computes them meanwhile; they do not enter | the same |
-| prompts | whole layers through a double buffer in the first 2N slots, whose experts are lost; the next layer's copies go during this one's products | the same (``prefill_overlap``); with fewer than 2N slots, or without overlap, one buffer |
+| prompts | whole layers through a double buffer in the first 2N slots, whose experts are lost; the next layer's copies during this one's products | the same (``prefill_overlap``); with fewer than 2N slots, or without overlap, one buffer |
 | prompts: cached experts | streamed with the others, or copied within the GPU | the same (``prefill_hit_d2d``) |
 """
 
@@ -49,9 +49,9 @@ TAG = "again"
 
 
 class LayerStream(PastTheCache):
-    """Streams each layer of a prompt through the first slots of a bank, of one or two layers; their experts are lost.
+    """Streams each layer of a prompt through the first slots of a bank, one or two layers; their experts are lost.
 
-    What a later slot holds stays there, and is computed from there; it is sent with the others unless ``copy_within``.
+    What a later slot holds is computed from there; it is sent with the others unless ``copy_within``.
     """
 
     def __init__(self, gpu: str, host: str, bank: Bank, expert_bytes: Sequence[int], n_experts: int, *, n_buffers: int,
@@ -69,7 +69,7 @@ class LayerStream(PastTheCache):
         self._routed: set[int] = set()  # experts of this layer that wait
 
     def clear(self) -> list[Action]:
-        """Empty the slots of the buffers, before a step whose layers are streamed."""
+        """Empty the slots of the buffers."""
         bank = self._bank
         lost = [unit for unit, slot in bank.slot.items() if slot < self._n_buffers * self._n_experts]
         for unit in lost:
@@ -77,7 +77,7 @@ class LayerStream(PastTheCache):
         return [Drop(layer, [expert], self._gpu) for layer, expert in lost]
 
     def serve(self, event: Routed, slotted: Container[Unit]) -> list[Action]:
-        """Copy this layer with its first micro-batch, and the next one behind it; run what is routed once the layer is there."""
+        """Copy this layer and the next behind it; run what is routed once the layer is there."""
         layer = self._now = event.layer
         actions: list[Action] = []
         if event.mb == 0:
@@ -88,7 +88,7 @@ class LayerStream(PastTheCache):
         return [*actions, *self._go_on()]
 
     def _load(self, layer: int, urgency: int) -> list[Action]:
-        """Copy all experts of a layer that have no slot; what is on its way becomes more urgent."""
+        """Copy a layer's experts that have no slot; what is on its way becomes more urgent."""
         if layer in self._streamed:
             return [Fetch(layer, sorted(e for e in self._awaited[layer] if isinstance(e, int)), self._gpu, urgency, CACHE)]
         absent = self._streamed[layer] = [e for e in range(self._n_experts) if (layer, e) not in self._bank.slot]
@@ -101,7 +101,6 @@ class LayerStream(PastTheCache):
         return [Fetch(layer, absent, self._gpu, urgency, CACHE), Send(again * self._bytes[layer], self._host, self._gpu, tag)]
 
     def arrived(self, event: Fetched | Sent) -> list[Action]:
-        """Note an arrival; return what may run."""
         layer = event.layer if isinstance(event, Fetched) else int(event.tag.removeprefix(TAG))
         if layer in self._awaited:
             self._awaited[layer].discard(event.expert if isinstance(event, Fetched) else event.tag)
@@ -115,7 +114,6 @@ class LayerStream(PastTheCache):
         return [Run(self._now, experts, self._gpu)]
 
     def layer_end(self, event: LayerEnd, view: View) -> list[Action]:
-        """Empty the layer's buffer."""
         self._awaited.pop(event.layer, None)
         streamed = self._streamed.pop(event.layer, None)
         return [Drop(event.layer, streamed, self._gpu)] if streamed else []
@@ -156,11 +154,9 @@ class FreeToken(BackgroundCache, fixed=True):
 
     @property
     def listens(self) -> frozenset[type]:
-        """Steps, routing, arrivals, what has run, and ends of layers."""
         return frozenset({StepBegin, Routed, Fetched, Sent, Ran, LayerEnd})
 
     def place(self, view: View) -> Placement:
-        """Return the empty cache."""
         placement = super().place(view)
         copy, cpu = max(self._copy_ns), self._cpu_ns[1]
         self._hybrid = copy > HYBRID_FACTOR * cpu if self.backend == "auto" else self.backend == "hybrid"
@@ -187,7 +183,6 @@ class FreeToken(BackgroundCache, fixed=True):
         return self._stream
 
     def decide(self, event: Any, view: View) -> Iterable[Action]:
-        """Stream prompts; serve other steps from the cache."""
         kind = type(event)
         if kind is Ran:
             return self._sequence.happened(event) if self._sequence is not None else ()

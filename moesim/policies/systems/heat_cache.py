@@ -6,17 +6,17 @@ ggml-org/llama.cpp PRs 26563 and 26824 (closed); miltos22/llama.cpp-wackMall-mer
 |---|---|---|
 | token embedding | on the CPU, as of llama.cpp | the same |
 | prompts, as of llama.cpp | micro-batches of 512 rows | the same |
-| slots | S of each layer (``--expert-hot-s``) | the granted cache slots, dealt to layers |
+| slots | S of each layer (``--expert-hot-s``) | the granted slots, dealt to layers |
 | start | the S hottest of a saved run, else the S lowest ids | the lowest ids |
-| hits, misses | the GPU computes what is there, the CPU the others; outputs are added | the same, also in prompts; the CPU after the GPU, or with ``overlap`` at once; from 32 tokens on the GPU copies misses for one use, as in llama.cpp |
-| heat | of each expert: rows a step, five times as many in the first 3 generated tokens; every second step all times ``decay`` squared | the same |
-| when | after steps of one token, each ``period`` of them: floor + int(27 (r - 1) / 5), from floor to 32; floor 10, or 5 in copy mode | the same |
+| hits, misses | the GPU computes what is there, the CPU the others; outputs are added | the same, also in prompts; the CPU after the GPU (``overlap``: at once); from 32 tokens on the GPU copies misses for one use, as in llama.cpp |
+| heat | rows a step, five times as many in the first 3 generated tokens; every second step times ``decay`` squared | the same |
+| when | after each ``period`` of steps of one token: floor + int(27 (r - 1) / 5), from floor to 32; floor 10, in copy mode 5 | the same |
 | r | the hit rate, averaged with weight 0.9 for the past, over clamp(0.8 (S/N)^0.6, 0.2, 0.9) | the same; of steps of one token |
-| first | moves that have ended count from now on; who leaves does so once it is copied back | the same; in copy mode at once, since the host has a copy |
+| first | moves that have ended count from now on; who leaves does so once copied back | the same; in copy mode at once |
 | gate | the hottest on the CPU is hotter than the coldest on the GPU | the same, unless a slot is free |
-| who leaves | one a layer: the coldest outside the S hottest, for at least ``dwell`` exchanges there, if the hottest on the CPU has ``hyst`` times its heat | the same; of equals the lower id |
-| who enters | one a layer: the hottest of the S hottest that is not there, into the first free slot; at most 2 moves of a layer at once | the same |
-| other steps | steps of several tokens change nothing | the same; their rows add heat |
+| who leaves | one a layer: the coldest outside the S hottest, there for ``dwell`` exchanges, if the hottest on the CPU has ``hyst`` times its heat | the same; of equals the lower id |
+| who enters | one a layer: the hottest of the S hottest not there, into the first free slot; at most 2 moves of a layer at once | the same |
+| other steps | of several tokens: change nothing | the same; their rows add heat |
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ PAST = 0.9
 
 
 def target_rate(slots: float, n_experts: int) -> float:
-    """Return the hit rate below which exchanges are as frequent as they can be."""
+    """Return the hit rate below which exchanges are as frequent as can be."""
     share: float = (slots / n_experts) ** 0.6
     return min(max(0.8 * share, 0.2), 0.9)
 
 
 def period(floor: int, ratio: float) -> int:
-    """Return how many steps of one token lie between exchanges, for a hit rate that is so many times the target."""
+    """Return the steps of one token between exchanges, for a hit rate over its target."""
     return min(max(floor + int(27 * (ratio - 1) / 5), floor), LONGEST)
 
 
@@ -88,11 +88,10 @@ class Heat:
         self.leaving: set[int] = set()
 
     def hottest(self) -> list[int]:
-        """Return as many experts as there are slots, the hottest first."""
+        """Return as many experts as there are slots, hottest first."""
         return sorted(range(len(self.heat)), key=lambda e: (-self.heat[e], e))[: self.slots]
 
     def leaves(self, hyst: float, dwell: int) -> int | None:
-        """Return who leaves, or None."""
         on_cpu = [e for e in range(len(self.heat)) if e not in self.there and e not in self.entering]
         if not on_cpu or not self.there or self._full():
             return None
@@ -104,7 +103,6 @@ class Heat:
         return coldest if coldest is not None and hot >= hyst * self.heat[coldest] else None
 
     def enters(self) -> int | None:
-        """Return who enters a free slot, or None."""
         if len(self.there) + len(self.entering) >= self.slots or self._full():
             return None
         return next((e for e in self.hottest() if e not in self.there and e not in self.entering), None)
@@ -136,7 +134,6 @@ class HeatCache(PolicyBase):
 
     @property
     def listens(self) -> frozenset[type]:
-        """Steps, routing, arrivals and ends of layers; what has run, if the CPU waits for it."""
         return frozenset({StepBegin, StepEnd, Routed, Fetched, LayerEnd, *(() if self.overlap else (Ran,))})
 
     def place(self, view: View) -> Placement:
@@ -161,7 +158,6 @@ class HeatCache(PolicyBase):
 
     @property
     def counters(self) -> Mapping[str, int]:
-        """Steps after which experts could be exchanged."""
         return self._counts
 
     def decide(self, event: Any, view: View) -> Iterable[Action]:
@@ -181,7 +177,6 @@ class HeatCache(PolicyBase):
         return self._sequence.happened(event) if self._sequence is not None else ()
 
     def evict(self, fetch: Fetch, view: View) -> Unit | None:
-        """Return what was copied for one use."""
         return idle_resident(view, fetch) if fetch.pool == STAGING else None
 
     def _begin(self, event: StepBegin) -> None:

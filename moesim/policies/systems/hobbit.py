@@ -1,24 +1,22 @@
 """HOBBIT, as other papers describe it: a miss is copied at high or low precision or skipped, by its gate weight.
 
-"HOBBIT: A Mixed Precision Expert Offloading System for Fast MoE Inference". Its own paper was not read for this, and no scheduler
-code was found: each point is as other papers describe it (OD-MoE above all), or a choice. What is called a choice is not known.
-
-Idea: an expert with a small gate weight changes the output little, so fewer bytes are copied for it, or none.
+"HOBBIT: A Mixed Precision Expert Offloading System for Fast MoE Inference" was not read, and no scheduler code was found: each
+point is as other papers describe it (OD-MoE above all), or a choice.
 
 | point | paper says | released code does | we do |
 |---|---|---|---|
-| a miss | thresholds on the gate weight choose high precision, low precision or skipping | not read | the same (``high_weight``, ``low_weight``; their values and units are choices) |
-| several rows | not known | not read | an expert is as heavy as in its heaviest row, and all its rows get one precision; with micro-batches, what one skips is served if a later one loads the expert [choice] |
-| widths | two | not read | the model's first two, for example ``expert_bits: [[4, 2]]``; ``low_precision: false`` copies at full width instead |
+| a miss | thresholds on the gate weight: high precision, low, or skipped | not read | the same (``high_weight``, ``low_weight``; values and units are choices) |
+| several rows | not known | not read | as heavy as in the heaviest row, one precision for all; what one micro-batch skips is served if a later one loads it [choice] |
+| widths | two | not read | the model's first two, as ``expert_bits: [[4, 2]]``; ``low_precision: false``: full width instead |
 | a hit | not known | not read | at the width that is there; a low copy does not serve what must be high [choice] |
 | an expert on its way | not known | not read | waited for, as if it were there [choice] |
-| prediction | stacked gates, up to 4 layers ahead | not read | the recorded signals ``gate_next1`` .. (``depth``: 3, as far as traces usually have them) |
-| prefetch | for the first following layer that has a miss | not read | the same; precision by the predicted weights, high if a source gives none [choice] |
-| victim | the lowest weighted sum of LRU, LFU, LHU (use at high precision) and FLD (layer distance) | not read | the same; forms and weights of the scores are choices |
-| the victim is in use | not known | not read | it leaves once idle, the newcomer lands next to the cache meanwhile [choice] |
+| prediction | stacked gates, up to 4 layers ahead | not read | signals ``gate_next1`` .. (``depth``: 3, as traces usually have them) |
+| prefetch | for the first following layer that has a miss | not read | the same; precision by the predicted weights, high where there are none [choice] |
+| victim | the lowest weighted sum of LRU, LFU, LHU (use at high precision) and FLD (layer distance) | not read | the same; forms and weights are choices |
+| the victim is in use | not known | not read | leaves once idle, the newcomer lands next to the cache [choice] |
 | what is prefetched and not routed yet | not known | not read | goes last, and never for another prefetch [choice] |
 | a low copy next to a high one | not known | not read | goes first [choice] |
-| cache | not known | not read | one for all layers and both widths, empty at the start [choice] |
+| cache | not known | not read | one for all layers and widths, empty at the start [choice] |
 | CPU | not known | not read | computes no expert [choice] |
 """
 
@@ -70,10 +68,9 @@ class ScoreWeights(NamedTuple):
 
 
 def relative_weights(experts: NDArray[Any], weights: NDArray[Any]) -> dict[int, float]:
-    """Return the weight of each expert in the row in which it is heaviest, over the row's mean.
+    """Return each expert's weight in the row where it is heaviest, over that row's mean (a choice).
 
-    With 2 experts a row whose weights add up to 1, a relative weight of 0.8 is a weight of 0.4. The experts of a row whose
-    weights are all 0 count as equally heavy. Relative units, and the heaviest row of several, are choices.
+    Of two experts a row, 0.8 is a weight of 0.4. In a row of zeros all are equally heavy.
 
     >>> relative_weights(np.array([[3, 1], [1, 0]]), np.array([[0.75, 0.25], [0.5, 0.5]]))
     {0: 1.0, 1: 1.0, 3: 1.5}
@@ -88,7 +85,7 @@ def relative_weights(experts: NDArray[Any], weights: NDArray[Any]) -> dict[int, 
 
 
 def choose_precision(weight: float, high_weight: float, low_weight: float) -> Precision:
-    """Choose what becomes of an expert that is not on the GPU; the side of equality is a choice.
+    """Choose what becomes of a miss; the side of equality is a choice.
 
     >>> [choose_precision(weight, 0.8, 0.2) for weight in (1.5, 0.8, 0.5, 0.2, 0.1)]
     ['high', 'high', 'low', 'low', 'skip']
@@ -104,9 +101,9 @@ def victim_scores(
 ) -> NDArray[np.float64]:  # fmt: skip
     """Score cached experts; the one with the lowest score leaves first.
 
-    The weighted sum of four scores from 0 to 1: how recent the last use is (LRU), in what share of the steps so far the expert
-    was used (LFU), in what share at high precision (LHU), and how soon the pass comes to its layer (FLD): the next layer is 1
-    away, the present one a whole pass. Steps count from 1; 0 in ``last``: never used. The four forms are choices.
+    The weighted sum of how recent the last use is (LRU), the share of steps with a use (LFU) and with one at high precision (LHU), and
+    how soon the pass comes to the layer (FLD; the next is 1 away, the present one a whole pass). Steps count from 1; 0 in ``last``:
+    never used. The four forms, from 0 to 1, are choices.
 
     >>> ones = np.array([1, 1])
     >>> victim_scores(ones * 3, ones * 2, ones, np.array([1, 0]), 4, 0, 2, ScoreWeights(1, 1, 1, 1)).tolist()
@@ -176,7 +173,6 @@ class Hobbit(PolicyBase):
 
     @property
     def needs(self) -> frozenset[str]:
-        """Gate weights, and the signals of the stacked gates."""
         signals = (source_needs(self._source(ahead)) for ahead in range(1, self.depth + 1))
         return frozenset({"scores-or-weights"}).union(*signals)
 
@@ -184,7 +180,6 @@ class Hobbit(PolicyBase):
         return f"signal:{GATES}{ahead}" if self.source == GATES else self.source
 
     def place(self, view: View) -> Placement:
-        """Return the empty cache."""
         model = view.model
         self._gpu = gpu_of(view, "hobbit")
         if self.low_precision and len(model.widths) < 2:
@@ -223,7 +218,6 @@ class Hobbit(PolicyBase):
         self._leaving: set[tuple[int, ...]] = set()  # width, layer and expert of victims that are still in use
         return Placement(pools=[Pool(self._gpu, CACHE, slots * slot_bytes(view), landing=staging_bytes(view, None))])
 
-    # ------------------------------------------------------------------------------------------------------- deciding
     def decide(self, event: Any, view: View) -> Iterable[Action]:
         """Serve a routed layer, or prefetch what a prediction says."""
         if type(event) is StepBegin:
@@ -273,7 +267,6 @@ class Hobbit(PolicyBase):
         return "high" if choice == "low" and not self.low_precision else choice
 
     def _is_there(self, unit: Unit, bits: float | None, view: View) -> bool:
-        """Whether a copy is on the GPU or on its way."""
         return self._is_resident(self._widths.index(bits), unit, view) or view.is_pending(*unit, self._gpu, bits)
 
     def _count(self, layer: int, high: list[int], low: list[int]) -> None:
@@ -287,7 +280,6 @@ class Hobbit(PolicyBase):
         self._high_uses[layer, new] += 1
         self._last_high[layer, new] = self._step
 
-    # ----------------------------------------------------------------------------------------------------- prefetching
     def _ask(self, event: Routed, view: View) -> list[Action]:
         """Ask about the following layers, once a layer visit."""
         layer, last = event.layer, view.model.n_layers - 1
@@ -298,7 +290,7 @@ class Hobbit(PolicyBase):
         return [Predict(event.step, at, source, device) for at, source in sources.items()]
 
     def _predicted(self, event: Predicted, view: View) -> list[Action]:
-        """Go through the following layers as far as they are predicted, up to the first with a miss, and fetch that."""
+        """Walk the predicted layers up to the first with a miss, and fetch that."""
         mb = event.mb
         if event.step + 1 != self._step:
             return []
@@ -330,9 +322,8 @@ class Hobbit(PolicyBase):
         fetches = (Fetch(layer, high, self._gpu, PREFETCH), Fetch(layer, low, self._gpu, PREFETCH, bits=self._low))
         return [fetch for fetch in fetches if fetch.experts]
 
-    # --------------------------------------------------------------------------------------------------------- leaving
     def evict(self, fetch: Fetch, view: View) -> Victim | None:
-        """Name the copy with the lowest score; of equals a low one, the first layer, the lowest id."""
+        """Name the lowest score; of equals a low copy, the first layer, the lowest id."""
         if self._groups is None:
             self._groups = self._grouped(view)
         for group in self._groups[:2] if fetch.urgency == PREFETCH else self._groups:
@@ -349,9 +340,9 @@ class Hobbit(PolicyBase):
         return None
 
     def _grouped(self, view: View) -> NDArray[np.float64]:
-        """Score all copies, (3, n_widths, n_layers, n_experts); a group leaves before the next, and has inf for who is not in it.
+        """Score all copies, (3, n_widths, n_layers, n_experts); inf for who is not in a group.
 
-        First come those that a high one makes needless, then others, then what is prefetched.
+        The groups leave in this order: those that a high copy makes needless, others, prefetched ones.
         """
         layers = np.arange(view.model.n_layers)[:, None]
         self._scores = victim_scores(

@@ -2,44 +2,44 @@
 
 "HybriMoE: Hybrid CPU-GPU Scheduling and Cache Management for Efficient MoE Inference", 2025; code: PKU-SEC-Lab/HybriMoE.
 
-Idea: which expert should run where depends on what the other devices are doing. So every layer is played through first, with
-one timeline for the GPU, the CPU and the link, and the same play tells which prefetch would help. The cache keeps what the
-router has recently scored high, chosen or not. Paper and code differ so much that there are two policies.
+Idea: play every layer through first, with a timeline each for GPU, CPU and link; the same play tells which prefetch would help.
+The cache keeps what the router scored high of late. Paper and code differ so much that there are two policies.
 
 | point | paper says | released code does | we do |
 |---|---|---|---|
-| plan | three timelines; the one with the earliest completion acts; the CPU steals cached experts with few rows | a list with the GPU at the head and the CPU at the tail; transfers delay the head only | ``queues`` in ``hybrimoe-paper``, ``hss`` in ``hybrimoe-code`` |
-| "earliest completion" | of what, is not said | - | ``timeline``: of the next operation (``completion``; agrees with its Fig. 5), or the timeline that is ``free`` first |
+| plan | three timelines; the one with the earliest completion acts; the CPU steals cached experts with few rows | a list, the GPU at its head, the CPU at its tail; transfers delay the head only | ``queues`` in ``hybrimoe-paper``, ``hss`` in ``hybrimoe-code`` |
+| "earliest completion" | of what, is not said | - | ``timeline``: of the next operation (``completion``; agrees with its Fig. 5), or the one ``free`` first |
 | ties | not stated | GPU | GPU, CPU, link; ``ties`` |
-| completion of a transfer | leaves the GPU's time out | - | the same; ``count_compute`` |
+| completion of a transfer | without the GPU's time | - | the same; ``count_compute`` |
 | the busiest expert is on its way | not stated | - | the GPU takes the busiest that is there; ``overtake`` |
-| where it is used | prefill and decode | steps of one row; else everything is on the GPU | each as it says; ``multi_row: cpu-and-gpu`` of ``hss`` |
-| a prompt: loads | planned and prefetched as in decode; Table III has no gain of the cache there | all experts run on the GPU; a buffer is filled, and cleared before its use | as each says, the buffer left out |
-| a prompt: what stays | not stated | every load, in the place of another, by the first row's scores | every load, by the rows' mean scores in ``hybrimoe-paper``, the first row's in ``hybrimoe-code`` |
-| shared experts | not in the plan | on the GPU before the routed ones, not in the plan | the same; ``shared_in_plan`` of ``queues`` |
-| an expert that is on its way | not stated | in the cache from the issue of its copy on, so its GPU run waits for it | ``queues``: there when the link says; ``hss``: ``cached_from``: ``issue``, or ``start`` of its transfer |
+| where it is used | prefill and decode | steps of one row; else all on the GPU | each as it says; ``multi_row: cpu-and-gpu`` of ``hss`` |
+| a prompt: loads | as in decode; Table III has no gain of the cache there | all on the GPU; a buffer is filled, and cleared before its use | each as it says, without the buffer |
+| a prompt: what stays | not stated | every load, in the place of another, by the first row's scores | every load, by the mean scores (``hybrimoe-paper``) or the first row's (``hybrimoe-code``) |
+| shared experts | not in the plan | on the GPU before the routed, not in the plan | the same; ``shared_in_plan`` of ``queues`` |
+| an expert that is on its way | not stated | cached from the issue of its copy on; its GPU run waits | ``queues``: there when the link says; ``hss``: ``cached_from``: ``issue``, or ``start`` of its transfer |
 | costs | measured at the start | built-in constants | the engine's; ``costs: code`` of ``hss`` |
-| order in decode | as planned | CPU job, shared experts, loads (cached first, then as planned), prefetch, GPU experts as each arrives | the same |
-| cache | per layer by its scores, "across layers" in its list of contributions; alpha not printed | per layer, alpha 0.5, p = 2 top_k | ``mrs`` with the code's constants; ``scope`` in ``hybrimoe-paper`` |
-| credit for scores | eq. 3: the p largest scores of the full softmax, each to its own expert | the p experts with the largest scores get these by id: the largest to the lowest id, and so on | eq. 3 in ``hybrimoe-paper``; ``credit``: ``by-id`` (the older of two versions of the code) or ``own`` in ``hybrimoe-code`` |
-| decay | (1 - alpha) of the old score | the same, also of the p experts that are credited (our reading of what is known of it) | the same |
-| slots that do not divide by the layers | not stated | as many in each layer | dealt out, some layers have one more; ``slots_split: equal`` as the code |
-| ties in the cache | not stated | least recently used first | the same; the active experts of a layer are marked together, ascending |
-| several rows | not stated | the first row's scores | ``tokens``: ``mean`` of the rows in ``hybrimoe-paper``, ``first`` in ``hybrimoe-code`` |
-| no full scores in the trace | - | - | weights of the chosen experts, p = top_k; the result says so |
-| when a victim is named | not stated | when the load is issued | when the load could start; at issue in ``hybrimoe-code`` |
+| order in decode | as planned | CPU job, shared experts, loads (cached first, then as planned), prefetch, GPU experts on arrival | the same |
+| cache | per layer by its scores, "across layers" in its contributions; alpha not printed | per layer, alpha 0.5, p = 2 top_k | ``mrs`` with the code's constants; ``scope`` in ``hybrimoe-paper`` |
+| credit for scores | eq. 3: the p largest of the full softmax, each to its own expert | the same scores by id: the largest to the lowest id, and so on | eq. 3 in ``hybrimoe-paper``; ``credit``: ``by-id`` (the older of two versions) or ``own`` in ``hybrimoe-code`` |
+| decay | (1 - alpha) of the old score | the same, also of those credited (our reading) | the same |
+| slots that do not divide by the layers | not stated | as many in each layer | some layers have one more; ``slots_split: equal`` as the code |
+| ties in the cache | not stated | least recently used first | the same; a layer's active experts are marked together, ascending |
+| several rows | not stated | the first row's scores | ``tokens``: ``mean`` in ``hybrimoe-paper``, ``first`` in ``hybrimoe-code`` |
+| no full scores in the trace | - | - | weights of the chosen, p = top_k; the result says so |
+| when a victim is named | not stated | when the load is issued | when it could start; at issue in ``hybrimoe-code`` |
 | experts of the present layer as victims | by their scores, which have moved before | the same | the same, run or not; ``victims: unrouted-first`` of ``mrs``: only if nothing else is there |
-| the victim is in use | not stated | overwritten | leaves once it is idle; until then its load lies next to the cache, where top_k experts (at least 2) have room; ``hybrimoe-code`` counts it in ``counters["overwrites"]`` |
-| prefetch | three layers ahead by their gates, by the gain in the plan; no formula, no limit | by the cache's scores, next layer, steps of one row, if the GPU has work; 0 experts by default | ``impact-driven``, of each layer the 8 highest different row counts (``candidates``); ``mrs-score`` with ``prefetch_size`` |
-| where prefetch stops | not stated | ``prefetch_size`` | the last one ends before the planned end of the layer; ``budget`` |
-| "the largest scores, no residents" | - | not clear whether residents count | ``over: all``: they do, and are skipped; or ``non-resident`` |
-| late prefetch | not stated | the next layer's GPU work waits for all that are outstanding | ``wait_prefetch`` in ``hybrimoe-code``, steps of one row |
+| the victim is in use | not stated | overwritten | leaves once idle, its load lies next to the cache (room for top_k, at least 2); ``hybrimoe-code`` counts ``overwrites`` |
+| prefetch | three layers ahead by their gates, by the gain in the plan; no formula, no limit | by the cache's scores, next layer, steps of one row, if the GPU has work; 0 by default | ``impact-driven``, of each layer the 8 highest different row counts (``candidates``); ``mrs-score`` with ``prefetch_size`` |
+| where prefetch stops | not stated | ``prefetch_size`` | the last ends before the planned end of the layer; ``budget`` |
+| "the largest scores, no residents" | - | unclear whether residents count | ``over: all``: they count and are skipped; or ``non-resident`` |
+| late prefetch | not stated | the next layer's GPU work waits for all outstanding | ``wait_prefetch`` in ``hybrimoe-code``, steps of one row |
 | prefetched experts | not stated | in the cache, as any other | the same |
 | start | not stated | experts 0, 1, 2 ... of each layer | the same |
-| scheduling time | not stated (DALI's Table 6 gives it 3 %) | - | the experiment's ``decision_us``, at each routed layer; 0 unless set |
-| hit rate | over all active experts | over those that the GPU runs | ``resident_rate`` is over all active experts, whoever runs them |
+| scheduling time | not stated (3 % in DALI's Table 6) | - | ``decision_us`` of the experiment, at each routed layer; 0 unless set |
+| hit rate | over all active experts | over those that the GPU runs | ``resident_rate``: over all active, whoever runs them |
 
-Ablations: ``assignment: resident`` (the cached on the GPU, the rest on the CPU) or any other, ``prefetch: none``, ``replacement: lru``.
+Ablations: ``assignment: resident`` (the cached on the GPU, the rest on the CPU) or any other, ``prefetch: none``,
+``replacement: lru``.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ from moesim.trace.stats.caches import MRS_ALPHA
 
 
 def layer_timings(setup: Setup) -> list[Timings]:
-    """Return what the operations of each layer cost on the engine; layers share the tables of compute times."""
+    """Return each layer's costs of operations; layers share the tables of compute times."""
     view, gpu, cpu = setup.view, setup.gpu, setup.cpu
     costs = view.costs
     gpu_ns, cpu_ns = CostTable(view, gpu), CostTable(view, cpu) if cpu else None
@@ -101,16 +101,13 @@ class Queues(Part):
 
     @property
     def reading(self) -> Reading:
-        """How it reads the paper."""
         return Reading(self.timeline, self.ties, self.count_compute, self.overtake)
 
     def start(self, setup: Setup) -> None:
-        """Prepare the costs."""
         self._timings, self._reading = layer_timings(setup), self.reading
         self._costs, self._gpu, self._top_k = setup.view.costs, setup.gpu, setup.view.model.top_k
 
     def assign(self, layer: int, loads: Sequence[int], waiting: Sequence[int]) -> Plan:
-        """Simulate the layer."""
         costs = self._timings[layer]
         shared = self._costs.shared_ns(self._gpu, sum(loads) // self._top_k) if self.shared_in_plan else 0
         return queue_layer_plan(loads, waiting, costs, shared, self._reading)
@@ -139,11 +136,10 @@ class TwoEnded(Part):
 
     @property
     def counts_issued(self) -> bool:
-        """Whether what is only queued for the GPU counts as being there."""
+        """Whether what is only queued for the GPU counts as there."""
         return self.cached_from == "issue"
 
     def start(self, setup: Setup) -> None:
-        """Prepare the costs."""
         self._view, self._gpu = setup.view, setup.gpu
         self._timings = layer_timings(setup)
         self._used = self._timings
@@ -154,15 +150,14 @@ class TwoEnded(Part):
         self._ranked: Sequence[int] | None = None
 
     def step_begin(self, event: StepBegin) -> None:
-        """Learn how many rows the step has."""
         self._rows = len(event.requests)
 
     def routed(self, event: Routed) -> None:
-        """Learn how the gate ranks the experts of a single row, which decides among them."""
+        """Note the gate's ranking of a single row, which decides among its experts."""
         self._ranked = event.experts[0].tolist() if self._rows == 1 else None
 
     def assign(self, layer: int, loads: Sequence[int], waiting: Sequence[int]) -> Plan:
-        """Plan a single row; of several, too, or the GPU runs everything, what is there first."""
+        """Plan a single row; of several the GPU runs everything, what is there first."""
         order, self._ranked = self._ranked, None
         if order is None:
             order = [e for e, w in enumerate(loads) if w]
@@ -193,8 +188,8 @@ ScoreRows = Annotated[
 class RecentScores:
     """One score S for each expert of each layer: S <- alpha TopP(s) + (1 - alpha) S at every visit (HybriMoE, eq. 3).
 
-    ``p`` scores of a row count, 2 top_k by default; where only the weights of the chosen are known, at most top_k. Of several rows
-    the mean counts, or the first. ``credit`` gives each expert its own score, or one by its id (`credit_by_id`).
+    ``p`` scores of a row count, by default 2 top_k, of recorded weights at most top_k; of several rows the mean or the first.
+    ``credit``: to each expert its own score, or one by its id (`credit_by_id`).
 
     Examples
     --------
@@ -220,7 +215,7 @@ class RecentScores:
         self._s = [[0.0] * n_experts for _ in range(n_layers)]
 
     def update(self, event: Routed) -> None:
-        """Move the scores of a layer on by one visit; a micro-batch is a visit."""
+        """Move a layer's scores on by one visit; a micro-batch is a visit."""
         before = self._s[event.layer]
         rows = slice(1) if self._first else slice(None)
         if event.scores is not None:
@@ -232,11 +227,10 @@ class RecentScores:
         self._s[event.layer] = found
 
     def of(self, layer: int) -> list[float]:
-        """Return the scores of a layer."""
         return self._s[layer]
 
     def native_state(self) -> dict[str, Any] | None:
-        """Give None where rows have one score: the order in which NumPy adds those is its own; else there is nothing to tell."""
+        """None where rows have one score, whose sums NumPy orders in its own way."""
         return None if len(self._s[0]) == 1 else {}
 
 
@@ -249,8 +243,7 @@ def _recent_scores(part: MRS | MRSScore, view: View) -> RecentScores:
 class MRS(LRU):
     """HybriMoE's minus recent score: the resident with the smallest S; among equals the least recently used.
 
-    The scores move before the layer evicts, so that what the router wants now is protected. Where a trace has no full
-    scores, the weights of the chosen experts stand in for them, which makes p = top_k.
+    The scores move before the layer evicts. Without full scores the weights of the chosen stand in, so p = top_k.
     """
 
     needs = SCORES
@@ -267,23 +260,19 @@ class MRS(LRU):
     )
 
     def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
-        """Begin with all scores 0."""
         self._ranked: dict[int, list[Unit]] = {}  # pool -> its members by score, until scores or members change
         super().start(setup, residents)
         self._recent = _recent_scores(self, setup.view)
 
     def native_state(self) -> dict[str, Any] | None:
-        """Say whether the native engine can decide."""
         return self._recent.native_state()
 
     def used(self, event: Routed) -> None:
-        """Mark the active experts as used, and move the scores of their layer on."""
         super().used(event)
         self._recent.update(event)
         self._ranked.pop(event.layer if self._per_layer else 0, None)
 
     def inserted(self, layer: int, experts: Sequence[int]) -> None:
-        """Count them as members, the most recent ones."""
         super().inserted(layer, experts)
         self._ranked.pop(layer if self._per_layer else 0, None)
 
@@ -320,17 +309,14 @@ class MRSScore(Part):
     credit: Credit = option("by-id")
 
     def start(self, setup: Setup) -> None:
-        """Begin with all scores 0."""
         self._gpu, self._n_layers = setup.gpu, setup.view.model.n_layers
         self._rows = 1
         self._recent = _recent_scores(self, setup.view)
 
     def step_begin(self, event: StepBegin) -> None:
-        """Learn how many rows the step has."""
         self._rows = len(event.requests)
 
     def ask(self, event: Routed, view: View) -> Sequence[Predict]:
-        """Move the scores on, and ask for no prediction."""
         self._recent.update(event)
         return ()
 
@@ -345,7 +331,6 @@ class MRSScore(Part):
         return [(layer, e) for e in best if not resident[e]]
 
     def choose(self, event: Predicted, view: View) -> Sequence[Unit]:
-        """Choose no expert: nothing was asked."""
         return ()
 
 
@@ -355,8 +340,7 @@ GATES = "gate_next"
 class ImpactDriven(Part):
     """HybriMoE's prefetch: what would shorten the plans of the next layers most, while the link is idle.
 
-    Chosen once a layer visit and micro-batch, when the prediction about the next layer is in, which is asked for last; what
-    is known of the layers behind it by then counts, from the latest prediction about each.
+    Chosen once a visit and micro-batch, when the next layer's prediction is in, by the latest known about each layer.
     """
 
     transient = False
@@ -381,14 +365,12 @@ class ImpactDriven(Part):
 
     @property
     def needs(self) -> frozenset[str]:
-        """The sources' signals."""
         return frozenset().union(*(source_needs(self._source(n)) for n in range(1, self.lookahead + 1)))
 
     def _source(self, ahead: int) -> str:
         return f"signal:{GATES}{ahead}" if self.source == GATES else self.source
 
     def start(self, setup: Setup) -> None:
-        """Forget an earlier run."""
         model = setup.view.model
         self._gpu, self._n_layers, self._top_k = setup.gpu, model.n_layers, model.top_k
         self._timings = layer_timings(setup)
@@ -402,11 +384,10 @@ class ImpactDriven(Part):
         self._under_way: list[Unit] = []
 
     def native_state(self) -> dict[str, Any]:
-        """Name the source of each layer ahead, and the reading, for the native engine."""
         return {"sources": self._sources[1:], **self.reading._asdict()}
 
     def ask(self, event: Routed, view: View) -> Sequence[Predict]:
-        """Ask about the layers ahead, the next one last, once per layer visit."""
+        """Ask about the layers ahead, the next one last, once a visit."""
         if event.step != self._step:
             self._step = event.step
             self._rows.clear()
@@ -419,7 +400,7 @@ class ImpactDriven(Part):
         return [Predict(step, layer + n, self._sources[n], device, lane) for n in range(furthest, 0, -1)]
 
     def ahead(self, event: Routed, plan: Plan, view: View) -> Sequence[Unit]:
-        """Note when this layer and its transfers will have ended, and choose nothing before the prediction."""
+        """Note when this layer and its transfers will have ended; choose nothing yet."""
         layer, gpu, now = event.layer, self._gpu, view.now_ns
         costs = self._timings[layer]
         wanted = {(layer, e) for e in plan.gpu}
@@ -437,7 +418,7 @@ class ImpactDriven(Part):
         return ()
 
     def _queue(self, view: View) -> tuple[int, int]:
-        """Return what is left of the prefetch in flight, and the time of those that are queued."""
+        """Return what is left of the prefetch in flight, and the time of those queued."""
         flying = queued = 0
         for unit in self._under_way:
             left = view.remaining_ns(*unit, self._gpu)
@@ -472,7 +453,7 @@ class ImpactDriven(Part):
 
 
 def ahead_of(layer: int, rows: Mapping[int, int], gpu: str, view: View) -> Ahead:
-    """Split the predicted rows of the experts of a layer by whether an expert is on a GPU or on its way."""
+    """Split a layer's predicted rows by whether the expert is on the GPU or on its way."""
     resident = view.residency(layer, gpu)
     cached, missing = [], []
     for expert, n in rows.items():
@@ -510,13 +491,10 @@ class HybriMoEPaper(Composed):
 class HybriMoECode(Composed):
     """The two-ended split of single rows, prefill on the GPU, and minus recent score (HybriMoE's released code, 2025).
 
-    Its counter ``overwrites`` counts loads for which the code would have overwritten an expert that is still needed: one that the GPU
-    runs in this layer, or one whose own load is not over.
-
-    A load's victim is named when the load is issued, among the experts that are there, and leaves at once if idle. One that
-    the GPU still has to run leaves after that; where every place belongs to a load that is not over, a demand load waits for
-    one of them to be used, and a prefetch is left out. A prefetch that arrives while a decision is being made (where that
-    takes time) lets the GPU's experts go at once.
+    A load's victim is named at issue, among the experts there, and leaves at once if idle, else after its run. Where every place
+    belongs to a load that is not over, a demand load waits for one of them to be used, and a prefetch is left out. The counter
+    ``overwrites`` counts loads for which the code would have overwritten an expert still needed: one that runs in this layer, or one
+    whose own load is not over. A prefetch that arrives during a decision lets the GPU's experts go at once.
     """
 
     paper = SYSTEM
@@ -550,7 +528,6 @@ class HybriMoECode(Composed):
     slots_split: SlotsSplit = option("spread")
 
     def compose(self) -> Parts:
-        """Return the code's parts, or what is named instead of one."""
         ahead = MRSScore(size=self.prefetch_size, credit=self.credit) if self.prefetch_size else NoPrefetch()
         return Parts(
             placement=self.named("placement"),
@@ -566,16 +543,13 @@ class HybriMoECode(Composed):
 
     @property
     def listens(self) -> frozenset[type]:
-        """What its parts want; arrivals and steps where it may have to wait for prefetches."""
         return super().listens | (frozenset({Fetched, StepBegin}) if self._waits else frozenset())
 
     @property
     def counters(self) -> Mapping[str, int]:
-        """Victims of the latest run that were in use, as ``"overwrites"``."""
         return {"overwrites": self._overwrites}
 
     def place(self, view: View) -> Placement:
-        """Start the parts, with nothing issued."""
         placement = super().place(view)
         self._slots = self._cache_slots(view, per_layer=True)
         # Experts of each layer that are in the cache or were promised a place in it, by decisions made so far.
@@ -590,9 +564,8 @@ class HybriMoECode(Composed):
         self._overwrites = 0
         return placement
 
-    # ------------------------------------------------------------------------------------------------------ events
     def decide(self, event: Any, view: View) -> Iterable[Action]:
-        """Answer as composed; then name the victims of what is loaded, and hold back what must wait."""
+        """Answer as composed; name the victims of what is loaded, hold back what must wait."""
         if type(event) is Fetched:
             return self._arrived(event, view)
         actions = super().decide(event, view)
@@ -621,7 +594,7 @@ class HybriMoECode(Composed):
         return issued
 
     def _load_into_cache(self, fetch: Fetch, running: Sequence[Unit], hold: bool, view: View) -> list[Action]:
-        """Return a Fetch of what can be loaded now, after a Drop of what leaves for it."""
+        """Return a Fetch of what can be loaded now, after a Drop of what leaves."""
         layer, inside = fetch.layer, self._inside[fetch.layer]
         leaving: list[int] = []
         now: list[int] = []
@@ -664,7 +637,7 @@ class HybriMoECode(Composed):
         return self._release(view) if self._held and not self._awaited else ()
 
     def _release(self, view: View) -> list[Action]:
-        """Run what was held. A load that is not queued yet, because its decision is still being made, runs on arrival."""
+        """Run what was held; a load not queued yet, as its decision is being made, runs on arrival."""
         gpu, late = self._gpu, self._late
         layer = self._held[0][0]
         there = [u for u in self._held if view.is_resident(*u, gpu) or view.is_pending(*u, gpu)]
@@ -678,7 +651,7 @@ class HybriMoECode(Composed):
         return actions
 
     def evict(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
-        """Name a victim for a load that found no place when it was issued; a place that was promised is about to be free."""
+        """Name a victim for a load without a place; a promised place is about to be free."""
         if fetch.pool == CACHE and len(self._inside[fetch.layer]) <= self._slots[fetch.layer]:
             return None
         unit = super().evict(fetch, view)

@@ -1,24 +1,19 @@
 """Klotski: several micro-batches share each copied expert; the hot ones are copied while attention and the gate compute.
 
-Z. Fang, Y. Huang, Z. Hong, Y. Lyu, W. Chen, Y. Yu, F. Yu, Z. Zheng, "Klotski: Efficient Mixture-of-Expert Inference via
-Expert-Aware Multi-Batch Pipeline", ASPLOS 2025 (arXiv:2502.06888); the authors' university's port to MindSpore.
-
-Idea: with several micro-batches a layer has much to compute for each expert that is copied. Experts that many rows will use
-are copied before the gates have chosen, and computed while the others are still on their way.
-
-What follows is the code's behaviour; where the paper says more, it is among what is missing.
+Z. Fang et al., "Klotski: Efficient Mixture-of-Expert Inference via Expert-Aware Multi-Batch Pipeline", ASPLOS 2025
+(arXiv:2502.06888); the authors' university's port to MindSpore, which the table follows.
 
 | point | paper says | released code does | we do |
 |---|---|---|---|
-| micro-batches | several share each layer | 8 of 8 sequences | the workload's micro-batches |
-| hot experts | - | 2 a layer, copied while attention and the gate of the same layer compute | ``n_hot``, the model's top-k by default |
+| micro-batches | several share each layer | 8 of 8 sequences | the workload's |
+| hot experts | - | 2 a layer, copied while its attention and gate compute | ``n_hot``, by default top-k |
 | choice, first layer | - | the two most popular | the same |
-| choice, other layers | - | each row's experts of the layer before vote for the two experts that each is used with most, one vote a row and expert | the same, for as many as a row is routed to |
-| table | - | shipped for Mixtral, updated with every token | the trace's calibration table, or one that is given (``released``), or empty (``calibrated: false``); updated with every row |
-| other experts | - | copied as gates finish, in order of first appearance over the micro-batches | the same |
+| choice, other layers | - | each row's experts of the layer before vote for the two each is used with most, one vote a row and expert | the same, for as many as a row is routed to |
+| table | - | shipped for Mixtral, updated with every token | calibration's, a given one (``released``), or empty (``calibrated: false``); updated with every row |
+| other experts | - | copied as gates finish, in order of first appearance | the same |
 | link | - | hot first, then in the order of asking | the same; a hot copy is never overtaken or withdrawn |
-| computing | - | hot experts of all micro-batches, then the others in the order of their copies | the same; a kernel for each expert and micro-batch, or one for all (``merged``) |
-| after the layer | - | everything is dropped: no cache | the same; with ``hot_table`` the most frequent experts stay where the cache has slots, as PreScope gave them to all that it compares with |
+| computing | - | hot experts of all micro-batches, then the others in copy order | the same; a kernel for each expert and micro-batch, or one for all (``merged``) |
+| after the layer | - | everything is dropped: no cache | the same; ``hot_table``: the most frequent stay where the cache has slots, as PreScope gave to all it compares with |
 | CPU | - | never computes | the same |
 """
 
@@ -69,8 +64,8 @@ def most_popular(counts: NDArray[Any], n: int) -> list[int]:
 def hot_experts(previous: NDArray[Any], table: NDArray[Any], n_hot: int, *, partners: int = 2) -> list[int]:
     """Choose the hot experts of a layer by what its rows used in the layer before.
 
-    Each expert that a row used there has one vote for each of its ``partners``: the experts of this layer that it was used with
-    most often by ``table`` (expert before, expert here). Most votes first; of equals the lower id first, among partners too.
+    Each expert used there votes for its ``partners``, used with it most often by ``table`` (before, here). Most votes first; of equals
+    the lower id, among partners too.
 
     >>> table = np.array([[0, 0, 4, 3], [9, 8, 0, 0], [0, 0, 1, 2], [0, 0, 0, 0]])
     >>> hot_experts(np.array([[0, 1], [0, 2]]), table, 2)
@@ -123,12 +118,10 @@ class Klotski(PolicyBase):
 
     @property
     def needs(self) -> frozenset[str]:
-        """The tables that it starts from."""
         found = frozenset({"table:coactivation"} if self.calibrated and self.released is None else ())
         return found | {"table:activation_frequency"} if self.hot_table else found
 
     def place(self, view: View) -> Placement:
-        """Return room for one layer, empty, and the hot table."""
         model, self._gpu = view.model, gpu_of(view, "klotski")
         experts = model.n_experts
         if self.released is not None:
@@ -154,12 +147,12 @@ class Klotski(PolicyBase):
         )
 
     def _kept(self, view: View) -> list[list[int]]:
-        """List the experts of each layer that stay on the GPU; to copy one again does nothing."""
+        """List the experts of each layer that stay; to copy one again does nothing."""
         n = min(view.cache_slots(self._gpu), view.model.n_layers * view.model.n_experts)
         return global_top(view.tables["activation_frequency"].tolist(), n)
 
     def _given(self, released: Released, view: View) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return the given counts of pairs and of the first layer's experts; zeros of what is not among them."""
+        """Return the given counts of pairs and of the first layer; zeros of what is not given."""
         model = view.model
         shapes = {"coactivation": (model.n_layers - 1, model.n_experts, model.n_experts), "first": (model.n_experts,)}
         pairs, first = (
@@ -215,7 +208,6 @@ class Klotski(PolicyBase):
         return actions
 
     def _rest(self, layer: int) -> list[Action]:
-        """Run what is not hot, in the order of the copies."""
         others = self._asked[len(self._hot) :]
         if self.merged:
             return [Run(layer, others, self._gpu)]
@@ -235,10 +227,6 @@ class Klotski(PolicyBase):
         self._before = experts
 
     def _on_end(self, layer: int, view: View) -> list[Action]:
-        """Drop the layer; a hot copy that nobody wanted goes on, and is dropped as it arrives."""
+        """Drop the layer; a hot copy that nobody wanted is dropped as it arrives."""
         self._late.update((layer, expert) for expert in self._hot if view.is_pending(layer, expert, self._gpu))
         return [Drop(layer, layer_residents(view, self._gpu, LAYER, layer), self._gpu)]
-
-    def evict(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
-        """Wait until late copies of the layer before are dropped: the pool holds a whole layer."""
-        return None

@@ -1,20 +1,18 @@
 """KTransformers: some experts stay on the GPU, the CPU computes all others; long prompts go through the GPU layer by layer.
 
 kvcache-ai/ktransformers: the operators of 2024 and 2025 (``kt-layer``), and kt-kernel at 95009ea with kvcache-ai/sglang
-``kt_ep_wrapper.py`` (``kt-expert``).
-
-Idea: a CPU with many cores computes experts faster than a link brings them. Nothing is cached or predicted.
+``kt_ep_wrapper.py`` (``kt-expert``). Nothing is cached or predicted.
 
 | point | paper says | released code does | we do |
 |---|---|---|---|
-| kt-layer: on the GPU | - | routed experts of layers that a name pattern chooses; all on the CPU by default | whole layers, as many as fit the cache slots, from the ``first`` or the ``last`` |
-| kt-layer: long prompts | - | with the option, a prompt longer than a threshold has each layer's experts copied to the GPU and given up again; shipped as 0, which is off | the same (``prefill_threshold``), for chunks of prefill; None is off |
+| kt-layer: on the GPU | - | routed experts of layers by a name pattern; by default none | whole layers, as many as fit the slots, from the ``first`` or the ``last`` |
+| kt-layer: long prompts | - | optional: beyond a threshold each layer's experts are copied to the GPU and given up; shipped as 0, off | ``prefill_threshold``, for chunks of prefill; None is off |
 | kt-expert: on the GPU | - | ``uniform``, ``front-loading``, ``random`` (seed 42) or ``frequency`` | the same (``strategy``); ``random`` draws other numbers |
-| how many | - | a number a layer, or a share of all | the granted cache slots, or a number a layer (``gpu_experts``) |
-| layer | - | the input is copied to a staging buffer; CPU and GPU at the same time; the layer ends with the later | the same; rows cross to the CPU, and outputs back |
-| kt-expert: long chunks | - | from ``--kt-gpu-prefill-token-threshold`` tokens on all experts of a layer are copied into one buffer; the CPU idles | the same (``prefill_threshold``); residents are copied as well, and nothing runs before all is there |
-| dynamic update | - | after such a layer the chunk's most frequent experts become its residents, as many as before; decoding changes none | the same (``dynamic_update``); ties to the lower id |
-| deferral | - | the d smallest weights of a token may be late, unless another token of the call protects the expert | the same (``kt-expert-deferral``, ``max_deferred``); none in the last layer |
+| how many | - | a number a layer, or a share of all | the granted slots, or ``gpu_experts`` a layer |
+| layer | - | the input is copied to a staging buffer; CPU and GPU at the same time; the later ends it | the same; rows cross to the CPU, and outputs back |
+| kt-expert: long chunks | - | from ``--kt-gpu-prefill-token-threshold`` tokens on all experts of a layer go to one buffer; the CPU idles | ``prefill_threshold``; residents are copied as well, nothing runs before all is there |
+| dynamic update | - | after such a layer the chunk's most frequent experts become its residents, as many as before | ``dynamic_update``; ties to the lower id |
+| deferral | - | the d smallest weights of a token may be late, unless another token of the call protects the expert | ``kt-expert-deferral``, ``max_deferred``; none in the last layer |
 """
 
 from __future__ import annotations
@@ -59,10 +57,9 @@ def gpu_experts(
     strategy: Strategy, total: int, n_layers: int, n_experts: int, *, seed: int = 42,
     counts: Sequence[Sequence[float]] | None = None,
 ) -> list[list[int]]:  # fmt: skip
-    """Choose the experts of each layer that are on the GPU, ``total`` over all layers.
+    """Choose the experts of each layer on the GPU, ``total`` over all layers, by a strategy.
 
-    As many of each layer, whole layers from the first, pairs drawn at random, or the most frequent pairs by ``counts``. The
-    released code draws from another generator.
+    ``random`` draws from another generator than the released code.
 
     >>> [len(layer) for layer in gpu_experts("uniform", 10, 4, 8)]
     [3, 3, 2, 2]
@@ -99,8 +96,8 @@ def split_late(
 ) -> tuple[list[int], list[int]]:  # fmt: skip
     """Divide the CPU's experts into those that a layer waits for, and those that the next adds.
 
-    The ``top_k - late`` experts of each row with the largest weights are protected, of equals the first rank first; without
-    weights these fall with the rank. An expert that any row protects is waited for by all rows. The GPU's are never late.
+    The ``top_k - late`` heaviest of each row are protected, of equals the first rank (without weights these fall with it); what any
+    row protects is awaited by all.
 
     >>> split_late(np.array([[9, 3, 7, 1]]), 2, {9, 3, 7})
     ([3, 9], [7])
@@ -147,7 +144,6 @@ class WholeLayer:
         return actions
 
     def arrived(self, what: int | str) -> list[Action]:
-        """One expert is there, or the copies of the residents."""
         self._awaited.discard(what)
         return self._run()
 
@@ -158,7 +154,6 @@ class WholeLayer:
         return [Run(self.layer, routed, self._gpu)]
 
     def give_up(self, view: View, keep: Collection[int] = ()) -> list[Action]:
-        """Empty the buffer at the end of the layer."""
         layer, self.layer = self.layer, -1
         held = [e for e in layer_residents(view, self._gpu, LAYER, layer) if e not in keep]
         return [Drop(layer, held, self._gpu)]
@@ -174,12 +169,10 @@ class _KTransformers(PolicyBase):
 
     @property
     def listens(self) -> frozenset[type]:
-        """Routing; with a threshold also phases, arrivals and layer ends."""
         long = {StepBegin, Fetched, Sent, LayerEnd} if self.prefill_threshold else set()
         return frozenset({Routed} | long)
 
     def place(self, view: View) -> Placement:
-        """Put the chosen experts on the GPU."""
         gpu, self._cpu = gpu_of(view, "ktransformers"), cpu_of(view, "ktransformers")
         self._gpu = gpu
         model = view.model
@@ -194,7 +187,6 @@ class _KTransformers(PolicyBase):
         return Placement([Copy(layer, [*on], gpu) for layer, on in enumerate(self._on_gpu) if on], pools)
 
     def choose(self, view: View) -> list[list[int]]:
-        """Return the experts of each layer that are on the GPU."""
         raise NotImplementedError
 
     def decide(self, event: Any, view: View) -> Iterable[Action]:
@@ -215,19 +207,17 @@ class _KTransformers(PolicyBase):
         return self.divided(event, view)
 
     def is_long(self, event: Routed) -> bool:
-        """Whether all experts of the layer go to the GPU: if they are not there, and there are enough rows."""
+        """Whether all experts of the layer go to the GPU."""
         enough = self.prefill_threshold is not None and len(event.experts) >= self.prefill_threshold + self._beyond
         return enough or self._whole.layer == event.layer
 
     def divided(self, event: Routed, view: View) -> list[Action]:
-        """Run each expert where it is."""
         layer = event.layer
         on_gpu = [e for e in event.active if e in self._on_gpu[layer]]
         on_cpu = [e for e in event.active if e not in self._on_gpu[layer]]
         return [Run(layer, on_gpu, self._gpu), Run(layer, on_cpu, self._cpu)]
 
     def layer_ended(self, view: View) -> list[Action]:
-        """Empty the buffer."""
         self._long = []
         return self._whole.give_up(view)
 
@@ -245,14 +235,13 @@ class KtLayer(_KTransformers):
     _beyond = 1
 
     def choose(self, view: View) -> list[list[int]]:
-        """Return whole layers, as many as the cache slots hold."""
         model = view.model
         n = view.cache_slots(self._gpu) // model.n_experts
         whole = range(n) if self.side == "first" else range(model.n_layers - n, model.n_layers)
         return [list(range(model.n_experts)) if layer in whole else [] for layer in range(model.n_layers)]
 
     def is_long(self, event: Routed) -> bool:
-        """Long prompts only, and layers that are not on the GPU anyway."""
+        """Only in prompts, and in layers that are not on the GPU anyway."""
         return self._prefill and not self._on_gpu[event.layer] and super().is_long(event)
 
 
@@ -288,11 +277,9 @@ class KtExpert(_KTransformers):
 
     @property
     def needs(self) -> frozenset[str]:
-        """Calibration frequencies, if the placement goes by them."""
         return frozenset({"table:activation_frequency"} if self.strategy == "frequency" and self.released is None else ())
 
     def choose(self, view: View) -> list[list[int]]:
-        """Return the granted number of experts by the strategy."""
         model = view.model
         counts = None
         if self.strategy == "frequency":
@@ -311,7 +298,7 @@ class KtExpert(_KTransformers):
         return gpu_experts(self.strategy, total, model.n_layers, model.n_experts, seed=self.seed, counts=counts)
 
     def divided(self, event: Routed, view: View) -> list[Action]:
-        """Run each expert where it is; outputs of the least weights on the CPU may be late."""
+        """Run each expert where it is; the CPU's least weighted may be late."""
         layer = event.layer
         if not self.max_deferred or layer + 1 == view.model.n_layers:
             return super().divided(event, view)
@@ -321,7 +308,7 @@ class KtExpert(_KTransformers):
         return [Run(layer, on_gpu, self._gpu), Run(layer, now, self._cpu), Run(layer, late, self._cpu, late=True)]
 
     def layer_ended(self, view: View) -> list[Action]:
-        """Empty the buffer; if asked to, its most frequent experts become the layer's residents."""
+        """Empty the buffer; if asked to, keep its most frequent experts as residents."""
         if not (self.dynamic_update and self._prefill):
             return super().layer_ended(view)
         layer, routed = self._whole.layer, np.concatenate(self._long)

@@ -1,14 +1,14 @@
 """Least stale by generations: what the present pass through the layers has not used leaves first.
 
-SpecMD's abstract (arXiv:2602.03921) reports what its "Least-Stale" eviction gains, not how it works. The paper was not read in
-full, and none of its code is public, so this is no SpecMD, and no result may be named after it. Public re-readings disagree; this is
-one of them. ``least-stale`` among the replacement parts is another, by the distance of layers.
+SpecMD's abstract (arXiv:2602.03921) reports what its "Least-Stale" eviction gains, not how it works; the paper was not read in
+full and no code is public. Public re-readings disagree; this is one, and no result may be named SpecMD. ``least-stale`` among
+the replacement parts is another, by the distance of layers.
 
 * At the begin of a pass (a step) all cached experts become stale.
 * A hit makes an expert fresh; what is loaded is fresh.
 * Stale experts leave first, then fresh ones, each in the order in which they became so.
 
-Without prefetches this is LRU. With them it differs: what is prefetched and then used keeps the place of its prefetch.
+Without prefetches this is LRU. With them, what is prefetched and then used keeps the place of its prefetch.
 """
 
 from __future__ import annotations
@@ -30,11 +30,9 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class TwoGenerations(Generic[Key]):
-    """Cache entries of which the stale ones leave first, each generation in the order in which its entries entered it.
+    """Cache entries of which the stale ones leave first, each generation in order of entry.
 
-    The two-generation reading of "least stale", of which SpecMD (arXiv:2602.03921) prints in its abstract what it gains. The paper
-    was not read in full. What is cached at the start is stale, the first to leave first. An entry that is fresh and hit again keeps
-    its place. Without prefetches each entry is hit at most once in a pass, and the order is that of LRU.
+    What is cached at the start is stale; an entry that is fresh and hit again keeps its place.
 
     >>> cache = TwoGenerations("ab")
     >>> cache.insert("c")
@@ -52,18 +50,18 @@ class TwoGenerations(Generic[Key]):
         self.fresh: dict[Key, None] = {}
 
     def begin_pass(self) -> None:
-        """Make all entries stale, behind those that are."""
+        """Mark all entries stale, behind those that are."""
         self.stale.update(self.fresh)
         self.fresh.clear()
 
     def hit(self, key: Key) -> None:
-        """Make a stale entry fresh, the last of them; nothing for one that is fresh or not cached."""
+        """Mark a stale entry fresh, the last of them; others stay."""
         if key in self.stale:
             del self.stale[key]
             self.fresh[key] = None
 
     def insert(self, key: Key, *, fresh: bool = True) -> None:
-        """Add an entry behind the others of a generation; one that is cached is hit if ``fresh``, and else stays."""
+        """Add an entry at a generation's end; one that is cached is hit if ``fresh``, else stays."""
         if key in self.stale or key in self.fresh:
             if fresh:
                 self.hit(key)
@@ -71,7 +69,6 @@ class TwoGenerations(Generic[Key]):
         (self.fresh if fresh else self.stale)[key] = None
 
     def remove(self, key: Key) -> None:
-        """Take an entry out, if it is cached."""
         self.stale.pop(key, None)
         self.fresh.pop(key, None)
 
@@ -79,7 +76,6 @@ class TwoGenerations(Generic[Key]):
         return key in self.stale or key in self.fresh
 
     def __iter__(self) -> Iterator[Key]:
-        """Go through the entries, the first to leave first."""
         return chain(self.stale, self.fresh)
 
 
@@ -94,14 +90,12 @@ class LeastStaleByGeneration(Admitting):
     prefetched: Freshness = option("fresh")
 
     def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
-        """Begin with the residents, stale."""
         n_pools = setup.view.model.n_layers if setup.per_layer else 1
         self._generations: list[TwoGenerations[Unit]] = [TwoGenerations() for _ in range(n_pools)]
         super().start(setup, residents)
         self._begin_pass()
 
     def step_begin(self, event: StepBegin) -> None:
-        """Begin a pass."""
         self._begin_pass()
 
     def _begin_pass(self) -> None:
@@ -120,13 +114,11 @@ class LeastStaleByGeneration(Admitting):
             entries.hit((event.layer, expert))
 
     def inserted(self, layer: int, experts: Sequence[int]) -> None:
-        """Add what is fetched on demand or ahead."""
         entries = self.of(layer)
         for unit in ((layer, expert) for expert in experts):
             entries.insert(unit, fresh=unit in self._visit.units or self.prefetched == "fresh")
 
     def victim(self, fetch: Fetch, view: View) -> Unit | None:
-        """Name the first, and forget it."""
         entries = self.of(fetch.layer)
         unit = self.first_resident(entries, view)
         if unit is not None:
@@ -135,10 +127,7 @@ class LeastStaleByGeneration(Admitting):
 
 
 class LeastStale2Gen(Composed):
-    """Prefetch into one cache for all layers, which evicts first what the present pass has not used (no SpecMD).
-
-    The two-generation reading of "least stale". SpecMD (arXiv:2602.03921) was not read in full; only its abstract was.
-    """
+    """Prefetch into one cache for all layers, which evicts first what the present pass has not used (no SpecMD)."""
 
     missing = (
         "SpecMD: only its abstract was read; this is one of several public readings of its eviction",
@@ -158,7 +147,6 @@ class LeastStale2Gen(Composed):
     prefetch_size: int | None = option(None, "Experts of a layer visit to prefetch; null: as many as a row uses.", ge=1)
 
     def compose(self) -> Parts:
-        """Return its decisions, or what is named instead of one."""
         ahead = TopPredicted(source=self.prefetch_source, pool="cache", size=self.prefetch_size or 1)
         return Parts(
             placement=self.named("placement"),

@@ -1,21 +1,18 @@
 """llama.cpp: whole layers, or the experts of whole layers, on the CPU or on the GPU; nothing is cached.
 
-ggml-org/llama.cpp; options ``--n-gpu-layers``, ``--n-cpu-moe`` and ``--no-op-offload``. Without any, recent versions search what
-fits: `moesim.policies.systems.llama_cpp`.
-
-Idea: weights live where they are put at the start, and are computed there. Only for larger batches are the weights of the CPU's
-layers copied to the GPU for one use.
+ggml-org/llama.cpp; options ``--n-gpu-layers``, ``--n-cpu-moe`` and ``--no-op-offload``; without any, recent versions search what
+fits (``llama-cpp-fit``).
 
 | point | paper says | released code does | we do |
 |---|---|---|---|
-| n_gpu_layers | - | the last n layers, the output layer counting as one; the others keep all they own on the CPU | the same |
-| n_cpu_moe | - | experts of the first m layers on the CPU, attention and shared experts on the GPU; ``--cpu-moe``: of all | the same; as many as there are layers |
-| neither given | - | everything on the GPU; recent versions search: ``llama-cpp-fit`` | n_cpu_moe such that the rest fits the cache slots |
-| layer numbers | - | dense leading layers count | the same; they form one part: on the GPU if all of them are |
-| large batches | - | from 32 rows on, used experts of CPU layers are copied, computed on the GPU and forgotten | the same (``op_offload``, ``op_offload_min_rows``) |
-| large batches in ik_llama.cpp | - | experts only where rows x top-k >= 32 x experts (PR #520); by bytes of a weight instead of 32 (#1813) | ``op_offload_rule: rows-per-expert``; ``op_offload_per_byte`` |
-| large batches: other weights | - | those of CPU layers are copied to the GPU for each use; attention follows them | the same, but not the output layer; attention reads a copy of the KV cache in prefill, and runs where the cache is while decoding [choice] |
-| prompts | - | micro-batches of 512 rows (``--ubatch-size``) | the same, or the workload's ``prefill_chunk`` |
+| n_gpu_layers | - | the last n layers, the output layer counts as one; the others keep all they own on the CPU | the same |
+| n_cpu_moe | - | experts of the first m layers on the CPU, attention and shared experts on the GPU; ``--cpu-moe``: of all | the same |
+| neither given | - | everything on the GPU, or ``llama-cpp-fit`` | n_cpu_moe such that the rest fits the slots |
+| layer numbers | - | dense leading layers count | the same; they form one part: on the GPU if all are |
+| large batches | - | from 32 rows on used experts of CPU layers are copied, computed on the GPU and forgotten | ``op_offload``, ``op_offload_min_rows`` |
+| large batches in ik_llama.cpp | - | only if rows x top-k >= 32 x experts (PR #520); by bytes of a weight instead of 32 (#1813) | ``op_offload_rule: rows-per-expert``; ``op_offload_per_byte`` |
+| large batches: other weights | - | copied to the GPU for each use; attention follows them | the same, but not the output layer; attention reads a copy of the KV cache in prefill, and runs where the cache is while decoding [choice] |
+| prompts | - | micro-batches of 512 rows (``--ubatch-size``) | the same, or ``prefill_chunk`` |
 | overlap of CPU and GPU | - | none within a token | none between dense part and experts; shared experts may overlap |
 | token embedding | - | on the CPU | the same |
 | cache | HybriMoE's table says LFU | none | none |
@@ -48,9 +45,9 @@ from moesim.policy import DEMAND, LAYER_PARTS, Action, Copy, Drop, Fetch, LayerE
 
 
 def first_layers_on_gpu(n_layers: int, n_gpu_layers: int | None, n_cpu_moe: int = 0) -> tuple[int, int]:
-    """Return the first layer on the GPU, and the first whose experts are there, too.
+    """Return the first layer on the GPU, and the first whose experts are there; ``n_layers``: none.
 
-    ``n_layers`` where there is none. Layers count from the end, the output layer first; the experts of the first ``n_cpu_moe`` layers stay on the CPU.
+    Layers count from the end, the output layer first; experts of the first ``n_cpu_moe`` stay on the CPU.
 
     >>> [first_layers_on_gpu(4, n) for n in (0, 1, 2, 5, 9)]
     [(4, 4), (4, 4), (3, 3), (0, 0), (0, 0)]
@@ -102,8 +99,8 @@ def fitted(dense: Sequence[int], experts: Sequence[int], rest: int, target: int,
 def false_position(memory: Callable[[int], int], target: int, high: int) -> int:
     """Find the largest count up to ``high`` that uses at most a target, asking for the memory of few counts.
 
-    Each next count is interpolated between one that fits and one that does not, at least one away from either. 0 is returned
-    whether it fits or not. ``memory`` must not fall with the count.
+    Each next count is interpolated between one that fits and one that does not, at least one from either. 0 is returned whether it
+    fits or not. ``memory`` must not fall with the count.
 
     >>> asked = []
     >>> false_position(lambda n: asked.append(n) or 100 * n, 730, 48), asked
@@ -170,11 +167,9 @@ class LlamaCpp(PolicyBase):
 
     @property
     def listens(self) -> frozenset[type]:
-        """Routing, and the end of layers whose experts may have been copied."""
         return frozenset({Routed, LayerEnd} if self.op_offload else {Routed})
 
     def place(self, view: View) -> Placement:
-        """Put layers where the two options say."""
         self._begin(view, "llama-cpp")
         cpu, model = self._cpu, view.model
         first_dense, first_expert, whole = self._split(view)
@@ -210,7 +205,7 @@ class LlamaCpp(PolicyBase):
         return Placement([Copy(layer, everyone, gpu) for layer in on_gpu], pools, {("embedding", -1): self._cpu})
 
     def _split(self, view: View) -> tuple[int, int, bool]:
-        """Return the first MoE layer whose dense part, and the first whose experts, are on the GPU; and whether all layers are."""
+        """Return the first MoE layer whose dense part, and whose experts, are on the GPU; whether all are."""
         model = view.model
         leading = model.n_dense_layers
         slots = view.cache_slots(self._gpu) // model.n_experts  # in whole layers
@@ -242,7 +237,6 @@ class LlamaCpp(PolicyBase):
         return (Run(layer, event.active, self._cpu),)
 
     def evict(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
-        """Return a copy that has been computed."""
         return idle_resident(view, fetch)
 
 
@@ -265,7 +259,6 @@ class LlamaCppFit(LlamaCpp):
     n_cpu_moe = None
 
     def place(self, view: View) -> Placement:
-        """Search what fits."""
         self._begin(view, "llama-cpp-fit")
         fit = self._fit(view)
         placement = self._placed(view, range(fit.full))

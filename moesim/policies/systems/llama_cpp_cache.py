@@ -7,15 +7,15 @@ ggml-org/llama.cpp: src/llama-moe-cache.cpp at 4b060f27a8 (PR #29887, release b1
 |---|---|---|
 | token embedding | on the CPU, as of llama.cpp | the same |
 | prompts, as of llama.cpp | micro-batches of 512 rows | the same |
-| which layers | those whose expert tensors all lie in the host's memory; layers of one device and tensor layout are a group | all layers, one group |
-| slots | of a group, by a budget in bytes; a group with fewer slots than a token has experts is switched off | the granted cache slots; the same |
+| which layers | those with all expert tensors on the host; a group for each device and tensor layout | all, one group |
+| slots | of a group, by a budget in bytes; with fewer than a token has experts it is off | the granted slots; the same |
 | key | (layer, expert), with all its projections | the same |
 | planned calls | at most 32 tokens, and min(tokens k, N) at most the slots | the same, for a step |
 | hits | in order of first appearance, to the recent end | the same |
-| misses | by ascending id; each takes the slot used longest ago, empty ones first | the same |
-| ClassLRU | classes of uses that fade with a half-life of 128 tokens; of each class's oldest slot the one with the largest age / 2^class leaves | the same (``eviction: class-lru``); an age is in tokens of the expert's own layer; of equals the lower class |
-| who computes | the GPU, once all uploads are there; none overlaps with the products | the same |
-| larger calls | op-offload from 32 tokens on: cached experts are copied on the device, others over the link; the cache stays as it is | the same; with fewer tokens the CPU computes, as for any weights of the host |
+| misses | ascending id; each takes the slot used longest ago, empty ones first | the same |
+| ClassLRU | classes of uses that fade with a half-life of 128 tokens; of each class's oldest slot the largest age / 2^class leaves | ``eviction: class-lru``; ages in tokens of the expert's layer; of equals the lower class |
+| who computes | the GPU, once all uploads are there, without overlap | the same |
+| larger calls | op-offload from 32 tokens on: cached experts are copied on the device, others over the link; the cache stays as it is | the same; with fewer tokens the CPU computes |
 | prediction, admission | none; every miss enters | the same |
 """
 
@@ -50,7 +50,7 @@ class ClassBank(Bank):
         self._members: list[dict[Unit, None]] = [{} for _ in range(CLASSES)]
 
     def used(self, layer: int, active: Sequence[int], rows: Sequence[int], n_tokens: int) -> None:
-        """Note a call of some tokens, with the active experts and the rows of each; those with a slot are touched, or enter, later."""
+        """Note a call: its layer, tokens, active experts and their rows."""
         now = self._tokens[layer] = self._tokens[layer] + n_tokens
         scores, used_at = self._scores[layer], self._used_at[layer]
         for expert in active:
@@ -58,13 +58,12 @@ class ClassBank(Bank):
             used_at[expert] = now
 
     def enter(self, unit: Unit, slot: int) -> None:
-        """Assign a slot to a unit, and the class of its score."""
         self.slot[unit] = slot
         at = self._class[unit] = self._class_now(unit)
         self._members[at][unit] = None
 
     def touch(self, unit: Unit) -> None:
-        """Move it to the recent end of the class that its score has now."""
+        """Move it to the recent end of the class of its score now."""
         slots = self.slot
         slots[unit] = slots.pop(unit)
         was, at = self._class[unit], self._class_now(unit)
@@ -73,7 +72,6 @@ class ClassBank(Bank):
         self._class[unit] = at
 
     def leave(self, unit: Unit) -> int:
-        """Take the slot from a unit, and return it."""
         del self._members[self._class.pop(unit)][unit]
         return super().leave(unit)
 
@@ -82,7 +80,7 @@ class ClassBank(Bank):
         return min(int(self._scores[layer][expert]).bit_length(), CLASSES) - 1  # by powers of two
 
     def victim(self, idle: Callable[[Iterable[Unit]], Iterator[Unit]]) -> Unit | None:
-        """Return who leaves of those that are idle, which are filtered from the units of each class."""
+        """Return who leaves, of those that ``idle`` lets through."""
         oldest = {at: unit for at, units in enumerate(self._members) if (unit := next(idle(units), None)) is not None}
         ages = {at: (self._tokens[unit[0]] - self._used_at[unit[0]][unit[1]]) / 2**at for at, unit in oldest.items()}
         return oldest[max(ages, key=ages.__getitem__)] if ages else None

@@ -1,19 +1,19 @@
 """Look-ahead caches: caches that know the next uses, all of them or those of some steps, and may refuse a miss.
 
-Oracles, not systems. ``belady`` must take every miss into its cache; these leave a miss that is not worth a slot to the CPU.
+Oracles, not systems: ``belady`` must take every miss into its cache; these leave one that is not worth a slot to the CPU.
 
 | decision | code | ours |
 |---|---|---|
-| event | the set of experts of one layer and step | the experts of a routed micro-batch; time counts steps |
+| event | the set of experts of one layer and step | the experts of a micro-batch; time counts steps |
 | order | hits first, then misses by ascending id | the same |
 | MIN with bypass: admission | never used again: refused, even with a free slot; a free slot: admitted; else if used strictly sooner than the victim | the same |
 | MIN with bypass: victim | the resident used again last, of the visit, too; ties: lowest id | the same |
-| windowed: what is known | uses of the next W steps | the same (``window``); a resident used later is "beyond" |
+| windowed: what is known | uses of the next W steps | the same (``window``); a later use is "beyond" |
 | windowed: victim | the lowest decayed score of those beyond, else the one used last | the same (``half_life`` 16) |
-| windowed: admission | used in the window: unless nobody is beyond and the victim is used no later. Not used in it: only in place of one beyond with a score lower by more than kappa. Free slots are filled | the same (``kappa`` 0) |
+| windowed: admission | used in the window: unless nobody is beyond and the victim is used no later. Else: only in place of one beyond with a score lower by kappa. Free slots are filled | the same (``kappa`` 0) |
 | a miss that is admitted | read | copied, and computed on the GPU in the same visit |
 | a miss that is refused | read | computed by the CPU |
-| admitted, and put out by a later miss of the visit | read | computed by the CPU: its copy would serve nothing else |
+| admitted, and put out by a later miss of the visit | read | computed by the CPU |
 | cache at the start | empty | empty |
 
 Source: moe-speed-of-light, ``mosl/cachesim.py`` at 009be858. `moesim.trace.stats.lookahead` counts the same misses from a trace.
@@ -38,9 +38,8 @@ def kept_with_bypass(
 ) -> set[int]:
     """Return what a cache holds after a visit, if a miss enters only where it is worth more.
 
-    Misses are taken by ascending id; free slots are always filled. Of equals the lowest id leaves, and what is cached stays. A
-    newcomer whose next use is not known must be worth more by ``kappa``. MIN with bypass, and windowed Belady, are those of
-    moe-speed-of-light, ``mosl/cachesim.py`` at 009be858.
+    Misses by ascending id; free slots are always filled. Of equals the lowest id leaves, and what is cached stays. A newcomer of
+    unknown next use must be worth more by ``kappa`` (moe-speed-of-light, ``mosl/cachesim.py`` at 009be858).
 
     >>> next_use = {0: 9, 1: 3, 2: 5}
     >>> sorted(kept_with_bypass([0, 1], [2], 2, lambda e: (True, -next_use[e])))
@@ -70,11 +69,9 @@ class MinBypass(PolicyBase):
     _future: Future | None = None
 
     def bind_oracle(self, future: Future) -> None:
-        """Keep the future."""
         self._future = future
 
     def place(self, view: View) -> Placement:
-        """Return an empty cache."""
         name = type(self).__name__
         self._gpu, self._cpu = gpu_of(view, name), cpu_of(view, name)
         self._slots = slots_per_layer(view, self._gpu, name, 0)
@@ -85,7 +82,6 @@ class MinBypass(PolicyBase):
 
     @property
     def counters(self) -> Mapping[str, int]:
-        """Hits, misses, and misses that entered the cache."""
         return self._counts
 
     def decide(self, event: Any, view: View) -> Iterable[Action]:
@@ -110,7 +106,6 @@ class MinBypass(PolicyBase):
         ]
 
     def _kept(self, event: Routed, cached: set[int], misses: list[int]) -> set[int]:
-        """Return what the cache holds after the visit."""
         again = [e for e in misses if self._next_use(event, e) < NEVER]
         return kept_with_bypass(cached, again, self._slots[event.layer], lambda e: (True, -self._next_use(event, e)))
 
@@ -130,7 +125,6 @@ class WindowedBelady(MinBypass):
     kappa: float = option(0.0, "By how much the score of a newcomer must be higher whose next use is not known.", ge=0)
 
     def place(self, view: View) -> Placement:
-        """Return an empty cache."""
         self._scores = DecayedScores(view.model.n_layers, self.half_life)
         return super().place(view)
 

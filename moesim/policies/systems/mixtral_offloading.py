@@ -3,20 +3,19 @@
 A. Eliseev, D. Mazur, "Fast Inference of Mixture-of-Experts Language Models with Offloading", arXiv:2312.17238, 2023;
 code: dvmazur/mixtral-offloading.
 
-Idea: consecutive tokens re-use experts, so each layer keeps its most recently used ones on the GPU. An expert lives in one
-place only: a miss copies the newcomer in and the victim out, through a few spare device buffers, and the CPU never computes.
+Idea: an expert lives in one place only: a miss copies the newcomer in and the victim out, through a few spare device buffers.
 
 | point | paper says | released code does | we do |
 |---|---|---|---|
-| cache | LRU, the same number per layer | the same; initially the highest ids | LRU, initially the highest ids; slots that do not divide by the layers are dealt out, ``slots_split: equal`` leaves them unused |
+| cache | LRU, the same number per layer | the same; initially the highest ids | the same; a remainder of slots is dealt out, ``slots_split: equal``: unused |
 | when used | - | all active experts are marked before the first load; each load evicts the LRU head at once | the same |
 | experts of the present layer as victims | - | only if the layer has more misses than other residents | the same |
 | order | - | residents first, then misses, both by ascending id | the same |
-| write-back | - | the victim is copied to the host while the newcomer arrives | ``writeback=True``: the copy out runs on its own link |
-| buffers | 4 | 4 shared by all layers, so 3 loads under way; the next starts when a loaded one is taken | the same; a loaded one is taken when it has arrived |
+| write-back | - | the victim is copied to the host while the newcomer arrives | ``writeback=True``, on its own link |
+| buffers | 4 | 4 for all layers, so 3 loads under way; the next starts when a loaded one is taken | the same; taken means arrived |
 | speculative loading | next layer's gate on the present hidden state, 1-2 experts | not in the repository | ``mixtral-offloading-spec`` |
 | copies | asynchronous | both directions share the compute stream | each direction is its own link, parallel to compute |
-| bits | 2 and 3 bit experts | HQQ 2-bit experts, 4-bit attention | the model specification says |
+| bits | 2 and 3 bit experts | HQQ 2-bit experts, 4-bit attention | the model says |
 """
 
 from __future__ import annotations
@@ -60,11 +59,10 @@ class SwapPlan(NamedTuple):
 def mixtral_offloading_plan(
     order: Sequence[int], active: Sequence[int], buffer_size: int, prefetched: Container[int] = ()
 ) -> SwapPlan:
-    """Plan a layer visit as Mixtral-Offloading's expert cache does; ``order`` lists residents, least recently used first.
+    """Plan a layer visit; ``order`` lists residents, least recently used first.
 
-    All active residents are marked as used before the first load. One of them leaves only where the others do not suffice for the
-    misses; a reference taken earlier then keeps it computable. Misses that are ``prefetched`` take their places before those that
-    are loaded on demand, as in AdapMoE's code. Of the ``buffer_size`` device buffers one fewer loads may be under way.
+    Active residents are marked before the first load; one of them leaves only where others do not suffice, and then still computes.
+    ``prefetched`` misses take their places first, as in AdapMoE's code. One fewer loads than ``buffer_size`` may be under way.
 
     >>> mixtral_offloading_plan([4, 5, 6, 7], [0, 1, 4, 5, 6, 7], buffer_size=4)
     SwapPlan(compute=(4, 5, 6, 7, 0, 1), order=(6, 7, 0, 1), swaps=((4, 0), (5, 1)), window=2)
@@ -127,11 +125,10 @@ class MixtralOffloading(PolicyBase):
         return Placement(copies=copies, pools=pools)
 
     def _sizes(self, view: View) -> list[int]:
-        """Return the cache slots of each layer."""
         return slots_per_layer(view, self._gpu, "mixtral-offloading", split=self.slots_split)
 
     def decide(self, event: Any, view: View) -> Iterable[Action]:
-        """Plan the layer when it is routed; start the next swap whenever a loaded expert or a buffer is free."""
+        """Plan the layer; start the next swap when a loaded expert or a buffer is free."""
         if type(event) is Routed:
             return self._routed(event, view)
         if type(event) is Fetched and event.device == self._gpu:
@@ -150,14 +147,12 @@ class MixtralOffloading(PolicyBase):
         return run_now + self._start_swaps(view)
 
     def _plan(self, layer: int, active: Sequence[int]) -> SwapPlan:
-        """Plan a layer visit."""
         return mixtral_offloading_plan(self._order[layer], active, self.buffer_size)
 
     def _start_swaps(self, view: View) -> list[Action]:
         """Start as many swaps as the window and the free buffers allow.
 
-        With several micro-batches an expert may be loaded, evicted and planned to be loaded again in one layer. Rows are
-        executed at the first load, so such a swap may be left over when the layer ends; it still comes first.
+        With several micro-batches an expert may be planned to be loaded twice in one layer; the second may be left over.
         """
         actions: list[Action] = []
         gpu = self._gpu
@@ -182,7 +177,6 @@ class MixtralOffloading(PolicyBase):
         return view.is_resident(*unit, self._gpu, self._bits)
 
     def _bring(self, unit: Unit, view: View) -> Action:
-        """Bring a newcomer into the cache."""
         self._loading.add(unit)
         return Fetch(unit[0], (unit[1],), self._gpu, DEMAND, CACHE, bits=self._bits)
 

@@ -2,12 +2,10 @@
 
 A. Eliseev, D. Mazur, "Fast Inference of Mixture-of-Experts Language Models with Offloading", arXiv:2312.17238, 2023.
 
-Idea: hidden states change slowly, so that the next layer's gate names most of its experts one layer early.
-
 | point | paper says | released code does | we do |
 |---|---|---|---|
-| who is guessed | the next layer's gate on the present hidden state | not in the repository | ``source``, by default the recorded answer of that gate |
-| how many | one or two, once the present layer's loads are done | not in the repository | ``n_ahead`` by predicted rows; they queue behind demand loads |
+| who is guessed | the next layer's gate on the present hidden state | not in the repository | ``source``, that gate's recorded answer |
+| how many | one or two, once the present layer's loads are done | not in the repository | ``n_ahead`` by predicted rows, behind demand loads |
 | where they wait | in buffers of their own; the cache stays as it is | not in the repository | a pool of two layers' guesses |
 | a right guess | takes the place of the least recently used when its layer uses it | not in the repository | the same; the victim is copied back as for any miss |
 | a wrong guess | given up | not in the repository | dropped when its layer is routed |
@@ -63,16 +61,13 @@ class MixtralOffloadingSpec(MixtralOffloading):
 
     @property
     def exact(self) -> bool:  # type: ignore[override]  # as written in a class, or as asked for
-        """Whether experts have their full width."""
         return self.bits is None
 
     @property
     def needs(self) -> frozenset[str]:
-        """Inputs of the source."""
         return source_needs(self.source)
 
     def place(self, view: View) -> Placement:
-        """Add the buffers of guesses."""
         if self.bits is not None and self.bits not in view.model.widths:
             has = " or ".join(f"{width:g}" for width in view.model.widths)
             raise ConfigError(
@@ -103,7 +98,6 @@ class MixtralOffloadingSpec(MixtralOffloading):
         return actions
 
     def _asks(self, event: Routed) -> bool:
-        """Whether to ask about the next layer."""
         return event.mb == 0
 
     def _guess(self, event: Predicted, view: View) -> list[Action]:
@@ -120,11 +114,11 @@ class MixtralOffloadingSpec(MixtralOffloading):
         return [Fetch(layer, ahead, self._gpu, PREFETCH, AHEAD, bits=self._bits)]
 
     def _leaves(self, unit: Unit, view: View) -> bool:
-        """Whether a victim is still there: to fetch it would keep it in its buffer, for which the next swap waits."""
+        """Whether a victim is still there, which would stay in its buffer if fetched again."""
         return view.is_resident(*unit, self._gpu, self._bits)
 
     def _sort_out(self, event: Routed) -> list[int]:
-        """Return wrong guesses; right ones wait for their swap. A later micro-batch has none."""
+        """Return wrong guesses; right ones wait for their swap."""
         ahead = self._ahead.pop(event.layer, [])
         self._used.update((event.layer, e) for e in ahead if e in event.active)
         return [e for e in ahead if e not in event.active]

@@ -2,22 +2,19 @@
 
 EfficientMoE/MoE-Gen at f83b812f81; for offline work with large batches.
 
-Idea: attention needs memory for its cache and runs in micro-batches, experts need many rows. So each module has a batch of its own:
-what attention computes is gathered, and then each expert runs once over all of it.
-
 | point | paper says | released code does | we do |
 |---|---|---|---|
 | batch | - | all queries whose cache fits host memory | the workload's |
-| micro-batches of attention | - | from a table for each model and GPU: for Mixtral on 24 GB 200 rows of attention, 400 of the rest | the workload's ``micro_batches`` |
+| micro-batches of attention | - | from a table: for Mixtral on 24 GB 200 rows of attention, 400 of the rest | the workload's ``micro_batches`` |
 | experts in decode | - | the rows of the whole batch | the same |
 | experts in prefill | - | a larger micro-batch than attention's, by the table | all micro-batches of the step |
 | launch | - | at most 2048 tokens of an expert, awaited before the next | the same (``launch_tokens``) |
-| experts on the link | - | a fixed cycle over layers and experts, each pass anew, routed or not; the next as soon as one of 8 buffers is free | the same (``buffers``) |
-| a buffer is free | - | once its expert has run; that of an expert nobody selected once a later one is asked for | the same |
-| attention's weights | - | streamed in the same cycle, one buffer | streamed, one layer ahead with two buffers |
+| experts on the link | - | a fixed cycle over layers and experts, each pass anew, routed or not; the next as one of 8 buffers is free | the same (``buffers``) |
+| a buffer is free | - | once its expert has run; of one that nobody selected once a later one is asked for | the same |
+| attention's weights | - | streamed in the same cycle, one buffer | one layer ahead with two buffers |
 | KV cache | - | in host memory; one copy in turn with modules, 3 buffers | copied for each layer with attention's weights |
 | attention while decoding | - | on the GPU; or on the CPU; or divided by a ratio | ``attention``: on the GPU, or the CPU reads the cache |
-| order on the link | - | one thread: on-demand requests, one cache, then one module of each kind | attention's weights and caches that are waited for first, then in the order of asking |
+| order on the link | - | one thread: on-demand requests, one cache, then one module of each kind | attention's weights and caches that are awaited first, then in the order of asking |
 | cache, CPU | - | no cache of experts, none on the CPU | the same |
 """
 
@@ -95,7 +92,7 @@ class MoEGen(PolicyBase):
         return Placement(pools=[pool], parts=parts, streamed=streamed, stream_depth=1)
 
     def decide(self, event: Any, view: View) -> Iterable[Action]:
-        """Copy the next experts of the cycle; run those of a layer in turn once all micro-batches are routed."""
+        """Copy the next experts of the cycle; run a layer's in turn once all is routed."""
         kind = type(event)
         if kind is StepBegin:
             self._pass += 1
@@ -146,17 +143,11 @@ class MoEGen(PolicyBase):
         return actions
 
     def _release(self, number: int) -> Drop:
-        """Empty a buffer."""
         del self._held[number]
         layer, expert = divmod(number % self._n_units, self._n_experts)
         return Drop(layer, (expert,), self._gpu)
 
     def _runs(self, expert: int) -> Sequence[Run]:
-        """Run the rows of all micro-batches, so many at once."""
         rows = self._rows[(self._chosen == expert).any(axis=1)].tolist()
         size = self.launch_tokens
         return [Run(self._layer, (expert,), self._gpu, rows[at : at + size]) for at in range(0, len(rows), size)]
-
-    def evict(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
-        """Wait until an expert has run."""
-        return None

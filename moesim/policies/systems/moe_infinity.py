@@ -1,28 +1,27 @@
 """MoE-Infinity: as published, by past sequences that are like the present one, and as released, by use over the whole run.
 
-L. Xue, Y. Fu, Z. Lu, L. Mai, M. Marina, "MoE-Infinity: Efficient MoE Inference on Personal Machines with Sparsity-Aware Expert
-Cache", arXiv:2401.14361; code: EfficientMoE/MoE-Infinity.
+L. Xue et al., "MoE-Infinity: Efficient MoE Inference on Personal Machines with Sparsity-Aware Expert Cache", arXiv:2401.14361;
+code: EfficientMoE/MoE-Infinity.
 
-Idea: sequences that begin alike use the same experts later. The matrix of a past sequence, tokens by layer and expert, tells what
-to prefetch and what to keep. The released blocks of Mixtral, DeepSeek, Switch and NLLB have this commented out; what is left is an
-LFU cache. ``moe-infinity-code`` is these blocks. ``moe-infinity-paper`` is the method, in the terms of the released modules.
+Idea: the matrix of a past sequence, tokens by layer and expert, tells what to prefetch and keep. The released blocks of Mixtral,
+DeepSeek, Switch and NLLB have this commented out: ``moe-infinity-code``, an LFU cache. ``moe-infinity-paper`` is the method.
 
 | point | paper says | released code does | we do |
 |---|---|---|---|
-| prefetch | by the closest past sequence | modules that only the blocks of Grok and Arctic call; off by default | ``-code``: none; ``-paper``: as in the modules |
-| past sequences | matrices of a data set, collected ahead | up to 1000, from the run | requests held back for calibration (``capacity``); ``online`` adds those of the run |
-| match at layer l | rows 0 to l | masks these rows, so that the later ones are compared | ``-paper``: rows 0 to l; ``mask: later`` is the code: of equals, the first |
-| several sequences | - | one by one | the mean over the sequences of the step |
+| prefetch | by the closest past sequence | modules that only the blocks of Grok and Arctic call; off by default | ``-code``: none; ``-paper``: as the modules |
+| past sequences | matrices of a data set, collected ahead | up to 1000, from the run | of calibration (``capacity``); ``online`` adds those of the run |
+| match at layer l | rows 0 to l | masks these rows, so that the later ones are compared | ``-paper``: rows 0 to l; ``mask: later`` is the code: of equals the first |
+| several sequences | - | one by one | the mean over those of the step |
 | priority of an expert of layer j | its share, nearer layers weighing more | (p + 1e-8) (1 - (j - l) / (L + 1)); layers passed 0 | the same; p is the share within the layer |
-| queue | by priority, on-demand copies first | every expert from the present layer on; on-demand copies first, which drop what is queued for layers passed | the same (``begin``), one prefetch at a time, as the link is free |
+| queue | by priority, on-demand copies first | every expert from the present layer on; on-demand copies first, which drop what is queued for layers passed | the same (``begin``), one at a time, as the link is free |
 | what a prefetch replaces | - | unclear: its candidates are protected | what has a lower priority (``replaces``) |
-| victim | lowest activation ratio, nearer layers weighing more | ``-code``: the lowest count of uses over all layers, scanned expert by expert, within it layer by layer: the first strict minimum | the same; ``-paper``: the lowest priority, scanned likewise |
-| counts | of the sequence | of the whole run, kept when evicted; the reset at the end of a sequence is never reached | the same |
+| victim | lowest activation ratio, nearer layers weighing more | ``-code``: the lowest count of uses over all layers, scanned expert by expert, then layer by layer: the first strict minimum | the same; ``-paper``: the lowest priority, scanned likewise |
+| counts | of the sequence | of the whole run, kept when evicted; the reset at a sequence's end is never reached | the same |
 | start | - | empty cache | the same |
-| order on demand | - | one thread: active experts by ascending id; each copy ends before the next expert is looked at | the same, for both: a hit waits for the misses before it |
+| order on demand | - | one thread: ascending id; each copy ends before the next expert is looked at | the same for both: a hit waits for the misses before it |
 | locked | experts of the present layer | what is queued, until it has run | active experts of the present layer; if all cached are locked, those that have run, then those still to run (``victims``) |
 | eviction | free | free: the host copy stays | the same |
-| size of the cache | - | free space shrinks at hits too, so that the cache never fills (a defect) | the granted slots |
+| size of the cache | - | free space shrinks at hits too, so that it never fills (a defect) | the granted slots |
 | CPU | computes nothing | the same | the same |
 """
 
@@ -47,18 +46,16 @@ if TYPE_CHECKING:
 
 
 class FetchThread(PolicyBase):
-    """A global cache, empty at the start; the active experts of a layer go to the GPU one after another, by ascending id.
+    """A global cache; the active experts of a layer go to the GPU one after another, by ascending id.
 
-    Each is looked at when the copies of those before it have arrived, so that a hit waits for the misses before it.
+    Each is looked at when the copies of those before it are in, so that a hit waits for the misses before it.
     """
 
     @property
     def listens(self) -> frozenset[type]:
-        """Routing and arrivals."""
         return frozenset({Routed, Fetched})
 
     def place(self, view: View) -> Placement:
-        """Return the empty cache."""
         name, model = type(self).__name__, view.model
         self._gpu = gpu_of(view, name)
         self._slots = min(view.cache_slots(self._gpu), model.n_layers * model.n_experts)
@@ -74,7 +71,6 @@ class FetchThread(PolicyBase):
         return Placement(pools=[Pool(self._gpu, CACHE, self._slots * slot_bytes(view))])
 
     def decide(self, event: Any, view: View) -> Iterable[Action]:
-        """Continue the thread, with the experts of a routed layer or after an arrival."""
         if type(event) is Routed:
             self.routed(event)
             return self.go_on(view)
@@ -113,26 +109,25 @@ class FetchThread(PolicyBase):
         return actions
 
     def lowest(self, may_go: NDArray[np.bool_]) -> Unit | None:
-        """Return which of some experts should go first: the one used least, scanned expert by expert over all layers."""
+        """Return who goes first of some: used least, scanned expert by expert over all layers."""
         return least_visited(self._visits, may_go)
 
     def spare(self) -> NDArray[np.bool_]:
-        """Return which experts are cached and may go."""
         return np.asarray(self._cached & ~self._locked)
 
     def evict(self, fetch: Fetch, view: View) -> Unit | None:
-        """Name the lowest expert that is not locked; else of those that have run; else of those that the layer still needs."""
+        """Name the lowest not locked, else of those that have run, else of those still needed."""
         return self.idle(self.spare(), view) or self.of_the_layer(view)
 
     def of_the_layer(self, view: View) -> Unit | None:
-        """Return the lowest expert where all others are locked: a cache may be smaller than what one layer uses."""
+        """Return the lowest where all others are locked: one layer may use more than the cache holds."""
         may_go = self._cached.copy()
         if self._turns:
             may_go[tuple(zip(*self._turns, strict=True))] = False
         return self.idle(may_go, view) or self.idle(self._cached.copy(), view)
 
     def idle(self, may_go: NDArray[np.bool_], view: View) -> Unit | None:
-        """Return the lowest of some cached experts that is not in use, and forget it."""
+        """Return the lowest cached expert that is not in use, and forget it."""
         while (unit := self.lowest(may_go)) is not None:
             if not view.is_in_use(*unit, self._gpu):
                 self.gone(unit)
@@ -141,7 +136,6 @@ class FetchThread(PolicyBase):
         return None
 
     def gone(self, unit: Unit) -> None:
-        """Forget an expert that is evicted."""
         self._cached[unit] = False
 
 
@@ -150,11 +144,9 @@ class PrefetchingThread(FetchThread):
 
     @property
     def listens(self) -> frozenset[type]:
-        """Routing, arrivals and steps."""
         return super().listens | {StepBegin}
 
     def place(self, view: View) -> Placement:
-        """Return the empty cache."""
         self._ahead: Unit | None = None  # a prefetch under way
         return super().place(view)
 
@@ -174,15 +166,14 @@ class PrefetchingThread(FetchThread):
         return actions
 
     def next_ahead(self) -> Unit | None:
-        """Take what is to be prefetched next from the queue; None if nothing is, or there is no slot for it."""
+        """Take the next to prefetch from the queue, if there is one and a slot."""
         raise NotImplementedError
 
     def awaited(self, layer: int) -> None:
-        """Note an on-demand copy for a layer: what is queued for the layers passed is dropped."""
+        """Note an on-demand copy, which drops what is queued for the layers passed."""
 
     @property
     def full(self) -> bool:
-        """Whether something must go for a copy."""
         return int(np.count_nonzero(self._cached)) >= self._slots
 
     def _forget_passed(self, view: View) -> list[Action]:
@@ -219,7 +210,6 @@ class ActivationAware(Part):
     )
 
     def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
-        """Begin with nothing counted."""
         model = setup.view.model
         self._gpu = setup.gpu
         self._per_layer = setup.per_layer
@@ -234,12 +224,10 @@ class ActivationAware(Part):
             self.inserted(layer, experts)
 
     def step_begin(self, event: StepBegin) -> None:
-        """Note whose rows are whose."""
         if self._past is not None:
             self._past.begin(event.requests, event.phase == "decode")
 
     def used(self, event: Routed) -> None:
-        """Count the visit."""
         self._now = event.layer
         self._visit.add(event)
         self._values = None
@@ -248,12 +236,10 @@ class ActivationAware(Part):
             self._past.count(event.layer, event.experts, event.first_row)
 
     def inserted(self, layer: int, experts: Sequence[int]) -> None:
-        """Note experts that are being fetched into the cache."""
         self._members[list(experts), layer] = True
         self._values = None
 
     def victim(self, fetch: Fetch, view: View) -> Unit | None:
-        """Name the one with the lowest value."""
         if self._values is None:
             value = self._visits if self._past is None else self._past.priority(self._now).T
             self._values = np.where(self._members, value, np.inf)
@@ -273,7 +259,6 @@ class ActivationAware(Part):
             left[i] = np.inf
 
     def layer_end(self, step: int, layer: int) -> Swap | None:
-        """Replace nothing: replacement happens on demand."""
         return None
 
 
@@ -292,7 +277,6 @@ class MoEInfinityCode(FetchThread):
     )
 
     def evict(self, fetch: Fetch, view: View) -> Unit | None:
-        """Name the expert used least."""
         return super().evict(fetch, view) if self.victims == UNROUTED_FIRST else self.of_the_layer(view)
 
 
@@ -320,7 +304,6 @@ class MoEInfinityPaper(PrefetchingThread):
     online: bool = option(False, "Sequences of the run that are over are stored, too; the oldest matrix is replaced.")
 
     def place(self, view: View) -> Placement:
-        """Return the empty cache; keep the calibration's matrices."""
         model = view.model
         stored = view.tables["activation_matrices"]
         self._past = Past(
@@ -331,11 +314,9 @@ class MoEInfinityPaper(PrefetchingThread):
         return super().place(view)
 
     def step_begin(self, event: StepBegin) -> None:
-        """Note whose rows are whose."""
         self._past.begin(event.requests, event.phase == "decode")
 
     def routed(self, event: Routed) -> None:
-        """Count, and match anew."""
         super().routed(event)
         self._past.count(event.layer, event.experts, event.first_row)
         self._priority = self._past.priority(event.layer)
@@ -344,11 +325,10 @@ class MoEInfinityPaper(PrefetchingThread):
         self._queued[event.layer + (self.begin == "next") :] = True
 
     def lowest(self, may_go: NDArray[np.bool_]) -> Unit | None:
-        """Return the expert of the lowest priority."""
         return least_visited(self._priority, may_go)
 
     def next_ahead(self) -> Unit | None:
-        """Take the best expert that is not there, if there is a slot for it; of equals the lowest id."""
+        """Take the best expert that is not there, if there is a slot; of equals the lowest id."""
         unit = least_visited(self._from_best, self._queued & ~self._cached)
         if unit is None:
             return None

@@ -1,23 +1,20 @@
 """MoE-Lightning: whole layers of experts are streamed while micro-batches compute; the CPU reads the KV cache while decoding.
 
-S. Cao, S. Liu, T. Griggs, P. Schafhalter, X. Liu, Y. Sheng, J. E. Gonzalez, M. Zaharia, I. Stoica, "MoE-Lightning:
-High-Throughput MoE Inference on Memory-constrained GPUs", ASPLOS 2025 (arXiv:2411.11217); the artifact's code.
-
-Idea: with a large batch every expert is wanted in every layer, so weights are streamed at the full rate of the link, while GPU
-and CPU work on micro-batches. An offline plan says how large the batch is and which share of the weights stays on the GPU.
+S. Cao et al., "MoE-Lightning: High-Throughput MoE Inference on Memory-constrained GPUs", ASPLOS 2025 (arXiv:2411.11217); the
+artifact's code.
 
 | point | paper says | released code does | we do |
 |---|---|---|---|
-| plan | a linear program by a roofline model | for each batch, shares of experts and KV cache on the GPU that minimise the longest of link, CPU and GPU | not made: the experiment says the batch, ``expert_share`` the share; its search of batches neither |
-| residents | a share of the weights | int(N x share) lowest ids of each layer; 0 for Mixtral at the planned 5.6 % | the same: as many as the cache slots hold of each layer, or by ``expert_share`` |
+| plan | a linear program by a roofline model | for each batch, shares of experts and KV cache on the GPU that minimise the longest of link, CPU and GPU | not made: the experiment says the batch, ``expert_share`` the share |
+| residents | a share of the weights | int(N x share) lowest ids of each layer; 0 for Mixtral at the planned 5.6 % | as many as the slots hold of each layer, or by ``expert_share`` |
 | streaming | in pages, through a double buffer | whole layers, whatever the router chose | the same; a page is an expert |
-| order | the next layer's pages between micro-batches | the same | the next layer's experts in ascending order as this layer begins |
+| order | the next layer's pages between micro-batches | the same | the next layer's experts, ascending, as this layer begins |
 | begin of a layer's experts | - | once its pages are there | the same, micro-batch after micro-batch |
 | decoding | the CPU reads the KV cache, the GPU does all else | the same | ``attention: cpu``: queries, keys and values cross to the CPU, outputs back |
 | prefill | on the GPU, the cache goes to the CPU | the same | the same |
 | memory | - | a plan fills 0.86 of the GPU, 0.8 of the CPU | what the profile has |
 
-FlexGen, whose schedule and split of weights, cache and activations it builds on, is another system and not simulated here.
+FlexGen, on whose schedule it builds, is another system and not simulated here.
 """
 
 from __future__ import annotations
@@ -48,9 +45,7 @@ from moesim.policy import (
 
 
 def lowest_residents(n_experts: int, expert_share: float) -> list[int]:
-    """Return the experts of a layer that stay on the GPU: as many as the share makes whole, the lowest ids.
-
-    The published plan for Mixtral counts with 5.6 % and keeps nothing.
+    """Return the experts of a layer that stay: as many as the share makes whole, the lowest ids.
 
     >>> lowest_residents(8, 0.055884688), lowest_residents(8, 0.3)
     ([], [0, 1])
@@ -135,12 +130,7 @@ class MoELightning(PolicyBase):
         return actions
 
     def _run(self) -> list[Action]:
-        """Run the micro-batches that wait, one after another."""
         if self._awaited:
             return []
         held, self._held = self._held, []
         return [run for event in held for run in micro_batch_runs(event, event.active, self._gpu)]
-
-    def evict(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
-        """Wait for the end of the layer before: the buffer holds two."""
-        return None

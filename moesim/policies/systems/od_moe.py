@@ -2,47 +2,45 @@
 
 "OD-MoE: on-demand expert loading for cacheless edge-distributed MoE inference", arXiv, 2025. No code is released.
 
-Idea: one PCIe link cannot load experts as fast as a token uses them, but several workers with a link each can take turns. A
-main node computes all but the experts; groups of workers load the experts of the next layers meanwhile, one each, and forget
-them as soon as they are computed. What to load is predicted by a quantised copy of the model that decodes alongside on a node of
-its own, layers ahead, and that is handed the main node's token and KV cache every so often.
+Idea: workers with a PCIe link each take turns. A main node computes all but the experts; groups of workers load the next layers'
+experts, one each, and forget them once computed. A quantised copy of the model, on a node of its own, decodes ahead and predicts
+them; every so often it is handed the main node's token and KV cache.
 
 | point | paper says | released code does | we do |
 |---|---|---|---|
-| roles | main, shadow and worker nodes | none | GPUs by the beginning of their names: ``main``, ``shadow``, ``workers``; a shadow on several holds consecutive layers on each |
+| roles | main, shadow and worker nodes | none | GPUs by the beginning of their names: ``main``, ``shadow``, ``workers``; several shadows hold consecutive layers each |
 | groups | N_W / G groups of G = k workers, layer l to group l mod n_g | none | the same; ``group_size``; workers that fill no group load in prefill only |
 | eq. 1 | G dense and G - 1 expert parts, G the group's size | none | the number of groups (`longest_hidden_load`), as in its example |
 | N_W - k loaders | printed | none | k is the group's size |
 | which worker loads which expert | not stated | none | by predicted rank, then id |
-| random predictions | its ablation's case 5, without a shadow | none | ``prediction_source: random``: top_k experts a row drawn for every layer as a decode step begins, loaded as workers get free; no shadow, no alignment, no time, no memory |
-| wrong prediction | the worker that holds the wrong expert loads again | none | the worker whose expert is not needed, lowest first; a load that is under way ends first |
+| random predictions | its ablation's case 5, without a shadow | none | ``prediction_source: random``: top_k experts a row drawn for every layer as a decode step begins, loaded as workers get free; at no cost |
+| wrong prediction | the worker that holds the wrong expert loads again | none | the lowest worker whose expert is not needed; a load under way ends first |
 | part-right prediction | not stated | none | only the wrong one is loaded; the layer waits for both |
-| eviction | once computed | none | once the last expert of the layer is (``release: group``), or each worker on its own (``worker``) |
-| shadow | decodes alongside, token aligned every T_i, KV every KV_j tokens | none | ``precision``, ``token_period``, ``kv_period``; layer after layer from its start, at the cost of whole layers |
-| its start | late departure: once it has been handed token (and KV) | none | the same in tokens that are aligned; with the main node in others |
+| eviction | once computed | none | once the layer's last expert is (``release: group``), or each worker on its own (``worker``) |
+| shadow | decodes alongside, token aligned every T_i, KV every KV_j tokens | none | ``precision``, ``token_period``, ``kv_period``; layer after layer, at the cost of whole layers |
+| its start | late departure: once it has been handed token (and KV) | none | the same in aligned tokens; with the main node in others |
 | a token ahead | not stated | none | no |
-| prompt's KV | an alignment sends that of the newly generated token, 256 KB | none | the shadow keeps its own; ``prompt_kv: sent`` sends the main node's with the first alignment, as recorded signals assume |
-| prompt: the shadow | not stated | none | no time: its pass over INT8 weights is over long before the main node's (0.4 s printed for FP32 on GPUs that hold all) |
-| prompt: who loads what | no prediction, nothing on demand: the eight experts of each layer on eight workers, in parallel | none | the same, active or not; more experts than workers go in rounds |
-| prompt: when | not stated; printed before "once loaded" | none | as the layer begins (``prefill_load: layer``), or as soon as a worker is free (``ahead``) |
-| prompt: hidden states | "once loaded", grouped by expert | none | sent when all workers have loaded what they hold together |
-| prompt: mini-batches | Fig. 7b: four, the next one is sent while a worker computes; how many in the experiments is not stated | none | ``mini_batches``: 4, each to all workers; its outputs go back when it is computed; 1 is Fig. 7a |
+| prompt's KV | an alignment sends that of the new token, 256 KB | none | the shadow keeps its own; ``prompt_kv: sent`` sends the main node's first, as recorded signals assume |
+| prompt: the shadow | not stated | none | no time: its INT8 pass ends long before the main node's (0.4 s printed for FP32 on GPUs that hold all) |
+| prompt: who loads what | no prediction; the eight experts of each layer on eight workers, in parallel | none | the same, active or not; more experts than workers go in rounds |
+| prompt: when | not stated; printed before "once loaded" | none | ``prefill_load``: as the ``layer`` begins, or ``ahead``, as workers get free |
+| prompt: hidden states | "once loaded", grouped by expert | none | sent when all workers have loaded |
+| prompt: mini-batches | Fig. 7b: four, the next is sent while a worker computes; the experiments' number is not stated | none | ``mini_batches``: 4, each to all workers, outputs back once computed; 1 is Fig. 7a |
 | prompt: what stays | nothing | none | the same; ``release`` as in decode |
 | memory of a worker | one expert | none | the same |
-| batch | no batching in decode | none | more experts than workers go one after the other, each worker at its own pace |
+| batch | no batching in decode | none | more experts than workers: one after the other, each worker at its own pace |
 | network | t^M and t^W include it | none | hidden states hop by hop; tokens and KV as one message each time |
 
-Its ablation has six cases, all printed: token and KV aligned at every token (the default); the token only (``kv_period: null``); the
-KV cache only (``token_period: null``); neither (both null); no shadow, experts drawn at random (``prediction_source: random``); no
-shadow, experts loaded once routed (``prediction_source: none``).
+Its ablation has six cases: token and KV aligned at every token (the default); the token only (``kv_period: null``); the KV
+cache only (``token_period: null``); neither; no shadow, random experts (``prediction_source: random``); no shadow, loaded once
+routed (``prediction_source: none``).
 
-A prompt's first token, term by term, ms a layer of FP32 Mixtral on its cluster: an expert over PCIe 29.6 (704.6 MB at 23.8 GB/s); hidden
-states to the workers 4.5 with 16 tokens, 35.6 with 128 (two experts a token, 16 KB each, 117.7 MB/s), and as much back; an expert 0.9;
-the main node 0.5; latencies of 16 messages 0.8. That is 40.7 and 103.0 in sequence; 42.0 and 98.2 are printed (1345 and 3144 ms over 32
-layers). So nothing may overlap, as far as the printed times go. Loading does not, if it begins with the layer and rows are sent once
-it is over, as the text has it. But a full-duplex port carries rows out and back at once: 1171 and 2250 ms, or 1153 and 2173 with
-``prefill_load: ahead``. No sentence says that it does not; with one direction at a time it is 1299 and 3333 ms, without mini-batches
-1260 and 3258 (``odmoe/one-way.yaml``).
+A prompt's first token, ms a layer of FP32 Mixtral on its cluster: an expert over PCIe 29.6 (704.6 MB at 23.8 GB/s); hidden
+states to the workers 4.5 with 16 tokens, 35.6 with 128 (two experts a token, 16 KB each, 117.7 MB/s), and as much back; an
+expert 0.9; the main node 0.5; 16 latencies 0.8. That is 40.7 and 103.0 in sequence; 42.0 and 98.2 are printed (1345 and 3144 ms
+over 32 layers), so nothing seems to overlap. But a full-duplex port carries rows out and back at once: 1171 and 2250 ms here,
+or 1153 and 2173 with ``prefill_load: ahead``; with one direction at a time 1299 and 3333 ms, without mini-batches 1260 and 3258
+(``odmoe/one-way.yaml``).
 """
 
 from __future__ import annotations
@@ -103,8 +101,7 @@ class Loads(NamedTuple):
 def assign_loads(queues: Sequence[Sequence[int]], wanted: Sequence[int], *, final: bool = True) -> Loads:
     """Assign to workers what is predicted or, once routed (``final``), what is missing.
 
-    Each missing expert goes to the worker with the fewest left, the lowest first: predictions in turn, and in a group with one
-    expert each a correction to the workers whose prediction was wrong. Unless ``final``, nothing is dropped.
+    Each missing expert goes to the worker with the fewest left, the lowest first; unless ``final``, nothing is dropped.
 
     Experts 5 and 2 are predicted, in this order; the router says 2 and 7, so worker 0 alone loads again:
 
@@ -146,7 +143,7 @@ def mini_batches(ids: Sequence[Sequence[int]], n_parts: int) -> list[dict[int, l
 
 
 def is_due(token: int, period: int | None) -> bool:
-    """Return whether the shadow is aligned before a decoded token, counted from 0; a period of None: never.
+    """Whether the shadow is aligned before a decoded token, counted from 0; a period of None: never.
 
     >>> [(is_due(i, 2), is_due(i, 4)) for i in range(5)]
     [(True, True), (False, False), (True, False), (False, False), (True, True)]
@@ -175,7 +172,7 @@ class Shadow:
         self._rows = 0
 
     def weights(self, precision: str) -> dict[str, int]:
-        """Return the bytes on each of its GPUs; embedding, norms, routers and LM head keep their precision."""
+        """Return the bytes on each GPU; embedding, norms, routers and LM head keep their precision."""
         model = self._model
         layer = model.attention_params + model.shared_params + model.n_experts * model.expert_params
         layer_bytes = bits_to_bytes(layer, SHADOW_BITS[precision]) + model.dense_bytes()
@@ -185,7 +182,7 @@ class Shadow:
         return held
 
     def begin(self, event: StepBegin) -> list[Action]:
-        """Begin a decode step at once, or once the main node's token and KV have come; in prefill only take note."""
+        """Begin a decode step at once, or once token and KV have come; in prefill take note."""
         self._step, self._rows = event.step, len(event.requests)
         prefill = event.phase == "prefill"
         n_bytes = self._aligned_bytes(Counter(event.requests.tolist()), prefill)
@@ -206,7 +203,7 @@ class Shadow:
         return [self._message(self._model.activation_bytes(self._rows), self._gpus[share], share + 1)]
 
     def _aligned_bytes(self, requests: Counter[int], prefill: bool) -> int:
-        """Count the rows of a step, and return the bytes that the shadow gets before it: tokens as embeddings, and KV."""
+        """Count a step's rows; return the bytes the shadow gets before it: embeddings and KV."""
         token_period, kv_period, prompt_sent = self._alignment
         tokens = kv = 0
         for request, rows in requests.items():
@@ -232,7 +229,6 @@ class Shadow:
         return Send(n_bytes, src, self._gpus[share], tag)
 
     def _predict(self, share: int) -> list[Action]:
-        """Compute the layers of a share, one after the other."""
         return [Predict(self._step, layer, self._source, self._gpus[share]) for layer in self._shares[share]]
 
 
@@ -298,7 +294,7 @@ class OdMoE(PolicyBase):
 
     @property
     def source(self) -> str:
-        """Return the name under which predictions are asked for; of those that are not, the option."""
+        """The name under which predictions are asked for; of others, the option."""
         given = self.prediction_source
         if given is None:
             return f"signal:shadow-{self.precision}:T{self.token_period or 0}:KV{self.kv_period or 0}"
@@ -311,7 +307,6 @@ class OdMoE(PolicyBase):
 
     @property
     def _seed(self) -> int | None:
-        """Seed of random predictions; None if they are others."""
         if _kind(self.prediction_source) != RANDOM:
             return None
         _, _, seed = str(self.prediction_source).partition(":")
@@ -322,7 +317,6 @@ class OdMoE(PolicyBase):
 
     @property
     def listens(self) -> frozenset[type]:
-        """Events it wants."""
         wanted: set[type] = {StepBegin, LayerBegin, Routed, Fetched}
         if self.has_shadow:
             wanted |= {Predicted, Sent}
@@ -332,12 +326,10 @@ class OdMoE(PolicyBase):
 
     @property
     def needs(self) -> frozenset[str]:
-        """The shadow's signal."""
         return source_needs(self.source) if self.has_shadow else frozenset()
 
-    # ------------------------------------------------------------------------------------------------------ the start
     def place(self, view: View) -> Placement:
-        """Assign the roles: nothing is on the workers, everything else on the main node, and the shadow on its own."""
+        """Assign the roles: workers empty, all else on the main node, the shadow on its own."""
         model = view.model
         self._main = _named(view, "main", self.main)[0]
         shadows = _named(view, "shadow", self.shadow, (self._main,)) if self.has_shadow else []
@@ -372,9 +364,8 @@ class OdMoE(PolicyBase):
             reserved=self._shadow.weights(self.precision) if self._shadow else {},
         )
 
-    # ------------------------------------------------------------------------------------------------------- deciding
     def decide(self, event: Any, view: View) -> Iterable[Action]:
-        """Start the shadow, load what it predicts, correct it once routed, and evict what is computed."""
+        """Start the shadow, load what it predicts, correct it once routed, evict what is computed."""
         kind = type(event)
         if kind is Routed:
             return self._serve(event, view)
@@ -391,7 +382,7 @@ class OdMoE(PolicyBase):
         return self._begin(event, view)
 
     def _begin(self, event: StepBegin, view: View) -> Iterable[Action]:
-        """Begin a step: the shadow departs at once, or once the main node's token and KV have come."""
+        """Let the shadow depart at once, or once the main node's token and KV have come."""
         self._step, self._rows, self._prefill = event.step, len(event.requests), event.phase == "prefill"
         self._queues, self._used, self._running, self._releases = {}, {}, {}, {}
         if self._shadow:
@@ -399,7 +390,7 @@ class OdMoE(PolicyBase):
         return () if self._prefill or self._seed is None else self._load_random(self._seed, view.model.top_k)
 
     def _load(self, event: Predicted, view: View) -> list[Action]:
-        """Load what was predicted on the workers whose turn it is, and hand the shadow's state on."""
+        """Load what was predicted on the workers whose turn it is; hand the shadow's state on."""
         layer = event.layer
         actions = self._shadow.predicted(event) if self._shadow else []
         if layer not in self._used:  # else too late: the layer is routed
@@ -408,7 +399,7 @@ class OdMoE(PolicyBase):
         return actions
 
     def _load_random(self, seed: int, top_k: int) -> list[Action]:
-        """Load experts drawn for each row of every layer, which wait until the workers are free."""
+        """Load experts drawn for each row of every layer, as workers get free."""
         actions: list[Action] = []
         for layer in range(self._last + 1):
             first = (self._step * (self._last + 1) + layer) * self._rows
@@ -418,7 +409,7 @@ class OdMoE(PolicyBase):
         return actions
 
     def _load_all(self, layer: int) -> list[Action]:
-        """Load all experts of this layer, or of the next, too, which wait until the workers are free."""
+        """Load all experts of this layer, or of the next, too, as workers get free."""
         actions: list[Action] = []
         ahead = 1 if self.prefill_load == "ahead" else 0
         for at in range(layer, min(layer + ahead, self._last) + 1):
@@ -465,7 +456,7 @@ class OdMoE(PolicyBase):
         return actions
 
     def _send_rows(self, view: View) -> list[Action]:
-        """Once the workers have loaded what they hold together, send the rows in mini-batches, each to all workers."""
+        """Send the rows in mini-batches once all workers have loaded what they hold together."""
         layer, parts, rounds = self._prompt
         actions: list[Action] = []
         while rounds:
@@ -492,7 +483,7 @@ class OdMoE(PolicyBase):
         return self._releases.pop(event.layer, ()) if not self._running[event.layer] else ()
 
     def evict(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
-        """Return for a demand an idle expert of the latest layer after its own; else wait for what runs."""
+        """Return on demand an idle expert of the latest layer after its own; else wait."""
         if fetch.urgency != DEMAND:
             return None
         for unit in reversed(cast("list[tuple[int, int]]", view.residents(fetch.device, STAGING))):
@@ -502,20 +493,18 @@ class OdMoE(PolicyBase):
                 return unit
         return None
 
-    # ------------------------------------------------------------------------------------------------------- the workers
     def _team(self, layer: int) -> Sequence[str]:
         """Return the workers that serve a layer: all in prefill, its group in decode."""
         first = layer % self._n_groups * self._size
         return self._workers if self._prefill else self._workers[first : first + self._size]
 
     def _assign(self, layer: int, wanted: Sequence[int], *, final: bool) -> list[tuple[int, int]]:
-        """Update what the workers of a layer hold or load; return (worker, expert) that are not needed."""
+        """Update what a layer's workers hold or load; return (worker, expert) not needed."""
         before = self._queues.get(layer) or [[] for _ in self._team(layer)]
         self._queues[layer], dropped = assign_loads(before, wanted, final=final)
         return dropped
 
     def _fetches(self, layer: int, queues: Sequence[Sequence[int]], urgency: int) -> list[Action]:
-        """Load what each worker lacks."""
         pairs = zip(queues, self._team(layer), strict=True)
         return [Fetch(layer, queue, worker, urgency, STAGING) for queue, worker in pairs if queue]
 
@@ -525,7 +514,6 @@ def _kind(source: str | None) -> str:
 
 
 def _named(view: View, option: str, prefix: str, taken: Sequence[str] = ()) -> list[str]:
-    """Return the GPUs of a role, in the profile's order."""
     found = [gpu for gpu in view.gpus if gpu.startswith(prefix) and gpu not in taken]
     if not found:
         raise HardwareError(

@@ -1,14 +1,13 @@
 """On-demand loading: no cache; every expert is copied to the GPU for its use and forgotten when its layer ends.
 
-The lower baseline of most papers (OD-MoE's and Pre-gated MoE's "on-demand"). DAOP's "MoE-OnDemand" is another: it keeps frequent
-experts on the GPU and copies the others for one use, which is ``static`` here. The CPU computes no expert. A device holds only a few experts at a time, so that a layer with more active experts than staging slots goes in
-waves: the engine asks for a victim, and any expert that has been executed is one.
+The lower baseline of most papers (OD-MoE's and Pre-gated MoE's "on-demand"). DAOP's "MoE-OnDemand", which keeps frequent experts on
+the GPU, is ``static`` here. The CPU computes no expert; a layer with more active experts than staging slots goes in waves.
 
 | point | paper says | released code does | we do |
 |---|---|---|---|
 | what is loaded | every activated expert, when the router is done | the same (Hugging Face Accelerate hooks) | the same |
 | order | - | ascending id | ascending id |
-| buffers | - | a whole layer | ``staging_slots``, top_k (at least 2) by default: one computes while the next loads |
+| buffers | - | a whole layer | ``staging_slots``, by default top_k (at least 2): one computes while the next loads |
 | reuse between layers | none | none | none |
 """
 
@@ -32,12 +31,10 @@ class OnDemand(PolicyBase):
     )
 
     def place(self, view: View) -> Placement:
-        """Return an empty start and the staging pool."""
         self._gpu = gpu_of(view, "on-demand")
         return Placement(pools=[staging_pool(view, self._gpu, self.staging_slots)])
 
     def decide(self, event: Any, view: View) -> Iterable[Action]:
-        """Load and run what is active; drop at the end of the layer."""
         if type(event) is Routed:
             return (
                 Fetch(event.layer, event.active, self._gpu, DEMAND, STAGING),
@@ -47,5 +44,4 @@ class OnDemand(PolicyBase):
         return (Drop(event.layer, held, self._gpu),) if held else ()
 
     def evict(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
-        """Return any expert that has been executed."""
         return idle_resident(view, fetch)

@@ -3,17 +3,15 @@
 deepshnv/pipeshard-mlsys26-ae at 7794a3f024 (``src/llama-plan-builder.cpp``, ``llama-pipeline-executor.cpp``,
 ``llama-pipeline.h``), a fork of llama.cpp and the artifact of an MLSys 2026 paper, which was not read.
 
-Idea: what is best pinned, streamed or left to the CPU depends on the number of rows, and a profile decides.
-
 | point | paper says | released code does | we do |
 |---|---|---|---|
 | token embedding | - | on the CPU, as of llama.cpp | the same |
 | shards | - | attention, FFN with all its experts, output layer | FFNs; attention and output stay on the GPU |
-| plans | - | five strategies, each as much pinned as fits; the one with the least predicted time | the same (`shard_plan`), with attention that takes no memory and no output layer |
-| batch sizes | - | plans for 1, with several sequences 4, 16, 64, and 512, 1024 ...; the least that holds the rows | the same (`tier_of`), with at most the rows of the largest step |
-| profile | - | a table of operators, measured and interpolated | the engine's costs, rows spread evenly over the experts |
-| memory | - | a limit of GPU memory (``-mva``); 1.5 times the scratch stays free | the granted cache slots |
-| run | - | at the begin of each split the next streamed one is copied, all its experts, whatever is routed; a split begins once it is there | the same: attention is a split, and so is an FFN |
+| plans | - | five strategies, each with as much pinned as fits; the least predicted time | the same (`shard_plan`), attention takes no memory, no output layer |
+| batch sizes | - | plans for 1, with several sequences 4, 16, 64, and 512, 1024 ...; the least that holds the rows | the same (`tier_of`), at most the rows of the largest step |
+| profile | - | a measured table of operators, interpolated | the engine's costs, rows spread evenly over the experts |
+| memory | - | a limit (``-mva``); 1.5 times the scratch stays free | the granted cache slots |
+| run | - | as each split begins the next streamed one is copied, all its experts; a split begins once it is there | the same: attention is a split, and so is an FFN |
 | buffers | - | one, or two if all is streamed | the same: with one, a copy waits for the end of the layer before |
 | other batch size | - | the common prefix of what is pinned stays, the rest is copied or given up | the same, at the begin of the step |
 | at the start | - | what a plan pins is loaded | the plan for the largest step |
@@ -88,10 +86,10 @@ def tier_of(rows: int, parallel: bool) -> int:
 def predicted_time(shards: Sequence[Shard], states: Sequence[State], bytes_per_time: float, cpu_rate: float = 1.0) -> float:
     """Predict the time of a pass through shards in the order of execution, in their unit of time.
 
-    The sum over all splits of the longer of computing and of copying the next streamed split, with the cache that it reads, and
-    the time in which what is added to streamed caches comes back. A split is a streamed shard, or a run of shards that are pinned
-    or on the CPU. A copy begins with the streamed split before, or with the first split, and is counted there; the copy of the
-    first split itself hides behind nothing. ``cpu_rate``: share of its speed that the CPU keeps while something is streamed.
+    The sum over splits of the longer of computing and of copying the next streamed split with its cache, and of the time in which what
+    is added to streamed caches comes back. A split is a streamed shard, or a run of shards that are pinned or on the CPU. A copy begins
+    with the streamed split before, or with the first; that of the first split itself hides behind nothing. ``cpu_rate``: share of its
+    speed that the CPU keeps during copies.
 
     One shard of 6 ms on the CPU and two of 1 ms and 300 MB that are streamed at 25 GB/s; bytes per ms:
 
@@ -123,15 +121,14 @@ def shard_plan(
 ) -> ShardPlan:
     """Choose the plan with the least predicted time among the best of five strategies, of equals the first.
 
-    Shards are attention and FFN of each layer in turn, then the output layer if there is a choice about it; ``budget`` of the
-    GPU's memory and ``scratch``, the buffer of a pass, are bytes.
+    Shards are attention and FFN of each layer in turn, then the output layer if there is a choice; ``budget`` of the GPU's memory and
+    ``scratch``, the buffer of a pass, are bytes.
 
-    ``all``: everything is pinned. ``all but output``: the output layer is the CPU's. ``static attention``: attention is pinned from
-    the first layer on, then the output layer, then FFNs from the first layer on; the rest is the CPU's. ``streamed attention``: the
-    same with one buffer; attention that is not pinned is streamed, and once all of it is pinned, the FFNs that are not. ``all
-    streamed``: the first shards are pinned, all others streamed through two buffers. Of each the longest prefix is taken for which
-    1.5 times the scratch, what is pinned with its caches, and the buffers, each as large as the largest shard that is streamed
-    with its cache, fit the budget. What takes no memory counts as pinned. If none fits: "static attention".
+    ``all``: everything is pinned. ``all but output``: the output layer is the CPU's. ``static attention``: attention from the first
+    layer on, then output, then FFNs are pinned, the rest is the CPU's. ``streamed attention``: the same with one buffer, through which
+    go attention that is not pinned or, once all is, FFNs. ``all streamed``: the first shards are pinned, others go through two buffers.
+    Of each the longest prefix counts for which 1.5 times the scratch, what is pinned with its caches, and buffers of the largest
+    streamed shard fit the budget. What takes no memory counts as pinned. If none fits: "static attention".
 
     >>> layers = [Shard("attention", 1, 1, 9), Shard("ffn", 8, 1, 20)] * 4
     >>> [shard_plan([*layers, Shard("output", 2, 1, 9)], budget, 1.0).strategy for budget in (40, 36, 20)]
@@ -178,7 +175,7 @@ def _planned(
     name: str, options: Sequence[_Options], shards: Sequence[Shard], budget: int, scratch: int, bytes_per_time: float,
     cpu_rate: float,
 ) -> tuple[ShardPlan, bool]:  # fmt: skip
-    """Take the longest prefix that fits of the first choice of which one does."""
+    """Take the longest prefix that fits, of the first choice that has one."""
 
     def fits(states: Sequence[State], buffers: int) -> bool:
         pinned = sum(s.n_bytes + s.kv_bytes for s, state in zip(shards, states, strict=True) if state == "pinned")
@@ -303,7 +300,3 @@ class PipeShard(PolicyBase):
             return []
         held, self._held = sorted(self._held), set()
         return [Run(self._layer, held, self._gpu)]
-
-    def evict(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
-        """Wait for the end of a layer that is streamed."""
-        return None

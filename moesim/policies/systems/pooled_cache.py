@@ -8,17 +8,17 @@ ggml-org/llama.cpp PR 24524 and discussion 24528, branch v2, as carried by a for
 | token embedding | on the CPU, as of llama.cpp | the same |
 | prompts, as of llama.cpp | micro-batches of 512 rows | the same |
 | key | (tensor, expert): gate, up and down apart | whole experts; matrices apart with a trace of ``moesim trace split`` |
-| pool | one for each size and type, shared by all layers of a device; at least 64 slots | one for all layers; the granted cache slots |
+| pool | one for each size and type, for all layers of a device; at least 64 slots | one for all layers; the granted slots |
 | hits | in use while the call goes on, to the recent end; the GPU computes them | the same |
 | misses | the CPU computes them at the same time, also what is on its way | the same |
-| admission | a count of missed rows an expert, from its latest copy on: 2 while there is a free slot, 8 in a full pool; 8 copies a node | the same (``admit_free``, ``admit_full``, ``inserts``), of a layer visit |
+| admission | missed rows an expert since its latest copy: 2 while a slot is free, 8 in a full pool; 8 copies a node | the same (``admit_free``, ``admit_full``, ``inserts``), of a layer visit |
 | queue | 128 jobs, 512 MiB; else no copy | the same |
-| who leaves | the entry used longest ago that nobody reads, as the copy is issued | the same |
+| who leaves | used longest ago of those nobody reads, as the copy is issued | the same |
 | a copy counts | once it has ended | the same |
 | all rows hit | ``overlap_cpu_rows`` of them go to the CPU | the same; the last ones, those of an expert together |
-| larger calls | more than 1 token, later 8, or more than 64 rows: past the cache | the same (``cached_rows``); as in llama.cpp the GPU computes them from 32 tokens on, else the CPU |
+| larger calls | more than 1 token, later 8, or more than 64 rows: past the cache | the same (``cached_rows``); from 32 tokens on the GPU computes them, as in llama.cpp, else the CPU |
 | TurboQuant: admission | 1 miss if the pool holds every entry, else as above | the same (``turboquant-cache``) |
-| TurboQuant: who leaves | first the entry used longest ago of those with at most 4 hits since their copy, else that of all | the same (``hot``) |
+| TurboQuant: who leaves | first of those with at most 4 hits since their copy, else of all | the same (``hot``) |
 """
 
 from __future__ import annotations

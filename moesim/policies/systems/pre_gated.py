@@ -1,24 +1,22 @@
 """Pre-gated MoE: the gate of one layer selects the experts of the next, which are copied while this layer computes.
 
-R. Hwang, J. Wei, S. Cao, C. Hwang, X. Tang, T. Cao, M. Yang, "Pre-gated MoE: An Algorithm-System Co-Design for Fast and Scalable
-Mixture-of-Expert Inference", ISCA 2024 (arXiv:2308.12066); the artifact's code.
-
-Idea: a model is fine-tuned so that each gate looks one layer ahead. Then nothing has to be guessed: what is copied ahead is used.
+R. Hwang et al., "Pre-gated MoE: An Algorithm-System Co-Design for Fast and Scalable Mixture-of-Expert Inference", ISCA 2024
+(arXiv:2308.12066); the artifact's code. The model is fine-tuned for it, so nothing has to be guessed.
 
 | point | paper says | released code does | we do |
 |---|---|---|---|
-| selection | the gate of layer l selects the experts of layer l + 1 | the same | ``source: oracle``: the recorded routing of l + 1, once l is routed; a recorded signal guesses instead |
-| compared with | on demand; all of the next layer's experts copied ahead (SE-MoE); all on the GPU | the same, chosen for encoder and decoder | ``method``; the policy ``all-gpu`` |
-| encoder | - | on demand | decoders have none: prompts as decoding, or on demand (``prompts_on_demand``) [choice] |
-| order in a layer | copy the next layer's experts while this one computes | wait for this layer's copies, swap the two buffers, begin the next layer's, compute | the same; an expert runs once all of its layer are there |
+| selection | the gate of layer l selects the experts of layer l + 1 | the same | ``source: oracle``: the recorded routing of l + 1, once l is routed; a recorded signal guesses |
+| compared with | on demand; all of the next layer's experts (SE-MoE); all on the GPU | the same, chosen for encoder and decoder | ``method``; the policy ``all-gpu`` |
+| encoder | - | on demand | prompts as decoding, or on demand (``prompts_on_demand``) [choice] |
+| order in a layer | copy the next layer's experts while this one computes | wait for this layer's copies, swap the buffers, begin the next layer's, compute | the same; an expert runs once all of its layer are there |
 | first layer | on demand | on demand, then it copies the second layer's | the same |
 | last layer | copies nothing ahead | the same | the same |
 | copies | - | one thread, ascending ids, each expert once | the same |
 | buffers | two, of the activated experts | two | two, of a layer's experts each |
 | wrong guesses | none, by training | none | copied on demand; what nobody asks for is dropped as its layer ends |
-| cache | optional | one arena for all layers, LFU, LRU or LIFO, which learns of requests when copies are issued; off | the same (``cache``), as large as the granted slots; who leaves it before its layer is over goes to the layer's buffer |
-| its counts | - | begin anew where the decoder takes over from the encoder | begin anew at 1 where decoding follows a prompt, in the same order [choice] |
-| a hit in the cache | - | copied to the buffer within the GPU | computed where it is, without that copy |
+| cache | optional | one arena for all layers, LFU, LRU or LIFO, told of requests as copies are issued; off | the same (``cache``), of the granted slots; who leaves before its layer is over goes to the layer's buffer |
+| its counts | - | begin anew where the decoder takes over | begin anew at 1 where decoding follows a prompt, in the same order [choice] |
+| a hit in the cache | - | copied to the buffer within the GPU | computed where it is |
 """
 
 from __future__ import annotations
@@ -58,8 +56,8 @@ Rule = Literal["lfu", "lru", "lifo"]
 class Arena(Generic[Key]):
     """Keys of a cache that learns of requests when copies are issued.
 
-    ``lfu``: the fewest requests since it came in leaves; of equals the one whose count changed longest ago. A key that comes in
-    again begins at 1. ``lru``: the one requested longest ago leaves. ``lifo``: the one that came in last leaves.
+    ``lfu``: the fewest requests since it came in leaves, of equals the longest unchanged; a key begins at 1. ``lru``: requested longest
+    ago. ``lifo``: came in last.
 
     >>> arena = Arena(2, "lfu")
     >>> [arena.request(key) for key in "AABCB"]  # C puts out B, which was asked for once
@@ -74,11 +72,10 @@ class Arena(Generic[Key]):
         self._counts: dict[Key, int] = {}  # in order of the last change
 
     def __contains__(self, key: object) -> bool:
-        """Whether it is in the cache."""
         return key in self._counts
 
     def request(self, key: Key) -> Key | None:
-        """Ask for a key; return the one that leaves to make room, itself if the cache holds nothing."""
+        """Ask for a key; return the one that leaves, itself if the cache holds nothing."""
         counts = self._counts
         if key in counts:
             if self.rule != "lifo":
@@ -93,11 +90,10 @@ class Arena(Generic[Key]):
         return victim
 
     def discard(self, key: Key) -> None:
-        """Forget a key, if it is there."""
         self._counts.pop(key, None)
 
     def reset(self) -> None:
-        """Begin all counts anew at 1, as where the decoder takes over from the encoder; their order stays."""
+        """Begin all counts anew at 1, in the same order."""
         self._counts = dict.fromkeys(self._counts, 1)
 
     def _victim(self) -> Key:
@@ -133,17 +129,14 @@ class PreGated(PolicyBase):
 
     @property
     def listens(self) -> frozenset[type]:
-        """Routing, arrivals and layer ends; steps where prompts are treated otherwise."""
         phases = {StepBegin} if self.prompts_on_demand or self.cache == "lfu" else set()
         return frozenset({Routed, Predicted, Fetched, LayerEnd} | phases)
 
     @property
     def needs(self) -> frozenset[str]:
-        """Inputs of the source, if it is asked."""
         return source_needs(self.source) if self.method == "pre-gated" else frozenset()
 
     def place(self, view: View) -> Placement:
-        """Return the two buffers, empty."""
         self._gpu = gpu_of(view, "pre-gated")
         self._prompt = False  # whether the step is one of prefill
         self._awaited: set[int] = set()  # experts of the present layer that are not there
@@ -204,7 +197,7 @@ class PreGated(PolicyBase):
         return self._copies(layer, new, PREFETCH, view)[0]
 
     def _copies(self, layer: int, experts: list[int], urgency: int, view: View) -> tuple[list[Action], list[int]]:
-        """Copy what is not in the cache, into it or, what does not stay there, to the layer's buffer. Return whom, too."""
+        """Copy what is not in the cache, into it or the layer's buffer; return whom, too."""
         gpu, arena = self._gpu, self._arena
         actions: list[Action] = []
         copied: list[int] = []
@@ -237,7 +230,7 @@ class PreGated(PolicyBase):
         return self._run(view)
 
     def _run(self, view: View) -> list[Action]:
-        """Run the layer's experts once all are there; with a cache, only then begin the next layer's copies."""
+        """Run the layer once all is there; with a cache, only then begin the next copies."""
         if self._awaited or not self._held:
             return []
         ahead, self._next = self._next, None
@@ -260,11 +253,10 @@ class PreGated(PolicyBase):
         return [Drop(layer, [e for e in gone if e not in stay], self._gpu), Move(layer, stay, self._gpu, CACHE)]
 
     def _room(self) -> int:
-        """Count the places of the cache that nobody has."""
         return self._arena.capacity - len(self._inside) - [*self._leaving.values()].count(CACHE)
 
     def _newly_kept(self, layer: int, asked: set[Unit], view: View) -> list[int]:
-        """Choose who goes from the layer's buffer to the cache: its place was not free before. Who finds none is not kept."""
+        """Choose who goes from the buffer to a place of the cache that was not free before."""
         room = self._room()
         stay: list[int] = []
         for unit in sorted(unit for unit in asked - self._inside if unit in self._arena):
@@ -274,7 +266,3 @@ class PreGated(PolicyBase):
                 self._arena.discard(unit)
         self._inside.update((layer, e) for e in stay)
         return stay
-
-    def evict(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
-        """Wait for the end of the layer before the last: a buffer holds all experts of one."""
-        return None

@@ -2,44 +2,43 @@
 
 "PreScope: Unleashing the Power of Prefetching for Resource-Constrained MoE Inference", arXiv, 2025. No code is released.
 
-Idea: loads on demand and prefetches share one link, so they are decided together: an expert is worth a transfer only if it
-arrives before the CPU has computed the rest, and the link's idle time up to the next layer's experts goes to the busiest
-experts that are predicted there.
+Idea: an expert is worth a transfer only if it arrives before the CPU has computed the rest; the link's idle time up to the next
+layer's experts goes to the busiest that are predicted there.
 
 | point | paper says | released code does | we do |
 |---|---|---|---|
-| hot expert table | most frequent (layer, expert) pairs until memory is full, never changed | none | the same, from the calibration table; other parts by ``placement`` |
-| predictor | LLaPor, a small network a layer | none | ``predictor``: any source, ``null`` for none; a learned one also takes the memory that is printed, 2.8 MB a layer |
+| hot expert table | most frequent (layer, expert) pairs until memory is full, never changed | none | the same, from calibration; ``placement`` |
+| predictor | LLaPor, a small network a layer | none | ``predictor``: any source, ``null`` for none; a learned one takes the printed memory, 2.8 MB a layer |
 | online learning | possible | none | not implemented |
-| when | once gate and prediction are done; its time is hidden | none | the GPU runs what it has at once; with ``head_start`` the CPU begins with what every plan gives it; the rest waits for the prediction, if one will come |
+| when | once gate and prediction are done; its time is hidden | none | the GPU runs what it has at once; with ``head_start`` the CPU what every plan gives it; the rest waits for the prediction |
 | plan | Alg. 1: GPU_Q over both layers, checked again for this one | none | the same, once a layer; micro-batches are added up |
-| a prompt: loads | a phase of the throughput; no rule of its own | none | the same plan by its rows, in one step, as in Transformers, unless the experiment cuts it; hardly a prefetch, as the link is busy with loads; these wait while both buffers are full and the GPU computes what it had (0.2 of 1.1 s: DeepSeek-V2-Lite, batch 64) |
+| a prompt: loads | a phase of the throughput; no rule of its own | none | the same plan, in one step, as in Transformers; hardly a prefetch; loads wait while both buffers are full and the GPU computes what it had (0.2 of 1.1 s: DeepSeek-V2-Lite, batch 64) |
 | a prompt: what stays | the hot table | none | the same |
 | alpha | not defined in use | none | what is left of the transfer under way; after a head start, from then |
-| t_c of a set | beta w + C for each expert | none | sum of the profile's costs; what the first expert takes beyond them (``first_extra_us``) is not in it |
+| t_c of a set | beta w + C for each expert | none | sum of the profile's costs, without ``first_extra_us`` |
 | x, g | one of each | none | x by layer; g of the busiest expert |
-| t_attn | - | none | attention, router and shared experts, from the profile |
+| t_attn | - | none | attention, router and shared experts |
 | no index passes | the loop still loads the busiest | none | ``none_better``: ``eq2`` (that one or none, by eq. 2), ``printed``, ``sentinel`` (none) |
-| the expert with the fewest tokens | never loaded: eq. 5 leaves it to the CPU | none | ``none_better: eq2`` loads it too where eq. 2 says so and it is the only one left; the other two leave it, which in prompts costs most: 645 s in place of 7.3 (Mixtral, 64 of 512 tokens) |
+| the expert with the fewest tokens | never loaded: eq. 5 leaves it to the CPU | none | ``eq2`` loads it where eq. 2 says so and it is the only one left; the others leave it, in prompts 645 s in place of 7.3 (Mixtral, 64 of 512 tokens) |
 | f | (T_gap + t_attn) / x, rounded | none | half up; from 0 to what is predicted and absent |
 | at most GPU_Q's members | not stated | none | no; ``limit_to_queue`` |
-| R_hit, R_miss | not defined | none | share of the predictions of that layer and rank that came true; ``prior_hit`` counts for one (0.94, the least printed for its "hot Top-4", in place of a calibration run) |
+| R_hit, R_miss | not defined | none | share of that layer's and rank's predictions that came true; ``prior_hit`` counts for one (0.94, the least printed for its "hot Top-4") |
 | order of prefetches | the loop begins with the coldest chosen, the text with the hottest | none | ``prefetch_order``: ``busiest`` or ``printed`` |
-| GPU_Q without next-layer experts | a larger window, no algorithm | none | ``window``: ``none``, or ``next2``: step 4 for the layer after, with ``next2_predictor`` |
-| OnIoDone, OnCpuGpuDone | the next transfer, the next expert | none | queues of the link and of the devices, in the plan's order |
+| GPU_Q without next-layer experts | a larger window, no algorithm | none | ``window``: ``none``, or ``next2``: step 4 for the layer after (``next2_predictor``) |
+| OnIoDone, OnCpuGpuDone | the next transfer, the next expert | none | queues in the plan's order |
 | order of loads and of the CPU | fewest tokens first | none | the same |
-| link | demand goes first; a transfer is not interrupted | none | the same; the parts of one that has begun go before the loads, and then count as demand |
-| queued prefetches | not stated | none | given up when the layer ends, or, as f counts the next dense part too, at the ``next-gate`` (``cancel``) |
+| link | demand goes first; a transfer is not interrupted | none | the same; the parts of one that has begun count as demand, before the loads |
+| queued prefetches | not stated | none | given up when the layer ends, or at the ``next-gate`` (``cancel``) |
 | predicted and still under way at its gate | not stated | none | runs on the GPU when it arrives; not in the plan |
 | buffers | 2 for loads; two groups for prefetches, sizes not given; overwritten, never kept | none | ``demand_slots``; ``prefetch_slots`` a group, by default all that can be absent; emptied at the end of their layer |
-| without the table | random preloading | none | ``placement: random``; ``none`` leaves the memory empty |
+| without the table | random preloading | none | ``placement: random``; ``none`` leaves it empty |
 | AsyncIO | three-part asynchronous copies, 79 % of the link | none | ``async_io``: the ``chunked`` curve, an expert in three; off: the experiment's transfers |
-| without AsyncIO | transfers and computation take turns | none | the same plan: shared experts, as many loads as ``demand_slots`` holds, all experts that are there, further loads; prefetches with the last loads |
+| without AsyncIO | transfers and computation take turns | none | the same plan: shared experts, as many loads as ``demand_slots``, all that is there, further loads; prefetches with the last |
 | time of the GPU | hidden by transfers | none | simulated |
 
-Ablations: ``placement: random`` (the paper's, without the table), ``predictor: null``, ``async_io: false``; without PreSched, ``scheduler: threshold``
-(Fiddler's rule, layer by layer) and ``prefetch_size: 4`` (the predictor's "hot Top-4" whether there is time or not). A ``scheduler``
-alone keeps the rule for the number of prefetches, equations 6 and 7, behind another assignment.
+Ablations: ``placement: random``, ``predictor: null``, ``async_io: false``; without PreSched, ``scheduler: threshold``
+(Fiddler's rule, layer by layer) and ``prefetch_size: 4`` ("hot Top-4"). A ``scheduler`` alone keeps equations 6 and 7 for the
+number of prefetches.
 """
 
 from __future__ import annotations
@@ -100,13 +99,10 @@ from moesim.policy import (
 
 
 class Turns:
-    """Holds the copies and Runs of a layer, and lets go a turn of them at a time.
+    """Holds the copies and Runs of a layer, and lets a turn of them go when all of the one before is over.
 
-    A turn of copies brings as many of the layer's experts as the buffer for loads holds, the last one also what is fetched for
-    later layers; a turn of computation runs what is there by then, and the buffer is emptied for more. A turn begins when all of the one before is over. So the
-    layer ends with computation, and nothing is on its way when the next begins.
-
-    The buffer for loads on ``gpu`` holds ``slots`` experts.
+    A turn of copies brings as many experts as the buffer for loads holds (``slots``), the last one also those of later layers; a turn
+    of computation runs what is there, and empties the buffer. So the layer ends with computation and nothing on its way.
     """
 
     def __init__(self, gpu: str, slots: int) -> None:
@@ -121,10 +117,7 @@ class Turns:
         self._awaited: set[tuple[int, int, str]] = set()  # (layer, expert, device) of the present turn
 
     def hold(self, layer: int, actions: Iterable[Action]) -> list[Action]:
-        """Keep the copies and Runs of a layer; return the other actions.
-
-        An expert that several micro-batches load or run is kept once; what one of them runs on the GPU goes there for all.
-        """
+        """Keep a layer's copies and Runs, each expert once; return the other actions."""
         self._layer = layer
         now: list[Action] = []
         for action in actions:
@@ -140,12 +133,11 @@ class Turns:
         return now
 
     def happened(self, event: Fetched | Ran) -> None:
-        """Note that a copy has arrived or a Run has ended."""
         experts = (event.expert,) if isinstance(event, Fetched) else event.experts
         self._awaited.difference_update((event.layer, expert, event.device) for expert in experts)
 
     def go_on(self) -> list[Action]:
-        """Return the next turn if the one before is over; to be asked once all that belongs to the layer is held."""
+        """Return the next turn if the one before is over; to be asked once all is held."""
         actions: list[Action] = []
         while not self._awaited and (self._loads or self._ahead or self._runs):
             actions += self._copy() if self._copies_next else self._compute()
@@ -163,7 +155,7 @@ class Turns:
         return [*fetches]
 
     def _compute(self) -> list[Action]:
-        """Run what is there; where more is to be loaded, it leaves the buffer as soon as it has run."""
+        """Run what is there; where more is to be loaded, it leaves the buffer after its run."""
         later, on_gpu = set(self._loads), self._runs.pop(self._gpu, [])
         runs = {device: [e for e in experts if e not in on_gpu] for device, experts in self._runs.items()}
         runs[self._gpu] = [e for e in on_gpu if e not in later]
@@ -178,10 +170,7 @@ GROUPS = ("prefetch-even", "prefetch-odd")  # by the number of the layer
 
 
 class PrefetchGroups:
-    """Fetches experts ahead; a transfer that has begun is never given up, one that is only queued may be cancelled.
-
-    Each group has buffers of ``slots`` experts on ``gpu``.
-    """
+    """Fetches ahead through two pools of ``slots`` experts; only what is queued may be cancelled."""
 
     def __init__(self, gpu: str, slots: int, view: View) -> None:
         self._gpu = gpu
@@ -195,22 +184,20 @@ class PrefetchGroups:
         self._over: set[Unit] = set()  # under way, though their layer has ended; dropped when they arrive
 
     def pools(self, view: View) -> list[Pool]:
-        """Return the two pools."""
         return [Pool(self._gpu, group, self._slots * slot_bytes(view)) for group in GROUPS]
 
     def fetch(self, layer: int, experts: Sequence[int]) -> Fetch:
-        """Fetch experts of a later layer, in this order."""
         self._ahead += [(layer, expert) for expert in experts]
         return Fetch(layer, experts, self._gpu, PREFETCH, GROUPS[layer % 2])
 
     def keep(self, layer: int, experts: Sequence[int]) -> list[Action]:
-        """Want what is on its way: what was to be dropped when it arrives stays until its layer ends once more."""
+        """Want what is on its way: what was to be dropped on arrival stays."""
         again = [expert for expert in experts if (layer, expert) in self._over]
         self._over.difference_update([(layer, expert) for expert in again])
         return [Fetch(layer, again, self._gpu, PREFETCH, GROUPS[layer % 2])] if again else []
 
     def under_way(self, view: View) -> dict[Unit, int]:
-        """Return the transfers that have begun, with the time that is left; what is only queued has all of it left."""
+        """Return the transfers that have begun, with the time that is left."""
         found: dict[Unit, int] = {}
         for layer, expert in self._ahead:
             if view.is_pending(layer, expert, self._gpu):
@@ -236,7 +223,6 @@ class PrefetchGroups:
         return actions
 
     def layer_end(self, layer: int, view: View) -> list[Action]:
-        """Empty the group of a layer that has ended."""
         gone = layer_residents(view, self._gpu, GROUPS[layer % 2], layer)
         if self._ahead:
             begun = self.under_way(view)
@@ -248,7 +234,6 @@ class PrefetchGroups:
         return [Drop(layer, gone, self._gpu)] if gone else []
 
     def cancel_queued(self, view: View) -> list[Drop]:
-        """Cancel what the link has not begun."""
         if not self._ahead:
             return []
         begun = self.under_way(view)
@@ -280,7 +265,6 @@ class Visit:
         self.cancelled: set[int] = set()  # of its experts, prefetches that are given up as it is routed
 
     def sort(self) -> None:
-        """List the experts to be planned."""
         rows_of = self.rows.__getitem__
         self.current = sorted(sorted(self.rows), key=rows_of)
         self.tokens = [*map(rows_of, self.current)]
@@ -358,19 +342,17 @@ class PreScope(PolicyBase):
 
     @cached_property
     def parts(self) -> PreScopeParts:
-        """Hot table and scheduler, built from their names at the first use."""
         own = isinstance(self.scheduler, str) and self.scheduler == PRESCHED
         scheduler = None if own else make_part("assignment", self.scheduler)
         return PreScopeParts(make_part("placement", self.placement), scheduler)
 
     @property
     def looks_further(self) -> bool:
-        """Whether the layer after the next may be prefetched for, which takes its own predictions and buffers of its own."""
+        """Whether the layer after the next may be prefetched for."""
         return self.window == "next2" and self.predictor is not None and self.parts.scheduler is None and self.async_io
 
     @property
     def listens(self) -> frozenset[type]:
-        """Steps, routing and layer ends; predictions if there is a predictor; ends of copies and Runs if these take turns."""
         events: set[type] = {StepBegin, Routed, LayerEnd}
         if self.predictor is not None:
             events.add(Predicted)
@@ -378,7 +360,6 @@ class PreScope(PolicyBase):
 
     @property
     def needs(self) -> frozenset[str]:
-        """The hot table's frequencies and the predictors' signals."""
         placement, scheduler = self.parts
         found = placement.needs | (frozenset() if scheduler is None else scheduler.needs)
         if self.predictor is not None:
@@ -393,7 +374,6 @@ class PreScope(PolicyBase):
         return "chunked", ceil_div(largest, PARTS_OF_A_TRANSFER)
 
     def place(self, view: View) -> Placement:
-        """Fill the hot table, and set the buffers up."""
         placement, scheduler = self.parts
         model = view.model
         gpu, cpu = gpu_of(view, "prescope"), cpu_of(view, "prescope")
@@ -424,13 +404,12 @@ class PreScope(PolicyBase):
             reserved={gpu: model.n_layers * PREDICTOR_BYTES} if self.predictor == LEARNED else {},
         )
 
-    # ------------------------------------------------------------------------------------------------------ events
     def decide(self, event: Any, view: View) -> Iterable[Action]:
-        """Run what is there and plan when routed, or when the prediction is in; tidy up at the end of a layer."""
+        """Run what is there; plan when routed or predicted; tidy up at the end of a layer."""
         return self._answer(event, view) if self.async_io else self._in_turn(event, view)
 
     def _in_turn(self, event: Any, view: View) -> Iterable[Action]:
-        """Answer as usual, but alternate copies and Runs once the layer is planned and its shared experts have run."""
+        """Answer as usual, but alternate copies and Runs once the layer is planned."""
         kind = type(event)
         now: Iterable[Action] = ()
         if kind is Fetched or kind is Ran:
@@ -456,7 +435,7 @@ class PreScope(PolicyBase):
         return self._step_begin(event)
 
     def evict(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
-        """Return a demand-loaded expert that has been computed; a prefetch waits until its group is empty."""
+        """Return a load that has been computed; a prefetch waits until its group is empty."""
         return idle_resident(view, fetch) if fetch.pool == STAGING else None
 
     def _step_begin(self, event: StepBegin) -> Iterable[Action]:
@@ -495,7 +474,7 @@ class PreScope(PolicyBase):
         return actions
 
     def _ask(self, source: str, layer: int, visit: Visit, view: View) -> list[Action]:
-        """Ask for a prediction, unless there is no such layer or it is known that none will come."""
+        """Ask for a prediction, unless it is known that none will come."""
         if layer >= len(self._load_ns) or not view.foresees(source, layer):
             return []
         return [Predict(visit.step, layer, source, view.dense_device(visit.layer))]
@@ -513,7 +492,7 @@ class PreScope(PolicyBase):
         return self._on_gpu(layer, here, coming, [], view)
 
     def _begin_cpu(self, visit: Visit, view: View) -> list[Action]:
-        """Begin on the CPU with what every plan assigns to it, while the prediction is made."""
+        """Begin on the CPU with what every plan assigns to it."""
         tokens = visit.tokens
         if len(tokens) < 2:
             return []  # the busiest may always be loaded
@@ -567,7 +546,7 @@ class PreScope(PolicyBase):
         return actions
 
     def _predicted(self, event: Predicted, view: View) -> list[Action]:
-        """Plan with a prediction of the next layer, or prefetch with one of the layer after; any other comes too late."""
+        """Plan with the next layer's prediction, or prefetch for the one after; others are late."""
         visit = self._visit
         if visit is None or event.step != visit.step:
             return []
@@ -587,7 +566,7 @@ class PreScope(PolicyBase):
         return []
 
     def _fill_gap(self, layer: int, counts: Mapping[int, int], foresight: Foresight, visit: Visit, view: View) -> list[Action]:
-        """Prefetch for a later layer as many experts as fit (step 4), whatever the plan of the present one."""
+        """Prefetch for a later layer as many experts as fit (step 4)."""
         wanted = self._absent(counts, layer, self._gpu, view)
         share = (visit.gap + self._dense_part(visit.layer, view)) / self._load_ns[layer]
         n_prefetch = prefetch_count(share, len(wanted), foresight.say(layer, wanted))
@@ -600,7 +579,7 @@ class PreScope(PolicyBase):
         return [self._groups.fetch(layer, chosen)] if chosen else []
 
     def _on_gpu(self, layer: int, here: Sequence[int], coming: Sequence[int], loads: Sequence[int], view: View) -> list[Action]:
-        """Run experts on the GPU: what is there, what is on its way, and what is loaded behind what the link has begun."""
+        """Run on the GPU what is there, on its way, and loaded behind what the link has begun."""
         actions = self._groups.keep(layer, coming)
         if loads:
             actions += self._groups.finish_first(view)
@@ -614,13 +593,12 @@ class PreScope(PolicyBase):
         return Timing(self._cpu_ns, self._load_ns[layer], self._load_next_ns[layer], self._gpu_ns[busiest], dense, in_flight)
 
     def _dense_part(self, layer: int, view: View) -> int:
-        """Return t_attn: what the next layer does before its routed experts; all layers of a step are alike."""
+        """Return t_attn: the next layer's part before its routed experts, alike in a step."""
         if self._dense is None:
             self._dense = view.dense_ns(layer) + view.costs.shared_ns(view.compute, self._rows)
         return self._dense
 
     def _layer_end(self, event: LayerEnd, view: View) -> list[Action]:
-        """Empty the buffers of the layer."""
         self._visit = None
         held = layer_residents(view, self._gpu, STAGING, event.layer)
         actions: list[Action] = [Drop(event.layer, held, self._gpu)] if held else []

@@ -6,16 +6,16 @@ ggml-org/llama.cpp PR 27861 (open draft); src/llama-moecache.cpp in zazaidi/llam
 |---|---|---|
 | token embedding | on the CPU, as of llama.cpp | the same |
 | prompts, as of llama.cpp | micro-batches of 512 rows | the same |
-| slots | as many of each layer (``--moe-expert-cache``) | the granted cache slots, dealt to layers |
+| slots | as many of each layer (``--moe-expert-cache``) | the granted slots, dealt to layers |
 | hits | the GPU computes them; stamped by a clock | the same |
 | misses | the CPU computes them; noted once a step, in selection order | the same |
-| CPU and GPU | two chains of products, whose outputs are added; who waits for whom is left to the scheduler of the graph | the GPU first, then the CPU; ``overlap``: both at once |
-| between steps, first | uploads that have ended count from now on, stamped by the clock | the same |
-| between steps, then | of each layer the newest misses, ``--moe-expert-cache-inserts`` of them; one that is there by now takes its turn, too | the same (``inserts``) |
+| CPU and GPU | two chains of products; who waits is left to the scheduler of the graph | the GPU first, then the CPU; ``overlap``: both at once |
+| between steps, first | uploads that have ended count from now on, stamped | the same |
+| between steps, then | of each layer the ``--moe-expert-cache-inserts`` newest misses; one that is there by now takes its turn, too | the same (``inserts``) |
 | who leaves | the first empty slot, else the smallest stamp of those not being filled, as the upload is chosen | the same |
 | worker | one thread uploads one expert after the other | the same |
-| on its way | what misses while it is on its way is uploaded again, to another slot; when the first leaves, the expert does not count as there | one upload takes its turn; as in the code with ``dup_upload`` |
-| larger steps | more than 1 token (the fork: 4) pass by the cache, unseen | the same (``cached_rows``); as in llama.cpp the GPU computes them from 32 tokens on, else the CPU |
+| on its way | a miss on its way is uploaded again, to another slot; when the first leaves, it does not count as there | one upload takes its turn; ``dup_upload`` as the code |
+| larger steps | more than 1 token (the fork: 4) pass by the cache, unseen | the same (``cached_rows``); from 32 tokens on the GPU computes them, as in llama.cpp, else the CPU |
 """
 
 from __future__ import annotations
@@ -70,12 +70,11 @@ class UploadSlots:
         self._clock = 0
 
     def touch(self, slot: int) -> None:
-        """Stamp a slot."""
         self._clock += 1
         self._stamps[slot] = self._clock
 
     def take(self, expert: int) -> tuple[int, int | None] | None:
-        """Assign a slot to an expert that is uploaded; return it and whom it held, or None if all are being filled."""
+        """Assign a slot to an upload; return it and whom it held; None: all are being filled."""
         idle = [slot for slot in range(len(self.owner)) if slot not in self.filling]
         if not idle:
             return None
@@ -87,7 +86,6 @@ class UploadSlots:
         return slot, victim
 
     def publish(self, slot: int) -> None:
-        """Count what a slot was filled with as there."""
         expert = self.filling.pop(slot)
         self.owner[slot] = expert
         self.where[expert] = slot
@@ -119,11 +117,9 @@ class TwoUploadsLru(PolicyBase):
 
     @property
     def listens(self) -> frozenset[type]:
-        """Steps, routing, arrivals and ends of layers; what has run, if the CPU waits for it."""
         return frozenset({StepBegin, Routed, Fetched, Sent, LayerEnd, *(() if self.overlap else (Ran,))})
 
     def place(self, view: View) -> Placement:
-        """Return the empty cache."""
         gpu, self._cpu = gpu_of(view, "two-uploads-lru"), cpu_of(view, "two-uploads-lru")
         self._gpu, self._host, self._model = gpu, view.host, view.model
         n_slots = slots_per_layer(view, gpu, "two-uploads-lru", 0)
@@ -142,7 +138,7 @@ class TwoUploadsLru(PolicyBase):
 
     @property
     def counters(self) -> Mapping[str, int]:
-        """Hits and misses by what counts as there, and uploads of what was there or on its way."""
+        """Hits and misses by what counts as there, and uploads of what was there or coming."""
         return self._counts
 
     def decide(self, event: Any, view: View) -> Iterable[Action]:
@@ -165,7 +161,6 @@ class TwoUploadsLru(PolicyBase):
         return actions
 
     def evict(self, fetch: Fetch, view: View) -> Unit | None:
-        """Return what was copied for one use; who leaves the cache is dropped as its successor's upload is chosen."""
         return idle_resident(view, fetch) if fetch.pool == STAGING else None
 
     def _routed(self, event: Routed) -> list[Action]:
@@ -195,7 +190,7 @@ class TwoUploadsLru(PolicyBase):
         return [*actions, *self._start()]
 
     def _choose(self, layer: int, expert: int) -> list[Action]:
-        """Queue an upload, unless the expert is there or, if that is looked at, on its way; the victim goes at once."""
+        """Queue an upload, unless the expert is there or coming; the victim goes at once."""
         slots = self._slots[layer]
         if expert in slots.where or (expert in slots.filling.values() and not self.dup_upload):
             return []
@@ -207,7 +202,7 @@ class TwoUploadsLru(PolicyBase):
         return self._gone((layer, victim)) if victim is not None else []
 
     def _gone(self, unit: Unit) -> list[Action]:
-        """Forget the engine's copy of an expert, unless another slot holds it or gets it now."""
+        """Forget the engine's copy, unless another slot holds it or gets it now."""
         layer, expert = unit
         if expert in self._slots[layer].owner or (self._on_its_way is not None and self._on_its_way.unit == unit):
             return []
@@ -215,7 +210,7 @@ class TwoUploadsLru(PolicyBase):
         return [Drop(layer, [expert], self._gpu)]
 
     def _worker(self, event: Any) -> list[Action]:
-        """Note that the upload which was on its way has ended; begin the next."""
+        """Note the end of the upload under way; begin the next."""
         job = self._on_its_way
         if job is None or not (event == Sent(AGAIN) or (type(event) is Fetched and (event.layer, event.expert) == job.unit)):
             return []
@@ -224,7 +219,7 @@ class TwoUploadsLru(PolicyBase):
         return self._start()
 
     def _start(self) -> list[Action]:
-        """Begin the next upload; of what the engine has there already it is a message of as many bytes."""
+        """Begin the next upload; a copy that is there already becomes a message."""
         if self._on_its_way is not None or not self._jobs or self._jobs[0].unit[0] == self._staged:
             return []
         self._on_its_way = self._jobs.popleft()

@@ -4,18 +4,16 @@ DeepSpeed, ZeRO stage 3 with parameters offloaded (``partitioned_param_coordinat
 of DeepSpeedExamples. R. Y. Aminabadi et al., "DeepSpeed-Inference: Enabling Efficient Inference of Transformer Models at
 Unprecedented Scale", SC 2022 (arXiv:2207.00032), describes the method for dense models.
 
-Idea: with enough tokens in a pass, copying all weights takes no longer than computing with them.
-
 | point | paper says | released code does | we do |
 |---|---|---|---|
-| experts | - | a MoE block is one leaf: all its experts are copied as one unit before it, whatever the router chose | the same |
+| experts | - | a MoE block is one leaf: all its experts are copied before it, whatever the router chose | the same |
 | other weights | streamed layer by layer | each submodule's tensors are copied before it | attention, shared experts, leading layers, embedding and head, each before it runs |
-| small tensors | - | up to 1e5 elements they stay on the GPU | norms stay; the router, if it has no more than ``persistence_threshold`` elements |
-| look-ahead | - | tensors in recorded order within a window; with both known settings less than one expert | ``depth: 0``, none; ``depth: 1``, the next layer, as a window larger than a layer would have it |
+| small tensors | - | up to 1e5 elements stay on the GPU | norms stay; the router up to ``persistence_threshold`` elements |
+| look-ahead | - | in recorded order within a window; with both known settings less than one expert | ``depth: 0``, none; ``depth: 1``, the next layer, as a larger window would have it |
 | first pass | - | records the order, copies nothing ahead | the same, of experts |
-| copies awaited at a time | - | two at most | one layer's, and the next layer's with ``depth: 1`` |
+| copies awaited at a time | - | two at most | one layer's, and the next's with ``depth: 1`` |
 | after use | - | released, unless small or used again within 1e9 elements | experts at the end of the layer, the rest after use |
-| prefill and decode | - | the same: every pass copies every layer | the same |
+| prefill and decode | - | every pass copies every layer | the same |
 | memory of the host | - | ``pin_memory`` false; the example pins | ``pinned``: as the example; false: as the default |
 | KV cache | - | on the GPU, or offloaded (``--kv-offload``) | ``kv``: on the GPU, or in host memory and copied for each use |
 | cache, CPU | - | no cache of experts, the CPU computes nothing | the same |
@@ -74,7 +72,6 @@ class ZeroInference(PolicyBase):
     pinned: bool = option(True, "Copies from pinned memory, or whatever curve the experiment names; False: from pageable memory.")
 
     def place(self, view: View) -> Placement:
-        """Leave all weights on the host."""
         self._gpu, model = gpu_of(view, "zero-inference"), view.model
         self._held: set[int] = set()  # experts that run once all of their layer are there
         self._awaited = -1  # experts of the present layer that are under way; -1: not asked for
@@ -91,7 +88,6 @@ class ZeroInference(PolicyBase):
         return model.n_experts * model.hidden <= self.persistence_threshold
 
     def transfer(self, model: ModelSpec) -> tuple[str, int | None] | None:
-        """Return the curve of pageable memory, unless it is pinned."""
         return None if self.pinned else ("pageable", None)
 
     def decide(self, event: Any, view: View) -> Iterable[Action]:
@@ -132,7 +128,3 @@ class ZeroInference(PolicyBase):
             return []
         held, self._held = sorted(self._held), set()
         return [Run(self._layer, held, self._gpu)]
-
-    def evict(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
-        """Wait for the end of a layer: the pool holds whole layers."""
-        return None
