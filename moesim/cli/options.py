@@ -45,13 +45,13 @@ def reading_results(trust: bool) -> Iterator[None]:
 
 
 def _force(engine: str | None) -> str | None:
-    from moesim.engine.choice import force  # the engine takes a while to import, and few commands have one
+    from moesim.engine.entry import force  # the engine takes a while to import, and few commands have one
 
     return force(engine)
 
 
 def _verify(share: float | None) -> float | None:
-    from moesim.engine.choice import verify_share
+    from moesim.engine.entry import verify_share
 
     return verify_share(share)
 

@@ -5,8 +5,7 @@ for each. Begin with `entry`, `loop` and `state`: `state` and `machine` are plai
 `native` is the same engine in C++, file by file; it leaves the same records.
 """
 
-from moesim.engine.choice import chosen
-from moesim.engine.entry import empty_view, simulate
+from moesim.engine.entry import chosen, empty_view, simulate
 from moesim.engine.state import EngineOptions
 
 __all__ = ["EngineOptions", "chosen", "empty_view", "simulate"]

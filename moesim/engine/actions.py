@@ -7,11 +7,10 @@ from contextlib import suppress
 from operator import index
 from typing import Any, NoReturn
 
-from moesim.engine.checks import device_of, fail, pool_of, short_repr, unit_of, width_of
 from moesim.engine.lanes import launch, submit, submit_next, wake
 from moesim.engine.links import enqueue, hasten, path_between, send_message
 from moesim.engine.memory import PoolState, Unit
-from moesim.engine.state import DeviceState, Group, State, Task, Transfer
+from moesim.engine.state import DeviceState, Group, State, Task, Transfer, device_of, fail, pool_of, short_repr, unit_of, width_of
 from moesim.engine.visit import FRESH, LATE, REDUCED, SKIPPED, STALE, Visit, bits_of, rows_of
 from moesim.errors import HardwareError, unknown_name
 from moesim.policy import DEMAND, Action, Drop, Fetch, Move, Predict, Run, Send, Skip

@@ -46,12 +46,10 @@ class Clock:
             self.state.instant.lanes.append(lane)
 
     def begin(self, lane: Lane, task: Task) -> None:
-        """Be busy with a task."""
         of = lane.name if lane.name == "side" else "dense" if task.group is None else "experts"
         self._begin(lane, f"{lane.device.name}.{of}", task.work, self._reading_share(lane, task))
 
     def set_off(self, link: LinkState, transfer: Transfer, n_bytes: int, work: int) -> None:
-        """Be busy with some bytes of a transfer."""
         self._begin(link, link.name, work)
 
     def send_rows(self, link: LinkState, crossing: Crossing, then: Call) -> None:
@@ -84,7 +82,6 @@ class Clock:
         return True
 
     def _over(self, server: Server) -> None:
-        """A lane or a link has done what it did."""
         if isinstance(server, LinkState):
             links.complete(self.state, server, self.state.now)
             return

@@ -5,9 +5,22 @@ from __future__ import annotations
 from bisect import insort
 from operator import index
 
-from moesim.engine.checks import fail, short_repr, width_of
 from moesim.engine.memory import Unit
-from moesim.engine.state import FULL, Call, Crossing, DeviceState, Group, LinkState, Medium, State, Task, Transfer
+from moesim.engine.state import (
+    FULL,
+    Call,
+    Crossing,
+    DeviceState,
+    Group,
+    LinkState,
+    Medium,
+    State,
+    Task,
+    Transfer,
+    fail,
+    short_repr,
+    width_of,
+)
 from moesim.policy import Fetch
 from moesim.records import TransferRecord
 

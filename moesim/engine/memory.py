@@ -43,7 +43,6 @@ class PoolState:
         self.members: defaultdict[tuple[int, float | None], set[int]] = defaultdict(set)  # layer, width -> resident experts
 
     def at(self, layer: int) -> int:
-        """Return the place of a layer's numbers."""
         return layer if self.per_layer else 0
 
     def free(self, layer: int) -> int:
@@ -98,12 +97,10 @@ class DeviceMemory:
         self.add(n_bytes, now)
 
     def reserve(self, pool: PoolState, layer: int, n_bytes: int, now: int) -> None:
-        """Take a pool's memory for an expert that is to come."""
         pool.take(layer, n_bytes)
         self.add(n_bytes, now)
 
     def arrive(self, unit: Unit, pool: PoolState, fetch: int) -> CopyState:
-        """Put a copy into memory that is reserved for it."""
         copy = self.copies[unit] = CopyState(pool, fetch)
         pool.members[unit.layer, unit.bits].add(unit.expert)
         return copy

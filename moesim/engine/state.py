@@ -1,6 +1,7 @@
 """All that a run knows, as plain data: what it was given, the machine, the present step and what has just happened.
 
-Rules are functions over it, in the other files.
+Rules are functions over it, in the other files. At the end: what an action names must be there, and how an error says where
+it happened.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
+from moesim.core.units import format_ns
 from moesim.engine.memory import DeviceMemory, PoolState, Unit
 from moesim.engine.visit import Visit
+from moesim.errors import PolicyError, unknown_name, unknown_width
 from moesim.hardware.costs import CostModel
 from moesim.hardware.types import Device, Link
 from moesim.model import ModelSpec
@@ -98,7 +101,6 @@ class Transfer:
 
     @property
     def link(self) -> LinkState:
-        """Where it is queued or under way."""
         return self.path[self.hop]
 
     @property
@@ -110,7 +112,6 @@ class Transfer:
         return self.hop > 0 or not self.first_chunk
 
     def why(self) -> str:
-        """Name the cause for the records."""
         if self.cause:
             return self.cause
         if self.dst is not None and self.dst.memory.backing:
@@ -302,7 +303,6 @@ class Pass:
         return self.future[layer]
 
     def new_visit(self, layer: int) -> Visit:
-        """Make the visit of a layer."""
         return Visit(self.step.index, layer, len(self.micro))
 
 
@@ -373,7 +373,6 @@ class State:
 
     @property
     def step(self) -> Step:
-        """The present step."""
         return self.forward.step
 
     @property
@@ -385,3 +384,59 @@ class State:
         return Task(
             next(self.task_numbers), kind, self.step.index, Unit(layer, -1), mb, rows, work, self.now, self.now, then
         )  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------- what an action names must be there
+def fail(state: State, what: str, remedy: str) -> NoReturn:
+    """Raise the error of a policy at this moment."""
+    forward = state.forward
+    step = 0 if forward is None else forward.step.index
+    layer = -1 if forward is None else forward.reached if forward.visit is None else forward.visit.layer
+    fail_at(state.now, step, layer, what, remedy, state.policy_name)
+
+
+def fail_at(now: int, step: int, layer: int, what: str, remedy: str, policy_name: str) -> NoReturn:
+    """Raise the error of a policy at a moment of a run."""
+    raise PolicyError(f"t={format_ns(now)}, step {step}, layer {layer}: {what}; {remedy} [policy={policy_name}]")
+
+
+def short_repr(value: object) -> str:
+    """Write a value in one short line."""
+    return " ".join(repr(value).split())[:80]
+
+
+def device_of(state: State, name: str, what: str) -> DeviceState:
+    """Find a device by name."""
+    if name not in state.devices:
+        fail(state, f"{what}: {unknown_name('device', name, state.devices)}", "name a device of the profile")
+    return state.devices[name]
+
+
+def unit_of(state: State, layer: int, expert: int, what: str, bits: float | None = None) -> Unit:
+    """Name an expert at a width."""
+    n_layers, n_experts = state.model.n_layers, state.model.n_experts
+    if not (0 <= layer < n_layers and 0 <= expert < n_experts):
+        allowed = f"layers are 0..{n_layers - 1}, experts 0..{n_experts - 1}"
+        fail(state, f"{what}(L{layer}/E{expert}): no such unit", allowed)
+    return Unit(layer, expert, width_of(state, bits, f"{what}(L{layer}/E{expert})"))
+
+
+def width_of(state: State, bits: float | None, what: str) -> float | None:
+    """Return a width of the model's; None of the full one."""
+    if bits is None:
+        return None
+    full, *others = state.model.widths
+    if bits == full:
+        return None
+    if bits not in others:
+        found, remedy = unknown_width(bits, state.model.widths)
+        fail(state, f"{what}: {found}", remedy)
+    return bits
+
+
+def pool_of(state: State, device: DeviceState, name: str, what: str) -> PoolState:
+    """Find a pool of a device by name."""
+    if name not in device.memory.pools:
+        known = unknown_name("pool", name, device.memory.pools)
+        fail(state, f"{what}: {known}", f"declare Pool('{device.name}', '{name}', ...) in place()")
+    return device.memory.pools[name]

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from moesim.core.limits import RUN_NS
 from moesim.core.units import ceil_div
 from moesim.engine.actions import apply, collected
-from moesim.engine.checks import fail
 from moesim.engine.lanes import submit, wake
 from moesim.engine.links import cross
 from moesim.engine.memory import Unit
-from moesim.engine.state import Call, DeviceState, Pass, State
+from moesim.engine.state import Call, DeviceState, Pass, State, fail
 from moesim.engine.visit import Visit, gate_mass, inexact_records, rows_of
 from moesim.errors import HardwareError
 from moesim.policy import KV, LayerBegin, LayerEnd, Predicted, Routed, StepBegin, StepEnd

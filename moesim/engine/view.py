@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from operator import index
 from typing import TYPE_CHECKING, Any
 
-from moesim.engine.checks import fail, width_of
 from moesim.engine.links import remaining_ns
 from moesim.engine.memory import Unit
-from moesim.engine.state import State
+from moesim.engine.state import State, fail, width_of
 from moesim.engine.steps import dense_ns
 from moesim.errors import unknown_name
 from moesim.hardware.costs import CostModel

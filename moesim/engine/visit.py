@@ -66,7 +66,6 @@ class Visit:
         self.open += 1
 
     def let_go(self) -> None:
-        """Take note that one of these has ended."""
         self.open -= 1
 
     def route(self, experts: Any, weights: Any) -> None:

@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from moesim.engine.checks import fail
 from moesim.engine.memory import Unit
-from moesim.engine.state import DeviceState, Group, LinkState, State, Task, Transfer
+from moesim.engine.state import DeviceState, Group, LinkState, State, Task, Transfer, fail
 from moesim.engine.visit import Visit, rows_of
 from moesim.errors import LiveError
 from moesim.live.kernels.experts import serve

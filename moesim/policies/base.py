@@ -136,7 +136,6 @@ class CostTable(dict[int, int]):
         self._device = device
 
     def __missing__(self, rows: int) -> int:
-        """Ask the cost model, and remember."""
         found = self[rows] = self._costs.expert_ns(self._device, rows)
         return found
 

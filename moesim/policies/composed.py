@@ -175,7 +175,6 @@ class Composed(PolicyBase):
 
     @cached_property
     def parts(self) -> Parts:
-        """The parts, built at the first use."""
         return self.compose()
 
     @property
@@ -193,23 +192,19 @@ class Composed(PolicyBase):
 
     @property
     def prefetches(self) -> bool:
-        """Whether it has a part that prefetches."""
         return not isinstance(self.parts.prefetch, NoPrefetch)
 
     @property
     def needs(self) -> frozenset[str]:
-        """What its parts need."""
         return frozenset().union(*(part.needs for part in self.parts))
 
     def bind_oracle(self, future: Future) -> None:
-        """Hand the future to the parts that want it."""
         for part in self.parts:
             if hasattr(part, "bind_oracle"):
                 part.bind_oracle(future)
 
     # ------------------------------------------------------------------------------------------------------ the start
     def place(self, view: View) -> Placement:
-        """Start the parts; return residents and pools."""
         placement, assignment, prefetch, replacement = self.parts
         self._check()
         self.adjust(view)
@@ -269,7 +264,6 @@ class Composed(PolicyBase):
 
     # ------------------------------------------------------------------------------------------------------ events
     def decide(self, event: Any, view: View) -> Iterable[Action]:
-        """Answer an event from the parts' choices."""
         kind = type(event)
         if kind is Routed:
             return self._routed(event, view)
@@ -316,7 +310,6 @@ class Composed(PolicyBase):
         return actions
 
     def _in_order(self, misses: list[int], plan: Plan, loads: Sequence[int]) -> list[int]:
-        """Order demand loads."""
         if self.load_order == "plan":
             return [*(e for e in plan.loads if e in misses), *(e for e in misses if e not in plan.loads)]
         misses.sort()

@@ -72,11 +72,9 @@ class Bank:
         self.slot[unit] = slot
 
     def touch(self, unit: Unit) -> None:
-        """Move it to the recent end."""
         self.slot[unit] = self.slot.pop(unit)
 
     def leave(self, unit: Unit) -> int:
-        """Take the slot from a unit, and return it."""
         self.there.discard(unit)
         return self.slot.pop(unit)
 
@@ -96,7 +94,6 @@ class DecayedScores:
             self._scores[unit] = self.of(unit) + 1, self._visits[layer]
 
     def of(self, unit: Unit) -> float:
-        """Return the score of now."""
         score, at = self._scores.get(unit, (0.0, 0))
         return score * 2 ** ((at - self._visits[unit[0]]) / self._half_life)
 
@@ -254,7 +251,6 @@ class PastTheCache:
         return [*fetches, Run(layer, [*own, *others], self._gpu)]
 
     def layer_end(self, event: LayerEnd, view: View) -> list[Action]:
-        """Drop what was copied for one use."""
         held = layer_residents(view, self._gpu, STAGING, event.layer)
         return [Drop(event.layer, held, self._gpu)] if held else []
 
@@ -317,12 +313,10 @@ class BackgroundCache(PolicyBase):
 
     @property
     def listens(self) -> frozenset[type]:
-        """Steps, routing and arrivals; what has run and ends of layers where the options ask."""
         more = {Ran} if not self.overlap else set()
         return frozenset({StepBegin, Routed, Fetched, *more, *([LayerEnd] if self.prefill in STREAMED else [])})
 
     def place(self, view: View) -> Placement:
-        """Return the cache, empty or warm."""
         gpu = self._gpu = gpu_of(view, self._name)
         self._cpu = cpu_of(view, self._name)
         model = view.model
@@ -366,14 +360,12 @@ class BackgroundCache(PolicyBase):
         return self._counts
 
     def _new_bank(self, slots: int, model: ModelSpec) -> Bank:
-        """Return empty slots, of one layer or of all."""
         return Bank(slots)
 
     def _bank(self, layer: int) -> Bank:
         return self._banks[layer if self.scope == "per-layer" else 0]
 
     def decide(self, event: Any, view: View) -> Iterable[Action]:
-        """Split what is routed; count copies as there when they do."""
         kind = type(event)
         if kind is Ran and self._sequence is not None:  # most events are of this kind
             return self._sequence.happened(event)
@@ -457,7 +449,6 @@ class BackgroundCache(PolicyBase):
             self._scores.used(event.layer, event.active, begins=event.mb == 0)
 
     def _hit(self, unit: Unit, bank: Bank, rows: int) -> None:
-        """Note that a use finds an expert there."""
         bank.touch(unit)
 
     def _lent(self, hits: Sequence[int], rows: Sequence[int]) -> Sequence[int]:
@@ -476,7 +467,6 @@ class BackgroundCache(PolicyBase):
 
     @property
     def _copies_later(self) -> bool:
-        """Whether misses that the CPU computes may be copied."""
         return self.copied_now == "none" or (self.copied_now in SPLIT and self.later)
 
     def _now(self, layer: int, misses: Sequence[int], rows: Sequence[int]) -> tuple[list[int], list[Action]]:
@@ -527,7 +517,6 @@ class BackgroundCache(PolicyBase):
         return True
 
     def _wanted_misses(self, bank: Bank) -> int:
-        """Return after how many an expert is copied."""
         return self.admit_free if bank.free else max(self.admit_free, self.admit_full)
 
     def _idle(self, bank: Bank, among: Iterable[Unit] | None = None) -> Iterator[Unit]:
@@ -536,7 +525,6 @@ class BackgroundCache(PolicyBase):
         return (unit for unit in units if unit in bank.there and unit not in self._visit.units and unit not in self._spared)
 
     def _victim(self, bank: Bank) -> Unit | None:
-        """Return who leaves."""
         if self.victim == "lru":
             return next(self._idle(bank), None)
         return min(self._idle(bank), key=lambda unit: (self._scores.of(unit), bank.slot[unit]), default=None)

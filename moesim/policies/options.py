@@ -75,7 +75,6 @@ class Option:
         return value if found == value else found
 
     def fits(self, value: Any) -> bool:
-        """Whether the option may have a value."""
         try:
             self.read(value)
         except ValueError:

@@ -146,7 +146,6 @@ class FakeView:
             self._pending.pop((device, layer, expert, self._width(bits)), None)
 
     def remove(self, layer: int, experts: Sequence[int], device: str, bits: float | None = None) -> None:
-        """Make experts absent."""
         for expert in experts:
             del self._resident[device, layer, expert, self._width(bits)]
 
@@ -169,39 +168,31 @@ class FakeView:
 
     @property
     def devices(self) -> list[str]:
-        """All devices."""
         return list(self.costs.hardware.devices)
 
     @property
     def gpus(self) -> list[str]:
-        """Devices of kind gpu."""
         return [name for name, device in self.costs.hardware.devices.items() if device.kind == "gpu"]
 
     @property
     def cpus(self) -> list[str]:
-        """Devices of kind cpu."""
         return [name for name, device in self.costs.hardware.devices.items() if device.kind == "cpu"]
 
     @property
     def compute(self) -> str:
-        """The default device of what is not an expert."""
         return self.costs.hardware.compute
 
     @property
     def host(self) -> str:
-        """The first backing device."""
         return self.costs.hardware.backing[0]
 
     def cache_slots(self, device: str) -> int:
-        """Return the granted slots."""
         return self.slots if device in self.gpus else 0
 
     def dense_device(self, layer: int) -> str:
-        """Return the compute device."""
         return self.compute
 
     def dense_ns(self, layer: int) -> int:
-        """Return the attribute ``dense_part_ns``."""
         return self.dense_part_ns
 
     def foresees(self, source: str, layer: int) -> bool:
@@ -209,19 +200,15 @@ class FakeView:
         return layer > 0
 
     def is_resident(self, layer: int, expert: int, device: str, bits: float | None = None) -> bool:
-        """Say whether a copy is there; a backing device has all."""
         return device in self.costs.hardware.backing or (device, layer, expert, self._width(bits)) in self._resident
 
     def is_pending(self, layer: int, expert: int, device: str, bits: float | None = None) -> bool:
-        """Say whether it was made pending."""
         return (device, layer, expert, self._width(bits)) in self._pending
 
     def is_in_use(self, layer: int, expert: int, device: str, bits: float | None = None) -> bool:
-        """Say whether it is in use."""
         return (device, layer, expert, self._width(bits)) in self._in_use
 
     def residency(self, layer: int, device: str, bits: float | None = None) -> bytes:
-        """Return one byte an expert."""
         return bytes(self.is_resident(layer, expert, device, bits) for expert in range(self.model.n_experts))
 
     def remaining_ns(self, layer: int, expert: int, device: str, bits: float | None = None) -> int:

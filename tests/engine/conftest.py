@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from moesim.engine import native
-from moesim.engine.choice import ENGINES, VARIABLE
+from moesim.engine.entry import ENGINES, VARIABLE
 
 NOT_BUILT = "the native engine is not built"
 

@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 
 from moesim.cli.main import main
-from moesim.engine import choice, chosen, entry, native
+from moesim.engine import chosen, entry, native
 from moesim.errors import ConfigError, SimulationError
 from moesim.policies.registry import make_policy
 from moesim.testing.runs import run_inputs, tiny_workload
-from tests.engine.engine_kit import Script, play
-from tests.engine.rules_kit import ALL, ONE, on_gpu
+from tests.engine.engine_kit import ALL, ONE, Script, on_gpu, play
 
 routing = import_module("moesim.trace.workload.compose")  # the package has a function of that name
 
@@ -23,7 +22,7 @@ built = pytest.mark.skipif(not native.AVAILABLE, reason="the native engine is no
 
 
 def test_the_native_engine_runs_where_it_is_built(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delenv(choice.VARIABLE)
+    monkeypatch.delenv(entry.VARIABLE)
     assert chosen() == ("native" if native.AVAILABLE else "simpy")
     monkeypatch.setattr(native, "AVAILABLE", False)
     assert chosen() == "simpy"
@@ -35,7 +34,7 @@ def test_a_forced_engine_that_cannot_run_is_refused(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(native, "AVAILABLE", False)
     with pytest.raises(ConfigError, match=r"^engine: the native engine is not built here; install moesim with a C\+\+ compiler"):
         play(Script(copies=ALL, routed=on_gpu), ONE, engine="native")
-    monkeypatch.setenv(choice.VARIABLE, "cpp")
+    monkeypatch.setenv(entry.VARIABLE, "cpp")
     with pytest.raises(ConfigError, match=r"^MOESIM_ENGINE: expected simpy or native, got 'cpp'; leave it out"):
         play(Script(copies=ALL, routed=on_gpu), ONE)
     assert main(["bench", "--engine", "fast"]) == 2
@@ -68,7 +67,7 @@ def compared(engine: str, capsys: pytest.CaptureFixture[str], *more: str) -> lis
 
 @built
 def test_a_row_says_which_engine_ran_and_all_else_is_equal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    monkeypatch.setenv(choice.VARIABLE, "")
+    monkeypatch.setenv(entry.VARIABLE, "")
     python, compiled = compared("simpy", capsys), compared("native", capsys)
     assert {row.pop("engine") for row in python} == {"simpy"}
     assert {row.pop("engine") for row in compiled} == {"native"}
@@ -77,8 +76,8 @@ def test_a_row_says_which_engine_ran_and_all_else_is_equal(monkeypatch: pytest.M
 
 @built
 def test_a_verified_run_is_played_on_both_engines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    monkeypatch.setenv(choice.VARIABLE, "")
-    monkeypatch.setenv(choice.VERIFY, "")
+    monkeypatch.setenv(entry.VARIABLE, "")
+    monkeypatch.setenv(entry.VERIFY, "")
     plain = compared("simpy", capsys)
     played = []
     for name, engine in list(entry._ENGINES.items()):
@@ -90,8 +89,8 @@ def test_a_verified_run_is_played_on_both_engines(monkeypatch: pytest.MonkeyPatc
 
 @built
 def test_the_first_record_that_differs_stops_a_verified_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    monkeypatch.setenv(choice.VARIABLE, "")
-    monkeypatch.setenv(choice.VERIFY, "1")
+    monkeypatch.setenv(entry.VARIABLE, "")
+    monkeypatch.setenv(entry.VERIFY, "1")
 
     def wrong(state: Any) -> Any:
         records = entry._run_simpy(state)
@@ -111,8 +110,8 @@ def test_the_verified_share_depends_on_the_runs_alone(monkeypatch: pytest.Monkey
     runs = [("lru", n) for n in range(2000)]
     found = {}
     for share in (0, 0.25, 1):
-        monkeypatch.setenv(choice.VERIFY, str(share))
-        found[share] = [run for run in runs if choice.among_verified(run)]
+        monkeypatch.setenv(entry.VERIFY, str(share))
+        found[share] = [run for run in runs if entry.among_verified(run)]
     assert (len(found[0]), len(found[1])) == (0, 2000)
     assert 430 < len(found[0.25]) < 570  # four standard deviations
 
@@ -145,7 +144,6 @@ def test_every_python_file_of_the_rules_has_its_namesake():
     compiled = {path.stem for path in folder.glob("*.cpp")}
     rules = {
         "actions",
-        "checks",
         "clock",
         "lanes",
         "links",

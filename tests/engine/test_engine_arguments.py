@@ -12,8 +12,7 @@ from moesim.engine.native import AVAILABLE
 from moesim.errors import PolicyError
 from moesim.policy import Copy, Drop, Fetch, Move, Pool, Predict, Run, Send, Skip
 from moesim.records import Records
-from tests.engine.engine_kit import Oracle, Script, assert_same, machine, pair, play, tiny_model, workload
-from tests.engine.rules_kit import ONE, idle
+from tests.engine.engine_kit import ONE, Oracle, Script, assert_same, idle, machine, pair, play, tiny_model, workload
 
 ODD: list[Any] = [
     None, "x", "", 1.0, 0.0, 1.5, -1, -3, 99, 2**62, np.int64(1), np.uint8(0), True, [], (), [1], ["gpu0"], np.array([0]),

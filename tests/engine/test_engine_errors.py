@@ -13,8 +13,7 @@ from moesim.errors import CapacityError, DeadlockError, HardwareError, MoesimErr
 from moesim.policies.registry import make_policy
 from moesim.policy import Copy, Drop, Fetch, Move, Placement, Pool, Predict, Run, Send, Skip
 from moesim.testing import run_tiny, tiny_workload
-from tests.engine.engine_kit import Oracle, Script, cpu, gpu, link, machine, play, tiny_model, workload
-from tests.engine.rules_kit import on_demand
+from tests.engine.engine_kit import Oracle, Script, cpu, gpu, link, machine, on_demand, play, tiny_model, workload
 
 ALL = [Copy(layer, range(4), "gpu0") for layer in (0, 1)]
 ONE = workload([[[[0, 1], [2, 3]]]])

@@ -6,8 +6,7 @@ Timelines are exact: literal ns, drawn by hand next to the test, a column is 20 
 from __future__ import annotations
 
 from moesim.policy import PREFETCH, Copy, Fetch, Run, Send
-from tests.engine.engine_kit import Script, cpu, crossings, gpu, link, machine, play, tasks
-from tests.engine.rules_kit import ALL, ONE, TWO, on_gpu
+from tests.engine.engine_kit import ALL, ONE, TWO, Script, cpu, crossings, gpu, link, machine, on_gpu, play, tasks
 
 
 def test_rule_8_a_group_crosses_once_for_the_union_of_its_rows() -> None:

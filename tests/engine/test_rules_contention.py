@@ -8,8 +8,7 @@ from __future__ import annotations
 import pytest
 
 from moesim.policy import PREFETCH, UPDATE, Copy, Fetch, Run
-from tests.engine.engine_kit import Script, cpu, gpu, link, machine, pair, play, tasks, transfers, workload
-from tests.engine.rules_kit import ALL, ONE, on_gpu
+from tests.engine.engine_kit import ALL, ONE, Script, cpu, gpu, link, machine, on_gpu, pair, play, tasks, transfers, workload
 
 
 def test_rule_9_overlapping_activities_slow_each_other_down_and_work_is_conserved() -> None:

@@ -9,8 +9,7 @@ import pytest
 
 from moesim.errors import DeadlockError
 from moesim.policy import Copy, Fetch, Pool, Run
-from tests.engine.engine_kit import Script, cpu, gpu, link, machine, play, tiny_model, workload
-from tests.engine.rules_kit import ALL, ONE, on_demand, on_gpu
+from tests.engine.engine_kit import ALL, ONE, Script, cpu, gpu, link, machine, on_demand, on_gpu, play, tiny_model, workload
 
 
 def test_rule_10_a_deadlock_names_two_runs_that_wait_for_a_fetch() -> None:

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from moesim.policy import Copy, Fetch, Predict, Run, Send
-from tests.engine.engine_kit import Oracle, Script, cpu, gpu, machine, pair, play, tasks, workload
-from tests.engine.rules_kit import ALL, ONE, on_gpu
+from tests.engine.engine_kit import ALL, ONE, Oracle, Script, cpu, gpu, machine, on_gpu, pair, play, tasks, workload
 
 
 def test_rule_4_a_device_skips_what_is_not_ready() -> None:

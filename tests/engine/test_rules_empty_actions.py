@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from moesim.policy import Action, Drop, Fetch, Move, Routed, Run, Skip
-from tests.engine.engine_kit import Script, assert_same, play, workload
-from tests.engine.rules_kit import ALL, ONE, TWO
+from tests.engine.engine_kit import ALL, ONE, TWO, Script, assert_same, play, workload
 
 EMPTY = {
     "run on the CPU": Run(0, [], "cpu0"),

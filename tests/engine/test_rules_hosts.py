@@ -8,8 +8,22 @@ from __future__ import annotations
 from typing import Any
 
 from moesim.policy import Copy, Fetch, Run, Send
-from tests.engine.engine_kit import Script, cpu, crossings, gpu, link, machine, play, tasks, transfers
-from tests.engine.rules_kit import ALL, ONE, POOLS, on_gpu, two_gpus
+from tests.engine.engine_kit import (
+    ALL,
+    ONE,
+    POOLS,
+    Script,
+    cpu,
+    crossings,
+    gpu,
+    link,
+    machine,
+    on_gpu,
+    play,
+    tasks,
+    transfers,
+    two_gpus,
+)
 
 
 def test_several_gpus_share_a_layer() -> None:

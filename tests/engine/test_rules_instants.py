@@ -11,8 +11,22 @@ import pytest
 
 from moesim.policy import PREFETCH, UPDATE, Copy, Drop, Fetch, Move, Pool, Predict, Routed, Run, Send
 from moesim.records import DecisionRecord
-from tests.engine.engine_kit import Oracle, Script, cpu, gpu, link, machine, play, tasks, transfers, workload
-from tests.engine.rules_kit import ALL, ONE, on_demand, on_gpu
+from tests.engine.engine_kit import (
+    ALL,
+    ONE,
+    Oracle,
+    Script,
+    cpu,
+    gpu,
+    link,
+    machine,
+    on_demand,
+    on_gpu,
+    play,
+    tasks,
+    transfers,
+    workload,
+)
 
 
 def test_rule_1_time_is_integer_and_repeatable() -> None:

@@ -6,8 +6,7 @@ Timelines are exact: literal ns, drawn by hand next to the test, a column is 20 
 from __future__ import annotations
 
 from moesim.policy import Run
-from tests.engine.engine_kit import Script, cpu, crossings, gpu, machine, play, tasks, tiny_model, workload
-from tests.engine.rules_kit import ALL, ONE, on_gpu
+from tests.engine.engine_kit import ALL, ONE, Script, cpu, crossings, gpu, machine, on_gpu, play, tasks, tiny_model, workload
 
 
 def test_rule_3_attention_and_dense_part_on_different_devices() -> None:

@@ -11,8 +11,24 @@ from typing import Any
 import pytest
 
 from moesim.policy import DEMAND, PREFETCH, UPDATE, Copy, Fetch, Pool, Run, Send
-from tests.engine.engine_kit import Script, cpu, gpu, link, machine, pair, play, transfers, workload
-from tests.engine.rules_kit import ALL, ONE, POOLS, idle, on_demand, on_gpu, two_gpus
+from tests.engine.engine_kit import (
+    ALL,
+    ONE,
+    POOLS,
+    Script,
+    cpu,
+    gpu,
+    idle,
+    link,
+    machine,
+    on_demand,
+    on_gpu,
+    pair,
+    play,
+    transfers,
+    two_gpus,
+    workload,
+)
 
 
 def test_rule_5_demand_goes_first_but_what_is_in_flight_completes() -> None:

@@ -11,8 +11,20 @@ import pytest
 
 from moesim.errors import PolicyError
 from moesim.policy import DEMAND, PREFETCH, UPDATE, Copy, Drop, Fetch, Move, Pool, Run
-from tests.engine.engine_kit import Script, link, machine, play, tiny_model, transfers, workload
-from tests.engine.rules_kit import ALL, ONE, idle, on_demand, on_gpu
+from tests.engine.engine_kit import (
+    ALL,
+    ONE,
+    Script,
+    idle,
+    link,
+    machine,
+    on_demand,
+    on_gpu,
+    play,
+    tiny_model,
+    transfers,
+    workload,
+)
 
 
 def test_rule_6_memory_is_taken_at_the_start_of_a_transfer_and_freed_by_a_drop() -> None:

@@ -13,8 +13,7 @@ import pytest
 from moesim.errors import PolicyError
 from moesim.policy import Run, Skip
 from moesim.records import InexactRecord
-from tests.engine.engine_kit import Script, crossings, play, tasks, workload
-from tests.engine.rules_kit import ALL, ONE, TWO, on_gpu
+from tests.engine.engine_kit import ALL, ONE, TWO, Script, crossings, on_gpu, play, tasks, workload
 
 
 def _inexact(on: dict[Any, Any], work: Any = ONE, **more: Any) -> Any:

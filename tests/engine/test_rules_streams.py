@@ -18,8 +18,24 @@ from moesim.metrics.breakdown import CAUSES, breakdown
 from moesim.metrics.chain import Chain
 from moesim.policy import KV, Fetch, Placement, Run
 from moesim.records import Records
-from tests.engine.engine_kit import Script, cpu, crossings, gpu, link, machine, play, sure, tasks, tiny_model, transfers, workload
-from tests.engine.rules_kit import ALL, ONE, on_gpu, two_gpus
+from tests.engine.engine_kit import (
+    ALL,
+    ONE,
+    Script,
+    cpu,
+    crossings,
+    gpu,
+    link,
+    machine,
+    on_gpu,
+    play,
+    sure,
+    tasks,
+    tiny_model,
+    transfers,
+    two_gpus,
+    workload,
+)
 
 HOST = "cpu0"
 KINDS = {"gpu0": "gpu", "cpu0": "cpu"}

@@ -14,8 +14,22 @@ from moesim.errors import ModelError, PolicyError
 from moesim.model import load_model
 from moesim.policy import Copy, Drop, Fetch, Move, Pool, Run
 from moesim.records import InexactRecord
-from tests.engine.engine_kit import Script, cpu, crossings, flat, gpu, machine, play, tasks, tiny_model, transfers
-from tests.engine.rules_kit import ALL, ONE, TWO, on_gpu
+from tests.engine.engine_kit import (
+    ALL,
+    ONE,
+    TWO,
+    Script,
+    cpu,
+    crossings,
+    flat,
+    gpu,
+    machine,
+    on_gpu,
+    play,
+    tasks,
+    tiny_model,
+    transfers,
+)
 
 TWO_WIDTHS = tiny_model(expert_bits=[16, 4])
 NARROW = {"hidden": 5, "intermediate": 50, "bits": 4.0}

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from moesim.engine import EngineOptions, simulate
-from moesim.engine.choice import check_equal
+from moesim.engine.entry import check_equal
 from moesim.engine.native import AVAILABLE
 from moesim.errors import ConfigError, InputError
 from moesim.hardware import HardwareProfile, load_hardware

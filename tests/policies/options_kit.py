@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 from moesim.engine import EngineOptions, simulate
-from moesim.errors import ConfigError
+from moesim.errors import ConfigError, InputError
 from moesim.hardware import HardwareProfile, load_hardware
 from moesim.hardware.costs import CostModel
 from moesim.model import ModelSpec
@@ -20,6 +23,7 @@ from moesim.testing.traces import synthetic_trace
 from moesim.trace import Trace
 from moesim.trace.predictors import FutureUse, PredictorSet
 from moesim.trace.workload import Workload, WorkloadSpec, compose
+from tests.policies.golden_kit import golden
 
 Options = dict[str, Any]
 
@@ -76,6 +80,8 @@ SETTINGS = (
     Setting(slots=3, decode=2),  # fewer than layers
     Setting(gpu_mib=5, decode=1),  # half of the 32 experts are 6 MiB
 )
+SEVERAL = [setting for setting in SETTINGS if setting.micro_batches > 1][:2]
+GOLDEN = Path(__file__).with_name("golden_options.json")
 SIGNALS = {
     "residual": 0.8, "gate_next1": 0.8, "gate_next2": 0.7, "gate_next3": 0.6, "learned": 0.9,
     **{f"shadow-{precision}:T{token}:KV{kv}": recall for precision, recall in (("int8", 0.9), ("nf4", 0.8), ("fp16", 0.95))
@@ -327,3 +333,18 @@ def run(subject: Subject, options: Options, setting: Setting) -> Records:
         options=EngineOptions(decision_ns=setting.decision_ns),
         policy_name=subject.name,
     )
+
+
+def results(subject: Subject, tried: Iterable[Options]) -> dict[str, list[str]]:
+    """Run a policy with variants of its options; return digests of all records by the options."""
+    found = {}
+    for options in tried:
+        digests = found[json.dumps(options, sort_keys=True)] = []
+        for setting in SEVERAL:
+            try:
+                records = json.dumps(golden(run(subject, options, setting)))
+            except InputError as error:  # an option may ask for more than there is
+                digests.append(type(error).__name__)
+            else:
+                digests.append(sha256(records.encode()).hexdigest()[:12])
+    return found

@@ -7,20 +7,14 @@ Parts that replace others are tried together, two by two, and so is leaving the 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
-from hashlib import sha256
+from collections.abc import Iterator
 from itertools import combinations, product
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from moesim.errors import InputError
-from tests.policies.golden_kit import golden
-from tests.policies.options_kit import ALL_PARTS, BESIDE, POLICY_SUBJECTS, SETTINGS, Options, Subject, run
+from tests.policies.options_kit import ALL_PARTS, BESIDE, GOLDEN, POLICY_SUBJECTS, Options, Subject, results
 
-GOLDEN = Path(__file__).with_name("golden_options.json")
-SEVERAL = [setting for setting in SETTINGS if setting.micro_batches > 1][:2]
 REMEDY = "if the change is meant, run this test with --regenerate and say why"
 
 
@@ -32,21 +26,6 @@ def variants(subject: Subject) -> Iterator[Options]:
     for a, b in combinations(choices, 2):
         found += [{a: one, b: other} for one, other in product(choices[a], choices[b])]
     yield from (options for options in found if not subject.refusal(options))
-
-
-def results(subject: Subject, tried: Iterable[Options]) -> dict[str, list[str]]:
-    """Run a policy with variants of its options; return digests of all records by the options."""
-    found = {}
-    for options in tried:
-        digests = found[json.dumps(options, sort_keys=True)] = []
-        for setting in SEVERAL:
-            try:
-                records = json.dumps(golden(run(subject, options, setting)))
-            except InputError as error:  # an option may ask for more than there is
-                digests.append(type(error).__name__)
-            else:
-                digests.append(sha256(records.encode()).hexdigest()[:12])
-    return found
 
 
 @pytest.mark.parametrize("subject", POLICY_SUBJECTS, ids=lambda subject: subject.name)

@@ -367,7 +367,7 @@ struct State {
     int n_mbs() const { return std::max(1, int(micro.size())); }  // 1 before the first step
 };
 
-// checks
+// what an action names
 [[noreturn]] void fail(State &state, const std::string &what, const std::string &remedy);
 DeviceState *find_device(State &state, PyObject *name);
 State *state_of(nb::handle view);

@@ -11,8 +11,8 @@ from moesim.capacity import part_bytes
 from moesim.core.units import format_bytes, format_ns
 from moesim.engine.actions import WRONG_TYPE
 from moesim.engine.actions import sources as sources_of
-from moesim.engine.checks import fail_at as fail
-from moesim.engine.checks import short_repr
+from moesim.engine.state import fail_at as fail
+from moesim.engine.state import short_repr
 from moesim.engine.steps import check_length, kinds, n_requests
 from moesim.engine.visit import gate_mass, inexact_records
 from moesim.errors import DeadlockError, unknown_name, unknown_width

@@ -297,7 +297,6 @@ class PerRow:
         self._fixed, self._each = fixed, each
 
     def __getitem__(self, rows: int, /) -> float:
-        """Return the cost."""
         return self._fixed + self._each * rows
 
 
@@ -323,7 +322,6 @@ class QueueMakespans:
         self._planned: dict[tuple[float, Rows, Rows], float] = {}
 
     def __call__(self, layer: int, cached: Rows, missing: Rows) -> float:
-        """Plan a layer."""
         costs = self.timings[layer]
         key = costs.transfer, cached, missing
         found = self._planned.get(key)

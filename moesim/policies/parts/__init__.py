@@ -39,7 +39,6 @@ class Plan(NamedTuple):
 
     @property
     def makespan(self) -> float:
-        """The planned end: the larger total."""
         return max(self.gpu_total, self.cpu_total)
 
 
@@ -155,14 +154,12 @@ class Part(Declared):
 
     @property
     def needs(self) -> frozenset[str]:
-        """Nothing."""
         return frozenset()
 
     def start(self, setup: Setup) -> None:
         """Begin a run."""
 
     def __repr__(self) -> str:
-        """Write it as its constructor call."""
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.options().items())})"
 
 

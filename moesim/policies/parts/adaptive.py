@@ -49,7 +49,6 @@ class Arc(Generic[Key]):
         self._often_gone: OrderedDict[Key, None] = OrderedDict()  # B2
 
     def __contains__(self, key: object) -> bool:
-        """Whether it is in the cache."""
         return key in self._once or key in self._often
 
     def request(self, key: Key, spared: Container[Key] = ()) -> Key | None:
@@ -193,7 +192,6 @@ class S3Fifo(Generic[Key]):
         self._ghosts: OrderedDict[Key, None] = OrderedDict()
 
     def __contains__(self, key: object) -> bool:
-        """Whether it is in the cache."""
         return key in self._small or key in self._main
 
     def refuses(self, spared: Container[Key]) -> bool:
@@ -254,7 +252,6 @@ class _Directed(Part):
     swaps = False
 
     def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
-        """Begin with the residents, requested once each."""
         self._gpu = setup.gpu
         self._per_layer = setup.per_layer
         self._visit = PresentVisit()
@@ -301,7 +298,6 @@ class _Directed(Part):
         return next((unit for unit in self._leaving[at] if view.is_resident(*unit, self._gpu)), None)
 
     def layer_end(self, step: int, layer: int) -> Swap | None:
-        """Replace nothing: replacement happens on demand."""
         return None
 
     def _request(self, at: int, units: Iterable[Unit]) -> None:

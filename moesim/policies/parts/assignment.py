@@ -240,7 +240,6 @@ class AllGpu(Part):
     uses_cpu = False
 
     def assign(self, layer: int, loads: Sequence[int], waiting: Sequence[int]) -> Plan:
-        """Return every active expert for the GPU, without planned totals."""
         return Plan(tuple(e for e, w in enumerate(loads) if w), (), 0, 0)
 
 
@@ -250,7 +249,6 @@ class AllCpu(Part):
     uses_cpu = True
 
     def assign(self, layer: int, loads: Sequence[int], waiting: Sequence[int]) -> Plan:
-        """Return every active expert for the CPU, without planned totals."""
         return Plan((), tuple(e for e, w in enumerate(loads) if w), 0, 0)
 
 
@@ -260,7 +258,6 @@ class Resident(Part):
     uses_cpu = True
 
     def assign(self, layer: int, loads: Sequence[int], waiting: Sequence[int]) -> Plan:
-        """Split by residency, without planned totals."""
         active = [e for e, w in enumerate(loads) if w]
         return Plan(tuple(e for e in active if not waiting[e]), tuple(e for e in active if waiting[e]), 0, 0)
 
@@ -269,15 +266,12 @@ class ResidentInDecode(Resident):
     """The resident split in decode; in prefill everything on the GPU, after a copy where it is not there."""
 
     def start(self, setup: Setup) -> None:
-        """Begin before the first step."""
         self._prefill = False
 
     def step_begin(self, event: StepBegin) -> None:
-        """Take note of the phase."""
         self._prefill = event.phase == "prefill"
 
     def assign(self, layer: int, loads: Sequence[int], waiting: Sequence[int]) -> Plan:
-        """Split by residency in decode."""
         if self._prefill:
             return Plan(tuple(e for e, w in enumerate(loads) if w), (), 0, 0)
         return super().assign(layer, loads, waiting)
@@ -293,7 +287,6 @@ class _Costed(Part):
     uses_cpu = True
 
     def start(self, setup: Setup) -> None:
-        """Prepare the costs of both devices."""
         self._gpu_ns = CostTable(setup.view, setup.gpu)
         self._cpu_ns = CostTable(setup.view, setup.cpu)
         costs = setup.view.costs
@@ -308,12 +301,10 @@ class Greedy(_Costed):
     )
 
     def start(self, setup: Setup) -> None:
-        """Prepare the costs."""
         super().start(setup)
         self._costs, self._gpu, self._top_k = setup.view.costs, setup.gpu, setup.view.model.top_k
 
     def assign(self, layer: int, loads: Sequence[int], waiting: Sequence[int]) -> Plan:
-        """Apply the rule to the costs of this layer."""
         shared = self._costs.shared_ns(self._gpu, sum(loads) // self._top_k) if self.shared_in_plan else 0
         return greedy_assignment(*layer_costs(loads, waiting, self._gpu_ns, self._cpu_ns), shared, *self._first)
 
@@ -322,7 +313,6 @@ class Exact(_Costed):
     """The 0-1 program that the greedy rule approximates, solved exactly."""
 
     def assign(self, layer: int, loads: Sequence[int], waiting: Sequence[int]) -> Plan:
-        """Solve it with the costs of this layer."""
         costs = layer_costs(loads, waiting, self._gpu_ns, self._cpu_ns)
         return exact_assignment(*costs, gpu_first=self._first[0], cpu_first=self._first[1])
 
@@ -333,7 +323,6 @@ class Beam(_Costed):
     width: int = option(2, "Partial plans that are kept.", ge=1)
 
     def assign(self, layer: int, loads: Sequence[int], waiting: Sequence[int]) -> Plan:
-        """Search with the costs of this layer."""
         return beam_assignment(*layer_costs(loads, waiting, self._gpu_ns, self._cpu_ns), self.width, *self._first)
 
 
@@ -341,7 +330,6 @@ class Threshold(_Costed):
     """Fiddler's rule: an expert that is not on the GPU goes to the CPU if that is sooner than transfer plus compute."""
 
     def assign(self, layer: int, loads: Sequence[int], waiting: Sequence[int]) -> Plan:
-        """Compare the two costs of each expert; residents always run where they are."""
         return threshold_layer_plan(loads, waiting, self._gpu_ns, self._cpu_ns)
 
 
@@ -354,7 +342,6 @@ class FixedThreshold(Part):
     load_ms: float = option(FIDDLER_GPU_LOAD, "Copying one expert to the GPU, where computing it counts nothing.", ge=0)
 
     def assign(self, layer: int, loads: Sequence[int], waiting: Sequence[int]) -> Plan:
-        """Compare the constants for each expert that is not on the GPU; ties go to the GPU."""
         active = [e for e, w in enumerate(loads) if w]
         gpu_cost = [self.load_ms if w and waiting[e] else 0 for e, w in enumerate(loads)]
         cpu_cost = [self.cpu_ms * w for w in loads]

@@ -19,7 +19,6 @@ class Empty(Part):
     """Nothing: a cold start."""
 
     def choose(self, setup: Setup) -> list[list[int]]:
-        """Return no expert for any layer."""
         return [[] for _ in range(setup.view.model.n_layers)]
 
 
@@ -29,7 +28,6 @@ class Random(Part):
     seed: int = option(0, "Of the draws.")
 
     def choose(self, setup: Setup) -> list[list[int]]:
-        """Draw without replacement from a generator of its own."""
         model = setup.view.model
         draw = random.Random(self.seed)
         if setup.per_layer:
@@ -45,7 +43,6 @@ class LowestIds(Part):
     """Experts 0, 1, 2 ... of each layer; those of a global pool are dealt out to the layers."""
 
     def choose(self, setup: Setup) -> list[list[int]]:
-        """Return ids from 0 upwards."""
         return [list(range(count)) for count in layer_counts(setup)]
 
 
@@ -53,7 +50,6 @@ class HighestIds(Part):
     """The last experts of each layer; those of a global pool are dealt out to the layers."""
 
     def choose(self, setup: Setup) -> list[list[int]]:
-        """Return ids up to the last."""
         n_experts = setup.view.model.n_experts
         return [list(range(n_experts - count, n_experts)) for count in layer_counts(setup)]
 
@@ -65,7 +61,6 @@ class _Frequent(Part):
 
     @property
     def needs(self) -> frozenset[str]:
-        """The table."""
         return frozenset({f"table:{_TABLES[self.phase]}"})
 
     def table(self, setup: Setup) -> list[list[float]]:
@@ -78,7 +73,6 @@ class FrequencyGlobal(_Frequent):
     """The most frequent (layer, expert) pairs of the calibration table; needs a global pool."""
 
     def choose(self, setup: Setup) -> list[list[int]]:
-        """Fill a global pool."""
         if setup.per_layer:
             raise ConfigError(
                 "placement frequency-global: expected scope 'global', got 'per-layer'; "
@@ -91,7 +85,6 @@ class FrequencyPerLayer(_Frequent):
     """The most frequent experts of each layer; in a global pool the rest goes to the globally most frequent."""
 
     def choose(self, setup: Setup) -> list[list[int]]:
-        """Fill each layer's share."""
         table = self.table(setup)
         return per_layer_top(table, setup.slots) if setup.per_layer else per_layer_top_with_remainder(table, setup.slots[0])
 

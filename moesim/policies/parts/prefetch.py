@@ -24,15 +24,12 @@ class NoPrefetch(Part):
     predicts = False
 
     def ask(self, event: Routed, view: View) -> Sequence[Predict]:
-        """Ask for no prediction."""
         return ()
 
     def ahead(self, event: Routed, plan: Plan, view: View) -> Sequence[Unit]:
-        """Choose no expert."""
         return ()
 
     def choose(self, event: Predicted, view: View) -> Sequence[Unit]:
-        """Choose no expert."""
         return ()
 
 
@@ -62,12 +59,10 @@ class _Pooled(Part):
 
     @property
     def transient(self) -> bool:
-        """Whether it has a pool of its own."""
         return self.pool == "transient"
 
     @property
     def slots(self) -> int:
-        """Experts that its own pool holds."""
         return self.size * self.buffers if self.transient else 0
 
 
@@ -80,17 +75,14 @@ class RandomAhead(_Pooled):
     seed: int = option(0, "Of the draws, which depend on nothing but it, the step and the layer.")
 
     def start(self, setup: Setup) -> None:
-        """Learn the model's shape."""
         self._gpu = setup.gpu
         self._n_layers = setup.view.model.n_layers
         self._n_experts = setup.view.model.n_experts
 
     def ask(self, event: Routed, view: View) -> Sequence[Predict]:
-        """Ask for no prediction."""
         return ()
 
     def ahead(self, event: Routed, plan: Plan, view: View) -> Sequence[Unit]:
-        """Draw once per layer visit."""
         layer = event.layer + self.lookahead
         if event.mb or layer >= self._n_layers:
             return ()
@@ -98,7 +90,6 @@ class RandomAhead(_Pooled):
         return [(layer, expert) for expert in drawn if not view.is_resident(layer, expert, self._gpu)]
 
     def choose(self, event: Predicted, view: View) -> Sequence[Unit]:
-        """Choose no expert: nothing was asked."""
         return ()
 
 
@@ -144,11 +135,9 @@ class TopPredicted(_Pooled):
 
     @property
     def needs(self) -> frozenset[str]:
-        """The source's signal or table."""
         return source_needs(self.source)
 
     def start(self, setup: Setup) -> None:
-        """Forget the counts of an earlier run."""
         self._gpu = setup.gpu
         self._top_k = setup.view.model.top_k
         self._n_layers = setup.view.model.n_layers
@@ -156,7 +145,6 @@ class TopPredicted(_Pooled):
         self._seen: dict[int, tuple[dict[int, int], set[int]]] = {}  # of that step, by layer: rows of experts, and who was chosen
 
     def ask(self, event: Routed, view: View) -> Sequence[Predict]:
-        """Ask about the layer ahead, once per layer visit."""
         if event.mb:
             return ()
         last = event.layer + self.lookahead
@@ -167,7 +155,6 @@ class TopPredicted(_Pooled):
         ]
 
     def ahead(self, event: Routed, plan: Plan, view: View) -> Sequence[Unit]:
-        """Choose nothing before the prediction."""
         return ()
 
     def choose(self, event: Predicted, view: View) -> Sequence[Unit]:
@@ -206,7 +193,6 @@ class Transient:
         return Pool(self._device, PREFETCHED, min(slots, view.model.n_experts) * slot_bytes(view))
 
     def fetch(self, layer: int, experts: Sequence[int]) -> Fetch:
-        """Fetch experts of a later layer."""
         self._ahead.setdefault(layer, []).extend(experts)
         return Fetch(layer, experts, self._device, PREFETCH, PREFETCHED)
 
@@ -297,7 +283,6 @@ class Foresight:
         self._hits: dict[int, list[list[float]]] = {}  # layer -> rank -> [came true, said]
 
     def step_begin(self, event: StepBegin) -> None:
-        """Learn how many rows the step has."""
         self._n_rows = len(event.requests)
 
     def routed(self, event: Routed) -> bool:
@@ -394,16 +379,13 @@ class CrossLayer(Part):
 
     @property
     def needs(self) -> frozenset[str]:
-        """The source's signal."""
         return source_needs(self.source)
 
     @property
     def slots(self) -> int:
-        """Experts that its pool holds."""
         return self._slots
 
     def start(self, setup: Setup) -> None:
-        """Prepare costs; forget an earlier run."""
         view, self._gpu = setup.view, setup.gpu
         model = view.model
         self._n_layers = model.n_layers
@@ -417,12 +399,10 @@ class CrossLayer(Part):
         self._chosen: Sequence[int] = ()  # for that layer
 
     def step_begin(self, event: StepBegin) -> None:
-        """Learn how many rows the step has."""
         self._rows = len(event.requests)
         self._foresight.step_begin(event)
 
     def ask(self, event: Routed, view: View) -> Sequence[Predict]:
-        """Ask about the next layer, once per layer visit."""
         self._foresight.routed(event)
         if event.mb or event.layer + 1 >= self._n_layers:
             return ()

@@ -112,7 +112,6 @@ class Admitting(Part):
             self.inserted(layer, experts)
 
     def used(self, event: Routed) -> None:
-        """Take note of the layer visit."""
         self._visit.add(event)
 
     def inserted(self, layer: int, experts: Sequence[int]) -> None:
@@ -122,7 +121,6 @@ class Admitting(Part):
             members[layer, expert] = None
 
     def layer_end(self, step: int, layer: int) -> Swap | None:
-        """Replace nothing: replacement happens on demand."""
         return None
 
     def members(self, layer: int) -> dict[Unit, None]:
@@ -168,7 +166,6 @@ class FIFO(Admitting):
         super().inserted(layer, [expert for expert in experts if (layer, expert) not in members])
 
     def victim(self, fetch: Fetch, view: View) -> Unit | None:
-        """Name the first in order of insertion, and forget it."""
         members = self.members(fetch.layer)
         unit = self.first_resident(members, view)
         if unit is not None:
@@ -186,12 +183,10 @@ class LRU(FIFO):
     use_order: UseOrder = option("rank")
 
     def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
-        """Begin with the residents, used in ascending order."""
         self._present: list[Unit] = []  # what a single row that was routed last uses, by rank
         super().start(setup, residents)
 
     def used(self, event: Routed) -> None:
-        """Move the cached ones among the active to the recent end."""
         super().used(event)
         layer = event.layer
         by_rank = self.use_order == "rank" and len(event.experts) == 1
@@ -219,12 +214,10 @@ class RandomVictim(Admitting):
     seed: int = option(0, "Of the draws.")
 
     def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
-        """Begin with the counter at 0."""
         super().start(setup, residents)
         self._asked = 0
 
     def victim(self, fetch: Fetch, view: View) -> Unit | None:
-        """Draw among the residents, and forget the one drawn."""
         gpu, is_resident = self._gpu, view.is_resident
         members = self.members(fetch.layer)
         routed = self._visit.spared(self.victims)
@@ -254,11 +247,9 @@ class Static(Part):
         """Take no note: what is prefetched into free slots stays."""
 
     def victim(self, fetch: Fetch, view: View) -> Unit | None:
-        """Name none."""
         return None
 
     def layer_end(self, step: int, layer: int) -> Swap | None:
-        """Replace nothing."""
         return None
 
 
@@ -298,7 +289,6 @@ class WorkloadAware(Static):
     relabel: Relabel = option(False)
 
     def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
-        """Begin with empty windows."""
         model = setup.view.model
         self._gpu = setup.gpu
         self._scores = [[0] * model.n_experts for _ in range(model.n_layers)]
@@ -306,13 +296,11 @@ class WorkloadAware(Static):
         self._members = [set(experts) for experts in residents]
 
     def used(self, event: Routed) -> None:
-        """Add the rows of this layer to its window."""
         scores, loads = self._scores[event.layer], event.rows
         for expert in event.active:
             scores[expert] += loads[expert]
 
     def layer_end(self, step: int, layer: int) -> Swap | None:
-        """Replace the u_size lowest residents by the u_size highest others when a window is over."""
         visit = self._visits[layer]
         self._visits[layer] = visit + 1
         if (visit if self.firing == "printed" else visit + 1) % self.w_size:
@@ -399,13 +387,11 @@ class LFU(_Ranked):
     )
 
     def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
-        """Begin with no visit counted."""
         model = setup.view.model
         self._counts = [[0] * model.n_experts for _ in range(model.n_layers)]
         super().start(setup, residents)
 
     def used(self, event: Routed) -> None:
-        """Count one visit for each active expert."""
         counts = self._counts[event.layer]
         for expert in event.active:
             counts[expert] += 1
@@ -422,16 +408,13 @@ class Belady(_Ranked):
     _future: Future | None = None
 
     def bind_oracle(self, future: Future) -> None:
-        """Keep the future."""
         self._future = future
 
     def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
-        """Begin before the first step."""
         self._now = (-1, -1)
         super().start(setup, residents)
 
     def used(self, event: Routed) -> None:
-        """Remember the present step and layer."""
         self._now = (event.step, event.layer)
         super().used(event)
 

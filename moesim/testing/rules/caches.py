@@ -53,7 +53,6 @@ class Rule:
             setattr(self, name, value)
 
     def tick(self) -> int:
-        """Advance the clock."""
         self.clock += 1
         return self.clock
 
@@ -85,7 +84,6 @@ class Rule:
         """Forget nothing."""
 
     def victims(self, newcomer: Unit, there: Collection[Unit]) -> Collection[Unit]:
-        """Return those with the smallest key."""
         if self.spares_routed:
             there = [unit for unit in there if unit not in self.routed_now] or there
         return lowest(there, self.key)
@@ -241,14 +239,12 @@ class Directory(Rule):
             self.request(at, unit)
 
     def request(self, at: int, unit: Unit) -> None:
-        """Request an expert, and note who is let go for it."""
         gone = self.lists[at].request(unit, self.routed_now if self.spares_routed else set())
         self.waiting[at].pop(unit, None)
         if gone is not None:
             self.waiting[at][gone] = None
 
     def victims(self, newcomer: Unit, there: Collection[Unit]) -> Collection[Unit]:
-        """Return those that are let go and still there."""
         waiting = self.waiting[newcomer[0] if self.facts.per_layer else 0]
         return [unit for unit in waiting if unit in there]
 
@@ -272,7 +268,6 @@ class ArcLists:
         return unit in self.t1 or unit in self.t2
 
     def request(self, unit: Unit, spared: Collection[Unit]) -> Unit | None:
-        """Ask for an expert; return who leaves."""
         t1, t2, b1, b2, c = self.t1, self.t2, self.b1, self.b2, self.c
         if self.holds(unit):
             t1.pop(unit, None)
@@ -309,7 +304,6 @@ class ArcLists:
         return gone
 
     def replace(self, of_b2: bool, spared: Collection[Unit]) -> Unit | None:
-        """Let the oldest of one list go to its ghosts."""
         first = bool(self.t1) and (len(self.t1) > self.p or (of_b2 and len(self.t1) == self.p))
         lists = [(self.t1, self.b1), (self.t2, self.b2)]
         if not first:
@@ -347,7 +341,6 @@ class S3Lists:
         return unit in self.small or unit in self.main
 
     def request(self, unit: Unit, spared: Collection[Unit]) -> Unit | None:
-        """Ask for an expert; return who leaves."""
         for queue in (self.small, self.main):
             if unit in queue:
                 queue[unit] = min(3, queue[unit] + 1)
@@ -399,7 +392,6 @@ class Thread(LFU):
     scan = True
 
     def victims(self, newcomer: Unit, there: Collection[Unit]) -> Collection[Unit]:
-        """Return the lowest of those that are not locked."""
         spare = [unit for unit in there if unit not in self.routed_now]
         return lowest(spare, self.key) if spare else there
 

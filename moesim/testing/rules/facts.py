@@ -79,17 +79,14 @@ class Facts:
 
     @cached_property
     def gpu(self) -> str:
-        """The device of the cache."""
         return next(name for name, device in self.costs.hardware.devices.items() if device.role == "accelerator")
 
     @property
     def hosts(self) -> Sequence[str]:
-        """Devices that are no accelerators."""
         return [name for name, device in self.costs.hardware.devices.items() if device.role != "accelerator"]
 
     @property
     def cpu(self) -> str:
-        """The host that computes experts."""
         return self.hosts[0]
 
     def waits(self, visit: Visit, expert: int, load_ns: int) -> int:
@@ -103,7 +100,6 @@ class Facts:
 
     @cached_property
     def visits(self) -> list[Visit]:
-        """All routed micro-batches, in order."""
         found = []
         for look in self.records.lookups:
             step = self.workload.steps[look.step]
@@ -116,7 +112,6 @@ class Facts:
 
     @cached_property
     def departures(self) -> list[EvictionRecord]:
-        """Copies that left the GPU, in order."""
         return [gone for gone in self.records.evictions if gone.device == self.gpu]
 
     @cached_property
@@ -143,7 +138,6 @@ class Facts:
 
     @cached_property
     def per_layer(self) -> bool:
-        """Whether each layer has a cache of its own."""
         return any(pool.per_layer for pool in self.placement.pools if (pool.device, pool.name) == (self.gpu, CACHE))
 
     @cached_property
@@ -161,7 +155,6 @@ class Facts:
 
     @cached_property
     def tasks(self) -> list[TaskRecord]:
-        """The executions of routed experts."""
         return [task for task in self.records.tasks if task.kind == "expert"]
 
     @cached_property
@@ -204,11 +197,9 @@ class Facts:
         return [step.begin for step in self.records.steps]
 
     def step(self, time: int) -> StepRecord:
-        """Return the step that goes on at a time."""
         return self.records.steps[max(0, bisect_right(self._begins, time) - 1)]
 
     def phase(self, time: int) -> str:
-        """Return its phase."""
         return self.step(time).phase
 
     @cached_property

@@ -272,7 +272,6 @@ class FreeToken(Plan):
         self.share = link / load / (link / load + host / cpu)
 
     def together(self, facts: Facts) -> tuple[float, float]:
-        """Return what is left of the rates of link and CPU while both run."""
         link = next(one.name for one in facts.costs.hardware.links if (one.src, one.dst) == (facts.hosts[0], facts.gpu))
         for pair in facts.costs.hardware.contention:
             rates = {pair.a: pair.a_rate_ppm / 1e6, pair.b: pair.b_rate_ppm / 1e6}
