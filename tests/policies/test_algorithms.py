@@ -17,11 +17,9 @@ from moesim.policies.parts.assignment import (
     fiddler_code_assignment,
     greedy_assignment,
     layer_costs,
-    threshold_assignment,
     threshold_layer_plan,
 )
-from moesim.policies.parts.placement import global_top, per_layer_top, per_layer_top_with_remainder
-from moesim.policies.parts.prefetch import top_by_count
+from moesim.policies.parts.placement import per_layer_top_with_remainder
 from moesim.policies.parts.replacement import workload_aware_swap
 from moesim.policies.registry import make_policy
 from moesim.policies.systems.fiddler import Fiddler
@@ -71,10 +69,6 @@ def test_greedy_sends_ties_to_the_gpu_and_orders_equal_differences_by_id() -> No
     assert greedy_assignment([3, 3], [3, 3]) == Plan((0,), (1,), 3, 3)
 
 
-def test_greedy_skips_experts_without_cost() -> None:
-    assert greedy_assignment([0, 1, 0], [0, 5, 5]) == Plan((2, 1), (), 1, 0)
-
-
 def test_greedy_is_never_better_than_exact_and_close_to_it_on_average(capsys: pytest.CaptureFixture[str]) -> None:
     rng = random.Random(SEED)
     ratios = []
@@ -118,11 +112,6 @@ def test_exact_of_many_experts_is_never_worse_than_greedy() -> None:
         gpu = [rng.choice((0, 2000, 3000)) for _ in range(n)]
         cpu = [1000 * rng.choice(LOADS) for _ in range(n)]
         assert exact_assignment(gpu, cpu).makespan <= greedy_assignment(gpu, cpu).makespan
-
-
-def test_exact_solves_the_worked_example() -> None:
-    for enumerate_up_to in (0, 10):
-        assert exact_assignment([3, 3, 3, 2, 2], [1, 1, 5, 4, 1], enumerate_up_to).makespan == 5
 
 
 def test_exact_of_nothing_is_empty() -> None:
@@ -176,15 +165,6 @@ def test_what_the_first_expert_of_a_device_takes_is_counted_once() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------ fiddler
-def test_fiddler_follows_its_worked_example() -> None:
-    loads, resident = [0, 1, 9, 10, 11, 0, 10, 5], [0, 0, 0, 0, 0, 1, 1, 1]
-    plan = fiddler_code_assignment(loads, resident)
-    assert plan.gpu == (3, 4, 6, 7)  # and 5, which has no rows
-    assert plan.cpu == (1, 2)  # and 0, which has no rows
-    assert plan.gpu_total + plan.cpu_total == 210
-    assert _fiddler_enumeration(loads, resident) == ({0, 1, 2}, 210)
-
-
 def test_fiddler_rule_equals_the_enumeration_of_its_code() -> None:
     rng = random.Random(SEED)
     for _ in range(1000):
@@ -196,11 +176,6 @@ def test_fiddler_rule_equals_the_enumeration_of_its_code() -> None:
         assert tuple(e for e in sorted(on_cpu) if loads[e]) == plan.cpu
         assert tuple(e for e in range(n) if loads[e] and e not in on_cpu) == plan.gpu
         assert plan.gpu_total + plan.cpu_total == cost
-
-
-def test_threshold_sends_ties_to_the_gpu() -> None:
-    assert threshold_assignment([5, 5, 5], [4, 5, 6]) == Plan((1, 2), (0,), 10, 4)
-    assert threshold_assignment([], []) == Plan((), (), 0, 0)
 
 
 def test_fiddlers_rule_compares_the_cpu_with_copy_and_compute_expert_by_expert() -> None:
@@ -317,12 +292,6 @@ def test_mixtral_offloading_without_a_cache_cannot_load() -> None:
         mixtral_offloading_plan([], [2, 3], 4)
 
 
-def test_workload_aware_swap_follows_the_worked_example() -> None:
-    victims, newcomers = workload_aware_swap([5, 0, 1, 7, 4, 0, 6, 2], [0, 1, 2, 3], u_size=2)
-    assert (victims, newcomers) == ([1, 2], [6, 4])
-    assert sorted({0, 1, 2, 3} - set(victims) | set(newcomers)) == [0, 3, 4, 6]
-
-
 def test_workload_aware_swap_is_unconditional_unless_asked() -> None:
     assert workload_aware_swap([3, 3, 1, 0], [0, 1], u_size=1) == ([0], [2])
     assert workload_aware_swap([3, 3, 1, 0], [0, 1], u_size=1, only_if_better=True) == ([], [])
@@ -333,18 +302,7 @@ def test_workload_aware_swap_takes_the_smaller_of_residents_and_others() -> None
     assert workload_aware_swap([1, 2, 3, 4], [0, 1, 2], u_size=8) == ([0], [3])
 
 
-def test_static_mask_of_ktransformers() -> None:
-    frequency = [[0.1, 0.5, 0.3, 0.8], [0.2, 0.4, 0.9, 0.1]]
-    assert global_top(frequency, 3) == [[1, 3], [2]]
-    assert per_layer_top(frequency, [2, 2]) == [[1, 3], [1, 2]]
-
-
 def test_daop_start_gives_the_remainder_to_the_globally_most_frequent() -> None:
     frequency = [[0.1, 0.5, 0.45, 0.8], [0.2, 0.4, 0.9, 0.1]]
     assert per_layer_top_with_remainder(frequency, 5) == [[1, 2, 3], [1, 2]]
     assert per_layer_top_with_remainder(frequency, 1) == [[], [2]]
-
-
-def test_top_by_count_leaves_out_what_nobody_wants() -> None:
-    assert top_by_count([0, 2, 5, 2], 3) == [2, 1, 3]
-    assert top_by_count([0, 0, 1], 3) == [2]

@@ -18,9 +18,9 @@ from moesim.policies.registry import make_policy, policy_info
 from moesim.policies.systems.fate import by_frequency, shallow_favoring
 from moesim.records import Records
 from moesim.testing import run_tiny, tiny_workload
+from moesim.testing.rules.caches import ArcLists
 from moesim.trace.predictors import PredictorSet, make_predictor
 from tests.engine.engine_kit import Oracle, cpu, flat, gpu, link, machine, pair, play, tasks, tiny_model, transfers, workload
-from tests.policies.arc_kit import ReferenceFate
 
 
 def two_widths(links: Any = None, **more: Any) -> Any:
@@ -149,9 +149,9 @@ def test_the_cache_is_fates_arc_told_of_each_pick_in_order(seed: int, slots: int
     rng = random.Random(seed)
     picks = [[rng.sample(range(4), 2) for _ in range(3)] for _ in range(40)]  # step, row
     records = run([[[picks[step][row]] for step in range(40)] for row in range(3)], slots=slots)
-    reference = ReferenceFate(slots)
+    reference = ArcLists(slots, fate=True)
     for expert in range(slots):
-        reference.request(expert)
+        reference.request((0, expert), ())
     width: dict[int, Any] = dict.fromkeys(range(slots))
     hits, runs = [], []
     for step, rows in enumerate(picks):
@@ -159,8 +159,8 @@ def test_the_cache_is_fates_arc_told_of_each_pick_in_order(seed: int, slots: int
         hits.append(tuple(int(e in width) for e in active))
         runs += [(step, 0, e, width.get(e, 4)) for e in active]
         for e in (e for row in rows for e in row):
-            reference.request(e)
-        width = {e: width.get(e, 4) for e in reference.t1 + reference.t2}
+            reference.request((0, e), ())
+        width = {e: width.get(e, 4) for _, e in (*reference.t1, *reference.t2)}
     assert [v.hits for v in records.lookups] == hits
     assert ran(records) == sorted(runs, key=lambda one: one[:3])
     assert records.pool_peak_bytes["gpu0", "cache"] <= slots * 1000

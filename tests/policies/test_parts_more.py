@@ -27,11 +27,11 @@ from moesim.policies.systems.moe_infinity import ActivationAware
 from moesim.policy import DEMAND, PREFETCH, Fetch, Run, StepBegin
 from moesim.records import Records
 from moesim.testing import FakeView, check_policy, routed, run_tiny, tiny_model, tiny_workload
+from moesim.testing.rules.caches import ArcLists
 from moesim.testing.traces import synthetic_trace
 from moesim.trace.workload import Workload, WorkloadSpec, compose
 from tests.engine.engine_kit import cpu, gpu, machine, play, tasks, transfers
 from tests.engine.engine_kit import workload as toy_workload
-from tests.policies.arc_kit import ReferenceArc, ReferenceFate
 
 KEYS = st.lists(st.integers(0, 9), max_size=120)
 
@@ -44,19 +44,17 @@ def start(policy: Composed, **options: Any) -> FakeView:
 
 
 # ----------------------------------------------------------------------------------------------------------------- ARC
+@pytest.mark.parametrize(("ours", "fate"), [(Arc, False), (FateArc, True)])
 @given(keys=KEYS, capacity=st.integers(1, 6))
-def test_arc_is_the_papers_figure(keys: list[int], capacity: int) -> None:
-    reference, ours = ReferenceArc(capacity), Arc[int](capacity)
-    for key in keys:
-        before = {*ours.lists()[0], *ours.lists()[1]}
-        hit = key in ours
-        assert hit == reference.request(key)
-        victim = ours.request(key)
-        once, often, once_gone, often_gone = ours.lists()
-        lists = (reference.t1, reference.t2, reference.b1, reference.b2)
-        assert (once, often, once_gone, often_gone) == tuple(one[::-1] for one in lists)
-        assert ours.target == reference.p
-        assert before - {*once, *often} == (set() if victim is None else {victim})
+def test_arc_is_the_papers_figure_and_fates_the_described_one(
+    ours: type[Arc[Any]], fate: bool, keys: list[int], capacity: int
+) -> None:
+    reference, found = ArcLists(capacity, fate), ours(capacity)
+    for key in ((0, key) for key in keys):
+        assert (key in found) == reference.holds(key)
+        assert found.request(key) == reference.request(key, ())
+        assert found.lists() == tuple(map(list, (reference.t1, reference.t2, reference.b1, reference.b2)))
+        assert found.target == reference.p
 
 
 def test_arc_hits_what_libcachesims_hits() -> None:
@@ -70,21 +68,6 @@ def test_arc_hits_what_libcachesims_hits() -> None:
             request.obj_id = key
             assert theirs.get(request) == (key in ours)
             ours.request(key)
-
-
-def test_fates_arc_is_the_described_one() -> None:
-    draw = random.Random(16)
-    for _ in range(1000):
-        capacity = draw.randint(1, 6)
-        reference, ours = ReferenceFate(capacity), FateArc[int](capacity)
-        for key in draw.choices(range(draw.randint(1, 12)), k=60):
-            before = {*reference.t1, *reference.t2}
-            hit = key in ours
-            assert hit == reference.request(key)
-            gone = before - {*reference.t1, *reference.t2}
-            assert ours.request(key) == (gone.pop() if gone else None)
-            assert ours.lists() == (reference.t1[::-1], reference.t2[::-1], reference.b1[::-1], reference.b2[::-1])
-            assert ours.target == reference.p
 
 
 # Requests to a cache of 3 under Fate's rule, by hand: key, victim, T1, T2, B1, B2 (oldest first), target.
@@ -134,16 +117,19 @@ def hits(records: Records) -> list[list[tuple[int, ...]]]:
     return [[found.hits for found in records.lookups if found.layer == layer] for layer in range(4)]
 
 
-@pytest.mark.parametrize(("variant", "reference"), [("canonical", ReferenceArc), ("fate", ReferenceFate)])
+@pytest.mark.parametrize("variant", ["canonical", "fate"])
 @pytest.mark.parametrize("scope", ["per-layer", "global"])
-def test_the_engine_with_arc_hits_what_the_reference_hits(scope: str, variant: str, reference: type[ReferenceArc]) -> None:
+def test_the_engine_with_arc_hits_what_the_reference_hits(scope: str, variant: str) -> None:
     """One expert a token: every lookup is a request of its own, in the order of the run."""
     work = routes(1)
     replacement = {"name": "arc", "variant": variant}
     policy = make_policy({"name": "composed", "replacement": replacement, "scope": scope, "placement": "none"})
     records = run_tiny(policy, work, 12, top_k=1)
-    caches = [reference(3) for _ in range(4)] if scope == "per-layer" else [reference(12)] * 4
-    expected = [caches[x.layer].request(8 * x.layer + x.active[0]) for x in records.lookups]
+    fate, expected = variant == "fate", []
+    caches = [ArcLists(3, fate) for _ in range(4)] if scope == "per-layer" else [ArcLists(12, fate)] * 4
+    for cache, unit in ((caches[x.layer], (x.layer, x.active[0])) for x in records.lookups):
+        expected.append(cache.holds(unit))
+        cache.request(unit, ())
     assert [x.hits == (1,) for x in records.lookups] == expected
     assert 100 < sum(expected) < 700
 
