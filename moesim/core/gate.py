@@ -5,7 +5,9 @@ docs/reference/yaml.md states the limits.
 
 from __future__ import annotations
 
+import csv
 import errno
+import io
 import math
 import os
 from collections.abc import Iterator, Sequence
@@ -152,3 +154,28 @@ def check_pairs(place: object, n_layers: int, n_experts: int) -> None:
     """Check the size of a table of pairs of experts before it is made."""
     remedy = "check the number of experts; tables of pairs are for some thousand experts a layer"
     check_made(place, "pairs of experts, layers x experts x experts", (n_layers, n_experts, n_experts), 8, remedy)
+
+
+class Line(NamedTuple):
+    """A row of a table written by hand."""
+
+    texts: dict[str, str]  # by column
+    place: str  # file and line, for messages
+
+
+def read_lines(path: Path, columns: Sequence[str], what: str) -> list[Line]:
+    """Read a CSV table with fixed columns; errors name the line."""
+    found = []
+    try:
+        reader = csv.DictReader(io.StringIO(read_text(path, TABLE, what)))
+        if list(reader.fieldnames or ()) != list(columns):
+            raise ConfigError(f"{path}: expected the columns {','.join(columns)}, got {','.join(reader.fieldnames or ())}")
+        for row in reader:
+            place = f"{path}:{reader.line_num}"
+            if None in row or None in row.values():
+                n = len(columns)
+                raise ConfigError(f"{place}: expected {n} fields, got another number; quote fields that contain a comma")
+            found.append(Line(dict(row), place))
+    except csv.Error as error:
+        raise ConfigError(f"{path}: expected {what}, got: {error}; check the path") from None
+    return found

@@ -1,18 +1,22 @@
-"""How processes start: on Linux forked from one that has imported what all need.
+"""Processes, threads and the cycle collector.
 
-That one imports for two seconds; a command that will need it begins it first, and imports its own modules meanwhile.
+On Linux processes are forked from one that has imported what all need. That takes two seconds: a command begins it first, and
+imports its own modules meanwhile.
 """
 
 from __future__ import annotations
 
-import multiprocessing
+import gc
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from multiprocessing.context import BaseContext
 from types import ModuleType
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from multiprocessing.context import BaseContext
 
 _IMPORTED = ["moesim.experiment.workers"]  # by the process that all others are forked from
 
@@ -24,6 +28,8 @@ def usable_cores() -> int:
 
 def context() -> BaseContext:
     """Return how processes start: not forked from this one, which may have threads."""
+    import multiprocessing  # the engine imports this module, too
+
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
     found = multiprocessing.get_context("forkserver")
@@ -56,3 +62,33 @@ def apart() -> Iterator[None]:
         sys.modules["__main__"] = main
         if before is not None:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+_THREADS = 2  # each has arrays of its own
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+
+def in_threads(call: Callable[[S], T], things: Iterable[S], done: Callable[[], None] = lambda: None) -> list[T]:
+    """Call a function with each of some things; results in their order, `done` after each."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    found = []
+    with ThreadPoolExecutor(_THREADS) as threads:
+        for one in threads.map(call, things):
+            found.append(one)
+            done()
+    return found
+
+
+@contextmanager
+def paused() -> Iterator[None]:
+    """Pause the cycle collector: a run leaves some hundred thousand tuples and no cycles."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

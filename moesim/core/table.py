@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
+from html import escape
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from moesim.errors import ConfigError, unknown_name
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
 
 _WIDE = 1000  # columns; what is piped to a file is not cut
 _GAP = 2  # between columns
@@ -132,3 +134,20 @@ def frame_csv(frame: DataFrame, **options: Any) -> bytes:
         guarded[name] = guarded[name].map(cell)
     written: str = guarded.to_csv(index=False, lineterminator="\n", **options)
     return written.encode()
+
+
+class Facts:
+    """Something that states its facts."""
+
+    __slots__ = ()
+
+    def facts(self) -> dict[str, Any]:
+        """State them by name, as ``moesim list`` shows them."""
+        raise NotImplementedError
+
+    def _repr_html_(self) -> str:
+        def cell(value: Any) -> str:
+            return escape(", ".join(map(str, value)) if isinstance(value, list) else str(value))
+
+        rows = "".join(f"<tr><th>{escape(name)}</th><td>{cell(value)}</td></tr>" for name, value in self.facts().items())
+        return f'<table style="text-align: left"><tbody>{rows}</tbody></table>'

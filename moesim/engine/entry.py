@@ -10,7 +10,7 @@ from dataclasses import fields
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-from moesim.core import collector
+from moesim.core.processes import paused
 from moesim.core.record_table import RecordTable
 from moesim.engine import native
 from moesim.engine.clock import Clock
@@ -187,7 +187,7 @@ def _run_native(state: State) -> Records:
         state.view = engine.connect(state)
         copies = place(state)
         describe = getattr(state.policy, "native_parts", None)
-        with collector.paused():
+        with paused():
             engine.run(state.records, copies, None if describe is None else describe())
     finally:
         engine.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moesim.core import collector
+from moesim.core.processes import paused
 from moesim.core.units import format_bytes, format_ns
 from moesim.engine import lanes, links, steps
 from moesim.engine.state import State, Transfer
@@ -15,7 +15,7 @@ from moesim.records import Records
 def run(state: State) -> Records:
     """Carry out all steps."""
     records = state.records
-    with collector.paused():
+    with paused():
         steps.next_step(state)
         flush(state)
         while not state.over:

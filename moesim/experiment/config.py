@@ -29,7 +29,7 @@ from moesim.core.limits import CACHE_RATIO, COUNT, TIME_US
 from moesim.core.units import as_share, parse_bytes
 from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import IN_RANGE, ConfigError, mistyped, unknown_name
-from moesim.hardware.places import keys_at
+from moesim.hardware.read import keys_at
 from moesim.trace.made import MADE, made_schema
 from moesim.trace.workload import WorkloadSpec
 

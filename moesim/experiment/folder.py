@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 import yaml
 
 from moesim import __version__
-from moesim.core import collector
 from moesim.core.data import noting
 from moesim.core.files import Manifest, OutputFolder, State, check_own_folder, read_verified
+from moesim.core.processes import paused
 from moesim.core.text import say
 from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import ConfigError, InputError, TraceError, unknown_name
@@ -266,7 +266,7 @@ class Output:
         Path
             The folder.
         """
-        with collector.paused():
+        with paused():
             resolved = describe(self.experiment)
             summary = {"moesim": __version__, "key": resolved["key"], "runs": results.rows}
             files: dict[str, bytes | Path] = {

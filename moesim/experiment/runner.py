@@ -8,7 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from moesim.capacity import required_bytes
-from moesim.core import collector
+from moesim.core.processes import paused
 from moesim.core.units import format_memory
 from moesim.engine import chosen, empty_view, simulate
 from moesim.errors import CapacityError, MoesimError, PolicyError, describe_exception
@@ -287,7 +287,7 @@ def run_one(
     if spec.refusal is not None:
         return Outcome({**spec.row(), "error": str(spec.refusal)}, machine, failure=spec.refusal)
     try:
-        with collector.paused():
+        with paused():
             outcome = _run(inputs, spec, machine, True if examine is not None else keep, progress, execution)
             if examine is None:
                 return outcome

@@ -19,8 +19,7 @@ from moesim.core.units import as_share, parse_bytes
 from moesim.errors import ConfigError, unknown_name
 from moesim.experiment.config import CacheConfig, Config, TransferConfig, WorkloadConfig, listed, parse_config
 from moesim.experiment.spec import KEYS, MAPPINGS, PLAIN, SEEDED, VALUES, Point
-from moesim.hardware.overrides import flatten
-from moesim.hardware.places import is_number
+from moesim.hardware.read import flatten, is_number
 from moesim.metrics.naming import policy_label, read_policy_label
 from moesim.policies.options import Option, options_of
 from moesim.policies.registry import policy_class

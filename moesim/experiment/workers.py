@@ -23,9 +23,8 @@ from tempfile import TemporaryDirectory
 from threading import Lock
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
-from moesim.core import collector
 from moesim.core.files import OutputFolder
-from moesim.core.processes import apart, context
+from moesim.core.processes import apart, context, paused
 from moesim.core.text import say
 from moesim.errors import ConfigError, InputError, SimulationError, TraceError, describe_exception
 from moesim.experiment.keys import code_digest
@@ -409,7 +408,7 @@ _source = cache(sources_digest)  # of what has been imported, whatever becomes o
 
 def do(work: Work) -> Outcome:
     """Carry out a run in this process."""
-    with _one_at_a_time, collector.paused():
+    with _one_at_a_time, paused():
         _check(work)
         return run_one(work, work.spec, keep=work.keep, examine=work.examine)
 

@@ -2,7 +2,7 @@
 
 from moesim.hardware.build import build_profile
 from moesim.hardware.load import from_numbers, hardware_names, load_hardware, read_profile
-from moesim.hardware.overrides import override
+from moesim.hardware.read import override
 from moesim.hardware.types import LABELS, HardwareProfile, Link, weakest
 
 __all__ = [

@@ -14,11 +14,8 @@ from moesim.core import data
 from moesim.core.gate import YAML, read_text
 from moesim.errors import HardwareError, unknown_name
 from moesim.hardware.build import build_profile
-from moesim.hardware.implied import DOTTED, retyped, whole_form
-from moesim.hardware.overrides import flatten, override, override_one, sourced
-from moesim.hardware.places import with_sources
-from moesim.hardware.read import read_yaml, validate
-from moesim.hardware.short import FOR, TYPED
+from moesim.hardware.read import flatten, override, override_one, read_yaml, sourced, validate, with_sources
+from moesim.hardware.short import DOTTED, FOR, TYPED, retyped, whole_form
 from moesim.hardware.types import HardwareProfile
 from moesim.model import ModelSpec
 

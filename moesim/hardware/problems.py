@@ -16,11 +16,10 @@ from pydantic import ValidationError
 from moesim.core.limits import BYTES, TOKENS
 from moesim.errors import HardwareError
 from moesim.hardware.build import build_profile
-from moesim.hardware.implied import READ_IN
 from moesim.hardware.load import read_profile
-from moesim.hardware.places import is_number, optional
-from moesim.hardware.read import failures, told
+from moesim.hardware.read import failures, is_number, optional, told
 from moesim.hardware.schema import ProfileFile
+from moesim.hardware.short import READ_IN
 from moesim.hardware.types import TRANSFERS, CostCurve, HardwareProfile
 from moesim.model.spec import bits_to_bytes
 

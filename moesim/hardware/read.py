@@ -1,18 +1,114 @@
-"""Read and check a hardware profile's YAML, with errors of one line."""
+"""Read a profile's YAML: places by their keys, sources of sections, overrides, errors of one line."""
 
 from __future__ import annotations
 
+import copy
 import difflib
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Union, get_args, get_origin
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from moesim.core.yaml_reader import read_yaml_value
-from moesim.errors import ConfigError, HardwareError
-from moesim.hardware.places import is_number, keys_at
-from moesim.hardware.schema import ProfileFile
+from moesim.errors import ConfigError, HardwareError, unknown_name
+from moesim.hardware.schema import ProfileFile, Sourced
+
+
+def _models_in(annotation: Any) -> list[Any]:
+    """Look through Optional and Annotated for the types that hold something."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return _models_in(get_args(annotation)[0])
+    if origin in (Union, types.UnionType):
+        return [inner for arg in get_args(annotation) for inner in _models_in(arg)]
+    return [] if annotation is type(None) else [annotation]
+
+
+def type_at(loc: Sequence[str | int], root: Any = ProfileFile) -> Any:
+    """Return the annotation of a place in a profile; None if the format has no such place."""
+    here = root
+    for step in loc:
+        candidates = _models_in(here)
+        here = None
+        for candidate in candidates:
+            if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+                found = candidate.model_fields.get(str(step))
+                here = found.annotation if found else None
+            elif get_origin(candidate) is dict:
+                here = get_args(candidate)[1]
+            elif get_origin(candidate) is list:
+                here = get_args(candidate)[0]
+            if here is not None:
+                break
+        if here is None:
+            return None
+    return here
+
+
+def keys_at(loc: Sequence[str | int], root: Any = ProfileFile) -> list[str]:
+    """Name the keys that a place in a profile, or in another format, may have."""
+    for candidate in _models_in(type_at(loc, root)):
+        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+            return list(candidate.model_fields)
+    return []
+
+
+def optional(loc: Sequence[str | int]) -> bool:
+    """Whether the format has a key at this place that may be left out."""
+    owners = [one for one in _models_in(type_at(loc[:-1])) if isinstance(one, type) and issubclass(one, BaseModel)]
+    return any(not one.model_fields[str(loc[-1])].is_required() for one in owners if str(loc[-1]) in one.model_fields)
+
+
+def is_number(loc: Sequence[str | int]) -> bool:
+    """Whether the format has a sourced number at this place, in its short form or the whole one."""
+    if loc[:1] in (("numbers",), ["numbers"]):
+        return len(loc) == 2
+    found = _models_in(type_at(loc))
+    return any(isinstance(kind, type) and issubclass(kind, Sourced) for kind in found)
+
+
+PROOF = ("source", "ref", "how", "why", "date", "method", "repeats", "spread")  # what a source says of itself
+
+_Place = tuple[str | int, ...]
+
+
+def with_sources(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Write a section's source next to each of its numbers; what is wrong stays."""
+    return _spread(raw, (), None) if _has_section(raw) else dict(raw)
+
+
+def _is_section(value: Any) -> bool:
+    return isinstance(value, Mapping) and isinstance(value.get("source"), str) and set(value) <= set(PROOF)
+
+
+def _has_section(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return _is_section(value.get("source")) or any(map(_has_section, value.values()))
+    return isinstance(value, list) and any(map(_has_section, value))
+
+
+def _spread(value: Any, place: _Place, section: Mapping[str, Any] | None) -> Any:
+    if is_number(place):
+        return value if section is None or value is None else _sourced(value, section)
+    if isinstance(value, Mapping):
+        if _is_section(value.get("source")):
+            section = value["source"]
+            value = {key: one for key, one in value.items() if key != "source"}
+        return {
+            key: one if key == "anchors" and not place else _spread(one, (*place, *str(key).split(".")), section)
+            for key, one in value.items()
+        }
+    if isinstance(value, list):
+        return [_spread(one, (*place, index), section) for index, one in enumerate(value)]
+    return value
+
+
+def _sourced(value: Any, section: Mapping[str, Any]) -> Any:
+    if not isinstance(value, Mapping):
+        return {"value": value, **section}
+    return {**value, **section} if "value" in value and "source" not in value else value
 
 
 def read_yaml(text: str, place: str) -> dict[str, Any]:
@@ -134,3 +230,61 @@ def refusal(place: str, problems: Sequence[str]) -> HardwareError:
     error = HardwareError(f"{place}: {problems[0]}{more}")
     error.problems = tuple(problems)
     return error
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the overrides of a profile by dotted key, however they are nested."""
+    for key, value in values.items():
+        dotted = f"{prefix}{key}"
+        if isinstance(value, Mapping) and "value" not in value:
+            yield from flatten(value, f"{dotted}.")
+        else:
+            yield dotted, value
+
+
+def override(raw: dict[str, Any], values: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """Change numbers of `read_profile`'s contents, by dotted key, in a copy."""
+    changed, problems = copy.copy(raw), []
+    for key, value in values.items():
+        try:
+            override_one(changed, key, value, place)
+        except HardwareError as error:
+            problems.append(str(error).removeprefix(f"{place}: "))
+    if problems:
+        raise refusal(place, problems)
+    return changed
+
+
+def override_one(raw: dict[str, Any], key: str, value: Any, place: str) -> None:
+    """Change one number in place; parts that YAML anchors share are copied on the way."""
+    steps: list[str | int] = [int(step) if step.isdecimal() else step for step in key.split(".")]
+    for end in range(1, len(steps) + 1):
+        if type_at(steps[:end]) is None:
+            raise HardwareError(f"{place}: {key}: {unknown_key(steps[:end])}")
+    if is_number(steps):
+        value = sourced(value)
+    here: Any = raw
+    for position, step in enumerate(steps[:-1]):
+        inside = here[step] if (step in here if isinstance(here, dict) else _has(here, step)) else None
+        if inside is None:
+            if not isinstance(here, dict) or position == 1:  # a new device or link is not an override
+                known = list(here) if isinstance(here, dict) else [str(i) for i in range(len(here))]
+                message = unknown_name(str(steps[position - 1]).rstrip("s"), str(step), known)
+                raise HardwareError(f"{place}: {key}: {message}")
+            inside = here[step] = {}
+        else:
+            inside = here[step] = copy.copy(inside)  # YAML anchors share parts
+        here = inside
+    last = steps[-1]
+    if isinstance(here, list) and not _has(here, last):
+        raise HardwareError(f"{place}: {key}: expected an index below {len(here)}, got {last}")
+    here[last] = value
+
+
+def sourced(number: Any) -> Any:
+    """Label a number without a source as set by the experiment."""
+    return number if isinstance(number, Mapping) else {"value": number, "source": "assumed", "why": "set by the experiment"}
+
+
+def _has(values: list[Any], step: str | int) -> bool:
+    return isinstance(step, int) and step < len(values)

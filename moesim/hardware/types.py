@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, ClassVar
 
-from moesim.core.facts import Facts
+from moesim.core.table import Facts
 from moesim.core.units import format_bytes
 from moesim.errors import HardwareError, unknown_name
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from moesim.core.units import format_size
 from moesim.core.yaml_reader import read_yaml_value
-from moesim.hardware.overrides import flatten
+from moesim.hardware.read import flatten
 from moesim.trace.workload import WorkloadSpec
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from fractions import Fraction
 from functools import cached_property, lru_cache
 from typing import Any
 
-from moesim.core.facts import Facts
+from moesim.core.table import Facts
 from moesim.core.units import format_bytes
 from moesim.errors import ModelError
 from moesim.model.check import find_problem

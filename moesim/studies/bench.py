@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from simpy import Environment
 
-from moesim.core import collector
+from moesim.core.processes import paused
 from moesim.core.units import NS_PER_S
 from moesim.engine import chosen, simulate
 from moesim.experiment.config import parse_config
@@ -142,7 +142,7 @@ def run_case(case: Case, repeats: int, tokens: int) -> Measured:
         costs = CostModel(model, hardware)
         predictors = PredictorSet(trace, workload, {}, 0)
         gc.collect()
-        with collector.paused():  # as `moesim run` does
+        with paused():  # as `moesim run` does
             began = time.perf_counter()
             records = simulate(
                 model=model, costs=costs, workload=workload, policy=policy, cache_slots=slots, predictors=predictors,
@@ -251,7 +251,7 @@ def _time_deciding(name: str, model: Any, trace: Trace, workload: Workload) -> t
     slots = int(CACHED * model.n_layers * model.n_experts)
     timed = Clocked(policy)
     gc.collect()
-    with collector.paused():
+    with paused():
         records = simulate(
             model=model, costs=CostModel(model, hardware), workload=workload, policy=timed,
             tables={name: table for name, table in trace.tables.items() if f"table:{name}" in policy.needs},
@@ -323,7 +323,7 @@ def _run(tokens: int, batch: int, experts: int, layers: int) -> tuple[int, float
         n_runs += int(np.count_nonzero(records.tasks.column("expert") >= 0))
 
     gc.collect()
-    with collector.paused():
+    with paused():
         began = time.process_time()
         simulate(
             model=model, costs=CostModel(model, load_hardware(HARDWARE)), workload=compose(trace, WorkloadSpec(batch_size=batch)),

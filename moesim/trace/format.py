@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 
 from moesim.core import files
 from moesim.core.gate import HEADER, check_made
-from moesim.core.threads import in_threads
+from moesim.core.processes import in_threads
 from moesim.errors import TraceError
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from moesim.core.data import data_dirs
-from moesim.core.facts import Facts
+from moesim.core.table import Facts
 from moesim.errors import TraceError, unknown_name
 from moesim.trace.check import check_trace
 from moesim.trace.files import arrays_of, full_header, read_file, write_file

@@ -18,8 +18,7 @@ from pydantic import BaseModel
 
 from moesim.cli.main import main
 from moesim.experiment.config import Config
-from moesim.hardware.numbers import Sourced
-from moesim.hardware.schema import ProfileFile
+from moesim.hardware.schema import ProfileFile, Sourced
 from moesim.model import ModelSpec
 from moesim.policies.options import options_of
 from moesim.policies.registry import POLICIES, policy_class

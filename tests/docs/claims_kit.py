@@ -15,7 +15,7 @@ import pandas as pd
 
 from experiments.research.tables.identify_papers import read_results
 from experiments.research.tables.platform import MISSED
-from moesim.core.csv_reader import read_lines
+from moesim.core.gate import read_lines
 from moesim.studies.papers.published import BOUNDS, RATIOS
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -22,7 +22,7 @@ INPUTS = ("model", "hardware", "trace", "workload", "policy")  # fields of a run
 ALSO = {"budget_bytes": "budget", "chunk_bytes": "chunk", "curve": "transfer_curve"}  # other names for the same value
 
 OTHERS = {  # where the word means another thing
-    "curve": "hardware/build.py hardware/check.py hardware/costs/model.py hardware/costs/curves.py hardware/costs/provenance.py "
+    "curve": "hardware/build.py hardware/costs/model.py hardware/costs/curves.py hardware/costs/provenance.py "
     "hardware/costs/model.py metrics/bounds.py",  # any curve of a profile
     "chunk_bytes": "experiment/store.py trace/workload/*",  # of a table; of a prefill
     "predictors": "engine/* experiment/runner.py",  # all sources that a policy may ask; here those that stand in for others

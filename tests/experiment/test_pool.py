@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 
 from moesim.cli.main import main
-from moesim.core.processes import prepare_processes
-from moesim.core.threads import in_threads
+from moesim.core.processes import in_threads, prepare_processes
 from moesim.errors import ConfigError, SimulationError
 from moesim.experiment import run_experiment
 from moesim.experiment.resolve import Experiment

@@ -6,7 +6,6 @@ from itertools import pairwise
 from math import ceil
 from typing import Any
 
-import numpy as np
 import pytest
 
 from moesim.errors import HardwareError
@@ -87,16 +86,11 @@ def test_several_curves_of_one_shape() -> None:
     assert costs(machine(cpu={"experts": low + high}), extrapolate=True).expert_ns("cpu0", 99) == 5000
 
 
-def test_table_and_array_agree_with_single_answers() -> None:
+def test_a_table_agrees_with_single_answers() -> None:
     found = costs(machine(cpu=curve("linear", base_us=2, per_token_us=1)))
     table = found.expert_table("cpu0", 4)
     assert table[:5] == [0, 3000, 4000, 5000, 6000]
     assert all(type(ns) is int for ns in table)
-    rows = np.array([[3, 0], [7, 1]])
-    array = found.expert_array("cpu0", rows)
-    assert array.dtype == np.int64
-    assert array.tolist() == [[5000, 0], [9000, 3000]]
-    assert found.expert_array("cpu0", np.array([], dtype=np.int64)).tolist() == []
     assert found.expert_table("cpu0", 20)[20] == 22_000
 
 

@@ -15,8 +15,7 @@ import pytest
 
 from moesim.hardware import HardwareProfile, build_profile
 from moesim.hardware.costs import CostModel
-from moesim.hardware.overrides import override
-from moesim.hardware.places import is_number, keys_at, type_at
+from moesim.hardware.read import is_number, keys_at, override, type_at
 from tests.hardware.costs_kit import number, tiny_model
 
 PARTS = ("attention", "dense", "shared", "head", "embedding", "leading")

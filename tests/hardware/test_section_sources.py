@@ -9,7 +9,7 @@ import pytest
 
 from moesim.errors import HardwareError
 from moesim.hardware import hardware_names, load_hardware, read_profile
-from moesim.hardware.places import with_sources
+from moesim.hardware.read import with_sources
 from tests.hardware.nonsense_kit import good
 
 TABLE = {"source": "published", "ref": "Table 1"}

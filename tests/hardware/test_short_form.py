@@ -12,9 +12,9 @@ import moesim
 from moesim.errors import HardwareError, InputError
 from moesim.hardware import HardwareProfile, load_hardware
 from moesim.hardware.costs import CostModel
-from moesim.hardware.implied import RATIO
 from moesim.hardware.load import short_form, short_text
 from moesim.hardware.problems import find_problems
+from moesim.hardware.short import RATIO
 from moesim.metrics.naming import hardware_label
 from moesim.model import load_model
 

@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 import numpy as np
 import pytest
 
-from moesim.core.collector import paused
+from moesim.core.processes import paused
 from moesim.core.record_table import Coded, Lists, RecordTable
 from moesim.engine import chosen, simulate
 from moesim.hardware import load_hardware

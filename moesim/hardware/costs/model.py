@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self
-
-import numpy as np
+from typing import Any
 
 from moesim.core.limits import CHUNKS
 from moesim.core.units import NS_PER_S, ceil_div, format_bytes
@@ -23,12 +21,51 @@ from moesim.hardware.types import TRANSFERS, CostCurve, Device, ExpertCost, Hard
 from moesim.model import ModelSpec
 from moesim.model.spec import SHADOW_BITS, bits_to_bytes
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+
+def most_chunks(model: ModelSpec, chunk_bytes: int | None) -> int:
+    """Count the chunks of a transfer of the model's largest expert."""
+    return 1 if chunk_bytes is None else ceil_div(_largest(model), max(1, chunk_bytes))
 
 
-class LinkCosts:
-    """Costs over links; see `moesim.hardware.costs.CostModel`."""
+def check_chunk(model: ModelSpec, chunk_bytes: int, place: str) -> None:
+    """Refuse chunks of which a transfer would have more than `moesim.core.limits.CHUNKS`."""
+    least = ceil_div(_largest(model), CHUNKS)
+    if chunk_bytes < least:
+        raise HardwareError(
+            f"{place}: expected at least {least} bytes, as an expert of {model.name} ({format_bytes(_largest(model))}) goes in "
+            f"at most {CHUNKS} chunks, or nothing for one piece, got {chunk_bytes}"
+        )
+
+
+def _largest(model: ModelSpec) -> int:
+    return max(model.expert_bytes_by_layer or (model.expert_bytes(0),))
+
+
+FREE_PREDICTORS = ("oracle", "frequency", "coactivation", "statistical")
+"""Predictors that cost nothing: table look-ups on an idle host thread, and bounds that stand for no computation."""
+
+
+class CostModel:
+    """Costs of one model on one machine.
+
+    Parameters
+    ----------
+    model : ModelSpec
+        Shapes and precisions.
+    hardware : HardwareProfile
+        Devices, links, curves.
+    transfer : {"pinned", "pageable", "chunked"}
+        Which curve of the links weights travel by: a property of the software, not of the link.
+    chunk_bytes : int or None, bytes
+        Largest piece of a transfer; every piece pays the link's latency. None: one piece.
+    extrapolate : bool
+        Continue curves outside the range they hold for, and label that ``extrapolated``, instead of an error.
+
+    Raises
+    ------
+    HardwareError
+        If ``transfer`` or ``chunk_bytes`` is impossible. Costs raise it where the profile lacks what they need.
+    """
 
     def __init__(
         self,
@@ -48,20 +85,21 @@ class LinkCosts:
         self.hardware = hardware
         self.transfer = transfer
         self.chunk_bytes = chunk_bytes
-        self._prepare()
-
-    def _prepare(self) -> None:
         self._ledger = Ledger(self.hardware)
         self._transfers: dict[tuple[str, int], int] = {}
         self._fetches: dict[tuple[str, str, int, int | None], int] = {}
         self._activations: dict[tuple[str, int], int] = {}
         self._paths: dict[tuple[str, str], tuple[Link, ...]] = {}
+        self._parts: dict[tuple[str, str, int], int] = {}
+        self._rooflines: dict[tuple[str, str], Roofline] = {}
+        self._unfitting = Unfitting(self.model)
+        self._memo: dict[tuple[Any, ...], int] = {}
+        self._expert: dict[str, dict[int, int]] = {name: {0: 0} for name in self.hardware.devices}
+        self._tables: dict[str, list[int]] = {name: [0] for name in self.hardware.devices}
+        self._attention: dict[str, tuple[Roofline, int, int, int, int, bool]] = {}
+        self._narrower: dict[float, CostModel] = {}
 
-    def _of(self, model: ModelSpec) -> Self:
-        """Make the same costs of another model."""
-        return type(self)(
-            model, self.hardware, transfer=self.transfer, chunk_bytes=self.chunk_bytes, extrapolate=self.extrapolate
-        )
+    # ---- links
 
     def path(self, src: str, dst: str) -> tuple[Link, ...]:
         """Links from one device to another, fewest hops, then by name."""
@@ -136,34 +174,7 @@ class LinkCosts:
     def _copied(self, curve: Transfer, n_bytes: int) -> int:
         return within_a_day(copy_ns(curve, n_bytes), f"{self.hardware.path}: {curve.key} ({n_bytes} bytes)")
 
-
-def most_chunks(model: ModelSpec, chunk_bytes: int | None) -> int:
-    """Count the chunks of a transfer of the model's largest expert."""
-    return 1 if chunk_bytes is None else ceil_div(_largest(model), max(1, chunk_bytes))
-
-
-def check_chunk(model: ModelSpec, chunk_bytes: int, place: str) -> None:
-    """Refuse chunks of which a transfer would have more than `moesim.core.limits.CHUNKS`."""
-    least = ceil_div(_largest(model), CHUNKS)
-    if chunk_bytes < least:
-        raise HardwareError(
-            f"{place}: expected at least {least} bytes, as an expert of {model.name} ({format_bytes(_largest(model))}) goes in "
-            f"at most {CHUNKS} chunks, or nothing for one piece, got {chunk_bytes}"
-        )
-
-
-def _largest(model: ModelSpec) -> int:
-    return max(model.expert_bytes_by_layer or (model.expert_bytes(0),))
-
-
-class PartCosts(LinkCosts):
-    """Curves and rooflines, remembered and noted; see `moesim.hardware.costs.CostModel`."""
-
-    def _prepare(self) -> None:
-        super()._prepare()
-        self._parts: dict[tuple[str, str, int], int] = {}
-        self._rooflines: dict[tuple[str, str], Roofline] = {}
-        self._unfitting = Unfitting(self.model)
+    # ---- curves and rooflines
 
     def _roofline(self, device: Device, part: str) -> Roofline:
         key = (device.name, part)
@@ -230,42 +241,6 @@ class PartCosts(LinkCosts):
         self._ledger.note(cost, form, *(f"{curve.key}.{name}" for name in names))
         return within_a_day(curve_ns(curve, n_rows), f"{self.hardware.path}: {curve.key} ({what} at {n_rows} rows)")
 
-
-FREE_PREDICTORS = ("oracle", "frequency", "coactivation", "statistical")
-"""Predictors that cost nothing: table look-ups on an idle host thread, and bounds that stand for no computation."""
-
-
-class CostModel(PartCosts):
-    """Costs of one model on one machine.
-
-    Parameters
-    ----------
-    model : ModelSpec
-        Shapes and precisions.
-    hardware : HardwareProfile
-        Devices, links, curves.
-    transfer : {"pinned", "pageable", "chunked"}
-        Which curve of the links weights travel by: a property of the software, not of the link.
-    chunk_bytes : int or None, bytes
-        Largest piece of a transfer; every piece pays the link's latency. None: one piece.
-    extrapolate : bool
-        Continue curves outside the range they hold for, and label that ``extrapolated``, instead of an error.
-
-    Raises
-    ------
-    HardwareError
-        If ``transfer`` or ``chunk_bytes`` is impossible. Costs raise it where the profile lacks what they need.
-    """
-
-    def _prepare(self) -> None:
-        super()._prepare()
-        self._memo: dict[tuple[Any, ...], int] = {}
-        self._expert: dict[str, dict[int, int]] = {name: {0: 0} for name in self.hardware.devices}
-        self._tables: dict[str, list[int]] = {name: [0] for name in self.hardware.devices}
-        self._arrays: dict[str, NDArray[np.int64]] = {}
-        self._attention: dict[str, tuple[Roofline, int, int, int, int, bool]] = {}
-        self._narrower: dict[float, CostModel] = {}
-
     # ---- experts
 
     def at_bits(self, bits: float | None) -> CostModel:
@@ -274,7 +249,8 @@ class CostModel(PartCosts):
             return self
         if bits not in self._narrower:
             model = replace(self.model, expert_bits=bits, low_bits=(), expert_bytes_by_layer=None)
-            other = self._of(model)
+            how = {"transfer": self.transfer, "chunk_bytes": self.chunk_bytes, "extrapolate": self.extrapolate}
+            other = CostModel(model, self.hardware, **how)  # type: ignore[arg-type]
             other._ledger = self._ledger.of(f"{bits:g} bits")
             self._narrower[bits] = other
         return self._narrower[bits]
@@ -295,16 +271,6 @@ class CostModel(PartCosts):
         for n_rows in range(len(table), max_rows + 1):
             table.append(self.expert_ns(device, n_rows))
         return table
-
-    def expert_array(self, device: str, rows: NDArray[Any]) -> NDArray[np.int64]:
-        """Times of experts with these rows, int64 of the same shape, ns."""
-        largest = int(rows.max(initial=0))
-        array = self._arrays.get(device)
-        if array is None or len(array) <= largest:
-            array = np.asarray(self.expert_table(device, largest), dtype=np.int64)
-            self._arrays[device] = array
-        found: NDArray[np.int64] = array[rows]
-        return found
 
     def first_extra_ns(self, device: str) -> int:
         """Extra time of the first expert of a group on a device."""

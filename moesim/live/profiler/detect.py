@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import yaml
 
-from moesim.hardware.numbers import LANE
+from moesim.hardware.schema import LANE
 from moesim.hardware.short import FOR, TYPED, WANTED
 
 _FIELDS: Final = ("name", "memory.total", "pcie.link.gen.max", "pcie.link.width.max")

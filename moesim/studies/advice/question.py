@@ -15,7 +15,7 @@ import yaml
 
 from moesim.core.files import write_bytes
 from moesim.core.limits import BITS
-from moesim.core.threads import in_threads
+from moesim.core.processes import in_threads
 from moesim.core.units import format_memory, parse_bytes
 from moesim.errors import CapacityError, ConfigError, TraceError
 from moesim.experiment.routing import fits, flatters, how_to_get, lacking, parameters_of_shape, shape_of, traces_of_shape

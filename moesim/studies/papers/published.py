@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from moesim.core.csv_reader import read_lines
 from moesim.core.data import data_dirs
+from moesim.core.gate import read_lines
 from moesim.errors import ConfigError, unknown_name
 
 FOLDER = "papers"  # below experiments

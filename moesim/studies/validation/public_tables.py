@@ -14,8 +14,8 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any, Final
 
-from moesim.core.csv_reader import read_lines
 from moesim.core.data import data_dirs
+from moesim.core.gate import read_lines
 from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import ConfigError, unknown_name
 

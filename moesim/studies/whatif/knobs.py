@@ -15,8 +15,8 @@ from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import ConfigError, HardwareError, InputError, unknown_name
 from moesim.experiment.config import Config, parse_config
 from moesim.hardware import HardwareProfile, load_hardware
-from moesim.hardware.numbers import LANE
-from moesim.hardware.places import is_number, type_at
+from moesim.hardware.read import is_number, type_at
+from moesim.hardware.schema import LANE
 from moesim.hardware.types import Device
 from moesim.studies.whatif.machines import (
     ONE,

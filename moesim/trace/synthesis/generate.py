@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from moesim.core.threads import in_threads
+from moesim.core.processes import in_threads
 from moesim.errors import ConfigError
 from moesim.trace import GateInputs, Signal, Trace
 from moesim.trace.files import mapped

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from moesim.core.threads import in_threads
+from moesim.core.processes import in_threads
 from moesim.trace.format import read_container
 from moesim.trace.synthesis.exact import Draws, exp, log, normal_quantiles, on_grid, total
 
