@@ -14,7 +14,7 @@ import yaml
 from moesim.cli.main import main
 from moesim.experiment.config import parse_config
 from moesim.experiment.sweep import expand
-from moesim.live.profiler import layout, probes
+from moesim.live.profiler import probes
 from moesim.policies.registry import make_policy
 from moesim.studies.validation import public
 from moesim.studies.validation.public_tables import read_checks, read_sweeps
@@ -114,7 +114,7 @@ def test_a_command_of_the_readme_runs(
 def pretend_machine(monkeypatch: pytest.MonkeyPatch, cache: int | None) -> None:
     """Let this machine report eight cores, what is free of 8 GB, and a cache."""
     monkeypatch.setattr(probes, "l3_bytes", lambda: cache)
-    monkeypatch.setattr(layout, "available_memory_bytes", lambda: 6_500_000_000)
+    monkeypatch.setattr(probes, "available_memory_bytes", lambda: 6_500_000_000)
     monkeypatch.setattr("moesim.live.profiler.request.usable_cores", lambda: range(8))
 
 

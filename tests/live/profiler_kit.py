@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from moesim.live.profiler import bench, layout, probes
+from moesim.live.profiler import bench, probes
 from moesim.live.profiler.probes import FOLLOWING, Probe, Reading
 from moesim.live.profiler.request import Prepared, Request, prepare
 from moesim.model import ModelSpec, load_model
@@ -48,7 +48,7 @@ def shrink(patch: Callable[[object, str, Any], None], rows: int = 8, copies: int
     patch(probes, "_GPU_CACHE", 2**18)
     patch(probes, "SENTINEL_COPY", 2**20)
     patch(bench, "Runtime", NoReplay)
-    patch(layout, "available_memory_bytes", lambda: 10**10)
+    patch(probes, "available_memory_bytes", lambda: 10**10)
 
 
 def request(out: Path, **changes: Any) -> Request:

@@ -18,7 +18,7 @@ from moesim.cli.replay import live_execution
 from moesim.errors import CapacityError, InputError
 from moesim.experiment.runner import Execution, run_one
 from moesim.live import LiveMachine, replay
-from moesim.live.weights import Slots, share_out
+from moesim.live.machine import Slots, share_out
 from moesim.metrics.outcome import Outcome
 from tests.live.live_kit import MODEL, device, experiment, sure, two_parts, with_disk
 
@@ -304,7 +304,7 @@ def test_gpu_profiles_run_the_same_calls(tmp_path: Path, monkeypatch: pytest.Mon
     setup = experiment(tmp_path, policies=["fiddler"], profile=gpu, transfer={"curve": "pageable"})
     monkeypatch.setattr(live_machine, "CudaStreamWorker", Stream)
     monkeypatch.setattr(live_machine, "_torch_devices", lambda hardware, backend, first: {"fast": "cpu:0", "host": "cpu"})
-    monkeypatch.setattr("moesim.live.weights.available_gpu_bytes", lambda place: 10**8)
+    monkeypatch.setattr("moesim.live.machine.available_gpu_bytes", lambda place: 10**8)
     _, reference = carried_out(tmp_path, "fiddler")[1:]
     with LiveMachine(setup.specs[0].hardware, backend="cuda", memory_bytes=10**8, keep_outputs=True) as machine:
         live = run_one(setup, setup.specs[0], execution=Execution(partial(replay, machine), True))

@@ -10,8 +10,8 @@ pytest.importorskip("torch")
 
 from moesim.hardware import load_hardware
 from moesim.live import LiveMachine
-from moesim.live.profiler.layout import layout_of
 from moesim.live.profiler.plan import variants_of
+from moesim.live.profiler.probes import layout_of
 from moesim.live.profiler.runtime import _between_copies, _idle, runtime_gaps, skeleton
 from moesim.records import LayerRecord, Records, StepRecord, TaskRecord, TransferRecord
 from tests.live.live_kit import two_parts, with_disk

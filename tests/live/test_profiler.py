@@ -34,14 +34,13 @@ from moesim.live.kernels import workers
 from moesim.live.kernels.host import usable_cores
 from moesim.live.kernels.plans import KernelError
 from moesim.live.kernels.workers import Done, Worker
-from moesim.live.profiler import calls, probes
-from moesim.live.profiler.bench import FILE, RealBench
-from moesim.live.profiler.calls import Machine, Timed
+from moesim.live.profiler import bench as real
+from moesim.live.profiler import probes
+from moesim.live.profiler.bench import FILE, Machine, RealBench, Timed
 from moesim.live.profiler.figure import draw
-from moesim.live.profiler.layout import Host, layout_of
 from moesim.live.profiler.measure import measure, sentinel_drift
 from moesim.live.profiler.plan import make_plan
-from moesim.live.profiler.probes import FOLLOWING, Probe, Wanted, rows_up_to
+from moesim.live.profiler.probes import FOLLOWING, Host, Probe, Wanted, layout_of, rows_up_to
 from moesim.live.profiler.request import describe_plan, find_gpu, prepare
 from moesim.live.profiler.samples import COMMAND, PART
 from moesim.model import builtin_models
@@ -572,9 +571,9 @@ def test_small_parts_find_an_empty_cache(tmp_path: Path, monkeypatch: pytest.Mon
     assert before["attention"] == () and bench._flushes["cpu"] in before["dense"]
     (busy,) = before["expert_first"]
     looks = count(0, 1e-3)  # each look at the clock is a millisecond later
-    monkeypatch.setattr(calls, "time", SimpleNamespace(perf_counter=lambda: next(looks)))
+    monkeypatch.setattr(real, "time", SimpleNamespace(perf_counter=lambda: next(looks)))
     busy()
-    assert next(looks) >= calls.BEFORE_FIRST_S == 5e-3
+    assert next(looks) >= real.BEFORE_FIRST_S == 5e-3
     bench.close()
 
 

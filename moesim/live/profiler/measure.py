@@ -18,8 +18,7 @@ from moesim.core.progress import Progress
 from moesim.core.table import frame_csv
 from moesim.errors import InputError
 from moesim.hardware import build_profile
-from moesim.live.profiler.bench import RealBench
-from moesim.live.profiler.calls import Machine
+from moesim.live.profiler.bench import Machine, RealBench
 from moesim.live.profiler.figure import draw
 from moesim.live.profiler.fits import fit_all
 from moesim.live.profiler.profile import Facts, profiles_of

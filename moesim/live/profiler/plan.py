@@ -13,15 +13,17 @@ from moesim.core.units import format_memory
 from moesim.errors import CapacityError, ConfigError
 from moesim.live.kernels.plans import ExpertShape
 from moesim.live.profiler import probes as grid
-from moesim.live.profiler.layout import Device, Layout, Tier
 from moesim.live.profiler.probes import (
     FILE_BLOCK,
     LIMIT_US,
     PARTS,
     RING,
     SENTINEL_COPY,
+    Device,
+    Layout,
     Needs,
     Probe,
+    Tier,
     Wanted,
     cache_bytes,
     needs_of,

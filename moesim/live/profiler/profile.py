@@ -13,9 +13,8 @@ from scipy.optimize import isotonic_regression, nnls
 
 from moesim.core.units import format_bytes
 from moesim.live.profiler.fits import medians, pair_rates
-from moesim.live.profiler.layout import Device, Layout, Link, Tier
 from moesim.live.profiler.plan import transfers
-from moesim.live.profiler.probes import FOLLOWING, Wanted, subject_of
+from moesim.live.profiler.probes import FOLLOWING, Device, Layout, Link, Tier, Wanted, subject_of
 
 FEW: Final = 8
 """Rows up to which they are few: kernels for one row are used up to about here, by the engines whose source says so."""

@@ -9,9 +9,8 @@ from pathlib import Path
 from moesim.core.units import format_memory
 from moesim.errors import CapacityError, ConfigError
 from moesim.live.kernels.host import describe, n_gpus, usable_cores
-from moesim.live.profiler.layout import Host, Layout, layout_of
 from moesim.live.profiler.plan import Plan, estimate_s, make_plan
-from moesim.live.profiler.probes import Wanted
+from moesim.live.profiler.probes import Host, Layout, Wanted, layout_of
 from moesim.live.profiler.samples import check_free
 from moesim.model import ModelSpec
 

@@ -19,8 +19,7 @@ from moesim.hardware import HardwareProfile, build_profile
 from moesim.hardware.costs import CostModel
 from moesim.live.carrier import replay
 from moesim.live.machine import LiveMachine
-from moesim.live.profiler.layout import Tier
-from moesim.live.profiler.probes import RUNTIME_BYTES
+from moesim.live.profiler.probes import RUNTIME_BYTES, Tier
 from moesim.model import ModelSpec
 from moesim.policy import Copy, Drop, Fetch, LayerEnd, Placement, Pool, Routed, Run, View
 from moesim.trace import Trace
