@@ -40,7 +40,11 @@ if TYPE_CHECKING:
 
 
 class DeviceTensors:
-    """Tensors of a step on one device, with one line a row of the step."""
+    """Tensors of a step on one device, with one line a row of the step.
+
+    ``hidden`` is the residual stream, ``normed`` what the experts read, ``sums`` their outputs. A group of Runs on another device
+    has sums of its own, handed back when its outputs cross. The next dense part adds all of them.
+    """
 
     def __init__(self, machine: LiveMachine, device: str, rows: int) -> None:
         self.hidden = machine.zeros(device, rows)

@@ -1,4 +1,4 @@
-"""Probes (one thing of one size), readings (one time of a probe), and the memory that probes need."""
+"""The machine as devices and links, probes (one thing of one size) and readings, and the memory of probes."""
 
 from __future__ import annotations
 
