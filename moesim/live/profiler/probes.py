@@ -1,4 +1,4 @@
-"""The machine as devices and links, probes (one thing of one size) and readings, and the memory of probes."""
+"""A machine as devices and links, probes of one thing and size, and the memory they need."""
 
 from __future__ import annotations
 
