@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar, cast, get_args
 
 import numpy as np
 
 from moesim.errors import CapacityError, HardwareError
 from moesim.policies.options import Declared, options_of
 from moesim.policy import CACHE as CACHE
-from moesim.policy import Action, Fetch, Placement, Pool, Predicted, Routed, Run, Victim, View
+from moesim.policy import Action, Event, Fetch, Placement, Pool, Predicted, Routed, Run, Victim, View
 
 if TYPE_CHECKING:
     from moesim.model import ModelSpec
 
 
 STAGING = "staging"  # demand loads that do not enter the cache; dropped at the end of their layer
+
+
+_METHODS = {event: "on" + re.sub("([A-Z])", r"_\1", event.__name__).lower() for event in get_args(Event)}
 
 
 class Future(Protocol):
@@ -67,8 +71,8 @@ class PolicyBase(Declared):
 
     @property
     def listens(self) -> frozenset[type]:
-        """Events it wants."""
-        return frozenset()
+        """Events it wants: those that it has a method for."""
+        return frozenset(event for event, name in _METHODS.items() if hasattr(self, name))
 
     @property
     def prefetches(self) -> bool:
@@ -98,8 +102,9 @@ class PolicyBase(Declared):
         return Placement()
 
     def decide(self, event: Any, view: View) -> Iterable[Action]:
-        """Answer an event with actions."""
-        raise NotImplementedError
+        """Answer an event with actions: by the method of its name, ``on_routed`` and so on, called with the same arguments."""
+        actions: Iterable[Action] = getattr(self, _METHODS[type(event)])(event, view)
+        return actions
 
     def evict(self, fetch: Fetch, view: View) -> Victim | None:
         """Name no victim: the fetch waits until the policy drops something."""

@@ -250,9 +250,9 @@ class OneMissIsEnough(PooledCache):
 
 
 class OldestMisses(TwoUploadsLru):
-    def _between_steps(self) -> Any:
+    def on_step_begin(self, event: Any, view: View) -> Any:
         self._seen = [dict.fromkeys(reversed(seen)) for seen in self._seen]
-        return super()._between_steps()
+        return super().on_step_begin(event, view)
 
 
 class TakesAllMisses(FreeToken):
@@ -279,8 +279,8 @@ class ShortSight(WindowedBelady):
 
 
 class ByRankReversed(Fate):
-    def _routed(self, event: Any, view: View) -> Any:
-        return super()._routed(event._replace(experts=event.experts[::-1, ::-1]), view)
+    def on_routed(self, event: Any, view: View) -> Any:
+        return super().on_routed(event._replace(experts=event.experts[::-1, ::-1]), view)
 
 
 class HotStays(DaopPaper):
@@ -406,8 +406,8 @@ class NextGroup(OdMoE):
 
 
 class Coldest1st(PreScope):
-    def _routed(self, event: Any, view: View) -> Any:
-        return super()._routed(event._replace(rows=[max(event.rows) + 1 - n if n else 0 for n in event.rows]), view)
+    def on_routed(self, event: Any, view: View) -> Any:
+        return super().on_routed(event._replace(rows=[max(event.rows) + 1 - n if n else 0 for n in event.rows]), view)
 
 
 @pytest.mark.parametrize(

@@ -36,10 +36,8 @@ from moesim.policy import (
     PREFETCH,
     Action,
     Fetch,
-    Fetched,
     Placement,
     Predicted,
-    Ran,
     Routed,
     Skip,
     StepBegin,
@@ -135,7 +133,6 @@ class AdapMoE(MixtralOffloadingSpec):
         "the paper's prefetches beyond the next layer, which the released code leaves out",
         "copies queue behind kernels on one CUDA stream in the released code; here they overlap",
     )
-    listens = frozenset({StepBegin, Routed, Predicted, Fetched, Ran})
     n_ahead = 1
     writeback = False
     bits = None
@@ -193,29 +190,33 @@ class AdapMoE(MixtralOffloadingSpec):
         return [first] + [getattr(self, name)] * (model.n_layers - 1)
 
     def decide(self, event: Any, view: View) -> Iterable[Action]:
-        """Wait for the guess, and leave the second expert out where it hardly counts."""
-        if type(event) is StepBegin:
-            self._one_row = event.phase == "decode" and len(event.requests) == 1
-            return ()
-        if type(event) is Routed:
-            coming = [e for e in self._ahead.get(event.layer, ()) if not view.is_resident(event.layer, e, self._gpu)]
-            if not coming:
-                return self._serve(event, view)
-            self._held = event
-            return (Fetch(event.layer, [e for e in coming if e in event.active], self._gpu, DEMAND, AHEAD),)
+        """Answer, and serve a layer that has waited for its prefetch once that is there."""
         actions = super().decide(event, view)
-        held = self._held
+        held = None if type(event) in (StepBegin, Routed) else self._held
         if held is None or any(not view.is_resident(held.layer, e, self._gpu) for e in self._ahead[held.layer]):
             return actions
         self._held = None
         return [*actions, *self._serve(held, view)]
 
-    def _serve(self, event: Routed, view: View) -> Iterable[Action]:
+    def on_step_begin(self, event: StepBegin, view: View) -> Iterable[Action]:
+        self._one_row = event.phase == "decode" and len(event.requests) == 1
+        return ()
+
+    def on_routed(self, event: Routed, view: View) -> list[Action]:
+        """Serve the layer, or wait for the guess."""
+        coming = [e for e in self._ahead.get(event.layer, ()) if not view.is_resident(event.layer, e, self._gpu)]
+        if not coming:
+            return self._serve(event, view)
+        self._held = event
+        return [Fetch(event.layer, [e for e in coming if e in event.active], self._gpu, DEMAND, AHEAD)]
+
+    def _serve(self, event: Routed, view: View) -> list[Action]:
+        """Leave the second expert out where it hardly counts; the rest as Mixtral-Offloading with a guess."""
         left_out = self._left_out(event)
         if left_out is None:
-            return super().decide(event, view)
+            return super().on_routed(event, view)
         kept = [e for e in event.active if e != left_out]
-        return [Skip(event.layer, [left_out]), *super().decide(event._replace(active=kept), view)]
+        return [Skip(event.layer, [left_out]), *super().on_routed(event._replace(active=kept), view)]
 
     def _left_out(self, event: Routed) -> int | None:
         if not self._threshold or not self._one_row or event.experts.shape[1] < 2:
@@ -235,7 +236,7 @@ class AdapMoE(MixtralOffloadingSpec):
     def _asks(self, event: Routed) -> bool:
         return self._one_row
 
-    def _guess(self, event: Predicted, view: View) -> list[Action]:
+    def on_predicted(self, event: Predicted, view: View) -> list[Action]:
         layer = event.layer
         if layer <= self._layer:
             return []

@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from moesim.policies.base import PolicyBase, cpu_of
 from moesim.policy import Action, Placement, Routed, Run, View
@@ -19,11 +18,9 @@ from moesim.policy import Action, Placement, Routed, Run, View
 class AllCpu(PolicyBase):
     """Every expert computed on the CPU, nothing transferred."""
 
-    listens = frozenset({Routed})
-
     def place(self, view: View) -> Placement:
         self._cpu = cpu_of(view, "all-cpu")
         return Placement()
 
-    def decide(self, event: Any, view: View) -> Iterable[Action]:
+    def on_routed(self, event: Routed, view: View) -> Iterable[Action]:
         return (Run(event.layer, event.active, self._cpu),)

@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Literal
 
 from moesim.policies.base import CACHE, PolicyBase, gpu_of
 from moesim.policies.options import option
@@ -20,8 +20,6 @@ from moesim.policy import LAYER_PARTS, Action, Copy, Placement, Pool, Routed, Ru
 
 class AllGpu(PolicyBase):
     """Every expert on a GPU, nothing offloaded."""
-
-    listens = frozenset({Routed})
 
     gpus: Literal["one", "all"] = option(
         "one", "One GPU, or all of them with consecutive layers on each; hidden states cross from one to the next."
@@ -46,5 +44,5 @@ class AllGpu(PolicyBase):
             enforce_capacity=not self.assume_fits,
         )
 
-    def decide(self, event: Any, view: View) -> Iterable[Action]:
+    def on_routed(self, event: Routed, view: View) -> Iterable[Action]:
         return (Run(event.layer, event.active, self._at[event.layer]),)

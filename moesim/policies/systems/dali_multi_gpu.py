@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from moesim.errors import HardwareError
 from moesim.policies.base import (
@@ -209,16 +209,8 @@ class DaliMultiGpu(PolicyBase):
             )
         return names[: self.n_gpus]
 
-    def decide(self, event: Any, view: View) -> Iterable[Action]:
-        """Split a routed layer; prefetch what is predicted; tidy up at the end of a layer."""
-        kind = type(event)
-        if kind is Routed:
-            return self._routed(event, view)
-        if kind is LayerEnd:
-            return self._layer_end(event.layer, view)
-        return self._predicted(event, view)
-
-    def _routed(self, event: Routed, view: View) -> list[Action]:
+    def on_routed(self, event: Routed, view: View) -> list[Action]:
+        """Ask for a prediction, count rows, and split the layer."""
         layer, loads = event.layer, event.rows
         self._now = (event.step, layer)
         actions: list[Action] = []
@@ -240,7 +232,7 @@ class DaliMultiGpu(PolicyBase):
                 actions.append(Run(layer, [*(e for e in experts if here[e]), *misses], gpu.name))
         return actions
 
-    def _predicted(self, event: Predicted, view: View) -> Iterable[Action]:
+    def on_predicted(self, event: Predicted, view: View) -> Iterable[Action]:
         step, now = self._now
         if step == event.step and now >= event.layer:
             return ()  # too late: that layer is routed
@@ -269,7 +261,9 @@ class DaliMultiGpu(PolicyBase):
                 actions.append(gpu.transient.fetch(layer, wanted))
         return actions
 
-    def _layer_end(self, layer: int, view: View) -> list[Action]:
+    def on_layer_end(self, event: LayerEnd, view: View) -> list[Action]:
+        """Swap at the end of a window; drop what was transient."""
+        layer = event.layer
         visit = self._visits[layer]
         self._visits[layer] = visit + 1
         swaps: list[list[tuple[int, int]]] = [[] for _ in self._gpus]

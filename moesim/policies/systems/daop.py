@@ -36,7 +36,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from moesim.model import ModelSpec
 from moesim.policies.base import CACHE, PolicyBase, cpu_of, gpu_of, idle_resident, layer_residents, slot_bytes
@@ -460,28 +460,23 @@ class DaopPaper(PolicyBase):
         """Return an expert in the buffer that has been computed; others leave in swaps only."""
         return idle_resident(view, fetch) if fetch.pool == PLACEHOLDER else None
 
-    def decide(self, event: Any, view: View) -> Iterable[Action]:
-        """Swap and assign in prefill; predict, pre-calculate and execute in decode."""
-        kind = type(event)
-        if kind is Routed:
-            return self._routed(event, view)
-        if kind is Predicted:
-            return self._predicted(event, view)
-        if kind is Fetched:
-            if event.device != self._gpu:
-                actions = self._exchange.arrived(event.layer, event.expert, view)
-                if event.layer == self._now and any(type(one) is Run and one.rows is None for one in actions):
-                    self._thread.leave_out(event.expert)  # this Run takes the rows of all micro-batches so far
-                return actions
+    def on_fetched(self, event: Fetched, view: View) -> Iterable[Action]:
+        """Go on after an arrival on the GPU; let go what waits for one on the host."""
+        if event.device == self._gpu:
             return self._happened((event.layer, event.expert, event.device), view)
-        if kind is Ran:
-            return self._happened((event.layer, event.experts[0], event.device), view)
-        if kind is LayerEnd:
-            held = layer_residents(view, self._gpu, PLACEHOLDER, event.layer)
-            return (Drop(event.layer, held, self._gpu),) if held else ()
-        return self._step_begin(event)
+        actions = self._exchange.arrived(event.layer, event.expert, view)
+        if event.layer == self._now and any(type(one) is Run and one.rows is None for one in actions):
+            self._thread.leave_out(event.expert)  # this Run takes the rows of all micro-batches so far
+        return actions
 
-    def _step_begin(self, event: StepBegin) -> Iterable[Action]:
+    def on_ran(self, event: Ran, view: View) -> Iterable[Action]:
+        return self._happened((event.layer, event.experts[0], event.device), view)
+
+    def on_layer_end(self, event: LayerEnd, view: View) -> Iterable[Action]:
+        held = layer_residents(view, self._gpu, PLACEHOLDER, event.layer)
+        return (Drop(event.layer, held, self._gpu),) if held else ()
+
+    def on_step_begin(self, event: StepBegin, view: View) -> Iterable[Action]:
         self._decode = event.phase == "decode"
         self._now = -1  # the layer routed last in this step
         self._left: set[int] = set()  # experts of this layer that give way to others while it is computed
@@ -492,7 +487,8 @@ class DaopPaper(PolicyBase):
             self._rows = [[0] * len(rows) for rows in self._rows]
         return ()
 
-    def _routed(self, event: Routed, view: View) -> list[Action]:
+    def on_routed(self, event: Routed, view: View) -> list[Action]:
+        """Swap and assign in prefill; predict and execute in decode."""
         layer = event.layer
         actions: list[Action] = [] if event.mb else self._ask(event, view)
         planned = self._ahead.take(layer, event.mb)
@@ -586,7 +582,7 @@ class DaopPaper(PolicyBase):
             self._thread.wait_for((layer, e, self._cpu) for e in experts)
         return self._exchange.when_there([Run(layer, (e,), self._cpu) for e in experts])
 
-    def _predicted(self, event: Predicted, view: View) -> Iterable[Action]:
+    def on_predicted(self, event: Predicted, view: View) -> Iterable[Action]:
         """Submit the CPU's share of the next layer, on the state of this one."""
         share = self._ahead.add(event, self._now)
         if share is None:

@@ -22,8 +22,8 @@ turboderp-org/exllamav3, ``block_sparse_mlp_cpu.py`` at 0cec381390 and ``model_i
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from typing import Any, Literal
+from collections.abc import Collection, Sequence
+from typing import Literal
 
 from moesim.errors import CapacityError
 from moesim.policies.base import (
@@ -187,19 +187,8 @@ class Exllamav3(PolicyBase):
             return per_layer_top(view.tables["activation_frequency"].tolist(), [n] * model.n_layers)
         return [list(range(n)) for _ in range(model.n_layers)]
 
-    def decide(self, event: Any, view: View) -> Iterable[Action]:
-        """Run experts where they are, stream those with many rows, exchange between generations."""
-        kind = type(event)
-        if kind is Routed:
-            return self._routed(event)
-        if kind is StepBegin:
-            return self._step_begin(event)
-        if kind is Fetched:
-            return self._arrived(event)
-        held = layer_residents(view, self._gpu, STAGING, event.layer) if self._streams else []
-        return [Drop(event.layer, held, self._gpu)]
-
-    def _routed(self, event: Routed) -> list[Action]:
+    def on_routed(self, event: Routed, view: View) -> list[Action]:
+        """Run experts where they are, stream those with many rows."""
         layer, rows = event.layer, event.rows
         there, counts = self._on_gpu[layer], self._counts[layer]
         for expert in event.active:
@@ -221,7 +210,8 @@ class Exllamav3(PolicyBase):
             return []
         return actions
 
-    def _step_begin(self, event: StepBegin) -> list[Action]:
+    def on_step_begin(self, event: StepBegin, view: View) -> list[Action]:
+        """Exchange experts between generations, if it is time."""
         begins = event.phase == "prefill" and self._decoded
         self._decoded = event.phase == "decode"
         due = self._steps >= self.swap_interval
@@ -248,7 +238,8 @@ class Exllamav3(PolicyBase):
             actions += [Drop(layer, out, self._gpu), Fetch(layer, new, self._gpu, DEMAND, CACHE)]
         return actions
 
-    def _arrived(self, event: Fetched) -> list[Action]:
+    def on_fetched(self, event: Fetched, view: View) -> list[Action]:
+        """Go on once the exchange is over."""
         if (event.layer, event.expert) not in self._awaited:
             return []
         self._awaited.discard((event.layer, event.expert))
@@ -257,6 +248,10 @@ class Exllamav3(PolicyBase):
         held, self._held = self._held, []
         self._held_experts.clear()
         return held
+
+    def on_layer_end(self, event: LayerEnd, view: View) -> list[Action]:
+        held = layer_residents(view, self._gpu, STAGING, event.layer) if self._streams else []
+        return [Drop(event.layer, held, self._gpu)]
 
     def evict(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
         return idle_resident(view, fetch) if fetch.pool == STAGING else None

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from moesim.errors import ConfigError
 from moesim.policies.base import PolicyBase, deal_slots, gpu_of, slot_bytes
@@ -107,7 +107,6 @@ class Fate(PolicyBase):
         "what bookkeeping and decompression of experts take: no time",
     )
     low_bits: ClassVar[tuple[float, ...]] = (8.0,)
-    listens = frozenset({StepBegin, Routed, Predicted, LayerEnd})
 
     compression: bool = option(
         True,
@@ -168,19 +167,12 @@ class Fate(PolicyBase):
             ],
         )
 
-    def decide(self, event: Any, view: View) -> Iterable[Action]:
-        """Update the cache and run, prefetch what is predicted, tidy up after a layer."""
-        kind = type(event)
-        if kind is Routed:
-            return self._routed(event, view)
-        if kind is Predicted:
-            return self._predicted(event, view)
-        if kind is LayerEnd:
-            return self._layer_end(event.layer)
+    def on_step_begin(self, event: StepBegin, view: View) -> Iterable[Action]:
         self._layer = -1
         return ()
 
-    def _routed(self, event: Routed, view: View) -> list[Action]:
+    def on_routed(self, event: Routed, view: View) -> list[Action]:
+        """Update the cache, copy misses, and run; ask about the next layer."""
         layer, gpu, low = event.layer, self._gpu, self._low
         self._layer = layer
         self._active.update(event.active)
@@ -202,7 +194,7 @@ class Fate(PolicyBase):
             actions.append(Predict(event.step, layer + 1, self._asked, view.dense_device(layer), self.lane))
         return actions
 
-    def _predicted(self, event: Predicted, view: View) -> list[Action]:
+    def on_predicted(self, event: Predicted, view: View) -> list[Action]:
         layer = event.layer
         if layer <= self._layer:  # it has been routed meanwhile
             return []
@@ -216,8 +208,9 @@ class Fate(PolicyBase):
         held.update(dict.fromkeys(low, self._low))
         return [fetch for some in (high, low) for fetch in self._fetches(layer, some, PREFETCH)]
 
-    def _layer_end(self, layer: int) -> list[Action]:
+    def on_layer_end(self, event: LayerEnd, view: View) -> list[Action]:
         """Drop what does not stay, then move into the cache what does."""
+        layer = event.layer
         held, cached = self._held[layer], self._cached[layer]
         actions = self._drops(layer, [e for e in held if not self._stays(layer, e)])
         new = sorted(held.keys() - cached)

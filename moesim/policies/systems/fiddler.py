@@ -128,12 +128,7 @@ class Fiddler(PolicyBase):
             )
         return [[float(rank[pair]) for pair in pairs] for pairs in every]
 
-    def decide(self, event: Any, view: View) -> Iterable[Action]:
-        """Assign when routed; empty the placeholder at the end of the layer."""
-        if type(event) is Routed:
-            return self._routed(event, view)
-        if type(event) is Fetched:
-            return self._arrived(event)
+    def on_layer_end(self, event: LayerEnd, view: View) -> Iterable[Action]:
         held = layer_residents(view, self._gpu, PLACEHOLDER, event.layer)
         return (Drop(event.layer, held, self._gpu),) if held else ()
 
@@ -147,7 +142,7 @@ class Fiddler(PolicyBase):
             return fiddler_code_assignment(loads, resident)
         return threshold_layer_plan(loads, self._waiting[layer], self._gpu_ns, self._cpu_ns)
 
-    def _routed(self, event: Routed, view: View) -> list[Action]:
+    def on_routed(self, event: Routed, view: View) -> list[Action]:
         resident = self._resident[event.layer]
         plan = self.plan(event.layer, event.rows)
         streamed = [e for e in plan.gpu if not resident[e]]
@@ -165,7 +160,7 @@ class Fiddler(PolicyBase):
             actions.append(Run(event.layer, plan.cpu, self._cpu))
         return actions
 
-    def _arrived(self, event: Fetched) -> Iterable[Action]:
+    def on_fetched(self, event: Fetched, view: View) -> Iterable[Action]:
         self._awaited.discard(event.expert)
         if self._awaited or not self._held:
             return ()

@@ -23,7 +23,7 @@ Code: IntelliSys-Lab/FineMoE-EuroSys26 at 5c58468, on MoE-Infinity's engine; the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -255,7 +255,7 @@ class FineMoE(PrefetchingThread):
 
     @property
     def listens(self) -> frozenset[type]:
-        return super().listens | ({Predicted} if self.first_layers == "embedding" else set())
+        return super().listens - (set() if self.first_layers == "embedding" else {Predicted})
 
     @property
     def needs(self) -> frozenset[str]:
@@ -274,20 +274,8 @@ class FineMoE(PrefetchingThread):
         self._dropped_at = (-1, -1)  # step and layer
         return super().place(view)
 
-    def decide(self, event: Any, view: View) -> Iterable[Action]:
-        if type(event) is Predicted:
-            self._foreseen(event)
-            return self.go_on(view)
-        if type(event) is Fetched:
-            self._arrived((event.layer, event.expert))
-        actions = super().decide(event, view)
-        if type(event) is StepBegin and self._n_first:
-            device = view.dense_device(0)
-            return [Predict(event.step, layer, SOURCE, device) for layer in range(self._n_first)]
-        return actions
-
-    def step_begin(self, event: StepBegin) -> None:
-        """Begin an iteration of each request; nothing is a candidate yet."""
+    def on_step_begin(self, event: StepBegin, view: View) -> list[Action]:
+        """Begin an iteration of each request, without candidates; ask for the first layers."""
         self._past.begin(event.requests)
         self._candidates[:] = False
         self._values: NDArray[np.float64] | None = None  # scores of those that may go, inf for others; None: to be worked out
@@ -295,6 +283,16 @@ class FineMoE(PrefetchingThread):
             self._locked[:] = False
         self._requests = event.requests
         self._said: dict[int, list[NDArray[np.float64]]] = {}  # first layers -> scores of each micro-batch
+        device = view.dense_device(0)
+        return [Predict(event.step, layer, SOURCE, device) for layer in range(self._n_first)]
+
+    def on_predicted(self, event: Predicted, view: View) -> list[Action]:
+        self._foreseen(event)
+        return self.go_on(view)
+
+    def on_fetched(self, event: Fetched, view: View) -> list[Action]:
+        self._arrived((event.layer, event.expert))
+        return super().on_fetched(event, view)
 
     def _foreseen(self, event: Predicted) -> None:
         """Take in a layer's prediction; with the last of the first layers, queue their experts."""

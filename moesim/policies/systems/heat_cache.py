@@ -22,7 +22,7 @@ ggml-org/llama.cpp PRs 26563 and 26824 (closed); miltos22/llama.cpp-wackMall-mer
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from moesim.policies.base import (
     CACHE,
@@ -160,33 +160,30 @@ class HeatCache(PolicyBase):
     def counters(self) -> Mapping[str, int]:
         return self._counts
 
-    def decide(self, event: Any, view: View) -> Iterable[Action]:
-        """Split what is routed; exchange experts after steps of one token."""
-        kind = type(event)
-        if kind is StepBegin:
-            self._begin(event)
-            return ()
-        if kind is StepEnd:
-            return self._end(view)
-        if kind is LayerEnd:
-            return self._past.layer_end(event, view)
-        if kind is Routed:
-            return self._routed(event)
-        if kind is Fetched and event.device == self._host:
+    def on_fetched(self, event: Fetched, view: View) -> list[Action]:
+        if event.device == self._host:
             self._back.add((event.layer, event.expert))
-        return self._sequence.happened(event) if self._sequence is not None else ()
+        return self._sequence.happened(event) if self._sequence is not None else []
+
+    def on_ran(self, event: Ran, view: View) -> list[Action]:
+        return self._sequence.happened(event) if self._sequence is not None else []
+
+    def on_layer_end(self, event: LayerEnd, view: View) -> list[Action]:
+        return self._past.layer_end(event, view)
 
     def evict(self, fetch: Fetch, view: View) -> Unit | None:
         return idle_resident(view, fetch) if fetch.pool == STAGING else None
 
-    def _begin(self, event: StepBegin) -> None:
+    def on_step_begin(self, event: StepBegin, view: View) -> Iterable[Action]:
         self._past.step_begin(event)
         self._phase, self._n_tokens = event.phase, len(event.requests)
         self._generated = self._generated + 1 if event.phase == "decode" else 0
         self._rows = [[0] * len(one.heat) for one in self._layers]
         self._hits = self._uses = 0
+        return ()
 
-    def _routed(self, event: Routed) -> list[Action]:
+    def on_routed(self, event: Routed, view: View) -> list[Action]:
+        """Count the rows, and run experts where they are."""
         layer, there = event.layer, self._layers[event.layer].there
         self._rows[layer] = [a + b for a, b in zip(self._rows[layer], event.rows, strict=True)]
         self._uses += sum(event.rows)
@@ -199,7 +196,7 @@ class HeatCache(PolicyBase):
             return self._sequence.hold(layer, (), on_gpu, on_cpu)
         return [Run(layer, on_gpu, self._gpu), Run(layer, on_cpu, self._cpu)]
 
-    def _end(self, view: View) -> list[Action]:
+    def on_step_end(self, event: StepEnd, view: View) -> list[Action]:
         """Add the step's rows to the heat; exchange if it is time."""
         self._updates += 1
         factor = WARM_FACTOR if self._phase == "decode" and self._generated <= WARM_TOKENS else 1

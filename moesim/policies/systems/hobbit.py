@@ -138,7 +138,6 @@ class Hobbit(PolicyBase):
     )
     exact = False
     low_bits = (8.0,)
-    listens = frozenset({StepBegin, Routed, Predicted, Fetched})
 
     low_precision: bool = option(
         True, "Copy what is between the thresholds at the model's next lower width; false: at the full one."
@@ -218,17 +217,20 @@ class Hobbit(PolicyBase):
         self._leaving: set[tuple[int, ...]] = set()  # width, layer and expert of victims that are still in use
         return Placement(pools=[Pool(self._gpu, CACHE, slots * slot_bytes(view), landing=staging_bytes(view, None))])
 
-    def decide(self, event: Any, view: View) -> Iterable[Action]:
-        """Serve a routed layer, or prefetch what a prediction says."""
-        if type(event) is StepBegin:
-            self._step, self._rows, self._groups = event.step + 1, len(event.requests), None
-            return ()
-        if type(event) is Fetched:
-            self._arrived((event.layer, event.expert), view)
-            return ()
-        return self._routed(event, view) if type(event) is Routed else self._predicted(event, view)
+    def on_step_begin(self, event: StepBegin, view: View) -> Iterable[Action]:
+        self._step, self._rows, self._groups = event.step + 1, len(event.requests), None
+        return ()
 
-    def _routed(self, event: Routed, view: View) -> list[Action]:
+    def on_fetched(self, event: Fetched, view: View) -> Iterable[Action]:
+        """Note which copies of the expert are on the GPU."""
+        unit = event.layer, event.expert
+        there = [self._is_resident(width, unit, view) for width in range(len(self._widths))]
+        self._here[:, *unit] = [here and (width, *unit) not in self._leaving for width, here in enumerate(there)]
+        self._regroup(unit)
+        return ()
+
+    def on_routed(self, event: Routed, view: View) -> list[Action]:
+        """Copy each expert at its precision, or skip it; run what is or comes there."""
         layer, gpu = event.layer, self._gpu
         self._layer, self._groups = layer, None
         self._ahead[layer] = False
@@ -289,7 +291,7 @@ class Hobbit(PolicyBase):
         device = view.dense_device(layer)
         return [Predict(event.step, at, source, device) for at, source in sources.items()]
 
-    def _predicted(self, event: Predicted, view: View) -> list[Action]:
+    def on_predicted(self, event: Predicted, view: View) -> list[Action]:
         """Walk the predicted layers up to the first with a miss, and fetch that."""
         mb = event.mb
         if event.step + 1 != self._step:
@@ -352,12 +354,6 @@ class Hobbit(PolicyBase):
         needless[-1] = False
         awaited = self._here & ~needless & self._ahead
         return np.where((needless, self._here & ~needless & ~awaited, awaited), self._scores, np.inf)
-
-    def _arrived(self, unit: Unit, view: View) -> None:
-        """Note which copies of an expert are on the GPU."""
-        there = [self._is_resident(width, unit, view) for width in range(len(self._widths))]
-        self._here[:, *unit] = [here and (width, *unit) not in self._leaving for width, here in enumerate(there)]
-        self._regroup(unit)
 
     def _is_resident(self, width: int, unit: Unit, view: View) -> bool:
         """Whether a copy is on the GPU; one that is not has left, if it was to."""

@@ -100,7 +100,6 @@ class Klotski(PolicyBase):
         "what the paper has beyond the released code, such as a plan for the number of micro-batches: the workload says it",
         "weights other than experts, and a KV cache, outside the GPU: they stay on it",
     )
-    listens = frozenset({StepBegin, LayerBegin, Routed, Fetched, LayerEnd})
 
     n_hot: int | None = option(
         None, "Experts a layer that are copied before its gate has chosen; None: as many as a row is routed to.", ge=1
@@ -161,23 +160,13 @@ class Klotski(PolicyBase):
         )
         return pairs, first
 
-    def decide(self, event: Any, view: View) -> Iterable[Action]:
-        """Copy hot experts as the layer begins, the others as gates finish; run them in that order."""
-        kind = type(event)
-        if kind is Routed:
-            return self._on_routed(event, view)
-        if kind is LayerBegin:
-            return self._on_begin(event.layer, view)
-        if kind is LayerEnd:
-            return self._on_end(event.layer, view)
-        if kind is StepBegin:
-            self._n_rows = len(event.requests)
-        elif (event.layer, event.expert) in self._late:
-            self._late.discard((event.layer, event.expert))
-            return [Drop(event.layer, (event.expert,), self._gpu)]
+    def on_step_begin(self, event: StepBegin, view: View) -> Iterable[Action]:
+        self._n_rows = len(event.requests)
         return ()
 
-    def _on_begin(self, layer: int, view: View) -> list[Action]:
+    def on_layer_begin(self, event: LayerBegin, view: View) -> list[Action]:
+        """Copy the hot experts."""
+        layer = event.layer
         self._routed = []
         if layer:
             hot = hot_experts(self._before, self._table[layer - 1], self._n_hot, partners=view.model.top_k)
@@ -188,7 +177,8 @@ class Klotski(PolicyBase):
         self._late.difference_update((layer, expert) for expert in hot)
         return [Fetch(layer, hot, self._gpu, PREFETCH, LAYER)]
 
-    def _on_routed(self, event: Routed, view: View) -> list[Action]:
+    def on_routed(self, event: Routed, view: View) -> list[Action]:
+        """Copy the others as gates finish; run hot ones first."""
         layer, gpu = event.layer, self._gpu
         others = in_order_of_appearance(event.experts, self._asked)
         # One queue in the order of asking: the hot ones that still wait are asked for again, as urgently as the others.
@@ -226,7 +216,14 @@ class Klotski(PolicyBase):
             self._table[layer - 1] += np.bincount(pairs.ravel(), minlength=n_experts**2).reshape(n_experts, n_experts)
         self._before = experts
 
-    def _on_end(self, layer: int, view: View) -> list[Action]:
+    def on_fetched(self, event: Fetched, view: View) -> Iterable[Action]:
+        unit = event.layer, event.expert
+        late = unit in self._late
+        self._late.discard(unit)
+        return (Drop(event.layer, (event.expert,), self._gpu),) if late else ()
+
+    def on_layer_end(self, event: LayerEnd, view: View) -> list[Action]:
         """Drop the layer; a hot copy that nobody wanted is dropped as it arrives."""
+        layer = event.layer
         self._late.update((layer, expert) for expert in self._hot if view.is_pending(layer, expert, self._gpu))
         return [Drop(layer, layer_residents(view, self._gpu, LAYER, layer), self._gpu)]

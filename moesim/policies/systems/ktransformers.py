@@ -189,22 +189,25 @@ class _KTransformers(PolicyBase):
     def choose(self, view: View) -> list[list[int]]:
         raise NotImplementedError
 
-    def decide(self, event: Any, view: View) -> Iterable[Action]:
+    def on_step_begin(self, event: StepBegin, view: View) -> Iterable[Action]:
+        self._prefill = event.phase == "prefill"
+        return ()
+
+    def on_routed(self, event: Routed, view: View) -> Iterable[Action]:
         """Run experts where they are, or load the whole layer first."""
-        kind = type(event)
-        if kind is StepBegin:
-            self._prefill = event.phase == "prefill"
-            return ()
-        if kind is Fetched:
-            return self._whole.arrived(event.expert)
-        if kind is Sent:
-            return self._whole.arrived(event.tag)
-        if kind is LayerEnd:
-            return self.layer_ended(view) if self._whole.layer == event.layer else ()
         if self.is_long(event):
             self._long.append(event.experts)
             return self._whole.load(event, view)
         return self.divided(event, view)
+
+    def on_fetched(self, event: Fetched, view: View) -> Iterable[Action]:
+        return self._whole.arrived(event.expert)
+
+    def on_sent(self, event: Sent, view: View) -> Iterable[Action]:
+        return self._whole.arrived(event.tag)
+
+    def on_layer_end(self, event: LayerEnd, view: View) -> Iterable[Action]:
+        return self.layer_ended(view) if self._whole.layer == event.layer else ()
 
     def is_long(self, event: Routed) -> bool:
         """Whether all experts of the layer go to the GPU."""

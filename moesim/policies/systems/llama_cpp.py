@@ -25,7 +25,7 @@ from dataclasses import replace
 from itertools import accumulate
 from math import ceil
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 from moesim.errors import CapacityError
 from moesim.policies.base import (
@@ -221,20 +221,18 @@ class LlamaCpp(PolicyBase):
             )
         return first_dense, first_expert, not firsts[0]
 
-    def decide(self, event: Any, view: View) -> Iterable[Action]:
+    def on_routed(self, event: Routed, view: View) -> Iterable[Action]:
         """Run experts where they are, or copy them first if there are many rows."""
         layer = event.layer
-        if type(event) is LayerEnd:
-            held = layer_residents(view, self._gpu, STAGING, layer) if layer not in self._on_gpu else None
-            return (Drop(layer, held, self._gpu),) if held else ()
         if layer in self._on_gpu:
             return (Run(layer, event.active, self._gpu),)
         if self.op_offload and len(event.experts) >= self._offload_from:
-            return (
-                Fetch(layer, event.active, self._gpu, DEMAND, STAGING),
-                Run(layer, event.active, self._gpu),
-            )
+            return Fetch(layer, event.active, self._gpu, DEMAND, STAGING), Run(layer, event.active, self._gpu)
         return (Run(layer, event.active, self._cpu),)
+
+    def on_layer_end(self, event: LayerEnd, view: View) -> Iterable[Action]:
+        held = layer_residents(view, self._gpu, STAGING, event.layer) if event.layer not in self._on_gpu else None
+        return (Drop(event.layer, held, self._gpu),) if held else ()
 
     def evict(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
         return idle_resident(view, fetch)

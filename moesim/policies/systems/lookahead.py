@@ -22,7 +22,6 @@ Source: moe-speed-of-light, ``mosl/cachesim.py`` at 009be858. `moesim.trace.stat
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 from moesim.policies.base import CACHE, Future, PolicyBase, cpu_of, gpu_of, slot_bytes, slots_per_layer
 from moesim.policies.cpu_cache import DecayedScores
@@ -64,7 +63,6 @@ NEVER = 2**62  # the next use of what is not used again, as an oracle's future h
 class MinBypass(PolicyBase):
     """Cache with the fewest misses if the CPU may compute a miss: an oracle, which knows the future."""
 
-    listens = frozenset({Routed})
     needs = frozenset({"oracle:routing"})
     _future: Future | None = None
 
@@ -84,7 +82,7 @@ class MinBypass(PolicyBase):
     def counters(self) -> Mapping[str, int]:
         return self._counts
 
-    def decide(self, event: Any, view: View) -> Iterable[Action]:
+    def on_routed(self, event: Routed, view: View) -> Iterable[Action]:
         """Admit what is worth it; the CPU computes the other misses."""
         layer, cached = event.layer, self._cached[event.layer]
         hits = [e for e in event.active if e in cached]

@@ -21,8 +21,8 @@ Idea: an expert lives in one place only: a miss copies the newcomer in and the v
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container, Iterable, Sequence
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Container, Sequence
+from typing import ClassVar, NamedTuple
 
 from moesim.policies.base import CACHE, PolicyBase, SlotsSplit, gpu_of, slots_per_layer
 from moesim.policies.options import option
@@ -93,7 +93,6 @@ class MixtralOffloading(PolicyBase):
         "speculative loading (in the report, absent from the released code): mixtral-offloading-spec has it",
         "copies in both directions queue behind kernels on one CUDA stream in the released code; here they overlap",
     )
-    listens = frozenset({Routed, Fetched, Ran})
     _bits: float | None = None  # the width of all copies; None: the full one
 
     buffer_size: int = option(4, "Spare device buffers; one fewer swaps may be under way.", ge=2)
@@ -127,15 +126,8 @@ class MixtralOffloading(PolicyBase):
     def _sizes(self, view: View) -> list[int]:
         return slots_per_layer(view, self._gpu, "mixtral-offloading", split=self.slots_split)
 
-    def decide(self, event: Any, view: View) -> Iterable[Action]:
-        """Plan the layer; start the next swap when a loaded expert or a buffer is free."""
-        if type(event) is Routed:
-            return self._routed(event, view)
-        if type(event) is Fetched and event.device == self._gpu:
-            self._loading.discard((event.layer, event.expert))
-        return self._start_swaps(view) if self._waiting else ()
-
-    def _routed(self, event: Routed, view: View) -> list[Action]:
+    def on_routed(self, event: Routed, view: View) -> list[Action]:
+        """Plan the layer; run what is there, and start its swaps."""
         layer = event.layer
         plan = self._plan(layer, event.active)
         self._order[layer] = plan.order
@@ -145,6 +137,14 @@ class MixtralOffloading(PolicyBase):
         now = [expert for expert in plan.compute if expert not in later]
         run_now: list[Action] = [Run(layer, now, self._gpu, bits=self._bits)] if now else []
         return run_now + self._start_swaps(view)
+
+    def on_fetched(self, event: Fetched, view: View) -> list[Action]:
+        if event.device == self._gpu:
+            self._loading.discard((event.layer, event.expert))
+        return self._start_swaps(view)
+
+    def on_ran(self, event: Ran, view: View) -> list[Action]:
+        return self._start_swaps(view)
 
     def _plan(self, layer: int, active: Sequence[int]) -> SwapPlan:
         return mixtral_offloading_plan(self._order[layer], active, self.buffer_size)

@@ -15,8 +15,7 @@ A. Eliseev, D. Mazur, "Fast Inference of Mixture-of-Experts Language Models with
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from moesim.errors import ConfigError
 from moesim.policies.base import CACHE
@@ -36,7 +35,6 @@ from moesim.policy import (
     Pool,
     Predict,
     Predicted,
-    Ran,
     Routed,
     View,
 )
@@ -50,8 +48,6 @@ class MixtralOffloadingSpec(MixtralOffloading):
     missing: ClassVar[tuple[str, ...]] = (
         "copies in both directions queue behind kernels on one CUDA stream in the released code; here they overlap",
     )
-    listens = frozenset({Routed, Predicted, Fetched, Ran})
-
     slots_split = "spread"
     n_ahead: int = option(2, "Experts of the next layer that are loaded on a guess.", ge=1)
     source: Source = option("signal:gate_next1")
@@ -83,16 +79,11 @@ class MixtralOffloadingSpec(MixtralOffloading):
         slots = 2 * min(self.n_ahead, view.model.n_experts)
         return Placement(placement.copies, [*placement.pools, Pool(self._gpu, AHEAD, slots * n_bytes)])
 
-    def decide(self, event: Any, view: View) -> Iterable[Action]:
-        """Ask about the next layer, guess, and move right guesses that have arrived."""
-        if type(event) is Predicted:
-            return self._guess(event, view)
-        if type(event) is not Routed:
-            arrived = self._arrived(event)
-            return [*arrived, *super().decide(event, view)]
+    def on_routed(self, event: Routed, view: View) -> list[Action]:
+        """Sort the guesses out, serve the layer, and ask about the next one."""
         layer = self._layer = event.layer
         wrong = self._sort_out(event)
-        actions: list[Action] = [Drop(layer, wrong, self._gpu, self._bits), *super().decide(event, view)]
+        actions: list[Action] = [Drop(layer, wrong, self._gpu, self._bits), *super().on_routed(event, view)]
         if self._asks(event) and layer + 1 < view.model.n_layers:
             actions.append(Predict(event.step, layer + 1, self.source, view.dense_device(layer)))
         return actions
@@ -100,7 +91,7 @@ class MixtralOffloadingSpec(MixtralOffloading):
     def _asks(self, event: Routed) -> bool:
         return event.mb == 0
 
-    def _guess(self, event: Predicted, view: View) -> list[Action]:
+    def on_predicted(self, event: Predicted, view: View) -> list[Action]:
         layer = event.layer
         if layer <= self._layer or event.mb:  # routed meanwhile, or guessed
             return []
@@ -137,10 +128,10 @@ class MixtralOffloadingSpec(MixtralOffloading):
         self._loading.add(unit)
         return Fetch(layer, (expert,), self._gpu, DEMAND, AHEAD, bits=self._bits)
 
-    def _arrived(self, event: Any) -> list[Action]:
+    def on_fetched(self, event: Fetched, view: View) -> list[Action]:
         """Move a right guess that its swap has waited for."""
-        unit = (event.layer, event.expert) if type(event) is Fetched and event.device == self._gpu else None
-        if unit not in self._used or unit not in self._loading:
-            return []
-        self._used.discard(unit)
-        return [Move(unit[0], (unit[1],), self._gpu, CACHE, self._bits)]
+        unit, moved = (event.layer, event.expert), list[Action]()
+        if event.device == self._gpu and unit in self._used and unit in self._loading:
+            self._used.discard(unit)
+            moved = [Move(event.layer, (event.expert,), self._gpu, CACHE, self._bits)]
+        return [*moved, *super().on_fetched(event, view)]

@@ -51,10 +51,6 @@ class FetchThread(PolicyBase):
     Each is looked at when the copies of those before it are in, so that a hit waits for the misses before it.
     """
 
-    @property
-    def listens(self) -> frozenset[type]:
-        return frozenset({Routed, Fetched})
-
     def place(self, view: View) -> Placement:
         name, model = type(self).__name__, view.model
         self._gpu = gpu_of(view, name)
@@ -70,21 +66,16 @@ class FetchThread(PolicyBase):
         self._loading: Unit | None = None
         return Placement(pools=[Pool(self._gpu, CACHE, self._slots * slot_bytes(view))])
 
-    def decide(self, event: Any, view: View) -> Iterable[Action]:
-        if type(event) is Routed:
-            self.routed(event)
-            return self.go_on(view)
-        if type(event) is StepBegin:
-            self.step_begin(event)
-            return ()
+    def on_routed(self, event: Routed, view: View) -> list[Action]:
+        self.routed(event)
+        return self.go_on(view)
+
+    def on_fetched(self, event: Fetched, view: View) -> list[Action]:
         unit = event.layer, event.expert
         self._cached[unit] = True
         if self._loading == unit:
             self._loading = None
         return self.go_on(view)
-
-    def step_begin(self, event: StepBegin) -> None:
-        """Note a step, if the class listens to steps."""
 
     def routed(self, event: Routed) -> None:
         """Queue and lock the active experts."""
@@ -141,10 +132,6 @@ class FetchThread(PolicyBase):
 
 class PrefetchingThread(FetchThread):
     """The same, with prefetches: one at a time, as long as nothing is awaited on demand."""
-
-    @property
-    def listens(self) -> frozenset[type]:
-        return super().listens | {StepBegin}
 
     def place(self, view: View) -> Placement:
         self._ahead: Unit | None = None  # a prefetch under way
@@ -313,8 +300,9 @@ class MoEInfinityPaper(PrefetchingThread):
         self._queued = np.zeros((model.n_layers, model.n_experts), np.bool_)  # since the last match, and not asked for yet
         return super().place(view)
 
-    def step_begin(self, event: StepBegin) -> None:
+    def on_step_begin(self, event: StepBegin, view: View) -> Iterable[Action]:
         self._past.begin(event.requests, event.phase == "decode")
+        return ()
 
     def routed(self, event: Routed) -> None:
         super().routed(event)

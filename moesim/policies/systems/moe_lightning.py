@@ -19,8 +19,7 @@ FlexGen, on whose schedule it builds, is another system and not simulated here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Literal
 
 from moesim.core.units import slots_of
 from moesim.errors import CapacityError
@@ -69,8 +68,6 @@ class MoELightning(PolicyBase):
         "the output projection after the CPU's part of attention: it is computed with the other projections, before",
         "the end of the last pass, which copies the first layer once more",
     )
-    listens = frozenset({LayerBegin, Routed, Fetched, LayerEnd})
-
     expert_share: float | None = option(
         None,
         "Share of the experts' weights that a plan keeps on the GPU; None: the granted cache slots over all experts.",
@@ -105,29 +102,28 @@ class MoELightning(PolicyBase):
             parts = {(KV, layer): cpu for layer in range(layers)}
         return Placement(copies, pools, parts)
 
-    def decide(self, event: Any, view: View) -> Iterable[Action]:
-        """Stream the next layer; run each micro-batch once its layer is there."""
-        kind = type(event)
-        if kind is Routed:
-            self._held.append(event)
-            return self._run()
-        if kind is LayerBegin:
-            return self._begin(event.layer, view)
-        if kind is LayerEnd:
-            return [Drop(event.layer, self._streamed, self._gpu)]
-        if event.layer == self._layer:
-            self._awaited.discard(event.expert)
-        return self._run()
-
-    def _begin(self, layer: int, view: View) -> list[Action]:
+    def on_layer_begin(self, event: LayerBegin, view: View) -> list[Action]:
         """Want this layer now, and the one that follows, be it of the next step."""
-        self._layer, gpu, ids = layer, self._gpu, self._streamed
+        layer, gpu, ids = event.layer, self._gpu, self._streamed
+        self._layer = layer
         self._awaited = {e for e in ids if not view.is_resident(layer, e, gpu)}
         following = (layer + 1) % view.model.n_layers
         actions: list[Action] = [Fetch(layer, sorted(self._awaited), gpu, DEMAND, PAGES)]
         if following != layer:  # the only layer must be read before it can be copied again
             actions.append(Fetch(following, ids, gpu, PREFETCH, PAGES))
         return actions
+
+    def on_routed(self, event: Routed, view: View) -> list[Action]:
+        self._held.append(event)
+        return self._run()
+
+    def on_fetched(self, event: Fetched, view: View) -> list[Action]:
+        if event.layer == self._layer:
+            self._awaited.discard(event.expert)
+        return self._run()
+
+    def on_layer_end(self, event: LayerEnd, view: View) -> list[Action]:
+        return [Drop(event.layer, self._streamed, self._gpu)]
 
     def _run(self) -> list[Action]:
         if self._awaited:

@@ -47,7 +47,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, NamedTuple, cast
+from typing import Literal, NamedTuple, cast
 
 from moesim.errors import ConfigError, HardwareError
 from moesim.model.spec import SHADOW_BITS, ModelSpec, bits_to_bytes
@@ -364,24 +364,16 @@ class OdMoE(PolicyBase):
             reserved=self._shadow.weights(self.precision) if self._shadow else {},
         )
 
-    def decide(self, event: Any, view: View) -> Iterable[Action]:
-        """Start the shadow, load what it predicts, correct it once routed, evict what is computed."""
-        kind = type(event)
-        if kind is Routed:
-            return self._serve(event, view)
-        if kind is Fetched:
-            return self._send_rows(view) if event.layer == self._prompt.layer else ()
-        if kind is Predicted:
-            return self._load(event, view)
-        if kind is Ran:
-            return self._computed(event)
-        if kind is Sent:
-            return self._shadow.sent(event) if self._shadow else ()
-        if kind is LayerBegin:
-            return self._load_all(event.layer) if self._prefill else ()
-        return self._begin(event, view)
+    def on_layer_begin(self, event: LayerBegin, view: View) -> Iterable[Action]:
+        return self._load_all(event.layer) if self._prefill else ()
 
-    def _begin(self, event: StepBegin, view: View) -> Iterable[Action]:
+    def on_fetched(self, event: Fetched, view: View) -> Iterable[Action]:
+        return self._send_rows(view) if event.layer == self._prompt.layer else ()
+
+    def on_sent(self, event: Sent, view: View) -> Iterable[Action]:
+        return self._shadow.sent(event) if self._shadow else ()
+
+    def on_step_begin(self, event: StepBegin, view: View) -> Iterable[Action]:
         """Let the shadow depart at once, or once the main node's token and KV have come."""
         self._step, self._rows, self._prefill = event.step, len(event.requests), event.phase == "prefill"
         self._queues, self._used, self._running, self._releases = {}, {}, {}, {}
@@ -389,7 +381,7 @@ class OdMoE(PolicyBase):
             return self._shadow.begin(event)
         return () if self._prefill or self._seed is None else self._load_random(self._seed, view.model.top_k)
 
-    def _load(self, event: Predicted, view: View) -> list[Action]:
+    def on_predicted(self, event: Predicted, view: View) -> list[Action]:
         """Load what was predicted on the workers whose turn it is; hand the shadow's state on."""
         layer = event.layer
         actions = self._shadow.predicted(event) if self._shadow else []
@@ -418,7 +410,7 @@ class OdMoE(PolicyBase):
                 actions += self._fetches(at, self._queues[at], PREFETCH)
         return actions
 
-    def _serve(self, event: Routed, view: View) -> list[Action]:
+    def on_routed(self, event: Routed, view: View) -> list[Action]:
         """Correct what was loaded, run what is needed, and evict it once it is computed."""
         layer, team = event.layer, self._team(event.layer)
         final = event.first_row + len(event.experts) == self._rows
@@ -477,7 +469,7 @@ class OdMoE(PolicyBase):
                 actions += drops
         return actions
 
-    def _computed(self, event: Ran) -> Sequence[Action]:
+    def on_ran(self, event: Ran, view: View) -> Sequence[Action]:
         """Free a group once it has computed all that its layer needs."""
         self._running[event.layer] -= len(event.experts)
         return self._releases.pop(event.layer, ()) if not self._running[event.layer] else ()

@@ -14,7 +14,6 @@ the GPU, is ``static`` here. The CPU computes no expert; a layer with more activ
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from moesim.policies.base import STAGING, PolicyBase, gpu_of, idle_resident, layer_residents, staging_pool
 from moesim.policies.options import option
@@ -24,8 +23,6 @@ from moesim.policy import DEMAND, Action, Drop, Fetch, LayerEnd, Placement, Rout
 class OnDemand(PolicyBase):
     """No cache: copy every active expert to the GPU for its use, and drop it at the end of the layer."""
 
-    listens = frozenset({Routed, LayerEnd})
-
     staging_slots: int | None = option(
         None, "Experts that the staging pool holds; None: the model's top_k, but at least 2.", ge=1
     )
@@ -34,12 +31,10 @@ class OnDemand(PolicyBase):
         self._gpu = gpu_of(view, "on-demand")
         return Placement(pools=[staging_pool(view, self._gpu, self.staging_slots)])
 
-    def decide(self, event: Any, view: View) -> Iterable[Action]:
-        if type(event) is Routed:
-            return (
-                Fetch(event.layer, event.active, self._gpu, DEMAND, STAGING),
-                Run(event.layer, event.active, self._gpu),
-            )
+    def on_routed(self, event: Routed, view: View) -> Iterable[Action]:
+        return Fetch(event.layer, event.active, self._gpu, DEMAND, STAGING), Run(event.layer, event.active, self._gpu)
+
+    def on_layer_end(self, event: LayerEnd, view: View) -> Iterable[Action]:
         held = layer_residents(view, self._gpu, STAGING, event.layer)
         return (Drop(event.layer, held, self._gpu),) if held else ()
 

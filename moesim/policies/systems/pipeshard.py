@@ -19,8 +19,8 @@ deepshnv/pipeshard-mlsys26-ae at 7794a3f024 (``src/llama-plan-builder.cpp``, ``l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
 
 from moesim.policies.base import CACHE, PolicyBase, cpu_of, gpu_of, slot_bytes
 from moesim.policy import (
@@ -210,7 +210,6 @@ class PipeShard(PolicyBase):
         "a CPU slowed down by copies in the prediction: with attention on the GPU no plan has both",
         "the paper, which was not read",
     )
-    listens = frozenset({StepBegin, LayerBegin, Routed, Fetched, LayerEnd})
 
     def place(self, view: View) -> Placement:
         """Pin what the plan for the largest step pins."""
@@ -249,22 +248,8 @@ class PipeShard(PolicyBase):
             found.append(Shard("ffn", model.n_experts * model.expert_bytes(layer), on_gpu, on_cpu))
         return found
 
-    def decide(self, event: Any, view: View) -> Iterable[Action]:
-        """Change the plan with the batch size; copy the next streamed layer; run a layer once it is there."""
-        kind = type(event)
-        if kind is Routed:
-            return self._routed(event, view)
-        if kind is LayerBegin:
-            return self._ahead(event.layer, PREFETCH, view)
-        if kind is StepBegin:
-            return self._step_begin(event, view)
-        if kind is LayerEnd:
-            return [Drop(event.layer, self._everyone, self._gpu)] if self._is_streamed(event.layer) else ()
-        if event.layer == self._layer:
-            self._awaited.discard(event.expert)
-        return self._run()
-
-    def _step_begin(self, event: StepBegin, view: View) -> list[Action]:
+    def on_step_begin(self, event: StepBegin, view: View) -> list[Action]:
+        """Change the plan with the batch size."""
         requests = event.requests
         before, self._now = self._now, self._tier(tier_of(len(requests), len(set(requests.tolist())) > 1), view)
         leaving, coming = range(self._now.pinned, before.pinned), range(before.pinned, self._now.pinned)
@@ -283,7 +268,19 @@ class PipeShard(PolicyBase):
             return []
         return [Fetch(layer, self._everyone, self._gpu, urgency, CACHE)]
 
-    def _routed(self, event: Routed, view: View) -> list[Action]:
+    def on_layer_begin(self, event: LayerBegin, view: View) -> list[Action]:
+        return self._ahead(event.layer, PREFETCH, view)
+
+    def on_fetched(self, event: Fetched, view: View) -> list[Action]:
+        if event.layer == self._layer:
+            self._awaited.discard(event.expert)
+        return self._run()
+
+    def on_layer_end(self, event: LayerEnd, view: View) -> list[Action]:
+        return [Drop(event.layer, self._everyone, self._gpu)] if self._is_streamed(event.layer) else []
+
+    def on_routed(self, event: Routed, view: View) -> list[Action]:
+        """Run the layer once it is there; copy the next one that is streamed."""
         layer = event.layer
         if layer >= self._now.pinned and self._now.others == "cpu":
             return [Run(layer, event.active, self._cpu)]

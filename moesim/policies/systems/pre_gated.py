@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import groupby
-from typing import Any, Generic, Literal, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from moesim.policies.base import PolicyBase, gpu_of, layer_residents, slot_bytes
 from moesim.policies.options import option
@@ -151,22 +151,14 @@ class PreGated(PolicyBase):
         pools = [Pool(self._gpu, buffer, view.model.n_experts * size) for buffer in BUFFERS]
         return Placement(pools=[*pools, Pool(self._gpu, CACHE, slots * size)] if slots else pools)
 
-    def decide(self, event: Any, view: View) -> Iterable[Action]:
-        """Run what is there, and copy what the next layer will want."""
-        if type(event) is Routed:
-            return self._routed(event, view)
-        if type(event) is Predicted:
-            return self._predicted(event, view)
-        if type(event) is Fetched:
-            return self._arrived(event, view)
-        if type(event) is LayerEnd:
-            return self._layer_end(event.layer, view)
+    def on_step_begin(self, event: StepBegin, view: View) -> Iterable[Action]:
         if self._prompt and event.phase == "decode":
             self._arena.reset()
         self._prompt = event.phase == "prefill"
         return ()
 
-    def _routed(self, event: Routed, view: View) -> list[Action]:
+    def on_routed(self, event: Routed, view: View) -> list[Action]:
+        """Copy what was not guessed, run what is there, and look one layer ahead."""
         layer, gpu = event.layer, self._gpu
         self._layer = layer
         whole = self.method == "prefetch-all"  # then all that is asked for is waited for
@@ -183,7 +175,7 @@ class PreGated(PolicyBase):
             return actions + self._ahead(layer + 1, range(view.model.n_experts), view)
         return [*actions, Predict(event.step, layer + 1, self.source, view.dense_device(layer))]
 
-    def _predicted(self, event: Predicted, view: View) -> list[Action]:
+    def on_predicted(self, event: Predicted, view: View) -> list[Action]:
         if event.layer <= self._layer:  # it has been routed meanwhile
             return []
         return self._ahead(event.layer, set(event.ids[:, : view.model.top_k].ravel().tolist()), view)
@@ -223,7 +215,7 @@ class PreGated(PolicyBase):
             actions.append(Fetch(layer, list(some), gpu, urgency, CACHE if stays else BUFFERS[layer % 2]))
         return actions, copied
 
-    def _arrived(self, event: Fetched, view: View) -> list[Action]:
+    def on_fetched(self, event: Fetched, view: View) -> list[Action]:
         if event.layer != self._layer:
             return []
         self._awaited.discard(event.expert)
@@ -238,7 +230,9 @@ class PreGated(PolicyBase):
         held, self._held = sorted(self._held), set()
         return [*actions, Run(self._layer, held, self._gpu)]
 
-    def _layer_end(self, layer: int, view: View) -> list[Action]:
+    def on_layer_end(self, event: LayerEnd, view: View) -> list[Action]:
+        """Empty the layer's buffer, and keep what the cache took in."""
+        layer = event.layer
         ahead = {unit for unit in self._asked if unit[0] == layer}
         self._asked -= ahead
         gone = layer_residents(view, self._gpu, BUFFERS[layer % 2], layer)

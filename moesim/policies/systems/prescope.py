@@ -405,8 +405,8 @@ class PreScope(PolicyBase):
         )
 
     def decide(self, event: Any, view: View) -> Iterable[Action]:
-        """Run what is there; plan when routed or predicted; tidy up at the end of a layer."""
-        return self._answer(event, view) if self.async_io else self._in_turn(event, view)
+        """Answer at once, or without AsyncIO in turns."""
+        return super().decide(event, view) if self.async_io else self._in_turn(event, view)
 
     def _in_turn(self, event: Any, view: View) -> Iterable[Action]:
         """Answer as usual, but alternate copies and Runs once the layer is planned."""
@@ -415,7 +415,7 @@ class PreScope(PolicyBase):
         if kind is Fetched or kind is Ran:
             self._turns.happened(event)
         elif kind is not SharedRan:
-            now = self._answer(event, view)
+            now = super().decide(event, view)
         visit = self._visit
         if visit is None:
             return now
@@ -424,21 +424,11 @@ class PreScope(PolicyBase):
         now = self._turns.hold(visit.layer, now)
         return [*now, *self._turns.go_on()] if visit.complete and not visit.awaits and not visit.shared else now
 
-    def _answer(self, event: Any, view: View) -> Iterable[Action]:
-        kind = type(event)
-        if kind is Routed:
-            return self._routed(event, view)
-        if kind is Predicted:
-            return self._predicted(event, view)
-        if kind is LayerEnd:
-            return self._layer_end(event, view)
-        return self._step_begin(event)
-
     def evict(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
         """Return a load that has been computed; a prefetch waits until its group is empty."""
         return idle_resident(view, fetch) if fetch.pool == STAGING else None
 
-    def _step_begin(self, event: StepBegin) -> Iterable[Action]:
+    def on_step_begin(self, event: StepBegin, view: View) -> Iterable[Action]:
         self._rows, self._dense = len(event.requests), None
         self._foresight.step_begin(event)
         self._foresight2.step_begin(event)
@@ -446,7 +436,8 @@ class PreScope(PolicyBase):
             self._scheduler.step_begin(event)
         return ()
 
-    def _routed(self, event: Routed, view: View) -> list[Action]:
+    def on_routed(self, event: Routed, view: View) -> list[Action]:
+        """Run what is there; plan the rest, unless a prediction is awaited."""
         actions: list[Action] = []
         visit = self._visit
         if visit is None:  # the first micro-batch
@@ -545,7 +536,7 @@ class PreScope(PolicyBase):
             actions.append(Run(layer, on_cpu, self._cpu))
         return actions
 
-    def _predicted(self, event: Predicted, view: View) -> list[Action]:
+    def on_predicted(self, event: Predicted, view: View) -> list[Action]:
         """Plan with the next layer's prediction, or prefetch for the one after; others are late."""
         visit = self._visit
         if visit is None or event.step != visit.step:
@@ -598,7 +589,7 @@ class PreScope(PolicyBase):
             self._dense = view.dense_ns(layer) + view.costs.shared_ns(view.compute, self._rows)
         return self._dense
 
-    def _layer_end(self, event: LayerEnd, view: View) -> list[Action]:
+    def on_layer_end(self, event: LayerEnd, view: View) -> list[Action]:
         self._visit = None
         held = layer_residents(view, self._gpu, STAGING, event.layer)
         actions: list[Action] = [Drop(event.layer, held, self._gpu)] if held else []

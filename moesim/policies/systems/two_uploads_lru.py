@@ -21,8 +21,8 @@ ggml-org/llama.cpp PR 27861 (open draft); src/llama-moecache.cpp in zazaidi/llam
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from moesim.policies.base import (
     CACHE,
@@ -141,29 +141,43 @@ class TwoUploadsLru(PolicyBase):
         """Hits and misses by what counts as there, and uploads of what was there or coming."""
         return self._counts
 
-    def decide(self, event: Any, view: View) -> Iterable[Action]:
-        """Split what is routed; choose uploads between steps."""
-        kind = type(event)
-        if kind is StepBegin:
-            self._past.step_begin(event)
-            return self._between_steps()
-        if kind is LayerEnd:
-            self._staged = -1
-            return [*self._past.layer_end(event, view), *self._start()]
-        if kind is Routed:
-            if not self._past.passes(event, 0):
-                return self._routed(event)
-            self._staged = event.layer
-            return self._past.serve(event, self._copies)
-        actions = self._worker(event)
-        if self._sequence is not None and kind is not Sent:
-            actions += self._sequence.happened(event)
-        return actions
+    def on_step_begin(self, event: StepBegin, view: View) -> list[Action]:
+        """Publish what has ended; walk each layer's misses from the newest."""
+        self._past.step_begin(event)
+        for unit, slot in self._ended:
+            self._slots[unit[0]].publish(slot)
+        self._ended.clear()
+        actions: list[Action] = []
+        for layer, seen in enumerate(self._seen):
+            for expert in list(reversed(seen))[: self.inserts]:
+                actions += self._choose(layer, expert)
+            seen.clear()
+        return [*actions, *self._start()]
+
+    def on_fetched(self, event: Fetched, view: View) -> list[Action]:
+        job = self._on_its_way
+        ended = job is not None and (event.layer, event.expert) == job.unit
+        actions = self._next() if ended else []
+        return actions if self._sequence is None else [*actions, *self._sequence.happened(event)]
+
+    def on_sent(self, event: Sent, view: View) -> list[Action]:
+        return self._next() if self._on_its_way is not None and event.tag == AGAIN else []
+
+    def on_ran(self, event: Ran, view: View) -> list[Action]:
+        return self._sequence.happened(event) if self._sequence is not None else []
+
+    def on_layer_end(self, event: LayerEnd, view: View) -> list[Action]:
+        self._staged = -1
+        return [*self._past.layer_end(event, view), *self._start()]
 
     def evict(self, fetch: Fetch, view: View) -> Unit | None:
         return idle_resident(view, fetch) if fetch.pool == STAGING else None
 
-    def _routed(self, event: Routed) -> list[Action]:
+    def on_routed(self, event: Routed, view: View) -> list[Action]:
+        """Run experts where they count as there; note the misses."""
+        if self._past.passes(event, 0):
+            self._staged = event.layer
+            return self._past.serve(event, self._copies)
         layer, slots = event.layer, self._slots[event.layer]
         ranked = list(dict.fromkeys(event.experts.ravel().tolist()))
         hits = [e for e in ranked if e in slots.where]
@@ -176,18 +190,6 @@ class TwoUploadsLru(PolicyBase):
         if self._sequence is not None:
             return self._sequence.hold(layer, (), hits, misses)
         return [Run(layer, sorted(hits), self._gpu), Run(layer, sorted(misses), self._cpu)]
-
-    def _between_steps(self) -> list[Action]:
-        """Publish what has ended; walk each layer's misses from the newest."""
-        for unit, slot in self._ended:
-            self._slots[unit[0]].publish(slot)
-        self._ended.clear()
-        actions: list[Action] = []
-        for layer, seen in enumerate(self._seen):
-            for expert in list(reversed(seen))[: self.inserts]:
-                actions += self._choose(layer, expert)
-            seen.clear()
-        return [*actions, *self._start()]
 
     def _choose(self, layer: int, expert: int) -> list[Action]:
         """Queue an upload, unless the expert is there or coming; the victim goes at once."""
@@ -209,12 +211,10 @@ class TwoUploadsLru(PolicyBase):
         self._copies.discard(unit)
         return [Drop(layer, [expert], self._gpu)]
 
-    def _worker(self, event: Any) -> list[Action]:
+    def _next(self) -> list[Action]:
         """Note the end of the upload under way; begin the next."""
-        job = self._on_its_way
-        if job is None or not (event == Sent(AGAIN) or (type(event) is Fetched and (event.layer, event.expert) == job.unit)):
-            return []
-        self._ended.append(job)
+        if self._on_its_way is not None:
+            self._ended.append(self._on_its_way)
         self._on_its_way = None
         return self._start()
 

@@ -22,7 +22,7 @@ Unprecedented Scale", SC 2022 (arXiv:2207.00032), describes the method for dense
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from moesim.model import ModelSpec
 from moesim.policies.base import PolicyBase, gpu_of, layer_residents, slot_bytes
@@ -64,8 +64,6 @@ class ZeroInference(PolicyBase):
         "several GPUs, among which each tensor is divided; NVMe's own buffers",
         "how the KV cache is offloaded was not read: kv host copies it before attention and its new entries back",
     )
-    listens = frozenset({StepBegin, LayerBegin, Routed, Fetched, LayerEnd})
-
     depth: int = option(0, "Layers that are copied ahead; 0 is what both known settings come to.", ge=0, le=1)
     persistence_threshold: int = option(PERSISTENCE_THRESHOLD, "Elements up to which a router stays on the GPU.", ge=0)
     kv: Literal["gpu", "host"] = option("gpu", "Where the KV cache lies; on the host it is copied for each use.")
@@ -90,25 +88,21 @@ class ZeroInference(PolicyBase):
     def transfer(self, model: ModelSpec) -> tuple[str, int | None] | None:
         return None if self.pinned else ("pageable", None)
 
-    def decide(self, event: Any, view: View) -> Iterable[Action]:
-        """Copy whole layers; run what is routed once its layer is there."""
-        kind = type(event)
-        if kind is Routed:
-            return self._routed(event, view)
-        if kind is Fetched:
-            return self._arrived(event)
-        if kind is LayerEnd:
-            self._awaited = -1
-            return [Drop(event.layer, layer_residents(view, self._gpu, LAYERS, event.layer), self._gpu)]
-        layer = 0 if kind is StepBegin else event.layer + 1
-        if not self.depth or not event.step or layer == view.model.n_layers:  # the first pass records the order
-            return ()
-        return [self._copy(layer, view, PREFETCH)]
+    def on_step_begin(self, event: StepBegin, view: View) -> Iterable[Action]:
+        return self._ahead(event.step, 0, view)
+
+    def on_layer_begin(self, event: LayerBegin, view: View) -> Iterable[Action]:
+        return self._ahead(event.step, event.layer + 1, view)
+
+    def _ahead(self, step: int, layer: int, view: View) -> Iterable[Action]:
+        """Copy a layer ahead, but not in the first pass, which records the order."""
+        return (self._copy(layer, view, PREFETCH),) if self.depth and step and layer < view.model.n_layers else ()
 
     def _copy(self, layer: int, view: View, urgency: int) -> Fetch:
         return Fetch(layer, range(view.model.n_experts), self._gpu, urgency, LAYERS)
 
-    def _routed(self, event: Routed, view: View) -> list[Action]:
+    def on_routed(self, event: Routed, view: View) -> list[Action]:
+        """Copy the whole layer; run what is routed once it is there."""
         self._held.update(event.active)
         actions: list[Action] = []
         if self._awaited < 0:
@@ -117,11 +111,15 @@ class ZeroInference(PolicyBase):
             actions.append(self._copy(event.layer, view, DEMAND))
         return [*actions, *self._run()]
 
-    def _arrived(self, event: Fetched) -> list[Action]:
+    def on_fetched(self, event: Fetched, view: View) -> list[Action]:
         if self._awaited < 0 or event.layer != self._layer:
             return []
         self._awaited -= 1
         return self._run()
+
+    def on_layer_end(self, event: LayerEnd, view: View) -> Iterable[Action]:
+        self._awaited = -1
+        return (Drop(event.layer, layer_residents(view, self._gpu, LAYERS, event.layer), self._gpu),)
 
     def _run(self) -> list[Action]:
         if self._awaited or not self._held:
