@@ -55,7 +55,7 @@ KINDS: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
 
 
 def checked(place: str, **kinds: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Check arguments of a function by `KINDS`; None is allowed where it is the default. Raises `ConfigError`."""
+    """Check arguments by `KINDS`; None is allowed where it is the default. Raises `ConfigError`."""
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         known = signature(function)
@@ -79,7 +79,7 @@ _PLAIN = (str, int, float, bool, type(None))
 
 
 def written(value: Any, place: str) -> Any:
-    """Write anything that an experiment may hold: models, machines, policies, parts, paths, and lists and mappings of them."""
+    """Write models, machines, policies, parts, paths, and lists and mappings of them as a file would."""
     if isinstance(value, ModelSpec):
         return _model(value, place)
     if isinstance(value, HardwareProfile):
@@ -103,7 +103,7 @@ def written(value: Any, place: str) -> Any:
 
 
 def _model(model: ModelSpec, place: str) -> Any:
-    """Write a model: by the built-in one of its name and what differs, or with all its figures."""
+    """Write a model by the built-in one of its name and what differs, or in full."""
     base = builtin_models().get(model.name)
     if base == model:
         return model.name
@@ -124,7 +124,6 @@ def _model(model: ModelSpec, place: str) -> Any:
 
 
 def _machine(machine: HardwareProfile, place: str) -> Any:
-    """Write a machine as it was loaded."""
     if machine.written is None or load_hardware(machine.written, place).figures() != machine.figures():
         raise ConfigError(
             f"{place}: expected a machine as load_hardware or Hardware.from_numbers gives it, got one that was changed since; "
@@ -134,7 +133,7 @@ def _machine(machine: HardwareProfile, place: str) -> Any:
 
 
 def _policy(policy: Any, place: str) -> Any:
-    """Write a policy or part: the name of its class, and the options that are not its defaults."""
+    """Write a policy or part by its class and the options that are not defaults."""
     cls = policy if isinstance(policy, type) else type(policy)
     target = f"{cls.__module__}:{cls.__qualname__}"
     if "<locals>" in target:

@@ -387,7 +387,7 @@ class Answer:
 
 
 def _showable(drawing: Drawing, medium: Medium) -> Figure:
-    """Let a notebook show a figure, which it does by itself only for those of pyplot; say what it shows; let it be written."""
+    """Let a notebook show a figure with its caption, and let it be written."""
     from moesim.plots.style import drawn_for, rendered, written
 
     def write(path_base: str | Path) -> list[Path]:

@@ -255,7 +255,7 @@ def executed(
     experiment: Experiment, folder: Path | None, *, jobs: int | None, scheduler: str | None = None, progress: bool = True,
     fail_fast: bool = False, show: Callable[[Results], None] = lambda results: None,
 ) -> Results:  # fmt: skip
-    """Run an experiment, show its results and write its folder, if it has one; finished runs stay there after an interrupt."""
+    """Run an experiment, show its results and write its folder; finished runs survive an interrupt."""
     output = None if folder is None else Output(experiment, folder)
     with Workers(jobs, scheduler) as workers:
         try:
@@ -273,7 +273,7 @@ def executed(
 
 
 def _processes(experiment: Experiment, jobs: int | None) -> int | None:
-    """Stay in this process where another one could not import a policy: one that was typed into it."""
+    """Stay in this process if another one could not import a policy typed into it."""
     typed = any("__main__:" in str(spec.point.policy) for spec in experiment.specs)
     return 1 if typed else jobs
 
@@ -290,7 +290,6 @@ def _routing(trace: Any, given: dict[str, Trace], place: str) -> Any:
 
 
 def _sizes(cache: Any) -> dict[str, Any]:
-    """Separate shares of all experts from sizes of memory."""
     values = written(list(cache) if isinstance(cache, Iterable) and not isinstance(cache, str) else [cache], "compare: cache")
     values = [as_share(value) for value in values]
     shares = [value for value in values if not isinstance(value, str)]

@@ -57,7 +57,6 @@ def check(
 
 
 def _specs(policies: str) -> list[dict[str, Any]]:
-    """Read policies as ``compare`` does, and see that each can be built."""
     specs = []
     for i, written in enumerate(policy_list(policies, "check: POLICIES")):
         place = f"check: POLICIES[{i}]"

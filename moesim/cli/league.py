@@ -74,7 +74,6 @@ def league(
 
 
 def _numbers(text: str, option: str, most: float) -> tuple[float, ...]:
-    """Read numbers and fractions, separated by commas, smallest first."""
     from fractions import Fraction
 
     try:

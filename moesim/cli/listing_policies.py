@@ -72,7 +72,6 @@ def explain_parts(names: list[str]) -> Rows:
 
 
 def _policy(name: str) -> type:
-    """Find a policy; what is a user's part is named as one."""
     cls = policy_class(name, "list policies")
     if lacking_of_a_policy(cls) and class_as_policy(name, cls):
         raise ConfigError(f"list policies: expected a policy, got {name}, a part; `moesim list parts {name}` explains it")
@@ -80,7 +79,6 @@ def _policy(name: str) -> type:
 
 
 def _own_part(name: str) -> type:
-    """Import a user's part; what is a policy is named as one."""
     cls = import_class(check_target(name, "list parts"), "list parts")
     if not lacking_of_a_policy(cls):
         raise ConfigError(f"list parts: {_a_policy(name)}")
@@ -92,7 +90,6 @@ def _a_policy(name: str) -> str:
 
 
 def _about(info: PolicyInfo) -> dict[str, Any]:
-    """Return what every description of a policy begins with."""
     return {
         "name": info.name,
         "exact": info.exact,

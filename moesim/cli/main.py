@@ -70,7 +70,7 @@ def _options(
 
 
 def _made(verbs: Collection[str]) -> typer.Typer:
-    """Make the command line with these commands; of the others it has the line of ``--help``."""
+    """Make the command line with these commands; of others only the line of ``--help``."""
     made = typer.Typer(
         name="moesim",
         no_args_is_help=True,
@@ -91,7 +91,7 @@ def _made(verbs: Collection[str]) -> typer.Typer:
 
 
 def _summary(verb: str, module: str) -> str:
-    """Read what a command is for from its source: its docstring, or the help of its group."""
+    """Read the help of a command from its source: its docstring, or the help of its group."""
     tree = ast.parse(Path(__file__).with_name(f"{module}.py").read_text(encoding="utf-8"))
     for node in ast.walk(tree):
         if verb in _GROUPS and isinstance(node, ast.keyword) and node.arg == "help" and isinstance(node.value, ast.Constant):
@@ -102,7 +102,7 @@ def _summary(verb: str, module: str) -> str:
 
 
 def __getattr__(name: str) -> Any:
-    """Make the whole command line, as the documentation and the tests read it, when it is asked for."""
+    """Make the whole command line when documentation or tests ask for it."""
     if name == "_app":
         return _whole()
     raise AttributeError(name)
@@ -121,7 +121,6 @@ _OF_PATHS = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.E
 
 @cache
 def _command(verb: str | None) -> Any:
-    """Read the options of the command that is asked for."""
     return typer.main.get_command(_made({verb} if verb in VERBS else ()))
 
 
@@ -166,7 +165,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _with_verbs(error: Any) -> str:
-    """Return the message of an error of Typer's; if a command is unknown, with those that are known."""
+    """Return the message of Typer's error; of an unknown command with those known."""
     message = str(error.format_message())
     wrong = re.match(r"No such command '(.*)'\.", message)
     if wrong is None or error.ctx is None:

@@ -23,7 +23,7 @@ def name_or_mapping(text: str, place: str) -> Any:
 
 
 def policy_list(text: str, place: str) -> Any:
-    """Read policies separated by commas: names, mappings in braces, and labels of tables, whose options have commas, too."""
+    """Read policies separated by commas: names, mappings in braces, labels of tables."""
     from moesim.core.yaml_reader import read_yaml_value
 
     quoted = re.sub(r"(?:^|(?<=,))\s*[\w.:-]+\([^()]*\)", lambda found: json.dumps(found[0].strip()), text)

@@ -63,24 +63,24 @@ def check_out_folder(path: Path, *, option: str) -> None:
 
 
 def write_own(folder: Path, files: Mapping[str, bytes], command: str) -> None:
-    """Write the result of a command that has a folder for itself, in the place of an earlier one, and say so on stderr."""
+    """Write the folder of a command in the place of an earlier one."""
     _tell(OutputFolder(folder, command).replace(files))
 
 
 def write_beside(folder: Path, files: Mapping[str, bytes], command: str) -> None:
-    """Write files of a command next to whatever else is in a folder, and say so on stderr."""
+    """Write files of a command next to others in a folder."""
     _tell(OutputFolder(folder, command, owned=False).put(files))
 
 
 def note_written(paths: Iterable[Path], command: str) -> None:
-    """List files that a command has written by other means, so that it may replace them later."""
+    """List files written by other means, so that they may be replaced later."""
     for path in paths:
         OutputFolder(path.parent, command, owned=False).note([path.name])
 
 
 @contextmanager
 def all_or_none(*paths: Path) -> Iterator[None]:
-    """Remove what a block has written of some files if it cannot write all of them, so that the same command can run again."""
+    """Remove what a block has written if it cannot write all of these files."""
     before = {path: _identity(path) for path in paths}
     try:
         yield

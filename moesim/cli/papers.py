@@ -84,7 +84,6 @@ def papers(
 
 
 def _write(out: Path, text: str) -> None:
-    """Write all printed numbers next to the simulated ones, and their picture, over those of an earlier call."""
     from moesim.plots.style import pictures
     from moesim.plots.validation import printed, printed_data  # Matplotlib takes a second to import
 

@@ -62,7 +62,7 @@ def _assumed(profile: HardwareProfile) -> Iterator[str]:
 
 
 def _without_curve(profile: HardwareProfile) -> Iterator[str]:
-    """Name the policies that cannot copy experts to the device that computes, for want of a curve of a link."""
+    """Name the policies that cannot copy experts for want of a link's curve."""
     model, own = load_model(_MODEL), dict[str, list[str]]()
     for name in POLICIES:
         transfer = getattr(make_policy(name), "transfer", None)
@@ -180,7 +180,6 @@ def new(
 
 
 def _in_options(error: HardwareError, source: str) -> ConfigError:
-    """Name options instead of keys."""
     options = [_as_option(problem, source) for problem in error.problems or (str(error),)]
     return ConfigError("profile new: " + " | ".join(dict.fromkeys(options)))
 

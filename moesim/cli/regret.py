@@ -87,7 +87,6 @@ def table(found: Sequence[Regret], form: Format) -> str:
 
 
 def _labels(found: Sequence[Regret]) -> list[str]:
-    """Describe what the runs as they are rest on."""
     rows = [one.row for one in found if not one.errors]
     said = {f"as it is: weakest source {row.get('source_label')}; {', '.join(split_notes(row)[0])}" for row in rows}
     return [*sorted(said), *cost_notes(rows)]
@@ -115,7 +114,6 @@ def _instant_bound(one: Regret) -> str:
 
 
 def _speed(one: Regret, order: str) -> str:
-    """Write the decode speed as it is and with all oracles."""
     last = [step.decode_tokens_per_s for step in one.steps if step.order == order and step.replaced][-1]
     speeds = (one.row.get("decode_tokens_per_s"), last)
     return " to ".join("-" if not isinstance(value, int | float) else f"{value:.3g}" for value in speeds)

@@ -44,7 +44,7 @@ Wide = Annotated[bool, typer.Option("--wide", help="All columns of the table, al
 
 
 def _sort_key(text: str) -> By:
-    """Read by what a table is sorted: a column of it, or its name in words; capitals do not matter."""
+    """Read a column by its name, in words and any case."""
     known = {word.lower(): one for one in By for word in (one.value, one.name)}
     if text.lower() in known:
         return known[text.lower()]
@@ -204,7 +204,7 @@ def _execute(
 
 
 def report_failures(results: Results | Result) -> int:
-    """Print a line for each run that failed, one for those that failed alike, and give the exit code."""
+    """Print a line for each failed run; return the exit code."""
     lines = failure_lines(results.rows)
     for line in lines:
         say(f"moesim: {line}")

@@ -46,7 +46,7 @@ def _policies() -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _named(classes: Mapping[str, type], swept: bool) -> dict[str, Any]:
-    """Describe a name, or a mapping of a name and options; a list of an option's values is swept."""
+    """Describe a name, or a mapping of a name and options; a list of values is swept."""
     others = {"type": "object", "required": ["name"], "properties": {"name": {"type": "string", "not": {"enum": list(classes)}}}}
     mappings = [_mapping(name, cls, swept) for name, cls in classes.items()]
     # Others are package.module:Class, or names that a package adds by entry points.
@@ -66,7 +66,7 @@ def _mapping(name: str, cls: type, swept: bool) -> dict[str, Any]:
 
 
 def _with_refs(schema: Any) -> Any:
-    """Refer to the definition of a part where a schema has one; a text that is for people only is left out."""
+    """Refer to the definition of a part where there is one; leave out texts for people."""
     if isinstance(schema, list):
         return [_with_refs(one) for one in schema]
     if not isinstance(schema, dict):

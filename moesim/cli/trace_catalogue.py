@@ -78,7 +78,7 @@ def _filled(text: str) -> str:
 
 
 def _to_be_copied(command: str) -> str:
-    """Divide a command into lines that a shell reads as one; an option stays with its value."""
+    """Divide a command into lines for a shell; an option stays with its value."""
     joined = re.sub(r"(--\S+) (?!--)", "\\1\0", command)
     lines = textwrap.wrap(joined, _WIDTH - 2, break_on_hyphens=False, break_long_words=False, subsequent_indent="    ")
     return " \\\n".join(lines).replace("\0", " ")

@@ -64,7 +64,7 @@ def trace_export(
 
 
 def _sizes(trace: Trace, model: str | None, object_size: int | None) -> list[int]:
-    """Bytes of an expert of each layer: as the user says, of the model named, or as the trace's source recorded them."""
+    """Bytes of an expert by layer: as given, of the model, or as the source recorded them."""
     if object_size is not None and model is not None:
         raise InputError("--object-size: expected it or --model, got both; leave one out")
     if object_size is not None:

@@ -122,7 +122,7 @@ def fit(
 
 
 def _targets_of(name: str, hold_out: bool) -> tuple[Targets, dict[str, float] | None]:
-    """Measure targets on a trace, or on the even ones of its requests, with the same figures of the odd ones."""
+    """Measure targets on a trace, or on its even requests, with the odd ones' figures."""
     from moesim.trace.synthesis.figures import measure, targets_of
 
     trace = Trace.read(find_trace(name))
@@ -144,7 +144,7 @@ def _check_shape(parameters: ParameterSet, targets: Targets) -> None:
 
 
 def _tell(bar: Progress, tries: int, error: float) -> None:
-    """Show how far a fit is; the end of the bar is the most that it may take, and mostly it takes less."""
+    """Show how far a fit is; its end is the most that it may take."""
     bar.describe(f"{tries} synthetic traces, error {error:.2f} tolerances (root mean square)")
     bar.advance(tries - bar.done)
 

@@ -92,7 +92,6 @@ def _public(out: Path | None, form: Format) -> int:
 
 
 def _check_options(context: typer.Context, mode: str, used: Collection[str]) -> None:
-    """Refuse options that a mode has no use for."""
     for parameter in context.command.params:
         name, given = str(parameter.name), context.get_parameter_source(str(parameter.name))
         if name not in used and given is not None and given.name == "COMMANDLINE":

@@ -1,4 +1,4 @@
-"""The experiment file: read with what it includes, checked against its form, described for editors."""
+"""Read an experiment file with what it includes, check its form, and describe it for editors."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _message(error: Mapping[str, Any], steps: Sequence[str | int], root: type[Ba
 
 
 def _remedy_of_a_share(got: object) -> str:
-    """Describe what to do with a share that is out of range, or that may be meant as bytes."""
+    """Return the remedy of a share out of range, which may be meant as bytes."""
     if isinstance(got, str):
         return "; for bytes use cache.budget" if got[:1].isdigit() and got[-1:].isalpha() else ""
     if isinstance(got, bool) or not isinstance(got, int | float):
@@ -206,7 +206,7 @@ PlotRef = Annotated[Any, _named("a kind of figure", "kind"), _named_schema("kind
 
 
 def _requests(value: Any) -> Any:
-    """Check for requests by number, or several such lists to sweep: the one list of an experiment that is no sweep by itself."""
+    """Check for requests by number, or several such lists: the one list of a file that is no sweep."""
     for one in value if isinstance(value, list) and not all(map(_is_request, value)) else [value]:
         if one != "all" and not (isinstance(one, list) and one and all(map(_is_request, one))):
             raise ValueError(f"expected all, or a list of request numbers (or several such lists to sweep), got {value!r}")
@@ -238,7 +238,7 @@ def read_merged(path: Path) -> Any:
 
 
 def _read_file(path: Path, above: Sequence[Path], known: dict[Path, Any]) -> Any:
-    """Read a file below others; `known` are those that have been read, for one may be included many times."""
+    """Read a file and what it includes; `known` are those that have been read."""
     here = _resolved(path, above)
     if here in known:
         return known[here]
@@ -270,7 +270,7 @@ def _resolved(path: Path, above: Sequence[Path]) -> Path:
 
 
 def with_tables(policies: Any, place: str) -> Any:
-    """Take the content of files into the options of policies that name one: ``released: {file: adapmoe.yaml}``."""
+    """Read the files that options of policies name: ``released: {file: adapmoe.yaml}``."""
 
     def content(value: Any, where: str) -> Any:
         if isinstance(value, list):
@@ -353,7 +353,7 @@ class _Strict(BaseModel):
 
 
 def _workload_form(name: str, default: Any, least: int | None) -> Any:
-    """Return what a file may hold for a parameter of a workload: one value of its type, or several to sweep."""
+    """Return the form of a parameter of a workload: one value of its type, or several."""
     if name == "requests":
         return RequestsRef | None
     one: Any = get_type_hints(WorkloadSpec)[name]
@@ -379,7 +379,7 @@ class WorkloadConfig(_Workload):
 
 
 class CacheConfig(_Strict):
-    """How many experts each GPU may cache: shares of all experts, or what fits into memory budgets, or those and then these."""
+    """How many experts each GPU may cache: shares of all experts, memory budgets, or both in turn."""
 
     ratio: Sweep[Share] | None = None
     budget: Sweep[Size] | None = None
@@ -391,7 +391,7 @@ class CacheConfig(_Strict):
         return self
 
     def sizes(self) -> list[dict[str, Any]]:
-        """Return every size, as fields of a run: a share of all experts, or the memory that all must fit into."""
+        """Return every size as fields of a point."""
         shares = [{"ratio": one, "budget_bytes": None} for one in listed(self.ratio) if one is not None]
         return shares + [{"ratio": None, "budget_bytes": one} for one in listed(self.budget) if one is not None]
 
@@ -414,7 +414,7 @@ def _no_path(name: str) -> str:
 
 
 class TimelineConfig(_Strict):
-    """Which policies, at the first setting, go into ``timeline.json`` (null: all), and how many of their steps."""
+    """Policies of ``timeline.json`` (null: all of the first setting), and how many of their steps."""
 
     policies: list[Text] | None = None
     steps: Positive = 3

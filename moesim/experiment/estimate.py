@@ -1,4 +1,4 @@
-"""How long a sweep will take, and what it would do: its grid, and how much of it is there already."""
+"""How long a sweep takes, and what it would do."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _work(experiment: Experiment, spec: RunSpec) -> float:
 
 
 def before(experiment: Experiment, specs: Sequence[RunSpec]) -> float:
-    """Estimate how many seconds some runs take one after another, in no time if they are few, else by trying."""
+    """Estimate the seconds of some runs one after another; short ones are tried if it is worth it."""
     took = _S_PER_LOOKUP[chosen()] * sum(_work(experiment, spec) for spec in specs)
     if took <= _START_S:
         return took
@@ -80,7 +80,7 @@ def before(experiment: Experiment, specs: Sequence[RunSpec]) -> float:
 
 
 def worth_processes(took_s: float, n_runs: int, cores: int) -> int:
-    """Return how many processes are worth starting for runs that take so long one after another."""
+    """Return how many processes are worth starting for such runs."""
     return min(cores, n_runs) if took_s > _START_S else 1
 
 
@@ -135,7 +135,7 @@ def _scaled(experiment: Experiment, specs: Sequence[RunSpec], paces: Mapping[str
 
 
 def describe_grid(experiment: Experiment, folder: Path | None, jobs: int | None, cores: int) -> str:
-    """Describe an experiment without running it, but for a few seconds of trying how fast it is."""
+    """Describe an experiment without running it, but for a few seconds of short runs."""
     rows = [spec.row() for spec in experiment.specs]
     lines = [f"{name}: {', '.join(values)}" for name, values in _varying(rows)]
     policies = {spec.policy_name: spec.point.policy for spec in experiment.specs}

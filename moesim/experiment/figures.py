@@ -38,7 +38,7 @@ class Asked(NamedTuple):
 
 
 def read_plots(plots: Sequence[Any], place: str, policies: Collection[str] = (), *, frames: bool = True) -> list[Asked]:
-    """Read the entries of ``plots`` and check them before anything runs; one that is written twice counts once."""
+    """Read and check the entries of ``plots``, each once."""
     found: list[Asked] = []
     entries = [entry if isinstance(entry, dict) else {KIND: entry} for entry in plots]
     for i, entry in enumerate(entries):
@@ -100,19 +100,18 @@ def _read(entry: Mapping[str, Any], kind: str, name: str, here: str, known: Coll
 
 
 def _label(policy: Any) -> str:
-    """Name a policy as the results do: by its name, or by the mapping that the experiment has for it."""
+    """Name a policy as the results do, by its name or its mapping."""
     return policy_label(policy) if isinstance(policy, dict) and "name" in policy else _typed(policy)
 
 
 def _typed(value: Any) -> str:
-    """Write a value as it is typed on the command line."""
     if isinstance(value, list):
         return ",".join(map(_typed, value))
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def needs_records(asked: Sequence[Asked]) -> bool:
-    """Whether a figure is drawn from records, those of all policies at the first setting."""
+    """Whether a figure is drawn from records of all policies at the first setting."""
     if not asked:
         return False
     from moesim.plots.catalogue import KINDS
@@ -126,8 +125,6 @@ _Drawn = dict[str, bytes] | ConfigError
 
 
 class _Figure(NamedTuple):
-    """One figure to draw."""
-
     asked: Asked
     name: str
     arguments: Sequence[Any]
@@ -143,10 +140,7 @@ def draw(
     *,
     progress: bool = False,
 ) -> tuple[dict[str, bytes], list[str]]:
-    """Draw the figures of an experiment, each as PNG and PDF, with its data as CSV and its caption as text.
-
-    Bars mark runs that failed; other figures leave them out. Processes that are given share the work.
-    """
+    """Draw all figures as PNG, PDF, CSV and text, shared with workers; name what is left out."""
     figures: list[_Figure] = []
     refused: dict[str, ConfigError] = {}  # by name: what is left out from there on
     among = list(dict.fromkeys(str(outcome.row["policy"]) for outcome in outcomes))
@@ -167,7 +161,7 @@ def draw(
 
 
 def _draw_all(asked: Sequence[_Figure], workers: Workers | None, progress: bool) -> list[_Drawn]:
-    """Draw figures in processes and here at once: here first those of records, which would take long to send."""
+    """Draw figures in processes and here: here first those of records, which take long to send."""
     worth = workers is not None and (workers.pool is not None or len(asked) >= _WORTH_PROCESSES)
     pool = workers.processes(lambda: min(usable_cores(), len(asked) // 2)) if workers is not None and worth else None
     shared = [i for i, one in enumerate(asked) if pool is not None and _source(one.asked.kind) != "records"]

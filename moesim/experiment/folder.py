@@ -1,4 +1,4 @@
-"""The result folder of an experiment: what it writes, and a run of it once more."""
+"""The result folder of an experiment: its files, and one of its runs once more."""
 
 from __future__ import annotations
 
@@ -52,10 +52,7 @@ RESOLVED = "config.resolved.yaml"
 
 
 def outcome_of(folder: Path, run: int, *, wanted: Kept = True, trust: bool = False, inputs: Path | None = None) -> Outcome:
-    """Return a run of a result folder with its records, or those of so many first steps as are wanted.
-
-    `inputs` is a folder with traces, and with modules of policies that are trusted.
-    """
+    """Return a run of a folder with its records; `inputs` has its traces, and modules if they are trusted."""
     rows = read_summary(folder)["runs"]
     if not 0 <= run < len(rows):
         raise ConfigError(f"{folder}: expected a run from 0 to {len(rows) - 1}, got {run}")
@@ -89,7 +86,7 @@ def _resolved(path: Path) -> tuple[Config, dict[str, Any]]:
 
 
 def _machine(config: Config, place: str, small: SmallInputs, row: Mapping[str, Any]) -> Machine | None:
-    """Find the machine that a row names; None if the experiment has several of that name."""
+    """Find the machine that a row names; None if several have that name."""
     with noting(small.texts):
         found = [load_hardware(written, f"{place}: hardware") for written in each_machine(config)]
     named = [Machine.of(one) for one in found if hardware_label(one) == row["hardware"]]
@@ -100,7 +97,7 @@ def _again(
     folder: Path, config: Config, resolved: Mapping[str, Any], small: SmallInputs, rows: list[dict[str, Any]], run: int, *,
     trust: bool, inputs: Path | None,
 ) -> tuple[Machine, Records]:  # fmt: skip
-    """Simulate a run once more, with the others on its trace: what these need decides which requests are drawn."""
+    """Simulate a run again with the others on its trace, whose needs decide which requests are drawn."""
     row, file = rows[run], f"{folder}/{RESOLVED}"
     place = f"{folder}: run {run} ({row['policy']})"
     points = expand(config, file, imports=trust)
@@ -133,7 +130,6 @@ def _again(
 
 
 def _trace(written: str, resolved: Mapping[str, Any], folder: Path, inputs: Path | None, place: str) -> Trace:
-    """Find the trace of a run by its name and digest."""
     try:
         digest = str(resolved["inputs"]["traces"][written]["sha256"])
     except (KeyError, TypeError):
@@ -152,7 +148,7 @@ def _trace(written: str, resolved: Mapping[str, Any], folder: Path, inputs: Path
 
 
 def _places(written: str, folder: Path, inputs: Path | None) -> Iterator[str | Path]:
-    """Return what may be a trace: where the experiment had it, if that moved together with the result, and next to the result."""
+    """Return where a trace may be: where the experiment had it, also if all moved, and next to the result."""
     if written.startswith(GIVEN):  # an object of Python, which may have been written since
         yield from sorted(inputs.glob(f"*{SUFFIX}")) if inputs is not None else []
         return
@@ -172,7 +168,7 @@ _DRAWING_PACKAGES: Final = ("matplotlib", "pandas", "fonttools")
 
 
 def figures_key(asked: Sequence[Asked], rows: Iterable[Mapping[str, Any]], *, frames: bool) -> str:
-    """Hash all that figures follow from: what is asked for, rows (whose keys stand for their records), code and packages."""
+    """Hash what figures follow from: entries, rows (whose keys stand for records), code and packages."""
     packages = {name: version(name) for name in _DRAWING_PACKAGES}
     entries = [one._asdict() for one in asked]
     code = [code_digest(), package_digest("plots")]
@@ -180,7 +176,7 @@ def figures_key(asked: Sequence[Asked], rows: Iterable[Mapping[str, Any]], *, fr
 
 
 def drawn_before(folder: Path, key: str) -> dict[str, Path] | None:
-    """Return the figures in a result folder if they are of this key, all there and unchanged; else None."""
+    """Return the figures of a folder if they have this key and are unchanged; else None."""
     try:
         drawn = read_yaml_value(read_verified(folder / RESOLVED).decode(), RESOLVED)[FIGURES]
         same = drawn["key"] == key
@@ -191,11 +187,6 @@ def drawn_before(folder: Path, key: str) -> dict[str, Path] | None:
     if not same or not all(manifest.state(name) is State.OURS for name in names):
         return None
     return {name: folder / name for name in names}
-
-
-def figures_entry(key: str, names: Iterable[str]) -> dict[str, Any]:
-    """Write down what figures were drawn of, and the names of their files."""
-    return {FIGURES: {"key": key, "files": sorted(names)}}
 
 
 _PACKAGES = ("numpy", "pandas", "pyarrow", "simpy", "scipy", "matplotlib", "pydantic")
@@ -288,12 +279,12 @@ class Output:
     def _figures(
         self, results: Results, resolved: dict[str, Any], workers: Workers | None, progress: bool
     ) -> Mapping[str, bytes | Path]:
-        """Draw the figures, or take those that are there if nothing of them has changed; `resolved` gets of what they are."""
+        """Draw the figures, or take those that are there; `resolved` gets what they are of."""
         if not self._plots:
             return {}
         key = figures_key(self._plots, results.rows, frames=self.experiment.config.frames)
         if (before := drawn_before(self.folder, key)) is not None:
-            resolved |= figures_entry(key, (path.name for path in before.values()))
+            resolved[FIGURES] = {"key": key, "files": sorted(path.name for path in before.values())}
             return before
         by_policy = {str(results.outcomes[i].row["policy"]): results.outcomes[i] for i in self._in_gantt}
         figures, left_out = draw(self._plots, results.outcomes, by_policy, workers, progress=progress)
@@ -301,7 +292,7 @@ class Output:
             for line in left_out:
                 say(f"moesim: {line}")
         if not left_out:  # else they are drawn again, and say so again
-            resolved |= figures_entry(key, figures)
+            resolved[FIGURES] = {"key": key, "files": sorted(figures)}
         return {f"plots/{name}": content for name, content in figures.items()}
 
     def _timeline(self, results: Results) -> dict[str, bytes]:
@@ -323,7 +314,7 @@ class Output:
 
 
 def _figures_there(folder: Path, names: Collection[str]) -> list[str]:
-    """Name what stands where figures may be written; which those are shows in the rows only."""
+    """Name the files that figures of these names would replace."""
     if not (folder / "plots").is_dir():
         return []
     found = [path.name for path in (folder / "plots").iterdir()]
@@ -331,10 +322,7 @@ def _figures_there(folder: Path, names: Collection[str]) -> list[str]:
 
 
 def describe(experiment: Experiment) -> dict[str, Any]:
-    """Describe what went into an experiment: the whole configuration, versions, and a sha256 of every input.
-
-    ``key`` is the hash of all that decides the results: nothing that does not, such as the output folder.
-    """
+    """Describe what went into an experiment; ``key`` hashes all that decides the results."""
     written = experiment.config.model_dump(mode="json")
     decides = {k: v for k, v in written.items() if k not in ("name", "description", "output", "plots", "timeline", "frames")}
     inputs = experiment.inputs()

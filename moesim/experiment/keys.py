@@ -28,7 +28,7 @@ _COMPUTING = ("numpy", "scipy", "simpy")
 
 @cache
 def code_digest() -> str:
-    """Hash the source of `PACKAGES`, and the versions of the libraries that they compute with."""
+    """Hash the source of `PACKAGES`, and versions of the libraries that they compute with."""
     files = [*_ROOT.glob("*.py"), *(one for name in PACKAGES for one in _files(name))]
     return _digest(files, " ".join(f"{name} {version(name)}" for name in _COMPUTING))
 
@@ -77,6 +77,6 @@ def run_keys(experiment: Experiment) -> list[str]:
 
 
 def _requests(experiment: Experiment, spec: RunSpec) -> list[object]:
-    """Return what was drawn, rather than the signals that other policies need: often those change nothing."""
+    """Return what was drawn, which often does not change with the signals that others need."""
     workload = experiment.workload(spec)
     return [list(workload.requests), drawn(experiment.trace(spec), workload, experiment.signals(spec))]

@@ -47,7 +47,7 @@ def _time(row: Row, key: str) -> str:
 
 
 def _interval(row: Row, key: str, scale: float = 1.0) -> str:
-    """Write half the width of the interval of a mean over repeats, if there is one."""
+    """Write half the width of a mean's interval over repeats, if there is one."""
     half = number(row, CI + key)
     return "" if half is None else f" ±{half * scale:.2g}"
 
@@ -72,13 +72,12 @@ def _speed(row: Row) -> str:
 
 
 def _over_intervals(row: Row) -> str:
-    """Write the least and the most speed at the ends of the profile's intervals, of an experiment with ``intervals: true``."""
     ends = [number(row, name) for name in (LEAST, MOST)]
     return "-" if None in ends else " to ".join(f"{end:.3g}" for end in ends)
 
 
 def _slots(row: Row) -> str:
-    """Write the slots of the cache, and how many of them are used where not all are."""
+    """Write the slots of the cache, and how many are used if not all are."""
     granted, used = number(row, "cache_slots"), number(row, "cache_slots_used")
     if granted is None:
         return "-"
@@ -106,7 +105,7 @@ def _whole(value: float | None) -> str:
 
 
 def waited(row: Row, phase: str | None = None) -> str:
-    """Name what took most of the time of a phase, ``"decode"`` or ``"prompt"``; by default of decoding, if there was any."""
+    """Name what took most of the time of ``"decode"`` or ``"prompt"``; by default of decoding, if any."""
     decode = phase == "decode" or (phase is None and bool(number(row, "n_decode_tokens")))
     found = {cause: number(row, f"{'decode_' * decode}time_{cause}_ns") or 0 for cause in CAUSES}
     if phase == "prompt":
@@ -161,7 +160,7 @@ def _common_notes(done: Sequence[Row]) -> list[str]:
 
 
 def _other_notes(done: Sequence[Row], common: Sequence[str]) -> list[str]:
-    """Write the notes of some runs, each once, with the policies or the settings whose runs have it."""
+    """Write notes of some runs, each once, with whose they are."""
     notes = [split_notes(row)[0] for row in done]
     found = dict.fromkeys(note for one in notes for note in one if note not in common)
     return [f"{note}: {_whose([row for row, one in zip(done, notes, strict=True) if note in one], done)}" for note in found]
@@ -171,7 +170,7 @@ _TOLD_BY: Mapping[str, Callable[[Row], Any]] = {"": lambda row: row["policy"], "
 
 
 def _whose(rows: Sequence[Row], done: Sequence[Row]) -> str:
-    """Name the policies or the setting that tells some runs from all others, if one does."""
+    """Name the policies or the setting that tell some runs from all others."""
     ours = {id(row) for row in rows}
     others = [row for row in done if id(row) not in ours]
     for word, value in _TOLD_BY.items():
@@ -183,7 +182,6 @@ def _whose(rows: Sequence[Row], done: Sequence[Row]) -> str:
 
 
 def _freshness(rows: Sequence[Row]) -> str:
-    """Return how much of the gate weight was served by the routed expert on fresh inputs, for each policy."""
     found: dict[str, list[str]] = {}
     for row in rows:
         found.setdefault(str(row["policy"]), []).append(fresh(row).rstrip("*"))
@@ -209,7 +207,7 @@ def _settings_of(row: Row) -> dict[str, str]:
 
 
 def same_results(done: Sequence[Row]) -> list[str]:
-    """Name runs that differ in one setting, one option or the policy only, and have the same results to the last digit."""
+    """Name runs that differ in one setting, option or policy and have the same results to the last digit."""
     asked = [_settings_of(row) for row in done]
     results = [frozenset((name, str(value)) for name, value in row.items() if value and name not in _NO_RESULTS) for row in done]
     lines = []
@@ -278,8 +276,6 @@ _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 class _Shown(NamedTuple):
-    """A table of results in texts."""
-
     names: list[str]
     cells: list[list[str]]
     right: list[str]  # columns of numbers
@@ -288,7 +284,7 @@ class _Shown(NamedTuple):
 
 
 def result_table(rows: Sequence[Row], form: Format, *, wide: bool = False, by: By | None = None) -> str:
-    """Write the results of an experiment; a table that is not wide leaves columns out until its lines fit the terminal."""
+    """Write the results; unless `wide`, columns are left out until lines fit the terminal."""
     if form.for_programs:
         return render_records(_sorted(rows, by), form)
     terminal = sys.stdout.isatty()
@@ -317,7 +313,6 @@ def result_html(rows: Sequence[Row]) -> str:
 
 
 def _sorted(rows: Sequence[Row], by: By | None) -> Sequence[Row]:
-    """Sort rows, failed ones last."""
     if by is None:
         return rows
     key, sign = _BY[by]
@@ -387,7 +382,6 @@ _SAID_ONCE: dict[str, Callable[[Row], Any]] = {
 
 
 def _tells(column: Column, rows: Sequence[Row], done: Sequence[Row]) -> bool:
-    """Whether a column tells rows apart."""
     if column.name not in _SAID_ONCE:
         return True
     asked = _SAID_ONCE[column.name]
@@ -407,14 +401,13 @@ def _width(name: str, cells: Sequence[str]) -> int:
 
 
 def _bars(rows: Sequence[Row]) -> list[str]:
-    """Draw speeds as bars, the fastest of all over the whole width."""
     speeds = [number(row, "decode_tokens_per_s") or 0.0 for row in rows]
     eighths = [round(8 * _BAR * speed / (max(speeds) or 1)) for speed in speeds]
     return [_EIGHTHS[-1] * (n // 8) + _EIGHTHS[n % 8].strip() for n in eighths]
 
 
 def _best(rows: Sequence[Row]) -> list[int]:
-    """Find the fastest row of each setting that has more than one policy; an oracle is a bound, and not among them."""
+    """Find the fastest row of each setting with several policies; an oracle is a bound, so not among them."""
     names = (*_SETTINGS, *CACHE_SETTINGS, *WORKLOAD)
     groups: dict[str, list[int]] = {}
     for i, row in enumerate(rows):

@@ -1,4 +1,4 @@
-"""From names to things: everything an experiment needs is loaded and checked before anything runs or is written."""
+"""Load and check everything an experiment needs, before anything runs or is written."""
 
 from __future__ import annotations
 
@@ -142,10 +142,7 @@ class Experiment:
                 raise ConfigError(f"{self.place}: policies: expected each policy once, got '{name}' {first.count(name)} times")
 
     def _served(self, specs: Sequence[RunSpec], needs: Sequence[frozenset[str]]) -> tuple[list[RunSpec], list[frozenset[str]]]:
-        """Refuse what the traces cannot serve, and find the signals that each workload's requests must have for all the rest.
-
-        Like for like: what one policy needs restricts the requests for all of them; but not what one needs that cannot run.
-        """
+        """Refuse what traces cannot serve, and find signals that requests need, for all policies alike."""
         served: list[RunSpec] = []
         short: dict[tuple[str, WorkloadSpec, frozenset[str]], InputError | None] = {}
         signals: dict[tuple[str, WorkloadSpec], frozenset[str]] = {}
@@ -168,7 +165,7 @@ class Experiment:
         return remembered(self._known, written, lambda: read_trace(written, self.place))
 
     def of(self, specs: Sequence[RunSpec]) -> Experiment:
-        """Return an experiment of these runs alone: some of this one's, perhaps on other machines or in another precision."""
+        """Return an experiment of these runs alone, perhaps on other machines or in another precision."""
         found = copy(self)
         found.specs = [replace(spec, index=i) for i, spec in enumerate(specs)]
         found._signals = [self._signals[spec.index] for spec in specs]
@@ -216,7 +213,7 @@ class Experiment:
         return found | ({"policies": policies} if policies else {})
 
     def transfer(self, spec: RunSpec) -> tuple[str, int | None]:
-        """Return how weights will travel in a run: the experiment's way, or that of a policy with transfers of its own."""
+        """Return how weights travel in a run: the experiment's way, or the policy's own."""
         written = spec.transfer(None)
         key = (spec.policy_name, model_label(spec.model), written)
         if key not in self._transfers:
@@ -227,7 +224,7 @@ class Experiment:
         return self._transfers[key]
 
     def signals(self, spec: RunSpec) -> frozenset[str]:
-        """Name the recorded signals that every request of a run must have: a policy needs them that runs the same workload."""
+        """Return the recorded signals that every request must have, for any policy of the workload."""
         return self._signals[spec.index]
 
     def workload(self, spec: RunSpec) -> Workload:
@@ -246,11 +243,7 @@ class Experiment:
 
 
 def read_inputs(raw: Mapping[str, Any], place: str, known: dict[str, Trace]) -> None:
-    """Read model, machine and trace of an experiment of one setting; its trace is added to those that are known.
-
-    A study that goes on where single runs cannot be done reads its inputs first: one that is missing, damaged or of another
-    model is an error of the study, and known before its first run.
-    """
+    """Read model, machine and trace of one setting, so that what is wrong is known before the first run."""
     point = expand(parse_config({"policies": ["on-demand"], **raw}, place), place)[0]
     model = load_model(point.model, f"{place}: model")
     load_hardware(point.hardware, f"{place}: hardware")
@@ -259,7 +252,7 @@ def read_inputs(raw: Mapping[str, Any], place: str, known: dict[str, Trace]) -> 
 
 
 def check_shape(trace: Trace, written: str | dict[str, Any], model: ModelSpec, place: str) -> None:
-    """Raise `TraceError` if a trace, as an experiment writes it, is of another shape than a model."""
+    """Raise `TraceError` if a trace has another shape than a model."""
     wanted = {"layers": model.n_layers, "experts": model.n_experts, "top_k": model.top_k}
     recorded = {"layers": trace.n_layers, "experts": trace.n_experts, "top_k": trace.top_k}
     for what, expected in wanted.items():
@@ -271,7 +264,7 @@ def check_shape(trace: Trace, written: str | dict[str, Any], model: ModelSpec, p
 
 
 def _too_few(trace: Trace, workload: WorkloadSpec, signals: frozenset[str]) -> InputError | None:
-    """Explain why a workload cannot be composed of requests that carry some signals, if it can be composed of others."""
+    """Explain why requests with some signals are too few, if others would do."""
     try:
         select(trace, workload, signals)
     except WorkloadError as error:
@@ -289,7 +282,7 @@ def written_key(written: Any) -> str:
 
 
 def remembered(known: dict[str, T], written: Any, make: Callable[[], T]) -> T:
-    """Return a model, machine or trace by how it is written, made if it is not known."""
+    """Return a model, machine or trace by how it is written, made once."""
     key = written_key(written)
     if key not in known:
         known[key] = make()

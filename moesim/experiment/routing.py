@@ -1,4 +1,4 @@
-"""The routing of an experiment: the trace that it names or that fits its model, and what policies read of it."""
+"""The routing of an experiment: its trace, or one that fits, and what policies read of it."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Wants(NamedTuple):
 
 
 def wants_of(point: Point, place: str, entry: str) -> Wants:
-    """Name what a run's policy, an ``entry`` of the file, asks for, with predictors that stand in for others."""
+    """Return what the policy of a run, an ``entry`` of the file, asks for."""
     policy, predictors = point.reading
     made = make_policy(policy, entry)
     needs = {n for n in made.needs if not n.startswith("signal:") or stand_in(n, predictors) == n}
@@ -104,7 +104,7 @@ def check_stand_ins(point: Point, trace: Trace, place: str) -> None:
 
 
 def _stand_in_needs(source: str, predictors: Mapping[str, str], place: str) -> frozenset[str]:
-    """Name what the predictor needs that answers in the place of a source. Raises `ConfigError` if it cannot be had."""
+    """Name what the predictor in the place of a source needs. Raises `ConfigError` if it has nothing."""
     try:
         return source_needs(predictors[source])
     except ConfigError as error:
@@ -120,7 +120,7 @@ def lacking(trace: Trace, needs: Iterable[str]) -> list[str]:
 
 
 def served(trace: Trace, label: str) -> list[str]:
-    """Say how many policies, with their own options, can run on a trace, and what would serve the others."""
+    """Describe how many policies a trace can serve with their own options, and what serves the others."""
     short = {name: missing for name in POLICIES if (missing := lacking(trace, make_policy(name).needs))}
     lines = [f"serves {len(POLICIES) - len(short)} of {len(POLICIES)} policies"]
     for of_signals in (False, True):  # tables and scores by a command, signals by another source
@@ -162,10 +162,7 @@ def _by_command(trace: Trace, label: str, tables: Collection[str], scores: Colle
 
 
 def _signals_remedy(trace: Trace, signals: Sequence[str]) -> str:
-    """Signals come from a model's routers and hidden states: a finished trace cannot get them, so another source must answer.
-
-    The one of embeddings is made by calibration where these were recorded.
-    """
+    """Name another source: a finished trace cannot get signals, but for those of embeddings."""
     known = "".join(f"{unknown_name('signal', name, trace.signals)}; " for name in signals) if trace.signals else ""
     source = signals[0] if len(signals) == 1 else "*"
     recorded = "of this trace" if trace.embeddings is not None else "of one recorded with --keep-embeddings"
@@ -204,7 +201,7 @@ def fits(trace: Trace, model: ModelSpec) -> bool:
 
 
 def traces_of_shape(model: ModelSpec) -> Iterator[tuple[str, Trace]]:
-    """Give the traces that fit a model by name: its own first, then recordings, then miniatures, then synthetic ones."""
+    """Yield traces that fit a model: its own first, then recordings, miniatures, synthetic ones."""
     found = []
     for name in trace_names():
         with suppress(TraceError):  # damaged, or being written: it is not asked for by name
@@ -217,13 +214,13 @@ def traces_of_shape(model: ModelSpec) -> Iterator[tuple[str, Trace]]:
 
 
 def _may_fit(path: Path, model: ModelSpec) -> bool:
-    """Whether the header of a file says the shape of a model's routing; arrays take most of a second to unpack."""
+    """Whether a file's header has a model's shape; arrays take most of a second to unpack."""
     facts = {} if path.is_dir() else read_facts(path)
     return all(facts.get(name, wanted) == wanted for name in _SHAPE for wanted in (getattr(model, name),))
 
 
 def parameters_of_shape(model: ModelSpec) -> str | None:
-    """Name the shipped parameters that make routing up of a model's shape, its own first; None if there are none."""
+    """Name shipped parameters of a model's shape, its own first; None if there are none."""
     from moesim.trace.synthesis import parameter_names, read_parameters  # SciPy takes most of a second to import
 
     for name in sorted(parameter_names(), key=lambda name: (name != model.name, name)):
@@ -234,7 +231,7 @@ def parameters_of_shape(model: ModelSpec) -> str | None:
 
 
 def flatters(trace: Trace, model: ModelSpec) -> bool:
-    """Whether routing that is made up by the model's own parameters is nearer to recordings than this trace."""
+    """Whether routing made up by the model's own parameters is nearer to recordings than this trace."""
     return trace.origin == "miniature" and model.name in _TRUER and parameters_of_shape(model) == model.name
 
 
@@ -259,7 +256,7 @@ def choose_trace(
 
 
 def choose_traces(raw: dict[str, Any], place: str, *, imports: bool = True) -> list[str]:
-    """Give an experiment without a trace one for each of its models, and let the two vary together where they differ."""
+    """Set the trace of an experiment without one for each model; both vary together where they differ."""
     config = parse_config({**raw, "trace": "to be chosen"}, place)
     models = [one for model in listed(config.model) for one in each_model(model)]
     sizes = _sizes(config.workload)
@@ -274,7 +271,6 @@ def choose_traces(raw: dict[str, Any], place: str, *, imports: bool = True) -> l
 
 
 def _needs_recording(config: Config, place: str, imports: bool) -> bool:
-    """Whether any policy reads a signal that only recordings have."""
     seen: set[str] = set()
     entries = entries_of(config, place, imports=imports)
     for point in expand(config, place, imports=imports):

@@ -26,13 +26,13 @@ def number(row: Row, key: str, scale: float = 1.0) -> float | None:
 
 
 def fresh_share(row: Row) -> float | None:
-    """Return the share of gate weight served as routed while decoding (of the whole run if nothing was decoded)."""
+    """Return the share of gate weight served as routed while decoding, else in the whole run."""
     share = number(row, "fidelity_fresh_decode")
     return number(row, "fidelity_fresh") if share is None else share
 
 
 def is_lossy(row: Row) -> bool:
-    """Return whether a run computed anything else than the model asked for, in prefill or decoding."""
+    """Return whether a run computed anything else than the model asked for."""
     shares = (number(row, "fidelity_fresh"), number(row, "fidelity_fresh_decode"))
     return any(share is not None and not is_exact(share) for share in shares) or bool(number(row, "n_inexact_slots"))
 
@@ -64,7 +64,7 @@ def describe_run(row: Mapping[str, Any]) -> str:
 
 
 def failure_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Write a line for each run that failed, or for the runs of a policy that failed alike: the first, with its error.
+    """Write a line for each run that failed, or for a policy's runs that failed alike.
 
     >>> cases = [{"run": run, "policy": "lru", "cache_ratio": 0.5, "batch_size": run + 1} for run in range(3)]
     >>> failure_lines([case | {"error": f"needs {case['run']} GB"} for case in cases])
@@ -79,7 +79,7 @@ def failure_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def failure_notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Write the same for the foot of a table, without remedies: those stand in the lines on standard error."""
+    """Write the same for the foot of a table, without remedies."""
     notes = []
     for alike in _alike(rows):
         first = alike[0]

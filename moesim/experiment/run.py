@@ -1,4 +1,4 @@
-"""Run an experiment: what has been run before is read, the rest is computed here, in processes or on a cluster."""
+"""Run an experiment: read the runs that are done, and run the rest here, in processes or on a cluster."""
 
 from __future__ import annotations
 
@@ -171,14 +171,12 @@ def _found(experiment: Experiment, keys: Sequence[str], kept: Mapping[int, Kept]
 
 
 def _setting_of(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return what names a run whatever code and inputs it was computed with."""
+    """Return what names a run with any code and inputs."""
     return tuple(row.get(name) for name in ("group", "repeat", "seed", "trace"))
 
 
 @dataclass(frozen=True)
 class _Known:
-    """Outcomes of runs that are in a result folder."""
-
     experiment: Experiment
     store: Store | None
     keys: Sequence[str]
@@ -206,8 +204,6 @@ class _Known:
 
 
 class _Told:
-    """Tells the progress of runs: done, failed, which."""
-
     def __init__(self, bar: Progress, n_runs: int) -> None:
         self.bar, self._n_runs, self._n_done, self._n_failed = bar, n_runs, 0, 0
 

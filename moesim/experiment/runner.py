@@ -1,4 +1,4 @@
-"""One resolved run: policy, costs, workload and engine meet here, and a row of facts and metrics results."""
+"""One resolved run: policy, costs, workload and engine meet, and a row of facts and metrics results."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ LEAST_TASKS: Final = 200_000
 
 
 class FirstSteps:
-    """Takes a run in pieces and keeps those of its first steps, so that memory does not grow with its length."""
+    """Keeps the records of a run's first steps, so that memory does not grow with its length."""
 
     def __init__(self, n_steps: int) -> None:
         self._n_steps = n_steps
@@ -56,7 +56,7 @@ class FirstSteps:
         self._over = self._cut = False
 
     def add(self, records: Records, settled_ns: int) -> None:
-        """Take the next records in, unless all that began before the end of the first steps is there."""
+        """Take the next records, unless all that began in the first steps is there."""
         if self._over:
             self._cut = True
             return
@@ -67,7 +67,6 @@ class FirstSteps:
         self._over = len(ends) >= self._n_steps and ends[self._n_steps - 1] <= settled_ns and self._n_tasks >= LEAST_TASKS
 
     def of(self, run: Records) -> Records:
-        """Return what was kept, with the end and the largest sizes of the run."""
         tables: dict[str, Any] = {
             name: joined(kind, [getattr(piece, name) for piece in self._pieces]) for name, kind in KINDS.items()
         }
@@ -82,7 +81,7 @@ def initial_placement(
     model: ModelSpec, costs: CostModel, workload: Workload, policy: Policy, cache_slots: Mapping[str, int],
     tables: Mapping[str, NDArray[Any]],
 ) -> Placement:  # fmt: skip
-    """Ask a policy for its placement, not yet checked, without running it; CapacityError if it needs more slots."""
+    """Ask a policy for its placement without running it; CapacityError if it needs more slots."""
     return policy.place(empty_view(model, costs, workload, policy, cache_slots, tables))
 
 
@@ -104,7 +103,7 @@ def slots_used(placement: Placement, model: ModelSpec) -> int:
 
 
 def granted_slots(spec: RunSpec, workload: Workload, policy: Policy, tables: Mapping[str, NDArray[Any]]) -> int:
-    """Count the cache slots of each GPU over all layers: of a share as written, of a budget as many as fit."""
+    """Return the cache slots of each GPU: those of a share, or as many as fit a budget."""
     if spec.cache_slots is not None:
         return spec.cache_slots
     budget = spec.point.budget_bytes
@@ -127,7 +126,7 @@ def slots_within(
 
     @cache  # the three searches ask in part the same
     def needed(slots: int) -> tuple[int, str]:
-        """Most bytes that a GPU needs, and which; 0 if these are too few slots for the policy."""
+        """Return the most bytes that a GPU needs, and its name; 0 for too few slots."""
         granted.update(dict.fromkeys(gpus, slots))
         try:
             placement = policy.place(view)
@@ -137,7 +136,7 @@ def slots_within(
         return max((sum(need[gpu].values()), gpu) for gpu in gpus)
 
     def first(low: int, high: int, found: Callable[[int], bool], guesses: Sequence[int]) -> int:
-        """First number of slots in low..high for which a question, once answered yes, stays answered yes; guesses come first."""
+        """Find the first number in low..high for which `found` holds from then on; guesses come first."""
         for at in guesses:
             if low <= at < high:
                 low, high = (low, at) if found(at) else (at + 1, high)
@@ -243,7 +242,7 @@ def _percent(value: float) -> str:
 
 
 class Inputs(Protocol):
-    """Inputs that runs share: an experiment, or the part of one that a worker process holds."""
+    """Inputs that runs share: of an experiment, or of a worker's part of one."""
 
     @property
     def place(self) -> str: ...
@@ -347,7 +346,7 @@ def _run(
 
 
 def _varied(inputs: Inputs, spec: RunSpec, machine: Machine, execution: Execution, done: _Done) -> dict[str, Value]:
-    """Run again at the ends of intervals, or say that it was not done; times that were measured have no such numbers."""
+    """Run again at the ends of intervals, or note that it was not done; measured times have none."""
     intervals = {} if execution.measured else done.costs.intervals()
     if execution.measured or not spec.point.intervals:
         said = [interval_text(key, interval) for key, interval in intervals.items()]
@@ -363,8 +362,6 @@ def _varied(inputs: Inputs, spec: RunSpec, machine: Machine, execution: Executio
 
 @dataclass(frozen=True)
 class _Done:
-    """A run that has been carried out, before it is a row."""
-
     policy: Any
     costs: CostModel
     slots: int
@@ -384,7 +381,6 @@ class _Found:
         self.activities: set[str] = set()
 
     def add(self, records: Records, settled_ns: int = 0) -> None:
-        """Take the next records in."""
         self.summary.add(records, settled_ns)
         self.activities |= activities(records)
 

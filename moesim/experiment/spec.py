@@ -32,15 +32,12 @@ if TYPE_CHECKING:
 def _setting(
     key: str = "", column: str = "", *, to: Callable[[Any], Any] = lambda value: value, grid: bool = False, inside: str = ""
 ) -> Any:
-    """Make a field: its key in a file and its column in a row, if they have other names; how it stands in a row; if it sweeps.
-
-    Of a mapping, `inside` is the word for its keys.
-    """
+    """Make a field: key in a file, column and form in a row, whether it sweeps, word for its keys."""
     return field(metadata={"key": key, "column": column, "to": to, "grid": grid, "inside": inside})
 
 
 def _one(value: Any) -> Any:
-    """Write a value or a mapping so that it stands for itself alone: a list in it is no sweep."""
+    """Write a mapping so that a list in it is no sweep."""
     return {key: [one] if isinstance(one, list) else one for key, one in value.items()} if isinstance(value, dict) else value
 
 
@@ -49,7 +46,7 @@ def _json(value: Any) -> str | None:
 
 
 def _short(option: Any) -> Any:
-    """Write an option of a policy for a row: of tables their source and a hash."""
+    """Write an option for a row: of tables their source and a hash."""
     tables = isinstance(option, Mapping) and "source" in option
     return {"source": option["source"], "sha256": fingerprint(option)[:16]} if tables else option
 
@@ -82,12 +79,12 @@ class Point:
 
     @property
     def reading(self) -> tuple[Mapping[str, Any], Mapping[str, str]]:
-        """Policy, and predictors that stand in for others: they decide which signals of a trace are read."""
+        """Policy and predictors, which decide what signals of a trace are read."""
         return self.policy, self.predictors
 
     @property
     def share_outside(self) -> float:
-        """Share of all experts that the cache has no room for; 1 if a budget decides, and it is not known yet."""
+        """Share of all experts without room in the cache; 1 for a budget."""
         return 1 - (self.ratio or 0)
 
     def cache_slots(self, model: ModelSpec) -> int | None:
@@ -109,7 +106,6 @@ class Point:
         return found
 
     def row(self) -> dict[str, Any]:
-        """Return columns of a result row: all but policy, model, machine and trace."""
         row: dict[str, Any] = {}
         for one in fields(self):
             if one.name == "workload":
@@ -144,7 +140,7 @@ def seedless(setting: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Ends:
-    """A number of a profile with an interval, and the machines that have its ends instead."""
+    """A number of a profile with an interval, and the machines at its ends."""
 
     key: str
     interval: tuple[float, float]
@@ -168,14 +164,12 @@ class RunSpec:
     ends: tuple[Ends, ...] = ()  # machines at the ends of the intervals of the profile's numbers, if the experiment asks for them
 
     def check(self, place: str) -> None:
-        """Refuse what model and machine cannot express. Raises `HardwareError`."""
         if self.point.chunk_bytes is not None:
             check_chunk(self.model, self.point.chunk_bytes, f"{place}: {KEYS['chunk_bytes']}")
 
     # ----------------------------------------------------------------------------------------------------------- to the engine
     @property
     def options(self) -> EngineOptions:
-        """Options of the engine, apart from model, costs, workload and policy."""
         return EngineOptions(decision_ns=us_to_ns(self.point.decision_us))
 
     @property
@@ -184,12 +178,12 @@ class RunSpec:
         return bool(self.point.decision_us)
 
     def transfer(self, policy: Any) -> tuple[str, int | None]:
-        """Return how weights travel: the policy's own way, or the experiment's curve and largest piece."""
+        """Return how weights travel: the policy's own way, or the experiment's."""
         own: tuple[str, int | None] | None = policy.transfer(self.model) if hasattr(policy, "transfer") else None
         return own or (self.point.curve, self.point.chunk_bytes)
 
     def in_pieces(self, most: int) -> RunSpec:
-        """Return the run with pieces so large that an expert goes in so many of them at most."""
+        """Return the run with transfers cut into so many pieces at most."""
         if self.point.chunk_bytes is None:
             return self
         larger = max(self.point.chunk_bytes, ceil_div(most_chunks(self.model, 1), most))
@@ -203,21 +197,19 @@ class RunSpec:
         return curve + (f" in {format_size(piece)}" if piece else "")
 
     def costs(self, policy: Any) -> CostModel:
-        """Make a cost model: one for each use, since it remembers the numbers it was asked for."""
+        """Make a cost model, one for each use: it remembers what it was asked for."""
         curve, piece = self.transfer(policy)
         return CostModel(self.model, self.hardware, transfer=curve, chunk_bytes=piece, extrapolate=self.point.extrapolate)
 
     def sources(self, trace: Trace, workload: Workload) -> PredictorSet:
-        """Make the prediction sources that policies may ask."""
         return PredictorSet(trace, workload, self.point.predictors, self.workload.seed)
 
     # ------------------------------------------------------------------------------------------------------------ to the rows
     def metrics(self, found: Summary, workload: Workload) -> dict[str, Value]:
-        """Return the metrics of a run."""
         return found.row(steps=workload.steps.of_prefill(), warm_up_steps=self.point.warm_up_steps)
 
     def notes(self) -> list[str]:
-        """List what was changed in the model, and the prediction sources that others stand in for."""
+        """List changes of the model, and sources that others stand in for."""
         changed = [f"model {label}" for label in self.model.labels]
         return changed + [f"{source} = {actual}" for source, actual in self.point.predictors.items()]
 
@@ -244,5 +236,5 @@ class RunSpec:
 
     @property
     def group(self) -> str:
-        """Name a run and its repeats, and no other run: a hash of all that was written but the seeds."""
+        """Hash of all that was written but the seeds: a run and its repeats share it."""
         return fingerprint(seedless(vars(self.point)))[:16]

@@ -39,10 +39,7 @@ GROWING: Final = (f"{DATASET}/", f"{RECORDS}/")
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
-    """Read ``summary.json`` of a result folder.
-
-    Gives ``moesim`` (version), ``key`` and ``runs``: one dict of settings, labels and metrics a run.
-    """
+    """Read ``summary.json`` of a folder: ``moesim`` (version), ``key`` and ``runs``, one dict a run."""
     path = folder / SUMMARY
     if not path.is_file() and (folder / DATASET).is_dir():
         raise ConfigError(f"{path}: expected a summary, got an unfinished sweep; run the same command again to go on")
@@ -83,13 +80,12 @@ class SmallInputs:
     texts: Mapping[str, str] = field(default_factory=dict)  # of machines and of parameters of synthetic routing, as they stand
 
     def to_bytes(self) -> bytes:
-        """Write them; the same inputs give the same bytes."""
         models = {key: asdict(model) for key, model in self.models.items()}
         return (json.dumps({"models": models, "files": self.texts}, indent=1, sort_keys=True) + "\n").encode()
 
     @classmethod
     def read(cls, folder: Path) -> SmallInputs:
-        """Read them from a result folder; none from one of a version that did not keep them."""
+        """Read them from a folder; none from a version that did not keep them."""
         path = folder / INPUTS
         try:
             found: Any = json.loads(read_verified(path))
@@ -219,7 +215,6 @@ class Store:
         self._n_small = 0
 
     def read(self) -> dict[str, dict[str, Any]]:
-        """Read all rows."""
         files = self._names(DATASET)
         self._n_small = sum(Path(name).name.startswith("run-") for name in files)
         return self._rows_of(files)
@@ -229,7 +224,7 @@ class Store:
         return self._rows_of(self._names(DATASET, key)).get(key)
 
     def add(self, key: str, row: Row) -> None:
-        """Keep the row of a finished run, at once and for good; it has its ``key``. A `WriteError` says that it was not kept."""
+        """Keep the row of a finished run, which has its ``key``, at once and for good."""
         data = _parquet([dict(row)], merged=False)
         self._out.add(f"{DATASET}/{self_named(f'run-{key[:32]}', data, '.parquet')}", data)
         self._n_small += 1
@@ -252,7 +247,7 @@ class Store:
         self._n_small = 0
 
     def records(self, key: str, wanted: bool | int = True) -> Records | None:
-        """Read a run's records, all or those of so many first steps; None if they were not kept, or are damaged."""
+        """Read all records of a run or those of so many first steps; None if they are missing or damaged."""
         for name in self._names(RECORDS, key):
             if (data := self._content(name)) is not None:
                 found = read_records(data, str(self.folder / name))
@@ -269,13 +264,12 @@ class Store:
             self._out.discard(one for one in self._names(RECORDS, key) if one != name)
 
     def keep_records(self, keys: Collection[str]) -> None:
-        """Remove the records of all other runs."""
         wanted = {key[:32] for key in keys}
         with self._out.alone():
             self._out.discard(name for name in self._names(RECORDS) if Path(name).name.partition("-")[0] not in wanted)
 
     def _names(self, under: str, key: str | None = None) -> list[str]:
-        """List the files of moesim in a folder, of one run or of all; a merged file counts for each run."""
+        """List moesim's files in a folder, of one run or all; a merged file counts for each run."""
         if self._out.manifest.blocked(f"{under}/file") is not None or not (self.folder / under).is_dir():
             return []
         try:
@@ -296,7 +290,7 @@ class Store:
         return rows
 
     def _content(self, name: str) -> bytes | None:
-        """Read a file; None if it is not there, or does not hold what was written: then it is set aside."""
+        """Read a file; None if it is missing or damaged, and then set aside."""
         place = self.folder / name
         try:
             data = read_bytes(place, RESULT)

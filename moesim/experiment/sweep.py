@@ -36,8 +36,6 @@ _OPEN = ("model", "hardware", "trace", *(name for name in MAPPINGS if name not i
 
 
 class _Field(NamedTuple):
-    """Where a list lies in an experiment."""
-
     holder: tuple[str, ...]  # keys of the mapping
     key: str
     values: list[Any]
@@ -99,7 +97,7 @@ def _zipped_field(config: Config, raw: dict[str, Any], name: str, where: str) ->
 
 
 def _place(raw: dict[str, Any], section: str, key: str) -> tuple[tuple[str, ...], str]:
-    """Return which mapping holds a key, and its name there: ``a.b`` may be written as one key or as two."""
+    """Return the mapping that holds a key, and its name there: ``a.b`` is one key or two."""
     inside = raw.get(section)
     if isinstance(inside, dict) and key in inside:
         return (section,), key
@@ -125,7 +123,6 @@ class Excluded:
         self._used = [False] * len(rules)
 
     def covers(self, point: Point) -> bool:
-        """Whether a point is to be left out."""
         found = False
         for i, rule in enumerate(self._rules):
             if all(_fits(point, key, values) for key, values in rule.items()):
@@ -133,7 +130,7 @@ class Excluded:
         return found
 
     def check_used(self) -> None:
-        """Refuse a rule that fitted no point: it is a slip, and would be believed to work."""
+        """Refuse a rule that fitted no point, for it is a slip."""
         for i, used in enumerate(self._used):
             if not used:
                 rule = ", ".join(f"{key}: {' or '.join(str(v) for v in values)}" for key, values in self._rules[i].items())
@@ -199,7 +196,7 @@ def expand(config: Config, place: str, *, imports: bool = True) -> list[Point]:
 
 
 def entries_of(config: Config, place: str, *, imports: bool = True) -> dict[str, str]:
-    """Name the place in the file that each policy of a sweep comes from, by its ``repr``: the first, if it stands in several."""
+    """Return the first place in the file of each policy of a sweep, by its ``repr``."""
     found: dict[str, str] = {}
     with _bounded(place):
         for i, spec in enumerate(config.policies):
@@ -216,7 +213,6 @@ class _TooManyError(Exception):
 
 @contextmanager
 def _bounded(place: str) -> Iterator[None]:
-    """Report that there are too many combinations."""
     try:
         yield
     except _TooManyError:
@@ -229,7 +225,6 @@ def _check_size(n: int) -> None:
 
 
 def _settings(config: Config, place: str) -> Iterator[dict[str, Any]]:
-    """Return all fields of a point but the policy, by name."""
     _check_one_seed(config, place)
     grid = _grid(
         {
@@ -249,7 +244,6 @@ def _settings(config: Config, place: str) -> Iterator[dict[str, Any]]:
 
 
 def _check_one_seed(config: Config, place: str) -> None:
-    """Refuse to repeat a sweep over seeds."""
     seeds: list[tuple[str, Any]] = [("workload.seed", config.workload.seed)]
     seeds += [("trace.seed", trace.get("seed")) for trace in listed(config.trace) if isinstance(trace, Mapping)]
     for field, seed in seeds:
@@ -294,7 +288,7 @@ def each_model(model: Any) -> Iterator[Any]:
 
 
 def each_machine(config: Config) -> Iterator[Any]:
-    """Sweep the overridden numbers of the profiles; lists elsewhere in them are lists by nature."""
+    """Yield machines with swept overrides; other lists in them are lists by nature."""
     for hardware in listed(config.hardware):
         yield from _machines(hardware)
 
@@ -312,7 +306,7 @@ def _is_sweep(key: str, value: Any) -> bool:
 
 
 def policies_of(spec: Any, place: str, *, imports: bool = True) -> Iterator[dict[str, Any]]:
-    """Sweep the options of a policy that are given as a list though they are none."""
+    """Yield a policy for each value of options that are given as a list and are none."""
     if isinstance(spec, str):
         spec = read_policy_label(spec, place)
     if not isinstance(spec, Mapping) or not isinstance(spec.get("name"), str):
@@ -332,7 +326,7 @@ QUICK_DECODE_TOKENS = 4
 
 
 def quick(config: Config, place: str = "experiment", *, imports: bool = True) -> Config:
-    """Take the first setting of the grid, one batch, and at most a few decode tokens; all its policies stay."""
+    """Take the first setting with all its policies, one batch and a few decode tokens."""
     points = expand(config, place, imports=imports)
     first = points[0]
     workload = shortened(first.workload, QUICK_DECODE_TOKENS)

@@ -57,14 +57,14 @@ class Pool(Protocol):
         """Return how many runs may be in flight now; it may change."""
 
     def died(self, error: BaseException) -> bool:
-        """Return whether a run has no result because its worker died; raise what ends the sweep."""
+        """Return whether a worker died; raise any other error."""
 
     def close(self) -> None:
         """Stop at once: what is in flight is given up."""
 
 
 class Processes:
-    """Processes of this machine, each an executor of its own: one that dies takes no other with it, and names the culprit."""
+    """Processes of this machine, each an executor of its own, so that one that dies names the culprit."""
 
     def __init__(self, n: int) -> None:
         self._life, self._end = multiprocessing.Pipe(duplex=False)
@@ -74,7 +74,7 @@ class Processes:
         return ProcessPoolExecutor(1, context(), _begin, (self._life, dict(os.environ)))
 
     def submit(self, call: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> Future[T]:
-        """Submit a run to a process that has none, of which there must be one; it starts with its first run."""
+        """Submit a run to an idle process, of which there must be one."""
         slot = next(i for i, (_, last) in enumerate(self._slots) if last is None or last.done())
         executor, _ = self._slots[slot]
         try:
@@ -90,17 +90,14 @@ class Processes:
         return future
 
     def room(self) -> int:
-        """Count the processes."""
         return len(self._slots)
 
     def died(self, error: BaseException) -> bool:
-        """Return whether it is the error of a process that died."""
         if isinstance(error, BrokenExecutor):
             return True
         raise error
 
     def close(self) -> None:
-        """End all processes."""
         self._end.close()
         for executor, _ in self._slots:
             executor.shutdown(wait=True, cancel_futures=True)
@@ -108,14 +105,14 @@ class Processes:
 
 
 class _Working:
-    """State of a process, which is not ended while it sends an answer: its parent would wait for the other half for ever."""
+    """State of a process, which must not end while it sends an answer: its parent would wait for ever."""
 
     change = threading.Lock()
     busy = over = False
 
 
 def _run_here(call: Callable[[], T]) -> T:
-    """Do a run in a process of `Processes`, which may end in the middle of it."""
+    """Run in a process of `Processes`, which may end in the middle of it."""
     with _Working.change:
         if _Working.over:
             os._exit(1)
@@ -128,7 +125,7 @@ def _run_here(call: Callable[[], T]) -> T:
 
 
 def _begin(life: Connection, environment: dict[str, str]) -> None:
-    """Take over the environment of the process that asks, for what this one is forked from may have an older one."""
+    """Take over the environment of the parent, for the fork server may have an older one."""
     os.environ.clear()
     os.environ.update(environment)
     gc.freeze()  # what has been imported stays: the collector need not look through it after every run
@@ -136,7 +133,7 @@ def _begin(life: Connection, environment: dict[str, str]) -> None:
 
 
 def _end_with(life: Connection) -> None:
-    """End this process when the other end of a pipe is closed: by its parent, or by the system if the parent was killed."""
+    """End this process when the other end of a pipe closes: its parent closed it, or was killed."""
 
     def wait() -> None:
         with suppress(EOFError, OSError):
@@ -185,11 +182,11 @@ class Cluster:
         self._n_workers, self._looked, self._told = 1, float("-inf"), False
 
     def submit(self, call: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> Future[T]:
-        """Submit a run to the scheduler, which gives it to another worker if the first one dies."""
+        """Submit a run to the scheduler, which moves it if its worker dies."""
         return self._executor.submit(call, *arguments, **options)
 
     def room(self) -> int:
-        """Count twice the workers there are now, and some for those that may come."""
+        """Return twice the workers, and some for those that may come."""
         if time.monotonic() - self._looked > self._LOOK_S:
             try:
                 threads = self._client.ncores()
@@ -215,7 +212,6 @@ class Cluster:
         )
 
     def died(self, error: BaseException) -> bool:
-        """Return whether it is the error of a run that the scheduler gave up because its workers died."""
         if type(error).__name__ == "KilledWorker":
             return True
         if isinstance(error, CancelledError):
@@ -228,7 +224,6 @@ class Cluster:
         )
 
     def close(self) -> None:
-        """Leave the cluster; its workers go on for others."""
         with suppress(OSError, TimeoutError):  # the scheduler is gone
             self._client.close()
 
@@ -258,13 +253,12 @@ class Workers:
             self.pool.close()
 
     def needed(self, worth: Callable[[], int]) -> Pool | None:
-        """Return the processes that there are, or start as many as are asked for, else as many as save time."""
+        """Return the processes, started now if as many are asked for or save time."""
         if self.pool is None:
             self.pool = make_pool(self._jobs, self._scheduler, worth)
         return self.pool
 
     def processes(self, worth: Callable[[], int]) -> Processes | None:
-        """Return processes of this machine; none where those of a cluster were asked for."""
         pool = self.needed(worth) if self._scheduler is None else None
         return pool if isinstance(pool, Processes) else None
 
@@ -275,12 +269,12 @@ _WORKLOADS = 8  # composed ones; neighbours in a grid share them
 
 
 class RefusedError(SimulationError):
-    """A worker is not fit for the runs of a sweep: it would fail them all, and quickly, so the sweep must end."""
+    """A worker is not fit for any run of a sweep, so the sweep must end."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """A run to carry out: the inputs of one run, as `moesim.experiment.runner.run_one` asks for them."""
+    """A run to do in another process, with the inputs that `run_one` asks for."""
 
     spec: RunSpec  # with model and machine
     place: str  # the experiment, for messages
@@ -295,7 +289,6 @@ class Work:
     policy_source: str | None  # likewise of the policy's source, if it is not moesim's own
 
     def trace(self, spec: RunSpec) -> Trace:
-        """Map the trace, unless this process has."""
         if self.trace_digest not in _traces:
             trace = Trace.read(_find_trace(self), verify=False)  # who asks has; here it must only be the same
             if trace.digest != self.trace_digest:
@@ -310,7 +303,6 @@ class Work:
         return _traces[self.trace_digest]
 
     def workload(self, spec: RunSpec) -> Workload:
-        """Compose the workload, unless this process has."""
         return self._composed(spec, self._composed(spec, spec.workload).within(spec.prompt_rows))
 
     def _composed(self, spec: RunSpec, asked: WorkloadSpec) -> Workload:
@@ -323,7 +315,6 @@ class Work:
         return _workloads[key]
 
     def signals(self, spec: RunSpec) -> frozenset[str]:
-        """Name the recorded signals that every request must have."""
         return self.required
 
 
@@ -333,7 +324,7 @@ _workloads: OrderedDict[tuple[str, WorkloadSpec, frozenset[str]], Workload] = Or
 
 @contextmanager
 def work_of(experiment: Experiment, shared: Path | None) -> Iterator[WorkMaker]:
-    """Prepare the runs of an experiment for other processes: made-up routing becomes a file that they can map."""
+    """Prepare runs for other processes: made-up routing becomes a file that they can map."""
     if shared is None:
         with TemporaryDirectory(prefix="moesim.", ignore_cleanup_errors=True) as folder:
             yield WorkMaker(experiment, Path(folder))
@@ -388,13 +379,12 @@ class WorkMaker:
         return path
 
     def remove(self) -> None:
-        """Remove the files that were made."""
         if self._shared is not None:
             self._shared.remove(self._made)
 
 
 def _find_trace(work: Work) -> Path:
-    """Return the trace's file where it was; or, a shipped one, where this process has it."""
+    """Return the trace's file where it was, or a shipped one where this process has it."""
     path = Path(work.trace_path)
     if not path.exists() and work.trace_name is not None:
         with suppress(TraceError):

@@ -123,7 +123,6 @@ def _figure(name: str, files: Files, titles: Mapping[str, str], place: Path) -> 
 
 
 def _read(pictures: list[Path]) -> Iterator[tuple[str, Files]]:
-    """Read pictures, with the data and captions next to them."""
     for picture in pictures:
         name = picture.name.removesuffix(".png")
         beside = {suffix: picture.with_name(f"{name}.{suffix}") for suffix in ("png", "csv", "txt")}

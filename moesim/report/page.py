@@ -102,7 +102,6 @@ def _mapping(value: Any) -> Mapping[Any, Any]:
 
 
 def _inputs(resolved: Mapping[str, Any]) -> list[tuple[str, list[dict[str, str]]]]:
-    """List models, machines and traces with their hashes and whatever else was written down of them."""
     listed = []
     for kind, named in _mapping(resolved.get("inputs")).items():
         entries = []
@@ -134,7 +133,6 @@ def _labels(done: Iterable[Row]) -> list[tuple[str, str]]:
 
 
 def _only_policy(folder: ResultFolder) -> str:
-    """Return the policy of a timeline of one policy, which does not name it; empty if it is not known."""
     chosen = _mapping(_mapping(folder.resolved.get("experiment")).get("timeline")).get("policies")
     names = list(dict.fromkeys(str(row["policy"]) for row in folder.rows if not row.get("error")))
     if isinstance(chosen, list) and len(chosen) == 1:
@@ -143,7 +141,6 @@ def _only_policy(folder: ResultFolder) -> str:
 
 
 def _caption(rows: Sequence[Row], timeline: Timeline | None) -> str:
-    """Write what the timeline shows: the steps, and the setting, which is the first of the sweep."""
     if timeline is None:
         return ""
     n_steps = max(len(run["steps"]) for run in timeline.data["runs"])

@@ -49,7 +49,7 @@ class Line:
 
 @dataclass(frozen=True)
 class ResultTable:
-    """Headings (of the policy first) and lines; `n_settings` columns, the policy's included, are settings."""
+    """Headings, the policy's first, and lines; `n_settings` columns are settings."""
 
     headings: list[tuple[str, str, bool]]
     lines: list[Line]
@@ -69,7 +69,6 @@ _CAUSES: Final = "megabytes over all links for each generated token, prefill inc
 
 
 def _metric(heading: str, key: str, words: str, scale: float = 1.0, decimals: int | None = None) -> Column:
-    """Make the column of one key of the rows."""
     return Column(heading, f"{key}: {words}", _scaled(key, scale), decimals, _scaled(CI + key, scale))
 
 
@@ -186,7 +185,7 @@ def _format(column: Column, rows: Sequence[Row]) -> Callable[[Row], Cell]:
 
 
 def notes_of(rows: Sequence[Row]) -> list[tuple[str, str]]:
-    """List what qualifies the results, with the runs that each note is about, in the order of first occurrence."""
+    """List what qualifies results, with the runs of each note, by first occurrence."""
     done = [row for row in rows if not row.get("error")]
     found: dict[str, list[Row]] = {}
     for row in done:
@@ -203,7 +202,7 @@ def notes_of(rows: Sequence[Row]) -> list[tuple[str, str]]:
 
 
 def settings_of(rows: Sequence[Row]) -> list[tuple[str, str]]:
-    """List what was asked for: name of each setting and its values over all runs, without those that were left alone."""
+    """List each setting's name and values, without those left alone."""
     listed = []
     for key in dict.fromkeys(("policy", "model", "hardware", "trace", *CACHE_SETTINGS, *SETTINGS)):
         values = list(dict.fromkeys(_plain(row[key]) for row in rows if row.get(key) is not None))

@@ -49,7 +49,7 @@ class _Lane:
 
 @dataclass
 class _Run:
-    """One policy: its lanes by (pid, tid), and the two ends of each arrow as (lane, ns)."""
+    """One policy: lanes by (pid, tid), and ends of each arrow as (lane, ns)."""
 
     name: str
     lanes: dict[tuple[int, int], _Lane] = field(default_factory=dict)
@@ -96,7 +96,6 @@ def _fill(cause: str) -> str:
 
 
 def _read(events: Sequence[Any], policy: str, place: str) -> list[_Run]:
-    """Sort the events by policy and lane."""
     names: dict[int, str] = {}
     lane_names: dict[tuple[int, int], str] = {}
     for i, event in enumerate(events):
@@ -167,7 +166,7 @@ def _slice(event: dict[str, Any]) -> _Slice:
 
 
 def _cut(run: _Run, most: int) -> int | None:
-    """Keep at most `most` slices, those that begin first; return the time of the cut, None without one."""
+    """Keep at most `most` slices, first ones first; return the time of the cut, None without one."""
     starts = sorted(one.start for lane in run.lanes.values() for one in lane.slices)
     if len(starts) <= most:
         return None
@@ -178,7 +177,7 @@ def _cut(run: _Run, most: int) -> int | None:
 
 
 def _packed(run: _Run, names: dict[str, int], causes: dict[str, int]) -> dict[str, Any]:
-    """Write the lanes of a run as integers; steps and layers come first, then devices, then links."""
+    """Write lanes as integers: steps and layers first, then devices, then links."""
     order = ["run", "devices", "links"]
     lanes = sorted(
         (key for key, lane in run.lanes.items() if lane.slices or lane.group == "devices"),
@@ -203,7 +202,7 @@ def _packed(run: _Run, names: dict[str, int], causes: dict[str, int]) -> dict[st
 
 
 def _arrows(run: _Run, lanes: list[tuple[int, int]]) -> list[int]:
-    """Write each arrow as four integers: lane and slice of its tail, lane and slice of its head."""
+    """Write each arrow as four integers: lane and slice of tail and head."""
     place = {key: i for i, key in enumerate(lanes)}
     starts = {key: [one.start for one in run.lanes[key].slices] for key in lanes}
     flat: list[int] = []

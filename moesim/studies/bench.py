@@ -1,4 +1,4 @@
-"""The simulator's speed next to bare SimPy in the same process; the cost of decisions, sweeps and sizes."""
+"""The simulator's speed next to bare SimPy's in the same process; costs of decisions, sweeps, sizes."""
 
 from __future__ import annotations
 
@@ -82,11 +82,9 @@ class Measured:
 
     @property
     def ratios(self) -> list[float]:
-        """Bare timeouts in the time of one expert run, for each repeat."""
         return [(wall / self.n_runs) / (bare / N_TIMEOUTS) for wall, bare in zip(self.wall_s, self.timeout_s, strict=True)]
 
     def record(self) -> dict[str, Any]:
-        """Return all figures by name."""
         return {
             **{key: value for key, value in asdict(self).items() if not isinstance(value, tuple)},
             "engine": chosen(),
@@ -99,7 +97,6 @@ class Measured:
         }
 
     def cells(self) -> list[str]:
-        """Write the figures for the table."""
         figures = self.record()
         speeds = [f"{figures[key]:,.0f}" for key in ("runs_per_s_best", "runs_per_s_median", "timeouts_per_s_best")]
         ratios = [f"{figures[key]:.2f}" for key in ("timeouts_per_run_best", "timeouts_per_run_median")]
@@ -107,7 +104,7 @@ class Measured:
 
 
 def bare_timeouts(n: int) -> float:
-    """Time one process, in s, that yields ``timeout(1)`` on an otherwise empty heap: the unit of the table."""
+    """Time a process, in s, that yields ``timeout(1)`` on an empty heap: the table's unit."""
     env = Environment()
 
     def process() -> Generator[Any, None, None]:
@@ -121,7 +118,7 @@ def bare_timeouts(n: int) -> float:
 
 
 def run_case(case: Case, repeats: int, tokens: int) -> Measured:
-    """Measure one case: simulation and bare timeouts in turns, so that both see the same machine."""
+    """Measure simulation and bare timeouts in turns."""
     model = load_model({"base": case.model, "expert_bits": 4})
     hardware = load_hardware(HARDWARE)
     if not case.contention:
@@ -166,7 +163,7 @@ YARDSTICK = "dali"  # whose greedy rule the others' decisions are measured by
 
 
 class Clocked:
-    """A policy with a clock around its decisions; what it asks of the view counts as its own."""
+    """A policy with a clock around its decisions, views included."""
 
     def __init__(self, policy: Policy, clock_ns: Callable[[], int] = time.perf_counter_ns) -> None:
         self._policy, self._clock_ns = policy, clock_ns
@@ -196,7 +193,6 @@ class Clocked:
 @dataclass(frozen=True)
 class _Figures:
     def record(self) -> dict[str, Any]:
-        """Return all figures by name."""
         return asdict(self)
 
 
@@ -213,13 +209,12 @@ class Deciding(_Figures):
     ratio: float  # time in both, over that of `YARDSTICK` in this process
 
     def cells(self) -> list[str]:
-        """Write the figures for the table."""
         times = [f"{ns:,.0f}" for ns in (self.decide_ns, self.evict_ns)]
         return [self.policy, str(self.batch), f"{self.n_runs:,}", *times, f"{self.ratio:.2f}"]
 
 
 def run_deciding(repeats: int, tokens: int, names: Iterable[str] = tuple(POLICIES)) -> list[Deciding]:
-    """Measure the time that policies take to decide, all over the same made-up routing, in turns."""
+    """Measure policies' decisions in turns over the same made-up routing."""
     names = list(dict.fromkeys([YARDSTICK, *names]))
     model = load_model({"base": DECIDING_MODEL, "expert_bits": 4})
     needs = frozenset().union(*(make_policy(name).needs for name in names))
@@ -241,7 +236,6 @@ def run_deciding(repeats: int, tokens: int, names: Iterable[str] = tuple(POLICIE
 
 
 def _time_deciding(name: str, model: Any, trace: Trace, workload: Workload) -> tuple[int, float, float]:
-    """Return the expert runs of a simulation, and the time in decide and in evict for each of them."""
     policy: Any = make_policy(name)
     if "oracle:routing" in policy.needs:
         policy.bind_oracle(FutureUse(workload))
@@ -289,7 +283,6 @@ class Growth(_Figures):
     ratio: float
 
     def cells(self) -> list[str]:
-        """Write the figures for the table."""
         counts = (self.value, self.n_runs, self.n_slots)
         times = (f"{self.cpu_s:.2f} s", f"{self.ns_per_run:,.0f}", f"{self.ns_per_slot:,.0f}", f"{self.ratio:.2f}")
         return [self.varied, *(f"{count:,}" for count in counts), *times]
@@ -353,15 +346,12 @@ class SweepCost:
 
     @property
     def speedup(self) -> float:
-        """Speed-up by several processes."""
         return self.one_s / self.several_s
 
     def record(self) -> dict[str, Any]:
-        """Return everything by name."""
         return asdict(self) | {"speedup": self.speedup}
 
     def cells(self) -> list[str]:
-        """Write the figures for the table."""
         times = f"{self.run_s * 1e3:.0f} ms", f"{self.one_s:.1f} s", f"{self.several_s:.1f} s"
         return [str(self.n_runs), *times, f"{self.speedup:.2f}", f"{self.overhead_ms:.1f} ms"]
 

@@ -1,4 +1,4 @@
-"""Two runs side by side: time by cause, phase and layer, in integer nanoseconds that add up."""
+"""Two runs side by side: time by cause, phase and layer, in integer ns that add up."""
 
 from __future__ import annotations
 
@@ -78,19 +78,18 @@ class Side:
 
     @classmethod
     def of(cls, outcome: Outcome) -> Side:
-        """Take what is compared from an outcome with records."""
         records, split = outcome.records, outcome.split
         assert records is not None and split is not None
         phases = {step.step: step.phase for step in records.steps}
         return cls(outcome.row, _times(split, phases), 1 + max((layer.layer for layer in records.layers), default=-1))
 
     def ns(self, phase: str | None = None, layer: int | None = None, cause: str | None = None) -> int:
-        """Add up the time of a phase, a layer, a cause, or of whichever of them are given."""
+        """Add up the time of a phase, layer, cause, or whichever are given."""
         wanted = (phase, layer, cause)
         return sum(ns for key, ns in self.times.items() if all(w in (None, k) for w, k in zip(wanted, key, strict=True)))
 
     def tokens(self, phase: str | None) -> int:
-        """Count the tokens that a time is divided by: decoded ones, those of prompts, or all that were generated."""
+        """Count decoded tokens, those of prompts, or all generated."""
         key = {"prefill": "n_prefill_tokens", "decode": "n_decode_tokens"}.get(phase or "", "n_generated_tokens")
         value = self.row.get(key)
         return value if isinstance(value, int) else 0
@@ -129,7 +128,6 @@ class Entry:
         return self.b - self.a
 
     def record(self) -> dict[str, Any]:
-        """Return its fields by name."""
         return {
             "section": self.section, "phase": self.phase, "layer": self.layer, "key": self.key, "per_token": self.per_token,
             "unit": self.unit, "a": self.a, "b": self.b, "difference": self.difference,
@@ -146,30 +144,23 @@ class Diff:
 
     @classmethod
     def of(cls, a: Outcome, b: Outcome) -> Diff:
-        """Compare two outcomes with records."""
         return cls(Side.of(a), Side.of(b))
 
     @property
     def by_layer(self) -> bool:
-        """Whether layers can be compared: there are as many."""
         return self.a.n_layers == self.b.n_layers
 
     def settings(self) -> list[Entry]:
-        """List the settings that differ, digests and labels included."""
         return [Entry("setting", key, "", a, b) for key, a, b in self._figures(_SETTINGS) if a != b]
 
     def _figures(self, keys: Iterable[str]) -> list[tuple[str, Value, Value]]:
         return [(key, self.a.row.get(key), self.b.row.get(key)) for key in keys]
 
     def speeds(self) -> list[Entry]:
-        """List makespan, latencies, time lost to contention, and rates."""
         return [Entry("speed", k, "ns" if k.endswith("_ns") else "tokens/s", a, b) for k, a, b in self._figures(_SPEEDS)]
 
     def times(self, phase: str | None = None, *, per_token: bool = False) -> list[Entry]:
-        """List the time by cause.
-
-        One a cause that took time in either run, and ``"total"``. Without ``per_token`` they are whole and add up.
-        """
+        """List the time by cause that took any, and ``"total"``; whole ns unless ``per_token``."""
         causes = [c for c in CAUSES if self.a.ns(phase, cause=c) or self.b.ns(phase, cause=c)]
         rows = [(c, self.a.ns(phase, cause=c), self.b.ns(phase, cause=c)) for c in causes]
         rows.append(("total", self.a.ns(phase), self.b.ns(phase)))
@@ -181,7 +172,7 @@ class Diff:
         return [Entry("time", cause, "ns", a / tokens[0], b / tokens[1], phase, per_token=True) for cause, a, b in rows]
 
     def layers(self) -> list[Entry]:
-        """List the time by layer and cause where it differs, what is in no layer last; nothing without `by_layer`."""
+        """List the time by layer and cause where it differs, what is in no layer last."""
         if not self.by_layer:
             return []
         rows = []
@@ -194,17 +185,15 @@ class Diff:
         return rows
 
     def bytes(self) -> list[Entry]:
-        """List the bytes over links by cause of the transfer, for the whole run and for each generated token."""
+        """List bytes over links by cause, for the run and for each generated token."""
         rows = self._figures([*(f"bytes_{cause}" for cause in _BYTES), "bytes_per_token"])
         return [Entry("bytes", key, "bytes", a, b) for key, a, b in rows if a or b or key == "bytes_per_token"]
 
     def rates(self) -> list[Entry]:
-        """List hit rates, other shares and counts that either run has."""
         rows = self._figures((*_RATES, *_COUNTS))
         return [Entry("rate", key, "", a, b) for key, a, b in rows if a is not None or b is not None]
 
     def entries(self) -> Iterator[Entry]:
-        """Return everything, for other programs."""
         yield from self.settings()
         yield from self.speeds()
         for phase in (None, *PHASES):

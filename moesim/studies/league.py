@@ -1,7 +1,4 @@
-"""A league: which system is the fastest at equal GPU memory, on which machine, by how much, and how sure that is.
-
-Every system meets on the first draw of routing, and whoever comes near the best on the others and at the ends of costs.
-"""
+"""Which system is the fastest at equal GPU memory, on which machine, by how much, and how sure that is."""
 
 from __future__ import annotations
 
@@ -62,12 +59,10 @@ class Setting:
     draws: tuple[str, ...]  # experiments without policies, as JSON; one a draw
 
     def raws(self) -> list[dict[str, Any]]:
-        """Return the experiments, one a draw."""
         return [json.loads(draw) for draw in self.draws]
 
     @property
     def model(self) -> str:
-        """Name of the model."""
         return model_label(self.spec)
 
     @property
@@ -77,7 +72,7 @@ class Setting:
 
 
 def settings_of(config: Config, place: str) -> list[Setting]:
-    """List the settings of an experiment; points that differ in policy, trace or seed alone are one."""
+    """List settings; points that differ in policy, trace or seed alone are one."""
     groups: dict[str, list[Point]] = {}
     for point in expand(config, place):
         workload = {key: value for key, value in point.workload.items() if key != "seed"}
@@ -98,7 +93,7 @@ def _setting(config: Config, points: Sequence[Point], place: str) -> Setting:
 
 
 def ratio_of(machine: HardwareProfile, place: str) -> Fraction:
-    """Return the rate of large copies from host to GPU over the rate at which the host reads experts."""
+    """Return the rate of large copies over the rate at which the host reads experts."""
     hosts = [device for name, device in machine.devices.items() if name in machine.backing and device.role == "host"]
     links = [link for link in machine.links if link.dst == machine.compute and link.src in machine.backing]
     if not hosts or not links:
@@ -113,7 +108,7 @@ def ratio_of(machine: HardwareProfile, place: str) -> Fraction:
 
 
 def map_of(setting: Setting, ratios: Iterable[float], shares: Iterable[float], place: str) -> list[Setting]:
-    """Return a setting on machines with other link rates and memory for other shares of the experts."""
+    """Return a setting with other link rates, and memory for other shares of the experts."""
     found = []
     room = {share: _memory(setting, share, place) for share in shares}
     for ratio in ratios:
@@ -131,7 +126,7 @@ def map_of(setting: Setting, ratios: Iterable[float], shares: Iterable[float], p
 
 
 def _memory(setting: Setting, share: float, place: str) -> int:
-    """Count the bytes of the GPU that hold all but the experts, and a share of these."""
+    """Count the GPU bytes of all but the experts, and of a share of these."""
     raw, model = setting.raws()[0], setting.spec
     machine = load_hardware(raw["hardware"], f"{place}: hardware")
     work = raw["workload"]
@@ -142,7 +137,7 @@ def _memory(setting: Setting, share: float, place: str) -> int:
 
 
 def cpu_cost_ends(raw: Raw, place: str) -> list[dict[str, Any]]:
-    """Return an experiment at both ends of the interval of the CPU's cost a row; none if none is stated."""
+    """Return an experiment at both ends of the CPU's cost a row; none without an interval."""
     machine = load_hardware(raw["hardware"], f"{place}: hardware")
     numbers = {key: one for key, one in machine.numbers.items() if key.endswith(_CPU_COST) and one.interval is not None}
     return [
@@ -184,7 +179,7 @@ class Contest:
 
 
 def near(first: Mapping[str, float], factor: float = NEAR, most: int | None = MOST) -> list[str]:
-    """List the systems that come near the best of the first draw, at least the two fastest and at most so many.
+    """List systems near the best of the first draw, at least the two fastest.
 
     >>> near({"lru": 8.0, "dali": 10.0, "on-demand": 3.0})
     ['dali', 'lru']
@@ -225,7 +220,7 @@ Row = Mapping[str, "Value"]
 
 @dataclass
 class Meetings:
-    """Runs of a league, each once, and kept in a folder, so that a stopped league can go on."""
+    """Runs of a league, each once, kept in a folder, so that a stopped league can go on."""
 
     place: str  # the experiment's file, for messages
     workers: Workers
@@ -238,12 +233,11 @@ class Meetings:
     _traces: dict[str, Trace] = field(default_factory=dict)
 
     def read_inputs(self, raws: Iterable[str]) -> None:
-        """Read models, machines and traces of experiments, so that a missing one is known before the first run."""
         for raw in raws:
             read_inputs(json.loads(raw), self.place, self._traces)
 
     def rows(self, meetings: Sequence[tuple[str, Sequence[System]]]) -> list[list[Row | None]]:
-        """Return the result rows of the systems of each experiment (JSON without policies); None if one cannot run."""
+        """Return the rows of each experiment (JSON without policies); None if one cannot run."""
         keys = [[(raw, json.dumps(one)) for one in systems] for raw, systems in meetings]
         missing = {key: None for one in keys for key in one if key not in self._known}
         by_raw: dict[str, list[str]] = {}
@@ -271,7 +265,6 @@ class Meetings:
         return [(experiment, spec, (raw, json.dumps(dict(spec.point.policy)))) for spec in experiment.specs]
 
     def experiment(self, raw: str, systems: Sequence[System]) -> Experiment | None:
-        """Resolve a meeting; None if nobody can run there."""
         asked = json.loads(raw) | {"policies": list(systems)}
         try:
             return Experiment(parse_config(asked, self.place), self.place, known=self._traces)
@@ -324,9 +317,7 @@ class Everywhere:
 
 
 def everywhere(met: Sequence[tuple[int, Mapping[str, float]]]) -> list[Everywhere]:
-    """Sum up settings, each with its batch size and decode speeds by system: by batch, those that are least behind first.
-
-    Systems that could not run in every setting come last.
+    """Sum up settings by batch size and system, least behind first; systems that missed some come last.
 
     >>> [(one.system, one.median, one.ran) for one in everywhere([(1, {"a": 4.0, "b": 5.0}), (1, {"a": 6.0})])]
     [('a', 1.125, 2), ('b', 1.0, 1)]
@@ -447,7 +438,7 @@ class _League:
     def standings(
         self, settings: Sequence[Setting], systems: Sequence[System], phases: Sequence[str], inexact: Sequence[System] = (),
     ) -> list[Standing]:  # fmt: skip
-        """Decide settings: all systems on the first draw, whoever is near on the others and at the ends."""
+        """Decide settings: all on the first draw, whoever is near on other draws and at the ends."""
         first = self._first(settings, [*systems, *inexact])
         chosen = [[one for one in systems if policy_label(one) in _near(rows, systems, phases)] for rows in first]
         self.tell(f"other draws of routing: {sum(map(len, chosen))} systems near the best")
@@ -481,7 +472,7 @@ class _League:
         return found
 
     def met(self, settings: Sequence[Setting], systems: Sequence[System]) -> list[tuple[int, dict[str, float]]]:
-        """Return the batch size and the decode speeds of the first draw of settings; oracles are left out."""
+        """Return batch size and first-draw decode speeds of settings, without oracles."""
         rows = self._first(settings, systems)
         return [(setting.batch, _speeds(mine, "decode")) for setting, mine in zip(settings, rows, strict=True)]
 
@@ -512,7 +503,6 @@ class _League:
         return Standing(setting, phase, contest, first)
 
     def bounded(self, standing: Standing, systems: Sequence[System]) -> Standing:
-        """Add the share of the bound."""
         system = next(one for one in systems if policy_label(one) == standing.contest.best)
         experiment = self.meetings.experiment(standing.setting.draws[0], [system])
         slots, makespan = standing.first.get("cache_slots"), standing.first.get("makespan_ns")
@@ -528,14 +518,14 @@ Panel = tuple[str, int]
 def _maps(
     settings: Sequence[Setting], ratios: Sequence[float], shares: Sequence[float], place: str
 ) -> dict[Panel, list[Setting]]:
-    """Make the machines of the map of each model and batch, around the first machine of the experiment."""
+    """Make the machines of each model's and batch's map, around the first machine."""
     hardware = settings[0].hardware
     bases = {one.panel: one for one in reversed(settings) if one.hardware == hardware}
     return {panel: map_of(bases[panel], ratios, shares, place) for panel in dict.fromkeys(one.panel for one in settings)}
 
 
 def _rows_add(setting: Setting, phase: str) -> bool:
-    """Whether experts have further rows, which could cost more or less: a decode step of one request has one each."""
+    """Whether experts have further rows, which a decode step of one request has not."""
     return setting.batch > 1 or phase != "decode"
 
 
@@ -554,6 +544,5 @@ def _speeds(rows: dict[str, Row], phase: str) -> dict[str, float]:
 
 
 def _asked(ratios: Sequence[float], shares: Sequence[float]) -> set[tuple[float, float]]:
-    """Choose the corners and the middle of a map."""
     middle = ratios[len(ratios) // 2], shares[len(shares) // 2]
     return {(ratio, share) for ratio in (ratios[0], ratios[-1]) for share in (shares[0], shares[-1])} | {middle}

@@ -62,7 +62,7 @@ class Line:
 
     @property
     def half(self) -> float | None:
-        """The window that closes half of the gap, on straight lines between windows; None if none does."""
+        """The window that closes half of the gap, on straight lines; None if none does."""
         before = None
         for window in self.misses:
             closed = self.closed(window)
@@ -88,14 +88,13 @@ class Relation:
 
     @property
     def confirms(self) -> bool:
-        """Whether the published exponent lies in the interval."""
         return self.low <= HALF_GAP[1] <= self.high
 
 
 def look_ahead(
     trace: Trace, label: str, *, shares: Sequence[float] = SHARES, windows: Sequence[int] = WINDOWS, max_tokens: int = MOST_TOKENS
 ) -> list[Line]:
-    """Count the misses of a trace's decoded tokens, one after another, for each size of cache."""
+    """Count the misses of decoded tokens for each cache size."""
     sample = select(trace, main_phase(trace), max_tokens)
     n_experts, top_k = trace.n_experts, int(sample.experts.shape[2])
     slots = sorted({max(top_k, round(share * n_experts)) for share in shares})
@@ -112,7 +111,7 @@ def look_ahead(
 
 
 def relation(lines: Sequence[Line], seed: int = 0) -> Relation | None:
-    """Fit the power law to all lines whose half is known; None if they have fewer than three, or one ratio only."""
+    """Fit the power law; None with fewer than three known halves, or one ratio only."""
     points = [(one.model, math.log(one.slots / one.top_k), math.log(one.half)) for one in lines if one.half and one.half > 0]
     by_model: dict[str, list[tuple[float, float]]] = {}  # its traces are not independent
     for model, x, y in points:
@@ -174,7 +173,6 @@ class Sight:
     label: str  # weakest source
 
     def record(self) -> dict[str, Any]:
-        """Return everything by name."""
         return {
             "model": self.model, "trace": self.trace, "hardware": self.hardware, "cached_share": self.share,
             "layers": self.layers, "decode_tokens_per_s": self.tokens_per_s, "on_demand_tokens_per_s": self.on_demand,
@@ -186,7 +184,7 @@ def see_layers(
     written: str | Mapping[str, Any], trace: Trace, hardware: str, workers: Workers, *, layers: Sequence[int] = LAYERS,
     shares: Sequence[float] = LAYER_SHARES,
 ) -> tuple[list[Sight], list[str]]:  # fmt: skip
-    """Simulate one request after the other, with experts of 4 bits; return what came out, and why sizes are missing."""
+    """Simulate requests one by one with 4-bit experts; return results, and why sizes are missing."""
     model = str(trace.header.get("miniature_of", trace.model))
     found: list[Sight] = []
     missing = []

@@ -69,7 +69,7 @@ def derive(spec: RunSpec, decisions: Decisions) -> RunSpec:
 
 
 def instant_links(hardware: HardwareProfile) -> HardwareProfile:
-    """Return a machine whose links move weights in no time but a nanosecond a transfer; activations cross as before."""
+    """Return a machine whose links move weights in 1 ns a transfer; activations cross as before."""
     links = []
     for link in hardware.links:
         curves = {kind: Transfer(curve.key, curve.latency_us * 0, _INSTANT) for kind, curve in link.curves.items()}
@@ -79,7 +79,7 @@ def instant_links(hardware: HardwareProfile) -> HardwareProfile:
 
 
 def combinations(decisions: Sequence[str]) -> dict[tuple[str, str], tuple[Decisions, Decisions]]:
-    """List what is compared: for each order and decision, what is replaced before it, and with it.
+    """List for each order and decision what is replaced before it, and with it.
 
     >>> [sorted(pair[1]) for pair in combinations(["assignment", "bandwidth"]).values()]
     [['assignment'], ['assignment', 'bandwidth'], ['bandwidth'], ['assignment', 'bandwidth'], ['assignment'], ['bandwidth']]
@@ -245,7 +245,7 @@ def _regret(
 
 
 def bounds_of(experiment: Experiment, spec: RunSpec, cache_slots: int) -> RunBounds | None:
-    """Bound the makespan of a run from below, for any exact policy with the memory that this one takes."""
+    """Bound the makespan of any exact policy with this run's memory from below."""
     policy: Any = make_policy(spec.point.policy, experiment.place)
     if not policy.exact:
         return None
@@ -259,7 +259,7 @@ def bounds_of(experiment: Experiment, spec: RunSpec, cache_slots: int) -> RunBou
 
 
 def pool_slots(placement: Placement, gpus: Sequence[str], model: ModelSpec) -> int:
-    """Count the experts that all pools of all GPUs hold together: caches, and whatever buffers a policy declares."""
+    """Count the experts that all pools of all GPUs hold."""
     smallest = min(model.expert_bytes(layer) for layer in range(model.n_layers))
     pools = [pool for pool in placement.pools if pool.device in gpus]
     return sum(n_bytes // smallest for pool in pools for n_bytes in pool.sizes(model.n_layers))

@@ -1,4 +1,4 @@
-"""Placements of engines that exist, with one number to vary, systems that fill the GPU by themselves, and policies of papers."""
+"""Placements of engines, with one number to vary; systems that fill the GPU; policies of papers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Family:
 
 
 def families_of(setting: Setting, *, counted: bool) -> list[Family]:
-    """List the families that the processors of a machine allow; some need activations that were ``counted`` before."""
+    """List families that a machine allows; some need activations ``counted`` before."""
     families = [Family("all-gpu", lambda number: {"name": "all-gpu"}, 0, 0, 1, True)]
     if not setting.host_computes:  # no processor next to the accelerator
         return families
@@ -86,10 +86,7 @@ def families_of(setting: Setting, *, counted: bool) -> list[Family]:
 
 
 def _kt_kernel(name: str, strategy: str, setting: Setting) -> list[Family]:
-    """One of kt-kernel's strategies; also with its ways of computing prompts, if there are prompts for them.
-
-    From the front, each further layer changes a step by as much, and whole layers have nothing to exchange.
-    """
+    """One of kt-kernel's strategies, also with its ways of computing prompts."""
     front, some = strategy == "front-loading", setting.model.n_experts - 1
 
     def family(adds: str, low: int, high: int, **options: Any) -> Family:
@@ -107,13 +104,13 @@ def _kt_kernel(name: str, strategy: str, setting: Setting) -> list[Family]:
 
 
 def threshold(asked: Asked) -> int | None:
-    """Rows of a full chunk of the prompts, which is then computed on the GPU; None if decoding has as many."""
+    """Rows of a full prompt chunk, computed on the GPU; None if decoding has as many."""
     rows = min(asked.batch * asked.prompt, PREFILL_CHUNK)
     return rows if rows > asked.batch else None
 
 
 def shared_method(setting: Setting) -> str | None:
-    """Name kt-kernel's method for weights of as many bits that CPU and GPU share; None if it has none."""
+    """Name kt-kernel's method for these bits on CPU and GPU; None if it has none."""
     model = setting.model
     whole = setting.asked.gguf is None and model.expert_bytes_by_layer is None
     return SHARED.get(float(model.expert_bits)) if whole else None
@@ -195,12 +192,10 @@ class Candidate:
 
     @property
     def title(self) -> str:
-        """Its name in a word and its number."""
         return self.family if self.number is None else f"{self.family} {self.number}"
 
     @property
     def kind(self) -> str:
-        """Its family, without what that adds to another one."""
         return self.family.partition("+")[0]
 
 
@@ -214,7 +209,6 @@ class Space:
         self._known: dict[tuple[str, int], Candidate | Misfit] = {}
 
     def workload_spec(self, decode: int) -> WorkloadSpec:
-        """Describe the requests of a group."""
         asked = self.setting.asked
         return WorkloadSpec(batch_size=asked.batch, prompt_tokens=asked.prompt, decode_tokens=decode, prefill_chunk=PREFILL_CHUNK)
 
@@ -224,14 +218,13 @@ class Space:
         return families_of(self.setting, counted=self.routing.has(frozenset({"table:activation_frequency"})) is None)
 
     def candidate(self, family: Family, number: int) -> Candidate | Misfit:
-        """Return one placement, or why it does not fit."""
         key = (family.name, number)
         if key not in self._known:
             self._known[key] = self._placed(family, number)
         return self._known[key]
 
     def feasible(self, family: Family) -> range:
-        """Return the numbers of a family that fit: its needs on either side are monotonic in the number."""
+        """Return the numbers that fit; needs are monotonic in the number on either side."""
         numbers = range(family.low, family.high + 1)[:: family.more]  # from the least on the GPU to the most
 
         def first(answer: Callable[[Candidate | Misfit], bool]) -> int:
@@ -247,7 +240,6 @@ class Space:
         return numbers[begin:end]
 
     def misfit(self, family: Family) -> str:
-        """Return why no placement of a family fits: what the one nearest to fitting lacks."""
         least, most = (family.low, family.high)[:: family.more]
         for number in (least, most):
             one = self.candidate(family, number)
@@ -256,7 +248,7 @@ class Space:
         return ""
 
     def papers(self) -> tuple[list[Candidate], dict[str, str]]:
-        """Return the policies of papers that fit, with the largest cache that does, and why others do not."""
+        """Return policies of papers that fit with their largest cache, and why others do not."""
         found, left_out = [], {}
         for name in (*PAPERS, *(LOSSY if self.setting.asked.lossy else ())):
             made: Any = make_policy(name)
@@ -274,7 +266,6 @@ class Space:
         return found, left_out
 
     def shipped(self) -> tuple[list[Candidate], dict[str, str]]:
-        """Return the released systems that fill the GPU's memory, and why others do not fit."""
         if not self.setting.host_computes:
             return [], {}
         all_of_them = {one.family: self._filled(one.family, one.policy, one) for one in SHIPPED}
@@ -353,7 +344,7 @@ def gib(n_bytes: float) -> str:
 
 
 def _lacking_transfer(policy: Any, setting: Setting) -> str:
-    """Name the link's curve that the policy's own transfers need and the profile lacks; empty if none."""
+    """Name the link's curve that a policy's transfers need and the profile lacks."""
     own = policy.transfer(setting.model) if hasattr(policy, "transfer") else None
     link = next((one for one in setting.hardware.links if (one.src, one.dst) == (setting.host, setting.gpu)), None)
     if own is None or link is None or own[0] in link.curves:
@@ -399,7 +390,7 @@ def coarse(numbers: Sequence[int]) -> list[int]:
 
 
 def halves(numbers: Sequence[int], speeds: Mapping[int, float]) -> list[int]:
-    """Return the middle of the gaps on both sides of the fastest number; nothing if its neighbours are known."""
+    """Return the middles of the gaps around the fastest number; none if its neighbours are known."""
     known = [place for place, number in enumerate(numbers) if number in speeds]
     if not known:
         return []
@@ -411,7 +402,7 @@ def halves(numbers: Sequence[int], speeds: Mapping[int, float]) -> list[int]:
 
 
 def additions(families: Iterable[Family], speeds: Mapping[Candidate, float]) -> list[tuple[Family, int]]:
-    """Choose where to try what families add to others: once each, to the fastest candidate of the others, at its number."""
+    """Choose where to try additions: once each, to the fastest other candidate at its number."""
     by: dict[str, dict[str, Family]] = {}
     for family in families:
         by.setdefault(family.name.removeprefix(family.like), {})[family.like] = family
@@ -424,7 +415,7 @@ def additions(families: Iterable[Family], speeds: Mapping[Candidate, float]) -> 
 
 
 def varied(ranked: Sequence[Candidate], n: int) -> list[Candidate]:
-    """Take the first of each kind, then the rest in order: runners-up of other engines are worth more than neighbours."""
+    """Take the first of each kind, then the rest in order."""
     firsts = list({one.kind: one for one in reversed(ranked)}.values())
     order = [one for one in ranked if one in firsts] + [one for one in ranked if one not in firsts]
     kept = {ranked[0], *order[:n]} if ranked else set()

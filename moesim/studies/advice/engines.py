@@ -31,7 +31,6 @@ class Engine:
     unknown: str = ""  # why nothing can be typed: the flag is not known; empty if it is
 
     def flag(self, name: str, *values: object) -> list[str]:
-        """Return the words of a flag, which must be in the table."""
         if name not in self.flags:
             raise ConfigError(f"{FILE}: {self.name}: expected a flag of the table, got {name}; add it with its source")
         return [name, *map(str, values)]
@@ -66,7 +65,7 @@ def engines() -> list[Engine]:
 
 
 def commands(candidate: Candidate, setting: Setting) -> list[Command]:
-    """Return the command lines for a placement; none if no engine of the table can express it."""
+    """Return command lines for a placement; none if no engine can express it."""
     if not candidate.runnable:
         return []
     makers = {
@@ -179,7 +178,6 @@ def _all_gpu(engine: Engine, candidate: Candidate, setting: Setting) -> Command:
 
 
 def _bits(setting: Setting) -> str:
-    """Describe the bits of the experts' weights."""
     model = setting.model
     return "the bits of the file" if model.expert_bytes_by_layer is not None else f"{model.expert_bits:g} bits"
 

@@ -1,4 +1,4 @@
-"""An advice for a machine of which speeds were observed: the identified machine, and llama.cpp's speed over ``--n-cpu-moe``."""
+"""Advice for a machine with observed speeds, and llama.cpp's speed over ``--n-cpu-moe``."""
 
 from __future__ import annotations
 
@@ -53,10 +53,7 @@ class Point:
 
 
 def compute_bytes(model: ModelSpec, ubatch: int, context: int, *, offloads: bool) -> int:
-    """Estimate llama.cpp's compute buffers on the GPU.
-
-    Output of all rows in 32 bits, which the graph reserves; four states of the hidden width and two of the active
-    experts' width; the mask of attention, 16 bits; a matrix of all experts of a layer and its successor, if they are copied.
+    """Estimate llama.cpp's compute buffers: all output rows in 32 bits, states, mask, an expert matrix twice.
 
     >>> from moesim.model import load_model
     >>> round(compute_bytes(load_model("qwen3-30b-a3b"), 512, 4096, offloads=False) / 2**20)
@@ -68,7 +65,7 @@ def compute_bytes(model: ModelSpec, ubatch: int, context: int, *, offloads: bool
 
 
 def with_buffers(raw: Mapping[str, Any], setting: Setting) -> dict[str, Any]:
-    """Write the identified machine so that a search keeps as much of the GPU's memory free as `curve` does at its first -ub."""
+    """Write the machine so that a search keeps as much memory free as `curve` at its first -ub."""
     n_bytes = setting.hardware.devices[setting.gpu].workspace_bytes
     n_bytes += compute_bytes(setting.model, UBATCHES[0], setting.context * setting.asked.batch, offloads=True)
     how = f"the profile's, and an estimate of llama.cpp's compute buffers at -ub {UBATCHES[0]}"
@@ -78,10 +75,7 @@ def with_buffers(raw: Mapping[str, Any], setting: Setting) -> dict[str, Any]:
 
 
 def curve(setting: Setting, found: Identified) -> list[Point]:
-    """Predict settings of llama.cpp on an identified machine.
-
-    By context, ``-ub`` and ``--n-cpu-moe``: some over the whole range, and the first that fits with its neighbours.
-    """
+    """Predict llama.cpp by context, ``-ub`` and ``--n-cpu-moe``: the range, and the first that fit."""
     model = setting.model
     n_layers = model.n_dense_layers + model.n_layers
     room = found.predictor.machine.with_room
@@ -138,7 +132,7 @@ def best(points: Sequence[Point], context: int, ubatch: int) -> Point | None:
 
 
 def curve_text(points: Sequence[Point], setting: Setting, form: Format) -> str:
-    """Write the curve: speed by layers and context, the cliff by context and ``-ub``, and the best setting."""
+    """Write speed by layers and context, the cliff by context and ``-ub``, and the best setting."""
     contexts = list(dict.fromkeys(one.context for one in points))
     numbers = sorted({one.n_cpu_moe for one in points if one.ubatch == UBATCHES[0]})
     at = {(one.n_cpu_moe, one.context): one for one in points if one.ubatch == UBATCHES[0]}
@@ -194,7 +188,7 @@ def curve_records(points: Sequence[Point]) -> list[dict[str, Any]]:
 
 
 def measured_records(points: Sequence[Point], setting: Setting, found: Identified) -> list[dict[str, Any]]:
-    """Return observed decode speeds at the same bits and batch, at the nearest context of the curve."""
+    """Return observed decode speeds at the same bits and batch, at the nearest context."""
     contexts = sorted({one.context for one in points})
     records = []
     for one in found.predictions:
@@ -259,10 +253,8 @@ class Observed:
         return f"{curve_text(self.points, self.setting, form)}\n{image}{said}"
 
     def values(self) -> dict[str, Any]:
-        """Return it for programs."""
         return {"identified": remarks(self.identified, []), "curve": curve_records(self.points)}
 
     def files(self) -> dict[str, bytes]:
-        """Return the files of a folder by name."""
         table = render_records(curve_records(self.points), Format.CSV).encode()
         return {IDENTIFIED: self.profile, "curve.csv": table, **curve_pictures(self.points, self.setting, self.identified)}

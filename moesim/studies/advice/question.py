@@ -1,7 +1,4 @@
-"""The question of an advice, looked up: model, machine, lengths and routing.
-
-The requests of a routing are cut into groups, one trace each, so that every candidate sees the same requests, group by group.
-"""
+"""The question of an advice, looked up; its requests are cut into groups, a trace each."""
 
 from __future__ import annotations
 
@@ -194,7 +191,7 @@ class Routing:
     why: str = ""  # why this one, if it is not the first choice; else empty
 
     def has(self, needs: frozenset[str]) -> str | None:
-        """Name the first thing that a policy needs and this routing has not for every request; None if it has all."""
+        """Name what a policy needs first that not every request has; None if nothing."""
         for need in sorted(needs):
             name = need.removeprefix("signal:")
             for trace in self.groups[:1] if self.origin == "synthetic" else self.groups:  # made-up requests are alike in this
@@ -203,7 +200,6 @@ class Routing:
         return None
 
     def write(self, folder: Path, groups: slice = slice(None)) -> list[Path]:
-        """Write one trace a group into a folder, of some groups."""
         chosen = zip(range(len(self.groups))[groups], self.groups[groups], strict=True)
         return in_threads(lambda one: one[1].write(folder / f"group{one[0]}.safetensors"), chosen)
 
@@ -237,7 +233,7 @@ def find_routing(
 
 
 def synthetic(model: ModelSpec, batch: int, prompt: int, decode: int) -> Routing | None:
-    """Make routing up by the parameters of a model of this shape, its own first; None if there are none."""
+    """Make routing up by parameters of this shape, the model's own first; None if there are none."""
     from moesim.trace.synthesis import read_parameters, synthesize  # SciPy takes most of a second to import
 
     name = parameters_of_shape(model)
@@ -255,7 +251,7 @@ def synthetic(model: ModelSpec, batch: int, prompt: int, decode: int) -> Routing
 
 
 def other_routing(model: ModelSpec, routing: Routing, batch: int, prompt: int, decode: int, shipped: Shipped) -> Routing | None:
-    """Find other routing of the same shape, to see how much depends on it; prompts may be shorter."""
+    """Find other routing of the same shape; prompts may be shorter."""
     if routing.origin == "recorded":
         return None
     if routing.origin == "miniature":
@@ -288,7 +284,7 @@ def _given(model: ModelSpec, name: str, batch: int, prompt: int, decode: int, pl
 
 
 def _long_enough(trace: Trace, prompt: int, decode: int) -> list[int]:
-    """List requests that will do: those with more signals first, then those whose prompt is not cut, then by number."""
+    """List requests that do: more signals first, then uncut prompts, then by number."""
     requests = trace.requests
     length = requests.n_prompt + requests.prompt_offset
     will_do = np.flatnonzero((length >= prompt) & (requests.n_decode >= decode)).tolist()

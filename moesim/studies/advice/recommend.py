@@ -108,9 +108,7 @@ def evidence(residuals: Sequence[Residual], profile: str, experts: str) -> Evide
 
 
 def mixed(cpu: Evidence, gpu: Evidence, gpu_share: float) -> tuple[float, float]:
-    """Combine the evidence for a placement that works on both sides.
-
-    Errors are weighted by shares of time, as if both sides were wrong the same way, which is the wider reading.
+    """Combine the evidence for both sides, weighted by shares of time, as if both were wrong the same way.
 
     >>> side = dict(n=9, what="", level=0.8)
     >>> mixed(Evidence(0.8, 1.0, **side), Evidence(0.4, 1.0, **side), 0.5)
@@ -122,10 +120,7 @@ def mixed(cpu: Evidence, gpu: Evidence, gpu_share: float) -> tuple[float, float]
 
 
 def interval(speed: Mean, costs: tuple[float, float], routing: float = 1.0) -> tuple[float, float]:
-    """Put all that is known to be uncertain into one interval.
-
-    Independent errors: half widths on the logarithmic scale add up as squares. The costs' half widths are about their own
-    middle, for simulated speeds are too high more often than too low.
+    """Combine independent errors: half widths of logarithms add up as squares, costs' about their own middle.
 
     >>> low, high = interval(Mean(20.0, 1.0, 5), (0.5, 1.0))
     >>> round(low, 6), round(high, 6)
@@ -137,7 +132,7 @@ def interval(speed: Mean, costs: tuple[float, float], routing: float = 1.0) -> t
 
 
 def indistinguishable(best: Sequence[float], other: Sequence[float]) -> bool:
-    """Whether two placements differ by no more than their ratio varies between requests; not known of a single request."""
+    """Whether two placements differ by no more than their ratio varies between requests."""
     ratio = mean([b / a for a, b in zip(best, other, strict=True)], SAME_LEVEL)
     return ratio.n > 1 and abs(math.log(ratio.value)) <= math.log(ratio.factor)
 

@@ -70,12 +70,11 @@ class Fewer:
 
     @property
     def flips(self) -> bool:
-        """The fastest with fewer launches is not the fastest by the profile."""
         return self.speeds[self.fastest][0] < max(speeds[0] for speeds in self.speeds.values())
 
 
 def gpu_share(limits: Limits) -> float:
-    """Share of the time of the processor and the GPU that is not the processor's; what else there is does not count.
+    """Share of the processor's and the GPU's time that is not the processor's.
 
     >>> from moesim.studies.whatif.limits import Limits
     >>> gpu_share(Limits({"link": 0.1, "CPU memory": 0.4, "GPU launches": 0.3, "decisions": 0.2}))
@@ -87,7 +86,7 @@ def gpu_share(limits: Limits) -> float:
 
 
 def launch_share(limits: Limits) -> float:
-    """Share of a decode step that is launches of the GPU and the router's way to the host."""
+    """Share of a decode step that is launches and the router's way to the host."""
     return limits.shares.get("GPU launches", 0.0)
 
 
@@ -112,7 +111,7 @@ def with_fewer(setting: Setting) -> Setting | None:
 
 
 def caution(setting: Setting, fewer: Fewer | None) -> str:
-    """Warn that the order of placements may be another with fewer launches; empty if nothing speaks for that."""
+    """Warn that fewer launches may change the order; empty if nothing speaks for that."""
     if fewer is None:
         return ""
     large = ", ".join(f"{one.title} {100 * share:.0f} %" for one, share in fewer.shares.items())
@@ -160,7 +159,7 @@ class Found:
     fewer: Fewer | None = None
 
     def ranked(self, runnable: bool) -> list[Candidate]:
-        """Sort the finalists of a class, fastest first over all requests; of equals the one whose first token is sooner."""
+        """Sort finalists, fastest first over all requests; of equals the sooner first token."""
         chosen = [one for one in self.final if one.runnable == runnable]
         return sorted(chosen, key=lambda one: (-_mean_speed(self.final[one]), _ttft(self.final[one]), one.gpu_bytes, one.family))
 
@@ -195,7 +194,6 @@ class Search:
         self._traces: list[Path] = []
 
     def run(self) -> Found:
-        """Search."""
         every = self.space.families
         families, adding = {one.name: one for one in every if not one.like}, [one for one in every if one.like]
         fit = {name: numbers for name, family in families.items() if (numbers := self.space.feasible(family))}
@@ -236,7 +234,6 @@ class Search:
         return self.found
 
     def _write(self, folder: Path, groups: slice) -> None:
-        """Write groups of requests, which another thread may still have to make."""
         paths = self.space.routing.write(folder, groups)
         self._traces += paths
         self._known |= {written_key(str(path)): one for path, one in zip(paths, self.space.routing.groups[groups], strict=True)}
@@ -252,11 +249,9 @@ class Search:
             self.found.screened[one] = rows[0]
 
     def _few(self, one: Candidate) -> int:
-        """Return how many tokens a candidate decodes while the grid is searched."""
         return min(self._all(one), SCREEN_TOKENS) if one.budget is None else self._all(one)
 
     def _all(self, one: Candidate) -> int:
-        """Return how many tokens are asked for."""
         return self.space.setting.asked.decode
 
     def _refine(self, families: Sequence[Family], fit: Mapping[str, range]) -> None:
@@ -270,7 +265,6 @@ class Search:
             searched = [one for one in searched if set(between.get(one.name, ())) <= set(self._speeds(one))]
 
     def _add(self, families: Iterable[Family]) -> None:
-        """Try what families add to others."""
         tried = []
         for family, number in additions(families, {one: speed(row) for one, row in self.found.screened.items()}):
             if numbers := self.space.feasible(family):
@@ -316,10 +310,7 @@ class Search:
             self.found.crossed[one] = _mean_speed(rows[len(traces) :]) / _mean_speed(rows[: len(traces)])
 
     def _launch_less(self) -> None:
-        """Simulate runnable placements with fewer launches where these decide: the finalists, and the most that fits the GPU.
-
-        An engine with fewer launches wants more on the GPU, so the finalists alone would be those of the profile's engine.
-        """
+        """Simulate finalists, and the most that fits the GPU, with fewer launches where these decide."""
         setting, finalists, screened = self.space.setting, self.found.ranked(True), self.found.screened
         shares = {one: launch_share(self.found.limits[one]) for one in finalists}
         other = with_fewer(setting)
@@ -341,10 +332,7 @@ class Search:
         setting: Setting | None = None,
         begun: int = 0,
     ) -> dict[Candidate, list[Row]]:
-        """Simulate candidates on groups of requests, the first with number `begun`; one row a group for each that has not failed.
-
-        Of those that do all that is asked for with the last group it is found out what limits them.
-        """
+        """Simulate candidates on groups of requests from `begun` on; find limits with the last group."""
         runs: list[tuple[Candidate, int, Experiment, RunSpec]] = []  # candidate and group of each
         for budget, tokens in dict.fromkeys((one.budget, decode(one)) for one in candidates if traces):
             some = [one for one in candidates if (one.budget, decode(one)) == (budget, tokens)]

@@ -124,7 +124,7 @@ def fewer_values(advice: Advice) -> dict[str, Any] | None:
 
 
 def fewer_table(advice: Advice, form: Format) -> str:
-    """Write the speeds with fewer launches and the profile's, and the commands if another is best then."""
+    """Write speeds with fewer launches, and the commands if another placement is best then."""
     fewer = advice.found.fewer
     if fewer is None:
         return ""
@@ -141,7 +141,6 @@ def fewer_table(advice: Advice, form: Format) -> str:
 
 
 def _typed_fewer(advice: Advice, fewer: Fewer) -> list[tuple[Candidate, Command]]:
-    """Return each engine's fastest placement with fewer launches, fastest first, and its command."""
     found: dict[str, tuple[Candidate, Command]] = {}
     for one in sorted(fewer.speeds, key=lambda one: fewer.speeds[one][::-1], reverse=True):
         for typed in commands(one, advice.setting):
@@ -156,7 +155,7 @@ def unlike(advice: Advice) -> list[str]:
 
 
 def sooner(advice: Advice, shown: Candidate) -> list[tuple[Candidate, str]]:
-    """Return the placement with prompts on the GPU, if it has its first token sooner than the one shown."""
+    """Return the placement with prompts on the GPU, if its first token is sooner."""
     screened = advice.found.screened
     told = []
     for one in screened:
@@ -196,7 +195,7 @@ def _output(advice: Advice, form: Format) -> str:
 
 
 def text(advice: Advice, form: Format, *, pictured: bool = False) -> str:
-    """Write an advice for people: as plain text, or as Markdown, in a folder with its picture."""
+    """Write an advice as plain text, or as Markdown with its picture."""
     mark = "## " if form is Format.MD else ""
     observed = "" if advice.observed is None else advice.observed.text(form, pictured=pictured)
     sections = [
@@ -273,7 +272,6 @@ def _bullet(form: Format) -> str:
 
 
 def _slower(advice: Advice) -> list[str]:
-    """Name the families of released engines that have no finalist, each with the fastest of it."""
     finalists, asked = {one.candidate.family for one in advice.runnable}, advice.setting.asked.decode
     lines = []
     for caches, what in ((False, "fixed placements"), (True, "what fills the GPU by itself, caches from empty")):
@@ -291,7 +289,6 @@ def _slower(advice: Advice) -> list[str]:
 
 
 def _released() -> set[str]:
-    """Return the families that an engine of the table can express."""
     return {family for one in engines() for family in one.expresses}
 
 
@@ -342,7 +339,7 @@ def _typed(advice: Advice, form: Format) -> str:
 
 
 def plot(advice: Advice) -> str:
-    """Draw the speed of the best family, and of layers of experts, against experts on the GPU, with bars of characters."""
+    """Draw speed against experts on the GPU, of the best family and whole layers, in characters."""
     best = advice.best.candidate
     shown = dict.fromkeys([best.family, best.kind, "expert-layers"]) if advice.runnable else {}
     screened = advice.found.screened

@@ -1,1 +1,1 @@
-"""A machine from a few speeds: the constants of a profile that observations identify; see ``docs/guide/calibrate.md``."""
+"""A machine from a few speeds; see ``docs/guide/calibrate.md``."""

@@ -166,7 +166,6 @@ class Case:
 
     @property
     def name(self) -> str:
-        """Name of the row."""
         return self.observation.row
 
     @property
@@ -181,7 +180,7 @@ def make_cases(rows: Sequence[Observation], bits: Mapping[tuple[str, str], Mappi
 
 
 def choices(rows: Sequence[Observation]) -> dict[tuple[str, str], list[dict[str, Any]]]:
-    """List what the bits of models may be, for models where there is more than one choice."""
+    """List the choices of bits, for models with more than one."""
     found = {}
     for one in rows:
         several = read_bits(one.bits, one.place)
@@ -256,7 +255,6 @@ def _later(shape: tuple[int, int, int], batch: int, decode: int, offset: int) ->
 
 
 def _parameters(n_experts: int, top_k: int) -> str:
-    """Name the parameters whose shape is nearest."""
     known = {"mixtral-8x7b": (8, 2), "gpt-oss-20b": (32, 4), "deepseek-v2-lite": (64, 6), "qwen3-30b-a3b": (128, 8)}
     return min(known, key=lambda name: (abs(np.log(known[name][0] / n_experts)) + abs(np.log(known[name][1] / top_k)), name))
 
@@ -284,7 +282,7 @@ def placement_of(case: Case, hardware: HardwareProfile, workload: Workload) -> P
 
 
 def needed_bytes(case: Case, hardware: HardwareProfile, gpu: str) -> int | None:
-    """Count what a case needs on the GPU, buffers of the engine and a policy's cache included; None where it is not known."""
+    """Count the GPU bytes of a case with buffers and cache; None where not known."""
     name, one = case.setting.policy["name"], case.observation
     tokens = (one.context + (one.decode if one.kind == "decode" else 0)) * one.batch
     plain = name in STATIC and (name != "composed" or case.setting.family == "gpu_experts")
@@ -297,7 +295,7 @@ def needed_bytes(case: Case, hardware: HardwareProfile, gpu: str) -> int | None:
 
 
 def _with_cache(case: Case, hardware: HardwareProfile) -> Placement:
-    """Ask a policy with a cache where everything is at the start, and which pools it sets up."""
+    """Ask a policy with a cache for its placement and pools."""
     model, policy = case.model, make_policy(case.setting.policy, case.observation.place)
     trace = routing(shape_of(model), case.observation.batch, 1, 1)
     workload = compose(trace, WorkloadSpec(batch_size=case.observation.batch, prompt_tokens=1, decode_tokens=1))

@@ -1,7 +1,4 @@
-"""The constants that observations may identify, how loosely labels hold them, and the most likely ones.
-
-Observed rows and priors form one sum of squares, in logarithms.
-"""
+"""Constants that observations may identify, how labels hold them, and the most likely ones."""
 
 from __future__ import annotations
 
@@ -85,7 +82,6 @@ class Priors:
 
     @classmethod
     def of(cls, constants: Sequence[Constant]) -> Priors:
-        """Collect those of constants."""
         return cls(np.array([one.sigmas[0] for one in constants]), np.array([one.sigmas[1] for one in constants]))
 
     def at(self, logs: Vector) -> Vector:
@@ -168,7 +164,7 @@ class Machine:
 
     @cached_property
     def with_room(self) -> HardwareProfile:
-        """The machine whose devices hold anything: whether a setting fits is another question than how fast it is."""
+        """The machine with unlimited memory."""
         return build_profile(roomy(self.raw, self.base, self.place), self.place)
 
     def with_factors(self, logs: Sequence[float]) -> HardwareProfile:
@@ -190,7 +186,7 @@ class Machine:
 
 
 def _sigmas(number: Number, unit: str) -> tuple[float, float]:
-    """Hold a number by its own interval, each end for its side; else by its label."""
+    """Hold a number by its own interval, each end for its side, else by its label."""
     interval = number.interval
     if interval is not None and interval[0] > 0 and interval[1] > interval[0]:
         value = float(number.value)
@@ -250,13 +246,13 @@ class Fit:
 
 
 def softened(off: Vector) -> Vector:
-    """Shrink residuals to the roots of SciPy's ``soft_l1``: their squares grow like the residual where it is large."""
+    """Shrink residuals to the roots of SciPy's ``soft_l1``."""
     found: Vector = off * np.sqrt(2 / (1 + np.sqrt(1 + off**2)))
     return found
 
 
 class Told(Protocol):
-    """Logarithms of rows, and their derivatives, as functions of the logarithms of constants' factors."""
+    """Logarithms of rows, and derivatives, as functions of those of constants' factors."""
 
     @property
     def priors(self) -> Priors: ...
@@ -278,7 +274,6 @@ class Problem:
         self.loss = loss
 
     def residuals(self, logs: Vector) -> Vector:
-        """Residuals of rows, then of priors, in standard deviations."""
         off = self._off(logs)
         return np.concatenate([softened(off) if self.loss == "soft_l1" else off, logs / self.priors.at(logs)])
 
@@ -287,7 +282,6 @@ class Problem:
         return found
 
     def slopes(self, logs: Vector) -> Vector:
-        """Derivatives of `residuals`."""
         rows = self.predictor.slopes(logs)[self.rows] / (self.sigma * self.inflation)[:, None]
         if self.loss == "soft_l1":
             root = np.sqrt(1 + self._off(logs) ** 2)
@@ -295,7 +289,6 @@ class Problem:
         return np.vstack([rows, np.diag(1 / self.priors.at(logs))])
 
     def fit(self, start: Vector | None = None, *, inflate: bool = True) -> Fit:
-        """Find the optimum; rows that scatter more than their spreads widen these, and it is found again."""
         logs = self._search(np.zeros(len(self.priors.below)) if start is None else start)
         if inflate:
             slopes = self.slopes(logs)
@@ -334,13 +327,13 @@ class Problem:
         return np.round(np.asarray(found.x, float), 9)
 
     def interval(self, fit: Fit, k: int) -> tuple[float, float]:
-        """Find where the sum of squares, least over all other constants, rises by 1.645 squared: nine of ten by likelihood."""
+        """Find where the least sum of squares rises by 1.645 squared: 90 % by likelihood."""
         low = self._side(fit, k, -1.0)
         high = self._side(fit, k, 1.0)
         return low, high
 
     def _side(self, fit: Fit, k: int, sign: float) -> float:
-        """Follow the valley outwards from the optimum, other constants by chords with the slopes of the optimum."""
+        """Follow the valley outwards, other constants by chords with the optimum's slopes."""
         # Where rows say nothing of a constant the first step rises by just this much, give or take the last digit.
         rise, step = Z90**2 * (1 + 1e-6), Z90 * float(np.sqrt(fit.covariance[k, k]))
         others = [j for j in range(len(fit.logs)) if j != k]

@@ -1,4 +1,4 @@
-"""From observed speeds to an identified machine: fit, intervals, what is left out, and what no constants explain."""
+"""From observed speeds to an identified machine: fit, intervals, what is left out, what nothing explains."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def check_agreement(cases: Sequence[Case], room: HardwareProfile) -> None:
 
 
 def contradictions(cases: Sequence[Case], room: HardwareProfile) -> list[tuple[Observation, Observation]]:
-    """List pairs of checks of one setting that contradict each other: a source may measure a setting twice."""
+    """List pairs of checks of one setting that contradict each other."""
     return [pair for pair in _pairs(cases, room) if all(one.role == "check" for one in pair)]
 
 
@@ -236,7 +236,7 @@ def profile_contents(
     start: Machine, machine: Machine, estimates: Sequence[Estimate], fit: Fit, raw: Mapping[str, Any], name: str,
     status: Sequence[str], place: str,
 ) -> dict[str, Any]:  # fmt: skip
-    """Write identified numbers, and those that rows do not determine, into a profile, each with its interval."""
+    """Write identified and undetermined numbers into a profile, with intervals."""
     values: dict[str, Any] = {}
     n_rows = status.count("used")
     for one in estimates:
@@ -359,7 +359,6 @@ def identify(
 
 
 def _that_matter(start: Machine, cases: Sequence[Case], status: Sequence[str], memo: Memo) -> tuple[Machine, list[Constant]]:
-    """Keep the constants on which a row of the identification depends; the others stay as they are."""
     used = [case for case, one in zip(cases, status, strict=True) if one == "used"]
     names = {case.observation.of for case in used}
     probe = Predictor(start, [*used, *(c for c in cases if c.name in names and c not in used)], memo)
@@ -418,7 +417,7 @@ def _set_aside(predictor: Predictor, fit: Fit, sigma: Vector, status: list[str])
 def _left_out(
     predictor: Predictor, sigma: Vector, status: Sequence[str], fit: Fit, tell: Callable[[str], None]
 ) -> tuple[dict[int, float], str]:
-    """Predict each block by constants that its rows had no part in; each row, if there is but one block."""
+    """Predict each block by the constants of the others; each row, if there is one block."""
     used = [i for i, one in enumerate(status) if one == "used"]
     blocks: dict[str, list[int]] = {}
     for i in used:
@@ -443,7 +442,7 @@ def _left_out(
 def _choose_bits(
     machine: Machine, rows: Sequence[Observation], memo: Memo, tell: Callable[[str], None]
 ) -> tuple[dict[tuple[str, str], Mapping[str, Any]], dict[tuple[str, str], list[tuple[str, float]]]]:
-    """Try each choice of bits where they are not known; the one that fits best is taken."""
+    """Try each choice of unknown bits and take the one that fits best."""
     open_choices = choices(rows)
     if not open_choices:
         return {}, {}

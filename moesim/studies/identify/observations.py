@@ -1,4 +1,4 @@
-"""Observed speeds: one row of a CSV table each, strictly read, or what ``llama-bench -o json``, ``jsonl`` and ``csv`` write."""
+"""Observed speeds: rows of a CSV table, or what ``llama-bench -o json|jsonl|csv`` writes."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _one(text: str, place: str) -> dict[str, Any]:
 
 
 def bits_in(text: str) -> str:
-    """Find the name of a quantisation in a type or file name; empty if there is none that is known.
+    """Find a known quantisation in a type or file name, else an empty text.
 
     >>> bits_in("qwen3moe 30B.A3B Q4_K - Medium"), bits_in("gpt-oss 20B MXFP4 MoE")
     ('Q4_K_M', 'MXFP4')
@@ -162,7 +162,7 @@ class Observation(BaseModel):
 
     @property
     def log_time(self) -> float:
-        """Logarithm of the time, ns, of a decode step or a whole prefill; of a ratio, minus that of the speeds' ratio."""
+        """Logarithm of the time, ns, of a decode step or prefill; of a ratio, minus the speeds' ratio."""
         if self.of:
             return -math.log(self.value)
         tokens = self.batch * (self.context if self.kind == "prefill" else 1)
@@ -321,7 +321,7 @@ def _is_true(record: Mapping[str, Any], key: str) -> bool:
 
 
 def _overridden(text: str, place: str) -> int:
-    """Count the layers whose experts a pattern keeps on the CPU, which must be the first ones, or all."""
+    """Count the layers that a pattern keeps on the CPU: the first ones, or all."""
     layers: set[int] = set()
     for pattern in re.split(r"[,;]", text):
         name, _, where = pattern.partition("=")
@@ -337,7 +337,7 @@ def _overridden(text: str, place: str) -> int:
 
 
 def _model(record: Mapping[str, Any], place: str, models: Sequence[str]) -> str:
-    """Find the model of a row: named for its type, the only one that is named, or the one whose name it contains."""
+    """Find the model of a row: named for its type, the only one, or the one in its name."""
     told = f"{record.get('model_type', '')} {Path(str(record.get('model_filename', ''))).name}"
     plain = [one for one in models if "=" not in one or one.lstrip().startswith("{")]
     for one in models:

@@ -1,8 +1,4 @@
-"""Predictions of all rows from a machine's constants: closed forms where nothing moves, else the engine.
-
-In a closed form, everything that constants do not change - who is where, how many rows each expert gets - is looked up once
-for each case.
-"""
+"""Predictions of rows from constants: closed forms where nothing moves, else the engine."""
 
 from __future__ import annotations
 
@@ -121,7 +117,7 @@ class Surrogate:
         self._counts = {where: self._count(workload, on_gpu, where) for where in (True, False)}
 
     def _count(self, workload: Workload, on_gpu: NDArray[np.bool_], where: bool) -> NDArray[np.int64]:
-        """Count experts by rows: (step, layer, rows), of those on the GPU or of the others."""
+        """Count experts by rows, (step, layer, rows), on the GPU or elsewhere."""
         steps = workload.steps
         n_layers = len(on_gpu)
         found = np.zeros((len(steps), n_layers, self.batch + 1), np.int64)
@@ -154,7 +150,7 @@ class Surrogate:
         return math.log(time + self._layers(costs) + self._cross(costs, at, head) + costs.head_ns(head, rows))
 
     def _layers(self, costs: CostModel) -> float:
-        """Return the time of shared and routed experts of all layers, mean of the steps; lanes overlap."""
+        """Return the mean time of shared and routed experts of all layers; lanes overlap."""
         experts = {where: self._experts(costs, where) for where in (True, False)}
         total = 0.0
         for (_, home, shared), layers in self._members.items():
@@ -170,7 +166,7 @@ class Surrogate:
         return total / len(experts[True])
 
     def _experts(self, costs: CostModel, where: bool) -> NDArray[np.float64]:
-        """Time of the experts of each step and layer on one side; 0 where there are none."""
+        """Time of the experts of each step and layer on one side."""
         counts = self._counts[where]
         n = counts.sum(axis=2)
         if not n.any():
@@ -208,7 +204,6 @@ class Memo:
     runs: int = 0
 
     def value(self, case: Case, raw: Mapping[str, Any], place: str) -> float:
-        """Simulate a case, unless that has been done."""
         one = case.observation
         about = [str(case.spec), dict(case.setting.policy), dict(case.setting.cache), one.batch, one.context, one.decode]
         text = json.dumps([*about, one.ubatch, one.kind, raw], sort_keys=True, default=str)
@@ -253,16 +248,13 @@ class Predictor:
 
     @property
     def priors(self) -> Priors:
-        """Standard deviations of each constant's logarithm before any row."""
         return Priors.of(self.machine.constants)
 
     @property
     def dynamic(self) -> list[int]:
-        """Rows that only the engine predicts."""
         return [index for index, form in enumerate(self._forms) if form is None]
 
     def times(self, logs: Vector) -> Vector:
-        """Return the logarithm of each row's own time."""
         profile = self.machine.with_factors(logs.tolist())
         costs: dict[int, CostModel] = {}
         found = np.empty(len(self.cases))
@@ -287,7 +279,6 @@ class Predictor:
         return np.array([time - (times[of] if of >= 0 else 0.0) for time, of in zip(times, self._of, strict=True)])
 
     def slopes(self, logs: Vector, *, both: bool = False) -> Vector:
-        """Return the derivatives of `values`, (rows, constants)."""
         found = np.empty((len(self.cases), len(logs)))
         middle = self.values(logs)
         for k in range(len(logs)):
@@ -316,12 +307,11 @@ class Predictor:
         self._last = None
 
     def engine(self, logs: Vector) -> Vector:
-        """Simulate every row with these constants."""
         raw = self.machine.changed(logs.tolist())
         return np.array([self.memo.value(case, raw, self.machine.place) for case in self.cases])
 
     def correct(self, logs: Vector, engine: Vector) -> float:
-        """Use the engine's value where the closed form differs by more than `AGREE`; give the largest difference there was."""
+        """Use the engine's value where they differ by more than `AGREE`; return the largest difference."""
         apart = engine - self.times(logs)
         static = [index for index, form in enumerate(self._forms) if form is not None]
         worst = float(np.abs(apart[static]).max(initial=0.0))

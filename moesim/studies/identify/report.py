@@ -41,10 +41,7 @@ class NextLine:
 
 
 def next_lines(found: Identified, *, most: int = 3) -> list[NextLine]:
-    """Rank llama-bench lines by how much they narrow what is not identified.
-
-    Each by what it tells after those before it, and next to a constant of its own; none repeats a row.
-    """
+    """Rank llama-bench lines by what they add on constants not identified, each next to another constant."""
     weak = [k for k, one in enumerate(found.constants) if one.moves and not one.identified]
     if not weak:
         return []
@@ -84,7 +81,7 @@ def _key(case: Case, room: HardwareProfile) -> tuple[Any, ...]:
 
 
 def _candidates(cases: Sequence[Case]) -> list[Observation]:
-    """Settings of each model and bits that were observed: ends and middle of both ways of splitting, short and long contexts."""
+    """Vary each observed model: ends and middle of both ways of splitting, short and long contexts."""
     seen: dict[tuple[str, str], Case] = {}
     for case in cases:
         seen.setdefault((case.observation.model, case.observation.bits), case)

@@ -1,4 +1,4 @@
-"""Answers to printed numbers other than by runs: statistics of traces, costs of profiles, time of decisions."""
+"""Answers other than runs: statistics of traces, costs of profiles, time of decisions."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _similarity(trace: Trace, arguments: Arguments) -> float:
 
 
 def _prefills(trace: Trace, arguments: Arguments) -> Iterator[NDArray[Any]]:
-    """Yield the expert ids of the first tokens of each long enough prompt, (tokens, n_layers, top_k)."""
+    """Yield the first expert ids of long enough prompts, (tokens, n_layers, top_k)."""
     tokens, rows = _number(arguments, "tokens"), phase_rows(trace, "prefill")
     first, length = spans(np.asarray(trace.request)[rows])
     found = [rows[start : start + tokens] for start, n in zip(first, length, strict=True) if n >= tokens]
@@ -177,8 +177,6 @@ _DEFAULTS = {"model": "", "rows": "1", "device": "", "transfer": "pinned"}
 
 @dataclass(frozen=True)
 class _Question:
-    """A cost to look up on a machine."""
-
     costs: CostModel
     rows: int
     device: str
@@ -250,7 +248,7 @@ NOTE = "decisions measured on this machine, in Python"
 
 
 def run_clocked(experiment: Experiment) -> list[dict[str, Any]]:
-    """Run an experiment with a clock around each policy's decisions, one run after another, in this process."""
+    """Run an experiment in this process with a clock around decisions."""
     rows = []
     with Progress(len(experiment.specs), enabled=True) as bar:
         for spec in experiment.specs:
@@ -268,7 +266,7 @@ def run_clocked(experiment: Experiment) -> list[dict[str, Any]]:
 
 
 def decision_share(row: Mapping[str, Any]) -> float:
-    """Compute the share of decisions in the sum of their time here and the simulated time, of a row of `run_clocked`.
+    """Compute the decisions' share of decision and simulated time, of a row of `run_clocked`.
 
     >>> decision_share({"makespan_ns": 3_000, "decision_cpu_ns": 1_000})
     0.25

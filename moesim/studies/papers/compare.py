@@ -71,7 +71,6 @@ class Compared:
         return abs(self.ratio - 1) <= NEAR
 
     def record(self) -> dict[str, Any]:
-        """Return everything by name."""
         found = asdict(self.published) | {"simulated": self.simulated, "low": self.low, "high": self.high}
         found |= {"ratio": self.ratio, "agrees": self.agrees, "n_runs": self.n_runs}
         found |= {"costs": self.costs, "routing": self.routing, "label": self.label}
@@ -157,12 +156,12 @@ def select(rows: Iterable[Row], policy: str, where: str, place: str = "papers") 
 
 
 def _written(value: Any) -> str:
-    """Write a setting as in ``where``; of a model only its name, not what was changed in it."""
+    """Write a setting as in ``where``; of a model its name only."""
     return f"{value:g}" if isinstance(value, float) else str(value).split(" (")[0]
 
 
 def sides(where: str) -> tuple[str, str, frozenset[str]]:
-    """Divide ``where`` into that of a system and that of its baseline, and name the settings in which they differ.
+    """Divide ``where`` into a system's and its baseline's, with the settings that differ.
 
     >>> sides("model=mixtral-8x7b;cache_ratio=0.25>0")
     ('model=mixtral-8x7b;cache_ratio=0.25', 'model=mixtral-8x7b;cache_ratio=0', frozenset({'cache_ratio'}))
@@ -243,7 +242,7 @@ class Figure:
 
 
 def figures(rows: Sequence[Published], folder: Path) -> list[Figure]:
-    """List the figures of all papers, with the experiments in their folders that no printed number belongs to."""
+    """List the figures of all papers, and experiments without printed numbers."""
     found = []
     for paper in dict.fromkeys(row.paper for row in rows):
         mine = [row for row in rows if row.paper == paper]
@@ -274,7 +273,7 @@ def choose(known: Sequence[Figure], names: Iterable[str]) -> list[Figure]:
 
 
 def check_answers(rows: Iterable[Published], configs: Mapping[str, Config], place: str) -> None:
-    """Check that rows name policies and settings that their experiments have, and statistics and costs that there are."""
+    """Check that rows name policies, settings, statistics and costs that there are."""
     grids = {name: _grid(config, f"{name}.yaml") for name, config in configs.items()}
     for row in rows:
         where = f"{place}: {row.name}"
@@ -294,7 +293,6 @@ def check_answers(rows: Iterable[Published], configs: Mapping[str, Config], plac
 
 
 def _grid(config: Config, place: str) -> list[dict[str, Any]]:
-    """List the settings by which runs can be selected."""
     return [
         {"policy": policy_label(point.policy), "model": load_model(point.model, f"{place}: model").name, **point.row()}
         for point in expand(config, place)
@@ -328,7 +326,6 @@ class Agreement:
 
     @property
     def verdict(self) -> str:
-        """The result in a few words."""
         if self.pairs == 1:
             return "1 pair, disagrees" if self.wrong else "1 pair, simulated equal" if self.tied else "1 pair, agrees"
         tau = "" if self.tau is None else f"tau {self.tau:.2f}, "
@@ -336,11 +333,9 @@ class Agreement:
 
     @property
     def amiss(self) -> str:
-        """The pairs that are not in the printed order, in words."""
         return "; ".join([*(f"{a} > {b}" for a, b in self.wrong), *(f"{a} > {b} (simulated equal)" for a, b in self.tied)])
 
     def record(self) -> dict[str, Any]:
-        """Return everything by name."""
         return {
             "paper": self.paper, "figure": self.figure, "quantity": self.quantity, "setting": self.setting,
             "reading": self.reading, "n_systems": len(self.systems), "systems": self.order, "tau": self.tau,
@@ -350,7 +345,7 @@ class Agreement:
 
 
 def agreements(compared: Iterable[Compared]) -> list[Agreement]:
-    """Rank the systems of every figure and setting for which at least two have a printed and a simulated figure."""
+    """Rank the systems of each figure and setting with at least two figures on both sides."""
     groups: dict[tuple[str, str, str, str], list[Compared]] = {}
     for one in compared:
         row = one.published
@@ -381,7 +376,7 @@ def _agreement(key: tuple[str, str, str, str], reading: str, scores: Mapping[str
 
 
 def _scales(rows: Sequence[Compared]) -> list[dict[str, Scores]]:
-    """Put systems on common scales: one for each set that values and ratios connect, where at least two differ in print."""
+    """Put systems on common scales: sets that values and ratios connect, two of which differ in print."""
     edges: dict[str, list[tuple[str, Scores]]] = {}
     for one in sorted(rows, key=lambda one: bool(one.published.over)):  # a value counts before what ratios would make of it
         step = _step(one)
@@ -412,7 +407,6 @@ def _reach(edges: Mapping[str, Sequence[tuple[str, Scores]]], start: str) -> dic
 
 
 def _step(one: Compared) -> Scores:
-    """Return the logarithms of a row's printed and simulated value or ratio."""
     factors = [one.published.published, one.simulated or 0.0]
     if one.published.kind == "gain":
         factors = [1 + factor / 100 for factor in factors]

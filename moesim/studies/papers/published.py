@@ -70,7 +70,6 @@ class Published:
 
     @property
     def name(self) -> str:
-        """Paper and figure in one word."""
         return f"{self.paper}/{self.figure}"
 
     @property
@@ -80,18 +79,15 @@ class Published:
 
     @property
     def baseline_experiment(self) -> str:
-        """The same of the other side of a ratio."""
         return f"{self.paper}/{self.baseline_input or self.input}" if self.source in RUNS and self.baseline else ""
 
     @property
     def what(self) -> str:
-        """The number in words."""
         words = f"{self.quantity}: {self.system}" + (f" over {self.over}" if self.over else "")
         words += f", {self.setting}" if self.setting else ""
         return words + (f" [{self.reading}]" if self.reading else "")
 
     def arguments(self) -> dict[str, str]:
-        """Read `where`."""
         return dict(part.split("=", 1) for part in self.where.split(";") if part)
 
 
@@ -139,7 +135,7 @@ def _check_names(row: Published, place: str) -> None:
 
 
 def _check_answer(row: Published, place: str) -> None:
-    """Check that a row's answer is named completely, and that no column without effect is set."""
+    """Check that an answer is named completely, without columns that have no effect."""
     runs = row.source in RUNS
     needed = {"input": bool(row.source), "metric": bool(row.source), "policy": runs, "baseline": runs and row.kind in RATIOS}
     allowed = {**needed, "where": bool(row.source), "baseline_input": needed["baseline"], "remark": True}

@@ -1,4 +1,4 @@
-"""The output of `moesim papers`: figures, orders, policies against the first of each experiment, and their gaps."""
+"""The output of `moesim papers`: figures, orders, policies against each first one, gaps."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def report(
 
 
 def _figure_table(rows: list[list[str]], form: Format) -> str:
-    """Write the figures; remarks that a terminal has no room for stand below, each once, by number."""
+    """Write the figures; remarks stand below, each once, by number."""
     room = get_terminal_size().columns if form is Format.TABLE and sys.stdout.isatty() else None
     widths = [max(map(len, column)) + 2 for column in zip(HEADINGS, *rows, strict=True)]
     if room is None or sum(widths) - 2 <= room:
@@ -108,7 +108,6 @@ def _rank_cells(one: Agreement) -> list[str]:
 
 
 def _notes(compared: Sequence[Compared], small: bool, separator: str) -> str:
-    """Explain what the policies lack and what the words of the tables mean."""
     info = {one.name: one for one in policy_info()}
     used = dict.fromkeys(name for one in compared for name in one.policies)
     lines = [f"{name} lacks: {'; '.join(info[name].missing)}" for name in used if name in info and info[name].missing]

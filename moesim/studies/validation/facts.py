@@ -122,10 +122,7 @@ def time_by_cause(records: Records, machine: Machine, steps: Collection[int]) ->
 
 
 def apart(facts: Facts, hardware: HardwareProfile) -> Facts:
-    """Separate the runtime's own time of a simulation from the dense part.
-
-    A profile has it as ``router_us``, which the simulator adds to each layer's dense part; in a replay nothing is busy then.
-    """
+    """Take the runtime's time, a profile's ``router_us``, out of a simulation's dense part."""
     n_steps = len(facts.step_ns)
     router_ns = sum(
         round(device.router_us * 1000) * facts.tasks.get(f"dense@{name}", [0])[0] * len(facts.compared_steps) // n_steps

@@ -35,10 +35,7 @@ _UNINFORMED: Final = frozenset({"all-cpu", "all-gpu", "llama-cpp"})
 
 
 def predict(check: Check, folder: Path) -> dict[str, Any]:
-    """Run the simulator for a check.
-
-    Gives ``predicted`` (tokens/s), ``label``, and the shares of the run's time.
-    """
+    """Simulate a check: ``predicted`` (tokens/s), ``label``, and shares of the run's time."""
     model = load_model(check.spec, f"check {check.check}: spec")
     raw = {
         "model": check.spec,
@@ -93,10 +90,7 @@ def _trace(check: Check, model: ModelSpec, folder: Path) -> Path:
 
 
 def predict_sweep(sweep: Sweep, folder: Path) -> dict[str, Any]:
-    """Run the simulator for a setting.
-
-    As of `predict`; for a setting that exceeds the memory only ``refused``.
-    """
+    """Simulate a setting, as `predict`; beyond the memory only ``refused``."""
     check = Check(
         check=sweep.check, row=sweep.machine, model=sweep.model, weights=sweep.weights, machine=sweep.machine,
         setting=sweep.setting, measured=(sweep.measured,), unit="tokens/s", mark="m" if sweep.thin == "yes" else "M",
@@ -120,11 +114,7 @@ NEAR: Final = 0.25
 
 
 def run_sweeps(sweeps: Sequence[Sweep], folder: Path, bar: Progress) -> pd.DataFrame:
-    """Predict every setting that is described well enough.
-
-    A row a setting: its words, ``measured`` and ``predicted`` (tokens/s), ``ratio``, ``error`` (ratio less 1), ``missing_ms``
-    (measured less predicted time of a token), ``refused`` (for settings that exceed the memory), ``label`` and the shares.
-    """
+    """Predict every well enough described setting; errors are ratios less 1, ``missing_ms`` a token."""
     records = []
     known: dict[str, dict[str, Any]] = {}  # of the same run: a setting may have been measured several times
     for sweep in sweeps:
@@ -153,11 +143,7 @@ def _sweep_record(sweep: Sweep, found: dict[str, Any]) -> dict[str, Any]:
 
 
 def groups(frame: pd.DataFrame) -> pd.DataFrame:
-    """Sum up the errors of the predictions.
-
-    A row a group: ``group``, ``rows``, ``median``, ``p90`` (of the absolute error), ``mean`` (of the error), ``within`` (share
-    of rows within `NEAR`), ``worst`` (error) and ``worst_row``. First by memory rate and place, then by machine and model.
-    """
+    """Sum up errors (median, p90, mean, within `NEAR`, worst) by memory rate and place, then machine."""
     if frame.empty:
         return pd.DataFrame()
     done = frame[frame["status"] == "predicted"]

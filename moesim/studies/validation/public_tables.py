@@ -35,7 +35,7 @@ def _read(
     path: Path, row: type, what: str, *, words: _Words, run_words: _Words, needed: Sequence[str], run: Sequence[str],
     numbers: Sequence[str], least: int, yaml: Sequence[str], several: bool,
 ) -> Iterator[tuple[dict[str, Any], str]]:  # fmt: skip
-    """Yield the values of rows with names of their own; columns of a run are empty or 0 where nothing is predicted."""
+    """Yield rows with names of their own; columns of a run are empty or 0 where nothing is predicted."""
     lines = list(read_lines(path, [field.name for field in fields(row)], what))
     for name, n in Counter(texts["check"] for texts, _ in lines).items():
         if n > 1:
@@ -130,7 +130,6 @@ class Check:
 
     @property
     def profile(self) -> str:
-        """Name of the hardware profile; empty without a prediction."""
         return str(self.hardware["base"] if isinstance(self.hardware, Mapping) else self.hardware or "")
 
 

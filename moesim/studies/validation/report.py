@@ -1,4 +1,4 @@
-"""Predicted and measured figures side by side, how far they are apart, what must be equal, and the folder of a validation."""
+"""Predicted next to measured figures: how far apart, what must be equal, and the folder of a validation."""
 
 from __future__ import annotations
 
@@ -92,21 +92,17 @@ class Compared:
 
     @property
     def policy(self) -> str:
-        """Its policy, with options."""
         return str(self.pair.settings["policy"])
 
     def predicted(self, figure: str, *, decided: bool = True) -> float | None:
-        """Return a predicted figure, with the time of decisions or without."""
         return _FIGURES[figure](self.pair.predicted if decided else self.pair.undecided)
 
     def measured(self, figure: str) -> Measured | None:
-        """Return a measured figure; None if it has no meaning in this run."""
         values = [_FIGURES[figure](facts) for facts in self.pair.measured]
         present = [value for value in values if value is not None]
         return Measured.of(present) if present else None
 
     def error(self, figure: str, *, decided: bool = True) -> float | None:
-        """Return predicted / measured - 1."""
         predicted, measured = self.predicted(figure, decided=decided), self.measured(figure)
         return predicted / measured.value - 1 if predicted is not None and measured is not None and measured.value else None
 
@@ -136,7 +132,7 @@ class Compared:
         ]
 
     def tasks(self) -> list[dict[str, Any]]:
-        """Return each kind of task: predicted number and mean ns, measured number and mean ns (medians over repeats)."""
+        """Return each kind of task: predicted and measured number and mean ns (medians over repeats)."""
         found: list[dict[str, Any]] = []
         for name in sorted({name for facts in (self.pair.predicted, *self.pair.measured) for name in facts.tasks}):
             n, whole_ns = self.pair.predicted.tasks.get(name, [0, 0])
@@ -152,7 +148,7 @@ class Compared:
     # ------------------------------------------------------------------------------------------------------- what must be equal
     @property
     def must_be_equal(self) -> bool:
-        """Whether hits and bytes must be equal, since no decision of the policy depends on a clock."""
+        """Whether hits and bytes must be equal: no decision depends on a clock."""
         return not self.pair.clock
 
     @cached_property
@@ -174,12 +170,12 @@ class Compared:
     # -------------------------------------------------------------------------------------------------------------- residual
     @cached_property
     def typical(self) -> Facts:
-        """The replay whose mean decode step is the median (of an even number of repeats the shorter of the middle two)."""
+        """The replay with the median decode step, of an even number the shorter middle one."""
         ordered = sorted(self.pair.measured, key=lambda facts: mean(facts.compared_steps))
         return ordered[(len(ordered) - 1) // 2]
 
     def residual(self) -> dict[str, float]:
-        """Split the mean decode step of the typical replay, less the predicted one, by cause; ns."""
+        """Split the typical replay's decode step, less the predicted one, by cause; ns."""
         return residual(self.pair.predicted, self.typical)
 
     # --------------------------------------------------------------------------------------------------------------- records
@@ -279,7 +275,6 @@ class Report:
         self.problems = [*validation.failures, *(f"{text}; these must be equal" for text in violations if text)]
 
     def by_policy(self) -> dict[str, list[Compared]]:
-        """Group the runs by policy, in the experiment's order."""
         found: dict[str, list[Compared]] = {}
         for one in self.compared:
             found.setdefault(one.policy, []).append(one)
@@ -287,11 +282,10 @@ class Report:
 
     # ------------------------------------------------------------------------------------------------------------ figures
     def results(self) -> list[dict[str, Any]]:
-        """Return one row a run, predicted and measured side by side."""
         return [one.record() for one in self.compared]
 
     def residuals(self) -> list[dict[str, Any]]:
-        """Return one row a run: the difference of the mean decode step by cause, ns and share of the measured step."""
+        """Return one row a run: the difference of the decode step by cause, ns and share."""
         return [_residual_row(one) for one in self.compared]
 
     def summary(self) -> dict[str, Any]:
@@ -317,7 +311,6 @@ class Report:
 
     # -------------------------------------------------------------------------------------------------------------- files
     def write(self, folder: Path) -> list[Path]:
-        """Write tables, figures and a description next to the measurements."""
         config = self.validation.experiment.config.model_dump(mode="json", exclude_unset=True)
         if not self.compared:
             return []

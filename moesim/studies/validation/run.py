@@ -71,7 +71,6 @@ class Watched:
         return placement
 
     def decide(self, event: Any, view: View) -> Iterable[Action]:
-        """Pass an event on."""
         if type(event) is Routed:
             self._begin(event, view)
         answer = tuple(self._policy.decide(event, self._view.of(view)))
@@ -91,7 +90,6 @@ class Watched:
         self._order |= {(event.layer, expert): _NOT_YET for expert in event.active}
 
     def evict(self, fetch: Fetch, view: View) -> Victim | None:
-        """Pass on the question for a victim."""
         victim = self._policy.evict(fetch, self._view.of(view))
         in_use = self._view.seen & {_WatchedView.PINNED}
         self._found |= self._view.seen - in_use
@@ -105,7 +103,7 @@ class Watched:
         return victim
 
     def _is_first(self, victim: Unit, fetch: Fetch, view: View) -> bool:
-        """Whether all else that is idle in the pool was to be used after the victim, in this visit."""
+        """Whether all else idle in the pool was to be used after the victim, in this visit."""
         layer = fetch.layer if self._per_layer[fetch.device, fetch.pool] else None
         held: list[Any] = view.residents(fetch.device, fetch.pool, layer)
         units: list[Unit] = [unit if layer is None else (layer, unit) for unit in held]
@@ -114,7 +112,7 @@ class Watched:
 
 
 class _WatchedView:
-    """A view that notes which of its answers came from a clock; the rest is passed on."""
+    """A view that notes which of its answers came from a clock."""
 
     PINNED: Final = "asks whether a copy is in use"
 
@@ -159,11 +157,7 @@ _MUST_MATCH: Final = ("key", "how")
 
 
 class Measurements:
-    """Measurements of one experiment in a folder.
-
-    The first line says what was measured; then one line for the decision time of each run, and one for each replay. Those of a
-    new object replace what is there with the first measurement.
-    """
+    """Measurements in a folder: a line of what was measured, then one a decision time or replay."""
 
     def __init__(self, folder: Path, header: Mapping[str, Any]) -> None:
         self._journal = Journal(OutputFolder(folder, OWNER), FILE, durable=True)
@@ -176,7 +170,6 @@ class Measurements:
 
     @classmethod
     def resume(cls, folder: Path, header: Mapping[str, Any]) -> Measurements:
-        """Go on with what is there, if anything."""
         if not (folder / FILE).exists():
             return cls(folder, header)
         found = cls.read(folder)
@@ -190,7 +183,6 @@ class Measurements:
 
     @classmethod
     def read(cls, folder: Path) -> Measurements:
-        """Read what was measured."""
         path = folder / FILE
         try:
             lines = Journal(OutputFolder(folder, OWNER), FILE).read()
@@ -214,7 +206,6 @@ class Measurements:
         return found
 
     def add_decisions(self, run: int, label: str, digest: str, took_ns: list[int]) -> None:
-        """Keep how long the policy of a run took to decide: the median, and what it is the median of."""
         ordered = sorted(took_ns) or [0]
         at = [ordered[round(share * (len(ordered) - 1))] for share in (0.1, 0.5, 0.9)]
         self._append(
@@ -223,15 +214,12 @@ class Measurements:
         )  # fmt: skip
 
     def add_replay(self, run: int, repeat: int, facts: Facts) -> None:
-        """Keep the facts of a replay."""
         self._append({"run": run, "repeat": repeat, "facts": asdict(facts)})
 
     def label(self, run: int) -> tuple[str, str]:
-        """Name a run as it was measured, with the digest of its workload."""
         return next(((line["label"], line["digest"]) for line in self._lines if line.get("run") == run), ("", ""))
 
     def of_run(self, run: int) -> list[Facts]:
-        """Return the replays of a run, in the order of their repeats."""
         return [facts for (index, _), facts in sorted(self.replays.items(), key=lambda item: item[0]) if index == run]
 
     def _take(self, line: dict[str, Any]) -> None:
@@ -272,7 +260,6 @@ class Pair:
 
     @property
     def name(self) -> str:
-        """Run, policy, cache and batch in words."""
         return describe_run(self.settings)
 
 
@@ -353,7 +340,6 @@ def validate(
 
 
 def _about(experiment: Experiment) -> dict[str, Any]:
-    """Describe the measurement for readers; a resumed one keeps its first description."""
     told = describe(experiment)
     machines = {spec.hardware.name: dict(spec.hardware.machine) for spec in experiment.specs}
     date = time.strftime("%Y-%m-%d", time.gmtime())
@@ -364,7 +350,7 @@ _NOT_MEASURED = ("run", "decision_ns", "extrapolate", "repeat", "warm_up")  # no
 
 
 def _check_same(experiment: Experiment, kept: Measurements) -> None:
-    """Measurements are compared with the runs that they were taken of, whatever the simulator has become since."""
+    """Compare measurements only with the runs that they were taken of."""
     for spec in experiment.specs:
         wanted = (_label(spec), experiment.workload(spec).digest)
         if spec.index in kept.decision_ns and kept.label(spec.index) != wanted:
@@ -389,7 +375,6 @@ class _Simulator:
         self._errors: list[MoesimError] = []
 
     def add(self, spec: RunSpec, *, measure: bool) -> None:
-        """Simulate one run."""
         try:
             if measure and spec.index not in self._kept.decision_ns:
                 _, timed = self._simulate(spec, Clocked, 0)

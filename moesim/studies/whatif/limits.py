@@ -1,4 +1,4 @@
-"""What limits a run: the time of its decode steps, by the part of the machine that would have to be faster."""
+"""What limits a run: the time of its decode steps by the part that would have to be faster."""
 
 from __future__ import annotations
 
@@ -59,7 +59,6 @@ class Limits:
 
     @property
     def by_part(self) -> dict[str, float]:
-        """Share of the time by part of the machine."""
         parts: dict[str, float] = {}
         for resource, share in self.shares.items():
             parts[RESOURCES[resource]] = parts.get(RESOURCES[resource], 0.0) + share
@@ -67,7 +66,7 @@ class Limits:
 
     @property
     def limit(self) -> str:
-        """The largest resource of the part of the machine with the largest share; of equals the first."""
+        """The largest resource of the part with the largest share; of equals the first."""
         parts = self.by_part
         largest = max(parts, key=lambda part: parts[part])
         return max((r for r in self.shares if RESOURCES[r] == largest), key=lambda r: self.shares[r])
@@ -118,7 +117,7 @@ _BY_CONTEXT: Final = ("attention", "dense", "leading")
 
 
 def _alike(tasks: RecordTable[TaskRecord], steps: set[int]) -> Iterator[tuple[TaskRecord, int]]:
-    """Yield one task of each sort of equal cost in some steps, and the time of all of its sort in ns."""
+    """Yield one task of each sort of equal cost, and the time of all of its sort in ns."""
     (device, _), (kind, kinds) = tasks.texts("device"), tasks.texts("kind")
     step, ns = tasks.column("step"), tasks.column("end") - tasks.column("start")
     places = np.flatnonzero(np.isin(step, list(steps)) & (ns > 0) & (kind != _code(kinds, "predict")))
@@ -141,7 +140,7 @@ def _code(texts: tuple[str, ...], text: str) -> int:
 
 
 class _Tasks:
-    """The bounds of a task: its cost on the machine, and where memory, compute or both take no time."""
+    """A task's cost on the machine, and where memory, compute or both take no time."""
 
     def __init__(self, inputs: Inputs, spec: RunSpec) -> None:
         self._steps = inputs.workload(spec).steps

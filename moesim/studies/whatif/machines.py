@@ -99,7 +99,7 @@ def curves_of(link: Link) -> list[Transfer]:
 
 
 def constant_us(transfer: Transfer) -> Fraction:
-    """Return what a copy takes whatever its size: the latency, or the line through the two smallest copies at 0 bytes."""
+    """Return a copy's latency: stated, or of the line through the two smallest copies."""
     if not transfer.points:
         return transfer.latency_us
     (n0, us0), (n1, us1) = transfer.points[:2]
@@ -107,7 +107,7 @@ def constant_us(transfer: Transfer) -> Fraction:
 
 
 def rate_of(transfer: Transfer) -> Fraction:
-    """Return bytes a second of large copies: the stated rate, or that of the largest measured copy without its constant part."""
+    """Return bytes/s of large copies: stated, or of the largest copy without its constant part."""
     if not transfer.points:
         return Fraction(transfer.bytes_per_s)
     n_bytes, us = transfer.points[-1]
@@ -139,7 +139,7 @@ def wire_factors(link: Link, factor: Fraction) -> dict[str, Fraction]:
 
 
 def shared_memory(profile: HardwareProfile, pair: Pair) -> tuple[Device, Link] | None:
-    """Return host and link if a pair is about the host's memory: experts and copies that no core makes."""
+    """Return host and link if a pair is about the host's memory: experts and copies without a core."""
     links = {link.name: link for link in profile.links}
     for experts, other in ((pair.a, pair.b), (pair.b, pair.a)):
         name, _, what = experts.partition(".")
@@ -154,7 +154,7 @@ def shared_memory(profile: HardwareProfile, pair: Pair) -> tuple[Device, Link] |
 def shared_rates(
     kept: tuple[Fraction, Fraction], drawn: tuple[Fraction, Fraction], memory: Fraction, link: Fraction
 ) -> tuple[Fraction, Fraction]:
-    """Share a memory's capacity between the experts of a processor and a link, after one of them has become faster.
+    """Share a memory's capacity between experts and a link after one became faster.
 
     >>> before = (Fraction(66, 100), Fraction(86, 100))
     >>> [f"{float(share):.3f}" for share in shared_rates(before, (Fraction(66), Fraction(24)), ONE, ONE)]
@@ -176,7 +176,7 @@ def shared_rates(
 def shared_shares(
     profile: HardwareProfile, pair: Pair, memory: Fraction = ONE, link: Fraction = ONE
 ) -> tuple[Fraction, Fraction]:
-    """Return the rates of a pair on the changed machine; unchanged if it is not about a host's memory."""
+    """Return the rates of a pair on the changed machine."""
     rates = Fraction(pair.a_rate_ppm, _PPM), Fraction(pair.b_rate_ppm, _PPM)
     found = shared_memory(profile, pair)
     if found is None:
@@ -205,7 +205,6 @@ class Told:
     source: str = "derived"
 
     def number(self, value: Any, *before: str) -> dict[str, Any]:
-        """Write a number computed from others with these labels."""
         source = weakest((self.source, *before))
         return {"value": value, "source": source, _PROOF[source]: self.why}
 
@@ -220,10 +219,7 @@ def _float(value: Fraction) -> float:
 
 
 def written_curve(profile: HardwareProfile, curve: CostCurve, told: Told) -> dict[str, Any]:
-    """Write a curve as a profile's file does.
-
-    Gives ``form``, ``range`` and the numbers of the form, with ``shape``, or ``model`` and ``part``.
-    """
+    """Write a curve as a profile's file does."""
     before = [number.source for key, number in profile.numbers.items() if key.startswith(f"{curve.key}.")]
 
     def number(value: Any) -> dict[str, Any]:
@@ -269,7 +265,7 @@ def faster_devices(
 
 
 def replaced_device(profile: HardwareProfile, name: str, other: HardwareProfile, new: Device, told: Told) -> Overrides:
-    """Put another machine's device in the place of one: its memory, rates, curves and power; launches and router stay."""
+    """Put another machine's device in the place of one; launches and router stay."""
     found: Overrides = {}
     prefix = f"devices.{new.name}."
     for key, number in other.numbers.items():
@@ -303,7 +299,7 @@ def faster_links(profile: HardwareProfile, factors: Mapping[str, Fraction], told
 def shared_memories(
     profile: HardwareProfile, told: Told, *, memory: Fraction = ONE, hosts: Sequence[str] = (), links: Mapping[str, Fraction] = {}
 ) -> Overrides:
-    """Write the rates that a host's memory leaves to pairs of its experts and a link."""
+    """Write the rates that a host's memory leaves to experts and a link."""
     found: Overrides = {}
     for index, pair in enumerate(profile.contention):
         host = next((end.partition(".")[0] for end in (pair.a, pair.b) if "->" not in end), "")
@@ -316,7 +312,7 @@ def shared_memories(
 
 
 def main_link(profile: HardwareProfile) -> Link:
-    """Return the last link on the way of weights to the compute device. Raises `HardwareError` if they need none."""
+    """Return the last link of weights to the compute device. Raises `HardwareError` without one."""
     way = profile.path_between(profile.backing[0], profile.compute)
     if not way:
         raise HardwareError(

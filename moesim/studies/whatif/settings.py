@@ -49,11 +49,10 @@ class Setting:
         return found
 
     def number(self) -> Fraction:
-        """Read the value as a number. Raises `ConfigError`."""
         return _fraction(self.text, self)
 
     def rate(self) -> Fraction:
-        """Read the value as bytes per second: a number, or a size with its unit as in ``50 GB/s``. Raises `ConfigError`."""
+        """Read the value as bytes per second. Raises `ConfigError`."""
         size = self.text.removesuffix("/s")
         if size != self.text:
             return Fraction(parse_bytes(size.strip(), f"--vary {self}"))
@@ -82,7 +81,6 @@ def quantity(value: Fraction, unit: str) -> str:
 
 
 def _fraction(text: str, setting: Setting, remedy: str = "") -> Fraction:
-    """Read a number, or a ratio of two."""
     top, _, bottom = text.partition("/")
     try:
         numbers = float(top), float(bottom or 1)
@@ -118,21 +116,17 @@ class Base:
 
     @cached_property
     def profile(self) -> HardwareProfile:
-        """The machine."""
         return load_hardware(self.raw["hardware"], f"{self.place}: hardware")
 
     @cached_property
     def model(self) -> ModelSpec:
-        """The model."""
         return load_model(self.raw["model"], f"{self.place}: model")
 
     def machine(self, overrides: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the experiment with other numbers of its machine, by dotted key."""
         hardware = self.raw["hardware"]
         return {**self.raw, "hardware": {**(hardware if isinstance(hardware, Mapping) else {"base": hardware}), **overrides}}
 
     def set(self, key: str, value: Any) -> dict[str, Any]:
-        """Return the experiment with another value of one key, as ``--set`` does."""
         raw: dict[str, Any] = json.loads(json.dumps(self.raw))
         apply_override(raw, f"{key}={json.dumps(value)}")
         return raw
@@ -186,7 +180,7 @@ def single(config: Config, place: str) -> Base:
 
 
 def raw_at(config: Config, point: Point) -> dict[str, Any]:
-    """Write an experiment that has the setting of one point alone, without policies, figures and timeline."""
+    """Write an experiment with the setting of one point, without policies, figures, timeline."""
     base = {key: value for key, value in config.model_dump(mode="json").items() if key not in _LEFT_OUT}
     return {**base, **point.written(), **_NOTHING}
 

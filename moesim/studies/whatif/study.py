@@ -1,4 +1,4 @@
-"""Vary one thing of an experiment at a time: the speed, what limits it, and where along the knob the limit changes."""
+"""Vary one thing at a time: the speed, what limits it, and where along the knob that changes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ Works = Sequence[tuple[Mapping[str, Any], int]]
 
 
 class Runs:
-    """Runs of one study, each once: points of ordinary sweeps, of which a shot is kept."""
+    """Runs of one study, each once."""
 
     def __init__(
         self, place: str, jobs: int | None, progress: bool, simulate: Callable[[Works], list[Shot]] | None = None
@@ -67,12 +67,10 @@ class Runs:
         self._workers.__exit__(*error)
 
     def read_inputs(self, raws: Iterable[Mapping[str, Any]]) -> None:
-        """Read models, machines and traces of experiments, so that a missing one is known before the first run."""
         for raw in raws:
             read_inputs(raw, self._place, self._traces)
 
     def shots(self, works: Works) -> list[Shot]:
-        """Return runs; those not known yet are simulated."""
         keys = [(json.dumps(_without_words(raw), sort_keys=True), index) for raw, index in works]
         missing = {key: work for key, work in zip(keys, works, strict=True) if key not in self._known}
         self._known.update(zip(missing, self._simulate(list(missing.values())), strict=True))
@@ -130,7 +128,7 @@ CLOSE = 1.05
 
 @dataclass(frozen=True)
 class Crossing:
-    """The limit of a run at a factor: where the search asked, and at last where the limit changes."""
+    """The limit of a run at a factor: where the search asked, at last where it changes."""
 
     limit: str | None  # what limits it; None if it could not be carried out, or in the end if there is no change in reach
     # the factor that was simulated, which of whole numbers may be another than was asked for; in the end the smallest change at
@@ -261,12 +259,11 @@ class Line:
 
     @property
     def is_oracle(self) -> bool:
-        """Whether the policy knows the future."""
         return self.base.row.get("source_label") == "oracle"
 
     @property
     def fresh(self) -> float | None:
-        """Share of the gate mass, of decoding if it decodes, that is computed as recorded; None where it is not known."""
+        """Share of the gate weight computed as recorded, of decoding if there is any."""
         for key in ("fidelity_fresh_decode", "fidelity_fresh"):
             if isinstance(share := self.shot.row.get(key), int | float):
                 return float(share)
@@ -274,7 +271,7 @@ class Line:
 
     @property
     def anomalies(self) -> tuple[str, ...]:
-        """Metrics for which a faster part of the machine is worse, or a slower one better, by more than 0.5 %."""
+        """Metrics that go the wrong way with a faster or slower part by more than 0.5 %."""
         factor = self.changed.factor
         if len(self.settings) != 1 or self.settings[0].knob not in (*RATES, "pcie", "cpu.memory") or factor in (None, 1):
             return ()
@@ -285,19 +282,18 @@ class Line:
 
     @property
     def uneven(self) -> tuple[str, ...]:
-        """Costs that changed between a curve and a roofline: they differ by more than the variation."""
+        """Costs that changed between a curve and a roofline, which differ by more than the variation."""
         one, two = self.base, self.shot
         return tuple(sorted((one.curves & two.rooflines) | (one.rooflines & two.curves)))
 
     def change(self, key: str) -> float | None:
-        """Return the change of a metric against the run as it is, as a share of that; None where it has no meaning."""
+        """Return a metric's change as a share; None where it has no meaning."""
         before, after = self.base.row.get(key), self.shot.row.get(key)
         if not isinstance(before, int | float) or not isinstance(after, int | float) or not before:
             return None
         return after / before - 1
 
     def record(self) -> dict[str, Any]:
-        """Return everything by name: the columns of ``whatif.parquet``."""
         limits, before, crossing = self.shot.limits, self.base.limits, self.crossing
         assert before is not None
         row, base = self.shot.row, self.base.row
@@ -378,7 +374,7 @@ def _refuse_same(changes: Mapping[tuple[Setting, ...], Changed]) -> None:
 
 
 def _axis(together: Sequence[Setting], changed: Changed) -> tuple[str, bool] | None:
-    """Name the knob along which to look for another limit, and whether upwards; None if there is no such direction."""
+    """Name the knob along which to look, and whether upwards; None if there is none."""
     if len(together) != 1 or changed.factor in (None, 1) or knob_of(together[0].knob).scale is None:
         return None
     assert changed.factor is not None
