@@ -19,12 +19,15 @@ _FROM = {
     "Trace": "moesim.trace:Trace",
     "calibrate": "moesim.api.answers:calibrate",
     "compare": "moesim.api.run:compare",
+    "diff": "moesim.api.studies:diff",
     "load": "moesim.api.run:load",
     "load_hardware": "moesim.hardware:load_hardware",
     "load_model": "moesim.model:load_model",
     "load_trace": "moesim.api.run:load_trace",
     "recommend": "moesim.api.answers:recommend",
+    "regret": "moesim.api.studies:regret",
     "run": "moesim.api.run:run",
+    "whatif": "moesim.api.studies:whatif",
 }
 """Names and where they are: a name loads what it needs when it is first used, so that `import moesim` stays light."""
 

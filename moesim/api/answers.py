@@ -39,47 +39,13 @@ class Advice(Answer, advice.Advice):
 
         return pd.DataFrame([flat(self, one) for one in (*self.runnable, *self.papers)])
 
-    @checked("text", form="text")
-    def text(self, form: str = "table") -> str:
-        """Write it as ``moesim recommend`` prints it.
-
-        Parameters
-        ----------
-        form : str
-            ``table``, ``md``, ``csv``, ``json`` or ``jsonl``.
-
-        Returns
-        -------
-        str
-
-        Raises
-        ------
-        ConfigError
-            If it is none of these.
-        """
+    def _text(self, form: Format) -> str:
         from moesim.studies.advice.show import output
 
-        return output(self, Format.named(form))
+        return output(self, form)
 
-    @checked("save", folder="path")
     def save(self, folder: str | Path) -> Path:
-        """Write the folder of ``moesim recommend --out``.
-
-        Parameters
-        ----------
-        folder : str or Path
-            A new one, or one of an earlier advice, which is replaced.
-
-        Returns
-        -------
-        Path
-            The folder.
-
-        Raises
-        ------
-        ConfigError
-            If the folder holds something else.
-        """
+        """Write the folder of ``moesim recommend --out``; see `Answer.save`."""
         from moesim.studies.advice.show import write_folder
 
         write_folder(self, Path(folder))

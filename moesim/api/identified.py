@@ -6,7 +6,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from moesim.api.arguments import checked
 from moesim.api.result import Answer
 from moesim.core.table import Format
 from moesim.studies.identify import identify as results
@@ -34,45 +33,11 @@ class Identified(Answer, results.Identified):
 
         return pd.DataFrame(report.constant_records(self))
 
-    @checked("text", form="text")
-    def text(self, form: str = "table") -> str:
-        """Write it as ``moesim calibrate`` prints it.
+    def _text(self, form: Format) -> str:
+        return report.text(self, self.next_lines, form)
 
-        Parameters
-        ----------
-        form : str
-            ``table`` or ``md``; ``csv``, ``json`` or ``jsonl``: the constants alone.
-
-        Returns
-        -------
-        str
-
-        Raises
-        ------
-        ConfigError
-            If it is none of these.
-        """
-        return report.text(self, self.next_lines, Format.named(form))
-
-    @checked("save", folder="path")
     def save(self, folder: str | Path) -> Path:
-        """Write the folder of ``moesim calibrate --out``: profile, page, figure, tables.
-
-        Parameters
-        ----------
-        folder : str or Path
-            A new one, or one of an earlier calibration, which is replaced.
-
-        Returns
-        -------
-        Path
-            The folder.
-
-        Raises
-        ------
-        ConfigError
-            If the folder holds something else.
-        """
+        """Write the folder of ``moesim calibrate --out``: profile, page, figure, tables; see `Answer.save`."""
         report.write(self, self.next_lines, Path(folder))
         return Path(folder)
 

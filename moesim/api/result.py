@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from moesim.api.arguments import checked
-from moesim.core.files import write_bytes
+from moesim.core.files import OutputFolder, write_bytes
 from moesim.core.table import Format
 from moesim.core.units import digits
 from moesim.errors import ConfigError, unknown_name
@@ -361,23 +361,66 @@ class Result:
 
 
 class Answer:
-    """Shows itself as the command prints it, and in a notebook as a table."""
+    """The answer of a study: shows itself as its command prints it, and in a notebook as a table."""
 
     _shown: ClassVar[list[str]]
     """Columns that a notebook shows."""
+    _command: ClassVar[str]
+    """Whose folder `save` writes."""
 
     @property
     def table(self) -> DataFrame:
-        """Return it as a table."""
+        """Return it as a table, one row a result; names end in the unit."""
         raise NotImplementedError
 
+    def _text(self, form: Format) -> str:
+        raise NotImplementedError
+
+    def files(self) -> dict[str, bytes]:
+        """Return the files that `save` writes, by name."""
+        raise NotImplementedError
+
+    @checked("text", form="text")
     def text(self, form: str = "table") -> str:
-        """Write it as the command prints it."""
-        raise NotImplementedError
+        """Write it as the command prints it.
 
+        Parameters
+        ----------
+        form : str
+            ``table``, ``md``, ``csv``, ``json`` or ``jsonl``.
+
+        Returns
+        -------
+        str
+
+        Raises
+        ------
+        ConfigError
+            If it is none of these.
+        """
+        return self._text(Format.named(form))
+
+    @checked("save", folder="path")
     def save(self, folder: str | Path) -> Path:
-        """Write the folder of the command."""
-        raise NotImplementedError
+        """Write the folder of the command with ``--out``.
+
+        Parameters
+        ----------
+        folder : str or Path
+            A new one, or one that the command wrote, which is replaced.
+
+        Returns
+        -------
+        Path
+            The folder.
+
+        Raises
+        ------
+        ConfigError
+            If the folder holds something else.
+        """
+        OutputFolder(Path(folder), self._command).replace(self.files())
+        return Path(folder)
 
     def __str__(self) -> str:
         return self.text().rstrip("\n")

@@ -130,8 +130,9 @@ def compare(
         policies, model=model, hardware=hardware, trace=trace, cache=cache, batch=batch, prompt=prompt, decode=decode,
         n_batches=n_batches, seed=seed, transfer=transfer, repeat=repeat, overrides=overrides, given=given,
     )  # fmt: skip
-    place = "compare"
-    return _carried_out(parse_config(raw, place), place, given, quick=quick, out=out, jobs=jobs, progress=progress)
+    config = parse_config(raw, "compare")
+    config = made_quick(config, "compare") if quick else config
+    return _carried_out(config, "compare", given, out=out, jobs=jobs, progress=progress)
 
 
 def comparison(
@@ -196,24 +197,30 @@ def run(
     InputError
         If the file cannot be read, or what it asks for is wrong.
     """
+    config, place, given = read_experiment("run", experiment, overrides, quick=quick)
+    return _carried_out(config, place, given, out=out, jobs=jobs, progress=progress)
+
+
+def read_experiment(
+    verb: str, experiment: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | Sequence[str], *, quick: bool
+) -> tuple[Config, str, dict[str, Trace]]:
+    """Read an experiment for a verb: its configuration, its name in messages, and traces that are objects."""
     given: dict[str, Trace] = {}
     if isinstance(experiment, Mapping):
-        place = "run"
-        raw = {key: value for key, value in experiment.items() if key != "trace"}
-        raw = written(raw, place)
+        place = verb
+        raw = written({key: value for key, value in experiment.items() if key != "trace"}, place)
         if "trace" in experiment:
             raw["trace"] = _routing(experiment["trace"], given, f"{place}: trace")
         _override(raw, overrides, place)
         config = parse_config(raw, place)
     else:
         place = str(experiment)
-        texts = [] if isinstance(overrides, Mapping) else list(overrides)
-        config = load_config(Path(experiment), texts)
+        config = load_config(Path(experiment), [] if isinstance(overrides, Mapping) else list(overrides))
         if isinstance(overrides, Mapping) and overrides:
             raw = config.model_dump(mode="json", exclude_unset=True)
             _override(raw, overrides, place)
             config = parse_config(raw, place)
-    return _carried_out(config, place, given, quick=quick, out=out, jobs=jobs, progress=progress)
+    return made_quick(config, place) if quick else config, place, given
 
 
 @checked("load", folder="path", trust="flag", inputs="path")
@@ -243,10 +250,9 @@ def load(folder: str | Path, *, trust: bool = False, inputs: str | Path | None =
 
 
 def _carried_out(
-    config: Config, place: str, given: Mapping[str, Trace], *, quick: bool, out: str | Path | None, jobs: int | None,
-    progress: bool,
-) -> Result:  # fmt: skip
-    experiment = Experiment(made_quick(config, place) if quick else config, place, known=dict(given))
+    config: Config, place: str, given: dict[str, Trace], *, out: str | Path | None, jobs: int | None, progress: bool
+) -> Result:
+    experiment = Experiment(config, place, known=given)
     folder = None if out is None else Path(out)
     return Result(executed(experiment, folder, jobs=_processes(experiment, jobs), progress=progress).rows, experiment)
 

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from moesim.core.files import Manifest, OutputFolder, State, listing, nearest_folder
+from moesim.core.table import Format
 from moesim.core.text import say
 from moesim.errors import ConfigError, WriteError
 from moesim.trace.format import is_trace
+
+if TYPE_CHECKING:
+    from moesim.api.studies import Regrets, WhatIf
 
 
 def check_out(path: Path, *, suffix: str | None = None, overwrite: bool = False, option: str = "--out") -> None:
@@ -65,6 +71,16 @@ def check_out_folder(path: Path, *, option: str) -> None:
 def write_own(folder: Path, files: Mapping[str, bytes], command: str) -> None:
     """Write the folder of a command in the place of an earlier one."""
     _tell(OutputFolder(folder, command).replace(files))
+
+
+def print_answer(found: WhatIf | Regrets, form: Format, out: Path | None, command: str) -> int:
+    """Print the answer of a study, write its folder if there is one, and name what failed; return the exit code."""
+    sys.stdout.write(found.text(form))
+    if out is not None:
+        write_own(out, found.files(), command)
+    for line in found.failures:
+        say(f"moesim: {line}")
+    return 1 if found.failures else 0
 
 
 def write_beside(folder: Path, files: Mapping[str, bytes], command: str) -> None:

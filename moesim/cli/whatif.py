@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from moesim.cli.options import Jobs, Printed, Quick, Set
-from moesim.cli.outputs import write_own
+from moesim.cli.outputs import print_answer
 from moesim.core.files import check_own_folder
-from moesim.core.table import Format, render, render_records
-from moesim.core.text import say
-from moesim.core.units import NS_PER_MS, NS_PER_S, format_size
+from moesim.core.table import Format
 from moesim.errors import ConfigError
-from moesim.experiment.config import load_config
-from moesim.experiment.report import cost_notes, split_notes
-from moesim.experiment.sweep import quick
-from moesim.metrics.fidelity import fresh_cell
-from moesim.metrics.frames import frame_bytes
-
-if TYPE_CHECKING:
-    from moesim.studies.whatif.study import Line
 
 
 def whatif(
@@ -47,194 +35,15 @@ def whatif(
 
     Example: moesim whatif experiments/fiddler-a6000.yaml --quick --vary "link.bytes_per_s x0.5,x2" --vary "cpu.memory 4->8"
     """
-    from moesim.studies.whatif.settings import parse_vary, single
-    from moesim.studies.whatif.study import RATES, variations_of
-    from moesim.studies.whatif.study import whatif as vary_experiment
-
     if knobs:
+        from moesim.studies.whatif.show import knob_table
+
         sys.stdout.write(knob_table(form))
         return 0
     if file is None:
         raise ConfigError("whatif: expected an experiment file, got none; name one, or list what can be varied with --knobs")
     if out is not None:
         check_own_folder(out, "whatif")
-    config = load_config(file, overrides)
-    base = single(quick(config) if small else config, str(file))
-    if vary:
-        variations = [together for text in vary for together in parse_vary(text)]
-    else:
-        variations, left_out = variations_of(base, RATES)
-        for reason in left_out:
-            say(f"moesim: left out: {reason}")
-    lines = vary_experiment(base, variations, look=look, jobs=jobs, progress=True)
-    sys.stdout.write(table(lines, form, small))
-    if out is not None:
-        write_own(out, files_of(lines, small), "whatif")
-    failures = [f"{line.policy}, {line.name}: {line.shot.error}" for line in lines if line.shot.error is not None]
-    for failure in failures:
-        say(f"moesim: {failure}")
-    return 1 if failures else 0
+    from moesim.api.studies import whatif as vary_experiment
 
-
-def files_of(lines: Sequence[Line], small: bool = False) -> dict[str, bytes]:
-    """Return ``whatif.parquet`` and ``whatif.csv``: one row a varied setting; `small` as of `table`."""
-    rows = _records(lines, small)
-    return {"whatif.parquet": frame_bytes(rows), "whatif.csv": render_records(rows, Format.CSV).encode()}
-
-
-def knob_table(form: Format) -> str:
-    """Write the table of knobs."""
-    from moesim.studies.whatif.knobs import KNOBS
-
-    rows = [(knob.name, knob.values, knob.changes) for knob in KNOBS.values()]
-    rows.append(("any key", "a value; xF, ±P% of a number", "of the experiment or the hardware profile, as --set spells it"))
-    if form.for_programs:
-        return render_records([dict(zip(("knob", "values", "changes"), row, strict=True)) for row in rows], form)
-    return render(["knob", "values", "what it changes"], rows, form)
-
-
-def _records(lines: Sequence[Line], small: bool) -> list[dict[str, Any]]:
-    from moesim.studies.whatif.study import records
-
-    return [{**record, "quick": small} for record in records(lines)]
-
-
-def table(lines: Sequence[Line], form: Format, small: bool = False) -> str:
-    """Write varied settings."""
-    if form.for_programs:
-        return render_records(_records(lines, small), form)
-    head = ["policy", "what if", "tok/s", "change", "TTFT", "change", "limited by", "next limit on this way", "label"]
-    cells = [_cells(line) for line in lines]
-    inexact = any(_fresh(line).endswith("*") for line in lines)
-    if inexact:
-        head.insert(6, FRESH)
-        for line, row in zip(lines, cells, strict=True):
-            row.insert(6, _fresh(line))
-    text = render(head, cells, form, right=[*head[2:6], FRESH])
-    between = "\n\n" if form is Format.MD else "\n"
-    return text + "\n" + between.join(_notes(lines, small, inexact)) + "\n"
-
-
-FRESH = "fresh %"
-
-
-def _fresh(line: Line) -> str:
-    return "-" if line.fresh is None else fresh_cell(line.fresh)
-
-
-def _cells(line: Line) -> list[str]:
-    row, limits = line.shot.row, line.shot.limits
-    policy = f"{line.policy} (oracle)" if line.is_oracle else line.policy
-    if limits is None:
-        return [policy, line.name, "failed", "-", "-", "-", "-", "-", "-"]
-    before = line.base.limits
-    assert before is not None
-    limit = limits.text() or "nothing"
-    if limits.limit != before.limit:
-        limit += f" (before: {before.limit})"
-    speed, first = row.get("decode_tokens_per_s"), row.get("ttft_mean_ns")
-    return [
-        policy,
-        line.name,
-        _figures(speed) if isinstance(speed, int | float) else "-",
-        _change(line, "decode_tokens_per_s"),
-        _time(first),
-        _change(line, "ttft_mean_ns"),
-        limit,
-        _next(line),
-        str(row.get("source_label")),
-    ]
-
-
-_NO_EFFECT = {"not limiting": "none: not limiting", "not used": "none: not used", "same": "-"}
-
-
-def _change(line: Line, key: str) -> str:
-    if line.effect in _NO_EFFECT:
-        return _NO_EFFECT[line.effect] if key == "decode_tokens_per_s" else "-"
-    change = line.change(key)
-    if change is None:
-        return "-"
-    text = f"{100 * change:+z.1f}"
-    told = "0.0" if text == "+0.0" else text  # no sign where it rounds to nothing
-    return f"{told} %{'*' if line.uneven else ''}{' !' if key in line.anomalies else ''}"
-
-
-def _figures(value: float) -> str:
-    """Write three figures, zeros at the end as well, so that 15.0 stands below 14.9."""
-    rounded = float(f"{value:.3g}")
-    return f"{rounded:.{max(0, 2 - math.floor(math.log10(rounded)))}f}" if rounded > 0 else "0"
-
-
-def _time(ns: object) -> str:
-    if not isinstance(ns, int | float):
-        return "-"
-    return f"{_figures(ns / NS_PER_S)} s" if ns >= NS_PER_S else f"{_figures(ns / NS_PER_MS)} ms"
-
-
-def _next(line: Line) -> str:
-    crossing = line.crossing
-    if crossing is None:
-        return "-"
-    if crossing.limit is not None:
-        return f"{crossing.limit} from {_factor(float(crossing.factor))}{_value(line)}"
-    far = (
-        f"no change up to {_factor(float(crossing.factor))}"
-        if crossing.factor >= 1
-        else f"no change down to {_factor(float(crossing.factor))}"
-    )
-    return far + (", beyond which it does not run" if crossing.error else "")
-
-
-def _factor(factor: float) -> str:
-    if factor < 1 and abs(1 / factor - round(1 / factor)) < 1e-9:
-        return f"x1/{round(1 / factor)}"
-    return f"x{factor:.3g}"
-
-
-def _value(line: Line) -> str:
-    from moesim.studies.whatif.knobs import knob_of
-    from moesim.studies.whatif.settings import quantity
-
-    return "" if line.at is None else f" ({quantity(line.at, knob_of(line.settings[0].knob).unit)})"
-
-
-def _as_it_is(row: Mapping[str, Any]) -> str:
-    ratio, budget = row.get("cache_ratio"), row.get("cache_budget_bytes")
-    memory = f"{ratio:g}" if ratio is not None else format_size(budget or 0)
-    told = {
-        "batch": row.get("batch_size"),
-        "cache": memory,
-        "prompt": row.get("prompt_tokens"),
-        "decode": row.get("decode_tokens"),
-    }
-    return "as it is: " + ", ".join(f"{name} {'as recorded' if value is None else value}" for name, value in told.items())
-
-
-def _notes(lines: Sequence[Line], small: bool, inexact: bool) -> list[str]:
-    first = lines[0].base.row
-    labels = dict.fromkeys(", ".join(split_notes(line.base.row)[0]) for line in lines)
-    notes = [
-        f"{first['model']} on {first['hardware']}, routing {first['trace']} ({'; '.join(labels)}); simulated",
-        *cost_notes([line.shot.row for line in lines]),
-        _as_it_is(first),
-        "limited by: where decoding spends its time, largest shares first; the part (link, CPU, GPU ...) with most is the limit",
-        "next limit on this way: change the knob this far, to 5 %, and the run has another limit; searched up to x8 or x1/8",
-        "label: the weakest source among the numbers used; a scaled number is at best derived, a given one is assumed",
-    ]
-    if any(line.shot.limits and line.shot.limits.shares["GPU launches"] > 0 for line in lines):
-        notes.append("GPU launches: starting kernels and telling the host what the router chose; no faster on a faster GPU")
-    if any(line.effect == "not used" for line in lines):
-        notes.append("none: not used: the run uses none of the changed numbers; not limiting: it uses them, and takes as long")
-    if inexact:
-        notes.append(f"* in {FRESH}: not exact: routing is replayed as recorded, whatever the policy computed")
-    odd = [f"{line.policy}, {line.name}" for line in lines if line.anomalies]
-    if odd:
-        notes.append(f"! faster with less, or slower with more: a schedule's anomaly, or memory that two share: {'; '.join(odd)}")
-    uneven = {line.name: ", ".join(line.uneven) for line in lines if line.uneven}
-    notes += [
-        f"* {name}: {costs}: measured curve on one side, ceilings of the device on the other" for name, costs in uneven.items()
-    ]
-    done = {line.name: line.changed.note for line in lines if line.changed.note}
-    notes += [f"{name}: {note}" for name, note in done.items()]
-    return [*notes, "made small by --quick: these numbers say nothing about the experiment"] if small else notes
+    return print_answer(vary_experiment(file, vary, overrides=overrides, quick=small, look=look, jobs=jobs), form, out, "whatif")

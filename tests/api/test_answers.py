@@ -151,3 +151,31 @@ def test_paths_and_experiments_of_another_type() -> None:
 
 def test_a_machine_says_in_a_line_what_it_is() -> None:
     assert repr(moesim.load_hardware("rtx3090-epyc7532")) == "<Hardware: rtx3090-epyc7532, gpu0, cpu0>"
+
+
+SMALL = {
+    "model": {"base": "mixtral-8x7b", "expert_bits": 4}, "hardware": "rtx3090-epyc7532", "trace": "mini-mixtral",
+    "workload": {"prompt_tokens": 4, "decode_tokens": 2}, "cache": {"ratio": 0.25}, "policies": ["lru", "fiddler"],
+}  # fmt: skip
+
+
+def test_studies_are_those_of_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, ran = tmp_path / "small.yaml", tmp_path / "ran"
+    file.write_text(yaml.safe_dump(SMALL))
+    moesim.run(SMALL, out=ran, jobs=1, progress=False)
+    vary = ["batch 2"]
+    given: list[tuple[list[str], Any]] = [
+        (["whatif", str(file), "--vary", *vary, "--no-next"], moesim.whatif(SMALL, vary, look=False, jobs=1, progress=False)),
+        (["regret", str(file), "--policies", "lru"], moesim.regret(str(file), ["lru"], jobs=1, progress=False)),
+    ]
+    for line, found in given:
+        assert main([*line, "--jobs", "1", "--out", str(tmp_path / line[0])]) == 0
+        printed = capsys.readouterr().out.replace(str(file), "whatif")
+        assert found.text().replace(str(file), "whatif") == printed and not found.failures
+        assert contents(found.save(tmp_path / f"{line[0]}-2")) == contents(tmp_path / line[0])
+        assert set(found._shown) <= set(found.table) and repr(found).startswith("<") and "<table" in found._repr_html_()
+    both = moesim.diff(f"{ran}:lru", f"{ran}:fiddler")
+    assert main(["diff", f"{ran}:0", f"{ran}:1", "-o", "csv"]) == 0
+    assert capsys.readouterr().out.replace(":0", ":lru").replace(":1", ":fiddler") == both.text("csv")
+    assert (both.save(tmp_path / "diff") / "diff.csv").read_text() == both.text("csv")
+    assert set(both._shown) <= set(both.table) and "fiddler" in repr(both)

@@ -11,8 +11,6 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from moesim.cli.diff import _value
-from moesim.cli.regret import _saved
 from moesim.core.table import Format
 from moesim.core.units import format_ns
 from moesim.experiment.report import result_table
@@ -20,7 +18,8 @@ from moesim.metrics.fidelity import fresh_cell, fresh_percent, is_exact
 from moesim.plots.result_rows import inexact, meaning, star
 from moesim.plots.studies import _percent
 from moesim.report.tables import _fresh
-from moesim.studies.regret import Step
+from moesim.studies.diff import _value
+from moesim.studies.regret import Step, _saved
 
 PACKAGE = Path(__file__).resolve().parents[2] / "moesim"
 

@@ -15,9 +15,7 @@ import pandas as pd
 import pytest
 
 from moesim.cli.diff import diff as command
-from moesim.cli.diff import text_of
 from moesim.cli.regret import regret
-from moesim.cli.regret import table as regret_table
 from moesim.cli.trace_lookahead import layers_table, trace_lookahead
 from moesim.core.record_table import RecordTable
 from moesim.core.table import Format
@@ -36,9 +34,10 @@ from moesim.plots.studies import lookahead
 from moesim.plots.studies import regret as waterfall
 from moesim.policies.registry import POLICIES, make_part, make_policy
 from moesim.records import Records, StepRecord
-from moesim.studies.diff import OUTSIDE, PHASES, Diff, find_run, most_different
+from moesim.studies.diff import OUTSIDE, PHASES, Diff, find_run, most_different, text_of
 from moesim.studies.lookahead import Line, look_ahead, records, relation, see_layers
 from moesim.studies.regret import DECISIONS, ORDERS, Regret, combinations, derive, instant_links, regrets, replaceable
+from moesim.studies.regret import table as regret_table
 from moesim.testing.traces import synthetic_trace
 from tests.experiment.experiment_kit import resolve, small, write_trace, write_yaml
 

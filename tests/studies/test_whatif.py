@@ -17,7 +17,6 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from moesim.cli.whatif import knob_table, table
 from moesim.cli.whatif import whatif as command
 from moesim.core.record_table import RecordTable
 from moesim.core.table import Format
@@ -31,6 +30,7 @@ from moesim.records import Records, StepRecord
 from moesim.studies.whatif.knobs import KNOBS, change
 from moesim.studies.whatif.limits import RESOURCES, Limits, limits_of
 from moesim.studies.whatif.settings import Base, Changed, parse_vary, single
+from moesim.studies.whatif.show import knob_table, table
 from moesim.studies.whatif.study import Crossing, Line, Runs, Shot, records, search, variations_of, whatif
 from tests.experiment.experiment_kit import resolve, small, write_yaml
 
