@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from moesim.api.arguments import checked, written
 from moesim.api.result import Answer
@@ -18,38 +18,25 @@ from moesim.hardware import HardwareProfile
 from moesim.model import ModelSpec
 from moesim.studies.advice import recommend as advice
 from moesim.studies.advice.question import Asked
+from moesim.studies.advice.show import flat, output, write_folder
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
-
     from moesim.api.identified import Identified
 
 
 class Advice(Answer, advice.Advice):
     """The best placement of a model's experts on a machine, with runners-up, as `moesim.recommend` gives it."""
 
-    _shown: ClassVar = ["placement", "runnable", "decode_tokens_per_s", "low", "high", "ttft_s", "ratio_to_best", "label"]
+    _shown = ("placement", "runnable", "decode_tokens_per_s", "low", "high", "ttft_s", "ratio_to_best", "label")
 
-    @property
-    def table(self) -> DataFrame:
-        """One row a finalist, those that can be run first; names end in the unit, `low` and `high` are tokens/s."""
-        import pandas as pd  # takes half a second to import
-
-        from moesim.studies.advice.show import flat
-
-        return pd.DataFrame([flat(self, one) for one in (*self.runnable, *self.papers)])
+    def _rows(self) -> list[dict[str, Any]]:
+        return [flat(self, one) for one in (*self.runnable, *self.papers)]
 
     def _text(self, form: Format) -> str:
-        from moesim.studies.advice.show import output
-
         return output(self, form)
 
-    def save(self, folder: str | Path) -> Path:
-        """Write the folder of ``moesim recommend --out``; see `Answer.save`."""
-        from moesim.studies.advice.show import write_folder
-
-        write_folder(self, Path(folder))
-        return Path(folder)
+    def _save(self, folder: Path) -> None:
+        write_folder(self, folder)
 
     def __repr__(self) -> str:
         setting, best = self.setting, self.best
@@ -62,23 +49,11 @@ class Advice(Answer, advice.Advice):
     trace="path", gguf="path", calibrate="path", lossy="flag", jobs="count", progress="flag",
 )  # fmt: skip
 def recommend(
-    model: str | Mapping[str, Any] | ModelSpec | None,
-    hardware: str | Path | Mapping[str, Any] | HardwareProfile,
-    *,
-    vram: str | None = None,
-    ram: str | None = None,
-    bits: float | None = None,
-    batch: int = 1,
-    prompt: int = 512,
-    decode: int = 128,
-    context: int | None = None,
-    trace: str | Path | None = None,
-    gguf: str | Path | None = None,
-    calibrate: str | Path | None = None,
-    lossy: bool = False,
-    jobs: int | None = None,
-    progress: bool = True,
-) -> Advice:
+    model: str | Mapping[str, Any] | ModelSpec | None, hardware: str | Path | Mapping[str, Any] | HardwareProfile, *,
+    vram: str | None = None, ram: str | None = None, bits: float | None = None, batch: int = 1, prompt: int = 512,
+    decode: int = 128, context: int | None = None, trace: str | Path | None = None, gguf: str | Path | None = None,
+    calibrate: str | Path | None = None, lossy: bool = False, jobs: int | None = None, progress: bool = True,
+) -> Advice:  # fmt: skip
     """Find the best placement of a model's experts on a machine.
 
     Parameters
@@ -122,28 +97,19 @@ def recommend(
         None if model is None else written(model, "recommend: model"), written(hardware, "recommend: hardware"), vram, ram, bits,
         batch, prompt, decode, context, None if trace is None else str(trace), None if gguf is None else Path(gguf), lossy,
     )  # fmt: skip
+    from moesim.studies.advice.recommend import recommend as search  # SciPy takes most of a second to import
+    from moesim.studies.advice.recommend import recommend_observed
+
     if calibrate is None:
-        from moesim.studies.advice.recommend import recommend as search
-
-        found = search(asked, jobs=jobs, progress=progress)
-    else:
-        from moesim.studies.advice.recommend import recommend_observed  # SciPy takes most of a second to import
-
-        found = recommend_observed(asked, Path(calibrate), jobs=jobs, progress=progress)
-    return Advice(**vars(found))
+        return Advice(**vars(search(asked, jobs=jobs, progress=progress)))
+    return Advice(**vars(recommend_observed(asked, Path(calibrate), jobs=jobs, progress=progress)))
 
 
 @checked("calibrate", observations="path", models="names", free="names", name="text", out="path", progress="flag")
 def calibrate(
-    observations: str | Path,
-    hardware: str | Path | Mapping[str, Any] | HardwareProfile,
-    *,
-    models: Sequence[str] = (),
-    free: Sequence[str] = (),
-    name: str | None = None,
-    out: str | Path | None = None,
-    progress: bool = True,
-) -> Identified:
+    observations: str | Path, hardware: str | Path | Mapping[str, Any] | HardwareProfile, *, models: Sequence[str] = (),
+    free: Sequence[str] = (), name: str | None = None, out: str | Path | None = None, progress: bool = True,
+) -> Identified:  # fmt: skip
     """Identify a machine's rates and fixed costs from a few observed speeds.
 
     Parameters

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import fields
 from functools import wraps
@@ -22,36 +22,24 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
-
-
-def _is_path(value: Any) -> bool:
-    return isinstance(value, str | os.PathLike)
-
-
-def _are_names(value: Any) -> bool:
-    return isinstance(value, list | tuple) and all(isinstance(one, str) for one in value)
-
-
 KINDS: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
     "flag": (lambda value: isinstance(value, bool), "True or False"),
-    "count": (_is_count, "a whole number of at least 1"),
-    "number": (_is_number, "a number"),
+    "count": (lambda value: isinstance(value, Integral) and int(value) >= 1, "a whole number of at least 1"),
+    "number": (lambda value: isinstance(value, Real), "a number"),
     "text": (lambda value: isinstance(value, str), "a text"),
     "size": (lambda value: isinstance(value, str), "a text with a unit, such as '12GiB'"),
-    "width": (lambda value: isinstance(value, str) or _is_number(value), "'column', 'page', 'slide', or a number of inches"),
-    "path": (_is_path, "a path"),
-    "experiment": (lambda value: _is_path(value) or isinstance(value, Mapping), "a path or a mapping"),
-    "names": (_are_names, "a list of texts"),
+    "width": (lambda value: isinstance(value, str | Real), "'column', 'page', 'slide', or a number of inches"),
+    "path": (lambda value: isinstance(value, str | os.PathLike), "a path"),
+    "experiment": (lambda value: isinstance(value, str | os.PathLike | Mapping), "a path or a mapping"),
+    "names": (lambda value: _are_names(value), "a list of texts"),
     "mapping": (lambda value: isinstance(value, Mapping), "a mapping"),
     "overrides": (lambda value: isinstance(value, str | Mapping) or _are_names(value), "a mapping, or a list of 'key=value'"),
 }
 """Kinds of arguments: a test, and words for it."""
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(one, str) for one in value)
 
 
 def checked(place: str, **kinds: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
@@ -66,7 +54,7 @@ def checked(place: str, **kinds: str) -> Callable[[Callable[P, T]], Callable[P, 
                 if name not in kinds or (value is None and known.parameters[name].default is None):
                     continue
                 fits, words = KINDS[kinds[name]]
-                if not fits(value):
+                if not fits(value) or (isinstance(value, bool) and kinds[name] != "flag"):
                     raise ConfigError(f"{place}: {name}: expected {words}, got {value!r}; give one")
             return function(*arguments, **options)
 
@@ -143,20 +131,11 @@ def _policy(policy: Any, place: str) -> Any:
     if policy is cls:
         return name
     defaults = {key: one.default for key, one in options_of(cls).items()}
-    options = policy.options() if isinstance(policy, Declared) else _attributes(policy, defaults, place)
-    changed = {key: value for key, value in options.items() if not _equal(value, defaults[key])}
-    return {"name": name, **{key: written(value, f"{place}.{key}") for key, value in changed.items()}} if changed else name
-
-
-def _attributes(policy: Any, names: Iterable[str], place: str) -> dict[str, Any]:
-    """Read the arguments of a constructor from the attributes of the same names."""
-    if lacking := [name for name in names if not hasattr(policy, name)]:
+    if not isinstance(policy, Declared) and (lacking := [name for name in defaults if not hasattr(policy, name)]):
         raise ConfigError(
-            f"{place}: expected an attribute for each argument of {type(policy).__name__}, got none for {lacking[0]}; "
+            f"{place}: expected an attribute for each argument of {cls.__name__}, got none for {lacking[0]}; "
             "add it, or give {name: package.module:Class, option: value}"
         )
-    return {name: getattr(policy, name) for name in names}
-
-
-def _equal(a: Any, b: Any) -> bool:
-    return type(a) is type(b) and bool(a == b)
+    options = policy.options() if isinstance(policy, Declared) else {name: getattr(policy, name) for name in defaults}
+    changed = {key: value for key, value in options.items() if type(value) is not type(defaults[key]) or value != defaults[key]}
+    return {"name": name, **{key: written(value, f"{place}.{key}") for key, value in changed.items()}} if changed else name

@@ -6,19 +6,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from moesim.api.arguments import checked
-from moesim.core.files import OutputFolder, write_bytes
+from moesim.core.files import write_bytes
 from moesim.core.table import Format
 from moesim.core.units import digits
-from moesim.errors import ConfigError, unknown_name
-from moesim.experiment.folder import outcome_of
+from moesim.errors import ConfigError, MoesimError, unknown_name
+from moesim.experiment.figures import MAKE_FRAME
+from moesim.experiment.folder import Output, outcome_of
 from moesim.experiment.report import result_html, result_table
 from moesim.experiment.rows import describe_run
 from moesim.experiment.run import Results
 from moesim.experiment.runner import Kept, run_one
-from moesim.experiment.store import read_summary
+from moesim.experiment.store import Store
+from moesim.metrics.machine import Machine
+from moesim.metrics.outcome import Outcome
 from moesim.policies.registry import reading
 
 if TYPE_CHECKING:
@@ -27,12 +30,9 @@ if TYPE_CHECKING:
 
     from moesim.experiment.resolve import Experiment
     from moesim.metrics import Value
-    from moesim.metrics.outcome import Outcome
     from moesim.metrics.timeline import Timeline
     from moesim.plots.style import Drawing, Medium
     from moesim.records import Records
-
-Row = Mapping[str, Any]
 
 
 class Result:
@@ -47,7 +47,7 @@ class Result:
     """
 
     def __init__(
-        self, rows: Sequence[Row], experiment: Experiment | None, folder: Path | None = None, *, trust: bool = True,
+        self, rows: Sequence[Mapping[str, Any]], experiment: Experiment | None, folder: Path | None = None, *, trust: bool = True,
         inputs: Path | None = None,
     ) -> None:  # fmt: skip
         self.rows: list[dict[str, Value]] = [dict(row) for row in rows]
@@ -55,15 +55,6 @@ class Result:
         self._folder, self._trust, self._inputs = folder, trust, inputs
         self._outcomes: dict[int, Outcome] = {}
 
-    @classmethod
-    def load(cls, folder: Path, *, trust: bool = False, inputs: Path | None = None) -> Result:
-        """Load what a folder holds; see `moesim.load`."""
-        if not folder.is_dir():
-            got = "a file" if folder.exists() else "nothing there"
-            raise ConfigError(f"{folder}: expected the folder of a result, got {got}; make one with moesim run --out")
-        return cls(read_summary(folder)["runs"], None, folder, trust=trust, inputs=inputs)
-
-    # ----------------------------------------------------------------------------------------------------------- to look at
     @property
     def table(self) -> DataFrame:
         """One row a run and one column a setting, label or metric; names end in the unit: ``_ns``, ``_bytes``, ``_per_s``."""
@@ -87,7 +78,6 @@ class Result:
     def _repr_html_(self) -> str:
         return result_html(self.rows)
 
-    # ------------------------------------------------------------------------------------------------------ what happened
     def records(self, run: int | None = None, **settings: Any) -> Records:
         """Return everything that happened in a run, to the nanosecond.
 
@@ -143,18 +133,11 @@ class Result:
         shown = [self._outcome(known[name], wanted=steps) for name in policies or known]
         return Timeline.of({str(one.row["policy"]): (_records(one), one.machine) for one in shown}, steps)
 
-    # ------------------------------------------------------------------------------------------------------------ figures
     @checked("plot", kind="text", policies="names", where="mapping", width="width", medium="text")
     def plot(
-        self,
-        kind: str,
-        *,
-        policies: Sequence[str] = (),
-        where: Mapping[str, Any] | None = None,
-        width: str | float | None = None,
-        medium: Medium = "screen",
-        **options: Any,
-    ) -> Figure:
+        self, kind: str, *, policies: Sequence[str] = (), where: Mapping[str, Any] | None = None,
+        width: str | float | None = None, medium: Medium = "screen", **options: Any,
+    ) -> Figure:  # fmt: skip
         """Draw one figure.
 
         Parameters
@@ -168,7 +151,7 @@ class Result:
         width : str or float, optional
             ``"column"``, ``"page"``, ``"slide"``, or inches; default: as wide as the kind needs.
         medium : {"screen", "paper"}
-            What it is for: on paper, title and sources stand in the caption only.
+            On paper, title and sources stand in the caption only.
         **options
             Of the kind.
 
@@ -194,15 +177,9 @@ class Result:
 
     @checked("plots", kind="text", policies="names", where="mapping", width="width", medium="text")
     def plots(
-        self,
-        kind: str,
-        *,
-        policies: Sequence[str] = (),
-        where: Mapping[str, Any] | None = None,
-        width: str | float | None = None,
-        medium: Medium = "screen",
-        **options: Any,
-    ) -> dict[str, Figure]:
+        self, kind: str, *, policies: Sequence[str] = (), where: Mapping[str, Any] | None = None,
+        width: str | float | None = None, medium: Medium = "screen", **options: Any,
+    ) -> dict[str, Figure]:  # fmt: skip
         """Draw all figures of a kind, one for each combination of settings that one figure does not show.
 
         Parameters
@@ -214,11 +191,6 @@ class Result:
         -------
         dict of str to matplotlib.figure.Figure
             By name, which says the combination.
-
-        Raises
-        ------
-        ConfigError
-            As `plot`, but for several figures.
         """
         from moesim.plots.captions import setting_label
         from moesim.plots.catalogue import figures_of, kind_of, options_of
@@ -257,13 +229,9 @@ class Result:
             return rows
         import pandas as pd
 
-        from moesim.metrics.frames import layer_frame, step_frame
-
-        make: Callable[[Outcome], Any] = {"steps": step_frame, "layers": layer_frame}[source]
         done = [index for index in rows.index if not self.rows[index].get("error")]
-        return pd.DataFrame([row for index in done for row in make(self._outcome(index, keep=False))])
+        return pd.DataFrame([row for index in done for row in MAKE_FRAME[source](self._outcome(index, keep=False))])
 
-    # ------------------------------------------------------------------------------------------------------------- folder
     @checked("save", folder="path")
     def save(self, folder: str | Path) -> Path:
         """Write the result into a folder, as ``moesim run --out`` does.
@@ -283,9 +251,6 @@ class Result:
         ConfigError
             If the folder holds something else, or the result was loaded: then copy its folder.
         """
-        from moesim.experiment.folder import Output
-        from moesim.experiment.store import Store
-
         if self.experiment is None:
             raise ConfigError(f"{folder}: expected a result that was run here, got one of {self._folder}; copy that folder")
         output = Output(self.experiment, Path(folder))
@@ -300,7 +265,6 @@ class Result:
         store.merge()
         return output.write(Results(self.experiment, outcomes))
 
-    # ---------------------------------------------------------------------------------------------------------- which run
     def _index(self, run: int | None, settings: Mapping[str, Any]) -> int:
         if run is not None and settings:
             raise ConfigError("records: expected the number of a run or settings, got both; leave one out")
@@ -326,14 +290,9 @@ class Result:
 
     def _told(self, index: int) -> Outcome:
         """Return an outcome as far as its row tells it."""
-        from moesim.errors import MoesimError
-        from moesim.metrics.machine import Machine
-        from moesim.metrics.outcome import Outcome
-
         assert self.experiment is not None
-        row = self.rows[index]
-        failure = MoesimError(str(row["error"])) if row.get("error") else None
-        return Outcome(row, Machine.of(self.experiment.specs[index].hardware), failure=failure)
+        failure = MoesimError(str(self.rows[index]["error"])) if self.rows[index].get("error") else None
+        return Outcome(self.rows[index], Machine.of(self.experiment.specs[index].hardware), failure=failure)
 
     def _outcome(self, index: int, *, keep: bool = True, wanted: Kept = True) -> Outcome:
         """Return a run with its records, or those of so many first steps, simulated again if need be."""
@@ -363,22 +322,17 @@ class Result:
 class Answer:
     """The answer of a study: shows itself as its command prints it, and in a notebook as a table."""
 
-    _shown: ClassVar[list[str]]
-    """Columns that a notebook shows."""
-    _command: ClassVar[str]
-    """Whose folder `save` writes."""
+    _shown: Sequence[str] = ()  # columns that a notebook shows; none: all
+    _rows: Callable[[], list[dict[str, Any]]]
+    _text: Callable[[Format], str]
+    _save: Callable[[Path], None]
 
     @property
     def table(self) -> DataFrame:
-        """Return it as a table, one row a result; names end in the unit."""
-        raise NotImplementedError
+        """One row a result of the command, such as a placement, a constant or a varied setting; names end in the unit."""
+        import pandas as pd  # takes half a second to import
 
-    def _text(self, form: Format) -> str:
-        raise NotImplementedError
-
-    def files(self) -> dict[str, bytes]:
-        """Return the files that `save` writes, by name."""
-        raise NotImplementedError
+        return pd.DataFrame(self._rows())
 
     @checked("text", form="text")
     def text(self, form: str = "table") -> str:
@@ -419,14 +373,16 @@ class Answer:
         ConfigError
             If the folder holds something else.
         """
-        OutputFolder(Path(folder), self._command).replace(self.files())
+        self._save(Path(folder))
         return Path(folder)
 
     def __str__(self) -> str:
         return self.text().rstrip("\n")
 
     def _repr_html_(self) -> str:
-        return f"<p>{escape(repr(self)[1:-1])}</p>" + self.table.to_html(columns=self._shown, index=False, float_format=digits)
+        return f"<p>{escape(repr(self)[1:-1])}</p>" + (
+            self.table.to_html(columns=list(self._shown) or None, index=False, float_format=digits)
+        )
 
 
 def _showable(drawing: Drawing, medium: Medium) -> Figure:

@@ -14,11 +14,12 @@ from moesim.core.text import say
 from moesim.core.units import as_share
 from moesim.errors import ConfigError, InterruptError
 from moesim.experiment import run_experiment
-from moesim.experiment.config import Config, apply_override, load_config, parse_config
+from moesim.experiment.config import Config, apply_override, load_config, merge, parse_config
 from moesim.experiment.folder import Output
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.routing import choose_traces, name_of_given
 from moesim.experiment.run import Results
+from moesim.experiment.store import read_summary
 from moesim.experiment.sweep import quick as made_quick
 from moesim.experiment.workers import Workers
 from moesim.hardware import HardwareProfile
@@ -52,31 +53,18 @@ def load_trace(name_or_path: str | Path) -> Trace:
 
 
 MODEL = {"base": "mixtral-8x7b", "expert_bits": 4}
-HARDWARE = "rtx3090-epyc7532"
-CACHE = (0.25, 0.5)
 
 
 @checked("compare", repeat="count", overrides="overrides", quick="flag", out="path", jobs="count", progress="flag")
 def compare(
-    policies: Any,
-    *,
-    model: str | Mapping[str, Any] | ModelSpec | Sequence[Any] = MODEL,
-    hardware: str | Path | Mapping[str, Any] | HardwareProfile | Sequence[Any] = HARDWARE,
+    policies: Any, *, model: str | Mapping[str, Any] | ModelSpec | Sequence[Any] = MODEL,
+    hardware: str | Path | Mapping[str, Any] | HardwareProfile | Sequence[Any] = "rtx3090-epyc7532",
     trace: str | Path | Mapping[str, Any] | Trace | Sequence[Any] | None = None,
-    cache: float | str | Iterable[float | str] = CACHE,
-    batch: int | Sequence[int] = 1,
-    prompt: int | Sequence[int] = 64,
-    decode: int | Sequence[int] = 64,
-    n_batches: int | Sequence[int] = 1,
-    seed: int | Sequence[int] = 0,
-    transfer: str | Sequence[str] = "pinned",
-    repeat: int = 1,
-    overrides: Mapping[str, Any] | Sequence[str] = (),
-    quick: bool = False,
-    out: str | Path | None = None,
-    jobs: int | None = None,
-    progress: bool = True,
-) -> Result:
+    cache: float | str | Iterable[float | str] = (0.25, 0.5), batch: int | Sequence[int] = 1, prompt: int | Sequence[int] = 64,
+    decode: int | Sequence[int] = 64, n_batches: int | Sequence[int] = 1, seed: int | Sequence[int] = 0,
+    transfer: str | Sequence[str] = "pinned", repeat: int = 1, overrides: Mapping[str, Any] | Sequence[str] = (),
+    quick: bool = False, out: str | Path | None = None, jobs: int | None = None, progress: bool = True,
+) -> Result:  # fmt: skip
     """Compare policies.
 
     Parameters
@@ -163,14 +151,9 @@ def comparison(
 
 @checked("run", experiment="experiment", overrides="overrides", quick="flag", out="path", jobs="count", progress="flag")
 def run(
-    experiment: str | Path | Mapping[str, Any],
-    *,
-    overrides: Mapping[str, Any] | Sequence[str] = (),
-    quick: bool = False,
-    out: str | Path | None = None,
-    jobs: int | None = None,
-    progress: bool = True,
-) -> Result:
+    experiment: str | Path | Mapping[str, Any], *, overrides: Mapping[str, Any] | Sequence[str] = (), quick: bool = False,
+    out: str | Path | None = None, jobs: int | None = None, progress: bool = True,
+) -> Result:  # fmt: skip
     """Run an experiment.
 
     Parameters
@@ -246,15 +229,20 @@ def load(folder: str | Path, *, trust: bool = False, inputs: str | Path | None =
     ConfigError
         If there is no such folder, it is not a result, or a file of it cannot be read.
     """
-    return Result.load(Path(folder), trust=trust, inputs=None if inputs is None else Path(inputs))
+    path = Path(folder)
+    if not path.is_dir():
+        got = "a file" if path.exists() else "nothing there"
+        raise ConfigError(f"{path}: expected the folder of a result, got {got}; make one with moesim run --out")
+    return Result(read_summary(path)["runs"], None, path, trust=trust, inputs=None if inputs is None else Path(inputs))
 
 
 def _carried_out(
     config: Config, place: str, given: dict[str, Trace], *, out: str | Path | None, jobs: int | None, progress: bool
 ) -> Result:
     experiment = Experiment(config, place, known=given)
-    folder = None if out is None else Path(out)
-    return Result(executed(experiment, folder, jobs=_processes(experiment, jobs), progress=progress).rows, experiment)
+    typed = any("__main__:" in str(spec.point.policy) for spec in experiment.specs)  # which no other process can import
+    folder, n = None if out is None else Path(out), 1 if typed else jobs
+    return Result(executed(experiment, folder, jobs=n, progress=progress).rows, experiment)
 
 
 def executed(
@@ -276,12 +264,6 @@ def executed(
         if output is not None and results.complete:
             output.write(results, workers, progress=progress)
     return results
-
-
-def _processes(experiment: Experiment, jobs: int | None) -> int | None:
-    """Stay in this process if another one could not import a policy typed into it."""
-    typed = any("__main__:" in str(spec.point.policy) for spec in experiment.specs)
-    return 1 if typed else jobs
 
 
 def _routing(trace: Any, given: dict[str, Trace], place: str) -> Any:
@@ -312,16 +294,7 @@ def _override(raw: dict[str, Any], overrides: Mapping[str, Any] | Sequence[str],
     if isinstance(overrides, str):
         raise ConfigError(f"{place}: overrides: expected a mapping or a list of key=value, got a text; put it into a list")
     if isinstance(overrides, Mapping):
-        _merge(raw, written(overrides, f"{place}: overrides"))
+        raw |= merge(raw, written(overrides, f"{place}: overrides"))
     else:
         for one in overrides:
             apply_override(raw, one)
-
-
-def _merge(raw: dict[str, Any], more: Mapping[str, Any]) -> None:
-    for key, value in more.items():
-        inside = raw.get(key)
-        if isinstance(value, Mapping) and isinstance(inside, dict):
-            _merge(inside, value)
-        else:
-            raw[key] = value

@@ -2,62 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 from moesim.api.arguments import checked
 from moesim.api.result import Answer
 from moesim.api.run import read_experiment
+from moesim.core.files import OutputFolder
 from moesim.core.table import Format
-from moesim.core.text import say
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.rows import describe_run
 
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
-    from moesim.studies.diff import Diff
-    from moesim.studies.regret import Regret
-    from moesim.studies.whatif.study import Line
+@dataclass(frozen=True, repr=False, eq=False)
+class Study(Answer):
+    """The answer of `moesim.whatif`, `moesim.diff` or `moesim.regret`.
 
+    Attributes
+    ----------
+    found : list of Line, Diff, or list of Regret
+        Everything that was found.
+    failures : list of str
+        One line for each run that failed.
+    """
 
-class WhatIf(Answer):
-    """Varied settings of an experiment, as `moesim.whatif` returns them."""
+    found: Any
+    failures: list[str]
+    command: str
+    rows: list[dict[str, Any]]
+    _text: Callable[[Format], str]
+    files: Callable[[], dict[str, bytes]]
 
-    _shown: ClassVar = ["policy", "knob", "setting", "decode_tokens_per_s", "decode_change", "effect", "limit", "next_limit"]
-    _command: ClassVar = "whatif"
+    def _rows(self) -> list[dict[str, Any]]:
+        return self.rows
 
-    def __init__(self, lines: Sequence[Line], *, quick: bool = False) -> None:
-        self.lines, self.quick = lines, quick
-
-    @property
-    def table(self) -> DataFrame:
-        """One row a varied setting."""
-        import pandas as pd  # takes half a second to import
-
-        from moesim.studies.whatif.show import records_of
-
-        return pd.DataFrame(records_of(self.lines, self.quick))
-
-    @property
-    def failures(self) -> list[str]:
-        """One line for each variation that failed."""
-        return [f"{line.policy}, {line.name}: {line.shot.error}" for line in self.lines if line.shot.error is not None]
-
-    def _text(self, form: Format) -> str:
-        from moesim.studies.whatif.show import table
-
-        return table(self.lines, form, self.quick)
-
-    def files(self) -> dict[str, bytes]:
-        from moesim.studies.whatif.show import files_of
-
-        return files_of(self.lines, self.quick)
+    def _save(self, folder: Path) -> None:
+        OutputFolder(folder, self.command).replace(self.files())
 
     def __repr__(self) -> str:
-        return f"<WhatIf: {sum(bool(line.settings) for line in self.lines)} varied settings>"
+        return f"<Study: {self.command}, {len(self.rows)} rows>"
 
 
 @checked(
@@ -65,15 +51,10 @@ class WhatIf(Answer):
     progress="flag",
 )  # fmt: skip
 def whatif(
-    experiment: str | Path | Mapping[str, Any],
-    vary: Sequence[str] = (),
-    *,
-    overrides: Mapping[str, Any] | Sequence[str] = (),
-    quick: bool = False,
-    look: bool = True,
-    jobs: int | None = None,
+    experiment: str | Path | Mapping[str, Any], vary: Sequence[str] = (), *,
+    overrides: Mapping[str, Any] | Sequence[str] = (), quick: bool = False, look: bool = True, jobs: int | None = None,
     progress: bool = True,
-) -> WhatIf:
+) -> Study:  # fmt: skip
     """Vary one thing of an experiment at a time.
 
     Parameters
@@ -88,7 +69,7 @@ def whatif(
 
     Returns
     -------
-    WhatIf
+    Study
         ``table``, ``text()`` and ``save(folder)``; ``failures`` names variations that cannot run.
 
     Raises
@@ -96,51 +77,24 @@ def whatif(
     InputError
         If a knob or a value is unknown, or the machine's profile cannot express it.
     """
+    from moesim.studies.whatif import show
     from moesim.studies.whatif.settings import parse_vary, single
-    from moesim.studies.whatif.study import RATES, variations_of
+    from moesim.studies.whatif.study import halved_and_doubled
     from moesim.studies.whatif.study import whatif as vary_experiment
 
     config, place, _ = read_experiment("whatif", experiment, overrides, quick=quick)
     base = single(config, place)
-    if vary:
-        variations = [together for text in vary for together in parse_vary(text)]
-    else:
-        variations, left_out = variations_of(base, RATES)
-        for reason in left_out:
-            say(f"moesim: left out: {reason}")
-    return WhatIf(vary_experiment(base, variations, look=look, jobs=jobs, progress=progress), quick=quick)
-
-
-class Difference(Answer):
-    """Two runs compared, as `moesim.diff` returns them."""
-
-    _shown: ClassVar = ["section", "key", "a", "b", "unit"]
-    _command: ClassVar = "diff"
-
-    def __init__(self, found: Diff, run_a: str, run_b: str) -> None:
-        self.found, self.run_a, self.run_b = found, run_a, run_b
-
-    @property
-    def table(self) -> DataFrame:
-        """One row a compared figure."""
-        import pandas as pd  # takes half a second to import
-
-        return pd.DataFrame([entry.record() for entry in self.found.entries()])
-
-    def _text(self, form: Format) -> str:
-        from moesim.studies.diff import text_of
-
-        return text_of(self.found, self.run_a, self.run_b, form)
-
-    def files(self) -> dict[str, bytes]:
-        return {"diff.csv": self._text(Format.CSV).encode()}
-
-    def __repr__(self) -> str:
-        return f"<Difference: {self.run_a} and {self.run_b}>"
+    variations = [together for text in vary for together in parse_vary(text)] if vary else halved_and_doubled(base)
+    lines = vary_experiment(base, variations, look=look, jobs=jobs, progress=progress)
+    failures = [f"{line.policy}, {line.name}: {line.shot.error}" for line in lines if line.shot.error is not None]
+    return Study(
+        lines, failures, "whatif", show.records_of(lines, quick), lambda form: show.table(lines, form, quick),
+        lambda: show.files_of(lines, quick),
+    )  # fmt: skip
 
 
 @checked("diff", run_a="path", run_b="path", trust="flag", inputs="path")
-def diff(run_a: str | Path, run_b: str | Path, *, trust: bool = False, inputs: str | Path | None = None) -> Difference:
+def diff(run_a: str | Path, run_b: str | Path, *, trust: bool = False, inputs: str | Path | None = None) -> Study:
     """Compare two runs of result folders.
 
     Parameters
@@ -152,7 +106,7 @@ def diff(run_a: str | Path, run_b: str | Path, *, trust: bool = False, inputs: s
 
     Returns
     -------
-    Difference
+    Study
         ``table``, ``text()`` and ``save(folder)``; differences are B less A.
 
     Raises
@@ -161,59 +115,24 @@ def diff(run_a: str | Path, run_b: str | Path, *, trust: bool = False, inputs: s
         If there is no such run, or it cannot be simulated again where the folder has no records of it.
     """
     from moesim.experiment.folder import outcome_of
-    from moesim.studies.diff import Diff, find_run
+    from moesim.studies.diff import Diff, find_run, text_of
 
     read = partial(outcome_of, trust=trust, inputs=None if inputs is None else Path(inputs))
-    return Difference(Diff.of(find_run(str(run_a), read), find_run(str(run_b), read)), str(run_a), str(run_b))
-
-
-class Regrets(Answer):
-    """The worth of each decision of some runs, as `moesim.regret` returns it."""
-
-    _shown: ClassVar = ["policy", "order", "decision", "base_ns", "saved_ns", "source_label"]
-    _command: ClassVar = "regret"
-
-    def __init__(self, runs: Sequence[Regret]) -> None:
-        self.runs = runs
-
-    @property
-    def table(self) -> DataFrame:
-        """One row a run, order and decision."""
-        import pandas as pd  # takes half a second to import
-
-        return pd.DataFrame([record for one in self.runs for record in one.records()])
-
-    @property
-    def failures(self) -> list[str]:
-        """One line for each run that failed."""
-        return [f"{describe_run(one.row)}: {error}" for one in self.runs for error in one.errors]
-
-    def _text(self, form: Format) -> str:
-        from moesim.studies.regret import table
-
-        return table(self.runs, form)
-
-    def files(self) -> dict[str, bytes]:
-        from moesim.studies.regret import files_of
-
-        return files_of(self.runs)
-
-    def __repr__(self) -> str:
-        return f"<Regrets: {len(self.runs)} runs>"
+    a, b = str(run_a), str(run_b)
+    found = Diff.of(find_run(a, read), find_run(b, read))
+    return Study(
+        found, [], "diff", [entry.record() for entry in found.entries()],
+        partial(text_of, found, a, b), lambda: {"diff.csv": text_of(found, a, b, Format.CSV).encode()},
+    )  # fmt: skip
 
 
 @checked(
     "regret", experiment="experiment", policies="names", overrides="overrides", quick="flag", jobs="count", progress="flag"
 )  # fmt: skip
 def regret(
-    experiment: str | Path | Mapping[str, Any],
-    policies: Sequence[str] = (),
-    *,
-    overrides: Mapping[str, Any] | Sequence[str] = (),
-    quick: bool = False,
-    jobs: int | None = None,
-    progress: bool = True,
-) -> Regrets:
+    experiment: str | Path | Mapping[str, Any], policies: Sequence[str] = (), *,
+    overrides: Mapping[str, Any] | Sequence[str] = (), quick: bool = False, jobs: int | None = None, progress: bool = True,
+) -> Study:  # fmt: skip
     """Find what each decision of a policy would be worth if an oracle made it.
 
     Parameters
@@ -225,15 +144,14 @@ def regret(
 
     Returns
     -------
-    Regrets
+    Study
         ``table``, ``text()`` and ``save(folder)``; ``failures`` names runs that failed.
-
-    Raises
-    ------
-    InputError
-        If what was asked for is wrong.
     """
-    from moesim.studies.regret import regrets
+    from moesim.studies.regret import files_of, regrets, table
 
     config, place, given = read_experiment("regret", experiment, overrides, quick=quick)
-    return Regrets(regrets(Experiment(config, place, known=given), policies, jobs=jobs, progress=progress))
+    found = regrets(Experiment(config, place, known=given), policies, jobs=jobs, progress=progress)
+    return Study(
+        found, [f"{describe_run(one.row)}: {error}" for one in found for error in one.errors], "regret",
+        [record for one in found for record in one.records()], partial(table, found), partial(files_of, found),
+    )  # fmt: skip

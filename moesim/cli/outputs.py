@@ -17,7 +17,7 @@ from moesim.errors import ConfigError, WriteError
 from moesim.trace.format import is_trace
 
 if TYPE_CHECKING:
-    from moesim.api.studies import Regrets, WhatIf
+    from moesim.api.studies import Study
 
 
 def check_out(path: Path, *, suffix: str | None = None, overwrite: bool = False, option: str = "--out") -> None:
@@ -73,7 +73,7 @@ def write_own(folder: Path, files: Mapping[str, bytes], command: str) -> None:
     _tell(OutputFolder(folder, command).replace(files))
 
 
-def print_answer(found: WhatIf | Regrets, form: Format, out: Path | None, command: str) -> int:
+def print_answer(found: Study, form: Format, out: Path | None, command: str) -> int:
     """Print the answer of a study, write its folder if there is one, and name what failed; return the exit code."""
     sys.stdout.write(found.text(form))
     if out is not None:

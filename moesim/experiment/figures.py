@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -119,7 +119,7 @@ def needs_records(asked: Sequence[Asked]) -> bool:
     return any(KINDS[one.kind].source == "records" for one in asked)
 
 
-_MAKE_FRAME = {"steps": step_frame, "layers": layer_frame}
+MAKE_FRAME: Mapping[str, Callable[[Outcome], Any]] = {"steps": step_frame, "layers": layer_frame}
 _WORTH_PROCESSES = 4  # figures for which processes are started, each of which begins with a second of imports
 _Drawn = dict[str, bytes] | ConfigError
 
@@ -244,4 +244,4 @@ def _frame(source: str, outcomes: Sequence[Outcome]) -> pd.DataFrame:
     done = [outcome for outcome in outcomes if outcome.failure is None]
     if source == "rows":
         return pd.DataFrame([dict(outcome.row) for outcome in outcomes], columns=None if outcomes else ["policy"])
-    return pd.DataFrame([row for outcome in done if outcome.records is not None for row in _MAKE_FRAME[source](outcome)])
+    return pd.DataFrame([row for outcome in done if outcome.records is not None for row in MAKE_FRAME[source](outcome)])

@@ -31,7 +31,7 @@ from moesim.studies.whatif.knobs import KNOBS, change
 from moesim.studies.whatif.limits import RESOURCES, Limits, limits_of
 from moesim.studies.whatif.settings import Base, Changed, parse_vary, single
 from moesim.studies.whatif.show import knob_table, table
-from moesim.studies.whatif.study import Crossing, Line, Runs, Shot, records, search, variations_of, whatif
+from moesim.studies.whatif.study import RATES, Crossing, Line, Runs, Shot, halved_and_doubled, records, search, whatif
 from tests.experiment.experiment_kit import resolve, small, write_yaml
 
 MODEL = load_model({"base": "mixtral-8x7b", "expert_bits": 4})
@@ -298,9 +298,8 @@ def test_settings_given_twice_are_one_line(tmp_path: Path):
 
 
 def test_without_anything_to_vary_the_machine_is(tmp_path: Path):
-    found, left_out = variations_of(base(tmp_path), KNOBS)
-    assert len(found) == 2 * (len(KNOBS) - len(left_out))
-    assert any("decision_us" in line for line in left_out)  # twice nothing
+    found = halved_and_doubled(base(tmp_path))
+    assert [str(one) for (one,) in found] == [f"{knob} {by}" for knob in RATES for by in ("x0.5", "x2")]
 
 
 # ----------------------------------------------------------------------------------------------------------------- command

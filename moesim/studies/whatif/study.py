@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Final
 
+from moesim.core.text import say
 from moesim.errors import ConfigError, InputError, MoesimError
 from moesim.experiment.config import parse_config
 from moesim.experiment.resolve import Experiment, read_inputs
@@ -406,16 +407,15 @@ def records(lines: Iterable[Line]) -> list[dict[str, Any]]:
     return [line.record() for line in lines if line.settings]
 
 
-def variations_of(base: Base, knobs: Iterable[str]) -> tuple[list[tuple[Setting, ...]], list[str]]:
-    """Halve and double some knobs."""
+def halved_and_doubled(base: Base) -> list[tuple[Setting, ...]]:
+    """Halve and double each of `RATES`, but for those that the profile cannot express."""
     variations: list[tuple[Setting, ...]] = []
-    left_out = []
-    for knob in knobs:
+    for knob in RATES:
         both = [(Setting(knob, "x0.5"),), (Setting(knob, "x2"),)]
         try:
             change(base, both[0])
         except InputError as error:
-            left_out.append(str(error))
+            say(f"moesim: left out: {error}")
         else:
             variations += both
-    return variations, left_out
+    return variations
