@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any, Protocol
+from dataclasses import asdict
+from typing import Annotated, Any
 
 import typer
 
@@ -66,14 +67,9 @@ def bench(
         _print(measured, columns, columns[1:], f"; batch 1 unless named, half of the experts cached\n{PEER}", form)
 
 
-class _Row(Protocol):
-    def record(self) -> dict[str, Any]: ...
-    def cells(self) -> list[str]: ...
-
-
-def _print(rows: Sequence[_Row], columns: Sequence[str], right: Sequence[str], note: str, form: Format) -> None:
+def _print(rows: Sequence[Any], columns: Sequence[str], right: Sequence[str], note: str, form: Format) -> None:
     if form.for_programs:
-        sys.stdout.write(render_records([row.record() for row in rows], form))
+        sys.stdout.write(render_records([row.record() if hasattr(row, "record") else asdict(row) for row in rows], form))
     else:
         sys.stdout.write(
             render(columns, [row.cells() for row in rows], form, right) + f"\nengine: {chosen()}; routing: synthetic{note}\n"

@@ -116,16 +116,9 @@ def table(found: League, form: Format) -> str:
         return render_records(rows, form)
     varying = [key for key in ("model", "hardware", "memory_bytes") if len({str(row[key]) for row in rows}) > 1]
     head = [
-        *(_WORDS[key] for key in varying),
-        "batch",
-        "phase",
-        "best",
-        "speed",
-        "over the second",
-        "sure",
-        "waited for",
-        "of bound",
-    ]
+        *(_WORDS[key] for key in varying), "batch", "phase", "best", "speed", "over the second", "sure",
+        "waited for", "of bound",
+    ]  # fmt: skip
     cells = [[*(_cell(row, key) for key in varying), *_cells(row)] for row in rows]
     between = "\n\n" if form is Format.MD else "\n"
     return render(head, cells, form, ["batch", "speed", "of bound"]) + "\n" + between.join(_notes(found, rows, varying)) + "\n"

@@ -127,21 +127,13 @@ def compare(
     """
     with _options_named(overrides):
         raw = comparison(
-            policy_list(policies, "compare: --policies"),
-            model=_values("model", model),
-            hardware=_values("hardware", hardware),
-            trace=None if trace is None else _values("trace", trace),
-            cache=read_yaml_value(f"[{cache}]", "compare: --cache"),
-            batch=_values("batch_size", batch),
-            prompt=_values("prompt_tokens", prompt),
-            decode=_values("decode_tokens", decode),
-            n_batches=_values("n_batches", n_batches),
-            seed=_values("seed", seed),
-            transfer=_values("transfer", transfer),
-            repeat=repeat,
-            overrides=overrides,
-            imports=not dry,
-        )
+            policy_list(policies, "compare: --policies"), model=_values("model", model),
+            hardware=_values("hardware", hardware), trace=None if trace is None else _values("trace", trace),
+            cache=read_yaml_value(f"[{cache}]", "compare: --cache"), batch=_values("batch_size", batch),
+            prompt=_values("prompt_tokens", prompt), decode=_values("decode_tokens", decode),
+            n_batches=_values("n_batches", n_batches), seed=_values("seed", seed),
+            transfer=_values("transfer", transfer), repeat=repeat, overrides=overrides, imports=not dry,
+        )  # fmt: skip
         config = parse_config(raw, "compare")
         if small:
             config = quick(config, "compare", imports=not dry)

@@ -132,17 +132,11 @@ def trace_import(
     asked = None if model is None else name_or_mapping(model, "--model")
     spec = load_model(asked, "--model") if isinstance(asked, dict) else None  # a name may be of no model that is known
     options = Options(
-        model=model if spec is None else spec.name,
-        spec=spec,
-        n_experts=n_experts,
-        n_layers=n_layers,
-        top_k=top_k,
-        first_layer=first_layer,
-        phase=None if phase is None else phase.value,
-        n_prompt=None if n_prompt is None else _numbers(n_prompt),
-        columns=_columns(column or []),
+        model=model if spec is None else spec.name, spec=spec, n_experts=n_experts, n_layers=n_layers,
+        top_k=top_k, first_layer=first_layer, phase=None if phase is None else phase.value,
+        n_prompt=None if n_prompt is None else _numbers(n_prompt), columns=_columns(column or []),
         incomplete=incomplete.value,
-    )
+    )  # fmt: skip
     with all_or_none(out, model_file(out)):
         imported = import_trace(sources, out, options, form=form, label=label, additions=wanted)
         written = write_model_file(imported)

@@ -37,20 +37,12 @@ _TAGS = ("one", "many")  # of a sweepable field: which of its two forms was mean
 
 # pydantic's error types -> what was expected
 _EXPECTED = {
-    "int_type": "an integer",
-    "int_from_float": "an integer",
-    "int_parsing": "an integer",
-    "float_type": "a number",
-    "float_parsing": "a number",
-    "finite_number": "a finite number",
-    "bool_type": "true or false",
-    "string_type": "a text",
-    "string_too_short": "a text that is not empty",
-    "list_type": "a list",
-    "dict_type": "a mapping",
-    "model_type": "a mapping",
+    "int_type": "an integer", "int_from_float": "an integer", "int_parsing": "an integer",
+    "float_type": "a number", "float_parsing": "a number", "finite_number": "a finite number",
+    "bool_type": "true or false", "string_type": "a text", "string_too_short": "a text that is not empty",
+    "list_type": "a list", "dict_type": "a mapping", "model_type": "a mapping",
     "too_short": "at least one entry",
-}
+}  # fmt: skip
 
 
 def key_path(steps: Sequence[str | int]) -> str:

@@ -324,24 +324,17 @@ def _run(
     varied = _varied(inputs, spec, machine, execution, done)
     notes += [str(varied.pop("varied"))] if varied.get("varied") else []
     row: dict[str, Value] = {
-        **spec.row(),
-        "cache_slots": done.slots,
-        "cache_slots_used": slots_used(done.placement, spec.model),
-        "cache_share": done.slots / (spec.model.n_layers * spec.model.n_experts),
-        "routing": trace.origin,
+        **spec.row(), "cache_slots": done.slots, "cache_slots_used": slots_used(done.placement, spec.model),
+        "cache_share": done.slots / (spec.model.n_layers * spec.model.n_experts), "routing": trace.origin,
         "source_label": weakest([label for label in labels if label in LABELS]),
         "cost_label": "measured" if execution.measured else weakest(costs.labels(done.activities)),
-        "engine": "replay" if execution.measured else chosen(),
-        "notes": ", ".join(notes),
+        "engine": "replay" if execution.measured else chosen(), "notes": ", ".join(notes),
         "workload_digest": workload.digest,
-        "requests_drawn": ",".join(map(str, sorted(set(workload.requests)))),
-        "error": None,
-        "own_transfer": spec.own_transfer(policy),
-        "prefetches": bool(getattr(policy, "prefetches", False)),
-        **metrics,
-        **{key: value for key, value in varied.items() if key != "varied"},
+        "requests_drawn": ",".join(map(str, sorted(set(workload.requests)))), "error": None,
+        "own_transfer": spec.own_transfer(policy), "prefetches": bool(getattr(policy, "prefetches", False)),
+        **metrics, **{key: value for key, value in varied.items() if key != "varied"},
         **{f"count_{name}": count for name, count in getattr(policy, "counters", {}).items()},
-    }
+    }  # fmt: skip
     return Outcome(row, machine, done.records, done.split if keep is True else None, None, costs.provenance())
 
 

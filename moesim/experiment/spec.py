@@ -167,7 +167,6 @@ class RunSpec:
         if self.point.chunk_bytes is not None:
             check_chunk(self.model, self.point.chunk_bytes, f"{place}: {KEYS['chunk_bytes']}")
 
-    # ----------------------------------------------------------------------------------------------------------- to the engine
     @property
     def options(self) -> EngineOptions:
         return EngineOptions(decision_ns=us_to_ns(self.point.decision_us))
@@ -204,7 +203,6 @@ class RunSpec:
     def sources(self, trace: Trace, workload: Workload) -> PredictorSet:
         return PredictorSet(trace, workload, self.point.predictors, self.workload.seed)
 
-    # ------------------------------------------------------------------------------------------------------------ to the rows
     def metrics(self, found: Summary, workload: Workload) -> dict[str, Value]:
         return found.row(steps=workload.steps.of_prefill(), warm_up_steps=self.point.warm_up_steps)
 
@@ -228,7 +226,6 @@ class RunSpec:
         asked = asdict(self.workload)
         return row | self.point.row() | asked | {"requests": _json(asked["requests"])}
 
-    # ------------------------------------------------------------------------------------------------------------- to the key
     def asked(self) -> dict[str, Any]:
         """Return what a run's key hashes in addition to the contents of its inputs."""
         without = ("model", "hardware", "trace", "repeat")

@@ -191,13 +191,7 @@ class Clocked:
 
 
 @dataclass(frozen=True)
-class _Figures:
-    def record(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-@dataclass(frozen=True)
-class Deciding(_Figures):
+class Deciding:
     """The time of one policy's decisions."""
 
     policy: str  # its registered name
@@ -269,7 +263,7 @@ _SMALL = {"base": "qwen3-30b-a3b", "expert_bits": 4, "top_k": _TOP_K, "expert_in
 
 
 @dataclass(frozen=True)
-class Growth(_Figures):
+class Growth:
     """Measurements at one value."""
 
     varied: str
@@ -325,11 +319,6 @@ def _run(tokens: int, batch: int, experts: int, layers: int) -> tuple[int, float
         return n_runs, time.process_time() - began
 
 
-_MODEL = {"base": "mixtral-8x7b", "expert_bits": 4}
-_HARDWARE = "rtx3090-epyc7532"
-_PLACE = "bench"
-
-
 @dataclass(frozen=True)
 class SweepCost:
     """Measurements of sweeps."""
@@ -371,11 +360,12 @@ def measure_sweep(n_runs: int, processes: int, repeats: int, tokens: int) -> Swe
 
 def _experiment(n_runs: int, tokens: int) -> Experiment:
     raw = {
-        "model": _MODEL, "hardware": _HARDWARE, "cache": {"ratio": 0.5}, "policies": ["lru"],
+        "model": {"base": "mixtral-8x7b", "expert_bits": 4}, "hardware": "rtx3090-epyc7532", "cache": {"ratio": 0.5},
+        "policies": ["lru"],
         "trace": {"synthesize": "mixtral-8x7b", "requests": 4, "prompt": 8, "decode": tokens},
         "workload": {"prompt_tokens": 8, "decode_tokens": tokens}, "decision_us": list(range(n_runs)),
     }  # fmt: skip
-    return Experiment(parse_config(raw, _PLACE), _PLACE)
+    return Experiment(parse_config(raw, "bench"), "bench")
 
 
 def _sweep(experiment: Experiment, jobs: int) -> float:

@@ -30,15 +30,9 @@ OUTSIDE: Final = -1
 """The layer of what is outside the layers: embedding, leading dense layers, LM head, and time between steps."""
 
 _SETTINGS: Final = (
-    "policy",
-    *SETTINGS,
-    *CACHE_SETTINGS,
-    "cache_slots",
-    "own_transfer",
-    "workload_digest",
-    "source_label",
+    "policy", *SETTINGS, *CACHE_SETTINGS, "cache_slots", "own_transfer", "workload_digest", "source_label",
     "notes",
-)
+)  # fmt: skip
 _BYTES: Final = ("demand", "prefetch_used", "prefetch_wasted", "update", "write_back", "message", "activation")
 _COUNTS: Final = ("n_gpu_runs", "n_cpu_runs", "n_demand_fetches", "n_prefetches", "n_evictions")
 _RATES: Final = (

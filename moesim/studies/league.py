@@ -340,36 +340,21 @@ def record(one: Standing) -> dict[str, Any]:
     setting, contest, row, inexact = one.setting, one.contest, one.first, one.inexact
     margin = contest.margin
     return {
-        "model": setting.model,
-        "hardware": setting.hardware,
-        "memory_bytes": setting.memory_bytes,
-        "cached_share": setting.share,
-        "link_over_cpu": setting.ratio,
-        "machine_ratio": setting.own_ratio,
-        "batch_size": setting.batch,
-        "phase": one.phase,
-        "best": contest.best,
-        "speed": contest.speed,
-        "speed_least": contest.least,
-        "speed_most": contest.most,
-        "unit": UNITS[one.phase],
-        "second": contest.second,
-        "margin": margin.value if margin else None,
+        "model": setting.model, "hardware": setting.hardware, "memory_bytes": setting.memory_bytes,
+        "cached_share": setting.share, "link_over_cpu": setting.ratio, "machine_ratio": setting.own_ratio,
+        "batch_size": setting.batch, "phase": one.phase, "best": contest.best, "speed": contest.speed,
+        "speed_least": contest.least, "speed_most": contest.most, "unit": UNITS[one.phase],
+        "second": contest.second, "margin": margin.value if margin else None,
         "margin_low": margin.value / margin.factor if margin else None,
         "margin_high": margin.value * margin.factor if margin else None,
-        "ttft_s": float(str(row["ttft_mean_ns"])) / NS_PER_S,
-        "draws": len(setting.draws),
-        "certain": contest.certain,
-        "doubts": "; ".join(contest.doubts),
-        "waited_for": waited(row, one.phase),
-        "bound_share": one.bound,
-        "slots": row.get("cache_slots_used"),
-        "source_label": row.get("source_label"),
-        "labels": ", ".join(split_notes(row)[0]),
+        "ttft_s": float(str(row["ttft_mean_ns"])) / NS_PER_S, "draws": len(setting.draws),
+        "certain": contest.certain, "doubts": "; ".join(contest.doubts), "waited_for": waited(row, one.phase),
+        "bound_share": one.bound, "slots": row.get("cache_slots_used"),
+        "source_label": row.get("source_label"), "labels": ", ".join(split_notes(row)[0]),
         "inexact": inexact["policy"] if inexact else "",
         "inexact_speed": PHASES[one.phase](inexact) if inexact else None,
         "inexact_fresh": inexact.get("fidelity_fresh") if inexact else None,
-    }
+    }  # fmt: skip
 
 
 SCREEN: Final = 1.5

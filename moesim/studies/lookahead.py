@@ -1,11 +1,8 @@
 """The worth of looking ahead: for a cache that knows some tokens ahead, or the next layers of the token.
 
-The gap that a window closes is the share of the misses between a cache that goes by decayed frequency alone and the fewest
-that there can be. Where half of it is closed grows with the cache: moe-speed-of-light states a power law, which is tested here.
-
-For layers ahead: without prefetching a run takes the time T, of which its link or its GPU works B, whichever works longer. A
-prefetcher that made neither of them wait would save T - B, with the same copies: that is the gap. The next token is not known.
-What is predicted and is in the cache already counts as used: otherwise one expert of a layer puts out another.
+The gap is between a cache that goes by decayed frequency and the fewest misses there can be; moe-speed-of-light states a power
+law for the window that closes half of it. For layers ahead, it is the time in which neither link nor GPU, whichever works
+longer, works; what is predicted and cached counts as used, else one expert of a layer puts out another.
 """
 
 from __future__ import annotations
@@ -185,6 +182,10 @@ def see_layers(
     shares: Sequence[float] = LAYER_SHARES,
 ) -> tuple[list[Sight], list[str]]:  # fmt: skip
     """Simulate requests one by one with 4-bit experts; return results, and why sizes are missing."""
+
+    def number(row: Mapping[str, Value], key: str) -> float:
+        return float(str(row[key]))
+
     model = str(trace.header.get("miniature_of", trace.model))
     found: list[Sight] = []
     missing = []
@@ -199,8 +200,9 @@ def see_layers(
         gap = 1 - max(float(str(first[key] or 0)) for key in first if key.startswith("utilisation."))
         found += [
             Sight(
-                model, trace_label(written), str(row["hardware"]), share, n, _speed(row), _speed(first),
-                (1 - _time(row) / _time(first)) / gap if gap else 0.0, str(row["source_label"]),
+                model, trace_label(written), str(row["hardware"]), share, n, number(row, "decode_tokens_per_s"),
+                number(first, "decode_tokens_per_s"),
+                (1 - number(row, "makespan_ns") / number(first, "makespan_ns")) / gap if gap else 0.0, str(row["source_label"]),
             )
             for n, row in zip(layers, others, strict=True)
         ]  # fmt: skip
@@ -221,11 +223,3 @@ def _experiment(
         "policies": [{"name": "composed", "placement": "none", "prefetch": one} for one in ("none", *ahead)],
     }  # fmt: skip
     return Experiment(parse_config(raw, _PLACE), _PLACE)
-
-
-def _speed(row: Mapping[str, Value]) -> float:
-    return float(str(row["decode_tokens_per_s"]))
-
-
-def _time(row: Mapping[str, Value]) -> int:
-    return int(str(row["makespan_ns"]))

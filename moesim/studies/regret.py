@@ -1,10 +1,7 @@
 """Regret: what each decision of a policy would be worth if it were made by an oracle.
 
-The decisions of a run are given to their oracles one after the other, first to last and last to first: its predictions to the
-true routing, its replacement and its assignment to whatever the policy names in ``oracles``, and the links to ones that take no
-time. Nothing else changes; the requests are those of the experiment. What an oracle saves depends on what others have saved
-before, hence the two orders; and it may save less than nothing, because a run is a schedule, and schedules have anomalies
-(`docs/background/bounds.md`).
+Oracles take over predictions, replacement, assignment and links one after the other, in two orders, since what one saves
+depends on the others. One may save less than nothing: schedules have anomalies (`docs/background/bounds.md`).
 """
 
 from __future__ import annotations
@@ -173,9 +170,6 @@ class Regret:
 
 ASKED = (*SETTINGS, *CACHE_SETTINGS)
 """Columns of a result row that say what was asked for."""
-
-
-# -------------------------------------------------------------------------------------------------------------------- runs
 
 
 def regrets(

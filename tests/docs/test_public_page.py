@@ -10,8 +10,7 @@ import pytest
 from experiments.research.tables.public_choices import NOW, TOGETHER, WITHOUT, read_choices
 from experiments.research.tables.public_identified import identified_groups
 from moesim.core.table import Format, render
-from moesim.studies.validation.public import groups, run_public
-from moesim.studies.validation.public_tables import checks_file, read_checks, read_sweeps, shipped_table, sweeps_file
+from moesim.studies.validation.public import checks_file, groups, read_checks, read_sweeps, run_public, shipped_table, sweeps_file
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "background"
 PAGE = (FOLDER / "validation-public.md").read_text(encoding="utf-8")

@@ -17,7 +17,7 @@ from moesim.experiment.sweep import expand
 from moesim.live.profiler import probes
 from moesim.policies.registry import make_policy
 from moesim.studies.validation import public
-from moesim.studies.validation.public_tables import read_checks, read_sweeps
+from moesim.studies.validation.public import read_checks, read_sweeps
 from moesim.testing import check_policy
 from tests.docs.readme_kit import (
     HAS_TRACE,

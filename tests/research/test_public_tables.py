@@ -27,8 +27,7 @@ from moesim.core.table import Format
 from moesim.errors import ConfigError
 from moesim.hardware import load_hardware
 from moesim.studies.advice.recommend import read_residuals
-from moesim.studies.validation.public import run_public
-from moesim.studies.validation.public_tables import Sweep, checks_file, read_checks, read_sweeps, shipped_table, sweeps_file
+from moesim.studies.validation.public import Sweep, checks_file, read_checks, read_sweeps, run_public, shipped_table, sweeps_file
 
 SHIPPED = read_choices(shipped_table(CHOICES, "choices"))
 SWEEPS = {one.check: one for one in read_sweeps(sweeps_file())}

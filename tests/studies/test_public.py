@@ -22,22 +22,20 @@ from moesim.plots.validation import public, sweeps
 from moesim.studies.validation.public import (
     FACTOR,
     LOOSE,
+    Check,
+    Sweep,
+    checks_file,
     group_table,
     groups,
     predict,
     predict_sweep,
+    read_checks,
+    read_sweeps,
     run_public,
     summarise,
     summarise_sweeps,
-    table,
-)
-from moesim.studies.validation.public_tables import (
-    Check,
-    Sweep,
-    checks_file,
-    read_checks,
-    read_sweeps,
     sweeps_file,
+    table,
 )
 
 SHIPPED = read_checks(checks_file())

@@ -24,13 +24,14 @@ from moesim.core.table import Format, render, render_records
 from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import ConfigError
 from moesim.experiment.config import first_problem
-from moesim.studies.validation.public import predict, run_sweeps
-from moesim.studies.validation.public_tables import (
+from moesim.studies.validation.public import (
     Check,
     Sweep,
     checks_file,
+    predict,
     read_checks,
     read_sweeps,
+    run_sweeps,
     shipped_table,
     sweeps_file,
 )

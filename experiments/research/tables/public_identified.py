@@ -19,8 +19,7 @@ from moesim.core.progress import telling
 from moesim.core.table import Format, render, render_records
 from moesim.studies.identify.identify import identify
 from moesim.studies.identify.observations import Observation, observation
-from moesim.studies.validation.public import error_group, plain
-from moesim.studies.validation.public_tables import Sweep, read_sweeps, sweeps_file
+from moesim.studies.validation.public import Sweep, error_group, plain, read_sweeps, sweeps_file
 
 _HEADINGS: Final = ("rows never used", "rows", "median |error|", "nine of ten within", "worst", "which")
 

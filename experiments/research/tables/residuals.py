@@ -18,8 +18,7 @@ from experiments.research.tables.command import parser, run
 from moesim.core import data
 from moesim.core.table import render_records
 from moesim.studies.advice.recommend import Residual
-from moesim.studies.validation.public import run_public
-from moesim.studies.validation.public_tables import checks_file, read_checks
+from moesim.studies.validation.public import checks_file, read_checks, run_public
 
 MEASURED_PROFILES: Final = ("zen4-2core", "zen4-2core-disk")
 NO_CPU_EXPERTS: Final = ("all-gpu", "mixtral-offloading")

@@ -1,9 +1,7 @@
 """From a question to an advice: routing, search, intervals, ranking, flags.
 
-The interval of a speed rests on measured figures (`read_residuals`) and on the requests that were simulated. Costs come as
-order statistics of measured over simulated speeds. With n figures like the one that is predicted, the next lies between the
-k-th smallest and the k-th largest with a probability of at least 1 - 2 k / (n + 1), whatever their distribution (split
-conformal prediction); k is the largest that keeps the level.
+Of n ratios of measured to simulated speeds, the next lies between the k-th smallest and the k-th largest with a probability of
+at least 1 - 2 k / (n + 1), whatever their distribution (split conformal prediction); k is the largest that keeps the level.
 """
 
 from __future__ import annotations
@@ -228,21 +226,15 @@ def _judge(one: Candidate, best: Candidate, found: Found, rest: Mapping[str, Evi
     low, high = interval(middle, costs, crossed or 1.0)
     fresh = rows[0].get("fidelity_fresh_decode")
     return Judged(
-        candidate=one,
-        speed=middle,
-        low=low,
-        high=high,
+        candidate=one, speed=middle, low=low, high=high,
         ratio=mean([b / a for a, b in zip(bests, speeds, strict=True)], LEVEL).value,
         same=one is not best and indistinguishable(bests, speeds),
         ttft_s=sum(float(row["ttft_mean_ns"]) for row in rows) / len(rows) / 1e9,
         fresh=None if fresh is None or one.family not in LOSSY else min(float(row["fidelity_fresh_decode"]) for row in rows),
-        gpu_share=share,
-        launch_share=launch_share(found.limits[one]),
-        crossed=crossed,
-        label=str(rows[0]["source_label"]),
-        notes=str(rows[0]["notes"]),
+        gpu_share=share, launch_share=launch_share(found.limits[one]), crossed=crossed,
+        label=str(rows[0]["source_label"]), notes=str(rows[0]["notes"]),
         commands=tuple(commands(one, setting)),
-    )
+    )  # fmt: skip
 
 
 def _warnings(setting: Setting, routing: Routing, other: Routing | None, found: Found) -> list[str]:

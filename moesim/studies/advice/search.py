@@ -1,11 +1,7 @@
 """Search: a coarse grid over each family, refinement around the best ones, then all requests for those that are left.
 
-Deterministic: the same question gives the same simulations in the same order, whatever the number of processes.
-
-A profile describes a machine with software. Eager PyTorch starts some fifty kernels a layer one by one; an engine with CUDA
-graphs and fused kernels does not. Placements that leave the GPU more or less of a layer differ in what that costs, so their
-order depends on the engine, not on the machine alone: where launches are a large share of steps, placements are simulated
-once more with fewer.
+The same question gives the same simulations in the same order. A profile describes a machine with software, and eager PyTorch
+starts some fifty kernels a layer: where launches are a large share of steps, placements are simulated once more with fewer.
 """
 
 from __future__ import annotations

@@ -191,9 +191,6 @@ def _output(advice: Advice, form: Format) -> str:
     return render_records(rows, form)
 
 
-# ---- for people
-
-
 def text(advice: Advice, form: Format, *, pictured: bool = False) -> str:
     """Write an advice as plain text, or as Markdown with its picture."""
     mark = "## " if form is Format.MD else ""

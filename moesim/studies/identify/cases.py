@@ -37,17 +37,9 @@ _LONG: Final = {
 _WORDS: Final = {"all_cpu": "all-cpu", "all_gpu": "all-gpu"}
 _LAYERS: Final = ("n_cpu_moe", "ngl")
 _KNOWN: Final = (
-    "n_cpu_moe",
-    "ngl",
-    "cpu_moe",
-    "op_offload",
-    "no_op_offload",
-    "gpu_experts",
-    "all_cpu",
-    "all_gpu",
-    "policy",
-    "cache",
-)
+    "n_cpu_moe", "ngl", "cpu_moe", "op_offload", "no_op_offload", "gpu_experts", "all_cpu", "all_gpu",
+    "policy", "cache",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -244,14 +236,9 @@ def _later(shape: tuple[int, int, int], batch: int, decode: int, offset: int) ->
     """Return decode steps whose contexts begin at `offset` tokens."""
     made = routing(shape, batch, 0, decode, signals=False)
     return Trace.build(
-        experts=made.experts,
-        n_prompt=[0] * batch,
-        n_decode=[decode] * batch,
-        n_experts=made.n_experts,
-        model=made.model,
-        label="synthetic",
-        prompt_offset=offset,
-    )
+        experts=made.experts, n_prompt=[0] * batch, n_decode=[decode] * batch, n_experts=made.n_experts,
+        model=made.model, label="synthetic", prompt_offset=offset,
+    )  # fmt: skip
 
 
 def _parameters(n_experts: int, top_k: int) -> str:

@@ -19,13 +19,9 @@ from moesim.hardware.types import Number
 Vector = NDArray[np.float64]
 
 PRIOR: Final[Mapping[str, float]] = {
-    "measured": 0.05,
-    "published": 0.10,
-    "derived": 0.30,
-    "identified": 0.30,
-    "spec-sheet": math.log(2),
+    "measured": 0.05, "published": 0.10, "derived": 0.30, "identified": 0.30, "spec-sheet": math.log(2),
     "assumed": math.log(2),
-}
+}  # fmt: skip
 """One standard deviation of a constant's logarithm, by the label of its number; an interval next to the number goes before it."""
 
 CEILING: Final = PRIOR["measured"]
@@ -313,16 +309,9 @@ class Problem:
 
         low, high = -_FAR * self.priors.below, _FAR * self.priors.above
         found = least_squares(
-            self.residuals,
-            np.clip(start, 0.99 * low, 0.99 * high),
-            jac=self.slopes,
-            bounds=(low, high),
-            x_scale=(self.priors.below + self.priors.above) / 2,
-            xtol=1e-4,
-            ftol=1e-5,
-            gtol=1e-4,
-            max_nfev=60,
-        )
+            self.residuals, np.clip(start, 0.99 * low, 0.99 * high), jac=self.slopes, bounds=(low, high),
+            x_scale=(self.priors.below + self.priors.above) / 2, xtol=1e-4, ftol=1e-5, gtol=1e-4, max_nfev=60,
+        )  # fmt: skip
         # Libraries add in an order that suits the processor. Digits that differ are far below the tolerance: they are cut.
         return np.round(np.asarray(found.x, float), 9)
 

@@ -137,9 +137,6 @@ def statuses(cases: Sequence[Case], machine: Machine) -> list[str]:
     return found
 
 
-# ----------------------------------------------------------------------------------------------------------- agreement
-
-
 def check_agreement(cases: Sequence[Case], room: HardwareProfile) -> None:
     """Refuse rows of one setting that contradict each other, unless both are only predicted."""
     for before, one in _pairs(cases, room):
@@ -343,19 +340,11 @@ def identify(
     )
     contents = profile_contents(start, machine, estimates, fit, raw, name, status, place)
     return Identified(
-        profile=build_profile(contents, place),
-        raw=contents,
-        constants=estimates,
-        predictions=predictions(predictor, fit, sigma, status, left_out),
-        bits=table,
-        fit=fit,
-        predictor=predictor,
-        engine_difference=difference,
-        inflation=fit.inflation,
-        left_out_by=by,
-        base=base if isinstance(base, str) else written(base),
-        observations=tuple(observations),
-    )
+        profile=build_profile(contents, place), raw=contents, constants=estimates,
+        predictions=predictions(predictor, fit, sigma, status, left_out), bits=table, fit=fit,
+        predictor=predictor, engine_difference=difference, inflation=fit.inflation, left_out_by=by,
+        base=base if isinstance(base, str) else written(base), observations=tuple(observations),
+    )  # fmt: skip
 
 
 def _that_matter(start: Machine, cases: Sequence[Case], status: Sequence[str], memo: Memo) -> tuple[Machine, list[Constant]]:

@@ -21,23 +21,11 @@ from moesim.experiment.config import first_problem
 from moesim.model import builtin_models
 
 QUANTS: Final[Mapping[str, tuple[float, float]]] = {
-    "F32": (32, 32),
-    "F16": (16, 16),
-    "BF16": (16, 16),
-    "FP8": (8, 8),
-    "Q8_0": (8.5, 8.5),
-    "Q6_K": (6.5625, 6.5625),
-    "Q5_K_M": (5.69, 5.9),
-    "Q5_K_S": (5.5, 5.6),
-    "Q4_K_M": (4.85, 5.35),
-    "Q4_K_S": (4.5, 4.8),
-    "Q4_0": (4.5, 4.7),
-    "IQ4_XS": (4.25, 5.17),
-    "IQ4_NL": (4.5, 4.98),
-    "Q3_K_M": (3.9, 4.6),
-    "Q2_K": (2.96, 4.0),
-    "MXFP4": (4.25, 8.5),
-}
+    "F32": (32, 32), "F16": (16, 16), "BF16": (16, 16), "FP8": (8, 8), "Q8_0": (8.5, 8.5),
+    "Q6_K": (6.5625, 6.5625), "Q5_K_M": (5.69, 5.9), "Q5_K_S": (5.5, 5.6), "Q4_K_M": (4.85, 5.35),
+    "Q4_K_S": (4.5, 4.8), "Q4_0": (4.5, 4.7), "IQ4_XS": (4.25, 5.17), "IQ4_NL": (4.5, 4.98),
+    "Q3_K_M": (3.9, 4.6), "Q2_K": (2.96, 4.0), "MXFP4": (4.25, 8.5),
+}  # fmt: skip
 """By the block formats of ggml and the mixtures that llama.cpp's quantiser takes by name; files differ by some per cent."""
 
 _TYPES: Final = re.compile(r"(IQ\d_\w+|Q\d_\w+|BF16|F16|F32|MXFP4|FP8)", re.IGNORECASE)
@@ -267,16 +255,11 @@ def _row(record: Mapping[str, Any], number: int, place: str, models: Sequence[st
         "row": f"{number}:{'pp' if prefill else 'tg'}{n_prompt or n_gen}" + (f"@d{depth}" if depth else ""),
         "model": _model(record, place, models),
         "bits": bits_in(f"{record.get('model_type', '')} {Path(str(record.get('model_filename', ''))).name}"),
-        "setting": _setting(record, place),
-        "context": n_prompt if prefill else depth,
-        "value": record["avg_ts"],
-        "unit": "tokens/s",
-        "kind": "prefill" if prefill else "decode",
-        "source": f"llama-bench {record.get('build_commit', '')}".strip(),
-        "alias": True,
-        "place": place,
+        "setting": _setting(record, place), "context": n_prompt if prefill else depth,
+        "value": record["avg_ts"], "unit": "tokens/s", "kind": "prefill" if prefill else "decode",
+        "source": f"llama-bench {record.get('build_commit', '')}".strip(), "alias": True, "place": place,
         "told": tuple((f"{key} {option}", str(record[key])) for key, option in _TOLD.items() if key in record),
-    }
+    }  # fmt: skip
     if not prefill:
         values["decode"] = n_gen
     if record.get("n_ubatch"):

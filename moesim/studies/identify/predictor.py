@@ -48,12 +48,10 @@ def _static(case: Case, raw: Mapping[str, Any], place: str) -> float:
     hardware = build_profile(roomy(raw, build_profile(raw, place), place), place)
     slots = slots_of(case.setting.cache.get("ratio", 1.0), case.model.n_layers * case.model.n_experts)
     records = simulate(
-        model=case.model,
-        costs=CostModel(case.model, hardware, extrapolate=True),
-        workload=decode_workload(case),
-        policy=make_policy(case.setting.policy, case.observation.place),
+        model=case.model, costs=CostModel(case.model, hardware, extrapolate=True),
+        workload=decode_workload(case), policy=make_policy(case.setting.policy, case.observation.place),
         cache_slots={name: slots for name, device in hardware.devices.items() if device.role == "accelerator"},
-    )
+    )  # fmt: skip
     times = [step.end - step.begin for step in records.steps]
     return math.log(sum(times) / len(times))
 

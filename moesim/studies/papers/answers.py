@@ -157,13 +157,10 @@ def _hit_rate(trace: Trace, arguments: Arguments) -> float:
 
 
 FIGURES: dict[str, tuple[Callable[[Trace, Arguments], float], tuple[str, ...]]] = {
-    "workload_recall": (_workload_recall, ("signal", "batch_size", "n")),
-    "recall": (_recall, ("signal",)),
-    "prefill_decode_similarity": (_similarity, ()),
-    "active_experts": (_active_experts, ("tokens",)),
-    "all_active": (_all_active, ("tokens",)),
-    "hit_rate": (_hit_rate, ("policy", "share")),
-}
+    "workload_recall": (_workload_recall, ("signal", "batch_size", "n")), "recall": (_recall, ("signal",)),
+    "prefill_decode_similarity": (_similarity, ()), "active_experts": (_active_experts, ("tokens",)),
+    "all_active": (_all_active, ("tokens",)), "hit_rate": (_hit_rate, ("policy", "share")),
+}  # fmt: skip
 """Name -> how it is computed, and its arguments. Of decode rows, in per cent, and defined in ``docs/reference/statistics.md``:
 busiest n experts of a batch that a signal names; activated experts that it names; cosine of a request's prefill and decode.
 Of the first tokens of a prompt: experts of a layer that they activate; per cent of layers and prompts where these are all.

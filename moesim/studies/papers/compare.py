@@ -214,15 +214,10 @@ def _variant(experiment: str, policy: str, mine: Mapping[Any, Row], first: Mappi
     prefill = _shares(both, "1/ttft_mean_ns")
     fidelity = [float(row["fidelity_fresh_decode"]) for row, _ in both if row.get("fidelity_fresh_decode") is not None]
     return Variant(
-        experiment,
-        policy,
-        len(both),
-        geometric_mean(decode) if decode else None,
-        geometric_mean(prefill) if prefill else None,
-        min(decode, default=None),
-        max(decode, default=None),
+        experiment, policy, len(both), geometric_mean(decode) if decode else None,
+        geometric_mean(prefill) if prefill else None, min(decode, default=None), max(decode, default=None),
         min(fidelity, default=None),
-    )
+    )  # fmt: skip
 
 
 def _shares(pairs: Sequence[tuple[Row, Row]], metric: str) -> list[float]:

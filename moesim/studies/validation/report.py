@@ -145,7 +145,6 @@ class Compared:
             )  # fmt: skip
         return found
 
-    # ------------------------------------------------------------------------------------------------------- what must be equal
     @property
     def must_be_equal(self) -> bool:
         """Whether hits and bytes must be equal: no decision depends on a clock."""
@@ -167,7 +166,6 @@ class Compared:
         """What differs and must not, in words; None if all is well."""
         return f"{self.pair.name}: {'; '.join(self.unequal)}" if self.must_be_equal and self.unequal else None
 
-    # -------------------------------------------------------------------------------------------------------------- residual
     @cached_property
     def typical(self) -> Facts:
         """The replay with the median decode step, of an even number the shorter middle one."""
@@ -178,7 +176,6 @@ class Compared:
         """Split the typical replay's decode step, less the predicted one, by cause; ns."""
         return residual(self.pair.predicted, self.typical)
 
-    # --------------------------------------------------------------------------------------------------------------- records
     def record(self) -> dict[str, Any]:
         """Return one flat row: settings, and each figure predicted and measured."""
         pair = self.pair
@@ -249,15 +246,11 @@ def errors_of(compared: Sequence[Compared], figure: str = "decode_step_ns", *, d
     drawn = np.random.default_rng(SEED).integers(0, len(absolute), (RESAMPLES, len(absolute)))
     low, high = np.percentile(np.median(absolute[drawn], axis=1), (2.5, 97.5))
     return Errors(
-        runs=len(pairs),
-        median=float(np.median(absolute)),
-        worst=float(absolute.max()),
-        low=float(low),
-        high=float(high),
-        mean_signed=float(np.mean([error for error, _ in pairs])),
+        runs=len(pairs), median=float(np.median(absolute)), worst=float(absolute.max()), low=float(low),
+        high=float(high), mean_signed=float(np.mean([error for error, _ in pairs])),
         spread=_median([measured.spread for _, measured in pairs]),
         repeat_error=_median([measured.repeat_error for _, measured in pairs if measured.repeat_error is not None]),
-    )
+    )  # fmt: skip
 
 
 EXPERIMENT: Final = "experiment.yaml"
@@ -280,7 +273,6 @@ class Report:
             found.setdefault(one.policy, []).append(one)
         return found
 
-    # ------------------------------------------------------------------------------------------------------------ figures
     def results(self) -> list[dict[str, Any]]:
         return [one.record() for one in self.compared]
 
@@ -309,7 +301,6 @@ class Report:
             "runs": [{key: row[key] for key in _SETTINGS} for row in self.results()],
         }
 
-    # -------------------------------------------------------------------------------------------------------------- files
     def write(self, folder: Path) -> list[Path]:
         config = self.validation.experiment.config.model_dump(mode="json", exclude_unset=True)
         if not self.compared:
@@ -368,7 +359,6 @@ class Report:
         ]  # fmt: skip
         return "\n".join(lines)
 
-    # ----------------------------------------------------------------------------------------------------------- terminal
     def table(self, form: Format) -> str:
         """Write the errors by policy, and below it what they come to."""
         if form.for_programs:

@@ -37,11 +37,9 @@ _NOT_YET: Final = 1 << 30
 class Watched:
     """A policy that is observed for anything that could make its decisions depend on a clock.
 
-    Such is: an event whose order a clock decides (`Fetched`, `Ran`, `Sent`, `Predicted`); a look at the time; the news that a
-    copy is on its way; and a victim that another moment would have changed. The latter is one before which others were passed
-    over because they were in use, or one that the present layer has just used, unless all else that is idle in its pool was to
-    be used later: then, at an earlier moment, nothing would have been idle, and the fetch would have waited for the same victim.
-    None of this matters in a pool that is empty whenever a layer begins, such as a staging pool: whatever goes first, all goes.
+    That is: an event whose order a clock decides; a look at the time, or at a copy on its way; and a victim that another moment
+    would have changed: before it others were passed over as in use, or the present layer has just used it, unless all else idle
+    in its pool was to be used later. A pool that is empty whenever a layer begins does not matter: all of it goes.
     """
 
     def __init__(self, policy: Policy) -> None:

@@ -126,8 +126,7 @@ def setting_knob(name: str, key: str, changes: str, unit: str, *, whole: bool | 
     """Make a knob for a number of the experiment, at a key as ``--set`` spells it; `whole` None: as the number there is."""
 
     def is_whole(base: Base) -> bool:
-        before = current(base, key)
-        return whole if whole is not None else isinstance(before, int) and not isinstance(before, bool)
+        return type(current(base, key)) is int if whole is None else whole
 
     def read(base: Base) -> Fraction:
         value = current(base, key)
@@ -135,42 +134,39 @@ def setting_knob(name: str, key: str, changes: str, unit: str, *, whole: bool | 
             raise ConfigError(f"--vary {name}: expected a number in {key} to multiply, got {value!r}; give a value instead")
         return Fraction(repr(value))
 
-    def to(base: Base, value: Fraction, factor: Fraction) -> Changed:
+    def write(base: Base, value: Fraction, factor: Fraction | None) -> Changed:
         if not is_whole(base):
             return Changed(base.set(key, float(value)), factor)
-        written = max(1, round(value))
-        return Changed(base.set(key, written), Fraction(written) / read(base), value=f"{name} {written}")
+        by = None if factor is None else Fraction(round(value)) / read(base)
+        return Changed(base.set(key, round(value)), by, value=f"{name} {round(value)}")
+
+    def scale(base: Base, factor: Fraction) -> Changed:
+        value = read(base) * factor
+        return write(base, max(ONE, value) if is_whole(base) else value, factor)
 
     def apply(base: Base, setting: Setting) -> Changed:
-        factor = setting.factor()
+        factor, before = setting.factor(), current(base, key)
         if factor is not None:
             if not read(base):
                 raise ConfigError(
                     f"--vary {setting}: expected a number above 0 in {key} to multiply, got 0; give a value instead"
                 )
-            changed = to(base, read(base) * factor, factor)
-            if changed.factor == 1 != factor:
-                raise _rounded(setting, read(base), factor)
-            return changed
-        value, before = setting.number(), current(base, key)
+            return _not_rounded(setting, read(base), scale(base, factor))
+        value = setting.number()
         if whole and value.denominator != 1:
             raise ConfigError(f"--vary {setting}: expected a whole number, got {setting.text}")
-        written = int(value) if whole else float(value)
-        known = isinstance(before, int | float) and before
-        factor = value / Fraction(repr(before)) if known else None
-        return Changed(base.set(key, written), factor, value=f"{name} {written}" if whole else "")
+        return write(base, value, value / Fraction(repr(before)) if isinstance(before, int | float) and before else None)
 
-    def scale(base: Base, factor: Fraction) -> Changed:
-        return to(base, read(base) * factor, factor)
-
-    return Knob(
-        name, f"xF, ±P%, {unit}", changes, apply, scale, read, unit, None if most is None else lambda base: most / read(base)
-    )
+    highest = None if most is None else lambda base: most / read(base)
+    return Knob(name, f"xF, ±P%, {unit}", changes, apply, scale, read, unit, highest)
 
 
-def _rounded(setting: Setting, before: Fraction, factor: Fraction) -> ConfigError:
-    """Return the error of a factor that changes nothing, since the number is a whole one."""
-    return ConfigError(
+def _not_rounded(setting: Setting, before: Fraction, changed: Changed) -> Changed:
+    """Refuse a factor that changes nothing, since the number is a whole one."""
+    factor = setting.factor()
+    if factor is None or changed.factor != 1 or factor == 1:
+        return changed
+    raise ConfigError(
         f"--vary {setting}: expected a factor that comes to another whole number than the {before} there is, got "
         f"{float(before * factor):.4g}; give a value, as in '{setting.knob} {before + 1}'"
     )
@@ -228,9 +224,6 @@ def cache_scale(base: Base, factor: Fraction) -> Changed:
     return Changed({**base.raw, "cache": {key: written}}, factor, value=_cache_value(key, written))
 
 
-# --------------------------------------------------------------------------------------------------------------- raw keys
-
-
 def raw_knob(name: str, known: Iterable[str]) -> Knob:
     """Make a knob of a key of the profile or of the experiment, as ``--set`` spells it."""
     key = name.removeprefix("hardware.")
@@ -277,19 +270,15 @@ def _raw_profile(name: str, key: str, numeric: bool) -> Knob:
             raise HardwareError(
                 f"--vary {setting}: expected a key of a number of a profile, got '{key}'; moesim profile show lists them"
             )
-        factor = setting.factor()
+        factor, told = setting.factor(), f"what-if: {setting}"
         if factor is not None:
-            changed = change(base, read(base) * factor, factor, Told(f"what-if: {setting}"))
-            if changed.factor == 1 != factor:
-                raise _rounded(setting, read(base), factor)
-            return changed
-        told = Told(f"what-if: {setting}", "assumed")
+            return _not_rounded(setting, read(base), change(base, read(base) * factor, factor, Told(told)))
         if key.endswith("_bytes") and setting.text[-1:].isalpha():
             value = Fraction(parse_bytes(setting.text, f"--vary {setting}"))
         else:
             value = setting.rate() if key.endswith("bytes_per_s") else setting.number()
         before = read(base) if key in base.profile.numbers else Fraction(0)
-        return change(base, value, value / before if before else None, told)
+        return change(base, value, value / before if before else None, Told(told, "assumed"))
 
     def scale(base: Base, factor: Fraction) -> Changed:
         return change(base, read(base) * factor, factor, Told(f"what-if: {name} {shown(factor)}"))
@@ -309,15 +298,12 @@ def _by_role(profile: HardwareProfile, role: str) -> list[Device]:
     return found
 
 
-# ------------------------------------------------------------------------------------------------------ numbers of machines
-
-
 def _scaled(
     name: str, unit: str, changes: str, read: Callable[[Base], Fraction], overrides: Callable[[Base, Fraction, Told], Overrides]
 ) -> Knob:
     """Make a knob that multiplies numbers of the profile by one factor; a value is one of what `read` gives."""
 
-    def change(base: Base, factor: Fraction, source: str, what: str) -> Changed:
+    def change(base: Base, factor: Fraction, what: str, source: str = "derived") -> Changed:
         if factor == ONE:
             return Changed(base.raw, ONE)
         found = overrides(base, factor, Told(f"what-if: {what}", source))
@@ -326,21 +312,19 @@ def _scaled(
         return Changed(base.machine(found), factor, tuple(found))
 
     def apply(base: Base, setting: Setting) -> Changed:
-        factor = setting.factor()
-        if factor is not None:
-            return change(base, factor, "derived", str(setting))
-        before = read(base)
-        if not before:
+        if (factor := setting.factor()) is not None:
+            return change(base, factor, str(setting))
+        if not (before := read(base)):
             raise HardwareError(
                 f"--vary {setting}: expected a number above 0 in {base.profile.name} to relate it to, got 0; set a raw key"
             )
         value = setting.rate() if unit == "bytes/s" else setting.number()
         if value <= 0:
             raise ConfigError(f"--vary {setting}: expected a number above 0, got {setting.text}")
-        return change(base, value / before, "assumed", str(setting))
+        return change(base, value / before, str(setting), "assumed")
 
     def scale(base: Base, factor: Fraction) -> Changed:
-        return change(base, factor, "derived", f"{name} {shown(factor)}")
+        return change(base, factor, f"{name} {shown(factor)}")
 
     values = f"xF, ±P%, {unit}" + (" or as 50 GB/s" if unit == "bytes/s" else "")
     return Knob(name, values, changes, apply, scale, read, unit)
@@ -378,9 +362,6 @@ def _link_latencies(base: Base, factor: Fraction, told: Told) -> Overrides:
 def _curve_used(base: Base) -> Any:
     link = main_link(base.profile)
     return link.curves.get(base.raw["transfer"]["curve"]) or next(iter(link.curves.values()))
-
-
-# ---------------------------------------------------------------------------------------------------------- PCIe and memory
 
 
 def _wire(base: Base, factor: Fraction, told: Told) -> Changed:
@@ -422,9 +403,6 @@ def _memory(base: Base, setting: Setting) -> Changed:
 
 def _memory_scale(base: Base, factor: Fraction) -> Changed:
     return KNOBS["cpu.memory_bandwidth"].scale(base, factor)  # type: ignore[misc]
-
-
-# --------------------------------------------------------------------------------------------------------------------- GPUs
 
 
 def _gpu(base: Base, setting: Setting) -> Changed:

@@ -21,29 +21,16 @@ if TYPE_CHECKING:
     from moesim.metrics.outcome import Outcome
 
 RESOURCES: Final = {
-    "link": "link",
-    "CPU memory": "CPU",
-    "CPU compute": "CPU",
-    "CPU start-up": "CPU",
-    "GPU memory": "GPU",
-    "GPU compute": "GPU",
-    "GPU launches": "GPU",
-    "activations": "activations",
-    "decisions": "decisions",
-    "predictor": "predictor",
-    "waiting": "waiting",
-}
+    "link": "link", "CPU memory": "CPU", "CPU compute": "CPU", "CPU start-up": "CPU", "GPU memory": "GPU",
+    "GPU compute": "GPU", "GPU launches": "GPU", "activations": "activations", "decisions": "decisions",
+    "predictor": "predictor", "waiting": "waiting",
+}  # fmt: skip
 """What time is charged to, and the part of the machine that it belongs to."""
 
 _OF_CAUSE: Final = {
-    "exposed_demand": "link",
-    "exposed_prefetch": "link",
-    "exposed_other_transfer": "link",
-    "activation": "activations",
-    "decision": "decisions",
-    "predict": "predictor",
-    "idle": "waiting",
-}
+    "exposed_demand": "link", "exposed_prefetch": "link", "exposed_other_transfer": "link",
+    "activation": "activations", "decision": "decisions", "predict": "predictor", "idle": "waiting",
+}  # fmt: skip
 """Causes that are one resource; the others are tasks of devices, which are split."""
 
 _FASTER = Fraction(10**9)
@@ -84,10 +71,9 @@ class Limits:
 def limits_of(inputs: Inputs, spec: RunSpec, outcome: Outcome) -> Limits:
     """Find out what limits a run.
 
-    The time by cause is that of `moesim.metrics.breakdown`: one critical path. Transfers, activations, decisions and
-    predictors are resources as they are. The time of tasks is divided among the devices by how long each worked for that cause.
-    On a device, what a task would take if memory and compute took no time is launches, the router's way and start-up; only the
-    rest of it is split between memory and compute, in proportion to what it would save if the one or the other took no time.
+    Transfers, activations, decisions and predictors are resources as they are. The time of tasks is divided among devices by
+    how long each worked for that cause; on one, what stays if memory and compute took no time is launches and the router's way,
+    and the rest is split in proportion to what either would save.
     """
     records, split = outcome.records, outcome.split
     assert records is not None and split is not None

@@ -90,9 +90,6 @@ def faster_device(device: Device, memory: Fraction = ONE, compute: Fraction = ON
     )
 
 
-# ------------------------------------------------------------------------------------------------------------------ links
-
-
 def curves_of(link: Link) -> list[Transfer]:
     """List the distinct transfer curves of a link, that of activations last."""
     return list({curve.key: curve for curve in (*link.curves.values(), *([link.activation] if link.activation else []))}.values())
@@ -133,9 +130,6 @@ def wire_factors(link: Link, factor: Fraction) -> dict[str, Fraction]:
         wire = min(1 / fastest, 1 / own)
         found[curve.key] = (1 / own) / (1 / own - wire + wire / factor)
     return found
-
-
-# ------------------------------------------------------------------------------------------------------------- contention
 
 
 def shared_memory(profile: HardwareProfile, pair: Pair) -> tuple[Device, Link] | None:

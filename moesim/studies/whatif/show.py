@@ -71,16 +71,10 @@ def _cells(line: Line) -> list[str]:
         limit += f" (before: {before.limit})"
     speed, first = row.get("decode_tokens_per_s"), row.get("ttft_mean_ns")
     return [
-        policy,
-        line.name,
-        _figures(speed) if isinstance(speed, int | float) else "-",
-        _change(line, "decode_tokens_per_s"),
-        _time(first),
-        _change(line, "ttft_mean_ns"),
-        limit,
-        _next(line),
+        policy, line.name, _figures(speed) if isinstance(speed, int | float) else "-",
+        _change(line, "decode_tokens_per_s"), _time(first), _change(line, "ttft_mean_ns"), limit, _next(line),
         str(row.get("source_label")),
-    ]
+    ]  # fmt: skip
 
 
 _NO_EFFECT = {"not limiting": "none: not limiting", "not used": "none: not used", "same": "-"}
