@@ -18,16 +18,11 @@ _FROM = {
     "Result": "moesim.api.result:Result",
     "Trace": "moesim.trace:Trace",
     "calibrate": "moesim.api.answers:calibrate",
-    "compare": "moesim.api.run:compare",
-    "diff": "moesim.api.studies:diff",
-    "load": "moesim.api.run:load",
+    **{name: f"moesim.api.run:{name}" for name in ("compare", "load", "load_trace", "run")},
+    **{name: f"moesim.api.studies:{name}" for name in ("diff", "regret", "whatif")},
     "load_hardware": "moesim.hardware:load_hardware",
     "load_model": "moesim.model:load_model",
-    "load_trace": "moesim.api.run:load_trace",
     "recommend": "moesim.api.answers:recommend",
-    "regret": "moesim.api.studies:regret",
-    "run": "moesim.api.run:run",
-    "whatif": "moesim.api.studies:whatif",
 }
 """Names and where they are: a name loads what it needs when it is first used, so that `import moesim` stays light."""
 
@@ -38,8 +33,7 @@ def __getattr__(name: str) -> Any:
     if name not in _FROM:
         raise AttributeError(f"module 'moesim' has no attribute {name!r}")
     module, _, attribute = _FROM[name].partition(":")
-    found = globals()[name] = getattr(import_module(module), attribute)
-    return found
+    return globals().setdefault(name, getattr(import_module(module), attribute))
 
 
 def __dir__() -> list[str]:
