@@ -19,9 +19,9 @@ from typing import Any, ClassVar, Final
 
 import pandas as pd
 
-from moesim.core.gate import read_lines
 from moesim.core.data import data_dirs
 from moesim.core.files import OutputFolder, check_own_folder
+from moesim.core.gate import read_lines
 from moesim.core.progress import Progress
 from moesim.core.table import Format, render, render_records
 from moesim.core.yaml_reader import read_yaml_value
