@@ -77,6 +77,7 @@ class Clock:
         if now == Infinity:
             return False
         self.state.now = now
+        self.env.step()
         while self.env.peek() == now:
             self.env.step()
         return True

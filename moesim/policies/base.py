@@ -146,26 +146,14 @@ class CostTable(dict[int, int]):
 
 
 def gpu_of(view: View, policy: str) -> str:
-    """Return the GPU a one-GPU policy uses: the compute device if it is one, else the first.
-
-    Raises
-    ------
-    HardwareError
-        If the profile has no GPU.
-    """
+    """Return the GPU a one-GPU policy uses: the compute device if it is one, else the first."""
     if not view.gpus:
         raise HardwareError(f"policy {policy}: expected a GPU in the hardware profile, got none; choose a profile with one")
     return view.compute if view.compute in view.gpus else view.gpus[0]
 
 
 def cpu_of(view: View, policy: str) -> str:
-    """Return the CPU that computes experts: the first that holds them all.
-
-    Raises
-    ------
-    HardwareError
-        If the profile has no CPU, or none that is a backing device.
-    """
+    """Return the CPU that computes experts: the first that holds them all."""
     if not view.cpus:
         raise HardwareError(f"policy {policy}: expected a CPU in the hardware profile, got none; choose a profile with one")
     backing = view.costs.hardware.backing
@@ -217,25 +205,7 @@ def slots_per_layer(
 ) -> list[int]:
     """Return the cache slots of each layer: the granted ones, dealt out by `deal_slots`.
 
-    Parameters
-    ----------
-    view : View
-        The present.
-    gpu : str
-        The device.
-    policy : str
-        Name for the message.
-    at_least : int
-        Slots per layer without which the policy cannot work.
-    split : {"spread", "equal"}
-        What becomes of a remainder.
-    at_most : int or None
-        Slots per layer that the policy can use; None: one for each expert.
-
-    Raises
-    ------
-    CapacityError
-        If a layer's share is smaller than ``at_least``.
+    `CapacityError` if a layer's share is smaller than ``at_least``; no layer gets more than ``at_most``.
     """
     layers, experts = view.model.n_layers, view.model.n_experts
     granted = view.cache_slots(gpu)

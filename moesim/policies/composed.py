@@ -103,8 +103,6 @@ IN_CPP = {
     "replacement": ("lru", "mrs", "workload-aware"),
 }
 """Parts that are in C++, too: those of LRU, DALI and HybriMoE; placements are asked once, in Python."""
-_BEFORE_A_RUN = ("adjust", "compose", "named")
-"""Methods of a composition that are over when a run begins."""
 
 
 class Parts(NamedTuple):
@@ -137,41 +135,16 @@ class Composed(PolicyBase):
 
     # ------------------------------------------------------------------------------------------------------ the parts
     def compose(self) -> Parts:
-        """Return the parts.
-
-        Returns
-        -------
-        Parts
-            Those that the options name. A system returns its own where an option names none.
-        """
+        """Return the parts that the options name; a system returns its own where an option names none."""
         return Parts(*(self.named(kind) for kind in Parts._fields))
 
     def named(self, kind: str, own: Any = None) -> Any:
-        """Return the part that an option names, or the system's own.
-
-        Parameters
-        ----------
-        kind : {"placement", "assignment", "prefetch", "replacement"}
-            The option.
-        own : object
-            What decides if the option is None.
-
-        Returns
-        -------
-        object
-            A part.
-        """
+        """Return the part that an option names, or the system's own if the option is None."""
         given = getattr(self, kind)
         return own if given is None else make_part(kind, given)
 
     def adjust(self, view: View) -> None:
-        """Set what parts take from the model or from each other, before they start: nothing; a system may have its own.
-
-        Parameters
-        ----------
-        view : View
-            The start.
-        """
+        """Set what parts take from the model or from each other before they start; nothing, unless a system does."""
 
     @cached_property
     def parts(self) -> Parts:
@@ -409,7 +382,7 @@ class Composed(PolicyBase):
     # ------------------------------------------------------------------------------------------------------ the native engine
     def native_parts(self) -> dict[str, Any] | None:
         """Describe the composition for the native engine once it is placed; None: the engine has to ask this object."""
-        parts = _parts_as_shipped(self.parts) if _methods_as_shipped(self, (Composed,)) else None
+        parts = _parts_as_shipped(self.parts) if _decides_as_shipped(self) else None
         if parts is None:
             return None
         return parts | {
@@ -447,12 +420,12 @@ def _as_shipped(part: Any) -> bool:
     )
 
 
-def _methods_as_shipped(policy: Any, classes: Sequence[type]) -> bool:
-    """Whether no subclass of these classes, and no attribute of the policy, replaces how they decide."""
-    methods = {name for cls in classes for name, one in vars(cls).items() if isinstance(one, FunctionType | property)}
-    deciding = methods.difference(_BEFORE_A_RUN)
-    own = takewhile(lambda cls: cls not in classes, type(policy).__mro__)
-    return vars(policy).keys().isdisjoint(deciding) and all(vars(cls).keys().isdisjoint(deciding) for cls in own)
+def _decides_as_shipped(policy: Composed) -> bool:
+    """Whether no subclass, and no attribute of the policy, replaces how a composition decides once a run has begun."""
+    deciding = {name for name, one in vars(Composed).items() if isinstance(one, FunctionType | property)}
+    deciding -= {"adjust", "compose", "named"}
+    own = takewhile(lambda cls: cls is not Composed, type(policy).__mro__)
+    return all(vars(one).keys().isdisjoint(deciding) for one in (policy, *own))
 
 
 def in_python(policy: Any) -> Any:

@@ -35,21 +35,9 @@ _WORDS = {
 
 
 def option(default: Any = ..., meaning: str = "", *, ge: float | None = None, le: float | None = None) -> Any:
-    """Declare an option of a policy or part.
+    """Declare an option of a policy or part, as the value of an annotated attribute.
 
-    Parameters
-    ----------
-    default : object
-        Its default; without one the option is required.
-    meaning : str
-        What it is; empty: what its type says.
-    ge, le : float or None
-        Bounds, both included.
-
-    Returns
-    -------
-    object
-        A value for an annotated attribute of the class.
+    Without ``default`` it is required; without ``meaning`` it has that of its type; both bounds are included.
     """
     said: dict[str, Any] = {"description": meaning or None, "ge": ge, "le": le}
     return Field(default, **{key: value for key, value in said.items() if value is not None})

@@ -245,20 +245,7 @@ def make_policy(spec: str | Mapping[str, Any], place: str = "policies") -> Polic
 
 
 def policy_class(name: str, place: str = "policies") -> type:
-    """Find the class of a policy.
-
-    Parameters
-    ----------
-    name : str
-        A registered name, the name of an entry point, or ``package.module:Class``.
-    place : str
-        File and key, for messages.
-
-    Raises
-    ------
-    ConfigError
-        If there is none, or it cannot be imported.
-    """
+    """Find the class of a policy by a registered name, an entry point's, or ``package.module:Class``."""
     target = target_of(name, place)
     return import_class(target, place if target in (name, POLICIES.get(name)) else f"{place}: entry point {name}")
 
@@ -282,18 +269,7 @@ def policy_names() -> list[str]:
 
 
 def policy_info(names: list[str] | None = None) -> list[PolicyInfo]:
-    """Describe policies.
-
-    Parameters
-    ----------
-    names : list of str or None
-        Which; None: all that are known.
-
-    Returns
-    -------
-    list of PolicyInfo
-        Sorted by name.
-    """
+    """Describe policies, all that are known by default, sorted by name."""
     return [describe_policy(name) for name in sorted(names if names is not None else policy_names())]
 
 
@@ -387,17 +363,17 @@ def _own_class(kind: str, target: str) -> type:
     wanted = methods_of(kind)
     lacking = [name for name in wanted if not callable(getattr(cls, name, None))]
     if lacking:
+        remedy = f"it can be named as {' or '.join(fits)}" if (fits := _kinds_of(cls)) else "add them"
         raise ConfigError(
             f"{kind} {target}: expected a class with {', '.join(wanted)} (see moesim.policies.parts.{PROTOCOLS[kind].__name__}), "
-            f"got no {', no '.join(lacking)} in {cls.__name__}; {_remedy(cls)}"
+            f"got no {', no '.join(lacking)} in {cls.__name__}; {remedy}"
         )
     return cls
 
 
-def _remedy(cls: type) -> str:
-    """Say what else a class may be."""
-    fits = [kind for kind in PROTOCOLS if all(callable(getattr(cls, name, None)) for name in methods_of(kind))]
-    return f"it can be named as {' or '.join(fits)}" if fits else "add them"
+def _kinds_of(cls: type) -> list[str]:
+    """Name the kinds of parts whose methods a class has."""
+    return [kind for kind in PROTOCOLS if all(callable(getattr(cls, name, None)) for name in methods_of(kind))]
 
 
 def methods_of(kind: str) -> list[str]:
@@ -432,12 +408,8 @@ def lacking_of_a_policy(cls: type) -> list[str]:
 
 def class_as_policy(name: str, cls: type) -> str:
     """Say that a class is a part, by its methods, and where it goes; nothing if it is none."""
-    wanted = {kind: methods_of(kind) for kind in PROTOCOLS}
-    fits = [kind for kind, names in wanted.items() if all(callable(getattr(cls, one, None)) for one in names)]
-    if not fits:
-        return ""
-    kind = max(fits, key=lambda fit: len(wanted[fit]))  # a prefetch has the method of a placement as well
-    return f"got {cls.__name__}, {_a(kind)}: {_is_a_part(kind, name)}"
+    kind = max(_kinds_of(cls), key=lambda fit: len(methods_of(fit)), default="")  # a prefetch has a placement's method, too
+    return f"got {cls.__name__}, {_a(kind)}: {_is_a_part(kind, name)}" if kind else ""
 
 
 def option_of_a_part(cls: type, options: Mapping[str, Any], strange: str) -> str:
@@ -449,7 +421,9 @@ def option_of_a_part(cls: type, options: Mapping[str, Any], strange: str) -> str
     kinds = [kind for kind in PROTOCOLS if kind in known]
     if not kinds:
         return ""
-    named = [(kind, name) for kind in kinds if (name := _part_named(options.get(kind)))]
+    given = {kind: options.get(kind) for kind in kinds}
+    names = {kind: one.get("name") if isinstance(one, Mapping) else one for kind, one in given.items()}
+    named = [(kind, name) for kind, name in names.items() if name and isinstance(name, str)]
     owners = [(kind, name) for kind, name in named if strange in _options_of_part(kind, name)]
     owners = owners or [(kind, name) for kind in kinds for name in PARTS[kind] if strange in _options_of_part(kind, name)]
     value = json.dumps(options[strange], default=str)
@@ -460,11 +434,6 @@ def option_of_a_part(cls: type, options: Mapping[str, Any], strange: str) -> str
     kind, name = owners[0]
     which = " and ".join(f"{of} {', '.join(one for other, one in owners if other == of)}" for of in dict(owners))
     return f"it is an option of {which}: write {kind}: {{name: {_written(name)}, {strange}: {value}}}"
-
-
-def _part_named(spec: Any) -> str:
-    name = spec.get("name") if isinstance(spec, Mapping) else spec
-    return name if isinstance(name, str) else ""
 
 
 def _options_of_part(kind: str, name: str) -> Mapping[str, Any]:

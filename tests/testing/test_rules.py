@@ -52,7 +52,7 @@ from moesim.policies.systems.two_uploads_lru import TwoUploadsLru
 from moesim.policy import Fetch, Placement, Predicted, Routed, Run, View
 from moesim.testing.rules import RuleCheck, examine_rules
 from moesim.testing.rules.facts import Facts
-from moesim.testing.rules.table import RULES, judge
+from moesim.testing.rules.judging import RULES, judge
 from moesim.trace.predictors import PredictorSet
 from moesim.trace.workload import WorkloadSpec, compose
 

@@ -129,10 +129,6 @@ class ReplacementPart(Protocol):
     def admits(self) -> bool:
         """True: a demand load enters the cache. False: it is staged, and dropped after its layer."""
 
-    @property
-    def swaps(self) -> bool:
-        """False: `layer_end` never replaces anything."""
-
     def start(self, setup: Setup, residents: Sequence[Sequence[int]]) -> None:
         """Begin a run with these residents of each layer."""
 

@@ -249,7 +249,6 @@ class _Directed(Part):
     """
 
     admits = True
-    swaps = False
 
     def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
         self._gpu = setup.gpu

@@ -16,11 +16,9 @@ from moesim.policies.parts import Part, Plan, Setup, Unit, source_needs
 from moesim.policy import DEMAND, PREFETCH, Fetch, Pool, Predict, Predicted, Routed, StepBegin, View
 
 
-class NoPrefetch(Part):
-    """Nothing is prefetched."""
+class Prefetching(Part):
+    """Defaults of a prefetch part: it asks for no prediction and chooses nothing."""
 
-    transient = False
-    slots = 0
     predicts = False
 
     def ask(self, event: Routed, view: View) -> Sequence[Predict]:
@@ -31,6 +29,13 @@ class NoPrefetch(Part):
 
     def choose(self, event: Predicted, view: View) -> Sequence[Unit]:
         return ()
+
+
+class NoPrefetch(Prefetching):
+    """Nothing is prefetched."""
+
+    transient = False
+    slots = 0
 
 
 Lane = Annotated[
@@ -47,7 +52,7 @@ Source = Annotated[
 Buffers = Annotated[int, Field(ge=1, description="Slots of the transient pool in units of ``size``.")]
 
 
-class _Pooled(Part):
+class _Pooled(Prefetching):
     """Fetches into the cache, or into a transient pool of ``size`` times ``buffers`` slots."""
 
     size: int = option(1, "Experts of a layer visit to prefetch.", ge=1)
@@ -69,8 +74,6 @@ class _Pooled(Part):
 class RandomAhead(_Pooled):
     """Fetch experts of a following layer at random: what prefetching gains without knowing anything."""
 
-    predicts = False
-
     size: int = option(1, "Experts drawn for each layer visit; those that are on the GPU already are skipped.", ge=1)
     seed: int = option(0, "Of the draws, which depend on nothing but it, the step and the layer.")
 
@@ -79,18 +82,12 @@ class RandomAhead(_Pooled):
         self._n_layers = setup.view.model.n_layers
         self._n_experts = setup.view.model.n_experts
 
-    def ask(self, event: Routed, view: View) -> Sequence[Predict]:
-        return ()
-
     def ahead(self, event: Routed, plan: Plan, view: View) -> Sequence[Unit]:
         layer = event.layer + self.lookahead
         if event.mb or layer >= self._n_layers:
             return ()
         drawn = sample(self._n_experts, self.size, self.seed, event.step * self._n_layers + layer)
         return [(layer, expert) for expert in drawn if not view.is_resident(layer, expert, self._gpu)]
-
-    def choose(self, event: Predicted, view: View) -> Sequence[Unit]:
-        return ()
 
 
 def top_by_count(counts: Sequence[int], size: int) -> list[int]:
@@ -153,9 +150,6 @@ class TopPredicted(_Pooled):
         return [
             Predict(event.step, layer, self.source, where, self.lane) for layer in range(first, min(last + 1, self._n_layers))
         ]
-
-    def ahead(self, event: Routed, plan: Plan, view: View) -> Sequence[Unit]:
-        return ()
 
     def choose(self, event: Predicted, view: View) -> Sequence[Unit]:
         """Count predicted rows over the micro-batches so far; choose the top, at most ``size`` in all."""

@@ -99,7 +99,6 @@ class Admitting(Part):
     """Demand loads enter the cache; keeps the cached experts of each pool in order of insertion."""
 
     admits = True
-    swaps = False
 
     victims: Victims = option(UNROUTED_FIRST)
 
@@ -124,36 +123,14 @@ class Admitting(Part):
         return None
 
     def members(self, layer: int) -> dict[Unit, None]:
-        """Give the experts among which a fetch for a layer has its victim.
+        """Return the experts among which a fetch for a layer has its victim, in order of insertion, as keys of a dict.
 
-        Parameters
-        ----------
-        layer : int
-            That of the fetch.
-
-        Returns
-        -------
-        dict of (int, int) to None
-            Layer and expert of each as keys, in order of insertion; of all layers if the cache is one pool for all. `victim`
-            deletes the one that it names.
+        In one pool for all layers these are of all layers. `victim` deletes the one that it names.
         """
         return self._members[layer if self._per_layer else 0]
 
     def first_resident(self, ranked: Iterable[Unit], view: View) -> Unit | None:
-        """Find the first of some members that is there.
-
-        Parameters
-        ----------
-        ranked : iterable of (int, int)
-            Layer and expert of each, in the order in which they should go.
-        view : View
-            As given to `victim`.
-
-        Returns
-        -------
-        (int, int) or None
-            The first that is there, in use or not, and that the option ``victims`` does not protect; None if there is none.
-        """
+        """Return the first of some members that is there, in use or not, and that ``victims`` does not protect; None if none is."""
         return first_resident(ranked, self._visit.units if self.victims == UNROUTED_FIRST else (), self._gpu, view)
 
 
@@ -235,7 +212,6 @@ class Static(Part):
     """Nothing is ever evicted; demand loads go through the staging pool."""
 
     admits = False
-    swaps = False
 
     def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
         """Keep nothing."""
@@ -278,8 +254,6 @@ def workload_aware_swap(
 
 class WorkloadAware(Static):
     """DALI's Algorithm 2: every window, the residents with the fewest rows make room for those with the most."""
-
-    swaps = True
 
     w_size: WindowSize = option(4)
     u_size: WindowSwaps = option(1)

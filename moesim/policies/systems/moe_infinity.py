@@ -184,7 +184,6 @@ class ActivationAware(Part):
     """The one least likely to be used by sequences like these (MoE-Infinity), or, as released, used least so far."""
 
     admits = True
-    swaps = False
 
     reading: Literal["paper", "code"] = option(
         "paper", "By the closest past sequence, or by the count of visits since the start."

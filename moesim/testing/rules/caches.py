@@ -51,6 +51,10 @@ class Rule:
         self.ranked = False
         for name, value in options.items():
             setattr(self, name, value)
+        self.begin(facts)
+
+    def begin(self, facts: Facts) -> None:
+        """Prepare what the rule keeps."""
 
     def tick(self) -> int:
         self.clock += 1
@@ -119,8 +123,7 @@ class LFU(Rule):
     scan = False
     """Of equals the first strict minimum of a scan expert by expert, within it layer by layer; else any."""
 
-    def __init__(self, facts: Facts, **options: Any) -> None:
-        super().__init__(facts, **options)
+    def begin(self, facts: Facts) -> None:
         self.counts: dict[Unit, int] = defaultdict(int)
 
     def count(self, visit: Visit) -> None:
@@ -143,8 +146,7 @@ class MRS(Rule):
 
     alpha, p, tokens, credit = 0.5, None, "mean", "own"
 
-    def __init__(self, facts: Facts, **options: Any) -> None:
-        super().__init__(facts, **options)
+    def begin(self, facts: Facts) -> None:
         self.s = np.zeros((facts.model.n_layers, facts.model.n_experts))
 
     def count(self, visit: Visit) -> None:
@@ -185,8 +187,7 @@ class TwoGenerations(Rule):
 
     prefetched = "fresh"
 
-    def __init__(self, facts: Facts, **options: Any) -> None:
-        super().__init__(facts, **options)
+    def begin(self, facts: Facts) -> None:
         self.step = -1
         self.fresh: set[Unit] = set()
         self.order: dict[Unit, int] = {}
@@ -217,8 +218,7 @@ class Directory(Rule):
     by_row = False
     """Each row's picks are requested in order; else what is there by ascending id, then what is loaded as it is ordered."""
 
-    def __init__(self, facts: Facts, **options: Any) -> None:
-        super().__init__(facts, **options)
+    def begin(self, facts: Facts) -> None:
         sizes = [n // facts.model.expert_bytes(0) for n in facts.capacity]
         self.lists = [self.make(size) for size in sizes]
         self.waiting: list[dict[Unit, None]] = [{} for _ in sizes]
@@ -399,8 +399,8 @@ class Thread(LFU):
 class Activations(Thread):
     """MoE-Infinity's method: the lowest priority (p + 1e-8) (1 - (j - l) / (L + 1)), p of the past sequence most alike so far."""
 
-    def __init__(self, facts: Facts, **options: Any) -> None:
-        super().__init__(facts, **options)
+    def begin(self, facts: Facts) -> None:
+        super().begin(facts)
         stored = facts.tables["activation_matrices"].swapaxes(0, 1).astype(np.float64)
         self.shares = _over(stored, stored.sum(axis=2, keepdims=True))
         self.alike = _over(stored, np.linalg.norm(stored, axis=2, keepdims=True))
@@ -437,8 +437,8 @@ class FineMoE(Thread):
 
     prefetch_distance, float_score = 6, False
 
-    def __init__(self, facts: Facts, **options: Any) -> None:
-        super().__init__(facts, **options)
+    def begin(self, facts: Facts) -> None:
+        super().begin(facts)
         maps = facts.tables["expert_maps"].astype(np.float64)  # layer, map, expert
         self.maps = _over(maps, maps.sum(axis=2, keepdims=True))
         self.probability = np.zeros((facts.model.n_layers, facts.model.n_experts))
@@ -485,8 +485,7 @@ class Hobbit(Rule):
 
     weights = (1.0, 1.0, 1.0, 1.0)
 
-    def __init__(self, facts: Facts, **options: Any) -> None:
-        super().__init__(facts, **options)
+    def begin(self, facts: Facts) -> None:
         self.last: dict[Unit, int] = defaultdict(int)  # steps count from 1
         self.uses: dict[Unit, set[int]] = defaultdict(set)
         self.high: dict[Unit, set[int]] = defaultdict(set)

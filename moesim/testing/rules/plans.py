@@ -45,6 +45,10 @@ class Plan:
             self.there[unit] = self.free[self.pool(unit)].pop(0)
             self.counted.add(unit)
             self.used[unit] = self.tick()
+        self.begin(facts)
+
+    def begin(self, facts: Facts) -> None:
+        """Prepare what the rule keeps."""
 
     def tick(self) -> int:
         self.clock += 1
@@ -139,8 +143,7 @@ class Dfa(Plan):
 
     kappa, half_life, inserts = 0.0, 16.0, None
 
-    def __init__(self, facts: Facts, **options: Any) -> None:
-        super().__init__(facts, **options)
+    def begin(self, facts: Facts) -> None:
         self.t = -1
         self.issued: dict[Unit, int] = {}
         self.come: set[Unit] = set()
@@ -188,8 +191,7 @@ class Pooled(Plan):
 
     last_rows, admit_free, admit_full, inserts, hot = 1, 2, 8, 8, None
 
-    def __init__(self, facts: Facts, **options: Any) -> None:
-        super().__init__(facts, **options)
+    def begin(self, facts: Facts) -> None:
         self.missed: dict[Unit, int] = defaultdict(int)
         self.uses: dict[Unit, int] = defaultdict(int)
 
@@ -224,8 +226,7 @@ class TwoUploads(Plan):
 
     last_rows, inserts = 1, 2
 
-    def __init__(self, facts: Facts, **options: Any) -> None:
-        super().__init__(facts, **options)
+    def begin(self, facts: Facts) -> None:
         self.pending: list[dict[int, None]] = [{} for _ in range(facts.model.n_layers)]
         self.come: list[Unit] = []
 
@@ -263,8 +264,7 @@ class FreeToken(Plan):
 
     backend, streams_prompts = "auto", True
 
-    def __init__(self, facts: Facts, **options: Any) -> None:
-        super().__init__(facts, **options)
+    def begin(self, facts: Facts) -> None:
         self.active_at: dict[Unit, int] = {}
         cpu, load = facts.costs.expert_ns(facts.cpu, 1), facts.costs.fetch_ns(facts.hosts[0], facts.gpu, None, 0)
         self.fetch_all = self.backend == "offload" or (self.backend == "auto" and load <= 2 * cpu)
@@ -314,8 +314,7 @@ class Windows(Plan):
 
     w_size, u_size, firing, only_if_better = 4, 1, "default", False
 
-    def __init__(self, facts: Facts, **options: Any) -> None:
-        super().__init__(facts, **options)
+    def begin(self, facts: Facts) -> None:
         self.sums = [[0] * facts.model.n_experts for _ in range(facts.model.n_layers)]
         self.visits = [0] * facts.model.n_layers
 
@@ -343,8 +342,7 @@ class Daop(Plan):
     pools = (CACHE, "leaving")
     mixed, streams, factor, predicted = False, False, 1.05, 0  # the first layer that is predicted; 0: none is
 
-    def __init__(self, facts: Facts, **options: Any) -> None:
-        super().__init__(facts, **options)
+    def begin(self, facts: Facts) -> None:
         self.rows = np.zeros((facts.model.n_layers, facts.model.n_experts), np.int64)  # of the prompt's chunks so far
 
     def step(self, step: StepRecord) -> None:
@@ -386,8 +384,7 @@ class Heat(Plan):
 
     decay, hyst, dwell, floor = 0.999, 1.3, 0, 5
 
-    def __init__(self, facts: Facts, **options: Any) -> None:
-        super().__init__(facts, **options)
+    def begin(self, facts: Facts) -> None:
         self.heat = np.zeros((facts.model.n_layers, facts.model.n_experts))
         self.rows = np.zeros_like(self.heat)
         self.updates = self.generated = self.since = 0
@@ -488,8 +485,7 @@ class Windowed(Bypass):
 
     window, half_life, kappa = 4, 16.0, 0.0
 
-    def __init__(self, facts: Facts, **options: Any) -> None:
-        super().__init__(facts, **options)
+    def begin(self, facts: Facts) -> None:
         self.scores: dict[Unit, tuple[float, int]] = {}
         self.visits = [0] * facts.model.n_layers
 
@@ -524,8 +520,7 @@ class Fate(Plan):
 
     pools, admits = (CACHE, "even", "odd"), False
 
-    def __init__(self, facts: Facts, **options: Any) -> None:
-        super().__init__(facts, **options)
+    def begin(self, facts: Facts) -> None:
         self.arcs = [ArcLists(n, fate=True) for n in self.slots]
         self.ended: dict[int, int] = {}
         self.here: set[Unit] = set(self.there)
