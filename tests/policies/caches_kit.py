@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from random import Random
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from moesim.policies.registry import make_policy
 from moesim.records import Records
-from moesim.trace.workload import Workload
 from tests.engine.engine_kit import cpu, gpu, link, machine, play, tiny_model, workload
 
 FAST = machine({"gpu0": gpu(), "cpu0": cpu()}, {"cpu0->gpu0": link(100), "gpu0->cpu0": link()})
@@ -70,59 +67,3 @@ def happened(records: Records, n_layers: int) -> list[Step]:
         if gone.pool == "cache":
             found[step_at(records, gone.time)].leave.append((gone.layer, gone.expert))
     return [Step([sorted(ids) for ids in one.on_gpu], one.copies, one.leave) for one in found]
-
-
-class Call(NamedTuple):
-    """A step as a cache sees it."""
-
-    prompt: bool
-    ids: list[list[list[int]]]  # of each layer, of each row, in selection order
-
-
-@dataclass(frozen=True)
-class Instance:
-    """Random routing on a tiny model, and a cache."""
-
-    n_layers: int
-    n_experts: int
-    top_k: int
-    slots: int
-    work: Workload
-
-    @property
-    def calls(self) -> list[Call]:
-        """The steps."""
-        return [
-            Call(step.phase == "prefill", [of_layer.experts.tolist() for of_layer in step.micro[0].layers])
-            for step in self.work.steps
-        ]
-
-    def play(self, spec: Any, hardware: Any = FAST) -> Records:
-        """Run a policy, or one by its name and options."""
-        policy = spec if hasattr(spec, "decide") else make_policy(spec)
-        model = tiny_model(n_layers=self.n_layers, n_experts=self.n_experts, top_k=self.top_k)
-        return play(policy, self.work, hardware, model=model, slots={"gpu0": self.slots})
-
-
-def instances(n: int, *, batch: int = 1, prompts: int = 0, per_layer: bool = False, least: int = 1,
-              decode: tuple[int, int] = (6, 12)) -> Iterator[Instance]:  # fmt: skip
-    """Make random instances: prompts of up to so many tokens, popular experts, sometimes fewer slots than a token has experts.
-
-    With ``per_layer`` the slots, at least ``least``, are those of each layer.
-    """
-    for seed in range(n):
-        draw = Random(seed)
-        n_layers, n_experts, top_k = draw.randint(1, 3), draw.randint(4, 8), draw.randint(1, 3)
-        prompt, requests = draw.randint(0, prompts), draw.randint(1, batch)
-        slots = draw.randint(least, n_experts - 1)
-        popular = [[draw.random() ** 3 for _ in range(n_experts)] for _ in range(n_layers)]
-
-        def row(draw: Random = draw, popular: list[list[float]] = popular, n_experts: int = n_experts, k: int = top_k) -> Any:
-            return [sorted(range(n_experts), key=lambda e, of=of: draw.random() * of[e])[-k:] for of in popular]  # type: ignore[misc]
-
-        routing = [[row() for _ in range(prompt + draw.randint(*decode))] for _ in range(requests)]
-        shortest = min(map(len, routing))
-        work = workload(
-            [one[:shortest] for one in routing], prompt=prompt, n_experts=n_experts, weights=[1 / top_k] * top_k
-        )  # fmt: skip
-        yield Instance(n_layers, n_experts, top_k, slots * n_layers if per_layer else slots * draw.randint(1, n_layers), work)

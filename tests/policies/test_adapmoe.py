@@ -160,10 +160,6 @@ def test_a_right_guess_takes_its_place_before_demand_loads() -> None:
     assert plan.order == (6, 2, 0, 1)
 
 
-def test_the_source_matters() -> None:
-    assert run() != run(source="wrong")
-
-
 def test_gating_needs_gate_weights() -> None:
     assert make_policy({"name": "adapmoe", "sensitivity": 0.05}).needs == {"signal:gate_next1", "scores-or-weights"}
     assert make_policy("adapmoe").needs == {"signal:gate_next1"}

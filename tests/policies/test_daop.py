@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from moesim.core.table import Format
 from moesim.experiment import run_experiment
@@ -25,7 +23,7 @@ from moesim.policies.parts import Setup
 from moesim.policies.parts.assignment import FixedThreshold, fiddler_code_assignment
 from moesim.policies.parts.placement import FrequencyGlobal, FrequencyPerLayer
 from moesim.policies.registry import make_policy
-from moesim.policies.systems.daop import DaopCode, DaopPaper, degraded, prefill_swaps, swaps_from
+from moesim.policies.systems.daop import DaopCode, DaopPaper, degraded, prefill_swaps
 from moesim.policy import Predict, Predicted, Run, StepBegin
 from moesim.records import InexactRecord, Records
 from moesim.testing import FakeView, routed, run_tiny, tiny_model, tiny_workload
@@ -61,68 +59,12 @@ def test_prefill_swaps_of_equals_and_of_a_factor() -> None:
     assert prefill_swaps([20, 21], [1, 0], factor=1.0) == [(1, 0)]
 
 
-LAYERS = st.integers(2, 12).flatmap(
-    lambda n: st.tuples(st.lists(st.integers(0, 6), min_size=n, max_size=n), st.lists(st.integers(0, 1), min_size=n, max_size=n))
-)
-
-
-def swaps_by_the_book(loads: list[int], on_gpu: list[int], strict: bool, mixed: bool, tokens: int) -> list[tuple[int, int]]:
-    """The two lists as (key, id) pairs over all experts, both cut to half of the experts, then pair by pair."""
-    ids = range(len(loads))
-    hot = sorted((-loads[e], e) for e in ids if not on_gpu[e])[: len(loads) // 2]
-    cold = sorted((loads[e] if on_gpu[e] else loads[e] * tokens, e) for e in ids if mixed or on_gpu[e])[: len(loads) // 2]
-    found = []
-    for i in range(min(len(hot), len(cold))):
-        (_, new), (_, old) = hot[i], cold[i]
-        busier = loads[new] > 1.05 * loads[old] or (not strict and loads[new] == 1.05 * loads[old])
-        if on_gpu[old] and busier:
-            found.append((new, old))
-    return found
-
-
-@given(LAYERS, st.booleans(), st.booleans(), st.integers(1, 50))
-def test_prefill_swaps_by_the_book(layer: tuple[list[int], list[int]], strict: bool, mixed: bool, tokens: int) -> None:
-    loads, on_gpu = layer
-    pairs = prefill_swaps(loads, on_gpu, strict=strict, mixed=mixed, prompt_tokens=tokens)
-    assert pairs == swaps_by_the_book(loads, on_gpu, strict, mixed, tokens)
-    served = sum(loads[e] for e in after(pairs, on_gpu))
-    assert served >= sum(w for w, here in zip(loads, on_gpu, strict=True) if here)
-    assert len(after(pairs, on_gpu)) == sum(on_gpu)
-
-
-@given(LAYERS)
-def test_swaps_from_the_same_placement_are_the_same(layer: tuple[list[int], list[int]]) -> None:
-    loads, on_gpu = layer
-    pairs = prefill_swaps(loads, on_gpu)
-    assert swaps_from(on_gpu, on_gpu, pairs, loads) == pairs
-    outcome = [int(e in after(pairs, on_gpu)) for e in range(len(loads))]
-    assert swaps_from(outcome, on_gpu, pairs, loads) == []
-
-
 def test_degradation_of_two() -> None:
     scores = [0.1, 0.2, 0.3, 0.4]
     assert degraded([3, 2], scores, [1, 1, 0, 0], 1) == [3, 1]  # both on the CPU: the lower for the best on the GPU
     assert degraded([3, 2], scores, [1, 1, 1, 0], 1) == [3, 2]
     assert degraded([3, 2], scores, [0, 0, 0, 0], 1) == [3, 2]  # nothing on the GPU
     assert degraded([3, 2], scores, [1, 1, 0, 0], 0) == [1, 0]
-
-
-@given(st.data())
-def test_degradation_in_general(data: st.DataObject) -> None:
-    n = data.draw(st.integers(2, 10))
-    top_k = data.draw(st.integers(1, n))
-    scores = data.draw(st.permutations(range(n)))
-    on_gpu = data.draw(st.lists(st.integers(0, 1), min_size=n, max_size=n))
-    allowed = data.draw(st.integers(0, top_k))
-    ranked = sorted(range(n), key=lambda e: -scores[e])
-    predicted = ranked[:top_k]
-    chosen = degraded(predicted, scores, on_gpu, allowed)
-    kept = [e for e in predicted if on_gpu[e]]
-    free = [e for e in ranked[top_k:] if on_gpu[e]]
-    absent = [e for e in predicted if not on_gpu[e]]
-    replaced = min(max(0, len(absent) - allowed), len(free))
-    assert sorted(chosen) == sorted([*kept, *absent[: len(absent) - replaced], *free[:replaced]])
-    assert [e for e in chosen if e in predicted] == [e for e in predicted if e in chosen]
 
 
 def test_a_fixed_threshold_is_fiddlers_with_its_constants() -> None:

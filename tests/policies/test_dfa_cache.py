@@ -1,4 +1,4 @@
-"""moe-speed-of-light's patch: decayed frequency, the table of its split, copies ahead; by hand, and restated in plain Python."""
+"""moe-speed-of-light's patch: decayed frequency, the table of its split, and copies ahead, by hand."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from moesim.policies.systems.dfa_cache import DfaCache
 from moesim.records import Records
 from moesim.testing import FakeView, tiny_machine
 from tests.engine.engine_kit import Oracle, cpu, gpu, link, machine, pair, play, tiny_model, workload
-from tests.policies.caches_kit import FAST, Instance, Step, copied, happened, instances, run, served
+from tests.policies.caches_kit import FAST, copied, happened, run, served
 
-LATE = machine({"gpu0": gpu(), "cpu0": cpu()}, {"cpu0->gpu0": link(0.7), "gpu0->cpu0": link()})
 """A copy takes 1429 ns, a step of one layer with a miss about 500: some copies end more than two steps later."""
 
 
@@ -121,89 +120,3 @@ def test_copies_ahead_spare_what_is_predicted() -> None:
 
 
 # --------------------------------------------------------------------------------------------------------------- restated
-def restated(
-    one: Instance, records: Records, rule: str, kappa: float, inserts: int | None, table: list[int] | None
-) -> list[Step]:
-    """Follow the rules slot by slot; of the run only the times at which copies ended are taken."""
-    begins = [step.begin for step in records.steps]
-    ends = [t.end for t in sorted(records.transfers, key=lambda t: t.fetch) if t.expert >= 0]
-    per, rest = divmod(one.slots, one.n_layers)
-    assert not rest
-    owner: list[list[int | None]] = [[None] * per for _ in range(one.n_layers)]
-    pending: list[dict[int, tuple[int, int]]] = [{} for _ in range(one.n_layers)]  # slot -> step of issue, end of the copy
-    score: list[dict[int, tuple[float, int]]] = [{} for _ in range(one.n_layers)]
-    used: list[list[int]] = [[0] * per for _ in range(one.n_layers)]
-    clock = n_copies = 0
-    steps, t = [], -1
-    for step, call in enumerate(one.calls):
-        on_gpu: list[list[int]] = [[] for _ in range(one.n_layers)]
-        copies, leave = [], []
-        t += not call.prompt
-        for layer, rows in enumerate(call.ids if not call.prompt else []):
-            slots, waiting, scores = owner[layer], pending[layer], score[layer]
-            for s in [s for s, (issued, end) in waiting.items() if issued + 2 <= t and end <= begins[step]]:
-                del waiting[s]
-                clock += 1
-
-            def now(e: int, scores: Any = scores, t: int = t) -> float:
-                value, at = scores.get(e, (0.0, t))
-                return float(value * 0.5 ** ((t - at) / 16))
-
-            selected = list(dict.fromkeys(e for row in rows for e in row))
-            for e in selected:
-                scores[e] = now(e) + 1, t
-            hits = [e for e in selected if e in slots and slots.index(e) not in waiting]
-            for e in hits:
-                clock += 1
-                used[layer][slots.index(e)] = clock
-            misses = [e for e in selected if e not in hits]
-            served_now: list[int] = []
-            n_now = table[min(len(misses), len(table) - 1)] if table is not None else 0
-            n = 0
-            for e in misses:
-                if e in slots or (len(served_now) == n_now if table is not None else n == inserts):
-                    continue
-                if None in slots:
-                    slot = slots.index(None)
-                else:
-                    able = [s for s in range(per) if s not in waiting and slots[s] not in selected]
-                    ranks = {s: (now(slots[s]) if rule == "dfa" else used[layer][s], s) for s in able}  # type: ignore[arg-type]
-                    slot = min(ranks, key=ranks.__getitem__, default=-1)
-                    if slot < 0 or (table is None and rule == "dfa" and not now(e) > now(slots[slot]) + kappa):  # type: ignore[arg-type]
-                        continue
-                    leave.append((layer, slots[slot]))
-                slots[slot] = e
-                clock += 1
-                used[layer][slot] = clock
-                n += 1
-                if table is not None:
-                    served_now.append(e)
-                else:
-                    waiting[slot] = t, ends[n_copies] if n_copies < len(ends) else records.makespan_ns
-                if n_copies < len(ends):
-                    copies.append((layer, e))
-                n_copies += 1
-            on_gpu[layer] = sorted(hits + served_now)
-        steps.append(Step(on_gpu, copies, leave))  # type: ignore[arg-type]
-    return steps
-
-
-@pytest.mark.parametrize(
-    ("rule", "kappa", "inserts", "table"),
-    [("dfa", 0.0, None, None), ("dfa", 0.5, 1, None), ("lru", 0.0, None, None), ("dfa", 0.0, None, [0, 0, 1, 2])],
-)
-def test_the_rules_restated(rule: str, kappa: float, inserts: int | None, table: list[int] | None) -> None:
-    spec: dict[str, Any] = {"name": "dfa-cache"}
-    if rule == "lru":
-        spec["rule"] = "lru"
-    elif table is not None:
-        spec["fetch"] = ",".join(map(str, table))
-    else:
-        spec |= {"kappa": kappa, "inserts": inserts}
-    left = 0
-    for at, one in enumerate(instances(50, batch=2, prompts=3, per_layer=True)):
-        records = one.play(spec, LATE if at % 3 == 0 else FAST)
-        expected = restated(one, records, rule, kappa, inserts, table)
-        assert happened(records, one.n_layers) == expected
-        left += sum(len(step.leave) for step in expected)
-    assert left > 30

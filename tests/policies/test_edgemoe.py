@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from moesim.policies.registry import make_policy
-from moesim.policies.systems.edgemoe import farthest_layers
 from moesim.records import Records
 from moesim.trace import Trace
 from moesim.trace.predictors import make_predictor
@@ -71,14 +70,3 @@ def test_at_the_first_layer_the_distances_differ(distance: str, gone: list[tuple
     row = [[0, 2], [1, 3], [0, 1]]
     records = run(row, 6, second=[[1, 3], *row[1:]], distance=distance)
     assert [(e.layer, e.expert) for e in records.evictions][:2] == gone
-
-
-def test_the_order_of_layers_is_the_one_described() -> None:
-    for n in range(1, 31):
-        for layer in range(n):
-            to_come = [(layer + ahead) % n for ahead in range(1, n + 1)]
-            assert farthest_layers(layer, n, "next-pass") == to_come[::-1]
-            by_distance: list[int] = []
-            for distance in range(n, -1, -1):
-                by_distance += [j for j in (layer - distance, layer + distance)[: 1 + bool(distance)] if 0 <= j < n]
-            assert farthest_layers(layer, n, "absolute") == by_distance

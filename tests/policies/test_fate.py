@@ -5,8 +5,6 @@ Experts of 16 bits have 1000 bytes and take 100 ns on the GPU, those of 4 bits 2
 
 from __future__ import annotations
 
-import random
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -15,10 +13,9 @@ import pytest
 from moesim.errors import ConfigError
 from moesim.metrics import fidelity
 from moesim.policies.registry import make_policy, policy_info
-from moesim.policies.systems.fate import by_frequency, shallow_favoring
+from moesim.policies.systems.fate import shallow_favoring
 from moesim.records import Records
 from moesim.testing import run_tiny, tiny_workload
-from moesim.testing.rules.caches import ArcLists
 from moesim.trace.predictors import PredictorSet, make_predictor
 from tests.engine.engine_kit import Oracle, cpu, flat, gpu, link, machine, pair, play, tasks, tiny_model, transfers, workload
 
@@ -142,40 +139,12 @@ def test_a_recorded_signal_is_asked_for_one_id_more() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------- cache
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("slots", [1, 2, 3])
-def test_the_cache_is_fates_arc_told_of_each_pick_in_order(seed: int, slots: int) -> None:
-    """One layer, three rows a step: hits are what the rule held before the step, copies of misses leave or stay as it says."""
-    rng = random.Random(seed)
-    picks = [[rng.sample(range(4), 2) for _ in range(3)] for _ in range(40)]  # step, row
-    records = run([[[picks[step][row]] for step in range(40)] for row in range(3)], slots=slots)
-    reference = ArcLists(slots, fate=True)
-    for expert in range(slots):
-        reference.request((0, expert), ())
-    width: dict[int, Any] = dict.fromkeys(range(slots))
-    hits, runs = [], []
-    for step, rows in enumerate(picks):
-        active = sorted({e for row in rows for e in row})
-        hits.append(tuple(int(e in width) for e in active))
-        runs += [(step, 0, e, width.get(e, 4)) for e in active]
-        for e in (e for row in rows for e in row):
-            reference.request((0, e), ())
-        width = {e: width.get(e, 4) for _, e in (*reference.t1, *reference.t2)}
-    assert [v.hits for v in records.lookups] == hits
-    assert ran(records) == sorted(runs, key=lambda one: one[:3])
-    assert records.pool_peak_bytes["gpu0", "cache"] <= slots * 1000
 
 
 def test_the_first_layers_are_cached_whole() -> None:
     work = [[[[0, 1], [2, 3], [0, 3]]]]
     assert copies(run(work, slots=9, shallow_layers=2)) == ["demand 2/3 at 4"]
     assert copies(run(work, slots=6, shallow_layers=2)) == [f"demand {unit} at 4" for unit in ("1/2", "1/3", "2/0", "2/3")]
-
-
-def test_nothing_is_ever_computed_on_the_cpu() -> None:
-    work = tiny_workload(make_policy("fate"), 4)
-    records = run_tiny(make_policy("fate"), work, 13)
-    assert {t.device for t in records.tasks if t.expert >= 0} == {"gpu0"}
 
 
 @pytest.mark.parametrize("slots", [0, 4])
@@ -202,19 +171,6 @@ def test_a_model_of_one_width_is_refused_with_compression() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------- the functions
-@pytest.mark.parametrize("seed", range(5))
-def test_low_widths_cover_up_to_the_share(seed: int) -> None:
-    rng = random.Random(seed)
-    for _ in range(200):
-        counts = [rng.choice([0, 0, 1, 1, 2, rng.randrange(20)]) for _ in range(rng.randrange(1, 16))]
-        tenths = rng.randrange(11)
-        ranked = sorted((-n, e) for e, n in enumerate(counts) if n)
-        n_low = max(
-            n for n in range(len(ranked) + 1)
-            if sum(-count for count, _ in ranked[len(ranked) - n :]) <= Fraction(tenths, 10) * sum(counts)
-        )  # fmt: skip
-        order = [e for _, e in ranked]
-        assert by_frequency(counts, tenths / 10) == (order[: len(order) - n_low], order[len(order) - n_low :])
 
 
 @pytest.mark.parametrize(
@@ -227,27 +183,6 @@ def test_low_widths_cover_up_to_the_share(seed: int) -> None:
 def test_shallow_layers_come_first(slots: int, expected: list[int]) -> None:
     assert shallow_favoring(slots, 6, 8) == expected
     assert shallow_favoring(slots, 2, 8) == [min(8, slots), max(0, min(8, slots - 8))]
-
-
-def test_sizes_against_a_restatement() -> None:
-    rng = random.Random(3)
-    for _ in range(1000):
-        n_layers, n_experts, n_shallow = rng.randrange(1, 9), rng.randrange(1, 9), rng.randrange(7)
-        n_slots = rng.randrange(n_layers * n_experts + 4)
-        sizes = [0] * n_layers
-        shallow = min(n_shallow, n_layers)
-        fits = n_slots >= shallow * n_experts
-        for slot in range(min(n_slots, (shallow if fits else n_layers) * n_experts)):
-            sizes[slot // n_experts] += 1
-        left = n_slots - sum(sizes)
-        if fits:
-            while left >= n_layers - shallow > 0 and sizes[-1] < n_experts:  # one more for each deeper layer
-                sizes[shallow:] = [one + 1 for one in sizes[shallow:]]
-                left -= n_layers - shallow
-        spread = shallow_favoring(n_slots, n_layers, n_experts, n_shallow)
-        assert sum(spread) == min(n_slots, n_layers * n_experts)
-        more = [b - a for a, b in zip(sizes, spread, strict=True)]
-        assert set(more) <= {0, 1} and not any(more[:shallow])
 
 
 def test_another_source_may_stand_in_for_the_signal_however_many_ids_are_asked_for() -> None:

@@ -1,22 +1,19 @@
-"""FineMoE: the worked examples of its description, its functions against restatements, its queue and its victims."""
+"""FineMoE: the worked examples of its description, its queue and its victims."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 import pytest
 
 from moesim.engine import native, simulate
-from moesim.policies.algorithms.activations import shares
 from moesim.policies.registry import make_policy
 from moesim.policies.systems.finemoe import (
     Trajectories,
     evicted,
     eviction_scores,
     largest_priorities,
-    layer_decay,
     map_ranks,
 )
 from moesim.records import Records
@@ -25,7 +22,7 @@ from moesim.testing.runs import run_inputs
 from moesim.trace import Signal, Trace
 from moesim.trace.predictors import PredictorSet, RecordedSignal
 from moesim.trace.workload import WorkloadSpec, compose
-from tests.engine.engine_kit import assert_same, cpu, gpu, machine, play, tiny_model
+from tests.engine.engine_kit import cpu, gpu, machine, play, tiny_model
 
 ENGINES = ["simpy", *(["native"] if native.AVAILABLE else [])]
 
@@ -37,13 +34,9 @@ P = np.array([0.35, 0.25, 0.15, 0.10, 0.06, 0.04, 0.03, 0.02])
 def test_the_expert_that_passes_the_threshold_is_not_selected(similarity: float, n: int) -> None:
     """Sum .75 <= .8 < .85; only .35 <= .5, raised to top-k; at -.5 the threshold is held at 1."""
     shuffled = np.random.default_rng(3).permutation(8)
-    found = priorities(P[shuffled][None], 0, 1, similarity, 2)[0] > 2e-6
+    one = P[shuffled][None]
+    found = largest_priorities([one], [map_ranks(one)], 0, 1, [similarity], 2)[0] > 2e-6
     assert found.tolist() == [rank < n for rank in shuffled]
-
-
-@pytest.mark.parametrize(("layer", "weight"), [(7, 1.0), (8, 0.96), (15, 0.68), (23, 0.36)])
-def test_the_decay_of_a_band(layer: int, weight: float) -> None:
-    assert layer_decay(layer, 7, 24) == pytest.approx(weight, abs=1e-12)
 
 
 def test_every_product_below_one_is_zero_and_ties_go_by_layer_and_id() -> None:
@@ -57,75 +50,6 @@ def test_every_product_below_one_is_zero_and_ties_go_by_layer_and_id() -> None:
 
 
 # ----------------------------------------------------------------------------------------------- functions, at random
-def cosine(a: Any, b: Any) -> float:
-    a, b = [float(x) for x in np.ravel(a)], [float(x) for x in np.ravel(b)]
-    length = math.sqrt(sum(x * x for x in a) * sum(x * x for x in b))
-    return sum(x * y for x, y in zip(a, b, strict=True)) / length if length else 0.0
-
-
-def first_best(values: list[float]) -> int:
-    rounded = [round(value, 12) for value in values]
-    return rounded.index(max(rounded))
-
-
-def priorities(expert_map: Any, start: int, end: int, similarity: float, top_k: int) -> Any:
-    return largest_priorities([expert_map], [map_ranks(expert_map)], start, end, [similarity], top_k)
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_selection_and_priorities_are_those_described(seed: int) -> None:
-    draw = np.random.default_rng(seed)
-    for _ in range(25):
-        n_layers, n_experts = int(draw.integers(1, 9)), int(draw.integers(1, 9))
-        top_k = int(draw.integers(1, n_experts + 1))
-        expert_map = draw.integers(0, 16, (n_layers, n_experts)) / 64  # sums are exact
-        similarity = float(draw.integers(-4, 80)) / 64
-        start = int(draw.integers(0, n_layers))
-        end = int(draw.integers(start, n_layers + 1))
-        found = priorities(expert_map, start, end, similarity, top_k)
-        for layer in range(n_layers):
-            row = expert_map[layer].tolist()
-            order = sorted(range(n_experts), key=lambda e: (-row[e], e))
-            threshold = min(max(1 - similarity, 0), 1)
-            n = sum(sum(row[e] for e in order[: i + 1]) <= threshold for i in range(n_experts))
-            chosen = order[: max(min(n, n_experts), top_k)]
-            for expert in range(n_experts):
-                weight = 1 - (layer - start) / (end + 1)
-                wanted = (row[expert] * weight if expert in chosen else 0.0) + 1e-6 if start <= layer < end else 0.0
-                assert found[layer, expert] == wanted
-
-
-def test_scores_and_victims_are_those_described() -> None:
-    draw = np.random.default_rng(33)
-    for _ in range(1000):
-        shape = (int(draw.integers(1, 5)), int(draw.integers(1, 6)))
-        probability, visits = draw.integers(0, 9, shape) / 8, draw.integers(0, 6, shape)
-        may_go = draw.random(shape) < 0.6
-        scores = eviction_scores(probability, visits)
-        assert scores.tolist() == [
-            [int(p * n) for p, n in zip(*rows, strict=True)] for rows in zip(probability, visits, strict=True)
-        ]
-        for one in (scores, probability * visits):
-            free = [(one[unit], *unit) for unit in np.ndindex(shape) if may_go[unit]]
-            assert evicted(one, may_go) == (min(free)[1:] if free else None)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_the_closest_map_is_the_one_with_the_largest_cosine_so_far(seed: int) -> None:
-    draw = np.random.default_rng(seed)
-    maps = draw.random((4, 9, 6))
-    past = Trajectories(maps)
-    for n_rows in (5, 2):
-        past.begin(np.array([0, 0, 0, 1, 1][:n_rows] if n_rows == 5 else [0, 1]))
-        observed = np.zeros((2, 4, 6))
-        for layer in range(4):
-            scores = draw.random((n_rows, 6))
-            observed[:, layer] = shares(scores[[2, 4]] if n_rows == 5 else scores)  # the last row of each request
-            event = routed([[0, 1]] * n_rows, layer=layer)._replace(scores=scores)
-            for request, (index, similarity) in enumerate(past.observe(event)):
-                seen = observed[request, : layer + 1]
-                cosines = [cosine(one[: layer + 1], seen) for one in shares(maps).swapaxes(0, 1)]
-                assert index == first_best(cosines) and similarity == pytest.approx(cosines[index], abs=1e-12)
 
 
 def test_without_scores_the_weights_of_the_chosen_are_observed() -> None:
@@ -297,25 +221,6 @@ def test_what_the_last_layer_used_makes_room_for_the_first() -> None:
     begin = records.steps[1].begin
     early = [(t.cause, t.layer, t.expert) for t in records.transfers if begin <= t.start < begin + 9000]
     assert early == [("prefetch", 0, 0), ("prefetch", 0, 2)]
-
-
-@pytest.mark.parametrize("slots", [3, 8, 16])
-def test_both_engines_leave_the_same_records_with_predicted_first_layers(slots: int) -> None:
-    if not native.AVAILABLE:
-        pytest.skip("the native engine is not built")
-    options: dict[str, Any] = {"name": "finemoe", "first_layers": "embedding", "prefetch_distance": 2}
-    for micro_batches in (1, 2):
-        policy: Any = make_policy(options)
-        trace, steps = tiny_workload(policy, batch_size=3, micro_batches=micro_batches)
-        one, two = (
-            simulate(
-                **run_inputs(make_policy(options), (trace, steps), slots, None, {}), engine=engine, policy_name="finemoe",
-                predictors=PredictorSet(trace, steps, {}, 0),
-            )
-            for engine in ("simpy", "native")
-        )  # fmt: skip
-        assert_same(one, two)
-        assert any(t.cause == "prefetch" and t.layer == 0 for t in one.transfers)
 
 
 @pytest.mark.parametrize("source", ["oracle", "frequency", "coactivation", "synthetic:0.5"])

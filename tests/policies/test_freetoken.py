@@ -1,8 +1,7 @@
-"""FreeToken: both backends by hand, whole layers for prompts, and the rules of its cache restated in plain Python."""
+"""FreeToken: both backends by hand, and whole layers for prompts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from moesim.policies.registry import make_policy
 from moesim.policies.systems.freetoken import FreeToken
 from moesim.records import Records
 from tests.engine.engine_kit import cpu, gpu, link, machine, pair, play, tiny_model, transfers, workload
-from tests.policies.caches_kit import FAST, Call, Step, copied, happened, instances, run, served
+from tests.policies.caches_kit import FAST, copied, happened, run, served
 
 OFFLOAD, HYBRID = ({"name": "freetoken", "backend": backend} for backend in ("offload", "hybrid"))
 
@@ -108,6 +107,10 @@ def test_with_one_buffer_a_layer_s_copies_begin_once_it_is_routed(options: Any) 
     assert [t.start for t in records.tasks if t.expert >= 0 and t.step == 0] == [4100, 4200, 8400, 8500]
 
 
+def copies_in(records: Records, step: int) -> list[tuple[int, int]]:
+    return happened(records, max(t.layer for t in records.tasks) + 1)[step].copies
+
+
 def test_what_the_buffers_held_is_lost_and_the_rest_is_sent_again() -> None:
     # The first request's decode step put 0 and 1 of three layers into slots 0 to 5. Two buffers are 8 slots, one is 4.
     records = prompted(OFFLOAD, 8, layers=3)
@@ -131,52 +134,4 @@ def test_buffers_are_emptied_before_a_prompt_asks_for_what_they_held() -> None:
     assert [t.expert for t in records.transfers if t.expert >= 0] == [0, 1, 2, 3, 0, 1] * 2
 
 
-def copies_in(records: Records, step: int) -> list[tuple[int, int]]:
-    return happened(records, max(t.layer for t in records.tasks) + 1)[step].copies
-
-
 # --------------------------------------------------------------------------------------------------------------- restated
-def restated(calls: Sequence[Call], slots: int, cap: int | None, recent: bool) -> list[Step]:
-    """Follow the rules by a stamp of each slot; without a cap the link takes all."""
-    owner: list[tuple[int, int] | None] = [None] * slots
-    stamp = [0] * slots
-    active: dict[tuple[int, int], int] = {}
-    number = 0
-    steps = []
-    for step, call in enumerate(calls):
-        on_gpu, copies, leave = [], [], []
-        for layer, rows in enumerate(call.ids):
-            number += 1
-            selected = sorted({e for row in rows for e in row})
-            pinned = [(layer, e) for e in selected]
-            misses = [unit for unit in pinned if unit not in owner]
-            if recent:
-                misses.sort(key=lambda unit: (-active.get(unit, -1), unit))
-            taken = misses if cap is None else misses[:cap]
-            for unit in pinned:
-                active[unit] = step
-                if unit in owner:
-                    stamp[owner.index(unit)] = number
-            for unit in taken:
-                able = [s for s in range(slots) if owner[s] not in pinned]
-                slot = owner.index(None) if None in owner else min(able, key=lambda s: (stamp[s], s))
-                if owner[slot] is not None:
-                    leave.append(owner[slot])
-                owner[slot], stamp[slot] = unit, number
-                copies.append(unit)
-            on_gpu.append(sorted(e for e in selected if (layer, e) in owner))
-        steps.append(Step(on_gpu, copies, leave))  # type: ignore[arg-type]
-    return steps
-
-
-@pytest.mark.parametrize(("cap", "recent"), [(None, False), (0, True), (1, True), (2, True), (1, False)])
-def test_the_rules_restated(cap: int | None, recent: bool) -> None:
-    spec = OFFLOAD if cap is None else HYBRID | {"max_fetch": cap} | ({} if recent else {"fetch_order": "lowest-id"})
-    left = 0
-    for one in instances(60, batch=3):
-        if one.slots < one.n_experts:
-            continue
-        expected = restated(one.calls, one.slots, cap, recent)
-        assert happened(one.play(spec, FAST), one.n_layers) == expected
-        left += sum(len(step.leave) for step in expected)
-    assert left > 30 or cap == 0

@@ -13,7 +13,6 @@ import pytest
 from moesim.errors import CapacityError, ConfigError
 from moesim.metrics import fidelity
 from moesim.policies.registry import make_policy
-from moesim.policies.systems.hobbit import ScoreWeights, choose_precision, relative_weights, victim_scores
 from moesim.records import Records
 from tests.engine.engine_kit import Oracle, cpu, flat, gpu, machine, play, tasks, tiny_model, workload
 
@@ -218,43 +217,3 @@ def test_no_cache_is_refused() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------- the functions
-@pytest.mark.parametrize("seed", range(5))
-def test_relative_weights_are_those_of_the_heaviest_row(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    for _ in range(200):
-        experts = np.array([rng.permutation(12)[:4] for _ in range(6)])
-        weights = rng.integers(0, 5, (6, 4)) / 8
-        weights[0] = 0
-        expected: dict[int, float] = {}
-        for ids, row in zip(experts, weights, strict=True):
-            for expert, weight in zip(ids, row, strict=True):
-                relative = weight * 4 / sum(row) if sum(row) else 1.0
-                if relative >= expected.get(expert, 0):
-                    expected[expert] = relative
-        found = relative_weights(experts, weights)
-        assert found == expected
-        assert list(found) == sorted(found)
-
-
-def test_two_experts_whose_weights_add_up_to_one() -> None:
-    """From 0.4 on high, from 0.1 on low."""
-    shares = np.arange(65) / 64
-    for share in shares:
-        (weight,) = [found for e, found in relative_weights(np.array([[0, 1]]), np.array([[1 - share, share]])).items() if e]
-        expected = "high" if share >= 0.4 else "low" if share >= 0.1 else "skip"
-        assert choose_precision(weight, 0.8, 0.2) == expected
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_the_score_is_the_weighted_sum(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    for _ in range(200):
-        n_layers, now, layer = 7, int(rng.integers(1, 50)), int(rng.integers(7))
-        last, uses, high, layers = (rng.integers(0, top, 30) for top in (now + 1, now + 1, now + 1, n_layers))
-        w = ScoreWeights(*rng.random(4).tolist())
-        expected = []
-        for i in range(30):
-            waits = next(n for n in range(1, n_layers + 1) if (layer + n) % n_layers == layers[i])
-            total = w.lru * (int(last[i]) / now) + w.lfu * (int(uses[i]) / now) + w.lhu * (int(high[i]) / now)
-            expected.append(total + w.fld * (1 - waits / n_layers))
-        assert victim_scores(last, uses, high, layers, now, layer, n_layers, w).tolist() == expected

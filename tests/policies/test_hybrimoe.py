@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,7 +31,6 @@ from moesim.policies.systems.hybrimoe import Credit, HybriMoECode, HybriMoEPaper
 from moesim.policy import Fetch, Predicted, Routed, StepBegin
 from moesim.records import Records
 from moesim.testing import FakeView, routed, run_tiny, tiny_workload
-from moesim.trace.stats.caches import keep_top, mrs_update
 from tests.engine.engine_kit import Oracle, cpu, gpu, link, machine, pair, play, tasks, transfers, workload
 
 A, B, C, D, E = range(5)
@@ -105,42 +104,6 @@ def test_a_queue_plan_serves_every_expert_once_and_is_its_own_replay(one: Instan
 def test_without_a_cpu_the_queues_run_everything_on_the_gpu(one: Instance, reading: Reading) -> None:
     plan = queue_plan(one.cached, one.missing, one.loads, one.costs._replace(cpu=None), reading=reading)
     assert (sorted(plan.gpu), plan.cpu) == (list(range(len(one.loads))), ())
-
-
-def literal_hss(order: Sequence[int], one: Instance) -> tuple[list[int], list[int], float]:
-    """Build the two-ended plan as it is described, one list and three totals."""
-    by_rows: Callable[[int], int] = lambda e: -one.loads[e]  # noqa: E731
-    queue = sorted([e for e in order if e in one.cached], key=by_rows) + sorted(
-        [e for e in order if e not in one.cached], key=by_rows
-    )
-    x, gpu_cost, cpu_cost, gpu_first, cpu_first = one.costs
-    assert cpu_cost is not None
-    total_gpu, total_cpu, total_move = 0.0, 0.0, 0.0
-    on_gpu: list[int] = []
-    on_cpu: list[int] = []
-    while queue:
-        head, tail = queue[0], queue[-1]
-        gpu_time = gpu_cost[one.loads[head]] + (0 if on_gpu else gpu_first)
-        cpu_time = cpu_cost[one.loads[tail]] + (0 if on_cpu else cpu_first)
-        if head not in one.cached and total_move + x > total_gpu:
-            gpu_time += total_move + x - total_gpu
-        if total_gpu + gpu_time <= total_cpu + cpu_time:
-            on_gpu.append(queue.pop(0))
-            total_move += 0 if head in one.cached else x
-            total_gpu += gpu_time
-        else:
-            on_cpu.append(queue.pop())
-            total_cpu += cpu_time
-    return on_gpu, on_cpu, max(total_gpu, total_cpu)
-
-
-@given(instances(), st.randoms(use_true_random=False))
-def test_the_two_ended_plan_is_the_described_one(one: Instance, shuffle: random.Random) -> None:
-    order = list(range(len(one.loads)))
-    shuffle.shuffle(order)
-    plan = two_ended_plan(order, one.cached, one.loads, one.costs)
-    assert (list(plan.gpu), list(plan.cpu), plan.makespan) == literal_hss(order, one)
-    assert plan.loads == tuple(e for e in plan.gpu if e in one.missing)
 
 
 def best_makespan(one: Instance) -> float:
@@ -238,34 +201,6 @@ def test_impact_stops_without_a_gain_and_tries_so_many_rows_only() -> None:
     assert impact_driven(ahead, late, 1, 100) == [(1, 2)]
     assert impact_driven(ahead, late, 1, 100, candidates=2) == []
     assert impact_driven([Ahead(1, (2,), ())], late, 1, 100) == []
-
-
-@settings(max_examples=50)
-@given(instances(extras=False), st.integers(0, 30))
-def test_impact_is_the_described_search(one: Instance, idle: int) -> None:
-    """The same choices as measuring every expert every time."""
-
-    def makespan(layer: int, cached: tuple[int, ...], missing: tuple[int, ...]) -> float:
-        n = len(cached)
-        return queue_plan(range(n), range(n, n + len(missing)), cached + missing, one.costs).makespan
-
-    cached, missing = list(one.cached), list(one.missing)
-    wanted = []
-    left: float = idle
-    while missing and left >= one.costs.transfer:
-        before = queue_plan(cached, missing, one.loads, one.costs).makespan
-        gains = {
-            e: before - queue_plan([*cached, e], [m for m in missing if m != e], one.loads, one.costs).makespan for e in missing
-        }
-        best = min(missing, key=lambda e: (-gains[e], -one.loads[e], e))
-        if gains[best] <= 0:
-            break
-        wanted.append((1, best))
-        cached.append(best)
-        missing.remove(best)
-        left -= one.costs.transfer
-    ahead = Ahead(1, [one.loads[e] for e in one.cached], [(e, one.loads[e]) for e in one.missing])
-    assert impact_driven([ahead], makespan, one.costs.transfer, idle, candidates=9) == wanted
 
 
 # --------------------------------------------------------------------------------------------------------------- scores
@@ -374,31 +309,6 @@ def test_the_victim_has_the_smallest_score_and_ties_go_to_the_least_recently_use
     assert part.victim(asked, view) == (0, 0)
     view.remove(0, [1], "gpu0")
     assert part.victim(asked, view) is None
-
-
-def test_the_cache_keeps_what_the_reference_scores_highest() -> None:
-    """Random rows of one layer with 3 of 8 places, against `moesim.trace.stats`: scores move, then misses evict one by one."""
-    draw = np.random.default_rng(5)
-    view = FakeView()
-    part = start(make_part("replacement", "mrs"), view, 3, [[0, 1, 2]])
-    held, s = [0, 1, 2], np.zeros(8)
-    evicted = []
-    for _ in range(60):
-        scores = draw.permutation(np.arange(1, 9) / 36).astype(np.float16)
-        active = sorted(np.argsort(-scores)[:2].tolist())
-        part.used(scored([scores.tolist()], [active]))
-        s = mrs_update(s, keep_top(scores, 4))
-        view.hold(0, active, "gpu0")
-        for expert in [e for e in active if e not in held]:
-            victim = min(held, key=lambda e: s[e])
-            part.inserted(0, [expert])
-            assert part.victim(Fetch(0, (expert,), "gpu0"), view) == (0, victim)
-            evicted.append(victim)
-            view.remove(0, [victim], "gpu0")
-            view.put(0, [expert], "gpu0")
-            held[held.index(victim)] = expert
-        view.hold(0, active, "gpu0", in_use=False)
-    assert len(evicted) > 30
 
 
 def predicted(layer: int, ids: list[list[int]], source: str = "signal:gate_next1") -> Predicted:

@@ -1,4 +1,4 @@
-"""Klotski: votes for hot experts against a restatement, and a layer of two micro-batches to the nanosecond."""
+"""Klotski: votes for hot experts, and a layer of two micro-batches to the nanosecond."""
 
 from __future__ import annotations
 
@@ -8,21 +8,16 @@ import numpy as np
 import pytest
 
 from moesim.policies.registry import make_policy
-from moesim.policies.systems.klotski import hot_experts, in_order_of_appearance, most_popular
+from moesim.policies.systems.klotski import hot_experts
 from moesim.policy import Drop, Fetched, LayerBegin, LayerEnd, StepBegin
 from moesim.records import Records
 from moesim.testing import FakeView
 from tests.engine.engine_kit import link, machine, play, tasks, tiny_model, transfers, workload
 
-COUNTS = np.array([3, 4, 0, 0, 1, 9, 8, 2])
 PAIRS = np.array([
     [6, 5, 1, 0, 0, 0, 0, 0], [1, 7, 6, 0, 0, 0, 0, 0], [0] * 8, [0] * 8, [0] * 8,
     [9, 8, 0, 0, 0, 0, 0, 1], [0, 7, 0, 9, 0, 0, 0, 0], [0] * 8,
 ])  # fmt: skip
-
-
-def test_the_first_layer_takes_the_most_popular() -> None:
-    assert most_popular(COUNTS, 2) == [5, 6]
 
 
 # What each choice is, by hand from the released code's rule: a row's choice in the layer before counts one for both partners.
@@ -43,46 +38,6 @@ def test_what_was_popular_before_has_no_more_votes() -> None:
     """Expert 0 was used a hundred times as often as 1 and 2, and has one vote like each of these."""
     table = np.array([[0, 900, 0, 0], [0, 0, 1, 0], [0, 0, 1, 0], [0, 0, 0, 0]])
     assert hot_experts(np.array([[0, 1], [2, 3]]), table, 1, partners=1) == [2]
-
-
-def transcribed(previous: Any, table: Any, n_hot: int, partners: int) -> list[int]:
-    """Choose as the released code does: count the rows of each expert, then add the count to each of its partners."""
-    counter = dict.fromkeys(range(len(table)), 0)
-    for row in previous.tolist():
-        for expert in row:
-            counter[expert] += 1
-    votes = dict.fromkeys(range(len(table)), 0)
-    for expert, count in counter.items():
-        beside = dict(enumerate(table[expert].tolist()))
-        for partner in sorted(beside, key=beside.__getitem__, reverse=True)[:partners]:
-            votes[partner] += count
-    return sorted(votes, key=votes.__getitem__, reverse=True)[:n_hot]
-
-
-def test_votes_against_the_released_rule() -> None:
-    rng = np.random.default_rng(11)
-    for _ in range(2000):
-        n = int(rng.integers(2, 9))
-        table, counts = rng.integers(0, 4, (n, n)), rng.integers(0, 4, n)  # small numbers, so that there are ties
-        previous = rng.permuted(np.tile(np.arange(n), (int(rng.integers(0, 6)), 1)), axis=1)[:, :2]
-        n_hot, partners = (int(x) for x in rng.integers(1, n + 3, 2))
-        assert hot_experts(previous, table, n_hot, partners=partners) == transcribed(previous, table, n_hot, partners)
-        assert most_popular(counts, n_hot) == sorted(range(n), key=lambda e: (-counts[e], e))[:n_hot]
-
-
-def test_the_order_of_appearance_against_a_restatement() -> None:
-    rng = np.random.default_rng(12)
-    for _ in range(1000):
-        rows, without = rng.integers(0, 7, (int(rng.integers(0, 5)), 2)), set(rng.integers(0, 7, 2).tolist())
-        seen: list[int] = []
-        for expert in rows.ravel().tolist():
-            if expert not in seen and expert not in without:
-                seen.append(expert)
-        assert in_order_of_appearance(rows, without) == seen
-
-
-def test_others_come_in_order_of_first_appearance() -> None:
-    assert in_order_of_appearance(np.array([[3, 1], [0, 3], [2, 1]]), without=[1]) == [3, 0, 2]
 
 
 # Two layers; two requests of one row, each a micro-batch: routed to 2 and 0, and to 2 and 3, in layer 0.

@@ -1,8 +1,7 @@
-"""KTransformers: the worked examples of its descriptions, random instances against a restatement, and exact timelines."""
+"""KTransformers: who is on the GPU, and exact timelines."""
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,6 @@ import pytest
 
 from moesim.errors import CapacityError
 from moesim.policies.registry import make_policy
-from moesim.policies.systems.ktransformers import gpu_experts, most_used, split_late
 from moesim.records import InexactRecord, Records
 from tests.engine.engine_kit import cpu, gpu, link, machine, play, tasks, tiny_model, transfers, workload
 
@@ -23,58 +21,6 @@ def run(policy: Any, slots: int, requests: Any = (PROMPT,), prompt: int = 2, **m
 
 
 # ------------------------------------------------------------------------------------------------------------ functions
-def placed(draw: np.random.Generator, strategy: Any, seed: int) -> None:
-    """Compare one placement with its description."""
-    n_layers, n_experts = int(draw.integers(1, 9)), int(draw.integers(1, 17))
-    pairs = [(layer, expert) for layer in range(n_layers) for expert in range(n_experts)]
-    total = int(draw.integers(0, len(pairs) + 3))
-    counts = draw.integers(0, 9, (n_layers, n_experts)).tolist()
-    found = gpu_experts(strategy, total, n_layers, n_experts, seed=seed, counts=counts)
-    chosen = [(layer, expert) for layer, experts in enumerate(found) for expert in experts]
-    assert len(found) == n_layers
-    if strategy == "random":
-        assert len(set(chosen)) == len(chosen) == min(total, len(pairs)) and set(chosen) <= set(pairs)
-        assert found == gpu_experts(strategy, total, n_layers, n_experts, seed=seed)
-        assert chosen == sorted(chosen)
-        return
-    order = {
-        "uniform": sorted(pairs, key=lambda one: one[1]),  # one expert to each layer in turn
-        "front-loading": pairs,
-        "frequency": sorted(pairs, key=lambda one: (-counts[one[0]][one[1]], one)),
-    }[strategy]
-    assert chosen == sorted(order[:total])
-
-
-@pytest.mark.parametrize("strategy", ["uniform", "front-loading", "random", "frequency"])
-def test_placements_are_those_described(strategy: str) -> None:
-    draw = np.random.default_rng(9)
-    for seed in range(1000):
-        placed(draw, strategy, seed)
-
-
-def test_random_placements_differ() -> None:
-    assert len({str(gpu_experts("random", 10, 4, 8, seed=seed)) for seed in range(20)}) == 20
-
-
-def test_protection_and_updates_are_those_described() -> None:
-    draw = np.random.default_rng(4)
-    for _ in range(1000):
-        n, k, n_experts = int(draw.integers(0, 6)), int(draw.integers(1, 6)), 9
-        experts = np.array([draw.permutation(n_experts)[:k] for _ in range(n)], np.int64).reshape(n, k)
-        d = int(draw.integers(0, k + 2))
-        on_cpu = {e for e in range(n_experts) if draw.random() < 0.7} & set(experts.ravel().tolist())
-        weights = draw.integers(0, 4, (n, k)) / 4 if draw.random() < 0.5 else None  # with ties
-        now, late = split_late(experts, d, on_cpu, weights)
-        by_weight = [sorted(zip([0] * k if weights is None else -weights[i], range(k), row.tolist(), strict=True))
-                     for i, row in enumerate(experts)]  # fmt: skip
-        for expert in on_cpu:
-            ranks = [rank for row in by_weight for rank, (*_, one) in enumerate(row) if one == expert]
-            assert (expert in late) == all(rank >= k - d for rank in ranks)
-        assert sorted(now + late) == sorted(on_cpu)
-        assert (now, late) == (sorted(now), sorted(late))
-        size = int(draw.integers(0, n_experts + 3))
-        rows = Counter(experts.ravel().tolist())
-        assert most_used(experts, n_experts, size) == sorted(sorted(range(n_experts), key=lambda e: (-rows[e], e))[:size])
 
 
 # ------------------------------------------------------------------------------------------------------------ timelines

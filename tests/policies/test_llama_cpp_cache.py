@@ -1,15 +1,13 @@
-"""llama.cpp's own expert cache: its worked examples, who computes which calls, and its rules restated in plain Python."""
+"""llama.cpp's own expert cache: its worked examples, and who computes which calls."""
 
 from __future__ import annotations
-
-from math import log2
 
 import pytest
 
 from moesim.policies.registry import make_policy
 from moesim.policies.systems.llama_cpp_cache import ClassBank
 from tests.engine.engine_kit import play, tiny_model, workload
-from tests.policies.caches_kit import FAST, Call, Step, happened, instances, run
+from tests.policies.caches_kit import FAST, Step, happened, run
 
 
 def test_least_recently_used_over_all_layers() -> None:
@@ -70,53 +68,3 @@ def test_which_calls_the_cache_serves(rows: int, slots: int, device: str, cached
     assert {t.device for t in records.tasks if t.expert >= 0 and t.step == 0} == {device}
     again = [t for t in records.transfers if t.expert >= 0 and t.submitted >= records.steps[1].begin]
     assert len(again) == (0 if cached else 2), "what the prompt has brought stays only in the cache"
-
-
-def restated(calls: list[Call], slots: int, n_experts: int, n_layers: int, eviction: str) -> list[Step]:
-    """Follow the rules by the numbers of the slots and a list of them, the one used longest ago first."""
-    owner: list[tuple[int, int] | None] = [None] * slots
-    order = list(range(slots))
-    clock = [0] * n_layers
-    score, last, band = {}, {}, {}
-    steps = []
-    for call in calls:
-        on_gpu, copies, leave = [], [], []
-        for layer, rows in enumerate(call.ids):
-            if len(rows) > 32 or min(len(rows) * len(rows[0]), n_experts) > slots:
-                on_gpu.append([])  # fewer than 32 tokens: no op-offload
-                continue
-            clock[layer] += len(rows)
-            flat = [e for row in rows for e in row]
-            for e in set(flat):
-                unit = layer, e
-                score[unit] = score.get(unit, 0) * 0.5 ** ((clock[layer] - last.get(unit, 0)) / 128) + flat.count(e)
-                last[unit], band[unit] = clock[layer], min(int(log2(score[unit])), 7)
-            hits = [e for e in dict.fromkeys(flat) if (layer, e) in owner]
-            for e in hits:
-                order.append(order.pop(order.index(owner.index((layer, e)))))
-            for e in sorted(set(flat) - set(hits)):
-                free = [s for s in order if owner[s] is None]
-                slot = (free or order)[0]
-                if eviction == "class-lru" and not free:
-                    allowed = [s for s in order if not (owner[s][0] == layer and owner[s][1] in flat)]  # type: ignore[index]
-                    heads = [next(s for s in allowed if band[owner[s]] == c) for c in sorted({band[owner[s]] for s in allowed})]
-                    age = {s: (clock[owner[s][0]] - last[owner[s]]) * 0.5 ** band[owner[s]] for s in heads}  # type: ignore[index]
-                    slot = max(heads, key=age.__getitem__)
-                if owner[slot] is not None:
-                    leave.append(owner[slot])
-                owner[slot] = (layer, e)
-                order.append(order.pop(order.index(slot)))
-                copies.append((layer, e))
-            on_gpu.append(sorted(set(flat)))
-        steps.append(Step(on_gpu, copies, leave))
-    return steps
-
-
-@pytest.mark.parametrize("eviction", ["lru", "class-lru"])
-def test_the_rules_restated(eviction: str) -> None:
-    left = 0
-    for one in instances(60, batch=3, prompts=4):
-        expected = restated(one.calls, one.slots, one.n_experts, one.n_layers, eviction)
-        assert happened(one.play({"name": "llama-cpp-cache", "eviction": eviction}), one.n_layers) == expected
-        left += sum(len(step.leave) for step in expected)
-    assert left > 300

@@ -1,4 +1,4 @@
-"""S3-FIFO, MIN with bypass and windowed Belady: worked examples, restatements, the same misses in the engine as in a trace."""
+"""MIN with bypass and windowed Belady: worked examples, the same misses in the engine as in a trace."""
 
 from __future__ import annotations
 
@@ -62,86 +62,10 @@ def random_steps(seed: int) -> tuple[list[list[int]], int, int]:
     return steps, n_experts, draw.randint(1, n_experts)
 
 
-# ------------------------------------------------------------------------------------------------------------ restatements
-def restated_window(steps: Sequence[Sequence[int]], slots: int, window: int, kappa: float, half_life: float) -> list[int]:
-    """Count the misses of each step by the rules as they are told, with sets and sums only."""
-    cache: set[int] = set()
-    found = []
-    for t, step in enumerate(steps):
-        later = {e: next((u for u in range(t + 1, len(steps)) if e in steps[u]), 10**6) for s in steps for e in s}
-        score = {e: sum(2 ** ((u - t) / half_life) for u in range(t + 1) if e in steps[u]) for e in later}
-        found.append(sum(e not in cache for e in step))
-        for e in sorted(set(step) - cache):
-            if len(cache) < slots:
-                cache.add(e)
-                continue
-            beyond = [r for r in sorted(cache) if later[r] > t + window]
-            if beyond:
-                victim = min(beyond, key=lambda r: score[r])
-                enters = later[e] <= t + window or score[e] > score[victim] + kappa
-            else:
-                victim = max(sorted(cache), key=lambda r: later[r])
-                enters = later[e] <= t + window and later[e] < later[victim]
-            if enters:
-                cache.remove(victim)
-                cache.add(e)
-    return found
-
-
-class RestatedS3Fifo:
-    """The rules as they are told: lists with the oldest first, and a dictionary of counters."""
-
-    def __init__(self, c: int) -> None:
-        self.c = c
-        self.small_size = max(1, int(c / 10 + 0.5))
-        self.small: list[int] = []
-        self.main: list[int] = []
-        self.ghost: list[int] = []
-        self.count: dict[int, int] = {}
-
-    def visit(self, experts: Sequence[int]) -> int:
-        misses = [e for e in sorted(experts) if e not in self.small + self.main]
-        for e in sorted(experts):
-            if e not in misses:
-                self.count[e] = min(3, self.count[e] + 1)
-        for e in misses:
-            into = self.main if e in self.ghost else self.small
-            if self.make_room(experts):
-                if e in self.ghost:
-                    self.ghost.remove(e)
-                into.append(e)
-                self.count[e] = 0
-        return len(misses)
-
-    def make_room(self, protected: Sequence[int]) -> bool:
-        while len(self.small) + len(self.main) == self.c:
-            main_first = len(self.main) > self.c - self.small_size or not self.small
-            free_main = [e for e in self.main if e not in protected]
-            free_small = [e for e in self.small if e not in protected]
-            if not free_main and not free_small:
-                return False
-            if (main_first and free_main) or not free_small:
-                e = free_main[0]
-                self.main.remove(e)
-                if self.count[e] > 0:
-                    self.count[e] -= 1
-                    self.main.append(e)
-            else:
-                e = free_small[0]
-                self.small.remove(e)
-                if self.count[e] > 1:
-                    self.count[e] = 0
-                    self.main.append(e)
-                else:
-                    self.ghost = [*self.ghost, e][-max(1, self.c - self.small_size) :]
-        return True
-
-
 # --------------------------------------------------------------------------------------------------------- worked examples
 def test_min_with_bypass_by_hand() -> None:
     steps = np.array(SETS)[:, None]
     assert misses_by_window(steps, 4, [2], [len(SETS)]).item() == 6
-    assert restated_window(SETS, 2, len(SETS), 0, 16) == [2, 1, 1, 0, 1, 0, 1, 0]
     policy, records = play_one({"name": "min-bypass"}, SETS, 2)
     assert policy.counters == {"cache_hits": 10, "cache_misses": 6, "cache_admissions": 2}
     assert [(t.expert, t.cause) for t in records.transfers] == [(0, "demand"), (1, "demand")]
@@ -154,11 +78,7 @@ def test_min_with_bypass_by_hand() -> None:
 
 def test_one_expert_a_step_by_hand() -> None:
     visits = [[e] for e in ONES]
-    expected = [1, 0, 1, 1, 0, 1, 1, 0, 1, 0, 0]
-    assert replay(S3Fifo[int](3), visits) == expected
-    reference = RestatedS3Fifo(3)
-    assert [reference.visit(v) for v in visits] == expected
-    assert restated_window(visits, 3, len(visits), 0, 16) == [1, 0, 1, 1, 0, 1, 0, 0, 1, 0, 0]
+    assert replay(S3Fifo[int](3), visits) == [1, 0, 1, 1, 0, 1, 1, 0, 1, 0, 0]
     assert misses_by_window(np.array(visits)[:, None], 5, [3], [len(visits)]).item() == 5
 
 
@@ -168,35 +88,6 @@ def test_the_cache_in_the_engine_copies_what_s3_fifo_misses() -> None:
         slots = max(slots, len(steps[0]))  # else all that is cached belongs to the visit, and something of it leaves
         _, records = play_one({"name": "s3-fifo", "placement": "none"}, steps, slots)
         assert len(records.transfers) == sum(replay(S3Fifo[int](slots), steps)), (seed, slots)
-
-
-# ---------------------------------------------------------------------------------------------------------- random instances
-def test_s3_fifo_is_what_is_told_of_it() -> None:
-    for seed in range(200):
-        steps, _, slots = random_steps(seed)
-        ours, reference = S3Fifo[int](slots), RestatedS3Fifo(slots)
-        assert replay(ours, steps) == [reference.visit(step) for step in steps], seed
-        assert ours.queues() == (reference.small, reference.main, reference.ghost), seed
-    draw = random.Random(0)
-    ours, reference = S3Fifo[int](25), RestatedS3Fifo(25)
-    steps = [[min(59, int(draw.expovariate(0.06)))] for _ in range(3000)]
-    assert replay(ours, steps) == [reference.visit(step) for step in steps]
-    assert (ours.small_size, ours.main_size, ours.ghost_size) == (3, 22, 22)
-
-
-@pytest.mark.parametrize("kappa", [0.0, 0.7])
-def test_windowed_belady_is_what_is_told_of_it(kappa: float) -> None:
-    for seed in range(15):
-        steps, n_experts, slots = random_steps(seed)
-        steps = steps[:25]
-        windows = [0, 1, 3, 100]
-        told = [[sum(restated_window(steps, c, w, kappa, 5)) for c in (slots, 1)] for w in windows]
-        both = np.array([steps, steps[::-1]]).swapaxes(0, 1)  # of two layers
-        found = misses_by_window(both, n_experts, [slots, 1], windows, half_life=5, kappa=kappa)
-        assert found[:, :, 0].tolist() == told, seed
-        hits = layer_hit_rates(both, n_experts, [slots, 1], ["belady"])["belady"] * both[:, 0].size
-        if not kappa:
-            assert (both[:, 0].size - hits).round().astype(int).tolist() == found[-1].tolist(), "nobody has fewer misses"
 
 
 @pytest.mark.parametrize("options", [{"window": 3}, {"window": 1, "kappa": 0.7, "half_life": 5.0}, {}])

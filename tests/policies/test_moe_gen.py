@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -56,40 +54,6 @@ def test_twice_the_batch_is_a_third_faster() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- restatement
-def restated(active: Sequence[Sequence[int]], n: int, buffers: int, x: int, g: int, attention: int) -> list[int]:
-    """Walk through the cycle: when does each layer end? Buffers are given up in the order in which they were filled."""
-    arrived: list[int] = []
-    released: list[int] = []
-    ends, last = [], attention  # when what came before is over, attention included
-    for layer, experts in enumerate(active):
-        for e in range(n):
-            number = layer * n + e
-            room = released[number - buffers] if number >= buffers else 0
-            arrived.append(max(arrived[-1] if arrived else 0, room) + x)
-            if e in experts:
-                last = max(last, arrived[-1]) + g
-                released.append(last)
-            else:  # given up once it is there and a later one is asked for, maybe after the next layer's attention
-                asked = last if any(later > e for later in experts) else last + attention
-                released.append(max(asked, arrived[-1]))
-        ends.append(last)
-        last += attention
-    return ends
-
-
-def test_the_cycle_is_what_is_told_of_it() -> None:
-    draw = random.Random(20260101)
-    for _ in range(120):
-        n, layers, buffers = draw.choice([4, 8]), draw.randint(1, 3), draw.randint(1, 8)
-        buffers = min(buffers, n * layers)
-        steps = [[draw.sample(range(n), 2) for _ in range(layers)] for _ in range(3)]
-        x, g = draw.choice([(1000, 100), (1000, 3000), (2500, 700)])
-        records = run([steps], n_layers=layers, n_experts=n, policy=ExpertsOnly(buffers=buffers), x=x, g=g)
-        visits = [layer for step in steps for layer in step]
-        assert [visit.end for visit in records.layers] == restated(visits, n, buffers, x, g, 100)
-        order = [t.layer * n + t.expert for t in records.transfers]
-        assert order == [i % (n * layers) for i in range(len(order))], "a fixed cycle, routed or not"
-        assert len(order) >= (len(visits) - 1) * n + max(visits[-1]) + 1
 
 
 # --------------------------------------------------------------------------------------------------------------- timelines

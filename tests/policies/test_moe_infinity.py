@@ -1,4 +1,4 @@
-"""MoE-Infinity: its functions against restatements, its fetch thread to the nanosecond, and its replacement over a whole run."""
+"""MoE-Infinity: its fetch thread to the nanosecond, and its prefetches."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moesim.policies.algorithms.activations import Past, least_visited, remaining_priority, shares
+from moesim.policies.algorithms.activations import least_visited, remaining_priority
 from moesim.policies.registry import make_policy
 from moesim.records import Records
 from tests.engine.engine_kit import cpu, gpu, machine, play, tasks, tiny_model, transfers, workload
@@ -33,24 +33,6 @@ def test_the_first_strict_minimum_of_a_scan_expert_by_expert_goes() -> None:
         assert least_visited(visits, may_go) == found
 
 
-def cosine(a: Any, b: Any) -> float:
-    length = np.sqrt((a * a).sum() * (b * b).sum())
-    return float(a @ b / length) if length else 0.0
-
-
-def closest_by_hand(stored: Any, matrix: Any, layer: int, mask: str) -> int:
-    """Distances row by row, to 12 decimals."""
-    distances = []
-    for one in stored.astype(float):
-        if mask == "seen":
-            cosines = [cosine(one[row], matrix[row].astype(float)) for row in range(layer + 1)]
-        else:
-            past = [np.ones(one.shape[1]) if row <= layer else one[row] for row in range(len(one))]
-            cosines = [cosine(past[row], matrix[row].astype(float)) for row in range(len(one))]
-        distances.append(round(1 - float(np.mean(cosines)), 12))
-    return distances.index(min(distances))
-
-
 def test_the_priority_decays_with_the_distance() -> None:
     for seed in range(1000):
         draw = np.random.default_rng(seed)
@@ -61,28 +43,6 @@ def test_the_priority_decays_with_the_distance() -> None:
             for expert in range(n_experts):
                 wanted = (p[layer, expert] + 1e-8) * (1 - (layer - at) / (n_layers + 1)) if layer >= at else 0.0
                 assert found[layer, expert] == wanted
-
-
-@pytest.mark.parametrize("mask", ["seen", "later"])
-@pytest.mark.parametrize("seed", range(4))
-def test_the_closest_past_is_the_one_with_the_smallest_mean_distance(seed: int, mask: Any) -> None:
-    draw = np.random.default_rng(seed)
-    n_layers, n_experts = 4, 6
-    stored = draw.integers(0, 5, (n_layers, 7, n_experts))
-    past = Past(5, n_layers, n_experts, stored=stored, learns=False, mask=mask)
-    kept = stored.swapaxes(0, 1)[:5]
-    matrices = {request: np.zeros((n_layers, n_experts), int) for request in range(3)}
-    for step in range(6):
-        requests = np.repeat([0, 1, 2], 3) if step == 0 else np.array([0, 1, 2] if step < 4 else [1, 2])
-        past.begin(requests, step > 0)
-        for layer in range(n_layers):
-            experts = np.array([draw.permutation(n_experts)[:2] for _ in requests])
-            for request, row in zip(requests.tolist(), experts, strict=True):
-                matrices[request][layer, row] += 1
-            past.count(layer, experts, 0)
-            closest = [kept[closest_by_hand(kept, matrices[one], layer, mask)] for one in sorted(set(requests.tolist()))]
-            wanted = remaining_priority(np.mean([shares(one) for one in closest], axis=0), layer)
-            np.testing.assert_allclose(past.priority(layer), wanted, rtol=1e-12, atol=0)
 
 
 # ------------------------------------------------------------------------------------------------- the released engine
@@ -105,35 +65,6 @@ def test_copies_are_made_one_after_another_in_ascending_order() -> None:
     ]  # fmt: skip
     assert [t.submitted for t in records.transfers] == [100, 1100, 2300, 3300]
     assert tasks(records)[1:3] == [(1100, 1200, "gpu0", "E0x1"), (2100, 2200, "gpu0", "E2x1")]
-
-
-def replayed(requests: list[Any], slots: int) -> list[tuple[int, int]]:
-    """The rules, without an engine: what is evicted, for steps of one row and a cache larger than two layers' experts."""
-    counts: dict[tuple[int, int], int] = {}
-    cached: set[tuple[int, int]] = set()
-    gone = []
-    for request in requests:
-        for row in request:
-            for layer, experts in enumerate(row):
-                for expert in sorted(experts):
-                    if (layer, expert) not in cached:
-                        if len(cached) == slots:
-                            free = [one for one in cached if one[0] != layer or one[1] not in experts]
-                            victim = min(free, key=lambda one: (counts[one], one[1], one[0]))
-                            cached.remove(victim)
-                            gone.append(victim)
-                        cached.add((layer, expert))
-                    counts[layer, expert] = counts.get((layer, expert), 0) + 1
-    return gone
-
-
-@pytest.mark.parametrize(("seed", "slots"), [(seed, slots) for seed in range(6) for slots in (3, 5, 7)])
-def test_the_lowest_count_of_the_whole_run_goes_over_all_layers(seed: int, slots: int) -> None:
-    draw = np.random.default_rng(seed)
-    rows = [[draw.permutation(4)[:2].tolist() for _ in range(2)] for _ in range(25)]
-    records = run([rows[:12], rows[12:]], slots, batch_size=1)
-    expected = replayed([rows[:12], rows[12:]], slots)
-    assert [(one.layer, one.expert) for one in records.evictions] == expected and len(expected) > 3
 
 
 @pytest.mark.parametrize("slots", [1, 2])

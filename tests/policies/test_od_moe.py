@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise, product
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from moesim.model import load_model
 from moesim.policies.base import PolicyBase
 from moesim.policies.registry import make_policy
 from moesim.policies.systems import od_moe
-from moesim.policies.systems.od_moe import OdMoE, assign_loads, by_rank, is_due, mini_batches
+from moesim.policies.systems.od_moe import OdMoE, assign_loads
 from moesim.policy import Placement
 from moesim.records import Records
 from moesim.testing import FakeView, run_tiny, tiny_workload
@@ -28,12 +28,6 @@ EXPERTS = list(range(8))
 
 
 # ------------------------------------------------------------------------------------------------------- the algorithms
-@given(st.lists(st.permutations(EXPERTS).map(lambda ids: ids[:3]), min_size=1, max_size=4))
-def test_experts_by_rank(ids: list[list[int]]) -> None:
-    found = by_rank(ids)
-    assert sorted(found) == sorted({e for row in ids for e in row})
-    keys = [(min(row.index(e) for row in ids if e in row), e) for e in found]
-    assert keys == sorted(keys)
 
 
 @given(st.permutations(EXPERTS), st.permutations(EXPERTS), st.integers(1, 4))
@@ -47,31 +41,6 @@ def test_a_group_reloads_only_what_was_wrong(predicted: list[int], true: list[in
     missing = [e for e in wanted if e not in told]
     assert found.dropped == [(w, told[w]) for w in wrong]
     assert found.queues == [[missing[wrong.index(w)]] if w in wrong else [told[w]] for w in range(size)]
-
-
-@given(st.lists(st.permutations(EXPERTS), min_size=1, max_size=1), st.integers(0, 8), st.integers(0, 4), st.integers(1, 3))
-def test_corrections_are_as_even_as_can_be(orders: list[list[int]], n_told: int, n_wanted: int, size: int) -> None:
-    """No other way to place the missing experts gives the busiest worker fewer; nothing that is there moves."""
-    told, wanted = orders[0][:n_told], sorted(EXPERTS)[:n_wanted]
-    queues = assign_loads([[]] * size, told, final=False).queues
-    found = assign_loads(queues, wanted).queues
-    assert sorted(e for queue in found for e in queue) == wanted
-    kept = [[e for e in queue if e in wanted] for queue in queues]
-    assert [queue[: len(there)] for queue, there in zip(found, kept, strict=True)] == kept
-    missing = [e for e in wanted if e not in told]
-    best = min(
-        max(len(there) + places.count(w) for w, there in enumerate(kept)) for places in product(range(size), repeat=len(missing))
-    )
-    assert max(len(queue) for queue in found) == best
-
-
-def test_nothing_is_dropped_while_more_may_be_needed() -> None:
-    assert assign_loads([[5], [2]], [2, 7], final=False) == ([[5, 7], [2]], [])
-
-
-def test_alignment_periods() -> None:
-    assert [i for i in range(9) if is_due(i, 4)] == [0, 4, 8]
-    assert not any(is_due(i, None) for i in range(9))
 
 
 # ----------------------------------------------------------------------------------------------------------- toy clusters
@@ -355,16 +324,6 @@ def test_options_of_a_prompt(options: dict[str, Any], later_loads: list[tuple[in
     records = cluster_run(TOKENS[:2], cluster(2), prompt=2, **options)
     assert [(start, worker, what) for start, _, worker, what in loads(records)[3:]] == later_loads
     assert [layer.end for layer in records.layers] == ends
-
-
-@given(st.lists(st.permutations(EXPERTS).map(lambda ids: ids[:2]), min_size=1, max_size=9), st.integers(1, 12))
-def test_mini_batches_are_even_and_complete(ids: list[list[int]], n_parts: int) -> None:
-    parts = mini_batches(ids, n_parts)
-    sizes = [len({row for rows in part.values() for row in rows}) for part in parts]
-    assert len(parts) == min(n_parts, len(ids))
-    assert max(sizes) - min(sizes) <= 1
-    found = sorted((row, expert) for part in parts for expert, rows in part.items() for row in rows)
-    assert found == sorted((row, expert) for row, chosen in enumerate(ids) for expert in chosen)
 
 
 def test_micro_batches_are_one_prompt() -> None:

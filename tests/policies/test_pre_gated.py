@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from moesim.policies.registry import make_policy
-from moesim.policies.systems.pre_gated import Arena
 from moesim.records import Records
 from tests.engine.engine_kit import Oracle, cpu, gpu, link, machine, play, tasks, transfers, workload
 
@@ -97,70 +96,6 @@ def test_prompts_may_copy_on_demand() -> None:
     records = play(policy, workload([request], prompt=1), machine(TOY), predictors={"told": Oracle()})
     assert [(t.step, t.layer) for t in records.tasks if t.kind == "predict"] == [(1, 1)]
     assert [t.submitted for t in records.transfers[:4]] == [100, 100, 2400, 2400]
-
-
-class Described:
-    """The cache as it is described: a count, the time of the last request and that of insertion for each key."""
-
-    def __init__(self, capacity: int, rule: str) -> None:
-        self.capacity, self.rule, self.now = capacity, rule, 0
-        self.held: dict[Any, dict[str, int]] = {}
-
-    def request(self, key: Any) -> Any:
-        self.now += 1
-        if key in self.held:
-            self.held[key]["count"] += 1
-            self.held[key]["used"] = self.now
-            return None
-        if self.capacity == 0:
-            return key
-        gone = None
-        if len(self.held) == self.capacity:
-            by = {"lfu": ("count", "used"), "lru": ("used",), "lifo": ("came",)}[self.rule]
-            ranked = sorted(self.held, key=lambda one: [self.held[one][field] for field in by])
-            gone = ranked[-1] if self.rule == "lifo" else ranked[0]
-            del self.held[gone]
-        self.held[key] = {"count": 1, "used": self.now, "came": self.now}
-        return gone
-
-    def reset(self) -> None:
-        for one in self.held.values():
-            one["count"] = 1
-
-
-@pytest.mark.parametrize("rule", ["lfu", "lru", "lifo"])
-def test_the_cache_is_the_one_described(rule: Any) -> None:
-    draw = np.random.default_rng(7)
-    for _ in range(400):
-        capacity = int(draw.integers(0, 6))
-        arena, described = Arena[int](capacity, rule), Described(capacity, rule)
-        for key in draw.integers(0, 9, size=50).tolist():
-            if not key and draw.random() < 0.2:
-                arena.reset()
-                described.reset()
-            assert arena.request(key) == described.request(key)
-        assert {one for one in range(9) if one in arena} == set(described.held)
-
-
-def test_counts_of_requests_begin_anew_where_decoding_follows_a_prompt() -> None:
-    """What each layer asks for goes through a cache of five, and misses are copied in that order, also those that do not stay."""
-    prompt, decode = [[[0, 1], [0, 1]]] * 3, [[[2, 3], [2, 3]], [[0, 1], [0, 1]], [[0, 2], [2, 3]]]
-
-    def copies(reset: bool) -> list[tuple[int, int]]:
-        described, missed = Described(5, "lfu"), []
-        for step, row in enumerate([*prompt, *decode]):
-            if reset and step == len(prompt):
-                described.reset()
-            for unit in ((layer, expert) for layer, ids in enumerate(row) for expert in ids):
-                if unit not in described.held:
-                    missed.append(unit)
-                described.request(unit)
-        return missed
-
-    policy = make_policy({"name": "pre-gated", "method": "on-demand", "cache": "lfu"})
-    work = workload([[*prompt, *decode]], prompt=len(prompt), prefill_chunk=1)
-    records = play(policy, work, machine(TOY), slots={"gpu0": 5})
-    assert [(t.layer, t.expert) for t in records.transfers] == copies(reset=True) != copies(reset=False)
 
 
 def test_what_is_cached_is_not_copied_again() -> None:

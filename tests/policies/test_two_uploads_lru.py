@@ -1,16 +1,13 @@
-"""Uploads between steps (llama.cpp PR 27861): the worked examples, uploads of what is on its way, and the rules restated."""
+"""Uploads between steps (llama.cpp PR 27861): the worked examples, and uploads of what is on its way."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import pytest
 
 from moesim.metrics.hits import hit_rates
 from moesim.policies.registry import make_policy
-from moesim.records import Records
 from tests.engine.engine_kit import cpu, gpu, link, machine, play, tiny_model, workload
-from tests.policies.caches_kit import FAST, Instance, Step, copied, happened, instances, run, served, step_at
+from tests.policies.caches_kit import FAST, copied, run, served, step_at
 
 ONE = {"name": "two-uploads-lru", "inserts": 1}
 DUPLICATES = {"name": "two-uploads-lru", "dup_upload": True}
@@ -75,77 +72,3 @@ def test_what_is_on_its_way_is_uploaded_again_and_lost_with_its_first_slot() -> 
 
 
 # --------------------------------------------------------------------------------------------------------------- restated
-def restated(one: Instance, records: Records, inserts: int, *, duplicates: bool) -> list[Step]:
-    """Follow the rules by arrays over slots; of the run only the steps' begins and the ends of uploads are taken."""
-    begins = [step.begin for step in records.steps]
-    uploads = sorted(t.end for t in records.transfers if t.cause in ("update", "message"))
-    per = one.slots // one.n_layers
-    layers = range(one.n_layers)
-    table = [[-1] * one.n_experts for _ in layers]
-    owner, used = [[-1] * per for _ in layers], [[0] * per for _ in layers]
-    flights: list[tuple[int, int, int, int]] = []  # end, layer, slot, expert
-    pending: list[list[int]] = [[] for _ in layers]
-    clock = n_uploads = 0
-    steps = []
-    for step, call in enumerate(one.calls):
-        for end, layer, slot, expert in [flight for flight in flights if flight[0] <= begins[step]]:
-            clock += 1
-            owner[layer][slot], table[layer][expert], used[layer][slot] = expert, slot, clock
-            flights.remove((end, layer, slot, expert))
-        for layer in layers:
-            budget = inserts
-            while pending[layer] and budget:
-                expert, budget = pending[layer].pop(), budget - 1
-                flying = {slot: e for _, at, slot, e in flights if at == layer}
-                if table[layer][expert] >= 0 or (not duplicates and expert in flying.values()):
-                    continue
-                able = [s for s in range(per) if s not in flying]
-                empty = [s for s in able if owner[layer][s] < 0]
-                if not able:
-                    continue
-                slot = empty[0] if empty else min(able, key=lambda s, layer=layer: used[layer][s])  # type: ignore[misc]
-                if owner[layer][slot] >= 0:
-                    table[layer][owner[layer][slot]], owner[layer][slot] = -1, -1
-                end = uploads[n_uploads] if n_uploads < len(uploads) else records.makespan_ns + 1
-                n_uploads += 1
-                flights.append((end, layer, slot, expert))
-            pending[layer] = []
-        on_gpu: list[list[int]] = [[] for _ in layers]
-        for layer, rows in enumerate(call.ids if len(call.ids[0]) == 1 else []):
-            for expert in rows[0]:
-                if table[layer][expert] >= 0:
-                    clock += 1
-                    used[layer][table[layer][expert]] = clock
-                    on_gpu[layer].append(expert)
-                elif expert not in pending[layer]:
-                    pending[layer].append(expert)
-        steps.append(Step([sorted(ids) for ids in on_gpu], [], []))
-    return steps
-
-
-@pytest.mark.parametrize(("inserts", "duplicates"), [(1, False), (2, False), (2, True)])
-def test_the_rules_restated(inserts: int, duplicates: bool) -> None:
-    hits = again = 0
-    for at, one in enumerate(instances(60, prompts=3, per_layer=True)):
-        policy: Any = {"name": "two-uploads-lru", "inserts": inserts, "dup_upload": duplicates}
-        records = one.play(policy, LATE if at % 2 else FAST)
-        found = happened(records, one.n_layers)
-        expected = restated(one, records, inserts, duplicates=duplicates)
-        assert [step.on_gpu for step in found] == [step.on_gpu for step in expected]
-        hits += sum(len(ids) for step in expected for ids in step.on_gpu)
-        again += sum(t.cause == "message" for t in records.transfers)
-    assert hits > 200 and (again > 20) == duplicates
-
-
-@pytest.mark.parametrize("inserts", [1, 3])
-def test_it_does_what_these_options_of_a_background_cache_do(inserts: int) -> None:
-    options = {"name": "background-cache", "admission": "newest", "publish": "step", "overlap": False, "inserts": inserts}
-    for at, one in enumerate(instances(20, per_layer=True)):
-        hardware = LATE if at % 2 else FAST
-        mine = one.play({"name": "two-uploads-lru", "inserts": inserts}, hardware)
-        other = make_policy(options)
-        other._embedding_on_cpu = True  # type: ignore[attr-defined]
-        theirs = one.play(other, hardware)
-        copies = [[(t.start, t.end, t.layer, t.expert) for t in records.transfers] for records in (mine, theirs)]
-        assert copies[0] == copies[1]
-        assert (mine.tasks, mine.evictions) == (theirs.tasks, theirs.evictions)
