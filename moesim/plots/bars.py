@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.patches import Rectangle
 from matplotlib.patheffects import withStroke
 from matplotlib.textpath import text_to_path
 
@@ -63,7 +63,9 @@ from moesim.plots.style import (
     legend_above,
     looks_of,
     need,
+    panel_title,
     short,
+    swatch,
     text_width,
     width_for,
 )
@@ -86,20 +88,16 @@ _ENDS: Final[Any] = {  # to be seen on every fill, and below a thin error bar
 
 
 class Bar(NamedTuple):
-    """One bar: where it stands, how high it is, its 95 % interval (nan if it has none), and what is written above it.
-
-    Without a value (nan) it stands for runs that failed. `least` and `most` reach over the intervals of the profile's numbers;
-    nan if it has none.
-    """
+    """One bar; without a value (nan) it stands for runs that failed."""
 
     panel: str
     group: str
     policy: str
     value: float
-    low: float
+    low: float  # with `high`: 95 % interval; nan if it has none
     high: float
-    text: tuple[str, ...]  # lines
-    least: float = math.nan
+    text: tuple[str, ...]  # lines above it
+    least: float = math.nan  # with `most`: over the intervals of the profile's numbers
     most: float = math.nan
 
 
@@ -114,9 +112,7 @@ class Words(NamedTuple):
 def grouped_bars(bars: Sequence[Bar], words: Words, legend: Mapping[str, str], level: float | None = None) -> Figure:
     """Draw bars."""
     looks = looks_of(list(legend))
-    panels: dict[str, list[Bar]] = {}
-    for bar in bars:
-        panels.setdefault(bar.panel, []).append(bar)
+    panels = _by_panel(bars)
     places = {name: _places(found, list(legend)) for name, found in panels.items()}
     longest = max(place.width for place in places.values())
     width, n_columns = _layout(longest, len(panels))
@@ -126,8 +122,7 @@ def grouped_bars(bars: Sequence[Bar], words: Words, legend: Mapping[str, str], l
     numbers = [line for bar in bars if not math.isnan(bar.value) for line in bar.text]
     rotated = any(_extent(line)[0] + _SPACE > inch for line in numbers)
     if inch < max((_extent(line)[1] for line in numbers), default=0.0):  # they would cover each other; the data have them
-        bars = [bar if math.isnan(bar.value) else bar._replace(text=()) for bar in bars]
-        panels = {name: [bar for bar in bars if bar.panel == name] for name in panels}
+        panels = _by_panel([bar if math.isnan(bar.value) else bar._replace(text=()) for bar in bars])
     lines = max(bar.group.count("\n") + 1 for bar in bars)
     heads = 0.2 if len(panels) > 1 else 0.05
     figure = Figure(figsize=(width, 0.1 + n_rows * (height + heads + _LINE * (lines + 0.5)) + 0.15), layout="constrained")
@@ -143,19 +138,23 @@ def grouped_bars(bars: Sequence[Bar], words: Words, legend: Mapping[str, str], l
             axes.axhline(level, color=BLACK, linewidth=0.8, linestyle="--", zorder=0.9)
         axes.set_xlim(-0.5 - _GAP / 2, longest - _GAP - 0.5 + _GAP / 2)
         if len(panels) > 1:
-            axes.set_title(name, fontsize=7.5, fontweight="normal")
+            panel_title(axes, name)
         if i >= len(panels) - n_columns:
             axes.set_xlabel(words.x)
         if i % n_columns == 0:
             axes.set_ylabel(words.y)
     limit_panels(figure.axes, tops)
-    handles: list[Artist] = [
-        Patch(facecolor=look.colour, hatch=look.hatch, edgecolor=BLACK, linewidth=0.5, label=legend[policy])
-        for policy, look in looks.items()
-    ]
+    handles: list[Artist] = [swatch(look.colour, legend[policy], look.hatch) for policy, look in looks.items()]
     handles += [Line2D([], [], **_ENDS, label=ENDS)] if any(bar.least < bar.most for bar in bars) else []
     legend_above(figure, handles, words.title)
     return figure
+
+
+def _by_panel(bars: Sequence[Bar]) -> dict[str, list[Bar]]:
+    panels: dict[str, list[Bar]] = {}
+    for bar in bars:
+        panels.setdefault(bar.panel, []).append(bar)
+    return panels
 
 
 def limit_panels(panels: Sequence[Axes], tops: Sequence[float]) -> None:
@@ -167,7 +166,7 @@ def limit_panels(panels: Sequence[Axes], tops: Sequence[float]) -> None:
 
 
 def _extent(text: str) -> tuple[float, float]:
-    """Measure the width and height of a line of small text, in inches; no line is lower than one with descenders."""
+    """Measure a line of small text, in inches; no line is lower than one with descenders."""
     font = FontProperties(size=SMALL)
     sizes = [text_to_path.get_text_width_height_descent(part, font, ismath=False) for part in (text, "lp")]
     return sizes[0][0] / _POINTS, max(height for _, height, _ in sizes) / _POINTS
@@ -238,7 +237,7 @@ def _draw(axes: Axes, bars: Sequence[Bar], places: _Places, looks: Mapping[str, 
 
 
 def _failed(axes: Axes, x: float, look: Look, text: str) -> None:
-    """Draw what stands for a run that failed: an empty box, as high in every figure, and what is written above it."""
+    """Draw what stands for a run that failed: an empty box, and text above it."""
     at = axes.get_xaxis_transform()
     outline: Any = {"fill": False, "edgecolor": look.colour, "linestyle": (0, (2, 1.5)), "linewidth": 0.8, "hatch": "xxxx"}
     axes.add_patch(Rectangle((x - 0.45, 0), 0.9, _BOX, transform=at, **outline))
@@ -260,7 +259,7 @@ _TIMES: Final = {
     "tpot_mean_ns": "time per output token",
     **{f"tpot_p{percent}_ns": f"time per output token, p{percent}" for percent in (50, 90, 99)},
 }
-_PANELS: Final = ("model", "hardware")  # what rather divides a figure than its axis
+_PANELS: Final = ("model", "hardware")  # these rather divide a figure than its axis
 
 
 class Means(NamedTuple):
@@ -294,7 +293,7 @@ def metric_name(metric: str) -> str:
 
 
 def axes_of(frame: pd.DataFrame, what: str, x: str | None = None) -> tuple[str, str | None]:
-    """Choose what groups bars and what divides them into panels; one figure shows no more than these two."""
+    """Choose the column of groups and that of panels; one figure shows no more than these two."""
     known, x = settings_in(frame), None if x is None else column_of(frame, x)
     if x is not None and x not in known:
         raise ConfigError(f"plot {what}: x: {unknown_name('setting', x, known)}")
@@ -385,8 +384,8 @@ def caption_of(means: Means, what: str, *sentences: str) -> str:
 def decode_speed(frame: pd.DataFrame, x: str | None = None) -> Drawing:
     """Bars of decode speed by policy, group and panel.
 
-    Thin error bars are 95 % intervals where rows differ only in their seed, thick ones reach over the intervals of the profile's
-    numbers where the experiment had ``intervals: true``.
+    Thin error bars are 95 % intervals over seeds, thick ones reach over the intervals of the profile's numbers
+    (``intervals: true``).
     """
     return _speed(frame, "decode", x)
 
@@ -444,8 +443,7 @@ def ladder(frame: pd.DataFrame, metric: str = "decode_tokens_per_s", x: str | No
         (value, *([] if math.isnan(gain) else [f"{round(100 * gain):+d}%".replace("+0%", "±0%")]), *rest)
         for (value, *rest), gain in zip(value_texts(means.data, metric), means.data["gain"], strict=True)
     ]
-    words = AXES.get(metric, metric).replace("\n", " ")
-    order = ", then ".join(means.policies)
+    words, order = AXES.get(metric, metric).replace("\n", " "), ", then ".join(means.policies)
     what = f"Ablation of {words}: {order}; percentages are gains over the variant before in the same group."
     return Drawing(means.data, draw_means(means, texts, "What each step gains over the one before"), caption_of(means, what))
 
@@ -469,7 +467,9 @@ def paired(rows: pd.DataFrame, baseline: str, metric: str, what: str) -> pd.Data
     if not both:
         raise ConfigError(f"plot {what}: expected another policy at a setting of {baseline}, got none; name another --baseline")
     values = rows[metric].astype(float).tolist()
-    ratios = rows.iloc[[i for i, _ in both]].assign(speedup=[_ratio(values[i], values[j], metric) for i, j in both])
+    less = metric.endswith(_LESS_IS_BETTER)
+    speedups = [values[j] / values[i] if less else values[i] / values[j] for i, j in both]
+    ratios = rows.iloc[[i for i, _ in both]].assign(speedup=speedups)
     if "source_label" in ratios:
         labels = [label if isinstance(label, str) else None for label in rows["source_label"]]
         ratios["source_label"] = [_weaker(labels[i], labels[j]) for i, j in both]
@@ -477,10 +477,7 @@ def paired(rows: pd.DataFrame, baseline: str, metric: str, what: str) -> pd.Data
 
 
 def _compared(rows: pd.DataFrame, baseline: str, metric: str) -> pd.DataFrame:
-    """Compare every policy with a baseline, in those settings in which both ran.
-
-    The interval is over those repeats of one setting that drew other requests; the baseline itself is 1 and left out.
-    """
+    """Compare every policy with a baseline, in those settings in which both ran."""
     ratios, found = paired(rows, baseline, metric, "speedup"), varying(rows)
     panels, groups = _arranged(found, ratios)
     orders = [levels(ratios, name) for name in (*panels, *groups)]
@@ -497,7 +494,9 @@ def _compared(rows: pd.DataFrame, baseline: str, metric: str) -> pd.DataFrame:
     for name, part in table.groupby("policy", sort=False) if several else ():
         whole = geometric(part, {"panel": last, "group": MEAN, "policy": name})
         settings.append({**whole, "low": math.nan, "high": math.nan})
-    return _sorted(pd.DataFrame(settings), policies_of(rows))
+    data = pd.DataFrame(settings)
+    order = {name: list(dict.fromkeys(data[name])) for name in ("panel", "group")} | {"policy": policies_of(rows)}
+    return data.sort_values(list(order), key=lambda of: of.map(order[str(of.name)].index), kind="stable").reset_index(drop=True)
 
 
 def baseline_of(rows: pd.DataFrame, baseline: str | None, what: str) -> str:
@@ -529,13 +528,9 @@ def _worded(ratios: pd.DataFrame, columns: Sequence[str]) -> list[str]:
     return [", ".join(parts) for parts in zip(*words, strict=True)]
 
 
-def _ratio(value: float, base: float, metric: str) -> float:
-    return base / value if metric.endswith(_LESS_IS_BETTER) else value / base
-
-
 def _arranged(found: Sequence[str], ratios: pd.DataFrame) -> tuple[list[str], list[str]]:
-    """Choose which settings divide the figure into panels, so that no row of bars gets too long."""
-    panels = [name for name in found if name in ("model", "hardware")]
+    """Choose which settings divide the figure into panels, and which groups; no row gets too long."""
+    panels = [name for name in found if name in _PANELS]
     groups = [name for name in found if name not in panels]
     while groups:
         texts = ratios[[*panels, *groups]].astype(str).drop_duplicates()
@@ -554,13 +549,6 @@ def geometric(part: pd.DataFrame, names: dict[str, Any]) -> dict[str, Any]:
     if "fresh" in part:
         qualities["fresh"] = float(part["fresh"].mean())
     return {**names, "speedup": mean, "low": low, "high": high, "n": len(logs), **qualities}
-
-
-def _sorted(data: pd.DataFrame, policies: Sequence[str]) -> pd.DataFrame:
-    order = {name: list(dict.fromkeys(data[name])) for name in ("panel", "group")} | {"policy": list(policies)}
-    ranks = [[order[name].index(value) for value in data[name]] for name in order]
-    places = sorted(range(len(data)), key=list(zip(*ranks, strict=True)).__getitem__)
-    return data.iloc[places].reset_index(drop=True)
 
 
 @kind("rows", "speed-up over a baseline policy, with the geometric mean")
@@ -583,9 +571,8 @@ def speedup(frame: pd.DataFrame, baseline: str | None = None, metric: str = "dec
     figure = grouped_bars(bars, words, legend_names(data, policies_of(rows)), level=1.0)
     repeats = [f"geometric mean of {seeds_words(rows)}"] if n_repeats(rows) else []
     add_corner(figure, corner_label(labelled(rows, data)), [*repeats, *not_shown(frame), meaning(inexact(rows))])
-    if len(counts) < 2:
-        settings = f"{counts[0]} settings in which both ran" if counts else ""
-    else:
+    settings = f"{counts[0]} settings in which both ran" if counts else ""
+    if differ:
         each = ", ".join(f"{row['policy']} {row['n']}" for _, row in whole.iterrows())
         settings = f"the settings in which both ran ({each}); means over different settings do not compare"
     sentences = [
@@ -594,8 +581,5 @@ def speedup(frame: pd.DataFrame, baseline: str | None = None, metric: str = "dec
         not_drawn(rows, BOTH_MOVE),
         not_shown_sentences(frame),
     ]
-    metric_words = AXES.get(metric, metric).replace("\n", " ")
-    caption_text = caption(
-        f"Speed-up over {baseline} ({metric_words}), like with like.", labelled(rows, data), varying(rows), *sentences
-    )
-    return Drawing(data, figure, caption_text)
+    what = f"Speed-up over {baseline} ({AXES.get(metric, metric)}), like with like.".replace("\n", " ")
+    return Drawing(data, figure, caption(what, labelled(rows, data), varying(rows), *sentences))

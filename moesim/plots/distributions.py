@@ -19,7 +19,21 @@ from moesim.metrics.latency import percentile, token_times
 from moesim.plots.bars import legend_names
 from moesim.plots.captions import caption, label_below, repeats_sentence
 from moesim.plots.result_rows import DRAW, policies_of, prepared, qualified, settings_in
-from moesim.plots.style import COLUMN, OPTIMUM, TEXT, Drawing, is_narrow, kind, legend_above, looks_of, new_figure, width_for
+from moesim.plots.style import (
+    COLUMN,
+    OPTIMUM,
+    TEXT,
+    Drawing,
+    grid_of,
+    is_narrow,
+    kind,
+    legend_above,
+    looks_of,
+    new_figure,
+    numbers_between,
+    panel_title,
+    width_for,
+)
 from moesim.records import Records, StepRecord
 
 _PERCENTS: Final = (50, 90, 99)
@@ -27,7 +41,7 @@ _SPREAD: Final = 5  # times that differ by more are on a logarithmic axis
 
 
 def _latencies(rows: pd.DataFrame) -> pd.DataFrame:
-    """Collect the times per output token of each policy, those of all its runs together; runs of one draw weigh as one."""
+    """Collect the times per output token of each policy; runs of one draw weigh as one."""
     parts = []
     for policy in policies_of(rows):
         mine = rows[rows["policy"] == policy]
@@ -72,8 +86,7 @@ def latency_cdf(frame: pd.DataFrame) -> Drawing:
     rows = prepared(frame, "latency_cdf", [name for name in ("run", *StepRecord._fields) if name != "gate_mass"])
     data = _latencies(rows)
     names, looks = legend_names(data, policies_of(rows)), looks_of(policies_of(rows))
-    figure, axes = new_figure(COLUMN, 2.1)
-    axes.grid(visible=True, axis="both")
+    figure, axes = new_figure(COLUMN, 2.1, "both")
     for policy, name in names.items():
         part, look = data[data["policy"] == policy], looks[policy]
         x = np.append(part["ms"].iloc[0], part["ms"])
@@ -91,9 +104,7 @@ def latency_cdf(frame: pd.DataFrame) -> Drawing:
         axes.xaxis.set_minor_formatter(NullFormatter())
     else:
         axes.set_xlim(left=0)
-    axes.set_ylim(0, 100)
-    axes.set_xlabel("time per output token (ms)")
-    axes.set_ylabel("tokens (%)")
+    axes.set(ylim=(0, 100), xlabel="time per output token (ms)", ylabel="tokens (%)")
     legend_above(figure, axes.get_legend_handles_labels()[0], "Latency of tokens")
     label_below(figure, rows, [], "marks: p50, p90 and p99")
     each = data.drop_duplicates("policy")
@@ -164,7 +175,7 @@ def balance_cdf(frame: pd.DataFrame, phase: str | None = None) -> Drawing:
     figure = Figure(figsize=(width, 2.1 * n_rows), layout="constrained")
     panels = figure.subplots(n_rows, len(MEASURES) // n_rows, sharey=True)
     for axes, (measure, words) in zip(panels, MEASURES.items(), strict=True):
-        axes.grid(visible=True, axis="both")
+        grid_of(axes, "both")
         for policy in policies:
             look = looks[policy]
             part = data[(data["policy"] == policy) & (data["measure"] == measure)]
@@ -174,20 +185,18 @@ def balance_cdf(frame: pd.DataFrame, phase: str | None = None) -> Drawing:
                 x, y, drawstyle="steps-post", label=names[policy], color=look.colour, linestyle=look.dash, linewidth=1.2,
                 marker=look.marker, markevery=marks, markersize=4, markeredgecolor=BLACK, markeredgewidth=0.4, clip_on=False,
             )  # fmt: skip
-        axes.set_title(words, fontsize=7.5, fontweight="normal")
-        axes.set_xlim(0, 100)
-        axes.set_ylim(0, 100)
-        axes.set_xlabel("|CPU - GPU| / max(CPU, GPU) (%)")
+        panel_title(axes, words)
+        axes.set(xlim=(0, 100), ylim=(0, 100), xlabel="|CPU - GPU| / max(CPU, GPU) (%)")
         if n_rows > 1 or axes is panels[0]:
             axes.set_ylabel("layer visits (%)")
     legend_above(figure, panels[0].get_legend_handles_labels()[0], "Balance of CPU and GPU")
     text = f" · all experts on one side: {', '.join(aside)}" if aside else ""
     label_below(figure, rows, [], f"marks: quartiles{text}")
     phases = " and ".join(rows["phase"].unique())
-    low, high = int(data["visits"].min()), int(data["visits"].max())
+    many = numbers_between(int(data["visits"].min()), int(data["visits"].max()))
     sentences = [
-        f"Distribution over {low}{f' to {high}' if high > low else ''} layer visits in {phases} of |CPU - GPU| / max(CPU, GPU); "
-        "100 % where all experts ran on one side" + (f", as always with {', '.join(aside)} (not drawn)." if aside else "."),
+        f"Distribution over {many} layer visits in {phases} of |CPU - GPU| / max(CPU, GPU); 100 % where all experts ran on one "
+        + (f"side, as always with {', '.join(aside)} (not drawn)." if aside else "side."),
         "Left: time from the router's result to the end of the last expert on each side, copies that it waited for included.",
         "Right: time for which experts ran, on the busiest device of each kind, without copies.",
         "The definitions are ours; of PreScope (2025), Fig. 17, the kind of figure is known and not the definition.",

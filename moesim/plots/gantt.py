@@ -11,7 +11,6 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 
 from moesim.core.colours import BLACK, FILL, HATCH, LABEL, text_on
 from moesim.core.units import NS_PER_MS
@@ -21,7 +20,20 @@ from moesim.metrics.breakdown import CAUSES, task_cause, transfer_cause
 from moesim.metrics.fidelity import fidelity_fresh_decode
 from moesim.metrics.machine import Machine, machine_of
 from moesim.plots.result_rows import is_exact, meaning
-from moesim.plots.style import SMALL, TEXT, Drawing, add_corner, kind, legend_above, text_width, width_for
+from moesim.plots.style import (
+    SMALL,
+    TEXT,
+    Drawing,
+    add_corner,
+    capital,
+    kind,
+    legend_above,
+    panel_title,
+    sentence,
+    swatch,
+    text_width,
+    width_for,
+)
 from moesim.records import Records
 
 UNFINISHED = "..."
@@ -135,17 +147,12 @@ def gantt(
     for axes, (policy, drawn) in zip(grid[:, 0], charts.items(), strict=True):
         axes.set_xlim(0, longest)
         _draw_chart(axes, drawn, longest / inches)
-        axes.set_title(_name(policy, drawn, policy in starred), fontsize=7.5, fontweight="normal", pad=2.5)
+        panel_title(axes, _name(policy, drawn, policy in starred), pad=2.5)
     grid[-1, 0].set_xlabel(f"time since layer {first} of step {step} started (ms)")
     shown = {box.cause for c in charts.values() for box in c.boxes}
     handles: list[Artist] = [
-        Patch(
-            facecolor=FILL[cause], hatch=_hatch(cause), edgecolor=BLACK, linewidth=_EDGE,
-            label=_GANTT_LABEL.get(cause, LABEL[cause]),
-        )
-        for cause in CAUSES
-        if cause in shown
-    ]  # fmt: skip
+        swatch(FILL[cause], _GANTT_LABEL.get(cause, LABEL[cause]), _hatch(cause), _EDGE) for cause in CAUSES if cause in shown
+    ]
     handles.append(Line2D([], [], **_LAYER_END, label="layer end"))
     legend_above(figure, handles, "What each device and link did")
     on_links = any("/" in box.text for c in charts.values() for box in c.boxes)
@@ -158,17 +165,17 @@ def gantt(
     lengths = ", ".join(_name(policy, drawn, policy in starred).replace(":", "", 1) for policy, drawn in charts.items())
     sentences = [
         f"What CPU, GPU and links did in {where} of step {step} ({phase}): {lengths}.",
-        f"{numbers.capitalize()}. Dashed: end of a layer. Lanes without work are left out; a box that reaches out of "
+        f"{capital(numbers)}. Dashed: end of a layer. Lanes without work are left out; a box that reaches out of "
         "the window is cut off.",
-        f"{cut_off}." if cut_off else "",
-        f"{meaning(starred)}." if starred else "",
-        f"{label[0].upper()}{label[1:]}." if label else "",
+        sentence(cut_off),
+        sentence(meaning(starred)),
+        sentence(label),
     ]
-    return Drawing(_data(charts, steps), figure, " ".join(sentence for sentence in sentences if sentence))
+    return Drawing(_data(charts, steps), figure, " ".join(text for text in sentences if text))
 
 
 def _step_of(records: Records, other: Records, step: int) -> int:
-    """Return the step of a run that is a step of another one: as many of its phase before it. Prompts may go in fewer steps."""
+    """Return the step of a run with as many of its phase before it as a step of another run."""
     phases = {s.step: s.phase for s in other.steps}
     if step not in phases:
         return step  # the message about it is that of any run

@@ -32,31 +32,44 @@ from moesim.plots.result_rows import (
     star,
     summarised,
 )
-from moesim.plots.style import COLUMN, SMALL, TEXT, Drawing, add_corner, kind, need, new_figure, short, text_width, title
+from moesim.plots.style import (
+    COLUMN,
+    MAP,
+    SMALL,
+    TEXT,
+    Drawing,
+    add_corner,
+    capital,
+    kind,
+    need,
+    new_figure,
+    short,
+    text_width,
+    title,
+)
 from moesim.policies.options import Option, options_of
 from moesim.policies.registry import policy_class
 
 OPTION: Final = "option "
 """Beginning of the columns of policy options, so that none hides a setting."""
-_MAP: Final = "cividis"  # even in lightness, so that it reads the same in grey
 _CELL: Final = 0.2  # inches that a cell is high
 
 
 def with_options(frame: pd.DataFrame) -> pd.DataFrame:
-    """Add a column for each option in ``policy_options``, with its default where a run does not give it; empty if it has none."""
+    """Add a column for each option in ``policy_options``, with its default where a run does not have it."""
     need(frame, ["policy_name", "policy_options"], "heatmap")
     options = [json.loads(text) if isinstance(text, str) else {} for text in frame["policy_options"]]
-    defaults = {str(name): _defaults(str(name)) for name in frame["policy_name"].unique()}
+    defaults = {
+        str(name): {option: one.default for option, one in (_parameters(str(name)) or {}).items() if not one.required}
+        for name in frame["policy_name"].unique()
+    }
     found = [defaults[str(name)] | given for name, given in zip(frame["policy_name"], options, strict=True)]
     names = dict.fromkeys(name for given in options for name in given)
-    return frame.assign(**{f"{OPTION}{name}": [_plain(one.get(name)) for one in found] for name in names})
 
+    def plain(value: Any) -> Any:
+        return json.dumps(value) if isinstance(value, dict | list) else value
 
-def _defaults(policy: str) -> dict[str, Any]:
-    parameters = _parameters(policy)
-    if parameters is None:
-        return {}
-    return {name: one.default for name, one in parameters.items() if not one.required}
+    return frame.assign(**{f"{OPTION}{name}": [plain(one.get(name)) for one in found] for name in names})
 
 
 def _parameters(policy: str) -> Mapping[str, Option] | None:
@@ -65,10 +78,6 @@ def _parameters(policy: str) -> Mapping[str, Option] | None:
         return options_of(policy_class(policy))
     except ConfigError:
         return None
-
-
-def _plain(value: Any) -> Any:
-    return json.dumps(value) if isinstance(value, dict | list) else value
 
 
 def asked(frame: pd.DataFrame, x: str | None, y: str | None, metric: str) -> tuple[pd.DataFrame, str, str]:
@@ -122,7 +131,7 @@ def heatmap(frame: pd.DataFrame, x: str | None = None, y: str | None = None, met
     axes.grid(visible=False)
     norm = Normalize(float(np.nanmin(values)), float(np.nanmax(values)))
     shown = np.ma.masked_invalid(values)
-    image = axes.imshow(shown, cmap=_MAP, norm=norm, origin="lower", aspect="auto", interpolation="nearest")
+    image = axes.imshow(shown, cmap=MAP, norm=norm, origin="lower", aspect="auto", interpolation="nearest")
     axes.set_facecolor(WHITE)
     for (line, column), value, text in zip(places, data[metric], texts, strict=True):
         colour = text_on(to_hex(image.cmap(norm(value / scale))))
@@ -131,10 +140,8 @@ def heatmap(frame: pd.DataFrame, x: str | None = None, y: str | None = None, met
     axes.add_patch(Rectangle((best[1] - 0.5, best[0] - 0.5), 1, 1, fill=False, edgecolor=BLACK, linewidth=1.6, zorder=3))
     axes.set_xticks(range(len(columns)), [group_name(value, names[0]) for value in columns])
     axes.set_yticks(range(len(lines)), [group_name(value, names[1]) for value in lines])
-    axes.set_xlabel(names[0])
-    axes.set_ylabel(names[1])
-    for spine in axes.spines.values():
-        spine.set_visible(False)
+    axes.set(xlabel=names[0], ylabel=names[1])
+    axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
     figure.colorbar(image, ax=axes, label=label, aspect=15, pad=0.02)
     title(axes, f"{_policy(rows)}: {names[0]} and {names[1]}")
@@ -144,21 +151,24 @@ def heatmap(frame: pd.DataFrame, x: str | None = None, y: str | None = None, met
     add_corner(
         figure, corner_label(rows), ["framed: the largest", *missing, *averaged(rows, [across, up, *_options(rows)]), marked]
     )
-    words = label.replace("\n", " ")
     sentences = [
         "The largest value is framed.",
         repeats_sentence(rows, how=None),
         not_drawn(rows),
         *(f"Not shown: {name}, which chooses them itself." for name in left_out(frame, rows)),
         not_shown_sentences(_same(frame, rows)),
-        *(f"Defaults of {name} are not shown, for its code was not imported." for name in _unknown(rows)),
+        *(
+            f"Defaults of {name} are not shown, for its code was not imported."
+            for name in rows["policy_name"].unique()
+            if _parameters(name) is None
+        ),
     ]
-    what = f"{words[0].upper()}{words[1:]} of {_policy(rows)} over {names[0]} and {names[1]}."
+    what = f"{capital(label)} of {_policy(rows)} over {names[0]} and {names[1]}.".replace("\n", " ")
     return Drawing(data, figure, caption(what, rows.assign(policy=rows["policy_name"]), [across, up], *sentences))
 
 
 def left_out(frame: pd.DataFrame, rows: pd.DataFrame) -> list[str]:
-    """Name the runs of the same policy that are not shown, since one of the two options is at a default that it works out."""
+    """Name the runs of the policy that are not shown: one of the two options is at a default of its own."""
     same = _same(frame, rows)
     return [name for name in policies_of(same[~failing(same)]) if name not in set(rows["policy"])]
 
@@ -169,10 +179,6 @@ def _same(frame: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
 
 def _policy(rows: pd.DataFrame) -> str:
     return ", ".join(str(name) for name in rows["policy_name"].unique())
-
-
-def _unknown(rows: pd.DataFrame) -> list[str]:
-    return [name for name in rows["policy_name"].unique() if _parameters(name) is None]
 
 
 def _options(rows: pd.DataFrame) -> list[str]:

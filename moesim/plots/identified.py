@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, NullLocator
 
 from moesim.core.colours import BLACK, BLUE, GREY, ORANGE, SKY, VERMILION, WHITE
-from moesim.plots.style import TEXT, add_corner, legend_above, need, short, styled
+from moesim.plots.style import TEXT, add_corner, legend_above, need, panel_title, short, styled, swatch
 
 OBSERVED: Final = ("panel", "unit", "x", "setting", "observed", "predicted", "low", "high", "status")
 _MOST: Final = 9
@@ -26,7 +25,7 @@ LOOK: Final = {
 
 @styled
 def identified(frame: pd.DataFrame, name: str) -> Figure:
-    """Measured and predicted over the setting, a panel for each model, bits and kind of setting; check rows are hollow."""
+    """Measured and predicted over the setting, a panel for each model, bits and kind of setting."""
     need(frame, OBSERVED, "identified")
     panels = list(dict.fromkeys(frame["panel"]))
     shown = panels[:_MOST]
@@ -53,16 +52,17 @@ def _panel(axes: Axes, rows: pd.DataFrame, labels: dict[str, Artist]) -> None:
     if len(rows) > 1:
         labels["90 % interval"] = axes.fill_between(x, rows["low"], rows["high"], color=SKY, alpha=0.35, linewidth=0)
     (labels["predicted"],) = axes.plot(x, rows["predicted"], color=BLACK, linewidth=0.9, marker="_", markersize=5)
+    _marks(axes, rows, ("x", "observed"), labels)
+    axes.set(ylim=(0, None), ylabel=str(rows["unit"].iloc[0]), xlabel=str(rows["setting"].iloc[0]))
+
+
+def _marks(axes: Axes, rows: pd.DataFrame, names: tuple[str, str], labels: dict[str, Artist]) -> None:
     for status, (marker, colour, words) in LOOK.items():
         these = rows[rows["status"] == status]
         if len(these):
-            labels[words] = axes.scatter(
-                these["x"].astype(float), these["observed"], marker=marker, s=18, facecolor=colour, edgecolor=BLACK,
-                linewidth=0.6, zorder=3,
-            )  # fmt: skip
-    axes.set_ylim(bottom=0)
-    axes.set_ylabel(str(rows["unit"].iloc[0]))
-    axes.set_xlabel(str(rows["setting"].iloc[0]))
+            x, y = (these[name].astype(float) for name in names)
+            style: Any = {"marker": marker, "s": 18, "facecolor": colour, "edgecolor": BLACK, "linewidth": 0.6, "zorder": 3}
+            labels[words] = axes.scatter(x, y, label=f"measured, {words}", **style)
 
 
 CURVE: Final = ("n_cpu_moe", "context", "ubatch", "tokens_per_s", "low", "high", "fits")
@@ -90,9 +90,9 @@ def calibrated_curve(points: pd.DataFrame, measured: pd.DataFrame, corner: str) 
         )
         fitting = rows[(rows["ubatch"] == ubatches[0]) & rows["fits"]]
         _predicted(axes, line, fitting["n_cpu_moe"].min(), handles)
-        _measured(axes, measured[measured["context"] == context], handles)
+        _marks(axes, measured[measured["context"] == context], ("n_cpu_moe", "tokens_per_s"), handles)
         _best(axes, fitting, ubatches[0], handles)
-        axes.set_title(f"{context:,} tokens", fontsize=7.5, fontweight="normal")
+        panel_title(axes, f"{context:,} tokens")
         axes.set_xlabel("--n-cpu-moe")
         axes.set_xlim(points["n_cpu_moe"].min() - _MARGIN, points["n_cpu_moe"].max() + _MARGIN)
     panels[0].set_yscale("log")  # what does not fit may be many times as fast as what does
@@ -129,17 +129,7 @@ def _cliffs(axes: Axes, rows: pd.DataFrame, ubatches: list[int], handles: dict[s
         axes.axvspan(rows["n_cpu_moe"].min() - _MARGIN, edges[ubatch], color=shade, linewidth=0, zorder=0.5)
     for ubatch, shade in zip(ubatches, _SHADES, strict=False):
         words = f"beyond memory at -ub {ubatch}"
-        handles[words] = Patch(facecolor=shade, edgecolor=GREY, linewidth=0.4, label=words)
-
-
-def _measured(axes: Axes, rows: pd.DataFrame, handles: dict[str, Artist]) -> None:
-    for status, (marker, colour, words) in LOOK.items():
-        these = rows[rows["status"] == status]
-        if len(these):
-            handles[words] = axes.scatter(
-                these["n_cpu_moe"], these["tokens_per_s"], marker=marker, s=18, facecolor=colour, edgecolor=BLACK,
-                linewidth=0.6, zorder=3, label=f"measured, {words}",
-            )  # fmt: skip
+        handles[words] = swatch(shade, words, linewidth=0.4, edge=GREY)
 
 
 def _best(axes: Axes, fitting: pd.DataFrame, ubatch: int, handles: dict[str, Artist]) -> None:

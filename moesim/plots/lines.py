@@ -54,10 +54,15 @@ from moesim.plots.style import (
     Drawing,
     Look,
     add_corner,
+    capital,
+    grid_of,
     kind,
     legend_above,
     looks_of,
     new_figure,
+    numbers_between,
+    panel_title,
+    sentence,
     width_for,
 )
 
@@ -91,8 +96,7 @@ _MARGIN: Final = 5.0  # percentage points
 def hit_rate(frame: pd.DataFrame, metric: str | None = None) -> Drawing:
     """Lines of the hit rate by policy against the cache ratio, with Belady's emphasised and chance.
 
-    Belady's bounds replacement only: a hollow mark tells the hits of the cache from those of a copy that a prefetch has just
-    brought. Where the cache ratios span less than half of the axis, it shows no more than them.
+    Hollow marks: hits of the cache without those of a copy that a prefetch has just brought.
     """
     if metric is None:
         decodes = "n_decode_tokens" not in frame or (frame["n_decode_tokens"].dropna() > 0).all()
@@ -106,29 +110,20 @@ def hit_rate(frame: pd.DataFrame, metric: str | None = None) -> Drawing:
     words = _WORDS.get(metric, metric.replace("_", " "))
     policies = [name for name in policies_of(rows) if (data["policy"] == name).any()]
     names = legend_names(means, policies)
-    figure, axes = new_figure(COLUMN, 2.2)
-    axes.grid(visible=True, axis="both")
+    figure, axes = new_figure(COLUMN, 2.2, "both")
     for policy, look in looks_of(policies).items():
         part = data[data["policy"] == policy]
-        x, y = 100 * part["cache_ratio"], 100 * part[metric]
-        axes.plot(x, y, label=names[policy], **style_of(look, best=policy == OPTIMUM))
+        x, y, low, high = (100 * part[name] for name in ("cache_ratio", metric, "low", "high"))
+        _line_with_intervals(axes, x, y, low, high, look, names[policy], best=policy == OPTIMUM)
         if part["prefetched"].max() >= _SEEN:
             _cache_alone(axes, x, y, 100 * part["prefetched"], look)
-        if part["low"].notna().any():
-            spread = [y - 100 * part["low"], 100 * part["high"] - y]
-            axes.errorbar(x, y, yerr=spread, fmt="none", ecolor=look.colour, elinewidth=0.7, capsize=1.5)
     axes.plot(100 * chance["cache_ratio"], 100 * chance[metric], label=CHANCE, zorder=1, **_CHANCE_LOOK)
-    axes.set_xlim(*_limits((100 * means["cache_ratio"]).tolist()))
-    axes.set_ylim(0, 103)
-    axes.set_xlabel("cache ratio (% of all experts)")
-    axes.set_ylabel(f"{words} (%)")
+    xlim = _limits((100 * means["cache_ratio"]).tolist())
+    axes.set(xlim=xlim, ylim=(0, 103), xlabel="cache ratio (% of all experts)", ylabel=f"{words} (%)")
     parted = bool((means["prefetched"] >= _SEEN).any())
     handles = [*in_order(axes, names), *([Line2D([], [], label=_CACHE_ALONE, color=GREY, **_HOLLOW)] if parted else [])]
-    legend_above(figure, handles, f"{words[0].upper()}{words[1:]} by cache ratio")
-    notes = ["one lookup per layer visit and distinct routed expert"]
-    notes += [_BOUND] if OPTIMUM in names else []
-    parted = bool((means["prefetched"] >= _SEEN).any())
-    notes += not_shown(frame)
+    legend_above(figure, handles, f"{capital(words)} by cache ratio")
+    notes = ["one lookup per layer visit and distinct routed expert", *([_BOUND] if OPTIMUM in names else []), *not_shown(frame)]
     label_below(figure, rows, ["cache_ratio"], *notes, axis="cache_ratio")
     sentences = [
         "One lookup per layer visit and distinct routed expert; thin, black and dashed: a cache with random content.",
@@ -137,7 +132,7 @@ def hit_rate(frame: pd.DataFrame, metric: str | None = None) -> Drawing:
         _PARTED if parted else "",
         "Cache ratios are those that fit into the budgets." if cache_column(rows) != "cache_ratio" else "",
     ]
-    what = f"{words[0].upper()}{words[1:]} against the share of all experts that the GPU caches."
+    what = f"{capital(words)} against the share of all experts that the GPU caches."
     sentences += [repeats_sentence(rows), not_shown_sentences(frame)]
     return Drawing(data, figure, caption(what, rows, ["cache_ratio", cache_column(rows)], *sentences))
 
@@ -150,6 +145,14 @@ def style_of(look: Look, *, best: bool = False) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _line_with_intervals(
+    axes: Axes, x: Any, y: pd.Series, low: pd.Series, high: pd.Series, look: Look, name: str, *, best: bool
+) -> None:
+    axes.plot(x, y, label=name, **style_of(look, best=best))
+    if low.notna().any():
+        axes.errorbar(x, y, yerr=[y - low, high - y], fmt="none", ecolor=look.colour, elinewidth=0.7, capsize=1.5)
+
+
 def _with_prefetched(means: pd.DataFrame, rows: pd.DataFrame, metric: str) -> pd.DataFrame:
     """Add to hit rates the part of them that prefetches have brought; nan where it is not known."""
     column = _PREFETCHED.get(metric, "")
@@ -160,7 +163,7 @@ def _with_prefetched(means: pd.DataFrame, rows: pd.DataFrame, metric: str) -> pd
 
 
 def _cache_alone(axes: Axes, x: pd.Series, y: pd.Series, prefetched: pd.Series, look: Look) -> None:
-    """Draw below a line the hits of the cache alone: hollow marks, a thin line, and what prefetches add as a light area."""
+    """Draw below a line the hits of the cache alone, and what prefetches add as a light area."""
     below = y - prefetched
     axes.fill_between(x, below, y, color=look.colour, alpha=0.18, linewidth=0, zorder=2)
     axes.vlines(x, below, y, color=look.colour, linewidth=0.7, zorder=2)
@@ -175,7 +178,7 @@ def in_order(axes: Axes, names: Mapping[str, str]) -> list[Artist]:
 
 
 def _limits(values: Sequence[float]) -> tuple[float, float]:
-    """Choose what an axis of percentages shows: all of it, unless the values span less than half."""
+    """Choose the limits of an axis of percentages: all of it, unless the values span less than half."""
     low, high = min(values, default=0.0), max(values, default=100.0)
     if high - low >= 50:
         return 0.0, 100.0
@@ -224,40 +227,33 @@ def hit_rate_by_token(frame: pd.DataFrame, smooth: int = 1) -> Drawing:
     data = _by_token(rows, smooth)
     policies = policies_of(rows)
     names = legend_names(data, policies)
-    figure, axes = new_figure(COLUMN, 2.1)
-    axes.grid(visible=True, axis="both")
+    figure, axes = new_figure(COLUMN, 2.1, "both")
     for number, (policy, look) in enumerate(looks_of(policies).items()):
-        part = data[data["policy"] == policy]
-        _token_line(axes, part["token"], 100 * part["hit_rate"], names[policy], look, number, policy == OPTIMUM)
+        part, best = data[data["policy"] == policy], policy == OPTIMUM
+        every = max(1, len(part) // _MARKS_ON_LINE)
+        style = style_of(look, best=best) | {"markersize": 6 if best else 3.6, "linewidth": 1.7 if best else 1.0}
+        axes.plot(
+            part["token"], 100 * part["hit_rate"], label=names[policy], markevery=(number * every // 3 % every, every),
+            clip_on=False, **style,
+        )  # fmt: skip
     chance = data[data["policy"] == CHANCE]
     for share in chance["hit_rate"].unique():
         axes.axhline(100 * share, color=GREY, linestyle=":", linewidth=1.2, zorder=1, label=CHANCE)
-    axes.set_xlim(int(data["token"].min()), int(data["token"].max()))
-    axes.set_ylim(0, min(103, 10 * math.ceil(10.5 * data["hit_rate"].max())))
-    axes.set_xlabel("decode token")
-    axes.set_ylabel("hit rate (%)")
+    top = min(103, 10 * math.ceil(10.5 * data["hit_rate"].max()))
+    ends = int(data["token"].min()), int(data["token"].max())
+    axes.set(xlim=ends, ylim=(0, top), xlabel="decode token", ylabel="hit rate (%)")
     legend_above(figure, in_order(axes, names), "Hit rate by token")
     label_below(figure, rows, [], f"moving mean of {smooth} tokens" if smooth > 1 else "")
     per_token = rows.groupby(["policy", "token"])["lookups"].sum()
-    low, high = int(per_token.min()), int(per_token.max())
+    many = numbers_between(int(per_token.min()), int(per_token.max()))
     sentences = [
-        f"A point is hits over lookups of {low}{f' to {high}' if high > low else ''} lookups, one for each layer and distinct "
-        "routed expert of the step.",
+        f"A point is hits over lookups of {many} lookups, one for each layer and distinct routed expert of the step.",
         f"Each point is taken over {smooth} neighbouring tokens." if smooth > 1 else "",
         "Dotted: a cache with random content.",
         f"{OPTIMUM} knows the future." if OPTIMUM in policies else "",
     ]
     what = "Hit rate of decoding by token index: the first token of decoding is 1."
     return Drawing(data, figure, caption(what, rows, [], *sentences))
-
-
-def _token_line(axes: Axes, x: Any, y: Any, name: str, look: Look, number: int, best: bool) -> None:
-    every = max(1, len(x) // _MARKS_ON_LINE)
-    axes.plot(
-        x, y, label=name, color=look.colour, marker=look.marker, linestyle=look.dash, markersize=6 if best else 3.6,
-        markevery=(number * every // 3 % every, every), linewidth=1.7 if best else 1.0, zorder=2.9 if best else 3,
-        markeredgecolor=BLACK, markeredgewidth=0.4, clip_on=False,
-    )  # fmt: skip
 
 
 _SPEED: Final = "decode_tokens_per_s"
@@ -270,7 +266,7 @@ _LOW: Final = 1.5  # the same with more rows
 
 
 def shown_in(frame: pd.DataFrame, what: str, x: str | None) -> list[str]:
-    """Choose what is on the axis, the setting asked for or else the one that groups bars; after it, what divides panels."""
+    """Choose the setting on the axis, that asked for or else that of groups of bars; after it, that of panels."""
     return [name for name in axes_of(frame, what, x) if name is not None]
 
 
@@ -307,13 +303,15 @@ def speedup_lines(frame: pd.DataFrame, baseline: str | None = None, metric: str 
     groups = pairs.groupby(by, sort=False, dropna=False)
     data = pd.DataFrame([geometric(part, dict(zip(by, values, strict=True))) for values, part in groups])
     names = [name for name in policies_of(rows) if name != baseline]
-    words = Words(f"Speed-up over {baseline}", WORDS.get(x, x), f"speed-up over\n{baseline}{_star(rows, baseline)}")
+    star = "*" if baseline in inexact(rows) else ""
+    words = Words(f"Speed-up over {baseline}", WORDS.get(x, x), f"speed-up over\n{baseline}{star}")
     data, figure = _setting_figure(data, rows, names, words, (x, *panel), "speedup", level=1.0)
     labelled_rows = labelled(rows, data)
     add_corner(figure, corner_label(labelled_rows, x), [*averaged(rows, [x, *panel]), *not_shown(frame), meaning(inexact(rows))])
     repeats = repeats_sentence(rows, "Geometric means", "Student's t, logarithms")
     sentences = repeats, not_drawn(rows, BOTH_MOVE), not_shown_sentences(frame)
-    what = f"Speed-up over {baseline} ({_metric_words(metric)}) against {WORDS.get(x, x)}, like with like; dashed: {baseline}."
+    name = metric_name(metric) if metric.endswith("_ns") else AXES.get(metric, metric).replace("\n", " ")
+    what = f"Speed-up over {baseline} ({name}) against {WORDS.get(x, x)}, like with like; dashed: {baseline}."
     return Drawing(data, figure, caption(what, labelled_rows, [x, *panel], *sentences))
 
 
@@ -325,18 +323,8 @@ def _of_context(rows: pd.DataFrame, metric: str) -> list[str]:
     return [*([flat] if metric.startswith("decode_tokens_per_s") else []), *([again] if shifted else [])]
 
 
-def _star(rows: pd.DataFrame, policy: str) -> str:
-    return "*" if policy in inexact(rows) else ""
-
-
-def _metric_words(metric: str) -> str:
-    return (metric_name(metric) if metric.endswith("_ns") else AXES.get(metric, metric)).replace("\n", " ")
-
-
 def _title(metric: str, usual: str, by: str) -> str:
-    """Write a title: the metric by the setting."""
-    word = usual if metric == _SPEED else metric_name(metric)
-    return f"{word[0].upper()}{word[1:]} by {by}"
+    return f"{capital(usual if metric == _SPEED else metric_name(metric))} by {by}"
 
 
 def _with_values(frame: pd.DataFrame, what: str, columns: Sequence[str]) -> pd.DataFrame:
@@ -356,21 +344,15 @@ def _setting_drawing(
     words = Words(title, label, axis_of(metric, float(data[metric].max()))[0])
     data, figure = _setting_figure(data, rows, policies_of(rows), words, (x, *panel), metric)
     label_below(figure, rows, [x, *panel], *not_shown(frame), axis=x)
-    text = words.y.replace("\n", " ")
-    what = f"{title}: {text}." + (f" {more[0].upper()}{more[1:]}." if more else "")
-    sentences = *notes, repeats_sentence(rows), not_drawn(rows), not_shown_sentences(frame)
+    what = f"{title}: {words.y}.".replace("\n", " ")
+    sentences = sentence(more), *notes, repeats_sentence(rows), not_drawn(rows), not_shown_sentences(frame)
     return Drawing(data, figure, caption(what, rows, [x, *panel], *sentences))
 
 
 def _setting_figure(
-    data: pd.DataFrame,
-    rows: pd.DataFrame,
-    policies: Sequence[str],
-    words: Words,
-    shown: Sequence[str],
-    metric: str,
+    data: pd.DataFrame, rows: pd.DataFrame, policies: Sequence[str], words: Words, shown: Sequence[str], metric: str,
     level: float | None = None,
-) -> tuple[pd.DataFrame, Figure]:
+) -> tuple[pd.DataFrame, Figure]:  # fmt: skip
     """Draw lines over a setting, in panels by another; return their sorted data as well."""
     x, *panel = shown
     orders = {name: [group_name(value) for value in (None, *levels(rows, name))] for name in shown}  # without a value: first
@@ -383,18 +365,19 @@ def _setting_figure(
     looks = looks_of(policies)
     tops = []
     for i, (axes, part) in enumerate(zip(grid.ravel().tolist(), parts, strict=False)):
-        axes.grid(visible=True, axis="both")
+        grid_of(axes, "both")
         below = i + grid.shape[1] >= len(parts)
         at = _axis(axes, [None] * bool(data[x].isna().any()) + levels(data, x), x, words.x if below else "")
         for policy, legend in legend_names(data, policies).items():
-            _setting_line(
-                axes, part[part["policy"] == policy], (x, metric), at, scale, looks[policy], legend, best=policy == OPTIMUM
-            )
+            mine = part[part["policy"] == policy]
+            values, low, high = (mine[name] / scale for name in (metric, "low", "high"))
+            where = [at[group_name(value)] for value in mine[x]]
+            _line_with_intervals(axes, where, values, low, high, looks[policy], legend, best=policy == OPTIMUM)
         if level is not None:
             axes.axhline(level, color=BLACK, linewidth=0.8, linestyle="--", zorder=0.9)
         tops.append(1.08 * float(np.nanmax([part[metric].max() / scale, part["high"].max() / scale, level or 0.0])))
         if panel:
-            axes.set_title(named(part[panel[0]].iloc[0], panel[0]), fontsize=7.5, fontweight="normal")
+            panel_title(axes, named(part[panel[0]].iloc[0], panel[0]))
         if i % grid.shape[1] == 0:
             axes.set_ylabel(words.y)
     limit_panels(figure.axes, tops)
@@ -412,19 +395,6 @@ def _grid(n_panels: int) -> tuple[Figure, Any]:
     for axes in grid.ravel()[n_panels:]:
         axes.remove()
     return figure, grid
-
-
-def _setting_line(
-    axes: Axes, part: pd.DataFrame, names: tuple[str, str], places: Mapping[str, float], scale: float, look: Look, legend: str,
-    *, best: bool,
-) -> None:  # fmt: skip
-    """Draw the line of a policy, with its intervals."""
-    x, metric = names
-    at = [places[group_name(value)] for value in part[x]]
-    axes.plot(at, part[metric] / scale, label=legend, **style_of(look, best=best))
-    if part["low"].notna().any():
-        spread: Any = [(part[metric] - part["low"]) / scale, (part["high"] - part[metric]) / scale]
-        axes.errorbar(at, part[metric] / scale, yerr=spread, fmt="none", ecolor=look.colour, elinewidth=0.7, capsize=1.5)
 
 
 def _axis(axes: Axes, values: Sequence[Any], x: str, label: str) -> Mapping[str, float]:
@@ -446,7 +416,7 @@ _GIB: Final = 1 << 30
 
 
 def _memory_and_speed(rows: pd.DataFrame) -> pd.DataFrame:
-    """Average memory and speed of each policy and cache; on the front if no comparable one needs no more and is no slower."""
+    """Average memory and speed of each policy and cache, and mark those on the Pareto front."""
     by = [name for name in (cache_column(rows),) if name in rows]
     data = summarised(rows, ["policy", *by], _SPEED)
     memory = summarised(rows[rows[_SPEED].notna()], ["policy", *by], "gpu_memory_gib")["gpu_memory_gib"]
@@ -485,8 +455,7 @@ def vram(frame: pd.DataFrame) -> Drawing:
     data = _memory_and_speed(rows)
     policies = [name for name in policies_of(rows) if (data["policy"] == name).any()]
     names = legend_names(data, policies)
-    figure, axes = new_figure(COLUMN, 2.3)
-    axes.grid(visible=True, axis="both")
+    figure, axes = new_figure(COLUMN, 2.3, "both")
     best = data[data["on_front"]].sort_values("gpu_memory_gib", kind="stable")
     axes.plot(best["gpu_memory_gib"], best[_SPEED], color=GREY, linewidth=3, drawstyle="steps-post", solid_joinstyle="miter",
               alpha=0.6, zorder=1)  # fmt: skip
@@ -502,10 +471,8 @@ def vram(frame: pd.DataFrame) -> Drawing:
         axes.plot(part["gpu_memory_gib"], part[_SPEED], zorder=3, **style)
         handles.append(Line2D([], [], label=names[policy], **style))
     handles.append(Line2D([], [], color=GREY, linewidth=3, alpha=0.6, label="Pareto front"))
-    axes.set_ylim(0, 1.12 * float(data[_SPEED].max()))
     axes.margins(x=0.08)
-    axes.set_xlabel("peak GPU memory (GiB)")
-    axes.set_ylabel(AXES[_SPEED])
+    axes.set(ylim=(0, 1.12 * float(data[_SPEED].max())), xlabel="peak GPU memory (GiB)", ylabel=AXES[_SPEED])
     legend_above(figure, handles, "GPU memory and decode speed")
     hollow = "hollow: not exact, or an oracle's, and so not on the front"
     label_below(figure, rows, [cache_column(rows)], hollow, *not_shown(frame), axis=cache_column(rows))

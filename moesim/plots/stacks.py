@@ -7,7 +7,6 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 from matplotlib.artist import Artist
-from matplotlib.patches import Patch
 
 from moesim.core.colours import BLACK, FILL, HATCH, LABEL
 from moesim.core.units import NS_PER_MS
@@ -40,7 +39,9 @@ from moesim.plots.style import (
     legend_above,
     need,
     new_figure,
+    numbers_between,
     short,
+    swatch,
     text_width,
     whole_numbers,
 )
@@ -92,9 +93,7 @@ def breakdown(frame: pd.DataFrame, metric: str | None = None, x: str | None = No
     places = np.arange(len(names)) + 0.5 * np.array([len(dict.fromkeys(groups[: i + 1])) - 1 for i in range(len(groups))])
     width = COLUMN if max(text_width(name, 7.0) for name in names) <= _NAMES else TEXT
     seen = [cause for cause in CAUSES if (data.loc[data["cause"] == cause, "share"] >= _VISIBLE).any()]
-    figure, axes = new_figure(width, 0.5 + _BAR * (places[-1] + 1))
-    axes.grid(visible=True, axis="x")
-    axes.grid(visible=False, axis="y")
+    figure, axes = new_figure(width, 0.5 + _BAR * (places[-1] + 1), "x")
     left = np.zeros(len(names))
     for cause in CAUSES:
         values = data.loc[data["cause"] == cause, "ms"].to_numpy(float)
@@ -112,10 +111,7 @@ def breakdown(frame: pd.DataFrame, metric: str | None = None, x: str | None = No
     label = "time per decode token of the batch (ms)" if metric == "decode_time" else "time (ms)"
     room = figure.get_figwidth() - max(text_width(name, 7.0) for name in names)
     axes.set_xlabel(label if text_width(label, 7.5) < room else label.replace(" of", "\nof"))
-    handles: list[Artist] = [
-        Patch(facecolor=FILL[cause], hatch=HATCH[cause] * 2, edgecolor=BLACK, linewidth=0.4, label=LABEL[cause]) for cause in seen
-    ]
-    legend_above(figure, handles, "Time by what was waited for")
+    legend_above(figure, [_entry(cause) for cause in seen], "Time by what was waited for")
     label_below(figure, rows, [x], *not_shown(frame), axis=x)
     what = "decode time per token of the batch" if metric == "decode_time" else "time of the run"
     text = caption(
@@ -123,6 +119,10 @@ def breakdown(frame: pd.DataFrame, metric: str | None = None, x: str | None = No
         repeats_sentence(rows, how=None), not_drawn(rows), not_shown_sentences(frame),
     )  # fmt: skip
     return Drawing(data, figure, text)
+
+
+def _entry(cause: str) -> Artist:
+    return swatch(FILL[cause], LABEL[cause], HATCH[cause] * 2, 0.4)
 
 
 _MANY: Final = 34  # layers of a figure as wide as a column
@@ -151,24 +151,23 @@ def time_by_layer(frame: pd.DataFrame, phase: str | None = None) -> Drawing:
     base = np.zeros(len(tops))
     for cause in CAUSES:
         values = data.loc[data["cause"] == cause, "ms"].to_numpy(float)
-        style: dict[str, Any] = {"facecolor": FILL[cause], "hatch": HATCH[cause] * 2, "edgecolor": BLACK, "linewidth": 0.4}
         if values.any():
+            style: Any = {"facecolor": FILL[cause], "hatch": HATCH[cause] * 2, "edgecolor": BLACK, "linewidth": 0.4}
             axes.bar(tops.index, values, 0.9, base, **style)
             base += values
         if values.max() >= _VISIBLE * tops.max():
-            handles.append(Patch(label=LABEL[cause], **style))
+            handles.append(_entry(cause))
     whole_numbers(axes.xaxis)
-    axes.set_xlim(tops.index.min() - 0.75, tops.index.max() + 0.75)
-    axes.set_ylim(0, 1.05 * max(float(tops.max()), 1e-9))
-    axes.set_xlabel("layer")
-    axes.set_ylabel("time of a visit (ms)")
+    axes.set(
+        xlim=(tops.index.min() - 0.75, tops.index.max() + 0.75), ylim=(0, 1.05 * max(float(tops.max()), 1e-9)),
+        xlabel="layer", ylabel="time of a visit (ms)",
+    )  # fmt: skip
     name = policy + star(qualified(rows)["fresh"])
     legend_above(figure, handles, f"Time by layer: {name}")
     phases = " and ".join(rows["phase"].unique())
     notes = [f"{name}, {phases}", *averaged(rows, []), meaning(inexact(rows))]
     add_corner(figure, corner_label(rows), notes)
-    low, high = int(data["visits"].min()), int(data["visits"].max())
-    many = f"{low}{f' to {high}' if high > low else ''}"
+    many = numbers_between(int(data["visits"].min()), int(data["visits"].max()))
     sentences = [
         f"A bar is the mean of {many} visits of the layer in {phases}, by what was waited for on the critical path.",
         f"The slowest layer is {tops.idxmax()} with {tops.max():.3g} ms, the fastest {tops.idxmin()} with {tops.min():.3g} ms.",

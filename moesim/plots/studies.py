@@ -8,10 +8,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import pandas as pd
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.patches import Rectangle
 from matplotlib.textpath import TextPath
 from matplotlib.ticker import MaxNLocator
 
@@ -28,14 +27,18 @@ from moesim.plots.style import (
     TEXT,
     Drawing,
     add_corner,
+    grid_of,
     is_narrow,
     kind,
     legend_above,
     legend_beside,
     need,
     new_figure,
+    panel_title,
+    sentence,
     series_look,
     short,
+    swatch,
     text_width,
     title,
     width_for,
@@ -51,10 +54,7 @@ _ABOUT: Final = ("model", "hardware", "trace")
 
 
 def _changes(frame: pd.DataFrame) -> pd.DataFrame:
-    """Compare the speed at each varied setting with the speed as it is.
-
-    ``swing`` is the largest change of a knob less the smallest, no change included; the knobs of a policy are sorted by it.
-    """
+    """Compare the speed at each varied setting with the speed as it is; knobs of a policy are sorted by swing."""
     need(frame, _WHATIF_COLUMNS, "tornado")
     rows = frame[frame["decode_tokens_per_s"].notna() & (frame["base_decode_tokens_per_s"] > 0)]
     need(rows, ("policy",), "tornado")
@@ -85,8 +85,7 @@ def tornado(frame: pd.DataFrame) -> Drawing:
     grid = figure.subplots(len(policies), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights})
     starred = _not_exact(frame)
     for axes, policy in zip(grid[:, 0], policies, strict=True):
-        axes.grid(visible=True, axis="x")
-        axes.grid(visible=False, axis="y")
+        grid_of(axes, "x")
         axes.axvline(0, color=BLACK, linewidth=0.8)
         for place, knob in enumerate(knobs[policy]):
             rows = data[(data["policy"] == policy) & (data["knob"] == knob)]
@@ -102,31 +101,27 @@ def tornado(frame: pd.DataFrame) -> Drawing:
         axes.set_ylim(len(knobs[policy]) - 0.4, -0.6)
         axes.tick_params(axis="y", length=0)
         base = float(frame.loc[frame["policy"] == policy, "base_decode_tokens_per_s"].iloc[0])
-        axes.set_title(
-            f"{policy}{'*' if policy in starred else ''}: {base:.3g} tokens/s as it is", fontsize=7.5, fontweight="normal"
-        )
+        panel_title(axes, f"{policy}{'*' if policy in starred else ''}: {base:.3g} tokens/s as it is")
     grid[-1, 0].set_xlim(*_limits(found, width - names - _BESIDE))
     low, high = _reach(found)
-    grid[-1, 0].set_xticks(
-        [tick for tick in MaxNLocator(5, steps=[1, 2, 5, 10]).tick_values(low, high) if low <= tick <= high]
-    )  # none beyond the bars
+    ticks = MaxNLocator(5, steps=[1, 2, 5, 10]).tick_values(low, high)
+    grid[-1, 0].set_xticks([tick for tick in ticks if low <= tick <= high])  # none beyond the bars
     grid[-1, 0].set_xlabel("change of decode speed (%)")
-    handles: list[Artist] = [
-        Patch(facecolor=colour, hatch=hatch, edgecolor=BLACK, linewidth=0.5, label=_WORDS[side])
-        for side, (colour, hatch) in _SIDES.items()
-        if (data["side"] == side).any()
-    ]
-    legend_above(figure, handles, "What a change of the machine would do")
+    seen = [side for side in _SIDES if (data["side"] == side).any()]
+    legend_above(
+        figure, [swatch(_SIDES[side][0], _WORDS[side], _SIDES[side][1]) for side in seen], "What a change of the machine would do"
+    )
     add_corner(figure, _about_whatif(frame), [meaning(starred)])
     n_failed = int(frame["decode_tokens_per_s"].isna().sum())
-    missing = f" Not shown: {n_failed} setting{'s' if n_failed > 1 else ''} that failed." if n_failed else ""
-    exact = f" {meaning(starred)}." if starred else ""
     largest = [f"{policy}: {rows['knob'].iloc[0]}" for policy, rows in data.groupby("policy", sort=False)]
-    text = (
+    sentences = [
         "Change of decode speed when one thing changes and all else stays, sorted by swing (largest change less smallest); the "
-        f"largest is that of {'; '.join(largest)}.{missing} {_about_whatif(frame)}.{exact}"
-    )
-    return Drawing(data, figure, text)
+        f"largest is that of {'; '.join(largest)}.",
+        f"Not shown: {n_failed} setting{'s' if n_failed > 1 else ''} that failed." if n_failed else "",
+        f"{_about_whatif(frame)}.",
+        sentence(meaning(starred)),
+    ]
+    return Drawing(data, figure, " ".join(text for text in sentences if text))
 
 
 class _End(NamedTuple):
@@ -149,7 +144,7 @@ def _ends(rows: pd.DataFrame) -> list[_End]:
 
 
 def _limits(ends: Sequence[_End], inches: float) -> tuple[float, float]:
-    """Choose what the axis shows, so that all bars and what is written at their ends have room in its width."""
+    """Choose the limits of the axis, with room in its width for all bars and the texts at their ends."""
     low, high = _reach(ends)
     widths = [_width(end.text) + 0.08 for end in ends]
     for _ in range(50):  # more room for text leaves less for bars, and so on
@@ -187,7 +182,7 @@ def _percent(change: float) -> str:
 
 
 def _not_exact(frame: pd.DataFrame) -> dict[str, tuple[float, float]]:
-    """Shares computed as routed of the policies that are not exact."""
+    """Return the shares computed as routed of the policies that are not exact."""
     means = {str(name): float(qualified(rows)["fresh"]) for name, rows in frame.groupby("policy", sort=False)}
     return {name: (share, share) for name, share in means.items() if not is_exact(share)}
 
@@ -237,9 +232,7 @@ def regret(frame: pd.DataFrame) -> Drawing:
     """Makespan while one decision after the other is given to its oracle, in both orders."""
     frame = _of_orders(frame)
     rows = [(policy, order) for policy in policies_of(frame) for order in _ORDERS]
-    figure, axes = new_figure(TEXT, 0.5 + 0.42 * len(rows))
-    axes.grid(visible=True, axis="x")
-    axes.grid(visible=False, axis="y")
+    figure, axes = new_figure(TEXT, 0.5 + 0.42 * len(rows), "x")
     seen: set[str] = set()
     for place, (policy, order) in enumerate(rows):
         steps = frame[(frame["policy"] == policy) & (frame["order"] == order)]
@@ -274,14 +267,12 @@ def regret(frame: pd.DataFrame) -> Drawing:
             0, 0, color=_DECISION_COLOUR[name], hatch=_DECISION_HATCH[name], edgecolor=BLACK, linewidth=0.5, label=name
         )  # for the legend
     axes.set_yticks(range(len(rows)), [f"{policy}\n{_ORDERS[order]}" for policy, order in rows])
-    axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.set_xlim(0, 1.12 * frame[["base_ns", "after_ns"]].astype(float).max().max() / NS_PER_S)
-    axes.set_xlabel("makespan (s)")
+    most = frame[["base_ns", "after_ns"]].astype(float).max().max() / NS_PER_S
+    axes.set(ylim=(len(rows) - 0.4, -0.6), xlim=(0, 1.12 * most), xlabel="makespan (s)")
     title(axes, "What each decision would save if an oracle made it")
     legend_beside(axes, list(_DECISION_COLOUR))
-    add_corner(
-        figure, corner_label(frame), ["thick edge: slower with the oracle · a decision without a bar has no oracle, or saves 0"]
-    )
+    note = "thick edge: slower with the oracle · a decision without a bar has no oracle, or saves 0"
+    add_corner(figure, corner_label(frame), [note])
     labels = sorted({str(v) for v in frame["base_label"].dropna()}) if "base_label" in frame else []
     rest = f" The runs as they are rest on: {', '.join(labels)}." if labels else ""
     text = caption(
@@ -321,20 +312,15 @@ def crossover(frame: pd.DataFrame) -> Drawing:
             axes = grid[line, column]
             cells = frame[(frame["model"] == model) & (frame["batch_size"] == batch)]
             _map(axes, cells, ratios, shares, colours, with_margins=room > text_width("x1.00") + 0.04)
-            axes.set_title(f"{_short(model)}, batch {batch}", fontsize=7, fontweight="normal")
+            panel_title(axes, f"{model.partition(' (')[0]}, batch {batch}", fontsize=7)
     for axes in grid[-1]:
         axes.set_xticks(range(len(shares)), [f"{100 * share:g}" for share in shares])
+        axes.set_xlabel("experts cached (%)")
     for axes in grid[:, 0]:
         axes.set_yticks(range(len(ratios)), [_ratio(ratio) for ratio in ratios])
-    for axes in grid[:, 0]:
         axes.set_ylabel("link / CPU rate")
-    for axes in grid[-1]:
-        axes.set_xlabel("experts cached (%)")
-    handles: list[Artist] = [
-        Patch(facecolor=colours[name], edgecolor=BLACK, linewidth=0.5, label=f"{name} ({counts[name]})") for name in winners
-    ]
-    handles.append(Patch(facecolor=WHITE, hatch=_DOUBT, edgecolor=BLACK, linewidth=0.5, label="not certain"))
-    legend_above(figure, handles, "The fastest system while decoding")
+    handles = [swatch(colours[name], f"{name} ({counts[name]})") for name in winners]
+    legend_above(figure, [*handles, swatch(WHITE, "not certain", _DOUBT)], "The fastest system while decoding")
     about = _about_league(frame)
     add_corner(figure, about, ["number: speed of the best over that of the second", "dotted: the machine as it is"])
     what = (
@@ -354,47 +340,31 @@ def _about_league(frame: pd.DataFrame) -> str:
 
 
 def _map(
-    axes: Axes,
-    cells: pd.DataFrame,
-    ratios: Sequence[float],
-    shares: Sequence[float],
-    colours: dict[str, str],
-    *,
+    axes: Axes, cells: pd.DataFrame, ratios: Sequence[float], shares: Sequence[float], colours: dict[str, str], *,
     with_margins: bool,
-) -> None:
+) -> None:  # fmt: skip
     axes.grid(visible=False)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
+    axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
-    axes.set_xlim(-0.5, len(shares) - 0.5)
-    axes.set_ylim(-0.5, len(ratios) - 0.5)
-    for best, ratio, share, margin, certain in cells[["best", "link_over_cpu", "cached_share", "margin", "certain"]].itertuples(
-        index=False
-    ):
-        x, y = shares.index(share), ratios.index(ratio)
-        hatch = None if certain else _DOUBT
-        box = Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=colours[best], edgecolor=WHITE, linewidth=0.8)
-        axes.add_patch(box)
-        if hatch:
-            over = Rectangle(
-                (x - 0.5, y - 0.5), 1, 1, facecolor="none", edgecolor=text_on(colours[best]), hatch=hatch, linewidth=0
-            )
-            over.set_alpha(0.55)
-            axes.add_patch(over)
+    axes.set(xlim=(-0.5, len(shares) - 0.5), ylim=(-0.5, len(ratios) - 0.5))
+    names = ["best", "link_over_cpu", "cached_share", "margin", "certain"]
+    for best, ratio, share, margin, certain in cells[names].itertuples(index=False):
+        x, y, colour = shares.index(share), ratios.index(ratio), colours[best]
+        corner, on = (x - 0.5, y - 0.5), text_on(colour)
+        axes.add_patch(Rectangle(corner, 1, 1, facecolor=colour, edgecolor=WHITE, linewidth=0.8))
+        if not certain:
+            axes.add_patch(
+                Rectangle(corner, 1, 1, facecolor="none", edgecolor=on, hatch=_DOUBT, linewidth=0, alpha=0.55)
+            )  # fmt: skip
         if with_margins and pd.notna(margin):
             axes.text(
-                x, y, f"{margin:.2f}", ha="center", va="center", fontsize=SMALL, color=text_on(colours[best]),
-                bbox=None if certain else {"facecolor": colours[best], "edgecolor": "none", "pad": 0.6},
+                x, y, f"{margin:.2f}", ha="center", va="center", fontsize=SMALL, color=on,
+                bbox=None if certain else {"facecolor": colour, "edgecolor": "none", "pad": 0.6},
             )  # fmt: skip
     own = float(cells["machine_ratio"].iloc[0]) if len(cells) else float("nan")
     if len(ratios) > 1 and ratios[0] <= own <= ratios[-1]:
         place = np.interp(np.log(own), np.log(ratios), range(len(ratios)))
         axes.axhline(float(place), color=BLACK, linewidth=1.0, linestyle=":")
-
-
-def _short(model: str) -> str:
-    """Leave out of a model's name what stands in parentheses."""
-    return model.partition(" (")[0]
 
 
 def _ratio(value: float) -> str:
@@ -430,9 +400,7 @@ def lookahead(frame: pd.DataFrame) -> Drawing:
         right.plot(halves["slots"] / halves["top_k"], halves["half_window"], **{**plain, "linestyle": ""})
     left.set_xscale("symlog", base=2, linthresh=1)
     left.set_xticks([0, 1, 2, 4, 8, 16, 32, 64], ["0", "1", "2", "4", "8", "16", "32", "64"])
-    left.set_ylim(-3, 103)
-    left.set_xlabel("tokens ahead that are known")
-    left.set_ylabel("gap closed (%)")
+    left.set(ylim=(-3, 103), xlabel="tokens ahead that are known", ylabel="gap closed (%)")
     ratios = frame["slots"] / frame["top_k"]
     across = np.array([ratios.min(), ratios.max()])
     halves = frame.drop_duplicates(["trace", "slots"]).dropna(subset=["half_window"]).query("half_window > 0")
@@ -452,8 +420,7 @@ def lookahead(frame: pd.DataFrame) -> Drawing:
     right.set_yscale("log", base=2)
     for axis in (right.xaxis, right.yaxis):
         axis.set_major_formatter(lambda value, place: f"{value:g}")
-    right.set_xlabel("slots of a layer / experts a token")
-    right.set_ylabel("tokens ahead for half the gap")
+    right.set(xlabel="slots of a layer / experts a token", ylabel="tokens ahead for half the gap")
     legend_above(figure, handles, "What looking ahead is worth to a cache")
     add_corner(figure, "", [f"left: caches of the size nearest to {_SHARE:.0%} of a layer's experts; counted from traces"])
     text = (

@@ -1,4 +1,4 @@
-"""Style, widths, looks of policies, legends, corner labels and files: what all figures share.
+"""Style, widths, looks of policies, legends, corner labels and files of all figures.
 
 A figure is drawn for the screen, with a title and the source of its numbers, or for a paper, where the caption has both.
 `drawn_for` chooses; `title`, `legend_above` and `add_corner` read the choice, and no figure asks for it.
@@ -10,7 +10,7 @@ import io
 import math
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import update_wrapper, wraps
 from pathlib import Path
@@ -24,6 +24,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from moesim.core.colours import BLACK, GREY, SERIES
@@ -43,13 +44,17 @@ _NARROW: Final = 5.0  # inches: a narrower figure has its panels one above anoth
 
 
 @contextmanager
-def drawn_wide(width: float | None) -> Iterator[None]:
-    """Draw the figures of a block as wide as this, in inches; None: as wide as each kind is by itself."""
-    token = _width.set(width)
+def _set(variable: ContextVar[Any], value: Any) -> Iterator[None]:
+    token = variable.set(value)
     try:
         yield
     finally:
-        _width.reset(token)
+        variable.reset(token)
+
+
+def drawn_wide(width: float | None) -> AbstractContextManager[None]:
+    """Draw the figures of a block this wide, in inches; None: as wide as each kind is by itself."""
+    return _set(_width, width)
 
 
 def parse_width(asked: str | float, place: str) -> float:
@@ -68,8 +73,7 @@ def parse_width(asked: str | float, place: str) -> float:
 
 def width_for(natural: float) -> float:
     """Return the width of a figure: the one asked for, else its own."""
-    asked = _width.get()
-    return natural if asked is None else asked
+    return _width.get() or natural
 
 
 def is_narrow(width: float) -> bool:
@@ -105,6 +109,8 @@ STYLE: Final[Any] = {
     "ps.fonttype": 42,
 }
 
+MAP: Final = "cividis"
+"""Colours of heat maps, even in lightness: they read the same in grey."""
 _PAPER_DPI: Final = 300  # what publishers ask of pictures
 SMALL: Final = 6.5
 """The smallest text, in points."""
@@ -126,14 +132,9 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
-@contextmanager
-def drawn_for(medium: Medium) -> Iterator[None]:
-    """Draw the figures of a block for the screen, or for a paper: without title, provenance and notes, which its caption has."""
-    token = _medium.set(medium)
-    try:
-        yield
-    finally:
-        _medium.reset(token)
+def drawn_for(medium: Medium) -> AbstractContextManager[None]:
+    """Draw the figures of a block for the screen, or for a paper, whose captions have title and notes."""
+    return _set(_medium, medium)
 
 
 def for_paper() -> bool:
@@ -149,7 +150,6 @@ def title(axes: Axes, text: str) -> None:
 
 
 def _titled(figure: Figure, text: str) -> list[str]:
-    """Wrap a title to the width of its figure."""
     return textwrap.wrap(text, int(figure.get_figwidth() / text_width("n", 1.06 * _TITLE)))
 
 
@@ -160,7 +160,6 @@ def text_width(text: str, size: float = SMALL) -> float:
 
 @contextmanager
 def _in_style() -> Iterator[None]:
-    """Set `STYLE` for a block, and leave the user's settings as they were."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(STYLE)
@@ -180,18 +179,53 @@ def styled(make: Callable[_P, _T]) -> Callable[_P, _T]:
     return wrapper
 
 
-def new_figure(width: float, height: float, *, square: bool = False) -> tuple[Figure, Axes]:
-    """Make a figure with one axes, laid out so that nothing is cut off; sizes in inches, without legend above and corner.
+def new_figure(width: float, height: float, grid: str | None = None, *, square: bool = False) -> tuple[Figure, Axes]:
+    """Make a figure with one axes, in inches without legend and corner, with a grid of ``x``, ``y`` or ``both``.
 
     Of another width that is asked for, it keeps its height, but for square axes, which become smaller with it.
     """
     asked = width_for(width)
     figure = Figure(figsize=(asked, height * min(1.0, asked / width) if square else height), layout="constrained")
-    return figure, figure.add_subplot()
+    axes = figure.add_subplot()
+    if grid is not None:
+        grid_of(axes, grid)
+    return figure, axes
+
+
+def grid_of(axes: Axes, which: str) -> None:
+    """Draw the lines of a grid across the ``x`` axis, or of ``both``."""
+    axes.grid(visible=True, axis=which)  # type: ignore[arg-type]
+    if which == "x":
+        axes.grid(visible=False, axis="y")
+
+
+def panel_title(axes: Axes, text: str, **changes: Any) -> None:
+    """Name one of several panels."""
+    axes.set_title(text, **{"fontsize": 7.5, "fontweight": "normal", **changes})
+
+
+def swatch(colour: str, label: str, hatch: str = "", linewidth: float = 0.5, edge: str = BLACK) -> Patch:
+    """Make the entry of a legend for a filled area."""
+    return Patch(facecolor=colour, hatch=hatch, edgecolor=edge, linewidth=linewidth, label=label)
+
+
+def capital(text: str) -> str:
+    """Begin a text with a capital letter."""
+    return f"{text[0].upper()}{text[1:]}" if text else ""
+
+
+def sentence(text: str) -> str:
+    """Make a sentence of a text, if there is any."""
+    return f"{capital(text)}." if text else ""
+
+
+def numbers_between(low: int, high: int) -> str:
+    """Write two numbers as an interval, or as one if they are equal."""
+    return f"{low}" if low == high else f"{low} to {high}"
 
 
 def add_corner(figure: Figure, text: str, notes: Sequence[str] = ()) -> None:
-    """Write the corner label, and notes above it, under a figure; on paper only what marks mean that no reader may miss."""
+    """Write the corner label, and notes above it, under a figure; on paper only the meaning of a star."""
     width = int(figure.get_figwidth() / text_width("n"))
     listed = [note.partition("; ")[0] for note in notes if note.startswith(NOT_EXACT)]
     lines = [line for part in (listed if for_paper() else (*notes, text)) if part for line in _wrapped(part, width)]
@@ -201,15 +235,11 @@ def add_corner(figure: Figure, text: str, notes: Sequence[str] = ()) -> None:
 
 
 def _add_height(figure: Figure, inches: float) -> None:
-    """Make the figure higher, so that the axes keep their size."""
     figure.set_figheight(figure.get_figheight() + inches)
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    """Wrap a text, between its parts if it has any; a part that is wider than a line is split between words.
-
-    The last line has at least a third of the first one's length, if narrower lines, no more of them, can give it that.
-    """
+    """Wrap a text between its parts, else between words; the last line a third as long as the first, if possible."""
     parts = [part if len(part) > width - 2 else part.replace(" ", _NO_BREAK) for part in text.split(" · ")]
     whole = f"{_NO_BREAK}· ".join(parts)
     widths = range(width, max(map(len, whole.split(" "))) - 1, -1)
@@ -236,7 +266,7 @@ def short(value: float) -> str:
 
 
 def legend_beside(axes: Axes, names: Sequence[str]) -> None:
-    """Put the legend to the right of the axes, where it covers nothing; above a figure that has no room for that."""
+    """Put the legend to the right of the axes; above a figure that has no room for that."""
     handles, labels = axes.get_legend_handles_labels()
     order = sorted(range(len(labels)), key=lambda i: names.index(labels[i]) if labels[i] in names else len(names))
     figure = axes.get_figure(root=True)
@@ -251,7 +281,7 @@ def legend_beside(axes: Axes, names: Sequence[str]) -> None:
 
 
 def legend_above(figure: Figure, handles: Sequence[Artist], text: str = "") -> None:
-    """Put the legend above a figure, in as many columns as its width has room for, under the title."""
+    """Put the legend above a figure, under the title, in as many columns as there is room for."""
     labels = [str(handle.get_label()) for handle in handles]
 
     def needed(n_columns: int) -> float:  # as Matplotlib fills columns
@@ -276,7 +306,7 @@ _FOR_SETTING: Final = ("GDEF", "GPOS", "GSUB", "BASE", "JSTF", "kern", "MATH")
 
 @contextmanager
 def _glyphs_alone() -> Iterator[None]:
-    """Embed fonts without `_FOR_SETTING`; Matplotlib has no option for it, and cuts fonts down by the defaults of fontTools."""
+    """Embed fonts without `_FOR_SETTING`, by the defaults of fontTools: Matplotlib has no option for it."""
     from fontTools.subset import Options  # takes a sixth of a second to import
 
     usual = Options._drop_tables_default
@@ -296,7 +326,6 @@ def save(figure: Figure, path_base: str | Path) -> list[Path]:
     Parameters
     ----------
     figure : Figure
-        From one of the functions here.
     path_base : str or Path
         The path without a suffix.
 
@@ -314,7 +343,7 @@ def pictures(figure: Figure, name: str) -> dict[str, bytes]:
 
 
 def rendered(figure: Figure, suffixes: Sequence[str] = ("png", "pdf")) -> dict[str, bytes]:
-    """Return the bytes of a figure as each of ``png`` and ``pdf`` that is asked for; the same figure gives the same bytes."""
+    """Return the bytes of a figure as ``png`` and ``pdf``; the same figure gives the same bytes."""
     found, engine = {}, figure.get_layout_engine()
     with _in_style():
         matplotlib.rcParams.update({"savefig.dpi": _PAPER_DPI} if for_paper() else {})
@@ -329,7 +358,7 @@ def rendered(figure: Figure, suffixes: Sequence[str] = ("png", "pdf")) -> dict[s
 
 
 def _lay_out(figure: Figure) -> None:
-    """Lay a figure out once, as it will be saved; with its engine, each saving would draw it once more for that."""
+    """Lay a figure out once, as it will be saved: with its engine, each saving would draw it once more."""
     engine, dpi = figure.get_layout_engine(), figure.dpi
     if engine is not None:
         figure.dpi = matplotlib.rcParams["savefig.dpi"]
@@ -358,20 +387,13 @@ class Look(NamedTuple):
 _all: ContextVar[Sequence[str]] = ContextVar("all", default=())
 
 
-@contextmanager
-def drawn_among(policies: Sequence[str]) -> Iterator[None]:
-    """Draw the figures of a block with the looks that policies have among these, all of a result; a block within keeps them."""
-    token = _all.set(_all.get() or policies)
-    try:
-        yield
-    finally:
-        _all.reset(token)
+def drawn_among(policies: Sequence[str]) -> AbstractContextManager[None]:
+    """Draw the figures of a block with the looks of policies among these; a block within keeps them."""
+    return _set(_all, _all.get() or policies)
 
 
 def looks_of(policies: Sequence[str]) -> dict[str, Look]:
-    """Return the look of every policy: that of its place in the whole result, whatever else the figure has.
-
-    A result may have more policies than there are colours. One that comes too late for its own has one that the figure has left.
+    """Return the look of every policy, by its place in the whole result; a late one has a colour that is left.
 
     >>> with drawn_among(["fifo", "lru", "belady"]):
     ...     looks_of(["lru"]) == {"lru": series_look(1)}, looks_of(["lru", "belady"])["belady"]
@@ -428,7 +450,7 @@ class Kind(Generic[_P]):
 
 
 def _among_its_policies(make: Callable[_P, Drawing]) -> Callable[_P, Drawing]:
-    """Draw a frame with the looks that its policies have among all of it, also those that failed or are a baseline."""
+    """Draw a frame with the looks of its policies among all of it, failed ones and baselines included."""
 
     @wraps(make)
     def wrapper(*args: _P.args, **options: _P.kwargs) -> Drawing:
@@ -449,19 +471,14 @@ _MARKED: Final = 18  # points of a line with as many markers; of more only some 
 
 
 def marked_line(axes: Axes, x: Sequence[float], y: Sequence[float | None], number: int, label: str, **changes: Any) -> None:
-    """Draw a line whose number decides colour, marker and dash, to be known in grey as well."""
+    """Draw a line whose number decides colour, marker and dash."""
     points = [(a, b) for a, b in zip(x, y, strict=True) if b is not None]
     every = 1 + len(points) // _MARKED
     look: dict[str, Any] = {
-        "color": SERIES[number % len(SERIES)],
-        "marker": _MARKERS[number % len(_MARKERS)],
-        "markevery": (number * every // 4 % every, every),  # not all at the same places
-        "linestyle": _DASHES[number % len(_DASHES)],
-        "markersize": 4.5,
-        "markeredgecolor": BLACK,
-        "markeredgewidth": 0.4,
-        "linewidth": 1.4,
-    }
+        "color": SERIES[number % len(SERIES)], "marker": _MARKERS[number % len(_MARKERS)],
+        "linestyle": _DASHES[number % len(_DASHES)], "linewidth": 1.4, "markersize": 4.5, "markeredgecolor": BLACK,
+        "markeredgewidth": 0.4, "markevery": (number * every // 4 % every, every),  # not all at the same places
+    }  # fmt: skip
     axes.plot([a for a, _ in points], [b for _, b in points], label=label, **(look | changes))
 
 
@@ -481,6 +498,6 @@ def doubling_axis(axes: Axes, values: Sequence[int], label: str) -> None:
 
 
 def whole_numbers(*axes: Axis) -> None:
-    """Have ticks at whole numbers only: there is no half of a layer, a rank or a step."""
+    """Have ticks at whole numbers only."""
     for axis in axes:
         axis.set_major_locator(MaxNLocator(integer=True))

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from moesim.errors import ConfigError, unknown_name
 from moesim.plots.style import (
     COLUMN,
+    MAP,
     TEXT,
     Drawing,
     add_corner,
@@ -26,6 +27,8 @@ from moesim.plots.style import (
     level,
     marked_line,
     new_figure,
+    numbers_between,
+    panel_title,
     whole_numbers,
     width_for,
 )
@@ -35,9 +38,7 @@ from moesim.trace.stats.batches import compose, workloads
 from moesim.trace.stats.locality import membership, ranked, reuse_baseline, reuse_by_lag, reuse_by_rank
 from moesim.trace.stats.prediction import busiest_found, pair_counts, recall, signal_recall_by_layer, top_ids, workload_recall
 
-MAP: Final = "cividis"  # even in brightness: it reads the same in grey
 NOT_FROM_ZERO: Final = "The scale of colours does not begin at 0."
-"""For captions of heat maps that are drawn so."""
 _BLANK: Final = "#FFFFFF"  # what has no value; lighter than every colour of the map, and crossed out
 _CROSSED: Final = "#BBBBBB"
 _CUT: Final = 2.0  # percent
@@ -52,35 +53,20 @@ class Panel(NamedTuple):
     x: tuple[float, float]  # edges
     y: tuple[float, float]
     x_label: str
-    y_label: str
-
-
-class Words(NamedTuple):
-    """Words above all panels, on the screen, and at the scale."""
-
-    title: str
-    scale: str
+    y_label: str = "layer"
 
 
 def heat_maps(
-    panels: Sequence[Panel],
-    words: Words,
-    *,
-    size: tuple[float, float],
-    n_columns: int,
-    power: float = 1.0,
-    from_zero: bool = True,
-    share_y: bool = True,
-    square: bool = False,
-) -> Figure:
-    """Draw heat maps on one scale."""
+    panels: Sequence[Panel], title: str, scale: str, *, size: tuple[float, float], n_columns: int, power: float = 1.0,
+    from_zero: bool = True, square: bool = False,
+) -> Figure:  # fmt: skip
+    """Draw heat maps on one scale, with a title above all on the screen."""
     width = width_for(size[0])
     n_columns = min(max(1, round(n_columns * width / size[0])), len(panels))
     n_rows = -(-len(panels) // n_columns)
-    figure = Figure(
-        figsize=(width, n_rows * size[1] + (0 if for_paper() else _TITLE)), layout="compressed" if square else "constrained"
-    )
-    grid = figure.subplots(n_rows, n_columns, squeeze=False, sharey=share_y)
+    height = n_rows * size[1] + (0 if for_paper() else _TITLE)
+    figure = Figure(figsize=(width, height), layout="compressed" if square else "constrained")
+    grid = figure.subplots(n_rows, n_columns, squeeze=False, sharey=True)
     everything = np.concatenate([panel.values.ravel() for panel in panels])
     low = 0.0 if from_zero else float(np.nanpercentile(everything, _CUT))
     norm = PowerNorm(power, low, float(np.nanmax(everything)))
@@ -92,42 +78,40 @@ def heat_maps(
         panel = panels[place]
         image = _draw(axes, panel, norm, square)
         drawn.append(axes)
-        first, last = place % n_columns == 0, place + n_columns >= len(panels)
-        axes.set_ylabel(panel.y_label if first or not share_y else "")
-        below = None if last else panels[place + n_columns].x_label
-        axes.set_xlabel(panel.x_label if panel.x_label != below or not share_y else "")
+        below = panels[place + n_columns].x_label if place + n_columns < len(panels) else None
+        axes.set(
+            ylabel="" if place % n_columns else panel.y_label, xlabel="" if panel.x_label == below else panel.x_label
+        )  # fmt: skip
     cut = "min" if float(np.nanmin(everything)) < low else "neither"
-    figure.colorbar(image, ax=drawn, label=words.scale, aspect=25, pad=0.02, fraction=0.05, extend=cut)
+    figure.colorbar(image, ax=drawn, label=scale, aspect=25, pad=0.02, fraction=0.05, extend=cut)
     if not for_paper():
-        figure.suptitle(words.title, x=0.01, ha="left", fontsize=8.5, fontweight="bold")
+        figure.suptitle(title, x=0.01, ha="left", fontsize=8.5, fontweight="bold")
     return figure
 
 
 def _draw(axes: Axes, panel: Panel, norm: PowerNorm, square: bool) -> Any:
     axes.grid(visible=False)
     axes.set_facecolor(_BLANK)
-    extent = (*panel.x, *panel.y)
+    (left, right), (low, high) = panel.x, panel.y
     if np.isnan(panel.values).any():
-        axes.add_patch(_crossed(extent))
+        crossed: Any = {"facecolor": _BLANK, "edgecolor": _CROSSED, "hatch": "xxxx", "linewidth": 0}
+        axes.add_patch(Rectangle((left, low), right - left, high - low, **crossed))
     image = axes.imshow(
-        np.ma.masked_invalid(panel.values),
-        cmap=MAP,
-        norm=norm,
-        origin="lower",
-        extent=extent,
-        aspect="equal" if square else "auto",
-        interpolation="nearest",
-        zorder=2,
-    )
-    axes.set_title(panel.title, fontsize=7.5, fontweight="normal")
+        np.ma.masked_invalid(panel.values), cmap=MAP, norm=norm, origin="lower", extent=(left, right, low, high),
+        aspect="equal" if square else "auto", interpolation="nearest", zorder=2,
+    )  # fmt: skip
+    panel_title(axes, panel.title)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(MaxNLocator(nbins=5, integer=True))
     return image
 
 
-def _crossed(extent: tuple[float, float, float, float]) -> Any:
-    left, right, low, high = extent
-    return Rectangle((left, low), right - left, high - low, facecolor=_BLANK, edgecolor=_CROSSED, hatch="xxxx", linewidth=0)
+def _values(data: pd.DataFrame, columns: str, values: str = "probability", index: str = "layer") -> NDArray[np.float64]:
+    return data.pivot(index=index, columns=columns, values=values).to_numpy(np.float64)
+
+
+def _edges(n: int, first: int = 0) -> tuple[float, float]:
+    return first - 0.5, first + n - 0.5
 
 
 _PAIRS: Final = 3  # pairs of layers that are drawn unless they are named
@@ -144,12 +128,11 @@ def _reuse(sample: Sample, lags: int) -> pd.DataFrame:
         raise ConfigError(f"plot reuse_map: expected a request with two {sample.phase} tokens, got none ({trace.model})")
     by_lag = reuse_by_lag(sample.experts, sample.request, range(1, lags + 1), trace.n_experts)
     by_rank = reuse_by_rank(ranked(sample), sample.experts, sample.request, trace.n_experts)
-    return pd.concat([_long(name, values) for name, values in (("lag", by_lag), ("rank", by_rank))], ignore_index=True)
-
-
-def _long(name: str, values: NDArray[np.float64]) -> pd.DataFrame:
-    x, layer = (index.ravel() for index in np.indices(values.shape))
-    return pd.DataFrame({"by": name, "layer": layer, "x": x + 1, "probability": values.ravel()})
+    parts = []
+    for name, values in (("lag", by_lag), ("rank", by_rank)):
+        x, layer = (index.ravel() for index in np.indices(values.shape))
+        parts.append(pd.DataFrame({"by": name, "layer": layer, "x": x + 1, "probability": values.ravel()}))
+    return pd.concat(parts, ignore_index=True)
 
 
 @kind("trace", "reuse of experts: heat maps, layers by distance and by rank")
@@ -160,9 +143,9 @@ def reuse_map(trace: Trace, lags: int = 16, phase: str | None = None) -> Drawing
     titles = {"lag": ("by distance", "distance (tokens)"), "rank": ("by rank in the token before", "rank (1: best)")}
     panels = []
     for name, (title, label) in titles.items():
-        values = data[data["by"] == name].pivot(index="layer", columns="x", values="probability").to_numpy(np.float64)
-        panels.append(Panel(title, values, (0.5, values.shape[1] + 0.5), _layers(trace.n_layers), label, "layer"))
-    figure = heat_maps(panels, Words("Reuse of experts", "P(used again)"), size=(TEXT, 2.1), n_columns=2, from_zero=False)
+        values = _values(data[data["by"] == name], "x")
+        panels.append(Panel(title, values, _edges(values.shape[1], 1), _edges(trace.n_layers), label))
+    figure = heat_maps(panels, "Reuse of experts", "P(used again)", size=(TEXT, 2.1), n_columns=2, from_zero=False)
     baseline, chance = reuse_baseline(sample.experts, trace.n_experts), trace.top_k / trace.n_experts
     notes = [f"independent tokens: {baseline:.2f} · uniform router: {chance:.2f}"]
     add_corner(figure, trace_corner(trace, sample.phase), notes)
@@ -177,10 +160,6 @@ def reuse_map(trace: Trace, lags: int = 16, phase: str | None = None) -> Drawing
         f"{NOT_FROM_ZERO} {trace_words(trace, sample.phase)}"
     )
     return Drawing(data, figure, text)
-
-
-def _layers(n: int) -> tuple[float, float]:
-    return -0.5, n - 0.5
 
 
 def _followers(experts: NDArray[Any], pairs: Sequence[int], n_experts: int) -> pd.DataFrame:
@@ -210,7 +189,7 @@ def _pairs(trace: Trace, layers: Sequence[int] | int | None) -> list[int]:
 
 
 def _places(experts: NDArray[Any], n_experts: int) -> NDArray[np.int64]:
-    """Place of each expert of a layer by popularity, from 1; of equals the lower id is first."""
+    """Return the place of each expert of a layer by popularity, from 1; of equals the lower id is first."""
     order = np.argsort(-np.bincount(experts.ravel(), minlength=n_experts), kind="stable")
     places = np.empty(n_experts, np.int64)
     places[order] = np.arange(1, n_experts + 1)
@@ -218,7 +197,7 @@ def _places(experts: NDArray[Any], n_experts: int) -> NDArray[np.int64]:
 
 
 def _conditional(experts: NDArray[Any], layer: int, n_experts: int) -> NDArray[np.float64]:
-    """P(token uses j in the next layer | it uses i here), (n_experts, n_experts); nan in the rows of unused experts."""
+    """Compute P(token uses j in the next layer | it uses i here); nan in the rows of unused experts."""
     counts = pair_counts(experts[:, layer], experts[:, layer + 1], n_experts)
     tokens = counts.sum(axis=1, keepdims=True) / experts.shape[2]  # each token was counted with each of its k next experts
     shares = np.full(counts.shape, np.nan)
@@ -231,15 +210,15 @@ def coactivation(trace: Trace, layers: Sequence[int] | int | None = None, phase:
     """Heat maps of P(expert of the next layer | expert of this one)."""
     sample, pairs = select(trace, phase_of(trace, phase)), _pairs(trace, layers)
     data = _followers(sample.experts, pairs, trace.n_experts)
-    edges = (0.5, trace.n_experts + 0.5)
+    edges = _edges(trace.n_experts, 1)
     panels = []
     for layer, part in data.groupby("layer", sort=False):
-        values = part.pivot(index="place", columns="next_place", values="probability").to_numpy(np.float64)
+        values = _values(part, "next_place", index="place")
         title = f"layer {layer} to {int(str(layer)) + 1}"
         panels.append(Panel(title, values, edges, edges, "next layer's expert, by popularity", "expert, by popularity"))
     size = (TEXT, 2.6) if len(panels) > 1 else (COLUMN, 2.8)
-    words = Words("Which experts follow which", "P(next | this)")
-    figure = heat_maps(panels, words, size=size, n_columns=3, power=0.5, square=True)
+    words = "Which experts follow which", "P(next | this)"
+    figure = heat_maps(panels, *words, size=size, n_columns=3, power=0.5, square=True)
     add_corner(figure, trace_corner(trace, sample.phase), [f"uniform router: {trace.top_k / trace.n_experts:.2f}"])
     which = ", ".join(f"{layer} and {layer + 1}" for layer in pairs)
     text = (
@@ -253,11 +232,7 @@ def coactivation(trace: Trace, layers: Sequence[int] | int | None = None, phase:
 
 
 def _told(sample: Sample, ranks: int | None) -> pd.DataFrame:
-    """Compute how far an expert of a layer tells those of the next, for all layers.
-
-    Ranks are counted on a random half of the requests (fixed seed), probabilities on the rest, since ranks by the same tokens
-    would look good by chance.
-    """
+    """Compute how far an expert tells those of the next layer: ranks by half of the requests, probabilities by the rest."""
     trace, n_experts = sample.trace, sample.trace.n_experts
     n_ranks = min(n_experts, _RANKS * trace.top_k) if ranks is None else ranks
     if not 1 <= n_ranks <= n_experts:
@@ -287,10 +262,10 @@ def coactivation_ranks(trace: Trace, phase: str | None = None, ranks: int | None
     data = _told(sample, ranks)
     panels = []
     for name, title in (("expert", "by what follows an expert"), ("popularity", "by popularity alone")):
-        values = data[data["by"] == name].pivot(index="layer", columns="rank", values="probability").to_numpy(np.float64)
-        panels.append(Panel(title, values, (0.5, values.shape[1] + 0.5), _layers(trace.n_layers - 1), "rank", "layer"))
-    words = Words("What an expert tells of the next layer", "P(used in the next layer)")
-    figure = heat_maps(panels, words, size=(TEXT, 2.1), n_columns=2)
+        values = _values(data[data["by"] == name], "rank")
+        panels.append(Panel(title, values, _edges(values.shape[1], 1), _edges(trace.n_layers - 1), "rank"))
+    words = "What an expert tells of the next layer", "P(used in the next layer)"
+    figure = heat_maps(panels, *words, size=(TEXT, 2.1), n_columns=2)
     notes = ["ranks by one half of the requests, probabilities by the other"]
     add_corner(figure, trace_corner(trace, sample.phase), notes)
     n_ranks = int(data["rank"].max())
@@ -307,14 +282,14 @@ _PANELS: Final = {"before": "from the window before", "first": "from the first w
 
 
 def _shares(experts: NDArray[np.int64], windows: int, n_experts: int) -> NDArray[np.float64]:
-    """Return the share of each expert in the activations of a window and layer, (window, layer, expert)."""
+    """Return the share of each expert in the activations, (window, layer, expert)."""
     parts = np.array_split(experts, windows)
     counts = [[np.bincount(part[:, layer].ravel(), minlength=n_experts) for layer in range(part.shape[1])] for part in parts]
     return np.array([np.array(one) / (len(part) * part.shape[2]) for one, part in zip(counts, parts, strict=True)])
 
 
 def _distances(shares: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
-    """Return the total variation distance of each window but the first from others, (window, layer)."""
+    """Return the total variation distance of the windows from the one before and from the first."""
     return {"before": np.abs(shares[1:] - shares[:-1]).sum(axis=2) / 2, "first": np.abs(shares[1:] - shares[0]).sum(axis=2) / 2}
 
 
@@ -344,10 +319,10 @@ def popularity_drift(trace: Trace, windows: int = 12, phase: str | None = None) 
     panels = []
     for name, words in _PANELS.items():
         part = data[data["from"] == name]
-        values = part.pivot(index="layer", columns="window", values="distance").to_numpy(np.float64)
         title = f"{words}: {part['distance'].mean():.2f} ({part['shuffled'].mean():.2f})"
-        panels.append(Panel(title, values, (1.5, windows + 0.5), (-0.5, trace.n_layers - 0.5), "window", "layer"))
-    figure = heat_maps(panels, Words("Drift of popularity", "distance of popularity"), size=(TEXT, 2.1), n_columns=2)
+        values = _values(part, "window", "distance")
+        panels.append(Panel(title, values, _edges(windows - 1, 2), _edges(trace.n_layers), "window"))
+    figure = heat_maps(panels, "Drift of popularity", "distance of popularity", size=(TEXT, 2.1), n_columns=2)
     least, rest = divmod(len(sample.rows), windows)
     tokens = f"{least}{f' or {least + 1}' if rest else ''} tokens a window"
     add_corner(figure, trace_corner(trace, sample.phase), [f"{tokens} · beside the name: mean (of shuffled tokens)"])
@@ -421,7 +396,7 @@ def _cells(trace: Trace, asked: _Asked, cell: int | None) -> pd.DataFrame:
 
 
 def _by_cell(trace: Trace, signal: Signal, asked: _Asked, cell: int) -> list[tuple[int, int, NDArray[np.float64]]]:
-    """Return the first token index of each cell, the number of tokens or steps in it, and the accuracy by layer."""
+    """Return the first token index of each cell, its number of tokens or steps, and accuracy by layer."""
     which = np.flatnonzero(np.isin(signal.rows, asked.rows))
     covered = np.asarray(signal.rows)[which]
     named, true = top_ids(signal, which, trace.top_k), np.asarray(trace.experts)[covered]
@@ -442,7 +417,7 @@ def _by_cell(trace: Trace, signal: Signal, asked: _Asked, cell: int) -> list[tup
 
 
 def _busiest(named: Any, true: Any, steps: Any, top: int, n_experts: int) -> NDArray[np.float64]:
-    """Overlap of the busiest experts, (n_steps, n_layers)."""
+    """Return the overlap of the busiest experts, (n_steps, n_layers)."""
     layers = []
     for layer in range(true.shape[1]):
         text, is_so = (workloads(ids[:, layer][steps], n_experts) for ids in (named, true))
@@ -452,14 +427,9 @@ def _busiest(named: Any, true: Any, steps: Any, top: int, n_experts: int) -> NDA
 
 @kind("trace", "accuracy of recorded signals: heat maps, layers by token index")
 def signal_accuracy(
-    trace: Trace,
-    metric: str = "activated",
-    top: int = 1,
-    batch: int | None = None,
-    phase: str | None = None,
-    signals: Sequence[str] | None = None,
-    cell: int | None = None,
-) -> Drawing:
+    trace: Trace, metric: str = "activated", top: int = 1, batch: int | None = None, phase: str | None = None,
+    signals: Sequence[str] | None = None, cell: int | None = None,
+) -> Drawing:  # fmt: skip
     """Heat maps of the accuracy of signals, layers by token index."""
     asked = _asked(trace, metric, top, batch, phase, signals)
     data = _cells(trace, asked, cell)
@@ -469,15 +439,14 @@ def signal_accuracy(
     for name, part in data.groupby("signal", sort=False):
         values = part.pivot(index="layer", columns="token", values="accuracy").reindex(range(trace.n_layers), columns=firsts)
         edges = (float(firsts[0]) - 0.5, float(firsts[-1]) + cell - 0.5)
-        title = f"{name}: {_mean(part):.2f}"
-        panels.append(Panel(title, values.to_numpy(np.float64), edges, _layer_limits(trace), f"{asked.phase} token", "layer"))
-    words = Words("Accuracy of signals", _scale(asked))
-    figure = heat_maps(panels, words, size=(TEXT, 1.5), n_columns=3, from_zero=False)
+        mean = float((part["accuracy"] * part["n"]).sum() / part["n"].sum())  # each token or step counts once
+        token = f"{asked.phase} token"
+        panels.append(Panel(f"{name}: {mean:.2f}", values.to_numpy(np.float64), edges, _edges(trace.n_layers), token))
+    figure = heat_maps(panels, "Accuracy of signals", _scale(asked), size=(TEXT, 1.5), n_columns=3, from_zero=False)
     notes = ["beside the name: mean · crossed out: layers about which a signal says nothing"]
     add_corner(figure, trace_corner(trace, asked.phase, asked.rows), notes)
-    low, high = int(data["n"].min()), int(data["n"].max())
+    many = numbers_between(int(data["n"].min()), int(data["n"].max()))
     unit = "tokens" if asked.metric == "activated" else "steps"
-    many = f"{low}" if low == high else f"{low} to {high}"
     cells = f"A cell is the mean of {many} {unit}" + (f" of {cell} neighbouring token indices." if cell > 1 else ".")
     text = (
         f"Accuracy of recorded signals by layer and {asked.phase} token index. {_definition(trace, asked)} {cells} The number "
@@ -485,15 +454,6 @@ def signal_accuracy(
         f"{trace_words(trace, asked.phase, asked.rows)}"
     )
     return Drawing(data, figure, text)
-
-
-def _mean(part: pd.DataFrame) -> float:
-    """Mean accuracy of a signal over layers, each token or step counting once."""
-    return float((part["accuracy"] * part["n"]).sum() / part["n"].sum())
-
-
-def _layer_limits(trace: Trace) -> tuple[float, float]:
-    return -0.5, trace.n_layers - 0.5
 
 
 def _scale(asked: _Asked) -> str:
@@ -533,13 +493,9 @@ def _by_layer(trace: Trace, asked: _Asked) -> pd.DataFrame:
 
 @kind("trace", "accuracy of recorded signals: a line a signal, by layer")
 def signal_accuracy_by_layer(
-    trace: Trace,
-    metric: str = "activated",
-    top: int = 1,
-    batch: int | None = None,
-    phase: str | None = None,
+    trace: Trace, metric: str = "activated", top: int = 1, batch: int | None = None, phase: str | None = None,
     signals: Sequence[str] | None = None,
-) -> Drawing:
+) -> Drawing:  # fmt: skip
     """Lines of the accuracy of signals by layer."""
     asked = _asked(trace, metric, top, batch, phase, signals)
     data = _by_layer(trace, asked)
@@ -548,11 +504,8 @@ def signal_accuracy_by_layer(
         part = data[data["signal"] == name]
         marked_line(axes, part["layer"].tolist(), part["accuracy"].tolist(), number, name, linewidth=1.1, markersize=3.4)
     level(axes, float(data["chance"].mean()), "chance")
-    axes.set_ylim(0, 1.03)
-    axes.set_xlim(*_layer_limits(trace))
     whole_numbers(axes.xaxis)
-    axes.set_xlabel("layer")
-    axes.set_ylabel(_scale(asked))
+    axes.set(xlim=_edges(trace.n_layers), ylim=(0, 1.03), xlabel="layer", ylabel=_scale(asked))
     legend_above(figure, axes.get_legend_handles_labels()[0], "Accuracy of signals by layer")
     add_corner(figure, trace_corner(trace, asked.phase, asked.rows))
     words = trace_words(trace, asked.phase, asked.rows)
@@ -564,7 +517,7 @@ _SIGNALS: Final = ("gate_next1", "gate_next2", "gate_next3", "residual", "learne
 
 
 def signal_numbers(names: Iterable[str]) -> dict[str, int]:
-    """Number signals for `line`, so that each looks the same in every figure whichever others there are.
+    """Number signals for `marked_line`, so that each looks the same in every figure.
 
     >>> signal_numbers(["coactivation", "shadow-int8", "residual", "shadow-int4"])
     {'residual': 3, 'shadow-int4': 5, 'coactivation': 6, 'shadow-int8': 13}
@@ -590,12 +543,12 @@ def phase_of(trace: Trace, phase: str | None) -> str:
 
 
 def trace_corner(trace: Trace, phase: str, rows: NDArray[Any] | None = None) -> str:
-    """Name in one line the routing of a figure; `rows` of the trace, or all of the phase."""
+    """Name the routing of a figure in one line; `rows` of the trace, or all of the phase."""
     return f"routing of {trace.model} · {_origin(trace)} · {_tokens(trace, phase, rows)}"
 
 
 def trace_words(trace: Trace, phase: str, rows: NDArray[Any] | None = None) -> str:
-    """Name in a caption the routing of a figure, and how far it can be trusted; `rows` as for `trace_corner`."""
+    """Name the routing of a figure in a caption, and how far it can be trusted."""
     warning = {"miniature": " A miniature has a large model's routing shape and is easier to predict.",
                "synthetic": " No model was run: the routing is made up."}  # fmt: skip
     return (

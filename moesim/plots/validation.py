@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
@@ -24,6 +25,7 @@ from moesim.plots.style import (
     TEXT,
     Drawing,
     add_corner,
+    grid_of,
     is_narrow,
     kind,
     legend_above,
@@ -31,6 +33,8 @@ from moesim.plots.style import (
     looks_of,
     need,
     new_figure,
+    panel_title,
+    sentence,
     series_look,
     short,
     styled,
@@ -60,10 +64,12 @@ def _times(frame: pd.DataFrame) -> pd.DataFrame:
     need(frame, list(columns), "validation")
     rows = frame[frame[f"{what}_measured"].notna()]
     kept = [name for name in ("policy", "batch_size", "cache_ratio", "cache_budget_bytes") if name in rows]
-    data = rows[kept].assign(figure=what)
-    for column, name in columns.items():
-        data[name] = rows[column].astype(float) / NS_PER_MS
-    return data.reset_index(drop=True)
+    times = {name: rows[column].astype(float) / NS_PER_MS for column, name in columns.items()}
+    return rows[kept].assign(figure=what, **times).reset_index(drop=True)
+
+
+def _what(data: pd.DataFrame) -> str:
+    return "decode step" if data["figure"].iloc[0] == "decode_step_ns" else "makespan"
 
 
 @kind("validation", "simulated against measured times")
@@ -71,9 +77,8 @@ def validation(frame: pd.DataFrame) -> Drawing:
     """Measured against simulated times of the runs of a validation."""
     data = _times(frame)
     error = (data["simulated_ms"] / data["measured_ms"] - 1).abs()
-    what = "decode step" if data["figure"].iloc[0] == "decode_step_ns" else "makespan"
     text = (
-        f"Simulated against measured {what} of {len(data)} runs: marker, median of the replays; bar, shortest to longest; "
+        f"Simulated against measured {_what(data)} of {len(data)} runs: marker, median of the replays; bar, shortest to longest; "
         f"grey, 10 % to either side. Median absolute error {100 * error.median():.1f} %, largest {100 * error.max():.1f} %. "
         f"{_about(frame)}."
     )
@@ -99,8 +104,7 @@ def scatter(frame: pd.DataFrame, corner: str = "") -> Figure:
     ends = [least, most]
     below, above = ([(1 + sign * _BAND) * end for end in ends] for sign in (-1, 1))
     names = policies_of(data)
-    figure, axes = new_figure(COLUMN, 3.45, square=True)
-    axes.grid(visible=True, axis="both")
+    figure, axes = new_figure(COLUMN, 3.45, "both", square=True)
     handles: list[Artist] = []
     for name, look in looks_of(names).items():
         x, y, low, high = (data.loc[data["policy"] == name, column] for column in _SIDES.values())
@@ -111,22 +115,22 @@ def scatter(frame: pd.DataFrame, corner: str = "") -> Figure:
         handles.append(Line2D([], [], linestyle="none", label=name, **style))
     handles.append(axes.fill_between(ends, below, above, color=GREY, alpha=0.25, linewidth=0, label="± 10 %"))
     axes.plot(ends, ends, color=BLACK, linewidth=0.8)
-    axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
+    what = _what(data)
+    axes.set(
+        xscale="log", yscale="log", xlim=ends, ylim=ends, xlabel=f"simulated {what} (ms)", ylabel=f"measured {what} (ms)",
+        aspect="equal",
+    )  # fmt: skip
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(FixedLocator(_ticks(least, most)))
         axis.set_minor_locator(NullLocator())
         axis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.set_aspect("equal")
-    what = "decode step" if data["figure"].iloc[0] == "decode_step_ns" else "makespan"
-    axes.set_xlabel(f"simulated {what} (ms)")
-    axes.set_ylabel(f"measured {what} (ms)")
     legend_above(figure, handles, f"Measured against simulated {what}")
     add_corner(figure, corner, ["marker: median of the replays · bar: smallest to largest"])
     return figure
 
 
 def _ticks(least: float, most: float) -> list[float]:
-    """Return 1, 2 and 5 times each power of ten in a range; of more than eight, the powers only."""
+    """Return 1, 2 and 5 times each power of ten in a range; of more than eight, the powers alone."""
     powers = range(math.floor(math.log10(least)), math.ceil(math.log10(most)) + 1)
     found = [digit * 10.0**power for power in powers for digit in (1, 2, 5) if least <= digit * 10.0**power <= most]
     return found if len(found) <= 8 else [tick for tick in found if math.log10(tick) % 1 == 0]
@@ -134,13 +138,11 @@ def _ticks(least: float, most: float) -> list[float]:
 
 @styled
 def residual_bars(frame: pd.DataFrame, corner: str = "") -> Figure:
-    """Difference between measured and predicted mean decode step by cause, as a share of the measured step."""
+    """Difference of measured and predicted mean decode step by cause, as a share of the measured one."""
     causes = [column.removesuffix("_share") for column in map(str, frame) if column.endswith("_share")]
     need(frame, ("policy", "difference_ns", "measured_ns", *(f"{cause}_share" for cause in causes)), "residual_bars")
     names = policies_of(frame)
-    figure, axes = new_figure(TEXT, 0.5 + 0.26 * max(3, len(names)))
-    axes.grid(visible=True, axis="x")
-    axes.grid(visible=False, axis="y")
+    figure, axes = new_figure(TEXT, 0.5 + 0.26 * max(3, len(names)), "x")
     axes.axvline(0, color=BLACK, linewidth=0.8)
     means = {name: {cause: mean(frame[frame["policy"] == name], f"{cause}_share") or 0.0 for cause in causes} for name in names}
     seen = [cause for cause in causes if max(abs(parts[cause]) for parts in means.values()) > _VISIBLE]
@@ -159,8 +161,7 @@ def residual_bars(frame: pd.DataFrame, corner: str = "") -> Figure:
         axes.plot(whole, [place] * len(whole), "o", color=BLACK, markersize=3, markeredgecolor=WHITE, markeredgewidth=0.4,
                   label=None if place else "whole difference of a run")  # fmt: skip
     axes.set_yticks(range(len(names)), names)
-    axes.set_ylim(len(names) - 0.4, -0.6)
-    axes.set_xlabel("measured less simulated, % of the measured decode step")
+    axes.set(ylim=(len(names) - 0.4, -0.6), xlabel="measured less simulated, % of the measured decode step")
     title(axes, "What the simulation misses")
     legend_beside(axes, [_LABEL[cause] for cause in causes])
     add_corner(figure, corner, ["bar: mean over the policy's runs · right of 0: longer than simulated"])
@@ -200,7 +201,7 @@ def _answered(frame: pd.DataFrame) -> pd.DataFrame:
 
 @kind("papers", "printed against simulated numbers of papers")
 def printed(frame: pd.DataFrame, label: str = "") -> Drawing:
-    """Simulated over printed numbers of all papers; arguments as of `printed_data`."""
+    """Simulated over printed numbers of all papers."""
     data = printed_data(frame)
     if data.empty:
         raise ConfigError(
@@ -228,19 +229,15 @@ def printed(frame: pd.DataFrame, label: str = "") -> Drawing:
             for met, edge, face in ((True, BLACK, series_look(i).colour), (False, series_look(i).colour, WHITE)):
                 mine = (rows["paper"] == name) & (rows["met"] == met)
                 if mine.any():
-                    style = _printed_style(i) | {
-                        "markeredgecolor": edge,
-                        "markerfacecolor": face,
-                        "markeredgewidth": 0.4 if met else 0.9,
-                    }
-                    axes.plot(rows["printed"][mine], values[mine], linestyle="none", **style)
+                    style = {"markeredgecolor": edge, "markerfacecolor": face, "markeredgewidth": 0.4 if met else 0.9}
+                    axes.plot(rows["printed"][mine], values[mine], linestyle="none", **_printed_style(i) | style)
         if len(panels) > 1:
-            axes.set_title(words, fontweight="normal", fontsize=7.5)
+            panel_title(axes, words)
     for axes in grid[::n_columns]:
         axes.set_ylabel("simulated")
     if not known["met"].all():
-        style = _printed_style(0) | {"marker": "o", "markerfacecolor": WHITE, "markeredgecolor": BLACK, "markeredgewidth": 0.9}
-        handles.append(Line2D([], [], linestyle="none", label="inconsistent with its paper", **style))
+        style = {"marker": "o", "markerfacecolor": WHITE, "markeredgecolor": BLACK, "markeredgewidth": 0.9}
+        handles.append(Line2D([], [], linestyle="none", label="inconsistent with its paper", **_printed_style(0) | style))
     legend_above(figure, [*handles, band], "Simulated against printed numbers")
     source = _printed_source(_answered(frame))
     add_corner(figure, label or source, ["speeds, ratios, times and shares, each in its unit"])
@@ -248,14 +245,13 @@ def printed(frame: pd.DataFrame, label: str = "") -> Drawing:
 
 
 def _printed_source(frame: pd.DataFrame) -> str:
-    """Name the weakest label of the numbers that were used; rows name several, and what stands for recorded routing."""
+    """Name the weakest label of the numbers that were used; a row may name several."""
     found = {one for text in frame.get("label", pd.Series(dtype=str)).dropna() for one in str(text).split(", ")}
     known = [one for one in found if one in LABELS]
     return f"simulated, weakest source: {weakest(known)}" if known else "simulated"
 
 
 def _printed_caption(rows: pd.DataFrame, data: pd.DataFrame, label: str, source: str) -> str:
-    """Write the caption: what is shown, of which figures and tables, and how far off it is."""
     refs = (rows["ref"] if "ref" in rows else rows["figure"]).fillna(rows["figure"]).astype(str)
     places = {str(name): ", ".join(dict.fromkeys(refs[part.index])) for name, part in rows.groupby("paper", sort=False)}
     papers = "; ".join(f"{NAMES.get(name, name)}: {where}" for name, where in places.items())
@@ -270,12 +266,8 @@ def _printed_caption(rows: pd.DataFrame, data: pd.DataFrame, label: str, source:
             )
     if not data["met"].all():
         sentences.append(f"Hollow: {int((~data['met']).sum())} rows that no constants reconcile with the rest of their paper.")
-    sentences += [
-        f"{label[0].upper()}{label[1:]}." if label else "",
-        f"{source[0].upper()}{source[1:]}.",
-        f"Printed in {papers}.",
-    ]
-    return " ".join(sentence for sentence in sentences if sentence)
+    sentences += [sentence(label), sentence(source), f"Printed in {papers}."]
+    return " ".join(text for text in sentences if text)
 
 
 def _printed_style(index: int) -> dict[str, Any]:
@@ -285,16 +277,15 @@ def _printed_style(index: int) -> dict[str, Any]:
 
 def _printed_panel(axes: Axes, ends: list[float]) -> Artist:
     """Draw what is under the markers; return the band."""
-    axes.grid(visible=True, axis="both")
+    grid_of(axes, "both")
     below, above = [end / _PRINTED_BAND for end in ends], [end * _PRINTED_BAND for end in ends]
     band = axes.fill_between(ends, below, above, color=GREY, alpha=0.25, linewidth=0, label=f"within {_PRINTED_BAND:g}")
     axes.plot(ends, ends, color=BLACK, linewidth=0.6)
-    axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, xlabel="printed", facecolor=WHITE)
+    axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, xlabel="printed", facecolor=WHITE, aspect="equal")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(LogLocator())
         axis.set_minor_locator(NullLocator())
         axis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.set_aspect("equal")
     return band
 
 
@@ -322,11 +313,12 @@ def public(frame: pd.DataFrame) -> Figure:
     _speeds(speeds, frame)
     _ratios(ratios, frame)
     legend_beside(ratios, [words for *_, words in _LOOK])
-    labels = [str(label) for label in frame["label"] if label]
-    add_corner(
-        figure, f"simulated, weakest source: {weakest(labels)}", ["names are checks of docs/background/validation-public.md"]
-    )
+    _source(figure, frame, "names are checks of docs/background/validation-public.md")
     return figure
+
+
+def _source(figure: Figure, frame: pd.DataFrame, note: str) -> None:
+    add_corner(figure, f"simulated, weakest source: {weakest(str(label) for label in frame['label'] if label)}", [note])
 
 
 def _groups(frame: pd.DataFrame) -> Iterator[tuple[pd.DataFrame, dict[str, Any]]]:
@@ -350,17 +342,18 @@ def _speeds(axes: Axes, frame: pd.DataFrame) -> None:
         measured, predicted = rows["measured"].astype(float), rows["predicted"].astype(float)
         bars = [measured - rows["measured_low"].astype(float), rows["measured_high"].astype(float) - measured]
         axes.errorbar(measured, predicted, xerr=bars, **look)
-    for axis, scale in ((axes.xaxis, axes.set_xscale), (axes.yaxis, axes.set_yscale)):
-        scale("log")
-        axis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
-        axis.set_minor_formatter(NullFormatter())
-    axes.set_xlim(ends[0], ends[1])
-    axes.set_ylim(ends[0], ends[1])
-    axes.grid(visible=True, axis="both")
-    axes.set_aspect("equal")
-    axes.set_xlabel("measured (tokens/s)")
-    axes.set_ylabel("predicted (tokens/s)")
-    axes.set_title("Public measurements, derived profiles")
+    axes.set(
+        xscale="log", yscale="log", xlim=ends, ylim=ends, aspect="equal", xlabel="measured (tokens/s)",
+        ylabel="predicted (tokens/s)", title="Public measurements, derived profiles",
+    )  # fmt: skip
+    for axis in (axes.xaxis, axes.yaxis):
+        _plain_numbers(axis)
+    grid_of(axes, "both")
+
+
+def _plain_numbers(axis: Axis) -> None:
+    axis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def _ratios(axes: Axes, frame: pd.DataFrame) -> None:
@@ -373,14 +366,12 @@ def _ratios(axes: Axes, frame: pd.DataFrame) -> None:
         ratio = predicted / middle
         bars = [ratio - predicted / rows["measured_high"].astype(float), predicted / rows["measured_low"].astype(float) - ratio]
         axes.errorbar(ratio, [places[str(name)] for name in rows["check"]], xerr=bars, **look)
-    axes.set_xscale("log")
+    axes.set(xscale="log", xlabel="predicted / measured")
     axes.xaxis.set_major_locator(FixedLocator(_TICKS))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.xaxis.set_minor_formatter(NullFormatter())
+    _plain_numbers(axes.xaxis)
     axes.set_yticks(list(places.values()), list(places), fontsize=7)
     axes.set_ylim(len(places) - 0.4, -0.6)
-    axes.grid(visible=True, axis="both")
-    axes.set_xlabel("predicted / measured")
+    grid_of(axes, "both")
 
 
 _COLOURS: Final = (BLUE, VERMILION, GREEN, ORANGE, BLACK)
@@ -410,12 +401,7 @@ def sweeps(frame: pd.DataFrame) -> Figure:
     for axes in panels[len(machines) :]:
         axes.set_axis_off()
     figure.legend(handles=_SYMBOLS, loc="outside upper right", ncols=len(_SYMBOLS), fontsize=6.5)
-    labels = [str(label) for label in done["label"] if label]
-    add_corner(
-        figure,
-        f"simulated, weakest source: {weakest(labels)}",
-        ["no speed of a machine is in its profile; machines with fewer than three settings are not drawn"],
-    )
+    _source(figure, done, "no speed of a machine is in its profile; machines with fewer than three settings are not drawn")
     return figure
 
 
@@ -434,9 +420,6 @@ def _sweep_panel(axes: Axes, rows: pd.DataFrame, machine: str) -> None:
             axes.plot(some["share"], some["measured"].astype(float), "s" if whole else "o", color=colour, markersize=3)
         handles.append(Line2D([], [], color=colour, label=str(curve).partition(" (")[0]))
     axes.margins(y=0.12)
-    axes.set_title(machine)
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("share of layers with experts on the CPU")
-    axes.set_ylabel("tokens/s")
-    axes.grid(visible=True, axis="both")
-    axes.legend(handles=handles, fontsize=5.5, labelcolor=GREY if not handles else None)
+    axes.set(title=machine, ylim=(0, None), xlabel="share of layers with experts on the CPU", ylabel="tokens/s")
+    grid_of(axes, "both")
+    axes.legend(handles=handles, fontsize=5.5)
