@@ -1,6 +1,7 @@
 """Times that no exact policy can beat: `docs/background/bounds.md`.
 
-Two lower bounds on the makespan of a run, from the work that its routing asks for; each leaves out what the other counts.
+Two lower bounds on the makespan of a run, from the work that its routing asks for; each leaves out what the
+other counts.
 """
 
 from __future__ import annotations
@@ -169,7 +170,8 @@ class _Cheapest:
     def split(self, work: Sequence[_Work]) -> int:
         """Return the least T in which divisible work is done on all GPUs and on all CPUs.
 
-        The work that a GPU does best in proportion goes there first; the one at which both sides meet is divided.
+        The work that a GPU does best in proportion goes there first; the one at which both sides meet is
+        divided.
         """
         gpus, cpus = self.n_gpus, self.n_cpus
         if not cpus or not gpus:
@@ -257,7 +259,8 @@ def _fetch_ns(costs: CostModel) -> Fraction:
 def _transfer_bound(fetches: int, fetch_ns: Fraction, before: int, computed: Sequence[int], n_cpus: int) -> int:
     """Return the least T in which links move what CPUs do not compute; each use saves a fetch.
 
-    ``computed`` holds the CPU time of each use, ascending; the CPUs have all of T but the time ``before`` routers have chosen.
+    ``computed`` holds the CPU time of each use, ascending; the CPUs have all of T but the time ``before``
+    routers have chosen.
     """
     best = _up(fetches * fetch_ns)
     taken = 0

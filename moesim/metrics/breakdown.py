@@ -1,8 +1,9 @@
 """Time by cause: why a run took as long as it did, in integer ns that add up to the makespan.
 
-The run is cut into windows: one for each visit of a layer, and one for each gap around them. In each window a walk goes
-backwards from its end: it stands at the start of something and asks what that waited for, something that ended at exactly this
-nanosecond. The time between is charged to its cause, clipped to the window. `docs/reference/metrics.md` has the rules.
+The run is cut into windows: one for each visit of a layer, and one for each gap around them. In each window a
+walk goes backwards from its end: it stands at the start of something and asks what that waited for, something
+that ended at exactly this nanosecond. The time between is charged to its cause, clipped to the window.
+`docs/reference/metrics.md` has the rules.
 """
 
 from __future__ import annotations
@@ -207,8 +208,8 @@ class Ended:
 class _Places:
     """Lanes and links by number, and their ends; number 0 is where decisions are made.
 
-    ``rows`` are device, source, target and medium of each, negative where a place has none; links of one medium share its number.
-    ``order`` is that of their names.
+    ``rows`` are device, source, target and medium of each, negative where a place has none; links of one
+    medium share its number. ``order`` is that of their names.
     """
 
     def __init__(self, media: Mapping[str, str]) -> None:
@@ -326,7 +327,8 @@ class _Ends:
     def before(self, times: Ints, test: _Test, asks: _Test | None = None) -> Ints:
         """Find what ended last and not after some times.
 
-        Of several that ended exactly then: the first that passes a test, or the first of all; so it is where nothing ``asks``.
+        Of several that ended exactly then: the first that passes a test, or the first of all; so it is where
+        nothing ``asks``.
         """
         instant = np.searchsorted(self._instants, times, side="right") - 1
         found = self._first[instant]

@@ -48,8 +48,8 @@ def fidelity(records: Records) -> dict[str, float | int | None]:
     -------
     dict of str to float or None
         Shares of the gate mass, which add up to 1: ``fidelity_fresh``, ``_stale``, ``_substituted``,
-        ``_substituted_stale``, ``_skipped``, ``_late`` and ``_reduced``; None if nothing was run, or if slots were
-        inexact and the trace holds no weights. ``n_inexact_slots`` counts slots.
+        ``_substituted_stale``, ``_skipped``, ``_late`` and ``_reduced``; None if nothing was run, or if slots
+        were inexact and the trace holds no weights. ``n_inexact_slots`` counts slots.
     """
     found = GateMass()
     found.add(records)

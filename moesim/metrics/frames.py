@@ -37,8 +37,8 @@ def frame_bytes(rows: Sequence[Mapping[str, Any]]) -> bytes:
     Parameters
     ----------
     rows : sequence of mapping
-        Columns are the keys in the order in which they first occur; what a row lacks is null. A column of integers and
-        floats is one of floats.
+        Columns are the keys in the order in which they first occur; what a row lacks is null. A column of
+        integers and floats is one of floats.
 
     Returns
     -------
@@ -61,8 +61,9 @@ def step_frame(outcome: Outcome) -> Iterator[dict[str, Any]]:
     Yields
     ------
     dict
-        Of `IDENTITY` what the run's row has, the fields of `StepRecord` (ns), ``token`` (number of the decode step within its
-        batch, from 1; None in prefill and under ``refill``), ``lookups``, ``hits`` and ``resident``, and ``time_<cause>_ns``.
+        Of `IDENTITY` what the run's row has, the fields of `StepRecord` (ns), ``token`` (number of the decode
+        step within its batch, from 1; None in prefill and under ``refill``), ``lookups``, ``hits`` and
+        ``resident``, and ``time_<cause>_ns``.
     """
     records, split = _kept(outcome)
     looked = flatten_lookups(records, outcome.machine.kinds)
@@ -91,10 +92,11 @@ def layer_frame(outcome: Outcome) -> Iterator[dict[str, Any]]:
     Yields
     ------
     dict
-        Of `IDENTITY` what the run's row has; ``step``, ``layer``, ``phase``, ``token``; ``begin`` and ``end`` (ns);
-        ``n_active`` and ``n_hits`` (of all micro-batches), ``lookups``, ``hits`` and ``resident`` (an expert once a visit);
-        ``<kind>_busy_ns``, ``<kind>_longest_ns`` and ``<kind>_done_ns`` of the experts on GPUs (``gpu``) and CPUs (``cpu``),
-        ``link_busy_ns``, as `docs/reference/metrics.md` defines them; and ``time_<cause>_ns``.
+        Of `IDENTITY` what the run's row has; ``step``, ``layer``, ``phase``, ``token``; ``begin`` and ``end``
+        (ns); ``n_active`` and ``n_hits`` (of all micro-batches), ``lookups``, ``hits`` and ``resident`` (an
+        expert once a visit); ``<kind>_busy_ns``, ``<kind>_longest_ns`` and ``<kind>_done_ns`` of the experts
+        on GPUs (``gpu``) and CPUs (``cpu``), ``link_busy_ns``, as `docs/reference/metrics.md` defines them;
+        and ``time_<cause>_ns``.
     """
     import pandas as pd  # takes longer to import than a short run
 

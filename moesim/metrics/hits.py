@@ -165,7 +165,8 @@ class DemandFree:
 def _settled(arrived: Ints, runs: Ints, until: int | None) -> tuple[int, int, Ints, Ints]:
     """Count visits whose Runs are known, and those on demand; return arrivals and Runs to keep.
 
-    A step ends with its Runs, and its piece has all of them: so no Run begins before ``until`` that is not there.
+    A step ends with its Runs, and its piece has all of them: so no Run begins before ``until`` that is not
+    there.
     """
     kept, later = runs[:, :0], arrived[:, :0]
     if until is not None:
@@ -225,7 +226,8 @@ class Lookups:
     resident, in_flight : ndarray of bool, shape (n,)
         A copy was on a GPU; on its way to one.
     hit : ndarray of bool, shape (n,)
-        A copy was there, and a GPU ran the expert from it in this layer visit: no demand fetch came in between.
+        A copy was there, and a GPU ran the expert from it in this layer visit: no demand fetch came in
+        between.
     first : ndarray of bool, shape (n,)
         The first lookup of this expert in this layer visit: False only for later micro-batches.
     """

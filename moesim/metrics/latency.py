@@ -53,16 +53,17 @@ def token_times(records: Records, last_chunks: Collection[int] | None = None) ->
     records : Records
         Records of one run.
     last_chunks : collection of int, optional
-        Numbers of the prefill steps with the last chunk of the requests admitted together. Without it, the last of
-        consecutive prefill steps of a batch; the two differ only if requests end without decoding.
+        Numbers of the prefill steps with the last chunk of the requests admitted together. Without it, the
+        last of consecutive prefill steps of a batch; the two differ only if requests end without decoding.
 
     Returns
     -------
     ttft : list of (int, int), ns
         A time for each group of requests admitted together, and their number.
     between : list of (int, int), ns
-        For each decode step, the time since these sequences' tokens before, and their number. Under ``refill`` a step has
-        two samples: one of the sequences just admitted, one of the others, who waited for that prefill.
+        For each decode step, the time since these sequences' tokens before, and their number. Under
+        ``refill`` a step has two samples: one of the sequences just admitted, one of the others, who waited
+        for that prefill.
     """
     return _samples(records.steps, last_chunks)
 
@@ -121,7 +122,8 @@ def latency(records: Records, last_chunks: Collection[int] | None = None) -> dic
     Returns
     -------
     dict of str to float, int or None
-        The keys of "Latency and throughput" in `docs/reference/metrics.md`; None where a phase does not occur.
+        The keys of "Latency and throughput" in `docs/reference/metrics.md`; None where a phase does not
+        occur.
     """
     steps = records.steps
     ttft, between = _samples(steps, last_chunks)

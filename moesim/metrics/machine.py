@@ -17,7 +17,8 @@ class Machine:
     Attributes
     ----------
     kinds : mapping of str to str
-        Each device is a ``"gpu"`` (an accelerator, whatever it is made of), a ``"cpu"`` (a host) or a ``"disk"``.
+        Each device is a ``"gpu"`` (an accelerator, whatever it is made of), a ``"cpu"`` (a host) or a
+        ``"disk"``.
     links : tuple of str
         Names of all links, ``"src->dst"``.
     media : mapping of str to str

@@ -106,7 +106,8 @@ def summarise(
     hardware : HardwareProfile or Machine
         What it ran on.
     steps : iterable of steps, optional
-        The workload's steps of prefill at least, which say exactly when a group of requests has its first tokens.
+        The workload's steps of prefill at least, which say exactly when a group of requests has its first
+        tokens.
     warm_up_steps : int, optional
         Steps that count as cold in the hit rates.
     split : Breakdown, optional
@@ -115,8 +116,8 @@ def summarise(
     Returns
     -------
     dict of str to float, int, str or None
-        Keys as listed in `docs/reference/metrics.md`, always all of them for one machine; None where a metric has
-        no meaning in this run.
+        Keys as listed in `docs/reference/metrics.md`, always all of them for one machine; None where a metric
+        has no meaning in this run.
 
     Raises
     ------
@@ -158,7 +159,8 @@ class Summary:
         ----------
         records : Records
         settled_ns : int, ns
-            No record of a later piece starts before this time; 0 if there is no telling, which keeps all there is to know.
+            No record of a later piece starts before this time; 0 if there is no telling, which keeps all
+            there is to know.
         """
         append(self._steps, records.steps)
         self._hits.add(records, settled_ns)

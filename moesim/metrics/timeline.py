@@ -1,8 +1,8 @@
 """A run as Chrome trace events, which Perfetto and chrome://tracing open.
 
-One lane for each device lane, link and control lane of activations, and for steps, layers and decisions; slices on a lane never
-overlap. Counters show the memory of each device and the queue of each link; an arrow leads from the last slice of a fetch to the
-run that first used the copy.
+One lane for each device lane, link and control lane of activations, and for steps, layers and decisions;
+slices on a lane never overlap. Counters show the memory of each device and the queue of each link; an arrow
+leads from the last slice of a fetch to the run that first used the copy.
 """
 
 from __future__ import annotations
@@ -260,7 +260,8 @@ def timeline_events(records: Records, hardware: HardwareProfile | Machine, steps
     Returns
     -------
     list of dict
-        Metadata first, then events in order of time. ``ts`` and ``dur`` are microseconds, exact to the nanosecond.
+        Metadata first, then events in order of time. ``ts`` and ``dur`` are microseconds, exact to the
+        nanosecond.
 
     Raises
     ------

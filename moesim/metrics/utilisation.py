@@ -78,9 +78,11 @@ class Busy:
     Attributes
     ----------
     devices, links, control : dict of str to int, ns
-        Time in which any lane of a device was busy, in which a link had transfers, and its control lane activations.
+        Time in which any lane of a device was busy, in which a link had transfers, and its control lane
+        activations.
     to_gpu, moving, computing, either : int, ns
-        Time in which any link with a GPU at an end had transfers; any link; in which any device was busy; and any of both.
+        Time in which any link with a GPU at an end had transfers; any link; in which any device was busy; and
+        any of both.
     makespan_ns : int
         End of the last step.
     """

@@ -1,8 +1,8 @@
-"""Figures from frames of result rows: Matplotlib figures, made without pyplot and so without global state.
+"""Matplotlib figures from frames of result rows, made without pyplot and its global state.
 
 A frame has one row a run, with the keys of `moesim.metrics.summarise` and the columns ``policy``, ``model``,
-``hardware``, ``trace``, ``routing`` (``recorded``, ``miniature`` or ``synthetic``), ``source_label`` (the weakest),
-and ``cache_ratio`` or ``batch_size``. `moesim.plots.catalogue` lists all kinds of figures.
+``hardware``, ``trace``, ``routing`` (``recorded``, ``miniature`` or ``synthetic``), ``source_label`` (the
+weakest), and ``cache_ratio`` or ``batch_size``. `moesim.plots.catalogue` lists all kinds of figures.
 """
 
 from moesim.plots.bars import decode_speed

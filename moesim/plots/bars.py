@@ -158,7 +158,7 @@ def _by_panel(bars: Sequence[Bar]) -> dict[str, list[Bar]]:
 
 
 def limit_panels(panels: Sequence[Axes], tops: Sequence[float]) -> None:
-    """Set one axis for all panels, from 0; each its own where their tops differ much."""
+    """Set one axis for all panels, from 0, or its own for each where their tops differ much."""
     tops = [top or max(tops) or 1.0 for top in tops]  # of a panel in which all failed
     alike = max(tops) <= _ALIKE * min(tops)
     for axes, top in zip(panels, tops, strict=True):
@@ -173,8 +173,6 @@ def _extent(text: str) -> tuple[float, float]:
 
 
 class _Places(NamedTuple):
-    """Places of the bars of a panel, in bars from the left, and the middle of each group."""
-
     x: dict[tuple[str, str], float]
     middles: dict[str, float]
     width: float
@@ -199,7 +197,6 @@ def _places(bars: Sequence[Bar], policies: Sequence[str]) -> _Places:
 
 
 def _layout(longest: float, n_panels: int) -> tuple[float, int]:
-    """Choose the width of the figure and how many panels stand side by side."""
     if n_panels == 1:
         return width_for(COLUMN if longest * _NARROW + _FRAME <= COLUMN else TEXT), 1
     width = width_for(TEXT)
@@ -208,7 +205,7 @@ def _layout(longest: float, n_panels: int) -> tuple[float, int]:
 
 
 def _draw(axes: Axes, bars: Sequence[Bar], places: _Places, looks: Mapping[str, Look], height: float, rotated: bool) -> float:
-    """Draw the bars of one panel, and return how high its axis must reach for their texts."""
+    """Draw the bars of one panel, and return how high its axis must reach."""
     top = 0.0
     for bar in bars:
         x, look = places.x[bar.group, bar.policy], looks[bar.policy]
@@ -237,7 +234,6 @@ def _draw(axes: Axes, bars: Sequence[Bar], places: _Places, looks: Mapping[str, 
 
 
 def _failed(axes: Axes, x: float, look: Look, text: str) -> None:
-    """Draw what stands for a run that failed: an empty box, and text above it."""
     at = axes.get_xaxis_transform()
     outline: Any = {"fill": False, "edgecolor": look.colour, "linestyle": (0, (2, 1.5)), "linewidth": 0.8, "hatch": "xxxx"}
     axes.add_patch(Rectangle((x - 0.45, 0), 0.9, _BOX, transform=at, **outline))
@@ -384,8 +380,8 @@ def caption_of(means: Means, what: str, *sentences: str) -> str:
 def decode_speed(frame: pd.DataFrame, x: str | None = None) -> Drawing:
     """Bars of decode speed by policy, group and panel.
 
-    Thin error bars are 95 % intervals over seeds, thick ones reach over the intervals of the profile's numbers
-    (``intervals: true``).
+    Thin error bars are 95 % intervals over seeds, thick ones reach over the intervals of the profile's
+    numbers (``intervals: true``).
     """
     return _speed(frame, "decode", x)
 
@@ -477,7 +473,6 @@ def paired(rows: pd.DataFrame, baseline: str, metric: str, what: str) -> pd.Data
 
 
 def _compared(rows: pd.DataFrame, baseline: str, metric: str) -> pd.DataFrame:
-    """Compare every policy with a baseline, in those settings in which both ran."""
     ratios, found = paired(rows, baseline, metric, "speedup"), varying(rows)
     panels, groups = _arranged(found, ratios)
     orders = [levels(ratios, name) for name in (*panels, *groups)]
@@ -521,7 +516,6 @@ def _weaker(*labels: str | None) -> str | None:
 
 
 def _worded(ratios: pd.DataFrame, columns: Sequence[str]) -> list[str]:
-    """Write the settings of each row in words."""
     if not columns:
         return [""] * len(ratios)
     words = [[named(value, name) for value in ratios[name].tolist()] for name in columns]
@@ -529,7 +523,7 @@ def _worded(ratios: pd.DataFrame, columns: Sequence[str]) -> list[str]:
 
 
 def _arranged(found: Sequence[str], ratios: pd.DataFrame) -> tuple[list[str], list[str]]:
-    """Choose which settings divide the figure into panels, and which groups; no row gets too long."""
+    """Choose which settings divide the figure into panels, and which groups."""
     panels = [name for name in found if name in _PANELS]
     groups = [name for name in found if name not in panels]
     while groups:

@@ -1,4 +1,4 @@
-"""Provenance of a figure's numbers: one line below it on the screen, sentences of its caption on paper."""
+"""Provenance of a figure's numbers: a line below it on the screen, its caption on paper."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _FEW: Final = 3
 
 
 def corner_label(frame: pd.DataFrame, group: str | None = None) -> str:
-    """Name the subject of a figure: model, hardware, trace, and the weakest source label without oracles.
+    """Name the subject of a figure: model, hardware, trace, and the weakest source label.
 
     Parameters
     ----------
@@ -174,7 +174,6 @@ def _listed(frame: pd.DataFrame, column: str) -> str:
 
 
 def _with_seeds(trace: str, repeats: pd.Series) -> str:
-    """Name made-up routing with the last of its seeds, if each repeat has its own."""
     made = MADE.fullmatch(trace)
     return trace if made is None or repeats.nunique() < 2 else f"{trace} to {int(made[2]) + int(repeats.max())}"
 
@@ -198,7 +197,6 @@ def _settings(frame: pd.DataFrame, shown: Sequence[str]) -> list[str]:
 
 
 def _labels(frame: pd.DataFrame) -> list[str]:
-    """Name the weakest source of each policy's numbers, and the notes."""
     sentences = []
     if "source_label" in frame:
         by_label: dict[str, list[str]] = {}
@@ -220,7 +218,6 @@ def _labels(frame: pd.DataFrame) -> list[str]:
 
 
 def _slots(frame: pd.DataFrame) -> list[str]:
-    """List the cache slots of policies that use other than the granted ones."""
     if "cache_slots" not in frame or "cache_slots_used" not in frame:
         return []
     listed = []

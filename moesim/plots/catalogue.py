@@ -59,7 +59,7 @@ def options_of(kind: Kind[...]) -> list[str]:
 
 
 def figures_of(name: str, frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Divide a frame into those of single figures, one for each combination of what is swept and not shown.
+    """Divide a frame into those of single figures, by what is swept and not shown.
 
     Parameters
     ----------
@@ -116,7 +116,7 @@ _NAMED: Final = (
 
 
 def _homes(lost: pd.DataFrame, settings: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Find for each failed run the figure of its setting; the first figure names those of settings that no figure shows."""
+    """Find for each failed run the figure of its setting, or the first."""
 
     def fits(row: Mapping[Any, Any], values: Mapping[str, Any]) -> bool:
         return all(group_name(row[column]) == group_name(value) for column, value in values.items() if column in row)
@@ -147,7 +147,6 @@ _SHOWN: Final[Mapping[str, _Shown]] = {
 
 
 def _as_one_policy(frame: pd.DataFrame, options: Mapping[str, Any]) -> pd.DataFrame:
-    """Name runs of one policy by their other options where these differ."""
     defaults = inspect.signature(heatmap.heatmap).parameters
     asked = {name: options.get(name, defaults[name].default) for name in ("x", "y", "metric")}
     rows, x, y = heatmap.asked(frame, **asked)

@@ -68,7 +68,7 @@ def _latencies(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _alike(runs: Sequence[pd.DataFrame]) -> list[int]:
-    """Count for each run those of its setting that drew the same requests, itself included."""
+    """Count for each run those of its setting that drew the same requests."""
     firsts = pd.DataFrame([run.iloc[0] for run in runs])
     if DRAW not in firsts or firsts[DRAW].isna().any():
         return [1] * len(runs)
@@ -125,7 +125,6 @@ _PHASES: Final = ("decode", "prefill")
 
 
 def _imbalances(rows: pd.DataFrame) -> pd.DataFrame:
-    """Compute how the imbalance of CPU and GPU is distributed over layer visits in which an expert ran."""
     parts = []
     for policy in policies_of(rows):
         mine = rows[rows["policy"] == policy]
@@ -156,7 +155,7 @@ def visits_of(frame: pd.DataFrame, what: str, phase: str | None, columns: Sequen
 
 
 def one_sided(data: pd.DataFrame) -> list[str]:
-    """List the policies whose experts never ran on both sides of a visit, unless no other is left; they are not drawn."""
+    """List the policies that never ran experts on both sides of a visit, unless all are such."""
     found = [name for name, part in data.groupby("policy", sort=False) if part["imbalance"].min() == 1]
     return [str(name) for name in found] if len(found) < data["policy"].nunique() else []
 

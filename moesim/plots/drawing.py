@@ -1,4 +1,4 @@
-"""Figures on request: frames read from folders, options as typed, and the four files of each figure."""
+"""Figures on request: frames from folders, options as typed, four files a figure."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def read_frames(source: str, paths: Sequence[Path], what: str) -> pd.DataFrame:
 
 
 def all_policies(source: str, paths: Sequence[Path], frame: pd.DataFrame, what: str) -> list[str]:
-    """List the policies of whole results in their order: those of all runs, of which steps and layers lack what failed."""
+    """List the policies of all runs in their order: steps and layers lack those that failed."""
     known: list[str] = []
     for path in paths if source in ("steps", "layers") else ():
         file = path / FILES["rows"]
@@ -72,7 +72,6 @@ def all_policies(source: str, paths: Sequence[Path], frame: pd.DataFrame, what: 
 
 
 def _once(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """Join frames without the runs that an earlier one has."""
     records: list[dict[Any, Any]] = []
     seen: set[str] = set()
     for frame in frames:
@@ -135,7 +134,7 @@ def chosen(frame: pd.DataFrame, policies: Sequence[str], where: Sequence[tuple[s
 
 
 def read_options(name: str, given: Mapping[str, str], elsewhere: Collection[str] = ()) -> dict[str, Any]:
-    """Read the options that a kind takes, and refuse others, but for those of kinds that are drawn with it."""
+    """Read the options that a kind takes, and refuse others, but for those of kinds drawn with it."""
     kind = kind_of(name)
     known = options_of(kind)
     for option in given:
@@ -211,7 +210,6 @@ def files_of(
 
 
 def _checked(request: Request, name: str) -> dict[str, Any]:
-    """Read the options that a kind takes, and refuse what changes nothing in it."""
     kind = kind_of(name)
     taken = {option for other in request.kinds for option in options_of(kind_of(other))}
     options = read_options(name, request.options, taken)
@@ -227,7 +225,6 @@ def _checked(request: Request, name: str) -> dict[str, Any]:
 def _arguments(
     request: Request, name: str, options: Mapping[str, Any], outcome_of: OutcomeOf
 ) -> Iterator[tuple[str, Sequence[Any], Mapping[str, Any], Sequence[str]]]:
-    """Yield each figure's name, arguments and options, and the policies of the whole results."""
     kind = kind_of(name)
     if kind.source == "trace":
         yield name, [Trace.read(find_trace(request.paths[0]))], {}, []
@@ -246,6 +243,5 @@ def _arguments(
 
 
 def _records(folder: Path, rows: pd.DataFrame, outcome_of: OutcomeOf) -> Sequence[Any]:
-    """Records of runs by policy, and their machine."""
     outcomes = {str(row["policy"]): outcome_of(folder, int(row["run"])) for _, row in rows.iterrows()}
     return [{name: outcome.records for name, outcome in outcomes.items()}, next(iter(outcomes.values())).machine]

@@ -175,7 +175,7 @@ def gantt(
 
 
 def _step_of(records: Records, other: Records, step: int) -> int:
-    """Return the step of a run with as many of its phase before it as a step of another run."""
+    """Return the step of a run with as many of its phase before it as a step of another."""
     phases = {s.step: s.phase for s in other.steps}
     if step not in phases:
         return step  # the message about it is that of any run
@@ -193,7 +193,6 @@ def _data(charts: Mapping[str, Chart], steps: Mapping[str, int]) -> pd.DataFrame
 
 
 def _not_exact(runs: Runs) -> dict[str, tuple[float, float]]:
-    """Return the share of decoding computed as routed of each inexact run; nan without decoding."""
     shares = {policy: fidelity_fresh_decode(records) for policy, records in runs.items() if records.inexact}
     known = {policy: math.nan if share is None else share for policy, share in shares.items()}
     return {policy: (share, share) for policy, share in known.items() if math.isnan(share) or not is_exact(share)}
@@ -208,7 +207,6 @@ def _hatch(cause: str) -> str:
 
 
 def _draw_chart(axes: Axes, drawn: Chart, ms_per_inch: float) -> None:
-    """Draw lanes from the top; text only in boxes wide enough for it."""
     for box in drawn.boxes:
         start, width = box.start / NS_PER_MS, (box.end - box.start) / NS_PER_MS
         lane = drawn.lanes.index(box.lane)

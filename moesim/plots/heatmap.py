@@ -56,7 +56,7 @@ _CELL: Final = 0.2  # inches that a cell is high
 
 
 def with_options(frame: pd.DataFrame) -> pd.DataFrame:
-    """Add a column for each option in ``policy_options``, with its default where a run does not have it."""
+    """Add a column for each option in ``policy_options``, with its default where a run lacks it."""
     need(frame, ["policy_name", "policy_options"], "heatmap")
     options = [json.loads(text) if isinstance(text, str) else {} for text in frame["policy_options"]]
     defaults = {
@@ -73,7 +73,7 @@ def with_options(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _parameters(policy: str) -> Mapping[str, Option] | None:
-    """Find the options of a policy; None if its code is not here, or is not imported to read a result."""
+    """Return the options of a policy; None if its code is not here."""
     try:
         return options_of(policy_class(policy))
     except ConfigError:
@@ -168,7 +168,7 @@ def heatmap(frame: pd.DataFrame, x: str | None = None, y: str | None = None, met
 
 
 def left_out(frame: pd.DataFrame, rows: pd.DataFrame) -> list[str]:
-    """Name the runs of the policy that are not shown: one of the two options is at a default of its own."""
+    """Name the runs of the policy that are not shown: an option is at a default of its own."""
     same = _same(frame, rows)
     return [name for name in policies_of(same[~failing(same)]) if name not in set(rows["policy"])]
 

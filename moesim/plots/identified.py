@@ -109,7 +109,6 @@ def calibrated_curve(points: pd.DataFrame, measured: pd.DataFrame, corner: str) 
 
 
 def _predicted(axes: Axes, line: pd.DataFrame, first: float, handles: dict[str, Artist]) -> None:
-    """Draw the line: dotted up to the first that fits, which is nan if none does."""
     fits = line["n_cpu_moe"] >= first
     for rows, dash, words in ((line[fits], "-", "predicted"), (line[~fits | (line["n_cpu_moe"] == first)], ":", _LARGER)):
         if len(rows):
@@ -119,7 +118,6 @@ def _predicted(axes: Axes, line: pd.DataFrame, first: float, handles: dict[str, 
 
 
 def _cliffs(axes: Axes, rows: pd.DataFrame, ubatches: list[int], handles: dict[str, Artist]) -> None:
-    """Shade what does not fit, the largest ``-ub`` first so that the others lie over it."""
     edges = {}
     for ubatch in ubatches:
         here = rows[rows["ubatch"] == ubatch]
@@ -133,7 +131,6 @@ def _cliffs(axes: Axes, rows: pd.DataFrame, ubatches: list[int], handles: dict[s
 
 
 def _best(axes: Axes, fitting: pd.DataFrame, ubatch: int, handles: dict[str, Artist]) -> None:
-    """Mark the fastest setting that fits, or note that none does."""
     if fitting.empty:
         axes.text(0.97, 0.95, f"nothing fits at -ub {ubatch}", transform=axes.transAxes, ha="right", va="top")
         return

@@ -138,7 +138,7 @@ def hit_rate(frame: pd.DataFrame, metric: str | None = None) -> Drawing:
 
 
 def style_of(look: Look, *, best: bool = False) -> dict[str, Any]:
-    """Return the style of a policy's line with marks; the optimum is wide and below, to hide no other."""
+    """Return the style of a policy's line with marks; the optimum is wide and below the others."""
     return {
         "color": look.colour, "marker": look.marker, "linestyle": look.dash, "markersize": 7 if best else 4.2,
         "linewidth": 1.9 if best else 1.1, "zorder": 2.9 if best else 3, "markeredgecolor": BLACK, "markeredgewidth": 0.4,
@@ -154,7 +154,6 @@ def _line_with_intervals(
 
 
 def _with_prefetched(means: pd.DataFrame, rows: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """Add to hit rates the part of them that prefetches have brought; nan where it is not known."""
     column = _PREFETCHED.get(metric, "")
     if column not in rows or rows[column].isna().all():
         return means.assign(prefetched=math.nan)
@@ -163,7 +162,6 @@ def _with_prefetched(means: pd.DataFrame, rows: pd.DataFrame, metric: str) -> pd
 
 
 def _cache_alone(axes: Axes, x: pd.Series, y: pd.Series, prefetched: pd.Series, look: Look) -> None:
-    """Draw below a line the hits of the cache alone, and what prefetches add as a light area."""
     below = y - prefetched
     axes.fill_between(x, below, y, color=look.colour, alpha=0.18, linewidth=0, zorder=2)
     axes.vlines(x, below, y, color=look.colour, linewidth=0.7, zorder=2)
@@ -178,7 +176,6 @@ def in_order(axes: Axes, names: Mapping[str, str]) -> list[Artist]:
 
 
 def _limits(values: Sequence[float]) -> tuple[float, float]:
-    """Choose the limits of an axis of percentages: all of it, unless the values span less than half."""
     low, high = min(values, default=0.0), max(values, default=100.0)
     if high - low >= 50:
         return 0.0, 100.0
@@ -190,7 +187,6 @@ _TOKEN_COLUMNS: Final = ("phase", "token", "lookups", "hits", "cache_share")
 
 
 def _by_token(rows: pd.DataFrame, smooth: int) -> pd.DataFrame:
-    """Compute the hit rate by token index."""
     if smooth < 1 or smooth % 2 == 0:
         raise ConfigError(f"plot hit_rate_by_token: smooth: expected an odd number of tokens from 1, got {smooth}")
     parts = []
@@ -266,7 +262,7 @@ _LOW: Final = 1.5  # the same with more rows
 
 
 def shown_in(frame: pd.DataFrame, what: str, x: str | None) -> list[str]:
-    """Choose the setting on the axis, that asked for or else that of groups of bars; after it, that of panels."""
+    """Choose the settings on the axis and of panels."""
     return [name for name in axes_of(frame, what, x) if name is not None]
 
 
@@ -316,7 +312,6 @@ def speedup_lines(frame: pd.DataFrame, baseline: str | None = None, metric: str 
 
 
 def _of_context(rows: pd.DataFrame, metric: str) -> list[str]:
-    """Explain why lines over the context may be flat, and where its rows come from."""
     flat = "Decode speed hardly depends on the context where a layer's attention takes less than its launches."
     again = "Prompts longer than recorded ones repeat rows (`reuse: shifted`)."
     shifted = "reuse" in rows and (rows["reuse"] == "shifted").any()
@@ -338,7 +333,6 @@ def _with_values(frame: pd.DataFrame, what: str, columns: Sequence[str]) -> pd.D
 def _setting_drawing(
     frame: pd.DataFrame, rows: pd.DataFrame, kind: str, x: str, metric: str, label: str, title: str, more: str, *notes: str
 ) -> Drawing:
-    """Draw the means of a metric."""
     x, *panel = shown_in(rows, kind, x)
     data = summarised(rows, [*panel, "policy", x], metric)
     words = Words(title, label, axis_of(metric, float(data[metric].max()))[0])
@@ -386,7 +380,6 @@ def _setting_figure(
 
 
 def _grid(n_panels: int) -> tuple[Figure, Any]:
-    """Make a figure with as many panels side by side as its width has room for."""
     width = width_for(COLUMN if n_panels == 1 else TEXT)
     n_rows = -(-n_panels // max(1, int(width / _PANEL)))
     n_columns = -(-n_panels // n_rows)
@@ -416,7 +409,6 @@ _GIB: Final = 1 << 30
 
 
 def _memory_and_speed(rows: pd.DataFrame) -> pd.DataFrame:
-    """Average memory and speed of each policy and cache, and mark those on the Pareto front."""
     by = [name for name in (cache_column(rows),) if name in rows]
     data = summarised(rows, ["policy", *by], _SPEED)
     memory = summarised(rows[rows[_SPEED].notna()], ["policy", *by], "gpu_memory_gib")["gpu_memory_gib"]

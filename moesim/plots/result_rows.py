@@ -1,4 +1,4 @@
-"""Result rows made ready for figures: which belong together, means with intervals, failed runs, and what is not exact."""
+"""Result rows made ready for figures: groups, means with intervals, failed runs, exactness."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ _CACHES: Final = (*CACHE_SETTINGS, CACHE)
 
 
 def prepared(frame: pd.DataFrame, what: str, columns: Sequence[str] = (), *, failed: bool = False) -> pd.DataFrame:
-    """Prepare result rows for a figure: without failed ones, and with one column of the cache size.
+    """Prepare result rows for a figure, without failed ones unless they are asked for.
 
-    ``cache_ratio`` is the share that was cached where a budget was asked for; where some runs have a ratio and others a
-    budget, a column ``cache`` has either in words. With `failed`, failed runs stay, unless another row repeats them.
+    ``cache_ratio`` is the share that was cached where a budget was asked for; where some runs have a ratio
+    and others a budget, a column ``cache`` has either in words.
     """
     need(frame, ("policy", *columns), what)
     frame = without_retried(frame.reset_index(drop=True)).reset_index(drop=True)
@@ -72,7 +72,6 @@ def _appearing(column: pd.Series) -> list[Any]:
 
 
 def _first(trace: str, repeat: Any) -> str:
-    """Name made-up routing of a repeat as that of the first, of which it is a repeat."""
     made = MADE.fullmatch(trace)
     return trace if made is None or _missing(repeat) else f"{made[1]}{max(0, int(made[2]) - int(repeat))}"
 
@@ -99,7 +98,7 @@ def _unambiguous(frame: pd.DataFrame, what: str) -> pd.DataFrame:
 
 
 def column_of(frame: pd.DataFrame, name: str) -> str:
-    """Return the column of a setting, which tables of results may name in short: ``batch`` or ``cache``."""
+    """Return the column of a setting, which may be named in short: ``batch`` or ``cache``."""
     column = {"batch": "batch_size", "cache": cache_column(frame)}.get(name, name)
     return column if column in frame else name
 
@@ -119,7 +118,7 @@ def settings_in(frame: pd.DataFrame) -> list[str]:
 
 
 def varying(frame: pd.DataFrame, given: Sequence[str] = ()) -> list[str]:
-    """List the settings that have several values though the given columns have one; those that vary together are named once."""
+    """List the settings with several values though the given columns have one; of equals the first."""
     found: list[str] = []
     written: dict[str, list[str]] = {}
 
@@ -141,7 +140,7 @@ def varying(frame: pd.DataFrame, given: Sequence[str] = ()) -> list[str]:
 
 
 def split(frame: pd.DataFrame, shown: Sequence[str]) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]:
-    """Divide rows into one part for each combination of what varies and is not shown, so that nothing is averaged away."""
+    """Divide rows into parts by what varies and is not shown, so that nothing is averaged away."""
     others = varying(frame, shown)
     if not others:
         yield {}, frame
@@ -161,7 +160,7 @@ def first_setting(frame: pd.DataFrame, what: str) -> pd.DataFrame:
 
 
 def shared_setting(frame: pd.DataFrame, what: str) -> tuple[pd.DataFrame, list[str]]:
-    """Keep the runs at the first setting, and the first of its repeats, at which most policies ran; name those that did not."""
+    """Keep the runs at the first setting and repeat at which most policies ran; name the others."""
     asked = policies_of(prepared(frame, what, failed=True))
     repeats = [name for name in REPEATS if name in frame]
     found: list[pd.DataFrame] = []
@@ -172,7 +171,6 @@ def shared_setting(frame: pd.DataFrame, what: str) -> tuple[pd.DataFrame, list[s
 
 
 def _texts(frame: pd.DataFrame, column: str) -> list[str]:
-    """Make values comparable where some are missing."""
     return ["-" if _missing(value) else str(value) for value in frame[column].tolist()]
 
 
@@ -181,7 +179,7 @@ def _missing(value: Any) -> bool:
 
 
 def levels(frame: pd.DataFrame, column: str) -> list[Any]:
-    """List the values of a column: numbers by size, names in the order of the experiment, also where its first runs failed."""
+    """List the values of a column: numbers by size, names in the order of the experiment."""
     values = _appearing(frame[column])
     if all(isinstance(v, int | float | np.number) for v in values):
         return sorted(values)
@@ -192,8 +190,8 @@ def levels(frame: pd.DataFrame, column: str) -> list[Any]:
 def summarised(frame: pd.DataFrame, by: Sequence[str], metric: str) -> pd.DataFrame:
     """Average a metric over the rows of each combination of columns.
 
-    ``low`` and ``high`` are the 95 % interval of the mean; nan for one draw, or for rows that are no repeats. ``n`` counts draws:
-    repeats that drew the same requests count once, with their mean. ``source_label`` is the weakest.
+    ``low`` and ``high`` are the 95 % interval of the mean over ``n`` draws (repeats with other requests); nan
+    for one, or for rows that are no repeats. ``source_label`` is the weakest.
     """
     frame = frame[pd.to_numeric(frame[metric], errors="coerce").notna()]
     rows = []
@@ -211,7 +209,7 @@ def summarised(frame: pd.DataFrame, by: Sequence[str], metric: str) -> pd.DataFr
 
 
 def qualified(frame: pd.DataFrame) -> dict[str, Any]:
-    """Return what qualifies a mean of rows: the share computed as routed, and the weakest source label."""
+    """Return the share computed as routed, and the weakest source label, of a mean of rows."""
     from moesim.hardware import weakest
 
     labels = [str(v) for v in frame["source_label"].dropna()] if "source_label" in frame else []
@@ -240,7 +238,7 @@ def group_name(value: Any, column: str = "") -> str:
 
 
 def named(value: Any, column: str) -> str:
-    """Write a setting and its value: ``batch 4``, ``cache 0.25``, ``1 batch``; a model, machine or trace by its name alone."""
+    """Write a setting and its value: ``batch 4``, ``cache 0.25``; a model, machine or trace by name."""
     if column in ("model", "hardware", "trace"):
         return str(value)
     if column == "n_batches" and value != "":
@@ -306,7 +304,7 @@ def failing(frame: pd.DataFrame) -> pd.Series:
 
 
 def without_retried(frame: pd.DataFrame) -> pd.DataFrame:
-    """Leave out failed runs that another row repeats, such as one of a second folder that succeeded."""
+    """Leave out failed runs that another row repeats."""
     columns = [name for name in _RUN if name in frame]
     texts = frame[columns].astype(object).map(str)
     order = failing(frame).sort_values(kind="stable").index  # those that succeeded first
@@ -315,10 +313,7 @@ def without_retried(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def with_failed(data: pd.DataFrame, lost: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
-    """Add runs that failed to means of rows.
-
-    ``failed`` is the number of failed runs of a bar; a bar of which all runs failed has no other numbers.
-    """
+    """Add the number of failed runs to means of rows, and bars of which all runs failed."""
     if lost.empty:
         return data
     records: list[dict[Any, Any]] = data.to_dict("records")
@@ -339,7 +334,7 @@ def _why(error: object) -> str:
 
 
 def codes_of(data: pd.DataFrame) -> dict[str, str]:
-    """Return the mark of each reason: none if there is one reason, else a number; equal but for numbers: one."""
+    """Return the mark of each reason: a number if there are several; equal but for numbers: one."""
     if "why" not in data:
         return {}
     kinds = list(dict.fromkeys(_kind(why) for why in data["why"].dropna()))
@@ -384,7 +379,7 @@ def not_shown_sentences(frame: pd.DataFrame) -> str:
 
 
 def mark(row: pd.Series | Mapping[str, Any], codes: Mapping[str, str]) -> str:
-    """Write what stands at a bar of which runs failed: that it did, or how many of its repeats did; else nothing.
+    """Write at a bar that its runs failed, or how many of them did.
 
     >>> mark({"why": "x", "failed": 1, "n": 0}, {"x": " (2)"}), mark({"why": "x", "failed": 1, "n": 4}, {"x": ""})
     ('failed (2)', '1 failed')
@@ -446,7 +441,7 @@ _OVER: Final = re.compile(rf"{OVER}(.+?)(?=; |, |$)")
 
 
 def with_ends(data: pd.DataFrame, frame: pd.DataFrame, by: Sequence[str], metric: str) -> pd.DataFrame:
-    """Add the least and the most of a metric to its means; nan where a row has none, or the bar is a mean over settings."""
+    """Add the least and the most of a metric to its means; nan where a row has none."""
     columns = [f"{metric}_{end}" for end in ("least", "most")]
     if not all(name in frame and frame[name].notna().any() for name in columns):
         return data
@@ -469,7 +464,7 @@ def not_drawn(frame: pd.DataFrame, why: str = "`decode_speed` draws those of dec
 
 
 def varied_numbers(frame: pd.DataFrame, *, power: bool) -> list[str]:
-    """List the numbers and intervals over which runs were repeated, as their notes name them; watts only if asked for."""
+    """List the numbers over whose intervals runs were repeated; watts only if asked for."""
     notes = frame["notes"].dropna().astype(str).tolist() if "notes" in frame else []
     found = dict.fromkeys(number for text in notes for number in _OVER.findall(text))
     return [number for number in found if power or not number.partition(" ")[0].endswith("_w")]

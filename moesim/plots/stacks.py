@@ -53,7 +53,6 @@ _NAMES: Final = 1.35  # inches that names of bars may take of a column
 
 
 def _times_by_cause(rows: pd.DataFrame, metric: str, x: str) -> pd.DataFrame:
-    """Average the time by cause of each policy and setting."""
     columns = [f"{metric}_{cause}_ns" for cause in CAUSES]
     by = [] if x == "policy" else [x]
     found = []
@@ -129,7 +128,6 @@ _MANY: Final = 34  # layers of a figure as wide as a column
 
 
 def _times_by_layer(rows: pd.DataFrame) -> pd.DataFrame:
-    """Average the time of a layer visit by layer and cause."""
     by_layer = rows.groupby("layer")
     means = by_layer[[f"time_{cause}_ns" for cause in CAUSES]].mean() / NS_PER_MS
     long = means.set_axis(list(CAUSES), axis=1).reset_index().melt("layer", var_name="cause", value_name="ms")
@@ -139,7 +137,7 @@ def _times_by_layer(rows: pd.DataFrame) -> pd.DataFrame:
 
 @kind("layers", "one policy's time by layer and cause")
 def time_by_layer(frame: pd.DataFrame, phase: str | None = None) -> Drawing:
-    """Stacked bars of the mean time of a layer visit, one a layer, the causes in the order of `CAUSES`."""
+    """Stacked bars of the mean time of a layer visit by cause, one a layer."""
     rows = visits_of(frame, "time_by_layer", phase, [f"time_{cause}_ns" for cause in CAUSES])
     policy, *others = policies_of(rows)
     if others:

@@ -54,7 +54,7 @@ _ABOUT: Final = ("model", "hardware", "trace")
 
 
 def _changes(frame: pd.DataFrame) -> pd.DataFrame:
-    """Compare the speed at each varied setting with the speed as it is; knobs of a policy are sorted by swing."""
+    """Compare the speed at each varied setting with that as it is; knobs are sorted by swing."""
     need(frame, _WHATIF_COLUMNS, "tornado")
     rows = frame[frame["decode_tokens_per_s"].notna() & (frame["base_decode_tokens_per_s"] > 0)]
     need(rows, ("policy",), "tornado")
@@ -125,8 +125,6 @@ def tornado(frame: pd.DataFrame) -> Drawing:
 
 
 class _End(NamedTuple):
-    """Text at the end of a bar, and its side."""
-
     x: float  # %
     ahead: int
     text: str
@@ -144,7 +142,7 @@ def _ends(rows: pd.DataFrame) -> list[_End]:
 
 
 def _limits(ends: Sequence[_End], inches: float) -> tuple[float, float]:
-    """Choose the limits of the axis, with room in its width for all bars and the texts at their ends."""
+    """Choose the limits of the axis, with room for all bars and the texts at their ends."""
     low, high = _reach(ends)
     widths = [_width(end.text) + 0.08 for end in ends]
     for _ in range(50):  # more room for text leaves less for bars, and so on
@@ -155,19 +153,16 @@ def _limits(ends: Sequence[_End], inches: float) -> tuple[float, float]:
 
 
 def _reach(ends: Sequence[_End]) -> tuple[float, float]:
-    """Return the range of the bars, in %; 1 % if nothing changes."""
     low, high = min([0.0, *(end.x for end in ends)]), max([0.0, *(end.x for end in ends)])
     return (low, high) if high > low else (0.0, 1.0)
 
 
 def _bars_share(ends: Sequence[_End], inches: float) -> float:
-    """Return the share of the axis that is left for bars."""
     (low, high), (first, last) = _limits(ends, inches), _reach(ends)
     return (last - first) / (high - low)
 
 
 def _width(text: str) -> float:
-    """Measure a line of text, in inches."""
     return float(TextPath((0, 0), text, size=SMALL).get_extents().width) / 72
 
 
@@ -182,7 +177,6 @@ def _percent(change: float) -> str:
 
 
 def _not_exact(frame: pd.DataFrame) -> dict[str, tuple[float, float]]:
-    """Return the shares computed as routed of the policies that are not exact."""
     means = {str(name): float(qualified(rows)["fresh"]) for name, rows in frame.groupby("policy", sort=False)}
     return {name: (share, share) for name, share in means.items() if not is_exact(share)}
 
@@ -208,7 +202,6 @@ _REGRET_COLUMNS: Final = ("policy", "order", "decision", "replaced", "base_ns", 
 
 
 def _seconds(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the makespan before and after each decision is given to its oracle."""
     data = rows[["policy", "order", "decision", "replaced"]].copy()
     for name in ("base", "before", "after"):
         data[f"{name}_s"] = rows[f"{name}_ns"].astype(float) / NS_PER_S
@@ -383,7 +376,7 @@ _SHARE: Final = 0.25  # of the curves on the left: the size nearest to it
 
 @kind("lookahead", "what knowing some tokens ahead is worth to a cache")
 def lookahead(frame: pd.DataFrame) -> Drawing:
-    """Share of the gap that a window closes, by trace; and the window of half the gap over slots / top-k."""
+    """Share of the gap that a window closes, and the window of half the gap over slots / top-k."""
     need(frame, _LOOKAHEAD_COLUMNS, "lookahead")
     models = list(dict.fromkeys(frame["model"]))
     width = width_for(TEXT)

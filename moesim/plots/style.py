@@ -1,7 +1,8 @@
 """Style, widths, looks of policies, legends, corner labels and files of all figures.
 
-A figure is drawn for the screen, with a title and the source of its numbers, or for a paper, where the caption has both.
-`drawn_for` chooses; `title`, `legend_above` and `add_corner` read the choice, and no figure asks for it.
+A figure is drawn for the screen, with a title and the source of its numbers, or for a paper, where the
+caption has both. `drawn_for` chooses; `title`, `legend_above` and `add_corner` read the choice, and no figure
+asks for it.
 """
 
 from __future__ import annotations
@@ -133,7 +134,7 @@ _T = TypeVar("_T")
 
 
 def drawn_for(medium: Medium) -> AbstractContextManager[None]:
-    """Draw the figures of a block for the screen, or for a paper, whose captions have title and notes."""
+    """Draw the figures of a block for the screen, or for a paper: title and notes in the caption."""
     return _set(_medium, medium)
 
 
@@ -180,9 +181,9 @@ def styled(make: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 def new_figure(width: float, height: float, grid: str | None = None, *, square: bool = False) -> tuple[Figure, Axes]:
-    """Make a figure with one axes, in inches without legend and corner, with a grid of ``x``, ``y`` or ``both``.
+    """Make a figure with one axes, in inches, with a grid of ``x`` or ``both``.
 
-    Of another width that is asked for, it keeps its height, but for square axes, which become smaller with it.
+    Of another width that is asked for, it keeps its height, but for square axes.
     """
     asked = width_for(width)
     figure = Figure(figsize=(asked, height * min(1.0, asked / width) if square else height), layout="constrained")
@@ -225,7 +226,7 @@ def numbers_between(low: int, high: int) -> str:
 
 
 def add_corner(figure: Figure, text: str, notes: Sequence[str] = ()) -> None:
-    """Write the corner label, and notes above it, under a figure; on paper only the meaning of a star."""
+    """Write notes and the corner label under a figure; on paper only the meaning of a star."""
     width = int(figure.get_figwidth() / text_width("n"))
     listed = [note.partition("; ")[0] for note in notes if note.startswith(NOT_EXACT)]
     lines = [line for part in (listed if for_paper() else (*notes, text)) if part for line in _wrapped(part, width)]
@@ -239,7 +240,7 @@ def _add_height(figure: Figure, inches: float) -> None:
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    """Wrap a text between its parts, else between words; the last line a third as long as the first, if possible."""
+    """Wrap a text between its parts, else words; the last line a third as long as the first."""
     parts = [part if len(part) > width - 2 else part.replace(" ", _NO_BREAK) for part in text.split(" · ")]
     whole = f"{_NO_BREAK}· ".join(parts)
     widths = range(width, max(map(len, whole.split(" "))) - 1, -1)
@@ -306,7 +307,7 @@ _FOR_SETTING: Final = ("GDEF", "GPOS", "GSUB", "BASE", "JSTF", "kern", "MATH")
 
 @contextmanager
 def _glyphs_alone() -> Iterator[None]:
-    """Embed fonts without `_FOR_SETTING`, by the defaults of fontTools: Matplotlib has no option for it."""
+    """Embed fonts without `_FOR_SETTING`: Matplotlib has no option for it."""
     from fontTools.subset import Options  # takes a sixth of a second to import
 
     usual = Options._drop_tables_default
@@ -343,7 +344,7 @@ def pictures(figure: Figure, name: str) -> dict[str, bytes]:
 
 
 def rendered(figure: Figure, suffixes: Sequence[str] = ("png", "pdf")) -> dict[str, bytes]:
-    """Return the bytes of a figure as ``png`` and ``pdf``; the same figure gives the same bytes."""
+    """Return the bytes of a figure as ``png`` and ``pdf``; the same figure gives the same."""
     found, engine = {}, figure.get_layout_engine()
     with _in_style():
         matplotlib.rcParams.update({"savefig.dpi": _PAPER_DPI} if for_paper() else {})
@@ -358,7 +359,7 @@ def rendered(figure: Figure, suffixes: Sequence[str] = ("png", "pdf")) -> dict[s
 
 
 def _lay_out(figure: Figure) -> None:
-    """Lay a figure out once, as it will be saved: with its engine, each saving would draw it once more."""
+    """Lay a figure out once, as it will be saved: with its engine, each saving would do it once more."""
     engine, dpi = figure.get_layout_engine(), figure.dpi
     if engine is not None:
         figure.dpi = matplotlib.rcParams["savefig.dpi"]
@@ -388,12 +389,12 @@ _all: ContextVar[Sequence[str]] = ContextVar("all", default=())
 
 
 def drawn_among(policies: Sequence[str]) -> AbstractContextManager[None]:
-    """Draw the figures of a block with the looks of policies among these; a block within keeps them."""
+    """Draw the figures of a block with the looks of policies among these."""
     return _set(_all, _all.get() or policies)
 
 
 def looks_of(policies: Sequence[str]) -> dict[str, Look]:
-    """Return the look of every policy, by its place in the whole result; a late one has a colour that is left.
+    """Return the look of every policy by its place in the whole result; late ones get what is left.
 
     >>> with drawn_among(["fifo", "lru", "belady"]):
     ...     looks_of(["lru"]) == {"lru": series_look(1)}, looks_of(["lru", "belady"])["belady"]
@@ -450,8 +451,6 @@ class Kind(Generic[_P]):
 
 
 def _among_its_policies(make: Callable[_P, Drawing]) -> Callable[_P, Drawing]:
-    """Draw a frame with the looks of its policies among all of it, failed ones and baselines included."""
-
     @wraps(make)
     def wrapper(*args: _P.args, **options: _P.kwargs) -> Drawing:
         frame = args[0] if args else None

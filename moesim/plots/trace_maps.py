@@ -46,7 +46,7 @@ _TITLE: Final = 0.18  # inches
 
 
 class Panel(NamedTuple):
-    """One heat map: values (rows, columns) with nan where there are none, and the numbers at its edges."""
+    """One heat map: values (rows, columns), nan where there are none, and its edges."""
 
     title: str
     values: NDArray[np.float64]
@@ -119,7 +119,6 @@ _RANKS: Final = 4  # ranks that are drawn, in multiples of k
 
 
 def _reuse(sample: Sample, lags: int) -> pd.DataFrame:
-    """Compute how much of what a token needs the tokens before it needed, layer by layer."""
     trace = sample.trace
     longest = int(np.unique(sample.request, return_counts=True)[1].max()) - 1
     if not 1 <= lags <= max(longest, 1):
@@ -163,7 +162,6 @@ def reuse_map(trace: Trace, lags: int = 16, phase: str | None = None) -> Drawing
 
 
 def _followers(experts: NDArray[Any], pairs: Sequence[int], n_experts: int) -> pd.DataFrame:
-    """Compute which experts of the next layer follow each expert of a layer."""
     parts = []
     for layer in pairs:
         values = _conditional(experts, layer, n_experts)
@@ -189,7 +187,7 @@ def _pairs(trace: Trace, layers: Sequence[int] | int | None) -> list[int]:
 
 
 def _places(experts: NDArray[Any], n_experts: int) -> NDArray[np.int64]:
-    """Return the place of each expert of a layer by popularity, from 1; of equals the lower id is first."""
+    """Return the place of each expert by popularity, from 1; of equals the lower id is first."""
     order = np.argsort(-np.bincount(experts.ravel(), minlength=n_experts), kind="stable")
     places = np.empty(n_experts, np.int64)
     places[order] = np.arange(1, n_experts + 1)
@@ -197,7 +195,7 @@ def _places(experts: NDArray[Any], n_experts: int) -> NDArray[np.int64]:
 
 
 def _conditional(experts: NDArray[Any], layer: int, n_experts: int) -> NDArray[np.float64]:
-    """Compute P(token uses j in the next layer | it uses i here); nan in the rows of unused experts."""
+    """Compute P(token uses j in the next layer | it uses i here); nan for unused experts."""
     counts = pair_counts(experts[:, layer], experts[:, layer + 1], n_experts)
     tokens = counts.sum(axis=1, keepdims=True) / experts.shape[2]  # each token was counted with each of its k next experts
     shares = np.full(counts.shape, np.nan)
@@ -232,7 +230,7 @@ def coactivation(trace: Trace, layers: Sequence[int] | int | None = None, phase:
 
 
 def _told(sample: Sample, ranks: int | None) -> pd.DataFrame:
-    """Compute how far an expert tells those of the next layer: ranks by half of the requests, probabilities by the rest."""
+    """Compute how far an expert tells those of the next layer: ranks and probabilities by halves."""
     trace, n_experts = sample.trace, sample.trace.n_experts
     n_ranks = min(n_experts, _RANKS * trace.top_k) if ranks is None else ranks
     if not 1 <= n_ranks <= n_experts:
@@ -282,19 +280,16 @@ _PANELS: Final = {"before": "from the window before", "first": "from the first w
 
 
 def _shares(experts: NDArray[np.int64], windows: int, n_experts: int) -> NDArray[np.float64]:
-    """Return the share of each expert in the activations, (window, layer, expert)."""
     parts = np.array_split(experts, windows)
     counts = [[np.bincount(part[:, layer].ravel(), minlength=n_experts) for layer in range(part.shape[1])] for part in parts]
     return np.array([np.array(one) / (len(part) * part.shape[2]) for one, part in zip(counts, parts, strict=True)])
 
 
 def _distances(shares: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
-    """Return the total variation distance of the windows from the one before and from the first."""
     return {"before": np.abs(shares[1:] - shares[:-1]).sum(axis=2) / 2, "first": np.abs(shares[1:] - shares[0]).sum(axis=2) / 2}
 
 
 def _drift(sample: Sample, windows: int) -> pd.DataFrame:
-    """Compute the distances, and those of as large windows of the same tokens in a random order."""
     n_tokens, n_experts = len(sample.rows), sample.trace.n_experts
     if not 2 <= windows <= n_tokens:
         raise ConfigError(f"plot popularity_drift: windows: expected 2 to {n_tokens}, the tokens of the phase, got {windows}")
@@ -313,7 +308,7 @@ def _drift(sample: Sample, windows: int) -> pd.DataFrame:
 
 @kind("trace", "drift of popularity: heat maps, layers by window")
 def popularity_drift(trace: Trace, windows: int = 12, phase: str | None = None) -> Drawing:
-    """Heat maps of how far the popularity in a window of tokens is from that in others, layers by window."""
+    """Heat maps of the distance of popularity between windows of tokens, layers by window."""
     sample = select(trace, phase_of(trace, phase))
     data = _drift(sample, windows)
     panels = []
@@ -342,8 +337,6 @@ _LARGEST_BATCH: Final = 8
 
 
 class _Asked(NamedTuple):
-    """A checked request for the accuracy of signals."""
-
     signals: dict[str, Signal]
     rows: NDArray[np.int64]  # of the phase, that some signal covers
     token: NDArray[np.int64]  # of every row of the trace: number in its phase, from 1; 0 in the other phase
@@ -380,7 +373,6 @@ def _asked(trace: Trace, metric: str, top: int, batch: int | None, phase: str | 
 
 
 def _cells(trace: Trace, asked: _Asked, cell: int | None) -> pd.DataFrame:
-    """Compute the accuracy of signals by layer and token index."""
     longest = int(asked.token[asked.rows].max())
     cell = cell or -(-longest // _CELLS[asked.metric])
     if not 1 <= cell <= longest:
@@ -396,7 +388,7 @@ def _cells(trace: Trace, asked: _Asked, cell: int | None) -> pd.DataFrame:
 
 
 def _by_cell(trace: Trace, signal: Signal, asked: _Asked, cell: int) -> list[tuple[int, int, NDArray[np.float64]]]:
-    """Return the first token index of each cell, its number of tokens or steps, and accuracy by layer."""
+    """Return first token index, number of tokens or steps, and accuracy by layer of each cell."""
     which = np.flatnonzero(np.isin(signal.rows, asked.rows))
     covered = np.asarray(signal.rows)[which]
     named, true = top_ids(signal, which, trace.top_k), np.asarray(trace.experts)[covered]
@@ -417,7 +409,6 @@ def _by_cell(trace: Trace, signal: Signal, asked: _Asked, cell: int) -> list[tup
 
 
 def _busiest(named: Any, true: Any, steps: Any, top: int, n_experts: int) -> NDArray[np.float64]:
-    """Return the overlap of the busiest experts, (n_steps, n_layers)."""
     layers = []
     for layer in range(true.shape[1]):
         text, is_so = (workloads(ids[:, layer][steps], n_experts) for ids in (named, true))
@@ -477,7 +468,6 @@ def _definition(trace: Trace, asked: _Asked) -> str:
 
 
 def _by_layer(trace: Trace, asked: _Asked) -> pd.DataFrame:
-    """Compute the accuracy of signals by layer."""
     parts = []
     for name, signal in asked.signals.items():
         if asked.metric == "activated":

@@ -42,12 +42,10 @@ class TraceFigure:
         update_wrapper(self, make)
 
     def __call__(self, report: Report) -> Figure | None:
-        """Make the figure; None where the report lacks its part."""
         found = self._part(report)
         return None if found is None else self._make(report, found)
 
     def why_left_out(self, report: Report) -> str | None:
-        """Return why a report does not have this figure; None where it does."""
         if self._part(report) is not None:
             return None
         absent, name = report["absent"], ".".join(self._path)
@@ -64,7 +62,7 @@ class TraceFigure:
 
 
 def drawn(*path: str) -> Callable[[Callable[[Report, Any], Figure]], TraceFigure]:
-    """Make a `TraceFigure` of a function of the report and one part of it; `path` are the keys that lead there."""
+    """Make a `TraceFigure` of a function of the report and of the part to which these keys lead."""
     return lambda make: TraceFigure(make, path)
 
 
@@ -233,7 +231,7 @@ def prefill_decode_similarity(report: Report, found: Report) -> Figure:
 
 
 def _well_covered(n_requests: Sequence[int]) -> int:
-    """Count the windows to draw: those of enough requests for a mean, or all if the trace is too small."""
+    """Count the windows of enough requests for a mean, or all if the trace is too small."""
     return len(n_requests) if n_requests[0] < _MANY else sum(n >= _MANY for n in n_requests)  # later windows have fewer
 
 

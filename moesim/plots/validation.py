@@ -57,7 +57,6 @@ _VISIBLE: Final = 0.0005  # of a step
 
 
 def _times(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return simulated and measured times of each run in ms."""
     need(frame, ("policy", "decode_step_ns_predicted", "decode_step_ns_measured"), "validation")
     what = "decode_step_ns" if frame["decode_step_ns_measured"].notna().any() else "makespan_ns"
     columns = {f"{what}_{side}": name for side, name in _SIDES.items()}
@@ -194,7 +193,6 @@ def printed_data(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _answered(frame: pd.DataFrame) -> pd.DataFrame:
-    """Keep the rows that runs answer with a number."""
     need(frame, ("paper", "figure", "kind", "published", "simulated", "source"), "printed")
     return frame[frame["kind"].isin(("value", "speedup", "gain")) & (frame["source"] == "runs") & frame["simulated"].notna()]
 
@@ -276,7 +274,6 @@ def _printed_style(index: int) -> dict[str, Any]:
 
 
 def _printed_panel(axes: Axes, ends: list[float]) -> Artist:
-    """Draw what is under the markers; return the band."""
     grid_of(axes, "both")
     below, above = [end / _PRINTED_BAND for end in ends], [end * _PRINTED_BAND for end in ends]
     band = axes.fill_between(ends, below, above, color=GREY, alpha=0.25, linewidth=0, label=f"within {_PRINTED_BAND:g}")
@@ -322,7 +319,6 @@ def _source(figure: Figure, frame: pd.DataFrame, note: str) -> None:
 
 
 def _groups(frame: pd.DataFrame) -> Iterator[tuple[pd.DataFrame, dict[str, Any]]]:
-    """Yield the rows of each kind, and their style."""
     for status, loose, marker, colour, words in _LOOK:
         rows = frame[(frame["status"] == status) & (True if loose is None else frame["loose"] == loose)]
         if not rows.empty:

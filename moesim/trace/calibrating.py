@@ -1,9 +1,10 @@
-"""Additions to a trace that policies need: calibration tables from held-back tokens, weights and scores if none exist.
+"""Additions to a trace: calibration tables from held-back tokens, uniform weights and scores.
 
-Tables are counted from part of the recording, which is then left out of the trace: a policy must not know what it is asked. Where
-embeddings were kept, the rest gets the signal ``embedding``, which tells each row's closest held-back iteration.
-Whole requests are held back, drawn with a seed, since in many recordings kinds of text take turns. A recording of one request
-can give up its end instead (``ends``), which tells more of that request than another request would, and is labelled so.
+Tables are counted from part of the recording, which is then left out of the trace: a policy must not know
+what it is asked. Where embeddings were kept, the rest gets the signal ``embedding``: each row's closest
+held-back iteration. Whole requests are held back, drawn with a seed, since in many recordings kinds of text
+take turns. A recording of one request can lose its end instead (``ends``), which says more of that request
+than another request would, and is labelled so.
 """
 
 from __future__ import annotations
@@ -60,7 +61,6 @@ class Additions:
 
     @property
     def any(self) -> bool:
-        """Whether there is anything to add."""
         return self.share is not None or self.weights or self.scores
 
 
@@ -93,7 +93,6 @@ def check_size(additions: Additions, n_layers: int, n_experts: int, place: str) 
 
 
 def _check_made_up(trace: Trace, additions: Additions, place: str) -> None:
-    """Made-up numbers must not stand next to recorded ones that say the same better."""
     has = [name for name in ("scores", "weights") if getattr(trace, name) is not None]
     for name, asked in (("weights", additions.weights), ("scores", additions.scores)):
         if asked and has:
@@ -159,7 +158,6 @@ def _ends(trace: Trace, share: float, seed: int, place: str) -> tuple[list[_Span
 
 
 def _span(trace: Trace, request: int, skipped: int) -> _Span:
-    """Rows of a request but for the first `skipped`."""
     table = trace.requests
     first, n_prompt = int(table.first_row[request]), int(table.n_prompt[request])
     stop = first + n_prompt + int(table.n_decode[request])
@@ -167,7 +165,6 @@ def _span(trace: Trace, request: int, skipped: int) -> _Span:
 
 
 def _tables(trace: Trace, held: Sequence[_Span]) -> dict[str, NDArray[Any]]:
-    """Count every table that a recording has, as far as what is there tells it."""
     hidden = 0 if trace.inputs is None else trace.inputs.values.shape[2]
     counts = Counts(trace.n_layers, trace.n_experts, hidden)
     n_inputs = 0
@@ -192,13 +189,11 @@ def _tables(trace: Trace, held: Sequence[_Span]) -> dict[str, NDArray[Any]]:
 
 
 def _iterations(held: Sequence[_Span]) -> list[tuple[_Span, int]]:
-    """Choose the iterations of which expert maps are kept: span, and row in it."""
     places = map_rows([span.n_prompt for span in held], [span.stop - span.first for span in held])
     return [(held[number], row) for number, row in places]
 
 
 def _held_embeddings(trace: Trace, held: Sequence[_Span]) -> NDArray[np.float64]:
-    """Embed the iterations of which expert maps are kept, (n_iterations, hidden)."""
     assert trace.embeddings is not None
     table, found = trace.requests, []
     for span, places in groupby(_iterations(held), key=itemgetter(0)):
@@ -209,7 +204,7 @@ def _held_embeddings(trace: Trace, held: Sequence[_Span]) -> NDArray[np.float64]
 
 
 def _expert_map(trace: Trace, row: int) -> NDArray[np.float16]:
-    """Return the scores of a row, (n_layers, n_experts), or, where none are known, the weights of the chosen experts."""
+    """Return the scores of a row; where none are known, the weights of the chosen experts."""
     if trace.scores is not None:
         return np.asarray(trace.scores[row], np.float16)
     found = np.zeros((trace.n_layers, trace.n_experts), np.float16)
@@ -219,7 +214,6 @@ def _expert_map(trace: Trace, row: int) -> NDArray[np.float16]:
 
 
 def _entry(trace: Trace, span: _Span) -> dict[str, Any]:
-    """Return the header's entry of a request that was held back, or of its end."""
     n_rows, start = span.stop - span.first, span.first - int(trace.requests.first_row[span.request])
     entry = {"request": span.request, "first_row": start, "n_prompt": span.n_prompt, "n_decode": n_rows - span.n_prompt}
     names, hashes = (_listed(trace.header.get(key), span.request) for key in ("requests", "trace_requests"))
@@ -260,7 +254,6 @@ def _uniform_scores(trace: Trace, each: np.float16, folder: Path | None) -> NDAr
 
 
 def _absent(header: Mapping[str, Any], gone: str, lacking: Sequence[str]) -> dict[str, Any]:
-    """The header's list of what is absent, with one entry replaced."""
     if not isinstance(absent := header.get("absent"), list):
         return {}
     return {"absent": sorted({*(name for name in absent if name != gone), *lacking})}

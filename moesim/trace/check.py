@@ -85,7 +85,6 @@ def _check_texts(trace: Recorded, place: str) -> None:
 
 
 def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    """All texts of a header, keys included, with where they stand."""
     if isinstance(value, str):
         yield path, value
     elif isinstance(value, dict):
@@ -137,12 +136,11 @@ def _length(array: NDArray[Any], place: str) -> int:
 
 
 def _chunk_rows(values: NDArray[Any]) -> int:
-    """Rows of an array that are checked at a time; it may be larger than memory."""
+    """Return how many rows to check at a time: an array may be larger than memory."""
     return max(1, _CHUNK_CELLS // max(1, math.prod(values.shape[1:])))
 
 
 def _check_order(trace: Recorded, place: str) -> None:
-    """Rows of a request lie together in token order, the prompt first; requests count up from 0."""
     request, position, phase = trace.request, trace.position, trace.phase
     if request[0] != 0:
         raise _wrong(f"{place}: request[0]", 0, request[0])
@@ -189,7 +187,7 @@ def check_ids(ids: NDArray[Any], n_experts: int, place: str) -> None:
 
 
 def _with_equals(ids: NDArray[Any]) -> NDArray[np.bool_]:
-    """Find where along the last axis two are equal: rank against rank, which takes a tenth of the time of sorting."""
+    """Find rows with equal ids, rank against rank: a tenth of the time of sorting."""
     ranks = np.ascontiguousarray(ids.reshape(-1, ids.shape[-1]).T)
     found = np.zeros(ranks.shape[1], bool)
     for rank in range(1, len(ranks)):
@@ -220,7 +218,7 @@ _INFINITY_BITS = 0x7C00
 
 
 def _surely_finite(values: NDArray[Any], lowest: float | None) -> bool:
-    """Check by their bits that float16 values are fine, in a tenth of the time; False says nothing."""
+    """Check float16 values by their bits, in a tenth of the time; False says nothing."""
     if values.dtype != np.float16 or lowest not in (None, 0):
         return False
     bits = values.view(np.uint16)

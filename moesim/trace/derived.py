@@ -25,7 +25,7 @@ _LISTED = ("requests", "trace_requests")
 
 
 def subset(trace: Trace, requests: Sequence[int], n_rows: Sequence[int] | None = None, folder: Path | None = None) -> Trace:
-    """Take some requests out of a trace, with all that was recorded of them."""
+    """Take some requests out of a trace."""
     table, chosen = trace.requests, list(requests)
     lengths = np.asarray(table.n_prompt + table.n_decode)[chosen] if n_rows is None else np.asarray(n_rows, np.int64)
     starts = table.first_row[chosen]
@@ -52,7 +52,7 @@ def subset(trace: Trace, requests: Sequence[int], n_rows: Sequence[int] | None =
 
 
 def _places(rows: NDArray[Any], spans: Sequence[slice]) -> tuple[list[slice], NDArray[np.int32]]:
-    """Which entries of ascending `rows` lie in the spans, and the numbers that these rows have once only the spans are left."""
+    """Return the entries of ascending `rows` in the spans, and their numbers among the spans."""
     entries, numbers, done = [], [], 0
     for span in spans:
         first, last = np.searchsorted(rows, (span.start, span.stop)).tolist()
@@ -88,7 +88,7 @@ def _header(header: Mapping[str, Any], chosen: Sequence[int], n_requests: int) -
 
 
 def split_experts(trace: Trace, units: int, place: str) -> Trace:
-    """Make a trace of the matrices of each chosen expert, ``units * expert + matrix``, next to each other in rank."""
+    """Make a trace of the matrices of each chosen expert, ``units * expert + matrix``."""
     if trace.header.get(UNITS, 1) > 1:
         raise TraceError(
             f"{place}: expected a trace of whole experts, got one that is split already; take the trace it was made of"

@@ -82,7 +82,7 @@ def full_header(recorded: Recorded) -> dict[str, Any]:
 
 
 def joined(parts: Sequence[NDArray[Any]], folder: Path | None) -> NDArray[Any]:
-    """Put arrays together along their first axis: in memory, or in a temporary file that lives as long as it is mapped."""
+    """Put arrays together along their first axis: in memory, or if large in a temporary file."""
     if sum(part.nbytes for part in parts) <= _IN_MEMORY_BYTES:
         return np.concatenate(parts)
     out = empty((sum(len(part) for part in parts), *parts[0].shape[1:]), parts[0].dtype, folder)
@@ -94,7 +94,7 @@ def joined(parts: Sequence[NDArray[Any]], folder: Path | None) -> NDArray[Any]:
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any], folder: Path | None) -> NDArray[Any]:
-    """Make an array to be filled: in memory, or in a temporary file that lives as long as it is mapped."""
+    """Make an array to be filled: in memory, or if large in a mapped temporary file."""
     if math.prod(shape) * dtype.itemsize <= _IN_MEMORY_BYTES:
         return np.empty(shape, dtype)
     with tempfile.TemporaryFile(dir=folder) as file:
@@ -108,10 +108,7 @@ def pieces(rows: NDArray[Any]) -> list[NDArray[Any]]:
 
 
 def mapped(file: IO[bytes], dtype: np.dtype[Any] | type, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Map a new file into memory as an array of zeros, with room on its disk for all of it.
-
-    Without that room the process would be killed by a signal as soon as it fills the array; here it is an `OSError`.
-    """
+    """Map a new file as zeros, with room on disk for all: a later lack would kill the process."""
     n_bytes = math.prod(shape) * np.dtype(dtype).itemsize
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(file.fileno(), 0, max(1, n_bytes))

@@ -1,11 +1,9 @@
 """The container of a trace: safetensors with one JSON header, mapped into memory.
 
-A safetensors file is eight bytes of length, a JSON table of names, types, shapes and offsets, and then the arrays. The library
-checks the table: types, bounds, overlaps and gaps. It copies what it reads, writes from memory only and in no fixed order of
-metadata, so here arrays are views of the mapped file, and are written a piece at a time.
-
-Small files may hold arrays as xz streams, at the price of memory and time when they are read: a packed array lies in the file
-as a row of bytes under its own name, and the header says what it is.
+A safetensors file is eight bytes of length, a JSON table of names, types, shapes and offsets, and then the
+arrays. The library checks the table. It copies what it reads and writes from memory only, in no fixed order
+of metadata, so here arrays are views of the mapped file, and are written a piece at a time. Small files may
+hold arrays as xz streams: a row of bytes under the array's name, of which the header has type and shape.
 """
 
 from __future__ import annotations
@@ -77,7 +75,7 @@ def read_facts(path: Path) -> dict[str, Any]:
 
 
 def is_trace(path: Path) -> bool:
-    """Return whether a file is a whole container of moesim; its content is not checked."""
+    """Return whether a file is a whole container of moesim."""
     try:
         read_container(path)
     except TraceError:
@@ -86,7 +84,6 @@ def is_trace(path: Path) -> bool:
 
 
 def _open(path: Path) -> tuple[NDArray[np.uint8], dict[str, Any], dict[str, Any]]:
-    """Map a file into memory: what comes after the table, the table and the header."""
     try:
         with safe_open(path, "np"):  # checks the table
             raw = np.memmap(path, np.uint8, "r")
@@ -107,7 +104,6 @@ def _open(path: Path) -> tuple[NDArray[np.uint8], dict[str, Any], dict[str, Any]
 
 
 def _read_header(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
-    """Read the header, which is what was written: another key could be that of its sum, altered."""
     if len(metadata) > 1 and metadata.get(HEADER_SUM_KEY) != (got := _header_sum(metadata[METADATA_KEY])):
         expected = f"{METADATA_KEY} and {HEADER_SUM_KEY}, sha256 {got[:12]}..."
         raise TraceError(f"{path}: header: expected {expected}, got {_brief(sorted(metadata.items())[1:])}; {_REMEDY}")
@@ -129,7 +125,6 @@ def _header_sum(text: str) -> str:
 
 
 def _brief(value: object) -> str:
-    """Write what a file holds, or what is wrong with it, short enough for a line."""
     text = " ".join(str(value).split()) if isinstance(value, Exception) else repr(value)
     return text if len(text) <= 200 else f"{text[:200]}..."
 
@@ -166,7 +161,6 @@ def _facts(array: NDArray[Any]) -> dict[str, Any]:
 
 
 def _pieces(array: NDArray[Any]) -> Iterator[memoryview]:
-    """Bytes of an array in C order, little-endian, some rows at a time."""
     if not array.size:
         return
     rows = array.reshape(1) if array.ndim == 0 else array
@@ -201,7 +195,6 @@ def verify_checksums(place: str, arrays: Mapping[str, NDArray[Any]], expected: M
 
 
 def _pack(arrays: Mapping[str, NDArray[Any]]) -> tuple[dict[str, NDArray[Any]], dict[str, dict[str, Any]]]:
-    """Compress the arrays that get smaller by it; with ``dtype`` and ``shape`` of each that does."""
     found, facts = dict(arrays), {}
     for name, array in arrays.items():
         plain = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
@@ -217,7 +210,6 @@ def _compress(data: bytes, lc: int, lp: int, pb: int) -> bytes:
 
 
 def _unpack(place: str, arrays: Mapping[str, NDArray[Any]], facts: object) -> dict[str, NDArray[Any]]:
-    """Restore what `_pack` compressed."""
     if not isinstance(facts, dict) or not set(facts) <= set(arrays):
         raise TraceError(f"{place}: header.{PACKED_KEY}: expected facts of arrays of the file, got {_brief(facts)}; {_REMEDY}")
     largest_first = sorted(facts, key=lambda name: -arrays[name].nbytes)

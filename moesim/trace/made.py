@@ -1,6 +1,6 @@
-"""Routing that an experiment has made up: each key of ``trace: {synthesize: ...}`` with type, bound, default and meaning, once.
+"""Routing that an experiment makes up: each key of ``trace: {synthesize: ...}``, declared once.
 
-The making is in `moesim.trace.synthesis`, which needs SciPy; this file does not.
+`moesim.trace.synthesis` makes it, which needs SciPy; this file does not.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _count(default: int, least: int, meaning: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """Request for synthetic routing; `synthesize` makes at most `MAX_TOKENS` tokens of it."""
+    """Request for synthetic routing of at most `MAX_TOKENS` tokens."""
 
     synthesize: str = field(metadata={"meaning": "Parameters: a name of moesim list parameters, or the path of a file"})
     requests: int = _count(1, 1, "Requests to make")
@@ -36,7 +36,6 @@ class Made:
 
     @property
     def n_tokens(self) -> int:
-        """Count the tokens of all requests."""
         return self.requests * (self.prompt + self.decode)
 
 
@@ -85,7 +84,7 @@ def no_more_than(written: Mapping[str, Any], size: Size) -> dict[str, Any]:
 
 
 def made_schema() -> dict[str, Any]:
-    """Describe the mapping for editors, as JSON Schema; any value may be a list to sweep."""
+    """Return the JSON Schema of the mapping; any value may be a list to sweep."""
     properties: dict[str, Any] = {}
     for one in fields(Made):
         kind: dict[str, Any] = {"type": _TYPES[str(one.type)]}

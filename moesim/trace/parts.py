@@ -28,7 +28,7 @@ def made_up(header: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def remarks(header: Mapping[str, Any]) -> tuple[str, ...]:
-    """Describe in a few words each what was added to the routing of a trace; none contains a comma."""
+    """Describe what was added to the routing of a trace, a few words each, without commas."""
     found = [f"{name} uniform over the chosen" for name in made_up(header)]
     if (units := header.get(UNITS, 1)) > 1:
         found.append(f"{units} units per expert")
@@ -152,27 +152,22 @@ class Recorded:
 
     @property
     def n_rows(self) -> int:
-        """Tokens recorded."""
         return len(self.request)
 
     @property
     def n_layers(self) -> int:
-        """MoE layers."""
         return int(self.header["n_layers"])
 
     @property
     def n_experts(self) -> int:
-        """Routed experts of a layer."""
         return int(self.header["n_experts"])
 
     @property
     def top_k(self) -> int:
-        """Experts of a token in a layer."""
         return int(self.header["top_k"])
 
     @property
     def n_requests(self) -> int:
-        """Requests recorded."""
         return int(self.request[-1]) + 1
 
 

@@ -1,8 +1,8 @@
-"""Predictions of routing: recorded, statistical, synthetic, oracle; those of one run, and the routing still to come for oracles.
+"""Predictions of routing: recorded, statistical, synthetic, oracle.
 
-A predictor answers what it says about one layer of one step. Whether and when a policy hears it is the
-engine's business: only after the prediction has been paid for, and not before the state it needs exists.
-Answers depend on nothing but the step and the layer, never on the order of the questions.
+A predictor answers about one layer of one step. Whether and when a policy hears it is the engine's business:
+only after the prediction has been paid for, and not before the state it needs exists. Answers depend on the
+step and the layer alone, never on the order of the questions.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ Prediction = tuple[NDArray[Any], NDArray[Any] | None]
 class Predictor(Protocol):
     """A source of predictions.
 
-    One that has ``all_layers(step)`` and ``first_layer`` tells by them the ids of a whole step at once, as `predict` does layer
-    by layer; the native engine then asks it once a step.
+    One that has ``all_layers(step)`` and ``first_layer`` returns by them the ids of a whole step at once,
+    equal to `predict` layer by layer; the native engine then asks it once a step.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Predictor(Protocol):
     """Label of a result that used it; empty if nothing."""
 
     def needs_layer(self, layer: int) -> int | None:
-        """Return the layer at which the gate input must exist before ``layer`` can be predicted; None: at none."""
+        """Return the layer whose gate input must exist before ``layer`` can be predicted, if any."""
 
     def predict(self, step: Step, mb: int, layer: int) -> Prediction | None:
         """Predict a layer for the rows of a micro-batch.
@@ -49,9 +49,9 @@ class Predictor(Protocol):
         ids : (n_rows, top_k) integer
             Expert ids, best first.
         scores : (n_rows, top_k), (n_rows, n_experts) or None
-            Beside the ids, or of all experts.
+            Of the ids, or of all experts.
 
-        None stands for no prediction.
+            None stands for no prediction.
         """
 
 
@@ -90,11 +90,9 @@ class Frequency:
             self._past = _Past(workload, shape, lambda counts, layers: counts.__iadd__(_stack_loads(layers)))
 
     def needs_layer(self, layer: int) -> int | None:
-        """Return None: nothing is needed."""
         return None
 
     def predict(self, step: Step, mb: int, layer: int) -> Prediction | None:
-        """Return the same answer for every row; None as long as nothing has been counted."""
         n_rows = step.micro[mb].n_rows
         if self._past is not None:
             return self._rank(self._past.before(step.index)[layer], n_rows) if step.index else None
@@ -112,6 +110,8 @@ class Frequency:
 class Coactivation:
     """The experts that most often followed those which the layer before has just chosen.
 
+    The score of expert j of layer l + 1 is the sum over the row's experts i of layer l of P(j | i).
+
     Parameters
     ----------
     trace : Trace
@@ -124,10 +124,6 @@ class Coactivation:
     ------
     ConfigError
         If there is neither a table nor a workload.
-
-    Notes
-    -----
-    The score of expert j of layer l + 1 is the sum over the row's experts i of layer l of P(j | i).
     """
 
     name = "coactivation"
@@ -143,11 +139,9 @@ class Coactivation:
             self._past = _Past(workload, shape, _add_pairs)
 
     def needs_layer(self, layer: int) -> int | None:
-        """Return the layer before; None for layer 0, which is not predicted."""
         return layer - LOOKAHEAD if layer >= LOOKAHEAD else None
 
     def predict(self, step: Step, mb: int, layer: int) -> Prediction | None:
-        """Score by the experts of the layer before; None for layer 0 and while nothing has been counted."""
         if layer < LOOKAHEAD or (self._past is not None and step.index == 0):
             return None
         before = layer - LOOKAHEAD
@@ -200,7 +194,6 @@ class Synthetic:
 
     Each routed expert is kept with probability ``recall`` and otherwise replaced in its place by one that was
     not routed, so that a row's ids stay distinct. The scores are the true gate weights by rank.
-    A layer's predictions do not depend on the recalls of other layers.
 
     Parameters
     ----------
@@ -208,10 +201,10 @@ class Synthetic:
         Experts of a layer. If fewer than top_k of them are not routed, recall cannot fall to 0.
     recall : float or sequence of float
         Expected share of routed experts among the predicted, 0 to 1; several: of layer 1, the first that is
-        predicted, of layer 2 and so on, the last of them for all the rest. Without lookahead the first is layer 0.
+        predicted, of layer 2 and so on, the last of them for all the rest. Without lookahead the first is
+        layer 0.
     seed : int
-        The same seed, step, layer and row give the same answer, however often and in whatever order it is
-        asked.
+        The same seed, step, layer and row give the same answer, in whatever order it is asked.
     lookahead : int
         Layers between the one whose state is needed and the one predicted; 0: no state is, as for a shadow.
     """
@@ -232,11 +225,9 @@ class Synthetic:
         self._ready: dict[tuple[int, int], NDArray[Any]] = {}  # (micro-batch, layer) of that step -> ids
 
     def needs_layer(self, layer: int) -> int | None:
-        """Return the layer before; None for layer 0, which is not predicted, and without lookahead."""
         return layer - self._lookahead if 0 < self._lookahead <= layer else None
 
     def predict(self, step: Step, mb: int, layer: int) -> Prediction | None:
-        """Spoil the true routing; None for layer 0, unless no lookahead is needed."""
         if layer < self._lookahead:
             return None
         if step is not self._step:
@@ -280,7 +271,7 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def uniform(seed: int, step: int, layers: NDArray[Any], rows: NDArray[Any], n: int) -> NDArray[np.float64]:
-    """Draw numbers that depend on their place only: a counter hashed with SplitMix64."""
+    """Draw numbers that depend on their place alone: a counter hashed with SplitMix64."""
     state = np.zeros(1, np.uint64)
     for word in (np.array([seed]), np.array([step]), layers[:, None, None], rows[:, None], np.arange(n)):
         state = _mix(state + (word.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
@@ -299,11 +290,10 @@ class RecordedSignal:
     Parameters
     ----------
     trace : Trace
-        What was recorded.
     name : str
         One of its signals.
     width : int or None
-        Ids to give for each row; None: top_k. A signal holds up to 2 * top_k.
+        Ids for each row; None: top_k. A signal holds up to 2 * top_k.
 
     Raises
     ------
@@ -327,14 +317,12 @@ class RecordedSignal:
         self._found: list[list[Prediction]] | None = None  # of its micro-batches and layers, once one is asked for
 
     def needs_layer(self, layer: int) -> int | None:
-        """Return the layer whose state was read; None where none was, or where the signal says nothing."""
         offset = self._signal.needs_layer_offset
         if offset is None or layer < max(offset, self._signal.first_layer):
             return None
         return layer - offset
 
     def predict(self, step: Step, mb: int, layer: int) -> Prediction | None:
-        """Look the recorded prediction up; None if a row or the layer is not covered."""
         if layer < self.first_layer or (gathered := self._gather(step)) is None:
             return None
         if self._found is None:  # all layers of a step at once
@@ -342,7 +330,7 @@ class RecordedSignal:
         return self._found[mb][layer]
 
     def all_layers(self, step: Step) -> NDArray[Any] | None:
-        """Look up the ids that `predict` gives, of all rows and layers, (n_rows, n_layers, k); None if a row is not covered."""
+        """Return the ids of `predict` of all rows and layers; None if a row is not covered."""
         found = self._gather(step)
         return None if found is None else found[0]
 
@@ -370,17 +358,15 @@ def _split(step: Step, ids: NDArray[Any], scores: NDArray[Any]) -> list[list[Pre
 
 
 class Oracle:
-    """The true routing, known from the start; with the gate weights as scores."""
+    """The true routing, with the gate weights as scores."""
 
     name = "oracle"
     label = "oracle"
 
     def needs_layer(self, layer: int) -> int | None:
-        """Return None: nothing is needed."""
         return None
 
     def predict(self, step: Step, mb: int, layer: int) -> Prediction | None:
-        """Read the future."""
         routed = step.micro[mb].layers[layer]
         return routed.experts, routed.weights
 
@@ -398,11 +384,11 @@ def make_predictor(source: str, trace: Trace, workload: Workload, seed: int = 0)
     ----------
     source : str
         ``"oracle"``; ``"synthetic:0.8"``, or by layer ``"synthetic:0.4,0.7,0.8"``; ``"frequency"`` or
-        ``"coactivation"``, from calibration tables if the trace has them and else counted during the run, which
-        the suffix ``":running"`` forces; a signal of the trace by its name, with or without ``"signal:"``
-        before it; ``"signal:gate_next1:top3"``, which tells three ids a row instead of top_k, as far as it holds
-        them; ``"shadow-int8:synthetic:0.8"`` or ``"shadow-int8:oracle"``, which says the same as without the
-        shadow's name, but costs what the shadow costs and like it needs no state of the model.
+        ``"coactivation"``, from calibration tables if the trace has them and else counted during the run,
+        which the suffix ``":running"`` forces; a signal of the trace by its name, with or without
+        ``"signal:"`` before it; ``"signal:gate_next1:top3"``, with three ids a row instead of top_k;
+        ``"shadow-int8:synthetic:0.8"`` or ``"shadow-int8:oracle"``, the same as without the shadow's name,
+        but at the shadow's cost and, like it, without a state of the model.
     trace : Trace
         What was recorded.
     workload : Workload
@@ -465,7 +451,6 @@ class FutureUse:
                             uses.append(step.index)
 
     def next_use(self, layer: int, expert: int, step: int) -> int:
-        """Return when an expert is used next."""
         uses = self._steps.get((layer, expert), [])
         at = bisect_right(uses, step)
         return uses[at] if at < len(uses) else NEVER
@@ -486,7 +471,6 @@ class PredictorSet(Mapping[str, Predictor]):
         self._made: dict[str, Predictor] = {}
 
     def __getitem__(self, source: str) -> Predictor:
-        """Return a source; KeyError if there is none of that name."""
         if source not in self._made:
             name, _ = split_width(source)
             other = stand_in(name, self._stand_ins)
@@ -500,16 +484,13 @@ class PredictorSet(Mapping[str, Predictor]):
         return self._made[source]
 
     def __iter__(self) -> Iterator[str]:
-        """List what could be asked for."""
         return iter(dict.fromkeys((*ALWAYS, *self._trace.signals, *self._stand_ins)))
 
     def __len__(self) -> int:
-        """Count what could be asked for."""
         return len(list(iter(self)))
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Labels of the sources that were asked for, sorted."""
         return tuple(sorted({made.label for made in self._made.values() if made.label}))
 
 

@@ -1,4 +1,4 @@
-"""A trace that is still being recorded: a folder with one complete trace for each batch of requests.
+"""A trace that is still being recorded: a folder with one trace for each batch of requests.
 
 ======================================  ==============================================================================
 ``manifest.json``                       ``options`` that made it, ``header`` of the trace to be, ``n_requests`` in all
@@ -8,7 +8,7 @@
                                         many layers, or ``routing``, that of a layer
 ======================================  ==============================================================================
 
-Whatever stops the recording, what the folder holds can be read, and the recording can go on where it was.
+Whatever stops the recording, the folder can be read, and the recording can go on.
 """
 
 from __future__ import annotations
@@ -61,17 +61,17 @@ class Shard:
 
 
 def parts_folder(out: str | Path) -> Path:
-    """Folder of the parts of a trace that is to be written to `out`."""
+    """Return the folder of the parts of a trace that is to be written to `out`."""
     return Path(f"{out}{PARTS_SUFFIX}")
 
 
 def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
-    """Begin a folder; its manifest must be JSON. A line with a check: what is in it goes into the trace."""
+    """Begin a folder, with a line of JSON and its check."""
     files.write_bytes(folder / MANIFEST, checked_line(manifest))
 
 
 def clear_leftovers(folder: Path) -> None:
-    """Remove what a kill left half-written; other hidden files are somebody else's."""
+    """Remove half-written files of a kill; other hidden files are somebody else's."""
     for path in folder.glob(".*"):
         if _HALF_WRITTEN.fullmatch(path.name) and not path.is_dir():
             path.unlink()
@@ -99,7 +99,7 @@ def clear_removed(folder: Path) -> None:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Read what a folder was begun with."""
+    """Read the manifest that a folder was begun with."""
     path = folder / MANIFEST
     try:
         manifest = read_checked_line(read_bytes(path, JSON))
@@ -116,17 +116,17 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def shard_path(folder: Path, first: int, stop: int) -> Path:
-    """File of the requests from `first` up to `stop`."""
+    """Return the file of the requests from `first` up to `stop`."""
     return folder / f"{first:0{_DIGITS}}-{stop:0{_DIGITS}}.safetensors"
 
 
 def layer_path(folder: Path, kind: str, layer: int, first: int, stop: int) -> Path:
-    """File of what is kept of a layer, for the requests from `first` up to `stop`."""
+    """Return the file of a layer's states or routing."""
     return folder / f"{kind}.{layer:04}.{shard_path(folder, first, stop).name}"
 
 
 def is_begun(folder: Path) -> bool:
-    """Whether something of the trace, or of a layer, is recorded."""
+    """Return whether anything is recorded."""
     return bool(finished_shards(folder)) or any(folder.glob("states.*.safetensors"))
 
 
@@ -142,7 +142,7 @@ def finished_shards(folder: Path) -> list[Shard]:
 
 
 def write_tables(path: Path, arrays: dict[str, NDArray[Any]], header: dict[str, Any]) -> None:
-    """Write calibration tables or counts, with checksums, in the container of traces."""
+    """Write calibration tables or counts, with checksums."""
     write_container(path, arrays, {**header, "schema_version": SCHEMA_VERSION, "sha256": checksums(arrays)})
 
 
@@ -152,7 +152,7 @@ def write_calibration(path: Path, tables: dict[str, NDArray[Any]], requests: lis
 
 
 def read_tables(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    """Read arrays and header of calibration, or of a trace that has calibration tables."""
+    """Read arrays and header of calibration, or of a trace."""
     arrays, header = read_container(path)
     verify_checksums(str(path), arrays, header_object(header, "sha256", str(path)))
     return arrays, header

@@ -1,4 +1,4 @@
-"""Traces: what the routers of a model chose for the tokens of some requests, and nothing about time.
+"""Traces: the experts that a model's routers chose for the tokens of some requests.
 
 On disk a trace is one safetensors file: safe to load, memory-mapped, no pickle. Its arrays are
 
@@ -72,11 +72,10 @@ class Trace(Recorded, Facts):
     tables : dict of str to ndarray, (n_layers, ...)
         Calibration: ``activation_frequency`` and ``activation_frequency_decode`` (n_layers, n_experts),
         shares that add up to 1 in a layer; ``coactivation`` (n_layers, n_experts, n_experts), rows that used
-        i in l and j in l + 1;
-        ``residual`` (n_layers, hidden); ``activation_matrices`` (n_layers, n_requests, n_experts), tokens of each
-        request that used an expert; ``expert_maps`` (n_layers, n_iterations, n_experts), the scores (or weights of the
-        chosen) of single iterations: of the last row of a prompt, and of each decoded token. From requests that are not
-        in the trace.
+        i in l and j in l + 1; ``residual`` (n_layers, hidden); ``activation_matrices`` (n_layers, n_requests,
+        n_experts), tokens of each request that used an expert; ``expert_maps`` (n_layers, n_iterations,
+        n_experts), the scores (or weights of the chosen) of single iterations: of the last row of a prompt,
+        and of each decoded token. From requests that are not in the trace.
     header : dict
         ``schema_version``, ``model``, ``n_layers``, ``n_experts``, ``top_k``, ``label`` (``measured`` or
         ``synthetic``) and where the trace comes from. ``signals`` and ``sha256`` are filled in when it is
@@ -182,12 +181,12 @@ class Trace(Recorded, Facts):
 
     @property
     def made_up(self) -> tuple[str, ...]:
-        """Names among ``weights`` and ``scores`` that are uniform over the chosen experts, because none were recorded."""
+        """Names among ``weights`` and ``scores`` that are uniform over the chosen experts."""
         return made_up(self.header)
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Additions to the recorded routing, a few words each: held-back calibration, what is made up."""
+        """Additions to the recorded routing, a few words each."""
         return remarks(self.header)
 
     @property
@@ -217,7 +216,7 @@ class Trace(Recorded, Facts):
         return hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()
 
     def facts(self) -> dict[str, Any]:
-        """State whose routing it is, how it came about, and how much there is."""
+        """Return the facts that a printed trace shows."""
         table = self.requests
         return {
             "routing of": self.model,
@@ -233,35 +232,11 @@ class Trace(Recorded, Facts):
         }
 
     def has_signal(self, name: str, request: int) -> bool:
-        """Return whether a signal covers a request.
-
-        Parameters
-        ----------
-        name : str
-            A signal.
-        request : int
-            A request.
-
-        Returns
-        -------
-        bool
-            True if it covers every row of the request, or every decode row where it covers no prompt at all.
-        """
+        """Return whether a signal covers a request, or its decode rows if it covers no prompt."""
         return name in self.requests.signals[request]
 
     def check(self, place: str = "trace") -> None:
-        """Check types, shapes, ids, order and finiteness.
-
-        Parameters
-        ----------
-        place : str
-            What to call the trace in a message.
-
-        Raises
-        ------
-        TraceError
-            With the first thing that does not hold.
-        """
+        """Check types, shapes, ids, order and finiteness; raises `TraceError`."""
         check_trace(self, place)
 
     @classmethod
@@ -303,7 +278,6 @@ class Trace(Recorded, Facts):
         Returns
         -------
         Path
-            The file.
 
         Raises
         ------
@@ -319,7 +293,7 @@ class Trace(Recorded, Facts):
         -------
         pandas.DataFrame
             One row for each (token, layer, rank): request, position, phase (a category), layer, rank, expert,
-            and weight if the trace has weights.
+            and weight if any.
         """
         import pandas as pd
 
@@ -383,5 +357,5 @@ def find_trace(name_or_path: str | Path) -> Path:
 
 
 def trace_names() -> list[str]:
-    """Names that `find_trace` knows, sorted."""
+    """Return the names that `find_trace` knows, sorted."""
     return sorted({path.stem for folder in data_dirs("traces") for path in folder.glob(f"*{SUFFIX}")})

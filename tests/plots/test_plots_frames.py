@@ -23,7 +23,6 @@ from moesim.plots.stacks import time_by_layer
 from moesim.plots.style import COLUMN, SMALL, TEXT, drawn_for, drawn_wide, styled
 from moesim.plots.trace_maps import (
     Panel,
-    Words,
     coactivation,
     coactivation_ranks,
     heat_maps,
@@ -527,7 +526,7 @@ def test_a_scale_that_does_not_begin_at_zero_says_so():
     panel = Panel("a", values, (0, 10), (0, 10), "x", "y")
 
     def scale(**options) -> tuple[float, str]:
-        figure = styled(heat_maps)([panel], Words("t", "p"), size=(COLUMN, 2), n_columns=1, **options)
+        figure = styled(heat_maps)([panel], "t", "p", size=(COLUMN, 2), n_columns=1, **options)
         image = figure.axes[0].images[0]
         return image.norm.vmin, image.colorbar.extend
 

@@ -1,6 +1,7 @@
-"""Public routing of real models: what there is, what it lacks, and the command that makes a trace of it.
+"""Public routing of real models, what it lacks, and the command that makes a trace of it.
 
-The entries are in `catalogue.yaml`. Each says only what its publisher states, or what was counted in its file.
+The entries are in `catalogue.yaml`: each says only what its publisher states, or what was counted in its
+file.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Routing recorded by others becomes a trace, and a trace becomes files that others read.
+"""Routing recorded by others, as a trace, and traces as files of others.
 
-A new format is one module with a `Format`, and its entry in ``importing.formats``; ``docs/guide/importing.md`` shows how.
+A new format is one module with a `Format`, and its entry in ``importing.formats``.
 """

@@ -1,9 +1,10 @@
-"""Arrays of routing: vLLM's ``routed_experts``, and plain NPZ whose arrays the user names. Never unpickled.
+"""Arrays of routing: vLLM's ``routed_experts``, and NPZ whose arrays the user names.
 
-**vllm**: a ``.npy`` with an array (tokens, layers, top_k), or a ``.npz`` with it as ``routed_experts``; several files, or a
-folder of them, are several requests. Rows are the tokens of the prompt and then those generated, but for the last, which is
-never run through the model. The ``.npz`` may say how long the prompt is: ``prompt_token_ids`` (n,), or one number
-``n_prompt``. There are no weights. The layers are all of the model's; those that are dense hold zeros.
+**vllm**: a ``.npy`` with an array (tokens, layers, top_k), or a ``.npz`` with it as ``routed_experts``;
+several files, or a folder of them, are several requests. Rows are the tokens of the prompt and then those
+generated, but for the last, which is never run through the model. The ``.npz`` may say how long the prompt
+is: ``prompt_token_ids`` (n,), or one number ``n_prompt``. There are no weights. The layers are all of the
+model's; those that are dense hold zeros.
 
 **npz**: arrays that the user names with ``--column``.
 
@@ -72,7 +73,7 @@ def expect(array: NDArray[Any], shape: tuple[int | None, ...], place: str, meani
 
 
 def read_vllm(path: Path, options: Options, store: Store) -> Part:
-    """Read one request of vLLM; see `Format`."""
+    """Read one request of vLLM."""
     place, arrays = str(path), {}
     if path.suffix == ".npy":
         routed = open_array(path)
@@ -109,7 +110,7 @@ def _prompt(path: Path, arrays: Arrays) -> int | None:
 
 
 def read_npz(path: Path, options: Options, store: Store) -> Part:
-    """Read a file of named arrays; see `Format`."""
+    """Read a file of named arrays."""
     shapes, names = archive_shapes(path), {}
     for ours in NAMES:
         there = options.columns.get(ours, ours)
@@ -147,7 +148,6 @@ class _Named(dict[str, "tuple[str, NDArray[Any]]"]):
         return values.astype(np.int64)
 
     def lengths(self, n_rows: int) -> NDArray[np.int64]:
-        """Return the rows of each request."""
         if "offsets" in self:
             place, array = self["offsets"]
             if array.ndim != 1 or not 2 <= len(array) <= n_rows + 1:
@@ -166,7 +166,6 @@ class _Named(dict[str, "tuple[str, NDArray[Any]]"]):
         return np.array([n_rows], np.int64)
 
     def prompts(self, lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64] | None, bool]:
-        """Return the prompt tokens of each request, and whether the file says which rows they are."""
         request, n_rows = np.repeat(np.arange(len(lengths)), lengths), int(lengths.sum())
         if "step" in self:
             step = self.integers("step", n_rows, "forward pass of each row")
@@ -183,7 +182,6 @@ class _Named(dict[str, "tuple[str, NDArray[Any]]"]):
         return np.bincount(request[phase == 0], minlength=len(lengths)), True
 
     def offsets(self, lengths: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        """Return the position of the first row of each request."""
         if "position" not in self:
             return None
         position = self.integers("position", int(lengths.sum()), "position of each row")
@@ -196,7 +194,6 @@ class _Named(dict[str, "tuple[str, NDArray[Any]]"]):
         return np.asarray(position[first])
 
     def requests(self, n_requests: int) -> list[str]:
-        """Return what the requests are called."""
         place, array = self["name"]
         if array.dtype.kind not in "US" or array.dtype.itemsize > _MAX_NAME_BYTES:
             raise wrong(place, "short texts", array.dtype)

@@ -1,10 +1,11 @@
 """BigMoeOnEdge's ``route_trace v1``: CSV with weights, and with what the engine's own cache held.
 
-A preamble of ``#`` lines says the model's shape and, for each layer, the bytes of an expert and of the dense part. Then
-one line for each expert: ``turn,phase,step,layer,slot,expert,weight,residency,expert_bytes``. A turn becomes a request,
-the step its position. The bytes of the preamble go to the header, and become those of a model (`model_file`). The
-engine computes the last layer of a prompt for its final token only; the other tokens lack it, and are left out.
-``residency`` and the ``expert_bytes`` of a line say what that engine's cache did, not what the router chose: they are not read.
+A preamble of ``#`` lines has the model's shape and, for each layer, the bytes of an expert and of the dense
+part. Then one line for each expert: ``turn,phase,step,layer,slot,expert,weight,residency,expert_bytes``. A
+turn becomes a request, the step its position. The bytes of the preamble go to the header, and become those of
+a model (`model_file`). The engine computes the last layer of a prompt for its final token only; the other
+tokens lack it, and are left out. ``residency`` and a line's ``expert_bytes`` are of that engine's cache, and
+not read.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def _number(path: Path, facts: dict[str, str], key: str) -> int:
 
 
 def read(path: Path, options: Options, store: Store) -> Part:
-    """Read a file; see `Format`."""
+    """Read a file."""
     preamble = read_preamble(path)
     table = read_csv(path, {name: name for name in _NEEDED}, skip=preamble.n_lines)
     part = complete_tokens(

@@ -75,14 +75,13 @@ class Options:
     incomplete: str = "tokens"
 
     def shape_remedy(self, remedy: str) -> str:
-        """Explain why a model's name gave no shape, if one was given; else return `remedy`."""
         if self.model is None or self.spec is not None:
             return remedy
         no_model = unknown_name("built-in model", self.model, builtin_models())
         return f"{no_model}; correct --model, or {remedy.removesuffix(_OR_MODEL)}"
 
     def leading_dense(self, n_layers: int) -> int:
-        """Count leading dense layers of an array: as the user said, or as the model's shape explains their number."""
+        """Count leading dense layers of an array: as the user said, or as the model has."""
         if self.first_layer is not None:
             if self.first_layer >= n_layers:
                 expected = f"less than the {n_layers} layers of the array"
@@ -94,7 +93,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Part:
-    """Findings of a format in one file, with the routing that it put into the store."""
+    """Findings of a format in one file."""
 
     lengths: NDArray[np.int64]  # rows of each request, in the order in which they were stored
     n_prompt: NDArray[np.int64] | None = None  # prompt tokens of each, if the source says
@@ -118,7 +117,6 @@ class Store:
         self._weights: list[NDArray[np.float16]] = []
 
     def add(self, ids: NDArray[Any], weights: NDArray[Any] | None, place: str) -> None:
-        """Add tokens, (n, n_layers, top_k)."""
         shape = (int(ids.shape[1]), int(ids.shape[2]))
         if self.shape is None:
             self.shape = shape
@@ -134,12 +132,11 @@ class Store:
             self._weights.append(checked_weights(weights, place))
 
     def rows(self) -> tuple[NDArray[np.uint16], NDArray[np.float16] | None]:
-        """Return all ids and weights, (n_rows, n_layers, top_k) each."""
         return np.concatenate(self._ids), np.concatenate(self._weights) if self._weights else None
 
 
 def checked_ids(ids: NDArray[Any], place: str, first: int = 0) -> NDArray[np.uint16]:
-    """Return ids in 16 bits, or say which of them is none; `first` is the number of the first row at that place."""
+    """Return ids in 16 bits; `first` is the number of the first row in a message."""
     if ids.dtype.kind not in "iu":
         raise wrong(place, "integer ids of experts", ids.dtype.name)
     good = (ids >= 0) & (ids <= MAX_ID)
@@ -148,7 +145,7 @@ def checked_ids(ids: NDArray[Any], place: str, first: int = 0) -> NDArray[np.uin
 
 
 def checked_weights(weights: NDArray[Any], place: str, first: int = 0) -> NDArray[np.float16]:
-    """Return weights as float16, or say which of them is none; `first` is the number of the first row at that place."""
+    """Return weights as float16; `first` is the number of the first row in a message."""
     if weights.dtype.kind not in "fiu":
         raise wrong(place, "weights as numbers", weights.dtype.name)
     limit = np.finfo(np.float16).max
@@ -166,20 +163,19 @@ def _check(values: NDArray[Any], good: NDArray[np.bool_], place: str, first: int
 
 
 class Probe:
-    """The beginning of a file, in the forms in which formats ask for it. Only `parquet` raises for content."""
+    """The beginning of a file, as formats ask for it; only `parquet` raises for content."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @cached_property
     def head(self) -> bytes:
-        """The first 64 KiB."""
         with self.path.open("rb") as file:
             return file.read(_HEAD_BYTES)
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of the arrays of a ``.npz`` file, or of the one of a ``.npy`` file under the empty name."""
+        """Shapes of the arrays of a ``.npz`` file, or of that of a ``.npy`` file under the empty name."""
         try:
             if self.head.startswith(b"\x93NUMPY"):
                 return {"": open_array(self.path).shape}
@@ -189,12 +185,10 @@ class Probe:
 
     @cached_property
     def is_json(self) -> bool:
-        """Whether it begins as a JSON object or list does."""
         return self.head.lstrip()[:1] in (b"{", b"[")
 
     @cached_property
     def json_names(self) -> list[str]:
-        """Fields of the object on the first line."""
         try:
             value = json.loads(self.head.split(b"\n", 1)[0])
         except (ValueError, RecursionError):
@@ -203,7 +197,6 @@ class Probe:
 
     @cached_property
     def first_line(self) -> str | None:
-        """The first line, if it is text."""
         line = self.head.split(b"\n", 1)[0]
         try:
             text = line.decode("utf-8-sig").rstrip("\r")
@@ -213,7 +206,7 @@ class Probe:
 
     @cached_property
     def csv_names(self) -> list[str]:
-        """The values of the first line of a text with commas: names of columns, or numbers if `headless`."""
+        """The values of the first line of a text with commas: names, or numbers if `headless`."""
         line = self.first_line
         if line is None or self.is_json or line.startswith(("#", "PAR1")) or not line.isprintable():
             return []
@@ -221,12 +214,10 @@ class Probe:
 
     @property
     def headless(self) -> bool:
-        """Whether that line holds whole numbers only."""
         return bool(self.csv_names) and all(name.lstrip("-").isdecimal() for name in self.csv_names)
 
     @cached_property
     def parquet(self) -> tuple[list[str], dict[bytes, bytes]]:
-        """Columns and metadata of a Parquet file."""
         from pyarrow import parquet
 
         with reading(self.path, "a Parquet file"):
@@ -246,7 +237,7 @@ def open_array(path: Path) -> NDArray[Any]:
 
 
 def archive_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Read the shapes of the arrays of a ``.npz`` file, and check that it holds nothing else and is no bomb."""
+    """Read the shapes of the arrays of a ``.npz`` file, which holds nothing else and is no bomb."""
     found: dict[str, tuple[int, ...]] = {}
     with reading(path, ARRAY), zipfile.ZipFile(path) as archive:
         members = archive.infolist()
@@ -282,7 +273,7 @@ class Format:
 
 @contextmanager
 def reading(place: object, what: str) -> Iterator[None]:
-    """Turn what libraries raise on damaged files, which may be anything, into one line."""
+    """Turn anything that libraries raise on damaged files into one line."""
     try:
         yield
     except TraceError:
@@ -293,6 +284,6 @@ def reading(place: object, what: str) -> Iterator[None]:
 
 
 def wrong(place: object, expected: object, got: object, remedy: str = "export it again") -> TraceError:
-    """Build the one line for something that is wrong in a source."""
+    """Build the message about a source."""
     text = " ".join(f"{place}: expected {expected}, got {got}; {remedy}".split())
     return TraceError(text if len(text) <= 1000 else f"{text[:997]}...")

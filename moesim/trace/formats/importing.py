@@ -1,4 +1,4 @@
-"""From what a format hands over to a trace: whose model, which phases, what label, and a header that says where it is from."""
+"""From the parts of a format to a trace: model, phases, label, header."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ def import_trace(
     Parameters
     ----------
     sources : sequence of Path
-        Files of one format in the order of their requests, or folders of ``.npy`` and ``.npz`` files, read in the
-        order of their names.
+        Files of one format in the order of their requests, or folders of ``.npy`` and ``.npz`` files, in the
+        order of names.
     out : Path
         The trace to write; complete or not there at all.
     options : Options, optional
@@ -134,7 +134,7 @@ def import_trace(
 
 
 def formats() -> dict[str, Format]:
-    """Return all formats by name. A new one is added here, and nowhere else."""
+    """Return all formats by name; a new one is added here alone."""
     found = (
         arrays.VLLM, sglang.FORMAT, llama_cpp.FORMAT, bigmoe.FORMAT, tables.JSON_LINES, arrays.NPZ, tables.CSV, tables.PARQUET,
     )  # fmt: skip
@@ -175,7 +175,6 @@ def _only(path: Path, probe: Probe, found: Sequence[Format]) -> Format:
 
 
 def _unknown(probe: Probe) -> tuple[str, str]:
-    """Describe a file of no format, and what can be done."""
     if probe.json_names:
         remedy = "if a line is a token in a layer, give --format jsonl, and --column layer=NAME, position=NAME and expert=NAME"
         return f"JSON with the fields {', '.join(probe.json_names)[:200]}", remedy
@@ -192,7 +191,7 @@ def _unknown(probe: Probe) -> tuple[str, str]:
 
 
 def refuse(probe: Probe) -> None:
-    """Refuse what no format can be: nothing, a pickle, or a trace of ours."""
+    """Refuse a file that no format can be: empty, a pickle, or a trace of ours."""
     head, path = probe.head, probe.path
     if not head:
         raise wrong(path, "recorded routing", "an empty file", "record it again")
@@ -205,7 +204,7 @@ def refuse(probe: Probe) -> None:
 
 
 def check_columns(form: Format, options: Options) -> None:
-    """Check that a format has the columns that ``--column`` maps, and that they do not contradict each other."""
+    """Check that a format has the columns of ``--column``, without contradiction."""
     for ours, theirs in options.columns.items():
         place = f"--column {ours}={theirs}"
         if not form.columns:
@@ -237,7 +236,6 @@ def _left_out(part: Part, options: Options) -> int:
 
 
 def _check_dense(ids: NDArray[Any], place: str, left_out: int) -> None:
-    """Find leading layers of zeros, which is what engines write for layers without experts."""
     n_zero = int(np.argmax(np.append(ids.any(axis=(0, 2)), True)))
     if not n_zero:
         return
@@ -249,14 +247,12 @@ def _check_dense(ids: NDArray[Any], place: str, left_out: int) -> None:
 
 
 def _said(options: Options) -> dict[str, Any]:
-    """Return the statements of the user that the header repeats."""
     names = ("model", "n_experts", "n_layers", "top_k", "first_layer", "phase", "n_prompt")
     said = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     return said | ({"columns": dict(options.columns)} if options.columns else {})
 
 
 def _with_model(options: Options) -> Options:
-    """Add the shape of a model whose name is known."""
     if options.model is None:
         return options
     try:
@@ -327,7 +323,6 @@ def _read(files: Sequence[Path], form: Format, options: Options, label: str | No
 
 
 def _agreed(files: Sequence[Path], parts: Sequence[Part], name: str, given: Any, option: str) -> Any:
-    """Return a fact from all sources or the user; they must not contradict each other."""
     known, whose = given, option
     for file, part in zip(files, parts, strict=True):
         value = getattr(part, name)
@@ -355,7 +350,6 @@ def _label(files: Sequence[Path], form: Format, parts: Sequence[Part], label: st
 
 
 def _phases(place: Path, parts: Sequence[Part], options: Options) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Decide how many of the rows of each request are prefill, and at which position the first lies."""
     lengths = np.concatenate([part.lengths for part in parts])
     offset = np.concatenate([np.zeros_like(p.lengths) if p.offset is None else np.asarray(p.offset) for p in parts])
     recorded = [part.n_prompt for part in parts if part.n_prompt is not None]
@@ -409,7 +403,6 @@ def _stated_prompts(
 def _header(
     files: Sequence[Path], form: Format, parts: Sequence[Part], options: Options, notes: Sequence[str], weighted: bool
 ) -> dict[str, Any]:
-    """Make the header: where the trace is from and what its source lacks."""
     absent = ["scores", "signals", "calibration tables", "gate inputs"]
     absent += [] if weighted else ["weights"]
     absent += [] if options.model or any(part.model for part in parts) else ["model"]

@@ -1,16 +1,17 @@
 """MoE traces of llama.cpp: CSV in two dialects, with or without a line of names.
 
-``pos,layer,id0,..,idk``: one line for each token and layer. Positions below 0 are prefill, others decode. Prefill
-tokens come in the order of the file, which must count evenly up (-3, -2, -1) or down (-1, -2, -3); if all of them are
--1, the lines of a layer are its tokens in order. Decode follows the prompt: its positions count from 0, or on from
-the prompt's length. Prefill after decode is the next request.
+``pos,layer,id0,..,idk``: one line for each token and layer. Positions below 0 are prefill, others decode.
+Prefill tokens come in the order of the file, which must count evenly up (-3, -2, -1) or down (-1, -2, -3); if
+all of them are -1, the lines of a layer are its tokens in order. Decode follows the prompt: its positions
+count from 0, or on from the prompt's length. Prefill after decode is the next request.
 
-``layer,expert``: one line for each expert; ``--top-k`` says how many make a token. A layer is done for all tokens of a
-batch before the next, so the file falls into passes over the layers. All is one request, and the user says where its
-prompt ends.
+``layer,expert``: one line for each expert; ``--top-k`` says how many make a token. A layer is done for all
+tokens of a batch before the next, so the file falls into passes over the layers. All is one request, and the
+user says where its prompt ends.
 
-The last layer is computed only for tokens whose output is wanted, so in prefill it holds fewer. Where positions tell
-which they are, tokens that lack it are left out; where they do not, the whole of that layer is, in that pass.
+The last layer is computed only for tokens whose output is wanted, so in prefill it holds fewer. Where
+positions tell which they are, tokens that lack it are left out; where they do not, the whole of that layer
+is, in that pass.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def _is_positional(names: list[str]) -> bool:
 
 
 def read(path: Path, options: Options, store: Store) -> Part:
-    """Read a file; see `Format`."""
+    """Read a file."""
     probe = Probe(path)
     names = probe.csv_names
     given = None
@@ -70,7 +71,6 @@ def _read_positions(path: Path, names: list[str], given: list[str] | None, optio
 
 
 def _tokens(path: Path, pos: NDArray[np.int64], layer: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Request, and position in it, of each line."""
     prefill = pos < 0
     starts = np.flatnonzero(prefill & ~np.concatenate([[False], prefill[:-1]]))
     # Without any prefill recorded, a request begins where the first position comes again in the first layer.
@@ -98,7 +98,6 @@ def _tokens(path: Path, pos: NDArray[np.int64], layer: NDArray[np.int64]) -> tup
 
 
 def _prefill(place: str, pos: NDArray[np.int64], layer: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
-    """Position of each line of a prompt in it, and its length."""
     first = pos[layer == layer[0]]
     if (pos == -1).all() and len(first) > 1:
         return _in_order(layer)
@@ -111,7 +110,7 @@ def _prefill(place: str, pos: NDArray[np.int64], layer: NDArray[np.int64]) -> tu
 
 
 def _in_order(layer: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
-    """The lines of each layer are its tokens in order; a layer with fewer lines does not say which tokens they are."""
+    """Number the lines of each layer as its tokens; a layer with fewer lines has the last ones."""
     token = np.empty(len(layer), np.int64)
     ids, counts = np.unique(layer, return_counts=True)
     for number in ids:

@@ -1,12 +1,11 @@
 """A trace as libCacheSim's ``oracleGeneral``: the sequence of experts that a cache is asked for.
 
-Each request of that format is 24 bytes, little-endian and packed: u32 time, u64 object, u32 size in bytes, i64 the number of
-the next request (counted from 0) for the same object, -1 if there is none.
-
-The object is ``layer * n_experts + expert``. Requests come in the order in which an engine executes them, one request of
-the trace after the other: the prompt layer by layer, in a layer token by token and rank by rank; then each decoded token
-layer by layer, rank by rank. An expert that several tokens of a prompt use in a layer is asked for once for each. A trace
-has no time, so the time is the number of the token (row of the trace): it orders, and is no duration.
+Each request of that format is 24 bytes, little-endian and packed: u32 time, u64 object, u32 size in bytes,
+i64 the number of the next request (counted from 0) for the same object, -1 if there is none. The object is
+``layer * n_experts + expert``. Requests come in the order of an engine, one request of the trace after the
+other: the prompt layer by layer, in a layer token by token and rank by rank (an expert once for each token);
+then each decoded token layer by layer, rank by rank. A trace has no time: it is the number of the token (row
+of the trace).
 """
 
 from __future__ import annotations
@@ -105,7 +104,7 @@ def _blocks(trace: Trace, phase: str, n_layers: int) -> list[tuple[bool, int, in
 def _backwards(
     trace: Trace, blocks: Sequence[tuple[bool, int, int]], layers: NDArray[np.int64], sizes: NDArray[np.uint32]
 ) -> Iterator[NDArray[Any]]:
-    """Yield the requests of each block, the last block first, since what comes next is known only from behind."""
+    """Yield the requests of each block, the last first: the next use is known only from behind."""
     for prefill, begin, end in reversed(blocks):
         ids = np.asarray(trace.experts[begin:end][:, layers], np.uint64) + (layers * trace.n_experts).astype(np.uint64)[:, None]
         records = np.empty(ids.shape, RECORD)
@@ -116,7 +115,7 @@ def _backwards(
 
 
 def _fill_next(records: NDArray[Any], begin: int, upcoming: NDArray[np.int64]) -> None:
-    """Set where each object comes next; `upcoming` holds that for all objects, and is brought to the start of the block."""
+    """Set where each object comes next, and bring `upcoming` to the start of the block."""
     objects = records["object"].astype(np.int64)
     order = np.argsort(objects, kind="stable")
     ordered = objects[order]

@@ -1,9 +1,9 @@
-"""SGLang's responses with ``return_routed_experts``: base64 of int32 (tokens, layers, top_k) in ``meta_info``.
+"""SGLang's responses with ``return_routed_experts``: base64 of int32 (tokens, layers, top_k).
 
 A file holds one response, a list of them, or one a line. Each is an object with ``meta_info``, or one whose
-``choices`` have it. Its ``routed_experts`` is base64 of little-endian int32 without a shape: layers and top_k come from
-the user or from the model's name. ``prompt_tokens`` says how many rows are the prompt; ``completion_tokens``, if there,
-is compared: the last token generated is never run through the model, so there is one row less than tokens.
+``choices`` have it. Its ``routed_experts`` has no shape: layers and top_k come from the user or from the
+model's name. ``prompt_tokens`` is the number of rows of the prompt; ``completion_tokens``, if there, is
+compared: the last token generated is never run through the model, so there is one row less than tokens.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FIELD = "meta_info.routed_experts"
 
 
 def read(path: Path, options: Options, store: Store) -> Part:
-    """Read all responses of a file; see `Format`."""
+    """Read all responses of a file."""
     if options.n_layers is None or options.top_k is None:
         remedy = "give --n-layers (dense ones included) and --top-k, or the --model's name"
         raise wrong(path, "the number of layers and top_k", "base64 without a shape", options.shape_remedy(remedy))
@@ -72,7 +72,6 @@ def _tokens(place: str, meta: dict[str, Any]) -> int | None:
 
 
 def _layers(n_bytes: int, meta: dict[str, Any], options: Options, place: str) -> int:
-    """Layers of the array: as the user said; by a model's name, with its dense layers if only so the tokens come out."""
     n_layers, spec = options.n_layers or 0, options.spec
     total = _tokens(place, meta)
     if spec is None or total is None or n_layers != spec.n_layers or not spec.n_dense_layers:
@@ -115,7 +114,6 @@ def _meta(path: Path, here: str, response: Any) -> dict[str, Any]:
 
 
 def _documents(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield one document, or one a line: whichever the first line says."""
     try:
         with path.open("rb") as file:
             yield from _parsed(path, lines(file, ANSWERS))

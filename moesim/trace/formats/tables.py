@@ -1,12 +1,11 @@
-"""Tables of routing: CSV, Parquet and JSON Lines, a line for each expert of a token in a layer, in columns that the user names.
+"""Tables of routing: CSV, Parquet and JSON Lines, a line for each expert of a token in a layer.
 
-Columns: ``layer``, ``position`` (of the token in its request) and ``expert``; where the source has them also ``request``,
-``phase`` (prefill or decode), ``rank`` and ``weight``; instead of the phase ``step``, the number of the forward pass, of
-which the first of each request is its prompt. In Parquet and JSON, ``expert`` and ``weight`` may be lists: one line for
-each token and layer. `tabular_export` writes CSV and Parquet, with what a table cannot hold (the number of experts, the
-model, the label) next to them.
-
-JSON Lines are of the fields ``layer_idx``, ``token_idx``, ``selected_ids`` and, in all lines or in none, ``gate_weights``.
+Columns, which the user may name: ``layer``, ``position`` (of the token in its request) and ``expert``; where
+the source has them also ``request``, ``phase`` (prefill or decode), ``rank`` and ``weight``; instead of the
+phase ``step``, the number of the forward pass, of which the first of each request is its prompt. In Parquet
+and JSON, ``expert`` and ``weight`` may be lists: one line for each token and layer. `tabular_export` writes
+CSV and Parquet, with what a table cannot hold next to them. JSON Lines have the fields ``layer_idx``,
+``token_idx``, ``selected_ids`` and, in all lines or in none, ``gate_weights``.
 """
 
 from __future__ import annotations
@@ -123,7 +122,6 @@ def _values(path: Path, ours: str, column: pa.Array) -> NDArray[Any]:
 
 
 def _width(place: str, column: pa.Array) -> int:
-    """Return the length of lists, which must be one."""
     import pyarrow.compute as pc
 
     lengths = pc.list_value_length(column).to_numpy(zero_copy_only=False)
@@ -152,26 +150,26 @@ def _texts(place: str, ours: str, column: pa.Array) -> NDArray[Any]:
 
 
 def facts_path(path: Path) -> Path:
-    """Return the file next to a CSV that says what the CSV cannot."""
+    """Return the file next to a CSV with what the CSV cannot hold."""
     return path.with_name(f"{path.name}.json")
 
 
 def read_csv_file(path: Path, options: Options, store: Store) -> Part:
-    """Read a CSV; see `Format`."""
+    """Read a CSV, and the facts next to it."""
     beside = facts_path(path)
     facts = _parse(beside, read_text(beside, JSON, "facts of the table", error=TraceError)) if beside.is_file() else {}
     return _read(path, read_csv(path, _columns(path, Probe(path).csv_names, options)), facts, options, store)
 
 
 def read_parquet_file(path: Path, options: Options, store: Store) -> Part:
-    """Read a Parquet file; see `Format`."""
+    """Read a Parquet file."""
     names, metadata = Probe(path).parquet
     facts = _parse(path, metadata[FACTS_KEY.encode()]) if FACTS_KEY.encode() in metadata else {}
     return _read(path, read_parquet(path, _columns(path, names, options)), facts, options, store)
 
 
 def read_json_lines_file(path: Path, options: Options, store: Store) -> Part:
-    """Read JSON Lines; see `Format`."""
+    """Read JSON Lines."""
     present = Probe(path).json_names
     optional = {"weight": "gate_weights", "request": "request", "phase": "phase"}
     found = {ours: there for ours, there in optional.items() if there in present}
@@ -195,7 +193,6 @@ def _columns(path: Path, present: Sequence[str], options: Options) -> dict[str, 
 
 
 def _step(columns: dict[str, str], mapped: Mapping[str, str]) -> dict[str, str]:
-    """Return the column of forward passes if the user maps one; a column of phases that nobody mapped is then left out."""
     if "step" not in mapped:
         return {}
     columns.pop("phase", None)
@@ -203,7 +200,6 @@ def _step(columns: dict[str, str], mapped: Mapping[str, str]) -> dict[str, str]:
 
 
 def _entries(path: Path, table: Table, options: Options, store: Store) -> Part:
-    """Put the columns of a table where they belong."""
     names = {"position": "token", "weight": "weights"}
     columns = {names.get(ours, ours): values for ours, values in table.items() if ours != "expert"}
     return complete_tokens(str(path), store, options.incomplete, table["expert"], **columns)

@@ -1,9 +1,9 @@
 """From entries (token, layer, experts) in any order to complete tokens.
 
-Engines write what they do: in prefill a layer for all tokens, then the next layer; in decode a token through all
-layers. So entries are sorted by what they say, not by where they stand. What is missing stays missing: a token
-without one of the layers is left out, and counted, and that is possible at the start of a request only, where the
-tokens left out become a prompt whose routing was not recorded. Anywhere else it is a gap, which is an error.
+Engines write in prefill a layer for all tokens, then the next layer; in decode a token through all layers. So
+entries are sorted by their numbers. A token without one of the layers is left out, and counted, and that is
+possible at the start of a request only, where the tokens left out become a prompt whose routing was not
+recorded. Anywhere else it is a gap, which is an error.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ def complete_tokens(
 ) -> Part:
     """Put the complete tokens of a file into a store.
 
-    An entry is an expert, (n,) `ids`, or all experts of a token in a layer, (n, top_k). Columns are ``layer`` and ``token``, and
-    where they are known ``rank``, ``phase`` (0 prefill, 1 decode) and ``step`` (the forward pass). Without a request, a new one
-    begins whenever the first token and layer come again.
+    An entry is an expert, (n,) `ids`, or all experts of a token in a layer, (n, top_k). Columns are ``layer``
+    and ``token``, and where they are known ``rank``, ``phase`` (0 prefill, 1 decode) and ``step`` (the
+    forward pass). Without a request, a new one begins whenever the first token and layer come again.
     """
     if not len(ids):
         raise wrong(place, "routing of at least one token", "none", "record it again")
@@ -129,7 +129,6 @@ class _Grid:
             raise wrong(self._name(row, at), f"{self.top_k} experts as elsewhere", got, remedy)
 
     def _requests(self, layer: NDArray[Any], token: Ints) -> Ints:
-        """Number requests that have no names: one begins whenever the first entry comes again."""
         again = (token == token[0]) & (layer == layer[0])
         if (rank := self.columns.get("rank")) is not None:
             again &= rank == rank[0]
@@ -143,7 +142,6 @@ class _Grid:
         return f"{self.place}: request {request}, position {position}, layer {self.layers[layer]}"
 
     def part(self, store: Store, incomplete: str, weights: NDArray[np.float16] | None) -> Part:
-        """Put complete tokens into a store."""
         layers = np.arange(len(self.layers))
         notes: list[str] = []
         if incomplete == "layers":
@@ -177,7 +175,6 @@ class _Grid:
         )  # fmt: skip
 
     def _drop(self, layers: Ints, notes: list[str]) -> tuple[Ints, NDArray[np.bool_]]:
-        """Leave out tokens that lack a layer: how many of each request, and which rows are kept."""
         keep: NDArray[np.bool_] = np.asarray((self.counts[:, layers] > 0).all(axis=1))
         dropped = np.bincount(self.request[~keep], minlength=len(self.lengths))
         inside = ~keep & (np.arange(self.n_rows) - self.first[self.request] >= dropped[self.request])
@@ -194,7 +191,6 @@ class _Grid:
         return np.asarray(dropped, np.int64), keep
 
     def _places(self) -> Ints:
-        """Return the place in the grid of each expert."""
         if self.width:
             return np.asarray((self.visit[:, None] * self.top_k + np.arange(self.top_k)).reshape(-1))
         if (rank := self.columns.get("rank")) is None:
@@ -207,7 +203,6 @@ class _Grid:
         return np.asarray(self.visit * self.top_k + rank)
 
     def _phases(self, keep: NDArray[np.bool_]) -> Ints | None:
-        """Count the prefill rows of each request."""
         name = next((name for name in ("phase", "step") if name in self.columns), None)
         if name is None:
             return None

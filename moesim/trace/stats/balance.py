@@ -34,7 +34,6 @@ class Sample:
 
     @cached_property
     def n_requests(self) -> int:
-        """Requests that have rows here."""
         return len(np.unique(self.request))
 
 
@@ -44,7 +43,7 @@ def phase_rows(trace: Trace, phase: str) -> NDArray[np.int64]:
 
 
 def main_phase(trace: Trace) -> str:
-    """Choose the phase to describe where none was asked for: decode, unless the trace has none."""
+    """Choose decode, unless the trace has none."""
     return "decode" if len(phase_rows(trace, "decode")) else "prefill"
 
 
@@ -65,7 +64,7 @@ def select(trace: Trace, phase: str, max_rows: int | None = None) -> Sample:
 
 
 def spans(request: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Find where each request lies among rows that are in the order of requests."""
+    """Find the first row and the length of each request."""
     _, first, length = np.unique(request, return_index=True, return_counts=True)
     return first.astype(np.int64), length.astype(np.int64)
 
@@ -80,13 +79,13 @@ class Context:
     absent: dict[str, str] = field(default_factory=dict)  # figure of this group -> why it is None
 
     def begin(self, text: str, steps: int) -> None:
-        """Show what is being done next; the steps count at once, as the bar is drawn when they are counted."""
+        """Show the next work; its steps count at once."""
         self.progress.describe(text)
         self.progress.advance(steps)
 
 
 def used(experts: NDArray[Any], n_experts: int) -> NDArray[np.int64]:
-    """Count the rows of (n_rows, n_layers, top_k) that used each expert: (n_layers, n_experts)."""
+    """Count the rows that used each expert, (n_layers, n_experts)."""
     n_layers = experts.shape[1]
     places = experts + np.arange(n_layers, dtype=np.int64)[:, None] * n_experts
     return np.bincount(places.ravel(), minlength=n_layers * n_experts).reshape(n_layers, -1)
@@ -110,17 +109,17 @@ def normalised_entropy(frequency: NDArray[np.float64]) -> float:
 
 
 def top_over_uniform(frequency: NDArray[np.float64]) -> float:
-    """Compute how many times as often as the average expert the most used one is used; mean over layers."""
+    """Compute the use of the most used expert over the mean; mean over layers."""
     return float(top_by_layer(frequency).mean())
 
 
 def top_by_layer(frequency: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Compute the largest share over the average one; (..., n_experts) -> (...) float64."""
+    """Compute the largest share over the average one."""
     return np.asarray(frequency.max(axis=-1) * frequency.shape[-1])
 
 
 def gini(frequency: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Compute the Gini coefficient of the activations: our measure of skew."""
+    """Compute the Gini coefficient of the activations, a measure of skew."""
     n = frequency.shape[-1]
     rank = 2 * np.arange(1, n + 1) - n - 1
     return np.asarray((np.sort(frequency, axis=-1) * rank).sum(axis=-1) / n)
@@ -129,7 +128,7 @@ def gini(frequency: NDArray[np.float64]) -> NDArray[np.float64]:
 def uniform_counts(
     rng: np.random.Generator, n_rows: ArrayLike, n_experts: int, top_k: int, shape: tuple[int, ...]
 ) -> NDArray[np.int64]:
-    """Draw how often each expert is used if every token takes top_k different experts at random."""
+    """Draw how often each expert is used if every token takes top_k at random."""
     needing = np.zeros((*shape, top_k + 1), np.int64)  # [..., j]: tokens which still need j experts
     needing[..., top_k] = n_rows
     counts = np.empty((*shape, n_experts), np.int64)
@@ -167,7 +166,7 @@ _MEASURES: dict[str, Callable[[NDArray[np.float64]], NDArray[np.float64]]] = {
 
 
 def balance(context: Context) -> dict[str, Any]:
-    """Compute the figures of balance; ``docs/reference/statistics.md`` defines them."""
+    """Compute the figures of balance."""
     context.begin("balance", 1)
     sample = context.sample
     trace = sample.trace
@@ -186,7 +185,7 @@ def balance(context: Context) -> dict[str, Any]:
 
 
 def prefill_load(trace: Trace, rng: np.random.Generator) -> dict[str, Any] | None:
-    """Describe how the tokens of a prompt spread over the experts of a layer, mean over prompts and layers."""
+    """Describe how the tokens of a prompt spread over the experts of a layer."""
     rows = phase_rows(trace, "prefill")
     if not len(rows):
         return None

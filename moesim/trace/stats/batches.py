@@ -1,4 +1,4 @@
-"""Batches of decode rows of different requests: their distinct experts, and how rows of experts change from step to step."""
+"""Batches of decode rows: their distinct experts, and how rows of experts change by step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FAR = 16
 
 
 def compose(request: NDArray[Any], size: int, seed: int = 0) -> list[NDArray[np.int64]]:
-    """Put rows of different requests together, as a server would decode them: a step takes the next row of each."""
+    """Batch rows of different requests: a step takes the next of each."""
     first, length = spans(request)
     order = np.random.default_rng(seed).permutation(len(first))
     groups = order[: len(order) // size * size].reshape(-1, size)
@@ -44,12 +44,12 @@ def distinct_experts(experts: NDArray[Any], batches: Sequence[NDArray[np.int64]]
 
 
 def uniform_distinct(n_experts: int, top_k: int, batch_size: int) -> float:
-    """Compute how many experts a batch needs on average if each row takes top_k at random."""
+    """Compute the experts that a batch needs on average if each row takes top_k at random."""
     return float(n_experts * (1 - (1 - top_k / n_experts) ** batch_size))
 
 
 def independent_distinct(experts: NDArray[Any], n_experts: int, batch_size: int) -> float:
-    """Compute how many experts a batch would need if its rows were drawn from the whole trace."""
+    """Compute the experts that a batch would need if its rows were drawn from the whole trace."""
     share = activation_frequency(experts, n_experts) * experts.shape[2]
     return float((1 - (1 - share) ** batch_size).sum(axis=1).mean())
 
@@ -57,7 +57,7 @@ def independent_distinct(experts: NDArray[Any], n_experts: int, batch_size: int)
 def workload_correlation(
     experts: NDArray[Any], batches: Sequence[NDArray[np.int64]], n_experts: int, n_steps: int = HEAT_MAP_STEPS
 ) -> dict[str, Any] | None:
-    """Compare the workloads of the steps of a batch: whether experts are busy again that were busy a token before."""
+    """Correlate the rows of experts in the steps of a batch."""
     long = [b for b in batches if len(b) > 1]
     if not long:
         return None
@@ -92,7 +92,7 @@ def _correlation(load: NDArray[np.int64]) -> NDArray[np.float64]:
 
 
 def batching(context: Context) -> dict[str, Any]:
-    """Compute the distinct experts of a layer by batch size; ``docs/reference/statistics.md`` defines them."""
+    """Compute the distinct experts of a layer by batch size."""
     context.begin("batching", 1)
     sample = context.sample
     n_experts, top_k = sample.trace.n_experts, sample.trace.top_k

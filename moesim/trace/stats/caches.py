@@ -1,7 +1,7 @@
-"""One cache a layer, of several sizes at once: hit rates of LRU, LFU and Belady over the rows of a trace.
+"""Hit rates of LRU, LFU, Belady and others over the rows of a trace, of several sizes at once.
 
-Every lookup of a row is answered before its cache changes. All layers and sizes go through NumPy together, which a trace of some
-ten thousand rows needs; the tests compare it with a cache that is replayed one lookup at a time.
+Every lookup of a row is answered before its cache changes. All layers and sizes go through NumPy together,
+which some ten thousand rows need.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _chunks(experts: NDArray[Any], n_experts: int) -> Iterator[slice]:
 
 
 def _lru(experts: NDArray[Any], n_experts: int, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Count hits at all sizes in one pass: a lookup hits if fewer than `size` experts were used more recently."""
+    """Count hits at all sizes in one pass, by how many experts were used more recently."""
     _, n_layers, top_k = experts.shape
     histogram = np.zeros((n_layers, n_experts + 1), np.int64)  # the last bin: never used before
     before = np.full((n_layers, n_experts), -1, np.int32)
@@ -94,7 +94,7 @@ def _belady_visit(experts: NDArray[Any], n_experts: int, sizes: NDArray[np.int64
 
 
 def _keep_visit(experts: NDArray[Any], n_experts: int, sizes: NDArray[np.int64], rank: Worth) -> NDArray[np.int64]:
-    """Let go by ``rank(row, ids)``, (n_layers, top_k), then by last use; what the row itself uses goes last."""
+    """Evict by ``rank(row, ids)``, then by last use; the row's own experts go last."""
     n_rows, n_layers, top_k = experts.shape
     lookups = n_rows * top_k
     last = np.arange(top_k)
@@ -115,7 +115,7 @@ def _keep_visit(experts: NDArray[Any], n_experts: int, sizes: NDArray[np.int64],
 
 
 def _next_rows(experts: NDArray[Any], n_experts: int) -> NDArray[np.float64]:
-    """For each lookup, the next row that uses the same expert of the same layer."""
+    """Return for each lookup the next row that uses the same expert of the same layer."""
     n_rows, n_layers, top_k = experts.shape
     result = np.empty(experts.shape, np.float64)
     for layer in range(n_layers):
@@ -129,7 +129,7 @@ def _next_rows(experts: NDArray[Any], n_experts: int) -> NDArray[np.float64]:
 
 
 def keep_worthiest(experts: NDArray[Any], n_experts: int, sizes: NDArray[np.int64], value: Worth) -> NDArray[np.int64]:
-    """Let the least worthy go after each row, until every cache is back at its size."""
+    """Evict the least worthy after each row, until every cache is back at its size."""
     n_rows, n_layers, top_k = experts.shape
     # 0 for what is held, infinite for what is not: adding it to the worth is several times faster than a mask.
     away = np.full((len(sizes), n_layers, n_experts), np.inf)
@@ -190,7 +190,7 @@ def mrs_scores(trace: Trace, rows: NDArray[np.int64]) -> tuple[NDArray[Any] | No
 def mrs_hits(
     experts: NDArray[Any], scores: NDArray[Any], p: int, capacities: Sequence[int], alpha: float = MRS_ALPHA
 ) -> NDArray[np.float64]:
-    """Replay HybriMoE's cache: the scores move first, then the experts enter, then those with the smallest S leave."""
+    """Replay HybriMoE's cache: scores move, experts enter, those with the smallest leave."""
     n_rows, n_layers, top_k = experts.shape
     n_experts = scores.shape[2]
     mrs = np.zeros((n_layers, n_experts), np.float64)
@@ -205,7 +205,7 @@ def mrs_hits(
 
 
 def default_u_size(n_experts: int) -> int:
-    """Return the experts that DALI replaces at the end of a window: 1 for Mixtral's 8, 8 for models with many experts."""
+    """Return the experts that DALI replaces at the end of a window: 1 of 8 experts, 8 of many."""
     return max(1, min(8, n_experts // 8))
 
 
@@ -254,7 +254,7 @@ _NULL_ROWS, _NULL_LAYERS = 2048, 4
 
 
 def caches(context: Context) -> dict[str, Any]:
-    """Compute hit rates by cache size; ``docs/reference/statistics.md`` defines them."""
+    """Compute hit rates by cache size."""
     context.begin("LRU, LFU, Belady", 4)
     sample = context.sample
     trace = sample.trace

@@ -1,4 +1,4 @@
-"""Calibration: what policies know of a model's routing from requests that are not simulated, tables and embeddings."""
+"""Calibration: tables and embeddings of requests that are not simulated."""
 
 from __future__ import annotations
 
@@ -47,7 +47,6 @@ class Counts:
         }
 
     def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Go on from counts that were saved."""
         self.arrays = {name: np.array(arrays[name]) for name in self.arrays}
 
     def add(self, experts: NDArray[Any], n_prompt: int) -> None:
@@ -65,7 +64,6 @@ class Counts:
         self.arrays["inputs"] += sums
 
     def tables(self) -> dict[str, NDArray[Any]]:
-        """Make the tables of a trace."""
         both = self.arrays["prefill"] + self.arrays["decode"]
         return {
             "activation_frequency": _shares(both),
@@ -87,7 +85,7 @@ def _shares(counts: NDArray[np.int64]) -> NDArray[np.float32]:
 
 
 def map_rows(n_prompt: Sequence[int], n_rows: Sequence[int]) -> list[tuple[int, int]]:
-    """Choose the (request, row) of expert maps: the last of each prompt and each decoded one, or evenly `MOST` of them."""
+    """Choose rows of expert maps: the last of each prompt and each decoded one, at most `MOST`."""
     rows = [
         (request, row)
         for request, (prompt, n) in enumerate(zip(n_prompt, n_rows, strict=True))
@@ -110,7 +108,7 @@ _ROWS = 512  # compared at a time
 
 
 def cosines(past: NDArray[Any], present: NDArray[Any]) -> NDArray[np.float64]:
-    """Compute the cosine of each row of ``present`` with each of ``past``; 0 where either has no length."""
+    """Compute the cosine of each row of ``present`` with each of ``past``; 0 without a length."""
     past, present = np.asarray(past, np.float64), np.asarray(present, np.float64)
     lengths = np.sqrt(np.square(present).sum(axis=1)[:, None] * np.square(past).sum(axis=1))
     products = present @ past.T
@@ -118,14 +116,14 @@ def cosines(past: NDArray[Any], present: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def closest(past: NDArray[Any], present: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Find for each row of ``present`` the first row of ``past`` with the largest cosine to 12 decimals; index and cosine."""
+    """Find for each row of ``present`` the row of ``past`` with the largest cosine, to 12 decimals."""
     found = cosines(past, present)
     best = found.round(DECIMALS).argmax(axis=1)
     return best, found[np.arange(len(best)), best]
 
 
 def of_iterations(embeddings: NDArray[Any], n_prompt: int) -> NDArray[np.float64]:
-    """Embed the iteration that ends with each row: the mean of the prompt up to it, or the decoded token itself."""
+    """Embed the iteration of each row: the mean of the prompt up to it, or the decoded token."""
     found = np.array(embeddings, np.float64)
     found[:n_prompt] = np.cumsum(found[:n_prompt], axis=0) / np.arange(1, n_prompt + 1)[:, None]
     return found
@@ -143,7 +141,7 @@ def embedding_signal(trace: Trace, past: NDArray[np.float64], maps: NDArray[Any]
 
 
 def _pieces(trace: Trace) -> Iterator[tuple[slice, NDArray[np.float64]]]:
-    """Return the embeddings of a trace's iterations, and their rows, some at a time."""
+    """Yield the rows of a trace's iterations and their embeddings, some at a time."""
     assert trace.embeddings is not None
     table = trace.requests
     for first, prompt, decode in zip(table.first_row.tolist(), table.n_prompt.tolist(), table.n_decode.tolist(), strict=True):

@@ -70,7 +70,7 @@ def by_score(scores: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def ranked(sample: Sample) -> NDArray[Any]:
-    """Order the experts of each row by score; without full scores only the chosen ones, as the router did."""
+    """Order the experts of each row by score; without full scores only the chosen ones."""
     trace = sample.trace
     if trace.recorded_scores is None:
         return sample.experts
@@ -82,7 +82,7 @@ def ranked(sample: Sample) -> NDArray[Any]:
 
 
 def reuse_by_rank(ranked: NDArray[Any], experts: NDArray[Any], request: NDArray[Any], n_experts: int) -> NDArray[np.float64]:
-    """Compute the probability that the next token uses an expert, by its rank in this token (HybriMoE, 2025, Fig. 3b)."""
+    """Compute P(the next token uses an expert), by its rank in this token (HybriMoE, Fig. 3b)."""
     later = _later(request, 1)
     n_layers, m = ranked.shape[1:]
     if not len(later):
@@ -95,7 +95,7 @@ def reuse_by_rank(ranked: NDArray[Any], experts: NDArray[Any], request: NDArray[
 
 
 def segments(request: NDArray[Any], length: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Cut requests into consecutive segments of equal length; what is left over at the end of one is not used."""
+    """Cut requests into consecutive segments of equal length; the rest of a request is not used."""
     first, size = spans(request)
     place = np.arange(len(request)) - np.repeat(first, size)
     whole = np.repeat(size // length, size)
@@ -175,7 +175,7 @@ def _request_loads(trace: Trace, requests: NDArray[np.int64], phase: str) -> NDA
 
 
 def _paired(prefill: NDArray[np.float64], decode: NDArray[np.float64]) -> tuple[NDArray[np.float64], float, NDArray[np.float64]]:
-    """Compare unit vectors (n, n_layers, n_experts): of the same request, of different ones on average, and by layer."""
+    """Compare unit vectors (n, n_layers, n_experts): of one request, of different ones, and by layer."""
     n, n_layers = prefill.shape[:2]
     products = prefill * decode
     own = products.sum(axis=(1, 2)) / n_layers
@@ -200,7 +200,7 @@ _NO_BOTH = "no request has both prefill and decode rows"
 
 
 def locality(context: Context) -> dict[str, Any]:
-    """Compute the figures of locality; ``docs/reference/statistics.md`` defines them."""
+    """Compute the figures of locality."""
     context.begin("reuse", 1)
     sample = context.sample
     trace = sample.trace

@@ -1,7 +1,7 @@
-"""Misses of caches that know the routing of some steps ahead, counted from a trace: what looking ahead is worth.
+"""Misses of caches that know the routing of some steps ahead, counted from a trace.
 
-One cache a layer, empty at the start. A miss may pass the cache by; what is beyond the window goes by decayed frequency. All
-layers, sizes and windows go through NumPy together, so that one more hardly takes longer.
+One cache a layer, empty at the start. A miss may pass the cache by; beyond the window decayed frequency
+decides. All layers, sizes and windows go through NumPy together.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def misses_by_window(
     slots : sequence of int
         Sizes of the cache of a layer.
     windows : sequence of int, steps
-        How far the future is known; one as long as the trace makes it MIN with bypass, the fewest misses that there can be.
+        How far the future is known; one as long as the trace makes it MIN with bypass, the fewest misses that
+        there can be.
     half_life : float, steps
         An expert's score counts its uses, each half as much after so many steps.
     kappa : float
@@ -113,7 +114,7 @@ def misses_by_window(
 
 
 def _next_steps(ids: NDArray[np.int64], n_experts: int) -> NDArray[np.int64]:
-    """For each use, the next step that uses the same expert of the same layer, or `_NEVER`."""
+    """Return for each use the next step that uses the same expert of the same layer, or `_NEVER`."""
     n_steps, n_layers, _ = ids.shape
     found = np.empty(ids.shape, np.int64)
     last = np.full((n_layers, n_experts), _NEVER, np.int64)

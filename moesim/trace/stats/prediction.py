@@ -1,4 +1,4 @@
-"""How well routing can be told in advance: recall of recorded signals and of a co-occurrence table."""
+"""How predictable routing is: recall of recorded signals and of a co-occurrence table."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def recall(predicted: NDArray[Any], experts: NDArray[Any]) -> NDArray[np.float64
 
 
 def signal_recall(trace: Trace, signal: Signal, rows: NDArray[Any] | None = None) -> float:
-    """Compute the recall of a recorded signal's top_k, over the layers and rows it covers."""
+    """Compute the recall of a signal's top_k, over the layers and rows it covers."""
     by_layer = signal_recall_by_layer(trace, signal, rows)
     return float("nan") if np.isnan(by_layer).all() else float(np.nanmean(by_layer))
 
 
 def signal_recall_by_layer(trace: Trace, signal: Signal, rows: NDArray[Any] | None = None) -> NDArray[np.float64]:
-    """Compute the recall of a recorded signal's top_k, layer by layer."""
+    """Compute the recall of a signal's top_k, layer by layer."""
     covered = np.asarray(signal.rows)
     wanted = np.ones(len(covered), bool) if rows is None else np.isin(covered, rows)
     result = np.full(trace.n_layers, np.nan)
@@ -80,7 +80,7 @@ def coactivation_scores(shares: NDArray[np.float64], experts: NDArray[Any]) -> N
 
 
 def coactivation_recall(experts: NDArray[Any], request: NDArray[Any], n_experts: int) -> float:
-    """Compute the recall of a co-occurrence table, counted over a random half of the requests and tried on the rest."""
+    """Compute the recall of a co-occurrence table of half of the requests on the rest."""
     by_layer = coactivation_recall_by_layer(experts, request, n_experts)
     return float("nan") if np.isnan(by_layer).all() else float(np.nanmean(by_layer))
 
@@ -104,7 +104,7 @@ def coactivation_recall_by_layer(experts: NDArray[Any], request: NDArray[Any], n
 
 
 def among_best(scores: NDArray[Any], ids: NDArray[Any], n: int) -> NDArray[np.bool_]:
-    """Return which experts are among the n best of their row; among equal scores the lower id is better."""
+    """Return which experts are among the n best of their row; of equals the lower id is better."""
     which = ids.astype(np.int64)
     mine = np.take_along_axis(scores, which, axis=1)
     found = np.empty(ids.shape, bool)
@@ -129,7 +129,7 @@ class WorkloadRecall(NamedTuple):
 
 
 def busiest_found(predicted: NDArray[Any], true: NDArray[Any], n: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Compare the n experts with the largest predicted workload with those with the largest true one."""
+    """Compare the n busiest experts, predicted and true."""
     n_experts = true.shape[1]
     possible = np.minimum(n, (true > 0).sum(axis=1))
     least = np.partition(true, n_experts - n, axis=1)[:, n_experts - n]
@@ -144,7 +144,7 @@ def busiest_found(predicted: NDArray[Any], true: NDArray[Any], n: int) -> tuple[
 def workload_recall(
     trace: Trace, signal: Signal, rows: NDArray[Any], batch_sizes: Sequence[int], counts: Sequence[int], seed: int = 0
 ) -> list[WorkloadRecall]:
-    """Compute how well a signal names the busiest experts of batches of different requests."""
+    """Compute how well a signal names the busiest experts of batches."""
     wanted = np.flatnonzero(np.isin(signal.rows, rows))
     covered = np.asarray(signal.rows)[wanted]
     n_layers, n_experts = trace.n_layers, trace.n_experts
@@ -189,7 +189,7 @@ TOP_COUNTS = (1, 2, 4)
 
 
 def prediction(context: Context) -> dict[str, Any]:
-    """Compute the figures of prediction; ``docs/reference/statistics.md`` defines them."""
+    """Compute the figures of prediction."""
     context.begin("signals", 2)
     sample = context.sample
     trace = sample.trace
@@ -231,7 +231,6 @@ def _recall(by_layer: NDArray[np.float64], lookahead: int, n_rows: int) -> dict[
 
 
 def _states(sample: Sample, absent: dict[str, str]) -> dict[str, Any] | None:
-    """Compare gate inputs of neighbouring layers, where they were recorded."""
     trace = sample.trace
     if trace.inputs is None:
         absent["states"] = "the trace has no gate inputs"

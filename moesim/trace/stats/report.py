@@ -1,6 +1,6 @@
-"""All statistics of a trace, by the question that they answer. What the trace cannot tell is None, with the reason.
+"""All statistics of a trace, by question; None, with the reason, where it has no numbers.
 
-The keys are defined in ``docs/reference/statistics.md``.
+``docs/reference/statistics.md`` defines the keys.
 """
 
 from __future__ import annotations
@@ -123,7 +123,6 @@ def summary(report: Mapping[str, Any], *, full: bool = False) -> list[Row]:
 
 
 def _words(name: str) -> str:
-    """Name a figure that is absent as it is named where it is there."""
     group, _, rest = name.partition(".")
     if group == "activated":
         return f"recall of {rest}"
@@ -212,7 +211,7 @@ def _prediction_rows(found: Mapping[str, Any], full: bool) -> Iterator[tuple[Any
 
 
 def _ahead(lookahead: int) -> str:
-    """Describe when a signal is known; 0 stands for a shadow model, which is run before the layers."""
+    """Describe when a signal is known; 0 stands for a shadow model."""
     if lookahead == 0:
         return "ahead of all layers"
     return f"{lookahead} layer{'s' if lookahead > 1 else ''} ahead"

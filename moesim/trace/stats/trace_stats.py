@@ -1,6 +1,7 @@
-"""The reference figures of a trace: what published traces were described by, and a synthetic one must match.
+"""The reference figures of a trace, to which synthetic ones are fitted.
 
-Every figure is of single requests (batch 1), averaged over layers. `moesim.trace.stats.report` has all others.
+Every figure is of single requests (batch 1), averaged over layers. `moesim.trace.stats.report` has all
+others.
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ def stats(
     Parameters
     ----------
     trace : Trace
-        What was recorded.
     phase : str
         ``"decode"`` or ``"prefill"``.
     max_rows : int or None

@@ -1,4 +1,4 @@
-"""Synthetic traces: routing of models too large to record, from causes fitted to what is known of them."""
+"""Synthetic traces: routing of models too large to record, from fitted causes."""
 
 from moesim.trace.synthesis.generate import synthesize
 from moesim.trace.synthesis.parameter_set import ParameterSet, parameter_names, read_parameters

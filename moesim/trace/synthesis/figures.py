@@ -64,7 +64,7 @@ def check_figure(name: str, place: str) -> None:
 
 
 def needs_inputs(names: Sequence[str]) -> bool:
-    """Return whether figures are about the gate inputs themselves."""
+    """Return whether figures are of the gate inputs."""
     return any(name.startswith("cosine@") for name in names)
 
 
@@ -132,7 +132,6 @@ def _hit_rates(experts: NDArray[np.uint8], n_experts: int, names: Sequence[str],
 
 
 def _quantile(experts: NDArray[np.uint8], request: NDArray[np.int32], n_experts: int, name: str, percent: str) -> float:
-    """Quantile over layers of a figure whose mean over layers is the figure of that name."""
     what, _, which = name.partition("@")
     if what == "reuse":
         by_layer = reuse_by_lag(experts, request, [int(which)], n_experts)[0]
@@ -147,7 +146,6 @@ def _quantile(experts: NDArray[np.uint8], request: NDArray[np.int32], n_experts:
 def _union(
     experts: NDArray[np.uint8], request: NDArray[np.int32], n_experts: int, size: int, steps: int = STEPS_IN_STEP
 ) -> float:
-    """Experts of a step of a batch, relative to independent rows; nan if there are fewer requests."""
     batches = [batch[:steps] for batch in compose(request, size)]
     if not batches:
         return float("nan")
@@ -155,7 +153,7 @@ def _union(
 
 
 def _cosine(trace: Trace, which: str) -> float:
-    """Cosine of a layer's gate input with what a signal reads instead; layers as DALI (2026), Table 8, counts them."""
+    """Return the cosine of a gate input with a signal's; layers as DALI (2026), Table 8, counts them."""
     signal, _, layers = which.partition(":")
     first, _, last = layers.partition("-")
     assert trace.inputs is not None
@@ -199,7 +197,6 @@ class Targets:
 
     @property
     def fitted(self) -> tuple[Figure, ...]:
-        """Figures that a fit tries to match."""
         return tuple(figure for figure in self.figures if figure.fitted)
 
 

@@ -1,7 +1,8 @@
 """Find the parameters with which synthetic traces have the figures that are wanted.
 
-Every statistic is computed on synthetic traces of the wanted size, with the same seeds at each try, so that a change of a
-figure is due to the change of a parameter. Then nonlinear least squares on errors in units of their tolerance.
+Every statistic is computed on synthetic traces of the wanted size, with the same seeds at each try, so that a
+change of a figure is due to the change of a parameter. Then nonlinear least squares on errors in units of
+their tolerance.
 """
 
 from __future__ import annotations
@@ -97,9 +98,9 @@ def _simulate(shaped: ParameterSet, targets: Targets, n_decode: int, seed: int, 
 class Quick:
     """Simulates less, for the many tries of a fit.
 
-    If layers are alike, the statistics along the requests are by construction those of every layer. They do not depend on how
-    states change from layer to layer: a few layers do for them, and a parameter of the latter kind needs no new trace. What
-    is about pairs of layers needs all layers and all requests, for their topics, but fewer tokens of each.
+    If layers are alike, statistics along the requests are those of every layer, whatever happens between
+    layers: a few layers do for them, and a parameter of the latter kind needs no new trace. Statistics of
+    pairs of layers need all layers and all requests, but fewer tokens of each.
     """
 
     def __init__(self, targets: Targets, names: Sequence[str]) -> None:
@@ -111,7 +112,6 @@ class Quick:
         self._known: dict[tuple[float, ...], dict[str, float]] = {}
 
     def __call__(self, parameters: ParameterSet, seed: int) -> dict[str, float]:
-        """Measure the figures for one seed."""
         shaped = parameters.replace(**self._targets.shape)
         key = (seed, *(value for name, value in shaped.values().items() if name not in _ACROSS))
         if key not in self._known:
@@ -138,13 +138,13 @@ def fit(
     Parameters
     ----------
     base : ParameterSet
-        Where to start; what is not fitted stays as it is there, and counts as assumed unless it was fitted to other
-        figures of the same model.
+        Where to start; what is not fitted stays as it is there, and counts as assumed unless it was fitted to
+        other figures of the same model.
     targets : Targets
     seeds : sequence of int
         Statistics are means over them.
     progress : callable
-        Told the number of synthetic traces so far and the root mean square error in tolerances.
+        Called with the number of synthetic traces so far and the root mean square error in tolerances.
 
     Returns
     -------
@@ -192,11 +192,10 @@ class _Problem:
         self.start = np.clip(start, self.lower + _STEP, self.upper - _STEP)
 
     def values(self, place: NDArray[np.float64]) -> dict[str, float]:
-        """Return the free parameters at a place, as they will be written."""
         return {name: float(f"{from_scale(name, value):.4g}") for name, value in zip(self._free, place, strict=True)}
 
     def errors(self, place: NDArray[np.float64], seeds: Sequence[int], measured: _Measured) -> NDArray[np.float64]:
-        """Return the errors of means over seeds; the solver asks several times for the same place."""
+        """Return the errors of means over seeds; the solver asks for a place several times."""
         key = (place.tobytes(), tuple(seeds))
         if key not in self._known:
             figures = self.targets.fitted
@@ -215,7 +214,7 @@ class _Good(Exception):
 
 
 def _search(problem: _Problem, quick: Quick, seeds: Sequence[int]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Find a place with small errors on a few seeds and small samples, and the slopes there or at the place before."""
+    """Find a place with small errors on a few seeds and small samples, and the slopes near it."""
     from scipy.optimize import least_squares  # takes long to import, which every command would pay
 
     latest: NDArray[np.float64] | None = None
@@ -267,7 +266,7 @@ def _polish(
 
 
 def to_scale(name: str, value: float) -> float:
-    """Put a parameter on its own scale: logarithm (of 1 + it, if it may be 0), logit or as it is."""
+    """Put a parameter on its own scale: logarithm, logit or as it is."""
     scale = NUMBERS[name]["scale"]
     if scale == "log":
         return float(np.log(value))
@@ -307,22 +306,18 @@ class Match:
 
     @property
     def mean(self) -> float:
-        """Mean over seeds."""
         return float(np.mean(self.found))
 
     @property
     def error(self) -> float:
-        """Mean less target."""
         return self.mean - self.figure.value
 
     @property
     def worst(self) -> float:
-        """Error of the seed that is farthest off."""
         return max((value - self.figure.value for value in self.found), key=abs)
 
     @property
     def met(self) -> bool:
-        """Whether every seed is within the tolerance."""
         return abs(self.worst) <= self.figure.tolerance
 
 
@@ -338,7 +333,7 @@ def report(
 
 
 def cells(matches: Sequence[Match]) -> list[list[str]]:
-    """Write matches as rows of text below `COLUMNS`, longer by `HELD_OUT` where some requests were held out."""
+    """Write matches as rows of text below `COLUMNS`, and `HELD_OUT` where requests were held out."""
     return [
         [
             m.figure.name,

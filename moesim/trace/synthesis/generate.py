@@ -48,7 +48,7 @@ def top_ids(logits: F32, n: int) -> NDArray[np.int64]:
 
 
 def _top_ids(table: F32, n: int) -> NDArray[np.int64]:
-    """Find the n largest of each row, by integers: the ordered bits of a float, the last few replaced by the expert's number."""
+    """Find the n largest of each row by a float's ordered bits, the last few the expert's number."""
     n_experts = table.shape[1]
     n_bits = (n_experts - 1).bit_length()
     keys = (table + np.float32(0)).view(np.int32)  # 0 makes both zeros one
@@ -65,7 +65,7 @@ def _top_ids(table: F32, n: int) -> NDArray[np.int64]:
 
 
 def _among_equals(table: F32, n: int) -> NDArray[np.int64]:
-    """Find the n largest of rows in which several are equal or nearly so: of equal ones the lower ids."""
+    """Find the n largest of rows with near equals: of equal ones the lower ids."""
     return np.argsort(-table, axis=1, kind="stable")[:, :n]
 
 
@@ -76,7 +76,7 @@ def _at(table: NDArray[Any], columns: NDArray[np.int64]) -> NDArray[Any]:
 
 
 def softmax_at(logits: F32, ids: NDArray[np.int64]) -> F32:
-    """Compute the softmax over all, of some that begin with the largest; equal to the bit to `softmax` of all."""
+    """Compute `softmax` of some that begin with the largest, over all, equal to the bit."""
     n_experts, n = logits.shape[-1], ids.shape[-1]
     table = np.ascontiguousarray(logits).reshape(-1, n_experts)
     chosen = ids.reshape(len(table), n)
@@ -97,7 +97,7 @@ def route(logits: F32, top_k: int, renormalise: bool) -> tuple[NDArray[np.int64]
 
 
 def read_gates(model: SyntheticModel, points: F64, lookahead: int = 0) -> F32:
-    """Apply routers to the inputs, put on the grid, of their own or of an earlier layer."""
+    """Apply routers to inputs on the grid, of their own or of an earlier layer."""
     found = np.empty((len(points) - lookahead, points.shape[1], model.bias.shape[1]), np.float32)
     for layer, logits32 in enumerate(found):  # one at a time, which stays in a core's cache
         logits = points[layer] @ model.gates[layer + lookahead].T
@@ -107,7 +107,7 @@ def read_gates(model: SyntheticModel, points: F64, lookahead: int = 0) -> F32:
 
 
 def signal_logits(model: SyntheticModel, inputs: F32, points: F64, residual: NDArray[np.float16] | None) -> dict[str, F32]:
-    """Compute what gate reuse and its residual form say, by name, of the inputs as they are and put on the grid."""
+    """Compute the logits of gate reuse and its residual form, by name."""
     ahead = [n for n in LOOKAHEADS if n < len(inputs)]
     found = {f"gate_next{n}": read_gates(model, points, n) for n in ahead}
     if residual is not None and ahead:
@@ -117,7 +117,7 @@ def signal_logits(model: SyntheticModel, inputs: F32, points: F64, residual: NDA
 
 
 def signal_facts(name: str) -> dict[str, Any]:
-    """Describe a signal as a trace's header does: lookahead, needs_layer_offset, first_layer, about."""
+    """Describe a signal as a trace's header does."""
     ahead = 1 if name == "residual" else int(name.removeprefix("gate_next"))
     plus = " plus calibration/residual[l - 1]" if name == "residual" else ""
     about = f"softmax of synthetic router l applied to the input of router l - {ahead}{plus}"
@@ -177,7 +177,7 @@ def synthesize(
     folder : Path or None
         Where to keep the arrays as files until the trace is written; None: in memory.
     progress : callable
-        Told how many rows have been made since it was told last.
+        Called with the number of rows that have been made since the last call.
 
     Returns
     -------
@@ -220,13 +220,13 @@ def synthesize(
 
 @lru_cache(maxsize=32)  # the largest takes 15 MB
 def _drawn(parameters: ParameterSet, seed: int) -> SyntheticModel:
-    """Draw a model, or give back one of the last: several lengths of one model are often made."""
+    """Draw a model, or return one of the last: several lengths are often made."""
     return draw_model(parameters, seed)
 
 
 @lru_cache(maxsize=4)  # the largest of the shipped parameters takes 16 MB
 def _calibrated(parameters: ParameterSet, seed: int, n_requests: int, scores: bool) -> dict[str, NDArray[Any]]:
-    """Count calibration tables, or give back some of the last, which nobody may change."""
+    """Count calibration tables, or return some of the last."""
     tables = _calibrate(_drawn(parameters, seed), n_requests, scores)
     for table in tables.values():
         table.flags.writeable = False
@@ -274,7 +274,6 @@ class _Kept:
             return mapped(file, dtype, shape)
 
     def put_signal(self, name: str, first: int, logits: NDArray[np.float32], top_k: int) -> None:
-        """Keep what a signal says about some rows; the layers before its first stay zero."""
         n_ahead, n, n_experts = logits.shape
         n_layers = self.experts.shape[1]
         dense = n_experts <= DENSE_EXPERTS
@@ -294,7 +293,6 @@ class _Kept:
         self.signal_scores[name][place] = said.swapaxes(0, 1)
 
     def signals(self) -> dict[str, Signal]:
-        """Put together what was kept of each signal."""
         rows = np.arange(self.n_signal, dtype=np.int32)
         return {
             name: Signal(name, rows, scores, self.signal_ids.get(name), **signal_facts(name))
@@ -302,7 +300,6 @@ class _Kept:
         }
 
     def gate_inputs(self) -> GateInputs | None:
-        """Put together what was kept of the gate inputs."""
         return None if self.inputs is None else GateInputs(np.arange(len(self.inputs), dtype=np.int32), self.inputs)
 
 
@@ -334,7 +331,7 @@ def _request(
 
 
 def _calibrate(model: SyntheticModel, n_requests: int, scores: bool) -> dict[str, NDArray[Any]]:
-    """Count calibration tables over requests of their own stream; the same tables as a recording has, maps if it has scores."""
+    """Count calibration tables over requests of their own stream."""
     if not n_requests:
         return {}
     p, n_rows = model.parameters, CALIBRATION_PROMPT + CALIBRATION_DECODE

@@ -1,18 +1,20 @@
 """The generative model: gates are directions in a space of states, and states have causes.
 
-Of a gate input, all tokens have a part in common, the mean of the layer; no router reads the tokens' own unread part; the
-rest is the state proper, x. Its energy is 1, spread over the dimensions by the spectrum, and it is made of
+Of a gate input, all tokens have a part in common, the mean of the layer; no router reads the tokens' own
+unread part; the rest is the state proper, x. Its energy is 1, spread over the dimensions by the spectrum, and
+it is made of
 
 * what the topic of the token determines: one vector per topic and layer;
 * context, an autoregressive process along the request;
 * what is new with this token.
 
-From layer to layer a share of all three is renewed (`innovation`) and the rest is kept, so that the statistics along the
-request are those of every layer:  x[l + 1] = sqrt(1 - innovation) x[l] + sqrt(innovation) fresh.
+From layer to layer a share of all three is renewed (`innovation`) and the rest is kept, so that the
+statistics along the request are those of every layer:  x[l + 1] = sqrt(1 - innovation) x[l] +
+sqrt(innovation) fresh.
 
-The logits are temperature * (gate . input + bias). Gates are random directions, scaled to the same spread of logits. As
-training does with a load-balancing loss, biases are set so that the loads come out as the popularity says, whatever the
-directions.
+The logits are temperature * (gate . input + bias). Gates are random directions, scaled to the same spread of
+logits. As training does with a load-balancing loss, biases are set so that the loads are those of the
+popularity.
 """
 
 from __future__ import annotations
@@ -46,13 +48,13 @@ FILE: Final = Path(str(resources.files("moesim.trace.synthesis"))) / "parameters
 
 
 def key_of(p: ParameterSet) -> str:
-    """Name all that biases follow from, but the seed: other parameters never get the biases of these."""
+    """Name all that biases follow from but the seed."""
     numbers = {"n_layers": p.n_layers, "n_experts": p.n_experts, "top_k": p.top_k, **p.values()}
     return hashlib.sha256(json.dumps(numbers, sort_keys=True).encode()).hexdigest()
 
 
 def kept_biases(p: ParameterSet, seed: int) -> NDArray[np.float32] | None:
-    """Return the biases that make loads as wanted, (n_layers, n_experts) float32; None if they are not kept."""
+    """Return the biases that make loads as wanted; None if they are not kept."""
     if seed != SEED:
         return None
     arrays, _ = read_container(FILE)
@@ -118,20 +120,20 @@ def draw_model(parameters: ParameterSet, seed: int) -> SyntheticModel:
 
 
 def layer_ladder(n_layers: int, draws: Draws) -> F64:
-    """Return each layer its place among the layers: the quantiles of a normal distribution, neighbours mostly near each other."""
+    """Return the place of each layer among normal quantiles, neighbours near each other."""
     walk = _remembering(draws.normals(n_layers).astype(np.float64), _LAYERS_ALIKE)
     return normal_quantiles(n_layers)[np.argsort(np.argsort(walk, kind="stable"))]
 
 
 def _remembering(values: NDArray[Any], keep: float | np.float32) -> NDArray[Any]:
-    """Add to each value, in place along the first axis, a share of the one before: an autoregressive process of order one."""
+    """Add to each value, in place, a share of the one before."""
     for i in range(1, len(values)):
         values[i] += keep * values[i - 1]
     return values
 
 
 def layer_shares(p: ParameterSet, ladder: F64) -> F64:
-    """Compute the topic's and the context's share of each layer, (n_layers, 2) float64."""
+    """Compute the topic's and the context's share of each layer, (n_layers, 2)."""
     shares = np.asarray([p.topic_share, p.context_share])
     if not p.locality_spread:
         return np.tile(shares, (p.n_layers, 1))
@@ -152,7 +154,7 @@ def carry(fresh: F32, innovation: F64) -> F32:
 
 
 def _topics(p: ParameterSet, draws: Draws, innovation: F64) -> F32:
-    """Topic vectors of each layer, (n_layers, n_topics, width), whose mean is 0 and whose variance 1 over the topics."""
+    """Draw topic vectors of each layer, of mean 0 and variance 1 over the topics."""
     topics = carry(draws.normals(p.n_layers, p.n_topics, p.width), innovation)
     if p.n_topics > 1:
         for layer in topics:  # by layer, for large ones
@@ -164,7 +166,7 @@ def _topics(p: ParameterSet, draws: Draws, innovation: F64) -> F32:
 
 
 def _means(p: ParameterSet, draws: Draws, spread: F32, steps: NDArray[np.int64]) -> F32:
-    """Mean gate input of each layer, (n_layers, 2 * width), in units in which the state proper has energy 1."""
+    """Draw the mean gate input of each layer, in units of the state's energy."""
     turns = _settling(p.mean_turn, p.first_turn, p.settling, steps)
     means = _unit(np.multiply(draws.normals(p.n_layers, 2, p.width), spread, dtype=np.float64))
     for layer, turn in enumerate(turns, 1):  # by that angle exactly, in a random direction
@@ -176,7 +178,7 @@ def _means(p: ParameterSet, draws: Draws, spread: F32, steps: NDArray[np.int64])
 
 
 def _dot(one: F64, other: F64) -> F64:
-    """Multiply vectors along the last axis, which stays; each sum is rounded once."""
+    """Multiply vectors along the last axis; each sum is rounded once."""
     products = (one * other).reshape(-1, one.shape[-1])
     return np.asarray([total(row) for row in products]).reshape(*one.shape[:-1], 1)
 
@@ -193,7 +195,6 @@ def expert_loads(p: ParameterSet, draws: Draws, ladder: F64 | None = None) -> F6
 
 
 def _loads(p: ParameterSet, popularity: float) -> F64:
-    """Spread the loads of one layer, most popular last."""
     normal = normal_quantiles(p.n_experts)
     tail = p.popularity_tail
     shaped = (exp(tail * normal) - 1) / tail if abs(tail) > 1e-6 else normal
@@ -215,7 +216,7 @@ def balanced_bias(
     topic_share: F64,
     draws: Draws,
 ) -> F32:
-    """Find the biases with which the experts' loads over all topics are as wanted, (n_layers, n_experts)."""
+    """Find the biases with which the experts' loads over all topics are as wanted."""
 
     def logits() -> Iterator[F32]:
         for layer in range(p.n_layers):
@@ -229,7 +230,6 @@ def balanced_bias(
 
 
 def _balanced(logits: F32, loads: F64, top_k: int) -> F64:
-    """Find the biases of one layer, by steps."""
     n_states, n_experts = logits.shape
     wanted = log(loads)
     log_of_count = log((np.arange(n_states + 1) / top_k + 0.2) / n_states)
@@ -250,7 +250,7 @@ def _balanced(logits: F32, loads: F64, top_k: int) -> F64:
 
 
 def request_states(model: SyntheticModel, stream: int, number: int, n_tokens: int, n_prompt: int = 0) -> Iterator[F32]:
-    """Make the states of one request, a block of tokens at a time; they do not depend on other requests."""
+    """Make the states of one request, a block of tokens at a time."""
     p = model.parameters
     topic = _topic_path(p, Draws(model.seed, stream, number, 0), n_tokens)
     draws = Draws(model.seed, stream, number, 1)
@@ -282,7 +282,7 @@ def request_states(model: SyntheticModel, stream: int, number: int, n_tokens: in
 
 
 def _begin_alike(model: SyntheticModel, states: F32, position: int) -> None:
-    """Put the shared opening into states whose first one is at a position of the decode."""
+    """Put the shared opening into states that begin at a position of the decode."""
     first, last = max(position, 0), min(position + states.shape[1], model.opening.shape[1])
     if first < last:
         share = exp(-np.arange(first, last) / model.parameters.opening)[:, None]
@@ -292,7 +292,7 @@ def _begin_alike(model: SyntheticModel, states: F32, position: int) -> None:
 
 
 def _topic_path(p: ParameterSet, draws: Draws, n_tokens: int) -> NDArray[np.int64]:
-    """Draw the topic of each token: that of the token before, or one of the request's mixture."""
+    """Draw the topic of each token: that of the one before, or one of the request's mixture."""
     changes = draws.uniforms(n_tokens) >= p.topic_persistence
     changes[0] = True
     n = int(changes.sum())
@@ -307,7 +307,7 @@ def _topic_path(p: ParameterSet, draws: Draws, n_tokens: int) -> NDArray[np.int6
 
 
 def unread_parts(model: SyntheticModel, stream: int, number: int, n_tokens: int) -> F32:
-    """Make the part of a request's gate inputs that no router reads, (n_layers, n_tokens, width) float32."""
+    """Make the part of a request's gate inputs that no router reads."""
     p = model.parameters
     energy = p.unread_share / (1 - p.mean_share - p.unread_share)
     return Draws(model.seed, stream, number, 2).normals(p.n_layers, n_tokens, p.width) * np.float32(np.sqrt(energy / p.width))

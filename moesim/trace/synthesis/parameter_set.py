@@ -1,4 +1,4 @@
-"""The parameters of the generative model: what each means, its bounds, and the files that hold them.
+"""The parameters of the generative model, their bounds, and the files that hold them.
 
 A parameter file is YAML::
 
@@ -9,7 +9,8 @@ A parameter file is YAML::
     assumed: {width: 32, ...}
     why: {width: wide enough for the spectrum, ...}   # optional, one line each
 
-Every parameter is in exactly one of ``fitted`` and ``assumed``. Those of `OPTIONAL` may be left out: then they are 0.
+Every parameter is in exactly one of ``fitted`` and ``assumed``. Those of `OPTIONAL` may be left out: then
+they are 0.
 """
 
 from __future__ import annotations
@@ -75,13 +76,13 @@ _MOST_SHARED = 1 - 1e-6  # beyond, gate inputs are so large that products of the
 
 
 def _number(low: float, high: float, scale: str, meaning: str, *, default: Any = dataclasses.MISSING) -> Any:
-    """Declare a parameter: its bounds, the scale on which a step of a fit has about the same effect everywhere, its meaning."""
+    """Declare a parameter: bounds, scale for steps of a fit, meaning."""
     return dataclasses.field(default=default, metadata={"low": low, "high": high, "scale": scale, "meaning": meaning})
 
 
 @dataclass(frozen=True)
 class ParameterSet:
-    """Parameters of the routing of one model; ``moesim schema parameters`` has the numbers with their meanings.
+    """Parameters of the routing of one model; ``moesim schema parameters`` explains them.
 
     Attributes
     ----------
@@ -90,8 +91,8 @@ class ParameterSet:
     n_layers, n_experts, top_k : int
         Its routing shape.
     renormalise : bool
-        Whether gate weights are a softmax over the top k (which is the same as a softmax over all, renormalised)
-        rather than over all experts.
+        Whether gate weights are a softmax over the top k (which is the same as a softmax over all,
+        renormalised) rather than over all experts.
     fitted_to : str
         One line.
     origin : mapping of str to str
@@ -149,11 +150,10 @@ class ParameterSet:
     why: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False)
 
     def values(self) -> dict[str, float]:
-        """Parameters by name, without the shape."""
         return {name: getattr(self, name) for name in NUMBERS}
 
     def stated(self) -> dict[str, float]:
-        """Parameters by name, as a file states them: without the optional ones that are 0."""
+        """Return the parameters as a file states them: without optional ones that are 0."""
         return {name: value for name, value in self.values().items() if value or name not in OPTIONAL}
 
     def replace(self, **changed: Any) -> ParameterSet:
@@ -206,11 +206,6 @@ def read_parameters(name_or_path: str) -> ParameterSet:
     ------
     ConfigError
         If it is missing, or something in it is missing, unknown or out of bounds.
-
-    Examples
-    --------
-    >>> read_parameters("mixtral-8x7b").n_experts
-    8
     """
     text, place = data_file("parameters", name_or_path)
     raw = mapping(read_yaml_value(text, place), place, _KEYS, _OPTIONAL)

@@ -3,12 +3,10 @@
 A recorded request is batch-1 data, and the routing of a token does not depend on its batch, so any requests
 can be batched. A step has one phase. Within it the rows of a request are contiguous and in token order.
 
-How requests are chosen and cut:
-
-* A request qualifies if it has at least ``decode_tokens`` decode rows and a prompt of at least
-  ``prompt_tokens``. Prompts of exactly that length come first; of a longer one the *last* ``prompt_tokens``
-  tokens are used, since decode follows them, with contexts counted as if the prompt began there. That is
-  labelled ``prompt-truncated``.
+* A request qualifies with at least ``decode_tokens`` decode rows and a prompt of at least ``prompt_tokens``.
+  Prompts of exactly that length come first; of a longer one the *last* ``prompt_tokens`` tokens are used,
+  since decode follows them, with contexts counted as if the prompt began there. That is labelled
+  ``prompt-truncated``.
 * A prompt whose routing was not recorded has a length but no rows: such a request starts in decode.
 * ``reuse: shifted`` fills up with copies of the same requests. Copy c of C reads prompt and decode rows
   rotated by c/C of their number, so copies are as far apart in time as can be. If no request is long enough,
@@ -56,7 +54,6 @@ class Admitted(NamedTuple):
 
     @property
     def final_tokens(self) -> int:
-        """Tokens in the KV cache once it has ended."""
         return self.context + len(self.prompt_rows) + len(self.decode_rows)
 
 
@@ -117,7 +114,6 @@ def _read_table(trace: Trace, require_signals: Collection[str]) -> _Recorded:
 
 
 def _qualifying(r: _Recorded, spec: WorkloadSpec) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Find requests with a prompt as asked for, and with a longer one; both with enough decode rows."""
     decode = r.n_decode if spec.decode_tokens is None else spec.decode_tokens
     enough = r.covered & (r.n_decode >= decode) & (_used_prompt(r, spec) + decode > 0)
     if spec.prompt_tokens is None:
@@ -126,7 +122,6 @@ def _qualifying(r: _Recorded, spec: WorkloadSpec) -> tuple[NDArray[np.bool_], ND
 
 
 def _repeatable(r: _Recorded, spec: WorkloadSpec) -> NDArray[np.bool_]:
-    """Find requests that will do if rows may repeat from the start."""
     has_decode = (r.n_decode > 0) | (spec.decode_tokens in (0, None))
     decode = 0 if spec.decode_tokens == 0 else r.n_decode
     result: NDArray[np.bool_] = r.covered & has_decode & (_used_prompt(r, spec) + decode > 0)
@@ -134,7 +129,6 @@ def _repeatable(r: _Recorded, spec: WorkloadSpec) -> NDArray[np.bool_]:
 
 
 def _used_prompt(r: _Recorded, spec: WorkloadSpec) -> NDArray[np.int64]:
-    """Count the recorded prompt rows that each request takes part with."""
     return r.n_prompt if spec.prompt_tokens is None else np.minimum(r.n_prompt, spec.prompt_tokens)
 
 
@@ -145,7 +139,7 @@ def _choose(exact: NDArray[np.bool_], longer: NDArray[np.bool_], spec: WorkloadS
 
 
 def _cut(order: Sequence[int], r: _Recorded, spec: WorkloadSpec) -> list[Admitted]:
-    """Take the rows of each request; the copies of one are rotated against each other."""
+    """Take the rows of each request; its copies are rotated against each other."""
     copies, seen = Counter(order), Counter[int]()
     admitted = []
     for request in order:
@@ -228,7 +222,7 @@ def _span(values: NDArray[np.int64]) -> str:
 
 
 class Stretch(NamedTuple):
-    """Steps on end with the same requests: one step of prefill, or steps of decode until a request comes or goes."""
+    """Steps on end with the same requests: one of prefill, or several of decode."""
 
     phase: str  # `"prefill"` or `"decode"`
     batch: int
@@ -242,7 +236,6 @@ class Stretch(NamedTuple):
 
     @property
     def n_tokens(self) -> int:
-        """Rows of each of its steps."""
         return int(self.counts.sum())
 
 
@@ -266,7 +259,6 @@ class Requests:
         self.final_tokens = self.context + self.n_prompt + self.n_decode
 
     def progress(self, stretch: Stretch) -> Progress:
-        """Compute how far the requests of a stretch are."""
         n_prompt, n_decode = self.n_prompt[stretch.slots], self.n_decode[stretch.slots]
         done, new = stretch.done, stretch.counts * stretch.n_steps
         if stretch.phase == "decode":
@@ -303,7 +295,6 @@ def plan(requests: Requests, spec: WorkloadSpec) -> Iterator[Stretch]:
 def _prefill(
     requests: Requests, new: NDArray[np.int64], active: NDArray[np.int64], batch: int, chunk: int | None
 ) -> Iterator[Stretch]:
-    """Plan the prefill steps of requests admitted together; those without prompt rows have none."""
     new = new[requests.n_prompt[new] > 0]
     if not len(new):
         return
@@ -332,11 +323,7 @@ _COUNTED = 2**22  # places that are counted at once
 
 
 class LayerRouting(NamedTuple):
-    """Choices of the router of one layer for the rows of one micro-batch.
-
-    All of it is read-only, since it is kept and shared between runs. Tuples of integers also cost the garbage
-    collector nothing, which with lists took as long as all the rest here.
-    """
+    """Choices of one router for the rows of a micro-batch; read-only tuples, since runs share them."""
 
     experts: NDArray[Any]  # (n_rows, top_k) ids in rank order
     weights: NDArray[Any] | None  # (n_rows, top_k) as the model uses them; None if not recorded
@@ -357,7 +344,7 @@ class MicroBatch(NamedTuple):
 
 
 def may_keep(trace: Trace, n_rows: int, n_visits: int) -> bool:
-    """Return whether the routing of so many rows, in so many micro-batches, is small enough to be kept."""
+    """Return whether the routing of so many rows and micro-batches is small enough to be kept."""
     slot_bytes = trace.experts.itemsize + (0 if trace.weights is None else trace.weights.itemsize)
     row_bytes = trace.top_k * slot_bytes + (0 if trace.scores is None else trace.n_experts * trace.scores.itemsize)
     visit_bytes = trace.n_experts * _POINTER_BYTES + _VISIT_BYTES
@@ -370,14 +357,14 @@ def steps_at_once(trace: Trace, n_rows: int, n_visits: int) -> int:
 
 
 def look_up(trace: Trace, rows: NDArray[Any], sizes: Sequence[int]) -> list[tuple[Layers, NDArray[Any]]]:
-    """Look up the routing of steps: for each micro-batch of each its layers, and the ids of all layers in one array."""
+    """Look up the routing of steps: for each micro-batch its layers, and the ids of all in one array."""
     block = _Block(trace, rows.ravel(), list(sizes) * len(rows))
     ids = block.experts
     return [(Layers(block, i), ids[first:end]) for i, (first, end) in enumerate(pairwise(block.edges))]
 
 
 class Layers(Sequence[LayerRouting]):
-    """The routing of a micro-batch by layer: an engine that reads the ids alone never has it made."""
+    """The routing of a micro-batch by layer, made when it is asked for."""
 
     __slots__ = ("_block", "_number")
 
@@ -399,12 +386,10 @@ class Layers(Sequence[LayerRouting]):
 
     @property
     def weights(self) -> NDArray[Any] | None:
-        """Gate weights of all layers, (n_rows, n_layers, top_k), if they are recorded."""
         return self._mine(self._block.weights)
 
     @property
     def scores(self) -> NDArray[Any] | None:
-        """Softmax of all layers, (n_rows, n_layers, n_experts), if it is recorded."""
         return self._mine(self._block.scores)
 
     def _mine(self, values: NDArray[Any] | None) -> NDArray[Any] | None:
@@ -422,12 +407,10 @@ class _Block:
 
     @cached_property
     def weights(self) -> NDArray[Any] | None:
-        """Gate weights of all rows."""
         return None if self.trace.weights is None else self._of(self.trace.weights)
 
     @cached_property
     def scores(self) -> NDArray[Any] | None:
-        """Softmax of all rows."""
         return None if self.trace.scores is None else self._of(self.trace.scores)
 
     def _of(self, values: NDArray[Any]) -> NDArray[Any]:
@@ -437,7 +420,6 @@ class _Block:
 
     @cached_property
     def routed(self) -> list[list[LayerRouting]]:
-        """The layers of each micro-batch."""
         trace, n_layers = self.trace, self.trace.n_layers
         visit_of = np.repeat(np.arange(len(self._sizes)), self._sizes)
         counts = _count(self.experts, visit_of, len(self._sizes), trace.n_experts)
@@ -448,7 +430,6 @@ class _Block:
 
 
 def _count(experts: NDArray[Any], visit_of: NDArray[np.int64], n_visits: int, n_experts: int) -> NDArray[np.int64]:
-    """Count the rows of each expert, (n_visits * n_layers, n_experts)."""
     n_rows, n_layers, top_k = experts.shape
     n_places = n_visits * n_layers * n_experts
     offsets = np.arange(n_layers) * n_experts
@@ -462,7 +443,6 @@ def _count(experts: NDArray[Any], visit_of: NDArray[np.int64], n_visits: int, n_
 
 
 def _views(values: NDArray[Any] | None, edges: Sequence[int], n_layers: int) -> Iterable[NDArray[Any] | None]:
-    """View the rows of each micro-batch by layer."""
     if values is None:
         return [None] * ((len(edges) - 1) * n_layers)
     found: list[NDArray[Any] | None] = []
@@ -472,14 +452,14 @@ def _views(values: NDArray[Any] | None, edges: Sequence[int], n_layers: int) -> 
 
 
 def _tuples(counts: NDArray[np.int64]) -> Iterable[tuple[int, ...]]:
-    """Return the rows of a table as tuples: unpacking bytes takes half as long as lists of integers."""
+    """Return the rows of a table as tuples, in half the time of lists of integers."""
     largest = int(counts.max(initial=0))
     code = next(code for code in "BHQ" if largest < 256 ** struct.calcsize(code))
     return struct.iter_unpack(f"={counts.shape[1]}{code}", counts.astype(f"u{struct.calcsize(code)}").tobytes())
 
 
 def _present(counts: NDArray[np.int64]) -> list[tuple[int, ...]]:
-    """Return the columns of each row of a table in which something was counted, ascending."""
+    """Return the columns in which something was counted, of each row."""
     counted = counts > 0
     ids = tuple((np.flatnonzero(counted) % counts.shape[1]).tolist())
     ends = np.cumsum(np.count_nonzero(counted, axis=1)).tolist()
@@ -492,7 +472,7 @@ _FEW = 2  # stretches, and blocks of steps in each, that are held of a workload 
 
 
 class Steps(Sequence["Step"]):
-    """Steps in order, each made anew when it is asked for; their routing is kept while it is small enough."""
+    """Steps in order, each made when it is asked for; their routing is kept while it is small enough."""
 
     def __init__(self, admitted: Sequence[Admitted], spec: WorkloadSpec, trace: Trace) -> None:
         self._requests = Requests(admitted)
@@ -527,7 +507,6 @@ class Steps(Sequence["Step"]):
                 yield Step(shared, offset)
 
     def of_prefill(self) -> Iterator[Step]:
-        """Go through the steps of prefill alone."""
         for start, stretch in zip(self._starts, self.stretches, strict=False):
             if stretch.phase == "prefill":
                 yield self[start]
@@ -547,7 +526,7 @@ class Steps(Sequence["Step"]):
 
 
 def _recall(held: dict[int, _T], key: int, make: Callable[[int], _T], most: int | None) -> _T:
-    """Return what is held under a key, or make it; of what is held the oldest makes room."""
+    """Return what is held under a key, or make it in place of the oldest."""
     if key not in held:
         if most is not None and len(held) >= most:
             del held[next(iter(held))]
@@ -588,7 +567,6 @@ class _Shared:
 
     @cached_property
     def rows(self) -> NDArray[np.int64]:
-        """Rows of the trace, (n_steps, n_tokens)."""
         stretch, admitted = self.stretch, self._admitted
         parts = zip(stretch.slots.tolist(), stretch.done.tolist(), self.counts, strict=True)
         if stretch.phase == "decode":
@@ -599,11 +577,9 @@ class _Shared:
         return found
 
     def work2(self, offset: int) -> list[int]:
-        """Return the attention work of each micro-batch: each step of decode has one token more before each of its rows."""
         return [work2 + 2 * offset * n for work2, n in zip(self._work2, self.sizes, strict=True)]
 
     def micro(self, offset: int) -> tuple[MicroBatch, ...]:
-        """Return the micro-batches of a step; the routing of its neighbours is looked up with its own."""
         begin = offset - offset % self._at_once
         return _recall(self._blocks, begin, self._look_up, self._most)[offset - begin]
 
@@ -639,7 +615,6 @@ class Step:
 
     @property
     def rows(self) -> NDArray[np.int64]:
-        """Row of the trace of each row."""
         found: NDArray[np.int64] = self._shared.rows[self._offset]
         return found
 
@@ -651,12 +626,10 @@ class Step:
 
     @property
     def begins(self) -> tuple[int, ...]:
-        """Requests admitted at this step."""
         return () if self._offset else self._shared.begins
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """Requests that leave at its end."""
         return self._shared.ends if self._offset == self._shared.stretch.n_steps - 1 else ()
 
     @property
@@ -666,7 +639,6 @@ class Step:
 
     @property
     def n_micro(self) -> int:
-        """Micro-batches of the step."""
         return len(self._shared.sizes)
 
     @property
@@ -688,7 +660,7 @@ class Workload:
     admitted : tuple of Admitted
         The requests in the order of their admission; `Step.requests` counts in it.
     labels : tuple of str
-        What a result must say: ``"prompt-truncated"``, ``"reuse-shifted"``.
+        ``"prompt-truncated"`` and ``"reuse-shifted"``, as far as they hold.
     digest : str
         sha256 of the specification and the trace.
     """
@@ -715,7 +687,7 @@ class Workload:
         return max(s.n_tokens for s in self.steps.stretches)
 
     def within(self, prompt_rows: int | None) -> WorkloadSpec:
-        """Ask for the same with prefill steps of so many rows at most, unless it says itself how many; None: any number."""
+        """Ask for the same with prefill steps of so many rows at most, unless it has its own."""
         if prompt_rows is None or self.spec.prefill_chunk is not None:
             return self.spec
         longer = any(s.n_tokens > prompt_rows for s in self.steps.stretches if s.phase == "prefill")
@@ -737,8 +709,8 @@ def compose(trace: Trace, spec: WorkloadSpec, *, require_signals: Collection[str
     spec : WorkloadSpec
         What is asked for.
     require_signals : collection of str
-        Signals of the trace that must cover every request chosen. A signal that covers no prompt row at all
-        needs to cover the decode rows only.
+        Signals of the trace that must cover every request chosen; of one that covers no prompt at all, the
+        decode rows.
 
     Returns
     -------
@@ -748,7 +720,7 @@ def compose(trace: Trace, spec: WorkloadSpec, *, require_signals: Collection[str
     Raises
     ------
     WorkloadError
-        If too few requests qualify; the message tells how many do, and what the trace holds.
+        If too few requests qualify; the message has how many do, and what the trace holds.
     """
     admitted, labels = select(trace, spec, require_signals)
     asked = {**asdict(spec), "require_signals": sorted(require_signals), "trace": trace.digest}
@@ -757,7 +729,7 @@ def compose(trace: Trace, spec: WorkloadSpec, *, require_signals: Collection[str
 
 
 def drawn(trace: Trace, workload: Workload, signals: Collection[str]) -> str:
-    """Describe how many requests were drawn from how many, and which signals leave others out."""
+    """Describe how many requests were drawn from how many, and signals that leave others out."""
     n_drawn, recorded = len(set(workload.requests)), trace.requests.signals
     n_covered = sum(set(signals).issubset(names) for names in recorded)
     text = f"{n_drawn} request{'s' if n_drawn > 1 else ''} of "

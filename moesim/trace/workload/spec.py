@@ -1,4 +1,4 @@
-"""Specification of a workload. A parameter is declared here, once: experiment files, checks and columns are made from it."""
+"""Specification of a workload, where each parameter is declared once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from moesim.errors import WorkloadError
 
 
 def _asked(default: Any, word: str, *, least: int | None = None, head: str = "", usual: str = "") -> Any:
-    """Declare a parameter: its default; its column's word in figures, head in tables and usual value; its bound if it counts."""
+    """Declare a parameter: default, words of its column, usual value, bound."""
     column = {"word": word, "head": head, "usual": usual}
     return field(default=default, metadata={"column": column, "least": least})
 
@@ -32,8 +32,8 @@ class WorkloadSpec:
     batch_size : int
         Requests active at once.
     prompt_tokens : int or None
-        Tokens of each prompt; None: as recorded, which makes prompts ragged. 0: requests begin with their first decoded
-        token, and contexts count from there.
+        Tokens of each prompt; None: as recorded, which makes prompts ragged. 0: requests begin with their
+        first decoded token, and contexts count from there.
     decode_tokens : int or None
         Decode steps of each request; None: as recorded.
     n_batches : int
