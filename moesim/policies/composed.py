@@ -236,23 +236,13 @@ class Composed(PolicyBase):
         return [slots]
 
     # ------------------------------------------------------------------------------------------------------ events
-    def decide(self, event: Any, view: View) -> Iterable[Action]:
-        kind = type(event)
-        if kind is Routed:
-            return self._routed(event, view)
-        if kind is LayerEnd:
-            return self._layer_end(event, view)
-        if kind is StepBegin:
-            return self._step_begin(event)
-        return self._predicted(event, view)
-
-    def _step_begin(self, event: StepBegin) -> Iterable[Action]:
+    def on_step_begin(self, event: StepBegin, view: View) -> Iterable[Action]:
         for part in self.parts:
             if hasattr(part, "step_begin"):
                 part.step_begin(event)
         return ()
 
-    def _routed(self, event: Routed, view: View) -> list[Action]:
+    def on_routed(self, event: Routed, view: View) -> list[Action]:
         step, layer, gpu = event.step, event.layer, self._gpu
         _, assignment, prefetch, replacement = self.parts
         self._now = (step, layer)
@@ -315,7 +305,7 @@ class Composed(PolicyBase):
             actions.append(Fetch(layer, rest, self._gpu, DEMAND, STAGING))
         return actions
 
-    def _predicted(self, event: Predicted, view: View) -> Iterable[Action]:
+    def on_predicted(self, event: Predicted, view: View) -> Iterable[Action]:
         step, now = self._now
         if step == event.step and now >= event.layer:
             return ()  # too late: that layer is routed
@@ -338,7 +328,7 @@ class Composed(PolicyBase):
                     actions.append(Fetch(layer, lacking, gpu, PREFETCH, CACHE))
         return actions
 
-    def _layer_end(self, event: LayerEnd, view: View) -> list[Action]:
+    def on_layer_end(self, event: LayerEnd, view: View) -> list[Action]:
         layer, gpu = event.layer, self._gpu
         replacement = self.parts.replacement
         held = [] if replacement.admits else layer_residents(view, gpu, STAGING, layer)
@@ -423,7 +413,7 @@ def _as_shipped(part: Any) -> bool:
 def _decides_as_shipped(policy: Composed) -> bool:
     """Whether no subclass, and no attribute of the policy, replaces how a composition decides once a run has begun."""
     deciding = {name for name, one in vars(Composed).items() if isinstance(one, FunctionType | property)}
-    deciding -= {"adjust", "compose", "named"}
+    deciding = deciding - {"adjust", "compose", "named"} | {"decide"}
     own = takewhile(lambda cls: cls is not Composed, type(policy).__mro__)
     return all(vars(one).keys().isdisjoint(deciding) for one in (policy, *own))
 

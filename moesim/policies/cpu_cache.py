@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from heapq import heappop
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from moesim.policies.base import (
     STAGING,
@@ -365,27 +365,28 @@ class BackgroundCache(PolicyBase):
     def _bank(self, layer: int) -> Bank:
         return self._banks[layer if self.scope == "per-layer" else 0]
 
-    def decide(self, event: Any, view: View) -> Iterable[Action]:
-        kind = type(event)
-        if kind is Ran and self._sequence is not None:  # most events are of this kind
-            return self._sequence.happened(event)
-        if kind is StepBegin:
-            return self._step_begin(event, view)
-        if kind is LayerEnd:
-            return self._past.layer_end(event, view)
-        if kind is Routed:
-            bank = self._bank(event.layer)
-            past = self._past.passes(event, len(bank.slot) + len(bank.free))
-            return self._past.serve(event, bank.slot) if past else self._routed(event)
-        if kind is Fetched and self.publish == "arrival":
+    def on_routed(self, event: Routed, view: View) -> Iterable[Action]:
+        """Split what is routed, unless the visit passes by the cache."""
+        bank = self._bank(event.layer)
+        past = self._past.passes(event, len(bank.slot) + len(bank.free))
+        return self._past.serve(event, bank.slot) if past else self._split(event)
+
+    def on_fetched(self, event: Fetched, view: View) -> Iterable[Action]:
+        if self.publish == "arrival":
             self._publish([(event.layer, event.expert)])
         return self._sequence.happened(event) if self._sequence is not None else ()
+
+    def on_ran(self, event: Ran, view: View) -> Iterable[Action]:
+        return self._sequence.happened(event) if self._sequence is not None else ()
+
+    def on_layer_end(self, event: LayerEnd, view: View) -> Iterable[Action]:
+        return self._past.layer_end(event, view)
 
     def evict(self, fetch: Fetch, view: View) -> Unit | None:
         """Return what was copied for one use; who leaves the cache is dropped as its successor's copy is issued."""
         return idle_resident(view, fetch) if fetch.pool == STAGING else None
 
-    def _step_begin(self, event: StepBegin, view: View) -> list[Action]:
+    def on_step_begin(self, event: StepBegin, view: View) -> Iterable[Action]:
         prefill = event.phase == "prefill"
         first_of_batch, self._batch_over = prefill and self._batch_over, event.phase == "decode"
         past = self._past.step_begin(event)
@@ -416,7 +417,7 @@ class BackgroundCache(PolicyBase):
             seen.clear()
         return actions
 
-    def _routed(self, event: Routed) -> list[Action]:
+    def _split(self, event: Routed) -> list[Action]:
         layer, bank = event.layer, self._bank(event.layer)
         self._visit.add(event)
         ranked = list(dict.fromkeys(event.experts.ravel().tolist()))

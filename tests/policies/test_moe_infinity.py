@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moesim.policies.algorithms.activations import least_visited, remaining_priority
 from moesim.policies.registry import make_policy
+from moesim.policies.systems.moe_infinity import least_visited, remaining_priority
 from moesim.records import Records
 from tests.engine.engine_kit import cpu, gpu, machine, play, tasks, tiny_model, transfers, workload
 

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from moesim.errors import ConfigError
 from moesim.hardware.costs import CostModel
-from moesim.policies.algorithms.activations import remaining_priority, shares
 from moesim.policies.base import sample
 from moesim.policies.composed import Composed
 from moesim.policies.parts import Setup
@@ -23,7 +22,7 @@ from moesim.policies.parts.prefetch import NoPrefetch, RandomAhead, TopPredicted
 from moesim.policies.parts.replacement import Belady, WorkloadAware
 from moesim.policies.registry import make_policy
 from moesim.policies.systems.dali import Dali
-from moesim.policies.systems.moe_infinity import ActivationAware
+from moesim.policies.systems.moe_infinity import ActivationAware, remaining_priority, shares
 from moesim.policy import DEMAND, PREFETCH, Fetch, Run, StepBegin
 from moesim.records import Records
 from moesim.testing import FakeView, check_policy, routed, run_tiny, tiny_model, tiny_workload

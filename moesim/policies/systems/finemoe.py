@@ -29,10 +29,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from moesim.policies.algorithms.activations import shares
 from moesim.policies.options import option
 from moesim.policies.parts import Unit, source_needs
-from moesim.policies.systems.moe_infinity import PrefetchingThread
+from moesim.policies.systems.moe_infinity import PrefetchingThread, shares
 from moesim.policy import PREFETCH, Action, Fetch, Fetched, Placement, Predict, Predicted, Routed, StepBegin, View
 from moesim.trace.stats.calibration import DECIMALS, EMBEDDING
 

@@ -571,9 +571,9 @@ class HybriMoECode(Composed):
         actions = super().decide(event, view)
         return self._issue(actions, view) if actions else ()
 
-    def _step_begin(self, event: StepBegin) -> Iterable[Action]:
+    def on_step_begin(self, event: StepBegin, view: View) -> Iterable[Action]:
         self._rows = len(event.requests)  # of the step
-        return super()._step_begin(event)
+        return super().on_step_begin(event, view)
 
     def _issue(self, actions: Iterable[Action], view: View) -> list[Action]:
         actions = list(actions)
