@@ -30,61 +30,19 @@ Each after the palette's is the one that is farthest from all before it, to the 
 black hatches are seen. Two that are 20 places apart differ in lightness.
 """
 
-FILL: Final = {
-    "dense": BLUE,
-    "gpu_experts": SKY,
-    "cpu_experts": GREEN,
-    "exposed_demand": VERMILION,
-    "exposed_prefetch": ORANGE,
-    "exposed_other_transfer": YELLOW,
-    "decision": PURPLE,
-    "activation": BLACK,
-    "predict": GREY,
-    "idle": WHITE,
+_CAUSES: Final = {  # fill, hatch, words in legends, and the nearest colour name of the trace event format
+    "dense": (BLUE, "", "dense part", "rail_response"),
+    "gpu_experts": (SKY, "", "GPU experts", "thread_state_runnable"),
+    "cpu_experts": (GREEN, "..", "CPU experts", "thread_state_running"),
+    "exposed_demand": (VERMILION, "//", "demand fetch", "terrible"),
+    "exposed_prefetch": (ORANGE, "\\\\", "late prefetch", "thread_state_iowait"),
+    "exposed_other_transfer": (YELLOW, "xx", "other transfer", "yellow"),
+    "decision": (PURPLE, "++", "decision", "detailed_memory_dump"),
+    "activation": (BLACK, "", "activations", "black"),
+    "predict": (GREY, "--", "prediction", "grey"),
+    "idle": (WHITE, "", "idle", "white"),
 }
-"""Fill of each cause."""
-
-HATCH: Final = {
-    "dense": "",
-    "gpu_experts": "",
-    "cpu_experts": "..",
-    "exposed_demand": "//",
-    "exposed_prefetch": "\\\\",
-    "exposed_other_transfer": "xx",
-    "decision": "++",
-    "activation": "",
-    "predict": "--",
-    "idle": "",
-}
-"""Hatch of each cause."""
-
-LABEL: Final = {
-    "dense": "dense part",
-    "gpu_experts": "GPU experts",
-    "cpu_experts": "CPU experts",
-    "exposed_demand": "demand fetch",
-    "exposed_prefetch": "late prefetch",
-    "exposed_other_transfer": "other transfer",
-    "decision": "decision",
-    "activation": "activations",
-    "predict": "prediction",
-    "idle": "idle",
-}
-"""Words for each cause, in legends."""
-
-CHROME: Final = {
-    "dense": "rail_response",
-    "gpu_experts": "thread_state_runnable",
-    "cpu_experts": "thread_state_running",
-    "exposed_demand": "terrible",
-    "exposed_prefetch": "thread_state_iowait",
-    "exposed_other_transfer": "yellow",
-    "decision": "detailed_memory_dump",
-    "activation": "black",
-    "predict": "grey",
-    "idle": "white",
-}
-"""The nearest of the few colour names of the trace event format; Perfetto chooses its own instead."""
+FILL, HATCH, LABEL, CHROME = ({cause: row[place] for cause, row in _CAUSES.items()} for place in range(4))
 
 
 def text_on(fill: str) -> str:

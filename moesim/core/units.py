@@ -27,13 +27,9 @@ _TIME = re.compile(rf"{_NUMBER}(ns|us|µs|μs|ms|s)(/tok(?:en)?)?\s*")
 _SHARE = re.compile(r"\s*(?:([0-9]{1,9})\s*/\s*([0-9]{1,9})|([0-9]{1,9}(?:\.[0-9]{1,15})?)\s*%)\s*")
 _ROUNDINGS: Final = 1e-12  # of a share: some thousand roundings of a double, and less than a slot of any cache
 _IN_US: Final = {
-    "ns": Decimal("0.001"),
-    "us": Decimal(1),
-    "µs": Decimal(1),
-    "μs": Decimal(1),
-    "ms": Decimal(1000),
+    "ns": Decimal("0.001"), "us": Decimal(1), "µs": Decimal(1), "μs": Decimal(1), "ms": Decimal(1000),
     "s": Decimal(10**6),
-}
+}  # fmt: skip
 _SHORTEST_US: Final = Decimal("1e-6")
 
 

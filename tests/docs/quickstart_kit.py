@@ -20,16 +20,9 @@ SETTING = ["policy", "batch_size", "cache_ratio"]
 SPEED = "decode_tokens_per_s"
 HALF = f"{SPEED}_half"  # half the width of the 95 % interval of the mean over draws
 COLUMNS = [
-    *SETTING,
-    SPEED,
-    HALF,
-    f"{SPEED}_least",
-    f"{SPEED}_most",
-    "ttft_mean_ns",
-    "pcie_share",
-    "fidelity_fresh_decode",
+    *SETTING, SPEED, HALF, f"{SPEED}_least", f"{SPEED}_most", "ttft_mean_ns", "pcie_share", "fidelity_fresh_decode",
     "source_label",
-]
+]  # fmt: skip
 DRAWS = 8
 
 

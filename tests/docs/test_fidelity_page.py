@@ -14,17 +14,10 @@ PAGE = (ROOT / "docs" / "background" / "fidelity.md").read_text(encoding="utf-8"
 RESULTS = ROOT / "experiments" / "research" / "results"
 MODELS = ("mini-mixtral", "mini-deepseek-v2-lite", "mini-qwen3")
 SHOWN = [
-    ("substitution", 0.25),
-    ("stale input", 0.25),
-    ("predicted, stale input", 0.25),
-    ("DAOP", 0.25),
-    ("DAOP", 1),
-    ("DAOP, from block 1", 0.25),
-    ("AdapMoE skip", 0.75),
-    ("skip, one threshold", 0.75),
-    ("AdapMoE skip", 1),
+    ("substitution", 0.25), ("stale input", 0.25), ("predicted, stale input", 0.25), ("DAOP", 0.25), ("DAOP", 1),
+    ("DAOP, from block 1", 0.25), ("AdapMoE skip", 0.75), ("skip, one threshold", 0.75), ("AdapMoE skip", 1),
     ("AdapMoE skip, not rescaled", 1),
-]
+]  # fmt: skip
 DEFERRED = [(f"deferral of {n}", 0.25) for n in (1, 2, 4)]
 
 

@@ -239,13 +239,9 @@ def test_all_claims_are_counted():
 
 
 SCALE = {
-    "cpu_few_row_rate": 1e9,
-    "cpu_read_rate": 1e9,
-    "link_rate": 1e9,
-    "cpu_per_expert": 1,
-    "cpu_per_row": 1,
+    "cpu_few_row_rate": 1e9, "cpu_read_rate": 1e9, "link_rate": 1e9, "cpu_per_expert": 1, "cpu_per_row": 1,
     "host_per_expert": 1,
-}
+}  # fmt: skip
 
 
 def constant(plan: str, name: str) -> str:

@@ -83,12 +83,8 @@ RAW: dict[str, Any] = {
         "linear": device(
             "cpu",
             expert_cost={
-                "per_expert_us": number(9),
-                "per_row_us": number(1),
-                "read_bytes_per_s": number(2e9),
-                "few_row_flops": number(5e9),
-                "many_row_flops": number(9e9),
-                "crossover_rows": number(20),
+                "per_expert_us": number(9), "per_row_us": number(1), "read_bytes_per_s": number(2e9),
+                "few_row_flops": number(5e9), "many_row_flops": number(9e9), "crossover_rows": number(20),
             },
         ),
         "unpacking": device(
@@ -113,7 +109,7 @@ RAW: dict[str, Any] = {
     "host_expert_us": number(8),
     "host_shared": number(True),
     "platform_w": number(100),
-}
+}  # fmt: skip
 NO_COSTS = ("memory_bytes", "workspace_bytes", "idle_w", "busy_w", "platform_w")
 MODELS = {
     "plain": tiny_model(),

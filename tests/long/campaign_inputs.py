@@ -212,17 +212,9 @@ BASES = [
 # A process more, a network, another place to write, sizes of real work: not for a campaign in one process.
 NOT_VARIED = {"--jobs", "--scheduler", "--help", "--disk", "--backend", "--out", "--public", "--version", "--plot"}
 OUTS = [
-    "tiny.yaml",
-    "small.safetensors",
-    "nowhere/deep",
-    "",
-    "tiny.yaml/out",
-    "x" * 300,
-    "a\x1b[2Jb",
-    "a\nb",
-    "dangling",
+    "tiny.yaml", "small.safetensors", "nowhere/deep", "", "tiny.yaml/out", "x" * 300, "a\x1b[2Jb", "a\nb", "dangling",
     "result",
-]
+]  # fmt: skip
 
 
 def command_line(bench: Bench, rng: random.Random) -> list[str]:

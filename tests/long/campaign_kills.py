@@ -71,42 +71,22 @@ KINDS = {
     "regret": Killed(("regret", "tiny.yaml", "--quick", "--jobs", "1", "--out", "out"), 4),
     "recommend": Killed(
         (
-            "recommend",
-            "--model",
-            "mixtral-8x7b",
-            "--hardware",
-            "rtx3090-epyc7532",
-            "--decode",
-            "2",
-            "--prompt",
-            "4",
-            "--jobs",
-            "1",
-            "--out",
-            "out",
+            "recommend", "--model", "mixtral-8x7b", "--hardware", "rtx3090-epyc7532", "--decode", "2", "--prompt", "4",
+            "--jobs", "1", "--out", "out",
         ),
         3,
     ),
     "papers": Killed(("papers", "hybrimoe/fig9", "--quick", "--jobs", "1", "--out", "out"), 4),
     "trace record": Killed(
         (
-            "trace",
-            "record",
-            "home/mixtral",
-            "--prompts",
-            "home/prompts.txt",
-            "--calibrate",
-            "home/others.txt",
-            "--max-new-tokens",
-            "6",
-            "--out",
-            "out/t.safetensors",
+            "trace", "record", "home/mixtral", "--prompts", "home/prompts.txt", "--calibrate", "home/others.txt",
+            "--max-new-tokens", "6", "--out", "out/t.safetensors",
         ),
         6,
         marked=False,
     ),
     "profile measure": Killed(("--out", "out"), 8, run=measured, view=profile, marked=False),
-}
+}  # fmt: skip
 NEED_TORCH = ("trace record", "profile measure")
 
 

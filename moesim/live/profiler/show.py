@@ -174,15 +174,11 @@ def page(profile: HardwareProfile, models: Sequence[ModelSpec] = ()) -> str:
         heads = ["curves", "on", "form", "rows", *_ROW_HEADS, "source"]
         rows = [
             [
-                row["curve"],
-                names,
-                row["form"],
-                "{}..{}".format(*row["range"]),
-                *(_us(row[f"us_at_{n}"]) for n in _ROWS),
-                _source(row),
+                row["curve"], names, row["form"], "{}..{}".format(*row["range"]),
+                *(_us(row[f"us_at_{n}"]) for n in _ROWS), _source(row),
             ]
             for names, row in _alike(found["curves"], "device")
-        ]
+        ]  # fmt: skip
         lines.append(render(heads, rows, Format.TABLE, heads[4:7]))
     if found["experts"]:
         heads = ["an expert of", "on", *_ROW_HEADS, "weakest source"]
@@ -392,15 +388,11 @@ def table(rows: Sequence[Row], a: str, b: str, form: Format = Format.TABLE) -> s
         return render_records(records, form)
     cells = [
         [
-            f"{row.quantity}{', us' if row.unit == 'us' else ', speed kept'}",
-            _cell(row.a, a),
-            _cell(row.b, b),
-            "" if row.ratio is None else f"{row.ratio:.3g}",
-            row.a_source,
-            row.b_source,
+            f"{row.quantity}{', us' if row.unit == 'us' else ', speed kept'}", _cell(row.a, a), _cell(row.b, b),
+            "" if row.ratio is None else f"{row.ratio:.3g}", row.a_source, row.b_source,
         ]
         for row in rows
-    ]
+    ]  # fmt: skip
     heads = ["", a, b, "B / A", f"source, {a}", f"source, {b}"]
     return render(heads, cells, form, heads[1:4])
 
