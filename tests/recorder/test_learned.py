@@ -10,13 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import typer
 from typer.testing import CliRunner
-
-pytest.importorskip("torch", reason="learned predictor tests need torch: install moesim[record]")
-pytest.importorskip("transformers", reason="learned predictor tests need transformers: install moesim[record]")
-
-import torch
 
 from moesim.cli.trace_learn import trace_learn
 from moesim.errors import ConfigError

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("torch", reason="recorder tests need torch: install moesim[record]")
-pytest.importorskip("transformers", reason="recorder tests need transformers: install moesim[record]")
-pytest.importorskip("tokenizers", reason="recorder tests need tokenizers: install moesim[record]")
-
-import json
-from collections.abc import Callable
-
 import torch
 from safetensors.torch import load_file, save_file
 

@@ -10,11 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("torch", reason="recorder tests need torch: install moesim[record]")
-pytest.importorskip("transformers", reason="recorder tests need transformers: install moesim[record]")
-pytest.importorskip("tokenizers", reason="recorder tests need tokenizers: install moesim[record]")
-
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from moesim.errors import InputError

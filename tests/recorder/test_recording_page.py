@@ -10,10 +10,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch", reason="recorder tests need torch: install moesim[record]")
-pytest.importorskip("transformers", reason="recorder tests need transformers: install moesim[record]")
-
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 

@@ -9,10 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("torch", reason="shadow tests need torch: install moesim[record]")
-pytest.importorskip("transformers", reason="shadow tests need transformers: install moesim[record]")
-
 import torch
 from transformers import (
     DeepseekV2Config,
