@@ -110,75 +110,6 @@ def test_tiny_profile_reads_as_written() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "expected"),
-    [
-        (
-            "links.cpu0->gpu0.pinned",
-            {"time_ms": 1, "bytes_per_s": {"value": 1e9, "source": "published", "ref": "r"}},
-            "hardware_profiles/x.yaml: links.cpu0->gpu0.pinned.time_ms: unknown key 'time_ms'; "
-            "times are in microseconds (_us); known: latency_us, bytes_per_s, points",
-        ),
-        (
-            "devices.gpu0.memory_byte",
-            1,
-            "hardware_profiles/x.yaml: devices.gpu0.memory_byte: unknown key 'memory_byte'; did you mean "
-            "'memory_bytes'? known: kind, role, host, cores, memory_bytes, ",
-        ),
-        (
-            "devices.gpu0.memory_bytes_per_s.value",
-            "25 GB",
-            "hardware_profiles/x.yaml: devices.gpu0.memory_bytes_per_s.value: expected a number of bytes "
-            "per second such as 25e9 (the unit is in the key), got '25 GB'",
-        ),
-        (
-            "devices.gpu0.launch_us.value",
-            "5 us",
-            "launch_us.value: expected a number of microseconds (the unit is in the key), got '5 us'",
-        ),
-        ("devices.gpu0.flops.value", "71T", "devices.gpu0.flops.value: expected a number of operations per second such as 71e12"),
-        (
-            "devices.gpu0.flops",
-            71e12,
-            "gpu0.flops: expected {value: ..., source: ..., ref: ...} (every number carries its source), got",
-        ),
-        ("devices.gpu0.flops.source", ..., "devices.gpu0.flops.source: expected this key, got nothing; add it"),
-        ("devices.gpu0.flops.source", "guess", "devices.gpu0.flops.source: expected 'measured', 'published', 'derived'"),
-        ("devices.gpu0.flops.value", 0, "devices.gpu0.flops.value: expected a number above 0.0, got 0"),
-        ("devices.gpu0.launch_us.value", -1, "launch_us.value: expected a number of at least 0.0, got -1"),
-        ("devices.gpu0.launch_us.value", float("nan"), "launch_us.value: expected a number of microseconds"),
-        ("devices.gpu0.flops.value", True, "devices.gpu0.flops.value: expected a number of operations per second"),
-        ("devices.gpu0.memory_bytes.value", "24 GX", "memory_bytes.value: expected a size with a unit (b, kb, "),
-        ("devices.gpu0.memory_bytes.value", 1.5, "memory_bytes.value: expected bytes as an integer or a string"),
-        ("devices.gpu0.kind", "tpu", "devices.gpu0.kind: expected 'gpu', 'cpu' or 'disk', got 'tpu'"),
-        ("devices.gpu0.launches", {"attn": {}}, "devices.gpu0.launches.attn.source: expected this key"),
-        ("compute", ..., "hardware_profiles/x.yaml: compute: expected this key, got nothing; add it"),
-        ("compute", "gpu1", "compute: unknown device 'gpu1'; did you mean 'gpu0'? known: cpu0, gpu0"),
-        ("backing", [], "backing: expected"),
-        ("backing", ["cpu9"], "backing: unknown device 'cpu9'; did you mean 'cpu0'?"),
-        ("backing", ["gpu0"], "backing: expected a host or a disk, got 'gpu0', which is an accelerator"),
-        ("links.gpu0->cpu0", ..., "hardware_profiles/x.yaml: links: expected a path gpu0 -> cpu0, got none; add a link"),
-        ("links.cpu0->gpu0", ..., "hardware_profiles/x.yaml: links: expected a path cpu0 -> gpu0, got none; add a link"),
-        ("links.cpu0->gpu0.pinned", ..., "expected at least one of pinned, pageable, chunked, any, got none"),
-        ("contention.0.a_rate.value", 1.2, "contention.0.a_rate.value: expected a share in (0, 1], got 1.2"),
-        ("contention.0.a_rate.value", 0, "contention.0.a_rate.value: expected a number above 0.0, got 0"),
-        ("contention.0.a", "cpu0.expert", "unknown activity 'cpu0.expert'; did you mean 'cpu0.experts'?"),
-        ("contention.0.b", "cpu0.experts", "contention.0: expected two activities, got 'cpu0.experts' twice"),
-        ("devices.gpu0.experts.0.range", [4, 2], "expected range: [first, last] with 1 <= first <= last, got [4, 2]"),
-        ("devices.gpu0.experts.0.form", "cubic", "form: expected 'linear', 'flat_linear' or 'points', got 'cubic'"),
-        ("devices.gpu0.experts.0.base_us", ..., "expected the keys base_us, per_token_us with form: linear, got nothing"),
-        ("devices.gpu0.experts.0.shape.bits", ..., "experts.0.shape.bits: expected this key, got nothing"),
-    ],
-)
-def test_messages_say_where_and_what(key: str, value: Any, expected: str) -> None:
-    assert expected in message(put(tiny(), key, value))
-
-
-def test_unknown_part_of_launches() -> None:
-    raw = put(tiny(), "devices.gpu0.launches", {"attn": {"value": 3, "source": "derived", "how": "counted"}})
-    assert "launches: unknown part 'attn'" in message(raw)
-
-
-@pytest.mark.parametrize(
     ("number", "missing"),
     [
         ({"value": 1, "source": "published"}, "ref"),
@@ -197,36 +128,6 @@ def test_measured_number_keeps_its_words() -> None:
     number = {"value": 1, "source": "measured", "date": "2025-11-20", "method": "timer", "repeats": 9, "spread": "2 %"}
     profile = build_profile(put(tiny(), "devices.gpu0.launch_us", number), "x")
     assert profile.numbers["devices.gpu0.launch_us"].ref == "2025-11-20; timer; 2 %; 9 repeats"
-
-
-@pytest.mark.parametrize(
-    ("points", "expected"),
-    [
-        ([[1, 2]], "expected at least two pairs [rows, us]"),
-        ([[2, 2], [1, 3]], "expected whole, ascending numbers of rows from 1"),
-        ([[0, 2], [1, 3]], "expected whole, ascending numbers of rows from 1"),
-        ([[1, -2], [2, 3]], "expected times of at least 0 us"),
-        ([[2, 2], [3, 3]], "expected a range within the points [2.0, 3.0], got [1, 64]"),
-    ],
-)
-def test_points_are_checked(points: list[list[float]], expected: str) -> None:
-    raw = tiny()
-    curve = raw["devices"]["gpu0"]["experts"][0]
-    del curve["base_us"], curve["per_token_us"]
-    curve |= {"form": "points", "points": {"value": points, "source": "published", "ref": "r"}}
-    assert expected in message(raw)
-
-
-def test_links_name_their_devices() -> None:
-    raw = tiny()
-    raw["links"]["cpu0->gpu7"] = raw["links"]["cpu0->gpu0"]
-    assert "links.cpu0->gpu7: unknown device 'gpu7'" in message(raw)
-    raw = tiny()
-    raw["links"]["cpu0-gpu0"] = raw["links"].pop("cpu0->gpu0")
-    assert "links.cpu0-gpu0: expected a name such as 'cpu0->gpu0', got 'cpu0-gpu0'" in message(raw)
-    raw = tiny()
-    raw["links"]["cpu0->cpu0"] = raw["links"]["cpu0->gpu0"]
-    assert "links.cpu0->cpu0: expected two devices, got the same twice" in message(raw)
 
 
 def test_first_error_is_the_misspelt_key_and_the_rest_is_counted() -> None:

@@ -73,6 +73,17 @@ LEVEL = {
 
 NONSENSE: list[tuple[str, dict[str, Any], str]] = [
     # ---- numbers
+    ("a yes as a rate", {f"{GPU}/flops/value": True},
+     "devices.gpu0.flops.value: expected a number of operations per second such as 71e12 (the unit is in the key), got True"),
+    ("half a byte", {f"{GPU}/memory_bytes/value": 1.5},
+     "devices.gpu0.memory_bytes.value: expected bytes as an integer or a string such as '8 GiB', got 1.5"),
+    ("no word where a number is from", {f"{GPU}/flops/source": ...},
+     "devices.gpu0.flops.source: expected this key, got nothing; add it"),
+    ("an unknown source", {f"{GPU}/flops/source": "guess"},
+     "devices.gpu0.flops.source: expected 'measured', 'published', 'derived', 'identified', 'spec-sheet' or 'assumed', got "
+     "'guess'"),
+    ("launches without a source", {f"{GPU}/launches/attention": {}},
+     "devices.gpu0.launches.attention.source: expected this key, got nothing; add it (and 1 more)"),
     ("a negative time", {f"{GPU}/launch_us/value": -5},
      "devices.gpu0.launch_us.value: expected a number of at least 0.0, got -5; correct it"),
     ("a negative rate", {f"{GPU}/flops/value": -1e12},
@@ -147,6 +158,15 @@ NONSENSE: list[tuple[str, dict[str, Any], str]] = [
     ("no source", {f"{GPU}/launch_us": 5},
      "devices.gpu0.launch_us: expected {value: ..., source: ..., ref: ...} (every number carries its source), got 5"),
     # ---- curves
+    ("an unknown form", {f"{EXPERT}/form": "cubic"},
+     "devices.gpu0.experts.0.form: expected 'linear', 'flat_linear' or 'points', got 'cubic'"),
+    ("half a form", {f"{EXPERT}/base_us": ...},
+     "devices.gpu0.experts.0: expected the keys base_us, per_token_us with form: linear, got nothing; add base_us"),
+    ("a shape without bits", {f"{EXPERT}/shape/bits": ...},
+     "devices.gpu0.experts.0.shape.bits: expected this key, got nothing; add it"),
+    ("a point of no rows", {POINTS: [[0, 2], [1, 3]]},
+     "devices.gpu0.experts.1.points.value: expected whole, ascending numbers of rows from 1, got [0.0, 1.0]; sort them, and "
+     "give each once"),
     ("experts that get faster", {POINTS: [[1, 10], [4, 16], [8, 7]]},
      "devices.gpu0.experts.1.points.value: expected no fall below half of an earlier time, got 7 us at 8 rows after 16; "
      "measure it again"),
@@ -197,6 +217,10 @@ NONSENSE: list[tuple[str, dict[str, Any], str]] = [
     ("a context without attention", {"devices/gpu0/parts/0": ...},
      "devices.gpu0.parts.0: expected a curve 'attention' of tiny next to its 'context', got none; add it"),
     # ---- links
+    ("a link without a curve", {"links/gpu0->core1": {}},
+     "links.gpu0->core1: expected at least one of pinned, pageable, chunked, any, got none; add it"),
+    ("a link to itself", {"links/core1->core1": good()["links"]["core1->gpu0"]},
+     "links.core1->core1: expected two devices, got the same twice"),
     ("copies that get faster", {"links/disk0->core1/any/points/value": [[4096, 90], [1048576, 600], [16777216, 599]]},
      "links.disk0->core1.any.points.value: expected times that do not fall as bytes grow, got 599 us at 1.67772e+07 bytes "
      "after 600; measure "
@@ -217,6 +241,14 @@ NONSENSE: list[tuple[str, dict[str, Any], str]] = [
     ("an arrow that is none", {"links/core1=>gpu0": good()["links"]["core1->gpu0"]},
      "links.core1=>gpu0: expected a name such as 'cpu0->gpu0', got 'core1=>gpu0'; rename it"),
     # ---- devices and roles
+    ("an unknown kind", {f"{GPU}/kind": "tpu"},
+     "devices.gpu0.kind: expected 'gpu', 'cpu' or 'disk', got 'tpu'"),
+    ("no device that computes", {"compute": ...},
+     "compute: expected this key, got nothing; add it"),
+    ("an unknown device that computes", {"compute": "gpu1"},
+     "compute: unknown device 'gpu1'; did you mean 'gpu0'? known: core0, core1, disk0, gpu0"),
+    ("no backing", {"backing": []},
+     "backing: expected at least 1, got []; add one"),
     ("a disk with a rate", {"devices/disk0/memory_bytes_per_s": number(3e9)},
      "devices.disk0.memory_bytes_per_s: a disk stores and does not compute: expected no memory_bytes_per_s, got one; remove it"),
     ("a disk with experts", {"devices/disk0/experts": good()["devices"]["gpu0"]["experts"]},
@@ -254,6 +286,8 @@ NONSENSE: list[tuple[str, dict[str, Any], str]] = [
     ("a machine described by numbers", {"machine/cores": 2},
      "machine.cores: expected a text, got 2; put it in quotes"),
     # ---- contention
+    ("an activity beside itself", {"contention/0/b": "core1.experts"},
+     "contention.0: expected two activities, got 'core1.experts' twice"),
     ("a rate above one", {"contention/0/a_rate/value": 1.2},
      "contention.0.a_rate.value: expected a share in (0, 1], got 1.2; correct it"),
     ("a rate of zero", {"contention/0/b_rate/value": 0},

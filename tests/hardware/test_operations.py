@@ -104,17 +104,6 @@ def test_a_field_of_the_model_adds_its_operations(changes: dict[str, Any], part:
     assert operations("llama.cpp", "gpu", changed)[part] - operations("llama.cpp", "gpu", QWEN)[part] == more
 
 
-def test_latent_attention_has_more_and_an_old_gpu_fuses_nothing_with_products() -> None:
-    assert operations("llama.cpp", "gpu", LITE)["attention"] == 20
-    new, old = (operations(engine, "gpu", OSS) for engine in ("llama.cpp", "llama.cpp-unfused"))
-    # three biases and the residual of attention, the router's; gate, up and activation apart, three biases
-    assert {part: old[part] - new[part] for part in ("attention", "dense", "experts")} == {
-        "attention": 4,
-        "dense": 1,
-        "experts": 6,
-    }
-
-
 def test_on_a_processor_every_sum_is_a_wait() -> None:
     eight, two = (operations("llama.cpp", "cpu", load_model({"base": "qwen3-30b-a3b", "top_k": k}))["experts"] for k in (8, 2))
     assert eight - two == 6
