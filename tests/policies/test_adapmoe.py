@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from moesim.errors import CapacityError, ConfigError
-from moesim.policies.registry import describe_policy, make_policy
+from moesim.policies.registry import make_policy
 from moesim.policies.systems.adapmoe import cache_sizes, expected_loads, gating_threshold, leaves_second_out
 from moesim.policies.systems.mixtral_offloading import mixtral_offloading_plan
 from moesim.records import Records
@@ -127,17 +127,6 @@ def test_a_layer_waits_for_the_prefetch_for_it_right_or_wrong(decision_ns: int) 
     (copy,) = records.transfers
     assert (copy.cause, copy.layer, copy.expert) == ("demand", 1, 1)
     assert [t[0] for t in tasks(records) if t[3] in ("E3x1", "E1x1")][-2:] == [copy.end, copy.end + 100]
-
-
-def test_it_is_exact_by_default() -> None:
-    assert describe_policy("adapmoe").exact
-    assert not make_policy({"name": "adapmoe", "sensitivity": 0.07}).exact
-
-
-def test_prompts_are_not_predicted() -> None:
-    records = run([[TOKEN, TOKEN, TOKEN]], prompt=2)
-    predicted = [t.step for t in records.tasks if t.kind == "predict"]
-    assert predicted == [1]
 
 
 def test_the_second_expert_is_left_out_below_the_threshold() -> None:

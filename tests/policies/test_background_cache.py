@@ -21,12 +21,6 @@ def run(options: dict[str, Any], steps: Sequence[Any], slots: int, **more: Any) 
 
 
 # ------------------------------------------------------------------------------------------------ admission, publication
-def test_admission_by_demand() -> None:
-    # Two misses while there are free slots, three once the cache is full; the counts begin again with a copy.
-    options = {"admission": "demand", "admit_free": 2, "admit_full": 3}
-    records = run(options, [[0, 1], [0, 2], [0, 1], [2, 3], [2, 3], [2, 3], [4, 5]], 2)
-    assert copied(records) == [(1, 0), (2, 1), (4, 2), (5, 3)]
-    assert served(records)[2:] == [[0], [], [], [2], []]
 
 
 @pytest.mark.parametrize(("options", "at"), [({}, 13), ({"half_life": 32.0}, 14)])
@@ -56,16 +50,6 @@ def test_the_link_and_the_cpu_share_the_misses() -> None:
     assert transfers(found)[:2] == [(100, 1100, "cpu0->gpu0", "demand 0/0"), (1100, 2100, "cpu0->gpu0", "demand 0/1")]
     assert {t.expert for t in found.tasks if t.device == "cpu0" and t.expert >= 0} == {2, 3}
     assert len(found.transfers) == 2, "no slot is left for later"
-
-
-def test_prompts_bypass_the_cache_unless_asked() -> None:
-    rows = [[[0, 1]], [[0, 1]], [[0, 1]]]
-    work = workload([rows], prompt=2, n_experts=8)
-    for prefill in ("bypass", "cached"):
-        policy = make_policy({"name": "background-cache", "prefill": prefill})
-        records = play(policy, work, FAST, model=tiny_model(n_layers=1, n_experts=8), slots={"gpu0": 2})
-        on_gpu = [t.step for t in records.tasks if t.expert >= 0 and t.device == "gpu0"]
-        assert len(records.transfers) == 2 and on_gpu == ([] if prefill == "bypass" else [1, 1])
 
 
 def test_micro_batches_do_not_put_each_other_out() -> None:
@@ -102,33 +86,12 @@ def test_one_after_the_other() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------- orders
-@pytest.mark.parametrize(("order", "leaves"), [("rank", 5), ("id", 2), ("equal", 5)])
-def test_who_of_a_visit_s_hits_leaves_first(order: str, leaves: int) -> None:
-    # 5 gets slot 0 and 2 slot 1. In the second visit both are hits, 5 first. 7 then takes the free slot, 8 a victim's.
-    steps = [[5, 2], [5, 2], [7, 8]]
-    assert [e.expert for e in run({"copied_now": "all", "hit_order": order}, steps, 3).evictions] == [leaves]
 
 
 def test_of_those_used_at_once_the_lowest_slot_leaves_whatever_the_order_of_the_hits() -> None:
     steps = [[5, 2], [2, 5], [7, 8]]  # by rank 2 has been used longer ago
     left = [run({"copied_now": "all", "hit_order": order}, steps, 3).evictions[0].expert for order in ("rank", "equal")]
     assert left == [2, 5]
-
-
-def test_misses_in_the_order_of_their_latest_use() -> None:
-    # One slot, half of two misses copied. In the third visit 3, which the CPU computed a step ago, goes before 1.
-    steps = [[1, 2], [0, 3], [1, 3]]
-    demanded = {
-        order: copied(run({"copied_now": "share", "later": False, "miss_order": order}, steps, 1)) for order in ("id", "recent")
-    }
-    assert demanded == {"id": [(0, 1), (1, 0), (2, 1)], "recent": [(0, 1), (1, 0), (2, 3)]}
-
-
-def test_what_the_cpu_computes_may_stay_out_of_the_cache() -> None:
-    options = {"copied_now": "share", "share": 0.5}
-    steps = [[0, 1], [0, 1], [0, 1]]
-    assert [sorted(step) for step in served(run(options, steps, 2))] == [[0], [0, 1], [0, 1]]
-    assert [sorted(step) for step in served(run({**options, "later": False}, steps, 2))] == [[0], [0], [0]]
 
 
 # --------------------------------------------------------------------------------------------------------------- prompts

@@ -69,12 +69,6 @@ def test_the_greedy_rule_may_copy_what_a_busy_gpu_has() -> None:
     assert tied.gpus == ((2, 3), (4,))
 
 
-def test_each_gpu_counts_its_own_first_expert() -> None:
-    """0 ends at 3 on the second GPU and at 5 on the first; then 1 ends at 5 on either, and goes to the first."""
-    assert greedy_multi_assignment([[2, 2], [2, 2]], [9, 9], [3, 1]).gpus == ((1,), (0,))
-    assert greedy_multi_assignment([[2, 2], [2, 2]], [9, 9]).gpus == ((0,), (1,))
-
-
 # ----------------------------------------------------------------------------------------------------------- one GPU
 OPTIONS: list[dict[str, Any]] = [
     {},
@@ -166,13 +160,6 @@ def test_two_links_load_at_once() -> None:
     ]
     assert [s.end for s in records.steps] == [1520, 3040, 5520]
     assert {t.device for t in records.tasks} == {"gpu0", "gpu1"}
-
-
-def test_one_gpu_of_two_does_the_same_work_one_after_the_other() -> None:
-    records = played((2, 2), prefetch_size=0, u_size=0, n_gpus=1)
-    # Residents 3 and 3 (seed 0 with one draw a layer). 0 goes to the GPU (1000), 2 to the CPU (2000 against 1600).
-    assert tasks(records)[:3] == [(0, 100, "gpu0", "dense"), (1100, 1200, "gpu0", "E0x1"), (120, 1720, "cpu0", "E2x1")]
-    assert {link for _, _, link, _ in transfers(records)} == {"cpu0->gpu0"}
 
 
 def test_predictions_and_swaps_are_dealt_out_in_turns() -> None:

@@ -14,9 +14,7 @@ import pytest
 
 from moesim.core.table import Format
 from moesim.experiment import run_experiment
-from moesim.experiment.config import parse_config
 from moesim.experiment.report import result_table
-from moesim.experiment.resolve import Experiment
 from moesim.metrics import bytes_moved, fidelity
 from moesim.metrics.fidelity import fresh_percent
 from moesim.policies.parts import Setup
@@ -243,15 +241,6 @@ def test_a_prediction_that_comes_too_late_is_not_used() -> None:
     assert policy.decide(routed([[2, 3]], layer=2), view)[1:] == [Run(2, (2,), "cpu0"), Run(2, (3,), "cpu0")]
 
 
-@pytest.mark.parametrize("micro_batches", [1, 2])
-def test_rows_of_a_batch_are_predicted_one_by_one(micro_batches: int) -> None:
-    rows = [[[[0, 1], [1, 3]]], [[[0, 1], [3, 0]]]]
-    records = run("daop-paper", workload(rows, micro_batches=micro_batches))
-    assert [what for _, _, what in experts(records, "cpu0")] == ["E3x2"]  # for both rows at once
-    assert sorted(what for _, _, what in experts(records, "gpu0"))[-1] == {1: "E1x2", 2: "E1x1"}[micro_batches]
-    assert records.inexact == [InexactRecord(0, 1, "stale", 2, 1.0)]
-
-
 # ------------------------------------------------------------------------------------------------------------ prefill
 # Four rows; in layer 0 the experts serve 1, 0, 4 and 3 of them: 2 is swapped for 1, and 3 for 0. In layer 1 nothing is.
 PROMPT = [[[2, 3], [0, 1]], [[2, 3], [0, 1]], [[2, 3], [0, 1]], [[2, 0], [0, 1]]]
@@ -334,20 +323,6 @@ def test_the_mixed_cold_list_can_leave_the_hottest_expert_behind() -> None:
     assert sorted(transfers(prefill("daop-paper", prompt=prompt))) == [*down((100, 2)), *up((100, 0))]
 
 
-def test_equals_are_swapped_by_the_printed_test() -> None:
-    prompt = [[[2, 0], [0, 1]], [[2, 0], [0, 1]], [[3, 1], [0, 1]], [[3, 1], [0, 1]]]
-    assert prefill("daop-paper", prompt=prompt, swap_factor=1.0).evictions == []
-    printed = prefill("daop-paper", prompt=prompt, swap_factor=1.0, swap_if="at-least")
-    assert [(e.layer, e.expert) for e in printed.evictions] == [(0, 0), (0, 1)]
-
-
-def test_no_swaps() -> None:
-    records = prefill("daop-paper", swap=False)
-    assert transfers(records) == []
-    assert experts(records, "cpu0") == [(150, 850, "E2x4"), (850, 1450, "E3x3")]
-    assert ends(records)[0] == 1500
-
-
 def test_the_next_request_starts_from_the_swapped_placement() -> None:
     assert len(transfers(prefill("daop-paper", requests=2))) == 4  # the second finds what it wants
     assert len(transfers(prefill("daop-paper", requests=2, reset=True))) == 4  # and would be given just that
@@ -404,19 +379,6 @@ def test_decode_begins_in_the_same_places_whatever_the_chunks(name: str, reset: 
     assert moved(5) == moved(8) == whole
 
 
-def test_the_first_micro_batch_decides_the_swaps() -> None:
-    first, second = [[*[[[0, 2], [0, 1]]] * 2, [[0, 1], [0, 1]]], [*[[[2, 3], [0, 1]]] * 2, [[0, 1], [0, 1]]]]
-    work = workload([first, second], prompt=2, micro_batches=2)
-    records = run("daop-paper", work, precalculate=False)
-    assert sorted(transfers(records)) == [*down((100, 2)), *up((100, 1))]
-    assert [what for _, _, what in experts(records, "cpu0")][:1] == ["E3x2"]
-    # One thread: the swap ends at 2100, when both are routed; 2 then has the rows of both.
-    records = run("daop-code", work, precalculate=False)
-    assert sorted(transfers(records)) == [*up((100, 1)), *down((1100, 2))]
-    assert experts(records, "gpu0")[:2] == [(2100, 2200, "E0x2"), (2200, 2300, "E2x4")]
-    assert [what for _, _, what in experts(records, "cpu0")][:1] == ["E3x2"]
-
-
 def test_the_code_streams_an_expert_with_many_rows_and_one_thread_waits_for_it() -> None:
     """On the CPU 8 rows take 1100, as long as a load and a GPU run: the GPU has it. One row of 3 stays on the CPU."""
     prompt = [[[2, 0], [0, 1]]] * 7 + [[[2, 3], [0, 1]]]
@@ -432,39 +394,7 @@ def test_the_code_streams_an_expert_with_many_rows_and_one_thread_waits_for_it()
     assert experts(stays, "cpu0")[0] == (190, 1290, "E2x8")  # 56 ms against 70
 
 
-def test_without_swaps_and_predictions_it_is_a_static_placement() -> None:
-    spec = {"name": "daop-paper", "swap": False, "precalculate": False}
-    same = {
-        "name": "composed", "placement": {"name": "frequency-per-layer", "phase": "decode"}, "assignment": "resident",
-        "replacement": "static", "scope": "global",
-    }  # fmt: skip
-    for batch in (1, 4):
-        work = tiny_workload(make_policy(spec), batch)
-        ours, theirs = run_tiny(make_policy(spec), work, 18), run_tiny(make_policy(same), work, 18)
-        assert (ours.tasks, ours.transfers, ours.activations) == (theirs.tasks, theirs.transfers, theirs.activations)
-
-
 # ------------------------------------------------------------------------------------------------------- common checks
-
-
-def test_degradation_of_eight_predicted_experts() -> None:
-    """Two rows, a sparse signal, 15 of 24 experts on the GPU: of each row, at most four of the eight are left to the CPU."""
-    shape = {"n_experts": 24, "top_k": 8}
-
-    def most_on_cpu(**options: Any) -> int:
-        policy = make_policy({"name": "daop-paper", "first_predict_layer": 1, **options})
-        records = run_tiny(policy, tiny_workload(policy, 2, **shape), 60, **shape)
-        decode = {step.step for step in records.steps if step.phase == "decode"}
-        rows: dict[tuple[int, int], int] = {}
-        for task in records.tasks:
-            if task.kind == "expert" and task.device == "cpu0" and task.layer and task.step in decode:
-                rows[task.step, task.layer] = rows.get((task.step, task.layer), 0) + task.rows
-        return max(rows.values(), default=0)
-
-    assert most_on_cpu() == 8
-    assert most_on_cpu(cpu_experts=1) == 2
-    assert most_on_cpu(cpu_experts=0) == 0
-    assert most_on_cpu(degrade=False) > 8
 
 
 # ------------------------------------------------------------------------------------------------------- whole programs
@@ -482,20 +412,6 @@ def test_an_experiment_says_what_was_not_exact(tmp_path: Path) -> None:
     shares = [f"{fresh_percent(row['fidelity_fresh_decode']):.1f} % ({row['policy']})" for row in rows[:2]]
     said = "routing is replayed as recorded, whatever the policy computed"
     assert f"* not exact: of the gate weight, computed as routed: {', '.join(shares)}; {said}" in text
-
-
-def test_on_the_shipped_trace(tmp_path: Path) -> None:
-    """Its signal is dense and its table of decode is there; only the first layers' mass is sure to be fresh."""
-    config = {
-        "model": "mixtral-8x7b", "hardware": "a6000-i9-10980xe", "trace": "mini-mixtral", "cache": {"ratio": 0.469},
-        "workload": {"prompt_tokens": 64, "decode_tokens": 4}, "policies": ["daop-paper"],
-    }  # fmt: skip
-    (row,) = run_experiment(Experiment(parse_config(config, "daop.yaml"), "daop.yaml")).rows
-    assert row["error"] is None
-    assert row["cache_slots"] == 120
-    assert 0.5 < row["fidelity_fresh"] < 1
-    assert row["fidelity_substituted"] > 0
-    assert row["bytes_write_back"] == row["bytes_demand"] > 0
 
 
 def test_pageable_is_its_own_transfer() -> None:

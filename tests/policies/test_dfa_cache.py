@@ -39,17 +39,6 @@ def test_the_newcomer_s_score_must_be_above(kappa: float, copies: list[int]) -> 
     assert [expert for _, expert in copied(records)] == copies
 
 
-def test_lru_copies_every_miss_over_the_oldest_use() -> None:
-    # Step 2 hits 0 and then 1; so 3 takes the slot of 0 in step 3, and in step 5, when 3 counts, 0 that of 1.
-    records = run({"name": "dfa-cache", "rule": "lru"}, [[0, 1], [0, 2], [0, 1], [1, 3], [0, 3], [0, 3]], 2)
-    assert copied(records) == [(0, 0), (0, 1), (3, 3), (4, 0)]
-    assert [e.expert for e in records.evictions] == [0, 1]
-
-
-def test_at_most_so_many_copies_a_visit() -> None:
-    assert copied(run({"name": "dfa-cache", "inserts": 1}, [[2, 1], [1, 3]], 4)) == [(0, 2), (1, 1)]
-
-
 @pytest.mark.parametrize(
     ("table", "now"), [("0,0,1", [[0], [0], [0]]), ("0,1", [[0], [0, 2], [0, 3]]), ("0,0,2", [[0, 1], [0], [0]])]
 )

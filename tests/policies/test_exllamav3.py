@@ -11,7 +11,7 @@ from moesim.policies.registry import make_policy
 from moesim.policies.systems.exllamav3 import swaps
 from moesim.records import Records
 from moesim.testing import FakeView, tiny_model
-from tests.engine.engine_kit import cpu, gpu, link, machine, play, tasks, transfers, workload
+from tests.engine.engine_kit import cpu, gpu, link, machine, play, transfers, workload
 from tests.engine.engine_kit import tiny_model as toy_model
 
 OFTEN = {"swap_interval": 2, "swap_floor": 1.0, "swap_hysteresis": 2.0}
@@ -80,11 +80,6 @@ def test_the_ring_holds_up_to_24_experts_a_slot_and_no_larger_ones() -> None:
 
 
 # --------------------------------------------------------------------------------------------------------------- timelines
-def test_decoding_the_cpu_computes_beside_the_gpu() -> None:
-    records = run({"swap_budget": 0}, [[[0, 3], [0, 1]]], 2)
-    assert where(records) == [([0], [3]), ([0, 1], [])] and not records.transfers
-    # The token crosses in 20. Routed at 120; the row crosses in 20 and is computed in 400 while the GPU takes 100 for the other.
-    assert tasks(records)[1:3] == [(120, 220, "gpu0", "E0x1"), (140, 540, "cpu0", "E3x1")]
 
 
 def test_a_prompt_streams_what_has_enough_rows() -> None:
@@ -121,11 +116,6 @@ def test_places_change_between_generations_only() -> None:
     begin = records.steps[4].begin
     first = min(t.start for t in records.tasks if t.step == 4 and t.expert >= 0)
     assert first == max(t.end for t in records.transfers) == begin + 2000, "no expert runs before all are there"
-
-
-def test_an_exchange_that_is_long_overdue_comes_within_a_generation() -> None:
-    records = run({**OFTEN, "swap_interval": 1}, [[[2, 3]] * 6], 2)
-    assert where(records) == [([], [2, 3])] * 3 + [([2, 3], [])] * 3
 
 
 def test_counts_fade_and_the_budget_goes_to_the_first_layers() -> None:

@@ -100,13 +100,6 @@ def test_the_least_frequent_predicted_ones_have_the_low_width() -> None:
     assert copies(run(requests, Oracle(), hardware=fast, low_share=1.0))[2:] == [f"prefetch 1/{e} at 4" for e in (1, 0, 3)]
 
 
-def test_only_what_is_not_cached_is_prefetched_and_counts() -> None:
-    """One slot a layer, expert 0: of what is left, 1 and 3 are predicted once each, of which 0.5 is one."""
-    fast = two_widths({"cpu0->gpu0": link(100), "gpu0->cpu0": link()})
-    records = run([[[[0, 2], [1, 3]]]], Says([0, 1, 3]), hardware=fast, slots=2, low_share=0.5)
-    assert copies(records) == ["demand 0/2 at 4", "prefetch 1/1", "prefetch 1/3 at 4"]
-
-
 def test_one_more_expert_than_the_model_uses_is_prefetched() -> None:
     fast = two_widths({"cpu0->gpu0": link(100), "gpu0->cpu0": link()})
     records = run([[[[0, 2], [1, 3]]]], Says([3, 1, 2, 0]), hardware=fast, low_share=0.0)
@@ -139,20 +132,6 @@ def test_a_recorded_signal_is_asked_for_one_id_more() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------- cache
-
-
-def test_the_first_layers_are_cached_whole() -> None:
-    work = [[[[0, 1], [2, 3], [0, 3]]]]
-    assert copies(run(work, slots=9, shallow_layers=2)) == ["demand 2/3 at 4"]
-    assert copies(run(work, slots=6, shallow_layers=2)) == [f"demand {unit} at 4" for unit in ("1/2", "1/3", "2/0", "2/3")]
-
-
-@pytest.mark.parametrize("slots", [0, 4])
-def test_micro_batches_share_copies(slots: int) -> None:
-    requests = [[[[0, 2], [1, 3]]], [[[2, 3], [1, 0]]]]
-    records = run(requests, Oracle(), slots=slots, micro_batches=2)
-    units = [(t.layer, t.expert) for t in records.transfers]
-    assert len(units) == len(set(units))
 
 
 # --------------------------------------------------------------------------------------------------------------- the rest

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moesim.engine import native, simulate
+from moesim.engine import native
 from moesim.policies.registry import make_policy
 from moesim.policies.systems.finemoe import (
     Trajectories,
@@ -17,10 +17,9 @@ from moesim.policies.systems.finemoe import (
     map_ranks,
 )
 from moesim.records import Records
-from moesim.testing import routed, tiny_workload
-from moesim.testing.runs import run_inputs
+from moesim.testing import routed
 from moesim.trace import Signal, Trace
-from moesim.trace.predictors import PredictorSet, RecordedSignal
+from moesim.trace.predictors import RecordedSignal
 from moesim.trace.workload import WorkloadSpec, compose
 from tests.engine.engine_kit import cpu, gpu, machine, play, tiny_model
 
@@ -151,12 +150,6 @@ def test_an_on_demand_copy_drops_what_is_queued_for_its_layer_and_those_before()
     assert not any(what.startswith(("p 0/", "p 1/")) for what in found[at:])
 
 
-def test_far_layers_only() -> None:
-    """With the published distance of 6 nothing is predicted in four layers."""
-    assert {t.cause for t in run([ROW]).transfers} == {"demand"}
-    assert not any(t.cause == "prefetch" and t.layer < 3 for t in run([ROW], prefetch_distance=2).transfers)
-
-
 def test_candidates_are_protected_and_others_leave_by_score() -> None:
     # Six slots: 0/0 and 0/2, then 2/1, 3/3, 2/2, 3/2. Layer 2 and 3 are candidates: what layer 1 needs replaces layer 0's.
     records = run([ROW], 6, prefetch_distance=1)
@@ -199,12 +192,6 @@ def test_the_first_layers_are_prefetched_by_the_closest_embedding_before_they_ar
     assert copies(alike)[:4] == ["p 0/0", "p 0/2", "p 1/0", "p 1/1"] and alike.transfers[4].layer > 1  # only k of each
 
 
-def test_each_layer_is_paid_for_before_the_first_copy() -> None:
-    records = run_with_signal([[ROW]], [FOUND / 16], prefetch_distance=2, predict_ns=300)
-    assert [(t.start, t.end) for t in records.tasks if t.kind == "predict"] == [(0, 300), (300, 600)]
-    assert records.transfers[0].start == 600 and records.lookups[0].time == 10_600
-
-
 def test_of_several_requests_the_last_rows_count_and_the_largest_priority() -> None:
     # Two prompts of two rows in one step; first rows say otherwise. Layer 0 only (d = 1): .6 and .4 of one request, .5, .3 of
     # the other, whose similarity of 1/4 leaves more than k where sums are at most .75: .5 only.
@@ -213,27 +200,3 @@ def test_of_several_requests_the_last_rows_count_and_the_largest_priority() -> N
         [[ROW, ROW], [ROW, ROW]], [junk, FOUND, junk, other / 4], prompt=2, prefetch_distance=1, selected_only=True
     )
     assert copies(records)[:4] == ["p 0/0", "p 0/1", "p 0/2", "p 0/3"]  # .6, .5, .4, .3
-
-
-def test_what_the_last_layer_used_makes_room_for_the_first() -> None:
-    """The cache holds only the experts of the step's last layer, which are in nobody's use once the step is over."""
-    records = run_with_signal([[ROW] * 2], [FOUND] * 2, slots=2, prefetch_distance=1, selected_only=True)
-    begin = records.steps[1].begin
-    early = [(t.cause, t.layer, t.expert) for t in records.transfers if begin <= t.start < begin + 9000]
-    assert early == [("prefetch", 0, 0), ("prefetch", 0, 2)]
-
-
-@pytest.mark.parametrize("source", ["oracle", "frequency", "coactivation", "synthetic:0.5"])
-def test_another_source_may_answer_for_the_signal(source: str) -> None:
-    """What it says of layers that are passed is not queued: with a source that needs layer 1 for layer 2, all before."""
-    policy: Any = make_policy({"name": "finemoe", "first_layers": "embedding", "prefetch_distance": 3})
-    trace, steps = tiny_workload(policy, batch_size=2)
-    records = simulate(
-        **run_inputs(policy, (trace, steps), 24, None, {}), predictors=PredictorSet(trace, steps, {"embedding": source}, 0),
-        policy_name="finemoe",
-    )  # fmt: skip
-    early = [t for t in records.transfers if t.start < records.lookups[0].time]
-    assert bool(early) == (source in ("oracle", "frequency"))  # the others need the layer before
-    for copy in records.transfers if not early else ():
-        now = max((lookup for lookup in records.lookups if lookup.time <= copy.submitted), key=lambda lookup: lookup.time)
-        assert copy.cause != "prefetch" or copy.layer > now.layer

@@ -48,11 +48,6 @@ def test_how_many_misses_the_link_takes(machine_: Any, share: float, table: list
     assert len(served(records)[0]) == table[10]
 
 
-def test_a_cap_of_ones_own() -> None:
-    steps = [[4, 2, 3], [5, 6, 7], [0, 4, 2]]
-    assert [sorted(step) for step in served(run(HYBRID | {"max_fetch": 2}, steps, 8))] == [[2, 3], [5, 6], [0, 2, 4]]
-
-
 def test_the_link_takes_what_was_used_last_wherever_it_ran() -> None:
     # One miss a visit. 3 ran on the CPU in the second step, so that it goes before 1, which ran there in the first.
     steps = [[0, 1], [2, 3], [1, 3]]
@@ -67,13 +62,6 @@ def test_the_cpu_computes_beside_the_copies_and_the_gpu_after_them() -> None:
     begin = records.steps[1].begin
     found = {t.expert: (t.start - begin, t.end - begin, t.device) for t in records.tasks if t.expert >= 0 and t.step == 1}
     assert found == {0: (1100, 1200, "gpu0"), 1: (1200, 1300, "gpu0"), 2: (120, 520, "cpu0")}
-
-
-def test_all_of_a_call_are_used_at_once_so_that_the_lowest_slot_leaves() -> None:
-    # Slots 0 and 1 have 2 and 5 of layer 0, which the second step asks for with 5 first; 2 and 3 those of layer 1, used before.
-    steps = [[[5, 2], [5, 2]], [[5, 2], [0, 1]], [[6, 7], [3, 4]], [[0, 1], [3, 4]]]
-    records = run(OFFLOAD, steps, 8, layers=2)
-    assert [(e.layer, e.expert) for e in records.evictions] == [(1, 2), (1, 5), (0, 2), (0, 5)]
 
 
 def test_fewer_slots_than_a_layer_has_experts_are_refused() -> None:
@@ -98,13 +86,6 @@ def test_whole_layers_are_streamed_the_next_beside_this_one() -> None:
     assert [(t.start, t.expert) for t in records.tasks if t.expert >= 0 and t.step == 0] == [
         (4100, 2), (4200, 3), (8100, 2), (8200, 3),
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize("options", [{"prefill_overlap": False}, {}])
-def test_with_one_buffer_a_layer_s_copies_begin_once_it_is_routed(options: Any) -> None:
-    # 100 and 4000, then two experts; the same with overlap, where seven slots are too few for two buffers.
-    records = prompted(OFFLOAD | options, 8 if options else 7)
-    assert [t.start for t in records.tasks if t.expert >= 0 and t.step == 0] == [4100, 4200, 8400, 8500]
 
 
 def copies_in(records: Records, step: int) -> list[tuple[int, int]]:

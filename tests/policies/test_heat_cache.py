@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from moesim.policies.registry import make_policy
-from moesim.policies.systems.heat_cache import Heat, target_rate
+from moesim.policies.systems.heat_cache import Heat
 from tests.engine.engine_kit import play, tiny_model, workload
 from tests.policies.caches_kit import FAST, run, served
 
@@ -35,11 +35,6 @@ def test_none_leaves_unless_one_on_the_cpu_is_hotter_than_one_on_the_gpu() -> No
     assert one.leaves(1.0, 1) is None, "it has not been there for an exchange"
 
 
-@pytest.mark.parametrize(("slots", "n", "target"), [(2, 8, 0.8 * 0.25**0.6), (1, 64, 0.2), (8, 8, 0.8), (0, 8, 0.2)])
-def test_the_target_of_the_hit_rate(slots: int, n: int, target: float) -> None:
-    assert target_rate(slots, n) == pytest.approx(target)
-
-
 def test_one_exchange_at_a_time_and_the_slot_is_empty_between() -> None:
     # The slots have 0 and 1. At the fifth step's end 0 leaves and 2 is copied; that counts from the tenth's on, when 1 gives way
     # to 3, which counts from the fifteenth's on.
@@ -58,13 +53,6 @@ def test_in_move_mode_the_one_that_leaves_is_copied_back_first() -> None:
     assert [sorted(step) for step in served(records)] == [[]] * 30 + [[2]]
 
 
-def test_what_leaves_is_computed_by_the_gpu_until_it_has_gone() -> None:
-    # After ten steps 0 has been used once and 1 twice, so that 0 is copied back; it is used until the next exchange.
-    steps = [[2, 3]] * 8 + [[1, 2], [1, 0]] + [[0, 2]] * 11
-    found = served(run({"name": "heat-cache", "move_mode": "move"}, steps, 2))
-    assert [0 in step for step in found[9:]] == [True] * 11 + [False]
-
-
 def test_steps_of_several_tokens_change_nothing_but_add_heat() -> None:
     two = workload([[[[2, 3]]] * 12, [[[2, 3]]] * 12], n_experts=8)
     records = play(make_policy("heat-cache"), two, FAST, model=tiny_model(n_layers=1, n_experts=8), slots={"gpu0": 2})
@@ -81,14 +69,6 @@ def test_prompts_use_what_is_there_and_copy_the_rest_from_32_tokens_on(rows: int
     records = play(make_policy("heat-cache"), work, FAST, model=tiny_model(n_layers=1, n_experts=8), slots={"gpu0": 2})
     assert {t.expert: t.device for t in records.tasks if t.expert >= 0 and t.step == 0} == {0: "gpu0", 5: device}
     assert [t.expert for t in records.transfers if t.expert >= 0] == ([5] if device == "gpu0" else [])
-
-
-def test_the_cpu_waits_for_the_gpu_unless_they_overlap() -> None:
-    starts = {}
-    for overlap in (False, True):
-        records = run({"name": "heat-cache", "overlap": overlap}, [[0, 5]], 2)
-        starts[overlap] = {t.expert: t.start for t in records.tasks if t.expert >= 0}
-    assert starts == {False: {0: 120, 5: 240}, True: {0: 120, 5: 140}}  # the token crosses in 20, the dense part takes 100
 
 
 # --------------------------------------------------------------------------------------------------------------- restated

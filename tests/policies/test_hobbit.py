@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moesim.errors import CapacityError, ConfigError
+from moesim.errors import ConfigError
 from moesim.metrics import fidelity
 from moesim.policies.registry import make_policy
 from moesim.records import Records
@@ -67,13 +67,6 @@ def test_fidelity_shows_what_is_reduced_and_what_is_skipped() -> None:
     assert (whole["fidelity_fresh"], whole["n_inexact_slots"]) == (1, 0)
 
 
-def test_what_is_skipped_is_not_copied() -> None:
-    records = run([[[0, 2]]], SLIGHT)
-    assert copies(records) == ["demand 0/0"]
-    assert copies(run([[[0, 2]]], SLIGHT, low_weight=0)) == ["demand 0/0", "demand 0/2 at 4"]
-    assert copies(run([[[0, 2]]], SLIGHT, low_weight=0, low_precision=False)) == ["demand 0/0", "demand 0/2"]
-
-
 def test_a_hit_runs_at_the_width_that_is_there() -> None:
     high_first = run([[[0, 2]], [[0, 2]], [[0, 2]]], [HEAVY, LIGHT, SLIGHT])
     assert ran(high_first) == [(step, expert, None) for step in range(3) for expert in (0, 2)]
@@ -82,26 +75,11 @@ def test_a_hit_runs_at_the_width_that_is_there() -> None:
     assert len(low_first.transfers) == 2
 
 
-def test_a_low_copy_does_not_serve_what_must_be_high() -> None:
-    records = run([[[0, 2]], [[0, 2]]], [LIGHT, HEAVY])
-    assert copies(records) == ["demand 0/0", "demand 0/2 at 4", "demand 0/2"]
-    assert ran(records)[2:] == [(1, 0, None), (1, 2, None)]
-
-
 def test_the_heaviest_row_of_a_step_decides() -> None:
     rows = [[[[0, 2]]], [[[2, 1]]]]  # two requests: 2 is light in the first, heavy in the second
     model, policy = tiny_model(n_layers=1, expert_bits=[16, 4]), make_policy({"name": "hobbit", "depth": 0})
     records = play(policy, workload(rows, weights=LIGHT), two_widths(), model=model, slots={"gpu0": 8})
     assert copies(records) == ["demand 0/0", "demand 0/2", "demand 0/1 at 4"]
-
-
-@pytest.mark.parametrize(("second", "skipped"), [([2, 1], 1), ([0, 2], 2)])
-def test_micro_batches_skip_what_none_of_them_loads(second: list[int], skipped: int) -> None:
-    rows = [[[[0, 2]]], [[second]]]
-    model, policy = tiny_model(n_layers=1, expert_bits=[16, 4]), make_policy({"name": "hobbit", "depth": 0})
-    work = workload(rows, weights=SLIGHT, micro_batches=2)
-    records = play(policy, work, two_widths(), model=model, slots={"gpu0": 8})
-    assert sum(one.slots for one in records.inexact if one.kind == "skipped") == skipped
 
 
 # -------------------------------------------------------------------------------------------------------------- prefetch
@@ -125,10 +103,6 @@ class Weighed(Oracle):
 def test_a_layer_is_prefetched_at_the_precision_that_its_predicted_weights_choose(says: Any, second: str) -> None:
     records = run([[[0, 2], [1, 3]]], LIGHT, says=says, depth=1)
     assert copies(records)[2:] == ["prefetch 1/1", f"prefetch 1/3{second}"]
-
-
-def test_what_would_be_skipped_is_not_prefetched() -> None:
-    assert copies(run([[[0, 2], [1, 3]]], SLIGHT, says=Weighed(False))) == ["demand 0/0", "prefetch 1/1"]
 
 
 @pytest.mark.parametrize(("depth", "begins"), [(1, [10_220, 15_430]), (2, [5020, 10_240]), (4, [5020, 10_250])])
@@ -209,11 +183,6 @@ def test_a_model_of_one_width_is_refused_unless_low_precision_is_off() -> None:
 def test_thresholds_in_the_wrong_order_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"expected low_weight below high_weight, got 0.5 and 0.5; change one, or set"):
         run([[[0, 2]]], LIGHT, high_weight=0.5, low_weight=0.5)
-
-
-def test_no_cache_is_refused() -> None:
-    with pytest.raises(CapacityError, match="expected at least 1 cache slot, got 0"):
-        run([[[0, 2]]], LIGHT, slots=0)
 
 
 # ---------------------------------------------------------------------------------------------------------- the functions

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -25,7 +24,6 @@ from moesim.policies.algorithms.hybrimoe import (
 )
 from moesim.policies.options import options_of
 from moesim.policies.parts import Plan, Setup
-from moesim.policies.parts.assignment import greedy_assignment
 from moesim.policies.registry import PARTS, make_part, make_policy, part_class
 from moesim.policies.systems.hybrimoe import Credit, HybriMoECode, HybriMoEPaper, RecentScores
 from moesim.policy import Fetch, Predicted, Routed, StepBegin
@@ -100,58 +98,6 @@ def test_a_queue_plan_serves_every_expert_once_and_is_its_own_replay(one: Instan
     assert ends.link == begin + one.costs.transfer * len(plan.loads)
 
 
-@given(instances(), READINGS)
-def test_without_a_cpu_the_queues_run_everything_on_the_gpu(one: Instance, reading: Reading) -> None:
-    plan = queue_plan(one.cached, one.missing, one.loads, one.costs._replace(cpu=None), reading=reading)
-    assert (sorted(plan.gpu), plan.cpu) == (list(range(len(one.loads))), ())
-
-
-def best_makespan(one: Instance) -> float:
-    """Try every number of cached and transferred experts on the GPU; the CPU takes those with the fewest rows."""
-    x, g = one.costs.transfer, one.costs.gpu[1]
-    here, there = (sorted(one.loads[e] for e in ids) for ids in (one.cached, one.missing))
-    found = []
-    for i in range(len(here) + 1):
-        end: float = g * i
-        for j in range(len(there) + 1):
-            end = max(end, j * x) + g if j else end
-            found.append(max(end, sum(here[: len(here) - i]) + sum(there[: len(there) - j])))
-    return min(found)
-
-
-def executed(one: Instance, plan: Plan) -> float:
-    """Execute a split, cached experts first."""
-    order = sorted(plan.gpu, key=lambda e: e in one.missing)
-    ends = replay(Plan(tuple(order), plan.cpu, 0, 0), one.loads, one.costs, dict.fromkeys(one.cached, 0))
-    return max(ends.gpu, ends.cpu)
-
-
-def test_how_far_each_rule_is_from_the_optimum() -> None:
-    """The paper's queues are next to optimal; the code's list, the other readings and DALI's greedy follow."""
-    draw = random.Random(20260101)
-    ratios: dict[str, list[float]] = {}
-    for _ in range(1500):
-        loads = draw.choices(ROWS, k=draw.randint(3, 9))
-        ids = list(range(len(loads)))
-        draw.shuffle(ids)
-        n = draw.randint(0, len(ids))
-        costs = Timings(draw.choice([2, 3, 6]), PerRow(draw.choice([0.5, 1, 2])), PerRow(0, 1))
-        one = Instance(loads, sorted(ids[:n]), sorted(ids[n:]), costs)
-        best = best_makespan(one)
-        gpu_cost = [costs.gpu[w] if e in one.cached else max(costs.gpu[w], costs.transfer) for e, w in enumerate(loads)]
-        for name, makespan in {
-            "queues": queue_plan(one.cached, one.missing, loads, costs).makespan,
-            "count": queue_plan(one.cached, one.missing, loads, costs, reading=Reading(count_compute=True)).makespan,
-            "hss": two_ended_plan(range(len(loads)), one.cached, loads, costs).makespan,
-            "greedy": executed(one, greedy_assignment(gpu_cost, loads)),
-            "free": queue_plan(one.cached, one.missing, loads, costs, reading=Reading("free")).makespan,
-        }.items():
-            assert makespan >= best
-            ratios.setdefault(name, []).append(makespan / best)
-    mean = {name: sum(found) / len(found) for name, found in ratios.items()}
-    assert mean["queues"] < 1.005 < mean["count"] < 1.02 < mean["hss"] < 1.05 < mean["greedy"] < 1.1 < mean["free"]
-
-
 def test_an_expert_on_its_way_is_overtaken_or_waited_for() -> None:
     """0 has the most rows and arrives at 5; 1 is there."""
     loads, costs = [9, 2], Timings(9, PerRow(2), PerRow(100))
@@ -193,16 +139,6 @@ def test_impact_stops_where_the_link_would_be_busy_past_the_layer(budget: Any, i
     assert impact_driven(ahead, slowest, 4, idle, budget) == [(1, 0), (1, 1), (1, 2)][:n]
 
 
-def test_impact_stops_without_a_gain_and_tries_so_many_rows_only() -> None:
-    def late(layer: int, cached: tuple[int, ...], missing: tuple[int, ...]) -> float:
-        return 5 if 1 in cached else 9
-
-    ahead = [Ahead(1, (), ((0, 3), (1, 2), (2, 1), (3, 2)))]
-    assert impact_driven(ahead, late, 1, 100) == [(1, 2)]
-    assert impact_driven(ahead, late, 1, 100, candidates=2) == []
-    assert impact_driven([Ahead(1, (2,), ())], late, 1, 100) == []
-
-
 # --------------------------------------------------------------------------------------------------------------- scores
 def scored(scores: list[list[float]], experts: list[list[int]], layer: int = 0) -> Routed:
     event = routed(experts, layer=layer, n_experts=len(scores[0]))
@@ -221,16 +157,6 @@ def test_recent_scores_follow_the_equation(n_rows: int, p: int, alpha: float, to
         now = [sum(column) / len(top) for column in zip(*top, strict=True)]
         s = [alpha * new + (1 - alpha) * old for new, old in zip(now, s, strict=True)]
         assert found.of(0) == pytest.approx(s, rel=1e-6)
-
-
-def test_scores_default_to_twice_top_k_and_without_them_to_the_weights_of_the_chosen() -> None:
-    found = RecentScores(2, 8, 2, 0.5, None, "mean")
-    found.update(scored([[0.5, 0.25, 0.125, 0.0625, 0.03125, 0.03125, 0, 0]], [[0, 1]]))
-    assert found.of(0) == [0.25, 0.125, 0.0625, 0.03125, 0, 0, 0, 0]
-    found.update(routed([[3, 1], [3, 0]], layer=1))
-    assert found.of(1) == [0.125, 0.125, 0, 0.25, 0, 0, 0, 0]
-    with pytest.raises(RuntimeError, match="neither"):
-        found.update(routed([[3, 1]])._replace(weights=None))
 
 
 # Visits of a layer with 6 experts: p, alpha, scores of each visit; S afterwards where each is credited with its own score,
@@ -261,19 +187,6 @@ def test_the_credit_for_scores_by_hand(
         for scores in visits:
             found.update(scored([scores, scores[::-1]], [[0, 1]] * 2))  # the second row does not count
         assert found.of(0) == pytest.approx(s, abs=1e-3), credit  # the trace has 16-bit scores
-
-
-def test_the_credit_by_id_of_several_rows_and_of_weights() -> None:
-    """Two rows: 0 and 4 get .75 and .25, then 1 and 2 get .625 and .375; the mean, at half weight."""
-    rows = [[0.25, 0, 0, 0, 0.75, 0], [0, 0.375, 0.625, 0, 0, 0]]
-    found = RecentScores(2, 6, 1, 0.5, None, "mean", "by-id")
-    found.update(scored(rows, [[4], [2]]))
-    assert found.of(0) == [0.1875, 0.15625, 0.09375, 0, 0.0625, 0]
-    of_weights = RecentScores(1, 8, 2, 0.5, None, "mean", "by-id")
-    of_weights.update(routed([[3, 1], [0, 3]]))  # weights .5 each; see the first example
-    assert of_weights.of(0) == [0.125, 0.125, 0, 0.25, 0, 0, 0, 0]
-    of_weights.update(routed([[3, 1]])._replace(weights=np.array([[0.75, 0.25]], np.float16)))
-    assert of_weights.of(0) == [0.0625, 0.4375, 0, 0.25, 0, 0, 0, 0]
 
 
 def test_each_system_credits_as_its_source_does() -> None:
@@ -474,11 +387,6 @@ def test_hybrimoe_code_sends_a_queued_prefetch_to_the_gpu(cached_from: str) -> N
     assert sorted(experts(records)[2:]) == sorted([(768, 868, "gpu0", "E2x1"), of_3])
 
 
-def test_hybrimoe_code_prefetches_nothing_by_default() -> None:
-    assert loads(run("hybrimoe-code", 6, WAIT, SLOW)) == [(100, 350, "demand 0/3")]
-    assert HybriMoECode(prefetch_size=2).parts.prefetch.size == 2  # type: ignore[attr-defined]
-
-
 AHEAD = [[[0, 1], [2, 3]]]
 
 
@@ -506,15 +414,6 @@ def test_hybrimoe_paper_prefetches_what_shortens_the_next_layer(ns: int, budget:
 
 
 # ------------------------------------------------------------------------------------------------------ checks, options
-
-
-def test_a_decision_that_takes_longer_than_a_prefetch_is_carried_out() -> None:
-    """A prefetch may arrive before the decision that waits for it takes effect, with one place a layer."""
-    prefetch = {"name": "impact-driven", "source": "oracle", "budget": "none"}
-    for decision_ns in (100, 700, 5000):
-        policy = HybriMoECode(assignment="all-gpu", prefetch=prefetch)
-        records = run_tiny(policy, tiny_workload(policy), 4, decision_ns)
-        assert sum(t.cause == "prefetch" for t in records.transfers) > 5
 
 
 def test_the_code_without_free_places_counts_and_goes_on() -> None:

@@ -12,7 +12,7 @@ from moesim.policies.systems.klotski import hot_experts
 from moesim.policy import Drop, Fetched, LayerBegin, LayerEnd, StepBegin
 from moesim.records import Records
 from moesim.testing import FakeView
-from tests.engine.engine_kit import link, machine, play, tasks, tiny_model, transfers, workload
+from tests.engine.engine_kit import machine, play, tasks, tiny_model, transfers, workload
 
 PAIRS = np.array([
     [6, 5, 1, 0, 0, 0, 0, 0], [1, 7, 6, 0, 0, 0, 0, 0], [0] * 8, [0] * 8, [0] * 8,
@@ -32,12 +32,6 @@ VECTORS: list[tuple[Any, Any, list[int]]] = [
 @pytest.mark.parametrize(("previous", "table", "chosen"), VECTORS)
 def test_rows_of_the_layer_before_vote(previous: Any, table: Any, chosen: list[int]) -> None:
     assert hot_experts(np.array(previous), np.array(table), 2) == chosen
-
-
-def test_what_was_popular_before_has_no_more_votes() -> None:
-    """Expert 0 was used a hundred times as often as 1 and 2, and has one vote like each of these."""
-    table = np.array([[0, 900, 0, 0], [0, 0, 1, 0], [0, 0, 1, 0], [0, 0, 0, 0]])
-    assert hot_experts(np.array([[0, 1], [2, 3]]), table, 1, partners=1) == [2]
 
 
 # Two layers; two requests of one row, each a micro-batch: routed to 2 and 0, and to 2 and 3, in layer 0.
@@ -69,16 +63,6 @@ def test_hot_experts_are_copied_during_attention_and_run_first() -> None:
     assert transfers(records)[3] == (3100, 4100, "cpu0->gpu0", "demand 1/1")
 
 
-def test_others_do_not_overtake_the_hot_ones() -> None:
-    """Three hot experts are still on their way when the first gate asks for expert 0."""
-    table = np.zeros((2, 4, 4))
-    table[0, 1:, 0] = 1
-    records = run(table=table, n_hot=3)
-    first = [(t.layer, t.expert) for t in records.transfers][:4]
-    assert first == [(0, 1), (0, 2), (0, 3), (0, 0)]
-    assert [t.submitted for t in records.transfers][:4] == [0, 0, 0, 100]
-
-
 def test_a_hot_expert_that_nobody_wants_is_copied_and_dropped() -> None:
     """Experts 0 and 1 are wanted. Expert 3, the third guess, holds the next layer's copies up, and is dropped as it arrives."""
     table = np.zeros((2, 4, 4))
@@ -106,14 +90,6 @@ def test_a_hot_expert_that_is_late_and_hot_again_stays_when_it_arrives() -> None
         assert arrived == ([] if again else [Drop(0, (late,), "gpu0")])
 
 
-def test_nothing_stays_and_each_expert_is_copied_once_for_all_micro_batches() -> None:
-    request = [[[0, 1], [2, 3]], [[0, 1], [2, 3]]]
-    records = run([request, request], n_hot=2)
-    copied = [(t.layer, t.expert) for t in records.transfers]
-    assert copied.count((0, 0)) == copied.count((0, 1)) == 2  # steps
-    assert records.pool_peak_bytes["gpu0", "layer"] <= 4000
-
-
 def test_the_table_learns_every_row() -> None:
     """Empty at first, so 0 is hot; the second step knows that expert 2 was used in layer 0, and expert 1 after it."""
     row = [[2, 3], [1, 3]]
@@ -128,12 +104,6 @@ def test_merged_kernels_take_the_rows_of_all_micro_batches() -> None:
     assert tasks(records)[2:5] == [
         (1000, 1100, "gpu0", "E2x2"), (2000, 2100, "gpu0", "E0x1"), (3000, 3100, "gpu0", "E3x1"),
     ]  # fmt: skip
-
-
-def test_with_a_fast_link_all_hot_experts_run_before_the_others() -> None:
-    """All copies are there before the second gate is done; still expert 2 runs for both micro-batches first."""
-    records = run(links={"cpu0->gpu0": link(100), "gpu0->cpu0": link()})
-    assert [what for _, _, _, what in tasks(records)][:6] == ["dense", "dense", "E2x1", "E2x1", "E0x1", "E3x1"]
 
 
 def test_a_model_of_one_layer_needs_no_pairs() -> None:

@@ -87,14 +87,6 @@ def test_the_chunk_decides_who_stays_if_asked_to() -> None:
     assert {(t.layer, t.expert) for t in again.tasks if t.step == 1 and t.device == "gpu0" and t.expert >= 0} == {(0, 2), (1, 0)}
 
 
-def test_decoding_never_changes_who_stays() -> None:
-    """Two rows decode through whole layers, too, but experts 0 and 1 stay."""
-    policy = {"name": "kt-expert", "prefill_threshold": 2, "dynamic_update": True}
-    rows = [[[2, 3], [2, 3]]] * 3
-    assert all(e.pool == "layer" for e in run(policy, 4, [rows, rows], prompt=0).evictions)
-    assert any(e.pool == "cache" for e in run(policy, 4, [rows, rows], prompt=1).evictions)
-
-
 def test_micro_batches_of_a_long_chunk_share_the_buffer() -> None:
     requests = [[[[0, 1], [0, 1]], [[2, 3], [2, 3]]], [[[1, 2], [1, 2]], [[2, 3], [2, 3]]]]
     one = run({"name": "kt-expert", "prefill_threshold": 1}, 2, requests, prompt=1)
@@ -103,14 +95,6 @@ def test_micro_batches_of_a_long_chunk_share_the_buffer() -> None:
         slots={"gpu0": 2}, tables=TABLE,
     )  # fmt: skip
     assert len(one.transfers) == len(two.transfers)
-
-
-def test_only_prompts_are_long_for_kt_layer() -> None:
-    records = run({"name": "kt-layer", "prefill_threshold": 1}, 4)
-    loaded = {t.layer for t in records.transfers}
-    assert loaded == {1}  # layer 0 is on the GPU
-    assert all(t.end <= records.steps[0].end for t in records.transfers)
-    assert {t.device for t in records.tasks if t.step == 1 and t.layer == 1 and t.kind == "expert"} == {"cpu0"}
 
 
 def test_a_prompt_must_be_longer_than_kt_layers_threshold_and_as_long_as_kt_experts() -> None:
@@ -140,11 +124,3 @@ def test_weights_and_not_ranks_protect() -> None:
     policy = make_policy({"name": "kt-expert-deferral", "max_deferred": 1})
     records = play(policy, workload([[[[2, 3], [2, 3]]]], weights=(0.25, 0.75)), slots={"gpu0": 0})
     assert records.inexact == [InexactRecord(0, 0, "late", 1, 0.25)]
-
-
-def test_a_row_that_protects_an_expert_protects_it_for_all() -> None:
-    one, two = [[[0, 2], [0, 2]]], [[[2, 3], [2, 3]]]
-    policy = {"name": "kt-expert-deferral", "max_deferred": 1}
-    assert [(r.kind, r.slots) for r in run(policy, 2, [one], prompt=0).inexact] == [("late", 1)]  # 2 is last of two
-    both = run(policy, 2, [one, two], prompt=0).inexact
-    assert [(r.kind, r.slots) for r in both] == [("late", 1)]  # 3 of the second row; 2 is protected by it

@@ -8,22 +8,9 @@ import numpy as np
 
 from moesim.policies.composed import Composed
 from moesim.policies.registry import make_policy
-from moesim.policies.systems.least_stale import TwoGenerations
 from moesim.policy import Fetch, StepBegin
 from moesim.testing import FakeView, routed, run_tiny, tiny_workload
 from tests.engine.engine_kit import Oracle, cpu, gpu, machine, play, workload
-
-
-def test_what_is_added_stale_stands_behind_the_stale() -> None:
-    cache = TwoGenerations("ab")
-    cache.insert("c")
-    cache.insert("d", fresh=False)
-    assert list(cache) == ["a", "b", "d", "c"]
-    cache.hit("d")
-    cache.insert("a", fresh=False)
-    assert list(cache) == ["a", "b", "c", "d"]
-    cache.insert("a")
-    assert list(cache) == ["b", "c", "d", "a"]
 
 
 def copied(replacement: Any, prefetch: Any, slots: int = 13) -> list[tuple[int, int, int]]:

@@ -11,22 +11,11 @@ import pytest
 
 from moesim.errors import ConfigError
 from moesim.policies.registry import make_policy
-from moesim.policies.systems.llama_cpp import Fit, LlamaCpp, LlamaCppFit, false_position, fitted, rows_to_offload
+from moesim.policies.systems.llama_cpp import Fit, LlamaCpp, LlamaCppFit, false_position, fitted
 from moesim.policy import Fetch, Run
 from moesim.testing import FakeView, routed, tiny_model
 
-
 # ------------------------------------------------------------------------------------------------------------- thresholds
-@pytest.mark.parametrize(("experts", "top_k", "rows"), [(256, 8, 1024), (128, 8, 512), (128, 4, 1024), (8, 2, 128)])
-def test_ik_llama_cpp_copies_from_so_many_rows_on(experts: int, top_k: int, rows: int) -> None:
-    assert rows_to_offload(experts, top_k, 32) == rows
-    assert (rows - 1) * top_k < 32 * experts <= rows * top_k
-    policy = LlamaCpp(n_cpu_moe=4, op_offload_rule="rows-per-expert")
-    view = FakeView(tiny_model(n_experts=experts, top_k=top_k), slots=0)
-    view.use(policy.place(view))
-    few, enough = ([[*range(top_k)]] * n for n in (rows - 1, rows))
-    assert [type(action) for action in policy.decide(routed(few, n_experts=experts), view)] == [Run]
-    assert [type(action) for action in policy.decide(routed(enough, n_experts=experts), view)] == [Fetch, Run]
 
 
 def test_the_threshold_by_bytes_of_a_weight_rounds_down() -> None:
@@ -114,8 +103,3 @@ def test_it_is_the_mirror_image_of_n_cpu_moe() -> None:
     for slots in (8, 16, 24, 32):
         first, last = ([copy.layer for copy in cls().place(FakeView(slots=slots)).copies] for cls in (LlamaCppFit, LlamaCpp))
         assert first == [3 - layer for layer in reversed(last)]
-
-
-def test_the_list_of_what_is_missing_is_its_own() -> None:
-    text = " ".join(LlamaCppFit.missing)
-    assert "--fit-target" in text and "output layer" in text and "-ot" not in text

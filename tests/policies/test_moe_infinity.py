@@ -57,16 +57,6 @@ def test_a_hit_waits_for_the_misses_before_it() -> None:
     assert {t.cause for t in records.transfers} == {"demand"}
 
 
-def test_copies_are_made_one_after_another_in_ascending_order() -> None:
-    records = run([[TOKEN]])
-    assert transfers(records) == [
-        (100, 1100, "cpu0->gpu0", "demand 0/0"), (1100, 2100, "cpu0->gpu0", "demand 0/2"),
-        (2300, 3300, "cpu0->gpu0", "demand 1/0"), (3300, 4300, "cpu0->gpu0", "demand 1/1"),
-    ]  # fmt: skip
-    assert [t.submitted for t in records.transfers] == [100, 1100, 2300, 3300]
-    assert tasks(records)[1:3] == [(1100, 1200, "gpu0", "E0x1"), (2100, 2200, "gpu0", "E2x1")]
-
-
 @pytest.mark.parametrize("slots", [1, 2])
 def test_a_cache_smaller_than_a_layer_gives_up_what_has_run(slots: int) -> None:
     records = run([[[[0, 1], [0, 1]]], [[[2, 3], [2, 3]]]], slots)
@@ -109,19 +99,6 @@ def test_on_demand_copies_come_first_and_then_the_best_of_the_closest_sequence()
     assert copies(records)[2 : len(ended)] == ["prefetch 1/0", "prefetch 1/2", "prefetch 0/1", "prefetch 0/3", "prefetch 1/1"]
     assert copies(records)[len(ended) :] == ["prefetch 1/3"]
     assert [v.hits for v in records.lookups] == [(0, 0), (1, 1)]
-
-
-def test_prefetches_of_the_present_layer_can_be_left_out() -> None:
-    records = paper([[TOKEN]], dense_ns=4940, begin="next")
-    assert copies(records)[2:6] == ["prefetch 1/0", "prefetch 1/2", "prefetch 1/1", "prefetch 1/3"]
-
-
-def test_a_prefetch_that_is_asked_for_is_awaited_and_the_next_on_demand_copy_goes_before_the_rest() -> None:
-    # A dense part of 100 ns: layer 1 is routed at 2300, while the prefetch of 1/0 runs from 2100 to 3100. 1/1 comes next.
-    records = paper([[TOKEN]])
-    assert copies(records)[:4] == ["demand 0/0", "demand 0/2", "demand 1/0", "demand 1/1"]
-    assert [(t.start, t.end) for t in records.transfers][2:4] == [(2100, 3100), (3100, 4100)]
-    assert [v.in_flight for v in records.lookups] == [(0, 0), (1, 0)]
 
 
 def test_the_lowest_priority_goes_and_a_prefetch_replaces_only_what_is_lower() -> None:

@@ -9,17 +9,8 @@ import pytest
 
 from moesim.errors import CapacityError
 from moesim.policies.registry import make_policy
-from moesim.policies.systems.moe_lightning import lowest_residents
 from moesim.records import Records
-from tests.engine.engine_kit import cpu, crossings, gpu, link, machine, play, tasks, tiny_model, transfers, workload
-
-
-def test_residents_are_whole_experts() -> None:
-    assert [len(lowest_residents(8, share)) for share in (0, 0.124, 0.125, 0.99, 1)] == [0, 0, 1, 7, 8]
-    rng = np.random.default_rng(2)
-    for n, share in zip(rng.integers(1, 300, 1000).tolist(), rng.random(1000).tolist(), strict=True):
-        assert lowest_residents(n, share) == [e for e in range(n) if e + 1 <= n * share]
-
+from tests.engine.engine_kit import cpu, crossings, gpu, machine, play, tasks, tiny_model, transfers, workload
 
 # -------------------------------------------------------------------------------------------------------------- run time
 TOKEN = [[0, 2], [1, 0]]  # layer: experts
@@ -55,12 +46,6 @@ def test_a_layer_takes_the_longer_of_copying_and_computing(expert_ns: int, layer
     assert set(np.diff(ends)[3:].tolist()) == {layer_ns}  # over the steps' borders as well
 
 
-def test_with_less_than_a_whole_expert_nothing_stays() -> None:
-    records = run(slots=1)  # an eighth of all, half an expert of each layer
-    assert [t.expert for t in records.transfers][:4] == [0, 1, 2, 3]
-    assert records.peak_bytes["gpu0"] < run().peak_bytes["gpu0"] + 2000
-
-
 @pytest.mark.parametrize("each", [29, 57, 58])
 def test_cache_slots_are_counted_exactly(each: int) -> None:
     """As a share, 0.29 of 100 experts would make 28."""
@@ -76,12 +61,6 @@ def test_micro_batches_run_one_after_another() -> None:
     assert tasks(records)[2:6] == [
         (3000, 3100, "gpu0", "E0x1"), (3100, 3200, "gpu0", "E2x1"), (3200, 3300, "gpu0", "E2x1"), (3300, 3400, "gpu0", "E3x1"),
     ]  # fmt: skip
-
-
-def test_a_layer_that_is_there_computes_at_once() -> None:
-    fast = {"cpu0->gpu0": link(100), "gpu0->cpu0": link()}
-    records = run([[TOKEN], [[[2, 3], [1, 0]]]], micro_batches=2, links=fast)
-    assert [t.start for t in records.tasks if t.kind == "expert"][:2] == [200, 300]
 
 
 def test_the_planned_share_decides_and_must_be_granted() -> None:

@@ -21,7 +21,6 @@ from moesim.policies.systems.od_moe import OdMoE, assign_loads
 from moesim.policy import Placement
 from moesim.records import Records
 from moesim.testing import FakeView, run_tiny, tiny_workload
-from moesim.trace.predictors import PredictorSet
 from tests.engine.engine_kit import cpu, gpu, link, machine, play, tasks, tiny_model, transfers, workload
 
 EXPERTS = list(range(8))
@@ -157,22 +156,6 @@ def test_late_departure() -> None:
     assert [layer.end for layer in records.layers] == [1210, 2310, 3552, 4652]
 
 
-@pytest.mark.parametrize(
-    ("periods", "departures"),
-    [
-        ((None, None), [0, 0, 0]),  # with the main node
-        ((1, None), [20, 20, 20]),
-        ((None, 1), [0, 32, 32]),  # the first token has no KV before it
-        ((2, None), [20, 0, 20]),
-        ((1, 2), [20, 20, 84]),  # 10 bytes and 2 x 16, twice
-    ],
-)
-def test_alignment_decides_when_the_shadow_departs(periods: tuple[int | None, int | None], departures: list[int]) -> None:
-    records = cluster_run(TOKENS, cluster(2), token_period=periods[0], kv_period=periods[1])
-    starts = [task.start for task in records.tasks if task.kind == "predict" and task.layer == 0]
-    assert [start - step.begin for start, step in zip(starts, records.steps, strict=True)] == departures
-
-
 @pytest.mark.parametrize(("prompt_kv", "n_bytes"), [("sent", 10 + 2 * 16), ("own", 10)])
 def test_the_first_alignment_brings_the_prompt(prompt_kv: str, n_bytes: int) -> None:
     records = cluster_run(TOKENS, cluster(2), prompt=2, prompt_kv=prompt_kv)
@@ -251,20 +234,6 @@ def test_random_predictions_have_no_shadow_no_alignment_and_no_cost(monkeypatch:
     assert of(records, "main") == [(0, 100, "dense"), (2140, 2240, "dense")]
 
 
-def test_random_predictions_are_right_by_chance() -> None:
-    """Two of eight experts, in 30 steps of 6 layers: a quarter of what is routed, from any seed; other seeds draw others."""
-    model = tiny_model(n_layers=6, n_experts=8)
-    rng = np.random.default_rng(1)
-    tokens = [[rng.permutation(8)[:2].tolist() for _ in range(6)] for _ in range(30)]
-    shares = []
-    for source in ("random", "random:1", "random:2"):
-        records = cluster_run(tokens, cluster(6), model=model, prediction_source=source)
-        again = sum(t.cause == "demand" for t in records.transfers)
-        shares.append(1 - again / 360)
-    assert shares == pytest.approx([0.25] * 3, abs=0.06)
-    assert len(set(shares)) > 1
-
-
 def test_a_seed_that_is_none_is_refused() -> None:
     with pytest.raises(ConfigError, match="prediction_source 'random:x': expected a seed from 0 on"):
         _ = OdMoE(prediction_source="random:x").needs
@@ -295,35 +264,6 @@ def test_a_prompt_in_mini_batches() -> None:
     # The row of worker 1 follows that of worker 0, in each mini-batch.
     assert of(records, "worker1") == [(2060, 2160, "E3x1"), (4500, 4600, "E1x1"), (4600, 4700, "E1x1")]
     assert [layer.end for layer in records.layers] == [3400 + 40, 4700 + 40]
-
-
-@pytest.mark.parametrize(
-    ("options", "later_loads", "ends"),
-    [
-        # Worker 1 is free as soon as 0 and 3 are computed, worker 0 once it has computed 2.
-        (
-            {"prefill_load": "ahead"},
-            [(2160, "0", "prefetch 0/2"), (2160, "1", "prefetch 1/1"), (3400, "0", "prefetch 1/0")],
-            [3440, 4700],
-        ),
-        # Worker 0 loads 2 as soon as it has computed 0.
-        (
-            {"release": "worker"},
-            [(2140, "0", "prefetch 0/2"), (3420, "0", "prefetch 1/0"), (3420, "1", "prefetch 1/1")],
-            [3420, 4720],
-        ),
-        # Both rows of 2, 0 and 1 cross together, 30 a hop, and are computed together.
-        (
-            {"mini_batches": 1},
-            [(2160, "0", "prefetch 0/2"), (3380, "0", "prefetch 1/0"), (3380, "1", "prefetch 1/1")],
-            [3380, 4630],
-        ),
-    ],
-)
-def test_options_of_a_prompt(options: dict[str, Any], later_loads: list[tuple[int, str, str]], ends: list[int]) -> None:
-    records = cluster_run(TOKENS[:2], cluster(2), prompt=2, **options)
-    assert [(start, worker, what) for start, _, worker, what in loads(records)[3:]] == later_loads
-    assert [layer.end for layer in records.layers] == ends
 
 
 def test_micro_batches_are_one_prompt() -> None:
@@ -370,26 +310,6 @@ def test_names_of_the_predictions() -> None:
     assert OdMoE(prediction_source="signal:gate_next1").needs == {"signal:gate_next1"}
 
 
-@pytest.mark.parametrize(
-    ("source", "stand_ins"), [("shadow-int8:synthetic:0.6", {}), ("signal:shadow-int8:T4:KV4", {"*": "synthetic:0.6"})]
-)
-def test_made_up_predictions_in_a_shadows_name(source: str, stand_ins: dict[str, str]) -> None:
-    """The same draws as without the name, but of layer 0 too, and without waiting for any layer."""
-    trace, work = tiny_workload(OdMoE())
-    found, plain = PredictorSet(trace, work, stand_ins, 3)[source], PredictorSet(trace, work, {}, 3)["synthetic:0.6"]
-    assert [found.needs_layer(layer) for layer in range(4)] == [None] * 4
-    assert [plain.needs_layer(layer) for layer in range(4)] == [None, 0, 1, 2]
-    step = work.steps[0]
-    assert plain.predict(step, 0, 0) is None
-    assert found.predict(step, 0, 0) is not None
-    for layer in (1, 2, 3):
-        said, expected = found.predict(step, 0, layer), plain.predict(step, 0, layer)
-        assert said is not None
-        assert expected is not None
-        assert np.array_equal(said[0], expected[0])
-    assert found.label == "synthetic"
-
-
 def test_a_shadow_costs_a_layer_under_any_name() -> None:
     """With or without the word signal, recorded or made up; a profile's curve goes before."""
     costs = FakeView(tiny_model()).costs
@@ -413,24 +333,6 @@ def test_reserved_memory_is_checked(reserved: dict[str, int], message: str) -> N
 
 
 # ----------------------------------------------------------------------------------------------------------- its baseline
-def test_all_experts_on_several_gpus() -> None:
-    """Each GPU has a layer and its experts, the second one the LM head; a hidden state takes 20 a hop."""
-    ends = [("cpu0", "gpu0"), ("gpu0", "cpu0"), ("cpu0", "gpu1"), ("gpu1", "cpu0")]
-    devices = {"gpu0": gpu(embedding_ns=5, head_ns=7), "gpu1": gpu(head_ns=7), "cpu0": cpu()}
-    hardware = machine(devices, {f"{a}->{b}": link() for a, b in ends})
-    records = play(make_policy({"name": "all-gpu", "gpus": "all"}), workload([TOKENS[:1]], n_experts=4), hardware)
-    assert tasks(records) == [
-        (0, 5, "gpu0", "embedding"),
-        (5, 105, "gpu0", "dense"),
-        (105, 205, "gpu0", "E0x1"),
-        (205, 305, "gpu0", "E2x1"),
-        (345, 445, "gpu1", "dense"),
-        (445, 545, "gpu1", "E0x1"),
-        (545, 645, "gpu1", "E1x1"),
-        (645, 652, "gpu1", "head"),
-    ]
-    assert not records.transfers
-    assert records.pool_peak_bytes == {("gpu0", "cache"): 4000, ("gpu1", "cache"): 4000}
 
 
 # ------------------------------------------------------------------------------------------------------ the paper's cluster

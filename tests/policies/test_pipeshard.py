@@ -10,10 +10,8 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-import pytest
-
 from moesim.policies.registry import make_policy
-from moesim.policies.systems.pipeshard import Shard, ShardPlan, State, predicted_time, shard_plan, tier_of
+from moesim.policies.systems.pipeshard import Shard, ShardPlan, State, predicted_time, shard_plan
 from moesim.records import Records
 from tests.engine.engine_kit import play, tiny_model, workload
 
@@ -29,12 +27,6 @@ def test_two_streamed_splits_behind_the_cpu() -> None:
     assert predicted_time(shards, ["cpu"] * 3, 25 * MB, cpu_rate=0.4) == 24, "nothing is streamed"
     assert predicted_time(shards, ["streamed", "pinned", "pinned"], 25 * MB) == 0 + 1 + 2
     assert predicted_time(shards, ["pinned", "streamed", "cpu"], 25 * MB) == 12 + 1 + 9
-
-
-def test_a_streamed_cache_goes_both_ways() -> None:
-    attention = Shard("attention", 200 * MB, 2, 9, kv_bytes=100 * MB, new_kv_bytes=25 * MB)
-    assert predicted_time([Shard("ffn", 0, 1, 6), attention], ["cpu", "streamed"], 25 * MB) == max(6, 12) + 2 + 1
-    assert predicted_time([attention], ["pinned"], 25 * MB) == 2
 
 
 def restated_time(shards: Sequence[Shard], states: Sequence[State], rate: float, cpu_rate: float) -> float:
@@ -116,15 +108,6 @@ def test_plans_are_the_best_of_all_prefixes() -> None:
     assert len(chosen) == 5 and min(chosen.values()) > 5, chosen
 
 
-@pytest.mark.parametrize(
-    ("rows", "parallel", "tier"),
-    [(1, True, 1), (1, False, 1), (4, True, 4), (5, True, 16), (64, True, 64), (65, True, 512), (4, False, 512),
-     (512, False, 512), (513, False, 1024), (1025, True, 2048)],
-)  # fmt: skip
-def test_tiers(rows: int, parallel: bool, tier: int) -> None:
-    assert tier_of(rows, parallel) == tier
-
-
 # --------------------------------------------------------------------------------------------------------------- timelines
 TOKEN = [[0, 1]] * 3
 
@@ -171,12 +154,3 @@ def test_another_batch_size_changes_what_is_pinned() -> None:
     # A second prompt keeps the prefix, and gives the second layer up.
     both = run([[TOKEN] * 42] * 2, 8, prompt=40)
     assert {t.layer for t in both.transfers} == {1, 2}
-
-
-def test_what_is_pinned_stays_between_prompts() -> None:
-    work = workload([[TOKEN] * 42] * 2, prompt=40, batch_size=1)
-    records = play(make_policy("pipeshard"), work, model=tiny_model(n_layers=3), slots={"gpu0": 8})
-    second = next(step for step in records.steps if step.step == 3)
-    dropped = [(e.layer, e.expert) for e in records.evictions if e.time == second.begin]
-    assert dropped == [(1, e) for e in range(4)]
-    assert all(t.layer > 0 for t in records.transfers)

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import random
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 
-from moesim.errors import CapacityError, HardwareError
+from moesim.errors import CapacityError
 from moesim.policies.registry import make_policy, policy_info
 from moesim.policies.systems.all_cpu import AllCpu
 from moesim.policies.systems.all_gpu import AllGpu
 from moesim.policies.systems.fiddler import Fiddler
-from moesim.policies.systems.llama_cpp import LlamaCpp, first_layers_on_gpu
+from moesim.policies.systems.llama_cpp import LlamaCpp
 from moesim.policies.systems.mixtral_offloading import MixtralOffloading
 from moesim.policies.systems.on_demand import OnDemand
-from moesim.policy import Drop, Fetch, Fetched, LayerEnd, Move, Placement, Ran, Routed, Run
+from moesim.policy import Drop, Fetch, Fetched, LayerEnd, Move, Placement, Run
 from moesim.testing import (
     GPU_NS,
     TRANSFER_NS,
     FakeView,
     routed,
     run_tiny,
-    tiny_machine,
     tiny_model,
     tiny_workload,
 )
@@ -74,13 +71,6 @@ def test_on_demand_fetches_runs_and_drops() -> None:
     assert list(policy.decide(LayerEnd(0, 0), view)) == [Drop(0, [0, 1], "gpu0")]
 
 
-def test_a_machine_without_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    view = FakeView(hardware=tiny_machine(compute="cpu0"))
-    monkeypatch.setattr(FakeView, "gpus", [])
-    with pytest.raises(HardwareError, match="policy on-demand: expected a GPU"):
-        OnDemand().place(view)
-
-
 # -------------------------------------------------------------------------------------------------- all-gpu, all-cpu
 def test_all_gpu_places_everything_and_only_runs() -> None:
     view, policy = FakeView(slots=0), AllGpu(assume_fits=True)
@@ -114,28 +104,6 @@ def test_mixtral_offloading_swaps_each_miss_with_the_least_recently_used() -> No
     assert [tuple(copy.experts) for copy in placement.copies] == [(4, 5, 6, 7)] * 4
     actions = list(policy.decide(routed([[4, 5], [6, 7], [0, 1]]), view))
     assert actions == [Run(0, [4, 5, 6, 7], "gpu0"), *swap(4, 0), *swap(5, 1)]
-
-
-def test_mixtral_offloading_starts_the_next_swap_when_a_loaded_expert_has_arrived() -> None:
-    view, policy = FakeView(slots=16), MixtralOffloading(buffer_size=2)
-    place(policy, view)
-    assert list(policy.decide(routed([[0, 1]]), view)) == swap(4, 0)
-    assert list(policy.decide(Fetched(0, 4, "cpu0"), view)) == []  # the write-back
-    view.remove(0, [4], "gpu0")
-    view.put(0, [0], "gpu0")
-    assert list(policy.decide(Fetched(0, 0, "gpu0"), view)) == swap(5, 1)
-
-
-def test_mixtral_offloading_waits_for_a_free_buffer() -> None:
-    view, policy = FakeView(slots=16), MixtralOffloading(buffer_size=2)
-    place(policy, view)
-    policy.decide(routed([[0, 1], [2, 3]]), view)
-    view.put(0, [0], "gpu0")
-    assert list(policy.decide(Fetched(0, 0, "gpu0"), view)) == swap(5, 1)  # victim 4 has not left its buffer
-    view.put(0, [1], "gpu0")
-    assert list(policy.decide(Fetched(0, 1, "gpu0"), view)) == []  # nor has 5: both buffers are taken
-    view.remove(0, [4], "gpu0")
-    assert list(policy.decide(Ran(0, 0, (0,), "gpu0"), view)) == swap(6, 2)
 
 
 @pytest.mark.parametrize("buffer_size", [2, 4])
@@ -195,27 +163,7 @@ def test_fiddler_copies_from_pageable_memory_if_asked_to() -> None:
     assert Fiddler(pageable=True).transfer(model) == ("pageable", None)
 
 
-def test_fiddler_alternates_loads_and_computes_in_its_placeholder() -> None:
-    """On the engine: with one placeholder a copy starts only after the expert before it has been computed."""
-    policy = Fiddler(rule="code")
-    records = run_tiny(policy, tiny_workload(policy, batch_size=4), slots=0)
-    loads = [t for t in records.transfers if t.cause == "demand"]
-    computed = {(t.step, t.layer, t.expert): t.end for t in records.tasks if t.kind == "expert" and t.device == "gpu0"}
-    assert len(loads) > 2
-    ends = sorted(computed.values())
-    for before, load in pairwise(loads):
-        assert any(before.end < end <= load.start for end in ends)
-
-
 # --------------------------------------------------------------------------------------------------------- llama.cpp
-def test_llama_cpp_layers_on_the_gpu_against_a_restatement() -> None:
-    rng = random.Random(20260101)
-    for _ in range(1000):
-        n_layers, n_gpu, n_cpu_moe = rng.randint(1, 12), rng.choice([None, *range(16)]), rng.randint(0, 14)
-        on_gpu = [i for i in range(n_layers) if n_gpu is None or i >= max(n_layers + 1 - n_gpu, 0)]
-        with_experts = [i for i in on_gpu if i >= n_cpu_moe]
-        first, first_experts = first_layers_on_gpu(n_layers, n_gpu, n_cpu_moe)
-        assert on_gpu == list(range(first, n_layers)) and with_experts == list(range(first_experts, n_layers))
 
 
 def test_llama_cpp_fits_the_experts_of_whole_layers_by_default() -> None:
@@ -266,9 +214,3 @@ def test_llama_cpp_streams_large_batches_only() -> None:
 def test_llama_cpp_beyond_the_cache_slots_is_refused() -> None:
     with pytest.raises(CapacityError, match=r"at most 2 layers.*got 3; raise cache.ratio to 3/4"):
         LlamaCpp(n_cpu_moe=1).place(FakeView(slots=16))
-
-
-def test_events_of_another_micro_batch_name_only_its_own_rows() -> None:
-    event = routed([[1, 3]], mb=1, first_row=4)
-    assert isinstance(event, Routed)
-    assert (event.mb, event.first_row, event.active) == (1, 4, [1, 3])

@@ -20,19 +20,6 @@ def test_a_free_slot_asks_for_two_misses_and_a_full_pool_for_eight() -> None:
     assert [e.expert for e in records.evictions] == [0]
 
 
-def test_misses_count_anew_from_a_copy_on() -> None:
-    options = {"name": "pooled-cache", "admit_full": 3}
-    records = run(options, [[0, 1], [0, 2], [0, 1], [2, 3], [2, 3], [2, 3], [4, 5]], 2)
-    assert copied(records) == [(1, 0), (2, 1), (4, 2), (5, 3)]
-
-
-def test_at_most_so_many_copies_a_visit_but_every_miss_counts() -> None:
-    one = {"name": "pooled-cache", "inserts": 1, "admit_free": 1}
-    assert copied(run(one, [[0, 1, 2], [3, 1, 4]], 4)) == [(0, 0), (1, 3)]
-    two = {"name": "pooled-cache", "inserts": 1, "admit_free": 2}
-    assert copied(run(two, [[0, 1], [0, 1], [2, 1]], 4)) == [(1, 0), (2, 1)]
-
-
 def test_what_is_on_its_way_runs_on_the_cpu() -> None:
     # The copy of 0 takes 1000 from 100 on; the second step routes at 640, the third at 1180.
     records = run({"name": "pooled-cache", "admit_free": 1}, [[0], [0], [0]], 4, hardware=SLOW)

@@ -9,7 +9,7 @@ import pytest
 
 from moesim.policies.registry import make_policy
 from moesim.records import Records
-from tests.engine.engine_kit import Oracle, cpu, gpu, link, machine, play, tasks, transfers, workload
+from tests.engine.engine_kit import Oracle, cpu, gpu, machine, play, tasks, transfers, workload
 
 TOY = {"gpu0": gpu(predict={"told": 10}), "cpu0": cpu()}
 TOKEN = [[0, 2], [1, 0]]  # layer: experts
@@ -35,20 +35,6 @@ def test_the_next_layer_is_copied_while_this_one_computes() -> None:
     assert [t.submitted for t in records.transfers] == [100, 100, 110, 110]
 
 
-def test_with_a_fast_link_the_copies_are_there_when_the_layer_is_routed() -> None:
-    records = run([[TOKEN]], links={"cpu0->gpu0": link(100), "gpu0->cpu0": link()})
-    assert [t.cause for t in records.transfers] == ["demand", "demand", "prefetch", "prefetch"]
-    assert [(v.hits, v.in_flight) for v in records.lookups] == [((0, 0), (0, 0)), ((1, 1), (0, 0))]
-
-
-def test_nothing_stays() -> None:
-    """Every layer visit copies all of its experts, each once, whatever was used before."""
-    records = run([[TOKEN, TOKEN, TOKEN]])
-    assert len(records.transfers) == 3 * 4
-    assert records.pool_peak_bytes["gpu0", "even"] == records.pool_peak_bytes["gpu0", "odd"] == 2000
-    assert records.evictions[-1].reason == "drop"
-
-
 class Wrong(Oracle):
     """Always says experts 2 and 3."""
 
@@ -63,14 +49,6 @@ def test_wrong_guesses_are_copied_too_and_dropped() -> None:
     }
     assert {(t.layer, t.expert) for t in records.tasks if t.kind == "expert"} == {(0, 0), (0, 2), (1, 0), (1, 1)}
     assert records.inexact == []
-
-
-@pytest.mark.parametrize("micro_batches", [1, 2])
-def test_each_expert_is_copied_once_for_all_micro_batches(micro_batches: int) -> None:
-    requests = [[TOKEN], [[[2, 3], [0, 3]]]]
-    policy = make_policy({"name": "pre-gated", "source": "told"})
-    records = play(policy, workload(requests, micro_batches=micro_batches), machine(TOY), predictors={"told": Oracle()})
-    assert sorted((t.layer, t.expert) for t in records.transfers) == [(0, 0), (0, 2), (0, 3), (1, 0), (1, 1), (1, 3)]
 
 
 @pytest.mark.parametrize("method", ["prefetch-all", "on-demand"])

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from moesim.engine import EngineOptions, simulate
-from moesim.errors import HardwareError, PolicyError
+from moesim.errors import PolicyError
 from moesim.hardware.costs import CostModel
 from moesim.policies.algorithms.presched import (
     Timing,
@@ -28,8 +28,7 @@ from moesim.policies.registry import make_policy
 from moesim.policies.systems.prescope import PREDICTOR_BYTES, PreScope
 from moesim.policy import Predict, Predicted, StepBegin
 from moesim.records import Records
-from moesim.testing import FakeView, check_policy, routed, run_tiny, tiny_machine, tiny_model, tiny_workload
-from moesim.trace.workload import WorkloadSpec, compose
+from moesim.testing import FakeView, routed, run_tiny, tiny_model, tiny_workload
 from tests.engine import engine_kit as kit
 
 # ------------------------------------------------------------------------------------------------------------ the plan
@@ -320,15 +319,6 @@ def test_the_window_looks_at_the_layer_after_the_next() -> None:
     assert [layer.end for layer in records.layers] == [1090, 1390, 1690]
 
 
-def test_a_look_ahead_that_comes_a_layer_late_is_not_taken_for_the_prediction() -> None:
-    """The other source needs the state of layer 1; by then layer 2 is the next, and its own predictor is asked."""
-    options = {"window": "next2", "next2_predictor": "told2"}
-    predictors = {"told": Told({2: [[0, 5]] * 3}), "told2": Told({2: [[1, 2]] * 3}, 1)}
-    records = run({}, ROWS, [[0, 1]] * 3, [[0, 5]] * 3, options=options, predictors=predictors)
-    assert [t.start for t in records.tasks if t.kind == "predict"] == [1180, 1190]
-    assert [what for *_, what in kit.transfers(records) if "prefetch" in what] == ["prefetch 2/0"]
-
-
 def test_micro_batches_are_planned_together() -> None:
     """The rows of layer 0 come in two portions; the plan is the one of all of them."""
     work = kit.workload([[[ROWS[0], [3, 4]]], [[ROWS[1], [3, 4]]], [[ROWS[2], [3, 4]]]], n_experts=6, micro_batches=3)
@@ -360,27 +350,6 @@ def test_without_a_predictor_another_micro_batch_runs_what_the_first_one_loads()
     assert [t[3] for t in kit.transfers(records)[3:]] == ["demand 1/3", "demand 1/4", "demand 2/0", "demand 2/5"]
 
 
-@pytest.mark.parametrize(("scheduler", "chunk_bytes", "other"), [("presched", None, 0), ("all-gpu", 50, 4)])
-def test_what_was_to_be_dropped_and_is_wanted_after_all_stays_for_the_other_micro_batches(
-    scheduler: str, chunk_bytes: int | None, other: int
-) -> None:
-    """1/3 takes 8000, from when the policy hears the predictions, after three decisions of 600; nobody wants it in that step.
-
-    In the next it is there at 9900. The first micro-batch waits for it and is done with it at 10000, the third runs it two
-    decisions of 600 after the first, from the same copy; also where the first one loads another expert, before which the link
-    finishes this one.
-    """
-    table = {"activation_frequency": np.array([[0.9, 0.8, 0, 0, 0, 0]] * 3)}
-    options = {"placement": "frequency-global", "predictor": "told", "prefetch_size": 1, "scheduler": scheduler}
-    more = {"hardware": toy(link=0.125), "slots": {"gpu0": 6}, "tables": table, "decision_ns": 600, "chunk_bytes": chunk_bytes}
-    here = [[0, 1]] * 3
-    steps = [here] * 3, [here, [[3, other], [0, 1], [3, 1]], here]
-    records = in_micro_batches(options, *steps, predictors={"told": Told({1: [[3, 0]] * 3})}, **more)
-    assert [t.end for t in records.transfers if t.last and t.expert == 3] == [9900]
-    assert [run[:2] for run in on("gpu0", records) if run[2] == "E3x1"] == [(9900, 10000), (10400, 10500)]
-    assert [e.used for e in records.evictions if e.expert == 3] == [True]
-
-
 # -------------------------------------------------------------------------------------------- transfers and computation in turns
 def test_without_async_io_copies_and_computation_take_turns() -> None:
     """The first example of this section: the same loads and prefetches, then everything that computes, layer by layer."""
@@ -397,53 +366,6 @@ def test_without_async_io_copies_and_computation_take_turns() -> None:
     assert records.makespan_ns == 3780
 
 
-def test_loads_that_the_buffer_does_not_hold_together_come_in_turns_of_their_own() -> None:
-    """One place: E1, then all that is there with E0 on the CPU until 960, then E2 and the prefetch, then E2."""
-    options = {"async_io": False, "scheduler": "threshold", "prefetch_size": 1, "demand_slots": 1}
-    records = run({1: [[3, 4]] * 3}, ROWS, [[3, 4]] * 3, [[0, 5]] * 3, options=options)
-    assert kit.transfers(records)[:3] == down((110, 510, "demand 0/1"), (930, 1330, "demand 0/2"), (1330, 1730, "prefetch 1/3"))
-    assert on("cpu0", records)[0] == (530, 930, "E0x1")
-    assert on("gpu0", records)[2:4] == [(510, 610, "E1x2"), (1730, 1830, "E2x3")]
-    assert [(e.time, e.expert) for e in records.evictions if e.layer == 0] == [(610, 1), (1830, 2)]
-
-
-def beside(records: Records) -> int:
-    """Count the transfers that have something computing next to them."""
-    tasks = [(task.start, task.end) for task in records.tasks]
-    return sum(any(t.start < end and start < t.end for start, end in tasks) for t in records.transfers)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"predictor": None},
-        {"scheduler": "threshold", "prefetch_size": 4, "demand_slots": 1},
-        {"scheduler": "greedy", "placement": "random"},
-        {"scheduler": "all-gpu", "placement": "none", "prefetch_slots": 1},
-        {"none_better": "printed", "prefetch_order": "printed"},
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("micro_batches", [1, 2])
-def test_without_async_io_nothing_is_copied_beside_computation(options: dict[str, Any], shared: bool, micro_batches: int) -> None:
-    changes = {"n_shared": 1, "shared_intermediate": 2048} if shared else {}
-
-    def play(async_io: bool, decision_ns: int) -> Records:
-        policy = make_policy({"name": "prescope", "predictor": "oracle", "async_io": async_io, **options})
-        trace, _ = tiny_workload(policy, 4)
-        spec = WorkloadSpec(batch_size=4, prompt_tokens=6, decode_tokens=5, micro_batches=micro_batches)
-        return run_tiny(policy, (trace, compose(trace, spec)), 8, decision_ns, **changes)
-
-    assert beside(play(True, 0)) > 10
-    for decision_ns in (0, 700):
-        records = play(False, decision_ns)
-        assert beside(records) == 0
-        assert len({t.fetch for t in records.transfers}) > 10
-    check_policy(lambda: make_policy({"name": "prescope", "predictor": "oracle", "async_io": False, **options}), slots=(8,))
-
-
 # -------------------------------------------------------------------------------------------------- parts and options
 def test_another_scheduler_keeps_the_count_of_prefetches() -> None:
     """Fiddler's threshold loads E1 and E2, which take the CPU 500 and 600 and the GPU 400 + 100, and not E0.
@@ -456,18 +378,6 @@ def test_another_scheduler_keeps_the_count_of_prefetches() -> None:
     assert "prefetch" not in str(kit.transfers(records))
     records = run({1: [[3, 4]] * 3}, *layers, options={"scheduler": "threshold", "prefetch_size": 4})
     assert kit.transfers(records)[2] == (900, 1300, "cpu0->gpu0", "prefetch 1/3")
-
-
-@pytest.mark.parametrize(("scheduler", "device"), [("all-gpu", "gpu0"), ("all-cpu", "cpu0")])
-def test_another_scheduler_keeps_the_order_of_loads_and_of_the_cpu(scheduler: str, device: str) -> None:
-    """Fewest rows first, and of equals the lower number: E4 and E5 have one row, E1 two, E0 four."""
-    layer = [[0, 1], [0, 1], [0, 5], [0, 4]]
-    options = {"scheduler": scheduler, "predictor": None}
-    records = run({}, layer, layer, layer, options=options, hardware=toy(link=2.5, cpu_row_ns=100))
-    found = [what for _, _, what in on(device, records) if what.startswith("E")]
-    assert found == 3 * ["E4x1", "E5x1", "E1x2", "E0x4"]
-    if scheduler == "all-gpu":
-        assert [what for *_, what in kit.transfers(records)[:4]] == ["demand 0/4", "demand 0/5", "demand 0/1", "demand 0/0"]
 
 
 def test_asynchronous_transfers_are_in_three_parts() -> None:
@@ -496,25 +406,6 @@ def test_the_learned_predictor_takes_memory() -> None:
     }  # fmt: skip
     assert not PreScope(predictor="oracle").place(view).reserved
     assert len(PreScope(predictor=None).place(view).pools) == 2
-
-
-def test_prefetch_groups_hold_what_can_be_absent() -> None:
-    """Six slots leave at least one expert of each layer in the table; two rows cannot want more than four."""
-    view = FakeView(slots=16)
-    view.tables = {"activation_frequency": np.tile(np.arange(8.0), (4, 1))}
-    size = view.model.expert_bytes(0)
-    assert PreScope().place(view).pools[2].n_bytes == 4 * size
-    view.max_tokens = 1
-    assert PreScope().place(view).pools[2].n_bytes == 2 * size
-    assert PreScope(prefetch_slots=3).place(view).pools[2].n_bytes == 3 * size
-
-
-def test_a_machine_without_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    view = FakeView(hardware=tiny_machine(compute="cpu0"))
-    view.tables = {"activation_frequency": np.ones((4, 8))}
-    monkeypatch.setattr(FakeView, "gpus", [])
-    with pytest.raises(HardwareError, match="policy prescope: expected a GPU"):
-        PreScope().place(view)
 
 
 # --------------------------------------------------------------------------------------------------- the part by itself

@@ -18,7 +18,7 @@ from moesim.experiment.resolve import Experiment
 from moesim.policies.registry import make_policy
 from moesim.policies.released import Released
 from moesim.records import Records
-from moesim.testing import FakeView, check_policy
+from moesim.testing import FakeView
 from tests.engine.engine_kit import Oracle, cpu, gpu, link, machine, play, tiny_model, workload
 
 SOURCE = "somebody/system src/tables.py at 1a2b3c4"
@@ -60,12 +60,6 @@ def test_what_is_no_table_is_refused_in_one_line(value: Any, message: str) -> No
 def test_a_table_of_another_shape_is_refused_with_its_place(table: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=rf"^policy p: tiny: released \({SOURCE}\): recall: ?{message}|recall{message}"):
         Released(SOURCE, {"recall": table}).table("recall", (4,), "policy p: tiny", 1.0)
-
-
-def test_a_table_has_its_shape() -> None:
-    assert Released("a", {"pairs": [[1, 2], [3, 4], [5, 6]]}).table("pairs", (3, 2), "p").tolist() == [[1, 2], [3, 4], [5, 6]]
-    with pytest.raises(ConfigError, match=r"pairs\[1\]: expected a list of 2, of 2 numbers in all, got 1"):
-        Released("a", {"pairs": [[1, 2], [3], [5, 6]]}).table("pairs", (3, 2), "p")
 
 
 # ---------------------------------------------------------------------------------------------------------- an experiment's
@@ -115,13 +109,6 @@ def test_a_file_that_is_no_table_is_refused(content: Any, message: str, tmp_path
     with pytest.raises(ConfigError, match=message) as error:
         experiment([{"name": "adapmoe", "source": "frequency", "released": named}])
     assert "\n" not in str(error.value)
-
-
-def test_a_path_is_a_text() -> None:
-    with pytest.raises(
-        ConfigError, match=r"^a.yaml: policies\[0\]: released: file: expected a text, the path of a YAML file, got 5"
-    ):
-        experiment([{"name": "adapmoe", "released": {"file": 5}}])
 
 
 # ------------------------------------------------------------------------------------------------------------------ policies
@@ -201,16 +188,3 @@ def test_kt_expert_takes_the_most_frequent_of_the_given_statistics() -> None:
     policy = {"name": "kt-expert", "strategy": "frequency", "released": {"source": "a", "activation_frequency": frequency}}
     assert make_policy(policy).needs == frozenset()
     assert placed(policy, 3, 2) == [[1, 3], [2]]
-
-
-def test_they_keep_the_contract() -> None:
-    model = FakeView().model
-    layers, experts = model.n_layers, model.n_experts
-    pairs = [[[1] * experts] * experts] * (layers - 1)
-    order = [[layer, expert] for layer in range(layers) for expert in range(experts)]
-    for name, tables in {
-        "adapmoe": {"recall": [0.5] * layers},
-        "klotski": {"coactivation": pairs},
-        "fiddler": {"popularity": order},
-    }.items():
-        check_policy(lambda name=name, tables=tables: make_policy({"name": name, "released": {"source": "a", **tables}}))

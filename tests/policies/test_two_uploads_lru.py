@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
 from moesim.metrics.hits import hit_rates
 from moesim.policies.registry import make_policy
 from tests.engine.engine_kit import cpu, gpu, link, machine, play, tiny_model, workload
-from tests.policies.caches_kit import FAST, copied, run, served, step_at
+from tests.policies.caches_kit import copied, run, served
 
 ONE = {"name": "two-uploads-lru", "inserts": 1}
 DUPLICATES = {"name": "two-uploads-lru", "dup_upload": True}
@@ -33,27 +31,6 @@ def test_an_upload_counts_from_the_step_after_its_end_on() -> None:
     assert [(t.start, t.end) for t in records.transfers] == [(560, 1560)]
     assert [step.begin for step in records.steps] == [0, 560, 1120, 1680]
     assert served(records) == [[], [], [], [0]]
-
-
-def test_the_cpu_waits_for_the_gpu_unless_they_overlap() -> None:
-    # In the third step 0 is there, and takes the GPU 100 after the token has crossed in 20; the rows of 1 cross to the CPU in 20.
-    starts = {}
-    for overlap in (False, True):
-        records = run({"name": "two-uploads-lru", "overlap": overlap}, [[0, 2], [0, 2], [0, 1]], 4)
-        begin = records.steps[2].begin
-        starts[overlap] = {t.expert: t.start - begin for t in records.tasks if t.expert >= 0 and t.step == 2}
-    assert starts == {False: {0: 120, 1: 240}, True: {0: 120, 1: 140}}
-
-
-@pytest.mark.parametrize(("rows", "cached", "device"), [(2, 1, "cpu0"), (2, 2, "gpu0"), (32, 1, "gpu0")])
-def test_larger_steps_pass_by_and_are_not_seen(rows: int, cached: int, device: str) -> None:
-    requests = [[[[0]]] * (rows + 3), [[[0]]] * rows + [[[1]]] * 2]
-    work = workload(requests, prompt=rows, n_experts=8, weights=[1.0], batch_size=1)
-    policy = make_policy({"name": "two-uploads-lru", "cached_rows": cached})
-    records = play(policy, work, FAST, model=tiny_model(n_layers=1, n_experts=8, top_k=1), slots={"gpu0": 2})
-    second = next(step.step for step in records.steps if step.phase == "prefill" and step.step > 0)
-    assert {t.device for t in records.tasks if t.expert >= 0 and t.step == second} == {device}
-    assert all(t.cause == "demand" for t in records.transfers if step_at(records, t.submitted) == 0 and t.expert >= 0)
 
 
 def test_what_is_on_its_way_is_uploaded_again_and_lost_with_its_first_slot() -> None:

@@ -42,13 +42,6 @@ def test_without_look_ahead_copies_and_computing_take_turns() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("depth", [0, 1])
-def test_every_pass_copies_everything_once(depth: int) -> None:
-    records = run([[TOKEN] * 3], depth=depth)
-    assert sum(t.n_bytes for t in records.transfers) == 3 * (80 + 2 * (80 + LAYER) + 90)
-    assert records.pool_peak_bytes["gpu0", "layers"] <= (depth + 1) * LAYER
-
-
 @pytest.mark.parametrize(("expert_ns", "layer_ns"), [(100, LAYER + 80), (3000, 100 + 2 * 3000)])
 def test_with_look_ahead_a_layer_takes_the_longer_of_copying_and_computing(expert_ns: int, layer_ns: int) -> None:
     records = run([[[[0, 1]] * 12] * 2], n_layers=12, expert_ns=expert_ns, depth=1)
@@ -63,20 +56,6 @@ def test_the_first_pass_copies_no_experts_ahead() -> None:
     assert asked[:8] == [routed[0]] * 4 + [routed[1]] * 4
     assert asked[8:12] == [ahead.steps[1].begin] * 4
     assert asked[12:] == [x.begin for x in ahead.layers if (x.step, x.layer) == (1, 0)] * 4
-
-
-def test_prefill_is_like_decode() -> None:
-    """All rows of a prompt and of all requests share one pass."""
-    records = run([[TOKEN] * 5, [TOKEN] * 5])
-    assert len(records.steps) == 5
-    begin = [t.n_bytes for t in records.transfers if records.steps[0].begin <= t.start < records.steps[0].end]
-    assert sum(begin) == 80 + 2 * (80 + LAYER) + 90
-
-
-def test_micro_batches_share_a_layer() -> None:
-    records = run([[TOKEN], [TOKEN]], micro_batches=2)
-    assert sum(t.n_bytes for t in records.transfers) == 80 + 2 * (80 + LAYER) + 90
-    assert [t.rows for t in records.tasks if t.kind == "expert"] == [2] * 4
 
 
 def test_a_large_router_is_copied_too() -> None:
