@@ -5,11 +5,9 @@ from __future__ import annotations
 import pytest
 
 from moesim.policies.registry import make_policy
-from moesim.policies.systems.heat_cache import Heat
+from moesim.policies.systems.heat_cache import Heat, period, target_rate
 from tests.engine.engine_kit import play, tiny_model, workload
 from tests.policies.caches_kit import FAST, run, served
-
-"""A copy takes 5000 ns, a step of one layer with a miss about 500."""
 
 
 @pytest.mark.parametrize(("heat_of_3", "leaves", "enters"), [(9.0, 1, 3), (7.5, None, None)])
@@ -33,6 +31,18 @@ def test_none_leaves_unless_one_on_the_cpu_is_hotter_than_one_on_the_gpu() -> No
     one.heat = [5.0, 4.0, 4.5]
     assert one.leaves(1.0, 0) == one.leaves(1.125, 0) == 1, "exactly so many times as hot is enough"
     assert one.leaves(1.0, 1) is None, "it has not been there for an exchange"
+
+
+def test_the_better_the_hit_rate_the_rarer_the_exchanges() -> None:
+    assert [target_rate(slots, n) for slots, n in ((2, 8), (1, 64), (8, 8), (0, 8))] == pytest.approx(
+        [0.348, 0.2, 0.8, 0.2], abs=1e-3
+    )
+    given = ((5, 0), (5, 1), (5, 1.19), (5, 5), (10, 5), (10, 9))
+    assert [period(floor, ratio) for floor, ratio in given] == [5, 5, 6, 26, 31, 32]
+    policy = make_policy("heat-cache")  # three of four slots: the target is 0.673, and with hits alone the period 7
+    work = workload([[[[0]]] * 42], n_experts=4, weights=[1])
+    play(policy, work, FAST, model=tiny_model(n_layers=1, n_experts=4, top_k=1), slots={"gpu0": 3})
+    assert policy.counters == {"exchanges": 6}
 
 
 def test_one_exchange_at_a_time_and_the_slot_is_empty_between() -> None:
