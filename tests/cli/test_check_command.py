@@ -74,18 +74,6 @@ def test_a_terminal_shows_what_is_being_checked(monkeypatch: pytest.MonkeyPatch,
     assert len(told) == 1 + 4 * 5 + 1
 
 
-@pytest.mark.long
-def test_options_and_lists_are_those_of_compare(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", "all-cpu,{name: an_authors_module:Mine, hold: [true, false]}"]) == 0
-    firsts = [line for line in capsys.readouterr().out.splitlines() if " on tiny: " in line]
-    assert [line.split(" on ")[0] for line in firsts] == ["AllCpu()", "Mine()", "Mine(hold=False)"]
-
-
-def test_a_machine_can_be_chosen(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", "all-cpu", "--hardware", "rtx3090-epyc7532"]) == 0
-    assert " on rtx3090-epyc7532: " in capsys.readouterr().out
-
-
 def test_a_policy_that_fails_is_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "an_authors_module:Broken,all-cpu"]) == 1
     out, err = capsys.readouterr()

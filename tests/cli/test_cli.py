@@ -6,7 +6,6 @@ import csv
 import hashlib
 import io
 import json
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -116,17 +115,6 @@ def test_compare_alone_asks_for_model_and_machine_of_the_quickstart(tmp_path: Pa
     assert "no curve for experts" not in row["notes"]
 
 
-def test_compare_with_a_budget_as_markdown(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    trace = write_trace(tmp_path / "t.safetensors")
-    arguments = ["--trace", str(trace), "--cache", "12 GiB,0.5", "--prompt", "6", "--decode", "3"]
-    assert main(["compare", "--policies", "lru", *arguments, "-o", "md", "--out", "c"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("| policy | cache | tok/s |")
-    assert lines[2].startswith("| lru | 0.5 |")
-    assert lines[3].startswith("| lru | 12 GiB |")
-    assert Path("c/summary.json").is_file()
-
-
 def test_a_failed_run_is_a_row_and_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     path = write_yaml(tmp_path, model="mixtral-8x7b", cache={"ratio": 1.0})
     assert main(["run", str(path)]) == 1
@@ -194,16 +182,6 @@ def test_a_truncated_and_an_altered_trace(tmp_path: Path, capsys: pytest.Capture
     assert "small.safetensors" in fails(["trace", "stats", str(trace)], 2, capsys)
 
 
-def test_a_profile_without_a_unit_or_a_source(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    source = (Path(__file__).resolve().parents[2] / "hardware_profiles" / "rtx3090-epyc7532.yaml").read_text()
-    profile = yaml.safe_load(source)
-    profile["devices"]["gpu0"]["memory_bytes"] = "24 GiB"
-    (tmp_path / "bad.yaml").write_text(yaml.safe_dump(profile))
-    write_yaml(tmp_path, hardware="bad.yaml")
-    message = fails(["run", "small.yaml"], 2, capsys)
-    assert message.startswith("bad.yaml: devices.gpu0.memory_bytes: expected {value: ..., source: ...")
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -251,14 +229,6 @@ def test_a_syntax_error_names_the_file_and_the_line(tmp_path: Path, capsys: pyte
     assert "unicode string" not in fails(["run", "bad.yaml"], 2, capsys)
 
 
-@pytest.mark.parametrize("kind", ["parts", "hardware", "traces"])
-def test_a_piped_list_is_not_padded_to_its_longest_text(kind: str, capsys: pytest.CaptureFixture[str]):
-    assert main(["list", kind]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert max(len(gap) for line in lines[1:] for gap in re.findall(r"(?<=\S) {2,}(?=\S)", line)) <= 50
-    assert all(line == line.rstrip() for line in lines)
-
-
 def test_list_policies_names_all_with_what_they_lack(capsys: pytest.CaptureFixture[str]):
     assert main(["list", "policies", "-o", "json"]) == 0
     rows = json.loads(capsys.readouterr().out)
@@ -295,13 +265,6 @@ def test_the_list_of_policies_is_a_line_or_two_each(capsys: pytest.CaptureFixtur
         marks = [] if row["exact"] else ["not exact"]
         marks += [f"missing: {len(row['missing'])}"] if row["missing"] else []
         assert line == f"{row['name']}{' (' + ', '.join(marks) + ')' if marks else ''}: {row['summary']}"
-
-
-@pytest.mark.parametrize("arguments", [["models"], ["policies", "dali"], ["policies", "-o", "csv"]], ids=" ".join)
-def test_a_long_list_is_for_the_table_of_policies(arguments: list[str], capsys: pytest.CaptureFixture[str]):
-    assert main(["list", *arguments, "--long"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"moesim: list {arguments[0]}: --long: expected policies without a name, as a table")
 
 
 @pytest.mark.parametrize(
@@ -432,11 +395,6 @@ def test_a_message_holds_nothing_that_a_terminal_obeys(text: str, tmp_path: Path
 def test_a_name_that_no_file_can_have(command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     write_yaml(tmp_path)
     assert "File name too long" in fails([*command, "--out", "x" * 300], 2, capsys)
-
-
-@pytest.mark.parametrize("command", [["trace", "import", "--out", "t.safetensors"], ["report"], ["run"], ["profile", "show"]])
-def test_an_input_that_no_file_can_be(command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    assert "x" * 200 in fails([*command, "x" * 300], 2, capsys)
 
 
 GARBAGE = """

@@ -142,12 +142,6 @@ def test_files_that_are_larger_than_their_form_may_be(name: str, here: Path, cap
     assert sorted(str(path) for path in here.rglob("*")) == names
 
 
-def test_a_file_without_an_end(here: Path, capsys: pytest.CaptureFixture[str]):
-    if not os.path.exists("/dev/zero"):
-        pytest.skip("needs /dev/zero")
-    refused(("run", "/dev/zero", "--out", "out"), "more than the 4 MiB that YAML may have", here, capsys)
-
-
 def test_a_small_file_takes_little_memory_whatever_its_form_may_have(tmp_path: Path):
     (tmp_path / "small").write_bytes(b"x" * 1000)
     tracemalloc.start()
@@ -156,10 +150,6 @@ def test_a_small_file_takes_little_memory_whatever_its_form_may_have(tmp_path: P
         assert tracemalloc.get_traced_memory()[1] < 2**23
     finally:
         tracemalloc.stop()
-
-
-def test_a_text_that_is_too_long_on_the_command_line(here: Path, capsys: pytest.CaptureFixture[str]):
-    refused((*RUN, "--set", f"name={'x' * gate.YAML.most}x"), "expected at most 4 MiB of YAML, got 4 MiB", here, capsys)
 
 
 NUMBERS = {

@@ -15,7 +15,6 @@ import pytest
 import typer
 
 from moesim.cli.main import _app, main
-from tests.cli.output_kit import COMMANDS as COMMANDS_WITH_FOLDERS
 from tests.docs.readme_kit import HAS_TRACE, ROOT, commands, make_recordings, make_routes, shortened, told_apart, usable_cores
 from tests.experiment.experiment_kit import write_yaml
 
@@ -44,11 +43,6 @@ def words_of(name: str) -> list[str]:
     return shlex.split(example(name))[1:]
 
 
-def test_the_walk_finds_commands_and_their_groups():
-    assert {"run", "trace", "trace stats", "profile show"} <= set(ALL)
-    assert "trace" not in COMMANDS
-
-
 @pytest.mark.parametrize("name", ["", *ALL])
 def test_help_is_there(name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("COLUMNS", "200")
@@ -68,12 +62,6 @@ def test_the_example_is_of_its_command(name: str):
 
 LONG = ("papers", "validate")  # another test runs them, with --out
 SLOW = ("plot", "recommend", "trace fit", "trace stats")  # their commands have tests of their own
-
-
-@pytest.mark.parametrize("name", LONG)
-def test_a_long_example_is_run_elsewhere(name: str):
-    there = COMMANDS_WITH_FOLDERS[name]
-    assert set(words_of(name)) <= set(there)
 
 
 @pytest.mark.parametrize(

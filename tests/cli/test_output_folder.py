@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import shutil
 from pathlib import Path
@@ -46,14 +45,6 @@ def test_the_list_has_the_same_bytes_whatever_came_before(tmp_path: Path):
     assert everything(tmp_path / "one") == everything(tmp_path / "other")
 
 
-def test_another_process_s_additions_are_seen_even_when_the_list_was_written_anew(tmp_path: Path):
-    ours, theirs = OutputFolder(tmp_path, "run", owned=False), OutputFolder(tmp_path, "run", owned=False)
-    for i in range(20):
-        theirs.replace({f"{i}": b"x" * i})
-        ours.manifest.refresh()
-        assert ours.manifest.paths() == [f"{i}"]
-
-
 def test_a_path_out_of_the_folder_is_not_believed(tmp_path: Path):
     out = OutputFolder(tmp_path / "out", "run")
     out.put({"a": b"1"})
@@ -81,16 +72,6 @@ def test_a_list_with_a_damaged_line_never_makes_a_foreign_file_ours(name: str, t
         assert len(found.paths()) + found.marked < 3, "one line is lost"
 
 
-def test_a_damaged_line_is_told_of_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    OutputFolder(tmp_path / "out", "run").put({"a": b"1", "b": b"2"})
-    place = tmp_path / "out" / FILE
-    place.write_bytes(place.read_bytes().replace(b'"path":"b"', b'"path":"c"'))
-    for expected in ([f"moesim: {place}: line 3 is damaged: the file that it names is taken for somebody else's"], []):
-        OutputFolder(tmp_path / "out", "run").put({"a": b"3"})
-        assert lines(capsys) == expected
-    assert (tmp_path / "out" / "b").read_bytes() == b"2"
-
-
 # -------------------------------------------------------------------------------------------------------------------- writing
 def test_a_foreign_file_in_the_way_stops_everything(tmp_path: Path):
     out = OutputFolder(tmp_path, "plot", owned=False)
@@ -114,12 +95,6 @@ def test_a_link_on_the_way_is_named(tmp_path: Path):
         with pytest.raises(InputError, match=r"deep: expected a folder or nothing there, got a link to elsewhere; move it away"):
             put({"deep/a": b"1"})
     assert not any((tmp_path / "elsewhere").iterdir())
-
-
-def test_what_is_equal_to_the_last_byte_is_no_hindrance(tmp_path: Path):
-    (tmp_path / "a").write_bytes(b"1")
-    OutputFolder(tmp_path, "plot", owned=False).put({"a": b"1"})
-    assert Manifest(tmp_path).state("a") is State.OURS
 
 
 def test_a_changed_file_of_a_result_is_set_aside(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -190,7 +165,6 @@ def test_a_file_that_is_read_back_must_hold_what_was_written(tmp_path: Path):
 
 
 # ---------------------------------------------------------------------------------------------------------------- every command
-VALIDATION = Path(__file__).parents[2] / "hardware_profiles" / "zen4-2core" / "validation"
 RESULT = {"cache": {"ratio": [0.25, 0.5]}, "frames": True, "plots": ["decode_speed"]}
 
 
@@ -331,16 +305,3 @@ def test_a_name_cannot_hold_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         else:
             assert line.startswith("moesim: x.yaml: name: expected at most 100 characters that name a folder") and "--out" in line
     assert sorted(path.name for path in tmp_path.iterdir()) == ["small.safetensors", "x.yaml"]
-
-
-def test_a_wrong_type_in_a_summary_is_one_line(bench: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """Without a list of files nothing says what the summary should hold."""
-    out = tmp_path / "out"
-    shutil.copytree(bench / "result", out)
-    (out / FILE).unlink()
-    summary = json.loads((out / "summary.json").read_text())
-    for value in ([], {"a": 1}, None):
-        (out / "summary.json").write_text(json.dumps({**summary, "runs": [{**summary["runs"][0], "run": value}]}))
-        assert main(["diff", f"{out}:0", f"{out}:0"]) == 2
-        (line,) = lines(capsys)
-        assert line.startswith(f"moesim: {out}/summary.json: expected the summary of a result, got: runs[0] ")

@@ -86,11 +86,6 @@ def test_a_link_is_not_replaced(command: str, target: str, overwrite: bool, here
     refused(arguments, capsys, f"expected nothing there, got a link to {target}; choose another name")
 
 
-def test_a_link_at_the_facts_beside_a_csv(here: Path, capsys: pytest.CaptureFixture[str]):
-    Path("x.csv.json").symlink_to("nowhere")
-    refused([*FILES["export"][:-1], "x.csv"], capsys, "x.csv.json: expected nothing there, got a link to nowhere")
-
-
 @pytest.mark.parametrize("name", ["dataset", "records", "plots"])
 @pytest.mark.parametrize("link", [False, True])
 def test_a_folder_of_a_result_that_is_none(name: str, link: bool, here: Path, capsys: pytest.CaptureFixture[str]):
@@ -113,13 +108,6 @@ def test_a_picture_of_somebody_else_in_the_way_of_a_figure(here: Path, capsys: p
     Path("result/plots/decode_speed.png").write_text("mine")
     again = ["run", "small.yaml", "--out", "result", "--set", "workload.seed=5"]
     refused(again, capsys, "result/plots/decode_speed.png: expected nothing there, or what moesim wrote")
-
-
-def test_a_report_passes_over_pictures_of_somebody_else(here: Path, capsys: pytest.CaptureFixture[str]):
-    Path("result/plots/my.png").write_text("mine")
-    assert main(["report", "result", "--out", "x.html"]) == 0
-    page = Path("x.html").read_text()
-    assert "Left out, since moesim did not draw them: my.png." in page and page.count("data:image/png") == 1
 
 
 @pytest.mark.parametrize("kind", ["text", "link", "pipe"])

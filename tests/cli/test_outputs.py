@@ -11,7 +11,6 @@ from moesim.cli.outputs import check_out, check_out_folder
 from moesim.core import files
 from moesim.errors import ConfigError, InputError
 from moesim.testing.traces import synthetic_trace
-from moesim.trace.shards import parts_folder, shard_path, write_manifest
 from tests.trace.import_kit import SOURCES
 
 
@@ -135,25 +134,9 @@ def test_no_path_gives_a_traceback(path: str, folder: Path) -> None:
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("option", ["--signals", "--inputs"])
-def test_no_more_signals_than_requests(option: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["trace", "synthesize", "--parameters", "mixtral-8x7b", "--out", "x.safetensors", "--requests", "3", option, "4"]
-    assert f"{option} 4: expected at most the 3 of --requests, got 4; lower it" in refused(arguments, folder, capsys)
-
-
 def test_a_file_that_is_no_trace_is_called_so(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = refused(["trace", "stats", "prompts.txt"], folder, capsys)
     assert "prompts.txt: expected a trace, whose name ends in .safetensors, got another file" in line
     assert "./folder.safetensors: expected a trace file, got a folder" in refused(
         ["trace", "stats", "./folder.safetensors"], folder, capsys
     )
-
-
-def test_statistics_of_a_part_say_so(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    trace = synthetic_trace(n_layers=2, n_requests=2, prompt=2, decode=4)
-    trace.header["trace_requests"] = [{"n_prompt": 2}, {"n_prompt": 2}]
-    parts = parts_folder("mine.safetensors")
-    write_manifest(parts, {"options": {}, "header": {"model": "m"}, "n_requests": 5})
-    trace.write(shard_path(parts, 0, 2))
-    assert main(["trace", "stats", str(parts), "-o", "csv", "-q"]) == 0
-    assert "mine.safetensors.parts: partial, 2 of 5 requests so far\n" in capsys.readouterr().err

@@ -77,14 +77,6 @@ def test_the_policies_run_on_it(capsys: pytest.CaptureFixture[str]):
     assert len({row["decode_tokens_per_s"] for row in rows}) == len(policies)
 
 
-def test_the_source_is_of_what_was_typed():
-    assert main([*words(), "--source", "published", "--ref", "Paper, Table 3", "--for", "qwen3-30b-a3b"]) == 0
-    found = load_hardware("mybox")
-    assert found.numbers["devices.cpu0.experts.0.base_us"].ref == "Paper, Table 3"
-    assert found.numbers["links.gpu0->cpu0.any.bytes_per_s"].source == "assumed"
-    assert found.devices["cpu0"].experts[0].shape == (2048, 768, 16.0)
-
-
 def test_numbers_as_papers_print_them(capsys: pytest.CaptureFixture[str]):
     changed = words(pcie=None, transfer="14.2ms", cpu="40us/token", gpu_memory="4TB/s")
     assert main([*changed, "--for", "{base: mixtral-8x7b, expert_bits: 8}"]) == 0
@@ -118,11 +110,6 @@ def test_what_is_wrong_is_named_by_its_option_and_nothing_is_written(
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1
     assert not any(here.iterdir())
-
-
-def test_a_name_of_a_profile_is_a_plain_word(capsys: pytest.CaptureFixture[str]):
-    assert main(["profile", "new", "../mybox", *words()[3:]]) == 2
-    assert "expected a name of letters, digits, dots and dashes, got '../mybox'" in capsys.readouterr().err
 
 
 def test_a_file_that_moesim_did_not_write_stays(capsys: pytest.CaptureFixture[str]):

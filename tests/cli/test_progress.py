@@ -47,13 +47,6 @@ def test_quick_things_say_nothing(clock: list[float], capsys: pytest.CaptureFixt
     assert capsys.readouterr().err == ""
 
 
-def test_what_was_done_before_tells_nothing_of_the_pace(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
-    with Progress(100, done=50) as bar:
-        clock[0] += 20
-        bar.advance(10)
-    assert capsys.readouterr().err == "60 % done, about 80 s left\n"
-
-
 def test_each_thing_is_told_where_that_is_asked_for(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
     with Progress(2, lines=True) as bar:
         bar.describe("placements")

@@ -73,11 +73,6 @@ def test_a_table_is_sorted_by_a_column_or_its_name(text: str, key: str) -> None:
     assert runs._sort_key(text).name == key
 
 
-def test_an_unknown_sort_key_lists_those_that_are_known_the_closest_first() -> None:
-    with pytest.raises(ConfigError, match=r"--sort: expected a column to sort by, TPOT, .*, got 'tpott'; choose one of these"):
-        runs._sort_key("tpott")
-
-
 def test_a_cache_may_be_a_percentage() -> None:
     def cache(size: Any) -> Any:
         return comparison(["lru"], model="m", hardware="h", trace="t", cache=size, batch=1, prompt=4, decode=4, n_batches=1,

@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 
 from moesim.cli.main import main
-from moesim.errors import SimulationError
-from moesim.experiment import run_experiment, workers
-from tests.experiment.experiment_kit import resolve, write_trace, write_yaml
+from moesim.experiment import workers
+from tests.experiment.experiment_kit import write_yaml
 from tests.experiment.pool_kit import ROOT, alive, begun, fragments, hold, let_go, same_folders, start, write_policies
 from tests.waiting import HANG_S, wait_until
 
@@ -266,19 +265,6 @@ def test_a_worker_with_another_policy_is_refused(
     err = capsys.readouterr().err
     assert "policy cluster_policies:Noted: expected the source that the sweep began with, got another; start the workers" in err
     assert err.count("\n") == 2 and err.startswith("1 run of first was computed with other code or inputs, and will be computed ")
-
-
-def test_a_worker_that_does_not_see_the_trace(dask: Dask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    dask.have(1)
-    trace = write_trace(tmp_path / "small.safetensors", decode=5)  # one that no worker has read before
-    experiment = resolve(tmp_path)
-    trace.unlink()  # mapped here, gone for everybody else
-    monkeypatch.setattr("moesim.experiment.workers.find_trace", Path)
-    with pytest.raises(SimulationError) as info:
-        run_experiment(experiment, jobs=None, scheduler=dask.address)
-    assert f"{trace}: expected a trace file, got nothing there; check the path; all workers must see the traces" in str(
-        info.value
-    )
 
 
 def test_made_up_routing_goes_through_the_result_folder(dask: Dask, folder: Path):

@@ -176,22 +176,7 @@ def test_figures_are_drawn_again_only_if_something_of_them_has_changed(
     assert again(["decode_speed"], Results(results.experiment, faster)) == []
 
 
-def test_a_figure_that_was_left_out_is_asked_for_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:  # fmt: skip
-    monkeypatch.setattr(figures, "_draw", lambda one: ConfigError("nothing to draw"))
-    experiment = resolve(tmp_path, plots=["decode_speed"])
-    for _ in range(2):
-        Output(experiment, tmp_path / "out").write(run_experiment(experiment))
-        assert "plots: decode_speed is left out: nothing to draw" in capsys.readouterr().err
-
-
 # --------------------------------------------------------------------------------------------------------------------- mappings
-def test_an_option_without_a_value_is_as_none():
-    asked = {"kind": "gantt", "policies": "lru", "layers": [0, 1]}
-    assert read_plots([{**asked, "step": None, "width": None}], "x") == read_plots([asked], "x")
-
-
 COLUMN = {"kind": "speedup", "baseline": "lru", "width": "column", "medium": "paper", "where": {"cache": 0.5}}
 
 
@@ -206,17 +191,6 @@ def test_an_entry_has_the_options_of_the_command_line(ran: tuple[Results, dict[s
     assert files["speedup-2.txt"].startswith(b"Speed-up over lru ")
     assert b"cache 0.5" in files["speedup-2.txt"] and not files["speedup.txt"].startswith(b"Speed-up over lru ")
     assert size_of(files["speedup-2.png"])[0] == pytest.approx(300 * 3.35, abs=2)  # 300 dots an inch: for a paper
-
-
-def test_policies_are_named_as_the_experiment_names_them() -> None:
-    """By a mapping with their options, or by the name that the results have."""
-    known = ["lru", "dali(w_size=4)"]
-    entry = {"kind": "speedup", "policies": [{"name": "dali", "w_size": 4}, "lru"], "baseline": {"name": "lru"}}
-    (asked,) = read_plots([entry], "x", known)
-    assert asked.policies == ["dali(w_size=4)", "lru"] and asked.options["baseline"] == "lru"
-    for wrong, got in (({"name": "dali"}, "dali"), ([1, 2], "1,2"), (3, "3")):
-        with pytest.raises(ConfigError, match=f"plots\\[0\\]: policies: unknown policy of this experiment '{got}'"):
-            read_plots([{"kind": "speedup", "policies": [wrong]}], "x", known)
 
 
 def test_a_figure_of_records_has_the_policies_that_are_asked_for(ran: tuple[Results, dict[str, Outcome]]) -> None:

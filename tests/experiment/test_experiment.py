@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 
 from moesim.capacity import required_bytes
-from moesim.core.table import Format
 from moesim.core.units import parse_bytes
 from moesim.errors import CapacityError, ConfigError, InputError, MoesimError, TraceError, WorkloadError
 from moesim.experiment import run_experiment
-from moesim.experiment.report import result_table
 from moesim.experiment.runner import initial_placement, notes_of, run_one, slots_used, slots_within
 from moesim.policies.composed import Composed
 from moesim.policies.registry import make_policy
@@ -114,23 +112,12 @@ def test_what_does_not_fit_is_a_row_with_its_error_and_the_others_go_on(tmp_path
     assert len(results.failures) == 1 and results.failures[0].startswith("run 1 (lru, cache 1, batch 1): gpu0 of ")
 
 
-def test_if_nothing_fits_the_input_is_wrong(tmp_path: Path):
-    with pytest.raises(CapacityError, match="gpu0 of rtx3090-epyc7532: needs"):
-        run_experiment(resolve(tmp_path, model="mixtral-8x7b", cache={"ratio": 1.0}, policies=["lru"]))
-
-
 def test_processes_change_nothing(tmp_path: Path):
     changes = {"policies": ["on-demand", "lru", "fiddler"], "cache": {"ratio": [0.25, 0.5]}}
     alone = run_experiment(resolve(tmp_path, **changes))
     together = run_experiment(resolve(tmp_path, **changes), jobs=2, keep=lambda index: index == 1)
     assert together.rows == alone.rows
     assert [o.records is not None for o in together.outcomes] == [False, True, False, False, False, False]
-
-
-def test_a_trace_of_another_shape_is_refused(tmp_path: Path):
-    with pytest.raises(TraceError) as error:
-        resolve(tmp_path, model="phi-3.5-moe")
-    assert str(error.value).startswith("small.yaml: trace: expected 16 experts as model phi-3.5-moe has, got 8 in trace '")
 
 
 def test_signals_of_one_policy_restrict_the_requests_of_all(tmp_path: Path):
@@ -156,30 +143,6 @@ def test_notes_say_how_many_requests_were_drawn_from_which(tmp_path: Path):
     partly = SimpleNamespace(origin=trace.origin, header=trace.header, model=trace.model, remarks=(), requests=table)
     found = notes_of(spec, partly, run, assumes_memory=False, signals=experiment.signals(spec))
     assert "1 request of the 5 with signal residual" in found
-
-
-def test_a_curve_that_does_not_fit_is_said_in_the_row_and_once_below_the_table(tmp_path: Path):
-    changes = {"cache": {"ratio": [0.25, 0.5]}, "model": {"base": "mixtral-8x7b", "expert_bits": 4.5}}
-    rows = run_experiment(resolve(tmp_path, policies=["lru", "on-demand", "fiddler"], **changes)).rows
-    said = (
-        "no curve for experts of 4096x14336 at 4.5 bits on gpu0 of rtx3090-epyc7532 "
-        "(there: 4096x14336 at 16 bits; 4096x14336 at 4 bits): roofline instead"
-    )
-    assert all(str(row["notes"]).split(", ").count(said) == 1 for row in rows)
-    table = result_table(rows, Format.TABLE)
-    assert table.count(said) == 1
-    assert table.rstrip().splitlines()[-2] == said  # below it, that the interval of the CPU's slope was not varied
-    assert said in result_table(rows, Format.CSV)
-    fits = run_experiment(resolve(tmp_path, policies=["lru"])).rows
-    assert "no curve" not in str(fits[0]["notes"])
-
-
-def test_a_table_shows_the_notes_that_all_runs_share_below(tmp_path: Path):
-    workload = {"batch_size": [1, 2], "prompt_tokens": 6, "decode_tokens": 2}
-    rows = run_experiment(resolve(tmp_path, policies=["lru"], workload=workload)).rows
-    lines = result_table(rows, Format.TABLE).splitlines()
-    assert lines[-3].endswith("; notes: synthetic routing of synthetic-32x8, model expert_bits=4")
-    assert lines[-2:] == ["1 request of 8: batch 1", "2 requests of 8: batch 2"]
 
 
 def test_a_stand_in_takes_the_place_of_a_recorded_signal(tmp_path: Path):
@@ -227,11 +190,6 @@ def test_a_signal_is_needed_however_it_is_named(tmp_path: Path):
 def test_a_wrong_prediction_source_is_refused_before_anything_runs(tmp_path: Path, changes: dict[str, Any], message: str):
     with pytest.raises(InputError, match=message):
         resolve(tmp_path, **{"policies": ["dali"], **changes})
-
-
-def test_if_every_run_is_impossible_the_message_names_the_file(tmp_path: Path):
-    with pytest.raises(InputError, match=r"\.yaml: policy od-moe: option main: expected GPUs"):
-        run_experiment(resolve(tmp_path, policies=["od-moe"], predictors={"*": "oracle"}))
 
 
 def test_requests_are_a_list_by_nature_and_several_lists_a_sweep(tmp_path: Path):

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
-from moesim.errors import MoesimError
 from moesim.experiment.config import parse_config
 from moesim.experiment.report import split_notes
 from moesim.experiment.resolve import Experiment
@@ -75,21 +72,3 @@ def test_a_sweep_of_the_slope_changes_results():
     speeds = [row[SPEED] for row in found]
     assert speeds == sorted(speeds)
     assert len(set(speeds)) == 3
-
-
-def test_the_hosts_thread_is_swept_like_any_number():
-    found = rows(["lru"], hardware={"base": "rtx3090-epyc7532", "host_expert_us": [0.0, 50_000.0]})
-    assert found[0][SPEED] > found[1][SPEED]
-    own, shared = rows(["dali"], hardware={"base": "rtx3090-epyc7532", "host_shared": [False, True]})
-    assert own[SPEED] >= shared[SPEED]
-
-
-def test_no_cache_is_a_setting():
-    none, half = (rows(["fiddler"], cache={"ratio": ratio})[0] for ratio in (0.0, 0.5))
-    assert (none["cache_slots"], none["hit_rate"]) == (0, 0)
-    assert none[SPEED] < half[SPEED]
-
-
-def test_a_cache_that_must_hold_experts_says_how_many():
-    with pytest.raises(MoesimError, match=r"expected at least 1 cache slots a layer, got 0 .*set cache.ratio to at least 1/8"):
-        rows(["lru"], cache={"ratio": 0.0})

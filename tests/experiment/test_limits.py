@@ -19,7 +19,7 @@ from moesim.hardware import load_hardware
 from moesim.hardware.costs import CostModel
 from moesim.hardware.costs.model import check_chunk, most_chunks
 from moesim.model import load_model
-from tests.experiment.experiment_kit import resolve, write_trace, write_yaml
+from tests.experiment.experiment_kit import resolve, write_yaml
 
 
 def refusal(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -28,12 +28,6 @@ def refusal(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     error = capsys.readouterr().err
     assert error.startswith("moesim: ") and error.count("\n") == 1 and "Traceback" not in error
     return error
-
-
-@pytest.mark.parametrize("bounds", [value for value in vars(limits).values() if isinstance(value, limits.Bounds)])
-def test_bounds_hold_themselves_and_no_nan(bounds: limits.Bounds):
-    assert bounds.hold(bounds.least) and bounds.hold(bounds.most)
-    assert not any(bounds.hold(value) for value in (bounds.least - 1, bounds.most * 1.001 + 1, float("nan"), float("inf")))
 
 
 UNTHINKABLE = {
@@ -201,17 +195,3 @@ SIZES = {
 def test_an_unthinkable_size_of_an_option_is_refused(name: str, text: str, capsys: pytest.CaptureFixture[str]):
     *words, option = name.split()
     assert f"{option}: expected a size" in refusal([*words, *SIZES[name], f"{option}={text}"], capsys)
-
-
-@pytest.mark.parametrize("option", ["--bits=nan", "--bits=1e-300", "--bits=0", "--bits=inf", "--bits=65"])
-def test_unthinkable_bits_are_refused(option: str, capsys: pytest.CaptureFixture[str]):
-    assert "--bits" in refusal(["recommend", "--hardware", "rtx3090-epyc7532", "--model", "mixtral-8x7b", option], capsys)
-
-
-@pytest.mark.parametrize("text", ["1e300", "1e-300", "nan", "-1", "0", ".inf", "9" * 4000, "1e999999 GiB", "9e99", "x", "-1 GiB"])
-@pytest.mark.parametrize("option", ["cache", "batch", "prompt", "decode", "n-batches", "seed"])
-def test_an_unthinkable_setting_of_compare_is_refused(option: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    if (option, text) in {("decode", "0"), ("seed", "0")}:
-        return
-    trace = str(write_trace(tmp_path / "small.safetensors"))
-    refusal(["compare", "--policies", "lru", "--trace", trace, f"--{option}={text}"], capsys)

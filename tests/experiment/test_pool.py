@@ -23,7 +23,7 @@ from moesim.experiment import run_experiment
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.runner import run_one
 from moesim.experiment.spec import RunSpec
-from moesim.experiment.workers import Processes, RefusedError, Work, _Working, do, make_pool, outcomes_of, work_of
+from moesim.experiment.workers import Processes, RefusedError, Work, _Working, do, outcomes_of, work_of
 from moesim.metrics.outcome import Outcome
 from tests.experiment.experiment_kit import resolve, write_trace, write_yaml
 from tests.experiment.pool_kit import alive, begun, fragments, hold, let_go, same_folders, start, write_policies
@@ -212,11 +212,6 @@ def test_processes_map_the_same_file(tmp_path: Path, processes: Processes):
         assert sizes["Anonymous:"] == 0
 
 
-def test_a_shipped_trace_is_found_by_name_where_its_path_is_not(tmp_path: Path):
-    (work,) = works(resolve(tmp_path, trace="mini-mixtral", policies=["lru"]))
-    assert do(replace(work, trace_path="/elsewhere/mini-mixtral.safetensors")).row == do(work).row
-
-
 def test_a_process_refuses_what_it_is_not_fit_for(tmp_path: Path):
     (work,) = works(resolve(tmp_path, policies=["lru"]))
     with pytest.raises(RefusedError, match=r"expected moesim's code 00000000.* install the same versions of moesim"):
@@ -272,24 +267,6 @@ def test_an_interrupt_ends_runs_at_once(tmp_path: Path):
     assert not any(alive(child) for child in begun(tmp_path))
 
 
-def test_a_script_needs_no_guard(tmp_path: Path):
-    write_yaml(tmp_path, name="guard")
-    (tmp_path / "script.py").write_text("""
-from pathlib import Path
-from moesim.experiment import run_experiment
-from moesim.experiment.config import load_config
-from moesim.experiment.resolve import Experiment
-
-print("begun", file=open("script.log", "a"))
-results = run_experiment(Experiment(load_config(Path("small.yaml"), []), "small.yaml"), jobs=2)
-assert [row["error"] for row in results.rows] == [None, None]
-""")
-    process = start(tmp_path, "script.py")
-    assert process.communicate(timeout=HANG_S)[1] == ""
-    assert process.returncode == 0
-    assert (tmp_path / "script.log").read_text() == "begun\n"
-
-
 def test_processes_change_no_byte(tmp_path: Path):
     write_yaml(tmp_path, workload=SEEDS, policies=["lru", "fiddler"], name="same")
     for jobs in "12":
@@ -309,11 +286,6 @@ def test_made_up_routing_is_left_nowhere(tmp_path: Path):
         assert make(spec, False).trace_path == str(path)
         assert path.is_file()
     assert not path.parent.exists()
-
-
-def test_one_process_is_this_one():
-    assert make_pool(1, None, lambda: 8) is None
-    assert make_pool(None, None, lambda: 1) is None
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="nothing is forked")

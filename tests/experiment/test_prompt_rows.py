@@ -56,11 +56,6 @@ def test_what_the_workload_says_counts(chunk: int, tmp_path: Path) -> None:
     assert len({found.workload(spec).digest for spec in found.specs}) == 1
 
 
-def test_requests_that_come_later_are_split_too(tmp_path: Path) -> None:
-    found = experiment(tmp_path, FIVES, refill=True, n_batches=2)
-    assert rows(found)[0][:3] == [5, 5, 2] and max(rows(found)[0]) == 5 and sum(rows(found)[0]) == 4 * 6
-
-
 def test_a_policy_that_says_it_wrongly_is_found(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"policies\[0\]: prompt_rows: expected a number of at least 1, or None, got '5'"):
         experiment(tmp_path, WRONG)

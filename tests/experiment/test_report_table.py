@@ -12,7 +12,7 @@ import pytest
 
 from moesim.core.table import Format, render
 from moesim.experiment import report
-from moesim.experiment.report import SHOWN, By, result_html, result_table
+from moesim.experiment.report import By, result_table
 from moesim.experiment.rows import busy_percent, failure_lines, fresh_share, is_lossy, moved_mb
 from moesim.metrics.breakdown import CAUSES
 from moesim.metrics.naming import NOT_VARIED, notes_of
@@ -44,17 +44,6 @@ def test_columns_that_tell_nothing_stand_below() -> None:
     assert found[4] == "model m, on h, routing t, prompt 4, decode 4, cache 0.25, batch 1"
     assert found[5] == "simulated; weakest source of its numbers: derived"
     assert lines(TWO)[0].split()[:2] == ["policy", "cache"] and lines(TWO)[0].split()[-1] == "label"
-
-
-def test_a_setting_that_differs_has_a_column_and_a_dash_where_there_is_none() -> None:
-    found = lines([row("lru", 4.0, prefill_chunk=None), row("lru", 4.0, prefill_chunk=8)])
-    assert [line.split()[:3] for line in found[:3]] == [["chunk", "policy", "tok/s"], ["-", "lru", "4.00"], ["8", "lru", "4.00"]]
-
-
-def test_the_wide_table_has_one_number_a_cell() -> None:
-    heads, first = lines(TWO[:1], wide=True)[:2]
-    assert all(one.name in heads for one in SHOWN)
-    assert first.split()[-8:] == ["1", "1", "1", "3", "50", "-", "90", "-", "derived"][-8:]
 
 
 def test_lines_fit_and_what_does_not_is_named() -> None:
@@ -147,14 +136,6 @@ def test_long_names_are_broken_between_options_before_columns_are_left_out() -> 
     assert lines([row(long, 4.0)], wide=True)[1].startswith(long)
 
 
-def test_the_wide_table_has_a_column_for_the_intervals_of_the_profile() -> None:
-    ends = {"decode_tokens_per_s_least": 3.21, "decode_tokens_per_s_most": 6.0}
-    head, *found = lines([row("lru", 4.0, **ends), row("dali", 8.0)], wide=True)[:3]
-    place = head.index("over intervals")
-    assert [line[place : place + 14].strip() for line in found] == ["3.21 to 6", "-"]
-    assert "over intervals" not in lines([row("lru", 4.0, **ends)])[0]
-
-
 def test_prefetching_that_did_nothing_is_named() -> None:
     on = {"prefetches": True, "n_prefetches": 0}
     rows = [row("a", 1.0, **on), row("b", 1.0, **on | {"n_prefetches": 1}), row("c", 1.0, **on | {"prefetches": False})]
@@ -245,16 +226,3 @@ def test_a_table_wider_than_the_terminal_keeps_all_its_words(monkeypatch: pytest
     assert {word for one in (*head, *(cell for row in rows for cell in row)) for word in one.split()} == set(
         re.sub(r"\x1b\[[0-9;]*m", "", shown).split()
     )
-
-
-def test_no_word_is_broken_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    on_a_terminal(30, monkeypatch)
-    text = result_table([row("a-policy-of-one-long-word", 4.0), row("b", 1.0)], Format.TABLE)
-    assert "a-policy-of-one-long-word" in text
-    page = render(["name", "what it is"], [["prefetch_wasted", "extraordinarily long words here"]], Format.TABLE)
-    assert all(word in page for word in ("prefetch_wasted", "extraordinarily"))
-
-
-def test_html_has_the_same_rows_and_the_best_in_bold() -> None:
-    html = result_html(TWO)
-    assert html.count("<tr>") == 5 and "<b>dali</b>" in html and "<b>8.00</b>" in html

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pandas as pd
@@ -10,11 +9,9 @@ import pytest
 import yaml
 
 from moesim.core.files import FILE
-from moesim.errors import ConfigError
 from moesim.experiment import run_experiment
 from moesim.experiment.folder import Output, describe
 from moesim.experiment.store import DATASET, INPUTS, RECORDS, read_summary
-from moesim.metrics.timeline import check_timeline
 from tests.experiment.experiment_kit import resolve
 
 EVERYTHING = {"plots": ["decode_speed", "hit_rate", "breakdown", "gantt"], "frames": True, "cache": {"ratio": [0.25, 0.5]}}
@@ -79,13 +76,6 @@ def test_the_resolved_configuration_names_every_input_by_hash(result: Path):
     assert resolved["experiment"]["workload"]["batch_size"] == 1
 
 
-def test_the_timeline_is_valid_and_tells_the_policies_apart(result: Path):
-    events = json.loads((result / "timeline.json").read_text())["traceEvents"]
-    assert check_timeline(events) == []
-    names = {e["args"]["name"] for e in events if e["name"] == "process_name"}
-    assert {"on-demand: devices", "lru: devices"} <= names
-
-
 def test_frames_add_up_to_the_runs(result: Path):
     runs = pd.read_parquet(result / "runs.parquet").set_index("run")
     steps = pd.read_parquet(result / "frames" / "steps.parquet")
@@ -104,8 +94,3 @@ def test_the_key_follows_what_decides_the_results_and_nothing_else(tmp_path: Pat
     assert describe(resolve(tmp_path, model="mixtral-8x7b"))["key"] != key
     hardware = {"base": "rtx3090-epyc7532", "devices": {"gpu0": {"launch_us": 1}}}
     assert describe(resolve(tmp_path, hardware=hardware))["key"] != key
-
-
-def test_reading_what_is_no_result(tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"summary.json: expected the summary of a result, got: "):
-        read_summary(tmp_path)

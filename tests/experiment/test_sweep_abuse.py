@@ -19,7 +19,6 @@ import yaml
 
 from moesim.cli.main import main
 from moesim.core.files import FILE, OutputFolder
-from moesim.errors import WriteError
 from moesim.experiment.store import Store
 from tests.experiment.sweep_kit import BARE, Counted, _context, content, lines, same, start, start_and_kill, write
 
@@ -112,13 +111,6 @@ def test_fail_fast_stops_and_keeps_what_is_done(jobs: str, counted: Counted, tmp
     counted()
     assert run(file, "out") == 1
     assert counted() == 30 - n
-
-
-def test_fail_fast_at_the_very_first_run(counted: Counted, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    file = write(tmp_path, policies=["lru", "on-demand"], cache={"ratio": 0.001}, **BARE)
-    assert run(file, "out", "--fail-fast") == 1, "other runs would have succeeded: the experiment is not wrong"
-    assert run(file, "out") == 1
-    assert len(rows_of(tmp_path / "out")) == 1
 
 
 @pytest.mark.parametrize("jobs", ["1", "2"])
@@ -473,19 +465,6 @@ def test_a_disk_that_becomes_read_only_in_mid_sweep(
     assert counted() == 4
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="permissions say nothing to root")
-def test_a_permission_lost_in_mid_sweep(counted: Counted, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    file, out = write(tmp_path, **GRID, **BARE), tmp_path / "out"
-    counted.before[2] = lambda: out.chmod(0o500)
-    assert run(file, out) == 1
-    (line,) = lines(capsys)
-    assert line.startswith(f"moesim: {out}: expected to write it") and "Permission denied" in line
-    out.chmod(0o700)
-    counted()
-    assert run(file, out) == 0
-    assert counted() == 4
-
-
 @pytest.mark.parametrize("out", ["/proc/results", "/sys/results", "/dev/null/results", "file/results", "file"])
 def test_a_place_that_cannot_be_written(out: str, counted: Counted, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "file").write_text("mine")
@@ -521,12 +500,3 @@ def test_a_folder_that_becomes_a_file_in_mid_sweep(counted: Counted, tmp_path: P
     (line,) = lines(capsys)
     assert line.startswith(f"moesim: {out}: expected to write it, got: ") and line.endswith("run the same command again")
     assert out.read_text() == "a file"
-
-
-def test_errors_about_other_files_stay_what_they_are(tmp_path: Path):
-    out = OutputFolder(tmp_path / "out", "run")
-    with pytest.raises(FileNotFoundError):
-        out.put({"a": tmp_path / "nothing"})
-    words = "out: expected to write it, got: No space left on device; make room, and run the same"
-    with pytest.raises(WriteError, match=words), out.alone():
-        raise OSError(errno.ENOSPC, "No space left on device")

@@ -13,7 +13,6 @@ from statistics import fmean, stdev
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import yaml
 
@@ -26,7 +25,7 @@ from moesim.experiment.estimate import describe_grid, lookups, seconds
 from moesim.experiment.folder import describe, outcome_of
 from moesim.experiment.keys import PACKAGES, code_digest, run_keys
 from moesim.experiment.resolve import Experiment
-from moesim.experiment.rows import CI, aggregate, half_width
+from moesim.experiment.rows import CI, aggregate
 from moesim.experiment.spec import Point, RunSpec
 from moesim.experiment.store import read_summary
 from moesim.experiment.sweep import expand, policies_of, quick
@@ -242,13 +241,6 @@ def test_repeats_draw_other_requests_and_other_made_up_routing():
 T = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776}
 
 
-@pytest.mark.parametrize("n", [2, 3, 4, 5])
-def test_half_an_interval_is_students_t_by_hand(n: int):
-    values = [float(v) for v in np.random.default_rng(n).normal(10, 2, n)]
-    assert half_width(values) == pytest.approx(T[n - 1] * stdev(values) / math.sqrt(n), rel=1e-3)
-    assert half_width(values[:1]) is None
-
-
 def test_repeats_become_one_row_with_mean_and_interval(tmp_path: Path):
     rows = run_experiment(resolve(tmp_path, repeat=3, cache={"ratio": [0.25, 0.5]}, policies=["lru", "on-demand"])).rows
     assert len({row["requests_drawn"] for row in rows[:6]}) == 3
@@ -261,12 +253,6 @@ def test_repeats_become_one_row_with_mean_and_interval(tmp_path: Path):
     assert one["decode_tokens_per_s"] == pytest.approx(fmean(speeds))
     assert one[f"{CI}decode_tokens_per_s"] == pytest.approx(T[2] * stdev(speeds) / math.sqrt(3), rel=1e-3)
     assert one["error"] is None and CI + "batch_size" not in one and one["seed"] == 0
-
-
-def test_repeats_of_made_up_routing_belong_together(tmp_path: Path):
-    made = {"synthesize": "mixtral-8x7b", "requests": 2, "prompt": 6, "decode": 3}
-    (one,) = aggregate(run_experiment(resolve(tmp_path, repeat=2, trace=made, policies=["lru"])).rows)
-    assert one["repeats"] == 2 and one[f"{CI}hit_rate"] > 0
 
 
 def test_seeds_that_drew_the_same_requests_are_one_draw(tmp_path: Path):
@@ -401,22 +387,6 @@ def test_a_dry_run_tells_grid_size_and_what_is_done(
     assert not (tmp_path / "new").exists()
 
 
-def test_a_dry_run_says_why_nothing_could_be_tried(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    monkeypatch.chdir(tmp_path)
-    hardware = {
-        "base": "rtx3090-epyc7532",
-        "devices": {"gpu0": {"memory_bytes": {"value": "2 GiB", "source": "assumed", "why": "small"}}},
-    }
-    file = write(tmp_path, hardware=hardware, **BARE)
-    assert main(["run", str(file), "--out", "out", "--dry-run"]) == 0
-    told = capsys.readouterr().out.splitlines()
-    assert told[-1] == "estimated time: unknown, since no policy could be tried"
-    assert [line.split(":")[:2] for line in told[-3:-1]] == [["a short run failed", f" {name}"] for name in ("on-demand", "lru")]
-    assert "gpu0" in told[-2]
-
-
 FOREIGN = """
 from pathlib import Path
 
@@ -508,13 +478,6 @@ def test_the_estimated_time_is_the_pace_of_short_runs_times_what_there_is_to_do(
 
 def keys_of(folder: Path, **changes: Any) -> list[str]:
     return run_keys(resolve(folder, **changes))
-
-
-@pytest.mark.parametrize("name", [name for name in SWEEPS if name != "policy option"])
-def test_a_key_does_not_depend_on_the_rest_of_the_experiment(name: str, tmp_path: Path):
-    experiment = resolve(tmp_path, **SWEEPS[name])
-    turned = {key: list(reversed(v)) if isinstance(v, list) else v for key, v in SWEEPS[name].items()}
-    assert set(run_keys(experiment)) == set(keys_of(tmp_path, **turned))
 
 
 def test_a_key_follows_contents_and_not_names(tmp_path: Path):
@@ -694,12 +657,6 @@ def test_the_label_of_a_policy_is_read_as_the_policy(policy: dict[str, Any]):
     assert [one for written in both for one in policies_of(written, "here")] == [
         {"name": "static"}, policy, {"name": "dali", "prefetch_size": 0}
     ]  # fmt: skip
-
-
-def test_a_label_that_is_none_is_a_name():
-    for text in ("kt-expert(", "kt-expert()", "composed(replacement=lru(x=1))"):
-        with pytest.raises(InputError, match=f"unknown policy '{re.escape(text)}'"):
-            [*policies_of(text, "here")]
 
 
 @pytest.mark.parametrize("imports", [True, False])

@@ -120,22 +120,6 @@ def test_mixtral_is_made_up_unless_a_policy_reads_what_only_recordings_have(
     assert not any("scores of the chosen" in str(row["notes"]) for row in rows)
 
 
-@needs_traces
-def test_other_seeds_draw_other_requests_of_made_up_routing(capsys: pytest.CaptureFixture[str]):
-    asked = ["--policies", "lru", "--cache", "0.25", "--prompt", "4", "--decode", "4", "-o", "json"]
-    found = []
-    for seed in ("0", "1"):
-        assert main(["compare", *asked, "--seed", seed]) == 0
-        (row,) = json.loads(capsys.readouterr().out)
-        found.append(row["hit_rate"])
-    assert found[0] != found[1]
-
-
-def test_made_up_routing_has_the_signals_that_it_is_taken_for():
-    made = read_trace({"synthesize": "gpt-oss-20b", "requests": 1, "prompt": 1, "decode": 1}, "test")
-    assert {f"signal:{name}" for name in made.signals} == choice._SIGNALS
-
-
 def test_too_many_tokens_are_not_made_up_for_other_seeds(tmp_path: Path):
     raw = small(tmp_path, model="gpt-oss-20b", policies=["lru"])
     del raw["trace"]

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from moesim.cli.main import main
-from moesim.errors import InputError, TraceError, WorkloadError
+from moesim.errors import TraceError, WorkloadError
 from moesim.experiment import run_experiment
 from moesim.experiment.routing import SCORES, explain, lacking
 from moesim.policies.registry import POLICIES, make_policy
 from moesim.testing.traces import synthetic_trace
 from moesim.trace import Trace
-from tests.experiment.experiment_kit import resolve, small, write_trace, write_yaml
+from tests.experiment.experiment_kit import resolve, write_trace, write_yaml
 
 WIDE = {"prompt_tokens": 6, "decode_tokens": 3, "batch_size": 2, "n_batches": 2}
 
@@ -145,13 +145,6 @@ def test_whatever_a_policy_needs_the_message_names_a_way(name: str):
             assert (way in text) == any(need.startswith(kind) for need in missing)
 
 
-def test_newer_tables_can_be_added_to_a_trace_that_has_others():
-    some = synthetic_trace(4, 8, 2, 4, calibration=True)
-    bare = replace(some, tables={"coactivation": some.tables["coactivation"]})
-    text = explain(bare, "t", ["table:activation_matrices"])
-    assert text.endswith("left out: moesim trace calibrate t --share 0.25 --out t-calibrated.safetensors")
-
-
 def test_one_command_adds_all_that_can_be_added():
     bare = replace(synthetic_trace(4, 8, 2, 4), weights=None)
     text = explain(bare, "t", ["scores-or-weights", "table:coactivation"])
@@ -171,17 +164,3 @@ def test_needs_that_no_command_can_serve_are_named():
     some = synthetic_trace(4, 8, 2, 4, calibration=True)
     del some.tables["activation_frequency_decode"]
     assert "has nothing of the kind; choose another" in explain(some, "t", ["table:activation_frequency_decode"])
-
-
-def test_a_wrong_name_is_still_refused_at_once(tmp_path: Path):
-    with pytest.raises(InputError, match="unknown policy 'fidler'"):
-        resolve(tmp_path, policies=["lru", "fidler"])
-
-
-def test_compare_goes_on_without_a_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    given = small(tmp_path)
-    options = ["--trace", str(bare_trace(tmp_path)), "--prompt", "6", "--decode", "2", "--cache", "0.25", "-o", "json"]
-    assert main(["compare", "--model", "{base: mixtral-8x7b, expert_bits: 4}", "--policies", "lru,fiddler", *options]) == 1
-    printed = capsys.readouterr()
-    assert [row["error"] is None for row in json.loads(printed.out)] == [True, False]
-    assert len(printed.err.splitlines()) == 1 and given["policies"]

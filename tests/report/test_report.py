@@ -6,7 +6,6 @@ import base64
 import gzip
 import hashlib
 import json
-import re
 import shutil
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -19,11 +18,9 @@ import pytest
 
 from moesim.cli.main import main
 from moesim.core.table import Format, render_records
-from moesim.errors import ConfigError
 from moesim.plots.catalogue import KINDS
-from moesim.report import figures, read_folder, report_page
+from moesim.report import read_folder, report_page
 from moesim.report.figures import MAX_PLAIN
-from moesim.report.tables import result_table
 from moesim.report.timeline import FIELDS, MAX_SLICES, page_timeline
 from tests.experiment.experiment_kit import write_yaml
 from tests.report.report_kit import POLICIES, SHA, events_of, failed, png, resolved, row, rows_of, write_folder
@@ -192,29 +189,10 @@ def test_figures_are_drawn_where_the_folder_has_none(simulated: Path):
     assert all(content(image["src"]).startswith(b"\x89PNG") for image in page.all("img"))
 
 
-def test_only_so_many_pictures(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    shutil.copy(folder / "plots" / "decode_speed.png", folder / "plots" / "hit_rate.png")
-    shutil.copy(folder / "plots" / "decode_speed.png", folder / "plots" / "vram-2.batch_size=4.cache_ratio=0.25.png")
-    page = page_of(folder)
-    assert len(page.all("img")) == 3
-    assert "Pareto front 2 (batch size 4, cache ratio 0.25)." in page.text
-    monkeypatch.setattr(figures, "MAX_BYTES", len(png()))
-    page = page_of(folder)
-    assert len(page.all("img")) == 1
-    assert "Left out, to keep the page small" in page.text
-    assert "at most): hit_rate, vram-2.batch_size=4.cache_ratio=0.25." in page.text
-
-
 def test_notes_say_which_runs_they_are_about(tmp_path: Path):
     rows = [row(0, "lru", notes="miniature"), row(1, "dali", notes="miniature, extrapolated")]
     page = page_of(write_folder(tmp_path / "r", rows))
     assert "miniature all runs extrapolated 1 of 2 runs: dali" in page.text
-
-
-def test_label_meanings_are_told_for_those_that_occur(folder: Path):
-    page = page_of(folder)
-    assert "derived : computed from" in page.text or "derived computed from" in page.text
-    assert "from a data sheet" not in page.text
 
 
 # ---- self-contained, safe, the same
@@ -285,13 +263,6 @@ def test_same_folder_same_bytes(folder: Path, tmp_path: Path):
     shutil.copytree(folder, copied)
     assert report_page(read_folder(copied)) == first
     assert str(tmp_path) not in first
-
-
-@pytest.mark.long
-def test_same_bytes_with_figures_of_its_own(simulated: Path, tmp_path: Path):
-    copied = tmp_path / simulated.name  # an experiment without a name is called by its folder
-    shutil.copytree(simulated, copied)
-    assert report_page(read_folder(copied)) == report_page(read_folder(simulated))
 
 
 # ---- timeline
@@ -365,26 +336,7 @@ def test_a_hundred_thousand_slices_stay_small():
     assert len(json.dumps(found.data, separators=(",", ":"))) < 6e6
 
 
-def test_a_timeline_of_one_policy_is_named_by_the_configuration(tmp_path: Path):
-    config = resolved(experiment={"name": "x", "timeline": {"policies": ["dali"], "steps": 3}})
-    page = page_of(write_folder(tmp_path / "r", rows_of(3), events_of(("dali",)), config=config))
-    assert [run["name"] for run in page.timeline["runs"]] == ["dali"]
-
-
-def test_without_javascript_the_timeline_says_that_it_needs_it(folder: Path):
-    text = report_page(read_folder(folder))
-    inside = re.findall(r"<noscript>(.*?)</noscript>", text, re.S)
-    assert len(inside) == 1
-    assert "JavaScript" in inside[0]
-
-
 # ---- folders of all kinds
-
-
-def test_no_timeline(tmp_path: Path):
-    page = page_of(write_folder(tmp_path / "r", rows_of(3)))
-    assert "There is none: the experiment was run without a timeline" in page.text
-    assert len(page.scripts) == 1
 
 
 def test_failed_runs_only(tmp_path: Path):
@@ -394,15 +346,6 @@ def test_failed_runs_only(tmp_path: Path):
     assert page.runs[1:] == [["lru", "0.25", "failed: no memory"], ["dali", "0.25", "failed: no such layer"]]
     assert "There is no figure." in page.text
     assert "no results" in page.text
-
-
-def test_a_replay_says_so(tmp_path: Path):
-    rows = [row(0, "lru", notes="live replay (cpu), miniature"), row(1, "dali", notes="live replay (cpu)")]
-    page = page_of(write_folder(tmp_path / "r", rows))
-    assert "live replay: carried out on a machine" in page.text
-    mixed = page_of(write_folder(tmp_path / "mixed", [rows[0], row(1, "dali")]))
-    assert "simulated and live replay" in mixed.text
-    assert "carried out" not in mixed.text
 
 
 @pytest.mark.long
@@ -420,15 +363,6 @@ def test_five_thousand_runs(tmp_path: Path):
     assert plain.decode() == render_records(read_folder(folder).rows, Format.CSV)
 
 
-def test_budgets_and_missing_values():
-    rows = [row(0, "lru", cache_ratio=None, cache_budget_bytes=12 << 30, hit_rate=None), row(1, "dali", hit_rate=float("nan"))]
-    table = result_table(rows)
-    headings = [text for text, _, _ in table.headings]
-    assert "hit %" not in headings
-    cells = [dict(zip(headings[1:], (cell.text for cell in line.cells), strict=True)) for line in table.lines]
-    assert [(one["cache ratio"], one["budget (GiB)"]) for one in cells] == [("–", "12"), ("0.25", "–")]
-
-
 def test_repeats_are_one_line_with_an_interval(tmp_path: Path):
     rows = [
         row(i, "lru", seed=i, repeat=i, requests_drawn=str(i), decode_tokens_per_s=speed)
@@ -443,12 +377,6 @@ def test_repeats_are_one_line_with_an_interval(tmp_path: Path):
     assert "4 runs" in page.text
     (link,) = [a for a in page.all("a") if a.get("download") == "runs.csv"]
     assert content(link["href"]).count(b"\n") == 1 + 4
-
-
-def test_small_numbers_keep_their_digits():
-    table = result_table([row(0, "lru", decode_tokens_per_s=0.0123), row(1, "dali", decode_tokens_per_s=12.3)])
-    at = [text for text, _, _ in table.headings].index("decode tok/s") - 1
-    assert [line.cells[at].text for line in table.lines] == ["0.0123", "12.3000"]
 
 
 # ---- the command, and bad input
@@ -540,15 +468,3 @@ def test_bad_places_for_the_page(name: str, message: str, folder: Path, tmp_path
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert message in said
-
-
-def test_a_file_is_no_folder(folder: Path):
-    with pytest.raises(ConfigError, match="got a file"):
-        read_folder(folder / "summary.json")
-
-
-def test_the_documentation_names_the_limits():
-    text = (Path(__file__).resolve().parents[2] / "docs" / "guide" / "report.md").read_text(encoding="utf-8")
-    assert f"{MAX_SLICES:,}".replace(",", " ") in text
-    assert f"{figures.MAX_BYTES / 1e6:g} MB" in text
-    assert f"first {figures.MOST_OF_A_KIND} of each kind" in text

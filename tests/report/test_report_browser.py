@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from moesim.report import read_folder, report_page
-from moesim.report.timeline import MAX_SLICES
 from tests.report.report_kit import POLICIES, events_of, failed, rows_of, write_folder
 from tests.waiting import HANG_S, wait_until
 
@@ -160,15 +159,6 @@ def test_sorting_both_ways_with_failed_runs_last(watched: Watched, file: Path):
     assert column(page, "policy")[-2:] == ["prescope"] * N_FAILED
 
 
-def test_sorting_by_a_setting_and_by_name(watched: Watched, file: Path):
-    page = watched.open(file)
-    page.get_by_role("button", name="batch size").click()
-    page.get_by_role("button", name="batch size").click()
-    assert column(page, "batch size")[:3] == ["999", "999", "83"]  # as numbers; a failed run has settings
-    page.get_by_role("button", name="policy").press("Enter")  # by keyboard
-    assert {name.split()[0] for name in column(page, "policy")[:80]} == {"dali"}
-
-
 def test_filter(watched: Watched, file: Path):
     page = watched.open(file)
     box = page.get_by_role("searchbox")
@@ -214,21 +204,6 @@ def test_wheel_zooms_and_less_is_drawn(watched: Watched, file: Path):
     for _ in range(20):
         page.get_by_role("button", name="Zoom out").click()
     assert drawn(canvas) == all_slices > few
-
-
-def test_dragging_moves(watched: Watched, file: Path):
-    page = watched.open(file)
-    canvas = to_timeline(page)
-    page.get_by_role("button", name="Line up at decode 1").click()
-    settled(page)
-    before = pixels(canvas)
-    box = canvas.bounding_box()
-    page.mouse.move(box["x"] + 600, box["y"] + 30)
-    page.mouse.down()
-    page.mouse.move(box["x"] + 300, box["y"] + 30, steps=5)
-    page.mouse.up()
-    settled(page)
-    assert pixels(canvas) != before
 
 
 def test_resting_on_a_slice_says_what_it_is(watched: Watched, file: Path):
@@ -280,56 +255,9 @@ def test_keys(watched: Watched, file: Path):
     assert not page.get_by_role("tooltip").is_visible()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_light_and_dark(scheme: str, watched: Watched, file: Path):
-    page = watched.open(file, color_scheme=scheme)
-    ink, paper = page.evaluate("[getComputedStyle(document.body).color, getComputedStyle(document.body).backgroundColor]")
-    light = [sum(int(n) for n in colour[4:-1].split(",")) > 3 * 128 for colour in (ink, paper)]
-    assert light == [scheme == "dark", scheme == "light"]
-    lanes = pixels(to_timeline(page))
-    assert ((0xEE, 0xF1, 0xF4) in lanes) == (scheme == "light")
-    page.emulate_media(color_scheme="light" if scheme == "dark" else "dark")
-    settled(page)
-    assert ((0xEE, 0xF1, 0xF4) in pixels(page.locator(".run canvas").first)) == (scheme == "dark")  # redrawn
-
-
-@pytest.mark.parametrize("width", [360, 800])
-def test_nothing_sticks_out(width: int, watched: Watched, file: Path):
-    page = watched.open(file, viewport={"width": width, "height": 800}, device_scale_factor=2)
-    to_timeline(page)
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-
-
 def test_without_javascript_everything_but_the_timeline_is_there(watched: Watched, file: Path):
     page = watched.open(file, java_script_enabled=False)
     assert visible_rows(page).count() == N_RUNS
     assert page.locator("img").is_visible()
     assert "drawn by JavaScript" in page.locator("#timeline").inner_text()
     assert page.locator("canvas").count() == 0
-
-
-def test_prints(watched: Watched, file: Path):
-    page = watched.open(file, color_scheme="dark")
-    to_timeline(page)
-    page.emulate_media(media="print")
-    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-    assert not page.get_by_role("searchbox").is_visible()
-    assert page.locator("#runs").is_visible()
-    page.evaluate("dispatchEvent(new Event('beforeprint'))")
-    assert (0xEE, 0xF1, 0xF4) in pixels(page.locator(".run canvas").first)  # on white paper, whatever the screen is like
-    page.evaluate("dispatchEvent(new Event('afterprint'))")
-
-
-def test_a_very_long_timeline(watched: Watched, tmp_path: Path):
-    events = events_of(("lru",), n_steps=40, per_step=1000)
-    written = tmp_path / "report.html"
-    written.write_text(report_page(read_folder(write_folder(tmp_path / "r", rows_of(3), events))), encoding="utf-8")
-    page = watched.open(written)
-    canvas = to_timeline(page)
-    assert 100_000 < drawn(canvas) <= MAX_SLICES
-    assert len(pixels(canvas)) > 3
-    page.get_by_role("button", name="Line up at decode 20").click()
-    assert 3000 < drawn(canvas) < 3200
-    for _ in range(12):
-        page.get_by_role("button", name="Zoom in").click()
-    assert 0 < drawn(canvas) < 20

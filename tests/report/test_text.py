@@ -15,11 +15,9 @@ import yaml
 from moesim.cli.main import main
 from moesim.core.table import Format, frame_csv, render, render_records
 from moesim.core.text import cell, shown, steering, uncell
-from moesim.errors import ModelError
-from moesim.model import load_model
 from moesim.plots.style import new_figure, save, styled, title
 from moesim.studies.advice.engines import Command
-from tests.experiment.experiment_kit import small, write_yaml
+from tests.experiment.experiment_kit import small
 from tests.experiment.pool_kit import ROOT
 from tests.hardware.nonsense_kit import good
 
@@ -61,11 +59,6 @@ def test_tables_and_messages_show_it_as_an_escape(tmp_path: Path, capsys: pytest
     assert "\x1b" not in capsys.readouterr().err
 
 
-def test_a_model_has_a_printable_name():
-    with pytest.raises(ModelError, match="name: expected one line of text"):
-        load_model({"base": "mixtral-8x7b", "name": RED})
-
-
 @pytest.mark.parametrize("text", FORMULAS)
 def test_no_table_holds_a_formula(text: str):
     assert cell(text) == f"'{text}" and uncell(cell(text)) == text
@@ -76,11 +69,6 @@ def test_no_table_holds_a_formula(text: str):
         rows = list(csv.reader(io.StringIO(written)))
         assert rows[0][0] == rows[1][0] == f"'{text}"
     assert pd.read_csv(io.BytesIO(frame_csv(frame)))["n"].tolist() == [-1.5, 2.0]
-
-
-@pytest.mark.parametrize("value", ["-", "-3.2 %", "+5.0 %* !", "-1e-05", "lru", "a=b", "", -3, -0.5, None, True])
-def test_what_is_no_formula_stays(value: Any):
-    assert cell(value) == uncell(value) == value
 
 
 @pytest.mark.parametrize("name", ["a$b$c", "$\\frac{$", "$x"])
@@ -100,10 +88,6 @@ def test_a_command_to_type_is_quoted_for_a_shell():
     line = f"printf '%s\\n' {Command('e', 'v', words)}"
     told = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=True).stdout.splitlines()
     assert tuple(told) == words
-
-
-def test_the_unchanged_experiment_runs(tmp_path: Path):
-    assert main(["run", str(write_yaml(tmp_path, policies=["lru"])), "--out", str(tmp_path / "out")]) == 0
 
 
 def test_one_function_speaks_on_stderr():

@@ -21,11 +21,10 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, DeepseekV2Config, MixtralConfig, Qwen3MoeConfig
 
 from fidelity.calibration import Calibration, calibrate
-from fidelity.command import draw_windows, main
-from fidelity.figure import fidelity as draw
+from fidelity.command import main
 from fidelity.intervened import Intervened, RoutingHooks, moe_layers
 from fidelity.interventions import Daop, Defer, Intervention, Skip, gate_weights
-from fidelity.measure import Case, cases, measure, paired_bootstrap, rows
+from fidelity.measure import Case, measure, paired_bootstrap, rows
 from fidelity.settlement import Ledger, settle
 from miniature import corpus as corpora
 from miniature.command import save_checkpoint
@@ -35,7 +34,6 @@ from moesim.core.record_table import RecordTable
 from moesim.engine.visit import FRESH, SKIPPED, STALE, Visit, gate_mass, inexact_records, rows_of
 from moesim.errors import InputError
 from moesim.metrics import fidelity
-from moesim.recorder.generation import cache_name
 from moesim.records import InexactRecord, Records, StepRecord
 
 VOCABULARY, HIDDEN = 300, 16
@@ -323,15 +321,6 @@ def test_skip_by_hand(name: str, rescale: bool) -> None:
     assert shares["fidelity_fresh"] == pytest.approx(1 - masses["skipped"] / masses["all"], rel=1e-4)
 
 
-def test_skipping_all_but_the_first_of_two_rescaled_is_top_1() -> None:
-    got, _ = under(BUILT["mixtral"], Skip(torch.full((LAYERS,), 1.0)))
-
-    def best(block: Any, _layer: int, state: Tensor, _before: Tensor | None, _row: int) -> Tensor:
-        return expert(block, route(block, state)[0][0], state)
-
-    torch.testing.assert_close(got, by_hand(BUILT["mixtral"], best), rtol=1e-4, atol=1e-4)
-
-
 @pytest.mark.parametrize("n_deferred", [1, 2])
 @pytest.mark.parametrize("between", [False, True])  # with a layer in between that defers nothing
 def test_deferral_by_hand(name: str, n_deferred: int, between: bool) -> None:
@@ -359,27 +348,6 @@ def test_deferral_by_hand(name: str, n_deferred: int, between: bool) -> None:
     shares = ledger.shares()
     assert shares["fidelity_fresh"] == 1.0  # every slot is executed as routed, on its own layer's state
     assert shares["deferred"] == pytest.approx(late_mass / mass, rel=1e-4)
-
-
-def test_interventions_are_causal(name: str) -> None:
-    """What is decided for a token does not depend on later ones, so a window stands for decoding it token by token."""
-    model, cut = BUILT[name], 7
-    for intervention in (
-        Daop(resident(name, 0, 1), first=1),
-        Skip(torch.full((LAYERS,), 0.3)),
-        Defer(resident(name, 0), 1),
-    ):
-        whole, _ = under(model, intervention)
-        with torch.no_grad(), Intervened(model, intervention, Ledger()):
-            part = model(input_ids=TOKENS[:, :cut], use_cache=False).logits
-            cached = model(input_ids=TOKENS[:, :cut], use_cache=True)
-            steps, name = [], cache_name(model)
-            for at in range(cut, TOKENS.shape[1]):
-                past = {name: getattr(cached, name)}
-                cached = model(input_ids=TOKENS[:, at : at + 1], use_cache=True, **past)
-                steps.append(cached.logits)
-        torch.testing.assert_close(part, whole[:, :cut], rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(torch.cat(steps, dim=1), whole[:, cut:], rtol=1e-4, atol=1e-4)
 
 
 def test_a_router_that_weighs_otherwise_is_refused() -> None:
@@ -567,28 +535,6 @@ def test_measure_by_hand() -> None:
     assert daop["executed_fidelity_fresh"] != pytest.approx(daop["fidelity_fresh"], abs=1e-6)
 
 
-def test_cases_cover_every_intervention(calibration: Calibration) -> None:
-    listed = cases(calibration)
-    assert len({(c.series, c.strength) for c in listed}) == len(listed)
-    kinds = {type(c.intervention) for c in listed}
-    assert kinds == {Daop, Skip, Defer}
-    assert not any(c.series == "deferral of 4" for c in listed)  # top-2
-    assert {c.series for c in listed} - {c.series for c in cases(calibration, first=1)} == {"DAOP, from block 1"}
-
-
-def test_windows_are_drawn_in_order_and_refused_in_one_line() -> None:
-    tokens = np.arange(105)
-    drawn = draw_windows(tokens, 40, 10, 0, "prompts code")
-    assert drawn.shape == (4, 10)
-    assert torch.equal(drawn, draw_windows(tokens, 40, 10, 0, "prompts code"))
-    firsts = drawn[:, 0]
-    assert bool((firsts.diff() > 0).all())
-    assert bool((firsts % 10 == 0).all())
-    for n_tokens, window in ((110, 10), (5, 10), (40, 1), (0, 10)):
-        with pytest.raises(InputError, match="prompts code: expected 1 to"):
-            draw_windows(tokens, n_tokens, window, 0, "prompts code")
-
-
 @pytest.fixture
 def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     rng = np.random.default_rng(0)
@@ -640,30 +586,3 @@ def test_bad_input_is_one_line(checkpoint: Path, tmp_path: Path, capsys: pytest.
     assert main([str(checkpoint), *out]) == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert not (tmp_path / "out").exists()
-
-
-def test_figure() -> None:
-    frame = pd.DataFrame(
-        [
-            {
-                "series": s,
-                "strength": r,
-                "text": t,
-                "fidelity_fresh": f,
-                "change": c,
-                "change_low": c - 0.01,
-                "change_high": c + 0.02,
-                "kl": 0.1,
-                "n_windows": 8,
-            }
-            for t in ("code", "all")
-            for s, r, f, c in (("DAOP", 0.5, 0.8, 0.05), ("DAOP", 0.25, 0.6, 0.1), ("skip", 0.5, 0.9, 0.2))
-        ]
-    )
-    figure = draw(frame, "mini")
-    left, right = figure.axes
-    assert [t.get_text() for t in right.get_legend().get_texts()] == ["DAOP", "skip"]
-    assert np.allclose(left.lines[0].get_xydata(), [(60, 10), (80, 5)])
-    assert np.allclose(right.lines[0].get_xydata(), [(60, 0.1), (80, 0.1)])
-    low, high = left.collections[0].get_segments()[0]
-    assert np.allclose([low, high], [(60, 9), (60, 12)])

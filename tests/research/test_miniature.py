@@ -82,12 +82,6 @@ def test_balance_loss_is_per_layer() -> None:
     assert imbalance == pytest.approx(2.0)
 
 
-def test_schedule() -> None:
-    assert training.schedule(0.1, 0.1) == pytest.approx(1.0)
-    assert training.schedule(1.0, 0.1) == pytest.approx(0.02)
-    assert 0 < training.schedule(0.0, 0.1) < 0.02
-
-
 def test_orthogonalise() -> None:
     matrices = torch.randn(3, 16, 8, generator=torch.Generator().manual_seed(0))
     values = torch.linalg.svdvals(orthogonalise(matrices, 5).float())
@@ -126,16 +120,6 @@ def test_corpus_sets_are_disjoint_and_seeded(library: Path) -> None:
     assert corpora.read_corpus(library, 1).documents != corpus.documents
 
 
-def test_docstrings_go_where_their_file_goes_and_topics_are_documents(library: Path) -> None:
-    corpus = corpora.read_corpus(library, 0)
-    for of in corpora.SETS:
-        docstrings = {name.removesuffix(":docstrings") for name in corpus.documents[of]["prose"] if "docstrings" in name}
-        assert docstrings == set(corpus.documents[of]["code"])
-    topics = [name for of in corpora.SETS for name in corpus.documents[of]["prose"] if name.startswith(corpora.TOPICS)]
-    assert sorted(topics) == [f"{corpora.TOPICS}:topic{n}" for n in range(6)]
-    assert all(corpora.TOPICS not in corpus.documents[of]["code"] for of in corpora.SETS)
-
-
 def test_prompts_start_on_lines_and_have_their_length(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     corpus = corpora.read_corpus(library, 0)
     tokenizer = corpora.train_tokenizer(corpus, VOCABULARY)
@@ -151,13 +135,6 @@ def test_prompts_start_on_lines_and_have_their_length(library: Path, monkeypatch
     monkeypatch.setattr(corpora, "ATTEMPTS", 10)
     with pytest.raises(ValueError, match="another passage of 99999 tokens"):
         corpora.draw_prompts(tokenizer, documents, [("code", 99_999)], random.Random(0))
-
-
-def test_bigram_loss_of_a_known_text() -> None:
-    cycle = np.tile(np.arange(4), 500)
-    assert corpora.bigram_loss(cycle, cycle, 4) < 0.1
-    noise = np.random.default_rng(0).integers(0, 4, 20_000)
-    assert corpora.bigram_loss(noise[:10_000], noise[10_000:], 4) == pytest.approx(np.log(4), abs=0.01)
 
 
 @pytest.fixture(scope="module")
@@ -264,13 +241,6 @@ def test_checkpoint_round_trip(trained: tuple[Any, ...], tmp_path: Path) -> None
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), loaded.parameters(), strict=True))
     assert tokenizer_again.to_str() == tokenizer.to_str()
     assert facts_again["steps"] == 3
-
-
-def test_help_is_clear(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(["--help"])
-    assert stop.value.code == 0
-    assert "only recorded" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("name", ["out.safetensors", "checkpoint/config.json"])

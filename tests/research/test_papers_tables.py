@@ -21,12 +21,10 @@ from experiments.research.tables.identify_papers import (
     read_results,
     stretched,
     three_ways,
-    write_constants,
     write_results,
 )
 from experiments.research.tables.platform import Answer, Identified, Plan, Point, identify_paper, read_plans
 from moesim.core.table import Format
-from moesim.errors import ConfigError
 from moesim.experiment.config import parse_config
 from moesim.experiment.workers import Workers
 from moesim.studies.identify.fit import Constant
@@ -35,7 +33,7 @@ from moesim.studies.papers.compare import Compared
 from moesim.studies.papers.published import Published, paper_folder
 from moesim.studies.whatif.knobs import knob_of
 from moesim.studies.whatif.settings import Base
-from tests.docs.results_kit import orders, summaries
+from tests.docs.results_kit import summaries
 from tests.experiment.experiment_kit import small
 
 PLAN = Plan.model_validate({"paper": "p", "hardware": "any", "spread": 0.02, "blocks": ["a", "b", "c"]})
@@ -111,13 +109,6 @@ def test_true_constants_are_found_and_every_block_is_told_by_the_others():
     assert max(found.sigma.values()) < 0.1
 
 
-def test_shortened_runs_only_tell_how_rows_change():
-    whole, short = identified(ROWS), identified(ROWS, short=0.7)
-    for one, other in zip(whole.answers, short.answers, strict=True):
-        assert other.left_out == pytest.approx(one.left_out, rel=1e-6)
-        assert other.derived == one.derived
-
-
 def test_a_block_that_contradicts_the_rest_is_not_met_by_the_rest():
     wrong = [row("a", "small", "value", 3 * ROWS[0].published), *ROWS[1:]]
     answer = identified(wrong).answers[0]
@@ -133,12 +124,6 @@ def test_what_no_row_tells_keeps_its_prior():
     assert found.sigma["idle"] == pytest.approx(math.log(3.0))
 
 
-def test_a_row_without_a_run_takes_no_part():
-    found = identified([*ROWS, row("c", "none")])
-    assert found.answers[-1].left_out is None
-    assert found.constants == identified(ROWS).constants
-
-
 def test_a_reading_that_is_not_named_tells_nothing_and_is_answered():
     other = row("c", "large", "value", 50.0, reading="another")
     found = identified([*ROWS, other])
@@ -146,13 +131,6 @@ def test_a_reading_that_is_not_named_tells_nothing_and_is_answered():
     assert found.answers[-1].left_out is not None
     named = identified([*ROWS, other], plan=PLAN.model_copy(update={"readings": ["another"]}))
     assert named.constants[""] != found.constants[""]
-
-
-def test_one_block_may_tell_all_others():
-    both = [row("a", "small", "value", times(TRUE)["small"]), row("a", "large", "value", times(TRUE)["large"]), ROWS[3]]
-    found = identified(both, plan=PLAN.model_copy(update={"blocks": ["a", "c"], "told_by": "a"}))
-    assert found.constants["a"] == found.constants["c"] == found.constants[""]
-    assert abs(math.log(found.constants["c"]["cost"] / TRUE["cost"])) < 0.1
 
 
 def test_bits_that_are_not_printed_are_chosen_by_the_rows():
@@ -193,12 +171,6 @@ def test_shipped_plans_name_figures_and_numbers_that_there_are():
             *plan.free,
             *plan.more,
         }
-
-
-def test_a_wrong_plan_is_told(tmp_path: Path):
-    (tmp_path / "_identify.yaml").write_text("dali: {hardware: x, decode_tokens: 0}\n")
-    with pytest.raises(ConfigError, match=r"_identify.yaml: dali.decode_tokens: .* greater than or equal to 1, got 0"):
-        read_plans(tmp_path)
 
 
 def test_a_constant_that_no_row_is_met_by_stays_near_its_prior_and_the_engine_has_the_last_word():
@@ -258,11 +230,6 @@ def test_what_is_written_is_read_again():
     assert write_results(again) == write_results(frame)
 
 
-def test_no_spreadsheet_takes_a_word_for_a_formula():
-    lines = write_results(three_ways(PAPERS, FOUND)).splitlines()
-    assert not [cell for line in lines for cell in line.split(",") if cell.startswith(("=", "+"))]
-
-
 def test_the_summary_counts_rows_factors_and_orders():
     (one,) = summaries(three_ways(PAPERS, FOUND))
     assert (one.paper, one.rows, one.told, one.inconsistent) == ("p", 3, 3, 1)
@@ -271,28 +238,6 @@ def test_the_summary_counts_rows_factors_and_orders():
     assert one.consistent == pytest.approx((1.05, 1.1))
     assert one.orders == (1, 2)  # a > b is simulated the other way, + prefetch > base is as printed
     assert one.orders_identified == (1, 2)
-
-
-def test_orders_are_counted_by_figure():
-    assert orders(three_ways(PAPERS, FOUND)) == {("p", "f"): ((1, 2), (1, 2))}
-    assert orders(three_ways(PAPERS, {})) == {("p", "f"): ((1, 2), (0, 0))}
-    assert orders(three_ways(PAPERS.assign(simulated=math.nan), {})) == {}
-
-
-def test_a_paper_of_which_nothing_is_identified_has_no_such_factors():
-    (one,) = summaries(three_ways(PAPERS, {}))
-    assert (one.told, one.identified, one.consistent, one.inconsistent) == (0, None, None, 0)
-    assert one.orders_identified == (0, 0)
-
-
-def test_constants_are_written_by_the_block_that_is_left_out():
-    constants = {"": {"rate": 2e10}, "f": {"rate": 3e10}}
-    found = {"p": Identified(constants, {"": {}, "f": {}}, {"rate": 4e10}, {"rate": (0.5, 0.3)}, {"rate": 0.1}, [])}
-    assert write_constants(found).splitlines() == [
-        "plan,block,constant,value,derived,prior_below,prior_above,sigma",
-        "p,,rate,2e+10,4e+10,0.5,0.3,0.1",
-        "p,f,rate,3e+10,4e+10,0.5,0.3,",
-    ]
 
 
 BLANK = Published(**{one.name: 0.0 if one.name == "published" else "" for one in fields(Published)})  # type: ignore[arg-type]

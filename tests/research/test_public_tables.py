@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,6 @@ from experiments.research.tables.public_choices import (
     NOW,
     TOGETHER,
     Choice,
-    choice_table,
     other_hardware,
     read_choices,
     run_choices,
@@ -91,15 +88,6 @@ def test_errors_with_a_choice_are_those_of_a_machine_that_has_it():
     assert one["median"] == pytest.approx((one["median_without"] + 0.1757) / 2, abs=2e-3)
 
 
-def test_the_table_says_what_is_known_and_of_how_many_rows():
-    frame = run_choices([], [SWEEPS["srv1-6gb-1"]], [CHECKS["6"]], progress=False)
-    lines = choice_table(frame).splitlines()
-    assert lines[2].startswith(f"| {NOW} |  |  |  | 0 | 21.6 % | 21.6 % |")
-    assert lines[2].endswith("| 0 | 5.7 %, 6 % |")
-    (row,) = csv.DictReader(io.StringIO(choice_table(frame, Format.CSV)))
-    assert (row["choice"], float(row["median"])) == (NOW, frame["median"][0])
-
-
 BAD = {
     "a: 1": "expected a list of choices, got dict",
     "- {choice: a, value: b, other: c, known: true}": "choice 1: numbers: expected this key, got nothing; add it",
@@ -113,11 +101,6 @@ def test_a_file_that_is_no_list_of_choices_is_one_line(tmp_path: Path, text: str
     with pytest.raises(ConfigError) as caught:
         read_choices(tmp_path / "c.yaml")
     assert message in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_a_file_that_is_not_there_is_one_line(tmp_path: Path):
-    with pytest.raises(ConfigError, match="expected a list of choices, got: "):
-        read_choices(tmp_path / "none.yaml")
 
 
 @pytest.fixture(scope="module")
@@ -150,15 +133,6 @@ def test_a_changed_speed_of_a_row_that_is_not_used_changes_no_prediction(machine
     plain = identified_sweeps(machine)
     changed = identified_sweeps([replace(row, measured=2 * row.measured) if row.weights == "IQ4_XS" else row for row in machine])
     assert changed["predicted"].tolist() == pytest.approx(plain["predicted"].tolist(), rel=1e-9)
-
-
-def test_what_was_measured_twice_is_predicted_twice(machine: list[Sweep]):
-    chosen = ends(machine)
-    assert chosen is not None
-    again = replace(chosen[1], check="again", measured=chosen[1].measured / 2)
-    frame = identified_sweeps([*machine, again]).set_index("check")
-    assert frame.loc["again", "predicted"] == pytest.approx(frame.loc[chosen[1].check, "predicted"], rel=1e-9)
-    assert len(frame) == len(identified_sweeps(machine)) + 1
 
 
 def test_the_shipped_table_is_that_of_the_shipped_validations():

@@ -75,16 +75,3 @@ def test_signals_keep_decode_rows_the_best_ids_and_a_few_bits() -> None:
         assert (np.abs(signal.scores - exact) <= exact / 16 + 2.0**-18).all()
         assert (np.diff(signal.scores, axis=-1) <= 0).all()
         assert (signal.scores.view(np.uint16) & 0x7F == 0).all()  # seven of the ten bits are gone
-
-
-def test_dense_signals_keep_all_digits() -> None:
-    trace = recorded()
-    before = trace.signals["residual"]
-    kept = np.asarray(trace.phase)[before.rows] == 1
-    np.testing.assert_array_equal(slim(trace).signals["residual"].scores, before.scores[kept])
-
-
-def test_slim_stays_as_it_is() -> None:
-    once = slim(recorded())
-    assert "multiples of 1/512" in once.header["rounding"]
-    assert slim(once).digest == once.digest

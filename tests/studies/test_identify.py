@@ -79,14 +79,6 @@ def test_another_spelling_is_the_same_setting(spelling: tuple[str, str], roles: 
         check_agreement(make_cases(read_observations(tmp_path / "rows.csv")), load_hardware(ROOMY))
 
 
-@pytest.mark.parametrize(
-    "change", [("=48", "=47"), ("=48", "=48 ngl=40"), ("Q4_K_M", "Q4_K_S"), ("Q4_K_M", "Q4_K_M|8"), (",1,0,", ",1,512,")]
-)
-def test_another_setting_may_be_as_fast_as_it_likes(change: tuple[str, str], tmp_path: Path):
-    (tmp_path / "rows.csv").write_text(HEAD + GOOD + GOOD.replace(*change).replace(",30,", ",100,"))
-    check_agreement(make_cases(read_observations(tmp_path / "rows.csv")), load_hardware(ROOMY))
-
-
 @pytest.mark.parametrize("setting", ["n_cpu_moe=0", "all_gpu", "gpu_experts=128", "gpu_experts=126"])
 def test_what_does_not_fit_moves_nothing_however_it_is_written(setting: str):
     settings = [("qwen3-30b-a3b", "Q4_K_M", one, 1) for one in ("n_cpu_moe=48", setting, "gpu_experts=64")]
@@ -145,15 +137,6 @@ def test_a_bad_head_is_one_line(head: str, words: str, tmp_path: Path):
         read_observations(tmp_path / "rows.csv")
 
 
-def test_two_rows_of_one_setting_may_agree(tmp_path: Path):
-    (tmp_path / "rows.csv").write_text(
-        HEAD + GOOD + GOOD.replace(",30,", ",30.3,") + GOOD.replace(",30,", ",34,").replace(",,id", ",1.5,id")
-    )
-    found = read_observations(tmp_path / "rows.csv")
-    assert [one.value for one in found] == [30, 30.3, 34]
-    check_agreement(make_cases(found), load_hardware(ROOMY))
-
-
 BENCH = [
     {"model_filename": "/m/Qwen3-30B-A3B-Q4_K_M.gguf", "model_type": "qwen3moe 30B.A3B Q4_K - Medium", "n_gpu_layers": 99,
      "n_cpu_moe": 24, "n_ubatch": 512, "n_prompt": 0, "n_gen": 128, "n_depth": 4096, "avg_ts": 55.5, "stddev_ts": 0.4},
@@ -195,19 +178,6 @@ def test_bad_rows_of_llama_bench(change: dict[str, Any], words: str, tmp_path: P
     (tmp_path / "bench.json").write_text(json.dumps([BENCH[0] | change]))
     with pytest.raises(InputError, match=words):
         read_observations(tmp_path / "bench.json")
-
-
-def test_fields_that_say_the_usual_are_no_matter(tmp_path: Path):
-    usual = {"type_k": "f16", "type_v": "f16", "no_kv_offload": False, "flash_attn": True, "n_threads": 6}
-    (tmp_path / "bench.json").write_text(json.dumps([BENCH[0] | usual, BENCH[1] | {"no_kv_offload": True}]))
-    assert [one.setting for one in read_observations(tmp_path / "bench.json")] == ["ngl=99 n_cpu_moe=24", "ngl=0"]
-
-
-def test_layers_that_are_all_on_the_cpu_have_their_experts_there(tmp_path: Path):
-    (tmp_path / "bench.json").write_text(json.dumps([BENCH[0] | {"n_gpu_layers": n, "n_cpu_moe": 48} for n in (0, 1, 2)]))
-    found = read_observations(tmp_path / "bench.json")
-    assert [one.setting for one in found] == ["ngl=0", "ngl=1", "ngl=2 n_cpu_moe=48"]
-    assert len(make_cases(found)) == 3
 
 
 @pytest.mark.parametrize(
@@ -390,12 +360,6 @@ def test_the_command_leaves_a_profile_a_page_and_a_figure(tmp_path: Path, capsys
     assert max(abs(row["ratio"] - 1) for row in checks) < 0.06, "IQ4_XS and a setting between, from two rows of Q4_K_M"
 
 
-def test_a_constant_that_is_none_is_told_of_its_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    (tmp_path / "rows.csv").write_text(HEAD + GOOD)
-    assert main(["calibrate", str(tmp_path / "rows.csv"), "--hardware", BASE, "--free", "cpu_rat"]) == 2
-    assert capsys.readouterr().err.startswith("moesim: --free cpu_rat: unknown constant 'cpu_rat'; did you mean 'cpu_rate'?")
-
-
 def test_a_machine_without_a_gpu_takes_all_cpu_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "rows.csv").write_text(HEAD + GOOD.replace("n_cpu_moe=48", "all_cpu"))
     assert main(["calibrate", str(tmp_path / "rows.csv"), "--hardware", "ryzen5900x", "-o", "json"]) == 0
@@ -405,12 +369,6 @@ def test_a_machine_without_a_gpu_takes_all_cpu_alone(tmp_path: Path, capsys: pyt
     assert main(["calibrate", str(tmp_path / "rows.csv"), "--hardware", "ryzen5900x"]) == 2
     error = capsys.readouterr().err
     assert "rows.csv:2: setting: expected all_cpu next to a profile without a GPU" in error and "got 'ngl=0'; write" in error
-
-
-def test_an_identified_profile_is_no_default():
-    from moesim.hardware import hardware_names
-
-    assert all("identified" not in load_hardware(name).labels for name in hardware_names())
 
 
 def sides(**changes: Any) -> dict[str, tuple[float, float]]:
@@ -451,8 +409,3 @@ def test_a_speed_beyond_the_data_sheet_does_not_lift_its_rate(truth: Truth):
     del loose["devices.gpu0.memory_bytes_per_s"]["ref"]
     free = {one.constant.name: one for one in identify(loose, fast, free=names, leave_out=False).constants}
     assert free["gpu_read_rate"].value > 1.2 * found["gpu_read_rate"].value
-
-
-def test_shipped_observations_are_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert read_observations(Path("experiments/calibrate/rtx2070super.csv"))

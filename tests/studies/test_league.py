@@ -12,10 +12,10 @@ import pandas as pd
 import pytest
 
 import moesim
-from moesim.cli.league import files_of, league, table
+from moesim.cli.league import league, table
 from moesim.core.table import Format
 from moesim.errors import ConfigError
-from moesim.experiment.config import load_config, parse_config
+from moesim.experiment.config import parse_config
 from moesim.experiment.report import waited
 from moesim.hardware import load_hardware
 from moesim.plots.studies import crossover
@@ -156,20 +156,6 @@ def test_inexact_systems_stand_beside_and_never_win(found: League):
         assert 0 < row["inexact_fresh"] <= 1
 
 
-def test_no_best_is_faster_than_its_bound(found: League):
-    shares = [row["bound_share"] for row in [record(one) for one in found.table]]
-    assert all(0 < share <= 1 for share in shares)
-
-
-def test_a_faster_link_helps_those_who_copy(found: League):
-    """Of equal memory, a cell with a faster link is at least as fast."""
-    by_place = {(*one.setting.panel, one.setting.share, one.setting.ratio): one for one in found.cells}
-    assert len(by_place) == 8
-    for (model, batch, share, ratio), one in by_place.items():
-        if ratio == RATIOS[0]:
-            assert by_place[model, batch, share, RATIOS[1]].contest.speed >= one.contest.speed
-
-
 def test_the_map_hatches_what_is_not_certain(found: League):
     rows = pd.DataFrame([record(one) for one in found.cells])
     drawing = crossover.drawing(rows.assign(certain=[False, *[True] * 7]))
@@ -249,17 +235,6 @@ def test_who_runs_nowhere_is_told_with_the_reason_and_nobody_at_all_is_an_error(
         meet(none, "small.yaml", jobs=1)
 
 
-def test_a_machine_without_a_host_that_computes_is_refused(tmp_path: Path):
-    with pytest.raises(ConfigError, match="zen4-2core-disk: expected a host that computes"):
-        settings_of(_config(tmp_path, hardware="zen4-2core-disk"), "small.yaml")
-
-
-def test_the_table_names_what_is_faster_but_not_exact(found: League):
-    said = table(found, Format.MD)
-    assert "simulated; weakest source:" in said
-    assert set(files_of(found)) == {"league.csv", "everywhere.csv", "map.csv", "crossover.txt", "crossover.png", "crossover.pdf"}
-
-
 def test_what_it_waited_for_is_of_the_phase():
     row = {"n_decode_tokens": 4, "time_gpu_experts_ns": 60, "time_exposed_demand_ns": 50,
            "decode_time_gpu_experts_ns": 55, "decode_time_exposed_demand_ns": 10}  # fmt: skip
@@ -272,13 +247,3 @@ def test_a_decode_step_of_one_request_has_no_further_rows(tmp_path: Path):
     assert [_rows_add(replace(setting, batch=batch), phase) for batch in (1, 2) for phase in ("decode", "prompt")] == [
         False, True, True, True,
     ]  # fmt: skip
-
-
-def test_the_league_with_longer_answers_differs_in_what_it_says():
-    short, long = (load_config(Path(name)) for name in ("league", "league-long-answers"))
-    left_out = ["moe-gen", "zero-inference", "klotski", "moe-lightning", "hobbit", "fate"]
-    assert [one for one in short.policies if one not in left_out] == long.policies
-    assert (short.workload.decode_tokens, long.workload.decode_tokens) == (16, 128)
-    same = short.workload.model_copy(update={"decode_tokens": 128, "batch_size": [1, 4]})
-    assert same == long.workload and (short.model, short.hardware, short.cache) == (long.model, long.hardware, long.cache)
-    assert [{**one, "requests": 4, "decode": 128} for one in short.trace] == long.trace

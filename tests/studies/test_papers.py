@@ -15,11 +15,9 @@ import yaml
 from moesim.cli.main import main
 from moesim.core.table import Format
 from moesim.errors import ConfigError, InputError
-from moesim.experiment.config import Config, load_config
+from moesim.experiment.config import load_config
 from moesim.experiment.run import run_experiment
-from moesim.experiment.sweep import expand
 from moesim.metrics.naming import CACHE_SETTINGS, SETTINGS
-from moesim.policies.registry import make_policy
 from moesim.studies.papers.answers import COLUMN, decision_share, machine_cost, routing_figure, run_clocked
 from moesim.studies.papers.compare import Agreement, Compared, agreements, check_answers, choose, compare, figures, variants
 from moesim.studies.papers.published import COLUMNS, PUBLISHED, Published, paper_folder, read_published
@@ -425,12 +423,6 @@ def test_no_shipped_row_is_dead():
     check_answers(SHIPPED, EXPERIMENTS, str(TABLE))
 
 
-def test_what_has_no_counterpart_says_why():
-    assert {one.paper for one in SHIPPED} == {"dali", "hybrimoe", "prescope", "daop", "odmoe"}
-    assert any(not one.source for one in SHIPPED)  # that it has a remark is checked when it is read
-    assert len({(o.name, o.quantity, o.setting, o.system, o.over, o.reading, o.unit) for o in SHIPPED}) == len(SHIPPED)
-
-
 def test_figures_have_names_of_their_own_and_every_experiment_belongs_to_one():
     names = [f"{one.paper}/{one.name}" for one in FIGURES]
     assert len(set(names)) == len(names)
@@ -448,22 +440,6 @@ def test_figures_are_chosen_by_name(tmp_path: Path):
         choose(FIGURES, ["hybrid"])
     with pytest.raises(ConfigError, match=r"x/f: input: unknown experiment 'x/a'"):
         figures([figure()], tmp_path)
-
-
-def recalls() -> dict[str, float]:
-    """Source to recall, as measured."""
-    with (FOLDER / "odmoe" / "alignment_recall.csv").open(encoding="utf-8") as file:
-        rows = csv.DictReader(line for line in file if not line.startswith("#"))
-        return {f"shadow-int8:T{row['token_period']}:KV{row['kv_period']}": float(row["recall"]) for row in rows}
-
-
-@pytest.mark.parametrize("name", ["ablation", "alignment", "recall", "rtx3080", "slow-workers"])
-def test_recalls_of_experiments_are_those_measured(name: str):
-    config: Config = EXPERIMENTS[f"odmoe/{name}"]
-    measured = recalls()
-    assert config.predictors == {source: f"synthetic:{measured[source]:g}" for source in config.predictors}
-    needs = {need for point in expand(config, name) for need in make_policy(point.policy).needs}
-    assert {need.removeprefix("signal:") for need in needs} == set(config.predictors)
 
 
 # ------------------------------------------------------------------------------------------------------------ the command
@@ -510,19 +486,6 @@ def test_a_paper_is_run_and_told(own_paper: Path, capsys: pytest.CaptureFixture[
     assert order["systems"] == "Fiddler > LRU"
 
 
-def test_tables_are_for_readers(own_paper: Path, capsys: pytest.CaptureFixture[str]):
-    assert main(["papers", "x", "-j", "1", "--quick", "-o", "md"]) == 0
-    out = capsys.readouterr().out
-    assert "| x/f | speed: Fiddler | 9 x |" in out
-    assert "differs: ours is slow" in out
-    assert "| below 1e+06 x |" in out
-    assert "| holds |" in out
-    assert "| not yet comparable |" in out
-    assert "1 pair, " in out
-    assert "| x/a | on-demand | 1 | 1.00 |" in out
-    assert "say nothing about the figures" in out
-
-
 def test_a_figure_is_listed_and_chosen(own_paper: Path, capsys: pytest.CaptureFixture[str]):
     assert told(capsys, "--list") == [
         {"figure": "x/f", "ref": "", "printed": 4, "comparable": 3, "experiments": "x/a.yaml", "runs": 3},
@@ -557,10 +520,6 @@ def test_a_shipped_figure_from_end_to_end(tmp_path: Path, monkeypatch: pytest.Mo
         "DAOP and Fiddler by their papers", "DAOP and Fiddler by their code",
     }  # fmt: skip
     assert all(one["routing"] == "synthetic" and "synthetic routing" in one["notes"] for one in shown if one["source"] == "runs")
-
-
-def test_nothing_to_tell_is_told(capsys: pytest.CaptureFixture[str]):
-    assert report([], [], [], Format.TABLE) == ""
 
 
 def test_remarks_that_a_terminal_has_no_room_for_are_notes_below(monkeypatch: pytest.MonkeyPatch) -> None:

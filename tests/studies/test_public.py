@@ -18,7 +18,7 @@ from moesim.errors import ConfigError, MoesimError
 from moesim.hardware import load_hardware
 from moesim.hardware.costs.operations import operations
 from moesim.model import load_model
-from moesim.plots.validation import public, sweeps
+from moesim.plots.validation import public
 from moesim.studies.validation.public import (
     FACTOR,
     LOOSE,
@@ -35,7 +35,6 @@ from moesim.studies.validation.public import (
     summarise,
     summarise_sweeps,
     sweeps_file,
-    table,
 )
 
 SHIPPED = read_checks(checks_file())
@@ -79,12 +78,6 @@ def test_only_the_runs_that_their_profile_comes_from_are_calibration():
         assert bool(own) == (check.status == "calibration"), (check.check, own)
 
 
-@pytest.mark.parametrize("check", RUN, ids=lambda check: check.check)
-def test_profiles_and_models_can_be_read(check: Any):
-    assert load_hardware(check.hardware).numbers
-    assert load_model(check.spec).n_experts > 1
-
-
 def test_two_sockets_are_twice_one():
     one, two = (load_hardware(BY_NAME[name].hardware).devices["cpu0"] for name in ("15a", "15b"))
     assert (two.memory_bytes_per_s, two.flops) == (2 * one.memory_bytes_per_s, 2 * one.flops)
@@ -93,17 +86,6 @@ def test_two_sockets_are_twice_one():
         assert getattr(two.expert_cost, key) == 2 * getattr(one.expert_cost, key)
     together = "devices.cpu0.expert_cost.crossover_rows"
     assert {**BY_NAME["15b"].hardware, together: BY_NAME["15c"].hardware[together]} == BY_NAME["15d"].hardware
-
-
-@pytest.mark.parametrize("name", ["12", "15a"])
-def test_waiting_that_is_not_known_is_an_assumption(name: str):
-    numbers = load_hardware(BY_NAME[name].hardware).numbers
-    waits = [numbers[f"devices.cpu0.{key}"] for key in ("launch_us", "first_extra_us")]
-    assert [(number.value, number.source) for number in waits] == [(0, "assumed")] * 2
-
-
-def test_deepseek_v3_has_the_published_size():
-    assert load_model(BY_NAME["15a"].spec).total_params == pytest.approx(671.03e9, rel=1e-4)
 
 
 def test_decode_on_a_cpu_is_bytes_over_the_memory_rate_and_waiting(tmp_path: Path):
@@ -137,12 +119,6 @@ def test_the_calibration_run_of_a_token_meets_what_it_was_taken_from(tmp_path: P
     assert found["predicted"] == pytest.approx(BY_NAME["3"].value, rel=0.1)
 
 
-def test_the_same_inputs_give_the_same_prediction(tmp_path: Path):
-    first, second = (predict(BY_NAME["6"], folder) for folder in (tmp_path, tmp_path))
-    (tmp_path / "other").mkdir()
-    assert first == second == predict(BY_NAME["6"], tmp_path / "other")
-
-
 def frame(**columns: Any) -> pd.DataFrame:
     n = len(columns["ratio"])
     base = {key: ["?"] * n for key in ("model", "machine", "setting", "label")}
@@ -165,10 +141,6 @@ def test_the_summary_counts_predictions_only():
     assert rest == "not counted: 1 for calibration, 1 that say too little to be predicted"
 
 
-def test_nothing_predicted_has_a_summary_too():
-    assert "all predictions: none" in run_public(rows=["17"], progress=False).summary
-
-
 def test_results_are_written_whole_and_replaced(tmp_path: Path):
     out = tmp_path / "public"
     for rows in (["6", "17"], ["6"]):
@@ -188,22 +160,10 @@ def test_results_are_written_whole_and_replaced(tmp_path: Path):
     assert str(tmp_path) not in (out / "public.csv").read_text()
 
 
-def test_the_table_says_why_there_is_no_prediction():
-    found = run_public(rows=["18"], progress=False)
-    text = table(found.frame, Format.MD)
-    assert "| 14.9 | - | - |  | layers and widths of the model not known here" in text
-    assert [row["predicted"] for row in json.loads(table(found.frame, Format.JSON))] == [None, None]
-
-
 def test_a_folder_with_other_files_is_refused_before_anything_runs(tmp_path: Path):
     (tmp_path / "mine.txt").write_text("x")
     with pytest.raises(ConfigError, match="got a folder with other files"):
         run_public(tmp_path, progress=False)
-
-
-def test_an_unknown_row_is_named():
-    with pytest.raises(ConfigError, match="unknown row '2'"):
-        run_public(rows=["2"], progress=False)
 
 
 @pytest.mark.parametrize(
@@ -247,18 +207,6 @@ def test_what_cannot_run_names_the_check_and_writes_nothing(changes: dict[str, s
     assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
-
-
-def test_names_are_unique_and_columns_complete(tmp_path: Path):
-    path = write(tmp_path / "checks.csv")
-    path.write_text(path.read_text() + path.read_text().splitlines()[1] + "\n")
-    with pytest.raises(ConfigError, match="expected each name once, got 'x' 2 times"):
-        read_checks(path)
-    path.write_text("check,row\n")
-    with pytest.raises(ConfigError, match="expected the columns check,row,model"):
-        read_checks(path)
-    with pytest.raises(ConfigError, match="No such file"):
-        read_checks(tmp_path / "none.csv")
 
 
 def test_the_figure_shows_each_check_and_both_bands():
@@ -378,14 +326,6 @@ def test_errors_are_summed_up_by_group() -> None:
     assert "| machines without | 1 | 50.0 % |" in group_table(found, Format.MD)
 
 
-def test_the_figure_has_a_panel_for_each_machine_of_three_rows() -> None:
-    found = sweep_frame([0.1] * 7, machine=["a"] * 3 + ["b"] * 3 + ["c"])
-    titles = [axes.get_title(loc="left") for axes in sweeps(found).axes]
-    assert titles[:2] == ["a", "b"] and "c" not in titles
-    with pytest.raises(ConfigError, match="at least one result"):
-        sweeps(found.assign(status="cliff"))
-
-
 def test_a_result_has_the_sweeps_of_the_machines_asked_for(tmp_path: Path) -> None:
     out = tmp_path / "out"
     result = run_public(out, rows=["epyc9374f-half", "6"], progress=False, plot=False)
@@ -415,11 +355,6 @@ def test_a_wrong_line_of_sweeps_is_named(changes: dict[str, str], expected: str,
     with pytest.raises(ConfigError) as caught:
         read_sweeps(path)
     assert str(caught.value).startswith(f"{path}:2: ") and expected in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_names_are_unique(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="expected each name once, got 'x' 2 times"):
-        read_sweeps(write_sweeps(tmp_path / "sweeps.csv", {}, {}))
 
 
 PUBLISHED = Path(__file__).parents[2] / "experiments" / "validation" / "public_sweeps.csv"

@@ -16,14 +16,13 @@ import typer
 
 from moesim.cli.recommend import recommend as command
 from moesim.core.files import FILE
-from moesim.core.student import Mean, mean, student_t
+from moesim.core.student import Mean
 from moesim.core.table import Format
 from moesim.core.units import digits
 from moesim.errors import CapacityError, ConfigError, InputError, TraceError
 from moesim.experiment import run_experiment
 from moesim.experiment.config import load_config, parse_config
 from moesim.experiment.resolve import Experiment
-from moesim.experiment.routing import choose_trace
 from moesim.experiment.store import read_summary
 from moesim.hardware.load import hardware_names
 from moesim.studies.advice.candidates import (
@@ -32,15 +31,12 @@ from moesim.studies.advice.candidates import (
     Candidate,
     Misfit,
     Space,
-    coarse,
     experiment_of,
-    halves,
     threshold,
 )
-from moesim.studies.advice.engines import Command, Engine, commands, describe, engines
+from moesim.studies.advice.engines import Command, commands, describe, engines
 from moesim.studies.advice.question import Asked, find_routing, look_up, synthetic
 from moesim.studies.advice.recommend import (
-    LEVEL,
     Advice,
     Residual,
     evidence,
@@ -87,14 +83,6 @@ def test_the_best_is_the_best_of_all(advice: Advice, trace: str, tmp_path: Path)
     assert (best.gpu_experts, describe(best, space.setting)) == (
         advice.best.candidate.gpu_experts, describe(advice.best.candidate, space.setting)
     )  # fmt: skip
-
-
-def test_the_same_question_gives_the_same_answer(advice: Advice, trace: str):
-    again, first = document(recommend(asked(trace))), document(advice)
-    assert again == first
-    again_with_fewer = len(advice.found.fewer.speeds) if advice.found.fewer else 0
-    # So few tokens are asked for that the search itself simulates all of the first group.
-    assert advice.found.n_simulations == len(advice.found.screened) + 4 * len(advice.found.final) + again_with_fewer
 
 
 def test_caches_decode_all_tokens_while_the_grid_is_searched(tmp_path: Path):
@@ -177,27 +165,6 @@ def test_papers_are_ranked_beside_and_lossy_ones_only_on_request(advice: Advice,
     assert "not exact" in output(lossy, Format.TABLE)
 
 
-def test_the_order_is_said_to_be_of_decoding_and_speeds_have_no_exponent(advice: Advice):
-    told = output(advice, Format.TABLE)
-    assert told.count("Ranked by the speed of decoding alone: ") == 1
-    best = replace(advice.best, speed=replace(advice.best.speed, value=1243.2), low=999.7, high=98765.4, ttft_s=131.0)
-    (row,) = [
-        line for line in output(replace(advice, runnable=(best,)), Format.TABLE).splitlines()
-        if line.startswith(best.candidate.title) and " to " in line
-    ]  # fmt: skip
-    assert re.split(r"  +", row)[4:7] == ["130", "1240", "1000 to 98800"]
-
-
-def test_coarse_grids_have_both_ends_and_gaps_are_halved():
-    assert coarse(range(3, 6)) == [3, 4, 5]
-    assert coarse(range(20, -1, -1)) == [20, 13, 7, 0]
-    numbers = range(9)
-    speeds = {0: 1.0, 4: 3.0, 8: 2.0}
-    assert halves(numbers, speeds) == [2, 6]
-    assert halves(numbers, {0: 1.0, 4: 2.0, 8: 3.0}) == [6]
-    assert halves(numbers, {3: 1.0, 4: 2.0, 5: 1.5}) == []
-
-
 # ---- flags
 
 
@@ -234,24 +201,6 @@ def test_every_flag_that_is_printed_is_in_the_table(trace: str, tmp_path: Path):
     whole = output(recommend(asked(trace, decode=4)), Format.TABLE)
     of_ours = {"--vram", "--ram", "--set", "--out", "--context", "--help"}
     assert set(flags_in(whole)) - of_ours - {"-m"} <= set().union(*known.values()) | short
-
-
-def test_the_headline_says_what_must_hold(advice: Advice):
-    """Experts of kt-kernel on the GPU have the precision of the checkpoint, which the headline's speed rests on."""
-    assert [
-        one.condition
-        for one in advice.best.commands
-        if "MODEL, whose precision experts on the GPU have, is of 4.5 bits" in one.condition
-    ]
-    (line,) = re.findall(r"Engines that can place experts so: .*", output(advice, Format.TABLE))
-    assert "ktransformers (if COUNTS.pt holds counts recorded on texts like yours; MODEL, whose precision" in line
-
-
-def test_a_flag_that_is_not_in_the_table_is_refused():
-    engine = Engine("e", "1", "2026-01-01", "e", (), "", {"--a": {}})
-    assert engine.flag("--a", 3) == ["--a", "3"]
-    with pytest.raises(ConfigError, match="expected a flag of the table, got --b"):
-        engine.flag("--b")
 
 
 def test_commands_say_the_placement(trace: str, tmp_path: Path):
@@ -297,18 +246,6 @@ def test_systems_of_releases_fill_the_memory(trace: str, tmp_path: Path):
     assert f"--moe-strategy hybrid --moe-cache-size {cache.slots}" in str(typed) and "ft bench bw" in typed.remark
 
 
-def test_a_flag_that_is_not_known_is_said_to_be(advice: Advice, tmp_path: Path):
-    cache = next(one for one in advice.found.screened if one.family == "llama-cpp-cache")
-    assert commands(cache, advice.setting) == []
-    best = replace(advice.runnable[-1], candidate=cache, commands=())
-    for runnable in (advice.runnable, [*advice.runnable[:-1], best]):
-        typed = (
-            output(replace(advice, runnable=runnable), Format.TABLE).partition("What to type")[2].partition("Speed against")[0]
-        )
-        (lines,) = re.findall(r"llama.cpp expert cache (?:.*\n)(?:  .*\n)*", typed)
-        assert "the flag is not known" in lines and "  llama-server" not in lines
-
-
 def test_every_engine_has_a_command_for_its_fastest_placement(advice: Advice):
     typed = output(advice, Format.TABLE).partition("What to type")[2].partition("Speed against")[0]
     for engine in engines():
@@ -318,15 +255,6 @@ def test_every_engine_has_a_command_for_its_fastest_placement(advice: Advice):
             assert "slower than the finalists; on the first request its best is" in typed
             assert f"tokens/s, {best.title}: " in typed
             assert all(f"  {command}\n" in typed for command in commands(best, advice.setting))
-
-
-def test_what_is_searched_but_no_finalist_is_named(advice: Advice):
-    fixed, caches = re.findall(r"slower on 6 tokens of the first request, tokens/s \(.*\): (.*)", output(advice, Format.TABLE))
-    told = {name.partition(":")[0].split()[0] for name in f"{fixed}, {caches}".split(", ")}
-    assert "llama-cpp-cache: " in caches and "llama-cpp-cache" not in fixed
-    finalists = {one.candidate.family for one in advice.runnable}
-    for family in {one.family for one in advice.found.screened if one.runnable}:
-        assert (family in told) != (family in finalists)
 
 
 # ---- what is printed and written
@@ -374,13 +302,6 @@ def test_a_policy_without_its_curve_is_left_out_with_what_to_do(trace: str, tmp_
     )
     found, left_out = space_of(asked(trace), tmp_path).papers()
     assert "prescope" in {one.family for one in found} and "prescope" not in left_out
-
-
-def test_ranges_of_the_profile_are_told_in_words_with_what_to_type(advice: Advice):
-    (line,) = [line for line in output(advice, Format.MD).splitlines() if "only within a range" in line]
-    assert "41 to 234 GFLOP/s" in line and not re.search(r"\de\+\d", line)
-    assert "'moesim run DIR/best.yaml --set intervals=true'" in line
-    assert not any("set intervals: true" in line for line in output(advice, Format.TABLE).splitlines())
 
 
 def test_the_folder_holds_an_experiment_that_runs(advice: Advice, tmp_path: Path):
@@ -501,11 +422,6 @@ def test_the_interval_is_weighted_by_all_time_of_the_gpu(eager: Advice):
     assert dense.low / dense.speed.value < 0.9 * eager.best.low / eager.best.speed.value
 
 
-def test_default_memory_is_the_machines(tmp_path: Path):
-    setting = look_up(Asked("mixtral-8x7b", "rtx3090-epyc7532"), tmp_path)
-    assert (setting.vram_bytes, setting.ram_bytes, setting.context) == (24 * GIB, 256 * 10**9, 640)
-
-
 @pytest.mark.long
 def test_routing_of_a_shipped_trace_or_made_up(tmp_path: Path):
     model = look_up(Asked("qwen3-30b-a3b", "rtx3090-epyc7532"), tmp_path).model
@@ -528,16 +444,6 @@ def test_made_up_requests_are_those_that_are_made_at_once(tmp_path: Path):
         np.testing.assert_array_equal(group.experts, whole.experts[10 * number : 10 * number + 10])
     paths = [*made.write(tmp_path, slice(1)), *made.write(tmp_path, slice(1, None))]
     assert [Trace.read(path).digest for path in paths] == [group.digest for group in made.groups]
-
-
-@pytest.mark.parametrize("name", ["mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v2-lite", "gpt-oss-20b"])
-def test_routing_is_chosen_as_compare_chooses_it(name: str, tmp_path: Path):
-    model = look_up(Asked(name, "rtx3090-epyc7532"), tmp_path).model
-    written, why = choose_trace(model, {"requests": 5, "prompt": 64, "decode": 64, "scores": True}, "test")
-    found = find_routing(model, None, 1, 64, 64, "test")
-    assert (found.origin == "synthetic") == isinstance(written, dict)
-    assert found.label == (f"synthetic {written['synthesize']}" if isinstance(written, dict) else written)
-    assert (found.why == "mini-mixtral flatters caches") == ("flatters caches" in why) == (name == "mixtral-8x7b")
 
 
 @pytest.mark.parametrize(
@@ -623,12 +529,6 @@ def test_a_new_figure_of_the_kind_is_inside_as_often_as_is_said():
     assert inside / 2000 == pytest.approx(found.level, abs=0.03)
 
 
-def test_kinds_are_mixed_by_time():
-    cpu, gpu = evidence(table([0.8, 1.0]), "derived", "cpu"), evidence(table([0.4, 1.0], "gpu"), "derived", "gpu")
-    assert mixed(cpu, gpu, 0.0) == (0.8, 1.0) and mixed(cpu, gpu, 1.0) == (pytest.approx(0.4), 1.0)
-    assert 0.4 < mixed(cpu, gpu, 0.5)[0] < 0.8
-
-
 def test_the_interval_grows_with_each_thing_that_is_unsure():
     speed = Mean(20.0, 1.1, 5)
     plain = interval(Mean(20.0, 1.0, 5), (0.8, 1.0))
@@ -637,13 +537,6 @@ def test_the_interval_grows_with_each_thing_that_is_unsure():
     widest = interval(speed, (0.8, 1.0), routing=0.7)
     assert widest[0] < wider[0] < plain[0] and widest[1] > wider[1] > plain[1]
     assert interval(speed, (0.8, 1.0), 0.7) == pytest.approx(interval(speed, (0.8, 1.0), 1 / 0.7))
-
-
-def test_student_t():
-    assert student_t(0.95, 5) == pytest.approx(2.776, abs=1e-3) and student_t(0.8, 2) == pytest.approx(3.078, abs=1e-3)
-    found = mean([10.0, 12.0, 11.0], 0.95)
-    assert found.value == pytest.approx((10 * 12 * 11) ** (1 / 3)) and found.factor > 1
-    assert mean([10.0], LEVEL).factor == 1 and mean([10.0], LEVEL).n == 1
 
 
 def test_placements_are_told_apart_by_their_ratio_on_the_same_requests():
@@ -714,12 +607,6 @@ def test_weights_that_only_the_cpu_reads_leave_prompts_there(trace: str, tmp_pat
     never = [family for family in space.families if family.never]
     assert {family.name.partition("+")[2] for family in never} == {"prefill", "update"}
     assert all(not space.feasible(family) and space.misfit(family) == NOT_SHARED for family in never)
-
-
-def test_why_prompts_stay_on_the_cpu_is_said_once(trace: str):
-    told = output(recommend(asked(trace, decode=2)), Format.TABLE)
-    assert re.search(rf"[\w-]+\+prefill, [\w-]+\+update: {re.escape(NOT_SHARED)}", told)
-    assert told.count(NOT_SHARED) == 1
 
 
 @pytest.mark.parametrize(

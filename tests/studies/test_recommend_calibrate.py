@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,14 +14,10 @@ from moesim.cli.main import main
 from moesim.core.table import Format
 from moesim.experiment.config import load_config
 from moesim.hardware import load_hardware
-from moesim.model import load_model
 from moesim.plots.identified import calibrated_curve
 from moesim.studies.advice.observed import (
-    Point,
     best,
-    compute_bytes,
     curve,
-    curve_pictures,
     curve_records,
     curve_text,
     measured_records,
@@ -72,16 +67,6 @@ def test_the_best_is_the_first_beyond_the_cliff(known: tuple[Setting, Identified
     assert f"--n-cpu-moe {least[0]} -c 4096 -ub 512" in text and "nothing fits" in text
 
 
-def test_the_table_has_no_speed_where_nothing_fits(known: tuple[Setting, Identified]):
-    points = [Point(n, 4096, 512, 30.0 - n, 20.0, 40.0, 1, fits) for n, fits in ((0, False), (2, True))]
-    text = curve_text(points, known[0], Format.TABLE)
-    rows = {line.split()[0]: line.split()[1:] for line in text.splitlines() if line.split()[:1] in (["0"], ["2"])}
-    assert rows == {"0": ["does", "not", "fit"], "2": ["28", "(20", "to", "40)"]}
-    assert text.index("Best of --n-cpu-moe: -ngl 99 --n-cpu-moe 2 ") < text.index("does not fit")
-    nothing = curve_text([replace(one, fits=False) for one in points], known[0], Format.MD)
-    assert "Best of --n-cpu-moe: nothing fits at 4096 tokens and -ub 512." in nothing
-
-
 def test_the_observed_setting_is_predicted_as_by_the_identification(known: tuple[Setting, Identified]):
     setting, found = known
     row = next(one for one in found.predictions if one.case.observation.row == "q4-48")
@@ -112,21 +97,6 @@ def test_the_figure_has_line_cliff_best_and_what_was_measured(known: tuple[Setti
         stars = [offset for marks in axes.collections for offset in marks.get_offsets().tolist()]
         assert [chosen.n_cpu_moe, chosen.speed] in stars and f"--n-cpu-moe {chosen.n_cpu_moe}\n" in text
     assert len(figure.axes[0].collections) == len(figure.axes[1].collections) + 2, "used and check rows, in one panel"
-
-
-def test_rows_of_another_batch_are_not_drawn(known: tuple[Setting, Identified]):
-    setting, found = known
-    other = replace(setting, asked=replace(setting.asked, batch=2))
-    points = [Point(48, 4096, 512, 20.0, 19.0, 21.0, 1, True), Point(47, 4096, 512, 21.0, 20.0, 22.0, 2, False)]
-    assert measured_records(points, other, found) == []
-    assert sorted(curve_pictures(points, other, found)) == ["curve.pdf", "curve.png"]
-
-
-def test_compute_buffers_are_mostly_the_output():
-    model = load_model("qwen3-30b-a3b")
-    buffers = [compute_bytes(model, ubatch, 4096, offloads=False) for ubatch in (512, 1024)]
-    assert buffers[1] == 2 * buffers[0] and buffers[0] > 512 * model.vocab * 4
-    assert compute_bytes(model, 512, 4096, offloads=True) > buffers[0]
 
 
 @pytest.mark.long

@@ -36,7 +36,7 @@ from moesim.policies.registry import POLICIES, make_part, make_policy
 from moesim.records import Records, StepRecord
 from moesim.studies.diff import OUTSIDE, PHASES, Diff, find_run, most_different, text_of
 from moesim.studies.lookahead import Line, look_ahead, records, relation, see_layers
-from moesim.studies.regret import DECISIONS, ORDERS, Regret, combinations, derive, instant_links, regrets, replaceable
+from moesim.studies.regret import DECISIONS, ORDERS, Regret, derive, instant_links, regrets, replaceable
 from moesim.studies.regret import table as regret_table
 from moesim.testing.traces import synthetic_trace
 from tests.experiment.experiment_kit import resolve, small, write_trace, write_yaml
@@ -180,16 +180,6 @@ def test_what_runs_on_links_without_time_is_told_as_another_machine(found: list[
     assert sum("another machine, whose links take no time" in line[0] for line in lines) == 1
 
 
-def test_the_figure_and_its_data_have_both_bounds(found: list[Regret]):
-    frame = pd.DataFrame(found[0].records())
-    labels = waterfall(frame).axes[0].get_legend_handles_labels()[1]
-    assert {"lower bound, links as they are", "lower bound, links without time"} <= set(labels)
-    data = waterfall.drawing(frame).data
-    assert (data["lower_bound_instant_links_s"] < data["lower_bound_s"]).all()
-    assert set(data["links"].dropna()) == {"as they are", "without time"}
-    assert "another machine" in waterfall.drawing(frame).caption
-
-
 def test_a_policy_that_is_not_exact_has_no_bound(tmp_path: Path):
     names = [name for name in POLICIES if not make_policy(name).exact]
     if not names:
@@ -223,20 +213,6 @@ def test_a_run_that_fails_is_told_and_ends_no_other(tmp_path: Path, monkeypatch:
     assert any("with the oracle of replacement" in error and "no future" in error for error in one.errors)
     assert "failed" in regret_table([one], Format.MD)
     assert not other.errors
-
-
-def test_processes_do_not_change_the_result(tmp_path: Path):
-    """Of a policy, too, whose oracle is another one that the experiment does not name."""
-    experiment = resolve(tmp_path, policies=["lru"], workload={"prompt_tokens": 6, "decode_tokens": 1})
-    assert regrets(experiment, jobs=2) == regrets(experiment)
-
-
-def test_combinations_of_nothing_but_links():
-    assert combinations(["bandwidth"]) == {
-        ("forward", "bandwidth"): (frozenset(), frozenset({"bandwidth"})),
-        ("reversed", "bandwidth"): (frozenset(), frozenset({"bandwidth"})),
-        ("alone", "bandwidth"): (frozenset(), frozenset({"bandwidth"})),
-    }
 
 
 def test_regret_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
@@ -370,16 +346,6 @@ def makespans(two: tuple[Outcome, Outcome]) -> list[int]:
     return found  # type: ignore[return-value]
 
 
-def test_long_settings_are_whole(two: tuple[Outcome, Outcome]):
-    a, b = two
-    words = " ".join(f"word{n}" for n in range(40))
-    longer = replace(b, row={**b.row, "notes": words})
-    for form in (Format.TABLE, Format.MD):
-        text = text_of(Diff.of(a, longer), "a", "b", form)
-        assert [one for one in text.split() if one.startswith("word")] == words.split()
-        assert form is Format.MD or max(map(len, text.splitlines())) < 200
-
-
 def test_every_way_of_adding_up_gives_the_difference_of_the_makespans(two: tuple[Outcome, Outcome]):
     found, (a, b) = Diff.of(*two), makespans(two)
     *causes, total = found.times()
@@ -420,12 +386,6 @@ def test_settings_that_differ_are_all_that_do(two: tuple[Outcome, Outcome]):
     assert {"policy", "cache_ratio", "cache_slots"} <= keys
     assert not keys & {"model", "hardware", "trace", "batch_size", "workload_digest"}
     assert Diff.of(two[0], two[0]).settings() == []
-
-
-def test_a_run_compared_with_itself_differs_in_nothing(two: tuple[Outcome, Outcome]):
-    found = Diff.of(two[0], two[0])
-    assert found.layers() == []
-    assert all(entry.difference in (0, None) for entry in found.entries())
 
 
 def test_the_layers_where_most_of_it_arises(two: tuple[Outcome, Outcome]):
@@ -484,13 +444,6 @@ def test_runs_that_are_not_there(results: Path, which: str, words: str):
         find_run(f"{results}{which}")
     assert words in str(error.value)
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("text", ["", ":1", "nowhere", "nowhere:1"])
-def test_no_folder(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match="expected a result folder"):
-        find_run(text)
 
 
 def test_the_command(results: Path, capsys: pytest.CaptureFixture[str]):

@@ -11,7 +11,6 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import pandas as pd
 import pytest
 import typer
 
@@ -24,14 +23,13 @@ from moesim.experiment.resolve import Experiment
 from moesim.experiment.runner import Execution, run_one
 from moesim.metrics.breakdown import breakdown
 from moesim.metrics.machine import Machine
-from moesim.plots.validation import residual_bars, scatter
 from moesim.policies.systems.all_cpu import AllCpu
 from moesim.policies.systems.caches import FIFO
-from moesim.policy import LayerEnd, Ran, Routed, Run
+from moesim.policy import LayerEnd, Ran, Routed
 from moesim.records import DecisionRecord, LayerRecord, Records, StepRecord, TaskRecord, TransferRecord
 from moesim.studies.validation.facts import RESIDUALS, Facts, facts_of, residual, time_by_cause
-from moesim.studies.validation.report import Compared, Measured, Report, errors_of, verdict
-from moesim.studies.validation.run import FILE, Measurements, Validation, Watched, validate
+from moesim.studies.validation.report import Compared, Report, errors_of, verdict
+from moesim.studies.validation.run import FILE, Measurements, Watched, validate
 from tests.experiment.experiment_kit import resolve, write_trace, write_yaml
 from tests.studies.validation_kit import stand_in
 
@@ -211,20 +209,6 @@ def test_a_victim_may_be_a_list_and_have_a_width(folder: Path, tmp_path: Path):
     experiment = small(folder, policies=["fifo", f"{__name__}:Listing"], workload=workload, cache={"ratio": 0.5})
     ours, theirs = validate(experiment, tmp_path, stand_in(), repeats=1).pairs
     assert theirs.clock == ours.clock == ["evicts what the layer has used by now"]
-
-
-class WithNothing(AllCpu):
-    """Run all on the CPU, and nothing besides."""
-
-    def decide(self, event: Any, view: Any) -> Any:
-        return [Run(event.layer, [], view.gpus[0]), *super().decide(event, view), Run(event.layer, (), view.host)]
-
-
-@pytest.mark.long
-def test_an_empty_action_depends_on_no_clock(folder: Path, tmp_path: Path):
-    experiment = small(folder, policies=[f"{__name__}:WithNothing"])
-    (pair,) = validate(experiment, tmp_path, stand_in(), repeats=1).pairs
-    assert pair.clock == []
 
 
 # -------------------------------------------------------------------------------------------------------------- measurements
@@ -409,13 +393,6 @@ def test_the_figures_of_a_run_and_of_the_machine(folder: Path, tmp_path: Path):
     assert one.record()["layer_error"] == pytest.approx(0.09, abs=0.03)
 
 
-def test_repeats():
-    found = Measured.of([10.0, 11.0, 10.5])
-    assert found.repeat_error == pytest.approx(1 - 10.25 / 11)  # the median of 7.5 %, this and 0
-    assert Measured.of([10.0]).repeat_error is None
-    assert Measured.of([0.0, 0.0]).spread == 0
-
-
 @pytest.mark.parametrize(("median", "words"), [(0.05, "within the goal"), (0.07, "within 10 %"), (0.2, "misses .* and 10 %")])
 def test_the_verdict(folder: Path, tmp_path: Path, median: float, words: str):
     errors = errors_of([Compared(pair) for pair in validate(small(folder), tmp_path, stand_in(), repeats=1).pairs])
@@ -479,23 +456,6 @@ def test_files_and_table(folder: Path, tmp_path: Path, monkeypatch: pytest.Monke
     assert "2 of 2 equal as they must" in table
 
 
-def test_the_pictures_show_the_numbers(folder: Path, tmp_path: Path):
-    report = report_of(folder, tmp_path)
-    frame = pd.DataFrame(report.results())
-    (axes,) = scatter(frame).axes
-    shown = sorted(float(line.get_ydata()[0]) for line in axes.lines if len(line.get_ydata()) == 2 and line.get_marker() in "osD")
-    expected = sorted(v / 1e6 for name, v in frame.groupby("policy", sort=False)["decode_step_ns_measured"].first().items())
-    assert shown == pytest.approx(expected)
-    low, high = axes.get_xlim()
-    assert low < frame["decode_step_ns_low"].min() / 1e6
-    assert frame["decode_step_ns_high"].max() / 1e6 < high
-    parts = pd.DataFrame(report.residuals())
-    (axes,) = residual_bars(parts).axes
-    widths = [sum(bar.get_width() for bar in axes.patches if round(bar.get_y() + 0.35) == place) for place in range(3)]
-    means = parts.groupby("policy", sort=False)[[f"{cause}_share" for cause in RESIDUALS]].mean().sum(axis=1)
-    assert widths == pytest.approx([100 * value for value in means], abs=0.3)
-
-
 # ------------------------------------------------------------------------------------------------------------------- command
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
@@ -547,8 +507,3 @@ def test_wrong_use_of_the_command_is_one_line(folder: Path, tmp_path: Path, run:
         run(*(text.format(yaml=path, tmp=tmp_path) for text in arguments))
     assert [one.name for one in tmp_path.iterdir()] == ["other"]
     assert [one.name for one in (tmp_path / "other").iterdir()] == ["precious"]
-
-
-def test_a_validation_of_nothing_writes_nothing(folder: Path, tmp_path: Path):
-    assert Report(Validation(small(folder), {"machine": {}}, [], ["run 0: failed"])).write(tmp_path / "out") == []
-    assert not (tmp_path / "out").exists()

@@ -285,18 +285,6 @@ def test_equal_runs_are_simulated_once_whatever_the_words_beside_their_numbers()
         assert len(calls) == 3
 
 
-def test_the_number_of_processes_changes_nothing(tmp_path: Path):
-    one = base(tmp_path, policies=["lru", "fiddler"])
-    alone, several = (lines_of(one, "link.bytes_per_s x2", look=False, jobs=n) for n in (1, 2))
-    assert records(alone) == records(several)
-    assert [line.shot.limits for line in alone] == [line.shot.limits for line in several]
-
-
-def test_settings_given_twice_are_one_line(tmp_path: Path):
-    lines = lines_of(base(tmp_path, policies=["lru"]), "batch 2,2", "batch =2", look=False)
-    assert [line.name for line in lines] == ["as it is", "batch 2"]
-
-
 def test_without_anything_to_vary_the_machine_is(tmp_path: Path):
     found = halved_and_doubled(base(tmp_path))
     assert [str(one) for (one,) in found] == [f"{knob} {by}" for knob in RATES for by in ("x0.5", "x2")]
@@ -366,13 +354,6 @@ def test_the_default_is_to_halve_and_double_the_machine(tmp_path: Path, cli: typ
     }
 
 
-def test_a_failed_setting_is_an_exit_code(tmp_path: Path, cli: typer.Typer):
-    path = write_yaml(tmp_path, policies=["lru"])
-    code, text = call(cli, str(path), "--vary", "batch 2,99", "--no-next")
-    assert code == 1
-    assert "failed" in text
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -440,16 +421,6 @@ def test_a_policy_that_is_not_exact_says_how_much_is(tmp_path: Path):
     assert "* in fresh %: not exact" in text
     (exact, other) = records(lines)
     assert (exact["fidelity_fresh_decode"], other["base_fidelity_fresh_decode"]) == (1, share["daop-paper"])
-
-
-def test_exact_policies_need_no_such_column(tmp_path: Path):
-    text = table(unsearched(base(tmp_path, policies=["lru"])), Format.TABLE)
-    assert "fresh %" not in text
-
-
-def test_an_oracle_is_said_to_be_one(tmp_path: Path):
-    rows = rows_of(table(unsearched(base(tmp_path, policies=["lru", "belady"]), "batch 2,99"), Format.TABLE))
-    assert set(rows) == {f"{p}: {s}" for p in ("lru", "belady (oracle)") for s in ("as it is", "batch 2", "batch 99")}
 
 
 # ------------------------------------------------------------------------------------------------------- what it is about

@@ -27,7 +27,7 @@ from moesim.studies.whatif.machines import (
     shared_rates,
     wire_factors,
 )
-from moesim.studies.whatif.settings import Base, Changed, Setting, parse_vary, single
+from moesim.studies.whatif.settings import Base, Changed, parse_vary, single
 from tests.experiment.experiment_kit import small
 
 TWO = Fraction(2)
@@ -88,11 +88,6 @@ def test_no_faster_than_its_launches_unless_it_was_before():
     assert faster_curve(FLAT, Fraction(100), Fraction(10), ONE, Fraction(30)).us(1) == 30
     assert faster_curve(FLAT, Fraction(100), Fraction(10), ONE, Fraction(500)).us(1) == 100
     assert faster_curve(FLAT, Fraction(100), Fraction(1, 2), ONE, Fraction(150)).us(1) == 200
-
-
-def test_a_curve_of_one_row_stays_one():
-    one = CostCurve("k", "linear", 4, 4, Fraction(10), Fraction(5))
-    assert faster_curve(one, one.us(1), TWO, ONE).us(4) == Fraction(15, 2) + 15
 
 
 def test_copies():
@@ -401,15 +396,3 @@ def test_policies_and_their_options_may_be_swept(tmp_path: Path):
     )
     assert [policy.get("rule") for policy in one.raw["policies"]] == [None, "profile", "code"]
     assert one.raw["workload"]["batch_size"] == 2
-
-
-def test_repeats_are_a_sweep(tmp_path: Path):
-    with pytest.raises(InputError, match=r"--set repeat=1"):
-        base(tmp_path, repeat=3)
-
-
-def test_settings_read_as_written():
-    assert [one.factor() for one in (Setting("k", t) for t in ("x2", "x1/4", "+50%", "-25%", "4"))] == [
-        2, Fraction(1, 4), Fraction(3, 2), Fraction(3, 4), None,
-    ]  # fmt: skip
-    assert [str(t[0]) for t in parse_vary("batch=4,8")] == ["batch 4", "batch 8"]
