@@ -25,7 +25,6 @@ from moesim.trace.formats.importing import import_trace
 from moesim.trace.predictors import FutureUse
 from moesim.trace.stats.caches import layer_hit_rates
 from moesim.trace.workload import Workload, WorkloadSpec, compose
-from tests.cache_replay import replay_belady, replay_lfu, replay_lru
 from tests.helpers_shared import gpt_oss, shared_file
 
 RULES = ("lru", "lfu", "belady")
@@ -165,21 +164,6 @@ def test_the_engine_equals_trace_stats(name: str, rule: str) -> None:
         assert found.tolist() == np.rint(rates[at, range(trace.n_layers)] * n_lookups).astype(int).tolist()
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_the_engine_equals_the_plain_replays_of_trace_stats(rule: str) -> None:
-    """Hit for hit, which the fast ones do not tell."""
-    trace = recorded("mini-mixtral")
-    ran = run(trace, rule, 4 * trace.n_layers, {"placement": "none"}, **decode_of(trace))
-    for layer in range(0, trace.n_layers, 8):
-        visits = [experts for _, at, experts, _ in used(ran.workload) if at == layer]
-        replayed = {
-            "lru": replay_lru(visits, 4), "lfu": replay_lfu(visits, 4), "belady": replay_belady(visits, 4, keep_visit=True),
-        }[rule]  # fmt: skip
-        by_rank = [hit for visit, hits in zip(visits, (r.hits for r in ran.records.lookups if r.layer == layer), strict=True)
-                   for hit in (hits[sorted(visit).index(expert)] for expert in visit)]  # fmt: skip
-        assert by_rank == replayed
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("rule", RULES)
 def test_the_engine_equals_a_plain_replay_of_an_edge_devices_routing(rule: str) -> None:
@@ -236,16 +220,3 @@ def test_what_a_visit_uses_stays_while_the_cache_is_large_enough(name: str) -> N
         )
     assert early["unrouted-first"] == 0
     assert early["idle"] > 0 or name == "lru"  # which marks them as recent anyway
-
-
-def test_belady_on_the_engine_is_between_lru_and_the_optimum() -> None:
-    trace = synthetic_trace(6, 16, 3, 4, prompt=2, decode=60, seed=5)
-    spec: dict[str, Any] = {"batch_size": 1, "prompt_tokens": 2, "decode_tokens": 60, "n_batches": 4}
-    lru, best = (run(trace, name, 36, **spec) for name in ("lru", "belady"))
-    hits = total(best.hits)
-    assert hits > total(lru.hits)
-    optimum = 0
-    for layer in range(6):  # the first visit puts the experts in place that both caches begin with
-        visits = [list(range(6)), *(list(visit.active) for visit in best.records.lookups if visit.layer == layer)]
-        optimum += sum(replay_belady(visits, 6))
-    assert hits <= optimum

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moesim.errors import CapacityError, DeadlockError, HardwareError, MoesimError, PolicyError
+from moesim.errors import CapacityError, HardwareError, MoesimError, PolicyError
 from moesim.policies.registry import make_policy
 from moesim.policy import Copy, Drop, Fetch, Move, Placement, Pool, Predict, Run, Send, Skip
 from moesim.testing import run_tiny, tiny_workload
@@ -152,11 +152,6 @@ def test_no_placement() -> None:
     script.place = lambda view: None  # type: ignore[assignment, method-assign]
     message = refused(PolicyError, lambda: play(script, ONE, name="wild"))
     assert message == "place(): expected a moesim.policy.Placement, got None; return one, Placement() if nothing is cached"
-
-
-def test_run_twice() -> None:
-    says = at_routed(Run(0, [0], "gpu0"), Run(0, [0], "cpu0"))
-    assert says.startswith("Run(L0/E0, cpu0): no row is routed to it, or all have been taken")
 
 
 def test_move_and_drop_of_what_is_not_there() -> None:
@@ -313,15 +308,6 @@ def test_tied_embeddings_are_held_once() -> None:
     script = Script(copies=ALL, routed=lambda e, v: [Run(e.layer, e.active, "gpu0")])
     records = play(script, ONE, model=model)
     assert records.peak_bytes["gpu0"] == model.non_expert_bytes + 8000 + 2 * 2 * model.kv_bytes_per_token_per_layer
-
-
-def test_an_exact_policy_that_leaves_a_slot_out_is_stuck_and_one_that_substitutes_is_refused() -> None:
-    script = Script({("Routed", 0, 0, 0): [Run(0, [0], "gpu0")]}, copies=ALL)
-    message = refused(DeadlockError, lambda: play(script, ONE, name="wild"))
-    assert message == (
-        "t=200 ns, step 0, layer 0: nothing can happen and work remains: "
-        "layer 0 has 1 unserved slots of experts [1]: no Run or Skip names them"
-    )
 
 
 def test_a_policys_own_errors_pass_through() -> None:

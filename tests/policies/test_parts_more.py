@@ -22,7 +22,6 @@ from moesim.policies.parts.prefetch import NoPrefetch, RandomAhead, TopPredicted
 from moesim.policies.parts.replacement import Belady, WorkloadAware
 from moesim.policies.registry import make_policy
 from moesim.policies.systems.dali import Dali
-from moesim.policies.systems.moe_infinity import ActivationAware, remaining_priority, shares
 from moesim.policy import DEMAND, PREFETCH, Fetch, Run, StepBegin
 from moesim.records import Records
 from moesim.testing import FakeView, check_policy, routed, run_tiny, tiny_model, tiny_workload
@@ -205,65 +204,6 @@ def test_counts_survive_eviction() -> None:
     policy.parts.replacement.inserted(0, [1])  # 1 is back; its visit still counts: 0 has 3, 1 has 1, 2 has 2
     view.put(0, [1], "gpu0")
     assert policy.evict(Fetch(0, [3], "gpu0"), view) == (0, 1)
-
-
-def brute_force_priority(done: list[Any], present: list[Any], layer: int) -> Any:
-    """The definition, with loops: mean cosine over rows 0 .. layer, first of the best; mean over the present sequences."""
-    chosen = []
-    for matrix in present:
-        likeness = []
-        for past in done:
-            cosines = []
-            for row in range(layer + 1):
-                a, b = matrix[row].astype(float), past[row].astype(float)
-                length = np.sqrt((a * a).sum() * (b * b).sum())
-                cosines.append(a @ b / length if length else 0.0)
-            likeness.append(np.mean(cosines))
-        chosen.append(done[int(np.argmax(np.round(likeness, 12)))] if done else matrix)
-    p = np.mean([shares(matrix) for matrix in chosen], axis=0)
-    scaled = np.zeros(p.shape)
-    for j in range(layer, len(p)):
-        scaled[j] = (p[j] + 1e-8) * (1 - (j - layer) / (len(p) + 1))
-    return scaled
-
-
-def test_the_closest_past_sequence_weighs_what_is_to_come() -> None:
-    """Random batches: the priorities kept up to date layer by layer are those of the definition, from past requests only."""
-    draw = np.random.default_rng(0)
-    part = ActivationAware()
-    view = FakeView()
-    part.start(Setup(view, "gpu0", "", [8], False), [[0, 1]] * 4)
-    done: list[Any] = []
-    alive: dict[int, Any] = {}
-    next_request, compared = 0, 0
-    for step in range(40):
-        prefill = step % 8 == 0
-        if prefill:  # refill up to three
-            new = list(range(next_request, next_request + 3 - len(alive)))
-            next_request += len(new)
-            alive |= {request: np.zeros((4, 8), int) for request in new}
-            requests = np.repeat(new, 4)
-        else:
-            if step % 8 == 5:  # the oldest is over
-                done.append(alive.pop(min(alive)))
-            requests = np.array(sorted(alive))
-        part.step_begin(StepBegin(step, "prefill" if prefill else "decode", requests, True))
-        for layer in range(4):
-            experts = np.array([draw.choice(8, 2, replace=False) for _ in requests])
-            for request, row in zip(requests.tolist(), experts, strict=True):
-                alive[request][layer][row] += 1
-            part.used(routed(experts.tolist(), layer=layer, step=step))
-            present = [alive[request] for request in sorted(set(requests.tolist()))]
-            assert part._past is not None
-            assert np.allclose(part._past.priority(layer), brute_force_priority(done, present, layer), rtol=1e-9, atol=0)
-            compared += len(done) > 1
-    assert compared > 80
-
-
-def test_layers_passed_have_no_priority() -> None:
-    priority = remaining_priority(shares(np.array([[0, 4, 0], [0, 0, 4]])), 1)
-    assert priority[0].tolist() == [0, 0, 0]
-    assert priority[1].tolist() == [1e-8, 1e-8, 1 + 1e-8]
 
 
 def test_experts_of_layers_passed_go_first_and_then_the_farthest() -> None:

@@ -246,51 +246,45 @@ def test_a_policy_of_the_current_folder_needs_no_path(tmp_path: Path, monkeypatc
     sys.modules.pop("neighbour_plugin")
 
 
-def test_the_source_of_a_policy_is_its_file_and_those_beside_it_that_it_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+# Files, the policies that are named, and the files that do not count.
+SOURCES: list[tuple[dict[str, str], list[str], set[str]]] = [
+    (
+        {
+            "with_helper.py": f"import numpy\nfrom helper_of_it import near\n{PLUGIN}",
+            "helper_of_it.py": "import farther_off\nnear = 1\n", "farther_off.py": "x = 1\n", "unrelated.py": "x = 1\n",
+        },
+        ["with_helper:Elsewhere"],
+        {"unrelated.py"},
+    ),
+    (  # an import runs the packages on the way
+        {
+            "in_packages.py": f"import outer_one.inner.near\nfrom outer_one import part\n{PLUGIN}",
+            "outer_one/__init__.py": "", "outer_one/above.py": "x = 1\n", "outer_one/inner/__init__.py": "",
+            "outer_one/inner/near.py": "from .next_to_near import y\nfrom ..above import x\n",
+            "outer_one/inner/next_to_near.py": "y = 1\n", "outer_one/part.py": "",
+        },
+        ["in_packages:Elsewhere"],
+        set(),
+    ),
+    ({"one_of_two.py": PLUGIN, "other_of_two.py": PLUGIN}, ["one_of_two:Elsewhere", "lru", "other_of_two:Elsewhere"], set()),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("files", "names", "unrelated"), SOURCES)
+def test_the_source_of_a_policy_is_all_that_its_files_import(
+    files: dict[str, str], names: list[str], unrelated: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A result must not be taken for one of the same policy with another helper."""
     monkeypatch.chdir(tmp_path)
-    Path("with_helper.py").write_text(f"import numpy\nfrom helper_of_it import near\n{PLUGIN}")
-    Path("helper_of_it.py").write_text("import farther_off\nnear = 1\n")
-    Path("farther_off.py").write_text("x = 1\n")
-    Path("unrelated.py").write_text("x = 1\n")
-    digests = [sources_digest(["with_helper:Elsewhere"])]
-    for name in ("unrelated.py", "helper_of_it.py", "farther_off.py"):
-        Path(name).write_text(Path(name).read_text() + "changed = 1\n")
-        digests.append(sources_digest(["with_helper:Elsewhere"]))
-    assert digests[0] == digests[1]
-    assert len(set(digests)) == 3
-
-
-def test_the_source_of_a_policy_has_the_packages_on_the_way_to_what_it_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """An import runs them."""
-    monkeypatch.chdir(tmp_path)
-    Path("in_packages.py").write_text(f"import outer_one.inner.near\nfrom outer_one import part\n{PLUGIN}")
-    Path("outer_one", "inner").mkdir(parents=True)
-    files = [
-        Path("outer_one", name) for name in ("__init__", "above", "inner/__init__", "inner/near", "inner/next_to_near", "part")
-    ]
-    texts = ["", "x = 1\n", "", "from .next_to_near import y\nfrom ..above import x\n", "y = 1\n", ""]
-    for file, text in zip(files, texts, strict=True):
-        file.with_suffix(".py").write_text(text)
-    digests = [sources_digest(["in_packages:Elsewhere"])]
-    for file, text in zip(files, texts, strict=True):
-        file.with_suffix(".py").write_text(f"{text}changed = 1\n")
-        digests.append(sources_digest(["in_packages:Elsewhere"]))
-    assert len(set(digests)) == 7
-
-
-def test_the_sources_of_a_policy_and_of_its_part_both_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
-    files = [Path("one_of_two.py"), Path("other_of_two.py")]
-    for file in files:
-        file.write_text(PLUGIN)
-    names = [f"{file.stem}:Elsewhere" for file in files]
-    assert sources_digest([names[0], "lru"]) == sources_digest([names[0]])
-    digests = [sources_digest(names)]
-    for file in files:
-        file.write_text(f"{PLUGIN}changed = 1\n")
-        digests.append(sources_digest(names))
-    assert len(set(digests)) == 3 and None not in digests
+    for name, text in files.items():
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text(text)
+    before = sources_digest(names)
+    for name, text in files.items():
+        Path(name).write_text(f"{text}changed = 1\n")
+        after = sources_digest(names)
+        assert after is not None and (after == before) == (name in unrelated), name
+        before = after
 
 
 def test_the_source_of_an_installed_policy_is_that_of_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

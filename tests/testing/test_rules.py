@@ -23,7 +23,7 @@ from moesim.policies.parts.adaptive import Arc, ArcVictim, S3Fifo, S3FifoVictim
 from moesim.policies.parts.assignment import FixedThreshold
 from moesim.policies.parts.prefetch import TopPredicted
 from moesim.policies.parts.replacement import FIFO, LFU, LRU, Belady, RandomVictim, Static, WorkloadAware
-from moesim.policies.registry import POLICIES, make_policy
+from moesim.policies.registry import make_policy
 from moesim.policies.systems.adapmoe import AdapMoE
 from moesim.policies.systems.daop import DaopCode, DaopPaper
 from moesim.policies.systems.dfa_cache import DfaCache
@@ -57,13 +57,6 @@ from moesim.trace.predictors import PredictorSet
 from moesim.trace.workload import WorkloadSpec, compose
 
 Make = Callable[[], Any]
-
-
-@pytest.mark.parametrize("name", POLICIES)
-def test_every_shipped_policy_decides_as_its_rule_says(name: str) -> None:
-    checks = examine_rules(lambda: make_policy({"name": name}))
-    assert [str(check) for check in checks if check.verdict == "failed"] == []
-    assert checks, "a rule, or why there is none"
 
 
 COMPOSED = list(
