@@ -58,7 +58,7 @@ def done(state: State, task: Task, end: int) -> None:
         )
     )  # fmt: skip
     if task.reads is not None:
-        state.forward.layout.streams.read_by(state, task)  # type: ignore[union-attr]  # there are streams if it reads one
+        state.forward.layout.streams.read_by(state, task)
     if task.then is None and task.group is None:
         state.instant.routed.append(task.mb)  # a dense part: its layer is routed
     else:

@@ -214,18 +214,6 @@ class HostThread:
     computing: Task | None = None
 
 
-class Streaming(Protocol):
-    """What copies streamed parts for each use: `moesim.engine.streams.Streams`."""
-
-    parts: list[str]
-
-    def begin_step(self, state: State) -> None: ...
-    def begin_layer(self, state: State, layer: int) -> None: ...
-    def holds(self, part: str, layer: int) -> bool: ...
-    def read(self, state: State, task: Task, *parts: str) -> None: ...
-    def read_by(self, state: State, task: Task) -> None: ...
-
-
 @dataclass(slots=True, eq=False)
 class Layout:
     """Which device runs which part of the model that is no expert."""
@@ -235,7 +223,7 @@ class Layout:
     shared_at: list[DeviceState]
     step_parts: dict[str, DeviceState]
     core_at: dict[int, DeviceState]  # layer -> device that reads its KV cache while decoding
-    streams: Streaming | None  # of parts that are copied for each use, if there are any
+    streams: Any  # `moesim.engine.streams.Streams` of parts that are copied for each use; None if there are none
 
 
 class Carrier(Protocol):
@@ -297,13 +285,10 @@ class Pass:
         return layer < self.visit.layer or (layer == self.visit.layer and not self.visit.mbs_left)
 
     def visit_of(self, layer: int) -> Visit:
-        """Return the visit of a later layer, which only early Runs know as yet."""
+        """Return the visit of a layer that has not begun, which only early Runs may know as yet."""
         if layer not in self.future:
-            self.future[layer] = self.new_visit(layer)
+            self.future[layer] = Visit(self.step.index, layer, len(self.micro))
         return self.future[layer]
-
-    def new_visit(self, layer: int) -> Visit:
-        return Visit(self.step.index, layer, len(self.micro))
 
 
 @dataclass(slots=True)

@@ -172,7 +172,8 @@ def _end_step(state: State) -> None:
 def begin_layer(state: State, layer: int) -> None:
     """Begin a visit of a layer: tell the policy, then submit its dense part for every micro-batch."""
     forward = state.forward
-    visit = forward.visit = forward.future.pop(layer, None) or forward.new_visit(layer)
+    visit = forward.visit = forward.visit_of(layer)
+    del forward.future[layer]
     visit.begin, forward.reached = state.now, layer
     if forward.layout.streams is not None:
         forward.layout.streams.begin_layer(state, layer)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import islice
 from operator import index
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from moesim.capacity import part_bytes
 from moesim.core.units import format_bytes, format_ns
-from moesim.engine.actions import WRONG_TYPE
-from moesim.engine.actions import sources as sources_of
+from moesim.engine.actions import WRONG_TYPE, sources
 from moesim.engine.state import fail_at as fail
 from moesim.engine.state import short_repr
 from moesim.engine.steps import check_length, kinds, n_requests
@@ -18,7 +17,7 @@ from moesim.engine.visit import gate_mass, inexact_records
 from moesim.errors import DeadlockError, unknown_name, unknown_width
 
 if TYPE_CHECKING:
-    from moesim.engine.state import DeviceState, State
+    from moesim.engine.state import State
     from moesim.trace.workload import Step
 
 __all__ = [
@@ -41,11 +40,6 @@ def is_iterable(value: object) -> bool:
 def first_rows(rows: Iterable[Any]) -> str:
     """Write the first of some rows."""
     return repr([index(row) for row in islice(rows, 8)])
-
-
-def sources(state: State, device: DeviceState) -> Sequence[str]:
-    """Name the devices from which weights can come to `device`, nearest first."""
-    return sources_of(state, device)
 
 
 def too_long(state: State, now: int, step: int) -> None:
