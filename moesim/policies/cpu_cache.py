@@ -548,3 +548,31 @@ class BackgroundCache(PolicyBase):
         self._issued[unit] = self._step
         self._missed.pop(unit, None)
         return [*actions, Fetch(unit[0], [unit[1]], self._gpu, urgency, CACHE)]
+
+
+class FilledBetweenSteps(PolicyBase):
+    """A cache with slots of each layer that llama.cpp's forks fill between steps; other steps pass by it."""
+
+    prompt_rows = LLAMA_CPP_PROMPT_ROWS
+    overlap: bool
+
+    def _begin(self, name: str, view: View, past: tuple[int, int]) -> tuple[list[int], Placement]:
+        """Return the slots of each layer and the empty cache; ``past``: rows that are cached, rows from which the GPU computes."""
+        gpu = self._gpu = gpu_of(view, name)
+        self._cpu, self._host = cpu_of(view, name), view.host
+        slots = slots_per_layer(view, gpu, name, 0)
+        self._sequence = None if self.overlap else InSequence(gpu, self._cpu)
+        self._past = PastTheCache("read-only", past[0], gpu, self._cpu, past[1])
+        pool = Pool(gpu, CACHE, [n * slot_bytes(view) for n in slots], per_layer=True)
+        return slots, Placement((), [pool, staging_pool(view, gpu, None)], {("embedding", -1): self._cpu})
+
+    def _run(self, layer: int, on_gpu: Sequence[int], on_cpu: Sequence[int]) -> list[Action]:
+        if self._sequence is not None:
+            return self._sequence.hold(layer, (), on_gpu, on_cpu)
+        return [Run(layer, sorted(on_gpu), self._gpu), Run(layer, sorted(on_cpu), self._cpu)]
+
+    def on_ran(self, event: Fetched | Ran, view: View) -> list[Action]:
+        return self._sequence.happened(event) if self._sequence is not None else []
+
+    def evict(self, fetch: Fetch, view: View) -> Unit | None:
+        return idle_resident(view, fetch) if fetch.pool == STAGING else None

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import islice
-from typing import Any, Literal
+from typing import Literal
 
 from moesim.errors import ConfigError
 from moesim.policies.cpu_cache import (
@@ -114,24 +114,27 @@ class DfaCache(BackgroundCache, fixed=True):
     def _prompts(self, view: View, slots: int) -> PastTheCache:
         return PastTheCache("read-only", None, self._gpu, self._cpu, LLAMA_CPP_OFFLOAD_ROWS)
 
-    def decide(self, event: Any, view: View) -> Iterable[Action]:
-        """Copy ahead for the next layer, apart from what the cache does."""
-        if type(event) is Predicted:
-            return self._predicted(event)
-        if type(event) is StepBegin:
-            self._cached_step = event.phase == "decode"
-        if type(event) is Fetched and (event.layer, event.expert) in self._ahead:
-            self._ahead.discard((event.layer, event.expert))
-            self._publish([(event.layer, event.expert)])
-        actions = super().decide(event, view)
-        if type(event) is not Routed or not self._cached_step:
+    def on_step_begin(self, event: StepBegin, view: View) -> Iterable[Action]:
+        self._cached_step = event.phase == "decode"
+        return super().on_step_begin(event, view)
+
+    def on_routed(self, event: Routed, view: View) -> Iterable[Action]:
+        """Serve the layer, and ask about the next one if experts are copied ahead."""
+        actions = super().on_routed(event, view)
+        if not self._cached_step:
             return actions
         self._now_at = event.step, event.layer
         if not self.prefetch_size or event.layer + 1 == view.model.n_layers:
             return actions
         return [Predict(event.step, event.layer + 1, self.source, view.dense_device(event.layer)), *actions]
 
-    def _predicted(self, event: Predicted) -> list[Action]:
+    def on_fetched(self, event: Fetched, view: View) -> Iterable[Action]:
+        if (unit := (event.layer, event.expert)) in self._ahead:
+            self._ahead.discard(unit)
+            self._publish([unit])
+        return super().on_fetched(event, view)
+
+    def on_predicted(self, event: Predicted, view: View) -> list[Action]:
         """Copy the first without a slot, over experts not predicted, unless the layer is routed."""
         if self._now_at >= (event.step, event.layer):
             return []

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
 from heapq import heappush
-from typing import Any, Literal
+from typing import Literal
 
 from moesim.errors import CapacityError
 from moesim.policies.cpu_cache import BackgroundCache, Bank, InSequence, PastTheCache, both_rates, copies_by_share
@@ -182,18 +182,15 @@ class FreeToken(BackgroundCache, fixed=True):
         )  # fmt: skip
         return self._stream
 
-    def decide(self, event: Any, view: View) -> Iterable[Action]:
-        kind = type(event)
-        if kind is Ran:
-            return self._sequence.happened(event) if self._sequence is not None else ()
-        if kind is Sent:
-            return self._stream.arrived(event)
-        actions: list[Action] = []
-        if kind is StepBegin and event.phase == "prefill":
-            actions = self._stream.clear()
-        elif kind is Fetched:
-            actions = self._stream.arrived(event)
-        return [*actions, *super().decide(event, view)]
+    def on_step_begin(self, event: StepBegin, view: View) -> Iterable[Action]:
+        lost = self._stream.clear() if event.phase == "prefill" else ()
+        return [*lost, *super().on_step_begin(event, view)]
+
+    def on_fetched(self, event: Fetched, view: View) -> Iterable[Action]:
+        return [*self._stream.arrived(event), *super().on_fetched(event, view)]
+
+    def on_sent(self, event: Sent, view: View) -> Iterable[Action]:
+        return self._stream.arrived(event)
 
     def _n_now(self, layer: int, misses: Sequence[int], rows: Sequence[int]) -> int:
         if not self._hybrid:

@@ -22,23 +22,14 @@ ggml-org/llama.cpp PRs 26563 and 26824 (closed); miltos22/llama.cpp-wackMall-mer
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Literal
 
-from moesim.policies.base import (
-    CACHE,
-    STAGING,
-    PolicyBase,
-    cpu_of,
-    gpu_of,
-    idle_resident,
-    slot_bytes,
-    slots_per_layer,
-    staging_pool,
-)
-from moesim.policies.cpu_cache import LLAMA_CPP_OFFLOAD_ROWS, LLAMA_CPP_PROMPT_ROWS, InSequence, PastTheCache
+from moesim.policies.cpu_cache import LLAMA_CPP_OFFLOAD_ROWS, FilledBetweenSteps
 from moesim.policies.options import option
 from moesim.policies.parts import Unit
 from moesim.policy import (
+    CACHE,
     UPDATE,
     Action,
     Copy,
@@ -47,10 +38,8 @@ from moesim.policy import (
     Fetched,
     LayerEnd,
     Placement,
-    Pool,
     Ran,
     Routed,
-    Run,
     StepBegin,
     StepEnd,
     View,
@@ -111,11 +100,10 @@ class Heat:
         return len(self.entering) + len(self.leaving) >= MOVES
 
 
-class HeatCache(PolicyBase):
+class HeatCache(FilledBetweenSteps):
     """Slots of each layer next to the CPU; one expert at a time gives way to a hotter one (llama.cpp PRs 26563 and 26824)."""
 
     paper = "WackMall (ggml-org/llama.cpp PRs 26563 and 26824)"
-    prompt_rows = LLAMA_CPP_PROMPT_ROWS
     missing = (
         "heat saved over runs (--expert-sidecar), --expert-pin and --expert-no-evict",
         "--expert-move-mode 0, which chooses by how the model is loaded and what memory is free",
@@ -138,9 +126,8 @@ class HeatCache(PolicyBase):
 
     def place(self, view: View) -> Placement:
         """Put the lowest ids of each layer into its slots."""
-        gpu, self._cpu = gpu_of(view, "heat-cache"), cpu_of(view, "heat-cache")
-        self._gpu, self._host = gpu, view.host
-        n_slots, n_experts = slots_per_layer(view, gpu, "heat-cache", 0), view.model.n_experts
+        n_slots, placement = self._begin("heat-cache", view, (LLAMA_CPP_OFFLOAD_ROWS - 1, 1))
+        n_experts = view.model.n_experts
         self._layers = [Heat(n_experts, n) for n in n_slots]
         self._target = target_rate(sum(n_slots) / len(n_slots), n_experts)
         self._rows: list[list[int]] = []  # of this step, by layer
@@ -149,12 +136,8 @@ class HeatCache(PolicyBase):
         self._rate: float | None = None
         self._hits = self._uses = 0
         self._back: set[Unit] = set()  # copied back
-        self._sequence = None if self.overlap else InSequence(gpu, self._cpu)
-        self._past = PastTheCache("read-only", LLAMA_CPP_OFFLOAD_ROWS - 1, gpu, self._cpu)
         self._counts = {"exchanges": 0}
-        pool = Pool(gpu, CACHE, [n * slot_bytes(view) for n in n_slots], per_layer=True)
-        copies = [Copy(layer, range(n), gpu) for layer, n in enumerate(n_slots) if n]
-        return Placement(copies, [pool, staging_pool(view, gpu, None)], {("embedding", -1): self._cpu})
+        return replace(placement, copies=[Copy(layer, range(n), self._gpu) for layer, n in enumerate(n_slots) if n])
 
     @property
     def counters(self) -> Mapping[str, int]:
@@ -163,16 +146,10 @@ class HeatCache(PolicyBase):
     def on_fetched(self, event: Fetched, view: View) -> list[Action]:
         if event.device == self._host:
             self._back.add((event.layer, event.expert))
-        return self._sequence.happened(event) if self._sequence is not None else []
-
-    def on_ran(self, event: Ran, view: View) -> list[Action]:
-        return self._sequence.happened(event) if self._sequence is not None else []
+        return self.on_ran(event, view)
 
     def on_layer_end(self, event: LayerEnd, view: View) -> list[Action]:
         return self._past.layer_end(event, view)
-
-    def evict(self, fetch: Fetch, view: View) -> Unit | None:
-        return idle_resident(view, fetch) if fetch.pool == STAGING else None
 
     def on_step_begin(self, event: StepBegin, view: View) -> Iterable[Action]:
         self._past.step_begin(event)
@@ -192,9 +169,7 @@ class HeatCache(PolicyBase):
             moving = {*there, *self._layers[layer].entering}
             return self._past.serve(event, {(layer, e) for e in moving})
         on_gpu, on_cpu = [e for e in event.active if e in there], [e for e in event.active if e not in there]
-        if self._sequence is not None:
-            return self._sequence.hold(layer, (), on_gpu, on_cpu)
-        return [Run(layer, on_gpu, self._gpu), Run(layer, on_cpu, self._cpu)]
+        return self._run(layer, on_gpu, on_cpu)
 
     def on_step_end(self, event: StepEnd, view: View) -> list[Action]:
         """Add the step's rows to the heat; exchange if it is time."""

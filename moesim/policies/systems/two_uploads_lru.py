@@ -24,21 +24,11 @@ from collections import deque
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from moesim.policies.base import (
-    CACHE,
-    STAGING,
-    PolicyBase,
-    cpu_of,
-    gpu_of,
-    idle_resident,
-    slot_bytes,
-    slots_per_layer,
-    staging_pool,
-)
-from moesim.policies.cpu_cache import LLAMA_CPP_OFFLOAD_ROWS, LLAMA_CPP_PROMPT_ROWS, InSequence, PastTheCache
+from moesim.policies.cpu_cache import LLAMA_CPP_OFFLOAD_ROWS, FilledBetweenSteps
 from moesim.policies.options import option
 from moesim.policies.parts import Unit
 from moesim.policy import (
+    CACHE,
     UPDATE,
     Action,
     Drop,
@@ -46,10 +36,8 @@ from moesim.policy import (
     Fetched,
     LayerEnd,
     Placement,
-    Pool,
     Ran,
     Routed,
-    Run,
     Send,
     Sent,
     StepBegin,
@@ -99,11 +87,10 @@ class _Job(NamedTuple):
     slot: int
 
 
-class TwoUploadsLru(PolicyBase):
+class TwoUploadsLru(FilledBetweenSteps):
     """Slots of each layer, filled between steps with its two newest misses, which the CPU computes (llama.cpp PR 27861)."""
 
     paper = "llama.cpp PR 27861 (zazaidi/llama.cpp)"
-    prompt_rows = LLAMA_CPP_PROMPT_ROWS
     missing = (
         "rows of misses that the GPU computes with an expert of zeros",
         "three slices of an upload, one for each matrix",
@@ -120,9 +107,8 @@ class TwoUploadsLru(PolicyBase):
         return frozenset({StepBegin, Routed, Fetched, Sent, LayerEnd, *(() if self.overlap else (Ran,))})
 
     def place(self, view: View) -> Placement:
-        gpu, self._cpu = gpu_of(view, "two-uploads-lru"), cpu_of(view, "two-uploads-lru")
-        self._gpu, self._host, self._model = gpu, view.host, view.model
-        n_slots = slots_per_layer(view, gpu, "two-uploads-lru", 0)
+        n_slots, placement = self._begin("two-uploads-lru", view, (self.cached_rows, LLAMA_CPP_OFFLOAD_ROWS))
+        self._model = view.model
         self._slots = [UploadSlots(n) for n in n_slots]
         self._seen: list[dict[int, None]] = [{} for _ in n_slots]  # misses of the step, oldest first
         self._jobs: deque[_Job] = deque()
@@ -130,11 +116,8 @@ class TwoUploadsLru(PolicyBase):
         self._staged = -1  # layer of which experts are copied for one use
         self._ended: list[_Job] = []
         self._copies: set[Unit] = set()  # of which the engine has a copy there, or one on its way
-        self._sequence = None if self.overlap else InSequence(gpu, self._cpu)
-        self._past = PastTheCache("read-only", self.cached_rows, gpu, self._cpu, LLAMA_CPP_OFFLOAD_ROWS)
         self._counts = {"cache_hits": 0, "cache_misses": 0, "duplicate_copies": 0}
-        pool = Pool(gpu, CACHE, [n * slot_bytes(view) for n in n_slots], per_layer=True)
-        return Placement((), [pool, staging_pool(view, gpu, None)], {("embedding", -1): self._cpu})
+        return placement
 
     @property
     def counters(self) -> Mapping[str, int]:
@@ -158,20 +141,14 @@ class TwoUploadsLru(PolicyBase):
         job = self._on_its_way
         ended = job is not None and (event.layer, event.expert) == job.unit
         actions = self._next() if ended else []
-        return actions if self._sequence is None else [*actions, *self._sequence.happened(event)]
+        return [*actions, *self.on_ran(event, view)]
 
     def on_sent(self, event: Sent, view: View) -> list[Action]:
         return self._next() if self._on_its_way is not None and event.tag == AGAIN else []
 
-    def on_ran(self, event: Ran, view: View) -> list[Action]:
-        return self._sequence.happened(event) if self._sequence is not None else []
-
     def on_layer_end(self, event: LayerEnd, view: View) -> list[Action]:
         self._staged = -1
         return [*self._past.layer_end(event, view), *self._start()]
-
-    def evict(self, fetch: Fetch, view: View) -> Unit | None:
-        return idle_resident(view, fetch) if fetch.pool == STAGING else None
 
     def on_routed(self, event: Routed, view: View) -> list[Action]:
         """Run experts where they count as there; note the misses."""
@@ -187,9 +164,7 @@ class TwoUploadsLru(PolicyBase):
         self._seen[layer].update(dict.fromkeys(misses))
         self._counts["cache_hits"] += len(hits)
         self._counts["cache_misses"] += len(misses)
-        if self._sequence is not None:
-            return self._sequence.hold(layer, (), hits, misses)
-        return [Run(layer, sorted(hits), self._gpu), Run(layer, sorted(misses), self._cpu)]
+        return self._run(layer, hits, misses)
 
     def _choose(self, layer: int, expert: int) -> list[Action]:
         """Queue an upload, unless the expert is there or coming; the victim goes at once."""
