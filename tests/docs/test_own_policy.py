@@ -86,6 +86,10 @@ def test_the_source_of_a_part_is_part_of_what_a_result_depends_on(folder: Path) 
     names = ("composed", NEWEST)
     found = would_import(spec)
     assert found is not None and found.files == (folder / "my_module.py",)
+    (folder / "a_module.py").write_text(PART)
+    both = would_import({"name": "a_module:Newest", "replacement": NEWEST})
+    assert both is not None and both.files == (folder / "a_module.py", folder / "my_module.py")
+    assert both.module == "a_module and my_module"
     before = sources_digest(names)
     assert before is not None
     (folder / "my_module.py").write_text(PART + "\n# another\n")

@@ -16,7 +16,7 @@ from moesim.engine import chosen, simulate
 from moesim.hardware import load_hardware
 from moesim.hardware.costs import CostModel
 from moesim.metrics import Summary, bytes_moved, counts, fidelity, fidelity_fresh_decode, summarise
-from moesim.metrics.breakdown import TimeByCause, breakdown
+from moesim.metrics.breakdown import TimeByCause, _Ends, breakdown
 from moesim.metrics.columns import sums
 from moesim.metrics.hits import hit_rates
 from moesim.metrics.latency import latency, token_times
@@ -156,3 +156,9 @@ def test_what_is_kept_grows_with_the_steps_alone():
         sizes.append(len(pickle.dumps(summary)))
         n_steps.append(len(records.steps))
     assert sizes[1] - sizes[0] < 200 * (n_steps[1] - n_steps[0])  # bytes; the records of a step are a hundred times as many
+
+
+def test_whether_any_of_what_ended_at_an_instant_is_of_a_kind():
+    index = _Ends(np.array([1, 1, 3, 5, 5, 5]))
+    assert index.any_of(np.array([False, True, False, False, False, True])).tolist() == [True, False, True]
+    assert index.any_of(np.array([False, False, True, False, False, False])).tolist() == [False, True, False]

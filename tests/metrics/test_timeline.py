@@ -138,6 +138,8 @@ def test_window_of_steps():
     assert [e["name"] for e in of(events, ph="X") if e["name"].startswith(("demand", "prefetch"))] == ["prefetch L1/E9"]
     assert of(events, ph="s") == []  # its fetch was before
     assert [e["args"]["bytes"] for e in of(events, ph="C", name="memory gpu0")] == [228]  # the level at its begin
+    both = timeline_events(two_steps(), MACHINE, steps=(0, 1))
+    assert {e["args"]["step"] for e in of(both, ph="X") if e["args"].get("kind")} == {0, 1}
     with pytest.raises(ConfigError, match="expected steps of the run"):
         timeline_events(two_steps(), MACHINE, steps=(5, 9))
 
