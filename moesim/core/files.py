@@ -179,7 +179,6 @@ class Journal:
         return [read_checked_line(line) for line in _whole_lines(read_bytes(self.path, RESULT)).splitlines()]
 
     def begin(self, header: Mapping[str, Any]) -> None:
-        """Replace the file with its first line."""
         self._out.grow(self._name)
         write_bytes(self.path, checked_line(header))
         self._ready = True
@@ -289,7 +288,6 @@ class Manifest:
         return None
 
     def state(self, path: str) -> State:
-        """Return what stands at a path, by its content."""
         place = self.folder / path
         if self.blocked(path) is not None:
             return State.FOREIGN
@@ -319,7 +317,6 @@ class Manifest:
         self.save()
 
     def save(self) -> None:
-        """Write the list; equal contents give equal bytes."""
         place = self.folder / FILE
         lines: list[dict[str, Any]] = [{"manifest": _VERSION, "owner": self.owner}]
         for path in self.paths():
@@ -556,7 +553,6 @@ class OutputFolder:
             (self.folder / name).unlink()
 
     def set_aside(self, name: str, consequence: str = "") -> None:
-        """Rename a changed file, and report the consequence on stderr."""
         with self.alone():
             place = self.folder / name
             aside, n = place.with_name(ASIDE + place.name), 1
@@ -569,7 +565,6 @@ class OutputFolder:
                 say(f"moesim: {place}: changed since moesim wrote it{then}; kept as {aside.name}")
 
     def grow(self, name: str) -> Path:
-        """List a file that grows."""
         with self.alone():
             if not self.manifest.has(name):
                 self._check_free({name: self.manifest.state(name)})
@@ -616,7 +611,6 @@ class OutputFolder:
 
 
 def _create(folder: Path, content: bytes | Path) -> Path:
-    """Write a temporary file next to its later place."""
     path = folder / f".moesim-{os.urandom(8).hex()}"
     try:
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as file:

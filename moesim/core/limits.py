@@ -15,7 +15,6 @@ class Bounds(NamedTuple):
     most: float
 
     def hold(self, value: float) -> bool:
-        """Return whether a number lies within them; NaN does not."""
         return self.least <= value <= self.most
 
     def __str__(self) -> str:

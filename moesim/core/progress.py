@@ -100,7 +100,6 @@ class Progress:
 
 
 def _in_a_notebook() -> bool:
-    """Whether this is a notebook that can show a bar."""
     return "ipykernel" in sys.modules and Console(stderr=True).is_jupyter and find_spec("ipywidgets") is not None
 
 

@@ -199,7 +199,6 @@ def _fields(kind: type[Any]) -> dict[str, Any]:
 
 
 def _values(column: Column) -> Iterable[Any]:
-    """Return a column as Python has it."""
     if isinstance(column, Coded):
         return map(column.values.__getitem__, column.codes.tolist())
     if isinstance(column, Lists):

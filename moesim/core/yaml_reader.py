@@ -86,7 +86,6 @@ def read_yaml_value(text: str, place: str) -> Any:
 
 
 def _told(error: Exception) -> str:
-    """Describe an error and its place in one line."""
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem is None or error.problem_mark is None:
         return " ".join(str(error).replace(' in "<unicode string>"', "").split())
     mark, begun = error.problem_mark, error.context_mark

@@ -47,7 +47,6 @@ def _plain(number: Any) -> Any:
 
 
 def _given(part: Strict) -> dict[str, Any]:
-    """Convert the numbers of a part of the file, by name."""
     return {name: _plain(one) for name, one in part if isinstance(one, Sourced)}
 
 

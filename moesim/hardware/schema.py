@@ -433,7 +433,6 @@ class DeviceFile(Strict):
 
     @model_validator(mode="after")
     def _counted(self) -> DeviceFile:
-        """Operations are counted or launches are stated, not both."""
         if (self.operations is None) != (self.operation_us is None):
             missing = "operations" if self.operations is None else "operation_us"
             raise ValueError(f"{missing}: expected operations and operation_us together, got one; add {missing}")

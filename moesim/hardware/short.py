@@ -66,7 +66,6 @@ class Typed:
     proof: Mapping[str, Any]
 
     def number(self, value: Any = None) -> dict[str, Any]:
-        """Write it, or a part of it, as a number of a profile."""
         return {"value": self.value if value is None else value, **self.proof}
 
 
@@ -130,7 +129,6 @@ class Short:
         return None if len(self.problems) > before else Typed(found, str(value).strip(), proof)
 
     def _check_together(self) -> None:
-        """Refuse a memory rate that contradicts the GPU's time of an expert."""
         assert self.model is not None
         if "gpu_memory" not in self.numbers:
             return
@@ -163,7 +161,6 @@ def _unknown(key: str, known: Iterable[str]) -> str:
 
 
 def _unfit(key: str, value: Any, text: str) -> Iterator[str]:
-    """Report what is wrong with a quantity that is well written."""
     if key == "cpu" and not value[1]:
         yield (
             f"numbers.cpu: expected a time that grows with tokens, such as 1.5ms + 400us/token, got {text!r}; "
@@ -333,5 +330,4 @@ def _derived(how: str) -> dict[str, str]:
 
 
 def _rate(n_bytes: int, us: Fraction) -> int:
-    """Return the whole rate at which bytes take a time."""
     return math.ceil(n_bytes * 10**6 / us)

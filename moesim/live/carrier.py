@@ -59,7 +59,6 @@ class DeviceTensors:
         self.kept.clear()
 
     def settle(self) -> None:
-        """Add the experts' outputs to the residual stream."""
         self.hidden.add_(self.sums)
         self.sums.zero_()
         while self.handed:

@@ -65,7 +65,6 @@ class Slots:
         return buffer
 
     def _sweep(self) -> None:
-        """Free the buffers of units that have left the device."""
         memory, pending = self._device.memory, self._device.pending
         for unit in [u for u in self._slot if u not in memory.copies and u not in pending]:
             self._give(unit)
@@ -438,7 +437,6 @@ class LiveMachine:
         return Buffers(1, self.store.shape.n_bytes, self.places[self.hardware.link(link).dst])[0]
 
     def copy_message(self, link: str, n_bytes: int) -> Callable[[], None]:
-        """Make the call that moves meaningless bytes over a link."""
         found = self.hardware.link(link)
         pair = [memory.meaningless(self.places[end], n_bytes) for end in (found.dst, found.src)]
         return partial(copy, *pair, non_blocking=True)

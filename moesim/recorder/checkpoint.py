@@ -85,11 +85,9 @@ class Fp8:
         return "FP8 with a scale for a weight or a row" if self.block is None else "FP8 in blocks of {} x {}".format(*self.block)
 
     def scales_of(self, keys: Collection[str]) -> dict[str, tuple[str, str]]:
-        """Find the weights, by name: keys of codes and of scales."""
         return {key: (key, key + suffix) for suffix in _SUFFIXES for key in keys if key + suffix in keys}
 
     def shape(self, codes: tuple[int, ...], scales: tuple[int, ...]) -> tuple[int, ...] | None:
-        """Return the shape of the weight; None: the two do not fit together."""
         return codes if len(codes) == 2 and self._block(codes, scales) is not None else None
 
     def _block(self, codes: tuple[int, ...], scales: tuple[int, ...]) -> tuple[int, int] | None:
@@ -101,7 +99,6 @@ class Fp8:
         return self.block if scales == (ceil(n_rows / self.block[0]), ceil(n_columns / self.block[1])) else None
 
     def pieces(self, codes: Tensor, scales: Tensor) -> Iterator[tuple[Any, Tensor]]:
-        """Dequantise one weight to float32, in pieces with their places."""
         n_rows, n_columns = codes.shape
         block = self._block((n_rows, n_columns), tuple(scales.shape))
         assert block is not None  # the shapes were checked before
@@ -260,8 +257,6 @@ _STACK = 3  # axes of a stack of experts
 
 @dataclass(frozen=True)
 class _Source:
-    """Where one parameter of the model comes from."""
-
     weights: list[str]  # names in the shards
     dtype: torch.dtype
     n_bytes: int  # in memory, once loaded
@@ -283,7 +278,6 @@ class Parameters:
         shards.check({weight for source in self._sources.values() for weight in source.weights})
 
     def of(self, part: str) -> list[str]:
-        """Name the parameters of a module, the largest first."""
         names = [f"{part}.{name}" for name in self.model.get_submodule(part).state_dict()]
         missing = [name for name in names if name not in self._sources]
         if missing:
@@ -308,7 +302,6 @@ class Parameters:
         return most
 
     def _find(self) -> dict[str, _Source]:
-        """Find out which weights of the shards make each parameter."""
         loading = core_model_loading
         renamings = [entry for entry in self._mapping if isinstance(entry, loading.WeightRenaming)]
         converters = [entry for entry in self._mapping if isinstance(entry, loading.WeightConverter)]
@@ -347,7 +340,6 @@ class Parameters:
             raise self._missing([name])
 
     def _load_stack(self, name: str, source: _Source) -> None:
-        """Fill a stack of experts one by one."""
         module, _, key = name.rpartition(".")
         empty = self.model.get_parameter(name)
         filled = torch.empty(empty.shape, dtype=empty.dtype, device=self.device)

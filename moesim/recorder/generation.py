@@ -58,7 +58,6 @@ class KeyValues:
         return cls(tuple(found))
 
     def first(self, n_tokens: int, model: Any) -> Any:
-        """Make a cache of the first tokens for another model."""
         cache: Any = DynamicCache(config=model.config)
         for number, (layer, states) in enumerate(zip(model.get_decoder().layers, self.layers, strict=True)):
             device = next(layer.parameters()).device
@@ -169,8 +168,6 @@ def generate(
 
 
 class _Batch:
-    """Inputs of a batch: padding, mask, positions and cache."""
-
     def __init__(self, model: Any, prompts: Sequence[Sequence[int]], cache: Any) -> None:
         width = max(len(prompt) for prompt in prompts)
         self.padded = torch.tensor([[0] * (width - len(prompt)) + list(prompt) for prompt in prompts])

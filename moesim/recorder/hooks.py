@@ -64,7 +64,6 @@ class RoutingHooks:
             layer.rows = rows
 
     def take(self) -> Captured:
-        """Hand over all rows since the last call."""
         parts = [layer.take() for layer in self._layers]
         sums = [layer_sum for _, layer_sum in parts if layer_sum is not None]
         return Captured(side_by_side([arrays for arrays, _ in parts], self._signals), np.stack(sums) if sums else None)

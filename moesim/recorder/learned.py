@@ -106,7 +106,6 @@ class Features:
 
     @classmethod
     def fit(cls, states: NDArray[Any], n: int) -> Features:
-        """Find the principal components of states, (n_rows, hidden)."""
         mean = states.mean(axis=0, dtype=np.float64)
         hidden = states.shape[1]
         covariance = np.zeros((hidden, hidden))
@@ -349,7 +348,6 @@ def load_predictors(path: str | Path) -> Predictors:
 
 
 def _digest(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> str:
-    """Return the sha256 of the contents of a file of predictors."""
     found = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
     for name, tensor in sorted(tensors.items()):
         found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode() + tensor.contiguous().numpy().tobytes())
@@ -379,7 +377,6 @@ def check_no_shared_requests(calibration: Mapping[str, Any], trace: Mapping[str,
 
 
 def _requests(header: Mapping[str, Any], place: str) -> list[set[tuple[str, str]]]:
-    """Identify each request of a trace."""
     listed = header.get("trace_requests")
     if not isinstance(listed, list) or not listed:
         raise RecordError(
@@ -414,7 +411,6 @@ def check_same_model(calibration: Trace, trace: Trace, places: tuple[str, str]) 
 
 
 def _learnable(trace: Trace, place: str) -> tuple[GateInputs, NDArray[Any]]:
-    """Gate inputs and weights of a trace that must have both."""
     if trace.inputs is None or not len(trace.inputs.rows):
         raise RecordError(
             f"{place}: inputs: expected the inputs of the routers, got none; record it with moesim trace record --keep-inputs all"
@@ -504,7 +500,6 @@ def _recall(trace: Trace, signal: Signal, rows: NDArray[Any]) -> NDArray[np.floa
 
 
 def _most_frequent(trace: Trace) -> NDArray[np.int64]:
-    """The top_k most activated experts of each layer, (n_layers, top_k)."""
     return np.argsort(-used(np.asarray(trace.experts), trace.n_experts), axis=1, kind="stable")[:, : trace.top_k]
 
 

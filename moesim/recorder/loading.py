@@ -175,7 +175,6 @@ def quantisation(model: Any, bits: int | None) -> dict[str, Any] | None:
 
 
 def _quantised_share(model: Any) -> float:
-    """Return the share of parameters in linear layers of bitsandbytes, which are packed."""
     linear = [module for module in model.modules() if type(module).__module__.startswith("bitsandbytes")]
     packed = {id(parameter) for module in linear for parameter in module.parameters(recurse=False)}
     quantised = sum(module.in_features * module.out_features for module in linear)

@@ -135,7 +135,6 @@ class Plan:
         return found
 
     def wanted(self, first: int, *, sums: bool = False) -> Wanted:
-        """Return what to keep of the batch that begins with a request."""
         with_signals = self.n_signals is None or first < self.n_signals
         with_inputs = self.n_inputs is None or first < self.n_inputs
         return Wanted(self.scores, with_inputs, self.signals if with_signals else None, sums)

@@ -117,7 +117,6 @@ class Gate:
 
     @property
     def ranks_by_scores(self) -> bool:
-        """Whether the scores alone give the order of the experts."""
         return self._tensors[2] is None and self.rule.groups[0] == self.rule.groups[1]
 
     def to(self, device: torch.device) -> Gate:
@@ -133,7 +132,6 @@ class Gate:
         return logits.float().sigmoid() if self.rule.score == "sigmoid" else logits.float().softmax(dim=-1)
 
     def ranking(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Find what this router ranks its experts by."""
         correction, (n_groups, n_kept) = self._tensors[2], self.rule.groups
         if correction is None and n_groups == n_kept:
             return logits.float(), None
@@ -261,8 +259,6 @@ def _linear(module: nn.Module, n_experts: int) -> nn.Module | None:
 
 @dataclass
 class _Probe:
-    """Inputs and results of one router in the trial run."""
-
     router: Router
     states: Tensor | None = None
     logits: Tensor | None = None

@@ -84,7 +84,6 @@ class RecordOptions:
     warn: Callable[[str], None] = field(default=lambda text: None)
 
     def check(self) -> None:
-        """Raise `RecordError` for the first conflict between options."""
         self.load.check()
         if len({read_shadow(text) for text in self.shadows}) != len(self.shadows):
             raise RecordError(f"--shadow: expected each once, got {', '.join(self.shadows)}")
@@ -280,7 +279,6 @@ def record_trace(options: RecordOptions) -> Path:
 
 
 def _begin(folder: Path, session: _Session) -> None:
-    """Start a folder, or check that the one that is there has the same options."""
     if not (folder / MANIFEST).exists() and not shards.finished_shards(folder):
         manifest = {"options": session.resolved, "header": session.header, "n_requests": len(session.prompts)}
         shards.write_manifest(folder, manifest)
@@ -392,7 +390,6 @@ class _Session:
                 self._write(folder, batch, recordings, facts)
 
     def _record_by_layers(self, layered: LayeredModel, folder: Path, plan: Plan, facts: dict[str, SignalFacts]) -> None:
-        """Record with one layer in memory at a time what is not there yet."""
         texts = [prompt.tokens for prompt in self.prompts]
         n_decode = [min(self.options.max_new_tokens, len(text) - 1) for text in texts]
         layerwise = Layerwise(layered, self.recorder, texts, n_decode, plan, folder)

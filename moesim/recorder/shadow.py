@@ -168,11 +168,9 @@ class Alignment:
                 raise RecordError(f"shadow: {what} alignment period: expected at least 0 (never), got {period}")
 
     def token_at(self, step: int) -> bool:
-        """Whether decode step `step`, from 0, reads the model's token."""
         return _is_due(step, self.token_period)
 
     def kv_at(self, step: int) -> bool:
-        """Whether decode step `step`, from 0, starts from the model's KV cache."""
         return _is_due(step, self.kv_period)
 
     def __str__(self) -> str:
@@ -219,7 +217,6 @@ class Shadow:
         return ShadowRouting(captured["experts"][decoded], captured["scores"][decoded], np.asarray(fed, np.int64))
 
     def _steps(self, tokens: Sequence[int], n_prompt: int, states: KeyValues, choose: Callable[[Tensor], int]) -> list[int]:
-        """Run all forward passes; the tokens read in decode."""
         reads_own_tokens = self.alignment.token_period != 1
         cache: Any = None
         logits: Any = None

@@ -50,7 +50,6 @@ class SignalPlan:
     residual: NDArray[np.float16] | None = None
 
     def facts(self, n_layers: int, score: str = "softmax") -> dict[str, SignalFacts]:
-        """Describe the signals for which the model has enough layers, by name."""
         found = {
             f"gate_next{n}": SignalFacts(n, n, n, f"{score} of router l applied to the input of router l - {n}")
             for n in range(1, min(self.lookahead, n_layers - 1) + 1)

@@ -83,7 +83,6 @@ class Layerwise:
                         on_tokens(self._rows(chunk))
 
     def recordings(self) -> Iterator[tuple[range, list[Recording]]]:
-        """Put the routing of all layers together, a chunk at a time."""
         for chunk in self.left():
             parts = [shards.read_tables(self._path(chunk, _ROUTING, n))[0] for n in self._routed()]
             arrays = side_by_side(parts, self.plan.wanted(chunk.start).signals)
@@ -129,7 +128,6 @@ class Layerwise:
         return needed
 
     def _kept_bytes(self) -> int:
-        """Bytes that are kept of one row of one layer."""
         n, k, hidden = self.recorder.n_experts, self.recorder.top_k, self.recorder.gates[0].weight.shape[1]
         n_signals = 0 if self.plan.signals is None else len(self.plan.signals.facts(len(self.recorder.gates)))
         signal = 2 * n if n <= DENSE_EXPERTS else 2 * k * 6
@@ -146,7 +144,6 @@ class Layerwise:
         return max((n for n in range(self.layered.n_layers + 1) if self._path(chunk, _STATES, n).exists()), default=-1)
 
     def _routed(self) -> dict[int, int]:
-        """Number the routers by the decoder layers that have them."""
         names = {self.layered.layer_name(number): number for number in range(self.layered.n_layers)}
         return {
             next(number for name, number in names.items() if router.name.startswith(f"{name}.")): n

@@ -88,7 +88,6 @@ class Roofline:
         self.flops = device.flops
 
     def ns(self, n_bytes: int, operations: int) -> int:
-        """Time for these bytes read and operations done, rounded up."""
         reading = ceil_div(n_bytes * NS_PER_S, self.rate)
         return within_a_day(self.first_ns + max(reading, ceil_div(operations * NS_PER_S, self.flops), self.floor_ns), self.place)
 

@@ -93,5 +93,4 @@ def _on_cpu(model: ModelSpec) -> dict[str, int]:
 
 
 def _top_k(model: ModelSpec) -> int:
-    """Experts of a token, whatever the units."""
     return model.top_k // model.units_per_expert

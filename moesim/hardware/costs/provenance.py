@@ -32,7 +32,6 @@ class Ledger:
         self._used[self._of + cost] = (form, tuple(key for key in keys if key in self._hardware.numbers))
 
     def add(self, cost: str, form: str, *keys: str) -> None:
-        """Note more numbers of a cost, as more rows use more constants."""
         before = self._used.get(self._of + cost, (form, ()))[1]
         self.note(cost, form, *dict.fromkeys((*before, *keys)))
 
@@ -114,12 +113,10 @@ class Unfitting:
         self._parts: dict[str, tuple[Device, set[str]]] = {}
 
     def expert(self, device: Device) -> None:
-        """Note that no curve of an expert fits, if the device has some."""
         if device.experts:
             self._experts[device.name] = device
 
     def part(self, device: Device, part: str) -> None:
-        """Note that no curve of a part fits, if the device has some."""
         if any(curve.part == part for curve in device.parts):
             self._parts.setdefault(device.name, (device, set()))[1].add(part)
 

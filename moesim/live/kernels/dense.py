@@ -211,7 +211,6 @@ class DenseKernel:
         return torch.topk(F.linear(x, self._layer(layer)["router"]), self.model.top_k).indices.cpu()
 
     def shared(self, layer: int, x: Tensor) -> Tensor:
-        """All shared experts of one layer together, with their gate."""
         if not self.model.shared_intermediate:
             raise ValueError(f"model '{self.model.name}' has no shared experts")
         w = self._layer(layer)

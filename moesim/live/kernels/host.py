@@ -51,7 +51,6 @@ _PROC = Path("/proc")
 
 
 def _torch() -> Any:
-    """Import PyTorch where it is installed; a plan can be made without."""
     try:
         import torch
     except ImportError:

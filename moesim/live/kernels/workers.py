@@ -64,7 +64,6 @@ class Urgent:
             return None if self._closed else heapq.heappop(self._heap)
 
     def close(self) -> None:
-        """Drop what is queued and let `take` return None."""
         with self._lock:
             self._closed = True
             self._heap.clear()

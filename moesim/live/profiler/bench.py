@@ -560,7 +560,6 @@ class RealBench:
         return [] if watts is None else [(probe, watts)]
 
     def _pair(self, probe: Probe) -> list[Reading]:
-        """Time two activities alone and together, within the same seconds."""
         runs = pair_runs(self._plan.mode)
         names = (probe.device, probe.subject)
         sides = [self._activity(name) for name in names]

@@ -95,7 +95,6 @@ def _ask_gpu(found: Detected) -> None:
 
 
 def _asked(value: str, of: str) -> dict[str, Any]:
-    """Label what the system reports as measured once."""
     proof = {
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "method": f"{of}, as the system told",

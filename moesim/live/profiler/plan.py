@@ -316,7 +316,6 @@ def _once_s(plan: Plan, probe: Probe) -> float:
 
 
 def _weights(plan: Plan, probe: Probe) -> tuple[int, int]:
-    """Number and bytes of the weights that a probe reads."""
     if probe.bits is not None:
         shapes = {(subject_of(shape), shape.bits): shape for each in plan.wanted for shape in each.shapes}
         shape = shapes[probe.subject, probe.bits]

@@ -165,7 +165,6 @@ class _Profiles:
         }  # fmt: skip
 
     def read_off(self, value: Any, method: str) -> dict[str, Any]:
-        """Write what the system says, once."""
         return {
             "value": value, "source": "measured", "date": self.facts.date, "method": method, "repeats": 1, "spread": "none",
         }  # fmt: skip

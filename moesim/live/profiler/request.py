@@ -63,7 +63,6 @@ class Request:
 
     @property
     def command(self) -> str:
-        """The command that asks for this, without folders."""
         words = ["moesim profile measure", self.name]
         words += [f"--model {model.name}" for model in self.models] + [f"--bits {bits:g}" for bits in self.bits]
         words += [f"--mode {self.mode}", f"--seed {self.seed}"]

@@ -78,7 +78,6 @@ class Store:
             self._rows.append([*astuple(probe), line["repeat"], line["order"], float(value)])
 
     def has(self, probe: Probe, repeat: int) -> bool:
-        """Whether a repeat of a probe was measured, or is to be left out."""
         return (probe.id, repeat) in self._done or probe.id in self._skipped
 
     def append(self, probe: Probe, repeat: int, readings: Iterable[Reading]) -> None:
@@ -103,7 +102,6 @@ class Store:
         return sum(name == probe.id for name, _ in self._done)
 
     def frame(self) -> pd.DataFrame:
-        """Return all readings, with the columns of `moesim.live.profiler.fits.COLUMNS`, in order."""
         frame = pd.DataFrame(self._rows, columns=[*FIELDS, "repeat", "order", "time_us"])[list(COLUMNS)]
         return frame.astype({"bits": "float64", "threads": "Int64"})
 
@@ -112,7 +110,6 @@ class Store:
 
 
 def _difference(found: Mapping[str, str], here: Mapping[str, str]) -> str:
-    """Name the first thing that differs between two machines."""
     for key in sorted({*found, *here}):
         if found.get(key) != here.get(key):
             return f"{key} {found.get(key)!r} instead of {here.get(key)!r}"

@@ -95,7 +95,6 @@ def _device(profile: HardwareProfile, device: Device) -> dict[str, Any]:
 
 
 def _host(profile: HardwareProfile) -> list[dict[str, Any]]:
-    """Return the costs of the thread that submits experts, if the profile has some."""
     words = {"host_expert_us": ("submission of an expert", "us"), "host_shared": ("thread computes the host's experts too", "")}
     known = [(key, *said) for key, said in words.items() if key in profile.numbers]
     return [_row(profile, what, profile.numbers[key].value, unit, [key]) for key, what, unit in known]
@@ -125,7 +124,6 @@ def _experts(profile: HardwareProfile, model: ModelSpec) -> Iterator[dict[str, A
 
 
 def _expert_us(costs: CostModel, device: str, n_rows: int) -> float | None:
-    """Time of an expert; None for rows beyond those measured."""
     try:
         return costs.expert_ns(device, n_rows) / 1000
     except HardwareError:
@@ -143,7 +141,6 @@ def _transfers(profile: HardwareProfile, link: Link, models: Sequence[ModelSpec]
 
 
 def _copy_us(curve: Transfer, n_bytes: int) -> float | None:
-    """Time of a copy; None for a size beyond those measured."""
     if not curve.points:
         return float(curve.latency_us + Fraction(n_bytes * 10**6, curve.bytes_per_s))
     return points_ns(curve.points, n_bytes) / 1000 if curve.points[0][0] <= n_bytes <= curve.points[-1][0] else None
@@ -286,7 +283,6 @@ class _Side:
         self.device = {role: next((n for n in ordered if profile.devices[n].role == role), None) for role in _ROLES}
 
     def cost(self, ask: Callable[[CostModel], int], transfer: str = "pinned") -> Answer:
-        """Cost something in us; None where the profile cannot."""
         costs = CostModel(self.model, self.profile, transfer=transfer)
         try:
             return ask(costs) / 1000, costs.label(())
@@ -294,7 +290,6 @@ class _Side:
             return None
 
     def path(self, src: str, dst: str) -> tuple[Link, ...] | None:
-        """Find the links between the devices of two roles; None without such a device or way."""
         ends = self.device[src], self.device[dst]
         if ends[0] is None or ends[1] is None:
             return None
