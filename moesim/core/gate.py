@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Final, NamedTuple
 
+from moesim.core.units import format_memory
 from moesim.errors import ConfigError, InputError, TraceError
 
 
@@ -51,18 +52,6 @@ TENSORS: Final = 10**5
 """Tensors of a GGUF file: twice those of a large model with one tensor an expert."""
 
 
-def size_text(n: int) -> str:
-    """Write a number of bytes for a message.
-
-    >>> size_text(480), size_text(2**22), size_text(103_079_215_104), size_text(2**90)
-    ('480 bytes', '4 MiB', '96 GiB', '1.13e+15 TiB')
-    """
-    for unit, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20)):
-        if n >= size:
-            return f"{n / size:.3g} {unit}"
-    return f"{n} bytes"
-
-
 _PIECE: Final = 2**20
 SMALLER: Final = "give the file that is meant, or split it"
 
@@ -71,7 +60,7 @@ class TooLargeError(OSError):
     """A file that is larger than its form may be."""
 
     def __init__(self, path: Path, form: Form) -> None:
-        super().__init__(errno.EOVERFLOW, f"more than the {size_text(form.most)} that {form.name} may have", str(path))
+        super().__init__(errno.EOVERFLOW, f"more than the {format_memory(form.most)} that {form.name} may have", str(path))
 
 
 def read_bytes(path: Path, form: Form) -> bytes:
@@ -123,7 +112,9 @@ def lines(file: IO[bytes], form: Form) -> Iterator[bytes]:
 def check_text(text: str, form: Form) -> None:
     """Raise `ConfigError` if a text is longer than its form may be."""
     if len(text) > form.most:
-        raise ConfigError(f"expected at most {size_text(form.most)} of {form.name}, got {size_text(len(text))}; {SMALLER}")
+        raise ConfigError(
+            f"expected at most {format_memory(form.most)} of {form.name}, got {format_memory(len(text))}; {SMALLER}"
+        )
 
 
 def check_claim(place: object, what: str, n: int, most: int, *, error: type[InputError], remedy: str) -> None:
@@ -147,7 +138,9 @@ def check_made(place: object, what: str, shape: Sequence[int], itemsize: int, re
     n_bytes = math.prod(shape) * itemsize
     if n_bytes > MADE:
         product = " x ".join(map(str, shape))
-        raise TraceError(f"{place}: expected at most {size_text(MADE)} of {what}, got {size_text(n_bytes)} ({product}); {remedy}")
+        raise TraceError(
+            f"{place}: expected at most {format_memory(MADE)} of {what}, got {format_memory(n_bytes)} ({product}); {remedy}"
+        )
 
 
 def check_pairs(place: object, n_layers: int, n_experts: int) -> None:

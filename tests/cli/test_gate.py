@@ -19,6 +19,7 @@ import yaml
 
 from moesim.cli.main import main
 from moesim.core import gate
+from moesim.core.units import format_memory
 from tests.cli.output_kit import everything
 from tests.experiment.experiment_kit import small, write_trace
 
@@ -137,7 +138,7 @@ def test_files_that_are_larger_than_their_form_may_be(name: str, here: Path, cap
     code = main(list(arguments))
     said = capsys.readouterr().err
     assert code == 2
-    assert f"more than the {gate.size_text(form.most)} that {form.name} may have" in said
+    assert f"more than the {format_memory(form.most)} that {form.name} may have" in said
     assert said.startswith("moesim: ") and said.count("\n") == 1
     assert sorted(str(path) for path in here.rglob("*")) == names
 
@@ -220,14 +221,14 @@ def test_arrays_that_are_packed(here: Path, monkeypatch: pytest.MonkeyPatch, cap
 
     Trace.read(here / "small.safetensors").write(here / "packed.safetensors", packed=True)
     monkeypatch.setattr(gate, "MADE", 100)
-    refused(("trace", "stats", "packed.safetensors", "-q"), "expected at most 100 bytes of an array that is packed", here, capsys)
+    refused(("trace", "stats", "packed.safetensors", "-q"), "expected at most 100 B of an array that is packed", here, capsys)
 
 
 def test_answers_of_a_server(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.setattr("moesim.trace.formats.sglang.ANSWERS", gate.Form("a JSON document", 100))
     (here / "a.json").write_text(json.dumps({"meta_info": {"routed_experts": "A" * 200}}))
     arguments = ("trace", "import", "a.json", "--n-layers", "4", "--top-k", "2", "--n-experts", "8", "--out", "new.safetensors")
-    refused(arguments, "got more than the 100 bytes that a JSON document may have", here, capsys)
+    refused(arguments, "got more than the 100 B that a JSON document may have", here, capsys)
 
 
 _ALONE = (

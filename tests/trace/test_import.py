@@ -724,7 +724,7 @@ def test_a_source_that_would_not_fit_into_memory_is_refused(tmp_path: Path, out:
     path = SOURCES["vllm-npy"].make(tmp_path)
     monkeypatch.setattr(gate, "MADE", IDS.size)
     with pytest.raises(
-        TraceError, match=r"expert ids of all sources, got 84 bytes \(7 x 3 x 2\); import fewer requests at a time"
+        TraceError, match=r"expert ids of all sources, got 84 B \(7 x 3 x 2\); import fewer requests at a time"
     ):
         SOURCES["vllm-npy"].load(path, out)
     with path.open("ab") as file:

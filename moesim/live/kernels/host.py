@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from moesim.core.units import format_memory
 from moesim.errors import CapacityError
 
 if TYPE_CHECKING:
@@ -74,8 +75,8 @@ def describe() -> dict[str, str]:
     words = {
         "processor": _cpu_name(),
         "cores": f"{len(usable_cores())} usable of {os.cpu_count() or '?'}",
-        "memory": _in_words(_meminfo("MemTotal")),
-        "caches": ", ".join(f"L{level}{letter} {_in_words(size)}" for level, letter, size in _caches()) or "unknown",
+        "memory": _size(_meminfo("MemTotal")),
+        "caches": ", ".join(f"L{level}{letter} {_size(size)}" for level, letter, size in _caches()) or "unknown",
         "kernel": " ".join([platform.system(), *re.findall(r"^\d+\.\d+", platform.release()), platform.machine()]),
         "python": platform.python_version(),
     }
@@ -169,6 +170,10 @@ def _caches() -> list[tuple[int, str, int | None]]:
     return found
 
 
+def _size(n_bytes: int | None) -> str:
+    return "unknown" if n_bytes is None else format_memory(n_bytes)
+
+
 def _meminfo(key: str, proc: Path = _PROC) -> int | None:
     try:
         found = re.search(rf"^{key}:\s+(\d+) kB$", (proc / "meminfo").read_text(encoding="ascii"), re.MULTILINE)
@@ -193,15 +198,6 @@ def _cgroup_room(root: Path) -> int | None:
 
 def _number(path: Path) -> int:
     return int(path.read_text(encoding="ascii"))
-
-
-def _in_words(n_bytes: int | None) -> str:
-    if n_bytes is None:
-        return "unknown"
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if n_bytes >= size:
-            return f"{n_bytes / size:.4g} {unit}"
-    return f"{n_bytes} bytes"
 
 
 def empty_gpu_caches() -> None:

@@ -15,6 +15,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from moesim.core.colours import BLACK, BLUE, GREY, ORANGE, VERMILION
+from moesim.core.units import format_memory
 from moesim.errors import InputError
 from moesim.live.profiler.fits import NOT_CURVES, Fit, curves, describe, fitted_us, medians, pair_rates
 from moesim.plots.style import add_corner, marked_line, short, styled
@@ -179,7 +180,7 @@ def _log_axes(axes: Axes, sizes: Any, unit: str) -> None:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     steps = _steps(float(sizes[0]), float(sizes[-1]), most=4 if unit == "bytes" else 6) if len(sizes) > 1 else [float(sizes[0])]
-    axes.set_xticks(steps, [_binary(step) if unit == "bytes" else f"{step:g}" for step in steps])
+    axes.set_xticks(steps, [format_memory(step) if unit == "bytes" else f"{step:g}" for step in steps])
     axes.xaxis.set_minor_locator(NullLocator())
     low, high = axes.get_ylim()
     subs = (1,) if high / low > 100 else (1, 2, 5) if high / low > 5 else (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9)
@@ -194,10 +195,3 @@ def _steps(low: float, high: float, most: int) -> list[float]:
     first, last = math.ceil(math.log2(low) - 1e-9), math.floor(math.log2(high) + 1e-9)
     every = max(1, math.ceil((last - first + 1) / most))
     return [2.0**power for power in range(first, last + 1, every)] or [low]
-
-
-def _binary(n_bytes: float) -> str:
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if n_bytes >= size:
-            return f"{n_bytes / size:g} {unit}"
-    return f"{n_bytes:g} B"

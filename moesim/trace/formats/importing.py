@@ -13,7 +13,8 @@ import yaml
 
 from moesim.core import files
 from moesim.core.files import scratch_beside
-from moesim.core.gate import ROUTING, SMALLER, size_text
+from moesim.core.gate import ROUTING, SMALLER
+from moesim.core.units import format_memory
 from moesim.errors import InputError, ModelError, TraceError, unknown_name
 from moesim.model import ModelSpec, load_model
 from moesim.trace import SUFFIX, Trace
@@ -292,7 +293,7 @@ def _read(files: Sequence[Path], form: Format, options: Options, label: str | No
     store, parts, bounds = Store(), [], [0]
     for file in files:
         if (n_bytes := file.stat().st_size) > ROUTING.most:
-            raise wrong(file, f"at most {size_text(ROUTING.most)} of {ROUTING.name}", size_text(n_bytes), SMALLER)
+            raise wrong(file, f"at most {format_memory(ROUTING.most)} of {ROUTING.name}", format_memory(n_bytes), SMALLER)
         parts.append(form.read(file, options, store))
         bounds.append(store.n_rows)
     n_experts = _agreed(files, parts, "n_experts", options.n_experts, "--n-experts")
