@@ -162,25 +162,6 @@ def test_no_form_is_negative() -> None:
     assert all(row["slope_us"] == pytest.approx(0, abs=1e-12) for row in falling.values())
 
 
-def test_small_sizes_count_as_much_as_large_ones() -> None:
-    """The start is a thousandth of the largest time: least squares of absolute residuals would lose it in the noise."""
-    found = fits_of(copies(lambda n: 12 + n / 1e4, noise=0.02))
-    assert found["linear"]["base_us"] == pytest.approx(12, rel=0.03)
-    assert found["linear"]["slope_us"] == pytest.approx(1e-4, rel=0.03)
-
-
-def test_noise_moves_parameters_little() -> None:
-    found = fits_of(samples(lambda n: 137.2 + 10.35 * max(0, n - 13), noise=0.03))
-    flat = found["flat_linear"]
-    assert flat["base_us"] == pytest.approx(137.2, rel=0.02)
-    assert flat["slope_us"] == pytest.approx(10.35, rel=0.03)
-    assert abs(flat["knee"] - 13) <= 1
-    assert 0.001 < flat["worst_relative"] < 0.05
-    assert flat["spread"] == pytest.approx(0.03 * 1.35, rel=0.5)  # quartiles of a normal are 1.35 deviations apart
-    assert found["linear"]["worst_relative"] > 0.2
-    assert best_of(found) in ("flat_linear", "roofline")
-
-
 def test_the_largest_residual_is_named() -> None:
     frame = samples(lambda n: 10 + n + (3 if n == 8 else 0) + (8 if n == 128 else 0))
     row = fits_of(frame)["linear"]
@@ -292,13 +273,6 @@ def test_the_picture_shows_what_was_measured_and_fitted() -> None:
     assert times.get_lines()[0].get_ydata()[0] == pytest.approx(4096 / 4e3)
     assert rates.get_lines()[0].get_ydata() == pytest.approx(4.0)  # GB/s
     assert expert.texts[0].get_text().startswith("best: roofline, off by at most ")
-
-
-def test_fits_read_from_a_file_are_drawn() -> None:
-    frame = samples(lambda n: 9 + max(40, 3 * n))
-    again = pd.read_csv(io.StringIO(fit_all(frame).to_csv(index=False)))
-    labels = [line.get_label() for line in draw(frame, again).axes[0].get_lines()]
-    assert {"linear", "flat, then linear", "roofline"} <= set(labels)
 
 
 def test_no_text_of_the_picture_overlaps_another() -> None:
