@@ -723,9 +723,7 @@ def test_layers_that_do_not_count_from_zero_are_named(tmp_path: Path, out: Path)
 def test_a_source_that_would_not_fit_into_memory_is_refused(tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = SOURCES["vllm-npy"].make(tmp_path)
     monkeypatch.setattr(gate, "MADE", IDS.size)
-    with pytest.raises(
-        TraceError, match=r"expert ids of all sources, got 84 B \(7 x 3 x 2\); import fewer requests at a time"
-    ):
+    with pytest.raises(TraceError, match=r"expert ids of all sources, got 84 B \(7 x 3 x 2\); import fewer requests at a time"):
         SOURCES["vllm-npy"].load(path, out)
     with path.open("ab") as file:
         file.truncate(2**32 + 1)
