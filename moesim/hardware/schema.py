@@ -119,45 +119,39 @@ class Power(Sourced):
     value: Annotated[float, Field(ge=POWER_W.least, le=POWER_W.most)]
 
 
+def _from(least: float, expected: str, hint: str) -> AfterValidator:
+    """Refuse what is too small to be in the unit of its key."""
+
+    def check(value: float) -> float:
+        if value < least:
+            raise ValueError(f"expected {expected}, got {value:g}; {hint.format(value)}")
+        return value
+
+    return AfterValidator(check)
+
+
+_IN_BYTES = _from(RATE.least, "bytes per second such as 25e9", "if these are GB/s, write {:g}e9")
+_IN_OPERATIONS = _from(FLOPS.least, "operations per second such as 71e12", "if these are TFLOP/s, write {:g}e12")
+_STILL = "an activity that stands still never ends"
+_NOT_LOST = _from(RATE_SHARE.least, f"a share of at least {RATE_SHARE.least:g}", _STILL)
+
+
 class Rate(Sourced):
     """Bytes per second of a memory or a copy; a figure in GB/s looks like a modem's."""
 
-    value: Annotated[float, Field(gt=0, le=RATE.most)]
-
-    @field_validator("value")
-    @classmethod
-    def _in_bytes(cls, value: float) -> float:
-        if value < RATE.least:
-            raise ValueError(f"expected bytes per second such as 25e9, got {value:g}; if these are GB/s, write {value:g}e9")
-        return value
+    value: Annotated[float, Field(gt=0, le=RATE.most), _IN_BYTES]
 
 
 class Flops(Sourced):
     """Operations per second."""
 
-    value: Annotated[float, Field(gt=0, le=FLOPS.most)]
-
-    @field_validator("value")
-    @classmethod
-    def _in_operations(cls, value: float) -> float:
-        if value < FLOPS.least:
-            hint = f"if these are TFLOP/s, write {value:g}e12"
-            raise ValueError(f"expected operations per second such as 71e12, got {value:g}; {hint}")
-        return value
+    value: Annotated[float, Field(gt=0, le=FLOPS.most), _IN_OPERATIONS]
 
 
 class Share(Sourced):
     """A number in (0, 1], of at least a millionth."""
 
-    value: Annotated[float, Field(gt=0, le=RATE_SHARE.most)]
-
-    @field_validator("value")
-    @classmethod
-    def _not_lost(cls, value: float) -> float:
-        if value < RATE_SHARE.least:
-            least = RATE_SHARE.least
-            raise ValueError(f"expected a share of at least {least:g}, got {value:g}; an activity that stands still never ends")
-        return value
+    value: Annotated[float, Field(gt=0, le=RATE_SHARE.most), _NOT_LOST]
 
 
 class Launches(Sourced):
@@ -200,21 +194,37 @@ class Memory(Size):
 
 
 _FALL = 0.5  # a kernel may do more rows in less time, where a library changes its method; below this share nothing does
+_ROWS_FALL = "no fall below half of an earlier time"
+_BYTES_FALL = "times that do not fall as bytes grow"
 
 
-def _check_pairs(value: list[list[float]], of: str, most: float) -> None:
-    if len(value) < 2 or any(len(pair) != 2 for pair in value):
-        raise ValueError(f"expected at least two pairs [{of}, us], got {_few(value)}")
-    sizes = [pair[0] for pair in value]
-    if any(n < 1 or n != int(n) for n in sizes) or any(b <= a for a, b in pairwise(sizes)):
-        raise ValueError(f"expected whole, ascending numbers of {of} from 1, got {_few(sizes)}; sort them, and give each once")
-    if sizes[-1] > most:
-        raise ValueError(f"expected at most {most:g} {of}, got {sizes[-1]:g}; measure less")
-    for size, us in value:
-        if us > TIME_US.most:
-            raise ValueError(f"expected times of at most {TIME_US.most:g} us, got {us:g} at {size:g} {of}; check the unit")
-        if us < 0:
-            raise ValueError(f"expected times of at least 0 us, got a negative one, {us:g} at {size:g} {of}; measure it again")
+def _ascending(of: str, most: float, fall: float, expected: str) -> AfterValidator:
+    """Refuse measured pairs of a size and microseconds that no machine has."""
+
+    def check(value: list[list[float]]) -> list[list[float]]:
+        if len(value) < 2 or any(len(pair) != 2 for pair in value):
+            raise ValueError(f"expected at least two pairs [{of}, us], got {_few(value)}")
+        sizes = [pair[0] for pair in value]
+        if any(n < 1 or n != int(n) for n in sizes) or any(b <= a for a, b in pairwise(sizes)):
+            raise ValueError(
+                f"expected whole, ascending numbers of {of} from 1, got {_few(sizes)}; sort them, and give each once"
+            )
+        if sizes[-1] > most:
+            raise ValueError(f"expected at most {most:g} {of}, got {sizes[-1]:g}; measure less")
+        highest = 0.0
+        for size, us in value:
+            if us > TIME_US.most:
+                raise ValueError(f"expected times of at most {TIME_US.most:g} us, got {us:g} at {size:g} {of}; check the unit")
+            if us < 0:
+                raise ValueError(
+                    f"expected times of at least 0 us, got a negative one, {us:g} at {size:g} {of}; measure it again"
+                )
+            if us < fall * highest:
+                raise ValueError(f"expected {expected}, got {us:g} us at {size:g} {of} after {highest:g}; measure it again")
+            highest = max(highest, us)
+        return value
+
+    return AfterValidator(check)
 
 
 def _few(values: Sequence[Any]) -> str:
@@ -224,39 +234,13 @@ def _few(values: Sequence[Any]) -> str:
 class Points(Sourced):
     """Measured pairs of rows and microseconds."""
 
-    value: list[list[float]]
-
-    @field_validator("value")
-    @classmethod
-    def _ascending(cls, value: list[list[float]]) -> list[list[float]]:
-        _check_pairs(value, "rows", TOKENS.most)
-        highest = 0.0
-        for rows, us in value:
-            if us < _FALL * highest:
-                raise ValueError(
-                    f"expected no fall below half of an earlier time, got {us:g} us at {rows:g} rows after {highest:g}; "
-                    "measure it again"
-                )
-            highest = max(highest, us)
-        return value
+    value: Annotated[list[list[float]], _ascending("rows", TOKENS.most, _FALL, _ROWS_FALL)]
 
 
 class BytePoints(Sourced):
     """Measured pairs of bytes and microseconds of a copy; more bytes never take less time."""
 
-    value: list[list[float]]
-
-    @field_validator("value")
-    @classmethod
-    def _ascending(cls, value: list[list[float]]) -> list[list[float]]:
-        _check_pairs(value, "bytes", BYTES.most)
-        for (_, before), (size, us) in pairwise(value):
-            if us < before:
-                raise ValueError(
-                    f"expected times that do not fall as bytes grow, got {us:g} us at {size:g} bytes after {before:g}; "
-                    "measure it again"
-                )
-        return value
+    value: Annotated[list[list[float]], _ascending("bytes", BYTES.most, 1, _BYTES_FALL)]
 
 
 class Shape(Strict):
@@ -338,6 +322,12 @@ class PartCurve(Curve):
     part: Literal["attention", "context", "dense", "shared", "head", "embedding", "leading"]
 
 
+def _check_together(part: Strict, *keys: str) -> None:
+    missing = [key for key in keys if getattr(part, key) is None]
+    if len(missing) == 1:
+        raise ValueError(f"{missing[0]}: expected {' and '.join(keys)} together, got one; add {missing[0]}")
+
+
 class ExpertCostFile(Strict):
     """Time of an expert of any shape, linear in its rows; see `moesim.hardware.costs.curves`."""
 
@@ -350,9 +340,7 @@ class ExpertCostFile(Strict):
 
     @model_validator(mode="after")
     def _both_or_neither(self) -> ExpertCostFile:
-        if (self.many_row_flops is None) != (self.crossover_rows is None):
-            missing = "crossover_rows" if self.crossover_rows is None else "many_row_flops"
-            raise ValueError(f"{missing}: expected many_row_flops and crossover_rows together, got one; add {missing}")
+        _check_together(self, "many_row_flops", "crossover_rows")
         if self.crossover_rows is not None and self.crossover_rows.value < 1:
             raise ValueError("crossover_rows: expected at least 1 row, got 0; the first row is in reading")
         return self
@@ -372,12 +360,8 @@ def _each_once(value: list[Any]) -> list[Any]:
 Cores = Annotated[list[Annotated[int, Field(ge=0, le=CORES.most)]], Field(min_length=1), AfterValidator(_each_once)]
 
 
-_COMPUTING = (
-    "memory_bytes_per_s", "flops", "cores", "workspace_bytes", "launch_us", "launches", "operations",
-    "operation_us", "token_us", "latent_attention_us", "router_us", "first_extra_us", "expert_cost", "experts", "parts",
-    "predict",
-)  # fmt: skip
-"""Keys of a device that computes."""
+_OF_ANY = ("kind", "role", "host", "memory_bytes", "idle_w", "busy_w")
+"""Keys of a device that a disk may have, too."""
 
 
 class DeviceFile(Strict):
@@ -408,7 +392,7 @@ class DeviceFile(Strict):
 
     @model_validator(mode="after")
     def _fits_its_kind(self) -> DeviceFile:
-        given = [key for key in _COMPUTING if getattr(self, key)]
+        given = [key for key in type(self).model_fields if key not in _OF_ANY and getattr(self, key)]
         if self.kind == "disk" and given:
             raise ValueError(f"{given[0]}: a disk stores and does not compute: expected no {given[0]}, got one; remove it")
         for key in ("memory_bytes_per_s", "flops"):
@@ -433,9 +417,7 @@ class DeviceFile(Strict):
 
     @model_validator(mode="after")
     def _counted(self) -> DeviceFile:
-        if (self.operations is None) != (self.operation_us is None):
-            missing = "operations" if self.operations is None else "operation_us"
-            raise ValueError(f"{missing}: expected operations and operation_us together, got one; add {missing}")
+        _check_together(self, "operations", "operation_us")
         stated = "launches" if self.launches else "launch_us" if self.launch_us else ""
         if self.operations is not None and stated:
             raise ValueError(f"{stated}: expected none next to operations, counted from the model, got some; remove one")

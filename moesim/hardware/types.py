@@ -248,21 +248,13 @@ class HardwareProfile(Facts):
         for device in (src, dst):
             if device not in self.devices:
                 raise HardwareError(f"{self.path}: {unknown_name('device', device, self.devices)}")
-        ways: list[tuple[str, tuple[Link, ...]]] = [(src, ())]
-        seen = {src}
-        while ways:
-            for here, way in ways:
-                if here == dst:
-                    return way
-            longer: list[tuple[str, tuple[Link, ...]]] = []
-            for here, way in ways:
-                for link in sorted(self.links, key=lambda link: link.name):
-                    if link.src == here and link.dst not in seen:
-                        longer.append((link.dst, (*way, link)))
-            longer.sort(key=lambda item: [link.name for link in item[1]])
-            ways = []
-            for here, way in longer:
-                if here not in seen:  # the first by name wins
-                    seen.add(here)
-                    ways.append((here, way))
-        raise HardwareError(f"{self.path}: links: expected a path {src} -> {dst}, got none; add a link")
+        ways: dict[str, tuple[Link, ...]] = {src: ()}
+        while dst not in ways:
+            longer = [
+                (*way, link) for here, way in ways.items() for link in self.links if link.src == here and link.dst not in ways
+            ]
+            if not longer:
+                raise HardwareError(f"{self.path}: links: expected a path {src} -> {dst}, got none; add a link")
+            for way in sorted(longer, key=lambda way: [link.name for link in way]):
+                ways.setdefault(way[-1].dst, way)  # the first by name wins
+        return ways[dst]
