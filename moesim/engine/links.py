@@ -210,8 +210,10 @@ def cross(
     of: Group | Task | None = None,
 ) -> None:  # fmt: skip
     """Move the activations of `rows` rows from one device to another, hop by hop, then call ``then()``: at once if it is one."""
-    path = () if src is dst else path_between(state, src.name, dst.name)
-    crossing = Crossing(layer, rows, direction, of)
+    if src is dst:
+        then()
+        return
+    path, crossing = path_between(state, src.name, dst.name), Crossing(layer, rows, direction, of)
 
     def hop(i: int) -> None:
         if i == len(path):

@@ -57,8 +57,7 @@ def flush(state: State) -> None:
     """Tell what happened at this instant, in the order of rule 2, then start what can start."""
     instant = state.instant
     while True:
-        if instant.completed:
-            take_in(state)
+        taken = take_in(state)
         visit = state.forward.visit
         if visit is not None and visit.open <= 0:  # below 0: Runs name more rows than slots are open, which is refused
             steps.end_layer(state, visit)
@@ -73,7 +72,7 @@ def flush(state: State) -> None:
             found, instant.predicted = instant.predicted, []
             for prediction in found:
                 steps.predicted(state, *prediction)
-        elif not instant.completed:
+        elif not taken:
             break
     media, instant.media, instant.blocked = instant.media + instant.blocked, [], []
     for medium in media:
@@ -84,9 +83,11 @@ def flush(state: State) -> None:
     instant.lanes.clear()
 
 
-def take_in(state: State) -> None:
-    """Take in completions, in the order of submission; then tell of them."""
+def take_in(state: State) -> bool:
+    """Take in completions, in the order of submission, then report them; False if there are none."""
     instant = state.instant
+    if not (instant.finished or instant.arrived or instant.deferred or instant.sent):
+        return False
     finished, instant.finished = sorted(instant.finished, key=lambda task: task.key), []
     for task in finished:
         if task.group is not None:
@@ -116,6 +117,7 @@ def take_in(state: State) -> None:
     sent, instant.sent = instant.sent, []
     for tag in sent:
         tell(state, Sent, tag)
+    return True
 
 
 def _arrive(state: State, transfer: Transfer) -> None:

@@ -253,11 +253,6 @@ class Instant:
     media: list[Medium] = field(default_factory=list)
     blocked: list[Medium] = field(default_factory=list)  # their queues wait for memory; tried again at every instant
 
-    @property
-    def completed(self) -> bool:
-        """Whether anything is done that nobody has taken in."""
-        return bool(self.finished or self.arrived or self.deferred or self.sent)
-
 
 @dataclass(slots=True)
 class Pass:
@@ -273,10 +268,10 @@ class Pass:
     future: dict[int, Visit] = field(default_factory=dict)  # layers that have early Runs
     gate_input_waiters: defaultdict[int, list[Call]] = field(default_factory=lambda: defaultdict(list))  # layer -> calls
     gate_mass: float = 0.0
+    micro: tuple[MicroBatch, ...] = field(init=False)
 
-    @property
-    def micro(self) -> tuple[MicroBatch, ...]:
-        return self.step.micro
+    def __post_init__(self) -> None:
+        self.micro = self.step.micro
 
     def gate_input_exists(self, layer: int) -> bool:
         """Whether the gate input of a layer exists, for all rows."""
