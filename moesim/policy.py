@@ -1,6 +1,6 @@
 """The contract between policies and the engine: events in, actions out. No behaviour lives here.
 
-A policy is one object. It says once where weights start (`place`); then the engine tells it facts (`decide` gets an
+A policy is one object. It says once where weights start (`place`); then the engine reports facts (`decide` gets an
 event) and it answers with decisions (actions). When memory is needed for a transfer that could start now, the engine
 asks for a victim (`evict`). A policy never sees the simulation itself, only a read-only `View` of the present.
 
@@ -89,7 +89,7 @@ class Ran(NamedTuple):
 
 
 class SharedRan(NamedTuple):
-    """The shared experts of a micro-batch have been executed; never told of a model that has none."""
+    """The shared experts of a micro-batch have been executed; never reported of a model that has none."""
 
     step: int
     layer: int
@@ -199,7 +199,7 @@ class Predict(NamedTuple):
     layer: int
     source: str
     device: str
-    lane: str = "main"  # "main": before any Run that waits; "side": beside them, as slowed as the profile says
+    lane: str = "main"  # "main": before any Run that waits; "side": next to them, as slowed as the profile says
 
 
 class Send(NamedTuple):
@@ -375,7 +375,7 @@ class Policy(Protocol):
 
     @property
     def listens(self) -> frozenset[type]:
-        """Which events it is told; of others it hears nothing."""
+        """Which events it gets; of others it hears nothing."""
 
     @property
     def needs(self) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""Carrying out what a policy returns: validation first, then effect, in the order returned."""
+"""Running what a policy returns: validation first, then effect, in the order returned."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Clock:
             self.rates[pair.a][pair.b] = pair.a_rate_ppm
             self.rates[pair.b][pair.a] = pair.b_rate_ppm
 
-    # ------------------------------------------------------------------------------------------------- what is carried out
+    # ------------------------------------------------------------------------------------------------- what is run
     def ready(self, task: Task) -> None:
         """Queue a task that lacks nothing any more."""
         lane: Lane = task.lane
@@ -149,7 +149,7 @@ class Clock:
     def _reading_share(self, lane: Lane, task: Task) -> int:
         """Return the part of an expert's time that reading its weights takes, in millionths: all of it with one row.
 
-        Of a processor only: what slows a GPU's experts while its links are busy has not been told apart by rows.
+        Of a processor only: what slows a GPU's experts while its links are busy has not been measured by rows.
         """
         if task.group is None or lane.device.is_gpu or task.rows <= 1:
             return FULL

@@ -137,7 +137,7 @@ def simulate(
     CapacityError
         If a device's memory cannot hold what must be there.
     PolicyError
-        If the policy returns an action that cannot be carried out.
+        If the policy returns an action that cannot be run.
     DeadlockError
         If nothing can happen any more and work remains.
     SimulationError

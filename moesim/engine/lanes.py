@@ -17,7 +17,7 @@ def submit(state: State, lane: Lane, task: Task) -> None:
 
 
 def wake(state: State, task: Task) -> None:
-    """Take note that one thing is there that a submitted task waited for."""
+    """Note that one thing is there that a submitted task waited for."""
     task.waits -= 1
     if not task.waits:
         task.lane.n_waiting -= 1
@@ -49,7 +49,7 @@ def read_copy(state: State, task: Task) -> None:
 
 
 def done(state: State, task: Task, end: int) -> None:
-    """Record a task that is done; the loop will tell who must know."""
+    """Record a task that is done; the loop reports it to who must know."""
     lane, (layer, expert, bits) = task.lane, task.unit
     state.records.tasks.append(
         TaskRecord(
@@ -94,7 +94,7 @@ def launch(state: State, group: Group) -> None:
 
 
 def progress(state: State, group: Group) -> None:
-    """Take note that one Run of a group is done; with the last, its outputs go back."""
+    """Note that one Run of a group is done; with the last, its outputs go back."""
     group.left -= 1
     if not group.left:
         home = state.forward.layout.dense_at[group.into.layer]
@@ -132,7 +132,7 @@ def _submit(state: State, thread: HostThread, task: Task) -> None:
 
 
 def computed(state: State, task: Task) -> None:
-    """Take note that a Run is done: a shared thread goes on once it has computed it."""
+    """Note that a Run is done: a shared thread goes on once it has computed it."""
     if state.thread is not None and task is state.thread.computing:
         state.thread.computing = None
         state.thread.busy = False

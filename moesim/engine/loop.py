@@ -6,14 +6,14 @@ from moesim.core.processes import paused
 from moesim.core.units import format_bytes, format_ns
 from moesim.engine import lanes, links, steps
 from moesim.engine.state import State, Transfer
-from moesim.engine.steps import tell
+from moesim.engine.steps import report
 from moesim.errors import DeadlockError
 from moesim.policy import Fetched, Ran, Sent, SharedRan
 from moesim.records import Records
 
 
 def run(state: State) -> Records:
-    """Carry out all steps."""
+    """Run all steps."""
     records = state.records
     with paused():
         steps.next_step(state)
@@ -107,16 +107,16 @@ def take_in(state: State) -> bool:
         call()
     for transfer in arrived if Fetched in state.listens else ():
         if transfer.dst is not None:
-            tell(state, Fetched, transfer.unit.layer, transfer.unit.expert, transfer.dst.name)
+            report(state, Fetched, transfer.unit.layer, transfer.unit.expert, transfer.dst.name)
     for task in finished if Ran in state.listens else ():
         if task.group is not None:
-            tell(state, Ran, task.step, task.unit.layer, (task.unit.expert,), task.lane.device.name)
+            report(state, Ran, task.step, task.unit.layer, (task.unit.expert,), task.lane.device.name)
     for task in finished:
         if task.kind == "shared":
-            tell(state, SharedRan, task.step, task.unit.layer, task.mb, task.lane.device.name)
+            report(state, SharedRan, task.step, task.unit.layer, task.mb, task.lane.device.name)
     sent, instant.sent = instant.sent, []
     for tag in sent:
-        tell(state, Sent, tag)
+        report(state, Sent, tag)
     return True
 
 

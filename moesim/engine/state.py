@@ -227,7 +227,7 @@ class Layout:
 
 
 class Carrier(Protocol):
-    """What carries out tasks and transfers: a clock that is simulated, or the machine itself."""
+    """Runs tasks and transfers: a clock that is simulated, or the machine itself."""
 
     def ready(self, task: Task) -> None: ...
     def begin(self, lane: Lane, task: Task) -> None: ...
@@ -240,7 +240,7 @@ class Carrier(Protocol):
 # ------------------------------------------------------------------------------------------------------------- the run
 @dataclass(slots=True)
 class Instant:
-    """What has happened at this instant and is not told yet, and what may have something to start (rule 2)."""
+    """Events of this instant that are not reported yet, and what may have something to start (rule 2)."""
 
     finished: list[Task] = field(default_factory=list)
     arrived: list[Transfer] = field(default_factory=list)

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-def tell(state: State, kind: Any, *fields: Any) -> None:
-    """Tell the policy an event that it listens to, and apply its answer; while it decides, the event waits."""
+def report(state: State, kind: Any, *fields: Any) -> None:
+    """Report an event to a policy that listens to it, and apply its answer; while it decides, the event waits."""
     if kind not in state.listens:
         return
     if state.deciding.under_way:
-        state.deciding.unheard.append(lambda: tell(state, kind, *fields))
+        state.deciding.unheard.append(lambda: report(state, kind, *fields))
         return
     actions = state.policy.decide(kind(*fields), state.view)
     if actions:
@@ -132,7 +132,7 @@ def next_step(state: State) -> None:
     _reserve_kv(state, step.kv_tokens)
     if layout.streams is not None:
         layout.streams.begin_step(state)
-    tell(state, StepBegin, step.index, step.phase, step.requests, step.last_chunk)
+    report(state, StepBegin, step.index, step.phase, step.requests, step.last_chunk)
     phases = step_phases(state, "embedding", "leading")
     state.forward.hidden_at = phases[-1].device if phases else first
     walk(state, phases, first, -1, 0, step.n_tokens, lambda: begin_layer(state, 0))
@@ -162,7 +162,7 @@ def _end_step(state: State) -> None:
     check_length(state.costs.hardware.path, now, step.index)
     sizes = (step.batch, step.n_tokens, step.n_sequences)
     state.records.steps.append(StepRecord(forward.began, now, step.index, step.phase, *sizes, forward.gate_mass))
-    tell(state, StepEnd, step.index)
+    report(state, StepEnd, step.index)
     if state.progress is not None:
         state.progress(step.index)
     next_step(state)
@@ -170,14 +170,14 @@ def _end_step(state: State) -> None:
 
 # ----------------------------------------------------------------------------------------------------------------- layers
 def begin_layer(state: State, layer: int) -> None:
-    """Begin a visit of a layer: tell the policy, then submit its dense part for every micro-batch."""
+    """Begin a visit of a layer: report it, then submit its dense part for every micro-batch."""
     forward = state.forward
     visit = forward.visit = forward.visit_of(layer)
     del forward.future[layer]
     visit.begin, forward.reached = state.now, layer
     if forward.layout.streams is not None:
         forward.layout.streams.begin_layer(state, layer)
-    tell(state, LayerBegin, visit.step, layer)
+    report(state, LayerBegin, visit.step, layer)
     hidden, forward.hidden_at = forward.hidden_at, forward.layout.dense_at[layer]
     for mb, micro in enumerate(forward.micro):
         walk(state, layer_phases(state, layer, micro), hidden, layer, mb, micro.n_rows, None)
@@ -191,7 +191,7 @@ def end_layer(state: State, visit: Visit) -> None:
         forward.gate_mass += gate_mass(visit.weights)
     state.records.layers.append(LayerRecord(visit.begin, state.now, visit.step, visit.layer))
     forward.visit = None
-    tell(state, LayerEnd, visit.step, visit.layer)
+    report(state, LayerEnd, visit.step, visit.layer)
     if visit.layer + 1 < state.model.n_layers:
         begin_layer(state, visit.layer + 1)
     else:
@@ -246,7 +246,7 @@ def routed(state: State, mb: int) -> None:
 
 
 def predicted(state: State, step: int, layer: int, source: str, predictor: Any) -> None:
-    """A prediction has been paid for; one that comes after its step is of no use and is not told."""
+    """A prediction has been paid for; one that comes after its step is of no use and is not reported."""
     if step != state.step.index or Predicted not in state.listens:
         return
     if state.deciding.under_way:
@@ -255,7 +255,7 @@ def predicted(state: State, step: int, layer: int, source: str, predictor: Any) 
     for mb in range(len(state.forward.micro)):
         answer = predictor.predict(state.step, mb, layer)
         if answer is not None:
-            tell(state, Predicted, step, layer, mb, answer[0], answer[1], source)
+            report(state, Predicted, step, layer, mb, answer[0], answer[1], source)
 
 
 def _copies_of(state: State, layer: int, expert: int) -> list[Unit]:

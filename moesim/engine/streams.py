@@ -82,7 +82,7 @@ class Streams:
             use.waiting.append(task)
 
     def read_by(self, state: State, task: Task) -> None:
-        """Take note that a task is done; after the last of a use its place in the buffer is free."""
+        """Note that a task is done; after the last of a use its place in the buffer is free."""
         use: Use = task.reads
         use.left -= 1
         if use.left:

@@ -1,14 +1,14 @@
-// Telling the policy, and carrying out what it returns: validation first, then effect, in the order returned.
+// Reporting to the policy, and running what it returns: validation first, then effect, in the order returned.
 #include "composed.hpp"
 #include "streams.hpp"
 
 namespace moesim {
 
 /// Tell the policy an event that it listens to, and apply its answer; while it decides, the event waits.
-void tell(State &state, EventKind kind, const nb::object &event) {
+void report(State &state, EventKind kind, const nb::object &event) {
     if (!state.listens[kind]) return;
     if (state.deciding) {
-        state.unheard.push_back([&state, kind, event] { tell(state, kind, event); });
+        state.unheard.push_back([&state, kind, event] { report(state, kind, event); });
         return;
     }
     PyObject *arguments[] = {state.policy.ptr(), event.ptr(), state.view.ptr()};
@@ -386,7 +386,7 @@ void launch(State &state, Group *group) {
     }
 }
 
-/// Take note that one Run of a group is done; with the last, its outputs go back.
+/// Note that one Run of a group is done; with the last, its outputs go back.
 void progress(State &state, Group *group) {
     if (--group->left) return;
     Visit *into = group->into;

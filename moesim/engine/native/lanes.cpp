@@ -14,7 +14,7 @@ void submit(State &state, Lane *lane, Task *task) {
     }
 }
 
-/// Take note that one thing is there that a submitted task waited for.
+/// Note that one thing is there that a submitted task waited for.
 void wake(State &state, Task *task) {
     if (--task->waits) return;
     --task->lane->n_waiting;
@@ -46,7 +46,7 @@ void start_next(State &state, Lane *lane) {
     state.clock.begin(state, lane, task);
 }
 
-/// Record a task that is done; the loop will tell who must know.
+/// Record a task that is done; the loop reports it to who must know.
 void done(State &state, Task *task, i64 end) {
     Lane *lane = task->lane;
     state.records.tasks.push_back({task->start, end, task->work, task->submitted, task->ready, task->step, task->layer, task->mb,
@@ -114,7 +114,7 @@ void submit_next(State &state, HostThread &thread) {
     }
 }
 
-/// Take note that a Run is done: a shared thread goes on once it has computed it.
+/// Note that a Run is done: a shared thread goes on once it has computed it.
 void computed(State &state, HostThread &thread, Task *task) {
     if (task != thread.computing) return;
     thread.computing = nullptr;

@@ -59,7 +59,7 @@ static void take_in(State &state) {
     if (state.listens[FETCHED])
         for (Transfer *transfer : arrived) {
             if (transfer->unit < 0) continue;
-            tell(state, FETCHED, named(state.py.event[FETCHED], num(transfer->layer), num(transfer->expert),
+            report(state, FETCHED, named(state.py.event[FETCHED], num(transfer->layer), num(transfer->expert),
                                        ref(transfer->dst->name)));
         }
     if (state.listens[RAN])
@@ -68,20 +68,20 @@ static void take_in(State &state) {
                 PyObject *experts = PyTuple_New(1);
                 if (!experts) throw nb::python_error();
                 PyTuple_SET_ITEM(experts, 0, num(task->expert));
-                tell(state, RAN, named(state.py.event[RAN], num(task->step), num(task->layer), experts,
+                report(state, RAN, named(state.py.event[RAN], num(task->step), num(task->layer), experts,
                                        ref(task->lane->device->name)));
             }
     if (state.listens[SHARED_RAN])
         for (Task *task : finished)
             if (task->kind == Kind::shared)
-                tell(state, SHARED_RAN, named(state.py.event[SHARED_RAN], num(task->step), num(task->layer), num(task->mb),
+                report(state, SHARED_RAN, named(state.py.event[SHARED_RAN], num(task->step), num(task->layer), num(task->mb),
                                               ref(task->lane->device->name)));
     for (Task *task : finished) state.tasks.give_back(task);
     for (Transfer *transfer : arrived) state.transfers.give_back(transfer);
     if (!state.sent.empty()) {
         std::vector<nb::object> sent = std::move(state.sent);
         state.sent.clear();
-        for (nb::object &tag : sent) tell(state, SENT, named(state.py.event[SENT], ref(tag)));
+        for (nb::object &tag : sent) report(state, SENT, named(state.py.event[SENT], ref(tag)));
     }
 }
 

@@ -11,7 +11,7 @@ namespace moesim {
 using algorithms::Plan;
 using Units = std::vector<std::pair<int, int>>;  // layer and expert
 
-/// What every part is told before a run.
+/// Facts that every part gets before a run.
 struct Setup {
     State &state;
     DeviceState *gpu, *cpu;  // cpu: none if nothing is computed on the host

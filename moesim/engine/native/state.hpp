@@ -208,9 +208,9 @@ struct Source {
     std::vector<int> needed;  // of each layer: that whose gate input must exist, -1: none, -2: not asked
     std::map<std::pair<int, int>, i64> work = {};  // of a device and rows
     nb::object step = {};  // of which a composition asked last
-    bool at_once = false;  // whether it tells the ids of all layers of a step at once
-    std::unique_ptr<Table> table = {};  // these; none: it tells nothing of this step
-    int first_layer = 0;  // of which it tells
+    bool at_once = false;  // whether it gives the ids of all layers of a step at once
+    std::unique_ptr<Table> table = {};  // these; none: it says nothing of this step
+    int first_layer = 0;  // of which it speaks
 };
 
 /// The thread that submits Runs one after another, each for the same time.
@@ -316,7 +316,7 @@ struct State {
     Contention contention;
     Clock clock;
     i64 chunk_bytes = 0;  // 0: transfers are in one piece
-    // Completed at this instant and not yet told.
+    // Completed at this instant and not yet reported.
     i64 now = 0;
     std::vector<Transfer *> arrived, arriving;  // the second of each: what is being taken in
     std::vector<Task *> finished, finishing;
@@ -440,7 +440,7 @@ const std::vector<LinkState *> &path_between(State &state, DeviceState *src, Dev
 const std::vector<DeviceState *> &sources(State &state, DeviceState *device);
 
 // actions
-void tell(State &state, EventKind kind, const nb::object &event);
+void report(State &state, EventKind kind, const nb::object &event);
 nb::object collected(State &state, nb::handle actions);
 void apply(State &state, nb::handle actions);
 void apply(State &state, const Answer &answer);

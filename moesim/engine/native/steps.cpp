@@ -104,7 +104,7 @@ void next_step(State &state) {
     if (state.layout->streams) state.layout->streams->begin_step(state);
     state.reached = -1;
     if (!state.composed)
-        tell(state, STEP_BEGIN, named(state.py.event[STEP_BEGIN], num(state.step_index), ref(state.phase),
+        report(state, STEP_BEGIN, named(state.py.event[STEP_BEGIN], num(state.step_index), ref(state.phase),
                                       ref(attr(step, "requests")), ref(attr(step, "last_chunk"))));
     state.hidden_at = state.layout->step_parts.at("embedding");
     i64 rows = state.step_rows, embedding = rows ? part_ns(state, "embedding_ns", state.layout->step_parts.at("embedding"), rows) : 0;
@@ -121,7 +121,7 @@ static void end_step(State &state) {
     state.records.steps.push_back({state.step_began, state.now, state.step_index, of("batch"), state.step_rows,
                                    of("n_sequences"), state.gate_mass, state.decoding});
     state.last_end = state.now;
-    tell(state, STEP_END, named(state.py.event[STEP_END], num(state.step_index)));
+    report(state, STEP_END, named(state.py.event[STEP_END], num(state.step_index)));
     if (!state.progress.is_none()) ask(state, state.progress, {num(state.step_index)});
     next_step(state);
 }
@@ -202,7 +202,7 @@ static void submit_dense(State &state, int layer, int mb, DeviceState *hidden, D
     });
 }
 
-/// Begin a visit of a layer: tell the policy, then submit its dense part for every micro-batch.
+/// Begin a visit of a layer: report it, then submit its dense part for every micro-batch.
 void begin_layer(State &state, int layer) {
     Visit *visit = state.future[layer];
     state.future[layer] = nullptr;
@@ -212,7 +212,7 @@ void begin_layer(State &state, int layer) {
     state.reached = layer;
     if (state.layout->streams) state.layout->streams->begin_layer(state, layer);
     if (state.listens[LAYER_BEGIN])
-        tell(state, LAYER_BEGIN, named(state.py.event[LAYER_BEGIN], num(visit->step), num(layer)));
+        report(state, LAYER_BEGIN, named(state.py.event[LAYER_BEGIN], num(visit->step), num(layer)));
     DeviceState *attention = state.layout->attention_at[layer], *dense = state.layout->dense_at[layer], *hidden = state.hidden_at;
     state.hidden_at = dense;
     for (int mb = 0; mb < state.n_mbs(); ++mb) submit_dense(state, layer, mb, hidden, attention, dense);
@@ -281,7 +281,7 @@ void end_layer(State &state, Visit *visit) {
         if (state.composed) {
             apply(state, state.composed->layer_end(visit->layer));
         } else {
-            tell(state, LAYER_END, named(state.py.event[LAYER_END], num(visit->step), num(visit->layer)));
+            report(state, LAYER_END, named(state.py.event[LAYER_END], num(visit->step), num(visit->layer)));
         }
     }
     if (visit->layer + 1 < state.n_layers) {
@@ -452,7 +452,7 @@ bool knows_step(State &state, Source &source) {
     return source.at_once;
 }
 
-/// Ask a predictor about a layer for the rows of a micro-batch, and tell the composition what it says.
+/// Ask a predictor about a layer for the rows of a micro-batch, and report its answer to the composition.
 static void tell_prediction(State &state, Source &source, int layer, int mb) {
     Composed &composed = *state.composed;
     if (knows_step(state, source)) {
@@ -468,7 +468,7 @@ static void tell_prediction(State &state, Source &source, int layer, int mb) {
     apply(state, composed.predicted({state.step_index, layer, mb, &table, 0, table.buffer.shape[0], -1}));
 }
 
-/// A prediction has been paid for; one that comes after its step is of no use and is not told.
+/// A prediction has been paid for; one that comes after its step is of no use and is not reported.
 void predicted(State &state, const State::Prediction &prediction) {
     if (prediction.step != state.step_index || !state.listens[PREDICTED]) return;
     if (state.deciding) {
@@ -484,7 +484,7 @@ void predicted(State &state, const State::Prediction &prediction) {
         nb::object answer = ask(state, source.predict, {ref(state.step), num(mb), num(prediction.layer)});
         if (answer.is_none()) continue;
         nb::object ids = own(PySequence_GetItem(answer.ptr(), 0)), scores = own(PySequence_GetItem(answer.ptr(), 1));
-        tell(state, PREDICTED, named(state.py.event[PREDICTED], num(prediction.step), num(prediction.layer), num(mb), ref(ids),
+        report(state, PREDICTED, named(state.py.event[PREDICTED], num(prediction.step), num(prediction.layer), num(mb), ref(ids),
                                      ref(scores), ref(source.name)));
     }
 }

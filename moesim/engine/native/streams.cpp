@@ -70,7 +70,7 @@ void Streams::reach(State &state, Use *use) {
     go_on(state, *stream);
 }
 
-/// Take note that a task is done; after the last of a use its place in the buffer is free.
+/// Note that a task is done; after the last of a use its place in the buffer is free.
 void Streams::read_by(State &state, Task *task) {
     Use *use = task->reads;
     if (--use->left) return;

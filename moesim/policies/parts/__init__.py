@@ -19,7 +19,7 @@ Unit = tuple[int, int]  # (layer, expert)
 
 
 class Setup(NamedTuple):
-    """What every part is told before a run."""
+    """Facts that every part gets before a run."""
 
     view: View
     gpu: str
@@ -65,7 +65,7 @@ class PlacementPart(Protocol):
 class AssignmentPart(Protocol):
     """Which device executes each active expert.
 
-    One that wants more than rows may have ``routed(event: Routed)``, which is told before each `assign`.
+    One that wants more than rows may have ``routed(event: Routed)``, which is called before each `assign`.
     """
 
     @property
