@@ -23,7 +23,7 @@ Code: IntelliSys-Lab/FineMoE-EuroSys26 at 5c58468, on MoE-Infinity's engine; the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -32,7 +32,7 @@ import numpy as np
 from moesim.policies.options import option
 from moesim.policies.parts import Unit, source_needs
 from moesim.policies.systems.moe_infinity import PrefetchingThread, shares
-from moesim.policy import PREFETCH, Action, Fetch, Fetched, Placement, Predict, Predicted, Routed, StepBegin, View
+from moesim.policy import PREFETCH, Action, Fetch, Placement, Predict, Predicted, Routed, StepBegin, View
 from moesim.trace.stats.calibration import DECIMALS, EMBEDDING
 
 if TYPE_CHECKING:
@@ -210,25 +210,6 @@ class RenewedQueue:
 SOURCE = f"signal:{EMBEDDING}"
 
 
-def _lowest_idle(values: NDArray[np.float64], in_use: Callable[[Unit], bool]) -> Unit | None:
-    """Return the place of the lowest value not in use, of equals the first; inf: not asked about.
-
-    >>> _lowest_idle(np.array([[3.0, 1.0], [1.0, np.inf]]), lambda place: place == (0, 1))
-    (1, 0)
-    """
-    busy: list[tuple[Unit, float]] = []
-    found = None
-    while found is None and (lowest := values[unit := divmod(int(values.argmin()), values.shape[1])]) != np.inf:
-        if in_use(unit):
-            busy.append((unit, lowest))
-            values[unit] = np.inf
-        else:
-            found = unit
-    for unit, value in busy:
-        values[unit] = value
-    return found
-
-
 class FineMoE(PrefetchingThread):
     """Prefetch what past iterations with a similar beginning used, several layers ahead (FineMoE's code, 2026)."""
 
@@ -277,7 +258,6 @@ class FineMoE(PrefetchingThread):
         """Begin an iteration of each request, without candidates; ask for the first layers."""
         self._past.begin(event.requests)
         self._candidates[:] = False
-        self._values: NDArray[np.float64] | None = None  # scores of those that may go, inf for others; None: to be worked out
         if self._n_first:  # prefetches go on before a layer is routed
             self._locked[:] = False
         self._requests = event.requests
@@ -288,10 +268,6 @@ class FineMoE(PrefetchingThread):
     def on_predicted(self, event: Predicted, view: View) -> list[Action]:
         self._foreseen(event)
         return self.go_on(view)
-
-    def on_fetched(self, event: Fetched, view: View) -> list[Action]:
-        self._arrived((event.layer, event.expert))
-        return super().on_fetched(event, view)
 
     def _foreseen(self, event: Predicted) -> None:
         """Take in a layer's prediction; with the last of the first layers, queue their experts."""
@@ -310,7 +286,6 @@ class FineMoE(PrefetchingThread):
     def routed(self, event: Routed) -> None:
         """Observe the layer, and predict those at a distance."""
         super().routed(event)
-        self._values = None
         matches = self._past.observe(event)
         start, end = event.layer + 1 + self.prefetch_distance, len(self._probability)
         if start < end:
@@ -326,7 +301,6 @@ class FineMoE(PrefetchingThread):
         self._probability[start:end] = np.max([one[start:end] for one in maps], axis=0)
         priority = largest_priorities(maps, ranks, start, end, similarities, self._top_k)
         self._candidates = priority > (EVERY if self.selected_only else 0)
-        self._values = None
         self._queue.renew(priority, self._candidates)
 
     def awaited(self, layer: int) -> None:
@@ -340,7 +314,7 @@ class FineMoE(PrefetchingThread):
         """Take the first of the queue that is not there, if there is a slot for it."""
         while self._queue:
             unit = self._queue.first
-            if not self._cached[unit] and self.full and self._spare_values().min() == np.inf:
+            if not self._cached[unit] and self.full and not self.spare().any():
                 return None
             self._queue.pop()
             if not self._cached[unit]:
@@ -353,37 +327,20 @@ class FineMoE(PrefetchingThread):
     def _scores(self) -> NDArray[Any]:
         return self._probability * self._visits if self.float_score else eviction_scores(self._probability, self._visits)
 
-    def _spare_values(self) -> NDArray[np.float64]:
-        """Return the scores of those that may go, in C order."""
-        if self._values is None:
-            self._values = np.ascontiguousarray(np.where(self.spare(), self._scores(), np.inf))
-        return self._values
-
-    def _arrived(self, unit: Unit) -> None:
-        if self._values is not None and not self._locked[unit] and not self._candidates[unit]:
-            score = self._probability[unit] * self._visits[unit]
-            self._values[unit] = score if self.float_score else int(score)
-
     def lowest(self, may_go: NDArray[np.bool_]) -> Unit | None:
         return evicted(self._scores(), may_go)
 
     def evict(self, fetch: Fetch, view: View) -> Unit | None:
         """Name the lowest score; on demand, if there is no other, a candidate of the last prediction."""
-        found = _lowest_idle(self._spare_values(), lambda unit: view.is_in_use(unit[0], unit[1], self._gpu))
-        if found is not None:
-            layer, expert = found
-            self.gone((layer, expert))
-            return layer, expert
-        if fetch.urgency == PREFETCH:
-            return None
+        found = self.idle(self.spare(), view)
+        if found is not None or fetch.urgency == PREFETCH:
+            return found
         return self.idle(self._cached & ~self._locked, view) or self.of_the_layer(view)
 
     def gone(self, unit: Unit) -> None:
         super().gone(unit)
         self._visits[unit] = 0
         self._probability[unit] = 0
-        if self._values is not None:
-            self._values[unit] = np.inf
 
 
 def _of_all(event: Predicted, n_experts: int) -> NDArray[np.float64]:

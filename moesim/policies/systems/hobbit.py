@@ -209,8 +209,6 @@ class Hobbit(PolicyBase):
         self._ahead = np.zeros(shape, np.bool_)  # prefetched for a layer before it was routed
         self._widths = (self._low, HIGH) if self.low_precision else (HIGH,)
         self._here = np.zeros((len(self._widths), *shape), np.bool_)  # on the GPU, by width
-        self._scores = np.zeros(shape)
-        self._groups: NDArray[np.float64] | None = None  # None: scores or prefetches have changed since
         self._asked: list[int] = []  # layers that are predicted, nearest first
         self._said: dict[tuple[int, int], Predicted] = {}  # (micro-batch, layer)
         self._walked: dict[int, int] = {}  # micro-batch -> how many of the layers asked about are done with
@@ -218,7 +216,7 @@ class Hobbit(PolicyBase):
         return Placement(pools=[Pool(self._gpu, CACHE, slots * slot_bytes(view), landing=staging_bytes(view, None))])
 
     def on_step_begin(self, event: StepBegin, view: View) -> Iterable[Action]:
-        self._step, self._rows, self._groups = event.step + 1, len(event.requests), None
+        self._step, self._rows = event.step + 1, len(event.requests)
         return ()
 
     def on_fetched(self, event: Fetched, view: View) -> Iterable[Action]:
@@ -226,13 +224,12 @@ class Hobbit(PolicyBase):
         unit = event.layer, event.expert
         there = [self._is_resident(width, unit, view) for width in range(len(self._widths))]
         self._here[:, *unit] = [here and (width, *unit) not in self._leaving for width, here in enumerate(there)]
-        self._regroup(unit)
         return ()
 
     def on_routed(self, event: Routed, view: View) -> list[Action]:
         """Copy each expert at its precision, or skip it; run what is or comes there."""
         layer, gpu = event.layer, self._gpu
-        self._layer, self._groups = layer, None
+        self._layer = layer
         self._ahead[layer] = False
         high: list[int] = []
         low: list[int] = []
@@ -320,24 +317,18 @@ class Hobbit(PolicyBase):
         low = [e for e, choice in choices.items() if choice == "low" and not self._is_there((layer, e), HIGH, view)]
         low = [e for e in low if not self._is_there((layer, e), self._low, view)]
         self._ahead[layer, high + low] = True
-        self._groups = None
         fetches = (Fetch(layer, high, self._gpu, PREFETCH), Fetch(layer, low, self._gpu, PREFETCH, bits=self._low))
         return [fetch for fetch in fetches if fetch.experts]
 
     def evict(self, fetch: Fetch, view: View) -> Victim | None:
         """Name the lowest score; of equals a low copy, the first layer, the lowest id."""
-        if self._groups is None:
-            self._groups = self._grouped(view)
-        for group in self._groups[:2] if fetch.urgency == PREFETCH else self._groups:
+        for group in self._grouped(view)[: 2 if fetch.urgency == PREFETCH else 3]:
             at = int(group.argmin())
             if group.flat[at] != np.inf:
                 width, layer, expert = (int(i) for i in np.unravel_index(at, group.shape))
                 self._here[width, layer, expert] = False
                 if view.is_in_use(layer, expert, self._gpu, self._widths[width]):
                     self._leaving.add((width, layer, expert))
-                self._groups[:, width, layer, expert] = np.inf
-                if width == len(self._widths) - 1:  # a low copy next to it is needed now
-                    self._regroup((layer, expert))
                 return layer, expert, self._widths[width]
         return None
 
@@ -347,13 +338,13 @@ class Hobbit(PolicyBase):
         The groups leave in this order: those that a high copy makes needless, others, prefetched ones.
         """
         layers = np.arange(view.model.n_layers)[:, None]
-        self._scores = victim_scores(
+        scores = victim_scores(
             self._last, self._uses, self._high_uses, layers, max(1, self._step), self._layer, view.model.n_layers, self._weights
         )
         needless = self._here & self._here[-1]
         needless[-1] = False
         awaited = self._here & ~needless & self._ahead
-        return np.where((needless, self._here & ~needless & ~awaited, awaited), self._scores, np.inf)
+        return np.where((needless, self._here & ~needless & ~awaited, awaited), scores, np.inf)
 
     def _is_resident(self, width: int, unit: Unit, view: View) -> bool:
         """Whether a copy is on the GPU; one that is not has left, if it was to."""
@@ -361,17 +352,6 @@ class Hobbit(PolicyBase):
         if not here:
             self._leaving.discard((width, *unit))
         return here
-
-    def _regroup(self, unit: Unit) -> None:
-        """Put the copies of one expert into their groups."""
-        if self._groups is None:
-            return
-        self._groups[:, :, *unit] = np.inf
-        *low, high = self._here[:, *unit].tolist()
-        for width, here in enumerate((*low, high)):
-            if here:
-                needless = high and width < len(low)
-                self._groups[0 if needless else 2 if self._ahead[unit] else 1, width, *unit] = self._scores[unit]
 
 
 def _known(weights: Any) -> Any:

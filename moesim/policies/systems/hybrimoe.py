@@ -260,7 +260,6 @@ class MRS(LRU):
     )
 
     def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
-        self._ranked: dict[int, list[Unit]] = {}  # pool -> its members by score, until scores or members change
         super().start(setup, residents)
         self._recent = _recent_scores(self, setup.view)
 
@@ -270,22 +269,12 @@ class MRS(LRU):
     def used(self, event: Routed) -> None:
         super().used(event)
         self._recent.update(event)
-        self._ranked.pop(event.layer if self._per_layer else 0, None)
-
-    def inserted(self, layer: int, experts: Sequence[int]) -> None:
-        super().inserted(layer, experts)
-        self._ranked.pop(layer if self._per_layer else 0, None)
 
     def victim(self, fetch: Fetch, view: View) -> Unit | None:
         """Name the one with the smallest score, and forget it."""
-        pool = fetch.layer if self._per_layer else 0
-        members, of = self._members[pool], self._recent.of
-        ranked = self._ranked.get(pool)
-        if ranked is None:
-            ranked = self._ranked[pool] = sorted(members, key=lambda unit: of(unit[0])[unit[1]])
-        found = self.first_resident(ranked, view)
+        members, of = self.members(fetch.layer), self._recent.of
+        found = self.first_resident(sorted(members, key=lambda unit: of(unit[0])[unit[1]]), view)
         if found is not None:
-            ranked.remove(found)
             del members[found]
         return found
 
