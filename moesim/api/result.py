@@ -13,10 +13,8 @@ from moesim.core.files import write_bytes
 from moesim.core.table import Format
 from moesim.core.units import digits
 from moesim.errors import ConfigError, MoesimError, unknown_name
-from moesim.experiment.figures import MAKE_FRAME
-from moesim.experiment.folder import Output, outcome_of
-from moesim.experiment.report import result_html, result_table
-from moesim.experiment.rows import describe_run
+from moesim.experiment.folder import MAKE_FRAME, Output, outcome_of
+from moesim.experiment.report import describe_run, result_html, result_table
 from moesim.experiment.run import Results
 from moesim.experiment.runner import Kept, run_one
 from moesim.experiment.store import Store

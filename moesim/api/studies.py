@@ -13,8 +13,8 @@ from moesim.api.result import Answer
 from moesim.api.run import read_experiment
 from moesim.core.files import OutputFolder
 from moesim.core.table import Format
+from moesim.experiment.report import describe_run
 from moesim.experiment.resolve import Experiment
-from moesim.experiment.rows import describe_run
 
 
 @dataclass(frozen=True, repr=False, eq=False)

@@ -24,11 +24,10 @@ from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import ConfigError, InputError
 from moesim.experiment import Results
 from moesim.experiment.config import Config, load_config, parse_config
-from moesim.experiment.estimate import describe_grid
 from moesim.experiment.folder import Output
-from moesim.experiment.report import By, result_table
+from moesim.experiment.report import By, failure_lines, result_table
 from moesim.experiment.resolve import Experiment
-from moesim.experiment.rows import failure_lines
+from moesim.experiment.run import describe_grid
 from moesim.experiment.sweep import quick
 from moesim.metrics import Value
 

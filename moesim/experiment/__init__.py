@@ -1,6 +1,6 @@
 """From YAML to a grid of runs to results."""
 
-from moesim.experiment.rows import describe_run
+from moesim.experiment.report import describe_run
 from moesim.experiment.run import (
     Results,
     run_experiment,

@@ -15,9 +15,8 @@ from moesim.errors import ConfigError, InputError, TraceError, WorkloadError
 from moesim.experiment.config import Config, parse_config
 from moesim.experiment.routing import Wants, check_stand_ins, explain, fitting, lacking, read_trace, wants_of
 from moesim.experiment.runner import ends_of
-from moesim.experiment.spec import Ends, Point, RunSpec
 from moesim.experiment.store import SmallInputs
-from moesim.experiment.sweep import entries_of, expand
+from moesim.experiment.sweep import Ends, Point, RunSpec, entries_of, expand
 from moesim.hardware import load_hardware
 from moesim.metrics.naming import fingerprint, hardware_label, model_label, policy_label
 from moesim.model import load_model

@@ -25,7 +25,7 @@ from moesim.trace.stats.calibration import EMBEDDING
 from moesim.trace.workload.spec import LEAST, size_of
 
 if TYPE_CHECKING:
-    from moesim.experiment.spec import Point
+    from moesim.experiment.sweep import Point
     from moesim.model import ModelSpec
 
 

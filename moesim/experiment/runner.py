@@ -13,7 +13,7 @@ from moesim.core.units import format_memory
 from moesim.engine import chosen, empty_view, simulate
 from moesim.errors import CapacityError, MoesimError, PolicyError, describe_exception
 from moesim.experiment.routing import SCORES
-from moesim.experiment.spec import Ends, RunSpec
+from moesim.experiment.sweep import Ends, RunSpec
 from moesim.hardware import LABELS, HardwareProfile, load_hardware, weakest
 from moesim.hardware.costs import CostModel
 from moesim.metrics import Value

@@ -27,10 +27,9 @@ from moesim.core.files import OutputFolder
 from moesim.core.processes import apart, context, paused
 from moesim.core.text import say
 from moesim.errors import ConfigError, InputError, SimulationError, TraceError, describe_exception
-from moesim.experiment.keys import code_digest
 from moesim.experiment.routing import GIVEN
 from moesim.experiment.runner import Examine, Kept, run_one
-from moesim.experiment.store import DATASET, OWNER
+from moesim.experiment.store import DATASET, OWNER, code_digest
 from moesim.metrics.machine import Machine
 from moesim.metrics.outcome import Outcome
 from moesim.policies.registry import code_names
@@ -40,7 +39,7 @@ from moesim.trace.workload import Workload, WorkloadSpec, compose
 
 if TYPE_CHECKING:
     from moesim.experiment.resolve import Experiment
-    from moesim.experiment.spec import RunSpec
+    from moesim.experiment.sweep import RunSpec
 
 
 P = ParamSpec("P")

@@ -12,7 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from moesim.core.table import Format, render_records
-from moesim.experiment.rows import Row, is_lossy, repeated
+from moesim.experiment.report import Row, is_lossy, repeated
 from moesim.hardware.types import LABELS
 from moesim.metrics.naming import LIVE
 from moesim.report.figures import csv_uri, data_uri, page_figures

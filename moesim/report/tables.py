@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from moesim.core.units import NS_PER_MS
-from moesim.experiment.rows import CI, Row, aggregate, busy_percent, fresh_share, is_lossy, moved_mb, number, repeated
+from moesim.experiment.report import CI, Row, aggregate, busy_percent, fresh_share, is_lossy, moved_mb, number, repeated
 from moesim.metrics.fidelity import fresh_percent
 from moesim.metrics.naming import CACHE_SETTINGS, SETTINGS
 

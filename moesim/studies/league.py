@@ -22,8 +22,7 @@ from moesim.experiment.report import split_notes, waited
 from moesim.experiment.resolve import Experiment, read_inputs
 from moesim.experiment.run import run_experiment
 from moesim.experiment.runner import at_end
-from moesim.experiment.spec import Point, RunSpec
-from moesim.experiment.sweep import expand
+from moesim.experiment.sweep import Point, RunSpec, expand
 from moesim.experiment.workers import Workers
 from moesim.hardware import HardwareProfile, load_hardware
 from moesim.metrics.naming import hardware_label, model_label, policy_label

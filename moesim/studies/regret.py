@@ -17,7 +17,7 @@ from moesim.experiment.report import cost_notes, split_notes
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.run import run_experiment
 from moesim.experiment.runner import initial_placement
-from moesim.experiment.spec import RunSpec
+from moesim.experiment.sweep import RunSpec
 from moesim.hardware import HardwareProfile
 from moesim.hardware.types import Transfer
 from moesim.metrics.bounds import RunBounds, most_hits, run_bounds

@@ -15,7 +15,7 @@ import pytest
 from moesim.cli.main import main
 from moesim.core.yaml_reader import StrictLoader
 from moesim.errors import ConfigError
-from moesim.experiment.estimate import Estimate
+from moesim.experiment.run import Estimate
 from tests.cli.mutation_kit import ROOT, mutant, remembered
 from tests.waiting import HANG_S
 
@@ -39,7 +39,7 @@ def _cheap_and_bounded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Leave out what is the same for all: reading the good inputs again, and the trial runs of an estimate."""
     for name in ("read_trace", "load_hardware", "load_model"):
         monkeypatch.setattr(f"moesim.experiment.resolve.{name}", remembered(name))
-    monkeypatch.setattr("moesim.experiment.estimate.seconds", lambda experiment, specs: Estimate(1.0, 1))
+    monkeypatch.setattr("moesim.experiment.run.seconds", lambda experiment, specs: Estimate(1.0, 1))
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() if sys.platform == "linux" else 0
     if used:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from moesim.experiment.rows import CI
+from moesim.experiment.report import CI
 
 ROOT = Path(__file__).resolve().parents[2]
 README, TABLE = ROOT / "README.md", ROOT / "docs" / "guide" / "quickstart.csv"

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-from moesim.experiment.spec import Point
+from moesim.experiment.sweep import Point
 from moesim.trace.workload import WorkloadSpec
 
 PACKAGE = Path(__file__).resolve().parents[2] / "moesim"
@@ -30,13 +30,12 @@ OTHERS = {  # where the word means another thing
     "refill": "metrics/frames.py",  # of a cache
     "repeat": "metrics/frames.py metrics/hits.py trace/workload/compose.py",  # of an array
     "intervals": "hardware/costs/model.py metrics/utilisation.py",  # of numbers of a profile; of time
-    "requests": "engine/steps.py experiment/keys.py experiment/runner.py experiment/routing.py "
+    "requests": "engine/steps.py experiment/store.py experiment/runner.py experiment/routing.py "
     "metrics/bounds.py policy.py trace/made.py trace/workload/compose.py",
 }  # those of a step, those that were drawn, how many are made up
 
 EXCEPTIONS = {  # files, and why
-    "repeat": (6, "rows of repeats are made one by rows, run and report, which name the column"),
-    "seed": (7, "it draws requests and also seeds predictors that are made up, whose interface names it"),
+    "seed": (6, "it draws requests and also seeds predictors that are made up, whose interface names it"),
 }
 
 
@@ -92,7 +91,7 @@ def test_all_parameters_are_there():
 @pytest.mark.parametrize("name", list(PARAMETERS))
 def test_a_parameter_is_named_in_few_files(name: str):
     found = [path for path in naming(PARAMETERS[name]) if not fits(path, OTHERS.get(name, ""))]
-    assert "experiment/spec.py" in found or "trace/workload/spec.py" in found  # where it is declared
+    assert "experiment/sweep.py" in found or "trace/workload/spec.py" in found  # where it is declared
     if name in EXCEPTIONS:
         assert len(found) == EXCEPTIONS[name][0], f"{name}: {found}"
     else:

@@ -15,8 +15,7 @@ import pytest
 
 from moesim.errors import ConfigError
 from moesim.experiment import Results, figures, run_experiment
-from moesim.experiment.figures import draw, read_plots
-from moesim.experiment.folder import Output
+from moesim.experiment.folder import Output, draw, read_plots
 from moesim.experiment.workers import Processes, Workers
 from moesim.metrics.outcome import Outcome
 from tests.experiment.experiment_kit import resolve

@@ -14,7 +14,7 @@ from moesim.cli.main import main
 from moesim.core import limits
 from moesim.core.units import parse_bytes
 from moesim.errors import ConfigError, HardwareError
-from moesim.experiment.estimate import chunks, describe_grid, lookups, seconds
+from moesim.experiment.run import chunks, describe_grid, lookups, seconds
 from moesim.hardware import load_hardware
 from moesim.hardware.costs import CostModel
 from moesim.hardware.costs.model import check_chunk, most_chunks

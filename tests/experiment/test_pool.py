@@ -22,7 +22,7 @@ from moesim.errors import ConfigError, SimulationError
 from moesim.experiment import run_experiment
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.runner import run_one
-from moesim.experiment.spec import RunSpec
+from moesim.experiment.sweep import RunSpec
 from moesim.experiment.workers import Processes, RefusedError, Work, _Working, do, outcomes_of, work_of
 from moesim.metrics.outcome import Outcome
 from tests.experiment.experiment_kit import resolve, write_trace, write_yaml

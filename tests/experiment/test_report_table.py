@@ -12,8 +12,7 @@ import pytest
 
 from moesim.core.table import Format, render
 from moesim.experiment import report
-from moesim.experiment.report import By, result_table
-from moesim.experiment.rows import busy_percent, failure_lines, fresh_share, is_lossy, moved_mb
+from moesim.experiment.report import By, busy_percent, failure_lines, fresh_share, is_lossy, moved_mb, result_table
 from moesim.metrics.breakdown import CAUSES
 from moesim.metrics.naming import NOT_VARIED, notes_of
 

@@ -21,14 +21,12 @@ from moesim.cli.options import policy_list
 from moesim.errors import ConfigError, InputError
 from moesim.experiment import run_experiment
 from moesim.experiment.config import Config, load_config, parse_config, read_merged
-from moesim.experiment.estimate import describe_grid, lookups, seconds
 from moesim.experiment.folder import describe, outcome_of
-from moesim.experiment.keys import PACKAGES, code_digest, run_keys
+from moesim.experiment.report import CI, aggregate
 from moesim.experiment.resolve import Experiment
-from moesim.experiment.rows import CI, aggregate
-from moesim.experiment.spec import Point, RunSpec
-from moesim.experiment.store import read_summary
-from moesim.experiment.sweep import expand, policies_of, quick
+from moesim.experiment.run import describe_grid, lookups, seconds
+from moesim.experiment.store import PACKAGES, code_digest, read_summary, run_keys
+from moesim.experiment.sweep import Point, RunSpec, expand, policies_of, quick
 from moesim.metrics.naming import policy_label
 from moesim.policies.registry import make_policy
 from tests.docs.imports_kit import ALL as MODULES
@@ -459,8 +457,8 @@ def test_the_estimated_time_is_the_pace_of_short_runs_times_what_there_is_to_do(
         clock.advance(START + pace[spec.policy_name] * lookups(experiment, spec))
         return SimpleNamespace(failure=None)
 
-    monkeypatch.setattr("moesim.experiment.estimate.time", clock)
-    monkeypatch.setattr("moesim.experiment.estimate.run_one", run)
+    monkeypatch.setattr("moesim.experiment.run.time", clock)
+    monkeypatch.setattr("moesim.experiment.run.run_one", run)
     estimated, n_tried, failures = seconds(experiment, experiment.specs)
     assert estimated == pytest.approx(
         sum(START + pace[spec.policy_name] * lookups(experiment, spec) for spec in experiment.specs) / 1e9, rel=1e-5
@@ -520,7 +518,7 @@ def test_only_what_depends_on_a_change_is_done_again(tmp_path: Path, monkeypatch
     assert main(again) == 0
     assert counted() == 2, "runs on the other trace are kept"
     assert main([*again, "--set", "policies.1={name: lru, per_layer: false}"]) in (0, 2)
-    monkeypatch.setattr("moesim.experiment.keys.code_digest", lambda: "another version")
+    monkeypatch.setattr("moesim.experiment.store.code_digest", lambda: "another version")
     counted()
     assert main(again) == 0
     assert counted() == 4, "other code, other results"
@@ -557,7 +555,7 @@ def test_all_code_that_a_run_goes_through_counts():
         used |= found
     assert len(used) > 80
     missing = {name for name in used if "." in name and name.split(".")[0] not in PACKAGES}
-    assert not missing, f"moesim.experiment.keys.PACKAGES lacks the package of {sorted(missing)}"
+    assert not missing, f"moesim.experiment.store.PACKAGES lacks the package of {sorted(missing)}"
     assert {name for name in PACKAGES if name not in MODULES} == set()
 
 

@@ -17,7 +17,7 @@ import yaml
 
 from moesim.cli.main import _app
 from moesim.core.files import FILE
-from moesim.experiment.estimate import Estimate
+from moesim.experiment.run import Estimate
 from moesim.policies.options import options_of
 from moesim.policies.registry import POLICIES, make_policy
 from tests.cli.mutation_kit import SEEDS, mutant, remembered
@@ -301,7 +301,7 @@ def test_mutated_inputs(
     # What is the same for all, or would take seconds and has a campaign of its own.
     for name in ("read_trace", "load_hardware", "load_model"):
         monkeypatch.setattr(f"moesim.experiment.resolve.{name}", remembered_unless_mutant(name))
-    monkeypatch.setattr("moesim.experiment.estimate.seconds", lambda experiment, specs: Estimate(1.0, 1))
+    monkeypatch.setattr("moesim.experiment.run.seconds", lambda experiment, specs: Estimate(1.0, 1))
     monkeypatch.setattr("moesim.studies.advice.recommend.recommend", looked_up)
     monkeypatch.setattr("moesim.api.answers.Advice", Unsearched)
     tally = Tally("mutated inputs", request.config.getoption("--campaign-log"))

@@ -17,7 +17,7 @@ from moesim.cli.plot import plot, split_names
 from moesim.core.files import FILE
 from moesim.errors import ConfigError
 from moesim.experiment import Results, run_experiment
-from moesim.experiment.figures import draw, read_plots
+from moesim.experiment.folder import draw, read_plots
 from moesim.metrics.frames import frame_bytes, layer_frame, step_frame
 from moesim.plots import decode_speed, drawing, save
 from moesim.plots.catalogue import KINDS, SOURCES, figures_of, options_of

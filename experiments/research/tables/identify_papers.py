@@ -24,7 +24,7 @@ from moesim.errors import ConfigError
 from moesim.experiment import run_experiment
 from moesim.experiment.config import Config, load_config
 from moesim.experiment.resolve import Experiment
-from moesim.experiment.spec import RunSpec
+from moesim.experiment.sweep import RunSpec
 from moesim.experiment.workers import Workers
 from moesim.hardware import HardwareProfile, override, read_profile
 from moesim.plots.style import pictures

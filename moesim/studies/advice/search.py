@@ -20,7 +20,7 @@ from moesim.experiment import run_experiment
 from moesim.experiment.config import parse_config
 from moesim.experiment.resolve import Experiment, written_key
 from moesim.experiment.runner import Examine
-from moesim.experiment.spec import RunSpec
+from moesim.experiment.sweep import RunSpec
 from moesim.experiment.workers import Workers
 from moesim.hardware.costs.operations import operations
 from moesim.metrics.outcome import Outcome

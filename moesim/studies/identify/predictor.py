@@ -21,8 +21,8 @@ from moesim.engine import simulate
 from moesim.errors import ConfigError
 from moesim.experiment import run_experiment
 from moesim.experiment.config import parse_config
-from moesim.experiment.keys import code_digest
 from moesim.experiment.resolve import Experiment
+from moesim.experiment.store import code_digest
 from moesim.hardware import HardwareProfile, build_profile
 from moesim.hardware.costs import CostModel
 from moesim.policies.registry import make_policy

@@ -14,7 +14,7 @@ from moesim.core.progress import Progress
 from moesim.engine import EngineOptions, simulate
 from moesim.errors import ConfigError, InputError, MoesimError, SimulationError
 from moesim.experiment.folder import describe
-from moesim.experiment.rows import describe_run
+from moesim.experiment.report import describe_run
 from moesim.experiment.runner import SIMULATED, Execution, run_one
 from moesim.metrics.outcome import Outcome
 from moesim.policy import Action, Fetch, LayerBegin, LayerEnd, Placement, Policy, Routed, Run, StepBegin, StepEnd, Victim, View
@@ -23,7 +23,7 @@ from moesim.studies.validation.facts import Facts, apart, facts_of
 
 if TYPE_CHECKING:
     from moesim.experiment.resolve import Experiment
-    from moesim.experiment.spec import RunSpec
+    from moesim.experiment.sweep import RunSpec
     from moesim.metrics import Value
 
 

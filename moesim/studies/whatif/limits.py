@@ -17,7 +17,7 @@ from moesim.studies.whatif.machines import ONE, faster_device
 if TYPE_CHECKING:
     from moesim.core.record_table import RecordTable
     from moesim.experiment.runner import Inputs
-    from moesim.experiment.spec import RunSpec
+    from moesim.experiment.sweep import RunSpec
     from moesim.metrics.outcome import Outcome
 
 RESOURCES: Final = {

@@ -13,8 +13,7 @@ from typing import Any
 from moesim.core.units import parse_bytes
 from moesim.errors import ConfigError
 from moesim.experiment.config import Config, apply_override
-from moesim.experiment.spec import KEYS, Point
-from moesim.experiment.sweep import expand
+from moesim.experiment.sweep import KEYS, Point, expand
 from moesim.hardware import HardwareProfile, load_hardware
 from moesim.model import ModelSpec, load_model
 
