@@ -32,6 +32,8 @@ class Counted:
         monkeypatch.setattr(moesim.experiment.run, "run_one", self._run)
 
     def _run(self, inputs: Any, spec: Any, **options: Any) -> Outcome:
+        if "keep" not in options:  # a short one that tells how long others take
+            return run_one(inputs, spec)
         self.before.pop(len(self.policies), lambda: None)()
         self.policies.append(spec.policy_name)
         return run_one(inputs, spec, **options)

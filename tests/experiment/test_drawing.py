@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from moesim.errors import ConfigError
-from moesim.experiment import Results, figures, run_experiment
+from moesim.experiment import Results, run_experiment
+from moesim.experiment import folder as figures
 from moesim.experiment.folder import Output, draw, read_plots
 from moesim.experiment.workers import Processes, Workers
 from moesim.metrics.outcome import Outcome
