@@ -15,7 +15,7 @@ from moesim.errors import ConfigError, InputError, TraceError, WorkloadError
 from moesim.experiment.config import Config, parse_config
 from moesim.experiment.routing import Wants, check_stand_ins, explain, fitting, lacking, read_trace, wants_of
 from moesim.experiment.runner import ends_of
-from moesim.experiment.store import SmallInputs
+from moesim.experiment.store import SmallInputs, code_digest
 from moesim.experiment.sweep import Ends, Point, RunSpec, entries_of, expand
 from moesim.hardware import load_hardware
 from moesim.metrics.naming import fingerprint, hardware_label, model_label, policy_label
@@ -24,7 +24,7 @@ from moesim.policies.registry import code_names, make_policy
 from moesim.policies.user_code import foreign, sources_digest
 from moesim.trace.made import trace_label
 from moesim.trace.workload import Workload, WorkloadSpec, compose
-from moesim.trace.workload.compose import select
+from moesim.trace.workload.compose import drawn, select
 
 if TYPE_CHECKING:
     from moesim.hardware import HardwareProfile
@@ -286,3 +286,35 @@ def remembered(known: dict[str, T], written: Any, make: Callable[[], T]) -> T:
     if key not in known:
         known[key] = make()
     return known[key]
+
+
+def run_keys(experiment: Experiment) -> list[str]:
+    """Return the key of every run."""
+    hashes: dict[int, str] = {}  # by identity: runs share models and machines
+
+    def content(thing: ModelSpec | HardwareProfile) -> str:
+        if id(thing) not in hashes:
+            hashes[id(thing)] = fingerprint(thing.figures())
+        return hashes[id(thing)]
+
+    used = {code_names(spec.point.policy) for spec in experiment.specs}
+    sources = {names: sources_digest(names) for names in used}
+
+    def key(spec: RunSpec) -> str:
+        inputs = {
+            "code": code_digest(),
+            "model": content(spec.model),
+            "hardware": content(spec.hardware),
+            "trace": experiment.trace(spec).digest,
+            "requests": _requests(experiment, spec),
+            "policy_source": sources[code_names(spec.point.policy)],
+        }
+        return fingerprint({**inputs, **spec.asked()})
+
+    return [key(spec) for spec in experiment.specs]
+
+
+def _requests(experiment: Experiment, spec: RunSpec) -> list[object]:
+    """Return what was drawn, which often does not change with the signals that others need."""
+    workload = experiment.workload(spec)
+    return [list(workload.requests), drawn(experiment.trace(spec), workload, experiment.signals(spec))]

@@ -20,9 +20,9 @@ from moesim.core.units import format_s, format_size
 from moesim.engine import chosen
 from moesim.errors import InputError, MoesimError, WorkloadError
 from moesim.experiment.report import describe_run
-from moesim.experiment.resolve import Experiment
+from moesim.experiment.resolve import Experiment, run_keys
 from moesim.experiment.runner import SIMULATED, Examine, Execution, Kept, run_one
-from moesim.experiment.store import Store, run_keys
+from moesim.experiment.store import Store
 from moesim.experiment.sweep import RunSpec
 from moesim.experiment.workers import Pool, Workers, outcomes_of, work_of
 from moesim.hardware.costs.model import most_chunks

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, get_type_hints
+from typing import Any, Final, get_type_hints
 
 import numpy as np
 import pyarrow as pa
@@ -27,19 +27,10 @@ from moesim.core.gate import RESULT, read_bytes
 from moesim.core.record_table import Coded, Lists, RecordTable
 from moesim.core.text import say
 from moesim.errors import ConfigError, InputError
-from moesim.hardware import HardwareProfile
 from moesim.metrics.columns import columns_of
-from moesim.metrics.naming import COLUMNS, fingerprint
+from moesim.metrics.naming import COLUMNS
 from moesim.model import ModelSpec
-from moesim.policies.registry import code_names
-from moesim.policies.user_code import sources_digest
 from moesim.records import KINDS, Records
-from moesim.trace.workload.compose import drawn
-
-if TYPE_CHECKING:
-    from moesim.experiment.resolve import Experiment
-    from moesim.experiment.sweep import RunSpec
-
 
 OWNER: Final = "run"
 """The command whose result it is; `compare` and `replay` write the same."""
@@ -374,35 +365,3 @@ def _digest(files: list[Path], more: str = "") -> str:
     for path in sorted(files):
         digest.update(path.relative_to(_ROOT).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
-
-
-def run_keys(experiment: Experiment) -> list[str]:
-    """Return the key of every run."""
-    hashes: dict[int, str] = {}  # by identity: runs share models and machines
-
-    def content(thing: ModelSpec | HardwareProfile) -> str:
-        if id(thing) not in hashes:
-            hashes[id(thing)] = fingerprint(thing.figures())
-        return hashes[id(thing)]
-
-    used = {code_names(spec.point.policy) for spec in experiment.specs}
-    sources = {names: sources_digest(names) for names in used}
-
-    def key(spec: RunSpec) -> str:
-        inputs = {
-            "code": code_digest(),
-            "model": content(spec.model),
-            "hardware": content(spec.hardware),
-            "trace": experiment.trace(spec).digest,
-            "requests": _requests(experiment, spec),
-            "policy_source": sources[code_names(spec.point.policy)],
-        }
-        return fingerprint({**inputs, **spec.asked()})
-
-    return [key(spec) for spec in experiment.specs]
-
-
-def _requests(experiment: Experiment, spec: RunSpec) -> list[object]:
-    """Return what was drawn, which often does not change with the signals that others need."""
-    workload = experiment.workload(spec)
-    return [list(workload.requests), drawn(experiment.trace(spec), workload, experiment.signals(spec))]

@@ -23,9 +23,9 @@ from moesim.experiment import run_experiment
 from moesim.experiment.config import Config, load_config, parse_config, read_merged
 from moesim.experiment.folder import describe, outcome_of
 from moesim.experiment.report import CI, aggregate
-from moesim.experiment.resolve import Experiment
+from moesim.experiment.resolve import Experiment, run_keys
 from moesim.experiment.run import describe_grid, lookups, seconds
-from moesim.experiment.store import PACKAGES, code_digest, read_summary, run_keys
+from moesim.experiment.store import PACKAGES, code_digest, read_summary
 from moesim.experiment.sweep import Point, RunSpec, expand, policies_of, quick
 from moesim.metrics.naming import policy_label
 from moesim.policies.registry import make_policy
@@ -518,7 +518,7 @@ def test_only_what_depends_on_a_change_is_done_again(tmp_path: Path, monkeypatch
     assert main(again) == 0
     assert counted() == 2, "runs on the other trace are kept"
     assert main([*again, "--set", "policies.1={name: lru, per_layer: false}"]) in (0, 2)
-    monkeypatch.setattr("moesim.experiment.store.code_digest", lambda: "another version")
+    monkeypatch.setattr("moesim.experiment.resolve.code_digest", lambda: "another version")
     counted()
     assert main(again) == 0
     assert counted() == 4, "other code, other results"
