@@ -30,7 +30,7 @@ OTHERS = {  # where the word means another thing
     "refill": "metrics/frames.py",  # of a cache
     "repeat": "metrics/frames.py metrics/hits.py trace/workload/compose.py",  # of an array
     "intervals": "hardware/costs/model.py metrics/utilisation.py",  # of numbers of a profile; of time
-    "requests": "engine/steps.py experiment/store.py experiment/runner.py experiment/routing.py "
+    "requests": "engine/steps.py experiment/resolve.py experiment/runner.py experiment/routing.py "
     "metrics/bounds.py policy.py trace/made.py trace/workload/compose.py",
 }  # those of a step, those that were drawn, how many are made up
 
