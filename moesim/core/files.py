@@ -235,7 +235,6 @@ class Manifest:
         self.refresh()
 
     def refresh(self) -> None:
-        """Read the list, which other processes write as well."""
         self.marked = False  # whether there is a list
         self.owner: str | None = None  # command whose result the folder is; None: a folder with files of several commands
         self.damaged: list[int] = []  # lines that cannot be read
@@ -263,7 +262,6 @@ class Manifest:
             raise InputError(f"{place}: expected a list of files, got something else; move it away")
 
     def paths(self, *, by: str | None = None, under: str = "") -> list[str]:
-        """Return the listed paths, sorted: those of a command, below a folder."""
         return sorted(p for p, command in self._by.items() if p.startswith(under) and (by is None or command == by))
 
     def has(self, path: str) -> bool:
@@ -445,7 +443,6 @@ class OutputFolder:
                     self._held = None
 
     def _enter(self) -> None:
-        """Read the list, mark a new folder, and report damaged lines."""
         found = self.manifest
         found.refresh()
         if self._owner is not None and not (found.marked and found.owner == self._owner):
@@ -459,7 +456,6 @@ class OutputFolder:
         self._reported.update(found.damaged)
 
     def mark(self) -> None:
-        """Make the folder and its list, if they are not there."""
         with self.alone():
             pass
 

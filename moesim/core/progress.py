@@ -74,7 +74,6 @@ class Progress:
         self._total -= steps
 
     def _say(self) -> None:
-        """Write a line: the share done, and how long the rest takes at this pace."""
         self._drawn = now = time.monotonic()
         done = self.done - self._begun_at
         left = (now - self._began) * (self._total - self.done) / done if done else 0.0

@@ -34,7 +34,6 @@ class Format(StrEnum):
 
     @property
     def for_programs(self) -> bool:
-        """Whether it holds every value unrounded, for `render_records`."""
         return self in (Format.CSV, Format.JSON, Format.JSONL)
 
     @classmethod

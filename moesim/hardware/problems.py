@@ -67,7 +67,6 @@ def find_problems(source: str | Path | Mapping[str, Any], place: str) -> list[st
 
 
 def _mend(raw: dict[str, Any], error: Mapping[str, Any], doubtful: set[str]) -> None:
-    """Put a stand-in for a wrong number or curve, or remove what may be left out."""
     loc = tuple(error["loc"])
     if error["type"] == "extra_forbidden":
         _change(raw, loc, None)

@@ -188,7 +188,6 @@ class WeightStore:
         return 1
 
     def _room(self, where: str) -> tuple[int, str]:
-        """Return the bytes that may be used somewhere, and the name of that."""
         if where == "cpu":
             return self._memory_bytes, "host memory (--memory)"
         if where != "disk":
@@ -217,7 +216,6 @@ class WeightStore:
 
     @property
     def aliased(self) -> str:
-        """Describe where buffers stand for more experts than there are buffers."""
         told = [f"{self._needed(name)} on {name} in {held.n}" for name, held in self.held.items() if held.n < self._needed(name)]
         return f"experts share buffers ({', '.join(told)})" if told else ""
 

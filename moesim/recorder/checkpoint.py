@@ -194,8 +194,6 @@ class Shards:
 
     @classmethod
     def fetch(cls, options: LoadOptions, rule: Rule | None, dtype: torch.dtype) -> Shards:
-        """Find the shard of every weight, fetched from the hub first."""
-
         def fetched(file: str, *, optional: bool = False) -> str | None:
             found: str | None = hub.cached_file(
                 options.model, file, revision=options.revision or "main", _raise_exceptions_for_missing_entries=not optional
@@ -372,7 +370,6 @@ class Parameters:
 
 
 def _stacks_experts(converter: Any) -> bool:
-    """Whether a parameter is a stack of experts that can be put together one by one."""
     first, *others = converter.operations
     joins = all(isinstance(other, core_model_loading.Concatenate) and other.dim > 0 for other in others)
     return isinstance(first, core_model_loading.MergeModulelist) and first.dim == 0 and joins
@@ -443,7 +440,6 @@ class LayeredModel(Parameters):
 
     @torch.no_grad()
     def run_layer(self, number: int, states: Tensor) -> Tensor:
-        """Run one loaded layer on the states of a text by the decoder's own forward."""
         layer = self.decoder.layers[number]
         passing = layer.__dict__.pop("forward")
         try:

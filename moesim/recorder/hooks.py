@@ -74,7 +74,6 @@ def side_by_side(layers: Sequence[Mapping[str, NDArray[Any]]], signals: SignalPl
     facts = {} if signals is None else signals.facts(len(layers))
 
     def ahead(name: str) -> int:
-        """Return the layers between where an array was computed and what it is about."""
         kind, _, signal = name.partition("/")
         return facts[signal].lookahead if kind in ("signals", "signal_ids") else 0
 

@@ -282,7 +282,6 @@ class _Probe:
 
 
 def _with_rules(model: Any, routers: list[Router]) -> list[Router]:
-    """Run the model on a few tokens, and find the rule that explains every router."""
     probes = [_Probe(router) for router in routers]
     handles = [p.router.module.register_forward_hook(p.after_router, with_kwargs=True) for p in probes]
     handles += [p.router.experts.register_forward_pre_hook(p.before_experts, with_kwargs=True) for p in probes]

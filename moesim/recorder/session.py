@@ -102,7 +102,6 @@ class RecordOptions:
             raise RecordError(f"{self.out}: expected a file to write, got a folder")
 
     def _check_streaming(self) -> None:
-        """With --stream-layers nothing is generated, and texts go through a layer one at a time."""
         others = {
             "--load-in-4bit": self.load.bits == 4, "--load-in-8bit": self.load.bits == 8,
             "--temperature": self.temperature != 0, "--seed": self.seed != 0, "--ignore-eos": self.ignore_eos,

@@ -92,7 +92,6 @@ def pack(scores: NDArray[Any], best: NDArray[Any], *, dense: bool) -> tuple[NDAr
 
 
 def _ranked(scores: NDArray[Any], best: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Order all ids: the best as given, then the others by score, lower ids first."""
     keys = scores.astype(np.float64)
     places = np.broadcast_to(np.arange(best.shape[-1], 0, -1) + keys.max(initial=0), best.shape)
     np.put_along_axis(keys, best, places, axis=-1)

@@ -45,7 +45,6 @@ class Layerwise:
     folder: Path  # of the recording, see `moesim.trace.shards`
 
     def chunks(self) -> list[range]:
-        """Divide the texts into chunks, in order, of which the same is kept."""
         alike = replace(self.plan, batch_size=len(self.texts)).batches([(len(text), 0) for text in self.texts])
         found: list[range] = []
         for texts in alike:
@@ -59,19 +58,16 @@ class Layerwise:
         return found
 
     def left(self) -> list[range]:
-        """Chunks of which the trace is not there yet."""
         done = shards.finished_shards(self.folder)
         first = done[-1].stop if done else 0
         return [chunk for chunk in self.chunks() if chunk.start >= first]
 
     def steps_done(self) -> int:
-        """Tokens times layers that need not be computed."""
         left = {chunk.start: self._depth(chunk) for chunk in self.left()}
         n_layers = self.layered.n_layers
         return sum(left.get(chunk.start, n_layers) * self._rows(chunk) for chunk in self.chunks())
 
     def compute(self, on_layer: Callable[[int], None], on_tokens: Callable[[int], None]) -> None:
-        """Put all chunks through all layers, which leaves their routing in the folder."""
         self._embed()
         for number in range(self.layered.n_layers):
             todo = [chunk for chunk in self.left() if self._depth(chunk) == number]
@@ -99,7 +95,6 @@ class Layerwise:
             yield chunk, found
 
     def clear(self, chunk: range) -> None:
-        """Remove what was kept of a chunk whose trace is there."""
         for number in range(self.layered.n_layers + 1):
             for kind in (_ROUTING, _STATES):
                 self._path(chunk, kind, number).unlink(missing_ok=True)

@@ -156,7 +156,6 @@ def _cpu_name() -> str:
 
 
 def _caches() -> list[tuple[int, str, int | None]]:
-    """List level, letter (d, i or nothing) and bytes of the first core's caches."""
     found = []
     for folder in sorted((_SYS / "devices/system/cpu/cpu0/cache").glob("index*")):
         try:

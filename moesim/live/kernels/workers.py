@@ -145,8 +145,6 @@ _RENEW_NS = 10_000_000_000  # elapsed times are float32 milliseconds: exact to a
 
 @dataclass(frozen=True)
 class _Zero:
-    """An event on the device, and its time on the host's clock."""
-
     event: torch.cuda.Event
     ns: int
 

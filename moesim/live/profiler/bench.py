@@ -510,7 +510,6 @@ class RealBench:
         return self._run(worker, [*timed.before, timed.call])[-1]
 
     def time(self, probe: Probe, expected_us: float) -> list[Reading]:
-        """Measure a probe once, which took ``expected_us`` in `warm`."""
         if probe.kind == "pair":
             return self._pair(probe)
         if probe.kind == "power":

@@ -218,7 +218,6 @@ def _rates(form: str, fit: Fit, row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _weights(row: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Return bytes and number of an expert's weights (three matrices); None for anything else."""
     if row["kind"] not in ("expert", "expert_first") or pd.isna(row["bits"]):
         return None
     shape = re.match(r"(\d+)x(\d+)", row["subject"])

@@ -137,7 +137,6 @@ _Dumper.add_representer(tuple, lambda dumper, data: dumper.represent_sequence("t
 
 
 def _flowing(value: Any) -> Any:
-    """Mark sourced numbers, shapes and lists of numbers, which go on one line."""
     if isinstance(value, Mapping):
         inner = {key: _flowing(each) for key, each in value.items()}
         return _Flow(inner) if "source" in value or "bits" in value else inner

@@ -255,7 +255,6 @@ def transfers(tier: Tier) -> tuple[str, ...]:
 
 
 def _latencies(layout: Layout, wanted: Sequence[Wanted], mode: str) -> list[Probe]:
-    """Empty calls, and small copies of hidden states there and back."""
     found = [Probe("runtime", tier.compute, variant=variant) for tier in layout.tiers for variant in variants_of(tier)]
     sizes = {each.model.activation_bytes(n) for each in wanted for n in (1, 2, 4, 8, 16, 64, 256, 1024, 4096)}
     if mode == "quick":
@@ -268,7 +267,6 @@ def _latencies(layout: Layout, wanted: Sequence[Wanted], mode: str) -> list[Prob
 
 
 def _sentinels(layout: Layout) -> tuple[Probe, ...]:
-    """One copy and one expert that are measured first and last."""
     tier = layout.tiers[0]
     device = next(device for device in tier.devices if device.place == "cpu")
     found = [Probe("sentinel", device.name, "expert", threads=device.threads)]

@@ -158,7 +158,6 @@ class Host:
         return available_memory_bytes() if place == "cpu" else available_gpu_bytes(place)
 
     def capacity_bytes(self, place: str, disk: Path | None = None) -> int:
-        """Return the whole memory of a host or GPU, or the free space of a disk."""
         if place == "cpu":
             return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         if place.startswith("cuda"):
@@ -364,7 +363,6 @@ class DenseNeed:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of the kernel, and of what it computes with the most rows."""
         model, act = self.model, bits_to_bytes(1, self.model.other_bits)
         widths = 8 * model.hidden + 3 * max(model.shared_intermediate, model.dense_intermediate)
         widths += 4 * model.n_heads * (model.head_dim + model.kv_lora_rank) + 2 * model.n_experts

@@ -278,7 +278,6 @@ class _Profiles:
         return [(subject, bits, shape) for (subject, bits), shape in found.items()]
 
     def rates(self, device: Device) -> dict[str, Any]:
-        """Write the best rates that experts reached, for rooflines of what was not measured."""
         best: dict[str, tuple[float, str, pd.DataFrame]] = {}
         for subject, bits, shape in self.shapes():
             rows = self.points_at("expert", device.name, subject=subject, bits=bits, threads=device.threads)

@@ -48,7 +48,6 @@ class Store:
             ) from None
 
     def _take_all(self, lines: list[dict[str, Any] | None], header: Mapping[str, Any]) -> None:
-        """Take in what is there, if it is of the same measurement."""
         remedy = "measure under another name, or add --no-resume to begin anew"
         try:
             found, *rest = [line for line in lines if line is not None]

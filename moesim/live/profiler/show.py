@@ -115,7 +115,6 @@ def _curves(profile: HardwareProfile, device: Device) -> Iterator[dict[str, Any]
 
 
 def _experts(profile: HardwareProfile, model: ModelSpec) -> Iterator[dict[str, Any]]:
-    """Return the times of an expert on each computing device, by a curve or by rates."""
     for device in profile.devices.values():
         if device.role != "storage":
             costs = CostModel(model, profile)
