@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
+from moesim.errors import InputError
 from moesim.trace import Trace
 from moesim.trace.formats.contract import Options
 from moesim.trace.formats.importing import Imported, import_trace
@@ -33,15 +35,8 @@ WEIGHTS = np.random.default_rng(1).random(IDS.shape).astype(np.float16)
 
 def trace(**changes: Any) -> Trace:
     """The trace that all of these files hold."""
-    given: dict[str, Any] = {
-        "experts": IDS,
-        "weights": WEIGHTS,
-        "n_prompt": [PROMPT],
-        "n_decode": [DECODE],
-        "n_experts": EXPERTS,
-        "model": "tiny",
-        "label": "measured",
-    }
+    given: dict[str, Any] = {"experts": IDS, "weights": WEIGHTS, "n_prompt": [PROMPT], "n_decode": [DECODE]}
+    given |= {"n_experts": EXPERTS, "model": "tiny", "label": "measured"}
     return Trace.build(**(given | changes))
 
 
@@ -99,13 +94,16 @@ def write_bigmoe(path: Path) -> None:
     path.write_text("\n".join(bigmoe_lines()) + "\n")
 
 
-def write_json_lines(path: Path) -> None:
-    rows = [
+def json_rows() -> list[dict[str, Any]]:
+    places = [(t, layer) for t in range(ROWS) for layer in range(LAYERS)]
+    return [
         {"layer_idx": layer, "token_idx": t, "selected_ids": IDS[t, layer].tolist(), "gate_weights": WEIGHTS[t, layer].tolist()}
-        for t in range(ROWS)
-        for layer in range(LAYERS)
+        for t, layer in places
     ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def write_json_lines(path: Path) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in json_rows()))
 
 
 def write_npz(path: Path) -> None:
@@ -118,6 +116,17 @@ def write_csv(path: Path) -> None:
 
 def write_parquet(path: Path) -> None:
     export_parquet(trace(), path)
+
+
+def refused(call: Callable[[], Any], *words: str) -> str:
+    """Call what must fail with one line that holds all the words."""
+    with pytest.raises(InputError) as error:
+        call()
+    text = str(error.value)
+    assert "\n" not in text
+    for word in words:
+        assert word in text, text
+    return text
 
 
 @dataclass(frozen=True)
@@ -138,6 +147,13 @@ class Source:
 
     def load(self, path: Path, out: Path, **changes: Any) -> Imported:
         return import_trace([path], out, Options(**(self.options | changes)), form=self.format, label=self.label)
+
+    def refused(self, path: Path, out: Path, *words: str, **changes: Any) -> str:
+        """Import what must fail with one line that holds all the words; nothing is written."""
+        before = sorted(path.parent.rglob("*"))
+        text = refused(lambda: self.load(path, out, **changes), *words)
+        assert sorted(path.parent.rglob("*")) == before
+        return text
 
 
 _KNOWN = {"n_experts": EXPERTS, "model": "tiny"}

@@ -32,42 +32,25 @@ FUZZ = settings(max_examples=40, derandomize=True, database=None)
 MEMORY = 2**28  # far more than a file of some kilobytes may take
 
 
-def refused(source: Source, path: Path, tmp_path: Path, **changes: Any) -> str:
-    """Import what must fail: with one line, that names the file, and without a trace of it."""
-    before = sorted(path.parent.iterdir())
-    with pytest.raises(InputError) as error:
-        source.load(path, path.parent / "t.safetensors", **changes)
-    assert sorted(path.parent.iterdir()) == before
-    text = str(error.value)
-    assert "\n" not in text
-    assert path.name in text
-    return text
+def refused(source: Source, path: Path, *words: str, **changes: Any) -> None:
+    source.refused(path, path.parent / "t.safetensors", path.name, *words, **changes)
 
 
 # ------------------------------------------------------------------------------------------ the same for all formats
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_empty(name: str, tmp_path: Path) -> None:
-    path = SOURCES[name].make(tmp_path)
-    path.write_bytes(b"")
-    assert "an empty file" in refused(SOURCES[name], path, tmp_path)
-
-
-@pytest.mark.parametrize("name", SOURCES)
-@pytest.mark.parametrize("kept", [0.3, 0.6, 0.97])
+@pytest.mark.parametrize("kept", [0, 0.3, 0.6, 0.97])
 def test_truncated(name: str, kept: float, tmp_path: Path) -> None:
     path = SOURCES[name].make(tmp_path)
     data = path.read_bytes()
     path.write_bytes(data[: int(kept * len(data))])
-    refused(SOURCES[name], path, tmp_path)
+    refused(SOURCES[name], path, *["an empty file"][: kept == 0])
 
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_a_pickle_is_never_loaded(name: str, tmp_path: Path) -> None:
-    source = SOURCES[name]
-    path = source.make(tmp_path)
-    marker = tmp_path / "ran"
+    path, marker = SOURCES[name].make(tmp_path), tmp_path / "ran"
 
     class Touch:
         def __reduce__(self) -> Any:
@@ -75,15 +58,13 @@ def test_a_pickle_is_never_loaded(name: str, tmp_path: Path) -> None:
 
     for protocol in (0, 2, 5):
         path.write_bytes(pickle.dumps(Touch(), protocol=protocol))
-        text = refused(source, path, tmp_path)
-        assert protocol == 0 or "pickles are never loaded" in text
+        refused(SOURCES[name], path, *["pickles are never loaded"][: protocol > 0])
     assert not marker.exists()
 
 
 def test_a_trace_needs_no_import(tmp_path: Path) -> None:
     path = kit.trace().write(tmp_path / "a.safetensors")
-    with pytest.raises(TraceError, match="a trace of moesim needs no import"):
-        import_trace([path], tmp_path / "b.safetensors", Options())
+    kit.refused(lambda: import_trace([path], tmp_path / "b.safetensors", Options()), "a trace of moesim needs no import")
 
 
 @pytest.mark.parametrize("name", SOURCES)
@@ -97,14 +78,12 @@ def test_fuzzed_sources(name: str, tmp_path_factory: Any, data: st.DataObject) -
     path = source.make(folder)
     path.write_bytes(mutated(path.read_bytes(), data))
     out = folder / "t.safetensors"
+    said = ""
     try:
-        imported = source.load(path, out)
+        source.load(path, out).trace.check()
+        out.unlink()
     except InputError as caught:
         said = str(caught)
-    else:
-        imported.trace.check()
-        out.unlink()
-        said = ""
     assert "\n" not in said
     assert {p.name for p in folder.iterdir()} <= {path.name, f"{path.name}.json"}
 
@@ -167,7 +146,7 @@ def npy(shape: Any, descr: str = "<i4", data: bytes = b"") -> bytes:
 def test_arrays(content: bytes, words: str, tmp_path: Path) -> None:
     path = tmp_path / "a.npy"
     path.write_bytes(content)
-    assert words in refused(SOURCES["vllm-npy"], path, tmp_path)
+    refused(SOURCES["vllm-npy"], path, words)
 
 
 def test_a_zip_bomb_is_not_opened(tmp_path: Path) -> None:
@@ -180,23 +159,16 @@ def test_a_zip_bomb_is_not_opened(tmp_path: Path) -> None:
     assert path.stat().st_size < 2**18
     tracemalloc.start()
     try:
-        text = refused(SOURCES["vllm-npz"], path, tmp_path)
+        refused(SOURCES["vllm-npz"], path, "bytes when expanded")
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert "bytes when expanded" in text
     assert peak < 2**22
-
-
-def test_a_member_that_holds_less_than_it_declares(tmp_path: Path) -> None:
-    path = SOURCES["vllm-npz"].make(tmp_path)
-    data = bytearray(path.read_bytes())
-    directory = data.rindex(b"PK\x01\x02")
-    first = data.index(b"PK\x01\x02")
-    for begin in (first, directory):  # the uncompressed size of each member, in the directory of the archive
+    data = bytearray(SOURCES["vllm-npz"].make(tmp_path).read_bytes())  # a member may hold less than it declares
+    for begin in (data.index(b"PK\x01\x02"), data.rindex(b"PK\x01\x02")):  # the sizes in the directory of the archive
         struct.pack_into("<I", data, begin + 24, 2**30)
     path.write_bytes(bytes(data))
-    assert "bytes when expanded" in refused(SOURCES["vllm-npz"], path, tmp_path)
+    refused(SOURCES["vllm-npz"], path, "bytes when expanded")
 
 
 @pytest.mark.parametrize(
@@ -207,21 +179,16 @@ def test_a_member_that_holds_less_than_it_declares(tmp_path: Path) -> None:
         ({"routed_experts.npy": npy((2, 3, 2), "|O", b"\x80\x02." * 32)}, "Object arrays cannot be loaded"),
         ({"other.npy": npy((1,), data=b"\0" * 4)}, "an array 'routed_experts'"),
         ({}, "an empty one"),
-        (
-            {
-                "routed_experts.npy": npy((1, 3, 2), data=np.arange(6, dtype="<i4").tobytes()),
-                "n_prompt.npy": npy((), "<f8", b"\0" * 8),
-            },
-            "n_prompt: expected one whole number",
-        ),
+        ({"routed_experts.npy": npy((1, 3, 2), data=np.arange(6, dtype="<i4").tobytes()),
+          "n_prompt.npy": npy((), "<f8", bytes(8))}, "n_prompt: expected one whole number"),
     ],
-)
+)  # fmt: skip
 def test_archives(members: dict[str, bytes], words: str, tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     with zipfile.ZipFile(path, "w") as archive:
         for name, content in members.items():
             archive.writestr(name, content)
-    assert words in refused(SOURCES["vllm-npz"], path, tmp_path)
+    refused(SOURCES["vllm-npz"], path, words)
 
 
 def test_altered_members_are_found_by_their_checksum(tmp_path: Path) -> None:
@@ -230,59 +197,117 @@ def test_altered_members_are_found_by_their_checksum(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[data.index(kit.IDS.astype(np.uint8).tobytes()) + 5] ^= 1
     path.write_bytes(bytes(data))
-    assert "Bad CRC-32" in refused(SOURCES["vllm-npz"], path, tmp_path, n_prompt=(3,))
+    refused(SOURCES["vllm-npz"], path, "Bad CRC-32", n_prompt=(3,))
 
 
 # ----------------------------------------------------------------------------------------------------- text and tables
 
 
-def replaced(name: str, old: str, new: str, tmp_path: Path) -> str:
-    path = SOURCES[name].make(tmp_path)
-    text = path.read_text()
-    assert old in text
-    path.write_text(text.replace(old, new, 1))
-    return refused(SOURCES[name], path, tmp_path)
+FIRST = f"0,0,prefill,0,0,{kit.IDS[0, 0, 0]},"
+DECODED = f"0,0,prefill,0,0,{kit.IDS[0, 0, 1]},"
 
 
-def test_csv_values(tmp_path: Path) -> None:
-    first = f"0,0,prefill,0,0,{kit.IDS[0, 0, 0]},"
-    for new, words in [
-        (f"0,0,prefill,0,0,{kit.IDS[0, 0, 0]},-", "weight[0]: expected a weight in 0.."),
-        (f"0,0,prefill,0,0,{kit.IDS[0, 0, 1]},", "request 0"),
-        ("0,0,prefill,0,0,9,", "expert[0, 0, 0]: expected 0..6, got 9"),
-        ("0,0,prefill,0,0,x,", "expected rows of a table"),
-        ("0,0,prefill,0,0,,", "expert of row 0: expected a value, got none"),
-        ("0,0,begin,0,0,1,", "phase: expected prefill or decode, or 0 or 1, got 'begin'"),
-        ("0,0,decode,0,0,1,", "expected one phase for a token"),
-        ("0,99,prefill,0,0,1,", "positions must have no gaps"),
-        ("0,0,prefill,0,0,1,9,", "expected rows of a table"),
-    ]:
-        if "request 0" in words:  # the same expert twice
-            assert "distinct" in replaced("csv", first, new, tmp_path)
-        else:
-            assert words in replaced("csv", first, new, tmp_path)
-    path = SOURCES["csv"].make(tmp_path)
-    weight = path.read_text().splitlines()[1].rsplit(",", 1)[1]
-    assert "weight[0]: expected a weight in 0..65504, got nan" in replaced("csv", weight, "nan", tmp_path)
+def write_wrong(name: str, change: Any, path: Path) -> None:
+    """Write the file of a source with something changed: fields of an answer or a row, arrays, or a text."""
+    if name == "npz":
+        np.savez(path, expert=kit.IDS, **change)
+    elif name == "sglang":
+        answer = kit.response(kit.IDS)
+        path.write_text(json.dumps(answer | {"meta_info": answer["meta_info"] | change}))
+    elif name == "jsonl":
+        rows = kit.json_rows()
+        rows[4] |= change
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        SOURCES[name].write(path)
+        old, new = change
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new, 1 if name == "csv" else -1))
 
 
-def test_huge_numbers_in_tables(tmp_path: Path) -> None:
-    assert "token of row 0" in replaced("csv", "0,0,prefill", f"0,{2**40},prefill", tmp_path)
-    assert "expected rows of a table" in replaced("csv", "0,0,prefill", f"0,{10**30},prefill", tmp_path)
-    assert "positions must have no gaps" in replaced("csv", "0,0,prefill", f"0,{2**31 - 1},prefill", tmp_path)
+WRONG: dict[str, list[tuple[Any, str]]] = {
+    "sglang": [
+        ({"routed_experts": "!"}, "line 1.meta_info.routed_experts: expected base64"),
+        ({"routed_experts": 3}, "expected base64 text, got int"),
+        ({"routed_experts": "AAAA"}, "expected int32 for tokens x 3 layers x 2 experts, got 3 bytes"),
+        ({"completion_tokens": 9}, "expected 11 rows for 12 tokens, got 7 with 3 layers and top-2"),
+        ({"prompt_tokens": -1}, "prompt_tokens: expected a number of tokens, got -1"),
+        ({"prompt_tokens": 99, "completion_tokens": None}, "at least the 99 rows of the prompt"),
+    ],
+    "npz": [
+        ({"offsets": np.array([0, 3])}, "offsets: expected ascending rows from 0 to 7"),
+        ({"offsets": np.arange(9)}, "offsets: expected shape (n,)"),
+        ({"request": np.array([0, 1, 0, 0, 0, 0, 0])}, "request: expected rows of a request together"),
+        ({"position": np.array([0, 1, 2, 4, 5, 6, 7])}, "position[3]: expected 3, one after the row before, got 4"),
+        ({"phase": np.array([0, 1, 0, 1, 1, 1, 1])}, "phase[2]: expected 0 (prefill), then 1 (decode)"),
+        ({"phase": np.zeros(6, int)}, "phase: expected shape (7)"),
+        ({"n_prompt": np.array([0.5])}, "n_prompt: expected whole numbers"),
+        ({"weight": kit.WEIGHTS[:, :2]}, "weight: expected shape (7, 3, 2), as the experts"),
+        ({"name": np.arange(1)}, "name: expected short texts"),
+    ],
+    "bigmoe": [
+        (("v1", "v2"), "line 1: expected # route_trace v1"),
+        (("n_layer=3", "n_layer=x"), "n_layer: expected a whole number, got 'x'"),
+        (("# layer=1 ", "# layer=2 "), "a line '# layer=' for each of the 3 layers"),
+        (("n_expert=7", "n_expert=5"), "expected 0..4, got"),
+        (("n_expert=7", "n_expert=5"), "; export it again"),
+        (("n_expert_used=2", "n_expert_used=3"), "3 layers and 3 experts a token as the preamble says, got 3 and 2"),
+        (("0,1,5,1,0,", "0,1,5,1,9,"), "rank of row 32: expected 0..1, got 9"),
+        (("0,1,5,1,0,", "0,1,5,1,1,"), "request 0, position 5, layer 1: expected an expert of rank 0"),
+        (("0,1,5,1,0,", "0,0,5,1,0,"), "phase of row 32: expected one phase for a token"),
+        (("0,1,5,", "0,1,9,"), "position"),
+    ],
+    "jsonl": [
+        ({"selected_ids": [1, 2, 3]}, "expert of row 4: expected 2 values as in the row before, got 3"),
+        ({"selected_ids": [1, -2]}, "expert[4, 1]: expected an id in 0..65535, got -2"),
+        ({"gate_weights": [0.5, -0.5]}, "weight[4, 1]: expected a weight in 0.."),
+        ({"gate_weights": [0.5]}, "weight of row 4: expected 2 values"),
+        ({"selected_ids": None}, "expert of row 4: expected a value, got none"),
+        ({"token_idx": 9_000_000_000}, "token of row 4: expected 0..2147483647"),
+        ({"layer_idx": -1}, "layer of row 4: expected 0..4095, got -1"),
+        ({"token_idx": 1.5}, "expected rows of a table"),
+        ({"selected_ids": "x"}, "expected rows of a table"),
+        ({"token_idx": 2}, "request 0, position 2, layer 1: expected 2 experts as elsewhere, got 4"),
+    ],
+    "csv": [
+        ((FIRST, f"{FIRST}-"), "weight[0]: expected a weight in 0.."),
+        ((FIRST, f"{FIRST}nan,"), "expected rows of a table"),
+        ((FIRST, DECODED), "distinct"),  # the same expert twice
+        ((FIRST, "0,0,prefill,0,0,9,"), "expert[0, 0, 0]: expected 0..6, got 9"),
+        ((FIRST, "0,0,prefill,0,0,x,"), "expected rows of a table"),
+        ((FIRST, "0,0,prefill,0,0,,"), "expert of row 0: expected a value, got none"),
+        ((FIRST, "0,0,begin,0,0,1,"), "phase: expected prefill or decode, or 0 or 1, got 'begin'"),
+        ((FIRST, "0,0,decode,0,0,1,"), "expected one phase for a token"),
+        ((FIRST, "0,99,prefill,0,0,1,"), "positions must have no gaps"),
+        ((str(float(kit.WEIGHTS[0, 0, 0])), "nan"), "weight[0]: expected a weight in 0..65504, got nan"),
+        (("0,0,prefill", f"0,{2**40},prefill"), "token of row 0"),
+        (("0,0,prefill", f"0,{10**30},prefill"), "expected rows of a table"),
+        (("0,0,prefill", f"0,{2**31 - 1},prefill"), "positions must have no gaps"),
+    ],
+}
+"""Source -> what is changed in its file, and what its refusal says."""
+
+
+@pytest.mark.parametrize(("name", "change", "words"), [(name, *case) for name, cases in WRONG.items() for case in cases])
+def test_what_is_wrong_is_named(name: str, change: Any, words: str, tmp_path: Path) -> None:
+    path = tmp_path / SOURCES[name].file
+    write_wrong(name, change, path)
+    options = {"n_prompt": None, "phase": "decode", "columns": {}} if name == "npz" else {}
+    refused(SOURCES[name], path, f"{path.name}: ", words, **options)
 
 
 def test_facts_beside_a_csv(tmp_path: Path) -> None:
     path = SOURCES["csv"].make(tmp_path)
     for text in ("{", "[" * 9999, '{"moesim": {"n_experts": "7"}}', "[]"):
         (tmp_path / "a.csv.json").write_text(text)
-        assert "a.csv.json: moesim" in refused(SOURCES["csv"], path, tmp_path)
+        refused(SOURCES["csv"], path, "a.csv.json: moesim")
 
 
 def test_json_that_is_nested_without_end(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_text('{"meta_info": ' + "[" * 100_000)
-    assert "nested too deeply" in refused(SOURCES["sglang"], path, tmp_path)
+    refused(SOURCES["sglang"], path, "nested too deeply")
 
 
 def test_a_parquet_bomb_is_not_opened(tmp_path: Path) -> None:
@@ -295,7 +320,7 @@ def test_a_parquet_bomb_is_not_opened(tmp_path: Path) -> None:
         for _ in range(4):
             writer.write_table(pa.table([zeros] * 3, schema=schema))
     assert (tmp_path / "a.parquet").stat().st_size < 2**16
-    assert "bytes when expanded" in refused(SOURCES["parquet"], tmp_path / "a.parquet", tmp_path)
+    refused(SOURCES["parquet"], tmp_path / "a.parquet", "bytes when expanded")
 
 
 # -------------------------------------------------------------------------------------------------- our own container
@@ -318,20 +343,12 @@ def entry(shape: Any, offsets: Any, dtype: str = "U8") -> dict[str, Any]:
 
 
 TABLES = [
-    {"x": entry([4], [0, 4]), "y": entry([4], [2, 6])},
-    {"x": entry([4], [0, 4]), "y": entry([4], [0, 4])},
-    {"x": entry([4], [4, 8])},
-    {"x": entry([4], [0, 4])},
-    {"x": entry([9], [0, 9])},
-    {"x": entry([2**61, 8], [0, 8])},
-    {"x": entry([0, 2**61, 2**61], [0, 0]), "y": entry([8], [0, 8])},
-    {"x": entry([-1], [0, -1])},
-    {"x": entry(["8"], [0, 8])},
-    {"x": entry([1] * 99, [0, 1]), "y": entry([7], [1, 8])},
-    {"x": entry([8], None)},
-    {"x": entry([8], [0, 8], "F8_E4M3")},
+    {"x": entry([4], [0, 4]), "y": entry([4], [2, 6])}, {"x": entry([4], [0, 4]), "y": entry([4], [0, 4])},
+    {"x": entry([4], [4, 8])}, {"x": entry([4], [0, 4])}, {"x": entry([9], [0, 9])}, {"x": entry([2**61, 8], [0, 8])},
+    {"x": entry([0, 2**61, 2**61], [0, 0]), "y": entry([8], [0, 8])}, {"x": entry([-1], [0, -1])}, {"x": entry(["8"], [0, 8])},
+    {"x": entry([1] * 99, [0, 1]), "y": entry([7], [1, 8])}, {"x": entry([8], None)}, {"x": entry([8], [0, 8], "F8_E4M3")},
     {"x": [1]},
-]
+]  # fmt: skip
 TEXTS = [
     b'{"x": ' + b"[" * 100_000, b'{"x": NaN}', b'{"x": ' + b"1" * 5000 + b"}", b'{"\xff": 1}', b'{"__metadata__": 3}',
     b'{"__metadata__": {"moesim": 3}}', b'{"__metadata__": {"moesim": "[]"}}', b'{"__metadata__": {"moesim": "{"}}', b"{}",
@@ -369,16 +386,8 @@ def test_fuzzed_containers(native: Trace, tmp_path_factory: Any, data: st.DataOb
     readable(path)
 
 
-VALUES = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(-2, 9),
-    st.just(2**70),
-    st.floats(allow_nan=False),
-    st.text(max_size=3),
-    st.just([]),
-    st.just({}),
-)
+VALUES = st.none() | st.booleans() | st.integers(-2, 9) | st.just(2**70) | st.floats(allow_nan=False) | st.text(max_size=3)
+VALUES |= st.just([]) | st.just({})
 
 
 @settings(FUZZ, max_examples=80)
@@ -436,9 +445,8 @@ def test_text_that_has_a_part_of_a_trace_is_not_taken_for_one(text: str, tmp_pat
     path = tmp_path / "routing.txt"
     path.write_text(text)
     refuse(Probe(path))
-    with pytest.raises(TraceError) as caught:
-        import_trace([path], tmp_path / "b.safetensors", Options())
-    assert "safetensors" not in str(caught.value)
+    text = kit.refused(lambda: import_trace([path], tmp_path / "b.safetensors", Options()))
+    assert "safetensors" not in text
 
 
 def test_what_a_library_says_of_a_table_is_one_line_of_some_words(tmp_path: Path) -> None:
@@ -489,16 +497,13 @@ def test_a_header_that_does_not_fit(facts: Any, words: str, tmp_path: Path) -> N
     trace = packable()
     header = {**full_header(trace), "sha256": checksums(arrays_of(trace)), PACKED_KEY: facts}
     path = write_container(tmp_path / "a.safetensors", arrays_of(trace), header)
-    with pytest.raises(TraceError) as error:
-        Trace.read(path)
-    assert words in str(error.value)
-    assert "\n" not in str(error.value)
+    kit.refused(lambda: Trace.read(path), words)
 
 
-@pytest.mark.parametrize("shape", [[199], [201]])
-def test_another_length_than_announced(shape: list[int], tmp_path: Path) -> None:
+@pytest.mark.parametrize("length", [199, 201])
+def test_another_length_than_announced(length: int, tmp_path: Path) -> None:
     trace = packable()
     arrays = {**arrays_of(trace), "phase": np.frombuffer(lzma.compress(trace.phase.tobytes()), np.uint8)}
-    header = {**full_header(trace), "sha256": {}, PACKED_KEY: {"phase": {"dtype": "U8", "shape": shape}}}
-    with pytest.raises(TraceError, match=rf"phase: expected {shape[0]} bytes packed"):
-        Trace.read(write_container(tmp_path / "a.safetensors", arrays, header))
+    header = {**full_header(trace), "sha256": {}, PACKED_KEY: {"phase": {"dtype": "U8", "shape": [length]}}}
+    path = write_container(tmp_path / "a.safetensors", arrays, header)
+    kit.refused(lambda: Trace.read(path), f"phase: expected {length} bytes packed")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
 from functools import partial
 from itertools import combinations
 from typing import Any
@@ -17,111 +17,25 @@ from moesim.errors import TraceError
 from moesim.policies.parts.replacement import workload_aware_swap
 from moesim.testing.traces import synthetic_trace
 from moesim.trace import Signal, Trace
-from moesim.trace.stats.balance import activation_frequency, gini, loads, normalised_entropy, top_over_uniform, uniform_counts
-from moesim.trace.stats.batches import (
-    compose,
-    distinct_experts,
-    independent_distinct,
-    uniform_distinct,
-    workload_correlation,
-    workloads,
-)
-from moesim.trace.stats.caches import (
-    default_u_size,
-    keep_top,
-    layer_hit_rates,
-    mrs_hits,
-    mrs_scores,
-    mrs_update,
-    static_hits,
-    uniform_rows,
-    workload_aware_hits,
-)
+from moesim.trace.stats import balance, batches, caches, locality, prediction
 from moesim.trace.stats.calibration import Counts
-from moesim.trace.stats.locality import (
-    by_score,
-    phase_similarity,
-    prefill_decode_cosine,
-    reuse,
-    reuse_baseline,
-    reuse_by_lag,
-    reuse_by_rank,
-    segment_best,
-    segments,
-    window_similarity,
-)
-from moesim.trace.stats.prediction import (
-    among_best,
-    busiest_found,
-    coactivation,
-    coactivation_recall,
-    signal_recall,
-    signal_recall_by_layer,
-    state_cosine,
-    workload_recall,
-)
 from moesim.trace.stats.trace_stats import stats
 from tests.cache_replay import replay_belady, replay_lfu, replay_lru
-
-visits_of = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=3, unique=True), min_size=1, max_size=8)
-
 
 # ---------------------------------------------------------------------------------------------------- replays
 
 
-def test_a_visit_is_looked_up_before_the_cache_changes() -> None:
-    visits = [[0, 1], [2, 0]]
-    assert replay_lru(visits, 2) == [False, False, False, True]
-    assert replay_lru(visits, 2, set_wise=False) == [False] * 4  # 2 has pushed 0 out
-
-
-def test_lru_counts_bytes() -> None:
+def test_the_plain_replays_by_hand() -> None:
+    assert replay_lru([[0, 1], [2, 0]], 2) == [False, False, False, True]  # looked up before the cache changes
+    assert replay_lru([[0, 1], [2, 0]], 2, set_wise=False) == [False] * 4  # 2 has pushed 0 out
     sizes = {0: 2, 1: 3, 2: 4}
-    assert replay_lru([[0], [1], [0], [2], [1], [0]], 6, sizes=sizes) == [
-        False,
-        False,
-        True,
-        False,
-        False,
-        False,
-    ]
+    assert replay_lru([[0], [1], [0], [2], [1], [0]], 6, sizes=sizes) == [False, False, True, False, False, False]
     assert replay_lru([[2], [2]], 3, sizes=sizes) == [False, False]  # larger than the cache
-
-
-def test_lfu_keeps_what_was_used_most_and_then_last() -> None:
-    assert replay_lfu([[0], [0], [1], [2], [1], [0]], 2) == [False, True, False, False, False, True]
+    assert replay_lfu([[0], [0], [1], [2], [1], [0]], 2) == [False, True, False, False, False, True]  # most uses, then last
     assert replay_lfu([[0], [1], [2], [1]], 2) == [False, False, False, True]
-
-
-def test_a_cache_smaller_than_a_visit() -> None:
-    assert replay_lru([[0, 1, 2], [0, 1, 2]], 2) == [False] * 3 + [False, True, True]
-    assert replay_lfu([[0, 1, 2], [0, 1, 2]], 2) == [False] * 3 + [False, True, True]
-    assert replay_belady([[0, 1, 2], [0, 1, 2]], 2) == [False] * 3 + [False, True, True]
-    assert replay_belady([[0, 1, 2], [0, 1, 2]], 2, keep_visit=True) == [False] * 3 + [False, True, True]
-    assert replay_lru([[0], [0]], 0) == replay_belady([[0], [0]], 0) == replay_lfu([[0], [0]], 0) == [False] * 2
-
-
-def slow_lfu(visits: Sequence[Sequence[int]], capacity: int) -> list[bool]:
-    cached: set[int] = set()
-    uses: dict[int, int] = {}
-    last: dict[int, int] = {}
-    hits = []
-    for visit in visits:
-        hits += [key in cached for key in visit]
-        for key in visit:
-            uses[key], last[key] = uses.get(key, 0) + 1, len(last) + sum(uses.values())
-            cached.add(key)
-        for key in sorted(cached, key=lambda k: (k in visit, uses[k], last[k]))[: max(0, len(cached) - capacity)]:
-            cached.remove(key)
-    return hits
-
-
-@settings(max_examples=200)
-@given(visits=visits_of, capacity=st.integers(0, 5))
-def test_lfu_is_the_obvious_one(visits: list[list[int]], capacity: int) -> None:
-    assert replay_lfu(visits, capacity) == slow_lfu(visits, capacity)
-    singles = [[key] for visit in visits for key in visit]
-    assert replay_lfu(visits, capacity, set_wise=False) == slow_lfu(singles, capacity)
+    for replay in (replay_lru, replay_lfu, replay_belady, partial(replay_belady, keep_visit=True)):
+        assert replay([[0, 1, 2], [0, 1, 2]], 2) == [False] * 3 + [False, True, True]  # smaller than a visit
+        assert replay([[0], [0]], 0) == [False] * 2
 
 
 @settings(max_examples=60)
@@ -134,7 +48,7 @@ def test_the_fast_layer_caches_are_the_plain_replays(data: st.DataObject) -> Non
     sizes = list(range(n_experts + 1))
     replays: dict[str, Any] = {"lru": replay_lru, "lfu": replay_lfu, "belady": replay_belady}
     replays["belady-visit"] = partial(replay_belady, keep_visit=True)
-    rates = layer_hit_rates(rows, n_experts, sizes, list(replays))
+    rates = caches.layer_hit_rates(rows, n_experts, sizes, list(replays))
     for name, replay in replays.items():
         for i, size in enumerate(sizes):
             for layer in range(3):
@@ -148,29 +62,37 @@ def test_the_fast_layer_caches_are_the_plain_replays(data: st.DataObject) -> Non
 def test_reuse_compares_tokens_of_the_same_request_only() -> None:
     experts = np.array([[[0, 1]], [[1, 2]], [[1, 2]], [[3, 0]]])
     request = np.array([0, 0, 1, 1])
-    assert reuse(experts, request, 1, 4) == pytest.approx((1 + 0) / 4)
-    assert math.isnan(reuse(experts, request, 2, 4))
-    assert math.isnan(reuse(experts[:1], request[:1], 8, 4))
+    assert locality.reuse(experts, request, 1, 4) == pytest.approx((1 + 0) / 4)
+    assert math.isnan(locality.reuse(experts, request, 2, 4))
+    assert math.isnan(locality.reuse(experts[:1], request[:1], 8, 4))
+
+
+def test_reuse_at_every_lag():
+    experts = one_layer([[0, 1], [1, 2], [0, 1], [0, 1]])
+    found = locality.reuse_by_lag(experts, np.array([0, 0, 0, 1]), [1, 2, 3], 4)
+    assert found[:2, 0].tolist() == [0.5, 1.0]  # {1} and {1}; {0, 1}
+    assert np.isnan(found[2, 0])
 
 
 def test_the_baseline_of_even_routing_is_its_share_of_the_experts() -> None:
     rng = np.random.default_rng(0)
     experts = rng.random((4000, 2, 16)).argsort(axis=2)[:, :, :4]
-    assert reuse_baseline(experts, 16) == pytest.approx(4 / 16, abs=0.001)
-    assert math.isnan(reuse_baseline(experts[:1], 16))
+    assert locality.reuse_baseline(experts, 16) == pytest.approx(4 / 16, abs=0.001)
+    assert math.isnan(locality.reuse_baseline(experts[:1], 16))
+    assert locality.reuse_baseline(one_layer([[0, 1], [1, 2]]), 3) == 0.5
     three = np.array([[[0]], [[1]], [[1]]])  # of six pairs of different tokens, two share their expert
-    assert reuse_baseline(three, 2) == pytest.approx(2 / 6)
+    assert locality.reuse_baseline(three, 2) == pytest.approx(2 / 6)
 
 
 def test_balance() -> None:
-    frequency = activation_frequency(np.array([[[0, 1]], [[0, 2]]]), 4)
+    frequency = balance.activation_frequency(np.array([[[0, 1]], [[0, 2]]]), 4)
     assert frequency.tolist() == [[0.5, 0.25, 0.25, 0]]
-    assert normalised_entropy(frequency) == pytest.approx(1.5 / 2)
-    assert top_over_uniform(frequency) == 2.0
+    assert balance.normalised_entropy(frequency) == pytest.approx(1.5 / 2)
+    assert balance.top_over_uniform(frequency) == 2.0
 
 
 def test_coactivation_counts_rows_of_neighbouring_layers() -> None:
-    table = coactivation(np.array([[[0, 1], [2, 0]], [[0, 2], [2, 1]]]), 3)
+    table = prediction.coactivation(np.array([[[0, 1], [2, 0]], [[0, 2], [2, 1]]]), 3)
     assert table[0].tolist() == [[1, 1, 2], [1, 0, 1], [0, 1, 1]]
     assert not table[1].any()
 
@@ -191,47 +113,35 @@ def test_calibration_counts_rows_of_prompts_and_answers_apart() -> None:
 
 def test_coactivation_recall_is_of_requests_it_has_not_seen() -> None:
     experts = np.array([[[0], [1]], [[0], [2]], [[0], [1]], [[0], [2]]])
-    assert coactivation_recall(experts, np.array([0, 0, 1, 1]), 4) == 0.5  # the lower of two equals
-    assert coactivation_recall(experts, np.array([0, 1, 0, 1]), 4) == 0.0
-    assert math.isnan(coactivation_recall(experts, np.zeros(4), 4))
+    assert prediction.coactivation_recall(experts, np.array([0, 0, 1, 1]), 4) == 0.5  # the lower of two equals
+    assert prediction.coactivation_recall(experts, np.array([0, 1, 0, 1]), 4) == 0.0
+    assert math.isnan(prediction.coactivation_recall(experts, np.zeros(4), 4))
 
 
 def test_all_figures_of_a_trace() -> None:
-    trace = synthetic_trace(
-        n_layers=3,
-        n_experts=16,
-        top_k=2,
-        n_requests=6,
-        prompt=20,
-        decode=50,
-        reuse=0.4,
-        signals={"residual": 0.75},
-    )
+    shape = {"n_layers": 3, "n_experts": 16, "top_k": 2, "n_requests": 6}
+    trace = synthetic_trace(**shape, prompt=20, decode=50, reuse=0.4, signals={"residual": 0.75})
     found = stats(trace)
     assert (found["n_rows"], found["n_requests"], found["sampled"]) == (300, 6, False)
     assert found["shape"] == {"n_layers": 3, "n_experts": 16, "top_k": 2}
     assert found["reuse@1"] > found["reuse_baseline"] + 0.2
     assert found["next_layer_recall"]["residual"] == pytest.approx(0.75, abs=0.05)
-    assert found["next_layer_recall"]["residual"] != signal_recall(trace, trace.signals["residual"])  # prefill too
+    assert found["next_layer_recall"]["residual"] != prediction.signal_recall(trace, trace.signals["residual"])  # prefill too
     assert 0.8 < found["prefill_decode_cosine"] <= 1
     for lru, lfu, belady in zip(*(found["hit_rate"][p] for p in ("lru", "lfu", "belady")), strict=True):
         assert 0 < max(lru, lfu) <= belady < 1
     assert stats(trace, "prefill")["n_rows"] == 120
 
 
-def test_a_sample_holds_whole_requests() -> None:
-    trace = synthetic_trace(n_requests=6, prompt=4, decode=50)
-    found = stats(trace, max_rows=60)
+def test_a_sample_holds_whole_requests_and_a_phase_may_be_missing() -> None:
+    found = stats(synthetic_trace(n_requests=6, prompt=4, decode=50), max_rows=60)
     assert (found["n_rows"], found["n_requests"], found["sampled"]) == (100, 2, True)
-
-
-def test_a_phase_that_is_missing() -> None:
     trace = synthetic_trace(prompt=4, decode=0)
     with pytest.raises(TraceError, match="trace statistics: the trace holds no decode rows; choose the other phase"):
         stats(trace)
     with pytest.raises(TraceError, match="expected phase 'prefill' or 'decode', got 'both'"):
         stats(trace, "both")
-    assert prefill_decode_cosine(trace) is None
+    assert locality.prefill_decode_cosine(trace) is None
 
 
 # --------------------------------------------------------------------------------------------- made-up traces
@@ -268,16 +178,8 @@ ROOT_HALF = math.sqrt(0.5)
 
 def trace_of(experts, n_prompt, n_decode, n_experts, **more) -> Trace:
     ids = np.asarray(experts, np.uint8)
-    return Trace.build(
-        experts=ids,
-        weights=np.full(ids.shape, 1 / ids.shape[2]),
-        n_prompt=n_prompt,
-        n_decode=n_decode,
-        n_experts=n_experts,
-        model="by-hand",
-        label="synthetic",
-        **more,
-    )
+    given = {"weights": np.full(ids.shape, 1 / ids.shape[2]), "n_prompt": n_prompt, "n_decode": n_decode, "n_experts": n_experts}
+    return Trace.build(experts=ids, **given, model="by-hand", label="synthetic", **more)
 
 
 def one_layer(ids) -> np.ndarray:
@@ -290,29 +192,20 @@ def one_layer(ids) -> np.ndarray:
 def test_gini_is_half_the_mean_difference_over_the_mean():
     shares = np.array([0.5, 0.3, 0.2, 0.0])
     differences = np.abs(np.subtract.outer(shares, shares)).mean()
-    assert gini(shares) == pytest.approx(differences / (2 * shares.mean()))
+    assert balance.gini(shares) == pytest.approx(differences / (2 * shares.mean()))
 
 
 def test_a_uniform_router_is_drawn_exactly():
     """All ways to give two tokens two of three experts each are equally likely: 9 of them, 7 outcomes of the counts."""
     pairs = list(combinations(range(3), 2))
-    expected: dict[tuple[int, ...], float] = {}
-    for one in pairs:
-        for two in pairs:
-            counts = tuple((*one, *two).count(e) for e in range(3))
-            expected[counts] = expected.get(counts, 0) + 1 / 9
-    drawn = uniform_counts(np.random.default_rng(0), 2, 3, 2, (40_000,))
+    expected = Counter(tuple((*one, *two).count(e) for e in range(3)) for one in pairs for two in pairs)
+    drawn = balance.uniform_counts(np.random.default_rng(0), 2, 3, 2, (40_000,))
     assert (drawn.sum(axis=1) == 4).all()
-    found, times = np.unique(drawn, axis=0, return_counts=True)
-    shares = {tuple(row): n / len(drawn) for row, n in zip(found.tolist(), times.tolist(), strict=True)}
-    assert shares.keys() == expected.keys()
-    for counts, share in expected.items():
-        assert shares[counts] == pytest.approx(share, abs=0.01)
-
-
-def test_uniform_counts_have_the_spread_of_drawn_tokens():
-    rng = np.random.default_rng(1)
-    drawn = uniform_counts(rng, [[50], [400]], 16, 4, (2, 3000))
+    shares = Counter(map(tuple, drawn.tolist()))
+    assert {counts: n / len(drawn) for counts, n in shares.items()} == pytest.approx(
+        {counts: n / 9 for counts, n in expected.items()}, abs=0.01
+    )
+    drawn = balance.uniform_counts(np.random.default_rng(1), [[50], [400]], 16, 4, (2, 3000))
     assert (drawn.sum(axis=2) == [[200], [1600]]).all()
     assert drawn.mean(axis=1) == pytest.approx(np.array([[12.5] * 16, [100] * 16]), rel=0.02)
     # A binomial of n and k / N for each expert.
@@ -321,47 +214,39 @@ def test_uniform_counts_have_the_spread_of_drawn_tokens():
 
 def test_loads_count_rows_of_a_group():
     experts = np.array([[[0, 1], [2, 0]], [[0, 2], [2, 1]], [[1, 2], [0, 1]]])
-    assert loads(experts, np.array([0, 0, 1]), 3).tolist() == [[[2, 1, 1], [1, 1, 2]], [[0, 1, 1], [1, 1, 0]]]
+    assert balance.loads(experts, np.array([0, 0, 1]), 3).tolist() == [[[2, 1, 1], [1, 1, 2]], [[0, 1, 1], [1, 1, 0]]]
 
 
 # --------------------------------------------------------------------------------------------------- locality
 
 
-def test_reuse_at_every_lag():
-    experts = one_layer([[0, 1], [1, 2], [0, 1], [0, 1]])
-    request = np.array([0, 0, 0, 1])
-    found = reuse_by_lag(experts, request, [1, 2, 3], 4)
-    assert found[:2, 0].tolist() == [0.5, 1.0]  # {1} and {1}; {0, 1}
-    assert np.isnan(found[2, 0])
-
-
 def test_reuse_by_rank_with_all_scores_and_with_the_chosen_only():
     scores = np.array([[0.1, 0.4, 0.3, 0.2], [0.5, 0.3, 0.1, 0.1], [0.0, 0.1, 0.2, 0.7]], np.float16)[:, None]
-    ranked = by_score(scores)
+    ranked = locality.by_score(scores)
     assert ranked[:, 0].tolist() == [[1, 2, 3, 0], [0, 1, 2, 3], [3, 2, 1, 0]]
     experts, request = ranked[:, :, :2], np.zeros(3, int)
     # Token 1 uses {0, 1}: ranks 1 and 4 of token 0. Token 2 uses {3, 2}: ranks 3 and 4 of token 1.
-    assert reuse_by_rank(ranked, experts, request, 4)[:, 0].tolist() == [0.5, 0.0, 0.5, 1.0]
-    assert reuse_by_rank(experts, experts, request, 4)[:, 0].tolist() == [0.5, 0.0]
-    assert np.isnan(reuse_by_rank(experts, experts, np.arange(3), 4)).all()
+    assert locality.reuse_by_rank(ranked, experts, request, 4)[:, 0].tolist() == [0.5, 0.0, 0.5, 1.0]
+    assert locality.reuse_by_rank(experts, experts, request, 4)[:, 0].tolist() == [0.5, 0.0]
+    assert np.isnan(locality.reuse_by_rank(experts, experts, np.arange(3), 4)).all()
 
 
 def test_scores_sort_as_numbers_do():
     scores = np.random.default_rng(0).random((200, 2, 12)).astype(np.float16)
     scores[::3, :, 4] = scores[::3, :, 7]
-    assert (by_score(scores) == np.argsort(-scores.astype(np.float32), axis=-1, kind="stable")).all()
+    assert (locality.by_score(scores) == np.argsort(-scores.astype(np.float32), axis=-1, kind="stable")).all()
 
 
 def test_segments_are_whole_and_within_a_request():
-    rows, number = segments(np.array([0, 0, 0, 1, 1, 2]), 2)
+    rows, number = locality.segments(np.array([0, 0, 0, 1, 1, 2]), 2)
     assert rows.tolist() == [0, 1, 3, 4]
     assert number.tolist() == [0, 0, 1, 1]
 
 
 def test_srp_and_sch_of_one_segment():
     """Three tokens use {0, 1}, {0, 2}, {0, 3}: groups of 1, 2, 3, 4 serve 3, 4, 5, 6 of the 6 activations."""
-    counts = loads(one_layer([[0, 1], [0, 2], [0, 3]]), np.zeros(3, int), 5)
-    srp, sch = segment_best(counts, 3, 2, [1, 2, 4])
+    counts = balance.loads(one_layer([[0, 1], [0, 2], [0, 3]]), np.zeros(3, int), 5)
+    srp, sch = locality.segment_best(counts, 3, 2, [1, 2, 4])
     f1 = [2 * served / (3 * (g + 2)) for g, served in enumerate((3, 4, 5, 6, 6), start=1)]
     assert srp.tolist() == [pytest.approx(max(f1))] == [pytest.approx(2 / 3)]
     assert sch[:, 0].tolist() == pytest.approx([3 / 6, 4 / 6, 1.0])
@@ -379,14 +264,14 @@ def test_srp_is_the_best_of_all_groups(seed: int, length: int):
             precision, recall = right / (length * size), right / ids.size
             best = max(best, 2 * precision * recall / (precision + recall) if right else 0.0)
             best_hits = max(best_hits, recall if size == 3 else 0.0)
-    srp, sch = segment_best(loads(one_layer(ids), np.zeros(length, int), 5), length, 2, [3])
+    srp, sch = locality.segment_best(balance.loads(one_layer(ids), np.zeros(length, int), 5), length, 2, [3])
     assert (srp[0], sch[0, 0]) == (pytest.approx(best), pytest.approx(best_hits))
 
 
 def test_similarity_of_prompt_and_answer():
     """Prompts use {0}, {0, 1}; answers {0}, {1}: cosines 1 and sqrt(1/2); crosswise 0 and sqrt(1/2)."""
     trace = trace_of(one_layer([[0], [0], [0], [1], [1]]), [1, 2], [1, 1], 3)
-    found = phase_similarity(trace)
+    found = locality.phase_similarity(trace)
     assert found["request"].tolist() == [0, 1]
     assert found["by_request"].tolist() == pytest.approx([1.0, ROOT_HALF])
     assert found["other_requests"] == pytest.approx(ROOT_HALF / 2)
@@ -395,18 +280,14 @@ def test_similarity_of_prompt_and_answer():
 
 def test_similarity_by_window():
     trace = trace_of(one_layer([[0], [0], [0], [0], [1], [0], [1], [1], [1]]), [1, 1], [5, 2], 3)
-    found = window_similarity(trace, 2)
+    found = locality.window_similarity(trace, 2)
     # The first windows are {0, 0} after {0} and {1, 1} after {1}, the second {0, 1} of the first request only.
     assert found["value"] == pytest.approx([1.0, ROOT_HALF])
     assert found["n_requests"] == [2, 1]
     assert found["other_requests"][0] == 0 and np.isnan(found["other_requests"][1])
-    assert window_similarity(trace, 6) is None
-
-
-def test_similarity_needs_both_phases():
+    assert locality.window_similarity(trace, 6) is None
     prefill = trace_of(one_layer([[0], [1]]), [1, 1], [0, 0], 3)
-    assert phase_similarity(prefill) is None
-    assert window_similarity(prefill) is None
+    assert locality.phase_similarity(prefill) is locality.window_similarity(prefill) is None
 
 
 # --------------------------------------------------------------------------------------------------- batching
@@ -414,45 +295,45 @@ def test_similarity_needs_both_phases():
 
 def test_batches_are_of_different_requests_and_end_with_the_shortest():
     request = np.repeat([0, 1, 2], [4, 2, 3])
-    batches = compose(request, 2)
-    assert len(batches) == 1
-    members = request[batches[0]]
+    made = batches.compose(request, 2)
+    assert len(made) == 1
+    members = request[made[0]]
     assert (members == members[0]).all()
     assert len(set(members[0])) == 2
-    assert len(batches[0]) == min(np.bincount(request)[members[0]])
-    assert (np.diff(batches[0], axis=0) == 1).all()
-    assert compose(request, 4) == []
-    assert sorted(np.concatenate(compose(request, 1)).ravel()) == list(range(9))
+    assert len(made[0]) == min(np.bincount(request)[members[0]])
+    assert (np.diff(made[0], axis=0) == 1).all()
+    assert batches.compose(request, 4) == []
+    assert sorted(np.concatenate(batches.compose(request, 1)).ravel()) == list(range(9))
 
 
 def test_distinct_experts():
     experts = one_layer([[0, 1], [2, 3], [1, 2], [2, 3]])
     pair = [np.array([[0, 2], [1, 3]])]
-    assert workloads(experts[:, 0][pair[0]], 4).tolist() == [[1, 2, 1, 0], [0, 0, 2, 2]]
-    assert distinct_experts(experts, pair, 4).tolist() == [2.5]
-    assert uniform_distinct(4, 2, 1) == 2.0
+    assert batches.workloads(experts[:, 0][pair[0]], 4).tolist() == [[1, 2, 1, 0], [0, 0, 2, 2]]
+    assert batches.distinct_experts(experts, pair, 4).tolist() == [2.5]
+    assert batches.uniform_distinct(4, 2, 1) == 2.0
     # Two of the four rows use experts 1, three use 2, one 0, two 3: 1 - (1 - p)² of each.
-    assert independent_distinct(experts, 4, 2) == pytest.approx(7 / 16 + 12 / 16 + 15 / 16 + 12 / 16)
+    assert batches.independent_distinct(experts, 4, 2) == pytest.approx(7 / 16 + 12 / 16 + 15 / 16 + 12 / 16)
 
 
 def test_uniform_expectation_is_what_uniform_rows_do():
-    rows = uniform_rows(8000, 2, 16, 4)
+    rows = caches.uniform_rows(8000, 2, 16, 4)
     assert all(len(set(row)) == 4 for row in rows[:50, 0].tolist())
-    batches = compose(np.repeat(np.arange(80), 100), 8)
-    assert distinct_experts(rows, batches, 16).mean() == pytest.approx(uniform_distinct(16, 4, 8), rel=0.005)
+    made = batches.compose(np.repeat(np.arange(80), 100), 8)
+    assert batches.distinct_experts(rows, made, 16).mean() == pytest.approx(batches.uniform_distinct(16, 4, 8), rel=0.005)
 
 
 def test_correlation_of_workloads():
     """Two requests. Steps: {0, 1} + {0, 2}, the same again, then {3, 1} + {3, 2}."""
     experts = one_layer([[0, 1], [0, 1], [3, 1], [0, 2], [0, 2], [3, 2]])
-    found = workload_correlation(experts, [np.array([[0, 3], [1, 4], [2, 5]])], 4)
+    found = batches.workload_correlation(experts, [np.array([[0, 3], [1, 4], [2, 5]])], 4)
     first, last = [1, 0, 0, -1], [-1, 0, 0, 1]  # loads 2 1 1 0 and 0 1 1 2, less their mean
     assert np.dot(first, last) == -2
     assert found["matrix"] == pytest.approx(np.array([[1, 1, -1], [1, 1, -1], [-1, -1, 1]]))
     assert found["adjacent"] == pytest.approx(0)
     assert math.isnan(found["distant"])
     assert found["kept"] == pytest.approx((1 + 0.5) / 2)  # busiest: {0, 1}, {0, 1}, {3, 1}
-    assert workload_correlation(experts, [np.array([[0, 3]])], 4) is None
+    assert batches.workload_correlation(experts, [np.array([[0, 3]])], 4) is None
 
 
 # ------------------------------------------------------------------------------------------------- prediction
@@ -462,10 +343,10 @@ def test_signal_recall_by_layer_skips_layers_without_source():
     experts = np.array([[[0], [1]], [[0], [2]], [[0], [0]]], np.uint8)
     said = Signal("s", np.array([1, 2], np.int32), np.ones((2, 2, 1), np.float16), np.array([[[0], [2]], [[0], [1]]], np.uint8))
     trace = trace_of(experts, [1], [2], 3, signals={"s": said})
-    by_layer = signal_recall_by_layer(trace, said)
+    by_layer = prediction.signal_recall_by_layer(trace, said)
     assert np.isnan(by_layer[0]) and by_layer[1] == 0.5
-    assert signal_recall_by_layer(trace, said, np.array([2]))[1] == 0.0
-    assert np.isnan(signal_recall_by_layer(trace, said, np.array([0]))).all()
+    assert prediction.signal_recall_by_layer(trace, said, np.array([2]))[1] == 0.0
+    assert np.isnan(prediction.signal_recall_by_layer(trace, said, np.array([0]))).all()
 
 
 @settings(max_examples=50)
@@ -474,7 +355,7 @@ def test_among_best_is_a_stable_sort(seed: int, n: int):
     rng = np.random.default_rng(seed)
     scores, ids = rng.integers(0, 4, (5, 6)).astype(float), rng.integers(0, 6, (5, 3))
     best = np.argsort(-scores, axis=1, kind="stable")[:, :n]
-    assert (among_best(scores, ids, n) == (ids[:, :, None] == best[:, None, :]).any(axis=2)).all()
+    assert (prediction.among_best(scores, ids, n) == (ids[:, :, None] == best[:, None, :]).any(axis=2)).all()
 
 
 @pytest.mark.parametrize(
@@ -490,7 +371,7 @@ def test_among_best_is_a_stable_sort(seed: int, n: int):
     ],
 )
 def test_busiest_experts(said, true, n, found, chance):
-    a, b = busiest_found(np.array([said]), np.array([true]), n)
+    a, b = prediction.busiest_found(np.array([said]), np.array([true]), n)
     assert (a[0], b[0]) == (pytest.approx(found), pytest.approx(chance))
 
 
@@ -503,20 +384,20 @@ def test_workload_recall_composes_the_requests_that_a_signal_covers():
     ids[0, 1] = 3
     said = Signal("s", rows, np.ones(ids.shape, np.float16), ids)
     trace = trace_of(experts, [0, 0, 0], [2, 2, 2], 4, signals={"s": said})
-    alone, pair = workload_recall(trace, said, np.arange(6), [1, 2, 4], [1, 4])
+    alone, pair = prediction.workload_recall(trace, said, np.arange(6), [1, 2, 4], [1, 4])
     assert (alone.batch_size, alone.n_steps, alone.n) == (1, 4, (1,))
     assert np.isnan(alone.by_layer[0, 0]) and alone.by_layer[0, 1] == 0.75
     # Step 0: loads 1 -> 2 rows; predicted 1 and 3, of equals the lower id: right. Step 1: right.
     assert (pair.batch_size, pair.n_steps, pair.by_layer[0, 1]) == (2, 2, 1.0)
     assert pair.chance.tolist() == [0.25]
-    assert workload_recall(trace, said, np.array([4, 5]), [1], [1]) == []
+    assert prediction.workload_recall(trace, said, np.array([4, 5]), [1], [1]) == []
 
 
 def test_cosine_of_states_with_and_without_residual():
     states = np.array([[[1, 0], [1, 1], [0, 0]], [[0, 2], [2, 2], [1, 0]]], np.float16)
-    assert state_cosine(states).tolist() == pytest.approx([ROOT_HALF, ROOT_HALF / 2])
+    assert prediction.state_cosine(states).tolist() == pytest.approx([ROOT_HALF, ROOT_HALF / 2])
     residual = np.array([[0, 1], [0, -1], [9, 9]])  # (1, 1) and (0, 3) against (1, 1) and (2, 2)
-    assert state_cosine(states, residual)[0] == pytest.approx((1 + ROOT_HALF) / 2)
+    assert prediction.state_cosine(states, residual)[0] == pytest.approx((1 + ROOT_HALF) / 2)
 
 
 # ----------------------------------------------------------------------------------------------------- caches
@@ -524,9 +405,9 @@ def test_cosine_of_states_with_and_without_residual():
 
 def test_mrs_follows_equation_3():
     scores = np.array([0.5, 0.25, 0.15, 0.1])
-    assert keep_top(scores, 2).tolist() == pytest.approx([0.5, 0.25, 0, 0])
-    assert keep_top(scores, 4).tolist() == pytest.approx(scores.tolist())
-    moved = mrs_update(np.array([0.0, 0.0, 0.4, 0.0]), np.array([0.5, 0.25, 0, 0]))
+    assert caches.keep_top(scores, 2).tolist() == pytest.approx([0.5, 0.25, 0, 0])
+    assert caches.keep_top(scores, 4).tolist() == pytest.approx(scores.tolist())
+    moved = caches.mrs_update(np.array([0.0, 0.0, 0.4, 0.0]), np.array([0.5, 0.25, 0, 0]))
     assert moved.tolist() == pytest.approx([0.25, 0.125, 0.2, 0])
 
 
@@ -535,8 +416,8 @@ def test_mrs_keeps_what_the_router_scored_high_though_it_was_not_used():
     scores = np.array([[0.3, 0.5, 0.2, 0.0], [0.5, 0.4, 0.1, 0.0], [0.2, 0.3, 0.5, 0.0], [0.3, 0.5, 0.2, 0.0]])[:, None]
     experts = scores.argmax(axis=2)[:, :, None]  # 1, 0, 2, 1
     # S after each row, p = 2: (.15 .25 0 0), (.325 .325 0 0), (.1625 .3125 .25 0): row 2 pushes expert 0 out.
-    assert mrs_hits(experts, scores, 2, [2])[0, 0] == 1 / 4
-    assert layer_hit_rates(experts, 4, [2])["lru"][0, 0] == 0
+    assert caches.mrs_hits(experts, scores, 2, [2])[0, 0] == 1 / 4
+    assert caches.layer_hit_rates(experts, 4, [2])["lru"][0, 0] == 0
 
 
 @settings(max_examples=40)
@@ -544,20 +425,16 @@ def test_mrs_keeps_what_the_router_scored_high_though_it_was_not_used():
 def test_mrs_is_the_obvious_one(seed: int, p: int):
     rng = np.random.default_rng(seed)
     scores = rng.dirichlet(np.ones(6), (20, 2))
-    experts = by_score(scores)[:, :, :2]
-    rates = mrs_hits(experts, scores, p, range(7))
+    experts = locality.by_score(scores)[:, :, :2]
+    rates = caches.mrs_hits(experts, scores, p, range(7))
     for size in range(7):
         for layer in range(2):
             held: set[int] = set()
-            s = np.zeros(6)
-            hits = 0
+            s, hits = np.zeros(6), 0
             for row in range(20):
                 hits += len(held & set(experts[row, layer].tolist()))
-                top = np.sort(scores[row, layer].astype(np.float32))[-p]
-                s = (
-                    0.5 * np.where(scores[row, layer].astype(np.float32) >= top, scores[row, layer].astype(np.float32), 0)
-                    + 0.5 * s
-                )
+                own = scores[row, layer].astype(np.float32)
+                s = 0.5 * np.where(own >= np.sort(own)[-p], own, 0) + 0.5 * s
                 held |= set(experts[row, layer].tolist())
                 held = set(sorted(held, key=lambda e: (-s[e], -e))[:size])
             assert rates[size, layer] == pytest.approx(hits / 40)
@@ -567,10 +444,10 @@ def test_mrs_says_what_it_goes_by():
     experts = one_layer([[2, 0], [1, 2]])
     full = np.array([[[0.4, 0.05, 0.5, 0.05]], [[0.1, 0.5, 0.4, 0.0]]])
     with_scores = trace_of(experts, [0], [2], 4, scores=full)
-    scores, basis = mrs_scores(with_scores, np.arange(2))
+    scores, basis = caches.mrs_scores(with_scores, np.arange(2))
     assert basis == "full scores, p = 2 k" and scores is not None
     assert scores[1, 0].tolist() == pytest.approx([0.1, 0.5, 0.4, 0], abs=1e-3)
-    scores, basis = mrs_scores(trace_of(experts, [0], [2], 4), np.array([1]))
+    scores, basis = caches.mrs_scores(trace_of(experts, [0], [2], 4), np.array([1]))
     assert basis == "weights of the chosen only, p = k" and scores is not None
     assert scores.tolist() == [[[0, 0.5, 0.5, 0]]]
 
@@ -580,7 +457,7 @@ def test_mrs_says_what_it_goes_by():
 def test_workload_aware_is_the_policys_algorithm(seed: int, u_size: int, n_rows: int):
     rng = np.random.default_rng(seed)
     experts = rng.random((n_rows, 2, 6)).argsort(axis=2)[:, :, :2]
-    rates = workload_aware_hits(experts, 6, range(7), u_size, w_size=3, seed=5)
+    rates = caches.workload_aware_hits(experts, 6, range(7), u_size, w_size=3, seed=5)
     order = np.random.default_rng(5).random((2, 6)).argsort(axis=1)
     for size in range(7):
         for layer in range(2):
@@ -597,24 +474,17 @@ def test_workload_aware_is_the_policys_algorithm(seed: int, u_size: int, n_rows:
             assert rates[size, layer] == pytest.approx(hits / (2 * n_rows))
 
 
-def test_replacements_of_the_papers_models():
-    assert [default_u_size(n) for n in (4, 8, 16, 60, 64, 128)] == [1, 1, 2, 7, 8, 8]
-
-
-def test_static_contents():
+def test_replacements_of_the_papers_models_and_static_contents():
+    assert [caches.default_u_size(n) for n in (4, 8, 16, 60, 64, 128)] == [1, 1, 2, 7, 8, 8]
     frequency = np.array([[0.5, 0.3, 0.2], [0.2, 0.2, 0.6]])
-    assert static_hits(frequency, frequency, [0, 1, 3]).tolist() == [[0, 0], [0.5, 0.6], [1.0, pytest.approx(1.0)]]
-    assert static_hits(frequency, np.array([[0, 1, 0], [1, 1, 1]]), [1]).tolist() == [[0.3, 0.2]]
+    assert caches.static_hits(frequency, frequency, [0, 1, 3]).tolist() == [[0, 0], [0.5, 0.6], [1.0, pytest.approx(1.0)]]
+    assert caches.static_hits(frequency, np.array([[0, 1, 0], [1, 1, 1]]), [1]).tolist() == [[0.3, 0.2]]
 
 
 def test_any_cache_without_foresight_hits_its_share_of_a_uniform_router():
-    rows = uniform_rows(3000, 4, 16, 4, seed=3)
-    rates = layer_hit_rates(rows, 16, [4, 8])
-    rates["workload-aware"] = workload_aware_hits(rows, 16, [4, 8], 2)
+    rows = caches.uniform_rows(3000, 4, 16, 4, seed=3)
+    rates = caches.layer_hit_rates(rows, 16, [4, 8])
+    rates["workload-aware"] = caches.workload_aware_hits(rows, 16, [4, 8], 2)
     for policy in ("lru", "lfu", "workload-aware"):
         assert rates[policy].mean(axis=1) == pytest.approx(np.array([0.25, 0.5]), abs=0.01), policy
     assert (rates["belady"].mean(axis=1) > [0.35, 0.6]).all()
-
-
-def test_the_baseline_of_a_trace_of_two_tokens():
-    assert reuse_baseline(one_layer([[0, 1], [1, 2]]), 3) == 0.5

@@ -36,17 +36,8 @@ Json = dict[str, Any]
 @pytest.fixture(scope="module")
 def everything() -> Trace:
     """A trace that has all there is to describe."""
-    trace = synthetic_trace(
-        n_layers=3,
-        n_experts=16,
-        top_k=4,
-        n_requests=9,
-        prompt=20,
-        decode=40,
-        scores=True,
-        calibration=True,
-        signals={"gate_next1": 0.8, "residual": 0.9},
-    )
+    shape = {"n_layers": 3, "n_experts": 16, "top_k": 4, "n_requests": 9, "prompt": 20, "decode": 40}
+    trace = synthetic_trace(**shape, scores=True, calibration=True, signals={"gate_next1": 0.8, "residual": 0.9})
     rng = np.random.default_rng(0)
     rows = np.arange(30, dtype=np.int32)
     inputs = GateInputs(rows, rng.normal(size=(30, 3, 8)).astype(np.float16))
@@ -154,26 +145,18 @@ def test_what_is_absent_has_a_reason(everything: Trace):
     assert notes.keys() >= {"static hit rate", "recall of the busiest experts of a batch"}
 
 
-def test_the_summary_shows_one_batch_size_of_a_prediction_and_all_if_it_is_full(everything: Trace):
+def test_what_the_summary_shows_of_predictions(everything: Trace):
+    """One batch size, and all if it is full; the cosine with the residual where there is one."""
     result = report(everything)
     entries = result["prediction"]["workload"]["residual"]
     assert {entry["batch_size"] for entry in entries} == {1, 2, 4, 8}
-    of_one = [row.value for row in summary(result) if row.figure.startswith("recall of residual, top ")]
-    assert of_one == [entry["value"] for entry in entries if entry["batch_size"] == 8]
-    of_all = [row.value for row in summary(result, full=True) if row.figure.startswith("recall of residual, top ")]
-    assert of_all == [entry["value"] for entry in entries]
-
-
-def test_the_cosine_with_the_residual_is_shown_where_there_is_one(everything: Trace):
-    result = report(everything)
-    states = {**result["prediction"]["states"], "residual": {"value": 0.5, "by_layer": [0.5]}}
-
-    def shown(states: Json) -> list[float | None]:
+    for full, wanted in ((False, [entry for entry in entries if entry["batch_size"] == 8]), (True, entries)):
+        shown = [row.value for row in summary(result, full=full) if row.figure.startswith("recall of residual, top ")]
+        assert shown == [entry["value"] for entry in wanted]
+    for residual, values in (({"value": 0.5, "by_layer": [0.5]}, [0.5]), (None, [])):
+        states = {**result["prediction"]["states"], "residual": residual}
         rows = summary({**result, "prediction": {**result["prediction"], "states": states}})
-        return [row.value for row in rows if row.figure == "cosine of h[l] + res[l] with h[l+1]"]
-
-    assert shown(states) == [0.5]
-    assert shown({**states, "residual": None}) == []
+        assert [row.value for row in rows if row.figure == "cosine of h[l] + res[l] with h[l+1]"] == values
 
 
 @pytest.mark.long
@@ -187,7 +170,6 @@ def test_decode_only_prefill_only_and_one_request():
     assert prefill["balance"]["prefill_load"]["n_prompts"] == 4
     alone = report(synthetic_trace(n_requests=1, prompt=20, decode=40))
     assert alone["locality"]["prefill_decode_similarity"]["other_requests"] is None
-    assert alone["batching"]["batch_sizes"] == [1]
     assert alone["prediction"]["activated"]["coactivation"] is None
     assert {"batching.distinct.larger", "prediction.activated.coactivation"} <= alone["absent"].keys()
     token = report(synthetic_trace(n_requests=1, prompt=1, decode=1))
@@ -231,15 +213,12 @@ def test_notes_of_the_summary_in_words(everything: Trace):
     assert notes["prefill load: largest / mean"] == "9 prompts of 40 tokens on average"
 
 
-def test_a_sample_and_the_same_again(everything: Trace):
+def test_a_sample_the_same_again_and_plain_values(everything: Trace):
     some = report(everything, max_rows=50)
     assert (some["n_rows"], some["n_requests"], some["sampled"]) == (80, 2, True)
     assert report(everything) == report(everything)
     with pytest.raises(TraceError, match="expected phase 'prefill' or 'decode', got 'x'"):
         report(everything, "x")
-
-
-def test_plain_values():
     assert plain({"a": (np.float32(1.5), math.nan), "b": np.array([[1, 2]])}) == {"a": [1.5, None], "b": [[1, 2]]}
 
 
@@ -257,9 +236,9 @@ def printed(*arguments: str) -> str:
     return result.stdout
 
 
-def test_json_has_all_of_the_report(file: Path, found: Json):
-    shown = json.loads(printed(str(file), "-o", "json"))
-    assert shown == {**found, "trace": str(file)}
+def test_json_has_all_of_the_report_and_goes_by_phase(file: Path, found: Json):
+    assert json.loads(printed(str(file), "-o", "json")) == {**found, "trace": str(file)}
+    assert json.loads(printed(str(file), "-o", "json", "--phase", "prefill"))["n_rows"] == 180
 
 
 def test_the_table_is_grouped_by_question(file: Path):
@@ -282,10 +261,6 @@ def test_csv_has_every_size_and_raw_numbers(file: Path, found: Json):
     assert {row["question"] for row in rows} == set(QUESTIONS)
 
 
-def test_phase_of_the_command(file: Path):
-    assert json.loads(printed(str(file), "-o", "json", "--phase", "prefill"))["n_rows"] == 180
-
-
 # ------------------------------------------------------------------------------------------------ the figures
 
 
@@ -299,14 +274,6 @@ def test_every_figure_is_drawn_with_words_on_its_axes(found: Json):
         assert "everything" in words and "synthetic" in words, name
 
 
-def test_a_signal_that_covers_no_row_is_the_reason(found: Json):
-    none = {**found["prediction"], "activated": {"residual": None}, "workload": {"residual": []}}
-    absent = {"prediction.activated.residual": "the signal covers none of these decode rows"}
-    reasons = left_out({**found, "prediction": none, "absent": absent})
-    assert reasons == dict.fromkeys(("signal_recall", "workload_recall"), "the signal covers none of these decode rows")
-    assert left_out(found) == {}
-
-
 def test_figures_show_the_numbers_of_the_report(found: Json):
     figure = FIGURES["reuse_by_lag"](found)
     assert list(figure.axes[0].lines[0].get_ydata()) == found["locality"]["reuse"]["value"]
@@ -314,6 +281,8 @@ def test_figures_show_the_numbers_of_the_report(found: Json):
     drawn = {line.get_label(): list(line.get_ydata()) for line in figure.axes[0].lines}
     for name, label in (("belady", "belady (oracle)"), ("mrs", "mrs"), ("static", "static")):
         assert drawn[label] == pytest.approx([100 * v for v in found["caches"]["hit_rate"][name]])
+    looks_of = [(line.get_marker(), line.get_linestyle()) for line in figure.axes[0].lines]
+    assert len(set(looks_of)) == len(looks_of)  # not colour alone
     figure = FIGURES["prefill_load"](found)
     assert figure.axes[0].lines[-1].get_ydata()[-1] == pytest.approx(100)
 
@@ -376,13 +345,12 @@ def test_windows_of_few_requests_are_not_drawn(n_requests: list[int], shown: int
     assert (f"the last of {n_requests[shown - 1]}" in words) == (n_requests[shown - 1] < n_requests[0])
 
 
-def test_lines_of_a_figure_differ_in_more_than_colour(found: Json):
-    figure = FIGURES["cache_hit_rate"](found)
-    found_looks = [(line.get_marker(), line.get_linestyle()) for line in figure.axes[0].lines]
-    assert len(set(found_looks)) == len(found_looks)
-
-
-def test_figures_without_their_numbers_are_not_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_figures_without_their_numbers_are_not_drawn(found: Json, monkeypatch: pytest.MonkeyPatch):
+    none = {**found["prediction"], "activated": {"residual": None}, "workload": {"residual": []}}
+    reason = "the signal covers none of these decode rows"
+    uncovered = {**found, "prediction": none, "absent": {"prediction.activated.residual": reason}}
+    assert left_out(uncovered) == dict.fromkeys(("signal_recall", "workload_recall"), reason)
+    assert left_out(found) == {}
     result = {"trace": "t", **report(bare(synthetic_trace(n_requests=1, prompt=0, decode=20)))}
     absent = {"prefill_load", "prefill_decode_similarity", "signal_recall", "workload_recall", "state_cosine"}
     assert {name for name, make in FIGURES.items() if make(result) is None} == absent
@@ -404,23 +372,12 @@ def test_figures_without_their_numbers_are_not_drawn(tmp_path: Path, monkeypatch
 # ----------------------------------------------------------------------------------------- recorded elsewhere
 
 
-@pytest.fixture(scope="module")
-def recorded() -> Trace:
-    return gpt_oss()
-
-
 @pytest.mark.long
-def test_a_sample_of_gpt_oss_in_full(recorded: Trace):
+def test_a_sample_of_gpt_oss_in_full():
     """Decode of a few sequences: no prompts, no scores, no signals, yet all that ids and weights can tell."""
-    found = report(recorded, max_rows=600)
-    assert found["absent"].keys() == {
-        "balance.prefill_load",
-        "locality.prefill_decode_similarity",
-        "locality.window_similarity",
-        "prediction.workload",
-        "prediction.states",
-        "caches.hit_rate.static",
-    }
+    found = report(gpt_oss(), max_rows=600)
+    gone = "balance.prefill_load locality.prefill_decode_similarity locality.window_similarity prediction.workload"
+    assert found["absent"].keys() == {*gone.split(), "prediction.states", "caches.hit_rate.static"}
     assert found["caches"]["mrs_basis"] == "weights of the chosen only, p = k"
     by_rank = found["locality"]["reuse_by_rank"]["value"]
     assert by_rank == sorted(by_rank, reverse=True)  # the better an expert's rank, the likelier it is used again
