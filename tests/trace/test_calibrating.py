@@ -42,10 +42,7 @@ def test_they_are_kept_in_a_file_and_a_trace_without_is_as_it_was(tmp_path: Path
     np.testing.assert_array_equal(back.embeddings, np.asarray(trace.embeddings))
     assert back.digest == trace.digest
     without = replace(trace, embeddings=None)
-    assert (
-        without.digest != trace.digest
-        and without.digest == synthetic_trace(LAYERS, EXPERTS, 2, 6, PROMPT, DECODE, scores=True).digest
-    )
+    assert trace.digest != without.digest == synthetic_trace(LAYERS, EXPERTS, 2, 6, PROMPT, DECODE, scores=True).digest
     assert b"embeddings" not in without.write(tmp_path / "b.safetensors").read_bytes()
 
 
@@ -75,9 +72,8 @@ def test_parts_of_a_trace_keep_theirs(tmp_path: Path) -> None:
     shards.write_manifest(tmp_path, {"options": {}, "header": {}, "n_requests": 6})
     for first, stop in ((0, 2), (2, 6)):
         piece = subset(trace, range(first, stop))
-        replace(piece, header=piece.header | {"trace_requests": listed[first:stop]}).write(
-            shards.shard_path(tmp_path, first, stop)
-        )
+        piece = replace(piece, header=piece.header | {"trace_requests": listed[first:stop]})
+        piece.write(shards.shard_path(tmp_path, first, stop))
     np.testing.assert_array_equal(np.asarray(shards.read_shards(tmp_path).embeddings), embeddings)
 
 
@@ -148,17 +144,14 @@ def test_ends_that_are_held_back_count_as_iterations_of_their_whole_request() ->
     np.testing.assert_allclose(found.signals["embedding"].scores, restated(whole, kept, held)[0], rtol=2**-10, atol=1e-6)
 
 
-def test_without_maps_or_embeddings_there_is_no_signal() -> None:
-    assert "embedding" not in extend(replace(recorded(), embeddings=None), Additions(share=0.5), "t").signals
-    assert "embedding" not in extend(replace(recorded(), scores=None, weights=None), Additions(share=0.5), "t").signals
-    assert "embedding" in extend(replace(recorded(), scores=None), Additions(share=0.5), "t").signals  # maps of weights
-
-
-def test_units_of_an_expert_share_the_similarity() -> None:
+def test_the_signal_needs_embeddings_and_maps_and_is_shared_by_units_of_an_expert() -> None:
+    for changes, there in (({"embeddings": None}, False), ({"scores": None, "weights": None}, False), ({"scores": None}, True)):
+        found = extend(replace(recorded(), **changes), Additions(share=0.5), "t")
+        assert ("embedding" in found.signals) == there  # maps may be of weights
     found = extend(recorded(), Additions(share=0.5), "t")
-    split = split_experts(found, 3, "t")
-    of_whole, of_units = (np.asarray(trace.signals["embedding"].scores, np.float64).sum(axis=2) for trace in (found, split))
-    np.testing.assert_allclose(of_units, of_whole, atol=2e-3)
+    traces = (found, split_experts(found, 3, "t"))
+    whole, units = (np.asarray(trace.signals["embedding"].scores, np.float64).sum(axis=2) for trace in traces)
+    np.testing.assert_allclose(units, whole, atol=2e-3)
 
 
 def test_of_equals_the_first_and_nothing_is_like_zeros() -> None:
@@ -166,12 +159,8 @@ def test_of_equals_the_first_and_nothing_is_like_zeros() -> None:
     index, cosine_of = closest(past, np.array([[1 / 7, 1 / 7], [0.0, 0.0], [0.0, 2.0]]))
     assert index.tolist() == [1, 0, 1]
     np.testing.assert_allclose(cosine_of, [1, 0, math.sqrt(0.5)], atol=1e-15)
-
-
-def test_what_is_opposite_is_not_alike_at_all() -> None:
-    trace = replace(recorded(), embeddings=np.ones((31, HIDDEN), np.float16))
-    signal = embedding_signal(trace, -np.ones((1, HIDDEN)), np.ones((LAYERS, 1, EXPERTS)), None)
-    assert not signal.scores.any()
+    trace = replace(recorded(), embeddings=np.ones((31, HIDDEN), np.float16))  # what is opposite is not alike at all
+    assert not embedding_signal(trace, -np.ones((1, HIDDEN)), np.ones((LAYERS, 1, EXPERTS)), None).scores.any()
 
 
 # ------------------------------------------------------------------------------------------------- in an experiment

@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moesim.cli.main import main
-from moesim.errors import InputError
 from moesim.experiment.config import parse_config
 from moesim.experiment.resolve import Experiment
 from moesim.testing.traces import synthetic_trace
@@ -62,15 +61,10 @@ def test_round_trips_are_exact(
     layers, experts, top_k = shape
     n_rows = sum(a + b for a, b in lengths)
     trace = kit.trace(
-        experts=kit.routing(n_rows, seed, layers, experts, top_k),
+        experts=kit.routing(n_rows, seed, layers, experts, top_k), n_prompt=[a for a, _ in lengths],
         weights=np.random.default_rng(seed).random((n_rows, layers, top_k)) if weighted else None,
-        n_prompt=[a for a, _ in lengths],
-        n_decode=[b for _, b in lengths],
-        prompt_offset=offset,
-        n_experts=experts,
-        label=label,
-        header={"note": "kept"},
-    )
+        n_decode=[b for _, b in lengths], prompt_offset=offset, n_experts=experts, label=label, header={"note": "kept"},
+    )  # fmt: skip
     EXPORTS[form](trace, folder / "a")
     back = import_trace([folder / "a"], folder / "b.safetensors", form=form).trace
     same(trace, back)
@@ -97,14 +91,11 @@ def test_what_is_no_recording_stays_none(form: str, label: str, kept: dict[str, 
         names = ("miniature", "miniature_of", "synthesis")
         assert {name: trace.header[name] for name in names if name in trace.header} == kept
         assert (trace.label, trace.origin) == (label, origin)
-
-
-def test_facts_of_another_kind_are_refused(tmp_path: Path) -> None:
-    export_csv(kit.trace(header={"miniature": True}), tmp_path / "a.csv")
-    beside = tmp_path / "a.csv.json"
-    beside.write_text(beside.read_text().replace('"miniature": true', '"miniature": "no"'))
-    with pytest.raises(InputError, match=r"a\.csv\.json: moesim\.miniature: expected bool as the trace had, got 'no'"):
-        import_trace([tmp_path / "a.csv"], tmp_path / "b.safetensors")
+    if form == "csv" and "miniature" in kept:
+        beside = tmp_path / "1.csv.json"
+        beside.write_text(beside.read_text().replace('"miniature": true', '"miniature": "no"'))
+        words = "1.csv.json: moesim.miniature: expected bool as the trace had, got 'no'"
+        kit.refused(lambda: import_trace([tmp_path / "1.csv"], tmp_path / "b.safetensors"), words)
 
 
 @pytest.mark.parametrize("form", EXPORTS)
@@ -135,12 +126,8 @@ def test_the_csv_is_plain(tmp_path: Path) -> None:
 def test_pandas_reads_the_parquet(tmp_path: Path) -> None:
     import pandas as pd
 
-    trace = kit.trace()
-    export_parquet(trace, tmp_path / "a.parquet")
-    frame, ours = pd.read_parquet(tmp_path / "a.parquet"), trace.to_frame()
-    assert list(frame.columns) == list(ours.columns)
-    for name in frame.columns:
-        assert frame[name].tolist() == ours[name].tolist()
+    export_parquet(kit.trace(), tmp_path / "a.parquet")
+    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "a.parquet"), kit.trace().to_frame(), check_dtype=False)
 
 
 # -------------------------------------------------------------------------------------------------- oracleGeneral
@@ -234,15 +221,9 @@ def test_libcachesim_writes_the_same(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_exported(sizes: list[int], options: dict[str, Any], words: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError) as error:
-        exported(kit.trace(), tmp_path, sizes, **options)
-    assert words in str(error.value)
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_phase_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="--phase prefill: expected rows of that phase"):
-        exported(kit.trace(n_prompt=[0], n_decode=[kit.ROWS]), tmp_path, phase="prefill")
+    kit.refused(lambda: exported(kit.trace(), tmp_path, sizes, **options), words)
+    decode = kit.trace(n_prompt=[0], n_decode=[kit.ROWS])
+    kit.refused(lambda: exported(decode, tmp_path, phase="prefill"), "--phase prefill: expected rows of that phase")
     assert not list(tmp_path.iterdir())
 
 
@@ -322,27 +303,23 @@ def test_a_model_may_be_a_base_with_changed_fields(tmp_path: Path, capsys: pytes
     small = f"base: mixtral-8x7b, n_layers: {IDS.shape[1]}, n_experts: 7, top_k: {IDS.shape[2]}"
     known = ["trace", "import", str(path), "--out", str(out), "--phase", "decode"]
     assert main([*known, "--model", f"{{{small}}}"]) == 0
-    found = Trace.read(out)
-    assert (found.n_experts, found.header["model"]) == (7, "mixtral-8x7b")
-    sizes = {}
+    imported = Trace.read(out)
+    assert (imported.n_experts, imported.header["model"]) == (7, "mixtral-8x7b")
+    sizes, kinds = {}, [("time", "<u4"), ("object", "<u8"), ("size", "<u4"), ("next", "<i8")]
     for bits in (4, 8):
         target = tmp_path / f"{bits}.bin"
         model = f"{{{small}, expert_bits: {bits}}}"
         assert main(["trace", "export", str(out), "--format", "oracleGeneral", "--out", str(target), "--model", model]) == 0
-        kinds = [("time", "<u4"), ("object", "<u8"), ("size", "<u4"), ("next", "<i8")]
         (sizes[bits],) = set(np.fromfile(target, kinds)["size"].tolist())
     assert sizes[8] == 2 * sizes[4] > 0
     capsys.readouterr()
     assert main([*known, "--overwrite", "--model", "{base: mixtral-8x7b, topk: 1}"]) == 2
     assert "--model: unknown model field 'topk'; did you mean 'top_k'?" in capsys.readouterr().err
-
-
-def test_bytes_of_the_source_are_those_of_the_objects(tmp_path: Path) -> None:
-    path, out = SOURCES["bigmoe"].make(tmp_path), tmp_path / "t.safetensors"
-    assert main(["trace", "import", str(path), "--out", str(out)]) == 0
+    path = SOURCES["bigmoe"].make(tmp_path)  # of a source that says the bytes, they are those of the objects
+    assert main(["trace", "import", str(path), "--out", str(out), "--overwrite"]) == 0
     assert main(["trace", "export", str(out), "--format", "oracleGeneral", "--out", str(tmp_path / "b.bin")]) == 0
-    sizes = np.fromfile(tmp_path / "b.bin", [("time", "<u4"), ("object", "<u8"), ("size", "<u4"), ("next", "<i8")])
-    assert set(zip((sizes["object"] // 7).tolist(), sizes["size"].tolist(), strict=True)) == {(0, 1000), (1, 1001), (2, 1002)}
+    found = np.fromfile(tmp_path / "b.bin", kinds)
+    assert set(zip((found["object"] // 7).tolist(), found["size"].tolist(), strict=True)) == {(0, 1000), (1, 1001), (2, 1002)}
 
 
 # ----------------------------------------------------------------------------------------- recordings next to the checkout
@@ -354,11 +331,8 @@ def test_a_route_trace_and_its_model_in_an_experiment(tmp_path: Path, capsys: py
     printed = capsys.readouterr().err
     assert "27 tokens at the start of requests left out: layers [47] are not recorded for them" in printed
     found, recorded = Trace.read(out), read_route_trace(source)
-    assert (found.requests.n_prompt.tolist(), found.requests.n_decode.tolist(), found.prompt_offset.tolist()) == (
-        [1],
-        [128],
-        [27],
-    )
+    lengths = (found.requests.n_prompt.tolist(), found.requests.n_decode.tolist(), found.prompt_offset.tolist())
+    assert lengths == ([1], [128], [27])
     wanted = [(x.step, x.layer, x.slot, x.expert) for x in recorded.lookups if x.step >= 27]
     for step, layer, slot, expert in wanted:
         assert found.experts[step - 27, layer, slot] == expert

@@ -24,16 +24,8 @@ from moesim.trace.predictors import (
 )
 from moesim.trace.workload import WorkloadSpec, compose
 
-TRACE = synthetic_trace(
-    n_layers=3,
-    n_experts=32,
-    top_k=4,
-    n_requests=4,
-    prompt=6,
-    decode=5,
-    calibration=True,
-    signals={"residual": 0.8},
-)
+SHAPE = {"n_layers": 3, "n_experts": 32, "top_k": 4, "prompt": 6, "decode": 5}
+TRACE = synthetic_trace(**SHAPE, n_requests=4, calibration=True, signals={"residual": 0.8})
 DENSE = synthetic_trace(n_layers=3, n_experts=8, top_k=2, prompt=6, decode=5, signals={"gate_next1": 0.7})
 WORKLOAD = compose(TRACE, WorkloadSpec(batch_size=4, micro_batches=2))
 PREFILL, *DECODE = WORKLOAD.steps
@@ -64,9 +56,7 @@ def test_a_recorded_signal_is_looked_up_by_row() -> None:
 
 
 def test_a_dense_signal_gives_its_best_ids_beside_all_scores() -> None:
-    w = compose(DENSE, WorkloadSpec(batch_size=2))
-    answer = RecordedSignal(DENSE, "gate_next1").predict(w.steps[0], 0, 1)
-    ids, scores = answer
+    ids, scores = RecordedSignal(DENSE, "gate_next1").predict(compose(DENSE, WorkloadSpec(batch_size=2)).steps[0], 0, 1)
     assert (ids.shape, scores.shape) == ((12, 2), (12, 8))
     best = np.sort(scores.astype(np.float64), axis=1)[:, ::-1][:, :2]
     assert np.array_equal(np.take_along_axis(scores.astype(np.float64), ids, axis=1), best)
@@ -93,11 +83,8 @@ def test_which_state_a_prediction_needs() -> None:
         return [predictor.needs_layer(layer) for layer in range(3)]
 
     assert asked(RecordedSignal(TRACE, "residual")) == [None, 0, 1]
-    assert asked(RecordedSignal(partly([0], lookahead=2, needs_layer_offset=2, first_layer=2), "shadow")) == [
-        None,
-        None,
-        0,
-    ]
+    two_ahead = partly([0], lookahead=2, needs_layer_offset=2, first_layer=2)
+    assert asked(RecordedSignal(two_ahead, "shadow")) == [None, None, 0]
     assert asked(RecordedSignal(partly([0], needs_layer_offset=None, first_layer=0), "shadow")) == [None] * 3
     assert asked(Oracle()) == asked(Frequency(TRACE)) == [None] * 3
     assert asked(Coactivation(TRACE)) == asked(Synthetic(32, 0.5)) == [None, 0, 1]
@@ -106,8 +93,7 @@ def test_which_state_a_prediction_needs() -> None:
 def test_frequency_ranks_by_the_calibration_of_the_phase() -> None:
     predictor = Frequency(TRACE)
     for step, table in ((PREFILL, "activation_frequency"), (DECODE[0], "activation_frequency_decode")):
-        answer = predictor.predict(step, 1, 2)
-        ids, scores = answer
+        ids, scores = predictor.predict(step, 1, 2)
         assert ids.shape == (step.micro[1].n_rows, 4)
         assert scores.shape == (step.micro[1].n_rows, 32)
         assert np.array_equal(ids[0], np.argsort(-TRACE.tables[table][2], kind="stable")[:4])
@@ -137,11 +123,12 @@ def test_coactivation_adds_up_what_follows_each_expert() -> None:
     experts[:, 0] = [2, 3]
     trace = replace(trace, experts=experts)
     step = compose(trace, WorkloadSpec()).steps[0]
-    answer = Coactivation(trace).predict(step, 0, 1)
-    ids, scores = answer
+    ids, scores = Coactivation(trace).predict(step, 0, 1)
     assert scores[0].tolist() == [0, 0.75, 0, 0, 0, 1.25, 0, 0]
     assert ids[0].tolist() == [5, 1]
     assert Coactivation(trace).predict(step, 0, 0) is None
+    with pytest.raises(ConfigError, match="the trace has no calibration table 'coactivation'"):
+        Coactivation(DENSE)
 
 
 def test_running_coactivation_counts_the_steps_before() -> None:
@@ -155,16 +142,11 @@ def test_running_coactivation_counts_the_steps_before() -> None:
     assert np.allclose(answer[1][0], shares[TRACE.experts[DECODE[0].rows[0], 0]].sum(axis=0))
 
 
-def test_the_oracle_knows_and_says_so() -> None:
-    assert recall_of(Oracle()) == 1.0
-    assert Oracle().label == "oracle"
-
-
 @pytest.mark.parametrize("recall", [0.0, 0.5, 0.9, 1.0])
 def test_a_synthetic_prediction_has_the_recall_asked_for(recall: float) -> None:
     predictor = Synthetic(32, recall, seed=3)
     assert recall_of(predictor) == pytest.approx(recall, abs=0.06)
-    assert predictor.label == "synthetic"
+    assert predictor.label == "synthetic" and Oracle().label == "oracle" and recall_of(Oracle()) == 1.0
     for step in WORKLOAD.steps:
         answer = predictor.predict(step, 0, 1)
         ordered = np.sort(answer[0], axis=1)
@@ -203,13 +185,8 @@ def test_a_synthetic_prediction_depends_on_its_place_only() -> None:
     other = Synthetic(32, 0.5, seed=2).predict(PREFILL, 0, 1)
     first = one.predict(PREFILL, 0, 1)
     assert not np.array_equal(other[0], first[0])
-
-
-def test_a_synthetic_prediction_where_hardly_any_expert_is_left() -> None:
-    trace = synthetic_trace(n_layers=2, n_experts=4, top_k=3)
-    step = compose(trace, WorkloadSpec()).steps[0]
-    answer = Synthetic(4, 0.0).predict(step, 0, 1)
-    assert all(len(set(row)) == 3 for row in answer[0].tolist())
+    step = compose(synthetic_trace(n_layers=2, n_experts=4, top_k=3), WorkloadSpec()).steps[0]  # hardly any expert is left
+    assert all(len(set(row)) == 3 for row in Synthetic(4, 0.0).predict(step, 0, 1)[0].tolist())
 
 
 def test_the_draws_are_even_and_fixed() -> None:
@@ -270,8 +247,3 @@ KNOWN = "known: coactivation, frequency, oracle, residual, synthetic:<recall>"
 def test_a_name_that_means_nothing_is_an_error(source: str, message: str) -> None:
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
         make_predictor(source, TRACE, WORKLOAD)
-
-
-def test_a_table_that_is_not_there_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="the trace has no calibration table 'coactivation'"):
-        Coactivation(DENSE)

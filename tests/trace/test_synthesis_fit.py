@@ -6,7 +6,9 @@ import csv
 import dataclasses
 import io
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -69,9 +71,8 @@ def test_a_parameter_file_reads_back_as_it_was_written(name: str, tmp_path: Path
     assert set(found.origin.values()) == ({"assumed"} if name in UNFITTED else {"fitted", "assumed"})
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+BAD: dict[str, list[tuple[Callable[[dict[str, Any]], Any], str]]] = {
+    "parameters": [
         (lambda raw: raw.pop("model"), "expected the key 'model'"),
         (lambda raw: raw.update(extra=1), "unknown key 'extra'"),
         (lambda raw: raw["fitted"].pop("popularity"), "got no 'popularity'"),
@@ -88,49 +89,7 @@ def test_a_parameter_file_reads_back_as_it_was_written(name: str, tmp_path: Path
         (lambda raw: raw.update(fitted=[1]), "expected a mapping"),
         (lambda raw: raw.update(fitted_to=""), "fitted_to: expected a text"),
     ],
-)
-def test_a_bad_parameter_file_is_refused_in_one_line(change, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    path, out = edited(tmp_path, "parameters", change), tmp_path / "x.safetensors"
-    assert main(["trace", "synthesize", "--parameters", path, "--out", str(out)]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert path in error
-    assert error.count("\n") == 1
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["edited.yaml"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["synthesize", "--parameters", "mixtrel-8x7b", "--out", "x.safetensors"], "did you mean 'mixtral-8x7b'"),
-        (["synthesize", "--parameters", "nowhere/p.yaml", "--out", "x.safetensors"], "expected a readable YAML file"),
-        (["synthesize", "--parameters", "mixtral-8x7b", "--out", "."], "expected a file to write, got a folder"),
-        (
-            ["synthesize", "--parameters", "mixtral-8x7b", "--prompt", "0", "--decode", "0", "--out", "x.safetensors"],
-            "prompt + decode",
-        ),
-        (["synthesize", "--parameters", "mixtral-8x7b", "--requests", "0", "--out", "x.safetensors"], "--requests"),
-        (["fit", "--out", "p.yaml"], "either --targets or --trace"),
-        (["fit", "--targets", "mixtral-8x7b", "--only-report", "--out", "p.yaml"], "--out or --only-report, got both"),
-        (["fit", "--targets", "mixtral-8x7b", "--only-report", "--hold-out"], "--hold-out: expected --trace"),
-        (["fit", "--targets", "mixtral-8x7b", "--only-report", "--from", "gpt-oss-20b"], "expected n_layers 32"),
-    ],
-)
-def test_a_bad_command_writes_nothing(
-    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    monkeypatch.chdir(tmp_path)
-    assert main(["trace", *arguments]) == 2
-    assert message in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
-
-
-# -------------------------------------------------------------------------------------------------------------- targets
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+    "targets": [
         (lambda raw: raw["figures"].update({"reuse@0": {"value": 1, "source": "measured"}}), "expected one of reuse@N"),
         (lambda raw: raw["figures"].update({"entropy": {"value": "high", "source": "measured"}}), "expected a number above 0"),
         (lambda raw: raw["figures"].update({"entropy": {"value": 0.9, "source": "guessed"}}), "unknown source 'guessed'"),
@@ -151,14 +110,46 @@ def test_a_bad_command_writes_nothing(
         (lambda raw: raw.update(base=5), "base: expected a text, got 5"),
         (lambda raw: raw.update(source=""), "source: expected a text, got an empty one"),
     ],
-)
-def test_bad_targets_are_refused_in_one_line(change, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    path = edited(tmp_path, "targets", change)
-    assert main(["trace", "fit", "--targets", path, "--only-report"]) == 2
+}
+"""Kind of a shipped file -> what is changed in it, and what its refusal says."""
+
+
+@pytest.mark.parametrize(("kind", "change", "message"), [(kind, *case) for kind, cases in BAD.items() for case in cases])
+def test_a_bad_file_is_refused_in_one_line(kind: str, change, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = edited(tmp_path, kind, change)
+    command = ["fit", "--targets", path, "--only-report"]
+    if kind == "parameters":
+        command = ["synthesize", "--parameters", path, "--out", str(tmp_path / "x.safetensors")]
+    assert main(["trace", *command]) == 2
     error = capsys.readouterr().err
-    assert message in error
-    assert path in error
-    assert error.count("\n") == 1
+    assert message in error and path in error and error.count("\n") == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["edited.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("synthesize --parameters mixtrel-8x7b --out x.safetensors", "did you mean 'mixtral-8x7b'"),
+        ("synthesize --parameters nowhere/p.yaml --out x.safetensors", "expected a readable YAML file"),
+        ("synthesize --parameters mixtral-8x7b --out .", "expected a file to write, got a folder"),
+        ("synthesize --parameters mixtral-8x7b --prompt 0 --decode 0 --out x.safetensors", "prompt + decode"),
+        ("synthesize --parameters mixtral-8x7b --requests 0 --out x.safetensors", "--requests"),
+        ("fit --out p.yaml", "either --targets or --trace"),
+        ("fit --targets mixtral-8x7b --only-report --out p.yaml", "--out or --only-report, got both"),
+        ("fit --targets mixtral-8x7b --only-report --hold-out", "--hold-out: expected --trace"),
+        ("fit --targets mixtral-8x7b --only-report --from gpt-oss-20b", "expected n_layers 32"),
+    ],
+)
+def test_a_bad_command_writes_nothing(
+    arguments: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    assert main(["trace", *arguments.split()]) == 2
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+# -------------------------------------------------------------------------------------------------------------- targets
 
 
 @pytest.mark.parametrize("name", parameter_names())
@@ -181,9 +172,8 @@ def test_figures_are_those_of_the_statistics():
     found = measure(trace, ["reuse@1", "reuse@8", "reuse_baseline", "entropy", "top_over_uniform", "recall@gate_next1",
                             "recall@coactivation", "lru@50", "belady@25"])  # fmt: skip
     expected = stats(trace)
-    for ours, theirs in (("reuse@1", "reuse@1"), ("reuse@8", "reuse@8"), ("entropy", "entropy"),
-                         ("reuse_baseline", "reuse_baseline"), ("top_over_uniform", "top_over_uniform")):  # fmt: skip
-        assert found[ours] == pytest.approx(expected[theirs], abs=1e-12)
+    for name in ("reuse@1", "reuse@8", "entropy", "reuse_baseline", "top_over_uniform"):
+        assert found[name] == pytest.approx(expected[name], abs=1e-12)
     shares = expected["cache_shares"]
     assert found["lru@50"] == pytest.approx(expected["hit_rate"]["lru"][shares.index(0.5)])
     assert found["belady@25"] == pytest.approx(expected["hit_rate"]["belady"][shares.index(0.25)])
@@ -203,11 +193,7 @@ def test_cosines_are_those_of_a_layer_or_the_mean_of_several():
 def test_requests_measured_one_by_one_have_cold_caches():
     trace = synthesize(read_parameters("mixtral-8x7b").replace(**SMALL), n_requests=3, n_prompt=0, n_decode=16, n_calibration=0)
     one_by_one = measure(trace, ["lru@75"], separate=True)["lru@75"]
-    alone = [
-        measure(Trace.build(experts=trace.experts[rows], n_prompt=[0], n_decode=[16], n_experts=8, model="x", label="synthetic"),
-                ["lru@75"])["lru@75"]
-        for rows in (slice(0, 16), slice(16, 32), slice(32, 48))
-    ]  # fmt: skip
+    alone = [measure(subset(trace, [request]), ["lru@75"])["lru@75"] for request in range(3)]
     assert one_by_one == pytest.approx(np.mean(alone))
     assert one_by_one < measure(trace, ["lru@75"])["lru@75"]
 
@@ -235,7 +221,7 @@ def test_targets_of_a_trace_hold_what_it_holds():
     assert targets_of(over_all, "over all").separate
 
 
-def test_the_figures_of_the_one_prompt_of_qwen3_are_those_of_the_recording():
+def test_the_figures_of_recordings_are_those_of_their_targets():
     recorded = read_route_trace(shared_file("traces", "bigmoe-on-edge", "qwen.route.csv"))
     decode = [x for x in recorded.lookups if x.phase == 1]
     first = min(x.step for x in decode)
@@ -246,19 +232,8 @@ def test_the_figures_of_the_one_prompt_of_qwen3_are_those_of_the_recording():
     figures = [figure for figure in read_targets("qwen3-30b-a3b").figures if figure.name != "top_weight"]
     found = measure(trace, [figure.name for figure in figures])
     assert found == pytest.approx({figure.name: figure.value for figure in figures}, rel=2e-3)
-
-
-def test_the_gate_weights_of_gpt_oss_are_those_of_the_recording():
     wanted = next(figure for figure in read_targets("gpt-oss-20b").figures if figure.name == "top_weight")
     assert measure(gpt_oss(), ["top_weight"])["top_weight"] == pytest.approx(wanted.value, abs=1e-3)
-
-
-def every_second(trace: Trace, first: int) -> Trace:
-    """Take every second sequence of a trace of decode rows."""
-    rows = np.flatnonzero(np.asarray(trace.request) % 2 == first)
-    lengths = np.unique(np.asarray(trace.request)[rows], return_counts=True)[1]
-    return Trace.build(experts=np.asarray(trace.experts)[rows], n_prompt=[0] * len(lengths), n_decode=lengths.tolist(),
-                       n_experts=trace.n_experts, model=trace.model, label="measured")  # fmt: skip
 
 
 @pytest.mark.long
@@ -266,7 +241,7 @@ def test_gpt_oss_by_layer_and_in_batches_is_like_half_the_recording_and_like_the
     targets, recorded = read_targets("gpt-oss-20b"), gpt_oss()
     figures = [figure for figure in targets.figures if ":q" in figure.name or figure.name.startswith("union")]
     names = [figure.name for figure in figures]
-    fitted, held_out = (measure(every_second(recorded, first), names) for first in (0, 1))
+    fitted, held_out = (measure(subset(recorded, range(first, recorded.n_requests, 2)), names) for first in (0, 1))
     assert fitted == pytest.approx({figure.name: figure.value for figure in figures}, abs=1e-3)
     made = simulate(read_parameters("gpt-oss-20b"), targets, 4242, names)
     for name in ("reuse@1:q10", "reuse@1:q50", "reuse@1:q90", "lru@50:q10", "lru@50:q50", "lru@50:q90"):
@@ -299,8 +274,7 @@ def test_a_fit_finds_what_the_figures_were_made_with():
     assert found.temperature == pytest.approx(2.0, rel=0.1)
     assert found.context_persistence == pytest.approx(0.6, abs=0.1)
     assert found.topic_share == pytest.approx(0.3, abs=0.12)
-    assert found.origin["temperature"] == "fitted"
-    assert found.origin["width"] == "assumed"
+    assert (found.origin["temperature"], found.origin["width"]) == ("fitted", "assumed")
     assert found.why["innovation"].startswith("as fitted to mixtral-8x7b")  # another model's number
     assert found.fitted_to == "a test; seeds 1, 2"
     matches = report(found, targets, [5, 6, 7])  # others than those of the fit
@@ -328,12 +302,6 @@ def test_a_fit_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert "5 synthetic traces, error 1.23 tolerances (root mean square): 25 % done" in capsys.readouterr().err
 
 
-def test_a_fit_without_figures_that_determine_anything_is_refused():
-    with pytest.raises(ConfigError, match="determine parameters"):
-        fit(read_parameters("mixtral-8x7b"), small_targets(reuse_baseline=0.2), [1])
-    assert set(DETERMINED_BY) <= set(NUMBERS)
-
-
 @pytest.mark.parametrize("name", [name for name in NUMBERS if name not in ("n_topics", "width")])
 def test_scales_are_undone(name: str):
     value = read_parameters("mixtral-8x7b").values()[name]
@@ -342,26 +310,25 @@ def test_scales_are_undone(name: str):
         assert NUMBERS[name]["low"] <= from_scale(name, to_scale(name, NUMBERS[name][end])) <= NUMBERS[name]["high"]
 
 
+def test_a_fit_without_figures_that_determine_anything_is_refused():
+    with pytest.raises(ConfigError, match="determine parameters"):
+        fit(read_parameters("mixtral-8x7b"), small_targets(reuse_baseline=0.2), [1])
+    assert set(DETERMINED_BY) <= set(NUMBERS)
+
+
 def test_a_figure_is_met_if_every_seed_is_within_its_tolerance():
     figure = Figure("reuse@1", 0.3, 0.02, "published")
     met, missed = Match(figure, (0.31, 0.285)), Match(figure, (0.3, 0.33))
-    assert met.met
-    assert met.worst == pytest.approx(-0.015)
-    assert met.error == pytest.approx(-0.0025)
-    assert not missed.met
+    assert met.met and not missed.met
+    assert (met.worst, met.error) == (pytest.approx(-0.015), pytest.approx(-0.0025))
     assert [row[-1] for row in cells([met, missed])] == ["yes", "no, off by 0.030"]
 
 
 @pytest.mark.parametrize(
     ("n_layers", "simulated", "name", "spreads"),
-    [
-        (12, 8, "entropy", {}),
-        (4, 4, "entropy", {}),
-        (12, 12, "entropy", {"locality_spread": 0.5}),
-        (12, 12, "entropy", {"popularity_spread": 0.5}),
-        (12, 12, "reuse@1:q50", {}),
-    ],
-)
+    [(12, 8, "entropy", {}), (4, 4, "entropy", {}), (12, 12, "entropy", {"locality_spread": 0.5}),
+     (12, 12, "entropy", {"popularity_spread": 0.5}), (12, 12, "reuse@1:q50", {})],
+)  # fmt: skip
 def test_a_quick_look_simulates_eight_layers_if_layers_are_alike(
     n_layers: int, simulated: int, name: str, spreads: dict[str, float]
 ):

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from moesim.errors import MoesimError, TraceError
+from moesim.errors import TraceError
 from moesim.trace import SUFFIX, GateInputs, Signal, Trace, find_trace, trace_names
 from moesim.trace.files import arrays_of, full_header
 from moesim.trace.format import HEADER_SUM_KEY, METADATA_KEY, checksums, write_container
+from tests.trace.import_kit import refused
 
 LAYERS, EXPERTS, TOP_K = 3, 5, 2
 PROMPT, DECODE = [2, 0, 3], [2, 3, 1]
@@ -32,43 +33,21 @@ def make(**changes: Any) -> Trace:
     rows = np.array([0, 1, 2, 3, 4], np.int32)  # request 0 and a part of request 1
     dense = Signal("gate_next1", rows, rng.random((5, LAYERS, EXPERTS)).astype(np.float16), about="gate reuse")
     decode = np.array([4, 5, 6, 10], np.int32)  # decode rows of requests 1 and 2, not of 0
-    sparse = Signal(
-        "shadow",
-        decode,
-        rng.random((4, LAYERS, 4)).astype(np.float16),
-        ids(4, 2, 4),
-        2,
-        None,
-        0,
-        "shadow model",
-    )
-    arguments: dict[str, Any] = {
-        "experts": ids(ROWS),
-        "weights": rng.random((ROWS, LAYERS, TOP_K)),
-        "scores": rng.random((ROWS, LAYERS, EXPERTS)),
-        "n_prompt": PROMPT,
-        "n_decode": DECODE,
-        "prompt_offset": [0, 7, 0],
-        "n_experts": EXPERTS,
-        "model": "tiny",
-        "label": "synthetic",
-        "signals": {"gate_next1": dense, "shadow": sparse},
+    scores = rng.random((4, LAYERS, 4)).astype(np.float16)
+    sparse = Signal("shadow", decode, scores, ids(4, 2, 4), 2, None, 0, "shadow model")
+    given: dict[str, Any] = {
+        "experts": ids(ROWS), "weights": rng.random((ROWS, LAYERS, TOP_K)), "scores": rng.random((ROWS, LAYERS, EXPERTS)),
+        "n_prompt": PROMPT, "n_decode": DECODE, "prompt_offset": [0, 7, 0], "n_experts": EXPERTS, "model": "tiny",
+        "label": "synthetic", "signals": {"gate_next1": dense, "shadow": sparse}, "header": {"seed": 3, "note": "made up"},
         "tables": {"activation_frequency": np.full((LAYERS, EXPERTS), 0.2, np.float32)},
-        "header": {"seed": 3, "note": "made up"},
-    }
-    return Trace.build(**{**arguments, **changes})
+    }  # fmt: skip
+    return Trace.build(**{**given, **changes})
 
 
 def altered(trace: Trace, array: str, index: Any, value: Any) -> Trace:
     changed = np.array(getattr(trace, array))
     changed[index] = value
     return dataclasses.replace(trace, **{array: changed})
-
-
-def message(error: pytest.ExceptionInfo[MoesimError]) -> str:
-    text = str(error.value)
-    assert "\n" not in text
-    return text
 
 
 # ------------------------------------------------------------ round trip
@@ -84,13 +63,7 @@ def test_round_trip(tmp_path: Path) -> None:
         np.testing.assert_array_equal(left, right)
     assert back.header["note"] == "made up"
     assert back.header["label"] == back.label == "synthetic"
-    assert (back.n_rows, back.n_layers, back.n_experts, back.top_k, back.n_requests) == (
-        ROWS,
-        LAYERS,
-        EXPERTS,
-        TOP_K,
-        3,
-    )
+    assert (back.n_rows, back.n_layers, back.n_experts, back.top_k, back.n_requests) == (ROWS, LAYERS, EXPERTS, TOP_K, 3)
     assert sorted(back.signals) == ["gate_next1", "shadow"]
     for name, signal in trace.signals.items():
         other = back.signals[name]
@@ -103,24 +76,15 @@ def test_round_trip(tmp_path: Path) -> None:
     assert back.digest == trace.digest
 
 
-def test_arrays_are_read_only_views_of_the_file(tmp_path: Path) -> None:
-    back = Trace.read(make().write(tmp_path / "a.safetensors"))
-    assert not back.experts.flags.writeable
-    assert not back.experts.flags.owndata
-
-
-def test_same_content_same_bytes(tmp_path: Path) -> None:
-    first = make().write(tmp_path / "a.safetensors").read_bytes()
-    assert make().write(tmp_path / "b.safetensors").read_bytes() == first
-    assert Trace.read(tmp_path / "a.safetensors").write(tmp_path / "c.safetensors").read_bytes() == first
-
-
-def test_write_replaces_and_leaves_nothing_else(tmp_path: Path) -> None:
+def test_same_content_same_bytes_and_views_of_the_file(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     path.write_bytes(b"old")
-    make().write(path)
+    first = make().write(path).read_bytes()  # it replaces, and leaves nothing else
     assert [p.name for p in tmp_path.iterdir()] == ["a.safetensors"]
-    assert Trace.read(path).n_rows == ROWS
+    back = Trace.read(path)
+    assert not back.experts.flags.writeable and not back.experts.flags.owndata
+    assert make().write(tmp_path / "b.safetensors").read_bytes() == first
+    assert back.write(tmp_path / "c.safetensors").read_bytes() == first
 
 
 def test_request_table() -> None:
@@ -128,18 +92,12 @@ def test_request_table() -> None:
     table = trace.requests
     assert len(table) == trace.n_requests == 3
     assert table.first_row.tolist() == [0, 4, 7]
-    assert table.n_prompt.tolist() == PROMPT
-    assert table.n_decode.tolist() == DECODE
+    assert (table.n_prompt.tolist(), table.n_decode.tolist()) == (PROMPT, DECODE)
     assert table.prompt_offset.tolist() == trace.prompt_offset.tolist() == [0, 7, 0]
     assert trace.position.tolist() == [0, 1, 2, 3, 7, 8, 9, 0, 1, 2, 3]
     assert trace.phase.tolist() == [0, 0, 1, 1, 1, 1, 1, 0, 0, 0, 1]
-
-
-def test_which_signals_cover_which_requests() -> None:
-    trace = make()
-    assert trace.requests.signals == (("gate_next1",), ("shadow",), ("shadow",))
-    assert trace.has_signal("gate_next1", 0)
-    assert not trace.has_signal("gate_next1", 1)  # only one of its rows
+    assert table.signals == (("gate_next1",), ("shadow",), ("shadow",))
+    assert trace.has_signal("gate_next1", 0) and not trace.has_signal("gate_next1", 1)  # only one of its rows
     assert trace.has_signal("shadow", 2)  # decode only, and all of it
     assert not trace.has_signal("unheard-of", 0)
 
@@ -156,16 +114,8 @@ def test_to_frame() -> None:
 
 
 def test_more_than_256_experts_take_two_bytes(tmp_path: Path) -> None:
-    experts = np.array([[[300, 2]]])
-    trace = Trace.build(
-        experts=experts,
-        weights=np.ones((1, 1, 2)),
-        n_prompt=[0],
-        n_decode=[1],
-        n_experts=384,
-        model="m",
-        label="synthetic",
-    )
+    about = {"n_prompt": [0], "n_decode": [1], "n_experts": 384, "model": "m", "label": "synthetic"}
+    trace = Trace.build(experts=np.array([[[300, 2]]]), weights=np.ones((1, 1, 2)), **about)
     assert Trace.read(trace.write(tmp_path / "a.safetensors")).experts.tolist() == [[[300, 2]]]
 
 
@@ -177,47 +127,33 @@ def path(tmp_path: Path) -> Path:
     return make().write(tmp_path / "t.safetensors")
 
 
-def test_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(TraceError) as error:
-        Trace.read(tmp_path / "none.safetensors")
-    assert "none.safetensors: expected a trace file" in message(error)
-
-
 @pytest.mark.parametrize("kept", [0, 5, 40, 0.5, 0.99])
 def test_truncated(path: Path, kept: float) -> None:
     data = path.read_bytes()
     path.write_bytes(data[: int(kept * len(data)) if isinstance(kept, float) else kept])
-    with pytest.raises(TraceError) as error:
-        Trace.read(path)
-    assert "t.safetensors" in message(error)
-    assert "truncated" in message(error) or "non-empty" in message(error)
+    text = refused(lambda: Trace.read(path), "t.safetensors")
+    assert "truncated" in text or "non-empty" in text
 
 
 def test_altered_byte_is_found_and_named(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(bytes(data))
-    with pytest.raises(TraceError) as error:
-        Trace.read(path)
-    assert "expected sha256" in message(error)
-    assert "altered" in message(error)
+    refused(lambda: Trace.read(path), "expected sha256", "altered")
     Trace.read(path, verify=False)
 
 
 def test_not_a_trace(tmp_path: Path) -> None:
+    refused(lambda: Trace.read(tmp_path / "none.safetensors"), "none.safetensors: expected a trace file")
     other = tmp_path / "o.safetensors"
     for content in (b"PK\x03\x04 something else altogether, long enough", struct.pack("<Q", 9) + b"[1, 2, 3]"):
         other.write_bytes(content)
-        with pytest.raises(
-            TraceError, match=r"expected a readable, non-empty trace file in safetensors, got: .*; it is truncated"
-        ):
-            Trace.read(other)
+        words = ("expected a readable, non-empty trace file in safetensors, got: ", "; it is truncated")
+        refused(lambda: Trace.read(other), *words)
     table = json.dumps({"x": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
     other.write_bytes(struct.pack("<Q", len(table)) + table + b"\0\0\0\0")
-    with pytest.raises(
-        TraceError, match=r"expected the key 'moesim'.*; record it again, or write it with moesim.trace.Trace.write"
-    ):
-        Trace.read(other)
+    words = ("expected the key 'moesim'", "; record it again, or write it with moesim.trace.Trace.write")
+    refused(lambda: Trace.read(other), *words)
 
 
 def rewritten(path: Path, header: dict[str, Any], drop: str = "", rename: tuple[str, str] | None = None) -> Path:
@@ -253,9 +189,8 @@ def rewritten(path: Path, header: dict[str, Any], drop: str = "", rename: tuple[
     ],
 )
 def test_wrong_files(path: Path, header: dict[str, Any], arrays: dict[str, Any], expected: str) -> None:
-    with pytest.raises(TraceError, match=expected) as error:
+    with pytest.raises(TraceError, match=f"^[^\n]*{expected}[^\n]*$"):
         Trace.read(rewritten(path, header, **arrays))
-    message(error)
 
 
 # ------------------------------------------------------------ inconsistent arrays
@@ -326,9 +261,8 @@ def changed(array: str, index: Any, value: Any) -> dict[str, Any]:
 )  # fmt: skip
 def test_what_cannot_be_is_neither_read_nor_written(changes: dict[str, Any], expected: str, tmp_path: Path) -> None:
     wrong = dataclasses.replace(make(), **changes)
-    with pytest.raises(TraceError, match=expected) as error:
+    with pytest.raises(TraceError, match=rf"^t\.safetensors: [^\n]*{expected}[^\n]*$"):
         wrong.check("t.safetensors")
-    assert message(error).startswith("t.safetensors: ")
     with pytest.raises(TraceError, match=expected):
         wrong.write(tmp_path / "t.safetensors")
     assert not list(tmp_path.iterdir())
@@ -351,9 +285,7 @@ def test_find_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_trace("tiny-one").samefile(tmp_path / "traces" / f"tiny-one{SUFFIX}")
     assert find_trace(f"traces/tiny-one{SUFFIX}") == Path(f"traces/tiny-one{SUFFIX}")
     assert "tiny-one" in trace_names()
-    with pytest.raises(TraceError) as error:
-        find_trace("tiny-two")
-    assert "unknown trace 'tiny-two'; did you mean 'tiny-one'?" in message(error)
+    refused(lambda: find_trace("tiny-two"), "unknown trace 'tiny-two'; did you mean 'tiny-one'?")
     with pytest.raises(TraceError, match="nothing there"):
         find_trace("elsewhere/x.safetensors")
 
@@ -417,21 +349,16 @@ def test_without_weights(tmp_path: Path) -> None:
     assert back.digest == trace.digest != make().digest
 
 
-def test_gate_inputs(tmp_path: Path) -> None:
+def test_gate_inputs_and_their_rows(tmp_path: Path) -> None:
     values = np.random.default_rng(0).normal(size=(3, LAYERS, 7)).astype(np.float16)
     trace = make(inputs=GateInputs(np.array([1, 4, 5], np.int32), values))
     back = Trace.read(trace.write(tmp_path / "a.safetensors")).inputs
     np.testing.assert_array_equal(back.values, values)
     assert back.rows.tolist() == [1, 4, 5]
     assert make().inputs is None
-
-
-def test_gate_inputs_need_their_rows(tmp_path: Path) -> None:
-    trace = make(inputs=GateInputs(np.array([1], np.int32), np.zeros((1, LAYERS, 2), np.float16)))
     arrays = {name: array for name, array in arrays_of(trace).items() if name != "input_rows"}
-    header = {**full_header(trace), "sha256": checksums(arrays)}
-    with pytest.raises(TraceError, match="expected both 'inputs' and 'input_rows'"):
-        Trace.read(write_container(tmp_path / "a.safetensors", arrays, header))
+    write_container(tmp_path / "b.safetensors", arrays, {**full_header(trace), "sha256": checksums(arrays)})
+    refused(lambda: Trace.read(tmp_path / "b.safetensors"), "expected both 'inputs' and 'input_rows'")
 
 
 def test_the_library_reads_what_is_written(tmp_path: Path) -> None:
@@ -472,15 +399,11 @@ def test_a_header_of_an_earlier_version_has_no_sum(tmp_path: Path) -> None:
     assert Trace.read(tmp_path / "b.safetensors").digest == trace.digest
 
 
-def test_writing_copies_a_piece_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = make().write(tmp_path / "a.safetensors").read_bytes()
-    monkeypatch.setattr("moesim.trace.format._PIECE_BYTES", 7)
-    assert make().write(tmp_path / "b.safetensors").read_bytes() == whole
-
-
 def test_a_failed_write_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = make().write(tmp_path / "a.safetensors")
     before = path.read_bytes()
+    monkeypatch.setattr("moesim.trace.format._PIECE_BYTES", 7)  # a piece at a time, it is the same
+    assert make().write(path).read_bytes() == before
 
     def fail(_array: object) -> None:
         raise OSError("disk full")
