@@ -22,7 +22,7 @@ from moesim.records import (
     StepRecord,
     TaskRecord,
     TransferRecord,
-)
+)  # fmt: skip
 
 Span = tuple[int, int]
 
@@ -151,14 +151,8 @@ def row(records: Records, machine: Machine, split: list[tuple[tuple[int, int, in
         for prefix, which in (("", None), ("decode_", decode))
     }
     found: dict[str, Any] = {f"{p}time_{c}_ns": n for p, ns in totals.items() for c, n in zip(CAUSES, ns, strict=True)}
-    return (
-        found
-        | _hits(records, machine, decode)
-        | _busy(records, machine)
-        | _bytes(records)
-        | _counts(records, machine)
-        | _mass(records, decode)
-    )
+    found |= _hits(records, machine, decode) | _busy(records, machine) | _bytes(records)
+    return found | _counts(records, machine) | _mass(records, decode)
 
 
 def _share(part: int, whole: int) -> float | None:
@@ -174,10 +168,8 @@ def _hits(records: Records, machine: Machine, decode: set[int]) -> dict[str, Any
 
     def served(r: LookupRecord, expert: int) -> bool:
         for device in {run.device for run in on_gpus}:
-            starts = [
-                run.start for run in on_gpus
-                if (run.device, run.step, run.layer, run.expert) == (device, r.step, r.layer, expert)
-            ]  # fmt: skip
+            place = device, r.step, r.layer, expert
+            starts = [run.start for run in on_gpus if (run.device, run.step, run.layer, run.expert) == place]
             came = [t.end for t in demanded if t.link.endswith(f"->{device}") and (t.layer, t.expert) == (r.layer, expert)]
             if starts and not any(r.time < end <= min(starts) for end in came):
                 return True
@@ -195,9 +187,10 @@ def _hits(records: Records, machine: Machine, decode: set[int]) -> dict[str, Any
             if first:
                 warm, decodes = r.step not in cold, r.step in decode
                 names = ["", "_decode" if decodes else "_prefill", "_warm" if warm else "_cold"]
-                counted.update((name, bool(hit)) for name in [*names, *(["_decode_warm"] if warm and decodes else [])])
+                names += ["_decode_warm"] if warm and decodes else []
+                counted.update((name, bool(hit)) for name in names)
                 flying += in_flight and not there
-                resident.update([*names, *(["_decode_warm"] if warm and decodes else [])] if there else [])
+                resident.update(names if there else [])
     n = counted["", True] + counted["", False]
     arrivals: dict[tuple[str, int, int], list[tuple[int, str]]] = {}
     for t in records.transfers:
@@ -227,9 +220,7 @@ def _hits(records: Records, machine: Machine, decode: set[int]) -> dict[str, Any
         **{f"resident_rate{name}": _share(resident[name], counted[name, True] + counted[name, False]) for name in rates},
         "hit_rate_per_token": _share(rows_hit, rows), "in_flight_share": _share(flying, n),
         "prefetch_hit_share": _share(len(credited), n),
-        "prefetch_hit_share_decode": _share(
-            sum(credited.values()), counted["_decode", True] + counted["_decode", False]
-        ),
+        "prefetch_hit_share_decode": _share(sum(credited.values()), counted["_decode", True] + counted["_decode", False]),
         "no_demand_share": 1 - sum(needed.values()) / len(needed) if needed else None,
     }  # fmt: skip
 
@@ -378,10 +369,8 @@ def drawn(rng: Random) -> Records:
             active = tuple(rng.sample(range(3), 2))
             hits, flying = ((rng.randint(0, 1), rng.randint(0, 1)) for _ in range(2))
             run.lookups.append(LookupRecord(time, step, layer, mb, active, (1, 2), hits, flying))
-        kinds = ("stale", "late", "reduced")
-        run.inexact.extend(
-            InexactRecord(step, 0, kind, 1, rng.choice([None, rng.random()])) for kind in kinds if rng.random() < 0.5
-        )
+        kinds = [kind for kind in ("stale", "late", "reduced") if rng.random() < 0.5]
+        run.inexact.extend(InexactRecord(step, 0, kind, 1, rng.choice([None, rng.random()])) for kind in kinds)
         now = end
     for device, kind in DEVICES.items():
         for lane in ("main", "side"):

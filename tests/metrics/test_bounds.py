@@ -12,11 +12,11 @@ from moesim.errors import CapacityError
 from moesim.hardware import load_hardware
 from moesim.hardware.costs import CostModel
 from moesim.metrics.bounds import most_hits, run_bounds
-from moesim.model import ModelSpec
 from moesim.policies.registry import POLICIES, make_policy
 from moesim.policy import Copy, Fetch, Placement, Run
 from moesim.studies.regret import pool_slots
 from moesim.testing import run_tiny, tiny_machine, tiny_workload
+from moesim.testing import tiny_model as spec
 from tests.cache_replay import replay_belady
 from tests.engine.engine_kit import Script, cpu, device, gpu, link, machine, play, sure, tiny_model, workload
 
@@ -96,7 +96,9 @@ def test_transfers_by_hand():
     """Six uses of six units, room for two, the first content free: four fetches of 1000 if the CPU is too slow to help."""
     hardware = machine({"gpu0": gpu(), "cpu0": cpu(expert_ns=10**6)})
     steps = workload([[[[0, 1]], [[2, 3]], [[4, 5]]]], n_experts=6)
-    assert bounds(steps, 2, hardware, n_experts=6, **ONE_LAYER) == (3 * 300, 4000, 4)
+    found = bounds(steps, 2, hardware, n_experts=6, **ONE_LAYER)
+    assert found == (3 * 300, 4000, 4)
+    assert (found.without_link_time_ns, found.makespan_ns) == (3 * 300, 4000)
     quick = machine({"gpu0": gpu(), "cpu0": cpu(expert_ns=300)})  # 400 a row
     assert bounds(steps, 2, quick, n_experts=6, **ONE_LAYER).transfer_ns == 300 + 3 * 400  # three there; or two, and 2 fetches
 
@@ -108,13 +110,6 @@ def test_a_copy_may_be_measured_points():
         links = {name: {"any": {"points": _sure(points)}} for name in ("cpu0->gpu0", "gpu0->cpu0")}
         hardware = machine({"gpu0": gpu(), "cpu0": cpu(expert_ns=10**6)}, links)
         assert bounds(steps, 2, hardware, n_experts=6, **ONE_LAYER).transfer_ns == 4 * fetch_ns
-
-
-def test_without_link_time_only_the_work_is_left():
-    hardware = machine({"gpu0": gpu(), "cpu0": cpu(expert_ns=10**6)})
-    found = bounds(workload([[[[0, 1]], [[2, 3]], [[4, 5]]]], n_experts=6), 2, hardware, n_experts=6, **ONE_LAYER)
-    assert found.without_link_time_ns == 3 * 300
-    assert found.makespan_ns == 4000
 
 
 def test_links_of_two_gpus_work_at_once_unless_they_share_a_medium():
@@ -179,16 +174,9 @@ def test_a_run_can_reach_the_bound_of_the_links():
 def test_no_policy_beats_the_bounds(name: str, thread: tuple[int, bool] | None):
     """Random tiny runs: prefill and decode, several requests and micro-batches, two shapes, small and large caches."""
     ran = 0
-    for seed, (batch, micro_batches, slots, shape) in enumerate(
-        (
-            (1, 1, 8, {}),
-            (4, 2, 12, {}),
-            (3, 1, 16, {"n_layers": 3, "n_experts": 6, "top_k": 3}),
-            (4, 1, 32, {"top_k": 1}),
-            (2, 1, 4, {}),
-            (2, 2, 24, {"n_layers": 2, "n_experts": 12, "top_k": 2}),
-        )
-    ):
+    shapes = ({"n_layers": 3, "n_experts": 6, "top_k": 3}, {"top_k": 1}, {"n_layers": 2, "n_experts": 12, "top_k": 2})
+    sizes = [(1, 1, 8, {}), (4, 2, 12, {}), (3, 1, 16, shapes[0]), (4, 1, 32, shapes[1]), (2, 1, 4, {}), (2, 2, 24, shapes[2])]
+    for seed, (batch, micro_batches, slots, shape) in enumerate(sizes):
         policy: Any = make_policy(name)
         if not policy.exact:
             continue
@@ -203,18 +191,12 @@ def test_no_policy_beats_the_bounds(name: str, thread: tuple[int, bool] | None):
             records = run_tiny(policy, work, slots, hardware=hardware, **shape)
         except CapacityError:
             continue
-        model = _model_of(shape)
+        model = spec(**shape)
         gpus = [device for device, found in hardware.devices.items() if found.kind == "gpu"]
         found = run_bounds(work[1], CostModel(model, hardware), pool_slots(placed[0], gpus, model))
         assert records.makespan_ns >= found.makespan_ns > 0
         ran += 1
     assert ran or not make_policy(name).exact
-
-
-def _model_of(shape: dict[str, int]) -> ModelSpec:
-    from moesim.testing import tiny_model as model
-
-    return model(**shape)
 
 
 @pytest.mark.parametrize("name", ["lru", "lfu", "fifo", "random", "belady"])
@@ -224,7 +206,7 @@ def test_no_cache_that_fetches_on_demand_hits_more_than_the_best(name: str, scop
     work = tiny_workload(policy, 2)
     records = run_tiny(policy, work, 8)
     hits = sum(sum(lookup.hits) for lookup in records.lookups)
-    best, lookups = most_hits(work[1], _model_of({}), 8)
+    best, lookups = most_hits(work[1], spec(), 8)
     assert hits <= best < lookups == sum(len(lookup.active) for lookup in records.lookups)
 
 
@@ -234,7 +216,7 @@ def test_the_best_hits_are_those_of_the_reference(slots: int, batch_size: int):
     policy = make_policy({"name": "lru", "scope": "global"})
     work = tiny_workload(policy, batch_size)
     visits = [[(lookup.layer, expert) for expert in lookup.active] for lookup in run_tiny(policy, work, 8).lookups]
-    model = _model_of({})
+    model = spec()
     everything = [(layer, expert) for layer in range(model.n_layers) for expert in range(model.n_experts)]
     hits = replay_belady([everything, *visits], slots)
     assert most_hits(work[1], model, slots) == (sum(hits), len(hits) - len(everything))

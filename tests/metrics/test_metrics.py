@@ -31,7 +31,7 @@ from moesim.records import (
     StepRecord,
     TaskRecord,
     TransferRecord,
-)
+)  # fmt: skip
 from moesim.testing import run_tiny, tiny_machine, tiny_workload
 from tests.effort import lines_run
 from tests.engine.engine_kit import Script, cpu, gpu, machine, play, tiny_model, workload
@@ -96,13 +96,8 @@ def test_demand_fetch_is_exposed_only_after_what_hides_it():
     link .........|E2 demand 20        |
          0        10   15          30  35
     """
-    run = one_layer(
-        35,
-        task(0, 10, "dense"),
-        task(10, 15, expert=1),
-        task(30, 35, expert=2, submitted=10, ready=30),
-        transfers=[transfer(10, 30, 2)],
-    )
+    late = task(30, 35, expert=2, submitted=10, ready=30)
+    run = one_layer(35, task(0, 10, "dense"), task(10, 15, expert=1), late, transfers=[transfer(10, 30, 2)])
     # The walk goes back along what E2 waited for, its fetch, and does not see E1 in its shadow.
     assert charged(run) == {"dense": 10, "gpu_experts": 5, "exposed_demand": 20}
 
@@ -113,12 +108,8 @@ def test_demand_waits_behind_a_prefetch_in_flight():
     link |E9 prefetch 16 |E2 10 |
          0        10     16     26  31
     """
-    run = one_layer(
-        31,
-        task(0, 10, "dense"),
-        task(26, 31, expert=2, submitted=10, ready=26),
-        transfers=[transfer(0, 16, 9, "prefetch"), transfer(16, 26, 2, submitted=10)],
-    )
+    copies = [transfer(0, 16, 9, "prefetch"), transfer(16, 26, 2, submitted=10)]
+    run = one_layer(31, task(0, 10, "dense"), task(26, 31, expert=2, submitted=10, ready=26), transfers=copies)
     # The prefetch stands in the way from its own start, which is the begin of the layer.
     assert charged(run) == {"gpu_experts": 5, "exposed_demand": 10, "exposed_prefetch": 16}
 
@@ -162,12 +153,8 @@ def test_update_on_the_link_is_other_transfer():
     link ....|E9 update 12|E2 8|
          0   4        10  16   24   29
     """
-    run = one_layer(
-        29,
-        task(0, 10, "dense"),
-        task(24, 29, expert=2, submitted=10, ready=24),
-        transfers=[transfer(4, 16, 9, "update"), transfer(16, 24, 2, submitted=10)],
-    )
+    copies = [transfer(4, 16, 9, "update"), transfer(16, 24, 2, submitted=10)]
+    run = one_layer(29, task(0, 10, "dense"), task(24, 29, expert=2, submitted=10, ready=24), transfers=copies)
     # Before 4 nothing that the update waited for is known, and nothing ended: idle.
     assert charged(run) == {"gpu_experts": 5, "exposed_demand": 8, "exposed_other_transfer": 12, "idle": 4}
 
@@ -179,13 +166,9 @@ def test_cpu_experts_and_activations():
     cpu0    ..............|E7 20 |
             0        10  12      32    35
     """
-    run = one_layer(
-        35,
-        task(0, 10, "dense"),
-        task(10, 15, expert=1),
-        task(12, 32, expert=7, device="cpu0", submitted=10, ready=12),
-        activations=[ActivationRecord(10, 12, D2H, 0, 0, 1, 8, "in", 10), ActivationRecord(32, 35, H2D, 0, 0, 1, 8, "out", 32)],
-    )
+    states = [ActivationRecord(10, 12, D2H, 0, 0, 1, 8, "in", 10), ActivationRecord(32, 35, H2D, 0, 0, 1, 8, "out", 32)]
+    on_cpu = task(12, 32, expert=7, device="cpu0", submitted=10, ready=12)
+    run = one_layer(35, task(0, 10, "dense"), task(10, 15, expert=1), on_cpu, activations=states)
     assert charged(run) == {"dense": 10, "cpu_experts": 20, "activation": 5}
 
 
@@ -206,9 +189,8 @@ def test_a_prefetch_that_ends_with_the_layer_does_not_count():
     cpu0 .........|E7 10   |
     link ....|E9 prefetch 16 |   ends at the same time by chance
     """
-    run = one_layer(
-        20, task(0, 10, "dense"), task(10, 20, expert=7, device="cpu0"), transfers=[transfer(4, 20, 9, "prefetch", layer=1)]
-    )
+    copies = [transfer(4, 20, 9, "prefetch", layer=1)]
+    run = one_layer(20, task(0, 10, "dense"), task(10, 20, expert=7, device="cpu0"), transfers=copies)
     assert charged(run) == {"dense": 10, "cpu_experts": 10}
 
 
@@ -236,13 +218,9 @@ def test_waves_wait_for_memory():
     link .........|E1 10 |....|E2 10 |
          0        10     20   26     36   42
     """
-    run = one_layer(
-        42,
-        task(0, 10, "dense"),
-        task(20, 26, expert=1, submitted=10, ready=20),
-        task(36, 42, expert=2, submitted=10, ready=36),
-        transfers=[transfer(10, 20, 1), transfer(26, 36, 2, submitted=10, waited=True)],
-    )
+    experts = (task(20, 26, expert=1, submitted=10, ready=20), task(36, 42, expert=2, submitted=10, ready=36))
+    copies = [transfer(10, 20, 1), transfer(26, 36, 2, submitted=10, waited=True)]
+    run = one_layer(42, task(0, 10, "dense"), *experts, transfers=copies)
     assert charged(run) == {"dense": 10, "gpu_experts": 12, "exposed_demand": 20}
 
 
@@ -254,16 +232,11 @@ def test_links_of_one_medium_wait_for_each_other():
                 0        10          16  20  25
     """
     machine = {**KINDS, "gpu1": "gpu"}
-    run = one_layer(
-        25,
-        task(0, 10, "dense"),
-        task(10, 16, "dense", device="cpu0"),  # ends with the update by chance
-        task(20, 25, expert=1, submitted=10, ready=20),
-        transfers=[transfer(10, 16, 8, "update", link="cpu0->gpu1"), transfer(16, 20, 1, submitted=10)],
-    )
+    by_chance = task(10, 16, "dense", device="cpu0")  # it ends with the update
+    copies = [transfer(10, 16, 8, "update", link="cpu0->gpu1"), transfer(16, 20, 1, submitted=10)]
+    run = one_layer(25, task(0, 10, "dense"), by_chance, task(20, 25, expert=1, submitted=10, ready=20), transfers=copies)
     split = breakdown(run, machine, {H2D: "root", "cpu0->gpu1": "root"}).total()
-    assert split["exposed_other_transfer"] == 6
-    assert split["exposed_demand"] == 4
+    assert (split["exposed_other_transfer"], split["exposed_demand"]) == (6, 4)
     assert breakdown(run, machine).total()["exposed_other_transfer"] == 0  # unrelated links
 
 
@@ -273,13 +246,9 @@ def test_two_hops_are_followed_back():
     cpu0->gpu0 ...............|E1 4|
     gpu0       |dense 10|..........|E1 5|
     """
-    run = one_layer(
-        27,
-        task(0, 10, "dense"),
-        task(5, 18, "dense", device="cpu0"),
-        task(22, 27, expert=1, submitted=10, ready=22),
-        transfers=[transfer(10, 18, 1, link="disk->cpu0", fetch=1, last=False), transfer(18, 22, 1, submitted=10, fetch=1)],
-    )
+    tasks = (task(0, 10, "dense"), task(5, 18, "dense", device="cpu0"), task(22, 27, expert=1, submitted=10, ready=22))
+    hops = [transfer(10, 18, 1, link="disk->cpu0", fetch=1, last=False), transfer(18, 22, 1, submitted=10, fetch=1)]
+    run = one_layer(27, *tasks, transfers=hops)
     assert charged(run) == {"dense": 10, "gpu_experts": 5, "exposed_demand": 12}
 
 
@@ -289,15 +258,10 @@ def test_activations_that_share_the_link_are_activations():
     cpu0 ............|E7 8  |
     links .........|in 2|....|out 2|   as transfers
     """
-    run = one_layer(
-        22,
-        task(0, 10, "dense"),
-        task(12, 20, expert=7, device="cpu0", submitted=10, ready=12),
-        transfers=[
-            transfer(10, 12, -1, "activation", link=D2H, fetch=1, n_bytes=8),
-            transfer(20, 22, -1, "activation", fetch=2, n_bytes=8),
-        ],
-    )
+    there = transfer(10, 12, -1, "activation", link=D2H, fetch=1, n_bytes=8)
+    back = transfer(20, 22, -1, "activation", fetch=2, n_bytes=8)
+    on_cpu = task(12, 20, expert=7, device="cpu0", submitted=10, ready=12)
+    run = one_layer(22, task(0, 10, "dense"), on_cpu, transfers=[there, back])
     assert charged(run) == {"dense": 10, "cpu_experts": 8, "activation": 4}
     moved = bytes_moved(run)
     assert (moved["bytes_activation"], moved["bytes_total"]) == (16, 0)
@@ -310,22 +274,13 @@ def test_outside_the_layers_and_between_steps():
     """
     run = Records(makespan_ns=34)
     for step, at in ((0, 0), (1, 19)):
-        run.tasks += [
-            task(at, at + 2, "embedding", step=step, layer=-1),
-            task(at + 2, at + 12, "dense", step=step),
-            task(at + 12, at + 15, "head", step=step, layer=-1),
-        ]
+        run.tasks.append(task(at, at + 2, "embedding", step=step, layer=-1))
+        run.tasks.append(task(at + 2, at + 12, "dense", step=step))
+        run.tasks.append(task(at + 12, at + 15, "head", step=step, layer=-1))
         run.layers.append(LayerRecord(at + 2, at + 12, step, 0))
         run.steps.append(StepRecord(at, at + 15, step, "decode", 0, 1, 1, 1.0))
-    assert [tuple(w) for w in cut_windows(run)] == [
-        (0, 2, 0, -1),
-        (2, 12, 0, 0),
-        (12, 15, 0, -1),
-        (15, 19, -1, -1),
-        (19, 21, 1, -1),
-        (21, 31, 1, 0),
-        (31, 34, 1, -1),
-    ]
+    first, second = [(0, 2, 0, -1), (2, 12, 0, 0), (12, 15, 0, -1)], [(19, 21, 1, -1), (21, 31, 1, 0), (31, 34, 1, -1)]
+    assert [tuple(w) for w in cut_windows(run)] == [*first, (15, 19, -1, -1), *second]
     assert charged(run) == {"dense": 30, "idle": 4}
     split = breakdown(run, KINDS)
     assert sum(split.select({1}).values()) == 15
@@ -336,20 +291,14 @@ def test_overlapping_layers_are_refused():
     run.layers.append(LayerRecord(5, 15, 0, 1))
     with pytest.raises(SimulationError, match="expected windows in time order"):
         breakdown(run, KINDS)
-
-
-def test_nothing_at_all():
     assert charged(Records()) == {}
 
 
 @st.composite
 def schedules(draw):
     """Records of a tiny list scheduler: dense parts, then experts on both devices, some fetched or late."""
-    run = Records()
-    now = 0
-    duration = st.integers(0, 9)
-    link_free = 0
-    n_fetches = 0
+    run, duration = Records(), st.integers(0, 9)
+    now = link_free = n_fetches = 0
     for step in range(draw(st.integers(1, 3))):
         begin = now
         embed = draw(duration)
@@ -371,18 +320,13 @@ def schedules(draw):
                     at = max(link_free, submitted)
                     link_free = at + draw(st.integers(1, 9))
                     n_fetches += 1
-                    run.transfers.append(
-                        transfer(at, link_free, expert, cause, layer=layer, submitted=submitted, fetch=n_fetches)
-                    )
+                    copy = transfer(at, link_free, expert, cause, layer=layer, submitted=submitted, fetch=n_fetches)
+                    run.transfers.append(copy)
                     ready = max(ready, link_free)
                 begins = max(free[device], ready)
                 free[device] = begins + draw(duration)
-                run.tasks.append(
-                    task(
-                        begins, free[device], expert=expert, device=device, step=step, layer=layer,
-                        submitted=decided, ready=ready,
-                    )
-                )  # fmt: skip
+                place = {"expert": expert, "device": device, "step": step, "layer": layer}
+                run.tasks.append(task(begins, free[device], **place, submitted=decided, ready=ready))
             now = max(free.values()) + draw(st.sampled_from([0, 0, 0, 2]))
             run.layers.append(LayerRecord(start, now, step, layer))
         run.steps.append(StepRecord(begin, now, step, "decode", 0, 1, 1, 1.0))
@@ -410,10 +354,8 @@ def of_visits(n):
     """So many layer visits of four records each."""
     run, now = Records(), 0
     for i in range(n):
-        run.tasks += [
-            task(now, now + 10, "dense", layer=i),
-            task(now + 30, now + 35, expert=1, layer=i, submitted=now + 10, ready=now + 30),
-        ]
+        run.tasks.append(task(now, now + 10, "dense", layer=i))
+        run.tasks.append(task(now + 30, now + 35, expert=1, layer=i, submitted=now + 10, ready=now + 30))
         run.transfers.append(transfer(now + 10, now + 30, 1, layer=i))
         run.layers.append(LayerRecord(now, now + 35, 0, i))
         now += 35
@@ -466,6 +408,7 @@ def test_hit_rates_by_convention():
     assert rates["hit_rate_per_token"] == 5 / 13  # 1 of 8 slots in the prefill, 4 of 5 after it
     assert rates["in_flight_share"] == 1 / 8
     assert hit_rates(run, KINDS, warm_up_steps=0)["hit_rate_cold"] is None
+    assert [default_warm_up(n) for n in (0, 3, 4, 64, 65, 1000)] == [0, 0, 1, 16, 16, 16]
 
 
 def test_an_expert_counts_once_a_visit_whatever_the_micro_batches():
@@ -534,14 +477,9 @@ def test_prefetched_and_arrived_and_without_demand():
         transfer(10, 20, 2, "demand"),
         transfer(20, 60, 3, "prefetch"),  # wanted at 55, comes at 60
     ]
-    run.tasks += [
-        task(10, 12, expert=1),
-        task(20, 22, expert=2),
-        task(55, 57, expert=1, step=1),
-        task(57, 59, expert=2, step=1),  # still there: needs no fetch
-        task(60, 62, expert=3, step=1),
-        task(55, 90, expert=9, step=1, device="cpu0"),
-    ]
+    run.tasks += [task(10, 12, expert=1), task(20, 22, expert=2), task(55, 57, expert=1, step=1)]
+    run.tasks += [task(57, 59, expert=2, step=1), task(60, 62, expert=3, step=1)]  # 2 is still there: it needs no fetch
+    run.tasks.append(task(55, 90, expert=9, step=1, device="cpu0"))
     run.lookups += [looked(0, 0, [1, 2], [1, 0], at=10), looked(1, 0, [1, 2, 3, 9], [1, 1, 0, 0], at=55, in_flight=[0, 0, 1, 0])]
     rates = hit_rates(run, KINDS)
     assert rates["prefetch_hit_share"] == 1 / 6
@@ -556,10 +494,6 @@ def test_a_fetch_for_a_later_micro_batch_counts_in_its_own_visit():
     run.transfers += [transfer(0, 10, 1, "demand", fetch=1), transfer(20, 30, 1, "demand", fetch=2)]
     run.tasks += [task(10, 12, expert=1), task(30, 32, expert=1), task(60, 62, expert=1, step=1)]
     assert hit_rates(run, KINDS)["no_demand_share"] == 1 / 2
-
-
-def test_warm_up_default():
-    assert [default_warm_up(n) for n in (0, 3, 4, 64, 65, 1000)] == [0, 0, 1, 16, 16, 16]
 
 
 # --------------------------------------------------------------------------------------------- latency
@@ -603,10 +537,7 @@ def test_latency_under_refill():
     ttft, between = token_times(run)
     assert ttft == [(50, 2), (30, 1)]
     assert between == [(10, 2), (12, 1), (42, 1)]
-
-
-def test_last_chunks_tell_apart_prompts_without_decoding():
-    run = steps(("prefill", 50, 8, 1, 0), ("prefill", 30, 4, 1, 0))
+    run = steps(("prefill", 50, 8, 1, 0), ("prefill", 30, 4, 1, 0))  # last chunks tell apart prompts without decoding
     assert token_times(run)[0] == [(80, 2)]
     assert token_times(run, {0, 1})[0] == [(50, 1), (30, 1)]
 
@@ -615,13 +546,7 @@ def test_decode_without_a_prompt():
     run = steps(("decode", 10, 1, 1, 0), ("decode", 30, 1, 1, 0))
     assert token_times(run) == ([], [(10, 1), (30, 1)])
     row = summarise(run, MACHINE)
-    assert row["ttft_mean_ns"] is None
-    assert row["prefill_tokens_per_s"] is None
-
-
-def test_percentile_and_mean_of_nothing():
-    assert percentile([], 50) is None
-    assert mean([]) is None
+    assert row["ttft_mean_ns"] is row["prefill_tokens_per_s"] is percentile([], 50) is mean([]) is None
 
 
 # ------------------------------------------------------------------------ bytes, time shares, fidelity
@@ -630,28 +555,16 @@ def test_percentile_and_mean_of_nothing():
 def test_bytes_by_cause():
     run = steps(("prefill", 100, 8, 1, 0), ("decode", 100, 1, 1, 0))
     run.transfers += [
-        transfer(0, 10, 1, n_bytes=7),
-        transfer(10, 20, 2, "prefetch", fetch=2, n_bytes=11),
-        transfer(100, 120, 3, "prefetch", fetch=3, n_bytes=13),
-        transfer(120, 130, 4, "update", n_bytes=17),
-        transfer(130, 140, 5, "write-back", link=D2H, n_bytes=19),
-        transfer(140, 150, -1, "message", n_bytes=23),
-    ]
+        transfer(0, 10, 1, n_bytes=7), transfer(10, 20, 2, "prefetch", fetch=2, n_bytes=11),
+        transfer(100, 120, 3, "prefetch", fetch=3, n_bytes=13), transfer(120, 130, 4, "update", n_bytes=17),
+        transfer(130, 140, 5, "write-back", link=D2H, n_bytes=19), transfer(140, 150, -1, "message", n_bytes=23),
+    ]  # fmt: skip
     run.used_fetches.add(2)
     run.activations.append(ActivationRecord(0, 1, H2D, 0, 0, 1, 5, "out", 0))
-    moved = bytes_moved(run)
-    assert moved == {
-        "bytes_demand": 7,
-        "bytes_prefetch_used": 11,
-        "bytes_prefetch_wasted": 13,
-        "bytes_update": 17,
-        "bytes_write_back": 19,
-        "bytes_message": 23,
-        "bytes_activation": 5,
-        "bytes_total": 90,
-        "bytes_per_token": 45.0,
-        "bytes_per_decode_token": 72.0,
-    }
+    assert bytes_moved(run) == {
+        "bytes_demand": 7, "bytes_prefetch_used": 11, "bytes_prefetch_wasted": 13, "bytes_update": 17, "bytes_write_back": 19,
+        "bytes_message": 23, "bytes_activation": 5, "bytes_total": 90, "bytes_per_token": 45.0, "bytes_per_decode_token": 72.0,
+    }  # fmt: skip
     assert counts(run, KINDS)["prefetch_used_share"] == 0.5
 
 
@@ -661,14 +574,9 @@ def test_utilisation_overlap_and_energy():
     cpu0 .....|20     |
     link ..|10 | .....    |20: beyond the end is cut to 10
     """
-    run = one_layer(
-        100,
-        task(0, 10, "dense"),
-        task(30, 35, expert=1),
-        task(15, 35, expert=2, device="cpu0"),
-        task(31, 41, "predict", lane="side"),
-        transfers=[transfer(5, 20, 1), transfer(90, 110, 2)],
-    )
+    tasks = (task(0, 10, "dense"), task(30, 35, expert=1), task(15, 35, expert=2, device="cpu0"))
+    aside = task(31, 41, "predict", lane="side")
+    run = one_layer(100, *tasks, aside, transfers=[transfer(5, 20, 1), transfer(90, 110, 2)])
     times = busy(run, KINDS, MACHINE.links)
     shares = utilisation(times)
     assert shares["utilisation.gpu0"] == 0.21  # the side lane counts, together once
@@ -680,8 +588,7 @@ def test_utilisation_overlap_and_energy():
     assert joules * 1e9 == pytest.approx(100 * 100 + 100 * 21 + 50 * 20)
     machine = Machine(KINDS, MACHINE.links, {}, {"gpu0": (20.0, 120.0), "cpu0": (50.0, 100.0)}, 30.0, "spec-sheet")
     row = summarise(run, machine)
-    assert row["energy_j_per_token"] == joules
-    assert row["energy_label"] == "spec-sheet"
+    assert (row["energy_j_per_token"], row["energy_label"]) == (joules, "spec-sheet")
     assert summarise(run, MACHINE)["energy_j"] is None
 
 
@@ -693,22 +600,12 @@ def test_unions():
 
 def test_fidelity_adds_up_to_one():
     run = steps(("decode", 10, 2, 2, 0), ("decode", 10, 2, 2, 0))
-    run.inexact += [
-        InexactRecord(0, 0, "stale", 1, 0.25),
-        InexactRecord(0, 0, "substituted-stale", 1, 0.125),
-        InexactRecord(1, 0, "skipped", 2, 0.5),
-    ]
-    shares = fidelity(run)
-    assert shares == {
-        "fidelity_fresh": 0.5625,
-        "fidelity_stale": 0.125,
-        "fidelity_substituted": 0.0,
-        "fidelity_substituted_stale": 0.0625,
-        "fidelity_skipped": 0.25,
-        "fidelity_late": 0.0,
-        "fidelity_reduced": 0.0,
-        "n_inexact_slots": 4,
-    }
+    run.inexact += [InexactRecord(0, 0, "stale", 1, 0.25), InexactRecord(0, 0, "substituted-stale", 1, 0.125)]
+    run.inexact.append(InexactRecord(1, 0, "skipped", 2, 0.5))
+    assert fidelity(run) == {
+        "fidelity_fresh": 0.5625, "fidelity_stale": 0.125, "fidelity_substituted": 0.0, "fidelity_substituted_stale": 0.0625,
+        "fidelity_skipped": 0.25, "fidelity_late": 0.0, "fidelity_reduced": 0.0, "n_inexact_slots": 4,
+    }  # fmt: skip
     assert fidelity(Records())["fidelity_fresh"] is None
 
 

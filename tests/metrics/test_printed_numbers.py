@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +39,8 @@ def test_tables_figures_captions_and_pages_round_the_share_as_routed_down(share:
 def test_what_is_exact_but_for_the_rounding_of_sums_is_100() -> None:
     assert is_exact(1 - 1e-12) and not is_exact(1 - 1e-6)
     assert fresh_cell(1 - 1e-12) == "100" and star(1 - 1e-12) == ""
+    assert star(0.99999) == "*" and "a 99.9 %;" in meaning({"a": (0.99999, 0.99999)})
+    assert star(1.0) == star(math.nan) == "" == meaning({})
 
 
 class _Run:

@@ -35,18 +35,11 @@ def results():
     for number, policy in enumerate(["lru", "daop", "belady"]):
         for ratio in (0.25, 0.5):
             row = {
-                "policy": policy,
-                "cache_ratio": ratio,
-                "batch_size": 4,
-                "model": "mixtral-8x7b",
-                "hardware": "rtx3090-epyc7532",
-                "trace": "mini-mixtral",
-                "source_label": ["measured", "published", "spec-sheet"][number],
-                "decode_tokens_per_s": 10.0 * (number + 1) * (1 + ratio),
-                "hit_rate_decode": ratio + 0.1 * number,
-                "fidelity_fresh_decode": 0.9567 if policy == "daop" else 1.0,
-                "n_decode_tokens": 10,
-            }
+                "policy": policy, "cache_ratio": ratio, "batch_size": 4, "model": "mixtral-8x7b", "hardware": "rtx3090-epyc7532",
+                "trace": "mini-mixtral", "source_label": ["measured", "published", "spec-sheet"][number],
+                "decode_tokens_per_s": 10.0 * (number + 1) * (1 + ratio), "hit_rate_decode": ratio + 0.1 * number,
+                "fidelity_fresh_decode": 0.9567 if policy == "daop" else 1.0, "n_decode_tokens": 10,
+            }  # fmt: skip
             row |= {f"time_{cause}_ns": 1_000_000 * i for i, cause in enumerate(CAUSES)}
             row |= {f"decode_time_{cause}_ns": 2_000_000 * i for i, cause in enumerate(CAUSES)}
             rows.append(row)
@@ -76,17 +69,13 @@ def test_decode_speed():
     found = texts(figure)
     assert "decode speed\n(tokens/s, whole batch)" in found
     assert "25" in found and not any("%*" in text for text in found)
-    corner = next(t for t in found if "rtx3090" in t)
-    assert "computed as routed: daop 95.6 %; the rest is approximated, and the replayed routing ignores it" in corner.replace(
-        "\n", " "
-    )
+    corner = next(t for t in found if "rtx3090" in t).replace("\n", " ")
+    assert "computed as routed: daop 95.6 %; the rest is approximated, and the replayed routing ignores it" in corner
     assert "mixtral-8x7b · rtx3090-epyc7532 · mini-mixtral" in corner
-    assert "weakest source: spec-sheet" in corner.replace("\n", " ")
-
-
-def test_exact_policies_carry_no_fidelity_note():
-    frame = results()
-    assert not any("*" in t for t in texts(plots.decode_speed(frame[frame["policy"] != "daop"])))
+    assert "weakest source: spec-sheet" in corner
+    exact = results()[lambda frame: frame["policy"] != "daop"]
+    assert not any("*" in t for t in texts(plots.decode_speed(exact)))
+    assert legend(plots.decode_speed(results().iloc[1:])) == ["lru", "daop*", "belady"]  # one has no bar in the first group
 
 
 def test_what_else_is_swept_becomes_panels_and_is_not_averaged():
@@ -94,9 +83,6 @@ def test_what_else_is_swept_becomes_panels_and_is_not_averaged():
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["cache 0.25", "cache 0.5"]
     assert [[round(bar.get_height(), 6) for bar in axes.patches] for axes in figure.axes] == [[12.5, 25, 37.5], [15, 30, 45]]
     assert not any("mean over" in t for t in texts(figure))
-
-
-def test_a_figure_says_over_what_it_averages():
     frame = pd.concat([results(), results().assign(prompt_tokens=[8, 8, 16, 16, 8, 16], batch_size=8)])
     assert any("mean over batch 4, 8" in t.replace("\n", " ") for t in texts(plots.hit_rate(frame)))
 
@@ -113,6 +99,14 @@ def test_hit_rate_has_belady_and_the_null():
     assert legend(figure) == list(lines), "in the order of the experiment"
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("cache ratio (% of all experts)", "decode hit rate (%)")
     assert (axes.get_xlim(), axes.get_ylim()) == ((20, 55), (0, 103))
+    wide = results().replace({"cache_ratio": {0.5: 0.75}})  # ratios that span half of the axis have it whole
+    assert plots.hit_rate(wide).axes[0].get_xlim() == (0, 100)
+    said = "belady bounds replacement only: prefetching can exceed it"
+    assert said in figure.get_supxlabel()
+    assert said not in plots.hit_rate(results()[lambda frame: frame["policy"] != "belady"]).get_supxlabel()
+    chance = lines["chance (cached share)"]
+    assert chance.get_color() not in {series_look(number).colour for number in range(32)}  # it looks like no policy
+    assert chance.is_dashed() and chance.get_marker() == "None"  # belady's is black, too, and whole
 
 
 def test_hit_rate_tells_hits_of_the_cache_from_prefetched_ones():
@@ -134,12 +128,6 @@ def test_hit_rate_tells_hits_of_the_cache_from_prefetched_ones():
         assert "Hollow" not in drawn.caption
 
 
-def test_hit_rate_shows_the_whole_axis_where_the_ratios_span_half_of_it():
-    frame = results()
-    frame["cache_ratio"] = frame["cache_ratio"].replace(0.5, 0.75)
-    assert plots.hit_rate(frame).axes[0].get_xlim() == (0, 100)
-
-
 def with_budgets(frame):
     """Budgets instead of ratios: each policy gets its own share of the experts from the same budget."""
     budgets = [(8 if ratio == 0.25 else 12) << 30 for ratio in frame["cache_ratio"]]
@@ -154,13 +142,6 @@ def test_a_sweep_of_budgets_is_grouped_by_budget():
     assert [t.get_text() for t in axes.get_xticklabels()] == ["8 GiB", "12 GiB"]
     assert axes.get_xlabel() == "GPU memory budget"
     assert not any("mean over" in t for t in texts(figure))
-
-
-def test_a_policy_without_the_first_group_is_in_the_legend():
-    assert legend(plots.decode_speed(results().iloc[1:])) == ["lru", "daop*", "belady"]
-
-
-def test_experiments_with_budgets_have_one_bar_a_budget_and_one_figure_of_hit_rates():
     frame = with_budgets(results()).assign(**{c: 1 for c in SETTINGS if c not in results()})
     for name in ("decode_speed", "hit_rate"):
         assert [(file, len(part)) for file, part in figures_of(name, frame, {})] == [(name, 6)]
@@ -169,8 +150,8 @@ def test_experiments_with_budgets_have_one_bar_a_budget_and_one_figure_of_hit_ra
 def test_policies_keep_their_colours_from_figure_to_figure():
     bars = plots.decode_speed(results()).axes[0].patches
     lines = {line.get_label(): line for line in plots.hit_rate(results()).axes[0].lines}
-    assert matplotlib.colors.same_color(bars[0].get_facecolor(), lines["lru"].get_color())
-    assert matplotlib.colors.same_color(bars[1].get_facecolor(), lines["daop*"].get_color())
+    for bar, name in zip(bars, ("lru", "daop*"), strict=False):
+        assert matplotlib.colors.same_color(bar.get_facecolor(), lines[name].get_color())
     assert lines["lru"].get_color() == SERIES[0]
 
 
@@ -190,11 +171,8 @@ def test_breakdown_stacks_all_causes():
     assert "daop*, cache 0.25" in found
     assert "dense part" not in legend(figure)  # no time, no entry
     assert "demand fetch" in legend(figure)
-
-
-def test_the_legend_leaves_out_what_no_bar_shows():
     frame = results().assign(time_predict_ns=10)
-    assert LABEL["predict"] not in legend(plots.breakdown(frame, "time"))
+    assert LABEL["predict"] not in legend(plots.breakdown(frame, "time"))  # no bar shows it
     frame.loc[0, "time_predict_ns"] = 1_000_000
     assert LABEL["predict"] in legend(plots.breakdown(frame, "time"))
 
@@ -233,6 +211,11 @@ def test_gantt():
     assert matplotlib.colors.same_color(colours[0], FILL["dense"])
     assert "numbers: expert; layer/expert on links\nmodel · machine" in texts(figure)
     assert figure.axes[1].get_xlabel() == "time since layer 0 of step 0 started (ms)"
+    on_gpu = two_layers()  # each policy has rows for the lanes that it uses
+    on_gpu.tasks = [t for t in on_gpu.tasks if t.device == "gpu0"]
+    drawn = plots.gantt({"lru": on_gpu, "dali": two_layers()}, MACHINE, 0, (0, 1)).axes
+    assert [t.get_text() for t in drawn[0].get_yticklabels()] == ["gpu0", "cpu0->gpu0"]
+    assert [t.get_text() for t in drawn[1].get_yticklabels()] == ["cpu0", "gpu0", "cpu0->gpu0"]
 
 
 def test_gantt_marks_what_the_end_of_the_run_cuts_off():
@@ -241,14 +224,6 @@ def test_gantt_marks_what_the_end_of_the_run_cuts_off():
     drawn = plots.gantt({"lru": run}, MACHINE, 0, (0, 1), "model")
     assert {t.get_text() for t in drawn.axes[0].texts} == {"5", "17", "0/5", "1/5", "0/6..."}
     assert any("'...': the run ended before this copy did" in text for text in texts(drawn.axes[0].figure))
-
-
-def test_each_policy_has_rows_for_the_lanes_that_it_uses():
-    on_gpu = two_layers()
-    on_gpu.tasks = [t for t in on_gpu.tasks if t.device == "gpu0"]
-    drawn = plots.gantt({"lru": on_gpu, "dali": two_layers()}, MACHINE, 0, (0, 1)).axes
-    assert [t.get_text() for t in drawn[0].get_yticklabels()] == ["gpu0", "cpu0->gpu0"]
-    assert [t.get_text() for t in drawn[1].get_yticklabels()] == ["cpu0", "gpu0", "cpu0->gpu0"]
 
 
 def test_the_corner_is_wrapped_between_its_parts():
@@ -267,20 +242,6 @@ def test_the_corner_is_wrapped_between_its_parts():
 )
 def test_a_footer_does_not_end_in_a_lone_word(text, width, lines):
     assert _wrapped(text, width) == lines
-
-
-def test_chance_looks_like_no_policy():
-    (axes,) = plots.hit_rate(with_oracle(results())).axes
-    chance = next(line for line in axes.lines if line.get_label() == "chance (cached share)")
-    looks = [series_look(number) for number in range(32)]
-    assert not {one.colour for one in looks} & {chance.get_color()}
-    assert chance.is_dashed() and chance.get_marker() == "None"  # belady's is black, too, and whole
-
-
-def test_the_figure_says_what_belady_bounds():
-    said = "belady bounds replacement only: prefetching can exceed it"
-    assert said in plots.hit_rate(with_oracle(results())).get_supxlabel()
-    assert said not in plots.hit_rate(results()[lambda frame: frame["policy"] != "belady"]).get_supxlabel()
 
 
 def test_chart_is_clipped_to_its_layers():

@@ -109,11 +109,8 @@ def test_figures_of_a_real_sweep(name: str, medium: Any, width: str | None, fold
 def test_the_same_figure_has_the_same_bytes_and_embeds_its_fonts(folder: Path, run: Callable[..., Any], tmp_path: Path):
     for out in ("a", "b"):
         run("decode_speed", "vram", folder, "--out", tmp_path / out, "--for", "paper", "--policies", "fiddler,lru")
-    assert names(tmp_path / "a") == {
-        f"{name}.{suffix}"
-        for name in ("decode_speed", "vram.batch_size=1", "vram.batch_size=2")
-        for suffix in ("png", "pdf", "csv", "txt")
-    }
+    drawn = ("decode_speed", "vram.batch_size=1", "vram.batch_size=2")
+    assert names(tmp_path / "a") == {f"{name}.{suffix}" for name in drawn for suffix in ("png", "pdf", "csv", "txt")}
     for name in names(tmp_path / "a"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
     pdf = (tmp_path / "a" / "decode_speed.pdf").read_bytes()
@@ -194,16 +191,10 @@ def test_the_list_names_every_kind_and_what_it_needs(run: Callable[..., Any], ca
         ("", "expected a kind of figure, got nothing; `moesim plot list` says"),
         ("decode_sped RESULT", "unknown kind of figure 'decode_sped'; did you mean 'decode_speed'"),
         ("decode_speed", "expected a folder of `moesim run --out`, got nothing"),
-        (
-            "decode_speed nowhere",
-            "nowhere: plot decode_speed: expected a folder with runs.parquet, got nothing there; write one with",
-        ),
+        ("decode_speed nowhere", "nowhere: plot decode_speed: expected a folder with runs.parquet, got nothing there; write one"),
         ("tornado RESULT", "expected whatif.parquet in it, got no such file; write one with `moesim whatif"),
         ("regret RESULT", "expected regret.csv in it, got no such file; write one with `moesim regret"),
-        (
-            "decode_speed RESULT --baseline lru",
-            "decode_speed: expected no option baseline, which changes nothing in it; its options: x",
-        ),
+        ("decode_speed RESULT --baseline lru", "expected no option baseline, which changes nothing in it; its options: x"),
         ("hit_rate vram RESULT --baseline lru", "hit_rate: expected no option baseline"),
         ("vram RESULT --option layers=2", "vram: expected no option layers, which changes nothing in it; its options: none"),
         ("reuse_map mini-mixtral --option phase", "--option: expected KEY=VALUE, got 'phase'"),
@@ -212,10 +203,7 @@ def test_the_list_names_every_kind_and_what_it_needs(run: Callable[..., Any], ca
         ("decode_speed RESULT --where batch_size=9", "--where: expected batch_size to be one of 1, 2, got '9'"),
         ("decode_speed RESULT --where batch=9", "--where: expected batch_size to be one of 1, 2, got '9'"),
         ("decode_speed RESULT --where cache=9", "--where: expected cache_ratio to be one of"),
-        (
-            "decode_speed RESULT --where bach_size=9",
-            "--where: unknown column 'bach_size'; did you mean 'batch_size'? known: batch",
-        ),
+        ("decode_speed RESULT --where bach_size=9", "unknown column 'bach_size'; did you mean 'batch_size'? known: batch"),
         ("speedup_lines RESULT --baseline none", "plot speedup_lines: --baseline: unknown policy of these results 'none'"),
         ("speedup_lines RESULT --policies lru", "plot speedup_lines: expected another policy at a setting of lru, got none"),
         ("decode_speed RESULT --x bach_size", "unknown setting 'bach_size'; did you mean 'batch_size'"),
@@ -263,12 +251,8 @@ def test_a_policy_keeps_its_colour_when_others_are_left_out(
 def test_figures_are_as_wide_as_they_are_asked_to_be(folder: Path, run: Callable[..., Any], tmp_path: Path):
     run("vram", folder, "--width", "4.5", "--out", tmp_path, "--where", "batch_size=1")
     assert int.from_bytes((tmp_path / "vram.png").read_bytes()[16:20]) == 4.5 * 240  # pixels
-    assert [parse_width(name, "x") for name in ("column", "page", "slide", 4)] == [
-        3.35,
-        7,
-        pytest.approx(13.33 / 2, abs=0.002),
-        4,
-    ]
+    widths = [parse_width(name, "x") for name in ("column", "page", "slide", 4)]
+    assert widths == [3.35, 7, pytest.approx(13.33 / 2, abs=0.002), 4]
 
 
 def test_frames_that_were_not_kept_are_asked_for(folder: Path, run: Callable[..., Any], tmp_path: Path):
@@ -284,12 +268,8 @@ def test_frames_that_were_not_kept_are_asked_for(folder: Path, run: Callable[...
         run("vram", folder)
 
 
-def test_names_are_split_outside_of_brackets():
-    assert split_names("lru,{a,b}, x(y=[1,2],z=3),") == ["lru", "{a,b}", "x(y=[1,2],z=3)"]
-
-
-@pytest.mark.long
 # ------------------------------------------------------------------------------------------------------------------ experiments
+@pytest.mark.long
 def test_experiments_draw_what_they_ask_for_and_say_what_they_cannot(results: Results, tmp_path: Path):
     first = {str(outcome.row["policy"]): outcome for outcome in results.outcomes[:2]}
     powerless = [replace(outcome, row=outcome.row | {"energy_j_per_token": None}) for outcome in results.outcomes]
@@ -303,11 +283,10 @@ def test_experiments_draw_what_they_ask_for_and_say_what_they_cannot(results: Re
 
 def test_names_of_plots_are_checked_before_anything_runs():
     read_plots(["decode_speed", "hit_rate", "breakdown", "gantt", "balance_cdf"], "a.yaml")
+    assert split_names("lru,{a,b}, x(y=[1,2],z=3),") == ["lru", "{a,b}", "x(y=[1,2],z=3)"]
     with pytest.raises(ConfigError, match=r"a.yaml: plots\[1\]: unknown plot 'hit_rat'; did you mean 'hit_rate'"):
         read_plots(["gantt", "hit_rat"], "a.yaml")
-    with pytest.raises(
-        ConfigError, match=r"plots\[0\]: expected a figure of runs, got 'regret'; `moesim plot regret` draws a folder"
-    ):
+    with pytest.raises(ConfigError, match=r"plots\[0\]: expected a figure of runs, got 'regret'; `moesim plot regret` draws a"):
         read_plots(["regret"], "a.yaml")
     with pytest.raises(ConfigError, match=r"plots\[0\]: expected frames for 'balance_cdf', got none; set `frames: true`"):
         read_plots(["balance_cdf"], "a.yaml", frames=False)

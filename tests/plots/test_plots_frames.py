@@ -30,7 +30,7 @@ from moesim.plots.trace_maps import (
     reuse_map,
     signal_accuracy,
     signal_accuracy_by_layer,
-)
+)  # fmt: skip
 from moesim.records import InexactRecord, LayerRecord, Records, StepRecord, TaskRecord, TransferRecord
 from moesim.trace import Signal, Trace, find_trace
 from moesim.trace.stats.balance import select
@@ -174,19 +174,15 @@ def test_latency_is_that_of_each_token_and_counts_sequences():
 
 def test_latencies_far_apart_have_plain_numbers_on_their_axis():
     columns = ["run", "step", "phase", "begin", "end", "batch", "n_tokens", "n_sequences"]
-    ms = 1_000_000
-    ends = [140, 280, 480, 690, 1300]
-    told = [
-        row
-        for run, end in enumerate(ends)
-        for row in ((run, 0, "prefill", 0, 10 * ms, 0, 8, 1), (run, 1, "decode", 10 * ms, (10 + end) * ms, 0, 1, 1))
-    ]
+    ms, told = 1_000_000, []
+    for run, end in enumerate((140, 280, 480, 690, 1300)):
+        told += [(run, 0, "prefill", 0, 10 * ms, 0, 8, 1), (run, 1, "decode", 10 * ms, (10 + end) * ms, 0, 1, 1)]
     frame = pd.DataFrame(told, columns=columns).assign(policy=[f"p{run}" for run, *_ in told], source_label="derived")
     figure = latency_cdf.drawing(frame).figure
     figure.canvas.draw()
     (axes,) = figure.axes
-    texts = [label.get_text() for label in (*axes.get_xticklabels(), *axes.get_xticklabels(minor=True)) if label.get_text()]
-    assert {"200", "500", "1000"} <= set(texts) and all(float(text) > 0 for text in texts)
+    labels = [label.get_text() for label in (*axes.get_xticklabels(), *axes.get_xticklabels(minor=True)) if label.get_text()]
+    assert {"200", "500", "1000"} <= set(labels) and all(float(label) > 0 for label in labels)
 
 
 def test_tokens_of_seeds_that_drew_the_same_requests_count_once():
@@ -242,10 +238,8 @@ def test_time_by_layer_is_the_mean_of_its_visits():
     assert "The slowest layer is 1 with 6 ms, the fastest 0 with 2 ms." in drawn.caption
     assert time_by_layer.drawing(frame, "prefill").data["ms"].sum() == 9
     both = pd.concat([frame, frame.assign(policy="dali")])
-    assert [name for name, _ in figures_of("time_by_layer", both, {})] == [
-        "time_by_layer.policy=lru",
-        "time_by_layer.policy=dali",
-    ]
+    names = [name for name, _ in figures_of("time_by_layer", both, {})]
+    assert names == ["time_by_layer.policy=lru", "time_by_layer.policy=dali"]
     with pytest.raises(ConfigError, match="time_by_layer: expected one policy, got lru, dali; choose one"):
         time_by_layer(both)
     with pytest.raises(ConfigError, match="time_by_layer: expected layer visits in prefill, got none"):
@@ -267,6 +261,9 @@ def test_balance_is_the_difference_over_the_longer():
     assert done["imbalance"].tolist() == [0, 0.5, 1]
     assert done["share"].tolist() == [0.5, 0.75, 1]
     assert set(data["visits"]) == {4}  # nothing ran in one
+    for axes in balance_cdf(visits("dali", (5, 10), (10, 20))).axes:
+        (line,) = axes.get_lines()
+        assert (line.get_xdata()[-1], line.get_ydata()[-1]) == (100, 100)  # every line ends at all visits
     busy = data[data["measure"] == "longest"]
     assert busy["imbalance"].tolist() == [0, 0.5, 1]
     assert busy["share"].tolist() == [0.25, 0.75, 1]
@@ -281,12 +278,6 @@ def test_policies_of_one_side_are_named_and_not_drawn_unless_all_are():
     assert any("all experts on one side: lru" in text for text in texts(figure))
     assert "as always with lru" in balance_cdf.drawing(both).caption
     assert [line.get_label() for line in balance_cdf(lru).axes[0].get_lines()] == ["lru"]
-
-
-def test_every_line_of_the_balance_ends_at_all_visits():
-    for axes in balance_cdf(visits("dali", (5, 10), (10, 20))).axes:
-        (line,) = axes.get_lines()
-        assert (line.get_xdata()[-1], line.get_ydata()[-1]) == (100, 100)
 
 
 def test_balance_takes_decode_unless_there_is_none():
@@ -317,9 +308,8 @@ def three_layers() -> Records:
             TaskRecord(at + 1_000_000, at + 4_000_000, "cpu0", "main", "expert", 0, layer, 0, 17, 1, 1, at, at),
             TaskRecord(at + 1_000_000, at + 2_000_000, "gpu0", "main", "expert", 0, layer, 0, 3, 1, 1, at, at),
         ]
-        run.transfers.append(
-            TransferRecord(at + 2_000_000, at + 5_000_000, "cpu0->gpu0", "prefetch", layer + 1, 3, 9, 1, 1, layer, True, False)
-        )
+        copy = ("cpu0->gpu0", "prefetch", layer + 1, 3, 9, 1, 1, layer, True, False)
+        run.transfers.append(TransferRecord(at + 2_000_000, at + 5_000_000, *copy))
     return run
 
 
@@ -418,14 +408,8 @@ def traced(n_decode: tuple[int, ...] = (4, 4), **more) -> Trace:
 def signal(ids: list[int], **more) -> Signal:
     """Say the same about both layers, or about the second only."""
     named = np.array(ids, np.uint8)[:, None, None].repeat(2, axis=1)
-    fields = {
-        "name": "told",
-        "rows": np.arange(len(ids), dtype=np.int32),
-        "scores": np.ones(named.shape, np.float16),
-        "ids": named,
-    }
-    fields |= {"lookahead": 0, "first_layer": 0}
-    return Signal(**fields | more)
+    rows, scores = np.arange(len(ids), dtype=np.int32), np.ones(named.shape, np.float16)
+    return Signal(**{"name": "told", "rows": rows, "scores": scores, "ids": named, "lookahead": 0, "first_layer": 0} | more)
 
 
 def test_accuracy_by_layer_and_token_index():
@@ -474,9 +458,6 @@ def test_signal_accuracy_refuses(options: dict, message: str):
     trace = traced(signals={"shadow": signal([0] * 8)})
     with pytest.raises(ConfigError, match=message):
         signal_accuracy(trace, **options)
-
-
-def test_a_trace_without_signals_is_refused():
     with pytest.raises(ConfigError, match=r"expected a trace with signals of its decode tokens, got none \(by-hand\)"):
         signal_accuracy(traced())
 
