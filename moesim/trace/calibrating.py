@@ -1,10 +1,7 @@
-"""Additions to a trace: calibration tables from held-back tokens, uniform weights and scores.
+"""Additions to a trace: calibration tables, uniform weights and scores.
 
-Tables are counted from part of the recording, which is then left out of the trace: a policy must not know
-what it is asked. Where embeddings were kept, the rest gets the signal ``embedding``: each row's closest
-held-back iteration. Whole requests are held back, drawn with a seed, since in many recordings kinds of text
-take turns. A recording of one request can lose its end instead (``ends``), which says more of that request
-than another request would, and is labelled so.
+Tables are counted from held-back tokens, which are left out of the trace: a policy must not know what it is
+asked. Whole requests are drawn with a seed, since in many recordings kinds of text take turns.
 """
 
 from __future__ import annotations
@@ -87,7 +84,7 @@ def extend(trace: Trace, additions: Additions, place: str, folder: Path | None =
 
 
 def check_size(additions: Additions, n_layers: int, n_experts: int, place: str) -> None:
-    """Check that tables for so many experts can be made, before anything is."""
+    """Refuse tables for too many experts before any is made."""
     if additions.share is not None:
         check_pairs(f"{place}: calibration", n_layers, n_experts)
 
@@ -204,7 +201,6 @@ def _held_embeddings(trace: Trace, held: Sequence[_Span]) -> NDArray[np.float64]
 
 
 def _expert_map(trace: Trace, row: int) -> NDArray[np.float16]:
-    """Return the scores of a row; where none are known, the weights of the chosen experts."""
     if trace.scores is not None:
         return np.asarray(trace.scores[row], np.float16)
     found = np.zeros((trace.n_layers, trace.n_experts), np.float16)

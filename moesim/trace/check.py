@@ -136,7 +136,6 @@ def _length(array: NDArray[Any], place: str) -> int:
 
 
 def _chunk_rows(values: NDArray[Any]) -> int:
-    """Return how many rows to check at a time: an array may be larger than memory."""
     return max(1, _CHUNK_CELLS // max(1, math.prod(values.shape[1:])))
 
 
@@ -187,7 +186,7 @@ def check_ids(ids: NDArray[Any], n_experts: int, place: str) -> None:
 
 
 def _with_equals(ids: NDArray[Any]) -> NDArray[np.bool_]:
-    """Find rows with equal ids, rank against rank: a tenth of the time of sorting."""
+    """Find rows with equal ids, in a tenth of the time of sorting."""
     ranks = np.ascontiguousarray(ids.reshape(-1, ids.shape[-1]).T)
     found = np.zeros(ranks.shape[1], bool)
     for rank in range(1, len(ranks)):

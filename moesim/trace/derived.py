@@ -52,7 +52,6 @@ def subset(trace: Trace, requests: Sequence[int], n_rows: Sequence[int] | None =
 
 
 def _places(rows: NDArray[Any], spans: Sequence[slice]) -> tuple[list[slice], NDArray[np.int32]]:
-    """Return the entries of ascending `rows` in the spans, and their numbers among the spans."""
     entries, numbers, done = [], [], 0
     for span in spans:
         first, last = np.searchsorted(rows, (span.start, span.stop)).tolist()

@@ -29,7 +29,7 @@ OPTIONAL = ("weights", "scores", "embeddings")
 
 
 def read_file(path: str | Path, *, verify: bool = True) -> Recorded:
-    """Map a file into memory; with `verify` compare checksums and check the content."""
+    """Map a file into memory; `verify` compares checksums and checks it."""
     place = str(path)
     arrays, header = read_container(Path(path))
     if verify:
@@ -82,7 +82,7 @@ def full_header(recorded: Recorded) -> dict[str, Any]:
 
 
 def joined(parts: Sequence[NDArray[Any]], folder: Path | None) -> NDArray[Any]:
-    """Put arrays together along their first axis: in memory, or if large in a temporary file."""
+    """Put arrays together: in memory, or if large in a temporary file."""
     if sum(part.nbytes for part in parts) <= _IN_MEMORY_BYTES:
         return np.concatenate(parts)
     out = empty((sum(len(part) for part in parts), *parts[0].shape[1:]), parts[0].dtype, folder)
@@ -94,7 +94,7 @@ def joined(parts: Sequence[NDArray[Any]], folder: Path | None) -> NDArray[Any]:
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any], folder: Path | None) -> NDArray[Any]:
-    """Make an array to be filled: in memory, or if large in a mapped temporary file."""
+    """Make an array to be filled: in memory, or if large in a temporary file."""
     if math.prod(shape) * dtype.itemsize <= _IN_MEMORY_BYTES:
         return np.empty(shape, dtype)
     with tempfile.TemporaryFile(dir=folder) as file:
@@ -102,13 +102,13 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any], folder: Path | None) -> 
 
 
 def pieces(rows: NDArray[Any]) -> list[NDArray[Any]]:
-    """Cut an array into views of some rows, small enough to compute with."""
+    """Cut an array into views of some rows."""
     step = max(1, _PIECE_BYTES // max(1, rows[:1].nbytes))
     return [rows[start : start + step] for start in range(0, len(rows), step)]
 
 
 def mapped(file: IO[bytes], dtype: np.dtype[Any] | type, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Map a new file as zeros, with room on disk for all: a later lack would kill the process."""
+    """Map a new file as zeros, with room on disk for all."""
     n_bytes = math.prod(shape) * np.dtype(dtype).itemsize
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(file.fileno(), 0, max(1, n_bytes))

@@ -1,9 +1,8 @@
 """The container of a trace: safetensors with one JSON header, mapped into memory.
 
-A safetensors file is eight bytes of length, a JSON table of names, types, shapes and offsets, and then the
-arrays. The library checks the table. It copies what it reads and writes from memory only, in no fixed order
-of metadata, so here arrays are views of the mapped file, and are written a piece at a time. Small files may
-hold arrays as xz streams: a row of bytes under the array's name, of which the header has type and shape.
+The library checks the table of arrays. It copies what it reads and writes metadata in no fixed order, so here
+arrays are views of the mapped file, and are written a piece at a time. Small files may hold arrays as xz
+streams: a row of bytes under the array's name, of which the header has type and shape.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Routing that an experiment makes up: each key of ``trace: {synthesize: ...}``, declared once.
+"""Routing that an experiment makes up: each key of ``trace: {synthesize: ...}``.
 
 `moesim.trace.synthesis` makes it, which needs SciPy; this file does not.
 """

@@ -28,7 +28,7 @@ def made_up(header: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def remarks(header: Mapping[str, Any]) -> tuple[str, ...]:
-    """Describe what was added to the routing of a trace, a few words each, without commas."""
+    """Describe what was added to the routing of a trace, without commas."""
     found = [f"{name} uniform over the chosen" for name in made_up(header)]
     if (units := header.get(UNITS, 1)) > 1:
         found.append(f"{units} units per expert")

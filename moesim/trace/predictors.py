@@ -1,8 +1,7 @@
 """Predictions of routing: recorded, statistical, synthetic, oracle.
 
-A predictor answers about one layer of one step. Whether and when a policy hears it is the engine's business:
-only after the prediction has been paid for, and not before the state it needs exists. Answers depend on the
-step and the layer alone, never on the order of the questions.
+Answers depend on the step and the layer alone, never on the order of the questions. Whether and when a policy
+hears one is the engine's business.
 """
 
 from __future__ import annotations
@@ -151,7 +150,7 @@ class Coactivation:
 
 
 class _Past:
-    """Counts over all steps before a given one, kept up to date when questions come in order of time."""
+    """Counts over all steps before a given one."""
 
     def __init__(self, workload: Workload, shape: tuple[int, ...], add: Callable[[NDArray[Any], Any], Any]) -> None:
         self._workload = workload

@@ -71,14 +71,14 @@ def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
 
 
 def clear_leftovers(folder: Path) -> None:
-    """Remove half-written files of a kill; other hidden files are somebody else's."""
+    """Remove half-written files of a kill."""
     for path in folder.glob(".*"):
         if _HALF_WRITTEN.fullmatch(path.name) and not path.is_dir():
             path.unlink()
 
 
 def remove(folder: Path) -> None:
-    """Remove a recording, and its folder unless it holds files of somebody else."""
+    """Remove a recording; its folder stays if others' files are in it."""
     if not folder.is_dir() or folder.is_symlink():
         return
     if (folder / MANIFEST).exists():  # what a kill leaves of the folder must not be taken for a recording
@@ -147,7 +147,7 @@ def write_tables(path: Path, arrays: dict[str, NDArray[Any]], header: dict[str, 
 
 
 def write_calibration(path: Path, tables: dict[str, NDArray[Any]], requests: list[dict[str, Any]]) -> None:
-    """Write complete calibration tables and the requests they were counted over."""
+    """Write calibration tables and the requests they were counted over."""
     write_tables(path, {f"calibration/{name}": table for name, table in tables.items()}, {"calibration_requests": requests})
 
 
@@ -194,7 +194,7 @@ def read_shards(folder: str | Path) -> Recorded:
 
 
 def join(folder: str | Path, out: str | Path) -> Path:
-    """Put a finished recording together in one file, and remove the folder."""
+    """Put a finished recording together in one file."""
     trace = read_shards(folder)
     if "incomplete" in trace.header:
         missing = trace.header["incomplete"]

@@ -1,7 +1,6 @@
 """Public routing of real models, what it lacks, and the command that makes a trace of it.
 
-The entries are in `catalogue.yaml`: each says only what its publisher states, or what was counted in its
-file.
+Entries of `catalogue.yaml` say what the publisher states, or what was counted in the file.
 """
 
 from __future__ import annotations

@@ -1,24 +1,18 @@
-"""Arrays of routing: vLLM's ``routed_experts``, and NPZ whose arrays the user names.
+"""Arrays of routing: vLLM's ``routed_experts``, and NPZ named by the user.
 
-**vllm**: a ``.npy`` with an array (tokens, layers, top_k), or a ``.npz`` with it as ``routed_experts``;
-several files, or a folder of them, are several requests. Rows are the tokens of the prompt and then those
-generated, but for the last, which is never run through the model. The ``.npz`` may say how long the prompt
-is: ``prompt_token_ids`` (n,), or one number ``n_prompt``. There are no weights. The layers are all of the
-model's; those that are dense hold zeros.
+vLLM's rows are the tokens of the prompt and those generated but for the last, which is never run; dense
+layers hold zeros. Arrays of an NPZ, which ``--column`` names:
 
-**npz**: arrays that the user names with ``--column``.
-
-==============  ======================================================================================================
+==============  ============================================================================================
 ``expert``      (n_rows, n_layers, top_k); needed
 ``weight``      the same shape
 ``offsets``     (n_requests + 1,): first row of each request, and the end
-``request``     (n_rows,): request of each row, instead of ``offsets``; without either there is one request
-``n_prompt``    (n_requests,): prompt tokens; ``--phase`` says whether their rows are there (both) or not (decode)
-``phase``       (n_rows,): 0 prefill, 1 decode
-``step``        (n_rows,), instead, if it is mapped: forward pass, of which the first of each request is its prompt
+``request``     (n_rows,), instead of ``offsets``; without either there is one request
+``n_prompt``    (n_requests,): ``--phase`` says whether prompts have rows (both) or not (decode)
+``phase``       (n_rows,): 0 prefill, 1 decode; or ``step``, if mapped: the forward pass, prompt first
 ``position``    (n_rows,): place of the token in its request
-``name``        (n_requests,): what to call them in the header
-==============  ======================================================================================================
+``name``        (n_requests,): for the header
+==============  ============================================================================================
 """
 
 from __future__ import annotations

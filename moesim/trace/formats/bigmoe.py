@@ -1,11 +1,8 @@
-"""BigMoeOnEdge's ``route_trace v1``: CSV with weights, and with what the engine's own cache held.
+"""BigMoeOnEdge's ``route_trace v1``: CSV with weights, after a preamble of ``#`` lines.
 
-A preamble of ``#`` lines has the model's shape and, for each layer, the bytes of an expert and of the dense
-part. Then one line for each expert: ``turn,phase,step,layer,slot,expert,weight,residency,expert_bytes``. A
-turn becomes a request, the step its position. The bytes of the preamble go to the header, and become those of
-a model (`model_file`). The engine computes the last layer of a prompt for its final token only; the other
-tokens lack it, and are left out. ``residency`` and a line's ``expert_bytes`` are of that engine's cache, and
-not read.
+The preamble has the model's shape and each layer's bytes of an expert. A turn becomes a request, the step its
+position. The engine computes the last layer of a prompt for its final token only. ``residency`` and a line's
+``expert_bytes`` are of its cache, and not read.
 """
 
 from __future__ import annotations

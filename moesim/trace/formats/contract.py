@@ -1,4 +1,4 @@
-"""Formats of routing: how one is recognised, what it may ask the user, and what it hands over."""
+"""Formats of routing: how one is recognised, and what it hands over."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Options:
         return f"{no_model}; correct --model, or {remedy.removesuffix(_OR_MODEL)}"
 
     def leading_dense(self, n_layers: int) -> int:
-        """Count leading dense layers of an array: as the user said, or as the model has."""
+        """Count leading dense layers of an array."""
         if self.first_layer is not None:
             if self.first_layer >= n_layers:
                 expected = f"less than the {n_layers} layers of the array"
@@ -136,7 +136,7 @@ class Store:
 
 
 def checked_ids(ids: NDArray[Any], place: str, first: int = 0) -> NDArray[np.uint16]:
-    """Return ids in 16 bits; `first` is the number of the first row in a message."""
+    """Return ids in 16 bits; `first` numbers the first row in a message."""
     if ids.dtype.kind not in "iu":
         raise wrong(place, "integer ids of experts", ids.dtype.name)
     good = (ids >= 0) & (ids <= MAX_ID)
@@ -145,7 +145,7 @@ def checked_ids(ids: NDArray[Any], place: str, first: int = 0) -> NDArray[np.uin
 
 
 def checked_weights(weights: NDArray[Any], place: str, first: int = 0) -> NDArray[np.float16]:
-    """Return weights as float16; `first` is the number of the first row in a message."""
+    """Return weights as float16."""
     if weights.dtype.kind not in "fiu":
         raise wrong(place, "weights as numbers", weights.dtype.name)
     limit = np.finfo(np.float16).max
@@ -175,7 +175,7 @@ class Probe:
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of the arrays of a ``.npz`` file, or of that of a ``.npy`` file under the empty name."""
+        """Shapes of the arrays of an archive, or of that of a ``.npy`` under the empty name."""
         try:
             if self.head.startswith(b"\x93NUMPY"):
                 return {"": open_array(self.path).shape}
@@ -206,7 +206,7 @@ class Probe:
 
     @cached_property
     def csv_names(self) -> list[str]:
-        """The values of the first line of a text with commas: names, or numbers if `headless`."""
+        """Values of the first line of a text with commas."""
         line = self.first_line
         if line is None or self.is_json or line.startswith(("#", "PAR1")) or not line.isprintable():
             return []
@@ -237,7 +237,7 @@ def open_array(path: Path) -> NDArray[Any]:
 
 
 def archive_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Read the shapes of the arrays of a ``.npz`` file, which holds nothing else and is no bomb."""
+    """Read the shapes of the arrays of a ``.npz`` file, which is no bomb."""
     found: dict[str, tuple[int, ...]] = {}
     with reading(path, ARRAY), zipfile.ZipFile(path) as archive:
         members = archive.infolist()
@@ -273,7 +273,7 @@ class Format:
 
 @contextmanager
 def reading(place: object, what: str) -> Iterator[None]:
-    """Turn anything that libraries raise on damaged files into one line."""
+    """Turn what libraries raise on damaged files into one line."""
     try:
         yield
     except TraceError:

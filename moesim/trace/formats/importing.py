@@ -135,7 +135,7 @@ def import_trace(
 
 
 def formats() -> dict[str, Format]:
-    """Return all formats by name; a new one is added here alone."""
+    """Return all formats by name; a new one is added here."""
     found = (
         arrays.VLLM, sglang.FORMAT, llama_cpp.FORMAT, bigmoe.FORMAT, tables.JSON_LINES, arrays.NPZ, tables.CSV, tables.PARQUET,
     )  # fmt: skip
@@ -192,7 +192,7 @@ def _unknown(probe: Probe) -> tuple[str, str]:
 
 
 def refuse(probe: Probe) -> None:
-    """Refuse a file that no format can be: empty, a pickle, or a trace of ours."""
+    """Refuse a file that no format can be."""
     head, path = probe.head, probe.path
     if not head:
         raise wrong(path, "recorded routing", "an empty file", "record it again")
@@ -205,7 +205,7 @@ def refuse(probe: Probe) -> None:
 
 
 def check_columns(form: Format, options: Options) -> None:
-    """Check that a format has the columns of ``--column``, without contradiction."""
+    """Check that a format has the columns of ``--column``."""
     for ours, theirs in options.columns.items():
         place = f"--column {ours}={theirs}"
         if not form.columns:
@@ -435,7 +435,7 @@ def model_file(trace: Path) -> Path:
 
 
 def write_model_file(imported: Imported) -> Path | None:
-    """Write a model next to an imported trace, for ``model:`` of an experiment."""
+    """Write a model next to an imported trace."""
     trace, spec = imported.trace, imported.spec
     n_bytes = trace.header.get("expert_bytes_by_layer")
     if n_bytes is None or spec is None or len(n_bytes) != trace.n_layers:

@@ -1,17 +1,13 @@
 """MoE traces of llama.cpp: CSV in two dialects, with or without a line of names.
 
-``pos,layer,id0,..,idk``: one line for each token and layer. Positions below 0 are prefill, others decode.
-Prefill tokens come in the order of the file, which must count evenly up (-3, -2, -1) or down (-1, -2, -3); if
-all of them are -1, the lines of a layer are its tokens in order. Decode follows the prompt: its positions
-count from 0, or on from the prompt's length. Prefill after decode is the next request.
+``pos,layer,id0,..,idk``: a line for each token and layer. Positions below 0 are prefill: they count evenly up
+(-3, -2, -1) or down, or all are -1 and the lines of a layer are its tokens in order. Decode counts from 0, or
+on from the prompt's length. Prefill after decode is the next request.
 
-``layer,expert``: one line for each expert; ``--top-k`` says how many make a token. A layer is done for all
-tokens of a batch before the next, so the file falls into passes over the layers. All is one request, and the
-user says where its prompt ends.
+``layer,expert``: a line for each expert of one request, in passes over the layers.
 
-The last layer is computed only for tokens whose output is wanted, so in prefill it holds fewer. Where
-positions tell which they are, tokens that lack it are left out; where they do not, the whole of that layer
-is, in that pass.
+The last layer is computed only for tokens whose output is wanted. Tokens that lack it are left out; where
+positions do not tell which, the whole layer is, in that pass.
 """
 
 from __future__ import annotations
@@ -110,7 +106,6 @@ def _prefill(place: str, pos: NDArray[np.int64], layer: NDArray[np.int64]) -> tu
 
 
 def _in_order(layer: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
-    """Number the lines of each layer as its tokens; a layer with fewer lines has the last ones."""
     token = np.empty(len(layer), np.int64)
     ids, counts = np.unique(layer, return_counts=True)
     for number in ids:

@@ -1,11 +1,8 @@
-"""A trace as libCacheSim's ``oracleGeneral``: the sequence of experts that a cache is asked for.
+"""A trace as libCacheSim's ``oracleGeneral``: experts that a cache is asked for.
 
-Each request of that format is 24 bytes, little-endian and packed: u32 time, u64 object, u32 size in bytes,
-i64 the number of the next request (counted from 0) for the same object, -1 if there is none. The object is
-``layer * n_experts + expert``. Requests come in the order of an engine, one request of the trace after the
-other: the prompt layer by layer, in a layer token by token and rank by rank (an expert once for each token);
-then each decoded token layer by layer, rank by rank. A trace has no time: it is the number of the token (row
-of the trace).
+A request has 24 bytes, little-endian and packed: u32 time, u64 object, u32 size in bytes, i64 number of the
+next request for the same object, or -1. Time is the row of the trace, the object ``layer * n_experts +
+expert``. The order is an engine's: prompts layer by layer, then each decoded token layer by layer.
 """
 
 from __future__ import annotations
@@ -89,7 +86,7 @@ def export_oracle_general(
 
 
 def _blocks(trace: Trace, phase: str, n_layers: int) -> list[tuple[bool, int, int]]:
-    """Cut the trace into (whether prefill, first row, end): whole prompts, and pieces of decode."""
+    """Cut the trace into (whether prefill, first row, end)."""
     table, found = trace.requests, []
     step = max(1, _CELLS // (n_layers * trace.top_k))
     for first, n_prompt, n_decode in zip(table.first_row, table.n_prompt, table.n_decode, strict=True):
@@ -104,7 +101,7 @@ def _blocks(trace: Trace, phase: str, n_layers: int) -> list[tuple[bool, int, in
 def _backwards(
     trace: Trace, blocks: Sequence[tuple[bool, int, int]], layers: NDArray[np.int64], sizes: NDArray[np.uint32]
 ) -> Iterator[NDArray[Any]]:
-    """Yield the requests of each block, the last first: the next use is known only from behind."""
+    """Yield the requests of each block, the last first."""
     for prefill, begin, end in reversed(blocks):
         ids = np.asarray(trace.experts[begin:end][:, layers], np.uint64) + (layers * trace.n_experts).astype(np.uint64)[:, None]
         records = np.empty(ids.shape, RECORD)
@@ -115,7 +112,7 @@ def _backwards(
 
 
 def _fill_next(records: NDArray[Any], begin: int, upcoming: NDArray[np.int64]) -> None:
-    """Set where each object comes next, and bring `upcoming` to the start of the block."""
+    """Set where each object comes next."""
     objects = records["object"].astype(np.int64)
     order = np.argsort(objects, kind="stable")
     ordered = objects[order]

@@ -1,8 +1,6 @@
-"""SGLang's responses with ``return_routed_experts``: base64 of int32 (tokens, layers, top_k).
+"""SGLang's responses with ``return_routed_experts``: base64 of int32.
 
-A file holds one response, a list of them, or one a line. Each is an object with ``meta_info``, or one whose
-``choices`` have it. Its ``routed_experts`` has no shape: layers and top_k come from the user or from the
-model's name. ``prompt_tokens`` is the number of rows of the prompt; ``completion_tokens``, if there, is
+Each is an object with ``meta_info``, or one whose ``choices`` have it. ``completion_tokens``, if there, is
 compared: the last token generated is never run through the model, so there is one row less than tokens.
 """
 
@@ -90,7 +88,7 @@ def _count(place: str, value: Any) -> int | None:
 
 
 def _responses(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the place of each ``meta_info`` in the file, with a dot at its end, and the object."""
+    """Yield the place of each ``meta_info`` in the file, and the object."""
     for name, value in _documents(path):
         for i, response in enumerate(value if isinstance(value, list) else [value]):
             here = f"{name}[{i}]." if isinstance(value, list) else f"{name}."

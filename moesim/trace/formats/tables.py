@@ -1,11 +1,7 @@
-"""Tables of routing: CSV, Parquet and JSON Lines, a line for each expert of a token in a layer.
+"""Tables of routing: CSV, Parquet and JSON Lines, a line for each expert.
 
-Columns, which the user may name: ``layer``, ``position`` (of the token in its request) and ``expert``; where
-the source has them also ``request``, ``phase`` (prefill or decode), ``rank`` and ``weight``; instead of the
-phase ``step``, the number of the forward pass, of which the first of each request is its prompt. In Parquet
-and JSON, ``expert`` and ``weight`` may be lists: one line for each token and layer. `tabular_export` writes
-CSV and Parquet, with what a table cannot hold next to them. JSON Lines have the fields ``layer_idx``,
-``token_idx``, ``selected_ids`` and, in all lines or in none, ``gate_weights``.
+Columns, which the user may name, are `REQUIRED`, `OPTIONAL`, and instead of the phase ``step``, the forward
+pass. In Parquet and JSON, ``expert`` and ``weight`` may be lists: a line for each token and layer.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """A trace as CSV or Parquet: one line for each expert of a token in a layer.
 
-Both hold ``request, position, phase, layer, rank, expert`` and, if recorded, ``weight`` (float16 is exact as
-float32). What a table cannot hold (number of experts, model, label, the rest of the header) is in the
-metadata of the Parquet file, and in ``NAME.csv.json`` next to ``NAME.csv``. Full scores, signals, calibration
-tables, gate inputs and weights that nobody recorded are not exported.
+Weights are exact: float16 as float32. What a table cannot hold (number of experts, model, label, the rest of
+the header) is in the metadata of the Parquet file, and in ``NAME.csv.json`` next to ``NAME.csv``.
 """
 
 from __future__ import annotations

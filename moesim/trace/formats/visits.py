@@ -1,9 +1,7 @@
 """From entries (token, layer, experts) in any order to complete tokens.
 
-Engines write in prefill a layer for all tokens, then the next layer; in decode a token through all layers. So
-entries are sorted by their numbers. A token without one of the layers is left out, and counted, and that is
-possible at the start of a request only, where the tokens left out become a prompt whose routing was not
-recorded. Anywhere else it is a gap, which is an error.
+A token without one of the layers is left out, at the start of a request only: it becomes part of a prompt
+whose routing was not recorded. Anywhere else it is a gap, which is an error.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How evenly a router spreads its tokens, and how evenly a uniform one would have spread as many."""
+"""How evenly a router spreads its tokens, next to a uniform one."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def activation_frequency(experts: NDArray[Any], n_experts: int) -> NDArray[np.fl
 
 
 def entropy_by_layer(frequency: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Compute the entropy of the activations over its largest value, log(n_experts)."""
+    """Compute the entropy of the activations over log(n_experts)."""
     logs = np.log(np.where(frequency > 0, frequency, 1.0))
     return np.asarray(-(frequency * logs).sum(axis=-1) / np.log(frequency.shape[-1]))
 
@@ -109,17 +109,17 @@ def normalised_entropy(frequency: NDArray[np.float64]) -> float:
 
 
 def top_over_uniform(frequency: NDArray[np.float64]) -> float:
-    """Compute the use of the most used expert over the mean; mean over layers."""
+    """Average `top_by_layer` over layers."""
     return float(top_by_layer(frequency).mean())
 
 
 def top_by_layer(frequency: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Compute the largest share over the average one."""
+    """Compute the use of the most used expert over the mean."""
     return np.asarray(frequency.max(axis=-1) * frequency.shape[-1])
 
 
 def gini(frequency: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Compute the Gini coefficient of the activations, a measure of skew."""
+    """Compute the Gini coefficient of the activations."""
     n = frequency.shape[-1]
     rank = 2 * np.arange(1, n + 1) - n - 1
     return np.asarray((np.sort(frequency, axis=-1) * rank).sum(axis=-1) / n)
@@ -128,7 +128,7 @@ def gini(frequency: NDArray[np.float64]) -> NDArray[np.float64]:
 def uniform_counts(
     rng: np.random.Generator, n_rows: ArrayLike, n_experts: int, top_k: int, shape: tuple[int, ...]
 ) -> NDArray[np.int64]:
-    """Draw how often each expert is used if every token takes top_k at random."""
+    """Draw how often each expert is used if tokens take top_k at random."""
     needing = np.zeros((*shape, top_k + 1), np.int64)  # [..., j]: tokens which still need j experts
     needing[..., top_k] = n_rows
     counts = np.empty((*shape, n_experts), np.int64)
@@ -185,7 +185,7 @@ def balance(context: Context) -> dict[str, Any]:
 
 
 def prefill_load(trace: Trace, rng: np.random.Generator) -> dict[str, Any] | None:
-    """Describe how the tokens of a prompt spread over the experts of a layer."""
+    """Describe how a prompt's tokens spread over the experts."""
     rows = phase_rows(trace, "prefill")
     if not len(rows):
         return None

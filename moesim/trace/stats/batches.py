@@ -44,12 +44,12 @@ def distinct_experts(experts: NDArray[Any], batches: Sequence[NDArray[np.int64]]
 
 
 def uniform_distinct(n_experts: int, top_k: int, batch_size: int) -> float:
-    """Compute the experts that a batch needs on average if each row takes top_k at random."""
+    """Compute the experts that a batch of random rows needs on average."""
     return float(n_experts * (1 - (1 - top_k / n_experts) ** batch_size))
 
 
 def independent_distinct(experts: NDArray[Any], n_experts: int, batch_size: int) -> float:
-    """Compute the experts that a batch would need if its rows were drawn from the whole trace."""
+    """Compute the experts that a batch of any rows of the trace would need."""
     share = activation_frequency(experts, n_experts) * experts.shape[2]
     return float((1 - (1 - share) ** batch_size).sum(axis=1).mean())
 
@@ -83,7 +83,7 @@ def workload_correlation(
 
 
 def _correlation(load: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Correlate rows with each other; a row that is the same for all experts correlates with none."""
+    """Correlate rows; one that is the same for all experts correlates with none."""
     total = load.sum(axis=1)
     products = load.shape[1] * (load @ load.T) - np.outer(total, total)  # integers: exact, in whatever order they are added
     norm = np.sqrt(products.diagonal())

@@ -1,7 +1,6 @@
-"""Hit rates of LRU, LFU, Belady and others over the rows of a trace, of several sizes at once.
+"""Hit rates of caches over the rows of a trace, of several sizes at once.
 
-Every lookup of a row is answered before its cache changes. All layers and sizes go through NumPy together,
-which some ten thousand rows need.
+Every lookup of a row is answered before its cache changes.
 """
 
 from __future__ import annotations
@@ -115,7 +114,6 @@ def _keep_visit(experts: NDArray[Any], n_experts: int, sizes: NDArray[np.int64],
 
 
 def _next_rows(experts: NDArray[Any], n_experts: int) -> NDArray[np.float64]:
-    """Return for each lookup the next row that uses the same expert of the same layer."""
     n_rows, n_layers, top_k = experts.shape
     result = np.empty(experts.shape, np.float64)
     for layer in range(n_layers):
@@ -129,7 +127,7 @@ def _next_rows(experts: NDArray[Any], n_experts: int) -> NDArray[np.float64]:
 
 
 def keep_worthiest(experts: NDArray[Any], n_experts: int, sizes: NDArray[np.int64], value: Worth) -> NDArray[np.int64]:
-    """Evict the least worthy after each row, until every cache is back at its size."""
+    """Evict the least worthy after each row, down to the cache's size."""
     n_rows, n_layers, top_k = experts.shape
     # 0 for what is held, infinite for what is not: adding it to the worth is several times faster than a mask.
     away = np.full((len(sizes), n_layers, n_experts), np.inf)
@@ -163,7 +161,7 @@ W_SIZE = 4
 
 
 def keep_top(scores: NDArray[Any], p: int) -> NDArray[np.float32]:
-    """Zero all but the p largest scores of each row: TopP of HybriMoE's equation 3."""
+    """Zero all but the p largest scores of each row."""
     full = np.asarray(scores, np.float32)
     if p >= full.shape[-1]:
         return full
@@ -172,7 +170,7 @@ def keep_top(scores: NDArray[Any], p: int) -> NDArray[np.float32]:
 
 
 def mrs_update(mrs: NDArray[np.float64], kept: NDArray[Any], alpha: float = MRS_ALPHA) -> NDArray[np.float64]:
-    """Move the scores by which HybriMoE keeps experts (minus recent score, eq. 3) on by one row."""
+    """Move MRS scores (HybriMoE, eq. 3) on by one row."""
     return np.asarray(alpha * kept + (1 - alpha) * mrs, np.float64)
 
 
@@ -190,7 +188,7 @@ def mrs_scores(trace: Trace, rows: NDArray[np.int64]) -> tuple[NDArray[Any] | No
 def mrs_hits(
     experts: NDArray[Any], scores: NDArray[Any], p: int, capacities: Sequence[int], alpha: float = MRS_ALPHA
 ) -> NDArray[np.float64]:
-    """Replay HybriMoE's cache: scores move, experts enter, those with the smallest leave."""
+    """Replay HybriMoE's cache."""
     n_rows, n_layers, top_k = experts.shape
     n_experts = scores.shape[2]
     mrs = np.zeros((n_layers, n_experts), np.float64)
@@ -205,14 +203,14 @@ def mrs_hits(
 
 
 def default_u_size(n_experts: int) -> int:
-    """Return the experts that DALI replaces at the end of a window: 1 of 8 experts, 8 of many."""
+    """Return the experts that DALI replaces at the end of a window."""
     return max(1, min(8, n_experts // 8))
 
 
 def workload_aware_hits(
     experts: NDArray[Any], n_experts: int, capacities: Sequence[int], u_size: int, w_size: int = W_SIZE, seed: int = 0
 ) -> NDArray[np.float64]:
-    """Replay DALI's cache (Algorithm 2): only the end of a window changes it."""
+    """Replay DALI's cache (Algorithm 2)."""
     n_rows, n_layers, top_k = experts.shape
     order = np.random.default_rng(seed).random((n_layers, n_experts)).argsort(axis=1)
     held = [order.argsort(axis=1) < c for c in capacities]
@@ -236,14 +234,14 @@ def workload_aware_hits(
 
 
 def static_hits(frequency: NDArray[Any], popularity: NDArray[Any], capacities: Sequence[int]) -> NDArray[np.float64]:
-    """Compute the hit rate of a cache that always holds the most popular experts of each layer."""
+    """Compute the hit rate of a cache of the most popular experts."""
     order = np.argsort(-np.asarray(popularity, np.float64), axis=1, kind="stable")
     within = np.cumsum(np.take_along_axis(np.asarray(frequency, np.float64), order, axis=1), axis=1)
     return np.stack([within[:, c - 1] if c else within[:, 0] * 0 for c in capacities])
 
 
 def uniform_rows(n_rows: int, n_layers: int, n_experts: int, top_k: int, seed: int = 0) -> NDArray[np.int64]:
-    """Draw rows of a uniform router: top_k different experts at random, independent of everything."""
+    """Draw rows of a uniform router: top_k different experts at random."""
     check_made("statistics", "random scores to compare with", (n_rows, n_layers, n_experts), 8, "check the number of experts")
     drawn = np.random.default_rng(seed).random((n_rows, n_layers, n_experts))
     return np.argsort(drawn, axis=2, kind="stable")[:, :, :top_k]  # a partition's order depends on the processor

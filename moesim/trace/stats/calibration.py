@@ -85,7 +85,7 @@ def _shares(counts: NDArray[np.int64]) -> NDArray[np.float32]:
 
 
 def map_rows(n_prompt: Sequence[int], n_rows: Sequence[int]) -> list[tuple[int, int]]:
-    """Choose rows of expert maps: the last of each prompt and each decoded one, at most `MOST`."""
+    """Choose rows of expert maps: the last of each prompt and each decoded one."""
     rows = [
         (request, row)
         for request, (prompt, n) in enumerate(zip(n_prompt, n_rows, strict=True))
@@ -116,14 +116,14 @@ def cosines(past: NDArray[Any], present: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def closest(past: NDArray[Any], present: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Find for each row of ``present`` the row of ``past`` with the largest cosine, to 12 decimals."""
+    """Find for each row of ``present`` the row of ``past`` with the largest cosine."""
     found = cosines(past, present)
     best = found.round(DECIMALS).argmax(axis=1)
     return best, found[np.arange(len(best)), best]
 
 
 def of_iterations(embeddings: NDArray[Any], n_prompt: int) -> NDArray[np.float64]:
-    """Embed the iteration of each row: the mean of the prompt up to it, or the decoded token."""
+    """Embed each row: the mean of the prompt up to it, or the decoded token."""
     found = np.array(embeddings, np.float64)
     found[:n_prompt] = np.cumsum(found[:n_prompt], axis=0) / np.arange(1, n_prompt + 1)[:, None]
     return found
@@ -141,7 +141,6 @@ def embedding_signal(trace: Trace, past: NDArray[np.float64], maps: NDArray[Any]
 
 
 def _pieces(trace: Trace) -> Iterator[tuple[slice, NDArray[np.float64]]]:
-    """Yield the rows of a trace's iterations and their embeddings, some at a time."""
     assert trace.embeddings is not None
     table = trace.requests
     for first, prompt, decode in zip(table.first_row.tolist(), table.n_prompt.tolist(), table.n_decode.tolist(), strict=True):

@@ -27,12 +27,11 @@ def membership(experts: NDArray[Any], n_experts: int) -> NDArray[np.bool_]:
 
 
 def _later(request: NDArray[Any], distance: int) -> NDArray[np.int64]:
-    """Return the rows that have a row of the same request so many tokens before them."""
     return (np.flatnonzero(request[distance:] == request[:-distance]) + distance).astype(np.int64)
 
 
 def reuse_by_lag(experts: NDArray[Any], request: NDArray[Any], lags: Sequence[int], n_experts: int) -> NDArray[np.float64]:
-    """Compute the share of a token's experts that the token n positions earlier also used."""
+    """Compute the share of a token's experts used n positions earlier."""
     n_layers = experts.shape[1]
     result = np.full((len(lags), n_layers), np.nan)
     for layer in range(n_layers):
@@ -48,12 +47,12 @@ def reuse_by_lag(experts: NDArray[Any], request: NDArray[Any], lags: Sequence[in
 
 
 def reuse(experts: NDArray[Any], request: NDArray[Any], distance: int, n_experts: int) -> float:
-    """Compute the share of a token's experts that the token ``distance`` positions earlier also used."""
+    """Average `reuse_by_lag` at one distance over layers."""
     return float(reuse_by_lag(experts, request, [distance], n_experts).mean())
 
 
 def reuse_baseline(experts: NDArray[Any], n_experts: int) -> float:
-    """Compute the share that a random other token of the trace would have used."""
+    """Compute the share that a random other token would have used."""
     n_rows, _, top_k = experts.shape
     if n_rows < 2:
         return float("nan")
@@ -70,7 +69,7 @@ def by_score(scores: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def ranked(sample: Sample) -> NDArray[Any]:
-    """Order the experts of each row by score; without full scores only the chosen ones."""
+    """Order the experts of each row by score, or only the chosen ones."""
     trace = sample.trace
     if trace.recorded_scores is None:
         return sample.experts
@@ -82,7 +81,7 @@ def ranked(sample: Sample) -> NDArray[Any]:
 
 
 def reuse_by_rank(ranked: NDArray[Any], experts: NDArray[Any], request: NDArray[Any], n_experts: int) -> NDArray[np.float64]:
-    """Compute P(the next token uses an expert), by its rank in this token (HybriMoE, Fig. 3b)."""
+    """Compute P(the next token uses an expert) by rank (HybriMoE, Fig. 3b)."""
     later = _later(request, 1)
     n_layers, m = ranked.shape[1:]
     if not len(later):
@@ -95,7 +94,7 @@ def reuse_by_rank(ranked: NDArray[Any], experts: NDArray[Any], request: NDArray[
 
 
 def segments(request: NDArray[Any], length: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Cut requests into consecutive segments of equal length; the rest of a request is not used."""
+    """Cut requests into consecutive segments of equal length."""
     first, size = spans(request)
     place = np.arange(len(request)) - np.repeat(first, size)
     whole = np.repeat(size // length, size)
@@ -105,7 +104,7 @@ def segments(request: NDArray[Any], length: int) -> tuple[NDArray[np.int64], NDA
 
 
 def segment_best(counts: NDArray[Any], length: int, top_k: int, sizes: Sequence[int]) -> tuple[Any, NDArray[np.float64]]:
-    """Compute SRP and SCH, the measures of local routing consistency, of segments of tokens."""
+    """Compute SRP and SCH, measures of local routing consistency, of segments."""
     ascending = np.sort(counts.astype(np.uint16 if length < 2**16 else np.uint32), axis=2)  # small types sort much faster
     within = np.cumsum(ascending[:, :, ::-1], axis=2, dtype=np.int32)
     group = np.arange(1, counts.shape[2] + 1)
@@ -129,7 +128,7 @@ def phase_similarity(trace: Trace) -> dict[str, Any] | None:
 
 
 def window_similarity(trace: Trace, size: int = WINDOW) -> dict[str, Any] | None:
-    """Compare the prefill of each request with consecutive windows of its decode."""
+    """Compare each prefill with consecutive windows of its decode."""
     both = _requests_of_both(trace)
     if not len(both):
         return None
@@ -152,7 +151,7 @@ def window_similarity(trace: Trace, size: int = WINDOW) -> dict[str, Any] | None
 
 
 def prefill_decode_cosine(trace: Trace) -> float | None:
-    """Compute how alike prefill and decode activate experts, all requests together."""
+    """Compare prefill and decode of all requests together."""
     vectors = []
     for phase in PHASES:
         rows = phase_rows(trace, phase)
@@ -175,7 +174,7 @@ def _request_loads(trace: Trace, requests: NDArray[np.int64], phase: str) -> NDA
 
 
 def _paired(prefill: NDArray[np.float64], decode: NDArray[np.float64]) -> tuple[NDArray[np.float64], float, NDArray[np.float64]]:
-    """Compare unit vectors (n, n_layers, n_experts): of one request, of different ones, and by layer."""
+    """Compare unit vectors of one request, of different ones, and by layer."""
     n, n_layers = prefill.shape[:2]
     products = prefill * decode
     own = products.sum(axis=(1, 2)) / n_layers

@@ -1,7 +1,7 @@
-"""Misses of caches that know the routing of some steps ahead, counted from a trace.
+"""Misses of caches that know the routing of some steps ahead.
 
 One cache a layer, empty at the start. A miss may pass the cache by; beyond the window decayed frequency
-decides. All layers, sizes and windows go through NumPy together.
+decides.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def misses_by_window(
 
 
 def _next_steps(ids: NDArray[np.int64], n_experts: int) -> NDArray[np.int64]:
-    """Return for each use the next step that uses the same expert of the same layer, or `_NEVER`."""
+    """Return for each use the next step that uses the same expert, or `_NEVER`."""
     n_steps, n_layers, _ = ids.shape
     found = np.empty(ids.shape, np.int64)
     last = np.full((n_layers, n_experts), _NEVER, np.int64)

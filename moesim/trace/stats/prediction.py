@@ -25,7 +25,7 @@ def recall(predicted: NDArray[Any], experts: NDArray[Any]) -> NDArray[np.float64
 
 
 def signal_recall(trace: Trace, signal: Signal, rows: NDArray[Any] | None = None) -> float:
-    """Compute the recall of a signal's top_k, over the layers and rows it covers."""
+    """Compute the recall of a signal's top_k, over its layers and rows."""
     by_layer = signal_recall_by_layer(trace, signal, rows)
     return float("nan") if np.isnan(by_layer).all() else float(np.nanmean(by_layer))
 
@@ -60,7 +60,7 @@ def coactivation(experts: NDArray[Any], n_experts: int) -> NDArray[np.int64]:
 
 
 def pair_counts(here: NDArray[Any], there: NDArray[Any], n_experts: int) -> NDArray[np.int64]:
-    """Count pairs of experts that the same rows used in two layers."""
+    """Count pairs of experts of the same rows in two layers."""
     check_pairs("co-activation", 1, n_experts)
     pairs = here.astype(np.int64)[:, :, None] * n_experts + there.astype(np.int64)[:, None, :]
     return np.bincount(pairs.ravel(), minlength=n_experts**2).reshape(n_experts, n_experts)
@@ -86,7 +86,7 @@ def coactivation_recall(experts: NDArray[Any], request: NDArray[Any], n_experts:
 
 
 def coactivation_recall_by_layer(experts: NDArray[Any], request: NDArray[Any], n_experts: int) -> NDArray[np.float64]:
-    """Compute the recall of a co-occurrence table layer by layer."""
+    """Compute `coactivation_recall` layer by layer."""
     numbers, number = np.unique(request, return_inverse=True)
     is_seen = np.random.default_rng(0).permutation(len(numbers)) < (len(numbers) + 1) // 2
     seen, unseen = experts[is_seen[number]], experts[~is_seen[number]]
@@ -104,7 +104,7 @@ def coactivation_recall_by_layer(experts: NDArray[Any], request: NDArray[Any], n
 
 
 def among_best(scores: NDArray[Any], ids: NDArray[Any], n: int) -> NDArray[np.bool_]:
-    """Return which experts are among the n best of their row; of equals the lower id is better."""
+    """Return which experts are among the n best of their row."""
     which = ids.astype(np.int64)
     mine = np.take_along_axis(scores, which, axis=1)
     found = np.empty(ids.shape, bool)
@@ -172,7 +172,7 @@ def workload_recall(
 
 
 def state_cosine(inputs: NDArray[Any], residual: NDArray[Any] | None = None) -> NDArray[np.float64]:
-    """Compute the cosine of what one router reads with what the next one reads (DALI, 2026, Table 8)."""
+    """Compare what one router reads with what the next one reads (DALI, Table 8)."""
     n_layers = inputs.shape[1]
     result = np.empty(n_layers - 1)
     for layer in range(n_layers - 1):

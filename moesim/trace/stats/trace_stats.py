@@ -1,7 +1,6 @@
 """The reference figures of a trace, to which synthetic ones are fitted.
 
-Every figure is of single requests (batch 1), averaged over layers. `moesim.trace.stats.report` has all
-others.
+Batch 1, averaged over layers.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Arithmetic of synthetic routing, which is the same to the bit on every machine.
 
-A library's matrix product, sum, exponential or normal random numbers differ in their last bits between
-processors, and a last bit decides which of two experts is better. So only operations are used that IEEE 754
-rounds exactly: +, -, *, /, the square root, and rounding, one call each. Products and sums that a library may
-order as it likes are of numbers on a grid, which float64 adds without rounding. Random numbers come from the
-raw bits of a generator, which NumPy keeps the same between versions.
+A last bit decides which of two experts is better, and libraries' sums and exponentials differ in it. So only
+operations are used that IEEE 754 rounds exactly. Sums and products that a library may order as it likes are
+of numbers on a grid, which float64 adds without rounding. Random numbers come from a generator's raw bits,
+which NumPy keeps.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class Draws:
         return np.asarray(self._bits.random_raw(n), np.uint64)
 
     def normals(self, *shape: int) -> F32:
-        """Draw normal quantiles of 16 bits each: mean 0, variance 0.99998, at most 4.33 away."""
+        """Draw normal quantiles of 16 bits each, at most 4.33 away."""
         n = math.prod(shape)
         parts = self.raw(-(-n // 4)).astype("<u8", copy=False).view("<u2")[:n]
         return _NORMAL.take(parts, mode="clip").reshape(shape)  # all are within; "raise" takes four times as long
@@ -71,7 +70,7 @@ class Draws:
 
 
 def normal_quantiles(n: int) -> F64:
-    """Return the normal quantiles at (i + 1/2) / n, ascending."""
+    """Return the normal quantiles at (i + 1/2) / n."""
     place = np.clip((np.arange(n) + 0.5) / n * _QUANTILES - 0.5, 0, _QUANTILES - 1)
     below = np.minimum(place.astype(np.int64), _QUANTILES - 2)
     part = place - below
@@ -79,7 +78,7 @@ def normal_quantiles(n: int) -> F64:
 
 
 def on_grid(values: ArrayLike) -> F64:
-    """Round to multiples of `GRID`, whose sums and matrix products have no rounding errors."""
+    """Round to multiples of `GRID`, whose sums and products are exact."""
     return np.asarray(np.rint(np.multiply(values, 1 / GRID, dtype=np.float64)) * GRID, np.float64)
 
 
@@ -89,7 +88,7 @@ def total(values: Iterable[float] | NDArray[Any]) -> float:
 
 
 def exp(values: ArrayLike) -> F64:
-    """Compute powers of e to about 1e-15, by a Taylor series."""
+    """Compute powers of e to about 1e-15."""
     x = np.asarray(values, np.float64)
     twos = np.rint(x / (_LOG2[0] + _LOG2[1]))
     rest = (x - twos * _LOG2[0]) - twos * _LOG2[1]
@@ -100,7 +99,7 @@ def exp(values: ArrayLike) -> F64:
 
 
 def log(values: ArrayLike) -> F64:
-    """Compute natural logarithms to about 1e-15, by Halley's method on `exp`."""
+    """Compute natural logarithms to about 1e-15."""
     x = np.asarray(values, np.float64)
     part, twos = np.frexp(x)
     y = (twos + 2 * part - 2) * _LOG2[0]

@@ -153,7 +153,7 @@ def _union(
 
 
 def _cosine(trace: Trace, which: str) -> float:
-    """Return the cosine of a gate input with a signal's; layers as DALI (2026), Table 8, counts them."""
+    """Return the cosine of a gate input with a signal's, by DALI's layers (Table 8)."""
     signal, _, layers = which.partition(":")
     first, _, last = layers.partition("-")
     assert trace.inputs is not None

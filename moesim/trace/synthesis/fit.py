@@ -1,8 +1,7 @@
 """Find the parameters with which synthetic traces have the figures that are wanted.
 
-Every statistic is computed on synthetic traces of the wanted size, with the same seeds at each try, so that a
-change of a figure is due to the change of a parameter. Then nonlinear least squares on errors in units of
-their tolerance.
+Nonlinear least squares on errors in tolerances. Each try draws with the same seeds, so that a change of a
+figure is due to the change of a parameter.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ def free_parameters(targets: Targets) -> tuple[str, ...]:
 
 
 def simulate(parameters: ParameterSet, targets: Targets, seed: int, names: Sequence[str]) -> dict[str, float]:
-    """Measure figures on a synthetic trace of the size of the targets' sample."""
+    """Measure figures on a synthetic trace of the sample's size."""
     return _simulate(parameters.replace(**targets.shape), targets, targets.n_decode, seed, names)
 
 
@@ -181,7 +180,7 @@ def fit(
 
 
 class _Problem:
-    """Errors of the figures, in tolerances, as a function of the free parameters on their own scales."""
+    """Errors of the figures as a function of the free parameters."""
 
     def __init__(self, base: ParameterSet, targets: Targets, free: Sequence[str], progress: Callable[[int, float], None]) -> None:
         self._base, self.targets, self._free, self._progress = base, targets, free, progress
@@ -195,7 +194,7 @@ class _Problem:
         return {name: float(f"{from_scale(name, value):.4g}") for name, value in zip(self._free, place, strict=True)}
 
     def errors(self, place: NDArray[np.float64], seeds: Sequence[int], measured: _Measured) -> NDArray[np.float64]:
-        """Return the errors of means over seeds; the solver asks for a place several times."""
+        """Return the errors of means over seeds."""
         key = (place.tobytes(), tuple(seeds))
         if key not in self._known:
             figures = self.targets.fitted
@@ -214,7 +213,7 @@ class _Good(Exception):
 
 
 def _search(problem: _Problem, quick: Quick, seeds: Sequence[int]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Find a place with small errors on a few seeds and small samples, and the slopes near it."""
+    """Find a place with small errors on small samples, and the slopes near it."""
     from scipy.optimize import least_squares  # takes long to import, which every command would pay
 
     latest: NDArray[np.float64] | None = None
@@ -244,7 +243,7 @@ def _search(problem: _Problem, quick: Quick, seeds: Sequence[int]) -> tuple[NDAr
 def _polish(
     problem: _Problem, place: NDArray[np.float64], slopes: NDArray[np.float64], seeds: Sequence[int]
 ) -> NDArray[np.float64]:
-    """Take a few more steps on whole samples and all seeds, with the slopes as they are."""
+    """Take a few more steps on whole samples, with the slopes as they are."""
     targets = problem.targets
     names = [figure.name for figure in targets.fitted]
 
@@ -333,7 +332,7 @@ def report(
 
 
 def cells(matches: Sequence[Match]) -> list[list[str]]:
-    """Write matches as rows of text below `COLUMNS`, and `HELD_OUT` where requests were held out."""
+    """Write matches as rows of text."""
     return [
         [
             m.figure.name,

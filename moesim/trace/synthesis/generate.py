@@ -70,13 +70,12 @@ def _among_equals(table: F32, n: int) -> NDArray[np.int64]:
 
 
 def _at(table: NDArray[Any], columns: NDArray[np.int64]) -> NDArray[Any]:
-    """Take of each row the given columns."""
     firsts = np.arange(0, table.size, table.shape[1])[:, None]
     return table.ravel().take(columns + firsts)
 
 
 def softmax_at(logits: F32, ids: NDArray[np.int64]) -> F32:
-    """Compute `softmax` of some that begin with the largest, over all, equal to the bit."""
+    """Compute `softmax` of the largest over all, equal to the bit."""
     n_experts, n = logits.shape[-1], ids.shape[-1]
     table = np.ascontiguousarray(logits).reshape(-1, n_experts)
     chosen = ids.reshape(len(table), n)
@@ -97,7 +96,7 @@ def route(logits: F32, top_k: int, renormalise: bool) -> tuple[NDArray[np.int64]
 
 
 def read_gates(model: SyntheticModel, points: F64, lookahead: int = 0) -> F32:
-    """Apply routers to inputs on the grid, of their own or of an earlier layer."""
+    """Apply routers to inputs on the grid."""
     found = np.empty((len(points) - lookahead, points.shape[1], model.bias.shape[1]), np.float32)
     for layer, logits32 in enumerate(found):  # one at a time, which stays in a core's cache
         logits = points[layer] @ model.gates[layer + lookahead].T
@@ -220,13 +219,11 @@ def synthesize(
 
 @lru_cache(maxsize=32)  # the largest takes 15 MB
 def _drawn(parameters: ParameterSet, seed: int) -> SyntheticModel:
-    """Draw a model, or return one of the last: several lengths are often made."""
     return draw_model(parameters, seed)
 
 
 @lru_cache(maxsize=4)  # the largest of the shipped parameters takes 16 MB
 def _calibrated(parameters: ParameterSet, seed: int, n_requests: int, scores: bool) -> dict[str, NDArray[Any]]:
-    """Count calibration tables, or return some of the last."""
     tables = _calibrate(_drawn(parameters, seed), n_requests, scores)
     for table in tables.values():
         table.flags.writeable = False
@@ -331,7 +328,6 @@ def _request(
 
 
 def _calibrate(model: SyntheticModel, n_requests: int, scores: bool) -> dict[str, NDArray[Any]]:
-    """Count calibration tables over requests of their own stream."""
     if not n_requests:
         return {}
     p, n_rows = model.parameters, CALIBRATION_PROMPT + CALIBRATION_DECODE

@@ -1,20 +1,17 @@
 """The generative model: gates are directions in a space of states, and states have causes.
 
-Of a gate input, all tokens have a part in common, the mean of the layer; no router reads the tokens' own
-unread part; the rest is the state proper, x. Its energy is 1, spread over the dimensions by the spectrum, and
-it is made of
+Of a gate input, all tokens have the mean of the layer in common, no router reads the unread part, and the
+rest is the state proper, x. Its energy is 1, spread over the dimensions by the spectrum. It is made of
 
 * what the topic of the token determines: one vector per topic and layer;
 * context, an autoregressive process along the request;
 * what is new with this token.
 
-From layer to layer a share of all three is renewed (`innovation`) and the rest is kept, so that the
-statistics along the request are those of every layer:  x[l + 1] = sqrt(1 - innovation) x[l] +
-sqrt(innovation) fresh.
+From layer to layer a share of all three is renewed:  x[l + 1] = sqrt(1 - innovation) x[l] +
+sqrt(innovation) fresh. So the statistics along the request are those of every layer.
 
-The logits are temperature * (gate . input + bias). Gates are random directions, scaled to the same spread of
-logits. As training does with a load-balancing loss, biases are set so that the loads are those of the
-popularity.
+The logits are temperature * (gate . input + bias). Gates are random directions of the same spread of logits;
+biases make the loads those of the popularity, as a load-balancing loss does.
 """
 
 from __future__ import annotations
@@ -54,7 +51,7 @@ def key_of(p: ParameterSet) -> str:
 
 
 def kept_biases(p: ParameterSet, seed: int) -> NDArray[np.float32] | None:
-    """Return the biases that make loads as wanted; None if they are not kept."""
+    """Return biases that make loads as wanted; None if they are not kept."""
     if seed != SEED:
         return None
     arrays, _ = read_container(FILE)
@@ -120,13 +117,12 @@ def draw_model(parameters: ParameterSet, seed: int) -> SyntheticModel:
 
 
 def layer_ladder(n_layers: int, draws: Draws) -> F64:
-    """Return the place of each layer among normal quantiles, neighbours near each other."""
+    """Return the place of each layer among normal quantiles."""
     walk = _remembering(draws.normals(n_layers).astype(np.float64), _LAYERS_ALIKE)
     return normal_quantiles(n_layers)[np.argsort(np.argsort(walk, kind="stable"))]
 
 
 def _remembering(values: NDArray[Any], keep: float | np.float32) -> NDArray[Any]:
-    """Add to each value, in place, a share of the one before."""
     for i in range(1, len(values)):
         values[i] += keep * values[i - 1]
     return values
@@ -154,7 +150,6 @@ def carry(fresh: F32, innovation: F64) -> F32:
 
 
 def _topics(p: ParameterSet, draws: Draws, innovation: F64) -> F32:
-    """Draw topic vectors of each layer, of mean 0 and variance 1 over the topics."""
     topics = carry(draws.normals(p.n_layers, p.n_topics, p.width), innovation)
     if p.n_topics > 1:
         for layer in topics:  # by layer, for large ones
@@ -178,7 +173,6 @@ def _means(p: ParameterSet, draws: Draws, spread: F32, steps: NDArray[np.int64])
 
 
 def _dot(one: F64, other: F64) -> F64:
-    """Multiply vectors along the last axis; each sum is rounded once."""
     products = (one * other).reshape(-1, one.shape[-1])
     return np.asarray([total(row) for row in products]).reshape(*one.shape[:-1], 1)
 
@@ -188,7 +182,7 @@ def _unit(vectors: F64) -> F64:
 
 
 def expert_loads(p: ParameterSet, draws: Draws, ladder: F64 | None = None) -> F64:
-    """Draw which share of the activations of its layer each expert gets in the long run."""
+    """Draw each expert's share of the activations of its layer."""
     ladder = np.zeros(p.n_layers) if ladder is None else ladder
     popularity = p.popularity * exp(p.popularity_spread * ladder)
     return np.stack([_loads(p, float(one))[draws.order(p.n_experts)] for one in popularity])
@@ -216,7 +210,7 @@ def balanced_bias(
     topic_share: F64,
     draws: Draws,
 ) -> F32:
-    """Find the biases with which the experts' loads over all topics are as wanted."""
+    """Find the biases with which experts' loads are as wanted."""
 
     def logits() -> Iterator[F32]:
         for layer in range(p.n_layers):
@@ -292,7 +286,7 @@ def _begin_alike(model: SyntheticModel, states: F32, position: int) -> None:
 
 
 def _topic_path(p: ParameterSet, draws: Draws, n_tokens: int) -> NDArray[np.int64]:
-    """Draw the topic of each token: that of the one before, or one of the request's mixture."""
+    """Draw the topic of each token: that of the one before, or one of the request's."""
     changes = draws.uniforms(n_tokens) >= p.topic_persistence
     changes[0] = True
     n = int(changes.sum())

@@ -6,11 +6,8 @@ A parameter file is YAML::
     shape: {n_layers: 32, n_experts: 8, top_k: 2, renormalise: true}
     fitted_to: what the fitted values were fitted to
     fitted: {popularity: 0.07, ...}
-    assumed: {width: 32, ...}
+    assumed: {width: 32, ...}      # those of `OPTIONAL` may be left out: then they are 0
     why: {width: wide enough for the spectrum, ...}   # optional, one line each
-
-Every parameter is in exactly one of ``fitted`` and ``assumed``. Those of `OPTIONAL` may be left out: then
-they are 0.
 """
 
 from __future__ import annotations
@@ -76,7 +73,6 @@ _MOST_SHARED = 1 - 1e-6  # beyond, gate inputs are so large that products of the
 
 
 def _number(low: float, high: float, scale: str, meaning: str, *, default: Any = dataclasses.MISSING) -> Any:
-    """Declare a parameter: bounds, scale for steps of a fit, meaning."""
     return dataclasses.field(default=default, metadata={"low": low, "high": high, "scale": scale, "meaning": meaning})
 
 

@@ -1,16 +1,14 @@
 """Requests of a trace -> batched steps: prefill, decode, chunks, micro-batches.
 
-A recorded request is batch-1 data, and the routing of a token does not depend on its batch, so any requests
-can be batched. A step has one phase. Within it the rows of a request are contiguous and in token order.
+The routing of a token does not depend on its batch, so any requests can be batched. A step has one phase;
+within it the rows of a request are contiguous and in token order.
 
 * A request qualifies with at least ``decode_tokens`` decode rows and a prompt of at least ``prompt_tokens``.
-  Prompts of exactly that length come first; of a longer one the *last* ``prompt_tokens`` tokens are used,
-  since decode follows them, with contexts counted as if the prompt began there. That is labelled
-  ``prompt-truncated``.
+  Prompts of exactly that length come first; of a longer one the *last* tokens are used, since decode follows
+  them, with contexts counted as if the prompt began there: ``prompt-truncated``.
 * A prompt whose routing was not recorded has a length but no rows: such a request starts in decode.
-* ``reuse: shifted`` fills up with copies of the same requests. Copy c of C reads prompt and decode rows
-  rotated by c/C of their number, so copies are as far apart in time as can be. If no request is long enough,
-  rows repeat from the start. Both are labelled ``reuse-shifted``.
+* ``reuse: shifted`` fills up with copies. Copy c of C reads prompt and decode rows rotated by c/C of their
+  number. If no request is long enough, rows repeat. Both are labelled ``reuse-shifted``.
 """
 
 from __future__ import annotations
@@ -139,7 +137,6 @@ def _choose(exact: NDArray[np.bool_], longer: NDArray[np.bool_], spec: WorkloadS
 
 
 def _cut(order: Sequence[int], r: _Recorded, spec: WorkloadSpec) -> list[Admitted]:
-    """Take the rows of each request; its copies are rotated against each other."""
     copies, seen = Counter(order), Counter[int]()
     admitted = []
     for request in order:
@@ -344,7 +341,7 @@ class MicroBatch(NamedTuple):
 
 
 def may_keep(trace: Trace, n_rows: int, n_visits: int) -> bool:
-    """Return whether the routing of so many rows and micro-batches is small enough to be kept."""
+    """Return whether the routing of so much is small enough to be kept."""
     slot_bytes = trace.experts.itemsize + (0 if trace.weights is None else trace.weights.itemsize)
     row_bytes = trace.top_k * slot_bytes + (0 if trace.scores is None else trace.n_experts * trace.scores.itemsize)
     visit_bytes = trace.n_experts * _POINTER_BYTES + _VISIT_BYTES
@@ -352,12 +349,12 @@ def may_keep(trace: Trace, n_rows: int, n_visits: int) -> bool:
 
 
 def steps_at_once(trace: Trace, n_rows: int, n_visits: int) -> int:
-    """Return how many steps of so many rows and micro-batches to look up together."""
+    """Return how many steps to look up together."""
     return max(1, BLOCK // (trace.n_layers * (n_rows * trace.top_k + n_visits * trace.n_experts)))
 
 
 def look_up(trace: Trace, rows: NDArray[Any], sizes: Sequence[int]) -> list[tuple[Layers, NDArray[Any]]]:
-    """Look up the routing of steps: for each micro-batch its layers, and the ids of all in one array."""
+    """Look up the routing of steps: layers of each micro-batch, and all ids."""
     block = _Block(trace, rows.ravel(), list(sizes) * len(rows))
     ids = block.experts
     return [(Layers(block, i), ids[first:end]) for i, (first, end) in enumerate(pairwise(block.edges))]
@@ -459,7 +456,6 @@ def _tuples(counts: NDArray[np.int64]) -> Iterable[tuple[int, ...]]:
 
 
 def _present(counts: NDArray[np.int64]) -> list[tuple[int, ...]]:
-    """Return the columns in which something was counted, of each row."""
     counted = counts > 0
     ids = tuple((np.flatnonzero(counted) % counts.shape[1]).tolist())
     ends = np.cumsum(np.count_nonzero(counted, axis=1)).tolist()
@@ -472,7 +468,7 @@ _FEW = 2  # stretches, and blocks of steps in each, that are held of a workload 
 
 
 class Steps(Sequence["Step"]):
-    """Steps in order, each made when it is asked for; their routing is kept while it is small enough."""
+    """Steps in order, each made when it is asked for."""
 
     def __init__(self, admitted: Sequence[Admitted], spec: WorkloadSpec, trace: Trace) -> None:
         self._requests = Requests(admitted)
@@ -526,7 +522,6 @@ class Steps(Sequence["Step"]):
 
 
 def _recall(held: dict[int, _T], key: int, make: Callable[[int], _T], most: int | None) -> _T:
-    """Return what is held under a key, or make it in place of the oldest."""
     if key not in held:
         if most is not None and len(held) >= most:
             del held[next(iter(held))]
@@ -535,7 +530,7 @@ def _recall(held: dict[int, _T], key: int, make: Callable[[int], _T], most: int 
 
 
 class _Shared:
-    """Common parts of the steps of a stretch, and the rows of all of them in one array."""
+    """Common parts of the steps of a stretch."""
 
     def __init__(
         self, start: int, stretch: Stretch, requests: Requests, micro_batches: int, trace: Trace, most: int | None
@@ -687,7 +682,7 @@ class Workload:
         return max(s.n_tokens for s in self.steps.stretches)
 
     def within(self, prompt_rows: int | None) -> WorkloadSpec:
-        """Ask for the same with prefill steps of so many rows at most, unless it has its own."""
+        """Ask for the same with prefill steps of so many rows at most."""
         if prompt_rows is None or self.spec.prefill_chunk is not None:
             return self.spec
         longer = any(s.n_tokens > prompt_rows for s in self.steps.stretches if s.phase == "prefill")
@@ -729,7 +724,7 @@ def compose(trace: Trace, spec: WorkloadSpec, *, require_signals: Collection[str
 
 
 def drawn(trace: Trace, workload: Workload, signals: Collection[str]) -> str:
-    """Describe how many requests were drawn from how many, and signals that leave others out."""
+    """Describe how many requests were drawn, and signals that leave others out."""
     n_drawn, recorded = len(set(workload.requests)), trace.requests.signals
     n_covered = sum(set(signals).issubset(names) for names in recorded)
     text = f"{n_drawn} request{'s' if n_drawn > 1 else ''} of "
