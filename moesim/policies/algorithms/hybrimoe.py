@@ -311,27 +311,14 @@ Makespan = Callable[[int, Rows, Rows], float]
 """Of the plan of a layer, from the rows of its cached experts and of the others, both ascending."""
 
 
-_KEEP_PLANS = 1 << 14  # planned makespans that are remembered
+def queue_makespan(costs: Timings, cached: Rows, missing: Rows, reading: Reading = PAPER) -> float:
+    """Return the makespan of a layer by `queue_plan`, from the rows of its cached experts and of the others.
 
-
-class QueueMakespans:
-    """A `Makespan` by `queue_plan`, with the timings of each layer; the same numbers of rows come again and again."""
-
-    def __init__(self, timings: Sequence[Timings], reading: Reading = PAPER) -> None:
-        self.timings, self.reading = timings, reading
-        self._planned: dict[tuple[float, Rows, Rows], float] = {}
-
-    def __call__(self, layer: int, cached: Rows, missing: Rows) -> float:
-        costs = self.timings[layer]
-        key = costs.transfer, cached, missing
-        found = self._planned.get(key)
-        if found is None:
-            if len(self._planned) == _KEEP_PLANS:
-                self._planned.clear()
-            n = len(cached)
-            plan = queue_plan(range(n), range(n, n + len(missing)), cached + missing, costs, reading=self.reading)
-            found = self._planned[key] = plan.makespan
-        return found
+    >>> queue_makespan(Timings(3, [0, 2, 2, 2, 2, 2], range(6)), (1, 4), (1, 1, 5))
+    5
+    """
+    n = len(cached)
+    return queue_plan(range(n), range(n, n + len(missing)), cached + missing, costs, reading=reading).makespan
 
 
 class Ahead(NamedTuple):

@@ -55,11 +55,12 @@ from moesim.policies.algorithms.hybrimoe import (
     PAPER,
     Ahead,
     PerRow,
-    QueueMakespans,
     Reading,
+    Rows,
     Timings,
     impact_driven,
     queue_layer_plan,
+    queue_makespan,
     recent_scores,
     recent_weights,
     replay,
@@ -363,7 +364,6 @@ class ImpactDriven(Part):
         model = setup.view.model
         self._gpu, self._n_layers, self._top_k = setup.gpu, model.n_layers, model.top_k
         self._timings = layer_timings(setup)
-        self._makespans = QueueMakespans(self._timings, self.reading)
         self._sources = [self._source(n) for n in range(self.lookahead + 1)]
         self._step = -1
         self._layer = -1  # routed last
@@ -431,7 +431,11 @@ class ImpactDriven(Part):
             return ()
         known = [layer for layer in range(event.layer, event.layer + self.lookahead) if layer in self._rows]
         ahead = [ahead_of(layer, self._rows[layer], self._gpu, view) for layer in known]
-        found = impact_driven(ahead, self._makespans, transfer, idle, self.budget, self.candidates)
+
+        def makespan(layer: int, cached: Rows, missing: Rows) -> float:
+            return queue_makespan(self._timings[layer], cached, missing, self.reading)
+
+        found = impact_driven(ahead, makespan, transfer, idle, self.budget, self.candidates)
         self._under_way += found
         return found
 
