@@ -1,7 +1,6 @@
 """For tests of policies, here and elsewhere: tiny models and machines, made-up routing, and the common checks."""
 
-from moesim.testing.checks import CheckError
-from moesim.testing.conformance import Check, Report, check_policy, examine_policy
+from moesim.testing.conformance import Check, CheckError, Report, check_policy, examine_policy
 from moesim.testing.fakes import GPU_NS, TRANSFER_NS, FakeView, routed, tiny_machine, tiny_model
 from moesim.testing.runs import run_tiny, tiny_workload
 

@@ -17,7 +17,7 @@ from moesim.metrics.bounds import run_bounds
 from moesim.model import load_model
 from moesim.policies.registry import POLICIES, make_policy, policy_class
 from moesim.studies.regret import pool_slots
-from moesim.testing.checks import CheckError, check_slots
+from moesim.testing.conformance import CheckError, check_slots
 from moesim.trace import Trace, find_trace
 from moesim.trace.predictors import FutureUse, PredictorSet
 from moesim.trace.workload import WorkloadSpec, compose

@@ -21,7 +21,7 @@ from moesim.policy import Action, Copy, Fetch, Placement, Pool, Routed, Run, Ski
 from moesim.records import EvictionRecord, InexactRecord
 from moesim.studies import bench
 from moesim.testing import CheckError, check_policy, examine_policy, run_tiny, tiny_machine, tiny_workload
-from moesim.testing.checks import check_slots, check_weights
+from moesim.testing.conformance import check_slots, check_weights
 
 WORK = tiny_workload(LRU(), 4)
 
