@@ -213,10 +213,10 @@ class TwoGenerations(Rule):
 
 
 class Directory(Rule):
-    """A rule that decides as something is requested: whom it has let go waits to leave."""
+    """A rule that decides as something is requested: whom it has let go waits to leave.
 
-    by_row = False
-    """Each row's picks are requested in order; else what is there by ascending id, then what is loaded as it is ordered."""
+    What is there is requested by ascending id, then what is loaded as it is ordered.
+    """
 
     def begin(self, facts: Facts) -> None:
         sizes = [n // facts.model.expert_bytes(0) for n in facts.capacity]
