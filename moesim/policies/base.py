@@ -13,7 +13,7 @@ import numpy as np
 from moesim.errors import CapacityError, HardwareError
 from moesim.policies.options import Declared, options_of
 from moesim.policy import CACHE as CACHE
-from moesim.policy import Action, Event, Fetch, Placement, Pool, Predicted, Routed, Run, Victim, View
+from moesim.policy import Action, Drop, Event, Fetch, LayerEnd, Placement, Pool, Predicted, Routed, Run, Victim, View
 
 if TYPE_CHECKING:
     from moesim.model import ModelSpec
@@ -234,6 +234,20 @@ def idle_resident(view: View, fetch: Fetch) -> tuple[int, int] | None:
         if not view.is_in_use(layer, expert, device):
             return layer, expert
     return None
+
+
+class ForOneUse(PolicyBase):
+    """Copies experts for one use, through a pool that gives up what has been computed and is emptied as a layer ends."""
+
+    _gpu = ""
+    _pool = STAGING
+
+    def on_layer_end(self, event: LayerEnd, view: View) -> Iterable[Action]:
+        held = layer_residents(view, self._gpu, self._pool, event.layer)
+        return (Drop(event.layer, held, self._gpu),) if held else ()
+
+    def evict(self, fetch: Fetch, view: View) -> Victim | None:
+        return idle_resident(view, fetch) if fetch.pool == self._pool else None
 
 
 def micro_batch_runs(event: Routed, experts: Iterable[int], device: str) -> list[Run]:

@@ -31,18 +31,7 @@ from moesim.policies.options import option
 from moesim.policies.released import Released, Tables
 from moesim.policies.systems.mixtral_offloading import SwapPlan, mixtral_offloading_plan
 from moesim.policies.systems.mixtral_offloading_spec import AHEAD, MixtralOffloadingSpec
-from moesim.policy import (
-    DEMAND,
-    PREFETCH,
-    Action,
-    Fetch,
-    Placement,
-    Predicted,
-    Routed,
-    Skip,
-    StepBegin,
-    View,
-)
+from moesim.policy import DEMAND, PREFETCH, Action, Fetch, Placement, Predicted, Routed, Skip, StepBegin, View
 
 SENSITIVITY = 0.005
 """Constant in the released code's thresholds."""

@@ -39,7 +39,7 @@ from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from moesim.model import ModelSpec
-from moesim.policies.base import CACHE, PolicyBase, cpu_of, gpu_of, idle_resident, layer_residents, slot_bytes
+from moesim.policies.base import CACHE, ForOneUse, cpu_of, gpu_of, slot_bytes
 from moesim.policies.options import option
 from moesim.policies.parts import AssignmentOption, AssignmentPart, PlacementOption, PlacementPart, Setup, Unit, source_needs
 from moesim.policies.parts.assignment import Resident
@@ -334,7 +334,7 @@ class DaopParts(NamedTuple):
     assignment: AssignmentPart
 
 
-class DaopPaper(PolicyBase):
+class DaopPaper(ForOneUse):
     """Prefill swaps, then pre-calculation of predicted experts on the CPU, as the paper says (DAOP, DATE 2025).
 
     Not exact: predicted experts replace the routed ones, and those on the CPU read the state of the layer before, while the replay
@@ -349,6 +349,7 @@ class DaopPaper(PolicyBase):
         "the constants of the MI100 platform",
     )
     exact = False
+    _pool = PLACEHOLDER
     planned_loads = "whole"  # an expert is there, or all of its load is still to come
     oracles = MappingProxyType({"assignment": {"assignment": "exact"}})
 
@@ -456,10 +457,6 @@ class DaopPaper(PolicyBase):
             pools.append(Pool(gpu, PLACEHOLDER, slot_bytes(view)))
         return Placement([Copy(layer, here, gpu) for layer, here in enumerate(residents) if here], pools)
 
-    def evict(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
-        """Return an expert in the buffer that has been computed; others leave in swaps only."""
-        return idle_resident(view, fetch) if fetch.pool == PLACEHOLDER else None
-
     def on_fetched(self, event: Fetched, view: View) -> Iterable[Action]:
         """Go on after an arrival on the GPU; let go what waits for one on the host."""
         if event.device == self._gpu:
@@ -471,10 +468,6 @@ class DaopPaper(PolicyBase):
 
     def on_ran(self, event: Ran, view: View) -> Iterable[Action]:
         return self._happened((event.layer, event.experts[0], event.device), view)
-
-    def on_layer_end(self, event: LayerEnd, view: View) -> Iterable[Action]:
-        held = layer_residents(view, self._gpu, PLACEHOLDER, event.layer)
-        return (Drop(event.layer, held, self._gpu),) if held else ()
 
     def on_step_begin(self, event: StepBegin, view: View) -> Iterable[Action]:
         self._decode = event.phase == "decode"

@@ -22,21 +22,11 @@ turboderp-org/exllamav3, ``block_sparse_mlp_cpu.py`` at 0cec381390 and ``model_i
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Literal
 
 from moesim.errors import CapacityError
-from moesim.policies.base import (
-    CACHE,
-    STAGING,
-    PolicyBase,
-    cpu_of,
-    gpu_of,
-    idle_resident,
-    layer_residents,
-    slot_bytes,
-    slots_per_layer,
-)
+from moesim.policies.base import CACHE, STAGING, ForOneUse, cpu_of, gpu_of, slot_bytes, slots_per_layer
 from moesim.policies.options import option
 from moesim.policies.parts.placement import per_layer_top
 from moesim.policy import (
@@ -100,7 +90,7 @@ PROBE_BYTES = 16 << 20  # of the copy that measures the link
 OVERDUE = 4  # times the interval, after which places change within a generation
 
 
-class Exllamav3(PolicyBase):
+class Exllamav3(ForOneUse):
     """The last experts of each layer on the CPU, exchanged with hot ones between generations (exllamav3)."""
 
     paper = "exllamav3 (turboderp-org/exllamav3)"
@@ -249,9 +239,5 @@ class Exllamav3(PolicyBase):
         self._held_experts.clear()
         return held
 
-    def on_layer_end(self, event: LayerEnd, view: View) -> list[Action]:
-        held = layer_residents(view, self._gpu, STAGING, event.layer) if self._streams else []
-        return [Drop(event.layer, held, self._gpu)]
-
-    def evict(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
-        return idle_resident(view, fetch) if fetch.pool == STAGING else None
+    def on_layer_end(self, event: LayerEnd, view: View) -> Iterable[Action]:
+        return super().on_layer_end(event, view) if self._streams else ()

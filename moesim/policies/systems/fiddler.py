@@ -24,40 +24,18 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from moesim.errors import ConfigError
 from moesim.model import ModelSpec
-from moesim.policies.base import (
-    CACHE,
-    CostTable,
-    PolicyBase,
-    cpu_of,
-    gpu_of,
-    idle_resident,
-    layer_residents,
-    slot_bytes,
-)
+from moesim.policies.base import CACHE, CostTable, ForOneUse, cpu_of, gpu_of, slot_bytes
 from moesim.policies.options import option
 from moesim.policies.parts import Plan
 from moesim.policies.parts.assignment import fiddler_code_assignment, threshold_layer_plan
 from moesim.policies.parts.placement import global_top
 from moesim.policies.released import Released, Tables
-from moesim.policy import (
-    DEMAND,
-    Action,
-    Copy,
-    Drop,
-    Fetch,
-    Fetched,
-    LayerEnd,
-    Placement,
-    Pool,
-    Routed,
-    Run,
-    View,
-)
+from moesim.policy import DEMAND, Action, Copy, Fetch, Fetched, LayerEnd, Placement, Pool, Routed, Run, View
 
 PLACEHOLDER = "placeholder"
 
 
-class Fiddler(PolicyBase):
+class Fiddler(ForOneUse):
     """Static popular experts on the GPU; others on the CPU unless copying them is quicker (Kamahori et al., 2025)."""
 
     paper = "Fiddler (ICLR 2025, arXiv:2402.07033)"
@@ -65,6 +43,8 @@ class Fiddler(PolicyBase):
         "serial: in the released code a copy also waits for the kernels queued before it",
         "the thread-based variant of February 2024 (decode without a cost test)",
     )
+
+    _pool = PLACEHOLDER
 
     rule: Literal["profile", "code"] = option(
         "profile", "Costs of the rule: the engine's own, or the constants built into the released code."
@@ -127,14 +107,6 @@ class Fiddler(PolicyBase):
                 f"{list(missing)}; add it"
             )
         return [[float(rank[pair]) for pair in pairs] for pairs in every]
-
-    def on_layer_end(self, event: LayerEnd, view: View) -> Iterable[Action]:
-        held = layer_residents(view, self._gpu, PLACEHOLDER, event.layer)
-        return (Drop(event.layer, held, self._gpu),) if held else ()
-
-    def evict(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
-        """Return a placeholder that has been computed; the resident set never changes."""
-        return idle_resident(view, fetch)
 
     def plan(self, layer: int, loads: Any) -> Plan:
         resident = self._resident[layer]

@@ -28,20 +28,10 @@ from types import MappingProxyType
 from typing import ClassVar, Literal, NamedTuple
 
 from moesim.errors import CapacityError
-from moesim.policies.base import (
-    CACHE,
-    STAGING,
-    PolicyBase,
-    cpu_of,
-    gpu_of,
-    idle_resident,
-    layer_residents,
-    slot_bytes,
-    staging_pool,
-)
+from moesim.policies.base import CACHE, STAGING, ForOneUse, cpu_of, gpu_of, slot_bytes, staging_pool
 from moesim.policies.cpu_cache import LLAMA_CPP_PROMPT_ROWS
 from moesim.policies.options import option
-from moesim.policy import DEMAND, LAYER_PARTS, Action, Copy, Drop, Fetch, LayerEnd, Placement, Pool, Routed, Run, View
+from moesim.policy import DEMAND, LAYER_PARTS, Action, Copy, Fetch, LayerEnd, Placement, Pool, Routed, Run, View
 
 
 def first_layers_on_gpu(n_layers: int, n_gpu_layers: int | None, n_cpu_moe: int = 0) -> tuple[int, int]:
@@ -132,7 +122,7 @@ def rows_to_offload(n_experts: int, top_k: int, per_expert: int) -> int:
     return -(-per_expert * n_experts // top_k)
 
 
-class LlamaCpp(PolicyBase):
+class LlamaCpp(ForOneUse):
     """Whole layers, or their experts, on the CPU or the GPU, fixed at the start (llama.cpp)."""
 
     paper = "llama.cpp (ggml-org/llama.cpp)"
@@ -231,11 +221,7 @@ class LlamaCpp(PolicyBase):
         return (Run(layer, event.active, self._cpu),)
 
     def on_layer_end(self, event: LayerEnd, view: View) -> Iterable[Action]:
-        held = layer_residents(view, self._gpu, STAGING, event.layer) if event.layer not in self._on_gpu else None
-        return (Drop(event.layer, held, self._gpu),) if held else ()
-
-    def evict(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
-        return idle_resident(view, fetch)
+        return () if event.layer in self._on_gpu else super().on_layer_end(event, view)
 
 
 MATRICES = MappingProxyType({"none": 0, "up": 1, "gate and up": 2})

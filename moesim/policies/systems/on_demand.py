@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from moesim.policies.base import STAGING, PolicyBase, gpu_of, idle_resident, layer_residents, staging_pool
+from moesim.policies.base import STAGING, ForOneUse, gpu_of, staging_pool
 from moesim.policies.options import option
-from moesim.policy import DEMAND, Action, Drop, Fetch, LayerEnd, Placement, Routed, Run, View
+from moesim.policy import DEMAND, Action, Fetch, Placement, Routed, Run, View
 
 
-class OnDemand(PolicyBase):
+class OnDemand(ForOneUse):
     """No cache: copy every active expert to the GPU for its use, and drop it at the end of the layer."""
 
     staging_slots: int | None = option(
@@ -33,10 +33,3 @@ class OnDemand(PolicyBase):
 
     def on_routed(self, event: Routed, view: View) -> Iterable[Action]:
         return Fetch(event.layer, event.active, self._gpu, DEMAND, STAGING), Run(event.layer, event.active, self._gpu)
-
-    def on_layer_end(self, event: LayerEnd, view: View) -> Iterable[Action]:
-        held = layer_residents(view, self._gpu, STAGING, event.layer)
-        return (Drop(event.layer, held, self._gpu),) if held else ()
-
-    def evict(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
-        return idle_resident(view, fetch)
