@@ -323,6 +323,13 @@ def test_the_mixed_cold_list_can_leave_the_hottest_expert_behind() -> None:
     assert sorted(transfers(prefill("daop-paper", prompt=prompt))) == [*down((100, 2)), *up((100, 0))]
 
 
+def test_equals_are_swapped_by_the_printed_test() -> None:
+    prompt = [[[2, 0], [0, 1]], [[2, 0], [0, 1]], [[3, 1], [0, 1]], [[3, 1], [0, 1]]]
+    assert prefill("daop-paper", prompt=prompt, swap_factor=1.0).evictions == []
+    printed = prefill("daop-paper", prompt=prompt, swap_factor=1.0, swap_if="at-least")
+    assert [(e.layer, e.expert) for e in printed.evictions] == [(0, 0), (0, 1)]
+
+
 def test_the_next_request_starts_from_the_swapped_placement() -> None:
     assert len(transfers(prefill("daop-paper", requests=2))) == 4  # the second finds what it wants
     assert len(transfers(prefill("daop-paper", requests=2, reset=True))) == 4  # and would be given just that

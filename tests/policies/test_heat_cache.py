@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from moesim.policies.registry import make_policy
@@ -82,3 +84,10 @@ def test_prompts_use_what_is_there_and_copy_the_rest_from_32_tokens_on(rows: int
 
 
 # --------------------------------------------------------------------------------------------------------------- restated
+
+
+@pytest.mark.parametrize("options", [{"decay": 0.5}, {"hyst": 4.0}, {"dwell": 3}, {"move_mode": "move"}], ids=str)
+def test_an_option_changes_what_happens(options: dict[str, Any]) -> None:
+    steps = [[2, 3]] * 7 + [[4, 2]] * 13 + [[5, 6], [1, 4]] * 15  # what is hot changes
+    changed, plain = (run({"name": "heat-cache", **more}, steps, 2) for more in (options, {}))
+    assert list(changed.transfers) != list(plain.transfers)
