@@ -383,7 +383,6 @@ class CacheConfig(_Strict):
         return self
 
     def sizes(self) -> list[dict[str, Any]]:
-        """Return every size as fields of a point."""
         shares = [{"ratio": one, "budget_bytes": None} for one in listed(self.ratio) if one is not None]
         return shares + [{"ratio": None, "budget_bytes": one} for one in listed(self.budget) if one is not None]
 
@@ -503,7 +502,6 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
 
 
 def _found(path: Path) -> Path:
-    """Find an experiment: a file, or else one that is shipped."""
     if path.is_file() or path.suffix:
         return shipped(path)
     named = path.with_suffix(".yaml") if path.name else path

@@ -329,7 +329,6 @@ class Output:
 
 
 def _figures_there(folder: Path, names: Collection[str]) -> list[str]:
-    """Name the files that figures of these names would replace."""
     if not (folder / "plots").is_dir():
         return []
     found = [path.name for path in (folder / "plots").iterdir()]

@@ -310,13 +310,11 @@ def cost_notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _common_notes(done: Sequence[Row]) -> list[str]:
-    """List the notes of all runs, which stand once below the table."""
     notes = [split_notes(row)[0] for row in done]
     return [note for note in notes[0] if all(note in one for one in notes)] if notes else []
 
 
 def _other_notes(done: Sequence[Row], common: Sequence[str]) -> list[str]:
-    """Write notes of some runs, each once, with whose they are."""
     notes = [split_notes(row)[0] for row in done]
     found = dict.fromkeys(note for one in notes for note in one if note not in common)
     return [f"{note}: {_whose([row for row, one in zip(done, notes, strict=True) if note in one], done)}" for note in found]

@@ -180,7 +180,6 @@ def _found(experiment: Experiment, keys: Sequence[str], kept: Mapping[int, Kept]
 
 
 def _setting_of(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return what names a run with any code and inputs."""
     return tuple(row.get(name) for name in ("group", "repeat", "seed", "trace"))
 
 

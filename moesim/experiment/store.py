@@ -259,7 +259,6 @@ class Store:
         return None
 
     def add_records(self, key: str, records: Records) -> None:
-        """Keep a run's records, in the place of others of the run."""
         data = records_bytes(records)
         name = f"{RECORDS}/{self_named(key[:32], data, '.arrow')}"
         with self._out.alone():

@@ -92,7 +92,6 @@ class Point:
 
     @property
     def reading(self) -> tuple[Mapping[str, Any], Mapping[str, str]]:
-        """Policy and predictors, which decide what signals of a trace are read."""
         return self.policy, self.predictors
 
     @property
@@ -190,7 +189,6 @@ class RunSpec:
         return bool(self.point.decision_us)
 
     def transfer(self, policy: Any) -> tuple[str, int | None]:
-        """Return how weights travel: the policy's own way, or the experiment's."""
         own: tuple[str, int | None] | None = policy.transfer(self.model) if hasattr(policy, "transfer") else None
         return own or (self.point.curve, self.point.chunk_bytes)
 
@@ -353,7 +351,6 @@ class Excluded:
         return found
 
     def check_used(self) -> None:
-        """Refuse a rule that fitted no point, for it is a slip."""
         for i, used in enumerate(self._used):
             if not used:
                 rule = ", ".join(f"{key}: {' or '.join(str(v) for v in values)}" for key, values in self._rules[i].items())

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Executor, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -264,7 +264,6 @@ class Workers:
 
 _MADE = f"{DATASET}/.traces"  # made-up routing, in the folder that all processes see; readers of datasets pass over it
 _TRACES = 8  # mapped ones that a process remembers: a cluster's worker outlives many sweeps
-_WORKLOADS = 8  # composed ones; neighbours in a grid share them
 
 
 class RefusedError(SimulationError):
@@ -302,23 +301,19 @@ class Work:
         return _traces[self.trace_digest]
 
     def workload(self, spec: RunSpec) -> Workload:
-        return self._composed(spec, self._composed(spec, spec.workload).within(spec.prompt_rows))
-
-    def _composed(self, spec: RunSpec, asked: WorkloadSpec) -> Workload:
-        key = (self.trace_digest, asked, self.required)
-        if key not in _workloads:
-            _workloads[key] = compose(self.trace(spec), asked, require_signals=self.required)
-            if len(_workloads) > _WORKLOADS:
-                _workloads.popitem(last=False)
-        _workloads.move_to_end(key)
-        return _workloads[key]
+        trace = self.trace(spec)
+        return _composed(trace, _composed(trace, spec.workload, self.required).within(spec.prompt_rows), self.required)
 
     def signals(self, spec: RunSpec) -> frozenset[str]:
         return self.required
 
 
 _traces: OrderedDict[str, Trace] = OrderedDict()  # of this process, by digest
-_workloads: OrderedDict[tuple[str, WorkloadSpec, frozenset[str]], Workload] = OrderedDict()
+
+
+@lru_cache(maxsize=8)  # neighbours in a grid share them
+def _composed(trace: Trace, asked: WorkloadSpec, required: frozenset[str]) -> Workload:
+    return compose(trace, asked, require_signals=required)
 
 
 @contextmanager

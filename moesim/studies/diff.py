@@ -88,7 +88,6 @@ class Side:
         return sum(ns for key, ns in self.times.items() if all(w in (None, k) for w, k in zip(wanted, key, strict=True)))
 
     def tokens(self, phase: str | None) -> int:
-        """Count decoded tokens, those of prompts, or all generated."""
         key = {"prefill": "n_prefill_tokens", "decode": "n_decode_tokens"}.get(phase or "", "n_generated_tokens")
         value = self.row.get(key)
         return value if isinstance(value, int) else 0

@@ -456,7 +456,6 @@ class _League:
         return found
 
     def met(self, settings: Sequence[Setting], systems: Sequence[System]) -> list[tuple[int, dict[str, float]]]:
-        """Return batch size and first-draw decode speeds of settings, without oracles."""
         rows = self._first(settings, systems)
         return [(setting.batch, _speeds(mine, "decode")) for setting, mine in zip(settings, rows, strict=True)]
 

@@ -214,7 +214,6 @@ class Space:
 
     @property
     def families(self) -> list[Family]:
-        """Ways of placing that engines have; whether they fit is another question."""
         return families_of(self.setting, counted=self.routing.has(frozenset({"table:activation_frequency"})) is None)
 
     def candidate(self, family: Family, number: int) -> Candidate | Misfit:

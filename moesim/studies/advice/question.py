@@ -162,7 +162,6 @@ def model_yaml(model: ModelSpec) -> str:
 
 
 def _devices(hardware: HardwareProfile) -> tuple[str, str, bool]:
-    """Name the accelerator and the host; there must be one of each."""
     gpus = [name for name, device in hardware.devices.items() if device.role == "accelerator"]
     if len(gpus) != 1 or len(hardware.backing) != 1:
         what = f"{len(gpus)} GPUs ({', '.join(gpus)})" if gpus else "none"

@@ -302,7 +302,6 @@ def _cells(one: Judged, advice: Advice) -> list[str]:
 
 
 def _typed(advice: Advice, form: Format) -> str:
-    """Write for each engine its fastest placement, or why it has none."""
     lines: list[str] = []
     setting = advice.setting
     for engine in engines():

@@ -160,7 +160,6 @@ class Machine:
 
     @cached_property
     def with_room(self) -> HardwareProfile:
-        """The machine with unlimited memory."""
         return build_profile(roomy(self.raw, self.base, self.place), self.place)
 
     def with_factors(self, logs: Sequence[float]) -> HardwareProfile:
@@ -173,7 +172,6 @@ class Machine:
         return self._memo[key]
 
     def changed(self, logs: Sequence[float], more: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Return the profile's contents with each constant multiplied, and more overrides."""
         values: dict[str, Any] = {}
         for constant, log in zip(self.constants, logs, strict=True):
             for where in constant.keys:

@@ -164,7 +164,6 @@ class Surrogate:
         return total / len(experts[True])
 
     def _experts(self, costs: CostModel, where: bool) -> NDArray[np.float64]:
-        """Time of the experts of each step and layer on one side."""
         counts = self._counts[where]
         n = counts.sum(axis=2)
         if not n.any():

@@ -84,7 +84,6 @@ def _signal(trace: Trace, arguments: Arguments) -> Signal:
 
 
 def _by_coactivation(trace: Trace) -> Signal:
-    """Score the experts of each layer by those of the layer before."""
     experts = np.asarray(trace.experts)
     scores = np.zeros((len(experts), trace.n_layers, trace.n_experts))
     for layer, counts in enumerate(np.asarray(trace.tables[COACTIVATION])[: trace.n_layers - 1]):

@@ -36,7 +36,6 @@ def report(
 
 
 def _figure_table(rows: list[list[str]], form: Format) -> str:
-    """Write the figures; remarks stand below, each once, by number."""
     room = get_terminal_size().columns if form is Format.TABLE and sys.stdout.isatty() else None
     widths = [max(map(len, column)) + 2 for column in zip(HEADINGS, *rows, strict=True)]
     if room is None or sum(widths) - 2 <= room:

@@ -212,7 +212,6 @@ class Sweep:
 
     @property
     def prompt(self) -> int:
-        """Tokens before the decoded ones."""
         return self.depth
 
     @property

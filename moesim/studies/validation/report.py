@@ -177,7 +177,6 @@ class Compared:
         return residual(self.pair.predicted, self.typical)
 
     def record(self) -> dict[str, Any]:
-        """Return one flat row: settings, and each figure predicted and measured."""
         pair = self.pair
         row: dict[str, Any] = {**pair.settings, "decision_ns": pair.decision_ns, "source_label": pair.label}
         row["repeats"] = len(pair.measured)
@@ -360,7 +359,6 @@ class Report:
         return "\n".join(lines)
 
     def table(self, form: Format) -> str:
-        """Write the errors by policy, and below it what they come to."""
         if form.for_programs:
             return render_records(self.results(), form)
         head = ["policy", "runs", "decode step |error| %", "worst %", "mean %", "no decisions %", "repeat error %", "spread %",

@@ -61,7 +61,6 @@ class Watched:
         return sorted(self._found | lasting)
 
     def place(self, view: View) -> Placement:
-        """Pass on the question for the start; nothing has a time yet."""
         placement = self._policy.place(self._view.of(view))
         self._per_layer = {(pool.device, pool.name): pool.per_layer for pool in placement.pools}
         self._empty = set(self._per_layer)
@@ -110,8 +109,6 @@ class Watched:
 
 
 class _WatchedView:
-    """A view that notes which of its answers came from a clock."""
-
     PINNED: Final = "asks whether a copy is in use"
 
     def __init__(self) -> None:

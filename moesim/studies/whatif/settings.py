@@ -51,7 +51,6 @@ class Setting:
         return _fraction(self.text, self)
 
     def rate(self) -> Fraction:
-        """Read the value as bytes per second. Raises `ConfigError`."""
         size = self.text.removesuffix("/s")
         if size != self.text:
             return Fraction(parse_bytes(size.strip(), f"--vary {self}"))

@@ -241,7 +241,6 @@ class Line:
 
     @property
     def name(self) -> str:
-        """The variation in words, with the values that factors come to."""
         return self.changed.name or JOINED.join(str(one) for one in self.settings) or "as it is"
 
     @property
