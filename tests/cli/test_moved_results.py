@@ -261,24 +261,6 @@ def test_runs_of_a_moved_sweep_are_not_done_again(
     (results / "code" / "imported").unlink()
 
 
-def test_a_result_without_its_small_inputs_names_what_is_missing(away: Path, tell: Callable[..., Told]) -> None:
-    """One of a version that did not keep them."""
-    (away / "kept" / INPUTS).unlink()
-    told = tell("diff", "kept:0", "kept:1")
-    assert told.code == 2 and told.err == [
-        "moesim: kept/config.resolved.yaml: hardware: expected a hardware profile, got no file at machines/near.yaml; correct "
-        "the path, or give a name of `moesim list hardware`"
-    ]
-
-
-@pytest.mark.parametrize("text", ["", "[]", '{"models": {}, "files": {"a": 1}}', '{"models": {"m": {"x": 1}}, "files": {}}'])
-def test_damaged_small_inputs_are_one_line(text: str, away: Path, tell: Callable[..., Told]) -> None:
-    (away / "kept" / ".moesim-manifest.jsonl").unlink()
-    (away / "kept" / INPUTS).write_text(text)
-    told = tell("diff", "kept:0", "kept:1")
-    assert told.code == 2 and len(told.err) == 1 and told.err[0].startswith(f"moesim: kept/{INPUTS}: expected the inputs of a ")
-
-
 # ----------------------------------------------------------------------------------------------------------------- not trusted
 @pytest.mark.parametrize("name", OF_CODE)
 def test_what_needs_the_code_of_a_result_is_refused_unless_it_is_trusted(

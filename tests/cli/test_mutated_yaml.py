@@ -23,9 +23,6 @@ N, PARTS = 200, 10
 LIMIT_BYTES = 6 * 2**30  # of address space, beyond what the process has: an explosion is a MemoryError, not a dead machine
 
 
-ODD_LINES = ("x: &a [*a]\n", "<<: *nothing\n", "? [1]\n: 2\n", "!!python/name:os.system x\n", "---\n", "...\n")
-
-
 @pytest.fixture(scope="module")
 def experiments(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Give a copy of the experiments, where broken files can stand next to what they include."""
@@ -187,13 +184,3 @@ def test_what_would_take_all_memory_or_time_is_refused(
     assert code == 2
     check_refused(error, tmp_path / "out")
     assert words in error
-
-
-@pytest.mark.parametrize("option", ["zip=" + "[" * 100_000, "policies.0.name=[1]", "name=!!float x", "trace.requests=1"])
-def test_overrides_are_read_with_the_same_care(option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    file = tmp_path / "e.yaml"
-    file.write_text(BASE.replace("policies: [lru]", "policies: [{name: lru}]"))
-    code, error = run(file, tmp_path / "out", capsys, "--dry-run", "--set", option)
-    assert (code == 0) == option.startswith("trace")
-    if code:
-        check_refused(error, tmp_path / "out")

@@ -109,13 +109,6 @@ def test_a_changed_file_of_a_result_is_set_aside(tmp_path: Path, capsys: pytest.
     assert Manifest(tmp_path / "out").state("_changed.a") is State.FOREIGN
 
 
-def test_files_of_one_command_do_not_replace_those_of_another(tmp_path: Path):
-    OutputFolder(tmp_path / "out", "run").put({"a": b"1", "plots/b": b"2"})
-    OutputFolder(tmp_path / "out", "plot", owned=False).put({"plots/mine": b"3", "c": b"4"})
-    OutputFolder(tmp_path / "out", "run").replace({"a": b"5"})
-    assert set(everything(tmp_path / "out")) == {"a", "c", "plots", "plots/mine", FILE}
-
-
 def test_a_folder_that_cannot_be_had(tmp_path: Path):
     for name, make in {
         "file": lambda path: path.write_text("x"),

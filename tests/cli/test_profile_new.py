@@ -41,29 +41,6 @@ def test_a_profile_of_a_dozen_lines_is_found_by_its_name(capsys: pytest.CaptureF
     assert load_hardware("mybox").figures() == moesim.Hardware.from_numbers(**keys, name="mybox").figures()
 
 
-@pytest.mark.parametrize(
-    ("changed", "rate", "warned"),
-    [
-        ({"cpu": "1.5ms + 400us/token"}, "46.36", None),  # 88,080,384 bytes in 1.9 ms
-        ({"cpu": "88us/token"}, "1001", "1000 GB/s, which no processor's memory reaches"),
-        ({"cpu": "89us/token"}, "989.7", None),
-        ({"cpu": "89us/token", "gpu": "100us", "gpu_memory": "900GB/s"}, "989.7", "the memory of gpu0 (900 GB/s)"),
-        ({"cpu": "88us/token", "gpu_memory": "2TB/s"}, "1001", None),
-    ],
-)
-def test_it_says_how_fast_the_cpu_reads_weights(
-    changed: dict[str, str], rate: str, warned: str | None, capsys: pytest.CaptureFixture[str]
-):
-    assert main(words(**changed)) == 0
-    told = capsys.readouterr().err
-    assert main(["profile", "check", "mybox"]) == 0
-    for said in (told, capsys.readouterr().out):
-        assert f"cpu0 reads weights at {rate} GB/s: an expert of 4096x14336 at 4 bits takes " in said
-        assert [line.partition(" faster than ")[2].partition(";")[0] for line in said.splitlines() if "warning" in line] == (
-            [] if warned is None else [warned]
-        )
-
-
 def test_the_policies_run_on_it(capsys: pytest.CaptureFixture[str]):
     assert main(words(vram="24GiB")) == 0
     capsys.readouterr()

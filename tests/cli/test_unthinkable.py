@@ -117,10 +117,6 @@ def run(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
     return code
 
 
-def test_the_unchanged_files_run(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    assert run(folder, capsys, monkeypatch) == 0
-
-
 # ------------------------------------------------------------------------------------------- the samples have every number
 
 PROFILE_PLACES = list(numbers_in(machine()))
@@ -164,35 +160,12 @@ def test_any_number_in_a_profile(
     run(folder, capsys, monkeypatch, mine=put(machine(), place, value))
 
 
-@pytest.mark.long
-@PROPERTY
-@given(data=st.data())
-def test_any_two_numbers_in_a_profile(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, data: st.DataObject
-):
-    """Both thinkable by themselves, more often than not."""
-    raw = machine()
-    for _ in range(data.draw(st.integers(2, 4))):
-        raw = put(raw, data.draw(st.sampled_from(PROFILE_PLACES)), data.draw(st.sampled_from([0, 1, 1e3, 1e6, 1e9, 1e18, 1e-6])))
-    run(folder, capsys, monkeypatch, mine=raw)
-
-
 @PROPERTY
 @given(place=st.sampled_from(MODEL_PLACES), value=VALUES)
 def test_any_number_in_a_model(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, place: tuple[Any, ...], value: Any
 ):
     run(folder, capsys, monkeypatch, tiny=put(MODEL, place, value))
-
-
-@PROPERTY
-@given(value=VALUES, layer=st.integers(0, 1))
-def test_any_bytes_of_an_expert(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, value: Any, layer: int
-):
-    model = {key: number for key, number in MODEL.items() if key != "expert_bits"}
-    sizes = put([49152, 49152], (layer,), value)
-    run(folder, capsys, monkeypatch, tiny=model | {"expert_bytes_by_layer": sizes})
 
 
 @PROPERTY

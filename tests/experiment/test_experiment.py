@@ -67,14 +67,6 @@ def test_a_budget_gives_the_largest_cache_that_fits(tmp_path: Path):
     assert 0 < row["peak_pool_bytes.gpu0.cache"] < row["peak_memory_bytes.gpu0"]
 
 
-def test_a_budget_is_that_of_the_gpu_that_needs_most(tmp_path: Path):
-    # The second GPU of the machine has no dense part, no KV cache, and no expert of a policy for one GPU.
-    machines = ["rtx3090-epyc7532", "rtx3090x2-epyc7532"]
-    experiment = resolve(tmp_path, cache={"budget": "12 GiB"}, policies=["lru"], hardware=machines)
-    of_one, of_two = (int(run_one(experiment, spec).row["cache_slots"]) for spec in experiment.specs)
-    assert of_one == of_two > 0
-
-
 def test_a_run_asks_its_policy_for_one_placement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     asked: list[Any] = []
     place = Composed.place
@@ -221,19 +213,6 @@ def test_the_future_names_the_next_step_that_uses_an_expert(tmp_path: Path):
     for step in workload.steps:
         later = [u for u in uses[0] if u > step.index]
         assert future.next_use(5, 3, step.index) == (later[0] if later else NEVER)
-
-
-def test_reuse_and_memory_assumptions_are_noted(tmp_path: Path):
-    rows = run_experiment(
-        resolve(
-            tmp_path,
-            workload={"batch_size": 12, "prompt_tokens": 6, "decode_tokens": 2, "reuse": "shifted"},
-            policies=[{"name": "all-gpu", "assume_fits": True}, "on-demand"],
-            model="mixtral-8x7b",
-        )
-    ).rows
-    assert "reuse-shifted" in str(rows[0]["notes"]) and "assumes-memory" in str(rows[0]["notes"])
-    assert "assumes-memory" not in str(rows[1]["notes"])
 
 
 def test_a_charged_decision_time_is_an_assumption_and_costs_time(tmp_path: Path):

@@ -8,8 +8,7 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -399,72 +398,6 @@ def test_a_disk_that_fails_at_the_nth_file(
     same(tmp_path / "whole", out)
 
 
-def _mount(*arguments: str) -> bool:
-    try:
-        return subprocess.run(["mount", *arguments], capture_output=True, check=False).returncode == 0
-    except OSError:
-        return False
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    """Mount a small file system."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    if not _mount("-t", "tmpfs", "-o", "size=16k", "tmpfs", str(place)):
-        pytest.skip("mounting a small disk is not permitted here")
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
-
-
-@pytest.mark.parametrize("jobs", [pytest.param("1", marks=pytest.mark.long), "2"])
-def test_a_disk_that_is_full_in_earnest(
-    jobs: str, disk: Path, counted: Counted, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    file, out = write(tmp_path, **GRID, plots=["decode_speed"]), disk / "out"
-    whole = tmp_path / "whole"
-    assert run(file, whole) == 0
-    size = 16
-    while True:
-        capsys.readouterr()
-        before = len(Store(out).read()) if out.exists() else 0
-        code = main(["run", str(file), "--out", str(out), "--jobs", jobs])
-        if code == 0:
-            break
-        said = [line for line in lines(capsys) if line.startswith("moesim: ")]
-        assert len(said) == 1 and "No space left on device; " in said[0], said
-        assert code == (2 if "expected a folder that can be written" in said[0] else 1)
-        assert not (out / "summary.json").exists()
-        assert len(Store(out).read()) >= before, "finished runs were kept"
-        size = size * 2
-        assert size < 10_000
-        assert _mount("-o", f"remount,size={size}k", str(disk))
-    assert size > 50, "it was full several times"
-    assert run(file, out) == 0, "the list of files may not have been written anew"
-    same(whole, out)
-
-
-def test_a_disk_that_becomes_read_only_in_mid_sweep(
-    disk: Path, counted: Counted, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    file, out = write(tmp_path, **GRID, **BARE), disk / "out"
-    assert _mount("-o", "remount,size=10m", str(disk))
-    counted.before[2] = lambda: _mount("-o", "remount,ro", str(disk))
-    assert run(file, out) == 1
-    (line,) = lines(capsys)
-    assert line.startswith(f"moesim: {out}: expected to write it") and "Read-only file system" in line
-    before = content(out)
-    assert len(rows_of(out)) == 2
-    assert run(file, out) == 2, "now it is wrong from the start"
-    (line,) = lines(capsys)
-    assert line.startswith(f"moesim: {out}: expected a folder that can be written, got: Read-only file system; ")
-    assert content(out) == before
-    assert _mount("-o", "remount,rw", str(disk))
-    counted()
-    assert run(file, out) == 0
-    assert counted() == 4
-
-
 @pytest.mark.parametrize("out", ["/proc/results", "/sys/results", "/dev/null/results", "file/results", "file"])
 def test_a_place_that_cannot_be_written(out: str, counted: Counted, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "file").write_text("mine")
@@ -486,17 +419,3 @@ def test_a_folder_that_vanishes_in_mid_sweep_is_made_again(counted: Counted, tmp
     assert run(file, out) == 0
     assert counted() == 3, "it is lost to the next"
     same(tmp_path / "whole", out)
-
-
-def test_a_folder_that_becomes_a_file_in_mid_sweep(counted: Counted, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    file, out = write(tmp_path, **GRID, **BARE), tmp_path / "out"
-
-    def swap() -> None:
-        shutil.rmtree(out)
-        out.write_text("a file")
-
-    counted.before[3] = swap
-    assert run(file, out) == 1
-    (line,) = lines(capsys)
-    assert line.startswith(f"moesim: {out}: expected to write it, got: ") and line.endswith("run the same command again")
-    assert out.read_text() == "a file"

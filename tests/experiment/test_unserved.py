@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from moesim.cli.main import main
-from moesim.errors import TraceError, WorkloadError
+from moesim.errors import WorkloadError
 from moesim.experiment import run_experiment
 from moesim.experiment.routing import SCORES, explain, lacking
 from moesim.policies.registry import POLICIES, make_policy
@@ -45,11 +45,6 @@ def test_a_policy_that_lacks_something_is_a_row_and_the_others_run(tmp_path: Pat
     assert "policy fiddler needs table:activation_frequency; trace '" in str(rows["fiddler"]["error"])
     assert "--set 'predictors.residual=coactivation'" in str(rows["dali"]["error"])
     assert "tpot_mean_ns" not in rows["dali"] and rows["lru"]["tpot_mean_ns"]
-
-
-def test_if_no_policy_can_be_served_nothing_runs(tmp_path: Path):
-    with pytest.raises(TraceError, match=r"small.yaml: policy dali needs signal:residual"):
-        resolve(tmp_path, trace=str(bare_trace(tmp_path)), policies=["dali", "fiddler"])
 
 
 def test_what_cannot_be_served_does_not_narrow_the_requests_of_the_others(tmp_path: Path):
@@ -118,15 +113,6 @@ def test_the_command_that_a_message_names_is_the_way_out(tmp_path: Path, monkeyp
     assert not refusals and n_typed == 2  # tables, and weights
     results = run_experiment(experiment)
     assert [row["policy"] for row in results.rows if row["error"] is None] == policies
-
-
-def test_a_trace_of_one_request_is_told_to_hold_back_its_end():
-    one = synthetic_trace(4, 8, 2, 1)
-    text = explain(one, "my trace.safetensors", lacking(one, {"table:activation_frequency"}))
-    assert (
-        "moesim trace calibrate 'my trace.safetensors' --share 0.25 --hold-back ends --out 'my trace-calibrated.safetensors'"
-        in text
-    )
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))

@@ -21,7 +21,7 @@ from moesim.core.table import Format, render_records
 from moesim.plots.catalogue import KINDS
 from moesim.report import read_folder, report_page
 from moesim.report.figures import MAX_PLAIN
-from moesim.report.timeline import FIELDS, MAX_SLICES, page_timeline
+from moesim.report.timeline import FIELDS, page_timeline
 from tests.experiment.experiment_kit import write_yaml
 from tests.report.report_kit import POLICIES, SHA, events_of, failed, png, resolved, row, rows_of, write_folder
 
@@ -326,26 +326,7 @@ def test_a_long_timeline_is_cut_and_says_so(folder: Path):
     assert "Cut:" not in whole.text
 
 
-@pytest.mark.long
-def test_a_hundred_thousand_slices_stay_small():
-    events = events_of(("lru",), n_steps=41, per_step=1000)
-    found = page_timeline(events, "lru", "t")
-    assert found is not None
-    assert found.n_all == 41 * 3001
-    assert 0.99 * MAX_SLICES < found.n_slices <= MAX_SLICES
-    assert len(json.dumps(found.data, separators=(",", ":"))) < 6e6
-
-
 # ---- folders of all kinds
-
-
-def test_failed_runs_only(tmp_path: Path):
-    rows = [failed(0, "lru", "no memory"), failed(1, "dali", "no such layer")]
-    page = page_of(write_folder(tmp_path / "r", rows, pictures=()))
-    assert page.runs[0] == ["policy", "cache ratio", "error"]
-    assert page.runs[1:] == [["lru", "0.25", "failed: no memory"], ["dali", "0.25", "failed: no such layer"]]
-    assert "There is no figure." in page.text
-    assert "no results" in page.text
 
 
 @pytest.mark.long

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,11 +23,10 @@ from fidelity.calibration import Calibration, calibrate
 from fidelity.command import main
 from fidelity.intervened import Intervened, RoutingHooks, moe_layers
 from fidelity.interventions import Daop, Defer, Intervention, Skip, gate_weights
-from fidelity.measure import Case, measure, paired_bootstrap, rows
+from fidelity.measure import Case, measure, rows
 from fidelity.settlement import Ledger, settle
 from miniature import corpus as corpora
 from miniature.command import save_checkpoint
-from moesim.core.files import FILE
 from moesim.core.progress import Progress
 from moesim.core.record_table import RecordTable
 from moesim.engine.visit import FRESH, SKIPPED, STALE, Visit, gate_mass, inexact_records, rows_of
@@ -449,28 +447,6 @@ def test_sensitivity_is_what_a_small_shift_of_weight_does_to_the_loss() -> None:
     assert all(p.requires_grad for p in model.parameters())
 
 
-def test_calibration_counts_and_places(calibration: Calibration) -> None:
-    with RoutingHooks(BUILT["mixtral"]) as hooks:
-        logits(BUILT["mixtral"])
-    for layer, routing in enumerate(hooks.take()):
-        counts = np.bincount(routing.ids.flatten().numpy(), minlength=4)
-        np.testing.assert_allclose(calibration.frequency[layer], counts / counts.sum())
-        assert set(calibration.resident(0.5)[layer].nonzero().flatten().tolist()) <= set(np.argsort(-counts, kind="stable")[:3])
-        if layer:
-            a, b = routing.previous.numpy(), routing.inputs.numpy()
-            cosine = (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
-            assert calibration.cosine[layer - 1] == pytest.approx(cosine.mean(), rel=1e-5)
-            ahead = [set(route_ids(routing.gate, row)) & set(ids) for row, ids in zip(a, routing.ids.tolist(), strict=True)]
-            assert calibration.reuse_recall[layer - 1] == pytest.approx(np.mean([len(s) / 2 for s in ahead]))
-    assert calibration.resident(0.5).sum() == 6
-    assert calibration.resident(1.0).all()
-    assert calibration.top_k == 2
-
-
-def route_ids(gate: nn.Module, state: np.ndarray) -> list[int]:
-    return (gate.get_parameter("weight").detach() @ torch.from_numpy(state)).topk(2).indices.tolist()
-
-
 @pytest.mark.parametrize("by_sensitivity", [True, False])
 def test_thresholds_skip_the_asked_share(calibration: Calibration, by_sensitivity: bool) -> None:
     assert (
@@ -487,16 +463,6 @@ def test_thresholds_skip_the_asked_share(calibration: Calibration, by_sensitivit
 
 
 # ------------------------------------------------------------------------------------------------------ measurement
-def test_bootstrap_is_paired_and_deterministic() -> None:
-    differences = np.random.default_rng(1).normal(0.1, 1.0, 40)
-    low, high = paired_bootstrap(differences, 3)
-    assert (low, high) == paired_bootstrap(differences, 3)
-    assert (low, high) != paired_bootstrap(differences, 4)
-    half = 1.96 * differences.std() / np.sqrt(40)
-    assert (low, high) == pytest.approx((differences.mean() - half, differences.mean() + half), abs=0.1 * half)
-    assert paired_bootstrap(np.full(5, 0.25), 0) == (0.25, 0.25)
-
-
 def test_measure_by_hand() -> None:
     model = BUILT["mixtral"]
     listed = [
@@ -547,24 +513,6 @@ def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     tokenizer = corpora.train_tokenizer(corpus, VOCABULARY)
     save_checkpoint(tmp_path / "mini", BUILT["mixtral"], tokenizer, {"seed": 0, "corpus_sha256": "0" * 64, "python": "3.11"})
     return tmp_path / "mini"
-
-
-@pytest.mark.long
-def test_the_command_writes_the_same_bytes_again(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sizes = ["--tokens", "32", "--calibration-tokens", "32", "--window", "16", "--ratios", "0.5", "--first-predicted", "1"]
-    for out in ("a", "b"):
-        assert main([str(checkpoint), "--out", str(tmp_path / out), *sizes]) == 0
-    files = sorted(p.name for p in (tmp_path / "a").iterdir())
-    assert files == [FILE, *(f"fidelity-mini.{s}" for s in ("csv", "json", "pdf", "png"))]
-    assert all((tmp_path / "a" / f).read_bytes() == (tmp_path / "b" / f).read_bytes() for f in files)
-    frame = pd.read_csv(tmp_path / "a" / "fidelity-mini.csv")
-    assert set(frame["text"]) == {"code", "prose", "all"}
-    assert set(frame["label"]) == {"measured"}
-    five = [f"fidelity_{k}" for k in ("fresh", "stale", "substituted", "substituted_stale", "skipped")]
-    np.testing.assert_allclose(frame[five].sum(axis=1), 1.0)
-    facts = json.loads((tmp_path / "a" / "fidelity-mini.json").read_text())
-    assert len(facts["sensitivity"]) == LAYERS
-    assert "| DAOP | 0.5 |" in capsys.readouterr().out
 
 
 def test_bad_input_is_one_line(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import random
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -175,15 +173,6 @@ def test_two_workers_share_a_batch(trained: tuple[Any, ...]) -> None:
         assert float((one - other).detach().abs().mean()) < 1e-4
 
 
-def test_training_ends_when_its_time_is_over(trained: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    looks = itertools.count(0, 20)  # each look at the clock is 20 s later
-    monkeypatch.setattr(training, "time", SimpleNamespace(monotonic=lambda: next(looks)))
-    plan = training.TrainingPlan(steps=9, minutes=1, batch_tokens=64, sequence=16, long_sequence=32)
-    _, facts = training.train(tiny_config(), trained[2], plan, lambda _p: None)
-    assert facts["stopped_by"] == "minutes"
-    assert facts["steps"] == 1  # looks: at the begin, before the step, after it, before the second
-
-
 def names(corpus: corpora.Corpus, of: str) -> set[str]:
     return {name for kind in corpora.KINDS for name in corpus.documents[of][kind]}
 
@@ -226,12 +215,6 @@ def test_training_goes_on_from_a_model(trained: tuple[Any, ...]) -> None:
     # tiny_model() has the same seed as the plan, so that going on from it is the same as starting.
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), trained[5].parameters(), strict=True))
     assert model.config._experts_implementation == tiny_model().config._experts_implementation
-
-
-def test_another_corpus_is_refused(trained: tuple[Any, ...]) -> None:
-    corpus, tokenizer, _, _, _, model, facts = trained
-    with pytest.raises(ValueError, match="expected sha256 000"):
-        record_miniature(model, tokenizer, {**facts, "corpus_sha256": "0" * 64}, plan=PLAN, corpus=corpus)
 
 
 def test_checkpoint_round_trip(trained: tuple[Any, ...], tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 
 import moesim
@@ -18,7 +17,6 @@ from moesim.errors import ConfigError
 from moesim.experiment.config import parse_config
 from moesim.experiment.report import waited
 from moesim.hardware import load_hardware
-from moesim.plots.studies import crossover
 from moesim.studies.league import (
     ALONE,
     CPU_COST,
@@ -154,19 +152,6 @@ def test_inexact_systems_stand_beside_and_never_win(found: League):
     for row in [record(one) for one in found.table]:
         assert row["best"] != "daop-paper" == row["inexact"]
         assert 0 < row["inexact_fresh"] <= 1
-
-
-def test_the_map_hatches_what_is_not_certain(found: League):
-    rows = pd.DataFrame([record(one) for one in found.cells])
-    drawing = crossover.drawing(rows.assign(certain=[False, *[True] * 7]))
-    hatched = [patch for axes in drawing.figure.axes for patch in axes.patches if patch.get_hatch()]
-    assert len(hatched) == 1
-    texts = [text.get_text() for axes in drawing.figure.axes for text in axes.texts]
-    assert texts == [f"{margin:.2f}" for margin in rows["margin"]]
-    assert drawing.data["best"].tolist() == rows["best"].tolist()
-    assert "2 draws of routing" in drawing.caption
-    dotted = [line for axes in drawing.figure.axes for line in axes.lines]
-    assert len(dotted) == 2  # the machine as it is lies between the two ratios
 
 
 def test_what_a_system_loses_everywhere_is_the_speed_of_plain_runs(found: League):

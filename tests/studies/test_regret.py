@@ -31,7 +31,6 @@ from moesim.hardware.costs import CostModel
 from moesim.metrics.breakdown import CAUSES, Breakdown, Window
 from moesim.metrics.outcome import Outcome
 from moesim.plots.studies import lookahead
-from moesim.plots.studies import regret as waterfall
 from moesim.policies.registry import POLICIES, make_part, make_policy
 from moesim.records import Records, StepRecord
 from moesim.studies.diff import OUTSIDE, PHASES, Diff, find_run, most_different, text_of
@@ -230,16 +229,6 @@ def test_regret_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monk
     assert drawn == ["regret-0", "regret-1"]  # one a setting
     with pytest.raises(ConfigError, match=r"--policies: .*'lfu'"):
         regret(file, "lfu", [], small=True, jobs=1, out=None, form=Format.TABLE)
-
-
-def test_the_waterfall_has_two_rows_a_policy(found: list[Regret]):
-    figure = waterfall(pd.DataFrame([record for one in found for record in one.records()]))
-    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
-    assert len(labels) == 2 * len(found)
-    legend = figure.axes[0].get_legend()
-    assert legend is not None
-    said = [text.get_text() for text in legend.get_texts()]
-    assert said.index("bandwidth") < said.index("all oracles, links without time")
 
 
 def _line(trace: str, ratio: int, half: float) -> Line:

@@ -345,15 +345,6 @@ def test_forms(tmp_path: Path, cli: typer.Typer, form: str):
     assert row["base_limit"] == "link"
 
 
-def test_the_default_is_to_halve_and_double_the_machine(tmp_path: Path, cli: typer.Typer):
-    _, text = call(cli, str(write_yaml(tmp_path, policies=["lru"])), "--no-next", "-o", "json")
-    assert {(row["knob"], row["setting"]) for row in json.loads(text)} == {
-        (knob, setting)
-        for knob in ("link.bytes_per_s", "cpu.memory_bandwidth", "cpu.compute", "gpu.memory_bandwidth", "gpu.compute")
-        for setting in ("x0.5", "x2")
-    }
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -484,24 +475,6 @@ def test_two_that_come_to_the_same_are_refused(tmp_path: Path, texts: list[str])
 def with_row(line: Line, **changes: float) -> Line:
     factors = {key: float(line.base.row[key] or 0) * factor for key, factor in changes.items()}
     return replace(line, shot=replace(line.shot, row={**line.shot.row, **factors}))
-
-
-def test_what_rounds_to_nothing_has_no_sign(tmp_path: Path):
-    _, line = unsearched(base(tmp_path, policies=["lru"]), "link.bytes_per_s x2")
-    for tiny in (0.9999, 1.0001):
-        text = table([with_row(line, decode_tokens_per_s=tiny, ttft_mean_ns=tiny)], Format.TABLE)
-        assert text.count(" 0.0 %") == 2
-        assert not re.search(r"[+-]0\.0 %", text)
-
-
-def test_figures_are_as_many_everywhere(tmp_path: Path):
-    _, line = unsearched(base(tmp_path, policies=["lru"]), "link.bytes_per_s x2")
-    shown = []
-    for speed, ns in ((15.0, 2e9), (14.94, 744.2e6), (9.996, 9.5e6), (1234.0, 0.9e6)):
-        row = {**line.shot.row, "decode_tokens_per_s": speed, "ttft_mean_ns": ns}
-        (cells,) = rows_of(table([replace(line, shot=replace(line.shot, row=row))], Format.TABLE)).values()
-        shown.append((cells.split("  ")[2], cells.split("  ")[4]))
-    assert shown == [("15.0", "2.00 s"), ("14.9", "744 ms"), ("10.0", "9.50 ms"), ("1230", "0.900 ms")]
 
 
 def test_an_anomaly_is_marked_where_it_is(tmp_path: Path):
