@@ -1,8 +1,4 @@
-"""Times that no exact policy can beat: `docs/background/bounds.md`.
-
-Two lower bounds on the makespan of a run, from the work that its routing asks for; each leaves out what the
-other counts.
-"""
+"""Times that no exact policy can beat: `docs/background/bounds.md`."""
 
 from __future__ import annotations
 
@@ -257,10 +253,9 @@ def _fetch_ns(costs: CostModel) -> Fraction:
 
 
 def _transfer_bound(fetches: int, fetch_ns: Fraction, before: int, computed: Sequence[int], n_cpus: int) -> int:
-    """Return the least T in which links move what CPUs do not compute; each use saves a fetch.
+    """Return the least T in which links move what CPUs do not compute.
 
-    ``computed`` holds the CPU time of each use, ascending; the CPUs have all of T but the time ``before``
-    routers have chosen.
+    ``computed`` has the CPU time of each use, ascending; CPUs lose ``before``, until routers have chosen.
     """
     best = _up(fetches * fetch_ns)
     taken = 0

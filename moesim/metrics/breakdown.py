@@ -1,9 +1,8 @@
-"""Time by cause: why a run took as long as it did, in integer ns that add up to the makespan.
+"""Time by cause: why a run took as long as it did, in ns that add up to the makespan.
 
-The run is cut into windows: one for each visit of a layer, and one for each gap around them. In each window a
-walk goes backwards from its end: it stands at the start of something and asks what that waited for, something
-that ended at exactly this nanosecond. The time between is charged to its cause, clipped to the window.
-`docs/reference/metrics.md` has the rules.
+The run is cut into windows, one for each visit of a layer and each gap. In each a walk goes backwards from
+its end: it asks what the start of something waited for, which ended at exactly this nanosecond. The time
+between is charged to its cause. `docs/reference/metrics.md` has the rules.
 """
 
 from __future__ import annotations
@@ -208,8 +207,7 @@ class Ended:
 class _Places:
     """Lanes and links by number, and their ends; number 0 is where decisions are made.
 
-    ``rows`` are device, source, target and medium of each, negative where a place has none; links of one
-    medium share its number. ``order`` is that of their names.
+    ``rows`` are device, source, target and medium of each, negative where a place has none.
     """
 
     def __init__(self, media: Mapping[str, str]) -> None:

@@ -1,9 +1,7 @@
 """Time by cause where nothing happens at the same nanosecond, as in a replay.
 
-`moesim.metrics.breakdown` asks what ended exactly when something began. In a replay nothing did: a thread
-takes some time to see that it may go on. So this walk asks what was needed (lane, weights, inputs, decision)
-and follows what of it ended last; the time from there to the beginning is waiting. Both sides of a comparison
-are split by this walk.
+`moesim.metrics.breakdown` asks what ended exactly when something began. This walk asks what was needed (lane,
+weights, inputs, decision) and follows what of it ended last; the time from there is waiting.
 """
 
 from __future__ import annotations

@@ -86,10 +86,7 @@ class PrefetchHits:
 
 
 def ran_from_cache(records: Records, kinds: Mapping[str, str], looked: Ints, resident: Flags) -> Flags:
-    """Return whether a GPU ran a copy that a lookup found, without a new demand fetch.
-
-    ``looked`` has step, layer, expert and time of each; the records have all Runs of their steps.
-    """
+    """Return whether a GPU ran a copy that a lookup found, without a new demand fetch."""
     gpus, tasks = _gpus(kinds), records.tasks
     device = by_text(tasks.texts("device"), lambda name: gpus.get(name, -1))
     here = np.flatnonzero((tasks.column("expert") >= 0) & (device >= 0))
@@ -163,10 +160,9 @@ class DemandFree:
 
 
 def _settled(arrived: Ints, runs: Ints, until: int | None) -> tuple[int, int, Ints, Ints]:
-    """Count visits whose Runs are known, and those on demand; return arrivals and Runs to keep.
+    """Count visits whose Runs are known, and those on demand; return what to keep.
 
-    A step ends with its Runs, and its piece has all of them: so no Run begins before ``until`` that is not
-    there.
+    No Run begins before ``until`` that is not there.
     """
     kept, later = runs[:, :0], arrived[:, :0]
     if until is not None:

@@ -131,17 +131,11 @@ def latency(records: Records, last_chunks: Collection[int] | None = None) -> dic
     n_decode, n_prefill = int(n_sequences[decodes].sum()), int(steps.column("n_tokens")[~decodes].sum())
     tpot = mean(between)
     return {
-        "makespan_ns": records.makespan_ns,
-        "n_steps": len(steps),
-        "n_prefill_tokens": n_prefill,
-        "n_decode_tokens": n_decode,
-        "n_generated_tokens": int(n_sequences.sum()),
-        "ttft_mean_ns": mean(ttft),
-        "tpot_mean_ns": tpot,
-        "tpot_p50_ns": percentile(between, 50),
-        "tpot_p90_ns": percentile(between, 90),
+        "makespan_ns": records.makespan_ns, "n_steps": len(steps), "n_prefill_tokens": n_prefill,
+        "n_decode_tokens": n_decode, "n_generated_tokens": int(n_sequences.sum()), "ttft_mean_ns": mean(ttft),
+        "tpot_mean_ns": tpot, "tpot_p50_ns": percentile(between, 50), "tpot_p90_ns": percentile(between, 90),
         "tpot_p99_ns": percentile(between, 99),
         "prefill_tokens_per_s": _per_s(n_prefill, int(ns[~decodes].sum())),
         "decode_tokens_per_s": _per_s(n_decode, int(ns[decodes].sum())),
         "decode_tokens_per_s_request": _per_s(1, tpot),
-    }
+    }  # fmt: skip

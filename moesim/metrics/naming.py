@@ -35,19 +35,13 @@ def _of_workload(one: Field[Any]) -> Column:
 
 _WORKLOAD = {one.name: _of_workload(one) for one in fields(WorkloadSpec)}
 COLUMNS = {
-    "model": Column("model"),
-    "hardware": Column("hardware"),
-    "trace": Column("trace"),
-    "transfer_curve": Column("transfer", usual="pinned"),
-    "chunk_bytes": Column("chunk", missing=int),
-    "decision_ns": Column("decision ns", usual="0"),
-    "predictors": Column("predictors", missing=str),
-    **_WORKLOAD,
-    "extrapolate": Column("extrapolate", usual="False"),
-    "warm_up": Column("warm_up", "warm-up", missing=int),
-    "cache_ratio": Column("cache ratio", missing=float),
+    "model": Column("model"), "hardware": Column("hardware"), "trace": Column("trace"),
+    "transfer_curve": Column("transfer", usual="pinned"), "chunk_bytes": Column("chunk", missing=int),
+    "decision_ns": Column("decision ns", usual="0"), "predictors": Column("predictors", missing=str),
+    **_WORKLOAD, "extrapolate": Column("extrapolate", usual="False"),
+    "warm_up": Column("warm_up", "warm-up", missing=int), "cache_ratio": Column("cache ratio", missing=float),
     "cache_budget_bytes": Column("GPU memory budget", missing=int),
-}
+}  # fmt: skip
 """Columns of a result row with the settings asked for, without the policy."""
 SETTINGS = tuple(COLUMNS)[:-2]
 CACHE_SETTINGS = tuple(COLUMNS)[-2:]

@@ -1,8 +1,7 @@
 """A run as Chrome trace events, which Perfetto and chrome://tracing open.
 
-One lane for each device lane, link and control lane of activations, and for steps, layers and decisions;
-slices on a lane never overlap. Counters show the memory of each device and the queue of each link; an arrow
-leads from the last slice of a fetch to the run that first used the copy.
+A lane for each device lane, link and control lane, and for steps, layers and decisions. Counters show memory
+and queues; an arrow leads from the last slice of a fetch to the run that first used the copy.
 """
 
 from __future__ import annotations

@@ -63,17 +63,13 @@ class Traffic:
         n_sequences, decode = steps.column("n_sequences"), in_decode(steps)
         n_generated, n_decoded = int(n_sequences.sum()), int(n_sequences[decode].sum())
         return {
-            "bytes_demand": moved["demand"],
-            "bytes_prefetch_used": used,
-            "bytes_prefetch_wasted": moved["prefetch"] - used,
-            "bytes_update": moved["update"],
-            "bytes_write_back": moved["write-back"],
-            "bytes_message": moved["message"],
-            "bytes_activation": moved["activation"] + self._crossed,
-            "bytes_total": total,
+            "bytes_demand": moved["demand"], "bytes_prefetch_used": used,
+            "bytes_prefetch_wasted": moved["prefetch"] - used, "bytes_update": moved["update"],
+            "bytes_write_back": moved["write-back"], "bytes_message": moved["message"],
+            "bytes_activation": moved["activation"] + self._crossed, "bytes_total": total,
             "bytes_per_token": total / n_generated if n_generated else None,
             "bytes_per_decode_token": self._in_decode.total() / n_decoded if n_decoded else None,
-        }
+        }  # fmt: skip
 
     def fetches(self) -> dict[str, float | int | None]:
         done, useful = self._prefetches.n_done, self._prefetches.n_useful

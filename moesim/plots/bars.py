@@ -158,7 +158,7 @@ def _by_panel(bars: Sequence[Bar]) -> dict[str, list[Bar]]:
 
 
 def limit_panels(panels: Sequence[Axes], tops: Sequence[float]) -> None:
-    """Set one axis for all panels, from 0, or its own for each where their tops differ much."""
+    """Set one axis for all panels, or its own for each where tops differ much."""
     tops = [top or max(tops) or 1.0 for top in tops]  # of a panel in which all failed
     alike = max(tops) <= _ALIKE * min(tops)
     for axes, top in zip(panels, tops, strict=True):
@@ -166,7 +166,6 @@ def limit_panels(panels: Sequence[Axes], tops: Sequence[float]) -> None:
 
 
 def _extent(text: str) -> tuple[float, float]:
-    """Measure a line of small text, in inches; no line is lower than one with descenders."""
     font = FontProperties(size=SMALL)
     sizes = [text_to_path.get_text_width_height_descent(part, font, ismath=False) for part in (text, "lp")]
     return sizes[0][0] / _POINTS, max(height for _, height, _ in sizes) / _POINTS
@@ -205,7 +204,7 @@ def _layout(longest: float, n_panels: int) -> tuple[float, int]:
 
 
 def _draw(axes: Axes, bars: Sequence[Bar], places: _Places, looks: Mapping[str, Look], height: float, rotated: bool) -> float:
-    """Draw the bars of one panel, and return how high its axis must reach."""
+    """Draw the bars of one panel; return how high its axis must reach."""
     top = 0.0
     for bar in bars:
         x, look = places.x[bar.group, bar.policy], looks[bar.policy]
@@ -275,7 +274,7 @@ class Means(NamedTuple):
 
 
 def axis_of(metric: str, most: float) -> tuple[str, float]:
-    """Return a metric's words at its axis, and its divisor there: times are in ms, from 1 s on in s."""
+    """Return a metric's words at its axis, and its divisor there."""
     if not metric.endswith("_ns"):
         return AXES.get(metric, metric), 1.0
     unit, scale = ("s", NS_PER_S) if most >= NS_PER_S else ("ms", NS_PER_MS)
@@ -289,7 +288,7 @@ def metric_name(metric: str) -> str:
 
 
 def axes_of(frame: pd.DataFrame, what: str, x: str | None = None) -> tuple[str, str | None]:
-    """Choose the column of groups and that of panels; one figure shows no more than these two."""
+    """Choose the column of groups and that of panels."""
     known, x = settings_in(frame), None if x is None else column_of(frame, x)
     if x is not None and x not in known:
         raise ConfigError(f"plot {what}: x: {unknown_name('setting', x, known)}")
@@ -323,7 +322,7 @@ def means_of(frame: pd.DataFrame, what: str, metric: str, x: str | None) -> Mean
 
 
 def legend_names(data: pd.DataFrame, policies: Sequence[str]) -> dict[str, str]:
-    """Name policies for a legend; inexact ones with a star, oracles as such."""
+    """Name policies for a legend; inexact ones with a star."""
     names = {}
     for policy in policies:
         rows = data[data["policy"] == policy]
@@ -343,7 +342,7 @@ def value_texts(data: pd.DataFrame, metric: str) -> list[tuple[str, ...]]:
 
 
 def draw_means(means: Means, texts: Sequence[tuple[str, ...]], title: str, notes: Sequence[str] = ()) -> Figure:
-    """Draw the bars of means, with texts above them."""
+    """Draw the bars of means."""
     bars = [
         Bar(
             named(row[means.panel], means.panel) if means.panel else "",
@@ -453,7 +452,7 @@ _LESS_IS_BETTER: Final = ("_ns", "energy_j", "energy_j_per_token")
 
 
 def paired(rows: pd.DataFrame, baseline: str, metric: str, what: str) -> pd.DataFrame:
-    """Return the rows that the baseline has at the same setting and seed, with their speed-up."""
+    """Return rows next to the baseline's at the same setting and seed."""
     rows = rows[pd.to_numeric(rows[metric], errors="coerce") > 0].reset_index(drop=True)
     same = [name for name in (*settings_in(rows), *REPEATS) if name in rows]
     keys = [tuple(group_name(value) for value in values) for values in rows[same].itertuples(index=False)]
@@ -503,7 +502,7 @@ def baseline_of(rows: pd.DataFrame, baseline: str | None, what: str) -> str:
 
 
 def labelled(rows: pd.DataFrame, data: pd.DataFrame) -> pd.DataFrame:
-    """Label rows by the weakest source of their policy's speed-ups, the baseline's runs included."""
+    """Label rows by the weakest source of their policy's speed-ups."""
     if "source_label" not in rows:
         return rows
     found = {name: _weaker(*part["source_label"]) for name, part in data.groupby("policy", sort=False)}
@@ -523,7 +522,6 @@ def _worded(ratios: pd.DataFrame, columns: Sequence[str]) -> list[str]:
 
 
 def _arranged(found: Sequence[str], ratios: pd.DataFrame) -> tuple[list[str], list[str]]:
-    """Choose which settings divide the figure into panels, and which groups."""
     panels = [name for name in found if name in _PANELS]
     groups = [name for name in found if name not in panels]
     while groups:

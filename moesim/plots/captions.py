@@ -69,17 +69,17 @@ def corner_label(frame: pd.DataFrame, group: str | None = None) -> str:
 
 
 def label_below(figure: Figure, rows: pd.DataFrame, shown: Sequence[str], *notes: str, axis: str | None = None) -> None:
-    """Write under a figure its subject, what it averages over, notes, and what a star means."""
+    """Write notes under a figure."""
     add_corner(figure, corner_label(rows, axis), [*averaged(rows, shown), *notes, meaning(inexact(rows))])
 
 
 def setting_label(frame: pd.DataFrame, missing: Sequence[str]) -> str:
-    """Name the subject of a figure of one setting, and the policies that did not run there."""
+    """Name the subject of a figure of one setting."""
     return corner_label(frame) + (f" · did not run here: {', '.join(missing)}" if missing else "")
 
 
 def weakest_source(frame: pd.DataFrame, how: str) -> str:
-    """Name the weakest source label, the oracles apart; nothing without labels."""
+    """Name the weakest source label, the oracles apart."""
     if "source_label" not in frame or frame["source_label"].isna().all():
         return ""
     oracle = frame["source_label"] == ORACLE
@@ -98,7 +98,7 @@ def how(frame: pd.DataFrame) -> str:
 
 
 def averaged(frame: pd.DataFrame, shown: Sequence[str]) -> list[str]:
-    """List what a figure averages over: swept columns that it does not show, and repeats."""
+    """List what a figure averages over."""
     found = _swept(frame, shown)
     if n_repeats(frame):
         found.append(f"mean of {seeds_words(frame)}")
@@ -127,7 +127,7 @@ def caption(what: str, frame: pd.DataFrame, shown: Sequence[str] = (), *sentence
 
 
 def n_draws(frame: pd.DataFrame) -> tuple[int, int] | None:
-    """Count the different sets of requests that the repeats of a setting drew."""
+    """Count the sets of requests that the repeats of a setting drew."""
     if DRAW not in frame:
         return None
     counts = []
@@ -142,7 +142,7 @@ def n_draws(frame: pd.DataFrame) -> tuple[int, int] | None:
 
 
 def seeds_words(frame: pd.DataFrame) -> str:
-    """Write the number of seeds, and of the sets of requests they drew if those are fewer."""
+    """Write the number of seeds, and of sets of requests if fewer."""
     words, drawn = f"{n_repeats(frame)} seeds", n_draws(frame)
     if drawn is None:
         return words
@@ -153,7 +153,7 @@ def seeds_words(frame: pd.DataFrame) -> str:
 
 
 def repeats_sentence(frame: pd.DataFrame, what: str = "Means", how: str | None = "Student's t") -> str:
-    """Explain the error bars, or why there are none; empty without repeats."""
+    """Explain the error bars, or why there are none."""
     if not n_repeats(frame):
         return ""
     drawn = n_draws(frame)

@@ -53,7 +53,7 @@ def kind_of(name: str) -> Kind[...]:
 
 
 def options_of(kind: Kind[...]) -> list[str]:
-    """List the options of a kind: its arguments without its data and label."""
+    """List the options of a kind."""
     names = list(inspect.signature(kind).parameters)
     return [name for name in names[2 if kind.source == "records" else 1 :] if name != "label"]
 
@@ -116,8 +116,6 @@ _NAMED: Final = (
 
 
 def _homes(lost: pd.DataFrame, settings: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Find for each failed run the figure of its setting, or the first."""
-
     def fits(row: Mapping[Any, Any], values: Mapping[str, Any]) -> bool:
         return all(group_name(row[column]) == group_name(value) for column, value in values.items() if column in row)
 

@@ -68,7 +68,6 @@ def _latencies(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _alike(runs: Sequence[pd.DataFrame]) -> list[int]:
-    """Count for each run those of its setting that drew the same requests."""
     firsts = pd.DataFrame([run.iloc[0] for run in runs])
     if DRAW not in firsts or firsts[DRAW].isna().any():
         return [1] * len(runs)
@@ -142,7 +141,7 @@ def _imbalances(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def visits_of(frame: pd.DataFrame, what: str, phase: str | None, columns: Sequence[str]) -> pd.DataFrame:
-    """Keep the layer visits of a phase: the one asked for, else decode, unless there is none."""
+    """Keep the layer visits of a phase; by default decode, if there is any."""
     rows = prepared(frame, what, ["phase", *columns])
     if phase is not None and phase not in _PHASES:
         raise ConfigError(f"plot {what}: {unknown_name('phase', phase, _PHASES)}")
@@ -155,7 +154,7 @@ def visits_of(frame: pd.DataFrame, what: str, phase: str | None, columns: Sequen
 
 
 def one_sided(data: pd.DataFrame) -> list[str]:
-    """List the policies that never ran experts on both sides of a visit, unless all are such."""
+    """List the policies that never ran experts on both sides, unless all are such."""
     found = [name for name, part in data.groupby("policy", sort=False) if part["imbalance"].min() == 1]
     return [str(name) for name in found] if len(found) < data["policy"].nunique() else []
 

@@ -23,16 +23,10 @@ from moesim.plots.style import Kind, Medium, drawn_among, drawn_for, drawn_wide,
 from moesim.trace import Trace, find_trace
 
 FILES: Final = {
-    "rows": "runs.parquet",
-    "steps": "frames/steps.parquet",
-    "layers": "frames/layers.parquet",
-    "validation": "results.csv",
-    "papers": "papers.csv",
-    "regret": "regret.csv",
-    "whatif": "whatif.parquet",
-    "league": "map.csv",
-    "lookahead": "lookahead.csv",
-}
+    "rows": "runs.parquet", "steps": "frames/steps.parquet", "layers": "frames/layers.parquet",
+    "validation": "results.csv", "papers": "papers.csv", "regret": "regret.csv", "whatif": "whatif.parquet",
+    "league": "map.csv", "lookahead": "lookahead.csv",
+}  # fmt: skip
 """Source -> file in its folder."""
 
 _REMEDY: Final = {
@@ -50,7 +44,7 @@ _RUNS: Final = 1_000_000  # more than a sweep has; what numbers the runs of a fu
 
 
 def read_frames(source: str, paths: Sequence[Path], what: str) -> pd.DataFrame:
-    """Read the frame of a source from folders or files, one after the other."""
+    """Read the frame of a source from folders or files."""
     frames = []
     for number, path in enumerate(paths):
         frame = _read(_file(source, path, what), what)
@@ -61,7 +55,7 @@ def read_frames(source: str, paths: Sequence[Path], what: str) -> pd.DataFrame:
 
 
 def all_policies(source: str, paths: Sequence[Path], frame: pd.DataFrame, what: str) -> list[str]:
-    """List the policies of all runs in their order: steps and layers lack those that failed."""
+    """List the policies of all runs: steps and layers lack those that failed."""
     known: list[str] = []
     for path in paths if source in ("steps", "layers") else ():
         file = path / FILES["rows"]
@@ -109,7 +103,7 @@ def _read(file: Path, what: str) -> pd.DataFrame:
 
 
 def chosen(frame: pd.DataFrame, policies: Sequence[str], where: Sequence[tuple[str, str]], what: str) -> pd.DataFrame:
-    """Keep some policies, in the order in which they are named, and the rows with the given values."""
+    """Keep some policies in the order named, and rows with given values."""
     for column, value in where:
         column = column_of(frame, column)
         if column not in frame:
@@ -134,7 +128,7 @@ def chosen(frame: pd.DataFrame, policies: Sequence[str], where: Sequence[tuple[s
 
 
 def read_options(name: str, given: Mapping[str, str], elsewhere: Collection[str] = ()) -> dict[str, Any]:
-    """Read the options that a kind takes, and refuse others, but for those of kinds drawn with it."""
+    """Read the options of a kind; those of kinds drawn with it are no error."""
     kind = kind_of(name)
     known = options_of(kind)
     for option in given:

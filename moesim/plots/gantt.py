@@ -60,7 +60,7 @@ class Chart(NamedTuple):
 
 
 def chart(records: Records, machine: Machine, step: int, layers: tuple[int, int]) -> Chart:
-    """Lay out some layers of a step: CPU lanes, GPU lanes, links, without those that are idle."""
+    """Lay out some layers of a step, without idle lanes."""
     visits = sorted(v for v in records.layers if v.step == step and layers[0] <= v.layer <= layers[1])
     if not visits:
         raise ConfigError(f"gantt: expected a run with layers {layers[0]}..{layers[1]} in step {step}, got no such layer")
@@ -107,7 +107,7 @@ Runs = Mapping[str, Records]
 
 
 def gantt_window(runs: Runs, step: int | None = None, layers: Sequence[int] | int | None = None) -> tuple[int, tuple[int, int]]:
-    """Choose what a chart shows: a step, and its first and last layer."""
+    """Choose a step, and its first and last layer."""
     if not runs:
         raise ConfigError("plot gantt: expected at least one run, got none")
     first = next(iter(runs.values()))
@@ -175,7 +175,7 @@ def gantt(
 
 
 def _step_of(records: Records, other: Records, step: int) -> int:
-    """Return the step of a run with as many of its phase before it as a step of another."""
+    """Return the step of a run with as many of its phase before it."""
     phases = {s.step: s.phase for s in other.steps}
     if step not in phases:
         return step  # the message about it is that of any run

@@ -56,7 +56,7 @@ _CELL: Final = 0.2  # inches that a cell is high
 
 
 def with_options(frame: pd.DataFrame) -> pd.DataFrame:
-    """Add a column for each option in ``policy_options``, with its default where a run lacks it."""
+    """Add a column for each option in ``policy_options``, with defaults."""
     need(frame, ["policy_name", "policy_options"], "heatmap")
     options = [json.loads(text) if isinstance(text, str) else {} for text in frame["policy_options"]]
     defaults = {
@@ -168,7 +168,7 @@ def heatmap(frame: pd.DataFrame, x: str | None = None, y: str | None = None, met
 
 
 def left_out(frame: pd.DataFrame, rows: pd.DataFrame) -> list[str]:
-    """Name the runs of the policy that are not shown: an option is at a default of its own."""
+    """Name the runs whose option is at a default of its own."""
     same = _same(frame, rows)
     return [name for name in policies_of(same[~failing(same)]) if name not in set(rows["policy"])]
 

@@ -75,7 +75,7 @@ _MARGIN: Final = 1.5  # of the axis, in layers, so that no marker is cut
 
 @styled
 def calibrated_curve(points: pd.DataFrame, measured: pd.DataFrame, corner: str) -> Figure:
-    """Draw `points` (`CURVE`) with what was `measured` (`MEASURED`), a panel for each context."""
+    """Draw `points` (`CURVE`) with what was `measured` (`MEASURED`)."""
     need(points, CURVE, "curve")
     contexts, ubatches = (sorted(points[name].unique().tolist()) for name in ("context", "ubatch"))
     figure = Figure(figsize=(TEXT, 2.1), layout="constrained")

@@ -138,7 +138,7 @@ def hit_rate(frame: pd.DataFrame, metric: str | None = None) -> Drawing:
 
 
 def style_of(look: Look, *, best: bool = False) -> dict[str, Any]:
-    """Return the style of a policy's line with marks; the optimum is wide and below the others."""
+    """Return the style of a policy's line; the optimum is wide and below the others."""
     return {
         "color": look.colour, "marker": look.marker, "linestyle": look.dash, "markersize": 7 if best else 4.2,
         "linewidth": 1.9 if best else 1.1, "zorder": 2.9 if best else 3, "markeredgecolor": BLACK, "markeredgewidth": 0.4,
@@ -170,7 +170,7 @@ def _cache_alone(axes: Axes, x: pd.Series, y: pd.Series, prefetched: pd.Series, 
 
 
 def in_order(axes: Axes, names: Mapping[str, str]) -> list[Artist]:
-    """Return the lines of a legend: the policies in their order, and chance."""
+    """Return the lines of a legend: policies in order, and chance."""
     handles = {str(handle.get_label()): handle for handle in axes.get_lines()}
     return [handles[name] for name in (*names.values(), CHANCE)]
 
@@ -347,7 +347,7 @@ def _setting_figure(
     data: pd.DataFrame, rows: pd.DataFrame, policies: Sequence[str], words: Words, shown: Sequence[str], metric: str,
     level: float | None = None,
 ) -> tuple[pd.DataFrame, Figure]:  # fmt: skip
-    """Draw lines over a setting, in panels by another; return their sorted data as well."""
+    """Draw lines over a setting; return their sorted data as well."""
     x, *panel = shown
     orders = {name: [group_name(value) for value in (None, *levels(rows, name))] for name in shown}  # without a value: first
     places = [[orders[name].index(group_name(value)) for value in data[name]] for name in shown]
@@ -391,7 +391,7 @@ def _grid(n_panels: int) -> tuple[Figure, Any]:
 
 
 def _axis(axes: Axes, values: Sequence[Any], x: str, label: str) -> Mapping[str, float]:
-    """Make the x axis; return the place of each value: numbers to scale, names side by side."""
+    """Make the x axis; return the place of each value."""
     texts = [group_name(value, x) for value in values]
     numbers = all(isinstance(value, int | float | np.number) and not isinstance(value, bool | np.bool_) for value in values)
     at = [float(value) for value in values] if numbers else [float(i) for i in range(len(values))]

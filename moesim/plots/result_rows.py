@@ -38,10 +38,10 @@ _CACHES: Final = (*CACHE_SETTINGS, CACHE)
 
 
 def prepared(frame: pd.DataFrame, what: str, columns: Sequence[str] = (), *, failed: bool = False) -> pd.DataFrame:
-    """Prepare result rows for a figure, without failed ones unless they are asked for.
+    """Prepare result rows for a figure.
 
-    ``cache_ratio`` is the share that was cached where a budget was asked for; where some runs have a ratio
-    and others a budget, a column ``cache`` has either in words.
+    ``cache_ratio`` is the share that was cached where a budget was asked for; where some runs have a ratio and
+    others a budget, a column ``cache`` has either in words.
     """
     need(frame, ("policy", *columns), what)
     frame = without_retried(frame.reset_index(drop=True)).reset_index(drop=True)
@@ -77,7 +77,7 @@ def _first(trace: str, repeat: Any) -> str:
 
 
 def _unambiguous(frame: pd.DataFrame, what: str) -> pd.DataFrame:
-    """Refuse two results of one run with other inputs: they are no repeats of each other."""
+    """Refuse two results of one run with other inputs."""
     if "workload_digest" not in frame:  # no whole rows of results
         return frame
     same = [column for column in ("policy", *settings_in(frame)) if column in frame]
@@ -98,13 +98,13 @@ def _unambiguous(frame: pd.DataFrame, what: str) -> pd.DataFrame:
 
 
 def column_of(frame: pd.DataFrame, name: str) -> str:
-    """Return the column of a setting, which may be named in short: ``batch`` or ``cache``."""
+    """Return the column of a setting, which may be named in short."""
     column = {"batch": "batch_size", "cache": cache_column(frame)}.get(name, name)
     return column if column in frame else name
 
 
 def cache_column(frame: pd.DataFrame) -> str:
-    """Return the column of the cache size that was asked for: a ratio, a budget, or either in words."""
+    """Return the column of the cache size that was asked for."""
     if CACHE in frame:
         return CACHE
     has_budgets = "cache_budget_bytes" in frame and frame["cache_budget_bytes"].notna().all()
@@ -112,13 +112,13 @@ def cache_column(frame: pd.DataFrame) -> str:
 
 
 def settings_in(frame: pd.DataFrame) -> list[str]:
-    """List the columns of settings, without the policy and without what only repeats."""
+    """List the columns of settings."""
     names = [*(name for name in SETTINGS if name not in REPEATS), cache_column(frame), WARM_UP, RUNS_OF]
     return [name for name in dict.fromkeys(names) if name in frame]
 
 
 def varying(frame: pd.DataFrame, given: Sequence[str] = ()) -> list[str]:
-    """List the settings with several values though the given columns have one; of equals the first."""
+    """List the settings with several values though the given columns have one."""
     found: list[str] = []
     written: dict[str, list[str]] = {}
 
@@ -140,7 +140,7 @@ def varying(frame: pd.DataFrame, given: Sequence[str] = ()) -> list[str]:
 
 
 def split(frame: pd.DataFrame, shown: Sequence[str]) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]:
-    """Divide rows into parts by what varies and is not shown, so that nothing is averaged away."""
+    """Divide rows by what varies and is not shown."""
     others = varying(frame, shown)
     if not others:
         yield {}, frame
@@ -150,7 +150,7 @@ def split(frame: pd.DataFrame, shown: Sequence[str]) -> Iterator[tuple[dict[str,
 
 
 def first_setting(frame: pd.DataFrame, what: str) -> pd.DataFrame:
-    """Keep the runs of all policies at the first setting, and the first of its repeats."""
+    """Keep the runs at the first setting and repeat."""
     frame = prepared(frame, what)
     _, rows = next(split(frame, []))
     for name in REPEATS:
@@ -160,7 +160,7 @@ def first_setting(frame: pd.DataFrame, what: str) -> pd.DataFrame:
 
 
 def shared_setting(frame: pd.DataFrame, what: str) -> tuple[pd.DataFrame, list[str]]:
-    """Keep the runs at the first setting and repeat at which most policies ran; name the others."""
+    """Keep the setting and repeat at which most policies ran; name the others."""
     asked = policies_of(prepared(frame, what, failed=True))
     repeats = [name for name in REPEATS if name in frame]
     found: list[pd.DataFrame] = []
@@ -179,7 +179,7 @@ def _missing(value: Any) -> bool:
 
 
 def levels(frame: pd.DataFrame, column: str) -> list[Any]:
-    """List the values of a column: numbers by size, names in the order of the experiment."""
+    """List values: numbers by size, names in the order of the experiment."""
     values = _appearing(frame[column])
     if all(isinstance(v, int | float | np.number) for v in values):
         return sorted(values)
@@ -190,8 +190,8 @@ def levels(frame: pd.DataFrame, column: str) -> list[Any]:
 def summarised(frame: pd.DataFrame, by: Sequence[str], metric: str) -> pd.DataFrame:
     """Average a metric over the rows of each combination of columns.
 
-    ``low`` and ``high`` are the 95 % interval of the mean over ``n`` draws (repeats with other requests); nan
-    for one, or for rows that are no repeats. ``source_label`` is the weakest.
+    ``low`` and ``high`` are the 95 % interval of the mean over ``n`` draws (repeats with other requests), else
+    nan. ``source_label`` is the weakest.
     """
     frame = frame[pd.to_numeric(frame[metric], errors="coerce").notna()]
     rows = []
@@ -209,7 +209,7 @@ def summarised(frame: pd.DataFrame, by: Sequence[str], metric: str) -> pd.DataFr
 
 
 def qualified(frame: pd.DataFrame) -> dict[str, Any]:
-    """Return the share computed as routed, and the weakest source label, of a mean of rows."""
+    """Return the share computed as routed, and the weakest label, of a mean."""
     from moesim.hardware import weakest
 
     labels = [str(v) for v in frame["source_label"].dropna()] if "source_label" in frame else []
@@ -218,7 +218,7 @@ def qualified(frame: pd.DataFrame) -> dict[str, Any]:
 
 
 def mean(frame: pd.DataFrame, column: str) -> float | None:
-    """Average a column, without the rows where it has no value; None if none has."""
+    """Average a column; None if no row has a value."""
     values = pd.to_numeric(frame[column], errors="coerce").dropna()
     return float(values.mean()) if len(values) else None
 
@@ -229,7 +229,7 @@ def policies_of(frame: pd.DataFrame) -> list[str]:
 
 
 def group_name(value: Any, column: str = "") -> str:
-    """Write the value of a group as it would be typed; bytes with a unit."""
+    """Write the value of a group; bytes with a unit."""
     if column in COLUMNS and column.endswith("_bytes") and not _missing(value):
         return _bytes(int(value))
     if isinstance(value, bool | np.bool_):
@@ -238,7 +238,7 @@ def group_name(value: Any, column: str = "") -> str:
 
 
 def named(value: Any, column: str) -> str:
-    """Write a setting and its value: ``batch 4``, ``cache 0.25``; a model, machine or trace by name."""
+    """Write a setting and its value: ``batch 4``; a model by its name."""
     if column in ("model", "hardware", "trace"):
         return str(value)
     if column == "n_batches" and value != "":
@@ -248,7 +248,7 @@ def named(value: Any, column: str) -> str:
 
 
 def _bytes(value: int) -> str:
-    """Write a budget in the binary unit in which it was probably typed, else in decimal ones."""
+    """Write a budget in the unit in which it was probably typed."""
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20)):
         if value >= size and value * 4 % size == 0:
             return f"{value / size:g} {unit}"
@@ -262,7 +262,7 @@ _CONFIDENCE: Final = 0.95
 
 
 def with_draws(frame: pd.DataFrame) -> pd.DataFrame:
-    """Add the column `DRAW` to result rows; None where the drawn requests are not recorded."""
+    """Add the column `DRAW`; None where the drawn requests are not recorded."""
     if DRAW in frame or _DRAWN not in frame or "trace" not in frame:
         return frame
     drawn = zip(frame["trace"].tolist(), frame[_DRAWN].tolist(), strict=True)
@@ -280,7 +280,7 @@ def over_draws(part: pd.DataFrame, values: Sequence[float]) -> list[float]:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return the mean and its 95 % interval by Student's t; nan for the bounds of one value.
+    """Return the mean and its 95 % interval by Student's t.
 
     >>> [round(x, 3) for x in interval([1.0, 2.0, 3.0])]
     [2.0, -0.484, 4.484]
@@ -313,7 +313,7 @@ def without_retried(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def with_failed(data: pd.DataFrame, lost: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
-    """Add the number of failed runs to means of rows, and bars of which all runs failed."""
+    """Add the number of failed runs, and bars of which all failed."""
     if lost.empty:
         return data
     records: list[dict[Any, Any]] = data.to_dict("records")
@@ -334,7 +334,7 @@ def _why(error: object) -> str:
 
 
 def codes_of(data: pd.DataFrame) -> dict[str, str]:
-    """Return the mark of each reason: a number if there are several; equal but for numbers: one."""
+    """Number the reasons if there are several; equal but for numbers: one."""
     if "why" not in data:
         return {}
     kinds = list(dict.fromkeys(_kind(why) for why in data["why"].dropna()))
@@ -364,7 +364,7 @@ def reasons(data: pd.DataFrame) -> list[str]:
 
 
 def not_shown(frame: pd.DataFrame) -> list[str]:
-    """List which runs failed and why, for figures without a place for them."""
+    """List which runs failed and why."""
     frame = without_retried(frame.reset_index(drop=True))
     data = with_failed(pd.DataFrame(columns=["policy", "n"]), frame[failing(frame)], ["policy"])
     if data.empty:
@@ -395,7 +395,7 @@ FRESH: Final = "fidelity_fresh_decode"
 
 
 def is_exact(fresh: float) -> bool:
-    """Whether all of the decoding was computed as routed, as far as is known."""
+    """Whether decoding was computed as routed, as far as is known."""
     return math.isnan(fresh) or all_fresh(fresh)
 
 
@@ -409,7 +409,7 @@ def star(fresh: float) -> str:
 
 
 def inexact(frame: pd.DataFrame) -> dict[str, tuple[float, float]]:
-    """Return the least and largest share computed as routed of each policy that is not exact."""
+    """Return the least and largest share as routed of each inexact policy."""
     if FRESH not in frame:
         return {}
     shares = pd.to_numeric(frame[FRESH], errors="coerce")
@@ -418,7 +418,7 @@ def inexact(frame: pd.DataFrame) -> dict[str, tuple[float, float]]:
 
 
 def meaning(shares: Mapping[str, tuple[float, float]]) -> str:
-    """Explain the star, with the shares of the policies that have one; empty without any.
+    """Explain the star, with the shares of the policies that have one.
 
     >>> meaning({"a": (0.5, 0.5), "b": (0.25, 0.99999)}).partition(";")[0]
     "* not exact, share of decoding's gate weight computed as routed: a 50 %, b 25 to 99.9 %"
@@ -441,7 +441,7 @@ _OVER: Final = re.compile(rf"{OVER}(.+?)(?=; |, |$)")
 
 
 def with_ends(data: pd.DataFrame, frame: pd.DataFrame, by: Sequence[str], metric: str) -> pd.DataFrame:
-    """Add the least and the most of a metric to its means; nan where a row has none."""
+    """Add the least and the most of a metric to its means."""
     columns = [f"{metric}_{end}" for end in ("least", "most")]
     if not all(name in frame and frame[name].notna().any() for name in columns):
         return data
@@ -458,13 +458,13 @@ def _ends(part: pd.DataFrame, columns: Sequence[str]) -> tuple[float, float]:
 
 
 def not_drawn(frame: pd.DataFrame, why: str = "`decode_speed` draws those of decoding") -> str:
-    """Note in a figure without them that runs were repeated over the profile's intervals."""
+    """Note in a figure without them that profiles' intervals were run."""
     varied = any(frame[name].notna().any() for name in frame.columns.astype(str) if name.endswith("_least"))
     return f"Intervals of the profile are not drawn: {why}." if varied else ""
 
 
 def varied_numbers(frame: pd.DataFrame, *, power: bool) -> list[str]:
-    """List the numbers over whose intervals runs were repeated; watts only if asked for."""
+    """List the numbers over whose intervals runs were repeated."""
     notes = frame["notes"].dropna().astype(str).tolist() if "notes" in frame else []
     found = dict.fromkeys(number for text in notes for number in _OVER.findall(text))
     return [number for number in found if power or not number.partition(" ")[0].endswith("_w")]

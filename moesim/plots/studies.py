@@ -54,7 +54,7 @@ _ABOUT: Final = ("model", "hardware", "trace")
 
 
 def _changes(frame: pd.DataFrame) -> pd.DataFrame:
-    """Compare the speed at each varied setting with that as it is; knobs are sorted by swing."""
+    """Compare the speed at each varied setting with that as it is."""
     need(frame, _WHATIF_COLUMNS, "tornado")
     rows = frame[frame["decode_tokens_per_s"].notna() & (frame["base_decode_tokens_per_s"] > 0)]
     need(rows, ("policy",), "tornado")
@@ -131,7 +131,6 @@ class _End(NamedTuple):
 
 
 def _ends(rows: pd.DataFrame) -> list[_End]:
-    """Name the extreme settings of a knob, each on its side of no change."""
     found = []
     changes = rows["change"].to_numpy(float)
     for ahead, place in ((-1, int(changes.argmin())), (1, int(changes.argmax()))):
@@ -142,7 +141,7 @@ def _ends(rows: pd.DataFrame) -> list[_End]:
 
 
 def _limits(ends: Sequence[_End], inches: float) -> tuple[float, float]:
-    """Choose the limits of the axis, with room for all bars and the texts at their ends."""
+    """Choose the limits of the axis, with room for texts."""
     low, high = _reach(ends)
     widths = [_width(end.text) + 0.08 for end in ends]
     for _ in range(50):  # more room for text leaves less for bars, and so on

@@ -54,7 +54,7 @@ def _set(variable: ContextVar[Any], value: Any) -> Iterator[None]:
 
 
 def drawn_wide(width: float | None) -> AbstractContextManager[None]:
-    """Draw the figures of a block this wide, in inches; None: as wide as each kind is by itself."""
+    """Draw the figures of a block this wide, in inches."""
     return _set(_width, width)
 
 
@@ -78,7 +78,7 @@ def width_for(natural: float) -> float:
 
 
 def is_narrow(width: float) -> bool:
-    """Whether a figure is too narrow for panels or a legend side by side."""
+    """Whether a figure is too narrow for things side by side."""
     return width < _NARROW
 
 
@@ -134,7 +134,7 @@ _T = TypeVar("_T")
 
 
 def drawn_for(medium: Medium) -> AbstractContextManager[None]:
-    """Draw the figures of a block for the screen, or for a paper: title and notes in the caption."""
+    """Draw the figures of a block for the screen, or for a paper."""
     return _set(_medium, medium)
 
 
@@ -181,7 +181,7 @@ def styled(make: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 def new_figure(width: float, height: float, grid: str | None = None, *, square: bool = False) -> tuple[Figure, Axes]:
-    """Make a figure with one axes, in inches, with a grid of ``x`` or ``both``.
+    """Make a figure with one axes, in inches, and a grid.
 
     Of another width that is asked for, it keeps its height, but for square axes.
     """
@@ -226,7 +226,7 @@ def numbers_between(low: int, high: int) -> str:
 
 
 def add_corner(figure: Figure, text: str, notes: Sequence[str] = ()) -> None:
-    """Write notes and the corner label under a figure; on paper only the meaning of a star."""
+    """Write notes and the corner label under a figure."""
     width = int(figure.get_figwidth() / text_width("n"))
     listed = [note.partition("; ")[0] for note in notes if note.startswith(NOT_EXACT)]
     lines = [line for part in (listed if for_paper() else (*notes, text)) if part for line in _wrapped(part, width)]
@@ -240,7 +240,7 @@ def _add_height(figure: Figure, inches: float) -> None:
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    """Wrap a text between its parts, else words; the last line a third as long as the first."""
+    """Wrap a text between its parts, else words."""
     parts = [part if len(part) > width - 2 else part.replace(" ", _NO_BREAK) for part in text.split(" · ")]
     whole = f"{_NO_BREAK}· ".join(parts)
     widths = range(width, max(map(len, whole.split(" "))) - 1, -1)
@@ -262,12 +262,12 @@ def need(frame: pd.DataFrame, columns: Sequence[str], what: str) -> None:
 
 
 def short(value: float) -> str:
-    """Write a number next to a bar: three figures, never with an exponent."""
+    """Write a number next to a bar: three figures, no exponent."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def legend_beside(axes: Axes, names: Sequence[str]) -> None:
-    """Put the legend to the right of the axes; above a figure that has no room for that."""
+    """Put the legend to the right, or above if there is no room."""
     handles, labels = axes.get_legend_handles_labels()
     order = sorted(range(len(labels)), key=lambda i: names.index(labels[i]) if labels[i] in names else len(names))
     figure = axes.get_figure(root=True)
@@ -282,7 +282,7 @@ def legend_beside(axes: Axes, names: Sequence[str]) -> None:
 
 
 def legend_above(figure: Figure, handles: Sequence[Artist], text: str = "") -> None:
-    """Put the legend above a figure, under the title, in as many columns as there is room for."""
+    """Put the legend above a figure, under the title."""
     labels = [str(handle.get_label()) for handle in handles]
 
     def needed(n_columns: int) -> float:  # as Matplotlib fills columns
@@ -344,7 +344,7 @@ def pictures(figure: Figure, name: str) -> dict[str, bytes]:
 
 
 def rendered(figure: Figure, suffixes: Sequence[str] = ("png", "pdf")) -> dict[str, bytes]:
-    """Return the bytes of a figure as ``png`` and ``pdf``; the same figure gives the same."""
+    """Return the bytes of a figure as ``png`` and ``pdf``."""
     found, engine = {}, figure.get_layout_engine()
     with _in_style():
         matplotlib.rcParams.update({"savefig.dpi": _PAPER_DPI} if for_paper() else {})
@@ -359,7 +359,7 @@ def rendered(figure: Figure, suffixes: Sequence[str] = ("png", "pdf")) -> dict[s
 
 
 def _lay_out(figure: Figure) -> None:
-    """Lay a figure out once, as it will be saved: with its engine, each saving would do it once more."""
+    """Lay a figure out once: each saving would do it once more."""
     engine, dpi = figure.get_layout_engine(), figure.dpi
     if engine is not None:
         figure.dpi = matplotlib.rcParams["savefig.dpi"]
@@ -389,12 +389,12 @@ _all: ContextVar[Sequence[str]] = ContextVar("all", default=())
 
 
 def drawn_among(policies: Sequence[str]) -> AbstractContextManager[None]:
-    """Draw the figures of a block with the looks of policies among these."""
+    """Draw the figures of a block with the looks of these policies."""
     return _set(_all, _all.get() or policies)
 
 
 def looks_of(policies: Sequence[str]) -> dict[str, Look]:
-    """Return the look of every policy by its place in the whole result; late ones get what is left.
+    """Return the look of every policy by its place in the whole result.
 
     >>> with drawn_among(["fifo", "lru", "belady"]):
     ...     looks_of(["lru"]) == {"lru": series_look(1)}, looks_of(["lru", "belady"])["belady"]
@@ -434,7 +434,7 @@ def written(drawing: Drawing, name: str, suffixes: Sequence[str] = ("png", "pdf"
 
 
 class Kind(Generic[_P]):
-    """A kind of figure; its function takes data of `source`, then options by name."""
+    """A kind of figure; its function takes data of `source`, then options."""
 
     __name__: str
 
@@ -482,7 +482,7 @@ def marked_line(axes: Axes, x: Sequence[float], y: Sequence[float | None], numbe
 
 
 def level(axes: Axes, y: float | None, label: str, **changes: Any) -> None:
-    """Draw a horizontal line to compare with; none if it has no value."""
+    """Draw a horizontal line to compare with, if it has a value."""
     look: dict[str, Any] = {"color": GREY, "linestyle": ":", "linewidth": 1.6, "zorder": 1}
     if y is not None:
         axes.axhline(y, label=label, **(look | changes))

@@ -33,8 +33,7 @@ from moesim.plots.style import (
     width_for,
 )
 from moesim.trace import Signal, Trace
-from moesim.trace.stats.balance import PHASES, Sample, main_phase, phase_rows, select, spans
-from moesim.trace.stats.batches import compose, workloads
+from moesim.trace.stats.balance import PHASES, Sample, compose, main_phase, phase_rows, select, spans, workloads
 from moesim.trace.stats.locality import membership, ranked, reuse_baseline, reuse_by_lag, reuse_by_rank
 from moesim.trace.stats.prediction import busiest_found, pair_counts, recall, signal_recall_by_layer, top_ids, workload_recall
 
@@ -46,7 +45,7 @@ _TITLE: Final = 0.18  # inches
 
 
 class Panel(NamedTuple):
-    """One heat map: values (rows, columns), nan where there are none, and its edges."""
+    """One heat map: values (rows, columns) and its edges."""
 
     title: str
     values: NDArray[np.float64]
@@ -60,7 +59,7 @@ def heat_maps(
     panels: Sequence[Panel], title: str, scale: str, *, size: tuple[float, float], n_columns: int, power: float = 1.0,
     from_zero: bool = True, square: bool = False,
 ) -> Figure:  # fmt: skip
-    """Draw heat maps on one scale, with a title above all on the screen."""
+    """Draw heat maps on one scale."""
     width = width_for(size[0])
     n_columns = min(max(1, round(n_columns * width / size[0])), len(panels))
     n_rows = -(-len(panels) // n_columns)
@@ -187,7 +186,7 @@ def _pairs(trace: Trace, layers: Sequence[int] | int | None) -> list[int]:
 
 
 def _places(experts: NDArray[Any], n_experts: int) -> NDArray[np.int64]:
-    """Return the place of each expert by popularity, from 1; of equals the lower id is first."""
+    """Return the place of each expert by popularity, from 1."""
     order = np.argsort(-np.bincount(experts.ravel(), minlength=n_experts), kind="stable")
     places = np.empty(n_experts, np.int64)
     places[order] = np.arange(1, n_experts + 1)
@@ -195,7 +194,7 @@ def _places(experts: NDArray[Any], n_experts: int) -> NDArray[np.int64]:
 
 
 def _conditional(experts: NDArray[Any], layer: int, n_experts: int) -> NDArray[np.float64]:
-    """Compute P(token uses j in the next layer | it uses i here); nan for unused experts."""
+    """Compute P(token uses j in the next layer | it uses i here)."""
     counts = pair_counts(experts[:, layer], experts[:, layer + 1], n_experts)
     tokens = counts.sum(axis=1, keepdims=True) / experts.shape[2]  # each token was counted with each of its k next experts
     shares = np.full(counts.shape, np.nan)
@@ -230,7 +229,7 @@ def coactivation(trace: Trace, layers: Sequence[int] | int | None = None, phase:
 
 
 def _told(sample: Sample, ranks: int | None) -> pd.DataFrame:
-    """Compute how far an expert tells those of the next layer: ranks and probabilities by halves."""
+    """Compute ranks and probabilities of the next layer, by halves."""
     trace, n_experts = sample.trace, sample.trace.n_experts
     n_ranks = min(n_experts, _RANKS * trace.top_k) if ranks is None else ranks
     if not 1 <= n_ranks <= n_experts:
@@ -388,7 +387,7 @@ def _cells(trace: Trace, asked: _Asked, cell: int | None) -> pd.DataFrame:
 
 
 def _by_cell(trace: Trace, signal: Signal, asked: _Asked, cell: int) -> list[tuple[int, int, NDArray[np.float64]]]:
-    """Return first token index, number of tokens or steps, and accuracy by layer of each cell."""
+    """Return first token, number of tokens, and accuracy by layer of each cell."""
     which = np.flatnonzero(np.isin(signal.rows, asked.rows))
     covered = np.asarray(signal.rows)[which]
     named, true = top_ids(signal, which, trace.top_k), np.asarray(trace.experts)[covered]
@@ -522,7 +521,7 @@ def signal_numbers(names: Iterable[str]) -> dict[str, int]:
 
 
 def phase_of(trace: Trace, phase: str | None) -> str:
-    """Choose the phase to draw: the one asked for, else decode, unless the trace has none."""
+    """Choose the phase to draw; by default decode, if there is any."""
     if phase is None:
         return main_phase(trace)
     if phase not in PHASES:
@@ -533,12 +532,12 @@ def phase_of(trace: Trace, phase: str | None) -> str:
 
 
 def trace_corner(trace: Trace, phase: str, rows: NDArray[Any] | None = None) -> str:
-    """Name the routing of a figure in one line; `rows` of the trace, or all of the phase."""
+    """Name the routing of a figure in one line."""
     return f"routing of {trace.model} · {_origin(trace)} · {_tokens(trace, phase, rows)}"
 
 
 def trace_words(trace: Trace, phase: str, rows: NDArray[Any] | None = None) -> str:
-    """Name the routing of a figure in a caption, and how far it can be trusted."""
+    """Name the routing of a figure in a caption."""
     warning = {"miniature": " A miniature has a large model's routing shape and is easier to predict.",
                "synthetic": " No model was run: the routing is made up."}  # fmt: skip
     return (

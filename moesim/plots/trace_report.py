@@ -34,7 +34,7 @@ Report = Mapping[str, Any]
 
 
 class TraceFigure:
-    """A figure of one part of a report, made under the style of all figures."""
+    """A figure of one part of a report."""
 
     def __init__(self, make: Callable[[Report, Any], Figure], path: tuple[str, ...]) -> None:
         self._make = styled(make)
@@ -62,12 +62,12 @@ class TraceFigure:
 
 
 def drawn(*path: str) -> Callable[[Callable[[Report, Any], Figure]], TraceFigure]:
-    """Make a `TraceFigure` of a function of the report and of the part to which these keys lead."""
+    """Make a `TraceFigure` of a function of the report and of a part."""
     return lambda make: TraceFigure(make, path)
 
 
 def source(figure: Figure, report: Report, *notes: str) -> None:
-    """Write under a figure which routing it shows, after the notes."""
+    """Write under a figure which routing it shows."""
     n_requests = report["n_requests"]
     tokens = f"{report['n_rows']:,} {report['phase']} tokens of {n_requests} request{'' if n_requests == 1 else 's'}"
     parts = [str(report["trace"]), f"routing of {report['model']}", str(report["label"]), tokens]
@@ -231,7 +231,7 @@ def prefill_decode_similarity(report: Report, found: Report) -> Figure:
 
 
 def _well_covered(n_requests: Sequence[int]) -> int:
-    """Count the windows of enough requests for a mean, or all if the trace is too small."""
+    """Count the windows of enough requests for a mean."""
     return len(n_requests) if n_requests[0] < _MANY else sum(n >= _MANY for n in n_requests)  # later windows have fewer
 
 

@@ -129,7 +129,6 @@ def scatter(frame: pd.DataFrame, corner: str = "") -> Figure:
 
 
 def _ticks(least: float, most: float) -> list[float]:
-    """Return 1, 2 and 5 times each power of ten in a range; of more than eight, the powers alone."""
     powers = range(math.floor(math.log10(least)), math.ceil(math.log10(most)) + 1)
     found = [digit * 10.0**power for power in powers for digit in (1, 2, 5) if least <= digit * 10.0**power <= most]
     return found if len(found) <= 8 else [tick for tick in found if math.log10(tick) % 1 == 0]
@@ -173,7 +172,7 @@ _PRINTED_MARGIN: Final = 1.6
 
 
 def printed_data(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return printed and simulated numbers that runs answer, gains as factors."""
+    """Return printed and simulated numbers that runs answer."""
     rows = _answered(frame)
     gain = rows["kind"] == "gain"
     derived = rows["identified"] if "identified" in rows else pd.Series(float("nan"), rows.index)
@@ -243,7 +242,7 @@ def printed(frame: pd.DataFrame, label: str = "") -> Drawing:
 
 
 def _printed_source(frame: pd.DataFrame) -> str:
-    """Name the weakest label of the numbers that were used; a row may name several."""
+    """Name the weakest label of the numbers that were used."""
     found = {one for text in frame.get("label", pd.Series(dtype=str)).dropna() for one in str(text).split(", ")}
     known = [one for one in found if one in LABELS]
     return f"simulated, weakest source: {weakest(known)}" if known else "simulated"

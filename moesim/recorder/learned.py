@@ -49,8 +49,7 @@ from moesim.core import files
 from moesim.recorder import RecordError
 from moesim.recorder.signals import DENSE_EXPERTS, pack
 from moesim.trace import GateInputs, Signal, Trace
-from moesim.trace.stats.balance import used
-from moesim.trace.stats.batches import workloads
+from moesim.trace.stats.balance import used, workloads
 from moesim.trace.stats.prediction import recall, top_ids
 
 GROUPS = ("input", "middle", "output")  # groups of layers, from the input to the output of the model

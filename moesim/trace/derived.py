@@ -38,17 +38,11 @@ def subset(trace: Trace, requests: Sequence[int], n_rows: Sequence[int] | None =
     return Trace.build(
         experts=of_rows(trace.experts),
         **{name: of_rows(array) for name in OPTIONAL if (array := getattr(trace, name)) is not None},
-        n_prompt=prompt,
-        n_decode=lengths - prompt,
-        prompt_offset=table.prompt_offset[chosen],
-        n_experts=trace.n_experts,
-        model=trace.model,
-        label=trace.label,
-        inputs=_inputs(trace.inputs, spans, folder),
-        signals=_signals(trace, spans, folder),
-        tables=trace.tables,
-        header=_header(trace.header, chosen, len(table)),
-    )
+        n_prompt=prompt, n_decode=lengths - prompt, prompt_offset=table.prompt_offset[chosen],
+        n_experts=trace.n_experts, model=trace.model, label=trace.label,
+        inputs=_inputs(trace.inputs, spans, folder), signals=_signals(trace, spans, folder),
+        tables=trace.tables, header=_header(trace.header, chosen, len(table)),
+    )  # fmt: skip
 
 
 def _places(rows: NDArray[Any], spans: Sequence[slice]) -> tuple[list[slice], NDArray[np.int32]]:
@@ -121,21 +115,14 @@ def split_experts(trace: Trace, units: int, place: str) -> Trace:
     table = trace.requests
     kept = {key: value for key, value in trace.header.items() if key not in ("signals", "sha256")}
     return Trace.build(
-        experts=named(trace.experts),
-        weights=None if trace.weights is None else shared(trace.weights),
-        scores=None if trace.scores is None else shared(trace.scores),
-        n_prompt=table.n_prompt,
-        n_decode=table.n_decode,
-        prompt_offset=table.prompt_offset,
-        n_experts=trace.n_experts * units,
-        model=trace.model,
-        label=trace.label,
-        embeddings=trace.embeddings,
-        inputs=trace.inputs,
+        experts=named(trace.experts), weights=None if trace.weights is None else shared(trace.weights),
+        scores=None if trace.scores is None else shared(trace.scores), n_prompt=table.n_prompt,
+        n_decode=table.n_decode, prompt_offset=table.prompt_offset, n_experts=trace.n_experts * units,
+        model=trace.model, label=trace.label, embeddings=trace.embeddings, inputs=trace.inputs,
         signals={name: split(signal) for name, signal in trace.signals.items()},
         tables={name: of_table[name](values) for name, values in trace.tables.items()},
         header=kept | {UNITS: units},
-    )
+    )  # fmt: skip
 
 
 def _fitted(ids: Array, n_experts: int) -> Array:

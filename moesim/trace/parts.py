@@ -219,13 +219,8 @@ def read_signals(arrays: Mapping[str, NDArray[Any]], facts: Mapping[str, Any], p
         if f"signal_rows/{name}" not in arrays:
             raise TraceError(f"{place}: signals/{name}: expected 'signal_rows/{name}', got none; record it again")
         try:
-            signals[name] = Signal(
-                name,
-                arrays[f"signal_rows/{name}"],
-                arrays[f"signals/{name}"],
-                arrays.get(f"signal_ids/{name}"),
-                **facts[name],
-            )
+            rows, scores, ids = arrays[f"signal_rows/{name}"], arrays[f"signals/{name}"], arrays.get(f"signal_ids/{name}")
+            signals[name] = Signal(name, rows, scores, ids, **facts[name])
         except TypeError:
             raise TraceError(
                 f"{place}: header.signals.{name}: expected lookahead, needs_layer_offset, first_layer and "

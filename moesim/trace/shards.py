@@ -17,7 +17,7 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -238,15 +238,10 @@ def _signals(traces: Sequence[Recorded], starts: NDArray[np.int64], folder: Path
     found = {}
     for name in sorted(set().union(*(trace.signals for trace in traces))):
         having = [(trace.signals[name], start) for trace, start in zip(traces, starts, strict=True) if name in trace.signals]
-        first = having[0][0]
-        found[name] = Signal(
-            name,
-            _shifted((part.rows, start) for part, start in having),
-            joined([part.scores for part, _ in having], folder),
-            _optional([part.ids for part, _ in having], folder),
-            first.lookahead,
-            first.needs_layer_offset,
-            first.first_layer,
-            first.about,
+        found[name] = replace(
+            having[0][0],
+            rows=_shifted((part.rows, start) for part, start in having),
+            scores=joined([part.scores for part, _ in having], folder),
+            ids=_optional([part.ids for part, _ in having], folder),
         )
     return found

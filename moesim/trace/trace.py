@@ -148,17 +148,13 @@ class Trace(Recorded, Facts):
         offset = np.broadcast_to(np.asarray(prompt_offset, np.int64), total.shape)
         trace = cls(
             experts=np.asarray(experts, np.uint8 if n_experts <= 256 else np.uint16),
-            weights=None if weights is None else np.asarray(weights, np.float16),
-            request=request,
+            weights=None if weights is None else np.asarray(weights, np.float16), request=request,
             position=(place + offset[request]).astype(np.int32),
             phase=(place >= prompt[request]).astype(np.uint8),
             scores=None if scores is None else np.asarray(scores, np.float16),
-            embeddings=None if embeddings is None else np.asarray(embeddings, np.float16),
-            inputs=inputs,
-            signals=dict(signals or {}),
-            tables=dict(tables or {}),
-            header={**(header or {}), **base},
-        )
+            embeddings=None if embeddings is None else np.asarray(embeddings, np.float16), inputs=inputs,
+            signals=dict(signals or {}), tables=dict(tables or {}), header={**(header or {}), **base},
+        )  # fmt: skip
         trace.check(f"trace of {model}")
         return trace
 
@@ -219,17 +215,11 @@ class Trace(Recorded, Facts):
         """Return the facts that a printed trace shows."""
         table = self.requests
         return {
-            "routing of": self.model,
-            "label": self.label,
-            "layers": self.n_layers,
-            "experts": self.n_experts,
-            "top_k": self.top_k,
-            "requests": self.n_requests,
+            "routing of": self.model, "label": self.label, "layers": self.n_layers, "experts": self.n_experts,
+            "top_k": self.top_k, "requests": self.n_requests,
             "prompt tokens": _span(table.prompt_offset + table.n_prompt),
-            "decode tokens": _span(table.n_decode),
-            "signals": list(self.signals),
-            "tables": list(self.tables),
-        }
+            "decode tokens": _span(table.n_decode), "signals": list(self.signals), "tables": list(self.tables),
+        }  # fmt: skip
 
     def has_signal(self, name: str, request: int) -> bool:
         """Return whether a signal covers a request, or its decode rows if it covers no prompt."""

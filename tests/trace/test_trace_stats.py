@@ -17,7 +17,7 @@ from moesim.errors import TraceError
 from moesim.policies.parts.replacement import workload_aware_swap
 from moesim.testing.traces import synthetic_trace
 from moesim.trace import Signal, Trace
-from moesim.trace.stats import balance, batches, caches, locality, prediction
+from moesim.trace.stats import balance, caches, locality, prediction
 from moesim.trace.stats.calibration import Counts
 from moesim.trace.stats.trace_stats import stats
 from tests.cache_replay import replay_belady, replay_lfu, replay_lru
@@ -295,45 +295,45 @@ def test_similarity_by_window():
 
 def test_batches_are_of_different_requests_and_end_with_the_shortest():
     request = np.repeat([0, 1, 2], [4, 2, 3])
-    made = batches.compose(request, 2)
+    made = balance.compose(request, 2)
     assert len(made) == 1
     members = request[made[0]]
     assert (members == members[0]).all()
     assert len(set(members[0])) == 2
     assert len(made[0]) == min(np.bincount(request)[members[0]])
     assert (np.diff(made[0], axis=0) == 1).all()
-    assert batches.compose(request, 4) == []
-    assert sorted(np.concatenate(batches.compose(request, 1)).ravel()) == list(range(9))
+    assert balance.compose(request, 4) == []
+    assert sorted(np.concatenate(balance.compose(request, 1)).ravel()) == list(range(9))
 
 
 def test_distinct_experts():
     experts = one_layer([[0, 1], [2, 3], [1, 2], [2, 3]])
     pair = [np.array([[0, 2], [1, 3]])]
-    assert batches.workloads(experts[:, 0][pair[0]], 4).tolist() == [[1, 2, 1, 0], [0, 0, 2, 2]]
-    assert batches.distinct_experts(experts, pair, 4).tolist() == [2.5]
-    assert batches.uniform_distinct(4, 2, 1) == 2.0
+    assert balance.workloads(experts[:, 0][pair[0]], 4).tolist() == [[1, 2, 1, 0], [0, 0, 2, 2]]
+    assert balance.distinct_experts(experts, pair, 4).tolist() == [2.5]
+    assert balance.uniform_distinct(4, 2, 1) == 2.0
     # Two of the four rows use experts 1, three use 2, one 0, two 3: 1 - (1 - p)² of each.
-    assert batches.independent_distinct(experts, 4, 2) == pytest.approx(7 / 16 + 12 / 16 + 15 / 16 + 12 / 16)
+    assert balance.independent_distinct(experts, 4, 2) == pytest.approx(7 / 16 + 12 / 16 + 15 / 16 + 12 / 16)
 
 
 def test_uniform_expectation_is_what_uniform_rows_do():
     rows = caches.uniform_rows(8000, 2, 16, 4)
     assert all(len(set(row)) == 4 for row in rows[:50, 0].tolist())
-    made = batches.compose(np.repeat(np.arange(80), 100), 8)
-    assert batches.distinct_experts(rows, made, 16).mean() == pytest.approx(batches.uniform_distinct(16, 4, 8), rel=0.005)
+    made = balance.compose(np.repeat(np.arange(80), 100), 8)
+    assert balance.distinct_experts(rows, made, 16).mean() == pytest.approx(balance.uniform_distinct(16, 4, 8), rel=0.005)
 
 
 def test_correlation_of_workloads():
     """Two requests. Steps: {0, 1} + {0, 2}, the same again, then {3, 1} + {3, 2}."""
     experts = one_layer([[0, 1], [0, 1], [3, 1], [0, 2], [0, 2], [3, 2]])
-    found = batches.workload_correlation(experts, [np.array([[0, 3], [1, 4], [2, 5]])], 4)
+    found = balance.workload_correlation(experts, [np.array([[0, 3], [1, 4], [2, 5]])], 4)
     first, last = [1, 0, 0, -1], [-1, 0, 0, 1]  # loads 2 1 1 0 and 0 1 1 2, less their mean
     assert np.dot(first, last) == -2
     assert found["matrix"] == pytest.approx(np.array([[1, 1, -1], [1, 1, -1], [-1, -1, 1]]))
     assert found["adjacent"] == pytest.approx(0)
     assert math.isnan(found["distant"])
     assert found["kept"] == pytest.approx((1 + 0.5) / 2)  # busiest: {0, 1}, {0, 1}, {3, 1}
-    assert batches.workload_correlation(experts, [np.array([[0, 3]])], 4) is None
+    assert balance.workload_correlation(experts, [np.array([[0, 3]])], 4) is None
 
 
 # ------------------------------------------------------------------------------------------------- prediction

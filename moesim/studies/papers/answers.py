@@ -24,8 +24,7 @@ from moesim.policy import Policy
 from moesim.records import Records
 from moesim.studies.bench import Clocked
 from moesim.trace.parts import Signal
-from moesim.trace.stats.balance import phase_rows, select, spans
-from moesim.trace.stats.batches import distinct_experts
+from moesim.trace.stats.balance import distinct_experts, phase_rows, select, spans
 from moesim.trace.stats.caches import layer_hit_rates, mrs_hits, mrs_scores
 from moesim.trace.stats.locality import phase_similarity
 from moesim.trace.stats.prediction import coactivation_scores, conditional, signal_recall, workload_recall

@@ -202,11 +202,7 @@ VLLM = Format(
     first_layer=True,
 )
 NPZ = Format(
-    "npz",
-    "plain NPZ with expert (tokens, layers, top_k), or arrays named with --column",
+    "npz", "plain NPZ with expert (tokens, layers, top_k), or arrays named with --column",
     lambda probe: any(name and len(axes) == 3 for name, axes in probe.shapes.items()) and _ROUTED_EXPERTS not in probe.shapes,
-    read_npz,
-    None,
-    NAMES,
-    first_layer=True,
-)
+    read_npz, None, NAMES, first_layer=True,
+)  # fmt: skip

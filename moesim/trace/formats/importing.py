@@ -263,13 +263,9 @@ def _with_model(options: Options) -> Options:
             raise
         return options  # just a name
     return replace(
-        options,
-        model=spec.name,
-        spec=spec,
-        n_experts=options.n_experts or spec.n_experts,
-        n_layers=options.n_layers or spec.n_layers,
-        top_k=options.top_k or spec.top_k,
-    )
+        options, model=spec.name, spec=spec, n_experts=options.n_experts or spec.n_experts,
+        n_layers=options.n_layers or spec.n_layers, top_k=options.top_k or spec.top_k,
+    )  # fmt: skip
 
 
 def _files(sources: Sequence[Path]) -> list[Path]:
@@ -310,16 +306,9 @@ def _read(files: Sequence[Path], form: Format, options: Options, label: str | No
     notes = tuple(f"{file.name}: {note}" for file, part in zip(files, parts, strict=True) for note in part.notes)
     header = _header(files, form, parts, options, notes, weights is not None)
     trace = Trace.build(
-        experts=experts,
-        weights=weights,
-        n_prompt=prefill,
-        n_decode=lengths - prefill,
-        prompt_offset=offset,
-        n_experts=n_experts,
-        model=model or "unknown",
-        label=_label(files, form, parts, label),
-        header=header,
-    )
+        experts=experts, weights=weights, n_prompt=prefill, n_decode=lengths - prefill, prompt_offset=offset,
+        n_experts=n_experts, model=model or "unknown", label=_label(files, form, parts, label), header=header,
+    )  # fmt: skip
     return trace, notes
 
 

@@ -279,14 +279,10 @@ def caches(context: Context) -> dict[str, Any]:
     drawn = uniform_rows(_NULL_ROWS, _NULL_LAYERS, n_experts, top_k)
     random = layer_hit_rates(drawn, n_experts, capacities, ("belady", "belady-visit"))
     return {
-        "capacities": capacities,
-        "shares": [c / n_experts for c in capacities],
+        "capacities": capacities, "shares": [c / n_experts for c in capacities],
         "hit_rate": {name: None if rate is None else rate.mean(axis=1) for name, rate in rates.items()},
         "hit_rate_by_layer": {name: rate for name, rate in rates.items() if rate is not None},
-        "uniform": [c / n_experts for c in capacities],
-        "uniform_belady": random["belady"].mean(axis=1),
-        "uniform_belady_visit": random["belady-visit"].mean(axis=1),
-        "mrs_basis": basis,
-        "workload_aware": {"w_size": W_SIZE, "u_size": u_size},
-        "static_table": table,
-    }
+        "uniform": [c / n_experts for c in capacities], "uniform_belady": random["belady"].mean(axis=1),
+        "uniform_belady_visit": random["belady-visit"].mean(axis=1), "mrs_basis": basis,
+        "workload_aware": {"w_size": W_SIZE, "u_size": u_size}, "static_table": table,
+    }  # fmt: skip

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moesim.trace.stats.balance import PHASES, activation_frequency, loads, phase_rows, spans
-from moesim.trace.stats.batches import FAR, compose, workload_correlation
+from moesim.trace.stats.balance import FAR, PHASES, activation_frequency, compose, loads, phase_rows, spans, workload_correlation
 from moesim.trace.stats.caches import uniform_rows
 
 if TYPE_CHECKING:
@@ -269,13 +268,9 @@ def _of_segments(sample: Sample) -> dict[str, Any] | None:
         return None
     lengths, srp, sch, null_srp, null_sch = zip(*rows, strict=True)
     return {
-        "lengths": lengths,
-        "srp": srp,
-        "srp_uniform": null_srp,
-        "cache_sizes": sizes,
-        "sch": np.array(sch).T,
+        "lengths": lengths, "srp": srp, "srp_uniform": null_srp, "cache_sizes": sizes, "sch": np.array(sch).T,
         "sch_uniform": np.array(null_sch).T,
-    }
+    }  # fmt: skip
 
 
 def _segment_figures(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from moesim.core.gate import check_pairs
-from moesim.trace.stats.batches import BATCH_SIZES, compose, workloads
+from moesim.trace.stats.balance import BATCH_SIZES, compose, workloads
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

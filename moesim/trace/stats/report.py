@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from moesim.core.progress import Progress
-from moesim.trace.stats.balance import Context, activation_frequency, balance, main_phase, select
-from moesim.trace.stats.batches import batching
+from moesim.trace.stats.balance import Context, activation_frequency, balance, batching, main_phase, select
 from moesim.trace.stats.caches import caches
 from moesim.trace.stats.locality import locality
 from moesim.trace.stats.prediction import prediction
@@ -27,12 +26,8 @@ QUESTIONS = ("balance", "locality", "prediction", "caches", "batching")
 """The groups of figures, in order."""
 
 _MAKERS: dict[str, Callable[[Context], dict[str, Any]]] = {
-    "balance": balance,
-    "locality": locality,
-    "prediction": prediction,
-    "caches": caches,
-    "batching": batching,
-}
+    "balance": balance, "locality": locality, "prediction": prediction, "caches": caches, "batching": batching,
+}  # fmt: skip
 _STEPS = 23  # the makers count them
 
 
@@ -53,15 +48,11 @@ def facts(sample: Sample) -> dict[str, Any]:
     """Describe what was looked at."""
     trace = sample.trace
     return {
-        "model": trace.model,
-        "label": trace.label,
-        "remarks": list(trace.remarks),
+        "model": trace.model, "label": trace.label, "remarks": list(trace.remarks),
         "shape": {"n_layers": trace.n_layers, "n_experts": trace.n_experts, "top_k": trace.top_k},
-        "phase": sample.phase,
-        "n_rows": len(sample.rows),
-        "n_requests": sample.n_requests,
+        "phase": sample.phase, "n_rows": len(sample.rows), "n_requests": sample.n_requests,
         "sampled": sample.sampled,
-    }
+    }  # fmt: skip
 
 
 def plain(value: Any) -> Any:

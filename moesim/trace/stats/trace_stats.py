@@ -55,18 +55,12 @@ def stats(
     recalls = {name: signal_recall(trace, signal, sample.rows) for name, signal in sorted(trace.signals.items())}
     recalls["coactivation"] = coactivation_recall(experts, request, n_experts)
     return {
-        "shape": {"n_layers": trace.n_layers, "n_experts": n_experts, "top_k": trace.top_k},
-        "phase": phase,
-        "n_rows": len(sample.rows),
-        "n_requests": sample.n_requests,
-        "sampled": sample.sampled,
+        "shape": {"n_layers": trace.n_layers, "n_experts": n_experts, "top_k": trace.top_k}, "phase": phase,
+        "n_rows": len(sample.rows), "n_requests": sample.n_requests, "sampled": sample.sampled,
         **{f"reuse@{n}": reuse(experts, request, n, n_experts) for n in REUSE_DISTANCES},
-        "reuse_baseline": reuse_baseline(experts, n_experts),
-        "entropy": normalised_entropy(frequency),
-        "top_over_uniform": top_over_uniform(frequency),
-        "cache_shares": list(cache_shares),
+        "reuse_baseline": reuse_baseline(experts, n_experts), "entropy": normalised_entropy(frequency),
+        "top_over_uniform": top_over_uniform(frequency), "cache_shares": list(cache_shares),
         "cache_capacities": capacities,
         "hit_rate": {name: rate.mean(axis=1).tolist() for name, rate in rates.items()},
-        "next_layer_recall": recalls,
-        "prefill_decode_cosine": prefill_decode_cosine(trace),
-    }
+        "next_layer_recall": recalls, "prefill_decode_cosine": prefill_decode_cosine(trace),
+    }  # fmt: skip

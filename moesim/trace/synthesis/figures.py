@@ -26,8 +26,15 @@ import numpy as np
 from moesim.core.limits import COUNT, TOKENS
 from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import ConfigError, TraceError, unknown_name
-from moesim.trace.stats.balance import activation_frequency, entropy_by_layer, normalised_entropy, top_over_uniform
-from moesim.trace.stats.batches import compose, distinct_experts, independent_distinct
+from moesim.trace.stats.balance import (
+    activation_frequency,
+    compose,
+    distinct_experts,
+    entropy_by_layer,
+    independent_distinct,
+    normalised_entropy,
+    top_over_uniform,
+)
 from moesim.trace.stats.caches import layer_hit_rates
 from moesim.trace.stats.locality import reuse, reuse_baseline, reuse_by_lag
 from moesim.trace.stats.prediction import coactivation_recall, signal_recall, state_cosine
@@ -222,16 +229,11 @@ def read_targets(name_or_path: str) -> Targets:
     if not figures:
         raise ConfigError(f"{place}: figures: expected at least one, got none; write NAME: {{value: ..., source: ...}}")
     return Targets(
-        model=raw["model"],
-        shape=read_shape(raw["shape"], f"{place}: shape"),
-        n_requests=sample["n_requests"],
-        n_decode=sample["n_decode"],
-        separate=_flag(sample.get("separate", False), f"{place}: sample.separate"),
-        source=raw["source"],
-        base=raw.get("base", ""),
-        fit=tuple(wanted),
+        model=raw["model"], shape=read_shape(raw["shape"], f"{place}: shape"), n_requests=sample["n_requests"],
+        n_decode=sample["n_decode"], separate=_flag(sample.get("separate", False), f"{place}: sample.separate"),
+        source=raw["source"], base=raw.get("base", ""), fit=tuple(wanted),
         figures=tuple(_figure(name, value, f"{place}: figures.{name}") for name, value in figures.items()),
-    )
+    )  # fmt: skip
 
 
 def _figure(name: str, value: Any, place: str) -> Figure:

@@ -26,24 +26,13 @@ if TYPE_CHECKING:
 
 #: Which figure tells most about a parameter. A parameter is fitted if that figure is among the targets.
 DETERMINED_BY = {
-    "popularity": "entropy",
-    "popularity_tail": "top_over_uniform",
-    "topic_share": "reuse@8",
-    "topic_persistence": "lru@50",
-    "topic_concentration": "lru@25",
-    "context_persistence": "reuse@1",
-    "spectrum": "recall@coactivation",
-    "innovation": "recall@gate_next1",
-    "mean_read": "recall@residual",
-    "mean_turn": "cosine@gate_next1",
-    "first_turn": "cosine@gate_next1:1",
-    "unread_share": "cosine@residual",
-    "first_innovation": "cosine@residual:1",
-    "temperature": "top_weight",
-    "locality_spread": "reuse@1:q90",
-    "popularity_spread": "entropy:q90",
-    "opening": "union@8",
-}
+    "popularity": "entropy", "popularity_tail": "top_over_uniform", "topic_share": "reuse@8",
+    "topic_persistence": "lru@50", "topic_concentration": "lru@25", "context_persistence": "reuse@1",
+    "spectrum": "recall@coactivation", "innovation": "recall@gate_next1", "mean_read": "recall@residual",
+    "mean_turn": "cosine@gate_next1", "first_turn": "cosine@gate_next1:1", "unread_share": "cosine@residual",
+    "first_innovation": "cosine@residual:1", "temperature": "top_weight", "locality_spread": "reuse@1:q90",
+    "popularity_spread": "entropy:q90", "opening": "union@8",
+}  # fmt: skip
 
 _AND = " | and: "  # between what several fits were to
 _FEW_SEEDS = 2  # of the search; the polish uses all of them
@@ -82,15 +71,11 @@ def _simulate(shaped: ParameterSet, targets: Targets, n_decode: int, seed: int, 
     signals = any(name.startswith("recall@") and name != "recall@coactivation" for name in names)
     tables = any("residual" in name for name in names)
     trace = synthesize(
-        shaped,
-        n_requests=targets.n_requests,
-        n_prompt=0,
-        n_decode=n_decode,
-        seed=seed,
+        shaped, n_requests=targets.n_requests, n_prompt=0, n_decode=n_decode, seed=seed,
         n_signal_requests=-(-_ROWS_PREDICTED // n_decode) if signals else 0,
         n_input_requests=-(-_ROWS_READ // n_decode) if needs_inputs(names) else 0,
         n_calibration=N_CALIBRATION if tables else 0,
-    )
+    )  # fmt: skip
     return measure(trace, names, separate=targets.separate)
 
 

@@ -202,19 +202,11 @@ def synthesize(
 
         in_threads(make, range(n_requests), lambda: progress(n_rows))
     return Trace.build(
-        experts=kept.experts,
-        weights=kept.weights,
-        scores=kept.scores,
-        n_prompt=[n_prompt] * n_requests,
-        n_decode=[n_decode] * n_requests,
-        n_experts=parameters.n_experts,
-        model=parameters.model,
-        label="synthetic",
-        inputs=kept.gate_inputs(),
-        signals=kept.signals(),
-        tables=tables,
+        experts=kept.experts, weights=kept.weights, scores=kept.scores, n_prompt=[n_prompt] * n_requests,
+        n_decode=[n_decode] * n_requests, n_experts=parameters.n_experts, model=parameters.model,
+        label="synthetic", inputs=kept.gate_inputs(), signals=kept.signals(), tables=tables,
         header=_header(parameters, seed, first, n_requests, n_prompt, n_decode, n_calibration),
-    )
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=32)  # the largest takes 15 MB
