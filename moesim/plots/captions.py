@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import pandas as pd
 from matplotlib.figure import Figure
 
 from moesim.hardware import weakest
+from moesim.metrics.fidelity import fresh_percent
 from moesim.metrics.naming import COLUMNS, LIVE, notes_of
 from moesim.plots.result_rows import (
     DRAW,
     MADE,
-    OVER,
     REPEATS,
     cache_column,
+    failing,
     group_name,
     inexact,
     levels,
-    meaning,
     named,
+    numberless,
     over_draws,
     policies_of,
     settings_in,
     varying,
+    with_failed,
+    without_retried,
 )
-from moesim.plots.style import add_corner
+from moesim.plots.style import NOT_EXACT, add_corner
 
 _WHERE: Final = ("model", "hardware", "trace")
 _ALWAYS: Final = ("batch_size", "prompt_tokens", "decode_tokens", "n_batches")
@@ -211,7 +216,7 @@ def _labels(frame: pd.DataFrame) -> list[str]:
             sentences.append(f"{word[0].upper()}{word[1:]}; weakest source among the numbers used: {', '.join(parts)}.")
     if "notes" in frame:
         notes = notes_of(map(str, frame["notes"].dropna()))
-        kept = [note for note in notes if OVER not in note]  # `moesim.plots.result_rows` draws and words these
+        kept = [note for note in notes if OVER not in note]  # bars are drawn of these
         if kept:
             sentences.append(f"Notes: {', '.join(kept)}.")
     return sentences
@@ -238,3 +243,94 @@ def _slots(frame: pd.DataFrame) -> list[str]:
 
 def _sentence(text: str) -> str:
     return f"{text}." if text else ""
+
+
+_MOST: Final = 4
+"""Reasons that are listed."""
+OVER: Final = " % over "
+"""Text before a number's name in notes of how far a run moves over its interval."""
+_OVER: Final = re.compile(rf"{OVER}(.+?)(?=; |, |$)")
+
+
+def codes_of(data: pd.DataFrame) -> dict[str, str]:
+    """Number the reasons if there are several; equal but for numbers: one."""
+    if "why" not in data:
+        return {}
+    kinds = list(dict.fromkeys(numberless(why) for why in data["why"].dropna()))
+    return {why: f" ({1 + kinds.index(numberless(why))})" if len(kinds) > 1 else "" for why in data["why"].dropna()}
+
+
+def reasons(data: pd.DataFrame) -> list[str]:
+    """Write why runs failed, a line for each mark.
+
+    >>> reasons(pd.DataFrame({"why": ["2 of 3 fit", None, "1 of 3 fit"], "failed": [1, 0, 5]}))
+    ['failed, 6 runs, such as: 2 of 3 fit']
+    """
+    codes = codes_of(data)
+    found: dict[str, list[str]] = {}
+    for why, code in codes.items():
+        found.setdefault(code, []).append(why)
+    lines = []
+    for code, whys in found.items():
+        n = int(data.loc[data["why"].isin(whys), "failed"].sum())
+        lines.append(f"failed{code}, {f'{n} runs, such as' if n > 1 else '1 run'}: {whys[0]}")
+    more = len(lines) - _MOST
+    return lines if more <= 0 else [*lines[:_MOST], f"{more} more reasons: see the column `why` of the data"]
+
+
+def not_shown(frame: pd.DataFrame) -> list[str]:
+    """List which runs failed and why."""
+    frame = without_retried(frame.reset_index(drop=True))
+    data = with_failed(pd.DataFrame(columns=["policy", "n"]), frame[failing(frame)], ["policy"])
+    if data.empty:
+        return []
+    counts = [f"{row['policy']} ({row['failed']} run{'s' if row['failed'] > 1 else ''})" for _, row in data.iterrows()]
+    return [f"not shown: {', '.join(counts)}", *reasons(data)]
+
+
+def not_shown_sentences(frame: pd.DataFrame) -> str:
+    """Write `not_shown` as sentences of a caption."""
+    return " ".join(f"{line[0].upper()}{line[1:]}." for line in not_shown(frame))
+
+
+def mark(row: pd.Series | Mapping[str, Any], codes: Mapping[str, str]) -> str:
+    """Write at a bar that its runs failed, or how many of them did.
+
+    >>> mark({"why": "x", "failed": 1, "n": 0}, {"x": " (2)"}), mark({"why": "x", "failed": 1, "n": 4}, {"x": ""})
+    ('failed (2)', '1 failed')
+    """
+    why = row.get("why")
+    if not isinstance(why, str):
+        return ""
+    return f"{row['failed']} failed{codes[why]}" if row["n"] else f"failed{codes[why]}"
+
+
+def meaning(shares: Mapping[str, tuple[float, float]]) -> str:
+    """Explain the star, with the shares of the policies that have one.
+
+    >>> meaning({"a": (0.5, 0.5), "b": (0.25, 0.99999)}).partition(";")[0]
+    "* not exact, share of decoding's gate weight computed as routed: a 50 %, b 25 to 99.9 %"
+    """
+    listed = []
+    for name, (low, high) in shares.items():
+        ends = list(dict.fromkeys(f"{fresh_percent(share):g}" for share in (low, high) if not math.isnan(share)))
+        listed.append(f"{name} {' to '.join(ends)} %" if ends else f"{name} unknown")
+    if not listed:
+        return ""
+    return (
+        f"{NOT_EXACT}, share of decoding's gate weight computed as routed: {', '.join(listed)}; the rest is approximated, "
+        "and the replayed routing ignores it"
+    )
+
+
+def not_drawn(frame: pd.DataFrame, why: str = "`decode_speed` draws those of decoding") -> str:
+    """Note in a figure without them that profiles' intervals were run."""
+    varied = any(frame[name].notna().any() for name in frame.columns.astype(str) if name.endswith("_least"))
+    return f"Intervals of the profile are not drawn: {why}." if varied else ""
+
+
+def varied_numbers(frame: pd.DataFrame, *, power: bool) -> list[str]:
+    """List the numbers over whose intervals runs were repeated."""
+    notes = frame["notes"].dropna().astype(str).tolist() if "notes" in frame else []
+    found = dict.fromkeys(number for text in notes for number in _OVER.findall(text))
+    return [number for number in found if power or not number.partition(" ")[0].endswith("_w")]

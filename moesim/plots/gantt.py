@@ -19,7 +19,8 @@ from moesim.hardware import HardwareProfile
 from moesim.metrics.breakdown import CAUSES, task_cause, transfer_cause
 from moesim.metrics.fidelity import fidelity_fresh_decode
 from moesim.metrics.machine import Machine, machine_of
-from moesim.plots.result_rows import is_exact, meaning
+from moesim.plots.captions import meaning
+from moesim.plots.result_rows import is_exact
 from moesim.plots.style import (
     SMALL,
     TEXT,

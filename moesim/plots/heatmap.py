@@ -15,17 +15,22 @@ from matplotlib.patches import Rectangle
 from moesim.core.colours import BLACK, WHITE, text_on
 from moesim.errors import ConfigError, unknown_name
 from moesim.plots.bars import axis_of
-from moesim.plots.captions import averaged, caption, corner_label, repeats_sentence
+from moesim.plots.captions import (
+    averaged,
+    caption,
+    corner_label,
+    meaning,
+    not_drawn,
+    not_shown,
+    not_shown_sentences,
+    repeats_sentence,
+)
 from moesim.plots.result_rows import (
     column_of,
     failing,
     group_name,
     inexact,
     levels,
-    meaning,
-    not_drawn,
-    not_shown,
-    not_shown_sentences,
     policies_of,
     prepared,
     settings_in,

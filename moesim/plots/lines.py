@@ -29,7 +29,17 @@ from moesim.plots.bars import (
     metric_name,
     paired,
 )
-from moesim.plots.captions import averaged, caption, corner_label, label_below, repeats_sentence
+from moesim.plots.captions import (
+    averaged,
+    caption,
+    corner_label,
+    label_below,
+    meaning,
+    not_drawn,
+    not_shown,
+    not_shown_sentences,
+    repeats_sentence,
+)
 from moesim.plots.result_rows import (
     WORDS,
     cache_column,
@@ -37,11 +47,7 @@ from moesim.plots.result_rows import (
     inexact,
     is_exact,
     levels,
-    meaning,
     named,
-    not_drawn,
-    not_shown,
-    not_shown_sentences,
     policies_of,
     prepared,
     qualified,

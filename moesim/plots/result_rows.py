@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -14,10 +14,9 @@ import pandas as pd
 from moesim.core.student import student_t
 from moesim.core.units import format_size
 from moesim.errors import ConfigError
-from moesim.metrics.fidelity import fresh_percent
 from moesim.metrics.fidelity import is_exact as all_fresh
 from moesim.metrics.naming import CACHE_SETTINGS, COLUMNS, SETTINGS
-from moesim.plots.style import NOT_EXACT, need
+from moesim.plots.style import need
 
 REPEATS: Final = ("repeat", "seed")
 """Columns in which rows differ that repeat one setting."""
@@ -293,9 +292,6 @@ def interval(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 _RUN: Final = ("policy", *SETTINGS, *CACHE_SETTINGS, "repeat")
-_NUMBER: Final = re.compile(r"\d[\d.,]*")
-_MOST: Final = 4
-"""Reasons that are listed."""
 
 
 def failing(frame: pd.DataFrame) -> pd.Series:
@@ -323,71 +319,22 @@ def with_failed(data: pd.DataFrame, lost: pd.DataFrame, by: Sequence[str]) -> pd
         if row is None:
             row = {**dict(zip(by, key, strict=True)), "n": 0}
             records.append(row)
-        kinds = {_kind(why): why for why in reversed([_why(error) for error in part["error"]])}  # the first of each
+        kinds = {numberless(why): why for why in reversed([_why(error) for error in part["error"]])}  # the first of each
         row |= {"failed": len(part), "why": " / ".join(reversed(kinds.values()))}
     table = pd.DataFrame(records, columns=[*data.columns, "failed", "why"])
     return table.assign(failed=table["failed"].fillna(0).astype(int))
 
 
-def _why(error: object) -> str:
-    return str(error).split("; ")[0]  # the rest is the remedy
+_NUMBER: Final = re.compile(r"\d[\d.,]*")
 
 
-def codes_of(data: pd.DataFrame) -> dict[str, str]:
-    """Number the reasons if there are several; equal but for numbers: one."""
-    if "why" not in data:
-        return {}
-    kinds = list(dict.fromkeys(_kind(why) for why in data["why"].dropna()))
-    return {why: f" ({1 + kinds.index(_kind(why))})" if len(kinds) > 1 else "" for why in data["why"].dropna()}
-
-
-def _kind(why: str) -> str:
+def numberless(why: str) -> str:
+    """Write a reason without its numbers, in which alone some differ."""
     return _NUMBER.sub("#", why)
 
 
-def reasons(data: pd.DataFrame) -> list[str]:
-    """Write why runs failed, a line for each mark.
-
-    >>> reasons(pd.DataFrame({"why": ["2 of 3 fit", None, "1 of 3 fit"], "failed": [1, 0, 5]}))
-    ['failed, 6 runs, such as: 2 of 3 fit']
-    """
-    codes = codes_of(data)
-    found: dict[str, list[str]] = {}
-    for why, code in codes.items():
-        found.setdefault(code, []).append(why)
-    lines = []
-    for code, whys in found.items():
-        n = int(data.loc[data["why"].isin(whys), "failed"].sum())
-        lines.append(f"failed{code}, {f'{n} runs, such as' if n > 1 else '1 run'}: {whys[0]}")
-    more = len(lines) - _MOST
-    return lines if more <= 0 else [*lines[:_MOST], f"{more} more reasons: see the column `why` of the data"]
-
-
-def not_shown(frame: pd.DataFrame) -> list[str]:
-    """List which runs failed and why."""
-    frame = without_retried(frame.reset_index(drop=True))
-    data = with_failed(pd.DataFrame(columns=["policy", "n"]), frame[failing(frame)], ["policy"])
-    if data.empty:
-        return []
-    counts = [f"{row['policy']} ({row['failed']} run{'s' if row['failed'] > 1 else ''})" for _, row in data.iterrows()]
-    return [f"not shown: {', '.join(counts)}", *reasons(data)]
-
-
-def not_shown_sentences(frame: pd.DataFrame) -> str:
-    """Write `not_shown` as sentences of a caption."""
-    return " ".join(f"{line[0].upper()}{line[1:]}." for line in not_shown(frame))
-
-
-def mark(row: pd.Series | Mapping[str, Any], codes: Mapping[str, str]) -> str:
-    """Write at a bar that its runs failed, or how many of them did.
-
-    >>> mark({"why": "x", "failed": 1, "n": 0}, {"x": " (2)"}), mark({"why": "x", "failed": 1, "n": 4}, {"x": ""})
-    ('failed (2)', '1 failed')
-    """
-    why = row.get("why")
-    if not isinstance(why, str):
-        return ""
-    return f"{row['failed']} failed{codes[why]}" if row["n"] else f"failed{codes[why]}"
+def _why(error: object) -> str:
+    return str(error).split("; ")[0]  # the rest is the remedy
 
 
 FRESH: Final = "fidelity_fresh_decode"
@@ -417,29 +364,6 @@ def inexact(frame: pd.DataFrame) -> dict[str, tuple[float, float]]:
     return {name: (low, high) for name, (low, high) in ends.items() if not is_exact(low)}
 
 
-def meaning(shares: Mapping[str, tuple[float, float]]) -> str:
-    """Explain the star, with the shares of the policies that have one.
-
-    >>> meaning({"a": (0.5, 0.5), "b": (0.25, 0.99999)}).partition(";")[0]
-    "* not exact, share of decoding's gate weight computed as routed: a 50 %, b 25 to 99.9 %"
-    """
-    listed = []
-    for name, (low, high) in shares.items():
-        ends = list(dict.fromkeys(f"{fresh_percent(share):g}" for share in (low, high) if not math.isnan(share)))
-        listed.append(f"{name} {' to '.join(ends)} %" if ends else f"{name} unknown")
-    if not listed:
-        return ""
-    return (
-        f"{NOT_EXACT}, share of decoding's gate weight computed as routed: {', '.join(listed)}; the rest is approximated, "
-        "and the replayed routing ignores it"
-    )
-
-
-OVER: Final = " % over "
-"""Text before a number's name in notes of how far a run moves over its interval."""
-_OVER: Final = re.compile(rf"{OVER}(.+?)(?=; |, |$)")
-
-
 def with_ends(data: pd.DataFrame, frame: pd.DataFrame, by: Sequence[str], metric: str) -> pd.DataFrame:
     """Add the least and the most of a metric to its means."""
     columns = [f"{metric}_{end}" for end in ("least", "most")]
@@ -455,16 +379,3 @@ def _ends(part: pd.DataFrame, columns: Sequence[str]) -> tuple[float, float]:
         return math.nan, math.nan
     least, most = (statistics.mean(over_draws(part, part[name].astype(float).tolist())) for name in columns)
     return least, most
-
-
-def not_drawn(frame: pd.DataFrame, why: str = "`decode_speed` draws those of decoding") -> str:
-    """Note in a figure without them that profiles' intervals were run."""
-    varied = any(frame[name].notna().any() for name in frame.columns.astype(str) if name.endswith("_least"))
-    return f"Intervals of the profile are not drawn: {why}." if varied else ""
-
-
-def varied_numbers(frame: pd.DataFrame, *, power: bool) -> list[str]:
-    """List the numbers over whose intervals runs were repeated."""
-    notes = frame["notes"].dropna().astype(str).tolist() if "notes" in frame else []
-    found = dict.fromkeys(number for text in notes for number in _OVER.findall(text))
-    return [number for number in found if power or not number.partition(" ")[0].endswith("_w")]

@@ -13,22 +13,19 @@ from moesim.core.units import NS_PER_MS
 from moesim.errors import ConfigError, unknown_name
 from moesim.metrics.breakdown import CAUSES
 from moesim.plots.bars import axes_of
-from moesim.plots.captions import averaged, caption, corner_label, label_below, repeats_sentence
-from moesim.plots.distributions import visits_of
-from moesim.plots.result_rows import (
-    inexact,
-    levels,
-    mean,
+from moesim.plots.captions import (
+    averaged,
+    caption,
+    corner_label,
+    label_below,
     meaning,
-    named,
     not_drawn,
     not_shown,
     not_shown_sentences,
-    policies_of,
-    prepared,
-    qualified,
-    star,
+    repeats_sentence,
 )
+from moesim.plots.distributions import visits_of
+from moesim.plots.result_rows import inexact, levels, mean, named, policies_of, prepared, qualified, star
 from moesim.plots.style import (
     COLUMN,
     SMALL,

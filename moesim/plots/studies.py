@@ -19,8 +19,8 @@ from moesim.core.student import line as fitted_line
 from moesim.core.units import NS_PER_S
 from moesim.errors import ConfigError
 from moesim.hardware import weakest
-from moesim.plots.captions import caption, corner_label, weakest_source
-from moesim.plots.result_rows import is_exact, meaning, policies_of, qualified
+from moesim.plots.captions import caption, corner_label, meaning, weakest_source
+from moesim.plots.result_rows import is_exact, policies_of, qualified
 from moesim.plots.style import (
     COLUMN,
     SMALL,

@@ -16,7 +16,8 @@ from moesim.core.table import Format
 from moesim.core.units import format_ns
 from moesim.experiment.report import result_table
 from moesim.metrics.fidelity import fresh_cell, fresh_percent, is_exact
-from moesim.plots.result_rows import inexact, meaning, star
+from moesim.plots.captions import meaning
+from moesim.plots.result_rows import inexact, star
 from moesim.plots.studies import _percent
 from moesim.report.tables import _fresh
 from moesim.studies.diff import _value
