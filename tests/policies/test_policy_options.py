@@ -12,6 +12,7 @@ from moesim.policies.options import options_of
 from moesim.policies.registry import PARTS, make_policy, part_class, policy_class
 from moesim.records import Records
 from moesim.testing import run_tiny, tiny_workload
+from moesim.testing.runs import N_DECODE
 from tests.policies.options_kit import BESIDE, GOLDEN, POLICY_SUBJECTS, Subject, results
 
 PREDICTED = {"name": "predicted", "source": "oracle", "size": 2}
@@ -59,6 +60,7 @@ CHANGES: dict[str, Changes] = {
         "stream_threshold": ({"stream_threshold": 1}, {"stream_min_rows": 5}),
         "swap_interval": ({"swap_interval": 1}, {**OFTEN, "swap_interval": 2}),
     },
+    "heat-cache": {"decay": ({"decay": 0.5}, {}), "hyst": ({"hyst": 5.0}, {}), "dwell": ({"dwell": 50}, {})},
     "kt-expert": KT_EXPERT,
     "kt-expert-deferral": KT_EXPERT,
 }
@@ -69,7 +71,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     "test_daop": dict.fromkeys(("daop-code", "daop-paper"), "reset swap_chunk swap_if") | {"frequency-global": "phase"},
     "test_exllamav3": {"exllamav3": "stream_rule"},
     "test_freetoken": {"freetoken": "prefill_overlap prefill_hit_d2d"},
-    "test_heat_cache": {"heat-cache": "decay hyst dwell move_mode"},
+    "test_heat_cache": {"heat-cache": "move_mode"},
     "test_hybrimoe": {
         "hybrimoe-code": "prefetch_size wait_prefetch", "queues": "timeline ties count_compute overtake shared_in_plan",
         "hss": "cached_from costs cpu_per_row multi_row", "mrs": "alpha credit p tokens",
@@ -124,7 +126,8 @@ PART_BOTH: dict[tuple[str, str], dict[str, Any]] = {  # set on both sides
 def happened(name: str, options: dict[str, Any]) -> tuple[Any, ...]:
     """Run a policy on the tiny machine; return all that the records say happened."""
     spec = {"name": name, **options}
-    records: Records = run_tiny(make_policy(spec), tiny_workload(make_policy(spec), 4), 13)
+    batch, decode = (1, 40) if name == "heat-cache" else (4, N_DECODE)  # which counts steps of one token
+    records: Records = run_tiny(make_policy(spec), tiny_workload(make_policy(spec), batch, decode=decode), 13)
     return records.tasks, records.transfers, records.evictions
 
 
