@@ -113,7 +113,7 @@ def stream_uses(model: ModelSpec, hardware: HardwareProfile, placement: Placemen
         return placement.parts.get((part, layer), hardware.compute)
 
     def add(device: str, layer: int, *parts: str) -> None:
-        there = tuple(part for part in parts if (part, layer) in streamed and (part == KV or part_bytes(model, part, layer)))
+        there = tuple(part for part in parts if (part, layer) in streamed and (part == KV or model.part_bytes(part, layer)))
         if there:
             found.append(StreamUse(device, layer, there))
 
@@ -139,16 +139,6 @@ def kept_apart(hardware: HardwareProfile, placement: Placement) -> dict[tuple[st
     }  # fmt: skip
 
 
-def part_bytes(model: ModelSpec, part: str, layer: int) -> int:
-    """Return the bytes of the weights of a part."""
-    if part == "dense":
-        return model.dense_bytes(layer)
-    return {
-        "attention": model.attention_bytes, "shared": model.shared_bytes, "leading": model.leading_bytes,
-        "embedding": model.embedding_bytes, "head": model.head_bytes,
-    }[part]  # fmt: skip
-
-
 def kv_device(hardware: HardwareProfile, placement: Placement, layer: int) -> str:
     """Return the device in whose memory a layer's KV cache lies."""
     attends = placement.parts.get(("attention", layer), hardware.compute)
@@ -156,12 +146,12 @@ def kv_device(hardware: HardwareProfile, placement: Placement, layer: int) -> st
 
 
 def required_bytes(
-    model: ModelSpec, hardware: HardwareProfile, peak_kv_tokens: int, placement: Placement
+    model: ModelSpec, hardware: HardwareProfile, peak_kv_tokens: int, placement: Placement, n_requests: int = 1
 ) -> dict[str, dict[str, int]]:
     """Compute the bytes that each device must have, by purpose; pools count as a whole.
 
     Purposes are ``"weights"``, ``"kv"``, ``"streams"``, ``"workspace"``, ``"reserved"``, ``"experts"`` and ``"pool:<name>"``;
-    `peak_kv_tokens` is the largest sum of final lengths of requests that are active together.
+    `peak_kv_tokens` is the largest sum of final lengths of requests that are active together, of which there are `n_requests`.
     """
     need: dict[str, dict[str, int]] = {name: {} for name in hardware.devices}
 
@@ -173,14 +163,12 @@ def required_bytes(
         """Where a part lies: if it is streamed, not where it runs."""
         return placement.streamed.get((part, layer)) or placement.parts.get((part, layer), hardware.compute)
 
-    kv_bytes = model.kv_bytes_per_token_per_layer * peak_kv_tokens
     for layer in range(model.n_layers):
-        add(at("attention", layer), "weights", model.attention_bytes)
-        add(kv_device(hardware, placement, layer), "kv", kv_bytes)
-        add(at("dense", layer), "weights", model.dense_bytes(layer))
-        add(at("shared", layer), "weights", model.shared_bytes)
+        for part in LAYER_PARTS:
+            add(at(part, layer), "weights", model.part_bytes(part, layer))
+        add(kv_device(hardware, placement, layer), "kv", model.kv_bytes(layer, peak_kv_tokens, n_requests))
     add(at("leading", -1), "weights", model.leading_bytes)
-    add(placement.parts.get(("leading", -1), hardware.compute), "kv", model.n_dense_layers * kv_bytes)
+    add(placement.parts.get(("leading", -1), hardware.compute), "kv", model.kv_bytes(-1, peak_kv_tokens, n_requests))
     add(at("embedding", -1), "weights", model.embedding_bytes)
     tied = model.tie_embeddings and at("head", -1) == at("embedding", -1)
     add(at("head", -1), "weights", model.head_bytes - (model.embedding_bytes if tied else 0))
@@ -190,7 +178,10 @@ def required_bytes(
         add(name, "reserved", n_bytes)
     buffers: dict[str, int] = {}
     for use in (use for one in by_rows(hardware, placement) for use in stream_uses(model, hardware, one)):
-        size = sum(kv_bytes if part == KV else part_bytes(model, part, use.layer) for part in use.parts)
+        size = sum(
+            model.kv_bytes(use.layer, peak_kv_tokens, n_requests) if part == KV else model.part_bytes(part, use.layer)
+            for part in use.parts
+        )
         buffers[use.device] = max(buffers.get(use.device, 0), size)
     for name, n_bytes in buffers.items():
         add(name, "streams", (placement.stream_depth + 1) * n_bytes)

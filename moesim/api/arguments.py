@@ -95,7 +95,8 @@ def _model(model: ModelSpec, place: str) -> Any:
     base = builtin_models().get(model.name)
     if base == model:
         return model.name
-    changed = {one.name: getattr(model, one.name) for one in fields(model) if one.name not in ("labels", "low_bits", "source")}
+    left_out = {"labels", "low_bits", "source"} | ({"expert_bytes_by_layer"} if model.shape else set())
+    changed = {one.name: getattr(model, one.name) for one in fields(model) if one.name not in left_out}
     if base is not None:
         changed = {key: value for key, value in changed.items() if value != getattr(base, key)}
     if model.units_per_expert > 1:  # a file gives experts
@@ -103,6 +104,8 @@ def _model(model: ModelSpec, place: str) -> Any:
     if model.low_bits:
         changed["expert_bits"] = [[model.expert_bits, *model.low_bits]]  # one model: the outer list is a sweep
     head: dict[str, Any] = {"source": model.source} if base is None else {"base": model.name}
+    if model.shape is not None and "shape" in changed:
+        changed["shape"] = model.shape.to_dict()
     found = {**head, **{key: list(value) if isinstance(value, tuple) else value for key, value in changed.items()}}
     with suppress(ModelError):
         once = {**found, **({"expert_bits": found["expert_bits"][0]} if model.low_bits else {})}

@@ -14,6 +14,7 @@ import typer
 from moesim.cli.options import Printed
 from moesim.core.table import Format, render, render_records, written
 from moesim.core.text import shown_lines
+from moesim.core.units import digits, format_memory
 from moesim.errors import ConfigError
 
 Rows = list[dict[str, Any]]
@@ -21,9 +22,19 @@ Rows = list[dict[str, Any]]
 
 def models() -> Rows:
     """List models."""
-    from moesim.model import builtin_models
+    from moesim.model import load_model
+    from moesim.model.load import model_names
 
-    return [{**model.facts(), "name": name} for name, model in builtin_models().items()]
+    found = ((name, load_model(name)) for name in model_names())
+    return [
+        {
+            "name": name, "params": f"{digits(model.total_params / 1e9, 3)} B",
+            "active": f"{digits(model.active_params / 1e9, 3)} B",
+            "experts": f"{model.n_layers} x {model.n_experts}", "k": model.top_k, "expert": format_memory(model.expert_bytes(0)),
+            "weights": format_memory(model.n_bytes),
+        }
+        for name, model in found
+    ]  # fmt: skip
 
 
 def hardware() -> Rows:

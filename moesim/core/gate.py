@@ -46,8 +46,6 @@ HARMLESS: Final = 2**26
 """Below this many bytes nothing is a bomb."""
 MADE: Final = 2**31
 """Bytes of one array that is made of what was read: 25 times the pairs of experts of the largest model published (Kimi K2)."""
-ENTRIES: Final = 2**21
-"""Entries of all lists of a GGUF file, each an object of the library: 2.5 times those of the largest vocabulary (262,144)."""
 TENSORS: Final = 10**5
 """Tensors of a GGUF file: twice those of a large model with one tensor an expert."""
 

@@ -54,9 +54,9 @@ def place(state: State) -> list[Placed]:
     seen = by_rows(hardware, placement)[: 2 if state.workload.max_tokens >= placement.offload_from else 1]
     state.layouts, state.offload_from = tuple(_layout(state, one) for one in seen), placement.offload_from
     caches = [kv_device(hardware, placement, layer) for layer in range(model.n_layers)]
-    for name in caches + [state.layouts[0].step_parts["leading"].name] * model.n_dense_layers:
-        state.kv_layers[name] = state.kv_layers.get(name, 0) + 1
-    needed = required_bytes(model, hardware, state.workload.peak_kv_tokens, placement)
+    for layer, name in [*enumerate(caches), (-1, state.layouts[0].step_parts["leading"].name)]:
+        state.kv_layers.setdefault(name, []).append(layer)
+    needed = required_bytes(model, hardware, state.workload.peak_kv_tokens, placement, state.workload.peak_requests)
     if placement.enforce_capacity:
         check_capacity(needed, hardware, state.policy_name)
     for name, device in state.devices.items():

@@ -49,16 +49,17 @@ def layer_phases(state: State, layer: int, micro: MicroBatch) -> list[Phase]:
     """List the phases of a layer's dense part for a micro-batch; the last is followed by Routed."""
     costs, layout, rows, n = state.costs, state.forward.layout, micro.n_rows, _n_requests_of(state, micro)
     attention, dense = layout.attention_at[layer], layout.dense_at[layer]
-    core = layout.core_at.get(layer % state.model.n_layers) if state.step.phase == "decode" else None
-    rest = costs.dense_ns(dense.name, rows)
+    at = layer % state.model.n_layers
+    core = layout.core_at.get(at) if state.step.phase == "decode" else None
+    rest = costs.dense_ns(dense.name, rows, at)
     if core is not None:  # the cache is read elsewhere: projections where attention is, the rest where the cache is
         there, back = (ceil_div(rows * width, state.model.hidden) for width in state.model.core_widths)
         return [
-            Phase("attention", attention, costs.attention_ns(attention.name, rows, 0), ("attention",), rows),
-            Phase("attention", core, costs.core_ns(core.name, rows, micro.work2, n), (), there),
+            Phase("attention", attention, costs.attention_ns(attention.name, rows, 0, n, at), ("attention",), rows),
+            Phase("attention", core, costs.core_ns(core.name, rows, micro.work2, n, at), (), there),
             Phase("dense", dense, rest, ("dense",), back),
         ]
-    work = costs.attention_ns(attention.name, rows, micro.work2, n)
+    work = costs.attention_ns(attention.name, rows, micro.work2, n, at)
     if attention is dense:
         return [Phase("dense", dense, rest + work, ("attention", "dense", KV), rows)]
     return [Phase("attention", attention, work, ("attention", KV), rows), Phase("dense", dense, rest, ("dense",), rows)]
@@ -129,7 +130,7 @@ def next_step(state: State) -> None:
     layout = state.layouts[-1 if many else 0]
     first = layout.step_parts["embedding"]
     state.forward = Pass(step, layout, state.now, first)
-    _reserve_kv(state, step.kv_tokens)
+    _reserve_kv(state, step.kv_tokens, step.n_active)
     if layout.streams is not None:
         layout.streams.begin_step(state)
     report(state, StepBegin, step.index, step.phase, step.requests, step.last_chunk)
@@ -138,11 +139,11 @@ def next_step(state: State) -> None:
     walk(state, phases, first, -1, 0, step.n_tokens, lambda: begin_layer(state, 0))
 
 
-def _reserve_kv(state: State, tokens: int) -> None:
+def _reserve_kv(state: State, tokens: int, requests: int) -> None:
     """Hold the KV of the active requests at their final lengths."""
     for name, layers in state.kv_layers.items():
         memory = state.devices[name].memory
-        change = tokens * state.model.kv_bytes_per_token_per_layer * layers - memory.kv
+        change = sum(state.model.kv_bytes(layer, tokens, requests) for layer in layers) - memory.kv
         if change:
             memory.kv += change
             memory.add(change, state.now)
@@ -332,7 +333,7 @@ def _submit_shared(state: State, visit: Visit, mb: int) -> None:
     def done() -> None:
         cross(state, device, home, layer, rows, "out", visit.let_go, task)
 
-    task = state.new_task("shared", layer, mb, rows, state.costs.shared_ns(device.name, rows), done)
+    task = state.new_task("shared", layer, mb, rows, state.costs.shared_ns(device.name, rows, layer), done)
     task.waits = 1
     if layout.streams is not None:
         layout.streams.read(state, task, "shared")

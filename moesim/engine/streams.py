@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from moesim.capacity import StreamUse, part_bytes, stream_uses
+from moesim.capacity import StreamUse, stream_uses
 from moesim.engine.lanes import wake
 from moesim.engine.links import hasten, path_between, send_message
 from moesim.engine.state import State, Task, Transfer
+from moesim.model import ModelSpec
 from moesim.policy import DEMAND, KV, PREFETCH, UPDATE, Placement
+from moesim.trace.workload import Step
 
 
 @dataclass(slots=True, eq=False)
@@ -90,7 +92,7 @@ class Streams:
         use.stream.over += 1
         layer = use.of.layer
         if KV in use.of.parts:  # what the step adds to it
-            n_bytes = state.step.n_tokens * state.model.kv_bytes_per_token_per_layer
+            n_bytes = state.model.new_kv_bytes(layer, state.step.n_tokens)
             path = path_between(state, use.of.device, self.source[KV, layer])
             send_message(state, path, n_bytes, UPDATE, lambda: None, cause="write-back", layer=layer)
         self._go_on(state, use.stream)
@@ -140,5 +142,11 @@ class Streams:
     def _bytes(self, state: State, part: str, layer: int) -> int:
         """Return the bytes of a part, or of what the active requests have in the cache before this step."""
         if part == KV:
-            return sum(context for _, context in state.step.sequences) * state.model.kv_bytes_per_token_per_layer
-        return part_bytes(state.model, part, layer)
+            return context_bytes(state.model, state.step, layer)
+        return state.model.part_bytes(part, layer)
+
+
+def context_bytes(model: ModelSpec, step: Step, layer: int) -> int:
+    """Return what a layer keeps of the active requests before a step."""
+    contexts = [context for _, context in step.sequences]
+    return model.kv_bytes(layer, sum(contexts), len(contexts)) if any(contexts) else 0

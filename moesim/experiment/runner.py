@@ -132,7 +132,7 @@ def slots_within(
             placement = policy.place(view)
         except CapacityError:
             return 0, ""
-        need = required_bytes(model, costs.hardware, workload.peak_kv_tokens, placement)
+        need = required_bytes(model, costs.hardware, workload.peak_kv_tokens, placement, workload.peak_requests)
         return max((sum(need[gpu].values()), gpu) for gpu in gpus)
 
     def first(low: int, high: int, found: Callable[[int], bool], guesses: Sequence[int]) -> int:

@@ -21,7 +21,7 @@ from moesim.hardware.read import failures, is_number, optional, told
 from moesim.hardware.schema import ProfileFile
 from moesim.hardware.short import READ_IN
 from moesim.hardware.types import TRANSFERS, CostCurve, HardwareProfile
-from moesim.model.spec import bits_to_bytes
+from moesim.model.parts import bits_to_bytes
 
 _ROUNDS: Final = 20  # each mends all that it finds, so that a few are enough
 

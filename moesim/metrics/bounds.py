@@ -69,10 +69,11 @@ def run_bounds(workload: Workload, costs: CostModel, gpu_slots: int) -> RunBound
         around = cheapest.around(step)
         before += around
         in_step, asked = around, []
-        dense = [cheapest.dense(step, micro) for micro in step.micro]
-        shared = cheapest.shared(step)
-        first = min(sum(min(part) for part in parts) for parts in dense)  # each may be on a device of its own
+        dense_of = {layer: [cheapest.dense(step, micro, layer) for micro in step.micro] for layer in set(costs.model.alike)}
+        shared_of = {layer: cheapest.shared(step, layer) for layer in dense_of}
         for layer, rows_of in enumerate(_rows_by_expert(step)):
+            dense, shared = dense_of[costs.model.alike[layer]], shared_of[costs.model.alike[layer]]
+            first = min(sum(min(part) for part in parts) for parts in dense)  # each may be on a device of its own
             visits.append([(layer, expert) for expert in rows_of])
             experts = [cheapest.expert(rows) for rows in rows_of.values()]
             computed += [on_cpu for _, on_cpu in experts] if cheapest.n_cpus else []
@@ -147,21 +148,22 @@ class _Cheapest:
         ]
         return sum(min(pair) for pair in parts)
 
-    def dense(self, step: Step, micro: MicroBatch) -> tuple[_Work, ...]:
+    def dense(self, step: Step, micro: MicroBatch, layer: int) -> tuple[_Work, ...]:
         """Return the work of a layer's attention, in decode its projections and cache apart, and rest."""
         ns, rows = self._costs.attention_ns, micro.n_rows
         requests = len(set(step.requests[micro.first_row : micro.first_row + rows].tolist()))
-        attention, rest = self._pair(ns, rows, micro.work2, requests), self._pair(self._costs.dense_ns, rows)
+        attention, rest = self._pair(ns, rows, micro.work2, requests, layer), self._pair(self._costs.dense_ns, rows, layer)
         if step.phase != "decode":
             return attention, rest
-        apart = zip(attention, self._pair(ns, rows, 0), self._pair(self._costs.core_ns, rows, micro.work2, requests), strict=True)
+        core = self._pair(self._costs.core_ns, rows, micro.work2, requests, layer)
+        apart = zip(attention, self._pair(ns, rows, 0, requests, layer), core, strict=True)
         gpu, cpu = ((min(first, whole), max(0, min(second, whole - first))) for whole, first, second in apart)
         return (gpu[0], cpu[0]), (gpu[1], cpu[1]), rest
 
-    def shared(self, step: Step) -> list[_Work]:
+    def shared(self, step: Step, layer: int) -> list[_Work]:
         if not self._costs.model.shared_params:
             return []
-        return [self._pair(self._costs.shared_ns, micro.n_rows) for micro in step.micro]
+        return [self._pair(self._costs.shared_ns, micro.n_rows, layer) for micro in step.micro]
 
     def split(self, work: Sequence[_Work]) -> int:
         """Return the least T in which divisible work is done on all GPUs and on all CPUs.

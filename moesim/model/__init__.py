@@ -1,5 +1,6 @@
-"""Models: shapes and bytes, built in or read from a Hugging Face config.json."""
+"""Models: layers, parameters and bytes, listed by name or read from a config.json or a GGUF file."""
 
+from moesim.model.card import Card
 from moesim.model.load import MXFP4_BITS, ModelSpec, bits_to_bytes, builtin_models, load_model
 
-__all__ = ["MXFP4_BITS", "ModelSpec", "bits_to_bytes", "builtin_models", "load_model"]
+__all__ = ["MXFP4_BITS", "Card", "ModelSpec", "bits_to_bytes", "builtin_models", "load_model"]

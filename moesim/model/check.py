@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from moesim.core.limits import BITS, BYTES, EXPERTS, LAYERS, UNITS, WIDTH
 
@@ -23,7 +23,7 @@ _FLAGS = (
 _QK_NORMS = ("none", "head", "full")
 
 
-def is_int(value: object) -> bool:
+def is_int(value: object) -> TypeGuard[int]:
     """Whether a value is an integer and no boolean."""
     return isinstance(value, int) and not isinstance(value, bool)
 

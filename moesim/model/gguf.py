@@ -1,140 +1,41 @@
-"""Read a model's shapes and bytes from a GGUF file; weights are not read.
+"""Read a model from a GGUF file: its layers from the tensors, and from the metadata what is kept of a token.
 
-Format and names are llama.cpp's; the library ``gguf`` reads them (``pip install 'moesim[gguf]'``).
+Bytes are added up, so that mixed types count as they are.
 """
 
 from __future__ import annotations
 
-import mmap
 import re
-import struct
-from collections.abc import Callable
-from dataclasses import dataclass
-from math import ceil
+from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from moesim.core.gate import ENTRIES, TENSORS, check_claim
-from moesim.errors import ModelError, unknown_name
-from moesim.model.check import find_problem
-from moesim.model.spec import DEFAULTS, ModelSpec
+from moesim.core.limits import EXPERTS, LAYERS, WIDTH
+from moesim.errors import ModelError
+from moesim.model.check import is_int
+from moesim.model.gguf_header import Tensor, read_header
+from moesim.model.parts import Block, Mixer, Shape, Store
+from moesim.model.spec import ModelSpec, of_shape
 
-_MAGIC: Final = b"GGUF"
-_VERSIONS: Final = (2, 3)
-_STRING, _ARRAY = 8, 9
-_WIDTHS: Final = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
-"""Bytes of a value of each type that has a fixed length."""
-_LEAST_FIELD: Final = 8 + 4 + 1  # an empty name, a type, a byte
-_LEAST_TENSOR: Final = 8 + 4 + 4 + 8  # an empty name, no axis, a type, an offset
-_MAX_AXES: Final = 8
-_MAX_DEPTH: Final = 4  # lists inside each other
-_REMEDY: Final = "it is truncated or altered, fetch it anew"
-
-
-def check_claims(path: Path) -> None:
-    """Raise `ModelError` if a GGUF file claims what it cannot hold."""
-    with path.open("rb") as file:
-        if not file.read(1):
-            raise ModelError(f"{path}: expected a GGUF file, got an empty one; fetch it anew")
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            _Walk(path, data).whole()
-
-
-class _Walk:
-    def __init__(self, path: Path, data: mmap.mmap) -> None:
-        self._path, self._data, self._size = path, data, len(data)
-        self._at = 0
-        self._order = "<"
-        self._n_entries = 0
-
-    def whole(self) -> None:
-        if self._data[:4] != _MAGIC:
-            raise self._wrong("a whole GGUF file", f"one that begins with {self._data[:4]!r}")
-        self._skip(4, "the version")
-        if self._size >= 8 and not int.from_bytes(self._data[4:6], "little"):
-            self._order = ">"
-        version = self._number("I", "the version")
-        if version not in _VERSIONS:
-            raise self._wrong("GGUF of version 2 or 3", version)
-        n_tensors, n_fields = self._number("Q", "the number of tensors"), self._number("Q", "the number of fields")
-        self._claim("tensors", n_tensors, TENSORS, _LEAST_TENSOR)
-        self._claim("fields of metadata", n_fields, ENTRIES, _LEAST_FIELD)
-        for _ in range(n_fields):
-            name = self._text("a name in the metadata")
-            self._value(self._number("I", name), name, 0)
-        offsets = [self._tensor() for _ in range(n_tensors)]
-        for name, offset in offsets:
-            self._check(f"bytes to the data of {name}", offset, self._size - self._at)
-
-    def _claim(self, what: str, n: int, most: int, least: int) -> None:
-        """Check a count against a limit and against the rest of the file, at ``least`` bytes each."""
-        self._check(what, n, min(most, (self._size - self._at) // least))
-
-    def _check(self, what: str, n: int, most: int) -> None:
-        check_claim(self._path, what, n, most, error=ModelError, remedy=_REMEDY)
-
-    def _wrong(self, expected: str, got: object) -> ModelError:
-        return ModelError(f"{self._path}: expected {expected}, got {got}; {_REMEDY}")
-
-    def _skip(self, n: int, what: str) -> None:
-        self._check(f"bytes of {what}", n, self._size - self._at)
-        self._at += n
-
-    def _number(self, kind: str, what: str) -> int:
-        at, form = self._at, struct.Struct(self._order + kind)
-        self._skip(form.size, what)
-        return int(form.unpack_from(self._data, at)[0])
-
-    def _text(self, what: str) -> str:
-        length, at = self._number("Q", what), self._at
-        self._skip(length, what)
-        return self._data[at : at + min(length, 100)].decode("utf-8", "replace")
-
-    def _value(self, kind: int, name: str, depth: int) -> None:
-        if kind == _STRING:
-            self._skip(self._number("Q", name), name)
-        elif kind == _ARRAY:
-            if depth == _MAX_DEPTH:
-                raise self._wrong(f"at most {_MAX_DEPTH} lists inside each other in {name}", "more")
-            inner, n = self._number("I", name), self._number("Q", name)
-            width = _WIDTHS.get(inner, 8 if inner == _STRING else 12)
-            self._claim(f"entries of {name}", n, ENTRIES - self._n_entries, width)
-            self._n_entries += n
-            if inner in _WIDTHS:
-                self._skip(n * width, name)
-            else:
-                for _ in range(n):
-                    self._value(inner, name, depth + 1)
-        else:
-            if kind not in _WIDTHS:
-                raise self._wrong(f"a type of value from 0 to 12 of {name}", kind)
-            self._skip(_WIDTHS[kind], name)
-
-    def _tensor(self) -> tuple[str, int]:
-        """Check a tensor's name and shape; return its name and the offset of its data."""
-        name = self._text("a tensor's name")
-        self._claim(f"axes of {name}", n_axes := self._number("I", name), _MAX_AXES, 8)
-        n_weights = 1
-        for _ in range(n_axes):
-            n_weights *= self._number("Q", name)
-        self._check(f"weights of {name}", n_weights, 8 * self._size)  # no type has less than a bit a weight
-        self._skip(4, name)
-        return name, self._number("Q", name)
-
-
-ARCHITECTURES: Final = ("deepseek2", "gpt-oss", "llama", "olmoe", "phimoe", "qwen2moe", "qwen3moe")
-"""Architectures, by llama.cpp's names, whose layers are of the kinds that `ModelSpec` describes."""
-
-_EXPERTS = re.compile(r"blk\.(\d+)\.ffn_(?:up|down|gate|gate_up)_exps\.")
-_OLD_EXPERTS = re.compile(r"blk\.\d+\.ffn_(?:up|down|gate)\.\d+\.")
-_BLOCK = re.compile(r"blk\.(\d+)\.")
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
-
-
-@dataclass(frozen=True)
-class _Tensor:
-    shape: tuple[int, ...]  # the width of a row first, as in the file
-    n_bytes: int
+_BLOCK = re.compile(r"blk\.(\d+)\.(.+)")
+_CLASSES: Final = (  # of tensors of a block, the first that matches
+    ("experts", re.compile(r"ffn_(?:gate|up|down|gate_up)_exps\.|ffn_(?:gate|up|down)\.\d+\.")),
+    ("shared", re.compile(r"ffn_(?:gate|up|down|gate_up)_(?:shexp|chexps)\.|ffn_gate_inp_shexp\.")),
+    (
+        "router",
+        re.compile(
+            r"ffn_gate_inp|exp_probs_b|ffn_gate_tid2eid|ffn_latent|ffn_exp|\w*norm\w*\.(?:weight|bias)$|layer_output_scale|hc_"
+        ),
+    ),
+    ("dense", re.compile(r"ffn_(?:gate|up|down)\.(?:weight|bias|scale)")),
+)
+_MIXER_NORM = re.compile(r"attn_(?:q|k|q_a|kv_a|sub|v)_norm|ssm_norm|indexer")
+_FULL_EVERY: Final = {
+    "gpt-oss": 2, "llama4": 4, "afmoe": 4, "exaone-moe": 4, "cohere2moe": 4, "gemma3": 6, "gemma4": 6, "laguna": 4,
+}  # fmt: skip
+"""Layers of which the last sees all tokens and the others a window, where the engine's code has it and no key says it."""
 
 
 class _File:
@@ -142,187 +43,223 @@ class _File:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.tensors: dict[str, _Tensor] = {}
-        self._fields: dict[str, Any] = {}
-        for number, part in enumerate(parts_of(path)):
-            reader = _open(part)
-            if number == 0:
-                self._fields = dict(reader.fields)
-            for tensor in reader.tensors:
-                self.tensors[str(tensor.name)] = _Tensor(tuple(int(n) for n in tensor.shape), int(tensor.n_bytes))
-        self.architecture = self.text("general.architecture")
-        if self.architecture not in ARCHITECTURES:
-            known = unknown_name("architecture", self.architecture, ARCHITECTURES)
-            raise ModelError(f"{path}: general.architecture: {known}; give the model's config.json or YAML with --model")
+        headers = [read_header(part) for part in parts_of(path)]
+        self.fields: Mapping[str, Any] = headers[0].fields
+        self.tensors: dict[str, Tensor] = {}
+        for header in headers:
+            self.tensors |= header.tensors
+        self.unknown = tuple(dict.fromkeys(kind for header in headers for kind in header.unknown))
+        self.whole = all(header.whole for header in headers)
+        self.architecture = str(self.fields.get("general.architecture") or "")
+        if not self.architecture:
+            raise ModelError(f"{path}: general.architecture: expected a text in the metadata, got nothing; choose another file")
+        wanted = self.fields.get("split.tensors.count")
+        if is_int(wanted) and wanted > len(self.tensors):
+            raise ModelError(
+                f"{path}: expected {wanted} tensors in all parts of the model, got {len(self.tensors)}; "
+                "put the parts, or their headers, into one folder under their names (NAME-00001-of-00002.gguf)"
+            )
 
-    def get(self, key: str) -> Any:
-        field = self._fields.get(key)
-        return None if field is None else field.contents()
-
-    def text(self, key: str) -> str:
-        value = self.get(key)
-        if not isinstance(value, str) or not value.strip():
-            raise ModelError(f"{self.path}: {key}: expected a text in the metadata, got {value!r}")
-        return value
-
-    def count(self, key: str, default: int | None = None) -> int:
-        """Return an integer of the architecture's own metadata; of one value a layer the largest."""
+    def count(self, key: str, default: int | None = None, *, layer: int | None = None, most: float = WIDTH.most) -> int:
+        """Return an integer of the architecture's own metadata; of a list that of a layer, or the largest."""
         name = f"{self.architecture}.{key}"
-        value = self.get(name)
-        if isinstance(value, list) and value and all(isinstance(one, int) for one in value):
-            value = max(value)
+        value = self.fields.get(name)
+        if isinstance(value, list) and value and all(is_int(one) for one in value):
+            value = max(value) if layer is None or layer >= len(value) else value[layer]
         if value is None and default is not None:
             return default
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise ModelError(f"{self.path}: {name}: expected an integer in the metadata, got {value!r}")
-        return value
-
-    def any_layer(self, name: str) -> _Tensor | None:
-        """Return a tensor of the last layer that has it: leading layers may differ."""
-        found = [key for key in self.tensors if _BLOCK.match(key) and key.split(".", 2)[2] == name]
-        return self.tensors[max(found, key=lambda key: int(key.split(".")[1]))] if found else None
-
-    def has(self, name: str) -> bool:
-        return self.any_layer(name) is not None
-
-
-def _open(path: Path) -> Any:
-    try:
-        from gguf import GGUFReader
-    except ImportError:
-        raise ModelError(f"{path}: reading it needs the library gguf; pip install 'moesim[gguf]'") from None
-    try:
-        check_claims(path)
-        return GGUFReader(path)
-    except OSError as error:
-        raise ModelError(f"{path}: expected a GGUF file, got: {error.strerror or error}; check the path") from None
-    except (ValueError, IndexError, KeyError, TypeError, OverflowError, MemoryError) as error:
-        # The library says what it stumbled over, which for a file cut short is any of these.
-        why = " ".join(str(error).split()) or type(error).__name__
-        raise ModelError(f"{path}: expected a whole GGUF file, got another or a truncated one ({why}); fetch it anew") from None
+        if not is_int(value) or not 0 <= value <= most:
+            raise ModelError(f"{self.path}: {name}: expected an integer from 0 to {most:.0f} in the metadata, got {value!r}")
+        return int(value)
 
 
 def parts_of(path: Path) -> list[Path]:
     """List the files of a model: itself, or all parts of one that is split."""
     found = _PART.fullmatch(path.name)
     if found is None:
-        paths = [path]
-    else:
-        n_parts = int(found[3])
-        paths = [path.with_name(f"{found[1]}-{number:05d}-of-{n_parts:05d}.gguf") for number in range(1, n_parts + 1)]
-    for part in paths or [path]:
-        if not part.is_file():
-            got = "a folder" if part.is_dir() else "nothing there"
-            what = "a GGUF file" if len(paths) == 1 else f"{len(paths)} parts of a split GGUF file"
-            raise ModelError(f"{part}: expected {what}, got {got}; check the path")
+        return [path]
+    n_parts = int(found[3])
+    paths = [path.with_name(f"{found[1]}-{number:05d}-of-{n_parts:05d}.gguf") for number in range(1, n_parts + 1)]
+    if missing := next((part for part in paths if not part.is_file()), None):
+        raise ModelError(
+            f"{missing}: expected {n_parts} parts of a split GGUF file, got nothing there; put all parts, or the first megabytes "
+            "of each, into one folder"
+        )
     return paths
 
 
 def read_gguf(path: Path) -> ModelSpec:
-    """Read a model's specification from a GGUF file.
-
-    ``expert_bytes_by_layer`` are the tensors' own bytes; ``other_bits`` is the mean over all other tensors, so that their sum
-    is right. Keys, values and activations are of 16 bits.
-    """
+    """Read a model from a GGUF file, from the first part of one that is split, or from the headers alone."""
     file = _File(path)
-    values = _shape(file)
-    values |= {"name": _name(file), "source": f"{path.name} (GGUF, {file.architecture})", "labels": ()}
-    values["expert_bytes_by_layer"] = _expert_bytes(file, values["n_experts"])
-    problem = find_problem(DEFAULTS | values)
-    if problem is not None:
-        raise ModelError(f"{path}: {problem}")
-    n_params = ModelSpec(**values | {"other_bits": 8}).non_expert_bytes  # with 8 bits, bytes are parameters
-    held = sum(tensor.n_bytes for name, tensor in file.tensors.items() if not _EXPERTS.match(name) and not _unused(file, name))
-    values["other_bits"] = min(ceil(held * 8 / n_params * 1e4) / 1e4, 64)
-    return ModelSpec(**values)
+    predicted = file.count("nextn_predict_layers", 0)
+    n_blocks = file.count("block_count", most=LAYERS.most) - predicted
+    by_block: dict[int, dict[str, Tensor]] = defaultdict(dict)
+    ends: dict[str, Tensor] = {}
+    for name, tensor in file.tensors.items():
+        if (found := _BLOCK.fullmatch(name)) is None:
+            ends[name] = tensor
+        elif int(found[1]) < n_blocks:
+            by_block[int(found[1])][found[2]] = tensor
+    embedding = ends.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise ModelError(f"{path}: expected the tensor token_embd.weight with two axes, got none; fetch the file anew")
+    hidden, vocab = embedding.shape
+    n_experts = _n_experts(file, by_block)
+    blocks = [_block(file, layer, by_block[layer], max(n_experts, 1)) for layer in range(n_blocks)]
+    if n_experts < 1 or not any(block.routed for block in blocks):
+        raise ModelError(f"{path}: expected tensors of routed experts (blk.N.ffn_down_exps), got none; choose another model")
+    routed = by_block[next(layer for layer, block in enumerate(blocks) if block.routed)]
+    down = next((t for name, t in routed.items() if name.startswith(("ffn_down_exps.", "ffn_down.0."))), None)
+    if down is None or len(down.shape) < 2:
+        raise ModelError(f"{path}: expected the tensors ffn_gate, ffn_up and ffn_down of experts, got only some; fetch it anew")
+    classes = _by_class(routed)
+    experts = sum(tensor.params for _, tensor in classes["experts"])
+    shared = sum(tensor.params for _, tensor in classes["shared"])
+    lookup = [tensor for name, tensor in ends.items() if name.startswith("per_layer_token_embd")]
+    output = ends.get("output.weight")
+    head = [tensor for name, tensor in ends.items() if name.startswith("output")] + ([] if output else [embedding])
+    rest = sum(tensor.params for name, tensor in ends.items() if name.startswith("output") and name != "output.weight")
+    notes = [f"{kind} is not known: bytes up to the next tensor" for kind in file.unknown]
+    shape = Shape(
+        name=_name(file), hidden=hidden, vocab=vocab, blocks=tuple(blocks), n_experts=n_experts,
+        top_k=file.count("expert_used_count", most=n_experts), mats=2 + any("gate" in name for name, _ in classes["experts"]),
+        expert_width=down.shape[0], expert_input=down.shape[1], expert_params=experts // n_experts,
+        router_params=sum(t.params for name, t in classes["router"] if "norm" not in name), shared_params=shared,
+        n_shared=_n_shared(file, routed, down.shape[0]), tied=output is None, head_params=rest,
+        embedding_bytes=embedding.n_bytes, head_bytes=sum(tensor.n_bytes for tensor in head),
+        lookup_params=sum(t.params for t in lookup), lookup_bytes=sum(t.n_bytes for t in lookup),
+        left_out=("layers that predict further tokens",) if predicted else (), notes=tuple(notes),
+        source=f"{path.name} (GGUF, {file.architecture}{'' if file.whole else ', header only'})",
+    )  # fmt: skip
+    if shape.top_k < 1:
+        raise ModelError(f"{path}: {file.architecture}.expert_used_count: expected at least 1, got {shape.top_k}")
+    return of_shape(shape, _fields(file, routed))
+
+
+def _fields(file: _File, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return widths and flags of attention, those of a layer with experts, where they are of a plain kind."""
+    flags: dict[str, Any] = {name: any(tensor in tensors for tensor in wanted) for name, wanted in _FLAGS.items()}
+    heads = file.count("attention.head_count") or 1
+    key = file.count("attention.key_length", file.count("embedding_length", 0) // heads)
+    value, rank = file.count("attention.value_length", key), file.count("attention.kv_lora_rank", 0)
+    if rank:
+        # Newer files give the lengths of the compressed cache, and those of the heads under names of their own.
+        key, value = file.count("attention.key_length_mla", key), file.count("attention.value_length_mla", value)
+        rope = file.count("rope.dimension_count", 0)
+        if not 0 < rope < key:
+            return {}
+        return flags | {
+            "n_heads": heads, "n_kv_heads": heads, "head_dim": key, "kv_lora_rank": rank, "rope_head_dim": rope,
+            "nope_head_dim": key - rope, "v_head_dim": value, "q_lora_rank": file.count("attention.q_lora_rank", 0),
+        }  # fmt: skip
+    kv = file.count("attention.head_count_kv", heads)
+    if "attn_output.weight" not in tensors or not kv or heads % kv or not key:
+        return {}
+    norm = tensors.get("attn_q_norm.weight")
+    kind = "none" if norm is None else "head" if norm.shape[0] == key else "full"
+    return flags | {"n_heads": heads, "n_kv_heads": kv, "head_dim": max(key, value), "qk_norm": kind}
+
+
+_FLAGS: Final = {
+    "expert_bias": ["ffn_down_exps.bias"], "router_bias": ["ffn_gate_inp.bias", "exp_probs_b.bias"],
+    "qkv_bias": ["attn_q.bias", "attn_qkv.bias"], "out_bias": ["attn_output.bias"], "norm_bias": ["attn_norm.bias"],
+    "attention_sinks": ["attn_sinks.weight"], "shared_gate": ["ffn_gate_inp_shexp.weight"],
+}  # fmt: skip
+"""Fields that a tensor of a block shows."""
+
+
+def _n_experts(file: _File, by_block: Mapping[int, Mapping[str, Tensor]]) -> int:
+    """Return the experts of a layer: of the tensors, whatever the metadata says, if a tensor holds all of them."""
+    for tensors in by_block.values():
+        for name, tensor in tensors.items():
+            if name.startswith("ffn_down_exps.") and len(tensor.shape) == 3 and tensor.shape[2] <= EXPERTS.most:
+                return tensor.shape[2]
+    return file.count("expert_count", 0, most=EXPERTS.most)
 
 
 def _name(file: _File) -> str:
-    given = file.get("general.name")
+    given = file.fields.get("general.name")
     name = given if isinstance(given, str) and given.strip() else _PART.sub(r"\1", file.path.name).removesuffix(".gguf")
     return "-".join(name.lower().split())
 
 
-def _n_blocks(file: _File) -> int:
-    return file.count("block_count") - file.count("nextn_predict_layers", 0)
+def _n_shared(file: _File, tensors: Mapping[str, Tensor], width: int) -> int:
+    down = tensors.get("ffn_down_shexp.weight")
+    return 0 if down is None else file.count("expert_shared_count", 0) or max(down.shape[0] // width, 1)
 
 
-def _unused(file: _File, name: str) -> bool:
-    """Whether a tensor is of the layers that predict further tokens, which decoding leaves out."""
-    found = _BLOCK.match(name)
-    return found is not None and int(found[1]) >= _n_blocks(file)
+def _by_class(tensors: Mapping[str, Tensor]) -> dict[str, list[tuple[str, Tensor]]]:
+    """Sort the tensors of a block by what they belong to: experts, shared, router (with norms), dense, mixer."""
+    found: dict[str, list[tuple[str, Tensor]]] = defaultdict(list)
+    for name, tensor in tensors.items():
+        kind = "mixer" if _MIXER_NORM.match(name) else next((kind for kind, form in _CLASSES if form.match(name)), "mixer")
+        found[kind].append((name, tensor))
+    return found
 
 
-def _expert_layers(file: _File) -> list[int]:
-    layers = {int(found[1]) for name in file.tensors if (found := _EXPERTS.match(name)) and not _unused(file, name)}
-    if not layers:
-        old = any(_OLD_EXPERTS.match(name) for name in file.tensors)
-        got = (
-            "one tensor an expert, as files of before 2024 have; convert the model anew" if old else "none; choose another model"
-        )
-        raise ModelError(f"{file.path}: expected the tensors of routed experts (blk.N.ffn_down_exps), got {got}")
-    return sorted(layers)
+def _block(file: _File, layer: int, tensors: Mapping[str, Tensor], n_experts: int) -> Block:
+    classes = _by_class(tensors)
+    n_bytes = {kind: sum(tensor.n_bytes for _, tensor in found) for kind, found in classes.items()}
+    params = {kind: sum(tensor.params for _, tensor in found) for kind, found in classes.items()}
+    norms = sum(tensor.params for name, tensor in classes["router"] if "norm" in name or "scale" in name)
+    mixer = _mixer(file, layer, dict(classes["mixer"]))
+    return Block(
+        mixer, bool(params.get("experts")), params.get("dense", 0), norms, n_bytes.get("mixer", 0), n_bytes.get("dense", 0),
+        n_bytes.get("router", 0), n_bytes.get("shared", 0), -(-n_bytes.get("experts", 0) // n_experts),
+    )  # fmt: skip
 
 
-def _expert_bytes(file: _File, n_experts: int) -> tuple[int, ...]:
-    total = dict.fromkeys(_expert_layers(file), 0)
-    for name, tensor in file.tensors.items():
-        if (found := _EXPERTS.match(name)) and int(found[1]) in total:
-            total[int(found[1])] += tensor.n_bytes
-    return tuple(ceil(n_bytes / n_experts) for n_bytes in total.values())
-
-
-def _shape(file: _File) -> dict[str, Any]:
-    layers = _expert_layers(file)
-    down = file.any_layer("ffn_down_exps.weight")
-    embedding = file.tensors.get("token_embd.weight")
-    if down is None or len(down.shape) != 3 or embedding is None:
-        raise ModelError(f"{file.path}: expected tensors token_embd and ffn_down_exps of 3 axes, got others; fetch the file anew")
-    width, hidden, n_experts = down.shape
-    n_dense = _n_blocks(file) - len(layers)
-    # Dense layers that do not lead are counted as if they did: their bytes and operations are the same.
-    values: dict[str, Any] = {
-        "n_layers": len(layers), "n_experts": n_experts, "top_k": file.count("expert_used_count"),
-        "hidden": hidden, "expert_intermediate": width, "vocab": embedding.shape[-1],
-        "n_dense_layers": n_dense, "dense_intermediate": file.count("feed_forward_length") if n_dense else 0,
-        "n_mats": 3 if file.has("ffn_gate_exps.weight") or file.has("ffn_gate_up_exps.weight") else 2,
-        "tie_embeddings": "output.weight" not in file.tensors, "head_bias": "output.bias" in file.tensors,
-    }  # fmt: skip
-    shared = file.any_layer("ffn_down_shexp.weight")
-    if shared is not None:  # one tensor holds all shared experts; their number is known or follows from the width
-        n_shared = file.count("expert_shared_count", 0) or max(shared.shape[0] // width, 1)
-        values |= {
-            "n_shared": n_shared,
-            "shared_intermediate": shared.shape[0],
-            "shared_gate": file.has("ffn_gate_inp_shexp.weight"),
-        }
-    flags: dict[str, Callable[[], bool]] = {
-        "expert_bias": lambda: file.has("ffn_down_exps.bias"),
-        "router_bias": lambda: file.has("ffn_gate_inp.bias") or file.has("exp_probs_b.bias"),
-        "qkv_bias": lambda: file.has("attn_q.bias") or file.has("attn_qkv.bias"),
-        "out_bias": lambda: file.has("attn_output.bias"),
-        "norm_bias": lambda: file.has("attn_norm.bias"),
-        "attention_sinks": lambda: file.has("attn_sinks.weight"),
-    }
-    return values | _attention(file, hidden) | {name: there() for name, there in flags.items()}
-
-
-def _attention(file: _File, hidden: int) -> dict[str, Any]:
-    n_heads = file.count("attention.head_count")
-    if not n_heads:
-        raise ModelError(f"{file.path}: {file.architecture}.attention.head_count: expected a positive integer, got 0")
-    key = file.count("attention.key_length", hidden // n_heads)
-    value = file.count("attention.value_length", key)
+def _mixer(file: _File, layer: int, tensors: Mapping[str, Tensor]) -> Mixer | None:
+    """Return what mixes tokens: its kind from the tensors, what is kept from the metadata."""
+    weights = tuple((name, tensor.params) for name, tensor in tensors.items())
+    if not weights:
+        return None
+    if any(name.startswith(("ssm_", "attn_f", "shortconv")) for name in tensors) and "attn_output.weight" not in tensors:
+        return _linear(file, layer, tensors, weights)
+    heads = file.count("attention.head_count", layer=layer) or 1
     rank = file.count("attention.kv_lora_rank", 0)
-    if rank:
-        # Newer files give the lengths of the compressed cache, and those of the heads under names of their own.
-        key, value = file.count("attention.key_length_mla", key), file.count("attention.value_length_mla", value)
-        rope = file.count("rope.dimension_count")
-        return {
-            "n_heads": n_heads, "n_kv_heads": n_heads, "head_dim": key, "kv_lora_rank": rank, "rope_head_dim": rope,
-            "nope_head_dim": key - rope, "v_head_dim": value, "q_lora_rank": file.count("attention.q_lora_rank", 0),
-        }  # fmt: skip
-    norm = file.any_layer("attn_q_norm.weight")
-    kind = "none" if norm is None else "head" if norm.shape[0] == key else "full"
-    n_kv_heads = file.count("attention.head_count_kv", n_heads)
-    return {"n_heads": n_heads, "n_kv_heads": n_kv_heads, "head_dim": max(key, value), "qk_norm": kind}
+    index = any(name.startswith("indexer") for name in tensors)
+    read = file.count("attention.indexer.top_k") if index else None
+    if rank and any(name.startswith("attn_kv_a") for name in tensors):
+        rope = file.count("rope.dimension_count", 0)
+        stores = [Store(rank + rope, 2 * heads * (2 * rank + rope), read=read)]
+        if index:
+            width, n = file.count("attention.indexer.key_length"), file.count("attention.indexer.head_count")
+            stores.append(Store(width, 2 * n * width))
+        return Mixer("latent" if read is None else f"latent, {read} chosen tokens", weights, tuple(stores))
+    kv = file.count("attention.head_count_kv", heads, layer=layer)
+    window = _window(file, layer)
+    ending = "_swa" if window is not None and f"{file.architecture}.attention.key_length_swa" in file.fields else ""
+    hidden = file.count("embedding_length", 0)
+    key = file.count(f"attention.key_length{ending}", hidden // heads)
+    value = file.count(f"attention.value_length{ending}", key)
+    store = Store(kv * (key + value), 2 * heads * (key + value), kept=window)
+    return Mixer("grouped" if window is None else f"grouped, window {window}", weights, (store,))
+
+
+def _window(file: _File, layer: int) -> int | None:
+    """Return the tokens that a layer sees at most."""
+    size = file.count("attention.sliding_window", 0) or file.count("attention.chunk_size", 0)
+    if not size:
+        return None
+    pattern = file.fields.get(f"{file.architecture}.attention.sliding_window_pattern")
+    if isinstance(pattern, list):
+        return size if layer < len(pattern) and pattern[layer] else None
+    every = pattern if is_int(pattern) and pattern > 0 else _FULL_EVERY.get(file.architecture)
+    return size if every is not None and (layer + 1) % every else None
+
+
+def _linear(file: _File, layer: int, tensors: Mapping[str, Tensor], weights: tuple[tuple[str, int], ...]) -> Mixer:
+    """Return a mixer with a state: of a state space, a delta net or a convolution."""
+    if any(name.startswith("shortconv") for name in tensors):
+        kernel, hidden = file.count("shortconv.l_cache"), file.count("embedding_length")
+        return Mixer("convolution", weights, state_bytes=2 * (kernel - 1) * hidden, operations=2 * kernel * hidden)
+    if (width := file.count("kda.head_dim", 0)) and "ssm_conv1d_q.weight" in tensors:
+        inner = file.count("attention.head_count", layer=layer) * width or file.count("embedding_length")
+        kernel = file.count("ssm.conv_kernel", 4)
+        state = 4 * inner * width + 2 * (kernel - 1) * 3 * inner
+        return Mixer("linear, Kimi delta", weights, state_bytes=state, operations=7 * inner * width)
+    inner, n, kernel = file.count("ssm.inner_size"), file.count("ssm.state_size"), file.count("ssm.conv_kernel")
+    mixed = inner + 2 * file.count("ssm.group_count", 0) * n
+    kind = "linear, gated delta net" if "attn_gate.weight" in tensors or "attn_qkv.weight" in tensors else "state space"
+    return Mixer(kind, weights, state_bytes=4 * inner * n + 2 * (kernel - 1) * mixed, operations=6 * inner * n)

@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from moesim.core.gate import YAML, read_text
+import yaml
+
+from moesim.core.gate import JSON, YAML, read_text
 from moesim.core.limits import BITS
 from moesim.core.units import parse_bytes
 from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import ConfigError, ModelError, unknown_name
 from moesim.model.check import find_problem, is_int
-from moesim.model.config import read_config
-from moesim.model.spec import DEFAULTS, FIELDS, MXFP4_BITS, ModelSpec, bits_to_bytes
-from moesim.model.zoo import BUILTIN
+from moesim.model.gguf import read_gguf
+from moesim.model.keys import read_model
+from moesim.model.parts import Shape, bits_to_bytes
+from moesim.model.spec import DEFAULTS, FIELDS, MXFP4_BITS, ModelSpec
 
 __all__ = ["MXFP4_BITS", "ModelSpec", "bits_to_bytes", "builtin_models", "load_model"]
 
 _REQUIRED = tuple(key for key in FIELDS if key not in DEFAULTS)
 _SETTABLE = tuple(key for key in FIELDS if key != "labels")
 _YAML = (".yaml", ".yml")
+_FILES = (".json", ".gguf", *_YAML)
+_OF_LAYERS = ("name", "source", "top_k", "expert_bits", "low_bits", "other_bits", "kv_bits", "act_bits", "expert_bytes_by_layer")
+_BUILT_IN = (
+    "mixtral-8x7b", "phi-3.5-moe", "deepseek-v2-lite", "moonlight-16b-a3b", "qwen1.5-moe", "qwen2-57b-a14b", "qwen3-30b-a3b",
+    "olmoe", "gpt-oss-20b", "gpt-oss-120b",
+)  # fmt: skip
 _UNITS = ("n_experts", "top_k")  # written as experts, counted as units
 _NOT_LABELLED = ("name", "source")  # they change no figure
 
@@ -32,7 +44,7 @@ def builtin_models() -> dict[str, ModelSpec]:
     >>> builtin_models()["qwen3-30b-a3b"].expert_bytes(0)
     9437184
     """
-    return {spec.name: spec for spec in BUILTIN}
+    return {name: _listed_model(name) for name in _BUILT_IN}
 
 
 def load_model(source: str | Path | Mapping[str, Any], place: str = "model") -> ModelSpec:
@@ -41,8 +53,8 @@ def load_model(source: str | Path | Mapping[str, Any], place: str = "model") -> 
     Parameters
     ----------
     source : str, Path or mapping
-        A built-in name; the path of a Hugging Face ``config.json`` or of a folder with one (a text is a path
-        if it ends in ``.json`` or contains a slash), or of a ``.yaml`` file that holds such a mapping; or a mapping with
+        A name or an alias; the path of a Hugging Face ``config.json``, of a checkpoint's folder, of a GGUF file (the first of
+        a split one, or its header alone), or of a ``.yaml`` file that holds such a mapping; or a mapping with
         ``base`` (any of these) and changed fields. A mapping without ``base`` gives a whole model and needs every
         field that has no default.
     place : str
@@ -70,18 +82,59 @@ def load_model(source: str | Path | Mapping[str, Any], place: str = "model") -> 
     if not isinstance(source, str):
         expected = "a model's name, the path of a config.json, or a mapping with 'base'"
         raise ModelError(f"{place}: expected {expected}, got {source!r}")
-    if source.endswith((".json", *_YAML)) or "/" in source or "\\" in source:
+    if source.endswith(_FILES) or os.path.isdir(source):
         return _load_file(Path(source))
-    models = builtin_models()
-    if source not in models:
-        message = unknown_name("model", source, models)
-        raise ModelError(f"{place}: {message}; or give the path of a config.json")
-    return models[source]
+    if (found := _by_name(source)) is not None:
+        return found
+    if "/" in source or "\\" in source:
+        return _load_file(Path(source))
+    message = unknown_name("model", source, model_names())
+    raise ModelError(f"{place}: {message}; or give the path of a config.json or of a GGUF file")
+
+
+def model_names() -> list[str]:
+    """List the names that `load_model` knows."""
+    return list(_listed())
+
+
+@cache
+def _listed() -> dict[str, Any]:
+    """Read the list of models that people run."""
+    text = read_text(Path(__file__).with_name("models.yaml"), YAML, "the list of models", error=ModelError)
+    found: dict[str, Any] = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    return found
+
+
+@cache
+def _aliases() -> dict[str, str]:
+    """Return the name of each alias, in lower case."""
+    listed = {alias.lower(): name for name, entry in _listed().items() for alias in entry["aliases"]}
+    return listed | {name: name for name in model_names()}
+
+
+def _by_name(source: str) -> ModelSpec | None:
+    """Find a model by its name or an alias, also by the name of its repository or of a GGUF file without its end."""
+    short = source.lower()
+    name = _aliases().get(short) or _aliases().get(short.rpartition("/")[2])
+    if name is None:
+        return None
+    return _listed_model(name)
+
+
+@cache
+def _listed_model(name: str) -> ModelSpec:
+    entry = _listed()[name]
+    where = entry["source"] + {"derived": ", derived", "assumed": ", assumed"}.get(entry["kind"], "")
+    return replace(read_model(entry["keys"], None, name, where), source=where)
 
 
 def _load_file(path: Path) -> ModelSpec:
+    if path.is_dir():
+        return _load_folder(path)
+    if path.suffix == ".gguf":
+        return read_gguf(path)
     if path.suffix not in _YAML:
-        return read_config(path)
+        return _load_config(path)
     try:
         content = read_yaml_value(read_text(path, YAML, "a model as YAML"), str(path))
     except ConfigError as error:
@@ -95,6 +148,45 @@ def _load_file(path: Path) -> ModelSpec:
     return _load_mapping(content, f"{path}: model")
 
 
+def _load_folder(path: Path) -> ModelSpec:
+    """Read the checkpoint in a folder: its config, or the first of its GGUF files."""
+    if (path / "config.json").exists():
+        return _load_config(path / "config.json")
+    files = sorted(path.glob("*.gguf"))
+    if not files:
+        raise ModelError(f"{path}: expected a folder with config.json or a GGUF file, got one without; check the path")
+    return read_gguf(files[0])
+
+
+def _load_config(path: Path) -> ModelSpec:
+    data = _read_json(path, "the model's config.json")
+    beside = path.with_name("hf_quant_config.json")
+    extra = _read_json(beside, "how a checkpoint is quantised") if beside.exists() else None
+    given = data.get("_name_or_path")
+    if isinstance(given, str) and given.strip("/ \n"):
+        name = given.strip("/ \n").rsplit("/", 1)[-1]
+    else:
+        name = path.resolve().parent.name if path.stem == "config" else path.stem
+    found = read_model(data, extra, name, path)
+    return replace(found, source=f"{path.name} ({_architecture(data)})")
+
+
+def _architecture(data: Mapping[str, Any]) -> str:
+    names = data.get("architectures")
+    return str(names[0]) if isinstance(names, list) and names else str(data.get("model_type") or "no architecture named")
+
+
+def _read_json(path: Path, what: str) -> dict[str, Any]:
+    text = read_text(path, JSON, what, error=ModelError)
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{path}: expected JSON, got something else: {error}") from None
+    if not isinstance(data, dict):
+        raise ModelError(f"{path}: expected a JSON object, got {type(data).__name__}")
+    return data
+
+
 def _load_mapping(source: Mapping[str, Any], place: str) -> ModelSpec:
     changes = {key: value for key, value in source.items() if key != "base"}
     for key in changes:
@@ -102,6 +194,8 @@ def _load_mapping(source: Mapping[str, Any], place: str) -> ModelSpec:
             raise ModelError(f"{place}: {unknown_name('model field', str(key), ('base', *_SETTABLE))}")
     if "expert_bits" in changes and changes.get("expert_bytes_by_layer") is not None:
         raise ModelError(f"{place}: expected expert_bits or expert_bytes_by_layer, got both; leave one out")
+    if changes.get("shape") is not None:
+        changes["shape"] = Shape.from_dict(changes["shape"], f"{place}.shape")
     if changes.get("expert_bytes_by_layer") is not None:
         changes["expert_bytes_by_layer"] = _parse_layer_bytes(changes["expert_bytes_by_layer"], place)
     if isinstance(changes.get("expert_bits"), (list, tuple)):
@@ -122,6 +216,10 @@ def _load_mapping(source: Mapping[str, Any], place: str) -> ModelSpec:
             keys = ", ".join(missing)
             raise ModelError(f"{place}: expected 'base' or a whole model, got neither; add base, or {keys}")
         values, labels = DEFAULTS | {"source": place} | changes, ()
+        if (shape := values["shape"]) is not None:
+            sizes = values["expert_bytes_by_layer"]
+            if sizes and "expert_bits" not in changes:
+                values["expert_bits"] = round(sum(sizes) * 8 / (len(sizes) * shape.expert_params), 4)
     if is_int(units := changes.get("units_per_expert")) and all(is_int(values[key]) for key in _UNITS):
         values |= {key: values[key] * units for key in _UNITS}
     problem = find_problem(values)
@@ -134,9 +232,17 @@ def _apply_changes(base: Any, changes: dict[str, Any], place: str) -> tuple[dict
     if isinstance(base, Mapping):
         raise ModelError(f"{place}.base: expected a model's name or the path of a config.json, got {base!r}")
     spec = load_model(base, f"{place}.base")
-    values = asdict(spec)
+    values = {key: getattr(spec, key) for key in FIELDS}
     changed = [key for key, value in changes.items() if value != values[key] and key not in _NOT_LABELLED]
     labels = spec.labels + tuple(f"{key}={_show(changes[key])}" for key in sorted(changed, key=FIELDS.index))
+    if spec.shape is not None:
+        if wrong := next((key for key in changes if key not in _OF_LAYERS), None):
+            known = ", ".join(_OF_LAYERS)
+            raise ModelError(f"{place}.{wrong}: expected one of {known}, as {spec.name} is read layer by layer; leave it out")
+        if "other_bits" in changes:
+            values["shape"] = spec.shape.at_bits(changes["other_bits"])
+    if "expert_bits" in changes:
+        values["expert_bytes_by_layer"] = None
     return values | changes, labels
 
 

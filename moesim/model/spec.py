@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import MISSING, dataclass, fields
-from fractions import Fraction
-from functools import cached_property, lru_cache
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields, replace
+from functools import cached_property
 from typing import Any
 
 from moesim.core.table import Facts
-from moesim.core.units import format_bytes
+from moesim.core.units import ceil_div, format_bytes
 from moesim.errors import ModelError
 from moesim.model.check import find_problem
+from moesim.model.parts import Block, Mixer, Shape, Store, bits_to_bytes
 
 MXFP4_BITS = 4.25  # bits per weight of MXFP4: 4, and a scale of 8 for each block of 32 (OCP Microscaling Formats, v1.0)
 SHADOW_BITS = {"int8": 8, "nf4": 4, "int4": 4, "fp16": 16, "bf16": 16}
 """Bits per weight of a quantised copy that predicts, by its name."""
-
-
-@lru_cache(maxsize=4096)  # asked for each layer of each run, and few answers differ
-def bits_to_bytes(count: int, bits: float) -> int:
-    """Bytes of ``count`` numbers of ``bits`` bits each, rounded up once.
-
-    The decimal form of ``bits`` counts: 4.85 means 485/100, not the nearest binary fraction.
-
-    >>> bits_to_bytes(176_160_768, 16), bits_to_bytes(32, 4.25), bits_to_bytes(100, 4.8)
-    (352321536, 17, 60)
-    """
-    return math.ceil(count * Fraction(str(bits)) / 8)
 
 
 @dataclass(frozen=True)
@@ -82,6 +70,8 @@ class ModelSpec(Facts):
         Bytes of one expert for each layer where quantisation is mixed; None: from ``expert_bits``.
     source : str
         Where the figures come from.
+    shape : Shape or None
+        Layers one by one, of a model whose layers differ: then all sizes come from it, and the widths of attention above are 1.
     labels : tuple of str
         What differs from the source, such as ``"top_k=6"``; results carry them.
 
@@ -92,7 +82,7 @@ class ModelSpec(Facts):
 
     Notes
     -----
-    A sliding window is ignored: KV is reserved at the full length, and attention is costed over it.
+    Without a shape there is no sliding window: KV is reserved at the full length, and attention is costed over it.
     Byte counts round up once per quantity. The parameter count is that of the published checkpoint.
     """
 
@@ -135,6 +125,7 @@ class ModelSpec(Facts):
     units_per_expert: int = 1
     source: str = ""
     labels: tuple[str, ...] = ()
+    shape: Shape | None = None
 
     def __post_init__(self) -> None:
         problem = find_problem({f.name: getattr(self, f.name) for f in fields(self)})
@@ -142,13 +133,72 @@ class ModelSpec(Facts):
             raise ModelError(f"model '{self.name}': {problem}")
 
     def facts(self) -> dict[str, Any]:
+        """State shapes and sizes."""
         return {
-            "name": self.name, "layers": self.n_layers + self.n_dense_layers, "MoE layers": self.n_layers,
-            "experts": self.n_experts, "top_k": self.top_k, "shared": self.n_shared,
-            "bytes per expert": format_bytes(self.expert_bytes(0)),
+            "name": self.name, "layers": len(self.blocks), "MoE layers": self.n_layers, "experts": self.n_experts,
+            "top_k": self.top_k, "shared": self.n_shared, "bytes per expert": format_bytes(self.expert_bytes(0)),
             "all experts": format_bytes(sum(self.expert_bytes(i) for i in range(self.n_layers)) * self.n_experts),
             "the rest": format_bytes(self.non_expert_bytes), "source": self.source,
         }  # fmt: skip
+
+    # ---- layers
+
+    @cached_property
+    def blocks(self) -> tuple[Block, ...]:
+        """Layers one by one."""
+        if self.shape is not None:
+            return self.shape.blocks
+        mixer, mlp = self._mixer, self.n_mats * self.hidden * self.dense_intermediate
+        attention, norms = self._other_bytes(mixer.params), 2 * self._norm_params
+        dense = Block(mixer, False, mlp, norms, attention, self._other_bytes(mlp), self._other_bytes(norms))
+        router = self._other_bytes(self.router_params + norms)
+        return (dense,) * self.n_dense_layers + tuple(
+            Block(mixer, True, 0, norms, attention, 0, router, self._other_bytes(self.shared_params), self.expert_bytes(layer))
+            for layer in range(self.n_layers)
+        )
+
+    @cached_property
+    def leading(self) -> tuple[Block, ...]:
+        """Dense layers before the first with experts."""
+        first = next(number for number, block in enumerate(self.blocks) if block.routed)
+        whole = (number for number in range(first, 0, -1) if self.blocks[number - 1].dense)
+        return self.blocks[: next(whole, 0)]
+
+    @cached_property
+    def groups(self) -> tuple[tuple[Block, ...], ...]:
+        """For each layer with experts: it and those since the one before; the last has all that follow, too."""
+        found: list[list[Block]] = [[]]
+        for block in self.blocks[len(self.leading) :]:
+            found[-1].append(block)
+            if block.routed:
+                found.append([])
+        after = found.pop()
+        return (*map(tuple, found[:-1]), *((*last, *after) for last in found[-1:]))
+
+    @cached_property
+    def alike(self) -> tuple[int, ...]:
+        """For each layer with experts the first one that differs from it in its experts' bytes at most."""
+        first: dict[tuple[Block, ...], int] = {}
+        groups = (tuple(replace(block, expert_bytes=0) for block in group) for group in self.groups)
+        return tuple(first.setdefault(group, layer) for layer, group in enumerate(groups))
+
+    def _blocks_of(self, layer: int) -> tuple[Block, ...]:
+        """Return the blocks of a layer with experts, or all leading ones for -1."""
+        if layer < 0:
+            return self.leading
+        self._check_layer(layer)
+        return self.groups[layer]
+
+    @cached_property
+    def _mixer(self) -> Mixer:
+        """Attention of a model whose layers are alike."""
+        kept, read = self.kv_lora_rank + self.rope_head_dim, self.nope_head_dim + self.rope_head_dim + self.v_head_dim
+        params = self._latent_params if self.kv_lora_rank else self._grouped_params
+        params += self.out_bias * self.hidden + self.attention_sinks * self.n_heads
+        if self.kv_lora_rank:
+            return Mixer("latent", (("all", params),), (Store(kept, 2 * self.n_heads * read),))
+        store = Store(2 * self.n_kv_heads * self.head_dim, 4 * self.n_heads * self.head_dim)
+        return Mixer("grouped", (("all", params),), (store,))
 
     # ---- routed experts
 
@@ -188,19 +238,43 @@ class ModelSpec(Facts):
 
     @cached_property
     def _expert_matrices(self) -> int:
+        if self.shape is not None:
+            return self.shape.mats * self.shape.expert_input * self.shape.expert_width
         return self.n_mats * self.hidden * self.expert_intermediate // self.units_per_expert
 
     @cached_property
     def _expert_biases(self) -> int:
+        if self.shape is not None:
+            return self.shape.expert_params - self._expert_matrices
         return (self.n_mats - 1) * self.expert_intermediate + self.hidden if self.expert_bias else 0
 
     # ---- the rest of a layer
 
+    def part_bytes(self, part: str, layer: int) -> int:
+        """Bytes of a part of a layer: attention (with dense parts before or next to its experts), dense (router, norms), shared.
+
+        Layer -1 has the parts leading, embedding and head.
+        """
+        if part == "attention":
+            return sum(block.mixer_bytes + block.dense_bytes for block in self._blocks_of(layer))
+        if part == "dense":
+            return sum(block.router_bytes for block in self._blocks_of(layer))
+        if part == "shared":
+            return sum(block.shared_bytes for block in self._blocks_of(layer))
+        return {"leading": self.leading_bytes, "embedding": self.embedding_bytes, "head": self.head_bytes}[part]
+
+    def _mixing_params(self, layer: int) -> int:
+        return sum((block.mixer.params if block.mixer else 0) + block.dense for block in self._blocks_of(layer))
+
     @property
     def attention_params(self) -> int:
-        """Parameters of one layer's attention: projections, biases, query and key norms, sinks."""
-        params = self._latent_params if self.kv_lora_rank else self._grouped_params
-        return params + self.out_bias * self.hidden + self.attention_sinks * self.n_heads
+        """Parameters of attention in the first layer with experts."""
+        return self._mixing_params(0)
+
+    @property
+    def attention_bytes(self) -> int:
+        """Bytes of the same."""
+        return self.part_bytes("attention", 0)
 
     @property
     def _grouped_params(self) -> int:
@@ -222,77 +296,90 @@ class ModelSpec(Facts):
         return params + self.qkv_bias * (self.q_lora_rank + down)
 
     @cached_property
-    def attention_bytes(self) -> int:
-        """Bytes of one layer's attention weights."""
-        return self._other_bytes(self.attention_params)
+    def router_params(self) -> int:
+        """Parameters of a router, with projections around experts."""
+        if self.shape is not None:
+            return self.shape.router_params
+        return self.n_experts // self.units_per_expert * (self.hidden + self.router_bias)
 
-    @cached_property
+    def around_params(self, layer: int) -> int:
+        """Parameters of a layer outside attention and experts: router and norms."""
+        return self.router_params + sum(block.norms for block in self._blocks_of(layer))
+
+    @property
     def dense_params(self) -> int:
-        """Parameters of a MoE layer outside attention and experts: router and the two norms."""
-        return self.n_experts // self.units_per_expert * (self.hidden + self.router_bias) + 2 * self._norm_params
+        """Parameters of the first layer with experts outside attention and experts: router and norms."""
+        return self.around_params(0)
 
     def dense_bytes(self, layer: int = 0) -> int:
-        """Bytes of a MoE layer outside attention and experts: router and the two norms."""
+        """Bytes of a layer outside attention and experts: router and norms."""
         self._check_layer(layer)
-        return self._other_bytes(self.dense_params)
+        return self.part_bytes("dense", layer)
 
     @property
     def shared_params(self) -> int:
         """Parameters of all shared experts of one layer, with their gate; 0 if there are none."""
+        if self.shape is not None:
+            return self.shape.shared_params
         return self.n_mats * self.hidden * self.shared_intermediate + self.shared_gate * self.hidden
 
-    @cached_property
+    @property
     def shared_bytes(self) -> int:
-        """Bytes of all shared experts of one layer; 0 if there are none."""
-        return self._other_bytes(self.shared_params)
+        """Bytes of all shared experts of the first layer with experts; 0 if there are none."""
+        return self.part_bytes("shared", 0)
 
     # ---- once per model
 
     @property
     def leading_params(self) -> int:
         """Parameters of all leading dense layers, attention and norms included."""
-        mlp = self.n_mats * self.hidden * self.dense_intermediate
-        return self.n_dense_layers * (self.attention_params + mlp + 2 * self._norm_params)
+        return sum((block.mixer.params if block.mixer else 0) + block.dense + block.norms for block in self.leading)
 
     @cached_property
     def leading_bytes(self) -> int:
         """Bytes of all leading dense layers together."""
-        return self._other_bytes(self.leading_params)
+        if self.shape is None:
+            return self._other_bytes(self.leading_params)
+        return sum(block.mixer_bytes + block.dense_bytes + block.router_bytes for block in self.leading)
 
     @property
     def embedding_params(self) -> int:
-        """Parameters of the embedding."""
-        return self.vocab * self.hidden
+        """Parameters of the embedding, and of tables of which a token reads a row."""
+        return self.vocab * self.hidden + (self.shape.lookup_params if self.shape else 0)
 
     @cached_property
     def embedding_bytes(self) -> int:
-        """Bytes of the embedding."""
+        """Bytes of the same."""
+        if self.shape is not None:
+            return self.shape.embedding_bytes + self.shape.lookup_bytes
         return self._other_bytes(self.embedding_params)
 
     @property
     def head_params(self) -> int:
         """Parameters that the LM head reads: final norm and output matrix."""
+        if self.shape is not None:
+            return self.vocab * self.hidden + self.shape.head_params
         return self.vocab * (self.hidden + self.head_bias) + self._norm_params
 
     @cached_property
     def head_bytes(self) -> int:
         """Bytes that the LM head reads; `non_expert_bytes` counts a tied matrix once only."""
-        return self._other_bytes(self.head_params)
+        return self._other_bytes(self.head_params) if self.shape is None else self.shape.head_bytes
 
     @property
     def non_expert_bytes(self) -> int:
         """Bytes of everything but the routed experts."""
-        per_layer = self.attention_bytes + self.dense_bytes() + self.shared_bytes
+        inner = sum(self.part_bytes(part, i) for part in ("attention", "dense", "shared") for i in range(self.n_layers))
         tied = self.embedding_bytes if self.tie_embeddings else 0
-        return self.n_layers * per_layer + self.leading_bytes + self.embedding_bytes + self.head_bytes - tied
+        return inner + self.leading_bytes + self.embedding_bytes + self.head_bytes - tied
 
     @property
     def total_params(self) -> int:
         """All parameters, a tied matrix counted once."""
-        per_layer = self.attention_params + self.dense_params + self.shared_params
-        tied = self.embedding_params if self.tie_embeddings else 0
-        rest = self.leading_params + self.embedding_params + self.head_params - tied
-        return self.experts_params_total + self.n_layers * per_layer + rest
+        layers = range(self.n_layers)
+        inner = sum(self._mixing_params(i) + self.around_params(i) + self.shared_params for i in layers)
+        tied = self.vocab * self.hidden if self.tie_embeddings else 0
+        return self.experts_params_total + inner + self.leading_params + self.embedding_params + self.head_params - tied
 
     @property
     def active_params(self) -> int:
@@ -302,19 +389,55 @@ class ModelSpec(Facts):
         """
         return self.total_params - self.n_layers * (self.n_experts - self.top_k) * self.expert_params
 
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all weights."""
+        return self.experts_bytes_total + self.non_expert_bytes
+
     # ---- per token
 
-    @cached_property
+    def kv_bytes(self, layer: int, n_tokens: int, n_requests: int = 1) -> int:
+        """Bytes that a layer, or all leading ones (-1), keep of requests that have so many tokens together, states included."""
+        mixers = [block.mixer for block in self._blocks_of(layer) if block.mixer]
+        each = ceil_div(n_tokens, max(n_requests, 1))
+        total = 0
+        for store in (store for mixer in mixers for store in mixer.stores):
+            plain = store.kept is None and store.per == 1
+            rows = n_tokens if plain else n_requests * store.rows_kept(each)
+            total += rows * bits_to_bytes(store.numbers, self.kv_bits)
+        return total + n_requests * sum(mixer.state_bytes for mixer in mixers)
+
+    def new_kv_bytes(self, layer: int, n_tokens: int) -> int:
+        """Bytes that so many new tokens add to what a layer keeps, if nothing falls out of a window."""
+        mixers = [block.mixer for block in self._blocks_of(layer) if block.mixer]
+        stores = (store for mixer in mixers for store in mixer.stores)
+        return sum(n_tokens // store.per * bits_to_bytes(store.numbers, self.kv_bits) for store in stores)
+
+    def all_kv_bytes(self, n_tokens: int, n_requests: int = 1) -> int:
+        """Bytes that all layers keep of requests that have so many tokens together."""
+        return sum(self.kv_bytes(layer, n_tokens, n_requests) for layer in range(-1, self.n_layers))
+
+    @property
     def kv_bytes_per_token_per_layer(self) -> int:
-        """Bytes of KV of one token in one layer, or of the latent and the rotary key."""
-        if self.kv_lora_rank:
-            return bits_to_bytes(self.kv_lora_rank + self.rope_head_dim, self.kv_bits)
-        return bits_to_bytes(2 * self.n_kv_heads * self.head_dim, self.kv_bits)
+        """Bytes that the first layer with experts keeps of a token, if it keeps all."""
+        mixers = (block.mixer for block in self.groups[0] if block.mixer)
+        return sum(bits_to_bytes(store.numbers, self.kv_bits) for mixer in mixers for store in mixer.stores)
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of KV that one token leaves in all layers, leading dense ones included."""
-        return (self.n_layers + self.n_dense_layers) * self.kv_bytes_per_token_per_layer
+        """Bytes that all layers keep of a token, leading dense ones included, where nothing is bounded."""
+        mixers = (block.mixer for block in self.blocks if block.mixer)
+        return sum(bits_to_bytes(store.numbers, self.kv_bits) for mixer in mixers for store in mixer.stores if store.kept is None)
+
+    def token_bytes(self, n_rows: int, n_tokens: int) -> int:
+        """Bytes that a decoding step of so many sequences reads, each after so many tokens, with experts chosen independently."""
+        none = self.shape.zero_experts if self.shape else 0
+        share = 1 - (1 - self.top_k / (self.n_experts + none)) ** n_rows
+        experts = self.n_experts * sum(self.expert_bytes(layer) for layer in range(self.n_layers))
+        fixed = self.non_expert_bytes - (0 if self.tie_embeddings else self.embedding_bytes)
+        mixers = [block.mixer for block in self.blocks if block.mixer]
+        kept = sum(bits_to_bytes(s.numbers, self.kv_bits) * s.rows_read(n_tokens) for mixer in mixers for s in mixer.stores)
+        return fixed + round(share * experts) + n_rows * (kept + 2 * sum(mixer.state_bytes for mixer in mixers))
 
     @property
     def core_widths(self) -> tuple[int, int]:
@@ -333,9 +456,10 @@ class ModelSpec(Facts):
 
     def figures(self) -> dict[str, object]:
         """Return all fields by name; later ones only where they are used, so that fingerprints stay."""
-        later = {"low_bits": (), "units_per_expert": 1}
+        later: dict[str, Any] = {"low_bits": (), "units_per_expert": 1, "shape": None}
         values = {name: getattr(self, name) for name in FIELDS}
-        return {key: value for key, value in values.items() if key not in later or value != later[key]}
+        kept = {key: value for key, value in values.items() if key not in later or value != later[key]}
+        return kept | ({"shape": self.shape.to_dict()} if self.shape else {})
 
     @property
     def _norm_params(self) -> int:
@@ -353,3 +477,36 @@ FIELDS = tuple(f.name for f in fields(ModelSpec))  # names of all fields, in ord
 
 DEFAULTS = {f.name: f.default for f in fields(ModelSpec) if f.default is not MISSING}
 """Default values of the fields that have one."""
+
+
+def of_shape(shape: Shape, fields: Mapping[str, Any]) -> ModelSpec:
+    """Return the specification of a model that was read layer by layer.
+
+    `fields` are those that the layers do not have: precisions, and widths of attention if all layers have the same. If they say
+    all of it, the shape is left out: then the model is like one that is written by its fields.
+    """
+    routed = [block for block in shape.blocks if block.routed]
+    first = next(number for number, block in enumerate(shape.blocks) if block.routed)
+    width = shape.blocks[first - 1].dense // (shape.mats * shape.hidden) if first else 0
+    values: dict[str, Any] = {"n_heads": 1, "n_kv_heads": 1, "head_dim": 1} | dict(fields) | {
+        "name": shape.name, "n_layers": len(routed), "n_experts": shape.n_experts, "top_k": shape.top_k, "hidden": shape.hidden,
+        "expert_intermediate": shape.expert_width, "vocab": shape.vocab, "n_dense_layers": first if width else 0,
+        "dense_intermediate": width, "n_shared": shape.n_shared, "tie_embeddings": shape.tied, "kv_bits": shape.kv_bits,
+        "shared_intermediate": shape.shared_params // (shape.mats * shape.hidden), "n_mats": shape.mats, "source": shape.source,
+    }  # fmt: skip
+    found = replace(
+        ModelSpec(**values), shape=shape, expert_bytes_by_layer=tuple(block.expert_bytes for block in routed),
+        expert_bits=round(sum(block.expert_bytes for block in routed) * 8 / (len(routed) * shape.expert_params), 4),
+    )  # fmt: skip
+    if bits := fields.get("expert_bits"):
+        matrices = shape.mats * shape.expert_input * shape.expert_width
+        each = bits_to_bytes(matrices, bits) + bits_to_bytes(shape.expert_params - matrices, fields["other_bits"])
+        if {block.expert_bytes for block in routed} == {each}:
+            found = replace(found, expert_bits=bits, expert_bytes_by_layer=None)
+    found = replace(found, other_bits=round(found.non_expert_bytes * 8 / (found.total_params - found.experts_params_total), 4))
+    if "n_heads" in fields:
+        plain = ModelSpec(**values)
+        same = plain.total_params == found.total_params and plain.n_bytes == found.n_bytes
+        if same and plain.leading_params == found.leading_params and plain.all_kv_bytes(2**20) == found.all_kv_bytes(2**20):
+            return plain
+    return found

@@ -130,7 +130,7 @@ def _memory(setting: Setting, share: float, place: str) -> int:
     machine = load_hardware(raw["hardware"], f"{place}: hardware")
     work = raw["workload"]
     kv_tokens = work["batch_size"] * (int(work["prompt_tokens"] or 0) + int(work["decode_tokens"] or 0))
-    around = sum(required_bytes(model, machine, kv_tokens, Placement())[machine.compute].values())
+    around = sum(required_bytes(model, machine, kv_tokens, Placement(), int(work["batch_size"]))[machine.compute].values())
     experts = model.n_experts * sum(model.expert_bytes(layer) for layer in range(model.n_layers))  # at their full width alone
     return around + math.ceil(share * experts)
 

@@ -118,7 +118,7 @@ def test_the_timeline_of_the_page_is_the_engine_s():
 
 def test_the_example_in_python_runs(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    block, _ = re.findall(r"```python\n(.*?)```", page("python"), flags=re.DOTALL)
+    block, *_ = re.findall(r"```python\n(.*?)```", page("python"), flags=re.DOTALL)
     exec(block, {})
     table, frame = capsys.readouterr().out.split("policy", 2)[1:]
     policies = ["lru", "fiddler", "dali(w_size=2)"] * 2

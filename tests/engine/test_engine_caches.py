@@ -46,7 +46,7 @@ class Ran(NamedTuple):
 def run(trace: Trace, name: str, slots: int, policy: dict[str, Any] | None = None, width: int = 256, **spec: Any) -> Ran:
     """Simulate a policy on gpt-oss-20b with experts of some width, and the trace's layers, experts and experts a token."""
     shape = {"n_layers": trace.n_layers, "n_experts": trace.n_experts, "top_k": trace.top_k}
-    model = load_model({"base": "gpt-oss-20b", "expert_intermediate": width, **shape})
+    model = load_model({"base": "qwen3-30b-a3b", "expert_bits": 4.25, "expert_intermediate": width, **shape})
     made: Any = make_policy({"name": name, **(policy or {})})
     work = compose(trace, WorkloadSpec(**spec))
     if "oracle:routing" in made.needs:

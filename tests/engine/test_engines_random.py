@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from moesim.capacity import part_bytes, stream_uses
+from moesim.capacity import stream_uses
 from moesim.engine.native import AVAILABLE
 from moesim.policy import KV, Fetch, Placement, Run
 from moesim.records import Records
@@ -96,7 +96,7 @@ def check_bytes(records: Records, work: Any, placement: Placement, uses: Any) ->
                     down += kv * sum(context for _, context in step.sequences)
                     up += kv * step.n_tokens
                 elif part != "head" or step.n_sequences:
-                    down += part_bytes(MODEL, part, use.layer)
+                    down += MODEL.part_bytes(part, use.layer)
     found = {"write-back": 0}
     for t in records.transfers:
         if t.expert < 0:

@@ -464,7 +464,7 @@ def test_made_up_requests_are_those_that_are_made_at_once(tmp_path: Path):
         ({"trace": "mini-qwen3"}, "--trace mini-qwen3: expected 4 layers of 8 experts, top 2, as mixtral-8x7b has"),
         ({"prompt": 9000}, "9000"),
         ({"batch": 7}, "7"),
-        ({"gguf": Path("no.gguf"), "model": None}, "no.gguf: expected a GGUF file, got nothing there"),
+        ({"gguf": Path("no.gguf"), "model": None}, "no.gguf: expected a GGUF file, got: No such file or directory"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(trace: str, changes: dict[str, Any], expected: str):

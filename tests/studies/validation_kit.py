@@ -46,8 +46,8 @@ def stand_in(slots: float = 1.0, **factors: float) -> Execution:
         def transfer_ns(self, link: Any, n_bytes: int) -> int:
             return round(super().transfer_ns(link, n_bytes) * factors.get("link", 1))
 
-        def dense_ns(self, device: str, n_rows: int) -> int:
-            return round(super().dense_ns(device, n_rows) * factors.get("dense", 1))
+        def dense_ns(self, device: str, n_rows: int, layer: int = 0) -> int:
+            return round(super().dense_ns(device, n_rows, layer) * factors.get("dense", 1))
 
     def call(**given: Any) -> Records:
         told = given["costs"]

@@ -32,7 +32,8 @@ static void read_model(State &state) {
     state.hidden = int(int_attr(model, "hidden"));
     state.n_shared = int(int_attr(model, "n_shared"));
     state.n_leading = int(int_attr(model, "n_dense_layers"));
-    state.kv_bytes = int_attr(model, "kv_bytes_per_token_per_layer");
+    Items alike(attr(model, "alike").ptr());
+    for (Py_ssize_t i = 0; i < alike.size(); ++i) state.alike.push_back(int(as_int(alike[i])));
     Items core(attr(model, "core_widths").ptr());
     for (int i = 0; i < 2; ++i) state.core_widths[i] = as_int(core[i]);
     state.weights.n_layers = state.n_layers;
@@ -259,7 +260,7 @@ void adopt(State &state, nb::handle copies) {
     nb::object caches = items_of(state, state.twin, "kv_layers");
     Items kv_layers(caches.ptr());
     for (Py_ssize_t i = 0; i < kv_layers.size(); ++i)
-        state.kv_layers.emplace_back(find_device(state, PyTuple_GET_ITEM(kv_layers[i], 0)), as_int(PyTuple_GET_ITEM(kv_layers[i], 1)));
+        state.kv_layers.emplace_back(find_device(state, PyTuple_GET_ITEM(kv_layers[i], 0)), nb::borrow(PyTuple_GET_ITEM(kv_layers[i], 1)));
     for (DeviceState &device : state.devices) place_memory(state, device);
     put(state, copies);
 }

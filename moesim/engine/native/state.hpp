@@ -292,7 +292,8 @@ struct State {
     i64 decision_ns = 0;
     // The model.
     int n_layers = 0, n_leading = 0, n_experts = 0, top_k = 0, hidden = 0, n_shared = 0;
-    i64 kv_bytes = 0;  // per token and layer
+    std::vector<int> alike;  // for each layer the first that costs the same but for its experts
+    std::pair<i64, i64> kv_held{-1, -1};  // tokens and requests whose cache is held
     i64 core_widths[2] = {0, 0};
     Weights weights;
     Records records;
@@ -305,11 +306,11 @@ struct State {
     std::vector<std::unique_ptr<Layout>> layouts;  // of all steps, or of those with fewer rows than `offload_from` and of the others
     Layout unplaced, *layout = &unplaced;  // of the present step
     i64 offload_from = 1;
-    std::vector<std::pair<DeviceState *, i64>> kv_layers;  // layers whose KV cache is in each device's memory
+    std::vector<std::pair<DeviceState *, nb::object>> kv_layers;  // layers whose KV cache is in each device's memory
     std::vector<std::vector<LinkState *>> paths;  // from each device to each other; empty: not asked
     std::vector<std::vector<LinkState *>> alone;  // each link as a path
     std::unordered_map<i64, i64> activation_bytes;  // of rows, as far as asked
-    std::map<std::tuple<std::string_view, int, i64>, i64> part_ns;  // what costs have answered, of a part, a device and rows
+    std::map<std::tuple<std::string_view, int, i64, int>, i64> part_ns;  // answers of costs: part, device, rows, layer
     std::vector<std::vector<DeviceState *>> sources;
     std::unique_ptr<HostThread> thread;
     std::unique_ptr<Composed> composed;  // decides in the policy's place, if it is one of parts that are there in C++
@@ -354,7 +355,7 @@ struct State {
     i64 last_end = -1;  // of the step that ended last
     nb::object sink = nb::none();  // takes the records piece by piece, if it is not None
     size_t piece = 0;  // tasks of a piece at least
-    std::map<std::pair<int, int>, i64> dense_memo;  // device and micro-batch -> ns of a whole dense part
+    std::map<std::tuple<int, int, int>, i64> dense_memo;  // device, micro-batch, layer -> ns of a whole dense part
     bool deciding = false;  // a decision is being charged
     std::vector<Call> unheard;  // what happened meanwhile, each a call that reports it
     std::vector<int> undecided;  // micro-batches routed meanwhile
@@ -395,7 +396,7 @@ void next_step(State &state);
 void begin_layer(State &state, int layer);
 void end_layer(State &state, Visit *visit);
 i64 dense_ns(State &state, int layer);
-i64 part_ns(State &state, const char *cost, DeviceState *device, i64 rows);
+i64 part_ns(State &state, const char *cost, DeviceState *device, i64 rows, int layer = -1);
 
 // delivery
 bool knows_step(State &state, Source &source);

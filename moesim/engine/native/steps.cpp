@@ -11,9 +11,13 @@ static void end_step(State &state);
 // ------------------------------------------------------------------------------------------------------------------ steps
 
 /// Hold the KV of the active requests at their final lengths.
-static void reserve_kv(State &state, i64 tokens) {
+static void reserve_kv(State &state, i64 tokens, i64 requests) {
+    if (state.kv_held == std::pair(tokens, requests)) return;
+    state.kv_held = {tokens, requests};
     for (auto &[device, layers] : state.kv_layers) {
-        i64 change = tokens * state.kv_bytes * layers - device->memory.kv;
+        nb::object model = state.model;
+        i64 held = as_int(ask(state, attr(state.py.texts, "kv_bytes"), {ref(model), ref(layers), num(tokens), num(requests)}));
+        i64 change = held - device->memory.kv;
         if (change) {
             device->memory.kv += change;
             device->memory.add(change, state.now);
@@ -28,10 +32,12 @@ static void submit_part(State &state, DeviceState *device, Task *task, std::init
 }
 
 /// Time of a part that depends on rows alone, asked of the costs once.
-i64 part_ns(State &state, const char *cost, DeviceState *device, i64 rows) {
-    auto [known, is_new] = state.part_ns.try_emplace({cost, device->index, rows}, -1);
-    if (known->second < 0) known->second = as_int(ask(state, attr(state.costs, cost), {ref(device->name), num(rows)}));
-    return known->second;
+i64 part_ns(State &state, const char *cost, DeviceState *device, i64 rows, int layer) {
+    auto [known, is_new] = state.part_ns.try_emplace({cost, device->index, rows, layer < 0 ? -1 : state.alike[layer]}, -1);
+    if (known->second >= 0) return known->second;
+    nb::object answers = attr(state.costs, cost);
+    return known->second = as_int(layer < 0 ? ask(state, answers, {ref(device->name), num(rows)})
+                                            : ask(state, answers, {ref(device->name), num(rows), num(layer)}));
 }
 
 /// Run embedding, leading layers or head where they live; a part that costs nothing is passed over.
@@ -100,7 +106,7 @@ void next_step(State &state) {
     i64 largest = 0;
     for (const MicroBatch &micro : state.micro) largest = std::max(largest, micro.n_rows);
     state.layout = (largest >= state.offload_from ? state.layouts.back() : state.layouts.front()).get();
-    reserve_kv(state, int_attr(step, "kv_tokens"));
+    reserve_kv(state, int_attr(step, "kv_tokens"), int_attr(step, "n_active"));
     if (state.layout->streams) state.layout->streams->begin_step(state);
     state.reached = -1;
     if (!state.composed)
@@ -129,22 +135,26 @@ static void end_step(State &state) {
 // ----------------------------------------------------------------------------------------------------------------- layers
 
 
-static i64 attention_ns(State &state, DeviceState *device, const MicroBatch &micro) {
-    return as_int(ask(state, attr(state.costs, "attention_ns"),
-                      {ref(device->name), num(micro.n_rows), num(micro.work2), num(n_requests(state, micro.first_row, micro.n_rows))}));
+static i64 mixing_ns(State &state, const char *cost, DeviceState *device, const MicroBatch &micro, i64 work2, int layer) {
+    i64 requests = n_requests(state, micro.first_row, micro.n_rows);
+    return as_int(ask(state, attr(state.costs, cost),
+                      {ref(device->name), num(micro.n_rows), num(work2), num(requests), num(layer)}));
 }
 
-static i64 projections_ns(State &state, DeviceState *device, const MicroBatch &micro) {
-    return as_int(ask(state, attr(state.costs, "attention_ns"), {ref(device->name), num(micro.n_rows), num(0)}));
+static i64 attention_ns(State &state, DeviceState *device, const MicroBatch &micro, int layer) {
+    return mixing_ns(state, "attention_ns", device, micro, micro.work2, layer);
 }
 
-static i64 core_ns(State &state, DeviceState *device, const MicroBatch &micro) {
-    return as_int(ask(state, attr(state.costs, "core_ns"), {ref(device->name), num(micro.n_rows), num(micro.work2),
-                                                            num(n_requests(state, micro.first_row, micro.n_rows))}));
+static i64 projections_ns(State &state, DeviceState *device, const MicroBatch &micro, int layer) {
+    return mixing_ns(state, "attention_ns", device, micro, 0, layer);
 }
 
-static i64 rest_ns(State &state, DeviceState *device, const MicroBatch &micro) {
-    return part_ns(state, "dense_ns", device, micro.n_rows);
+static i64 core_ns(State &state, DeviceState *device, const MicroBatch &micro, int layer) {
+    return mixing_ns(state, "core_ns", device, micro, micro.work2, layer);
+}
+
+static i64 rest_ns(State &state, DeviceState *device, const MicroBatch &micro, int layer) {
+    return part_ns(state, "dense_ns", device, micro.n_rows, layer);
 }
 
 /// The device that reads a layer's KV cache in the present step, if it is another than attention's.
@@ -158,14 +168,14 @@ static void submit_apart(State &state, int layer, int mb, DeviceState *hidden, D
     int back = int(ceil_div(rows * state.core_widths[1], state.hidden));
     Call to_dense = [&state, core, dense, layer, back, then] { cross(state, core, dense, layer, back, "hidden", then); };
     Call attend = [&state, core, layer, mb, rows, to_dense] {
-        i64 work = core_ns(state, core, state.micro[mb]);
+        i64 work = core_ns(state, core, state.micro[mb], layer);
         submit(state, &core->main, new_task(state, Kind::attention, layer, mb, rows, work, to_dense));
     };
     Call to_core = [&state, attention, core, layer, there, attend] {
         cross(state, attention, core, layer, there, "hidden", attend);
     };
     cross(state, hidden, attention, layer, rows, "hidden", [&state, attention, layer, mb, rows, to_core] {
-        i64 work = projections_ns(state, attention, state.micro[mb]);
+        i64 work = projections_ns(state, attention, state.micro[mb], layer);
         submit_part(state, attention, new_task(state, Kind::attention, layer, mb, rows, work, to_core), {"attention"});
     });
 }
@@ -174,7 +184,7 @@ static void submit_apart(State &state, int layer, int mb, DeviceState *hidden, D
 static void submit_dense(State &state, int layer, int mb, DeviceState *hidden, DeviceState *attention, DeviceState *dense) {
     int rows = int(state.micro[mb].n_rows);
     auto run_rest = [&state, dense, layer, mb, rows] {
-        i64 work = rest_ns(state, dense, state.micro[mb]);
+        i64 work = rest_ns(state, dense, state.micro[mb], layer);
         submit_part(state, dense, new_task(state, Kind::dense, layer, mb, rows, work), {"dense"});
     };
     if (DeviceState *core = core_of(state, layer)) {
@@ -183,11 +193,12 @@ static void submit_dense(State &state, int layer, int mb, DeviceState *hidden, D
     }
     if (attention == dense) {
         cross(state, hidden, attention, layer, rows, "hidden", [&state, dense, layer, mb, rows] {
-            auto known = state.dense_memo.find({dense->index, mb});
+            std::tuple key(dense->index, mb, state.alike[layer]);
+            auto known = state.dense_memo.find(key);
             if (known == state.dense_memo.end()) {
-                i64 work = rest_ns(state, dense, state.micro[mb]);
-                work += attention_ns(state, dense, state.micro[mb]);
-                known = state.dense_memo.emplace(std::pair(dense->index, mb), work).first;
+                i64 work = rest_ns(state, dense, state.micro[mb], layer);
+                work += attention_ns(state, dense, state.micro[mb], layer);
+                known = state.dense_memo.emplace(key, work).first;
             }
             submit_part(state, dense, new_task(state, Kind::dense, layer, mb, rows, known->second), {"attention", "dense", "kv"});
         });
@@ -197,7 +208,7 @@ static void submit_dense(State &state, int layer, int mb, DeviceState *hidden, D
         Call to_dense = [&state, attention, dense, layer, rows, run_rest] {
             cross(state, attention, dense, layer, rows, "hidden", run_rest);
         };
-        i64 work = attention_ns(state, attention, state.micro[mb]);
+        i64 work = attention_ns(state, attention, state.micro[mb], layer);
         submit_part(state, attention, new_task(state, Kind::attention, layer, mb, rows, work, to_dense), {"attention", "kv"});
     });
 }
@@ -223,9 +234,9 @@ i64 dense_ns(State &state, int layer) {
     DeviceState *attention = state.layout->attention_at[layer], *dense = state.layout->dense_at[layer], *core = core_of(state, layer);
     i64 total = 0;
     for (const MicroBatch &micro : state.micro) {
-        total += core ? projections_ns(state, attention, micro) + core_ns(state, core, micro)
-                      : attention_ns(state, attention, micro);
-        total += rest_ns(state, dense, micro);
+        total += core ? projections_ns(state, attention, micro, layer) + core_ns(state, core, micro, layer)
+                      : attention_ns(state, attention, micro, layer);
+        total += rest_ns(state, dense, micro, layer);
     }
     return total;
 }
@@ -378,7 +389,7 @@ static void submit_shared(State &state, Visit *visit, int mb) {
     int layer = visit->layer, rows = int(state.micro[mb].n_rows);
     DeviceState *device = state.layout->shared_at[layer], *home = state.layout->dense_at[layer];
     visit->hold();
-    i64 work = part_ns(state, "shared_ns", device, rows);
+    i64 work = part_ns(state, "shared_ns", device, rows, layer);
     Task *task = new_task(state, Kind::shared, layer, mb, rows, work, [&state, device, home, layer, rows, visit] {
         cross(state, device, home, layer, rows, "out", [visit] { visit->let_go(); });
     });

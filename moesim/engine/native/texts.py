@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from operator import index
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from moesim.capacity import part_bytes
 from moesim.core.units import format_bytes, format_ns
 from moesim.engine.actions import WRONG_TYPE, sources
 from moesim.engine.state import fail_at as fail
 from moesim.engine.state import short_repr
 from moesim.engine.steps import check_length, kinds, n_requests
+from moesim.engine.streams import context_bytes
 from moesim.engine.visit import gate_mass, inexact_records
 from moesim.errors import DeadlockError, unknown_name, unknown_width
 
 if TYPE_CHECKING:
     from moesim.engine.state import State
-    from moesim.trace.workload import Step
+    from moesim.model import ModelSpec
 
 __all__ = [
-    "WRONG_TYPE", "context_tokens", "deadlock", "fail", "first_rows", "format_bytes", "format_ns", "gate_mass",
-    "inexact_records", "is_iterable", "kinds", "n_requests", "part_bytes", "short_repr", "sources",
+    "WRONG_TYPE", "context_bytes", "deadlock", "fail", "first_rows", "format_bytes", "format_ns", "gate_mass",
+    "inexact_records", "is_iterable", "kinds", "kv_bytes", "n_requests", "short_repr", "sources",
     "too_long", "unknown_name", "unknown_width",
 ]  # fmt: skip
 
@@ -47,6 +47,6 @@ def too_long(state: State, now: int, step: int) -> None:
     check_length(state.costs.hardware.path, now, step)
 
 
-def context_tokens(step: Step) -> int:
-    """Count the tokens that the active requests have in the KV cache before a step."""
-    return sum(context for _, context in step.sequences)
+def kv_bytes(model: ModelSpec, layers: Sequence[int], n_tokens: int, n_requests: int) -> int:
+    """Return what some layers keep of requests."""
+    return sum(model.kv_bytes(layer, n_tokens, n_requests) for layer in layers)

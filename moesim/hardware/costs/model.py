@@ -19,7 +19,8 @@ from moesim.hardware.costs.operations import operations
 from moesim.hardware.costs.provenance import Ledger, Unfitting, expert_curves, part_curves
 from moesim.hardware.types import TRANSFERS, CostCurve, Device, ExpertCost, HardwareProfile, Link, Transfer, weakest
 from moesim.model import ModelSpec
-from moesim.model.spec import SHADOW_BITS, bits_to_bytes
+from moesim.model.parts import Block, Mixer, bits_to_bytes
+from moesim.model.spec import SHADOW_BITS
 
 
 def most_chunks(model: ModelSpec, chunk_bytes: int | None) -> int:
@@ -41,6 +42,7 @@ def _largest(model: ModelSpec) -> int:
     return max(model.expert_bytes_by_layer or (model.expert_bytes(0),))
 
 
+_REMEMBERED = 4096  # times of attention: most steps have their own
 FREE_PREDICTORS = ("oracle", "frequency", "coactivation", "statistical")
 """Predictors that cost nothing: table look-ups on an idle host thread, and bounds that stand for no computation."""
 
@@ -90,13 +92,15 @@ class CostModel:
         self._fetches: dict[tuple[str, str, int, int | None], int] = {}
         self._activations: dict[tuple[str, int], int] = {}
         self._paths: dict[tuple[str, str], tuple[Link, ...]] = {}
-        self._parts: dict[tuple[str, str, int], int] = {}
+        self._parts: dict[tuple[str, str, int, int], int] = {}
         self._rooflines: dict[tuple[str, str], Roofline] = {}
         self._unfitting = Unfitting(self.model)
         self._memo: dict[tuple[Any, ...], int] = {}
         self._expert: dict[str, dict[int, int]] = {name: {0: 0} for name in self.hardware.devices}
         self._tables: dict[str, list[int]] = {name: [0] for name in self.hardware.devices}
-        self._attention: dict[str, tuple[Roofline, int, int, int, int, bool]] = {}
+        self._attention: dict[tuple[Any, ...], int] = {}
+        self._alike = self.model.alike
+        self._shared = [self.model.part_bytes("shared", layer) for layer in range(self.model.n_layers)]
         self._narrower: dict[float, CostModel] = {}
 
     # ---- links
@@ -209,7 +213,7 @@ class CostModel:
         return curves
 
     def _part_ns(self, device: str, part: str, n_rows: int, n_bytes: int, operations: int) -> int:
-        key = (part, device, n_rows)
+        key = (part, device, n_rows, n_bytes)
         ns = self._parts.get(key)
         if ns is None:
             found = self.hardware.devices[device]
@@ -333,8 +337,8 @@ class CostModel:
 
     # ---- everything else on a device
 
-    def attention_ns(self, device: str, n_rows: int, work2: int, n_requests: int | None = None) -> int:
-        """Time of one layer's attention for a micro-batch's rows, ns.
+    def attention_ns(self, device: str, n_rows: int, work2: int, n_requests: int | None = None, layer: int = 0) -> int:
+        """Time of a layer's attention for a micro-batch's rows, ns, with dense parts before or next to its experts.
 
         ``work2`` is the sum over its sequences of n (2 context + n), twice the pairs of a query and a key under a causal mask.
         Rows of one of the ``n_requests`` sequences share a reading of its keys and values; without it every row reads its own:
@@ -343,73 +347,85 @@ class CostModel:
         by the curve ``context`` (by tokens read) if there is one, else by the memory's rate, and never less than the operations
         take.
         """
-        if device not in self._attention:
-            self._attention[device] = self._attention_constants(device)
-        roofline, per_row, weights, kv_bytes, per_work2, has_curve = self._attention[device]
         if n_rows == 0:
             return 0
-        seen = work2 if n_requests is None else ceil_div(work2 * n_requests, n_rows)
-        n_bytes, operations = ceil_div(kv_bytes * seen, 2), per_work2 * work2
-        if has_curve:
+        key = (device, n_rows, work2, n_requests, self._alike[layer])
+        ns = self._attention.get(key)
+        if ns is None:
+            if len(self._attention) > _REMEMBERED:
+                self._attention.clear()
+            ns = sum(self._block_ns(device, block, n_rows, work2, n_requests) for block in self.model.groups[layer])
+            self._attention[key] = ns
+        return ns
+
+    def _block_ns(self, device: str, block: Block, n_rows: int, work2: int, n_requests: int | None) -> int:
+        """Time of a block's mixer and dense part."""
+        found = self.hardware.devices[device]
+        ns = self._roofline(found, "leading").ns(block.dense_bytes, 2 * n_rows * block.dense) if block.dense else 0
+        if block.mixer is None:
+            return ns
+        roofline = self._roofline(found, "attention")
+        seen2, n_bytes, operations = self._kept(block.mixer, n_rows, work2, n_requests)
+        if self._part_curves(device, "attention"):
             computing = ceil_div(operations * NS_PER_S, roofline.flops)
             if self._part_curves(device, "context"):
-                context = self._part_ns(device, "context", ceil_div(seen, 2), 0, 0)
+                context = self._part_ns(device, "context", ceil_div(seen2, 2), 0, 0)
             else:
                 context = ceil_div(n_bytes * NS_PER_S, roofline.rate)
-            ns = self._part_ns(device, "attention", n_rows, 0, 0) + max(context, computing)
-            return within_a_day(ns, roofline.place)
-        return roofline.ns(weights + n_bytes, per_row * n_rows + operations) + self._left_to_host_ns(device)
+            both = self._part_ns(device, "attention", n_rows, 0, 0) + max(context, computing)
+            return ns + within_a_day(both, roofline.place)
+        ns += roofline.ns(block.mixer_bytes + n_bytes, 2 * block.mixer.params * n_rows + operations)
+        return ns + self._left_to_host_ns(device, block.mixer)
 
-    def core_ns(self, device: str, n_rows: int, work2: int, n_requests: int) -> int:
+    def _kept(self, mixer: Mixer, n_rows: int, work2: int, n_requests: int | None) -> tuple[int, int, int]:
+        """Return twice the rows that are read of what a mixer keeps, their bytes with those of its state, and the operations."""
+        seen2, n_bytes, operations = 0, 0, mixer.operations * n_rows
+        if mixer.state_bytes:  # read and written once
+            n_bytes += 2 * mixer.state_bytes * (n_rows if n_requests is None else n_requests)
+        for store in mixer.stores:
+            rows2, pairs2 = store.pairs2(n_rows, work2, n_requests)
+            seen2 += rows2
+            n_bytes += ceil_div(bits_to_bytes(store.numbers, self.model.kv_bits) * rows2, 2)
+            operations += store.operations * pairs2 // 2
+        return seen2, n_bytes, operations
+
+    def core_ns(self, device: str, n_rows: int, work2: int, n_requests: int, layer: int = 0) -> int:
         """Time of what reads the KV cache in one layer's attention; arguments as of `attention_ns`."""
-        if device not in self._attention:
-            self._attention[device] = self._attention_constants(device)
-        roofline, _, _, kv_bytes, per_work2, _ = self._attention[device]
-        seen = ceil_div(work2 * n_requests, n_rows)
-        if self._part_curves(device, "context"):
-            computing = ceil_div(per_work2 * work2 * NS_PER_S, roofline.flops)
-            return within_a_day(max(self._part_ns(device, "context", ceil_div(seen, 2), 0, 0), computing), roofline.place)
-        return roofline.ns(ceil_div(kv_bytes * seen, 2), per_work2 * work2)
+        roofline, ns = self._roofline(self.hardware.devices[device], "attention"), 0
+        for mixer in (block.mixer for block in self.model.groups[layer] if block.mixer):
+            seen2, n_bytes, operations = self._kept(mixer, n_rows, work2, n_requests)
+            if self._part_curves(device, "context"):
+                computing = ceil_div(operations * NS_PER_S, roofline.flops)
+                ns += within_a_day(max(self._part_ns(device, "context", ceil_div(seen2, 2), 0, 0), computing), roofline.place)
+            else:
+                ns += roofline.ns(n_bytes, operations)
+        return ns
 
-    def _left_to_host_ns(self, device: str) -> int:
+    def _left_to_host_ns(self, device: str, mixer: Mixer) -> int:
         """Extra time of latent attention where the engine leaves it to the host."""
         found = self.hardware.devices[device]
-        if not self.model.kv_lora_rank or not found.latent_attention_us:
+        if not mixer.kind.startswith("latent") or not found.latent_attention_us:
             return 0
         self._ledger.note(f"latent attention @{device}", "constant", f"devices.{device}.latent_attention_us")
         return round(found.latent_attention_us * 1000)
 
-    def _attention_constants(self, device: str) -> tuple[Roofline, int, int, int, int, bool]:
-        model = self.model
-        roofline = self._roofline(self.hardware.devices[device], "attention")
-        if model.kv_lora_rank:
-            per_work2 = model.n_heads * (model.nope_head_dim + model.rope_head_dim + model.v_head_dim)
-        else:
-            per_work2 = 2 * model.n_heads * model.head_dim
-        kv_bytes = model.kv_bytes_per_token_per_layer
-        has_curve = bool(self._part_curves(device, "attention"))
-        return roofline, 2 * model.attention_params, model.attention_bytes, kv_bytes, per_work2, has_curve
-
-    def dense_ns(self, device: str, n_rows: int) -> int:
+    def dense_ns(self, device: str, n_rows: int, layer: int = 0) -> int:
         """Time of the rest of a layer's dense part: norms, router, and its result reaching the host."""
-        key = ("dense", device, n_rows)
+        key = ("dense", device, n_rows, self._alike[layer])
         if key not in self._memo:
             model, found = self.model, self.hardware.devices[device]
-            ns = self._part_ns(device, "dense", n_rows, model.dense_bytes(0), 2 * n_rows * model.dense_params)
+            roofline = (model.part_bytes("dense", layer), 2 * n_rows * model.around_params(layer))
+            ns = self._part_ns(device, "dense", n_rows, *roofline)
             if found.router_us and n_rows:
                 ns += round(found.router_us * 1000)
                 self._ledger.note(f"router @{device}", "constant", f"devices.{device}.router_us")
             self._memo[key] = ns
         return self._memo[key]
 
-    def shared_ns(self, device: str, n_rows: int) -> int:
+    def shared_ns(self, device: str, n_rows: int, layer: int = 0) -> int:
         """Time of all shared experts of a layer; 0 if the model has none."""
-        key = ("shared", device, n_rows)
-        if key not in self._memo:
-            model = self.model
-            operations = 2 * n_rows * model.shared_params
-            self._memo[key] = self._part_ns(device, "shared", n_rows, model.shared_bytes, operations) if operations else 0
-        return self._memo[key]
+        operations = 2 * n_rows * self.model.shared_params
+        return self._part_ns(device, "shared", n_rows, self._shared[layer], operations) if operations else 0
 
     def embedding_ns(self, device: str, n_rows: int) -> int:
         """Time to look up rows' embeddings, read and written once."""
@@ -418,13 +434,13 @@ class CostModel:
 
     def leading_ns(self, device: str, n_rows: int, work2: int, n_requests: int | None = None) -> int:
         """Time of all leading dense layers together, attention included; see `attention_ns`."""
-        model = self.model
-        if not model.n_dense_layers:
+        if not n_rows:
             return 0
-        params = model.n_mats * model.hidden * model.dense_intermediate
-        n_bytes = bits_to_bytes(params, model.other_bits)
-        each = self._part_ns(device, "leading", n_rows, n_bytes, 2 * n_rows * params)
-        return model.n_dense_layers * (each + self.attention_ns(device, n_rows, work2, n_requests))
+        ns = 0
+        for block in self.model.leading:
+            each = self._part_ns(device, "leading", n_rows, block.dense_bytes, 2 * n_rows * block.dense)
+            ns += each + self._block_ns(device, replace(block, dense=0), n_rows, work2, n_requests)
+        return ns
 
     def head_ns(self, device: str, n_sequences: int) -> int:
         """Time of the last norm, the LM head and the host's fixed work a step."""

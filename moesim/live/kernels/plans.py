@@ -46,6 +46,11 @@ class ExpertShape:
                 f"model '{model.name}': expected one precision for the experts of all layers, got expert_bytes_by_layer;"
                 " leave it out to measure or replay"
             )
+        if model.shape is not None and model.head_dim == 1:
+            raise KernelError(
+                f"model '{model.name}': expected layers with attention of one kind to measure or replay, got several; "
+                "choose another model"
+            )
         if model.units_per_expert > 1:
             raise KernelError(
                 f"model '{model.name}': expected whole experts, got units_per_expert: {model.units_per_expert}; leave it out to"

@@ -256,7 +256,7 @@ class LlamaCppFit(LlamaCpp):
     def _fit(self, view: View) -> Fit:
         model = view.model
         layers = range(model.n_layers)
-        dense = [model.attention_bytes + model.dense_bytes(layer) + model.shared_bytes for layer in layers]
+        dense = [sum(model.part_bytes(part, layer) for part in LAYER_PARTS) for layer in layers]
         experts = [model.n_experts * model.expert_bytes(layer) for layer in layers]
         rest = model.head_bytes + model.leading_bytes
         target = rest + sum(dense) + view.cache_slots(self._gpu) * slot_bytes(view)

@@ -50,7 +50,8 @@ from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple, cast
 
 from moesim.errors import ConfigError, HardwareError
-from moesim.model.spec import SHADOW_BITS, ModelSpec, bits_to_bytes
+from moesim.model.parts import bits_to_bytes
+from moesim.model.spec import SHADOW_BITS, ModelSpec
 from moesim.policies.base import STAGING, PolicyBase, sample, slot_bytes
 from moesim.policies.options import option
 from moesim.policies.parts import source_needs

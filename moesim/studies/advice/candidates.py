@@ -317,7 +317,7 @@ class Space:
     def _needs(self, placement: Placement, frees: bool) -> tuple[int, int]:
         """Bytes on the GPU and on the host, with a KV cache for the whole context."""
         setting, model = self.setting, self.setting.model
-        need = required_bytes(model, setting.hardware, setting.kv_tokens, placement)
+        need = required_bytes(model, setting.hardware, setting.kv_tokens, placement, setting.asked.batch)
         gpu, host = sum(need[setting.gpu].values()), sum(need[setting.host].values())
         if frees:
             host -= sum(len(copy.experts) * model.expert_bytes(copy.layer) for copy in placement.copies)

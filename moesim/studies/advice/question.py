@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ from moesim.experiment.routing import fits, flatters, how_to_get, lacking, param
 from moesim.hardware import HardwareProfile, load_hardware
 from moesim.model import ModelSpec, load_model
 from moesim.model.gguf import read_gguf
+from moesim.model.spec import FIELDS
 from moesim.trace import Trace, find_trace
 from moesim.trace.derived import subset
 from moesim.trace.workload import WorkloadSpec, compose
@@ -80,7 +81,8 @@ class Setting:
     def spare_kv_bytes(self) -> int:
         """Room in the KV cache beyond what the simulated requests fill."""
         asked = self.asked
-        return (self.context - asked.prompt - asked.decode) * asked.batch * self.model.kv_bytes_per_token
+        batch, whole = asked.batch, self.model.all_kv_bytes(self.context * asked.batch, asked.batch)
+        return whole - self.model.all_kv_bytes((asked.prompt + asked.decode) * batch, batch)
 
 
 def look_up(asked: Asked, folder: Path) -> Setting:
@@ -106,7 +108,7 @@ def look_up(asked: Asked, folder: Path) -> Setting:
     # Engines that keep experts on the GPU only need less host memory than the simulator holds ready: what a placement needs there
     # is checked against --ram by `candidates`, so the simulator gets enough for any.
     weights = model.experts_bytes_total + model.non_expert_bytes + model.embedding_bytes
-    most = weights + context * asked.batch * model.kv_bytes_per_token + plain.devices[host].workspace_bytes
+    most = weights + model.all_kv_bytes(context * asked.batch, asked.batch) + plain.devices[host].workspace_bytes
     simulated = max(plain.devices[host].memory_bytes, most)
     base = dict(asked.hardware) if isinstance(asked.hardware, Mapping) else {"base": str(asked.hardware)}
     ref = base | {f"devices.{gpu}.memory_bytes": vram, f"devices.{host}.memory_bytes": simulated}
@@ -152,7 +154,10 @@ def _model(asked: Asked, folder: Path) -> tuple[ModelSpec, Any]:
 
 def model_yaml(model: ModelSpec) -> str:
     """Write a specification as a file that an experiment can name."""
-    values = {key: value for key, value in asdict(model).items() if key not in ("labels", "low_bits") and value is not None}
+    values = {key: getattr(model, key) for key in FIELDS if key not in ("labels", "low_bits")}
+    values = {key: value for key, value in values.items() if value is not None}
+    if model.shape is not None:
+        values["shape"] = model.shape.to_dict()
     if model.low_bits:
         values["expert_bits"] = list(model.widths)
     if "expert_bytes_by_layer" in values:

@@ -216,7 +216,7 @@ _ANY_ENGINE: Final = (
 
 def _question(advice: Advice, form: Format) -> str:
     setting, asked, routing = advice.setting, advice.setting.asked, advice.routing
-    room = gib(setting.kv_tokens * setting.model.kv_bytes_per_token)
+    room = gib(setting.model.all_kv_bytes(setting.kv_tokens, setting.asked.batch))
     host = f"{gib(setting.ram_bytes)} of RAM" if setting.host_computes else f"experts on {setting.host}"
     lines = [
         f"{model_label(setting.model)}, {gib(model_bytes(advice))}, on {setting.hardware.name} with {gib(setting.vram_bytes)} "

@@ -277,7 +277,7 @@ def needed_bytes(case: Case, hardware: HardwareProfile, gpu: str) -> int | None:
         placement = placement_of(case, hardware, decode_workload(case)) if plain else _with_cache(case, hardware)
     except InputError:
         return None  # what is wrong is reported where the row is predicted
-    need = required_bytes(case.model, hardware, tokens, placement)
+    need = required_bytes(case.model, hardware, tokens, placement, one.batch)
     return sum(need[gpu].values())
 
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -111,7 +112,6 @@ class Surrogate:
         self._members: dict[tuple[str, str, str], list[int]] = {}
         for layer, where in enumerate(zip(*(self._at[part] for part in ("attention", "dense", "shared")), strict=True)):
             self._members.setdefault((where[0], where[1], where[2]), []).append(layer)
-        self._groups = {where: len(layers) for where, layers in self._members.items()}
         self._counts = {where: self._count(workload, on_gpu, where) for where in (True, False)}
 
     def _count(self, workload: Workload, on_gpu: NDArray[np.bool_], where: bool) -> NDArray[np.int64]:
@@ -136,9 +136,11 @@ class Surrogate:
         if leading:
             time += self._cross(costs, at, self._ends["leading"]) + leading
             at = self._ends["leading"]
-        for (attention, rest, _), n_layers in self._groups.items():
-            each = costs.attention_ns(attention, rows, work2, rows) + costs.dense_ns(rest, rows)
-            time += n_layers * (each + self._cross(costs, attention, rest))
+        for (attention, rest, _), layers in self._members.items():
+            time += len(layers) * self._cross(costs, attention, rest)
+            for layer, n in Counter(model.alike[layer] for layer in layers).items():
+                each = costs.attention_ns(attention, rows, work2, rows, layer) + costs.dense_ns(rest, rows, layer)
+                time += n * each
         for layer in range(model.n_layers):
             attention = self._at["attention"][layer]
             if at != attention:

@@ -163,18 +163,19 @@ class _Tasks:
         device, rows = task.device, task.rows
         if task.expert >= 0:
             return costs.expert_ns(device, rows)
-        if task.kind in ("embedding", "head", "shared"):
-            cost = {"embedding": costs.embedding_ns, "head": costs.head_ns, "shared": costs.shared_ns}[task.kind]
-            return cost(device, rows)
+        if task.kind in ("embedding", "head"):
+            return (costs.embedding_ns if task.kind == "embedding" else costs.head_ns)(device, rows)
+        if task.kind == "shared":
+            return costs.shared_ns(device, rows, task.layer)
         context = self._context(task)
         if task.kind == "leading":
             return costs.leading_ns(device, rows, *context)
         if task.kind == "attention":
-            return costs.attention_ns(device, rows, *context)
+            return costs.attention_ns(device, rows, *context, task.layer)
         # A dense task is the rest of the layer, or that and the attention, if both are on one device.
-        rest = costs.dense_ns(device, rows)
-        alone = task.work == self._costs["whole"].dense_ns(device, rows)
-        return rest if alone else rest + costs.attention_ns(device, rows, *context)
+        rest = costs.dense_ns(device, rows, task.layer)
+        alone = task.work == self._costs["whole"].dense_ns(device, rows, task.layer)
+        return rest if alone else rest + costs.attention_ns(device, rows, *context, task.layer)
 
     def _context(self, task: TaskRecord) -> tuple[int, int]:
         """Query-key pairs and requests of the rows of a task, as the engine counts them."""

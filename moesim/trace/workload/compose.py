@@ -230,6 +230,7 @@ class Stretch(NamedTuple):
     counts: NDArray[np.int64]
     last_chunk: bool
     kv_tokens: int  # in each of its steps
+    n_active: int  # requests that hold a cache
 
     @property
     def n_tokens(self) -> int:
@@ -283,7 +284,7 @@ def plan(requests: Requests, spec: WorkloadSpec) -> Iterator[Stretch]:
             if begun < n and spec.refill and len(slots) < spec.batch_size:
                 n_steps = 1
             kv_tokens = int(requests.final_tokens[slots].sum())
-            yield Stretch("decode", batch, n_steps, slots, done, np.ones_like(slots), True, kv_tokens)
+            yield Stretch("decode", batch, n_steps, slots, done, np.ones_like(slots), True, kv_tokens, len(slots))
             done = done + n_steps
             going_on = done < requests.n_decode[slots]
             slots, done = slots[going_on], done[going_on]
@@ -298,16 +299,18 @@ def _prefill(
     ends = np.cumsum(requests.n_prompt[new])  # of each prompt, in rows of all of them
     starts = ends - requests.n_prompt[new]
     total = int(ends[-1])
-    held = int(requests.final_tokens[active].sum())
+    held, n_held = int(requests.final_tokens[active].sum()), len(active)
     for first in range(0, total, chunk or total):
         last = min(first + (chunk or total), total)
         here = slice(int(np.searchsorted(ends, first, side="right")), int(np.searchsorted(starts, last)))
         slots, done = new[here], np.maximum(first - starts[here], 0)
         counts = np.minimum(ends[here], last) - starts[here] - done
         held += int(requests.final_tokens[slots[done == 0]].sum())
-        yield Stretch("prefill", batch, 1, slots, done, counts, last == total, held)
+        n_held += int((done == 0).sum())
+        yield Stretch("prefill", batch, 1, slots, done, counts, last == total, held, n_held)
         over = (ends[here] <= last) & (requests.n_decode[slots] == 0)
         held -= int(requests.final_tokens[slots[over]].sum())
+        n_held -= int(over.sum())
 
 
 # Bytes of prepared routing that a workload may keep, so that several runs over it do not prepare it again.
@@ -591,7 +594,8 @@ class Step:
     """One prefill chunk or one decode step of the whole batch."""
 
     __slots__ = (
-        "_offset", "_shared", "batch", "index", "kv_tokens", "last_chunk", "n_sequences", "n_tokens", "phase", "requests",
+        "_offset", "_shared", "batch", "index", "kv_tokens", "last_chunk", "n_active", "n_sequences", "n_tokens", "phase",
+        "requests",
     )  # fmt: skip
 
     def __init__(self, shared: _Shared, offset: int) -> None:
@@ -602,6 +606,7 @@ class Step:
         self.batch = stretch.batch  # number of the batch; 0 throughout under `refill`
         # final length of all requests active in this step, added up: what was reserved for them
         self.kv_tokens = stretch.kv_tokens
+        self.n_active = stretch.n_active  # requests that hold a cache
         self.last_chunk = stretch.last_chunk  # the last prefill chunk of the requests admitted together; True for decode
         self.n_tokens = shared.n_tokens  # rows of the step
         # request of each row, as its place in `Workload.requests` (a request used twice has two places)
@@ -687,6 +692,11 @@ class Workload:
             return self.spec
         longer = any(s.n_tokens > prompt_rows for s in self.steps.stretches if s.phase == "prefill")
         return replace(self.spec, prefill_chunk=prompt_rows) if longer else self.spec
+
+    @property
+    def peak_requests(self) -> int:
+        """Requests that are active together when they are longest."""
+        return max(self.steps.stretches, key=lambda s: s.kv_tokens).n_active
 
     @property
     def peak_kv_tokens(self) -> int:

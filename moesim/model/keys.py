@@ -1,0 +1,624 @@
+"""Read what a ``config.json`` says about a model by its keys, whatever the model is called: its layers, one by one, as parts.
+
+An architecture that needs to be known by name is a row of families.yaml: what its code has and its keys do not say.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from moesim.core.limits import EXPERTS, LAYERS, WIDTH
+from moesim.errors import ModelError
+from moesim.model.check import is_int
+from moesim.model.parts import (
+    Block,
+    Mixer,
+    Shape,
+    bits_to_bytes,
+    block_sparse,
+    compressed,
+    delta_net,
+    grouped,
+    kimi_delta,
+    latent,
+    lightning,
+    mamba1,
+    mamba2,
+    repeated,
+    short_convolution,
+)  # fmt: skip
+from moesim.model.quantised import Precision, read_precision
+from moesim.model.spec import ModelSpec, of_shape
+
+NESTED = ("thinker_config", "text_config", "llm_config", "language_config")
+"""Keys that hold the language part of a model that also sees or hears."""
+
+_LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
+_HIDDEN = ("hidden_size", "d_model", "n_embd")
+_HEADS = ("num_attention_heads", "n_heads", "n_head")
+_KV_HEADS = ("num_key_value_heads", "num_attention_groups", "attn_config.kv_n_heads", "n_kv_heads")
+_HEAD_DIM = ("head_dim", "attention_head_dim", "kv_channels")
+_EXPERTS = (
+    "n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts", "ffn_config.moe_num_experts",
+    "moe_config.moe_num_experts", "moe_num_primary_experts",
+)  # fmt: skip
+_TOP_K = (
+    "num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_topk", "moe_k", "moe_top_k", "top_k_experts",
+    "num_selects", "router_topk", "num_selected_experts", "ffn_config.moe_top_k", "moe_config.moe_top_k",
+    "moe_num_active_primary_experts",
+)  # fmt: skip
+_EXPERT_WIDTH = (
+    "moe_intermediate_size", "expert_ffn_hidden_size", "ffn_config.ffn_hidden_size", "moe_ffn_hidden_size",
+    "expert_intermediate_size",
+)  # fmt: skip
+_EXPERT_INPUT = ("moe_latent_size", "routed_expert_hidden_size", "moe_hidden_size")
+_SHARED_WIDTH = (
+    "shared_expert_intermediate_size", "share_expert_dim", "shared_intermediate_size", "shared_experts_intermediate_size",
+)  # fmt: skip
+_SHARED_COUNT = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", "num_shared_expert")
+_DENSE_WIDTH = ("dense_intermediate_size", "intermediate_size_mlp", "intermediate_size", "ffn_hidden_size", "d_ff")
+_WINDOW = ("sliding_window", "sliding_window_size", "window_size")
+
+_FULL = ("full_attention", "full", "attention", "global", "global_attention", "hybrid", "indexed_attention")
+_WINDOWED = ("sliding_attention", "sliding", "local", "local_attention", "swa", "sliding_window")
+_LINEAR = ("linear_attention", "linear", "mamba", "mamba2", "recurrent", "conv", "kda", "ssm")
+
+
+@dataclass(frozen=True)
+class Family:
+    """What the code of an architecture has and its keys do not say."""
+
+    qk_norm: str = "none"  # none, head, full, asked: a head where use_qk_norm is true
+    qkv_bias: bool = False  # where attention_bias is not given
+    out_bias: bool | None = None  # None: as the bias of queries, keys and values
+    gate: str = ""  # of the output of attention: "wide" (as many weights as the output), "head"
+    full_decay: bool = False  # of Kimi's delta attention, and its gate: not of low rank
+    router_bias: bool = False
+    expert_bias: bool = False
+    sinks: bool = False
+    norm_bias: bool = False
+    shared_gate: bool = False
+    norms: int = 2  # a layer
+    tied: bool = False  # where tie_word_embeddings is not given
+    mats: int = 3
+    parallel: str = ""  # key of the width of a dense part next to routed experts
+    mixers: int = 1  # attention blocks of a layer (LongCat has two, each with a dense part)
+    window_in_use: bool = True  # False: `sliding_window` without a list of layers is not used by the code
+    experts_at: str = ""  # name of the routed experts in a layer, where it is not that of the feed-forward part
+
+
+_PLAIN = Family()
+
+
+@cache
+def families() -> Mapping[str, Family]:
+    """Read what is known of architectures by name; one without a row is read by its keys alone."""
+    text = Path(__file__).with_name("families.yaml").read_text(encoding="utf-8")
+    return {name: Family(**row) for name, row in yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)).items()}
+
+
+class Keys:
+    """Keys of a config, its nested ones with a dot; it notes which were read."""
+
+    def __init__(self, data: Mapping[str, Any], place: object) -> None:
+        self.data, self.place = data, place
+        self.read: set[str] = set()
+
+    def get(self, *keys: str) -> Any:
+        """Return the value of the first key that is there; null counts as absent."""
+        for key in keys:
+            value: Any = self.data
+            for part in key.split("."):
+                value = value.get(part) if isinstance(value, Mapping) else None
+            if value is not None:
+                self.read.update(keys)
+                return value
+        return None
+
+    def wrong(self, key: str, expected: str, got: object) -> ModelError:
+        """Return the error of a key."""
+        return ModelError(f"{self.place}: {key}: expected {expected}, got {got!r}")
+
+    def count(self, *keys: str, default: int | None = None, least: int = 0, most: float = WIDTH.most) -> int:
+        """Return an integer under the first key that is there; of a list, one value a layer, the largest."""
+        value = self.get(*keys)
+        if isinstance(value, list) and value and all(is_int(one) for one in value):
+            value = max(value)
+        if value is None:
+            if default is None:
+                raise ModelError(f"{self.place}: expected {' or '.join(keys)}, got none of these keys; add one")
+            return default
+        if not is_int(value) or not least <= value <= most:
+            key = next(key for key in keys if self.get(key) is not None)
+            raise self.wrong(key, f"an integer from {least} to {most:.0f}", value)
+        return int(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        """Return true or false."""
+        value = self.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self.wrong(key, "true or false", value)
+        return value
+
+    def each(self, key: str, n: int) -> list[Any] | None:
+        """Return a list with a value for each layer; longer ones have further values for layers that predict ahead."""
+        value = self.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, list) or len(value) < n:
+            raise self.wrong(key, f"a list of {n} values, one a layer", value)
+        return value[:n]
+
+    def indices(self, key: str) -> frozenset[int] | None:
+        """Return a list of layers, also one written as text."""
+        value = self.get(key)
+        if isinstance(value, str):
+            value = [int(part) if part.strip().isdigit() else part for part in value.split(",")]
+        if value is None:
+            return None
+        if not isinstance(value, list) or not all(is_int(one) for one in value):
+            raise self.wrong(key, "a list of layers", value)
+        return frozenset(value)
+
+
+def language_part(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of the language part; what only the outer level says about quantisation and tying is kept."""
+    while (key := next((one for one in NESTED if isinstance(data.get(one), Mapping)), None)) is not None:
+        outer, data = data, data[key]
+        kept = ("tie_word_embeddings", "quantization_config", "dtype", "torch_dtype", "architectures", "model_type")
+        data = {one: outer[one] for one in kept if outer.get(one) is not None} | {
+            one: value for one, value in data.items() if value is not None
+        }
+    return dict(data)
+
+
+def read_model(data: Mapping[str, Any], extra: Mapping[str, Any] | None, name: str, place: object) -> ModelSpec:
+    """Read a model from the keys of its config, and its bytes from what that or ``hf_quant_config.json`` says of quantisation."""
+    keys = Keys(language_part(data), place)
+    family, known = _family(keys)
+    shape = _shape(data, keys, family, known, extra, name)
+    precision = read_precision(keys.data, extra, place)
+    bits = {"expert_bits": precision.of(*_expert_names(family, 0)), "other_bits": precision.plain}
+    return of_shape(shape, {**_widths(keys, family, shape), **bits, "act_bits": max(precision.plain, 16)})
+
+
+def _family(keys: Keys) -> tuple[Family, str]:
+    kind = keys.get("model_type")
+    if kind is None and isinstance(names := keys.get("architectures"), list) and names:
+        kind = _BY_CLASS.get(str(names[0]))
+    known = kind.removesuffix("_text").removesuffix("_vl") if isinstance(kind, str) else ""
+    return families().get(known, _PLAIN), known
+
+
+_BY_CLASS = {
+    "MixtralForCausalLM": "mixtral", "PhimoeForCausalLM": "phimoe", "PhiMoEForCausalLM": "phimoe", "OlmoeForCausalLM": "olmoe",
+    "DeepseekV2ForCausalLM": "deepseek_v2", "DeepseekV3ForCausalLM": "deepseek_v3", "Qwen2MoeForCausalLM": "qwen2_moe",
+    "Qwen3MoeForCausalLM": "qwen3_moe", "GptOssForCausalLM": "gpt_oss",
+}  # fmt: skip
+"""What older files have instead of ``model_type``."""
+
+
+def _widths(keys: Keys, family: Family, shape: Shape) -> dict[str, Any]:
+    """Return widths of attention, if all layers have the same but for windows."""
+    if len({block.mixer.params if block.mixer else 0 for block in shape.blocks}) > 1 or family.mixers > 1:
+        return {}
+    bias = _has_bias(keys, family)
+    flags = {
+        "qkv_bias": bias, "out_bias": bias if family.out_bias is None else family.out_bias, "qk_norm": _qk_norm(keys, family),
+        "norm_bias": family.norm_bias, "attention_sinks": family.sinks, "expert_bias": family.expert_bias,
+        "router_bias": family.router_bias, "head_bias": keys.flag("lm_head_bias", default=False),
+        "shared_gate": family.shared_gate and shape.shared_params > 0,
+    }  # fmt: skip
+    if keys.get("kv_lora_rank"):
+        nope, rope = keys.count("qk_nope_head_dim"), keys.count("qk_rope_head_dim")
+        heads = keys.count(*_HEADS)
+        latent_bias = keys.flag("attention_bias", default=False)
+        return flags | {
+            "n_heads": heads, "n_kv_heads": heads, "head_dim": nope + rope, "nope_head_dim": nope, "rope_head_dim": rope,
+            "v_head_dim": keys.count("v_head_dim"), "kv_lora_rank": keys.count("kv_lora_rank"),
+            "q_lora_rank": keys.count("q_lora_rank", default=0), "qkv_bias": latent_bias, "out_bias": latent_bias,
+            "qk_norm": "none",
+        }  # fmt: skip
+    if any(block.mixer and not block.mixer.kind.startswith("grouped") for block in shape.blocks):
+        return {}
+    h, k, a = _heads(keys, shape.hidden)
+    return flags | {"n_heads": h, "n_kv_heads": k, "head_dim": a} if h % k == 0 else {}
+
+
+def _shape(
+    data: Mapping[str, Any], keys: Keys, family: Family, known: str, extra: Mapping[str, Any] | None, name: str
+) -> Shape:  # fmt: skip
+    place = keys.place
+    if keys.flag("is_encoder_decoder", default=False):
+        got = "an encoder and a decoder; choose another model"
+        raise ModelError(f"{place}: is_encoder_decoder: expected a decoder alone, got {got}")
+    hidden, vocab = keys.count(*_HIDDEN, least=1), keys.count("vocab_size", least=1)
+    words = _block_words(keys)
+    n = len(words) if words else keys.count(*_LAYERS, least=1, most=LAYERS.most)
+    routed = [word == "moe" for word in words] if words else _routed(keys, n)
+    if not any(routed):
+        raise ModelError(f"{place}: expected at least one layer with routed experts, got {n} dense ones; choose another model")
+    n_experts = keys.count(*_EXPERTS, least=1, most=EXPERTS.most)
+    top_k = keys.count(*_TOP_K, least=1, most=n_experts)
+    mats = 2 if family.mats == 2 or keys.get("mlp_hidden_act") == "relu2" else 3
+    width = keys.count(*_EXPERT_WIDTH, "intermediate_size", least=1)
+    inner = keys.count(*_EXPERT_INPUT, default=hidden, least=1)
+    shared_width = _shared_width(keys, width)
+    shared = mats * hidden * shared_width
+    zero = keys.count("zero_expert_num", default=0)
+    bias = family.router_bias or keys.flag("use_routing_bias", default=False) or keys.get("topk_method") == "noaux_tc"
+    gate = bool(shared and family.shared_gate) * hidden
+    around = 2 * hidden * inner if inner != hidden else 0
+    dense = mats * hidden * keys.count(*_DENSE_WIDTH, default=0)
+    beside = 0
+    if family.parallel and keys.get("enable_moe_block") is not False:
+        beside = mats * hidden * keys.count(family.parallel)
+    if family.mixers > 1:
+        beside = family.mixers * dense
+    precision = read_precision(keys.data, extra, place)
+    keys.read |= {"dtype", "torch_dtype", "quantization_config", "quantization", "expert_dtype"}
+    biases = (mats - 1) * width + hidden if family.expert_bias else 0
+    streams, head_streams = _streams(keys, hidden)
+    norms = (hidden if words else family.norms * hidden * (1 + family.norm_bias)) + streams
+    router = (n_experts + zero) * (hidden + bias)
+    blocks = []
+    for layer, mixer in enumerate(_mixers(keys, family, n, hidden, words)):
+        own_dense = (dense if words[layer] == "mlp" else 0) if words else beside if routed[layer] else dense
+        blocks.append(_block(layer, mixer, routed[layer], own_dense, norms, (router, around, shared + gate), precision))
+        if routed[layer]:
+            bits = precision.of(*_expert_names(family, layer))
+            blocks[-1] = replace(
+                blocks[-1],
+                expert_bytes=bits_to_bytes(mats * inner * width, bits) + bits_to_bytes(biases, precision.plain),
+            )
+    embedding_bits, head_bits = precision.ends
+    ends = hidden * (1 + family.norm_bias) + head_streams + vocab * keys.flag("lm_head_bias", default=False)
+    n_shared = keys.count(*_SHARED_COUNT, default=0) or (max(shared_width // width, 1) if shared else 0)
+    return Shape(
+        name=name, hidden=hidden, vocab=vocab, blocks=tuple(blocks), n_experts=n_experts, top_k=top_k, mats=mats,
+        expert_width=width, expert_input=inner, expert_params=mats * inner * width + biases, router_params=router + around,
+        shared_params=shared + gate, n_shared=n_shared, tied=keys.flag("tie_word_embeddings", default=family.tied),
+        head_params=ends, zero_experts=zero, embedding_bytes=bits_to_bytes(vocab * hidden, embedding_bits),
+        head_bytes=bits_to_bytes(vocab * hidden + ends, head_bits), kv_bits=precision.kv_bits, left_out=_left_out(data, keys),
+        notes=(*precision.doubts, *_notes(keys, known)), source=f"{place}",
+    )  # fmt: skip
+
+
+def _expert_names(family: Family, layer: int) -> list[str]:
+    folders = [family.experts_at] if family.experts_at else [f"{part}.experts" for part in _FEED_FORWARD]
+    return [f"layers.{layer}.{folder}.0.up_proj" for folder in folders]
+
+
+_FEED_FORWARD = ("mlp", "block_sparse_moe", "feed_forward", "mixer", "ffn", "moe")
+_MIXING = ("self_attn", "linear_attn", "mixer", "attention", "mamba", "attn")
+
+
+def _block(
+    layer: int, mixer: Mixer | None, routed: bool, dense: int, norms: int, beside: tuple[int, int, int], precision: Precision
+) -> Block:  # fmt: skip
+    """Return a layer with its bytes, those of one routed expert left out."""
+
+    def n_bytes(count: int, folders: Sequence[str], *names: str) -> int:
+        return bits_to_bytes(count, precision.of(*(f"layers.{layer}.{folder}.{name}" for folder in folders for name in names)))
+
+    mixing = 0
+    for name, count in mixer.weights if mixer else ():
+        mixing += bits_to_bytes(count, precision.router) if name == "rest" else n_bytes(count, _MIXING, name)
+    router, around, shared = beside if routed else (0, 0, 0)
+    return Block(
+        mixer, routed, dense, norms, mixer_bytes=mixing, dense_bytes=n_bytes(dense, _FEED_FORWARD, "up_proj"),
+        router_bytes=bits_to_bytes(router + around + norms, precision.router),
+        shared_bytes=n_bytes(shared, _FEED_FORWARD, "shared_experts.up_proj", "shared_expert.up_proj") if shared else 0,
+    )  # fmt: skip
+
+
+def _streams(keys: Keys, hidden: int) -> tuple[int, int]:
+    """Return the parameters of a layer and of the head that mix several residual streams (hyper-connections)."""
+    n = keys.count("hc_mult", default=0)
+    square = keys.get("hc_sinkhorn_iters") is not None
+    rows = 2 * n + square * n * n
+    return (2 * (rows * (n * hidden + 1) + 2 + square), n * n * hidden + n + 1) if n else (0, 0)
+
+
+def _left_out(data: Mapping[str, Any], keys: Keys) -> tuple[str, ...]:
+    parts = [
+        key.removesuffix("_config")
+        for key in ("vision_config", "audio_config", "talker_config", "code2wav_config")
+        if key in data
+    ]
+    if keys.get("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules"):
+        parts.append("layers that predict further tokens")
+    return tuple(parts)
+
+
+def _notes(keys: Keys, known: str) -> tuple[str, ...]:
+    """Return how sure the reading is: an architecture by its keys alone, and keys about sizes that were not read."""
+    notes = []
+    if known not in families():
+        notes.append(f"architecture {known or 'without a name'}: read by its keys")
+    unread = sorted(set(keys.data) - {one.partition(".")[0] for one in keys.read} - _OTHER)
+    odd = [key for key in unread if keys.data[key] and _SIZES.search(key)]
+    if odd:
+        notes.append(f"keys not understood: {', '.join(odd[:8])}{' ...' if len(odd) > 8 else ''}")
+    return tuple(notes)
+
+
+_SIZES = re.compile(
+    r"latent|zero|copy|null|share|reuse|source|engram|ngram|ple_|chunk|experts|_width|_rank|lora|per_layer|state_size"
+)
+_OTHER = {  # keys that look like sizes and are not
+    "chunk_size", "mamba_chunk_size", "chunk_size_feed_forward", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size",
+    "moe_shared_expert_overlap", "vocab_size_per_layer_input",
+}  # fmt: skip
+
+
+def _block_words(keys: Keys) -> list[str] | None:
+    """Return what each block is, where a block is one thing: mamba, attention, moe or mlp."""
+    letters = {"M": "mamba", "*": "attention", "E": "moe", "-": "mlp"}
+    pattern = keys.get("hybrid_override_pattern")
+    if isinstance(pattern, str):
+        if not pattern or set(pattern) - set(letters):
+            raise keys.wrong("hybrid_override_pattern", "letters M, *, E and -", pattern)
+        return [letters[one] for one in pattern]
+    words = keys.get("layers_block_type")
+    if isinstance(words, list) and "moe" in words:
+        return [{"linear_attention": "mamba", "full_attention": "attention"}.get(str(word), str(word)) for word in words]
+    return None
+
+
+def _routed(keys: Keys, n: int) -> list[bool]:
+    """Return whether each layer has routed experts: by the first rule whose keys are there."""
+    layers = range(n)
+    words = keys.each("mlp_layer_types", n)
+    if words is not None:
+        return [word != "dense" for word in words]
+    frequency = keys.get("moe_layer_freq")
+    if isinstance(frequency, list):
+        return [bool(one) for one in keys.each("moe_layer_freq", n) or ()]
+    step = keys.get("interleave_moe_layer_step")
+    if step is not None:
+        step = keys.count("interleave_moe_layer_step", least=1)
+        return [(layer + 1) % step == 0 for layer in layers]
+    if keys.get("expert_layer_period") is not None:
+        period, offset = keys.count("expert_layer_period", least=1), keys.count("expert_layer_offset", default=0)
+        return [layer % period == offset for layer in layers]
+    if keys.get("moe_layer_start_index") is not None:
+        first = keys.count("moe_layer_start_index")
+        last, every = keys.get("moe_layer_end_index"), keys.count("moe_layer_interval", default=1, least=1)
+        last = n - 1 if last in (None, -1) else keys.count("moe_layer_end_index")
+        return [first <= layer <= last and (layer + 1) % every == 0 for layer in layers]
+    if (listed := keys.indices("moe_layers_enum")) is not None:
+        return [layer in listed for layer in layers]
+    if keys.get("moe_layer_interval") is not None:
+        every = keys.count("moe_layer_interval", least=1)
+        return [(layer + 1) % every == 0 for layer in layers]
+    if keys.get("first_k_dense_replace", "num_dense_layers") is not None:
+        first = keys.count("first_k_dense_replace", "num_dense_layers")
+        every = keys.count("moe_layer_freq", default=1, least=1)
+        return [layer >= first and layer % every == 0 for layer in layers]
+    only, step = keys.indices("mlp_only_layers") or frozenset(), keys.count("decoder_sparse_step", default=1, least=1)
+    return [layer not in only and (layer + 1) % step == 0 for layer in layers]
+
+
+def _shared_width(keys: Keys, width: int) -> int:
+    """Return the width of all shared experts of a layer together."""
+    n = keys.count(*_SHARED_COUNT, default=0)
+    if keys.get("moe_shared_expert_intermediate_size") is not None:
+        return max(n, 1) * keys.count("moe_shared_expert_intermediate_size")
+    if keys.get(*_SHARED_WIDTH) is not None:
+        return keys.count(*_SHARED_WIDTH)
+    if keys.get("model_type") in ("llama4", "llama4_text"):
+        return width
+    return n * width
+
+
+# ---- attention
+
+
+def _kinds(keys: Keys, n: int) -> list[str]:
+    """Return the kind of each layer's mixer: full, window, linear."""
+    layers = range(n)
+    words = keys.each("layer_types", n) or (keys.each("layers_block_type", n))
+    if words is not None:
+        return [_kind(word) for word in words]
+    if (listed := keys.get("linear_attn_config.full_attn_layers")) is not None:
+        return ["full" if layer + 1 in listed else "linear" for layer in layers]
+    if keys.get("full_attention_interval") is not None:
+        every = keys.count("full_attention_interval", least=1)
+        return ["full" if (layer + 1) % every == 0 else "linear" for layer in layers]
+    if keys.get("layer_group_size") is not None and keys.get("kv_lora_rank") is not None:
+        every = keys.count("layer_group_size", least=1)
+        return ["full" if (layer + 1) % every == 0 else "linear" for layer in layers]
+    if keys.get("attn_layer_period") is not None:
+        period, offset = keys.count("attn_layer_period", least=1), keys.count("attn_layer_offset", default=0)
+        return ["full" if layer % period == offset else "linear" for layer in layers]
+    if (flags := keys.each("attn_type_list", n)) is not None:
+        return ["full" if one else "linear" for one in flags]
+    if (flags := keys.each("hybrid_layer_pattern", n) or keys.each("sliding_window_layout", n)) is not None:
+        return ["window" if one else "full" for one in flags]
+    every = keys.get("sliding_window_pattern", "global_attn_every_n_layers")
+    if is_int(every) and every > 1:
+        return ["full" if (layer + 1) % every == 0 else "window" for layer in layers]
+    if isinstance(every, str) and every:
+        return ["window" if every[layer % len(every)] in "LlS" else "full" for layer in layers]
+    return ["full"] * n
+
+
+def _mixers(keys: Keys, family: Family, n: int, hidden: int, words: list[str] | None) -> list[Mixer | None]:
+    """Return what mixes tokens in each layer."""
+    if words:
+        one = {"mamba": _linear, "attention": _grouped}
+        return [one[word](keys, family, hidden, None) if word in one else None for word in words]
+    if (ratios := keys.each("compress_ratios", n) or _ratios(keys, n)) is not None:
+        return [_compressed(keys, hidden, ratio) for ratio in ratios]
+    kinds = _kinds(keys, n)
+    if keys.get("attention_chunk_size") is not None and keys.get("layer_types") is None:  # every fourth layer sees all
+        kinds = ["full" if (layer + 1) % 4 == 0 else "chunked_attention" for layer in range(n)]
+    per_layer = keys.get("per_layer_config") or {}
+    lists = {key: found for key, name in _BY_LAYER.items() if (found := keys.each(name, n)) is not None}
+    other = keys.get("attention_other_setting")
+    result: list[Mixer | None] = []
+    for layer, kind in enumerate(kinds):
+        own = dict(per_layer.get(f"{layer:02d}") or per_layer.get(str(layer)) or {})
+        own |= {key: values[layer] for key, values in lists.items()}
+        if isinstance(other, Mapping) and kind == _kind(other.get("attention_type", "sliding_attention")):
+            own |= other
+        here = Keys({**keys.data, **own}, keys.place) if own else keys
+        window, sparse = None, here.get("sparse") != 0 if keys.get("layer_types") is None else kind != "full"
+        if kind == "chunked_attention":
+            window = keys.count("attention_chunk_size")
+        elif kind == "window":
+            window = keys.count(*_WINDOW, default=0) or None
+        elif kind == "full" and "window" not in kinds and family.window_in_use and _window_everywhere(keys):
+            window = keys.count(*_WINDOW)
+        linear = kind == "linear"
+        result.append(_linear(here, family, hidden, None) if linear else _attention(here, family, hidden, window, sparse=sparse))
+        keys.read |= here.read
+    return result
+
+
+_BY_LAYER = {
+    "num_attention_heads": "num_attention_heads_per_layer", "indexer_type": "indexer_types",
+    "sparse": "sparse_attention_config.sparse_attention_freq",
+}  # fmt: skip
+"""What a layer has of lists with a value for each."""
+
+
+def _kind(word: str) -> str:
+    known = dict.fromkeys(_FULL, "full") | dict.fromkeys(_WINDOWED, "window") | dict.fromkeys(_LINEAR, "linear")
+    return known.get(word, word)
+
+
+def _ratios(keys: Keys, n: int) -> list[int] | None:
+    """Return tokens of a compressed row by layer, as newer files of DeepSeek-V4 write them."""
+    rates = keys.get("compress_rates")
+    words = keys.get("layer_types")
+    if not isinstance(rates, Mapping) or not isinstance(words, list):
+        return None
+    return [rates.get(word, 0) for word in words[:n]]
+
+
+def _window_everywhere(keys: Keys) -> bool:
+    return keys.get(*_WINDOW) is not None and keys.flag("use_sliding_window", default=False) and not keys.get("max_window_layers")
+
+
+def _attention(keys: Keys, family: Family, hidden: int, window: int | None, *, sparse: bool = True) -> Mixer:
+    if keys.get("kv_lora_rank"):
+        nope, rope = keys.count("qk_nope_head_dim"), keys.count("qk_rope_head_dim")
+        heads = keys.count(*_HEADS, least=1)
+        index = {}
+        if window is None and keys.get("index_topk") is not None:
+            index = {
+                "index_heads": keys.count("index_n_heads"), "index_width": keys.count("index_head_dim"),
+                "read": keys.count("index_topk"), "owns_index": keys.get("indexer_type") != "shared",
+            }  # fmt: skip
+        gate = {"head": heads, "wide": heads * keys.count("v_head_dim")}.get(
+            "wide" if keys.flag("mla_use_output_gate", default=False) else family.gate, 0
+        )
+        found = latent(
+            hidden, heads, keys.count("q_lora_rank", default=0), keys.count("kv_lora_rank"), nope, rope, keys.count("v_head_dim"),
+            bias=keys.flag("attention_bias", default=False), gate=hidden * gate, window=window, **index,
+        )  # fmt: skip
+        return repeated(found, family.mixers) if family.mixers > 1 else found
+    if keys.get("index_topk_blocks", "sparse_attention_config.sparse_topk_blocks") and sparse and window is None:
+        h, k, a = _heads(keys, hidden)
+        own = {name: keys.count(key, f"sparse_attention_config.{other}", default=0) for name, (key, other) in _SPARSE.items()}
+        return block_sparse(
+            hidden, h, k, a, rest=2 * a, index_heads=own["heads"], index_width=own["width"],
+            read=(own["blocks"] + own["local"]) * own["size"],
+        )  # fmt: skip
+    return _grouped(keys, family, hidden, window)
+
+
+_SPARSE = {
+    "heads": ("index_n_heads", "sparse_num_index_heads"), "width": ("index_head_dim", "sparse_index_dim"),
+    "blocks": ("index_topk_blocks", "sparse_topk_blocks"), "local": ("index_local_blocks", "sparse_local_block"),
+    "size": ("index_block_size", "sparse_block_size"),
+}  # fmt: skip
+
+
+def _heads(keys: Keys, hidden: int) -> tuple[int, int, int]:
+    h = keys.count(*_HEADS, least=1)
+    if keys.get(*_HEAD_DIM) is None and hidden % h:
+        raise keys.wrong(_HEADS[0], f"a divisor of {hidden} (hidden_size), as head_dim is absent", h)
+    return h, keys.count(*_KV_HEADS, default=h, least=1), keys.count(*_HEAD_DIM, default=hidden // h, least=1)
+
+
+def _has_bias(keys: Keys, family: Family) -> bool:
+    return keys.flag("attention_bias", default=keys.flag("qkv_bias", default=keys.flag("use_bias", default=family.qkv_bias)))
+
+
+def _qk_norm(keys: Keys, family: Family) -> str:
+    if family.qk_norm != "asked":
+        return family.qk_norm
+    return "head" if keys.get("use_qk_norm") is True else "none"
+
+
+def _grouped(keys: Keys, family: Family, hidden: int, window: int | None) -> Mixer:
+    h, k, a = _heads(keys, hidden)
+    v_from_k = False
+    if window is None and keys.get("global_head_dim") is not None:  # Gemma 4: wider heads where all tokens are seen
+        a, k = keys.count("global_head_dim"), keys.count("num_global_key_value_heads", default=k)
+        v_from_k = keys.flag("attention_k_eq_v", default=False)
+    if window is not None:
+        h = keys.count("swa_num_attention_heads", "num_sliding_attention_heads", default=h)
+        k = keys.count("swa_num_key_value_heads", default=k)
+        a = keys.count("swa_head_dim", default=a)
+    v = keys.count(*(("swa_v_head_dim",) if window is not None else ()), "v_head_dim", default=a)
+    bias = _has_bias(keys, family)
+    out_bias = bias if family.out_bias is None else family.out_bias
+    sinks = family.sinks or keys.flag(f"add_{'full' if window is None else 'swa'}_attention_sink_bias", default=False)
+    biases = bias * (h * a + k * (a + v)) + out_bias * hidden + sinks * h
+    norm = {"none": 0, "head": 2 * a, "full": h * a + k * a}[_qk_norm(keys, family)]
+    wide = family.gate == "wide" or keys.flag("attn_output_gate", default=False)
+    gate = hidden * h * a if wide else hidden * h if family.gate == "head" else 0
+    return grouped(hidden, h, k, a, v, window=window, gate=gate, v_from_k=v_from_k, rest=biases + norm)
+
+
+def _compressed(keys: Keys, hidden: int, per: int) -> Mixer:
+    return compressed(
+        hidden, keys.count(*_HEADS), keys.count("head_dim"), keys.count("q_lora_rank"), keys.count("o_lora_rank"),
+        keys.count("o_groups"), window=keys.count("sliding_window"), per=per, index_heads=keys.count("index_n_heads"),
+        index_width=keys.count("index_head_dim"), read=keys.count("index_topk"),
+    )  # fmt: skip
+
+
+def _linear(keys: Keys, family: Family, hidden: int, window: int | None) -> Mixer:
+    """Return the linear mixer whose keys are there."""
+    if keys.get("linear_num_value_heads") is not None:
+        return delta_net(
+            hidden, keys.count("linear_num_key_heads"), keys.count("linear_num_value_heads"), keys.count("linear_key_head_dim"),
+            keys.count("linear_value_head_dim"), keys.count("linear_conv_kernel_dim"),
+        )  # fmt: skip
+    if keys.get("linear_attn_config") is not None or keys.get("linear_num_heads") is not None:
+        heads = keys.count("linear_attn_config.num_heads", "linear_num_heads")
+        width = keys.count("linear_attn_config.head_dim", "linear_head_dim")
+        kernel = keys.count("linear_attn_config.short_conv_kernel_size", "linear_conv_kernel_dim", "short_conv_kernel_size")
+        full = keys.get("linear_attn_config.use_full_rank_gate", "use_full_rank_gate") is True
+        return kimi_delta(
+            hidden, heads, width, kernel, full_gate=full or family.full_decay, full_decay=family.full_decay,
+        )  # fmt: skip
+    if keys.get("mamba_num_heads", "mamba_n_heads") is not None:
+        heads, width = keys.count("mamba_num_heads", "mamba_n_heads"), keys.count("mamba_head_dim", "mamba_d_head")
+        return mamba2(
+            hidden, heads, width, keys.count("n_groups", "mamba_n_groups"), keys.count("ssm_state_size", "mamba_d_state"),
+            keys.count("conv_kernel", "mamba_d_conv"),
+        )  # fmt: skip
+    if keys.get("mamba_d_state") is not None:
+        rank = keys.get("mamba_dt_rank")
+        rank = math.ceil(hidden / 16) if rank in (None, "auto") else keys.count("mamba_dt_rank")
+        return mamba1(hidden, keys.count("mamba_expand"), keys.count("mamba_d_state"), rank, keys.count("mamba_d_conv"))
+    if keys.get("conv_L_cache") is not None:
+        return short_convolution(hidden, keys.count("conv_L_cache"))
+    h, _, a = _heads(keys, hidden)
+    return lightning(hidden, h, a)
