@@ -150,6 +150,13 @@ class Keys:
             raise self.wrong(key, "true or false", value)
         return value
 
+    def mapping(self, *keys: str) -> dict[str, Any]:
+        """Return a mapping under the first key that is there; empty if none is."""
+        value = self.get(*keys)
+        if value is not None and not isinstance(value, Mapping):
+            raise self.wrong(keys[0], "a mapping", value)
+        return dict(value or {})
+
     def each(self, key: str, n: int) -> list[Any] | None:
         """Return a list with a value for each layer; longer ones have further values for layers that predict ahead."""
         value = self.get(key)
@@ -464,12 +471,12 @@ def _mixers(keys: Keys, family: Family, n: int, hidden: int, words: list[str] | 
     kinds = _kinds(keys, n)
     if keys.get("attention_chunk_size") is not None and keys.get("layer_types") is None:  # every fourth layer sees all
         kinds = ["full" if (layer + 1) % 4 == 0 else "chunked_attention" for layer in range(n)]
-    per_layer = keys.get("per_layer_config") or {}
+    per_layer = keys.mapping("per_layer_config")
     lists = {key: found for key, name in _BY_LAYER.items() if (found := keys.each(name, n)) is not None}
     other = keys.get("attention_other_setting")
     result: list[Mixer | None] = []
     for layer, kind in enumerate(kinds):
-        own = dict(per_layer.get(f"{layer:02d}") or per_layer.get(str(layer)) or {})
+        own = Keys(per_layer, keys.place).mapping(f"{layer:02d}", str(layer))
         own |= {key: values[layer] for key, values in lists.items()}
         if isinstance(other, Mapping) and kind == _kind(other.get("attention_type", "sliding_attention")):
             own |= other

@@ -136,9 +136,10 @@ def _number(given: Mapping[str, Any], place: object, *keys: str, default: float 
 
 def _quantised(given: Mapping[str, Any], plain: float, data: Mapping[str, Any], doubts: list[str], place: object) -> Precision:
     method = str(given.get("quant_method") or given.get("quant_algo") or ("mlx" if "group_size" in given else "")).lower()
-    named = [name for word in _WORDS for name in given.get(word) or ()]
-    if not all(isinstance(name, str) for name in named):
-        raise ModelError(f"{place}: quantization_config: expected names of modules that are left out, got {named[:3]}")
+    lists = [given[word] for word in _WORDS if given.get(word)]
+    named = [name for one in lists if isinstance(one, list) for name in one]
+    if not all(isinstance(one, list) for one in lists) or not all(isinstance(name, str) for name in named):
+        raise ModelError(f"{place}: quantization_config: expected names of modules that are left out, got {str(lists)[:60]}")
     more: dict[str, Any] = {"left": _names(named), "kv_bits": _kv_bits(given)}
     algorithm = str(given.get("quant_algo") or "").upper()
     if algorithm == "MIXED_PRECISION" or isinstance(given.get("quantized_layers"), Mapping):

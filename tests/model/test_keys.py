@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -223,3 +225,58 @@ def test_a_card_adds_up() -> None:
 def test_every_card_fits(name: str) -> None:
     text = Card(load_model(name)).text()
     assert max(map(len, text.splitlines())) <= 80
+
+
+# --------------------------------------------------------------------------------------------------------- wrong configs
+ODD = [
+    None,
+    0,
+    -1,
+    3,
+    10**12,
+    2**64,
+    1.5,
+    True,
+    "x",
+    "",
+    [],
+    [1],
+    [0] * 5,
+    {"a": 1},
+    ["re:["],
+    {"quant_method": "gptq", "bits": 4},
+]
+MORE = (
+    "quantization_config",
+    "layer_types",
+    "per_layer_config",
+    "compress_ratios",
+    "mlp_only_layers",
+    "moe_layer_freq",
+    "kv_lora_rank",
+)
+
+
+def test_changed_configs_are_read_or_refused_in_one_line() -> None:
+    rng, accepted, n, refused = Random(7), 0, 600, []
+    sources = [_keys(name) for name in model_names()]
+    for _ in range(n):
+        keys = deepcopy(rng.choice(sources))
+        for _ in range(rng.randint(1, 3)):
+            key = rng.choice([*keys, *MORE])
+            value = keys.get(key)
+            if rng.random() < 0.5 and isinstance(value, int):
+                keys[key] = value * 2 if rng.random() < 0.5 else value // 2
+            elif rng.random() < 0.3:
+                keys.pop(key, None)
+            else:
+                keys[key] = rng.choice(ODD)
+        try:
+            spec = read_model(keys, None, "changed", "config.json")
+        except ModelError as error:
+            refused.append(str(error))
+            continue
+        accepted += 1
+        assert spec.total_params > 0 and Card(spec).text() and len(spec.groups) == spec.n_layers
+    assert refused and not any("\n" in message for message in refused)
+    assert accepted > n / 3  # what lies behind the reader is reached
