@@ -95,7 +95,7 @@ def _model(model: ModelSpec, place: str) -> Any:
     base = builtin_models().get(model.name)
     if base == model:
         return model.name
-    left_out = {"labels", "low_bits", "source"} | ({"expert_bytes_by_layer"} if model.shape else set())
+    left_out = {"labels", "low_bits", "source", "notes"} | ({"expert_bytes_by_layer"} if model.shape else set())
     changed = {one.name: getattr(model, one.name) for one in fields(model) if one.name not in left_out}
     if base is not None:
         changed = {key: value for key, value in changed.items() if value != getattr(base, key)}

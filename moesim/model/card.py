@@ -42,7 +42,7 @@ class Card(Facts):
             "classes": {name: {"params": params, "bytes": n_bytes} for name, params, n_bytes in _classes(model)},
             "kv_bits": model.kv_bits, "kept_bytes": {n: model.all_kv_bytes(n) for n in CONTEXTS},
             "token_bytes": {n: model.token_bytes(n, _AT) for n in BATCHES},
-            "left_out": list(shape.left_out if shape else ()), "notes": list(shape.notes if shape else ()),
+            "notes": list(model.notes),
         }  # fmt: skip
 
     def facts(self) -> dict[str, Any]:
@@ -78,9 +78,7 @@ class Card(Facts):
             "kept": [", ".join(f"{format_memory(model.all_kv_bytes(n))} at {_tokens(n)}" for n in CONTEXTS)],
             "a token reads": [f"{format_memory(model.token_bytes(n, _AT))} at batch {n} after {_AT} tokens" for n in BATCHES],
         }
-        if shape and shape.left_out:
-            lines["left out"] = [", ".join(shape.left_out)]
-        return lines | {"source": [model.source]} | ({"notes": list(shape.notes)} if shape and shape.notes else {})
+        return lines | {"source": [model.source]} | ({"notes": list(model.notes)} if model.notes else {})
 
 
 def _active(model: ModelSpec) -> int:

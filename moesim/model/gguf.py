@@ -119,7 +119,8 @@ def read_gguf(path: Path) -> ModelSpec:
     output = ends.get("output.weight")
     head = [tensor for name, tensor in ends.items() if name.startswith("output")] + ([] if output else [embedding])
     rest = sum(tensor.params for name, tensor in ends.items() if name.startswith("output") and name != "output.weight")
-    notes = [f"{kind} is not known: bytes up to the next tensor" for kind in file.unknown]
+    notes = ["left out: layers that predict further tokens"] if predicted else []
+    notes += [f"{kind} is not known: bytes up to the next tensor" for kind in file.unknown]
     shape = Shape(
         name=_name(file), hidden=hidden, vocab=vocab, blocks=tuple(blocks), n_experts=n_experts,
         top_k=file.count("expert_used_count", most=n_experts), mats=2 + any("gate" in name for name, _ in classes["experts"]),
@@ -128,7 +129,7 @@ def read_gguf(path: Path) -> ModelSpec:
         n_shared=_n_shared(file, routed, down.shape[0]), tied=output is None, head_params=rest,
         embedding_bytes=embedding.n_bytes, head_bytes=sum(tensor.n_bytes for tensor in head),
         lookup_params=sum(t.params for t in lookup), lookup_bytes=sum(t.n_bytes for t in lookup),
-        left_out=("layers that predict further tokens",) if predicted else (), notes=tuple(notes),
+        notes=tuple(notes),
         source=f"{path.name} (GGUF, {file.architecture}{'' if file.whole else ', header only'})",
     )  # fmt: skip
     if shape.top_k < 1:

@@ -194,7 +194,7 @@ def read_model(data: Mapping[str, Any], extra: Mapping[str, Any] | None, name: s
     keys = Keys(language_part(data), place)
     family, known = _family(keys)
     shape = _shape(data, keys, family, known, extra, name)
-    precision = read_precision(keys.data, extra, place)
+    precision = read_precision(keys.data, extra, name, place)
     bits = {"expert_bits": precision.of(*_expert_names(family, 0)), "other_bits": precision.plain}
     return of_shape(shape, {**_widths(keys, family, shape), **bits, "act_bits": max(precision.plain, 16)})
 
@@ -249,7 +249,8 @@ def _shape(
     if keys.flag("is_encoder_decoder", default=False):
         got = "an encoder and a decoder; choose another model"
         raise ModelError(f"{place}: is_encoder_decoder: expected a decoder alone, got {got}")
-    hidden, vocab = keys.count(*_HIDDEN, least=1), keys.count("vocab_size", least=1)
+    hidden, vocab = keys.count(*_HIDDEN, least=1), keys.count("vocab_size", default=1, least=1)
+    unnamed = [] if keys.get("vocab_size") else ["vocab_size is not given: embedding and output head count as nothing"]
     words = _block_words(keys)
     n = len(words) if words else keys.count(*_LAYERS, least=1, most=LAYERS.most)
     routed = [word == "moe" for word in words] if words else _routed(keys, n)
@@ -272,7 +273,7 @@ def _shape(
         beside = mats * hidden * keys.count(family.parallel)
     if family.mixers > 1:
         beside = family.mixers * dense
-    precision = read_precision(keys.data, extra, place)
+    precision = read_precision(keys.data, extra, name, place)
     keys.read |= {"dtype", "torch_dtype", "quantization_config", "quantization", "expert_dtype"}
     biases = (mats - 1) * width + hidden if family.expert_bias else 0
     streams, head_streams = _streams(keys, hidden)
@@ -296,8 +297,8 @@ def _shape(
         expert_width=width, expert_input=inner, expert_params=mats * inner * width + biases, router_params=router + around,
         shared_params=shared + gate, n_shared=n_shared, tied=keys.flag("tie_word_embeddings", default=family.tied),
         head_params=ends, zero_experts=zero, embedding_bytes=bits_to_bytes(vocab * hidden, embedding_bits),
-        head_bytes=bits_to_bytes(vocab * hidden + ends, head_bits), kv_bits=precision.kv_bits, left_out=_left_out(data, keys),
-        notes=(*precision.doubts, *_notes(keys, known)), source=f"{place}",
+        head_bytes=bits_to_bytes(vocab * hidden + ends, head_bits), kv_bits=precision.kv_bits,
+        notes=(*_left_out(data, keys), *unnamed, *precision.doubts, *_notes(keys, known)), source=f"{place}",
     )  # fmt: skip
 
 
@@ -337,15 +338,11 @@ def _streams(keys: Keys, hidden: int) -> tuple[int, int]:
     return (2 * (rows * (n * hidden + 1) + 2 + square), n * n * hidden + n + 1) if n else (0, 0)
 
 
-def _left_out(data: Mapping[str, Any], keys: Keys) -> tuple[str, ...]:
-    parts = [
-        key.removesuffix("_config")
-        for key in ("vision_config", "audio_config", "talker_config", "code2wav_config")
-        if key in data
-    ]
+def _left_out(data: Mapping[str, Any], keys: Keys) -> list[str]:
+    parts = [part for part in ("vision", "audio", "talker", "code2wav") if f"{part}_config" in data]
     if keys.get("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules"):
         parts.append("layers that predict further tokens")
-    return tuple(parts)
+    return [f"left out: {', '.join(parts)}"] if parts else []
 
 
 def _notes(keys: Keys, known: str) -> tuple[str, ...]:

@@ -139,15 +139,15 @@ class Shape:
     lookup_bytes: Count = 0  # tables of which a token reads a row
     lookup_params: Count = 0
     kv_bits: Annotated[float, Field(ge=BITS.least, le=BITS.most)] = 16
-    left_out: tuple[str, ...] = field(default=(), compare=False)  # vision, layers that predict ahead
-    notes: tuple[str, ...] = field(default=(), compare=False)  # what was assumed or not understood
+    notes: tuple[str, ...] = field(default=(), compare=False)  # what was left out, assumed or not understood
     name: str = field(default="", compare=False)
     source: str = field(default="", compare=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Return it for a YAML file; layers that follow each other and are alike are one entry with their number."""
         fields = asdict(self) | {"blocks": []}
-        del fields["name"], fields["source"]  # the specification has them
+        for key in ("name", "source", "notes"):  # the specification has them
+            del fields[key]
         for block, group in groupby(self.blocks):
             one = {key: value for key, value in asdict(block).items() if value not in (0, None, False)}
             if block.mixer:

@@ -110,7 +110,10 @@ class Precision:
         return self.of("mlp.gate") if self.everything else self.plain
 
 
-def read_precision(data: Mapping[str, Any], extra: Mapping[str, Any] | None, place: object) -> Precision:
+_NAMED = re.compile(r"(?i)nvfp4|mxfp4|fp8|awq|gptq|int[48]|w4a16|exl[23]")
+
+
+def read_precision(data: Mapping[str, Any], extra: Mapping[str, Any] | None, name: str, place: object) -> Precision:
     """Read the precision of a checkpoint from its config, or from the ``hf_quant_config.json`` next to it."""
     key = next((key for key in ("dtype", "torch_dtype") if data.get(key) is not None), "dtype")
     dtype, doubts = data.get(key), []
@@ -121,6 +124,9 @@ def read_precision(data: Mapping[str, Any], extra: Mapping[str, Any] | None, pla
     plain = DTYPES["bfloat16" if dtype is None else dtype.removeprefix("torch.")]
     given = data.get("quantization_config") or data.get("quantization") or (extra or {}).get("quantization") or extra
     if not given:
+        named = _NAMED.search(str(name))
+        if named and plain >= 16:
+            doubts.append(f"the name says {named[0]}, but nothing describes it: {plain} bits; is hf_quant_config.json missing?")
         return Precision("", plain, plain, max(plain, 16), doubts=tuple(doubts))
     if not isinstance(given, Mapping):
         raise ModelError(f"{place}: quantization_config: expected a mapping, got {given!r}")

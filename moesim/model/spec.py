@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -72,6 +72,8 @@ class ModelSpec(Facts):
         Where the figures come from.
     shape : Shape or None
         Layers one by one, of a model whose layers differ: then all sizes come from it, and the widths of attention above are 1.
+    notes : tuple of str
+        What was left out, assumed or not understood where it was read.
     labels : tuple of str
         What differs from the source, such as ``"top_k=6"``; results carry them.
 
@@ -126,6 +128,7 @@ class ModelSpec(Facts):
     source: str = ""
     labels: tuple[str, ...] = ()
     shape: Shape | None = None
+    notes: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         problem = find_problem({f.name: getattr(self, f.name) for f in fields(self)})
@@ -473,9 +476,9 @@ class ModelSpec(Facts):
             raise IndexError(f"layer {layer} of model '{self.name}': it has layers 0 to {self.n_layers - 1}")
 
 
-FIELDS = tuple(f.name for f in fields(ModelSpec))  # names of all fields, in order
+FIELDS = tuple(f.name for f in fields(ModelSpec) if f.name != "notes")  # names of all fields, in order
 
-DEFAULTS = {f.name: f.default for f in fields(ModelSpec) if f.default is not MISSING}
+DEFAULTS = {f.name: f.default for f in fields(ModelSpec) if f.name in FIELDS and f.default is not MISSING}
 """Default values of the fields that have one."""
 
 
@@ -493,6 +496,7 @@ def of_shape(shape: Shape, fields: Mapping[str, Any]) -> ModelSpec:
         "expert_intermediate": shape.expert_width, "vocab": shape.vocab, "n_dense_layers": first if width else 0,
         "dense_intermediate": width, "n_shared": shape.n_shared, "tie_embeddings": shape.tied, "kv_bits": shape.kv_bits,
         "shared_intermediate": shape.shared_params // (shape.mats * shape.hidden), "n_mats": shape.mats, "source": shape.source,
+        "notes": shape.notes,
     }  # fmt: skip
     found = replace(
         ModelSpec(**values), shape=shape, expert_bytes_by_layer=tuple(block.expert_bytes for block in routed),
