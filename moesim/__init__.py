@@ -1,4 +1,4 @@
-"""Simulate offloaded inference of Mixture-of-Experts models, to the nanosecond and without the hardware.
+"""Simulate offloaded inference of Mixture-of-Experts models, without the hardware.
 
 >>> import moesim
 >>> mine = moesim.Hardware.from_numbers(pcie="25GB/s", cpu="2ms/token", gpu="100us", vram="24GiB", ram="64GiB")

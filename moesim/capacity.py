@@ -148,11 +148,10 @@ def kv_device(hardware: HardwareProfile, placement: Placement, layer: int) -> st
 def required_bytes(
     model: ModelSpec, hardware: HardwareProfile, peak_kv_tokens: int, placement: Placement, n_requests: int = 1
 ) -> dict[str, dict[str, int]]:
-    """Compute the bytes that each device must have, by purpose; pools count as a whole.
-
-    Purposes are ``"weights"``, ``"kv"``, ``"streams"``, ``"workspace"``, ``"reserved"``, ``"experts"`` and ``"pool:<name>"``;
-    `peak_kv_tokens` is the largest sum of final lengths of requests that are active together, of which there are `n_requests`.
-    """
+    """Compute the bytes that each device must have, by purpose; pools count as a whole."""
+    # Purposes: "weights", "kv", "streams", "workspace", "reserved", "experts", "pool:<name>".
+    # `peak_kv_tokens` is the largest sum of final lengths of requests that are active together, of
+    # which there are `n_requests`.
     need: dict[str, dict[str, int]] = {name: {} for name in hardware.devices}
 
     def add(device: str, purpose: str, n_bytes: int) -> None:

@@ -1,4 +1,4 @@
-"""The error tree. Every message is one line: what, where, expected, got, remedy.
+"""The error tree; every message is one line: what, where, expected, got, remedy.
 
 Constructors take exactly one message: code that re-raises ``type(e)(*e.args)`` would hide the cause of a richer one.
 """
@@ -57,7 +57,7 @@ class SimulationError(MoesimError):
 
 
 class PolicyError(SimulationError):
-    """A policy returned an action that cannot be carried out."""
+    """A policy returned an action that cannot be run."""
 
 
 class DeadlockError(SimulationError):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Advice(Answer, advice.Advice):
-    """The best placement of a model's experts on a machine, with runners-up, as `moesim.recommend` gives it."""
+    """The best placement of a model's experts on a machine, with runners-up."""
 
     _shown = ("placement", "runnable", "decode_tokens_per_s", "low", "high", "ttft_s", "ratio_to_best", "label")
 

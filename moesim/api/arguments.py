@@ -1,4 +1,4 @@
-"""Arguments from Python: checked by type, and written as an experiment file would write them."""
+"""Check arguments from Python, and write them as an experiment file would."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ _PLAIN = (str, int, float, bool, type(None))
 
 
 def written(value: Any, place: str) -> Any:
-    """Write models, machines, policies, parts, paths, and lists and mappings of them as a file would."""
+    """Write objects for models, machines, policies, parts and paths as a file would."""
     if isinstance(value, ModelSpec):
         return _model(value, place)
     if isinstance(value, HardwareProfile):

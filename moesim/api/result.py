@@ -1,4 +1,4 @@
-"""Results of an experiment in Python: a table, and on demand records, figures, a timeline and a folder."""
+"""Results of an experiment in Python: table, records, figures, timeline and folder."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Result:
 
     @property
     def table(self) -> DataFrame:
-        """One row a run and one column a setting, label or metric; names end in the unit: ``_ns``, ``_bytes``, ``_per_s``."""
+        """One row a run, one column a setting, label or metric; names end in the unit, as ``_ns``."""
         import pandas as pd  # takes half a second to import
 
         return pd.DataFrame(self.rows)
@@ -178,7 +178,7 @@ class Result:
         self, kind: str, *, policies: Sequence[str] = (), where: Mapping[str, Any] | None = None,
         width: str | float | None = None, medium: Medium = "screen", **options: Any,
     ) -> dict[str, Figure]:  # fmt: skip
-        """Draw all figures of a kind, one for each combination of settings that one figure does not show.
+        """Draw all figures of a kind, one for each combination of settings that one does not show.
 
         Parameters
         ----------
@@ -287,13 +287,13 @@ class Result:
         return [int(run) for run in first_setting(self.table, "timeline")["run"]]
 
     def _told(self, index: int) -> Outcome:
-        """Return an outcome as far as its row tells it."""
+        """Return an outcome as far as its row has it."""
         assert self.experiment is not None
         failure = MoesimError(str(self.rows[index]["error"])) if self.rows[index].get("error") else None
         return Outcome(self.rows[index], Machine.of(self.experiment.specs[index].hardware), failure=failure)
 
     def _outcome(self, index: int, *, keep: bool = True, wanted: Kept = True) -> Outcome:
-        """Return a run with its records, or those of so many first steps, simulated again if need be."""
+        """Return a run with its records, or those of so many first steps; simulate it if need be."""
         row = self.rows[index]
         if row.get("error"):
             raise ConfigError(f"{describe_run(row)}: expected a run that succeeded, got: {row['error']}")
@@ -318,7 +318,7 @@ class Result:
 
 
 class Answer:
-    """The answer of a study: shows itself as its command prints it, and in a notebook as a table."""
+    """The answer of a study, shown as its command prints it, in a notebook as a table."""
 
     _shown: Sequence[str] = ()  # columns that a notebook shows; none: all
     _rows: Callable[[], list[dict[str, Any]]]
@@ -327,7 +327,7 @@ class Answer:
 
     @property
     def table(self) -> DataFrame:
-        """One row a result of the command, such as a placement, a constant or a varied setting; names end in the unit."""
+        """One row a result of the command, such as a placement; names end in the unit."""
         import pandas as pd  # takes half a second to import
 
         return pd.DataFrame(self._rows())

@@ -1,4 +1,4 @@
-"""Experiments from Python: compare policies, run an experiment file, load a result or a trace."""
+"""Compare policies, run an experiment file, load a result or a trace."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def run(
 def read_experiment(
     verb: str, experiment: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | Sequence[str], *, quick: bool
 ) -> tuple[Config, str, dict[str, Trace]]:
-    """Read an experiment for a verb: its configuration, its name in messages, and traces that are objects."""
+    """Read an experiment for a verb: configuration, name in messages, traces that are objects."""
     given: dict[str, Trace] = {}
     if isinstance(experiment, Mapping):
         place = verb
@@ -249,7 +249,7 @@ def executed(
     experiment: Experiment, folder: Path | None, *, jobs: int | None, scheduler: str | None = None, progress: bool = True,
     fail_fast: bool = False, show: Callable[[Results], None] = lambda results: None,
 ) -> Results:  # fmt: skip
-    """Run an experiment, show its results and write its folder; finished runs survive an interrupt."""
+    """Run an experiment, show its results and write its folder; interrupts keep finished runs."""
     output = None if folder is None else Output(experiment, folder)
     with Workers(jobs, scheduler) as workers:
         try:

@@ -1,4 +1,4 @@
-"""Studies of experiments from Python: what-if, the difference of two runs, the worth of each decision."""
+"""Studies of experiments from Python: what-if, difference of two runs, regret."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``moesim league``: which system is the fastest on which machine, by how much, and how sure that is."""
+"""``moesim league``: the fastest system on each machine, by how much, and how sure that is."""
 
 from __future__ import annotations
 

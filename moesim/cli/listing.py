@@ -1,7 +1,4 @@
-"""``moesim list``: what there is to choose from.
-
-Each function imports what it lists: one is asked for at a time.
-"""
+"""``moesim list``: what there is to choose from; each function imports what it lists."""
 
 from __future__ import annotations
 

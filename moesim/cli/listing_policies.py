@@ -1,4 +1,4 @@
-"""Policies and parts as ``moesim list`` shows them: in brief, at length, or each option explained."""
+"""Policies and parts as ``moesim list`` shows them: in brief, at length, or by option."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def _explanation(row: dict[str, Any]) -> str:
 
 
 def _head(row: dict[str, Any]) -> list[str]:
-    """Write what a policy or part is; of a policy also the paper, what is missing, and that it is not exact."""
+    """Describe a policy or part; of a policy also its paper, what is missing and if it is exact."""
     what = f"{row['kind']} {row['name']}" if "kind" in row else row["name"]
     lines = [f"{key}: {written(row[key])}" for key in ("paper", "missing") if row.get(key, "-") not in ("-", [])]
     lines += [] if row.get("exact", True) else ["not exact: what it runs may differ from what was routed"]

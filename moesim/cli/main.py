@@ -1,4 +1,4 @@
-"""The command line. Each command is a thin layer over a function; errors are one line, and the exit code says which kind.
+"""The command line: each command is a thin layer over a function, and errors are one line.
 
 Exit codes: 0 done; 1 a run failed; 2 the input is wrong, and nothing was written.
 """

@@ -74,7 +74,7 @@ def write_own(folder: Path, files: Mapping[str, bytes], command: str) -> None:
 
 
 def print_answer(found: Study, form: Format, out: Path | None, command: str) -> int:
-    """Print the answer of a study, write its folder if there is one, and name what failed; return the exit code."""
+    """Print a study's answer, write its folder and name what failed; return the exit code."""
     sys.stdout.write(found.text(form))
     if out is not None:
         write_own(out, found.files(), command)
@@ -122,6 +122,6 @@ def _tell(paths: Iterable[Path]) -> None:
 
 
 def _try_writing(folder: Path, name: str) -> None:
-    """Only writing tells: root passes checks of permissions even where nothing can be written."""
+    """Write a temporary file, the only sure test: root passes all checks of permissions."""
     with tempfile.NamedTemporaryFile(dir=folder, prefix=f".{name}."):
         pass

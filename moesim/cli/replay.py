@@ -1,4 +1,4 @@
-"""``moesim replay``: an experiment carried out on this machine instead of simulated."""
+"""``moesim replay``: an experiment run on this machine instead of simulated."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def live_machine(experiment: Experiment, backend: str, memory: str | None, disk:
 
 
 def live_execution(machine) -> Execution:  # type: ignore[no-untyped-def]
-    """Wrap a live machine as what carries out runs."""
+    """Wrap a live machine as an execution of runs."""
     from moesim.live import replay as carry_out
 
     hardware = machine.hardware

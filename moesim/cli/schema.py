@@ -1,4 +1,4 @@
-"""``moesim schema``: the format of experiment files and of parameters of synthetic routing, for editors."""
+"""``moesim schema``: the format of experiment files and of synthetic routing's parameters."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _parameters() -> dict[str, Any]:
 
 
 def _policies() -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the JSON schema of one entry of ``policies``, and the definitions that it refers to."""
+    """Return the JSON schema of one entry of ``policies``, and the definitions it refers to."""
     parts = {f"{kind} part": _named({name: part_class(kind, name) for name in PARTS[kind]}, swept=False) for kind in PARTS}
     return _named({name: policy_class(name) for name in POLICIES}, swept=True), parts
 

@@ -1,4 +1,4 @@
-"""``moesim trace import`` and ``calibrate``: routing of other programs becomes a trace; a trace gets what policies need."""
+"""``moesim trace import`` and ``calibrate``: make a trace, and add what policies need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``moesim trace learn``: train the learned predictor on one trace, and write its predictions into another."""
+"""``moesim trace learn``: train a predictor on one trace, predict for another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``moesim trace lookahead``: what knowing the routing of some tokens ahead is worth to a cache."""
+"""``moesim trace lookahead``: the worth to a cache of routing known some tokens ahead."""
 
 from __future__ import annotations
 

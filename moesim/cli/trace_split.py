@@ -1,4 +1,4 @@
-"""``moesim trace split``: a trace of experts becomes one of their matrices, which caches may hold one by one."""
+"""``moesim trace split``: make a trace of experts' matrices, cached one by one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``moesim trace synthesize`` and ``moesim trace fit``: synthetic traces, and the parameters they are made from."""
+"""``moesim trace synthesize`` and ``fit``: synthetic traces, and their parameters."""
 
 from __future__ import annotations
 

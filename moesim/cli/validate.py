@@ -1,4 +1,4 @@
-"""``moesim validate``: the runs of an experiment simulated and replayed on this machine, side by side."""
+"""``moesim validate``: runs of an experiment simulated and replayed here, side by side."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """One colour for each cause of time, in plots and timelines alike.
 
-The palette is Okabe and Ito's, safe for common colour blindness; hatches tell apart what grey print does not.
+The palette is Okabe and Ito's, safe for common colour blindness; hatches serve grey print.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Files that moesim writes: whole or not at all, listed, never over a stranger's.
 
-A folder of results has a list, ``.moesim-manifest.jsonl``: the command whose result it is, then a line a file with path, sha256
-(none: it grows) and command. What is not listed is somebody else's. Files that are added while a sweep runs carry their digest
-in the name instead (`self_named`). Nothing is synced: a file that a power cut left incomplete lacks its digest and counts as
-changed.
+A folder's list, ``.moesim-manifest.jsonl``, has its command, then a line a file: path, sha256 (none: it grows), command.
+Files added while a sweep runs carry their digest in the name (`self_named`). Nothing is synced: a file that a power cut
+left incomplete lacks its digest and counts as changed.
 """
 
 from __future__ import annotations
@@ -414,10 +413,7 @@ def _check_mark(manifest: Manifest, owner: str, remedy: str) -> None:
 
 
 class OutputFolder:
-    """The files of a command in a folder: its own, or one that it shares (not `owned`).
-
-    Several processes may write into one folder; each call holds its lock.
-    """
+    """The files of a command in a folder, its own or shared (not `owned`); calls hold its lock."""
 
     def __init__(self, folder: Path, by: str, *, owned: bool = True) -> None:
         self.folder = folder

@@ -1,7 +1,6 @@
 """Processes, threads and the cycle collector.
 
-On Linux processes are forked from one that has imported what all need. That takes two seconds: a command begins it first, and
-imports its own modules meanwhile.
+On Linux processes are forked from one that has imported what all need; that takes two seconds, so a command begins it first.
 """
 
 from __future__ import annotations
@@ -49,11 +48,9 @@ def prepare_processes(jobs: int | None) -> None:
 
 @contextmanager
 def apart() -> Iterator[None]:
-    """Shield processes started meanwhile from Ctrl-C and from the main module.
-
-    A spawned process imports the program that was started: the command line would double its time, and a script without a check
-    of ``__name__`` would begin a sweep of its own.
-    """
+    """Shield processes started meanwhile from Ctrl-C and from the main module."""
+    # A spawned process imports the program that was started: the command line would double its time,
+    # and a script without a check of __name__ would begin a sweep of its own.
     main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if hasattr(signal, "pthread_sigmask") else None
     try:

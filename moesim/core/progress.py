@@ -23,10 +23,7 @@ _LINES_S = 10.0
 
 
 class Progress:
-    """Counts steps; shows a bar after two seconds, or at once if the steps have a unit.
-
-    Off a terminal or notebook, a line comes every ten seconds; with `lines`, also for each thing done.
-    """
+    """Counter of steps: a bar after two seconds, at once with a unit; off a terminal, lines."""
 
     def __init__(
         self, total: int, *, enabled: bool = True, done: int = 0, text: str = "", unit: str = "", lines: bool = False

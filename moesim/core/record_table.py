@@ -36,10 +36,7 @@ Column = Any  # an array of shape (n,), `Coded` or `Lists`
 
 
 class RecordTable(MutableSequence[R], Generic[R]):
-    """A sequence of named tuples that can be asked for its columns.
-
-    Tuples or columns are stored, and the other is made when it is asked for. Appending to columns turns them into tuples.
-    """
+    """A sequence of named tuples with columns; stored as either, the other made on demand."""
 
     __slots__ = ("_columns", "_made", "_rows", "append", "kind")
 

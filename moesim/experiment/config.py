@@ -1,4 +1,4 @@
-"""Read an experiment file with what it includes, check its form, and describe it for editors."""
+"""Read an experiment file and its includes, check its form, and describe it for editors."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ PlotRef = Annotated[Any, _named("a kind of figure", "kind"), _named_schema("kind
 
 
 def _requests(value: Any) -> Any:
-    """Check for requests by number, or several such lists: the one list of a file that is no sweep."""
+    """Check for requests by number, or several such lists: the one list of a file of one run."""
     for one in value if isinstance(value, list) and not all(map(_is_request, value)) else [value]:
         if one != "all" and not (isinstance(one, list) and one and all(map(_is_request, one))):
             raise ValueError(f"expected all, or a list of request numbers (or several such lists to sweep), got {value!r}")
@@ -371,7 +371,7 @@ class WorkloadConfig(_Workload):
 
 
 class CacheConfig(_Strict):
-    """How many experts each GPU may cache: shares of all experts, memory budgets, or both in turn."""
+    """Experts that each GPU may cache: shares of all, memory budgets, or both in turn."""
 
     ratio: Sweep[Share] | None = None
     budget: Sweep[Size] | None = None
@@ -405,7 +405,7 @@ def _no_path(name: str) -> str:
 
 
 class TimelineConfig(_Strict):
-    """Policies of ``timeline.json`` (null: all of the first setting), and how many of their steps."""
+    """Policies of ``timeline.json`` (null: all of the first setting), and their steps."""
 
     policies: list[Text] | None = None
     steps: Positive = 3

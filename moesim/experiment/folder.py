@@ -67,7 +67,7 @@ RESOLVED = "config.resolved.yaml"
 
 
 def outcome_of(folder: Path, run: int, *, wanted: Kept = True, trust: bool = False, inputs: Path | None = None) -> Outcome:
-    """Return a run of a folder with its records; `inputs` has its traces, and modules if they are trusted."""
+    """Return a run of a folder with its records; `inputs` has traces, and trusted modules."""
     rows = read_summary(folder)["runs"]
     if not 0 <= run < len(rows):
         raise ConfigError(f"{folder}: expected a run from 0 to {len(rows) - 1}, got {run}")
@@ -112,7 +112,7 @@ def _again(
     folder: Path, config: Config, resolved: Mapping[str, Any], small: SmallInputs, rows: list[dict[str, Any]], run: int, *,
     trust: bool, inputs: Path | None,
 ) -> tuple[Machine, Records]:  # fmt: skip
-    """Simulate a run again with the others on its trace, whose needs decide which requests are drawn."""
+    """Simulate a run again with the others on its trace, whose needs decide its requests."""
     row, file = rows[run], f"{folder}/{RESOLVED}"
     place = f"{folder}: run {run} ({row['policy']})"
     points = expand(config, file, imports=trust)
@@ -163,7 +163,7 @@ def _trace(written: str, resolved: Mapping[str, Any], folder: Path, inputs: Path
 
 
 def _places(written: str, folder: Path, inputs: Path | None) -> Iterator[str | Path]:
-    """Return where a trace may be: where the experiment had it, also if all moved, and next to the result."""
+    """Return where a trace may be: as the experiment had it, moved with it, or by the result."""
     if written.startswith(GIVEN):  # an object of Python, which may have been written since
         yield from sorted(inputs.glob(f"*{SUFFIX}")) if inputs is not None else []
         return
@@ -183,7 +183,7 @@ _DRAWING_PACKAGES: Final = ("matplotlib", "pandas", "fonttools")
 
 
 def figures_key(asked: Sequence[Asked], rows: Iterable[Mapping[str, Any]], *, frames: bool) -> str:
-    """Hash what figures follow from: entries, rows (whose keys stand for records), code and packages."""
+    """Hash what figures follow from: entries, rows (with keys for records), code, packages."""
     packages = {name: version(name) for name in _DRAWING_PACKAGES}
     entries = [one._asdict() for one in asked]
     code = [code_digest(), package_digest("plots")]

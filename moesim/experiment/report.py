@@ -1,4 +1,4 @@
-"""Rows of results: their numbers, failures in few words, repeats as means, and the table on the terminal."""
+"""Rows of results: numbers, failures in few words, repeats as means, the printed table."""
 
 from __future__ import annotations
 
@@ -133,13 +133,10 @@ def repeated(rows: Sequence[Row]) -> bool:
 
 
 def aggregate(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Put the repeats of each run together.
-
-    In the order of the first repeats: settings and labels as in the first one, ``repeats`` (how many succeeded), and for every
-    metric its mean and, under its name with `CI` before it, half the width of the 95 % interval by Student's t. Repeats that
-    drew the same requests from a trace count as one draw, with their mean; fewer than two draws have no interval (None). If any
-    repeat failed, ``error`` says how many did.
-    """
+    """Put the repeats of each run together, in the order of the first ones."""
+    # Settings and labels are the first one's; "repeats" counts successes. Each metric has its mean and,
+    # as `CI` + name, half the 95 % interval by Student's t. Repeats with the same requests of a trace
+    # are one draw; fewer than two have no interval. If any repeat failed, "error" has how many.
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(_identity(row), []).append(row)
@@ -261,7 +258,7 @@ def _whole(value: float | None) -> str:
 
 
 def waited(row: Row, phase: str | None = None) -> str:
-    """Name what took most of the time of ``"decode"`` or ``"prompt"``; by default of decoding, if any."""
+    """Name what took most time of ``"decode"`` or ``"prompt"``; by default of decoding, if any."""
     decode = phase == "decode" or (phase is None and bool(number(row, "n_decode_tokens")))
     found = {cause: number(row, f"{'decode_' * decode}time_{cause}_ns") or 0 for cause in CAUSES}
     if phase == "prompt":
@@ -324,7 +321,7 @@ _TOLD_BY: Mapping[str, Callable[[Row], Any]] = {"": lambda row: row["policy"], "
 
 
 def _whose(rows: Sequence[Row], done: Sequence[Row]) -> str:
-    """Name the policies or the setting that tell some runs from all others."""
+    """Name the policies or the setting that distinguish some runs from all others."""
     ours = {id(row) for row in rows}
     others = [row for row in done if id(row) not in ours]
     for word, value in _TOLD_BY.items():
@@ -361,7 +358,7 @@ def _settings_of(row: Row) -> dict[str, str]:
 
 
 def same_results(done: Sequence[Row]) -> list[str]:
-    """Name runs that differ in one setting, option or policy and have the same results to the last digit."""
+    """Name runs that differ in one setting, option or policy but not in any result."""
     asked = [_settings_of(row) for row in done]
     results = [frozenset((name, str(value)) for name, value in row.items() if value and name not in _NO_RESULTS) for row in done]
     lines = []
@@ -508,7 +505,7 @@ def _shown(rows: Sequence[Row], by: By | None, *, wide: bool, width: int | None,
 
 
 def broken_name(policy: str, room: int) -> str:
-    """Break the name of a policy into lines between its options, if it is longer than its column has room for.
+    """Break a policy's name between its options if it is longer than its column has room for.
 
     >>> print(broken_name("dali(u_size=2,w_size=1)", 14))
     dali(u_size=2,
@@ -561,7 +558,7 @@ def _bars(rows: Sequence[Row]) -> list[str]:
 
 
 def _best(rows: Sequence[Row]) -> list[int]:
-    """Find the fastest row of each setting with several policies; an oracle is a bound, so not among them."""
+    """Find the fastest row of each setting with several policies; oracles are no candidates."""
     names = (*_SETTINGS, *CACHE_SETTINGS, *WORKLOAD)
     groups: dict[str, list[int]] = {}
     for i, row in enumerate(rows):

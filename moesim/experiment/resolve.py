@@ -141,7 +141,7 @@ class Experiment:
                 raise ConfigError(f"{self.place}: policies: expected each policy once, got '{name}' {first.count(name)} times")
 
     def _served(self, specs: Sequence[RunSpec], needs: Sequence[frozenset[str]]) -> tuple[list[RunSpec], list[frozenset[str]]]:
-        """Refuse what traces cannot serve, and find signals that requests need, for all policies alike."""
+        """Refuse what traces cannot serve, and find signals that requests need, for all policies."""
         served: list[RunSpec] = []
         short: dict[tuple[str, WorkloadSpec, frozenset[str]], InputError | None] = {}
         signals: dict[tuple[str, WorkloadSpec], frozenset[str]] = {}
@@ -164,7 +164,7 @@ class Experiment:
         return remembered(self._known, written, lambda: read_trace(written, self.place))
 
     def of(self, specs: Sequence[RunSpec]) -> Experiment:
-        """Return an experiment of these runs alone, perhaps on other machines or in another precision."""
+        """Return an experiment of these runs alone, perhaps on other machines or with other bits."""
         found = copy(self)
         found.specs = [replace(spec, index=i) for i, spec in enumerate(specs)]
         found._signals = [self._signals[spec.index] for spec in specs]
@@ -242,7 +242,7 @@ class Experiment:
 
 
 def read_inputs(raw: Mapping[str, Any], place: str, known: dict[str, Trace]) -> None:
-    """Read model, machine and trace of one setting, so that what is wrong is known before the first run."""
+    """Read model, machine and trace of one setting, so that errors come before the first run."""
     point = expand(parse_config({"policies": ["on-demand"], **raw}, place), place)[0]
     model = load_model(point.model, f"{place}: model")
     load_hardware(point.hardware, f"{place}: hardware")

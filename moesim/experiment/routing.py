@@ -76,7 +76,7 @@ _SHARE = 0.25  # of the requests, in the command that messages name
 
 
 class Wants(NamedTuple):
-    """What a policy asks of the trace and of the workload."""
+    """Needs of a policy from the trace and the workload."""
 
     needs: frozenset[str] = frozenset()
     prompt_rows: int | None = None  # the most rows of a prefill step that its engine takes; None: any number
@@ -104,7 +104,7 @@ def check_stand_ins(point: Point, trace: Trace, place: str) -> None:
 
 
 def _stand_in_needs(source: str, predictors: Mapping[str, str], place: str) -> frozenset[str]:
-    """Name what the predictor in the place of a source needs. Raises `ConfigError` if it has nothing."""
+    """Name what the predictor in a source's place needs; without one, raise `ConfigError`."""
     try:
         return source_needs(predictors[source])
     except ConfigError as error:
@@ -120,7 +120,7 @@ def lacking(trace: Trace, needs: Iterable[str]) -> list[str]:
 
 
 def served(trace: Trace, label: str) -> list[str]:
-    """Describe how many policies a trace can serve with their own options, and what serves the others."""
+    """Describe how many policies a trace can serve itself, and what serves the others."""
     short = {name: missing for name in POLICIES if (missing := lacking(trace, make_policy(name).needs))}
     lines = [f"serves {len(POLICIES) - len(short)} of {len(POLICIES)} policies"]
     for of_signals in (False, True):  # tables and scores by a command, signals by another source
@@ -133,7 +133,7 @@ def served(trace: Trace, label: str) -> list[str]:
 
 
 def explain(trace: Trace, label: str, missing: Collection[str]) -> str:
-    """Say that a trace lacks what a policy needs, and the way out."""
+    """Explain that a trace lacks what a policy needs, and the way out."""
     signals = [need.removeprefix("signal:") for need in missing if need.startswith("signal:")]
     tables = [need.removeprefix("table:") for need in missing if need.startswith("table:")]
     ways = [_by_command(trace, label, tables, set(SCORES.intersection(missing)))] if len(signals) < len(missing) else []
@@ -231,7 +231,7 @@ def parameters_of_shape(model: ModelSpec) -> str | None:
 
 
 def flatters(trace: Trace, model: ModelSpec) -> bool:
-    """Whether routing made up by the model's own parameters is nearer to recordings than this trace."""
+    """Whether routing made up by the model's parameters is nearer to recordings than this trace."""
     return trace.origin == "miniature" and model.name in _TRUER and parameters_of_shape(model) == model.name
 
 
@@ -256,7 +256,7 @@ def choose_trace(
 
 
 def choose_traces(raw: dict[str, Any], place: str, *, imports: bool = True) -> list[str]:
-    """Set the trace of an experiment without one for each model; both vary together where they differ."""
+    """Set the traces of an experiment without one; model and trace vary together if they differ."""
     config = parse_config({**raw, "trace": "to be chosen"}, place)
     models = [one for model in listed(config.model) for one in each_model(model)]
     sizes = _sizes(config.workload)
@@ -299,7 +299,7 @@ def _sizes(workload: WorkloadConfig) -> dict[str, int | bool]:
 
 
 def fitting(model: ModelSpec) -> str:
-    """Say which routing fits a model, as the remedy of a message."""
+    """Name the routing that fits a model, as the remedy of a message."""
     for name, _ in traces_of_shape(model):
         return f"choose one of that shape, such as {name}"
     if (parameters := parameters_of_shape(model)) is not None:

@@ -1,4 +1,4 @@
-"""Run an experiment: read what is done, run the rest here, in processes or on a cluster, and estimate how long it takes."""
+"""Run an experiment: keep finished runs, run the rest here or on a cluster, estimate times."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Results:
 
     @property
     def complete(self) -> bool:
-        """Whether every run was carried out, with or without success; not so if it was stopped at the first failure."""
+        """Whether every run ended, failed or not; false if it stopped at the first failure."""
         return len(self.outcomes) == len(self.experiment.specs)
 
     @property
@@ -99,7 +99,7 @@ def run_experiment(
     folder : Path, optional
         Result folder: runs that it holds are not repeated, and each run is kept there as soon as it is done.
     scheduler : str, optional
-        Address of a Dask scheduler, whose workers carry out the runs.
+        Address of a Dask scheduler, whose workers execute the runs.
     fail_fast : bool
         Stop at the first failed run; those in flight are given up, those behind are not begun.
     may_fail : bool
@@ -297,7 +297,7 @@ def _work(experiment: Experiment, spec: RunSpec) -> float:
 
 
 def before(experiment: Experiment, specs: Sequence[RunSpec]) -> float:
-    """Estimate the seconds of some runs one after another; short ones are tried if it is worth it."""
+    """Estimate the seconds of some runs in a row; short ones are tried if it is worth it."""
     took = _S_PER_LOOKUP[chosen()] * sum(_work(experiment, spec) for spec in specs)
     if took <= _START_S:
         return took

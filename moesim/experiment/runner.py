@@ -1,4 +1,4 @@
-"""One resolved run: policy, costs, workload and engine meet, and a row of facts and metrics results."""
+"""One resolved run: policy, costs, workload and engine meet; results are a row."""
 
 from __future__ import annotations
 
@@ -86,11 +86,10 @@ def initial_placement(
 
 
 def slots_used(placement: Placement, model: ModelSpec) -> int:
-    """Count the cache slots over all layers that a placement can use, on the device that has most of them.
-
-    They are fewer than are granted where a policy keeps no cache, whole layers, or the same number in every layer. They are more
-    where it holds experts whatever is granted. The size of the largest expert is that of a slot.
-    """
+    """Count the cache slots over all layers that a placement can use on its fullest device."""
+    # Fewer than are granted where a policy keeps no cache, whole layers, or the same number in every
+    # layer; more where it holds experts whatever is granted. The size of the largest expert is that of
+    # a slot.
     slot = max(model.expert_bytes(layer) for layer in range(model.n_layers))
     count: dict[str, int] = {}
     for pool in placement.pools:
@@ -115,11 +114,9 @@ def slots_within(
     budget_bytes: int, model: ModelSpec, costs: CostModel, workload: Workload, policy: Policy,
     tables: Mapping[str, NDArray[Any]], policy_name: str,
 ) -> int:  # fmt: skip
-    """Find the largest number of cache slots over all layers with which no GPU needs more than a budget, the same on each.
-
-    Weights, KV cache, workspace and all pools count. What a policy needs grows with its slots, so a binary search finds it.
-    CapacityError if not even the smallest cache with which the policy works fits.
-    """
+    """Find the most cache slots over all layers with which each GPU keeps within a budget."""
+    # Weights, KV cache, workspace and all pools count. What a policy needs grows with its slots, so a
+    # binary search finds it. CapacityError if not even the smallest working cache fits.
     gpus = [name for name, device in costs.hardware.devices.items() if device.role == "accelerator"]
     granted: dict[str, int] = {}
     view = empty_view(model, costs, workload, policy, granted, tables)
@@ -136,7 +133,7 @@ def slots_within(
         return max((sum(need[gpu].values()), gpu) for gpu in gpus)
 
     def first(low: int, high: int, found: Callable[[int], bool], guesses: Sequence[int]) -> int:
-        """Find the first number in low..high for which `found` holds from then on; guesses come first."""
+        """Find the first number in low..high from which `found` holds; guesses are tried first."""
         for at in guesses:
             if low <= at < high:
                 low, high = (low, at) if found(at) else (at + 1, high)
@@ -196,12 +193,11 @@ def at_end(written: Any, machine: HardwareProfile, key: str, value: float) -> di
 def vary(
     ends: Sequence[Ends], used: Collection[str], row: Mapping[str, Value], again: Callable[[HardwareProfile], Mapping[str, Value]]
 ) -> dict[str, Value]:
-    """Run a run again at the ends of the intervals of the numbers it used, one number at a time.
-
-    The least and the most speed of decoding and energy of a token at any end, the nominal one included; ``varied``, a text for
-    the notes about the numbers that move them by half a percent or more. None and an empty text if the run used no number with
-    an interval, or decoded nothing. Power counts in the energy alone, which has an answer only where no device lacks its power.
-    """
+    """Run again at the ends of the intervals of the run's numbers, one number at a time."""
+    # Returns the least and most speed of decoding and energy of a token, the nominal one included, and
+    # "varied", a text about numbers that move them by half a percent or more; None and an empty text
+    # without intervals or decoding. Power counts in the energy alone, which needs the power of every
+    # device.
     speed, energy = row.get(SPEED), row.get(ENERGY)
     times = [end for end in ends if end.key in used]
     watts = [end for end in ends if end.key.endswith("_w")] if isinstance(energy, float) else []
@@ -257,7 +253,7 @@ def _nothing() -> list[str]:
 
 @dataclass(frozen=True)
 class Execution:
-    """How a run is carried out."""
+    """Way to execute a run."""
 
     call: Callable[..., Records]  # with the arguments and the result of `moesim.engine.simulate`
     measured: bool = False  # times are measured, so that no cost of the profile decides how far a result can be trusted
@@ -339,7 +335,7 @@ def _run(
 
 
 def _varied(inputs: Inputs, spec: RunSpec, machine: Machine, execution: Execution, done: _Done) -> dict[str, Value]:
-    """Run again at the ends of intervals, or note that it was not done; measured times have none."""
+    """Run again at the ends of intervals, or note why not; measured times have none."""
     intervals = {} if execution.measured else done.costs.intervals()
     if execution.measured or not spec.point.intervals:
         said = [interval_text(key, interval) for key, interval in intervals.items()]

@@ -1,9 +1,8 @@
-"""The runs finished in a result folder: their rows, their records, and what the folder says of their inputs.
+"""Finished runs of a result folder: rows, records, and what the folder has of their inputs.
 
-``dataset/`` grows by one small Parquet file a run, put in place by a rename, so that a kill loses at most the runs in flight
-and the dataset can be read at any moment. Now and then, and at the end, the small files are merged into one. Several processes
-may add runs to one folder; a run that two of them did is there twice until the next merge. Each file carries the digest of its
-content in its name: one that does not fit it is damaged, and its runs are done again.
+``dataset/`` grows by one small Parquet file a run, renamed into place and merged now and then: a kill loses at most the runs
+in flight. Several processes may add to one folder; a run that two did is there twice until the next merge. File names carry
+the digest of the content: a file that does not fit its own is damaged, and its runs are done again.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ GROWING: Final = (f"{DATASET}/", f"{RECORDS}/")
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
-    """Read ``summary.json`` of a folder: ``moesim`` (version), ``key`` and ``runs``, one dict a run."""
+    """Read ``summary.json`` of a folder: ``moesim`` (version), ``key``, ``runs`` (a dict each)."""
     path = folder / SUMMARY
     if not path.is_file() and (folder / DATASET).is_dir():
         raise ConfigError(f"{path}: expected a summary, got an unfinished sweep; run the same command again to go on")
@@ -250,7 +249,7 @@ class Store:
         self._n_small = 0
 
     def records(self, key: str, wanted: bool | int = True) -> Records | None:
-        """Read all records of a run or those of so many first steps; None if they are missing or damaged."""
+        """Read a run's records, or those of its first steps; None if missing or damaged."""
         for name in self._names(RECORDS, key):
             if (data := self._content(name)) is not None:
                 found = read_records(data, str(self.folder / name))

@@ -1,9 +1,9 @@
-"""Single runs of an experiment: what each field of one is called everywhere, and how a file with lists expands to them.
+"""Single runs of an experiment: names of their fields, and how lists expand to them.
 
 A `Point` is a run as written, a `RunSpec` the same with everything looked up: it travels to workers, engine, rows and keys. A
-new parameter is added to `Point`, one of the workload to `moesim.trace.workload.spec`. Fields named in ``zip`` vary together,
-and slowest; then model, hardware, trace, transfer, decision, extrapolation, warm-up, predictors, workload, cache, repeat;
-policies fastest, so that rows to compare stand together.
+new parameter is added to `Point`, one of the workload to `moesim.trace.workload.spec`. Fields in ``zip`` vary together, and
+slowest; then model, hardware, trace, transfer, decision, extrapolation, warm-up, predictors, workload, cache, repeat; policies
+fastest, so that rows to compare are neighbours.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 def _setting(
     key: str = "", column: str = "", *, to: Callable[[Any], Any] = lambda value: value, grid: bool = False, inside: str = ""
 ) -> Any:
-    """Make a field: key in a file, column and form in a row, whether it sweeps, word for its keys."""
+    """Make a field: key in a file, column and form in a row, whether it sweeps, its word."""
     return field(metadata={"key": key, "column": column, "to": to, "grid": grid, "inside": inside})
 
 

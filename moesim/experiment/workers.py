@@ -63,7 +63,7 @@ class Pool(Protocol):
 
 
 class Processes:
-    """Processes of this machine, each an executor of its own, so that one that dies names the culprit."""
+    """Local processes, each an executor of its own, so that one that dies names the culprit."""
 
     def __init__(self, n: int) -> None:
         self._life, self._end = multiprocessing.Pipe(duplex=False)
@@ -104,7 +104,7 @@ class Processes:
 
 
 class _Working:
-    """State of a process, which must not end while it sends an answer: its parent would wait for ever."""
+    """State of a process, which must not end while it sends an answer: its parent would hang."""
 
     change = threading.Lock()
     busy = over = False
@@ -228,7 +228,7 @@ class Cluster:
 
 
 def make_pool(jobs: int | None, scheduler: str | None, needed: Callable[[], int]) -> Pool | None:
-    """Choose where runs are carried out."""
+    """Choose where runs are executed."""
     if scheduler is not None:
         if jobs is not None:
             raise ConfigError("--scheduler: expected no --jobs next to it, for the cluster's workers decide; leave one out")

@@ -94,10 +94,7 @@ def read_profile(source: str | Path | Mapping[str, Any], place: str = "hardware"
 
 
 def _read(path: Path, text: str, typed: Mapping[str, Any], place: str, kin: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """Read a profile; one with ``base`` is that profile with other numbers.
-
-    Numbers that were typed for a short form, at ``place``, replace those of the file.
-    """
+    """Read a profile, with ``base`` from there; numbers typed at ``place`` replace the file's."""
     raw = with_sources(read_yaml(text, str(path)))
     raw.setdefault("name", path.stem)
     if "base" not in raw:

@@ -34,10 +34,7 @@ _STAND_INS: Final[Sequence[tuple[str, Any]]] = (
 
 
 def find_problems(source: str | Path | Mapping[str, Any], place: str) -> list[str]:
-    """List all that is wrong with a profile: short form, format, then machine.
-
-    A file that is no profile at all raises `HardwareError`.
-    """
+    """List all that is wrong with a profile; `HardwareError` if the file is none."""
     try:
         raw, path, _ = read_profile(source, place)
     except HardwareError as error:

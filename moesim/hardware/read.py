@@ -1,4 +1,4 @@
-"""Read a profile's YAML: places by their keys, sources of sections, overrides, errors of one line."""
+"""Read a profile's YAML: places by keys, sources of sections, overrides, one-line errors."""
 
 from __future__ import annotations
 

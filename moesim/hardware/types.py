@@ -150,10 +150,9 @@ class Link:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two activities and their rates while both run, in parts per million of those alone.
+    """Two activities and their rates while both run, in parts per million of those alone."""
 
-    Activities are ``"<device>.experts"``, ``"<device>.dense"``, ``"<device>.side"``, and names of links.
-    """
+    # Activities: "<device>.experts", "<device>.dense", "<device>.side", and names of links.
 
     a: str
     b: str

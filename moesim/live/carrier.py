@@ -1,7 +1,7 @@
 """Replay of a policy on the real clock.
 
-The engine's rules keep the state, ask the policy and decide what starts. Work is handed to threads; the caller's thread takes
-in what is done. What is done between two looks counts as one instant, reported in the order of rule 2.
+The engine's rules keep the state and decide what starts; work is handed to threads, and the caller's thread takes in what is
+done. What is done between two looks counts as one instant, reported in the order of rule 2.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 
 
 class DeviceTensors:
-    """Tensors of a step on one device, with one line a row of the step.
+    """Tensors of a step on one device, with one line a row of the step."""
 
-    ``hidden`` is the residual stream, ``normed`` what the experts read, ``sums`` their outputs. A group of Runs on another device
-    has sums of its own, handed back when its outputs cross. The next dense part adds all of them.
-    """
+    # `hidden` is the residual stream, `normed` what the experts read, `sums` their outputs. A group of
+    # Runs on another device has sums of its own, handed back when its outputs cross; the next dense
+    # part adds all.
 
     def __init__(self, machine: LiveMachine, device: str, rows: int) -> None:
         self.hidden = machine.zeros(device, rows)
@@ -76,11 +76,10 @@ def dense_devices(run: State) -> dict[str, int]:
 
 
 class RoutedRows:
-    """Rows of a layer and their gate weights by expert; one tensor a device for all experts.
+    """Rows of a layer and their gate weights by expert; one tensor a device for all experts."""
 
-    ``experts`` are those of each routed micro-batch, (n, top_k), with ``weights`` or None; ``otherwise`` is the unrecorded gate
-    weight.
-    """
+    # `experts`: of each routed micro-batch, (n, top_k), with `weights` or None; `otherwise` is the
+    # unrecorded gate weight.
 
     def __init__(self, experts: Sequence[Any], weights: Sequence[Any], otherwise: float) -> None:
         self.rows: dict[int, list[int]] = {}

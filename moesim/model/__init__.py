@@ -1,4 +1,4 @@
-"""Models: layers, parameters and bytes, listed by name or read from a config.json or a GGUF file."""
+"""Models: layers, parameters, bytes; by name, from a config.json or from a GGUF file."""
 
 from moesim.model.card import Card
 from moesim.model.load import MXFP4_BITS, ModelSpec, bits_to_bytes, builtin_models, load_model

@@ -1,4 +1,4 @@
-"""The card of a model, to be held against its publisher's: layers by kind, parameters, bytes, and what a token reads."""
+"""Card of a model, to be held against its publisher's: layers, parameters, bytes."""
 
 from __future__ import annotations
 

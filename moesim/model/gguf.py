@@ -1,4 +1,4 @@
-"""Read a model from a GGUF file: its layers from the tensors, and from the metadata what is kept of a token.
+"""Read a model from a GGUF file: layers from tensors, and what a token keeps from metadata.
 
 Bytes are added up, so that mixed types count as they are.
 """
@@ -61,7 +61,7 @@ class _File:
             )
 
     def count(self, key: str, default: int | None = None, *, layer: int | None = None, most: float = WIDTH.most) -> int:
-        """Return an integer of the architecture's own metadata; of a list that of a layer, or the largest."""
+        """Return an integer of the architecture's metadata; of a list that of a layer, or the most."""
         name = f"{self.architecture}.{key}"
         value = self.fields.get(name)
         if isinstance(value, list) and value and all(is_int(one) for one in value):
@@ -89,7 +89,7 @@ def parts_of(path: Path) -> list[Path]:
 
 
 def read_gguf(path: Path) -> ModelSpec:
-    """Read a model from a GGUF file, from the first part of one that is split, or from the headers alone."""
+    """Read a model from a GGUF file, the first part of a split one, or the headers alone."""
     file = _File(path)
     predicted = file.count("nextn_predict_layers", 0)
     n_blocks = file.count("block_count", most=LAYERS.most) - predicted
@@ -138,7 +138,7 @@ def read_gguf(path: Path) -> ModelSpec:
 
 
 def _fields(file: _File, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return widths and flags of attention, those of a layer with experts, where they are of a plain kind."""
+    """Return widths and flags of attention of a layer with experts, if of a plain kind."""
     flags: dict[str, Any] = {name: any(tensor in tensors for tensor in wanted) for name, wanted in _FLAGS.items()}
     heads = file.count("attention.head_count") or 1
     key = file.count("attention.key_length", file.count("embedding_length", 0) // heads)
@@ -170,7 +170,7 @@ _FLAGS: Final = {
 
 
 def _n_experts(file: _File, by_block: Mapping[int, Mapping[str, Tensor]]) -> int:
-    """Return the experts of a layer: of the tensors, whatever the metadata says, if a tensor holds all of them."""
+    """Return a layer's experts: by its tensors, whatever the metadata has, if one holds all."""
     for tensors in by_block.values():
         for name, tensor in tensors.items():
             if name.startswith("ffn_down_exps.") and len(tensor.shape) == 3 and tensor.shape[2] <= EXPERTS.most:
@@ -190,7 +190,7 @@ def _n_shared(file: _File, tensors: Mapping[str, Tensor], width: int) -> int:
 
 
 def _by_class(tensors: Mapping[str, Tensor]) -> dict[str, list[tuple[str, Tensor]]]:
-    """Sort the tensors of a block by what they belong to: experts, shared, router (with norms), dense, mixer."""
+    """Sort a block's tensors: experts, shared, router (with norms), dense, mixer."""
     found: dict[str, list[tuple[str, Tensor]]] = defaultdict(list)
     for name, tensor in tensors.items():
         kind = "mixer" if _MIXER_NORM.match(name) else next((kind for kind, form in _CLASSES if form.match(name)), "mixer")

@@ -1,8 +1,7 @@
 """Read the header of a GGUF file: metadata, and the shape, type and bytes of each tensor.
 
-No weight is looked at, so that the first megabytes of a file are enough. The library ``gguf`` makes an object of every word of a
-vocabulary, seven seconds and 450 MB for 152,000, and refuses a file that ends behind its header. Lists are skipped here unless
-they have a value for each layer.
+The first megabytes of a file are enough. Lists are skipped unless they have a value a layer: the library ``gguf`` makes an object
+of each word of a vocabulary (7 s and 450 MB for 152,000), and refuses a file that ends behind its header.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _REMEDY: Final = "it is cut within its header or altered; fetch it anew"
 
 
 class Type(NamedTuple):
-    """A type of weights: so many in a block of so many bytes, and bytes that each row has next to its blocks."""
+    """Type of weights: a block's weights and bytes, and bytes of each row next to its blocks."""
 
     name: str
     block_weights: int
@@ -54,7 +53,7 @@ def types() -> Mapping[int, Type]:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor: its shape with the width of a row first, as in the file, the name of its type, and its bytes."""
+    """A tensor: its shape, a row's width first as in the file, its type's name, its bytes."""
 
     shape: tuple[int, ...]
     type: str
@@ -68,7 +67,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Header:
-    """What a GGUF file says before its weights."""
+    """Contents of a GGUF file before its weights."""
 
     fields: Mapping[str, Any]  # numbers, texts, and lists with at most a value a layer
     tensors: Mapping[str, Tensor]  # in the order of the file
@@ -140,7 +139,7 @@ class _Reader:
         return ModelError(f"{self._path}: expected {expected}, got {got}; {_REMEDY}")
 
     def _claim(self, what: str, n: int, most: int, least: int) -> None:
-        """Check a count against a limit, and against what is left of the file, of which each takes at least so many bytes."""
+        """Check a count against a limit, and against the rest of the file at so many bytes each."""
         self._check(what, n, min(most, (self._size - self._at) // least))
 
     def _check(self, what: str, n: int, most: int) -> None:

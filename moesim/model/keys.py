@@ -1,4 +1,4 @@
-"""Read what a ``config.json`` says about a model by its keys, whatever the model is called: its layers, one by one, as parts.
+"""Read a model from the keys of ``config.json``, whatever its name: layers, as parts.
 
 An architecture that needs to be known by name is a row of families.yaml: what its code has and its keys do not say.
 """
@@ -74,7 +74,7 @@ _LINEAR = ("linear_attention", "linear", "mamba", "mamba2", "recurrent", "conv",
 
 @dataclass(frozen=True)
 class Family:
-    """What the code of an architecture has and its keys do not say."""
+    """Facts about an architecture that its code has and its keys lack."""
 
     qk_norm: str = "none"  # none, head, full, asked: a head where use_qk_norm is true
     qkv_bias: bool = False  # where attention_bias is not given
@@ -128,7 +128,7 @@ class Keys:
         return ModelError(f"{self.place}: {key}: expected {expected}, got {got!r}")
 
     def count(self, *keys: str, default: int | None = None, least: int = 0, most: float = WIDTH.most) -> int:
-        """Return an integer under the first key that is there; of a list, one value a layer, the largest."""
+        """Return an integer under the first key present; of a list, one value a layer, the most."""
         value = self.get(*keys)
         if isinstance(value, list) and value and all(is_int(one) for one in value):
             value = max(value)
@@ -158,7 +158,7 @@ class Keys:
         return dict(value or {})
 
     def each(self, key: str, n: int) -> list[Any] | None:
-        """Return a list with a value for each layer; longer ones have further values for layers that predict ahead."""
+        """Return a list of one value a layer; longer ones have layers that predict ahead."""
         value = self.get(key)
         if value is None:
             return None
@@ -179,7 +179,7 @@ class Keys:
 
 
 def language_part(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of the language part; what only the outer level says about quantisation and tying is kept."""
+    """Return the language part's keys, with quantisation and tying of the outer level."""
     while (key := next((one for one in NESTED if isinstance(data.get(one), Mapping)), None)) is not None:
         outer, data = data, data[key]
         kept = ("tie_word_embeddings", "quantization_config", "dtype", "torch_dtype", "architectures", "model_type")
@@ -190,7 +190,7 @@ def language_part(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_model(data: Mapping[str, Any], extra: Mapping[str, Any] | None, name: str, place: object) -> ModelSpec:
-    """Read a model from the keys of its config, and its bytes from what that or ``hf_quant_config.json`` says of quantisation."""
+    """Read a model from its config, and its bytes from that or ``hf_quant_config.json``."""
     keys = Keys(language_part(data), place)
     family, known = _family(keys)
     shape = _shape(data, keys, family, known, extra, name)
@@ -331,7 +331,7 @@ def _block(
 
 
 def _streams(keys: Keys, hidden: int) -> tuple[int, int]:
-    """Return the parameters of a layer and of the head that mix several residual streams (hyper-connections)."""
+    """Return the parameters of a layer and head that mix residual streams (hyper-connections)."""
     n = keys.count("hc_mult", default=0)
     square = keys.get("hc_sinkhorn_iters") is not None
     rows = 2 * n + square * n * n
@@ -346,7 +346,7 @@ def _left_out(data: Mapping[str, Any], keys: Keys) -> list[str]:
 
 
 def _notes(keys: Keys, known: str) -> tuple[str, ...]:
-    """Return how sure the reading is: an architecture by its keys alone, and keys about sizes that were not read."""
+    """Return how sure the reading is: known by keys alone, or keys about sizes unread."""
     notes = []
     if known not in families():
         notes.append(f"architecture {known or 'without a name'}: read by its keys")

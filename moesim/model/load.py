@@ -113,7 +113,7 @@ def _aliases() -> dict[str, str]:
 
 
 def _by_name(source: str) -> ModelSpec | None:
-    """Find a model by its name or an alias, also by the name of its repository or of a GGUF file without its end."""
+    """Find a model by name, alias, repository's name, or a GGUF file's name without its end."""
     short = source.lower()
     name = _aliases().get(short) or _aliases().get(short.rpartition("/")[2])
     if name is None:

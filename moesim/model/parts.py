@@ -1,4 +1,4 @@
-"""Parts of which a model's layers are made: attention kinds with what they keep of a sequence, and feed-forward kinds.
+"""Parts of a model's layers: attention kinds with what they keep, and feed-forward kinds.
 
 A kind is a function that turns widths into figures: parameters, what is kept of earlier tokens, operations. Costs need no more.
 """
@@ -47,11 +47,9 @@ class Store:
     read: Rows | None = None  # rows that are read at most: the choice of an indexer
 
     def pairs2(self, n_rows: int, work2: int, n_requests: int | None) -> tuple[int, int]:
-        """Return twice the rows that are read, and twice the pairs of a new token and a row, of a micro-batch.
-
-        `work2` and `n_requests` are those of `moesim.hardware.costs.CostModel.attention_ns`. Limits are exact for requests of one
-        length; for others they count as if all had the mean, which is never too little.
-        """
+        """Return twice a micro-batch's rows read, and twice its pairs of a new token and a row."""
+        # `work2` and `n_requests` are those of `CostModel.attention_ns`. Limits are exact for
+        # requests of one length; others count as if all had the mean, which is never too little.
         if n_requests is None:
             n_requests = n_rows
         if self.per == 1 and self.kept is None and self.read is None:
@@ -144,7 +142,7 @@ class Shape:
     source: str = field(default="", compare=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it for a YAML file; layers that follow each other and are alike are one entry with their number."""
+        """Return the shape for a YAML file; alike neighbouring layers are one entry with a count."""
         fields = asdict(self) | {"blocks": []}
         for key in ("name", "source", "notes"):  # the specification has them
             del fields[key]
@@ -210,7 +208,7 @@ def grouped(
     d: int, h: int, k: int, a: int, v: int, *, window: int | None = None, gate: int = 0, v_from_k: bool = False,
     rest: int = 0,
 ) -> Mixer:  # fmt: skip
-    """Return grouped-query attention, in a window or over all tokens; `gate` are the weights of a gate of its output."""
+    """Return grouped-query attention, in a window or global; `gate`: weights of an output gate."""
     weights = {
         "q_proj": d * h * a + gate, "k_proj": d * k * a, "v_proj": 0 if v_from_k else d * k * v, "o_proj": h * v * d,
         "rest": rest,
@@ -252,7 +250,7 @@ def compressed(
     d: int, h: int, a: int, q_rank: int, o_rank: int, o_groups: int, *, window: int, per: int, index_heads: int,
     index_width: int, read: int,
 ) -> Mixer:  # fmt: skip
-    """Return DeepSeek-V4's attention: a window, and rows that each stand for `per` tokens; 0 is a window alone."""
+    """Return DeepSeek-V4's attention: a window, and rows that stand for `per` tokens (0: none)."""
     weights = {
         "wq_a": d * q_rank, "wq_b": q_rank * h * a, "wkv": d * a, "wo_a": h * a * o_rank, "wo_b": o_groups * o_rank * d,
         "rest": q_rank + a + h,
@@ -275,7 +273,7 @@ def compressed(
 
 
 def delta_net(d: int, key_heads: int, value_heads: int, a: int, v: int, kernel: int) -> Mixer:
-    """Return a gated delta net (Qwen3-Next): its state has a matrix of a x v for each value head, in 32 bits."""
+    """Return a gated delta net (Qwen3-Next): each value head has an a x v state in 32 bits."""
     mixed, inner = 2 * key_heads * a + value_heads * v, value_heads * v
     weights = {
         "in_proj_qkvz": d * (mixed + inner), "in_proj_ba": 2 * d * value_heads, "out_proj": inner * d,
@@ -286,7 +284,7 @@ def delta_net(d: int, key_heads: int, value_heads: int, a: int, v: int, kernel: 
 
 
 def kimi_delta(d: int, h: int, a: int, kernel: int, *, full_gate: bool, full_decay: bool = False) -> Mixer:
-    """Return Kimi's delta attention: three convolved projections, a decay and a gate, each of low rank or full."""
+    """Return Kimi's delta attention: 3 convolved projections, decay and gate of a rank or full."""
     inner = h * a
     weights = {
         "q_proj": d * inner, "k_proj": d * inner, "v_proj": d * inner, "o_proj": inner * d,

@@ -1,4 +1,4 @@
-"""Bits of a checkpoint's weights, module by module, from what its config says about quantisation."""
+"""Bits of a checkpoint's weights, module by module, from its config's quantisation."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class _Names:
     patterns: tuple[re.Pattern[str], ...]
 
     def hold(self, module: str) -> bool:
-        """Return whether a module, or one that holds it, is among them: by its whole name, or by one part of it."""
+        """Return whether a module or its holder is listed, by its whole name or one part of it."""
         parts = module.split(".")
         if not self.exact.isdisjoint(parts):
             return True
@@ -114,7 +114,7 @@ _NAMED = re.compile(r"(?i)nvfp4|mxfp4|fp8|awq|gptq|int[48]|w4a16|exl[23]")
 
 
 def read_precision(data: Mapping[str, Any], extra: Mapping[str, Any] | None, name: str, place: object) -> Precision:
-    """Read the precision of a checkpoint from its config, or from the ``hf_quant_config.json`` next to it."""
+    """Read a checkpoint's precision from its config, or the ``hf_quant_config.json`` there."""
     key = next((key for key in ("dtype", "torch_dtype") if data.get(key) is not None), "dtype")
     dtype, doubts = data.get(key), []
     if dtype is None:

@@ -169,7 +169,7 @@ class ModelSpec(Facts):
 
     @cached_property
     def groups(self) -> tuple[tuple[Block, ...], ...]:
-        """For each layer with experts: it and those since the one before; the last has all that follow, too."""
+        """For each layer with experts: it and those since the last one; the last has the rest, too."""
         found: list[list[Block]] = [[]]
         for block in self.blocks[len(self.leading) :]:
             found[-1].append(block)
@@ -180,7 +180,7 @@ class ModelSpec(Facts):
 
     @cached_property
     def alike(self) -> tuple[int, ...]:
-        """For each layer with experts the first one that differs from it in its experts' bytes at most."""
+        """For each layer with experts: the first that differs at most in its experts' bytes."""
         first: dict[tuple[Block, ...], int] = {}
         groups = (tuple(replace(block, expert_bytes=0) for block in group) for group in self.groups)
         return tuple(first.setdefault(group, layer) for layer, group in enumerate(groups))
@@ -254,7 +254,7 @@ class ModelSpec(Facts):
     # ---- the rest of a layer
 
     def part_bytes(self, part: str, layer: int) -> int:
-        """Bytes of a part of a layer: attention (with dense parts before or next to its experts), dense (router, norms), shared.
+        """Bytes of a layer's part: attention (with adjacent dense parts), dense (router), shared.
 
         Layer -1 has the parts leading, embedding and head.
         """
@@ -311,7 +311,7 @@ class ModelSpec(Facts):
 
     @property
     def dense_params(self) -> int:
-        """Parameters of the first layer with experts outside attention and experts: router and norms."""
+        """Parameters of the first layer with experts beyond attention and experts: router, norms."""
         return self.around_params(0)
 
     def dense_bytes(self, layer: int = 0) -> int:
@@ -400,7 +400,7 @@ class ModelSpec(Facts):
     # ---- per token
 
     def kv_bytes(self, layer: int, n_tokens: int, n_requests: int = 1) -> int:
-        """Bytes that a layer, or all leading ones (-1), keep of requests that have so many tokens together, states included."""
+        """Bytes that a layer (-1: all leading) keeps of requests of so many tokens, with states."""
         mixers = [block.mixer for block in self._blocks_of(layer) if block.mixer]
         each = ceil_div(n_tokens, max(n_requests, 1))
         total = 0
@@ -428,12 +428,12 @@ class ModelSpec(Facts):
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes that all layers keep of a token, leading dense ones included, where nothing is bounded."""
+        """Bytes that all layers, leading ones too, keep of a token where nothing is bounded."""
         mixers = (block.mixer for block in self.blocks if block.mixer)
         return sum(bits_to_bytes(store.numbers, self.kv_bits) for mixer in mixers for store in mixer.stores if store.kept is None)
 
     def token_bytes(self, n_rows: int, n_tokens: int) -> int:
-        """Bytes that a decoding step of so many sequences reads, each after so many tokens, with experts chosen independently."""
+        """Bytes read by a decoding step of sequences after so many tokens; independent experts."""
         none = self.shape.zero_experts if self.shape else 0
         share = 1 - (1 - self.top_k / (self.n_experts + none)) ** n_rows
         experts = self.n_experts * sum(self.expert_bytes(layer) for layer in range(self.n_layers))
@@ -483,11 +483,9 @@ DEFAULTS = {f.name: f.default for f in fields(ModelSpec) if f.name in FIELDS and
 
 
 def of_shape(shape: Shape, fields: Mapping[str, Any]) -> ModelSpec:
-    """Return the specification of a model that was read layer by layer.
-
-    `fields` are those that the layers do not have: precisions, and widths of attention if all layers have the same. If they say
-    all of it, the shape is left out: then the model is like one that is written by its fields.
-    """
+    """Return the specification of a model that was read layer by layer."""
+    # `fields` are those that layers lack: precisions, and attention's widths if alike in all layers. If
+    # they have all of it, the shape is left out: the model is as one written by its fields.
     routed = [block for block in shape.blocks if block.routed]
     first = next(number for number, block in enumerate(shape.blocks) if block.routed)
     width = shape.blocks[first - 1].dense // (shape.mats * shape.hidden) if first else 0

@@ -73,7 +73,7 @@ def figures_of(name: str, frame: pd.DataFrame, options: Mapping[str, Any]) -> It
     Yields
     ------
     str, DataFrame
-        The name of the figure, which tells the combination if there are several, and its part of the frame.
+        The name of the figure, with the combination if there are several, and its part of the frame.
     """
     kind = kind_of(name)
     if name in _WHOLE:

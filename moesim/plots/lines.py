@@ -100,7 +100,7 @@ _MARGIN: Final = 5.0  # percentage points
 
 @kind("rows", "hit rate against cache size, with Belady and chance")
 def hit_rate(frame: pd.DataFrame, metric: str | None = None) -> Drawing:
-    """Lines of the hit rate by policy against the cache ratio, with Belady's emphasised and chance.
+    """Lines of the hit rate by policy against the cache ratio; Belady's emphasised, and chance.
 
     Hollow marks: hits of the cache without those of a copy that a prefetch has just brought.
     """
@@ -295,7 +295,7 @@ def speed_by_context(frame: pd.DataFrame, metric: str = _SPEED) -> Drawing:
 
 @kind("rows", "speed-up over a baseline policy, as lines against a swept setting")
 def speedup_lines(frame: pd.DataFrame, baseline: str | None = None, metric: str = _SPEED, x: str | None = None) -> Drawing:
-    """Lines of speed-ups over a baseline against one setting, each with the interval of its repeats."""
+    """Lines of speed-ups over a baseline against one setting, with intervals of repeats."""
     rows = _with_values(frame, "speedup_lines", [metric])
     (x, *panel), baseline = shown_in(rows, "speedup_lines", x), baseline_of(rows, baseline, "speedup_lines")
     if x == "policy":

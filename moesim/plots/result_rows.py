@@ -37,11 +37,9 @@ _CACHES: Final = (*CACHE_SETTINGS, CACHE)
 
 
 def prepared(frame: pd.DataFrame, what: str, columns: Sequence[str] = (), *, failed: bool = False) -> pd.DataFrame:
-    """Prepare result rows for a figure.
-
-    ``cache_ratio`` is the share that was cached where a budget was asked for; where some runs have a ratio and
-    others a budget, a column ``cache`` has either in words.
-    """
+    """Prepare result rows for a figure."""
+    # `cache_ratio` is the share that was cached where a budget was asked for; where some runs have a
+    # ratio and others a budget, a column `cache` has either in words.
     need(frame, ("policy", *columns), what)
     frame = without_retried(frame.reset_index(drop=True)).reset_index(drop=True)
     if failing(frame).all() and not failed:
@@ -187,11 +185,9 @@ def levels(frame: pd.DataFrame, column: str) -> list[Any]:
 
 
 def summarised(frame: pd.DataFrame, by: Sequence[str], metric: str) -> pd.DataFrame:
-    """Average a metric over the rows of each combination of columns.
-
-    ``low`` and ``high`` are the 95 % interval of the mean over ``n`` draws (repeats with other requests), else
-    nan. ``source_label`` is the weakest.
-    """
+    """Average a metric over the rows of each combination of columns."""
+    # `low` and `high`: 95 % interval of the mean over `n` draws (repeats with other requests), else
+    # nan. `source_label` is the weakest.
     frame = frame[pd.to_numeric(frame[metric], errors="coerce").notna()]
     rows = []
     for key, part in frame.groupby(list(by), sort=False, dropna=False):

@@ -181,10 +181,7 @@ def styled(make: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 def new_figure(width: float, height: float, grid: str | None = None, *, square: bool = False) -> tuple[Figure, Axes]:
-    """Make a figure with one axes, in inches, and a grid.
-
-    Of another width that is asked for, it keeps its height, but for square axes.
-    """
+    """Make a figure, in inches, with axes and grid; other widths keep the height, if not square."""
     asked = width_for(width)
     figure = Figure(figsize=(asked, height * min(1.0, asked / width) if square else height), layout="constrained")
     axes = figure.add_subplot()
@@ -377,7 +374,7 @@ _HATCHES: Final = (
 
 
 class Look(NamedTuple):
-    """Colour, and what tells policies apart where there is none."""
+    """Colour of a policy, and marks that distinguish policies without colour."""
 
     colour: str
     hatch: str

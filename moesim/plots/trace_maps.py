@@ -254,7 +254,7 @@ def _told(sample: Sample, ranks: int | None) -> pd.DataFrame:
 
 @kind("trace", "how far an expert tells those of the next layer: heat maps, layers by rank")
 def coactivation_ranks(trace: Trace, phase: str | None = None, ranks: int | None = None) -> Drawing:
-    """Heat maps of how far an expert tells those of the next layer."""
+    """Heat maps of how well an expert predicts those of the next layer."""
     sample = select(trace, phase_of(trace, phase))
     data = _told(sample, ranks)
     panels = []

@@ -136,7 +136,7 @@ def _ticks(least: float, most: float) -> list[float]:
 
 @styled
 def residual_bars(frame: pd.DataFrame, corner: str = "") -> Figure:
-    """Difference of measured and predicted mean decode step by cause, as a share of the measured one."""
+    """Difference of measured and predicted mean decode step by cause, over the measured one."""
     causes = [column.removesuffix("_share") for column in map(str, frame) if column.endswith("_share")]
     need(frame, ("policy", "difference_ns", "measured_ns", *(f"{cause}_share" for cause in causes)), "residual_bars")
     names = policies_of(frame)
@@ -299,7 +299,7 @@ _LOOK: Final = (
 
 @styled
 def public(frame: pd.DataFrame) -> Figure:
-    """Draw predicted against measured tokens per second, a point a check, and their ratios by name."""
+    """Draw predicted against measured tokens per second, a point a check; ratios by name."""
     columns = ("check", "measured", "measured_low", "measured_high", "predicted", "status", "loose", "label")
     need(frame, columns, "public")
     frame = frame[frame["predicted"].notna()]

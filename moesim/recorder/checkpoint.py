@@ -1,8 +1,7 @@
-"""A model that is never in memory as a whole: parts of its safetensors shards are.
+"""A model that is never whole in memory: parts of its safetensors shards are.
 
-Quantised weights (MXFP4, and FP8 with a scale for a block, a row or a whole weight) are dequantised by their definition in
-float32, and rounded to the model's type once. Transformers says how weights are named and put together. A stack of experts is
-filled one by one, so that the sources of one expert at most are there twice.
+Quantised weights (MXFP4, and FP8 with a scale for a block, a row or a whole weight) are dequantised in float32, and rounded to
+the model's type once. Stacked experts are filled one by one, so that one expert's sources at most are there twice.
 """
 
 from __future__ import annotations

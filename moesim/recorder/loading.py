@@ -189,7 +189,7 @@ def describe_quantisation(facts: dict[str, Any]) -> str:
 
 
 def routers_sha256(routers: list[Router]) -> str:
-    """Hash all router weights in float32, which tells models apart however the rest was loaded."""
+    """Hash all router weights in float32, which identifies a model however the rest was loaded."""
     digest = hashlib.sha256()
     for router in routers:
         digest.update(router.gate().weight.numpy().tobytes())

@@ -235,7 +235,7 @@ def record_requests(
     plan : Plan or None
         None: ids and weights only, one request at a time.
     on_tokens : callable
-        Is told after each forward pass how many rows it had.
+        Called after each forward pass with the number of its rows.
 
     Yields
     ------

@@ -1,10 +1,8 @@
-"""Where each architecture keeps its routers, and how they turn a state into a choice.
+"""Places of routers by architecture, and how they turn a state into a choice.
 
-What a router chose is read from the model itself (see `moesim.recorder.hooks`). The rules here are for what the model does not
-hand out: scores, the rank order of unsorted experts, and what a router would choose for another layer's state.
-
-An unknown architecture is searched: a router is a module next to one called ``experts``, with a weight of one row an expert.
-The model is run on a few tokens, and a known rule must explain choice and weights of every router; else it is refused.
+The model itself has the choices (`moesim.recorder.hooks`); rules here are for scores, ranks and states of other layers. An
+unknown architecture is searched for a module next to one called ``experts`` with one row an expert, and refused unless a known
+rule explains choice and weights of every router on a few tokens.
 """
 
 from __future__ import annotations

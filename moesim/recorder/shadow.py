@@ -64,11 +64,9 @@ _INT8_MAX = 127
 
 
 def normal_float_levels() -> NDArray[np.float32]:
-    """Compute the 16 levels of NormalFloat4 (QLoRA, section 3 and appendix E) in [-1, 1].
-
-    Quantiles of a normal distribution, 8 of its positive half, 7 of the negative one and 0; the outermost is the mean of those
-    that 15 and 16 intervals would leave half an interval beyond.
-    """
+    """Compute the 16 levels of NormalFloat4 (QLoRA, section 3 and appendix E) in [-1, 1]."""
+    # Quantiles of a normal distribution: 8 of its positive half, 7 of the negative one and 0; the
+    # outermost is the mean of those that 15 and 16 intervals would leave half an interval beyond.
     outermost = 1 - (1 / 30 + 1 / 32) / 2
     positive = norm.ppf(np.linspace(outermost, 0.5, 9)[:-1])
     negative = -norm.ppf(np.linspace(outermost, 0.5, 8)[:-1])

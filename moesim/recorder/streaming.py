@@ -1,7 +1,7 @@
 """Record with one decoder layer in memory: all texts go through it, then through the next.
 
-The texts are given and attention is causal, so routing is that of decoding. States and routing lie in the recording's folder, a
-file a chunk of texts: a kill loses one chunk's step through one layer at most.
+Texts are known and attention is causal, so routing is that of decoding. States and routing lie in the recording's folder, a file
+a chunk of texts: a kill loses one chunk's step through one layer at most.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The figures of a report, those of the result folder or drawn from its rows, and files inside a page."""
+"""Figures of a report, the folder's or drawn from its rows, and files inside a page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trace events in the compact form that the page draws: lanes of slices as flat lists of integers.
+"""Trace events as the page draws them: lanes of slices as flat lists of integers.
 
 A lane is a device, a link, or the steps, layers and decisions of a run. Its slices never overlap, so that two sorted arrays
 and a binary search find what is visible.
@@ -166,7 +166,7 @@ def _slice(event: dict[str, Any]) -> _Slice:
 
 
 def _cut(run: _Run, most: int) -> int | None:
-    """Keep at most `most` slices, first ones first; return the time of the cut, None without one."""
+    """Keep at most `most` slices, first ones first; return the cut's time, if there is one."""
     starts = sorted(one.start for lane in run.lanes.values() for one in lane.slices)
     if len(starts) <= most:
         return None

@@ -1,1 +1,1 @@
-"""Studies over many runs: published against simulated results, regret, advice, what-if, leagues, validation."""
+"""Studies over many runs: papers, regret, advice, what-if, leagues, validation."""

@@ -1,4 +1,4 @@
-"""The simulator's speed next to bare SimPy's in the same process; costs of decisions, sweeps, sizes."""
+"""Simulated runs' speed over bare SimPy's in one process; costs of decisions and sweeps."""
 
 from __future__ import annotations
 

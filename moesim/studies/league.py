@@ -1,4 +1,4 @@
-"""Which system is the fastest at equal GPU memory, on which machine, by how much, and how sure that is."""
+"""The fastest system at equal GPU memory on each machine, by how much, and how surely."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def near(first: Mapping[str, float], factor: float = NEAR, most: int | None = MO
 
 
 def decide(speeds: Mapping[str, Sequence[float]], ends: Sequence[Mapping[str, float]] = ()) -> Contest:
-    """Decide a setting from the speeds of each system on the same draws, and on one draw at each end of the CPU's cost a row.
+    """Decide a setting by each system's speeds on the draws and at ends of the CPU's row cost.
 
     Of equals the first is the best. The margin has its 95 % interval by Student's t over the draws' ratios, on the scale of their
     logarithms. There is doubt where that holds 1, and where at an end anybody is as fast as the best.
@@ -316,7 +316,7 @@ class Everywhere:
 
 
 def everywhere(met: Sequence[tuple[int, Mapping[str, float]]]) -> list[Everywhere]:
-    """Sum up settings by batch size and system, least behind first; systems that missed some come last.
+    """Sum up settings by batch size and system, least behind first; the incomplete come last.
 
     >>> [(one.system, one.median, one.ran) for one in everywhere([(1, {"a": 4.0, "b": 5.0}), (1, {"a": 6.0})])]
     [('a', 1.125, 2), ('b', 1.0, 1)]
@@ -377,12 +377,7 @@ def league(
     config: Config, place: str, *, ratios: Sequence[float] = (), shares: Sequence[float] = (), folder: Path | None = None,
     jobs: int | None = None, progress: bool = False, begin: Callable[[], object] | None = None,
 ) -> League:  # fmt: skip
-    """Run a league of an experiment, whose points that differ in trace or seed alone are draws of one setting.
-
-    The map's axes are the rate of the link over that at which the CPU reads experts, and the share of experts for which the GPU
-    has room; without any there is no map. Runs are kept in a folder, so that they are not repeated. All traces are
-    read before the first run; then `begin` is called.
-    """
+    """Run a league; an experiment's points that differ in trace or seed are draws of a setting."""
     systems = list({repr(point.policy): point.policy for point in expand(config, place)}.values())
     exact = [one for one in systems if make_policy(one, place).exact]
     inexact = [one for one in systems if one not in exact]

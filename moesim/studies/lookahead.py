@@ -1,7 +1,7 @@
-"""The worth of looking ahead: for a cache that knows some tokens ahead, or the next layers of the token.
+"""Worth of looking ahead: for a cache some tokens, or a token's next layers.
 
-The gap is between a cache that goes by decayed frequency and the fewest misses there can be; moe-speed-of-light states a power
-law for the window that closes half of it. For layers ahead, it is the time in which neither link nor GPU, whichever works
+The gap is between a cache that goes by decayed frequency and the fewest possible misses; moe-speed-of-light states a power law
+for the window that closes half of it. For layers ahead, it is the time in which neither link nor GPU, whichever works
 longer, works; what is predicted and cached counts as used, else one expert of a layer puts out another.
 """
 
@@ -181,7 +181,7 @@ def see_layers(
     written: str | Mapping[str, Any], trace: Trace, hardware: str, workers: Workers, *, layers: Sequence[int] = LAYERS,
     shares: Sequence[float] = LAYER_SHARES,
 ) -> tuple[list[Sight], list[str]]:  # fmt: skip
-    """Simulate requests one by one with 4-bit experts; return results, and why sizes are missing."""
+    """Simulate requests one by one with 4-bit experts; return results, and why sizes lack."""
 
     def number(row: Mapping[str, Value], key: str) -> float:
         return float(str(row[key]))

@@ -1,7 +1,7 @@
-"""Regret: what each decision of a policy would be worth if it were made by an oracle.
+"""Regret: the worth of each decision of a policy if an oracle made it.
 
-Oracles take over predictions, replacement, assignment and links one after the other, in two orders, since what one saves
-depends on the others. One may save less than nothing: schedules have anomalies (`docs/background/bounds.md`).
+Oracles take over predictions, replacement, assignment and links one by one, in two orders, since what one saves depends on
+the others. One may save less than nothing: schedules have anomalies (`docs/background/bounds.md`).
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class Regret:
         return next(step for step in self.steps if step.order == "alone" and step.decision == decision)
 
     def records(self) -> list[dict[str, Any]]:
-        """Return everything by name, one row a step; every figure with an oracle in it is labelled so."""
+        """Return everything by name, one row a step; figures with an oracle are labelled so."""
         base = self.row.get("makespan_ns")
         whole = base - self.all_replaced_ns if isinstance(base, int) and self.all_replaced_ns is not None else None
         return [

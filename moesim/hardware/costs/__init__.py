@@ -1,4 +1,4 @@
-"""What everything takes on a machine, in integer nanoseconds."""
+"""Costs on a machine, in integer nanoseconds."""
 
 from moesim.hardware.costs.model import CostModel
 from moesim.hardware.costs.provenance import NO_CURVE

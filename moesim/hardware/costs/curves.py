@@ -1,4 +1,4 @@
-"""Exact times of a curve, of constants linear in rows, and of a roofline, in whole nanoseconds."""
+"""Exact times of curves, constants linear in rows, and rooflines, in whole nanoseconds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def points_ns(points: Sequence[tuple[int, Fraction]], size: int) -> int:
 
 
 def copy_ns(curve: Transfer, n_bytes: int) -> int:
-    """Evaluate a copy: latency + bytes / rate, rounded up, or points, continued outside their range."""
+    """Evaluate a copy: latency + bytes / rate, rounded up, or points, continued at their ends."""
     if curve.points:
         return points_ns(curve.points, n_bytes)
     return round(curve.latency_us * 1000) + ceil_div(n_bytes * NS_PER_S, curve.bytes_per_s)
@@ -72,10 +72,9 @@ def linear_ns(cost: ExpertCost, n_bytes: int, operations: int, n_rows: int, flop
 
 
 class Roofline:
-    """Time of one part on one device: launch + max(bytes / rate, operations / rate, the other launches).
+    """Time of a part on a device: launch + max(bytes / rate, operations / rate, other launches)."""
 
-    Launches run ahead of the device: they hide behind long kernels and dominate short ones.
-    """
+    # Launches run ahead of the device: they hide behind long kernels and dominate short ones.
 
     __slots__ = ("first_ns", "floor_ns", "flops", "place", "rate")
 

@@ -1,8 +1,7 @@
-"""What things cost: (part, device, rows) -> whole nanoseconds, for one model on one machine.
+"""Map (part, device, rows) to whole nanoseconds, for one model on one machine.
 
-Answers are exact and remembered; the engine asks on its hot path. A curve of the profile for the model's shape is the cost;
-else a roofline of the device's rates, labelled ``derived``. The numbers used are noted, so that a result carries their weakest
-label.
+Answers are exact and remembered. A curve of the profile for the model's shape is the cost; else a roofline of the device's
+rates, labelled ``derived``. The numbers used are noted, so that a result carries their weakest label.
 """
 
 from __future__ import annotations
@@ -270,7 +269,7 @@ class CostModel:
         return known[n_rows]
 
     def expert_table(self, device: str, max_rows: int) -> list[int]:
-        """Times of one expert for 0 to at least ``max_rows`` rows, a plain list in ns; do not change it."""
+        """Times of one expert for 0 to at least ``max_rows`` rows, ns, in a list not to be changed."""
         table = self._tables[device]
         for n_rows in range(len(table), max_rows + 1):
             table.append(self.expert_ns(device, n_rows))
@@ -338,7 +337,7 @@ class CostModel:
     # ---- everything else on a device
 
     def attention_ns(self, device: str, n_rows: int, work2: int, n_requests: int | None = None, layer: int = 0) -> int:
-        """Time of a layer's attention for a micro-batch's rows, ns, with dense parts before or next to its experts.
+        """Time of a layer's attention for a micro-batch's rows, ns, with the dense parts around it.
 
         ``work2`` is the sum over its sequences of n (2 context + n), twice the pairs of a query and a key under a causal mask.
         Rows of one of the ``n_requests`` sequences share a reading of its keys and values; without it every row reads its own:
@@ -378,7 +377,7 @@ class CostModel:
         return ns + self._left_to_host_ns(device, block.mixer)
 
     def _kept(self, mixer: Mixer, n_rows: int, work2: int, n_requests: int | None) -> tuple[int, int, int]:
-        """Return twice the rows that are read of what a mixer keeps, their bytes with those of its state, and the operations."""
+        """Return twice the rows that are read of a mixer, bytes read with its state's, operations."""
         seen2, n_bytes, operations = 0, 0, mixer.operations * n_rows
         if mixer.state_bytes:  # read and written once
             n_bytes += 2 * mixer.state_bytes * (n_rows if n_requests is None else n_requests)
@@ -452,7 +451,7 @@ class CostModel:
         return ns
 
     def predict_ns(self, device: str, n_rows: int, source: str) -> int:
-        """Time of a prediction about one layer, ns; ``source`` names the predictor, with or without ``"signal:"``.
+        """Time of a prediction about one layer, ns; ``source``: a predictor, also as ``signal:...``.
 
         `FREE_PREDICTORS` (by prefix) cost nothing; a name with a ``predict`` curve of the device (longest prefix) costs that;
         ``shadow-int8`` and the like cost one layer of the model at that precision, with all its activated experts; anything
@@ -508,7 +507,7 @@ class CostModel:
         return self._ledger.intervals()
 
     def notes(self) -> list[str]:
-        """Name curves of the profile that did not fit model or precision, so that a roofline stood in."""
+        """Name curves of the profile that fit neither model nor precision, replaced by a roofline."""
         narrower = [note for costs in self._narrower.values() for note in costs.notes()]
         return self._unfitting.notes(self.hardware.name) + narrower
 
@@ -516,5 +515,5 @@ class CostModel:
         return weakest(self.labels(activities))
 
     def provenance(self) -> dict[str, dict[str, Any]]:
-        """Origin of each cost used so far: form, weakest label ``source``, words ``ref``, and ``numbers`` by key."""
+        """Origin of each cost used so far: form, weakest label ``source``, ``ref``, and ``numbers``."""
         return self._ledger.provenance()

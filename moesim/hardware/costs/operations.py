@@ -33,7 +33,7 @@ _CHOICE: Final = 6  # softmax, sort, look-up of the weights, their sum, its limi
 
 
 def operations(engine: str, kind: str, model: ModelSpec) -> Mapping[str, int]:
-    """Count the operations of each part at one row; ``experts`` are all of a layer, ``leading`` is one layer's.
+    """Count the operations of each part at one row; ``experts``: a layer's, ``leading``: one's.
 
     >>> from moesim.model import load_model
     >>> operations("llama.cpp", "gpu", load_model("qwen3-30b-a3b"))["attention"]

@@ -1,4 +1,4 @@
-"""Which numbers the costs of a result used, and which curves of a device fit no part of the model."""
+"""Numbers used by the costs of a result, and curves that fit no part of the model."""
 
 from __future__ import annotations
 
@@ -46,10 +46,9 @@ class Ledger:
         return labels + (["extrapolated"] if "extrapolated" in form else [])
 
     def labels(self, activities: Collection[str] | None = None) -> tuple[str, ...]:
-        """Distinct source labels, strongest first, those of contention included.
-
-        Without ``activities`` every pair counts, that of a side lane once a prediction was costed on its device.
-        """
+        """Distinct source labels, strongest first, those of contention included."""
+        # Without `activities` every pair counts, that of a side lane once a prediction was costed
+        # on its device.
         found = {label for form, keys in self._used.values() for label in self._labels_of(form, keys)}
         found |= {pair.source for pair in self._hardware.contention if self._may_act({pair.a, pair.b}, activities)}
         return tuple(sorted(found, key=LABELS.index))
@@ -92,14 +91,14 @@ def expert_curves(model: ModelSpec, device: Device) -> list[CostCurve]:
 
 
 def part_curves(model: ModelSpec, device: Device, part: str) -> list[CostCurve]:
-    """Choose the curves of a part of the model; none if a field that it may depend on was changed."""
+    """Choose the curves of a part; none if a field that it may depend on was changed."""
     if _changed(model, (part,)):
         return []
     return [curve for curve in device.parts if curve.part == part and curve.model == model.name]
 
 
 def _changed(model: ModelSpec, parts: Iterable[str]) -> list[str]:
-    """List changes on which parts may depend; on `n_experts` only the dense part, which has the router."""
+    """List changes on which parts may depend; on `n_experts` only the dense part: its router."""
     fields = {*FIELDS} - _EXPERTS_ONLY - (set() if "dense" in parts else {"n_experts"})
     return [label for label in model.labels if label.partition("=")[0] in fields]
 
@@ -121,7 +120,7 @@ class Unfitting:
             self._parts.setdefault(device.name, (device, set()))[1].add(part)
 
     def notes(self, machine: str) -> list[str]:
-        """Write a line for each device and kind of curve, without commas, which divide a result's notes."""
+        """Write a line for each device and kind of curve; no commas: they divide a result's notes."""
         model, said = self._model, []
         mixed = model.expert_bytes_by_layer is not None
         wanted = _shape(model.hidden, model.expert_intermediate, "mixed" if mixed else f"{model.expert_bits:g}")

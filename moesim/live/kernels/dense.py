@@ -21,7 +21,7 @@ Weights = dict[str, Tensor]
 
 
 def make(plan: Plan, dtype: torch.dtype, device: torch.device, source: torch.Generator) -> Weights:
-    """Allocate a plan's tensors: products random with deviation 1/sqrt(inputs), norms one, biases zero."""
+    """Allocate a plan's tensors: products of deviation 1/sqrt(inputs), norms 1, biases 0."""
     tensors = {}
     for name, (shape, inputs) in plan.items():
         tensor = torch.empty(shape, dtype=dtype, device=device)
@@ -152,7 +152,7 @@ def _latent(model: ModelSpec, w: Weights, step: Step, x: Tensor) -> Tensor:
 
 
 def _attend(step: Step, q: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-    """Attend within each sequence: q (KV heads, group, rows, width), keys and values (KV heads, tokens, width)."""
+    """Attend within each sequence: q (KV heads, group, rows, width), KV (heads, tokens, width)."""
     parts = []
     kv_heads, group, _, width = q.shape
     for row, row_end, slot, slot_end, mask in step.spans:
@@ -169,11 +169,10 @@ def _attend(step: Step, q: Tensor, keys: Tensor, values: Tensor, scale: float) -
 
 
 class DenseKernel:
-    """Attention, routers, shared experts, leading layers, embedding and head, with random weights.
+    """Attention, routers, shared experts, leading layers, embedding, head; random weights."""
 
-    Left out are attention sinks and biases, but those of LayerNorm. Latent attention is absorbed. One thread may call
-    `attention` and `leading`, which write the cache.
-    """
+    # Left out are attention sinks and biases, but those of LayerNorm. Latent attention is absorbed.
+    # Only one thread may call `attention` and `leading`, which write the cache.
 
     n_bytes: int  # what is allocated for as long as this lives. Intermediate results come on top
 

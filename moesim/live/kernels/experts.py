@@ -21,11 +21,11 @@ _INNER_TILES = (8, 4, 2)  # tiles of 16 in the layout of torch's CUDA kernel for
 
 
 class ExpertKernel:
-    """Fills, binds and multiplies experts of one shape on one kind of device.
+    """Fills, binds and multiplies experts of one shape on one kind of device."""
 
-    Weights of 8 and 4 bits are integers in the layout of torch's mixed-precision products; their scales are constants outside
-    the flat buffer, which has exactly the model's bytes. Biases have room there, and are not added.
-    """
+    # Weights of 8 and 4 bits are integers in the layout of torch's mixed-precision products; their
+    # scales are constants outside the flat buffer, which has exactly the model's bytes. Biases have
+    # room there, and are not added.
 
     act_dtype: torch.dtype  # of inputs and outputs: bfloat16, or float32 for weights of 32 bits
 

@@ -1,4 +1,4 @@
-"""The machine at hand: cores, memory and power as the system reports them. No setting is changed."""
+"""Read cores, memory and power of this machine as the system reports them."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def describe() -> dict[str, str]:
 
 
 def l3_bytes() -> int | None:
-    """Return the size of the first core's last-level cache; None if the system does not report it."""
+    """Return the size of the first core's last-level cache; None if unreported."""
     sizes = [(level, size) for level, _, size in _caches() if size]
     return max(sizes)[1] if sizes and max(sizes)[0] >= 3 else None
 

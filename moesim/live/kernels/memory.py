@@ -137,7 +137,7 @@ Fill = Callable[[Tensor, int], None]  # writes an expert into a flat buffer, by 
 
 
 class FileExperts:
-    """Experts of equal size in one file, each on pages of its own; threads may each move another one."""
+    """Experts of equal size in one file, each on its own pages; threads may move several."""
 
     def __init__(self, path: Path, n: int, n_bytes: int) -> None:
         self.path, self.n, self.n_bytes = path, n, n_bytes

@@ -1,4 +1,4 @@
-"""What kernels will allocate, known without PyTorch: shapes, planned tensors, bytes."""
+"""Shapes, planned tensors and bytes of kernels, without PyTorch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Plan = dict[str, Planned]
 
 @dataclass(frozen=True)
 class ExpertShape:
-    """What a routed expert's computation depends on."""
+    """Shape on which a routed expert's computation depends."""
 
     # hidden, intermediate: widths of the residual stream and of the expert
     hidden: int
@@ -117,7 +117,7 @@ def attention_plan(model: ModelSpec) -> Plan:
 
 
 def cache_plan(model: ModelSpec, max_kv_tokens: int) -> Plan:
-    """Plan one layer's KV cache: (keys and values, heads, tokens, width), or (1, 1, tokens, latent + rotary)."""
+    """Plan a layer's KV cache: (2, heads, tokens, width), or (1, 1, tokens, latent + rotary)."""
     if model.kv_lora_rank:
         return {"kv": Planned((1, 1, max_kv_tokens, model.kv_lora_rank + model.rope_head_dim), 1)}
     return {"kv": Planned((2, model.n_kv_heads, max_kv_tokens, model.head_dim), 1)}
@@ -144,7 +144,7 @@ def dense_plans(model: ModelSpec, distinct: int, max_kv_tokens: int, with_head: 
 
 
 def number_bytes(model: ModelSpec) -> int:
-    """Return the bytes of a weight, a number in the KV cache and a hidden state, which have one type."""
+    """Return the bytes of a weight, a KV number and a hidden state, which have one type."""
     if model.other_bits not in _BYTES:
         raise KernelError(f"model '{model.name}': expected other_bits of 16 or 32, got {model.other_bits:g}; choose one of them")
     if model.kv_bits != model.other_bits:

@@ -72,7 +72,7 @@ class Urgent:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Keep the calling thread's operators on one thread: small ones would wait for workers' cores."""
+    """Keep the calling thread's operators on one thread: small ones would wait for workers."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -82,11 +82,10 @@ def one_thread() -> Iterator[None]:
 
 
 class Worker:
-    """A thread, pinned to cores, that runs calls in order of their keys, one at a time.
+    """A thread, bound to cores, that runs calls in order of their keys, one at a time."""
 
-    A thread that computes in Python holds the interpreter's lock for up to ``sys.getswitchinterval()``, which counts as time of
-    the call: wait for workers in ``done.get()``, or set a short interval.
-    """
+    # A thread that computes in Python holds the interpreter's lock for up to sys.getswitchinterval(),
+    # which counts as time of the call: wait for workers in done.get(), or set a short interval.
 
     def __init__(self, name: str, done: SimpleQueue[Done], cores: Sequence[int] | None = None, threads: int = 1) -> None:
         if threads < 1:
@@ -178,12 +177,12 @@ class _Launch:
 
 
 class CudaStreamWorker:
-    """As `Worker`, for calls that launch work on a CUDA stream of their own.
+    """As `Worker`, for calls that launch work on a CUDA stream of their own."""
 
-    One thread launches, at most `AHEAD` calls ahead of the device, another waits for their ends. Times are of events on the
-    device, on the host's clock by a comparison renewed every ten seconds. Calls keep what they use alive until they are
-    reported, and see another stream's results only if these were reported before.
-    """
+    # One thread launches, at most `AHEAD` calls ahead of the device, another waits for their ends.
+    # Times are of events on the device, on the host's clock by a comparison renewed every ten seconds.
+    # Calls keep what they use alive until reported, and see another stream's results only if these were
+    # reported before.
 
     def __init__(self, name: str, done: SimpleQueue[Done], device: str = "cuda", cores: Sequence[int] | None = None) -> None:
         self.stream: torch.cuda.Stream = _cuda.Stream(device=device)

@@ -1,4 +1,4 @@
-"""The bench of the real machine: memory and workers for the probes of a block, and their times."""
+"""Bench of the real machine: memory and workers for a block's probes, and their times."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ _POWER_S = 1.0  # over which power is taken
 
 
 class Ring:
-    """Experts of one shape in buffers that take turns, so that none is in a cache when it comes again."""
+    """Experts of one shape in buffers that take turns, so that none is still in a cache."""
 
     def __init__(self, shape: ExpertShape, place: str, turning: int, seed: int) -> None:
         self.kernel = ExpertKernel(shape, place)
@@ -150,7 +150,7 @@ class Machine(Host):
         return DenseKernel(need.model, self.at(need.place), seed=seed, **need.options)  # type: ignore[arg-type]
 
     def power_w(self, device: Device, during: Callable[[float], None]) -> float | None:
-        """Read the power of a device while `during` is called with seconds; None where it cannot be read."""
+        """Read the power of a device while `during` is called with seconds; None if unreadable."""
         if device.kind == "gpu":
             with ThreadPoolExecutor(1) as beside:  # it is read while something goes on, not after it
                 reading = beside.submit(_read_power, index_of(device), _POWER_S)
@@ -324,7 +324,7 @@ class DenseCalls:
 
 
 def copy_maker(origin: Arena, target: Arena, size: int, streams: list[Any] | None = None) -> Maker:
-    """Copy pieces of a size from one arena to another; with streams (maybe none) in `CHUNKS` chunks."""
+    """Copy pieces of a size between arenas; with streams (maybe none) in `CHUNKS` chunks."""
     turn = iter(range(1, 2**62))
 
     def make() -> Timed:
@@ -370,7 +370,7 @@ _LONG_US = 250e3  # a run so long leaves nothing of what was before in any cache
 
 
 class RealBench:
-    """Measures probes on this machine (a `moesim.live.profiler.samples.Bench`); close it in the end."""
+    """Measures probes on this machine (a `moesim.live.profiler.samples.Bench`); to be closed."""
 
     def __init__(self, plan: Plan, machine: Machine) -> None:
         self._plan, self._machine = plan, machine
@@ -482,7 +482,7 @@ class RealBench:
         return copy_maker(origin, target, size, self._machine.streams(gpu, CHUNKS) if variant == "chunked" else None)
 
     def _activity(self, activity: str) -> tuple[Any, Maker]:
-        """Return the worker of an activity of a pair, and the maker of its calls, which mostly read weights."""
+        """Return the worker of a pair's activity, and the maker of its calls (weights read)."""
         wanted = self._plan.wanted[0]
         shape = wanted.shapes[0]
         if activity in self._links:
@@ -571,7 +571,7 @@ class RealBench:
         return readings
 
     def _loop(self, sides: Sequence[tuple[Any, Maker]], runs: int) -> list[float]:
-        """Repeat activities until each has run so often next to the others; mean times in us, end to end."""
+        """Repeat activities until each ran so often next to the others; mean times in us."""
         times: list[list[Done]] = [[] for _ in sides]
         under_way = 0
         for number, (worker, make) in enumerate(sides):

@@ -1,4 +1,4 @@
-"""What a machine reports without measuring (processor, memory, GPU, link), as a short profile."""
+"""Report processor, memory, GPU and link of a machine, unmeasured, as a short profile."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PROC: Final = Path("/proc")
 
 @dataclass
 class Detected:
-    """What was found."""
+    """Findings about a machine."""
 
     numbers: dict[str, dict[str, Any]] = field(default_factory=dict)  # of the short form, each with its source
     machine: dict[str, str] = field(default_factory=dict)  # in words
@@ -31,7 +31,7 @@ class Detected:
 
     @property
     def missing(self) -> dict[str, str]:
-        """What a profile needs besides: numbers, and what they are in words."""
+        """Numbers that a profile still needs, and what they are in words."""
         return {key: words for key, words in WANTED.items() if key not in self.numbers}
 
 

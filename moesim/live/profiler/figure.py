@@ -1,4 +1,4 @@
-"""Measured times and fitted forms: one panel a curve of experts, copies, dense parts, and pairs."""
+"""Measured times and fitted forms: a panel each for experts, copies, dense parts, pairs."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Fit(NamedTuple):
 
 
 def medians(samples: pd.DataFrame) -> pd.DataFrame:
-    """Summarise the repeats of each probe: median, quartiles, and ``spread``, their distance over the median."""
+    """Summarise each probe: median, quartiles, and ``spread``, their distance over the median."""
     clean = _checked(samples)
     keys = [*CURVE, "unit", "size"]
     grouped = clean.groupby(keys, dropna=False, sort=True)["time_us"]
@@ -79,19 +79,18 @@ def _checked(samples: pd.DataFrame) -> pd.DataFrame:
 
 
 def curves(table: pd.DataFrame) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]:
-    """Split a table of `medians` or `fit_all` into curves: values of the columns `CURVE`, and rows."""
+    """Split a table of `medians` or `fit_all` by curve: values of the columns `CURVE`, rows."""
     for key, rows in table.groupby(list(CURVE), dropna=False, sort=True):
         yield dict(zip(CURVE, key, strict=True)), rows
 
 
 def fit_all(samples: pd.DataFrame) -> pd.DataFrame:
-    """Fit every form to every curve, by least squares of relative residuals; one row a curve and form.
-
-    ``linear`` is base + slope n; ``flat_linear`` base + slope max(0, n - knee); ``roofline`` base, the start-up, + slope
-    max(knee, n). No parameter is negative; ``bytes_per_s`` and ``flops`` are the same as rates. ``best`` marks the smallest
-    ``worst_relative``, and of forms within 0.1 % the first in `FORMS`. The knee is the best of all sizes and of the crossings
-    of the two parts between sizes. Copies have no ``roofline``; samples of `NOT_CURVES` are left out.
-    """
+    """Fit every form to every curve, by least squares of relative residuals; a row a pair."""
+    # "linear": base + slope n; "flat_linear": base + slope max(0, n - knee); "roofline": base, the
+    # start-up, + slope max(knee, n). No parameter is negative; "bytes_per_s" and "flops" are the same
+    # as rates. "best" marks the smallest "worst_relative", and of forms within 0.1 % the first in
+    # FORMS. The knee is the best of all sizes and of the crossings of both parts between sizes. Copies
+    # have no "roofline"; samples of NOT_CURVES are left out.
     table = medians(samples)
     rows: list[dict[str, Any]] = []
     for key, points in curves(table[~table["kind"].isin(NOT_CURVES)]):
@@ -130,7 +129,7 @@ def _fit_curve(key: dict[str, Any], points: pd.DataFrame) -> list[dict[str, Any]
 
 
 def pair_rates(samples: pd.DataFrame) -> pd.DataFrame:
-    """Compute the share of its speed that an activity keeps: the median time alone over that together."""
+    """Compute an activity's share of its speed in a pair: median time alone over together."""
     rows = []
     for (activity, beside), some in medians(samples[samples["kind"] == "pair"]).groupby(["device", "subject"], sort=True):
         found = {row["variant"]: row for row in some.to_dict("records")}

@@ -1,4 +1,4 @@
-"""Measure a machine: from a request to profiles as YAML, with samples, fits, figure and report."""
+"""Measure a machine: from a request to YAML profiles, samples, fits, figure and report."""
 
 from __future__ import annotations
 

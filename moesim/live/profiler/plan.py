@@ -1,4 +1,4 @@
-"""The plan of a measurement: its probes in blocks, and about how much memory and time they need."""
+"""Plan of a measurement: probes in blocks, and about how much memory and time they need."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def _blocks(layout: Layout, wanted: Sequence[Wanted], mode: str, largest: int) -
 
 
 def _turning(layout: Layout, wanted: Sequence[Wanted], mode: str, room: int | None) -> dict[str, int]:
-    """Return the bytes that take turns in each place: in host memory what is wanted, or the most that fits."""
+    """Return the bytes that take turns in each place: in host memory as wanted, else what fits."""
     turning, file_bytes = turning_bytes(layout), FILE_BLOCK if layout.disk is not None else 0
     blocks = [_sentinels(layout), *(block.probes for block in _blocks(layout, wanted, mode, grid.SMALLEST_COPY))]
     for turning["cpu"] in turning_choices(cache_bytes("cpu")):
@@ -165,7 +165,7 @@ def _copies_need(largest: int, layout: Layout, wanted: Sequence[Wanted], turning
 
 
 def _file_bytes(mode: str, largest: int, budgets: dict[str, int]) -> int:
-    """Return the size of the file: a power of two, which all copies tile, beyond caches if it may be."""
+    """Return the file's size: a power of two, which all copies tile, beyond caches if allowed."""
     most = 2**33 if mode == "full" else 2**31
     room = min(budgets.get("disk", most), budgets.get("cpu", most))
     size = max(largest, FILE_BLOCK)
@@ -250,7 +250,7 @@ def _pairs(tier: Tier) -> tuple[Probe, ...]:
 
 
 def transfers(tier: Tier) -> tuple[str, ...]:
-    """Name the kinds of transfer between the memories of a tier; one without a name if all are alike."""
+    """Name the kinds of transfer between the memories of a tier; unnamed if all are alike."""
     return ("pinned", "pageable", "chunked") if any(device.kind == "gpu" for device in tier.devices) else ("",)
 
 

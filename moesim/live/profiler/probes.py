@@ -26,7 +26,7 @@ from moesim.model import ModelSpec, bits_to_bytes
 
 @dataclass(frozen=True)
 class Device:
-    """A device and its place: ``"cpu"``, ``"disk"`` or such as ``"cuda:0"``; ``fewer`` are other numbers of threads."""
+    """A device at ``"cpu"``, ``"disk"`` or ``"cuda:0"``; ``fewer``: other numbers of threads."""
 
     name: str
     kind: str
@@ -57,7 +57,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Tier:
-    """One profile: experts go from ``backing`` to ``compute``; ``like`` are (activity, link, link measured)."""
+    """One profile, ``backing`` to ``compute``; ``like``: (activity, link, link measured)."""
 
     suffix: str
     words: str
@@ -152,7 +152,7 @@ class Host:
     """The machine, as far as nothing is allocated on it."""
 
     def free_bytes(self, place: str, disk: Path | None = None) -> int | None:
-        """Return what is free of a place's memory, or of a folder's disk; None if the system does not report it."""
+        """Return what is free of a place's memory, or of a folder's disk; None if unreported."""
         if place == "disk":
             return shutil.disk_usage(disk or Path()).free
         return available_memory_bytes() if place == "cpu" else available_gpu_bytes(place)
@@ -165,7 +165,7 @@ class Host:
         return self.free_bytes(place, disk) or 0
 
     def powered(self, devices: Sequence[Device]) -> list[str]:
-        """Name the devices whose power can be read: GPUs, and a processor whose cores are all of one device."""
+        """Name devices of readable power: GPUs, and a processor whose cores are all one device."""
         found = []
         for device in devices:
             if device.kind == "gpu":
@@ -248,7 +248,7 @@ def part_rows_up_to(last: int) -> list[int]:
 
 
 def byte_sizes(last: int, step: int, also: Sequence[int] = ()) -> list[int]:
-    """Sizes of copies: powers of two by a factor from 64 KiB to ``last``, and experts' among them.
+    """Sizes of copies: powers of two by a factor, 64 KiB to ``last``, and experts' among them.
 
     >>> byte_sizes(2**20, 4, also=[300_000, 2**30])
     [65536, 262144, 300000, 1048576]
@@ -303,7 +303,7 @@ def turning_bytes(layout: Layout) -> dict[str, int]:
 
 
 def turning_choices(cache: int) -> list[int]:
-    """Return how many bytes may take turns, most first; the least is that of an unreported cache."""
+    """Return how many bytes may take turns, most first; least: beyond an unreported cache."""
     least = min(RING * cache, RING * _DEFAULT_L3)
     return [*range(RING * cache, least, -max(1, cache // 4)), least]
 
@@ -317,7 +317,7 @@ class Wanted:
 
     @classmethod
     def of(cls, model: ModelSpec, bits: Iterable[float] = ()) -> Wanted:
-        """Take a model's experts at some precisions; by default its own, or the nearest with a kernel."""
+        """Take experts at some precisions; by default the model's, or the nearest with a kernel."""
         own = model.expert_bits
         if model.expert_bytes_by_layer is None and own not in SUPPORTED_BITS:
             own = min(SUPPORTED_BITS, key=lambda known: abs(known - model.expert_bits))
@@ -339,7 +339,7 @@ def subject_of(shape: ExpertShape) -> str:
 
 @dataclass
 class DenseNeed:
-    """What a model's dense kernel must be able to do."""
+    """Abilities that a model's dense kernel must have."""
 
     model: ModelSpec
     place: str
@@ -372,7 +372,7 @@ class DenseNeed:
 
 @dataclass
 class Needs:
-    """What some probes need."""
+    """Requirements of some probes."""
 
     turning: Mapping[str, int]  # bytes that take turns in each place
     # shapes and most rows, by subject, bits and place
@@ -429,7 +429,7 @@ FILE_BLOCK: Final = 2**26  # bytes that the file on the disk is written at a tim
 
 
 def pair_copy(shape: ExpertShape) -> int:
-    """Return the bytes of a copy in a pair: about an expert's, a power of two, which tiles files."""
+    """Return a pair's copy in bytes: about an expert's, a power of two, which tiles files."""
     return min(1 << (shape.n_bytes.bit_length() - 1), SENTINEL_COPY)
 
 

@@ -1,4 +1,4 @@
-"""A hardware profile from samples: medians as they are, every number with how it was measured."""
+"""A hardware profile from samples: medians as they are, with how each was measured."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Line:
-    """The constants of `linear`, in us and rates a second; ``many_row_flops`` None without many rows."""
+    """The constants of `linear`, in us and rates a second; ``many_row_flops`` may be None."""
 
     per_expert_us: float
     per_row_us: float
@@ -86,7 +86,7 @@ _FALL = 0.5  # the format takes no time of an expert below this share of an earl
 
 @dataclass(frozen=True)
 class Facts:
-    """What a profile says besides times."""
+    """A profile's facts besides times."""
 
     # name, date: name of the first profile, and the day of the measurement
     name: str

@@ -1,4 +1,4 @@
-"""What is asked of a measurement, checked before anything is done."""
+"""Request of a measurement, checked before anything is done."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SHARE = {"gpu": 0.9, "disk": 0.5}  # share of what is free of a GPU's memory, o
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for; the options of ``moesim profile measure``.
+    """Options of ``moesim profile measure``.
 
     Attributes
     ----------
@@ -74,7 +74,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A checked request: its plan, bytes that may be used of each place, and the machine, also in words."""
+    """A checked request: plan, usable bytes of each place, and the machine, also in words."""
 
     request: Request
     plan: Plan

@@ -1,8 +1,8 @@
-"""The time of the runtime itself, apart from computing and copying, measured by replays of a middling model.
+"""Time of the runtime itself, apart from computing and copying, by replays of a model.
 
-Taking in what is done, asking the policy and handing calls to workers lies between a router and the first expert, between the
-last expert and the next layer, and between two copies: some tenths of a millisecond a layer. Experts of a middling size hide
-the handing over behind those that run, as real ones do.
+Taking in what is done, asking the policy and handing calls to workers lies between a router and the first expert, the last
+expert and the next layer, and two copies: some tenths of a millisecond a layer. The model's experts are of a middling size:
+they hide the handing over behind those that run, as real ones do.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LAYERS, _N_EXPERTS, _TOP_K, _WARM_UP = 8, 16, 4, 4
 
 
 class _Probe:
-    """Runs every expert in one place: resident, on the host, or fetched for the layer and dropped."""
+    """Runs every expert in one place: resident, on the host, or fetched and dropped."""
 
     exact = True
     needs: frozenset[str] = frozenset()
@@ -62,11 +62,10 @@ class _Probe:
 
 
 def runtime_gaps(machine: LiveMachine, hardware: HardwareProfile, variant: str, steps: int = 24) -> dict[str, list[float]]:
-    """Measure the gaps of a runtime in decode steps of one row, in us, by name.
-
-    ``resident`` and ``host``: the time of a layer in which nothing ran (the latter with the crossing of activations);
-    ``between`` two experts; ``fetched``: from the end of a copy to the start of one that waits for it.
-    """
+    """Measure the gaps of a runtime in decode steps of one row, in us, by name."""
+    # "resident" and "host": time of a layer in which nothing ran (the latter with the crossing of
+    # activations); "between" two experts; "fetched": from the end of a copy to the start of one that
+    # waits for it.
     model = ModelSpec(
         name="middling", n_layers=_LAYERS, n_experts=_N_EXPERTS, top_k=_TOP_K, hidden=1024, expert_intermediate=1024, n_heads=8,
         n_kv_heads=8, head_dim=128, vocab=1024,

@@ -1,4 +1,4 @@
-"""Order and repeats of probes, and the file of readings, with which a killed measurement goes on."""
+"""Order and repeats of probes, and their readings' file, by which a killed run goes on."""
 
 from __future__ import annotations
 

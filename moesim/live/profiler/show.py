@@ -1,4 +1,4 @@
-"""Hardware profiles for a reader: one as a page with the source of each number, two side by side."""
+"""Hardware profiles for a reader: a page with each number's source, two side by side."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _UNITS: Final = (("bytes_per_s", "bytes/s"), ("_bytes", "bytes"), ("flops", "ope
 
 
 def facts(profile: HardwareProfile, models: Sequence[ModelSpec] = ()) -> dict[str, Any]:
-    """Collect a profile's numbers and their sources as plain values; times in us, None outside of a range."""
+    """Collect a profile's numbers and sources as plain values; us, None outside a range."""
     sent = models or [builtin_models()[name] for name in MODELS]
     counts = Counter(number.source for number in profile.numbers.values())
     label = weakest(counts)
@@ -52,7 +52,7 @@ def facts(profile: HardwareProfile, models: Sequence[ModelSpec] = ()) -> dict[st
 
 
 def _told(profile: HardwareProfile, keys: Sequence[str]) -> dict[str, Any]:
-    """Return the weakest label of numbers, a single one's interval, and the words of measured ones."""
+    """Return the weakest label of numbers, a single one's interval, measured ones' words."""
     found = [profile.numbers[key] for key in keys if key in profile.numbers]
     measured = dict.fromkeys(_measured(number) for number in found if number.source == "measured")
     interval = found[0].interval if len(found) == 1 else None

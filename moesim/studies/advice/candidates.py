@@ -1,4 +1,4 @@
-"""Placements of engines, with one number to vary; systems that fill the GPU; policies of papers."""
+"""Placements of engines, with a number to vary; systems that fill the GPU; papers' policies."""
 
 from __future__ import annotations
 
@@ -389,7 +389,7 @@ def coarse(numbers: Sequence[int]) -> list[int]:
 
 
 def halves(numbers: Sequence[int], speeds: Mapping[int, float]) -> list[int]:
-    """Return the middles of the gaps around the fastest number; none if its neighbours are known."""
+    """Return the middles of the gaps around the fastest number; none if both are known."""
     known = [place for place, number in enumerate(numbers) if number in speeds]
     if not known:
         return []

@@ -1,4 +1,4 @@
-"""Placements as command lines of engines: every flag comes from ``engine_flags.yaml``, or is not printed."""
+"""Placements as command lines of engines: flags of ``engine_flags.yaml``, or none."""
 
 from __future__ import annotations
 

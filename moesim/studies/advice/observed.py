@@ -53,7 +53,7 @@ class Point:
 
 
 def compute_bytes(model: ModelSpec, ubatch: int, context: int, *, offloads: bool) -> int:
-    """Estimate llama.cpp's compute buffers: all output rows in 32 bits, states, mask, an expert matrix twice.
+    """Estimate llama.cpp's compute buffers: output rows in 32 bits, states, mask, expert twice.
 
     >>> from moesim.model import load_model
     >>> round(compute_bytes(load_model("qwen3-30b-a3b"), 512, 4096, offloads=False) / 2**20)
@@ -75,7 +75,7 @@ def with_buffers(raw: Mapping[str, Any], setting: Setting) -> dict[str, Any]:
 
 
 def curve(setting: Setting, found: Identified) -> list[Point]:
-    """Predict llama.cpp by context, ``-ub`` and ``--n-cpu-moe``: the range, and the first that fit."""
+    """Predict llama.cpp by context, ``-ub`` and ``--n-cpu-moe``: the range, the first to fit."""
     model = setting.model
     n_layers = model.n_dense_layers + model.n_layers
     room = found.predictor.machine.with_room

@@ -237,7 +237,7 @@ def find_routing(
 
 
 def synthetic(model: ModelSpec, batch: int, prompt: int, decode: int) -> Routing | None:
-    """Make routing up by parameters of this shape, the model's own first; None if there are none."""
+    """Make up routing by parameters of this shape, the model's own first; None without any."""
     from moesim.trace.synthesis import read_parameters, synthesize  # SciPy takes most of a second to import
 
     name = parameters_of_shape(model)

@@ -106,7 +106,7 @@ def evidence(residuals: Sequence[Residual], profile: str, experts: str) -> Evide
 
 
 def mixed(cpu: Evidence, gpu: Evidence, gpu_share: float) -> tuple[float, float]:
-    """Combine the evidence for both sides, weighted by shares of time, as if both were wrong the same way.
+    """Combine both sides' evidence by shares of time, as if both were wrong the same way.
 
     >>> side = dict(n=9, what="", level=0.8)
     >>> mixed(Evidence(0.8, 1.0, **side), Evidence(0.4, 1.0, **side), 0.5)
@@ -118,7 +118,7 @@ def mixed(cpu: Evidence, gpu: Evidence, gpu_share: float) -> tuple[float, float]
 
 
 def interval(speed: Mean, costs: tuple[float, float], routing: float = 1.0) -> tuple[float, float]:
-    """Combine independent errors: half widths of logarithms add up as squares, costs' about their own middle.
+    """Combine independent errors: logarithms' half widths add up as squares, around the middle.
 
     >>> low, high = interval(Mean(20.0, 1.0, 5), (0.5, 1.0))
     >>> round(low, 6), round(high, 6)
@@ -181,7 +181,7 @@ class Advice:
 
 
 def recommend(asked: Asked, *, jobs: int | None = 1, progress: bool = False) -> Advice:
-    """Search placements and policies for a model on a machine; the answer does not depend on the number of processes."""
+    """Search placements and policies for a model on a machine; independent of `jobs`."""
     known = read_residuals()
     with tempfile.TemporaryDirectory(prefix="moesim.") as folder:
         setting = look_up(asked, Path(folder))

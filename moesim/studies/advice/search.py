@@ -1,6 +1,6 @@
-"""Search: a coarse grid over each family, refinement around the best ones, then all requests for those that are left.
+"""Search: a coarse grid a family, refinement around the best, all requests for the last.
 
-The same question gives the same simulations in the same order. A profile describes a machine with software, and eager PyTorch
+The same question has the same simulations in the same order. A profile describes a machine with software, and eager PyTorch
 starts some fifty kernels a layer: where launches are a large share of steps, placements are simulated once more with fewer.
 """
 
@@ -306,7 +306,7 @@ class Search:
             self.found.crossed[one] = _mean_speed(rows[len(traces) :]) / _mean_speed(rows[: len(traces)])
 
     def _launch_less(self) -> None:
-        """Simulate finalists, and the most that fits the GPU, with fewer launches where these decide."""
+        """Simulate finalists, and the most that fits the GPU, with fewer launches if these decide."""
         setting, finalists, screened = self.space.setting, self.found.ranked(True), self.found.screened
         shares = {one: launch_share(self.found.limits[one]) for one in finalists}
         other = with_fewer(setting)
@@ -328,7 +328,7 @@ class Search:
         setting: Setting | None = None,
         begun: int = 0,
     ) -> dict[Candidate, list[Row]]:
-        """Simulate candidates on groups of requests from `begun` on; find limits with the last group."""
+        """Simulate candidates on request groups from `begun` on; find limits with the last group."""
         runs: list[tuple[Candidate, int, Experiment, RunSpec]] = []  # candidate and group of each
         for budget, tokens in dict.fromkeys((one.budget, decode(one)) for one in candidates if traces):
             some = [one for one in candidates if (one.budget, decode(one)) == (budget, tokens)]

@@ -71,7 +71,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class Priors:
-    """Standard deviations of constants' logarithms, below and above their bases: each (constants,)."""
+    """Deviations of constants' logarithms, below and above their bases: each (constants,)."""
 
     below: Vector
     above: Vector
@@ -81,7 +81,7 @@ class Priors:
         return cls(np.array([one.sigmas[0] for one in constants]), np.array([one.sigmas[1] for one in constants]))
 
     def at(self, logs: Vector) -> Vector:
-        """Give, of each constant, the one on the side where its logarithm lies."""
+        """Return of each constant the deviation on the side where its logarithm lies."""
         return np.where(logs < 0, self.below, self.above)
 
 

@@ -1,4 +1,4 @@
-"""From observed speeds to an identified machine: fit, intervals, what is left out, what nothing explains."""
+"""From observed speeds to an identified machine: fit, intervals, and what is unexplained."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ class Observation(BaseModel):
 
     @property
     def log_time(self) -> float:
-        """Logarithm of the time, ns, of a decode step or prefill; of a ratio, minus the speeds' ratio."""
+        """Logarithm of a decode step's or prefill's time, ns; of a ratio, minus the speeds' ratio."""
         if self.of:
             return -math.log(self.value)
         tokens = self.batch * (self.context if self.kind == "prefill" else 1)
@@ -372,7 +372,7 @@ def _family(name: str) -> str:
 
 
 def read_observations(path: Path, models: Sequence[str] = ()) -> list[Observation]:
-    """Read observed speeds: a CSV table with the columns of `Observation`, or what ``llama-bench -o json|jsonl|csv`` wrote.
+    """Read observed speeds: a CSV table as of `Observation`, or what ``llama-bench -o`` wrote.
 
     `models` are what rows of llama-bench may be of: names, or ``TYPE=NAME``.
     """

@@ -310,7 +310,7 @@ class Predictor:
         return np.array([self.memo.value(case, raw, self.machine.place) for case in self.cases])
 
     def correct(self, logs: Vector, engine: Vector) -> float:
-        """Use the engine's value where they differ by more than `AGREE`; return the largest difference."""
+        """Use the engine's value where they differ by more than `AGREE`; return the most they do."""
         apart = engine - self.times(logs)
         static = [index for index, form in enumerate(self._forms) if form is not None]
         worst = float(np.abs(apart[static]).max(initial=0.0))

@@ -1,4 +1,4 @@
-"""The report of an identification: a table, a page, files, and the most useful next measurement."""
+"""Report of an identification: table, page, files, and the most useful next measurement."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class NextLine:
 
 
 def next_lines(found: Identified, *, most: int = 3) -> list[NextLine]:
-    """Rank llama-bench lines by what they add on constants not identified, each next to another constant."""
+    """Rank llama-bench lines by what they add on constants not identified, one a constant."""
     weak = [k for k, one in enumerate(found.constants) if one.moves and not one.identified]
     if not weak:
         return []
@@ -81,7 +81,7 @@ def _key(case: Case, room: HardwareProfile) -> tuple[Any, ...]:
 
 
 def _candidates(cases: Sequence[Case]) -> list[Observation]:
-    """Vary each observed model: ends and middle of both ways of splitting, short and long contexts."""
+    """Vary each observed model: ends and middle of both splits, short and long contexts."""
     seen: dict[tuple[str, str], Case] = {}
     for case in cases:
         seen.setdefault((case.observation.model, case.observation.bits), case)

@@ -1,8 +1,7 @@
-"""Published results next to simulated ones: every printed figure that the simulator can answer, and those it cannot.
+"""Published results next to simulated ones, with those that have no counterpart.
 
-Which they are is data (`moesim.studies.papers.published`). Nothing is fitted to a figure: this is a report, whatever comes out.
-An order says which design is better, which is what papers are read for: values, ratios over a common baseline and chains of
-ratios are put on one scale, and systems ranked on it.
+They are data (`moesim.studies.papers.published`); nothing is fitted to a figure. An order is which design is better: values,
+ratios over a common baseline and chains of ratios are put on one scale, and systems ranked on it.
 """
 
 from __future__ import annotations
@@ -371,7 +370,7 @@ def _agreement(key: tuple[str, str, str, str], reading: str, scores: Mapping[str
 
 
 def _scales(rows: Sequence[Compared]) -> list[dict[str, Scores]]:
-    """Put systems on common scales: sets that values and ratios connect, two of which differ in print."""
+    """Put systems on common scales: sets connected by values and ratios, not all alike in print."""
     edges: dict[str, list[tuple[str, Scores]]] = {}
     for one in sorted(rows, key=lambda one: bool(one.published.over)):  # a value counts before what ratios would make of it
         step = _step(one)

@@ -1,7 +1,7 @@
-"""The table of published figures: ``experiments/papers/published.csv``, one printed number a row.
+"""The table of published figures: ``experiments/papers/published.csv``, one number a row.
 
-A row says what is printed where, and what answers it: runs of an experiment in the paper's folder, a statistic of a trace, a
-cost of a machine, or nothing yet, with the reason. More papers and figures are more rows and files, and no code.
+A row has what is printed where, and what answers it: runs of an experiment in the paper's folder, a statistic of a trace, a
+cost of a machine, or nothing yet, with the reason.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Derived hardware profiles against public end-to-end measurements: predicted next to measured, nothing fitted.
+"""Derived hardware profiles against public end-to-end measurements; nothing fitted.
 
-Two tables, single figures and sweeps of llama.cpp's options, have a check a line, with the run that predicts it or why none
-can. A run from which numbers of its own profile were taken is marked ``calibration`` and counts in no statistic. A setting that
-exceeds the GPU's memory is no check of speeds, but of whether the simulator refuses it.
+Two tables, single figures and sweeps of llama.cpp's options, have a check a line, with its run or why there is none. A run from
+which its profile took numbers is marked ``calibration`` and counts in no statistic. A setting beyond the GPU's memory checks
+that the simulator refuses it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _read(
     path: Path, row: type, what: str, *, words: _Words, run_words: _Words, needed: Sequence[str], run: Sequence[str],
     numbers: Sequence[str], least: int, yaml: Sequence[str], several: bool,
 ) -> Iterator[tuple[dict[str, Any], str]]:  # fmt: skip
-    """Yield rows with names of their own; columns of a run are empty or 0 where nothing is predicted."""
+    """Yield named rows; columns of a run are empty or 0 where nothing is predicted."""
     lines = list(read_lines(path, [field.name for field in fields(row)], what))
     for name, n in Counter(texts["check"] for texts, _ in lines).items():
         if n > 1:
@@ -316,7 +316,7 @@ NEAR: Final = 0.25
 
 
 def run_sweeps(sweeps: Sequence[Sweep], folder: Path, bar: Progress) -> pd.DataFrame:
-    """Predict every well enough described setting; errors are ratios less 1, ``missing_ms`` a token."""
+    """Predict every setting with enough detail; errors: ratios less 1, ``missing_ms`` a token."""
     records = []
     known: dict[str, dict[str, Any]] = {}  # of the same run: a setting may have been measured several times
     for sweep in sweeps:
@@ -345,7 +345,7 @@ def _sweep_record(sweep: Sweep, found: dict[str, Any]) -> dict[str, Any]:
 
 
 def groups(frame: pd.DataFrame) -> pd.DataFrame:
-    """Sum up errors (median, p90, mean, within `NEAR`, worst) by memory rate and place, then machine."""
+    """Sum up errors (median, p90, mean, in `NEAR`, worst) by memory rate and place, machine."""
     if frame.empty:
         return pd.DataFrame()
     done = frame[frame["status"] == "predicted"]

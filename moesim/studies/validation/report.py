@@ -1,4 +1,4 @@
-"""Predicted next to measured figures: how far apart, what must be equal, and the folder of a validation."""
+"""Predicted next to measured figures: differences, what must be equal, and the folder."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class Compared:
         ]
 
     def tasks(self) -> list[dict[str, Any]]:
-        """Return each kind of task: predicted and measured number and mean ns (medians over repeats)."""
+        """Return per kind of task predicted and measured number and mean ns (medians of repeats)."""
         found: list[dict[str, Any]] = []
         for name in sorted({name for facts in (self.pair.predicted, *self.pair.measured) for name in facts.tasks}):
             n, whole_ns = self.pair.predicted.tasks.get(name, [0, 0])
@@ -163,7 +163,7 @@ class Compared:
 
     @property
     def violation(self) -> str | None:
-        """What differs and must not, in words; None if all is well."""
+        """Return in words what differs and must not; None if nothing does."""
         return f"{self.pair.name}: {'; '.join(self.unequal)}" if self.must_be_equal and self.unequal else None
 
     @cached_property

@@ -35,12 +35,12 @@ _NOT_YET: Final = 1 << 30
 
 
 class Watched:
-    """A policy that is observed for anything that could make its decisions depend on a clock.
+    """A policy observed for anything that could make its decisions depend on a clock."""
 
-    That is: an event whose order a clock decides; a look at the time, or at a copy on its way; and a victim that another moment
-    would have changed: before it others were passed over as in use, or the present layer has just used it, unless all else idle
-    in its pool was to be used later. A pool that is empty whenever a layer begins does not matter: all of it goes.
-    """
+    # That is: an event whose order a clock decides; a look at the time, or at a copy on its way; and a
+    # victim that another moment would have changed: before it others were passed over as in use, or the
+    # present layer has just used it, unless all else idle in its pool was to be used later. A pool that
+    # is empty whenever a layer begins does not matter: all of it goes.
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -268,7 +268,7 @@ class Validation:
     failures: list[str] = field(default_factory=list)  # a line for each run that failed on either
 
     def changed(self) -> list[str]:
-        """Name the inputs that are no longer those of the measurements: predictions then are another machine's or model's."""
+        """Name the inputs that changed since the measurements: predictions are of another machine."""
         now, then = self.experiment.inputs(), self.header.get("inputs", {})
         return [
             f"{kind} {name}" for kind, found in now.items() for name, one in found.items()
@@ -392,7 +392,7 @@ class _Simulator:
         self.pairs[spec.index] = Pair(spec.row(), label, decision_ns, *facts, sorted(clock), [])
 
     def check(self) -> None:
-        """Raise the first error if every run failed with wrong input: nothing has been measured then."""
+        """Raise the first error if every run failed with wrong input: nothing was measured then."""
         if not self.pairs and all(isinstance(error, InputError) for error in self._errors):
             raise type(self._errors[0])(f"{self._experiment.place}: {self._errors[0]}")
 

@@ -1,4 +1,4 @@
-"""What-if: one number of a machine or an experiment changes, and what limits the run is named."""
+"""What-if: one number of a machine or an experiment changes; name what limits the run."""
 
 from moesim.studies.whatif.study import whatif
 

@@ -84,7 +84,7 @@ class Memory:
 
 
 def memory_of(profile: HardwareProfile) -> Memory:
-    """Find the memory modules that a profile describes. Raises `HardwareError` if there are none."""
+    """Find the memory modules that a profile describes; `HardwareError` without any."""
     found = {Memory(int(n), kind, int(s) if s else None) for n, kind, s in _MEMORY.findall(_said(profile))}
     if len(found) != 1:
         raise HardwareError(
@@ -99,7 +99,7 @@ def _said(profile: HardwareProfile) -> str:
 
 
 def parse_memory(setting: Setting, was: Memory) -> Memory:
-    """Read ``8xDDR5-4800``, a number of channels, or ``4->8``, whose first number must be what the profile has."""
+    """Read ``8xDDR5-4800``, a number of channels, or ``4->8`` from what the profile has."""
     text = setting.text.replace(" ", "")
     if match := re.fullmatch(r"(?:(\d+)->)?(\d+)", text):
         if match[1] and int(match[1]) != was.channels:
@@ -123,7 +123,7 @@ def parse_memory(setting: Setting, was: Memory) -> Memory:
 
 
 def setting_knob(name: str, key: str, changes: str, unit: str, *, whole: bool | None = False, most: int | None = None) -> Knob:
-    """Make a knob for a number of the experiment, at a key as ``--set`` spells it; `whole` None: as the number there is."""
+    """Make a knob for a key of the experiment, as of ``--set``; `whole` None: as it is."""
 
     def is_whole(base: Base) -> bool:
         return type(current(base, key)) is int if whole is None else whole
@@ -173,7 +173,7 @@ def _not_rounded(setting: Setting, before: Fraction, changed: Changed) -> Change
 
 
 def current(base: Base, key: str) -> Any:
-    """Look a key of the experiment up; a field of the model that is not changed comes from the model."""
+    """Look up a key of the experiment; a model's unchanged field comes from the model."""
     first, _, rest = key.partition(".")
     if first == "model":
         return getattr(base.model, rest, None)
@@ -194,7 +194,7 @@ def cache_size(base: Base) -> Fraction:
 
 
 def cache(base: Base, setting: Setting) -> Changed:
-    """Set the cache to a share of all experts, to a budget, or to a multiple of whichever it is. Raises `ConfigError`."""
+    """Set the cache to a share of experts, a budget, or a multiple; may raise `ConfigError`."""
     key, before = next(iter(base.raw["cache"].items()))
     factor = setting.factor()
     if factor is not None:
@@ -301,7 +301,7 @@ def _by_role(profile: HardwareProfile, role: str) -> list[Device]:
 def _scaled(
     name: str, unit: str, changes: str, read: Callable[[Base], Fraction], overrides: Callable[[Base, Fraction, Told], Overrides]
 ) -> Knob:
-    """Make a knob that multiplies numbers of the profile by one factor; a value is one of what `read` gives."""
+    """Make a knob that multiplies numbers of the profile by a factor; values are of `read`."""
 
     def change(base: Base, factor: Fraction, what: str, source: str = "derived") -> Changed:
         if factor == ONE:
@@ -469,7 +469,7 @@ KNOBS: dict[str, Knob] = {
 
 
 def knob_of(name: str) -> Knob:
-    """Find a knob: one of `KNOBS`, or a key of the profile or the experiment. Raises `ConfigError` if there is neither."""
+    """Find a knob: one of `KNOBS`, or a key of profile or experiment; else `ConfigError`."""
     return KNOBS[name] if name in KNOBS else raw_knob(name, KNOBS)
 
 
@@ -503,7 +503,7 @@ def change(base: Base, together: Iterable[Setting]) -> Changed:
 
 
 def _refuse_far(base: Base, setting: Setting, found: Changed) -> None:
-    """Refuse a factor, and a value of the machine, that is out of all proportion to what is there."""
+    """Refuse a factor, or a value of the machine, out of all proportion to what is there."""
     factor = found.factor if setting.factor() is None else setting.factor()
     if factor is None or factor <= 0 or not (found.keys or setting.factor()) or Fraction(1, _FURTHEST) <= factor <= _FURTHEST:
         return

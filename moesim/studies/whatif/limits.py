@@ -1,4 +1,4 @@
-"""What limits a run: the time of its decode steps by the part that would have to be faster."""
+"""Limits of a run: time of its decode steps by the part that would have to be faster."""
 
 from __future__ import annotations
 
@@ -69,12 +69,11 @@ class Limits:
 
 
 def limits_of(inputs: Inputs, spec: RunSpec, outcome: Outcome) -> Limits:
-    """Find out what limits a run.
-
-    Transfers, activations, decisions and predictors are resources as they are. The time of tasks is divided among devices by
-    how long each worked for that cause; on one, what stays if memory and compute took no time is launches and the router's way,
-    and the rest is split in proportion to what either would save.
-    """
+    """Compute the limits of a run."""
+    # Transfers, activations, decisions and predictors are resources as they are. The time of tasks is
+    # divided among devices by how long each worked for that cause; on one, what stays if memory and
+    # compute took no time is launches and the router's way, and the rest is split in proportion to what
+    # either would save.
     records, split = outcome.records, outcome.split
     assert records is not None and split is not None
     steps = {step.step for step in records.steps if step.phase == "decode"} or {step.step for step in records.steps}

@@ -1,8 +1,7 @@
-"""Machines with another memory, processor, GPU or link: how each number of a profile changes, and how overrides write it.
+"""Machines with a faster part: how each number of a profile changes, and its override.
 
 A profile states costs, not their causes. How each kind of number answers to a faster part is written here once, for
-`moesim.studies.whatif.knobs` (overrides of a profile) and `moesim.studies.whatif.limits` (what a part that took no time
-would save). `docs/guide/whatif.md` has the rules in words.
+`moesim.studies.whatif.knobs` and `moesim.studies.whatif.limits`; `docs/guide/whatif.md` has the rules in words.
 """
 
 from __future__ import annotations
@@ -133,7 +132,7 @@ def wire_factors(link: Link, factor: Fraction) -> dict[str, Fraction]:
 
 
 def shared_memory(profile: HardwareProfile, pair: Pair) -> tuple[Device, Link] | None:
-    """Return host and link if a pair is about the host's memory: experts and copies without a core."""
+    """Return host and link if a pair is of the host's memory: experts, and copies without core."""
     links = {link.name: link for link in profile.links}
     for experts, other in ((pair.a, pair.b), (pair.b, pair.a)):
         name, _, what = experts.partition(".")

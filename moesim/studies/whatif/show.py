@@ -17,7 +17,7 @@ from moesim.studies.whatif.study import Line, records
 
 
 def files_of(lines: Sequence[Line], small: bool = False) -> dict[str, bytes]:
-    """Return ``whatif.parquet`` and ``whatif.csv``: one row a varied setting; `small` as of `table`."""
+    """Return ``whatif.parquet`` and ``.csv``: a row a varied setting; `small` as of `table`."""
     rows = records_of(lines, small)
     return {"whatif.parquet": frame_bytes(rows), "whatif.csv": render_records(rows, Format.CSV).encode()}
 

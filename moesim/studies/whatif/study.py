@@ -1,4 +1,4 @@
-"""Vary one thing at a time: the speed, what limits it, and where along the knob that changes."""
+"""Vary one thing at a time: speed, what limits it, and where on the knob that changes."""
 
 from __future__ import annotations
 
@@ -282,7 +282,7 @@ class Line:
 
     @property
     def uneven(self) -> tuple[str, ...]:
-        """Costs that changed between a curve and a roofline, which differ by more than the variation."""
+        """Costs that moved between curve and roofline, which differ more than the variation does."""
         one, two = self.base, self.shot
         return tuple(sorted((one.curves & two.rooflines) | (one.rooflines & two.curves)))
 
