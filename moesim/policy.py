@@ -89,7 +89,7 @@ class Ran(NamedTuple):
 
 
 class SharedRan(NamedTuple):
-    """The shared experts of a micro-batch have been executed; never reported of a model that has none."""
+    """The shared experts of a micro-batch have run; not reported of a model without any."""
 
     step: int
     layer: int
@@ -104,7 +104,7 @@ class Sent(NamedTuple):
 
 
 class LayerEnd(NamedTuple):
-    """Every top-k slot of the layer is served or skipped, its runs are done and their outputs are back."""
+    """Every top-k slot is served or skipped, runs are done and their outputs are back."""
 
     step: int
     layer: int
@@ -131,9 +131,9 @@ CACHE = "cache"  # the pool that the experiment's cache slots count
 
 
 class Fetch(NamedTuple):
-    """Copy experts to a device. A repeat of a queued fetch may only lower its urgency number; of a resident, nothing.
+    """Copy experts to a device; a repeat of a queued fetch may only lower its urgency number.
 
-    A Fetch to a device that backs the weights is a write-back: a real transfer, though the copy there never left.
+    A Fetch of a resident does nothing; one to a device that backs the weights is a write-back: a real transfer.
     """
 
     layer: int
@@ -155,7 +155,7 @@ class Drop(NamedTuple):
 
 
 class Move(NamedTuple):
-    """Relabel copies as members of another pool of the same device, on which they are or are coming; nothing is copied."""
+    """Relabel copies on a device, or on their way there, as members of another of its pools."""
 
     layer: int
     experts: Sequence[int]
@@ -193,7 +193,7 @@ class Skip(NamedTuple):
 
 
 class Predict(NamedTuple):
-    """Pay for a prediction about ``layer``; it arrives as `Predicted`, never before the state it needs exists."""
+    """Pay for a prediction about ``layer``, which arrives as `Predicted` once its state exists."""
 
     step: int
     layer: int
@@ -233,7 +233,7 @@ class Pool(NamedTuple):
     landing: int = 0
 
     def sizes(self, n_layers: int) -> list[int]:
-        """Return the bytes of the pool of each layer, or, without ``per_layer``, those of the only one."""
+        """Return the bytes of each layer's pool, or, without ``per_layer``, of the only one."""
         if isinstance(self.n_bytes, Sequence):
             return list(self.n_bytes)
         return [self.n_bytes] * (n_layers if self.per_layer else 1)
@@ -296,7 +296,7 @@ class Placement:
 
 
 class View(Protocol):
-    """The present state, to be read only; nothing here leads to the future. Answers take constant time unless they say not."""
+    """The present state, read-only, without the future; in constant time unless said otherwise."""
 
     @property
     def now_ns(self) -> int: ...
@@ -328,7 +328,7 @@ class View(Protocol):
 
     @property
     def tables(self) -> Mapping[str, NDArray[Any]]:
-        """Calibration tables of the trace, from requests that are not in it; only those named in `Policy.needs`."""
+        """Calibration tables of the trace, from other requests; only those in `Policy.needs`."""
 
     @property
     def max_tokens(self) -> int:
@@ -348,30 +348,30 @@ class View(Protocol):
         """One byte an expert, 1 = resident: a copy of the present, (n_experts,)."""
 
     def remaining_ns(self, layer: int, expert: int, device: str, bits: float | None = None) -> int:
-        """Time to the arrival of a transfer in flight, as things stand; 0 if resident, its full time if only queued."""
+        """Time to the arrival of a transfer; 0 if resident, its full time if only queued."""
 
     def residents(
         self, device: str, pool: str, layer: int | None = None, bits: float | None = None
     ) -> list[int] | list[tuple[int, int]]:
-        """Residents of a pool at one width: experts of a layer, or (layer, expert) pairs of all layers. O(answer), sorted."""
+        """Sorted residents of a pool at one width, of one layer or as (layer, expert). O(answer)."""
 
     def free_bytes(self, device: str, pool: str, layer: int = 0) -> int: ...
     def dense_device(self, layer: int) -> str:
         """The device that runs the router of a layer."""
 
     def dense_ns(self, layer: int) -> int:
-        """Time of the dense part of a layer, attention included, for all rows of the present step if nothing else runs."""
+        """Time of a layer's dense part with attention, for all rows of the step, if run alone."""
 
     def foresees(self, source: str, layer: int) -> bool:
-        """Whether a prediction source has anything to say about a layer of the present step; not what, and for free."""
+        """Whether (not what) a source can predict of a layer of the present step; free of cost."""
 
 
 class Policy(Protocol):
-    """The contract of a policy. ``moesim check my_module:MyPolicy`` runs the common checks on anybody's class."""
+    """The contract of a policy; ``moesim check my_module:MyPolicy`` runs the common checks."""
 
     @property
     def exact(self) -> bool:
-        """True: a run fails if anything but the routed experts served a row, or on another state than its layer's."""
+        """True: a run fails if a row is served by other experts or on another layer's state."""
 
     @property
     def listens(self) -> frozenset[type]:

@@ -1,8 +1,8 @@
-"""The engine: devices, links, memory and time. It knows no policy, no phase and no model by name.
+"""The engine: devices, links, memory and time; it knows no policy or model by name.
 
-Its ten rules are in ``docs/reference/engine.md``, with the file of each; ``tests/engine/test_rules_*.py`` have an exact timeline
-for each. Begin with `entry`, `loop` and `state`: `state` and `machine` are plain data, all else are functions over them.
-`native` is the same engine in C++, file by file; it leaves the same records.
+`state` and `machine` are plain data, all else are functions over them; read `entry`, `loop` and `state` first. Its ten rules
+are in ``docs/reference/engine.md``, with an exact timeline for each in ``tests/engine/test_rules_*.py``; `native` is the same
+engine in C++.
 """
 
 from moesim.engine.entry import chosen, empty_view, simulate

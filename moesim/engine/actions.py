@@ -22,7 +22,8 @@ Groups = dict[tuple[Any, ...], Group]
 
 
 def collected(state: State, actions: Iterable[Any]) -> list[Any]:
-    """Collect an answer before any of it takes effect: a generator must not see its own consequences."""
+    """Collect an answer before any of it takes effect."""
+    # A generator must not see its own consequences.
     if isinstance(actions, Action):  # a tuple itself: its fields are no actions
         fail(state, f"decide returned a bare {actions!r}", "return a list of actions")
     if not isinstance(actions, Iterable):
@@ -31,7 +32,7 @@ def collected(state: State, actions: Iterable[Any]) -> list[Any]:
 
 
 def apply(state: State, actions: Iterable[Any]) -> None:
-    """Apply the actions returned for one event; Runs among them that share a device and layer form a group."""
+    """Apply the actions returned for one event; Runs that share a device and layer form a group."""
     groups: Groups = {}
     for action in collected(state, actions):
         try:
@@ -231,7 +232,8 @@ def move(state: State, action: Move) -> None:
 
 
 def _divert(transfer: Transfer, pool: PoolState) -> None:
-    """Let a copy on its way arrive in another pool, which counts its bytes from now on if it is in flight, full or not."""
+    """Let a copy on its way arrive in another pool, which counts its bytes from now on."""
+    # If it is in flight, even a full pool counts it.
     transfer.drop_on_arrival = False
     if transfer.last_hop and not transfer.first_chunk and transfer.pool is not None:
         transfer.pool.take(transfer.unit.layer, -transfer.n_bytes)

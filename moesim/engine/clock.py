@@ -1,13 +1,9 @@
-"""Simulated time: SimPy's clock, on which work takes what costs say, and longer where activities overlap (rules 1 and 9).
+"""Simulated time: SimPy's clock, where overlapping activities slow each other (rules 1, 9).
 
-Work is counted in millionths of a nanosecond at full rate, and rates in parts per million. All arithmetic is then exact in
-integers. An activity with ``work`` ns left at rate ``r`` ends after ``ceil(work * 10**6 / r)`` ns. A change of rate conserves
-what is left.
-
-A pair of a processor's experts and a link is about memory bandwidth. Its rates are those of experts that only read weights. An
-expert with many rows computes for longer than it reads; ``share`` is the part of its time that reading takes. Such an expert is
-slowed only where reading at the reduced rate takes longer than computing. It leaves the link what it does not draw: the link's
-loss is taken as proportional to what the expert reads.
+Work is in millionths of a nanosecond at full rate and rates in parts per million, so arithmetic is exact in integers:
+``work`` ns left at rate ``r`` end after ``ceil(work * 10**6 / r)`` ns. Rates of a processor and a link are those of experts
+that only read weights; one with many rows reads for the ``share`` of its time, is slowed only where reading at the reduced
+rate takes longer than computing, and takes from the link in proportion to what it reads.
 """
 
 from __future__ import annotations
@@ -53,7 +49,7 @@ class Clock:
         self._begin(link, link.name, work)
 
     def send_rows(self, link: LinkState, crossing: Crossing, then: Call) -> None:
-        """Move activations on the link's control lane, next to the weights, or among them if the profile says so."""
+        """Move activations on the link's control lane, or among the weights if the profile says so."""
         state, (layer, rows, direction, _) = self.state, crossing
         n_bytes = state.model.activation_bytes(rows)
         if link.link.share_link:
@@ -147,10 +143,8 @@ class Clock:
         return rate
 
     def _reading_share(self, lane: Lane, task: Task) -> int:
-        """Return the part of an expert's time that reading its weights takes, in millionths: all of it with one row.
-
-        Of a processor only: what slows a GPU's experts while its links are busy has not been measured by rows.
-        """
+        """Return the share of an expert's time that reading its weights takes, in millionths."""
+        # Of a processor only: the effect of busy links on a GPU's experts has not been measured by rows.
         if task.group is None or lane.device.is_gpu or task.rows <= 1:
             return FULL
         costs = self.state.costs.at_bits(task.unit.bits)

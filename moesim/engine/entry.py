@@ -37,7 +37,7 @@ VERIFY = "MOESIM_VERIFY"
 
 
 def chosen(asked: str | None = None) -> str:
-    """Name the engine: the one asked for or forced by `VARIABLE`, else the native one if it is built."""
+    """Name the engine: the one asked for or forced by `VARIABLE`, else the native one if built."""
     forced, place = (asked, "engine") if asked is not None else (os.environ.get(VARIABLE, ""), VARIABLE)
     if not forced:
         return "native" if native.AVAILABLE else "simpy"
@@ -67,7 +67,7 @@ def verify_share(share: float | None) -> float | None:
 
 
 def among_verified(run: object) -> bool:
-    """Whether a run is among the share to verify; which runs are depends on what they are, not on the order of a sweep."""
+    """Whether a run is in the share to verify, by its content and not by the order of a sweep."""
     share = float(os.environ.get(VERIFY) or 0)
     drawn = int.from_bytes(hashlib.sha256(repr(run).encode()).digest()[:8]) / 2**64
     return drawn < share

@@ -1,4 +1,4 @@
-"""Lanes of devices: tasks, groups of Runs, and the host thread that submits Runs (rules 4 and 8)."""
+"""Lanes of devices, groups of Runs, and the host thread that submits Runs (rules 4 and 8)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from moesim.records import DecisionRecord, TaskRecord
 
 
 def submit(state: State, lane: Lane, task: Task) -> None:
-    """Give a lane a task, which may still wait for weights or inputs."""
+    """Submit a task to a lane; it may still wait for weights or inputs."""
     task.lane = lane
     if task.waits:
         lane.n_waiting += 1

@@ -90,7 +90,7 @@ def _has_room(state: State, transfer: Transfer, is_head: bool) -> bool:
 
 
 def _make_room(state: State, transfer: Transfer) -> bool:
-    """Ask the policy for victims until the transfer fits; False: it waits for one to be named, or for those named to be idle."""
+    """Ask the policy for victims until the transfer fits; False if it has to wait."""
     pool, dst, (layer, expert, bits) = transfer.pool, transfer.dst, transfer.unit
     assert pool is not None and dst is not None
     while pool.lacks(layer, transfer.n_bytes):
@@ -144,7 +144,7 @@ def _work(state: State, link: LinkState, transfer: Transfer) -> int:
 
 
 def complete(state: State, link: LinkState, now: int) -> None:
-    """Take in the end of what was in flight; at an intermediate device, queue it on the next link (store and forward)."""
+    """Complete what was in flight; at an intermediate device, queue it on the next link."""
     transfer = link.current
     assert transfer is not None
     link.medium.busy = False
@@ -178,10 +178,8 @@ def _record(state: State, link: LinkState, transfer: Transfer, end: int, moved: 
 
 
 def cut_off(state: State) -> None:
-    """Record what is under way as the run ends: the time until then, and how many of its bytes have moved.
-
-    None move during the latency, then they do so evenly, rounded down. A replay may take longer than predicted.
-    """
+    """Record what is under way as the run ends: the time until then, and the bytes moved."""
+    # None move during the latency, then they do so evenly, rounded down. A replay may take longer than predicted.
     for link in state.links.values():
         transfer, n_bytes = link.current, link.current_bytes
         if transfer is None:
@@ -193,7 +191,7 @@ def cut_off(state: State) -> None:
 
 
 def remaining_ns(state: State, transfer: Transfer) -> int:
-    """Return the time to an arrival as things stand: what is in flight, then its chunks and hops alone."""
+    """Return the time to an arrival: what is in flight, then its chunks and hops alone."""
     link, left, total = transfer.link, transfer.left, 0
     if link.current is transfer:
         total = link.end - state.now
@@ -209,7 +207,7 @@ def cross(
     state: State, src: DeviceState, dst: DeviceState, layer: int, rows: int, direction: str, then: Call,
     of: Group | Task | None = None,
 ) -> None:  # fmt: skip
-    """Move the activations of `rows` rows from one device to another, hop by hop, then call ``then()``: at once if it is one."""
+    """Move activations between devices, hop by hop, then call ``then()``; at once if no hop."""
     if src is dst:
         then()
         return

@@ -1,4 +1,4 @@
-"""The loop over instants, the order of things within one (rule 2), and what is said if nothing can happen (rule 10)."""
+"""The loop over instants, the order within one (rule 2), and deadlocks (rule 10)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run(state: State) -> Records:
 
 
 def _hand_out(state: State) -> None:
-    """Give a piece of records away, at the end of a step, when all of its instant is written."""
+    """Hand a piece of records out at the end of a step, when all of its instant is written."""
     records = state.records
     if state.sink is None or state.over or len(records.tasks) < state.piece or not len(records.steps):
         return
@@ -54,7 +54,7 @@ def _order(records: Records) -> None:
 
 
 def flush(state: State) -> None:
-    """Tell what happened at this instant, in the order of rule 2, then start what can start."""
+    """Report what happened at this instant, in the order of rule 2, then start what can start."""
     instant = state.instant
     while True:
         taken = take_in(state)
@@ -84,7 +84,7 @@ def flush(state: State) -> None:
 
 
 def take_in(state: State) -> bool:
-    """Take in completions, in the order of submission, then report them; False if there are none."""
+    """Take in completions in the order of submission, and report them; False if there are none."""
     instant = state.instant
     if not (instant.finished or instant.arrived or instant.deferred or instant.sent):
         return False
@@ -141,7 +141,7 @@ def _arrive(state: State, transfer: Transfer) -> None:
 
 
 def explain(state: State) -> str:
-    """Say who waits for what, if nothing can happen."""
+    """Explain who waits for what, if nothing can happen."""
     visit = state.forward.visit
     layer = visit.layer if visit is not None else -1
     waits = []

@@ -12,7 +12,7 @@ from moesim.records import EvictionRecord, MemoryRecord, Records
 
 
 class Unit(NamedTuple):
-    """What can be copied: an expert at one width."""
+    """An expert at one width, which can be copied."""
 
     layer: int
     expert: int  # -1: no expert, but something else of the layer
@@ -31,7 +31,7 @@ class CopyState:
 
 
 class PoolState:
-    """A pool's bytes, there and in use: one number each, or, if the pool is per layer, one for each layer."""
+    """A pool's bytes, there and in use: one number each, or one for each layer."""
 
     def __init__(self, pool: Pool, n_layers: int) -> None:
         self.name, self.per_layer, self.landing = pool.name, pool.per_layer, pool.landing
@@ -92,7 +92,7 @@ class DeviceMemory:
         self.records.memory.append(MemoryRecord(now, self.name, self.used))
 
     def hold(self, n_bytes: int, now: int) -> None:
-        """Count a copy in transit in (or, negative, out). It takes nothing that a pool or the KV cache may still fill."""
+        """Count a copy in transit, in or out, without what a pool or the KV cache may still fill."""
         self.spare -= n_bytes
         self.add(n_bytes, now)
 
@@ -117,7 +117,7 @@ class DeviceMemory:
             copy.leaves = reason
 
     def keep(self, unit: Unit) -> None:
-        """Keep a copy that was dropped; a victim leaves in any case, since something else comes in its place."""
+        """Keep a copy that was dropped; a victim leaves in any case, since something replaces it."""
         if self.copies[unit].leaves == "drop":
             self.copies[unit].leaves = ""
 

@@ -30,7 +30,7 @@ class Placed(NamedTuple):
 
 
 def connect(state: State) -> None:
-    """Give a state its machine: devices and links, empty."""
+    """Create a state's machine: devices and links, empty."""
     costs, hardware = state.costs, state.costs.hardware
     if costs.host_expert_ns() or costs.host_shared():
         state.thread = HostThread(costs.host_expert_ns(), costs.host_shared())
@@ -45,7 +45,7 @@ def connect(state: State) -> None:
 
 
 def place(state: State) -> list[Placed]:
-    """Ask the policy for its placement, check it, and put all of it into effect but the copies, which are returned."""
+    """Ask for the placement, check it and apply all of it but the copies, which are returned."""
     placement = state.policy.place(state.view)
     model, hardware = state.model, state.costs.hardware
     check_placement(model, hardware, placement, state.policy_name)

@@ -1,7 +1,6 @@
-"""All that a run knows, as plain data: what it was given, the machine, the present step and what has just happened.
+"""All data of a run: its inputs, the machine, the present step and what has just happened.
 
-Rules are functions over it, in the other files. At the end: what an action names must be there, and how an error says where
-it happened.
+Rules are functions over it, in the other files. At the end: checks that what an action names exists, and places in errors.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ class Task:
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """Runs returned together for one device: their rows cross once, their outputs come back once (rule 8)."""
+    """Runs returned together for one device: rows cross once, outputs come back once (rule 8)."""
 
     visit: Visit
     into: Visit  # the visit that waits for the outputs: the next layer's if they come late
@@ -131,7 +130,7 @@ class Crossing(NamedTuple):
 # --------------------------------------------------------------------------------------------------------- the machine
 @dataclass(slots=True, eq=False, kw_only=True)
 class Server:
-    """What does one thing at a time, a lane or a link, and how far it has come with it (rule 9)."""
+    """A lane or a link, which does one thing at a time, and its progress (rule 9)."""
 
     activity: str = ""  # what it does at present
     end: int = 0  # when that ends, as things stand
@@ -180,7 +179,7 @@ class DeviceState:
 
 @dataclass(slots=True, eq=False)
 class Medium:
-    """Links that are serial together. A link without a named medium has one of its own."""
+    """Links that are serial together; a link without a named medium has one of its own."""
 
     busy: bool = False
     queue: list[Transfer] = field(default_factory=list)  # the most urgent first, then the oldest
@@ -240,7 +239,7 @@ class Carrier(Protocol):
 # ------------------------------------------------------------------------------------------------------------- the run
 @dataclass(slots=True)
 class Instant:
-    """Events of this instant that are not reported yet, and what may have something to start (rule 2)."""
+    """Unreported events of this instant, and what may have something to start (rule 2)."""
 
     finished: list[Task] = field(default_factory=list)
     arrived: list[Transfer] = field(default_factory=list)
@@ -310,7 +309,7 @@ class EngineOptions:
 
 @dataclass(slots=True, eq=False)
 class State:
-    """All of one run. Policies never see it; they see `EngineView`."""
+    """All of one run; policies never see it, they see `EngineView`."""
 
     # What it was given.
     model: ModelSpec

@@ -1,4 +1,4 @@
-"""Steps and layer visits, what follows what in a forward pass, and what the policy hears of it (rules 2 and 3)."""
+"""Order of a forward pass: steps, layer visits and the events of the policy (rules 2 and 3)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def report(state: State, kind: Any, *fields: Any) -> None:
-    """Report an event to a policy that listens to it, and apply its answer; while it decides, the event waits."""
+    """Report an event to a policy that listens, and apply its answer; it waits during decisions."""
     if kind not in state.listens:
         return
     if state.deciding.under_way:
@@ -66,7 +66,7 @@ def layer_phases(state: State, layer: int, micro: MicroBatch) -> list[Phase]:
 
 
 def step_phases(state: State, *names: str) -> list[Phase]:
-    """List the parts of the step that run where they live; one that costs nothing, and is not streamed, is passed over."""
+    """List the step's parts that run where they live, without those that cost nothing."""
     step, costs, layout = state.step, state.costs, state.forward.layout
     found = []
     for name in names:
@@ -86,7 +86,7 @@ def step_phases(state: State, *names: str) -> list[Phase]:
 def walk(
     state: State, phases: Sequence[Phase], src: DeviceState, layer: int, mb: int, rows: int, then: Call | None
 ) -> None:  # fmt: skip
-    """Bring the hidden state to the device of the first phase, submit its task, and go on with the others; then call."""
+    """Bring the hidden state to the first phase's device, submit its task, then go on."""
     if not phases:
         assert then is not None
         then()
@@ -115,7 +115,7 @@ def _n_requests_of(state: State, micro: MicroBatch) -> int:
 
 
 def dense_ns(state: State, layer: int) -> int:
-    """Return the time of a layer's dense part for all micro-batches of the present step, one after the other."""
+    """Return the time of a layer's dense part over all micro-batches of the present step."""
     return sum(phase.work for micro in state.forward.micro for phase in layer_phases(state, layer, micro))
 
 
@@ -220,7 +220,7 @@ def kinds(inexact: Sequence[InexactRecord]) -> str:
 
 # ---------------------------------------------------------------------------------------------------- Routed and Predicted
 def routed(state: State, mb: int) -> None:
-    """A micro-batch of the present layer has been routed: submit its shared experts and ask the policy."""
+    """Submit the shared experts of a routed micro-batch, and ask the policy."""
     if state.deciding.under_way:
         state.deciding.undecided.append(mb)
         return
@@ -247,7 +247,7 @@ def routed(state: State, mb: int) -> None:
 
 
 def predicted(state: State, step: int, layer: int, source: str, predictor: Any) -> None:
-    """A prediction has been paid for; one that comes after its step is of no use and is not reported."""
+    """Report a prediction that was paid for, unless its step is over."""
     if step != state.step.index or Predicted not in state.listens:
         return
     if state.deciding.under_way:
@@ -278,13 +278,10 @@ def _look_up(state: State, visit: Visit, mb: int, rows: Sequence[int], active: S
 
 
 def _charge(state: State, visit: Visit, active: Sequence[int], actions: list[Any]) -> None:
-    """Delay the effect of a decision; what the layer needs, there or on its way, stays in use meanwhile.
-
-    Until then the policy hears nothing else: an answer to what happens meanwhile would take effect before the decision on which
-    it builds.
-    When the decision takes effect it finds these copies as idle as they are without it: what it drops goes at once, so that a
-    Fetch of it after that is a copy. What was dropped before, and was still in use, stays until the decision may have run it.
-    """
+    """Delay the effect of a decision; what the layer needs stays in use meanwhile."""
+    # Until then the policy hears nothing else: an answer to it would take effect before the decision it builds on.
+    # What the decision drops goes at once, so that a Fetch of it afterwards is a copy. What was dropped before, and
+    # was still in use, stays until the decision may have run it.
     mb, now = state.forward.mb, state.now
     state.records.decisions.append(DecisionRecord(now, now + state.options.decision_ns, visit.step, visit.layer))
     visit.hold()

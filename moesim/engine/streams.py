@@ -1,4 +1,4 @@
-"""Parts whose weights or KV cache lie in the memory of another device, and are copied for each use (rule 7)."""
+"""Weights or KV cache in the memory of another device, copied for each use (rule 7)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Use:
 
 @dataclass(slots=True, eq=False)
 class Stream:
-    """What one device is sent in a step, in order; its buffer holds `depth` uses and the present one."""
+    """The ordered copies of a step to one device, buffered for the present use and `depth` more."""
 
     uses: list[Use] = field(default_factory=list)
     asked: int = 0  # uses whose copies have been asked for
@@ -72,7 +72,7 @@ class Streams:
         return (part, layer) in self._by_part
 
     def begin_layer(self, state: State, layer: int) -> None:
-        """Reach what attention reads: its copies, and those of later uses, come before what the policy asks for."""
+        """Order the copies that attention reads, and later ones, ahead of the policy's fetches."""
         self._reach(state, self._find(layer, "attention", KV))
 
     def read(self, state: State, task: Task, *parts: str) -> None:
@@ -117,7 +117,7 @@ class Streams:
             self._ask(state, use, DEMAND if use.number <= stream.reached else PREFETCH)
 
     def _ask(self, state: State, use: Use, urgency: int) -> None:
-        """Queue the copies of a use, each from where it lies; a cache that is still empty needs none."""
+        """Queue the copies of a use, each from where it lies; an empty cache needs none."""
         device, layer, parts = use.of
         sizes = {part: n for part in parts if (n := self._bytes(state, part, layer))}
         use.missing = len(sizes)
@@ -140,7 +140,7 @@ class Streams:
             wake(state, task)
 
     def _bytes(self, state: State, part: str, layer: int) -> int:
-        """Return the bytes of a part, or of what the active requests have in the cache before this step."""
+        """Return the bytes of a part, or of the active requests' cache before this step."""
         if part == KV:
             return context_bytes(state.model, state.step, layer)
         return state.model.part_bytes(part, layer)

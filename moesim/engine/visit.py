@@ -1,4 +1,4 @@
-"""The present visit of a layer: which slots are served, and what is still under way (rule 3, serving).
+"""The present visit of a layer: slots that are served, and what is under way (rule 3).
 
 Rows of a step are kept as bits of an integer: bit r is row r.
 """
@@ -32,7 +32,7 @@ def rows_of(bits: int) -> list[int]:
 
 
 class Serving(NamedTuple):
-    """Rows of a Run that serves slots only later: when its layer is routed, or when all other slots are served."""
+    """Rows of a Run that serves slots later: once its layer is routed, or all others are served."""
 
     expert: int
     rows: int
@@ -84,7 +84,7 @@ class Visit:
                 self.serve(*serving)
 
     def serve(self, expert: int, rows: int, kind: int, stale: bool = False) -> None:
-        """Serve slots of `expert` once `rows` are routed; those of other experts wait for `serve_substitutes`."""
+        """Serve slots of `expert` once `rows` are routed; others wait for `serve_substitutes`."""
         if rows.bit_length() > self.routed_rows:
             self.early.append(Serving(expert, rows, kind, stale))
             return
@@ -100,10 +100,7 @@ class Visit:
             self.inexact.append((kind, expert, rows))
 
     def serve_substitutes(self) -> tuple[int, int] | None:
-        """Give each Run of an expert that was not routed for a row that row's next unserved slot, in rank order.
-
-        Returns the expert and the row of the first for which no slot is left.
-        """
+        """Serve each unrouted row's next slot in rank order; return the first pair without a slot."""
         for expert, rows, kind, _ in self.substitutes:
             for row in rows_of(rows):
                 routed = np.concatenate(self.experts)[row].tolist()
@@ -123,7 +120,7 @@ def gate_mass(weights: Sequence[Any]) -> float:
 def inexact_records(
     step: int, layer: int, experts: Sequence[Any], weights: Sequence[Any], inexact: Sequence[tuple[int, int, Sequence[int]]]
 ) -> list[InexactRecord]:
-    """Count what was not fresh in a visit whose slots are all served: kind, expert and rows of each such service."""
+    """Count the services that were not fresh in a served visit: kind, expert and rows of each."""
     if not inexact:
         return []
     ids = np.concatenate(experts).tolist()

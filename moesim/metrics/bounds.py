@@ -149,7 +149,7 @@ class _Cheapest:
         return sum(min(pair) for pair in parts)
 
     def dense(self, step: Step, micro: MicroBatch, layer: int) -> tuple[_Work, ...]:
-        """Return the work of a layer's attention, in decode its projections and cache apart, and rest."""
+        """Return the work of a layer's attention (in decode projections and cache apart) and rest."""
         ns, rows = self._costs.attention_ns, micro.n_rows
         requests = len(set(step.requests[micro.first_row : micro.first_row + rows].tolist()))
         attention, rest = self._pair(ns, rows, micro.work2, requests, layer), self._pair(self._costs.dense_ns, rows, layer)
@@ -166,11 +166,8 @@ class _Cheapest:
         return [self._pair(self._costs.shared_ns, micro.n_rows, layer) for micro in step.micro]
 
     def split(self, work: Sequence[_Work]) -> int:
-        """Return the least T in which divisible work is done on all GPUs and on all CPUs.
-
-        The work that a GPU does best in proportion goes there first; the one at which both sides meet is
-        divided.
-        """
+        """Return the least T in which divisible work is done on all GPUs and on all CPUs."""
+        # Work that a GPU does best in proportion goes there first; the one at which both sides meet is divided.
         gpus, cpus = self.n_gpus, self.n_cpus
         if not cpus or not gpus:
             return ceil_div(sum(pair[0 if gpus else 1] for pair in work), gpus or cpus)
@@ -183,10 +180,8 @@ class _Cheapest:
         return 0  # no work
 
     def submission(self, work: Sequence[_Work]) -> int:
-        """Return the least time of the thread that submits the experts of a step, one Run each.
-
-        Where it computes the hosts' experts as well, its own time is more work for their side.
-        """
+        """Return the least time of the thread that submits the experts of a step, one Run each."""
+        # Where it computes the hosts' experts as well, its own time is more work for their side.
         submitted = len(work) * self._submit_ns
         return self.split([*work, (_NEVER, submitted)]) if self._one_thread and self.n_cpus else submitted
 
@@ -219,7 +214,7 @@ def most_hits(workload: Workload, model: ModelSpec, slots: int) -> tuple[int, in
 
 
 def _belady(visits: Sequence[Sequence[tuple[int, int]]], model: ModelSpec, slots: int) -> tuple[int, int]:
-    """Count hits and lookups of a cache that keeps what is used soonest; it starts full for free."""
+    """Count hits and lookups of Belady's cache, which starts full for free."""
     everything = [(layer, expert) for layer in range(model.n_layers) for expert in range(model.n_experts)]
     groups = [everything, *visits]  # as if all had been used once before
     upcoming: dict[tuple[int, int], int] = {}
@@ -255,10 +250,8 @@ def _fetch_ns(costs: CostModel) -> Fraction:
 
 
 def _transfer_bound(fetches: int, fetch_ns: Fraction, before: int, computed: Sequence[int], n_cpus: int) -> int:
-    """Return the least T in which links move what CPUs do not compute.
-
-    ``computed`` has the CPU time of each use, ascending; CPUs lose ``before``, until routers have chosen.
-    """
+    """Return the least T in which links move what CPUs do not compute."""
+    # `computed`: CPU time of each use, ascending; CPUs lose `before`, until routers have chosen.
     best = _up(fetches * fetch_ns)
     taken = 0
     for done, ns in enumerate(computed, 1):

@@ -1,8 +1,7 @@
 """Time by cause: why a run took as long as it did, in ns that add up to the makespan.
 
-The run is cut into windows, one for each visit of a layer and each gap. In each a walk goes backwards from
-its end: it asks what the start of something waited for, which ended at exactly this nanosecond. The time
-between is charged to its cause. `docs/reference/metrics.md` has the rules.
+In each window (a visit of a layer, or a gap) a walk goes backwards from the end, to what ended exactly as something started,
+and charges the time between to its cause. `docs/reference/metrics.md` has the rules.
 """
 
 from __future__ import annotations
@@ -205,10 +204,9 @@ class Ended:
 
 
 class _Places:
-    """Lanes and links by number, and their ends; number 0 is where decisions are made.
+    """Lanes and links by number, and their ends; number 0 is where decisions are made."""
 
-    ``rows`` are device, source, target and medium of each, negative where a place has none.
-    """
+    # `rows`: device, source, target and medium of each, negative where a place has none.
 
     def __init__(self, media: Mapping[str, str]) -> None:
         self._media = media
@@ -323,11 +321,8 @@ class _Ends:
         return found
 
     def before(self, times: Ints, test: _Test, asks: _Test | None = None) -> Ints:
-        """Find what ended last and not after some times.
-
-        Of several that ended exactly then: the first that passes a test, or the first of all; so it is where
-        nothing ``asks``.
-        """
+        """Find what ended last and not after some times."""
+        # Of several that ended exactly then: the first that passes a test, or, where nothing `asks`, the first of all.
         instant = np.searchsorted(self._instants, times, side="right") - 1
         found = self._first[instant]
         left = np.flatnonzero(self._several[instant])
@@ -441,10 +436,8 @@ class TimeByCause:
         self._makespan_ns = 0
 
     def add(self, records: Records, settled_ns: int = 0) -> Breakdown:
-        """Add the next records, and explain the windows that no later record can change.
-
-        No record of a later piece starts before ``settled_ns``; 0 explains none yet.
-        """
+        """Add the next records, and explain the windows that no later record can change."""
+        # No record of a later piece starts before `settled_ns`; 0 explains none yet.
         self._activities.add(records)
         self._windows.append(self._cuts.add(records))
         self._makespan_ns = records.makespan_ns

@@ -20,7 +20,7 @@ def is_exact(share: float) -> bool:
 
 
 def fresh_percent(share: float) -> float:
-    """Return the share in per cent, with a decimal, rounded down: 100 of what is exact alone.
+    """Return the share in per cent, rounded down to a decimal, so that only exact runs have 100.
 
     >>> fresh_percent(0.9567), fresh_percent(0.99999), fresh_percent(0.568), fresh_percent(1.0)
     (95.6, 99.9, 56.8, 100.0)
@@ -64,7 +64,7 @@ def fidelity_fresh_decode(records: Records) -> float | None:
 
 
 class GateMass:
-    """Gate mass of top-k places not served fresh and at full width, in a run that comes in pieces."""
+    """Gate mass of top-k places not served fresh at full width, in a run that comes in pieces."""
 
     def __init__(self) -> None:
         self._mass = np.zeros((2, len(_INEXACT)))  # of all steps, and of decode steps

@@ -1,4 +1,4 @@
-"""Hit rates by several conventions, hits of prefetched copies, and Runs without a demand fetch."""
+"""Hit rates by several conventions, prefetch hits, and Runs without a demand fetch."""
 
 from __future__ import annotations
 
@@ -160,10 +160,8 @@ class DemandFree:
 
 
 def _settled(arrived: Ints, runs: Ints, until: int | None) -> tuple[int, int, Ints, Ints]:
-    """Count visits whose Runs are known, and those on demand; return what to keep.
-
-    No Run begins before ``until`` that is not there.
-    """
+    """Count visits whose Runs are known, and those on demand; return what to keep."""
+    # No Run begins before `until` that is not there.
     kept, later = runs[:, :0], arrived[:, :0]
     if until is not None:
         open_steps = runs[4, runs[3] >= until]

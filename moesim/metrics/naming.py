@@ -97,7 +97,7 @@ def hardware_label(hardware: HardwareProfile) -> str:
 
 
 def fingerprint(value: Any) -> str:
-    """Return the sha256 of what JSON can hold, and of the ``repr`` of the rest, in canonical form."""
+    """Return the sha256 of canonical JSON, with ``repr`` of what JSON cannot hold."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=_plain, separators=(",", ":")).encode()).hexdigest()
 
 

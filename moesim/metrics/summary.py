@@ -130,7 +130,7 @@ def summarise(
 
 
 class Summary:
-    """All metrics of a run that comes in pieces of whole steps; memory grows with the steps alone.
+    """All metrics of a run that comes in whole steps; memory grows with the number of steps.
 
     Parameters
     ----------
@@ -159,8 +159,7 @@ class Summary:
         ----------
         records : Records
         settled_ns : int, ns
-            No record of a later piece starts before this time; 0 if there is no telling, which keeps all
-            there is to know.
+            No record of a later piece starts before this time; 0 if unknown, which keeps all records.
         """
         append(self._steps, records.steps)
         self._hits.add(records, settled_ns)

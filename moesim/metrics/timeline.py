@@ -283,7 +283,7 @@ def timeline_events(records: Records, hardware: HardwareProfile | Machine, steps
 
 
 def timeline_json(events: list[Event]) -> bytes:
-    """Encode events of `timeline_events` as JSON, one a line; the same events give the same bytes."""
+    """Encode events of `timeline_events` as JSON, one a line, in reproducible bytes."""
     lines = ",\n".join(json.dumps(event, sort_keys=True, separators=(",", ":")) for event in events)
     return f'{{"displayTimeUnit":"ns","traceEvents":[\n{lines}\n]}}\n'.encode()
 

@@ -191,7 +191,7 @@ def utilisation(times: Busy) -> dict[str, float | None]:
 
 
 def energy_j(times: Busy, power_w: Mapping[str, tuple[float, float]], platform_w: float) -> float:
-    """Return the energy of a run: platform and idle power * makespan + (busy - idle) * busy time.
+    """Return a run's energy: platform and idle power * makespan + (busy - idle) * busy time.
 
     Parameters
     ----------

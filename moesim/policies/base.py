@@ -1,4 +1,4 @@
-"""Base of every policy: defaults of the contract, questions asked in `place`, and native twins."""
+"""Base of every policy: defaults of the contract, helpers for `place`, and native twins."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Future(Protocol):
     """The routing that is still to come, for oracle policies."""
 
     def next_use(self, layer: int, expert: int, step: int) -> int:
-        """Return the first step strictly after ``step`` in which ``layer`` routes to ``expert``; huge if none."""
+        """Return the first step after ``step`` in which a layer routes to ``expert``; huge if none."""
 
 
 class PolicyBase(Declared):
@@ -76,7 +76,7 @@ class PolicyBase(Declared):
 
     @property
     def prefetches(self) -> bool:
-        """Whether it fetches experts by predictions, so that a run in which it never does is worth a note."""
+        """Whether it fetches by predictions, so that a run in which it never does gets a note."""
         return Predicted in self.listens
 
     @property
@@ -102,7 +102,7 @@ class PolicyBase(Declared):
         return Placement()
 
     def decide(self, event: Any, view: View) -> Iterable[Action]:
-        """Answer an event with actions: by the method of its name, ``on_routed`` and so on, called with the same arguments."""
+        """Answer an event by the method of its name (``on_routed``), with the same arguments."""
         actions: Iterable[Action] = getattr(self, _METHODS[type(event)])(event, view)
         return actions
 
@@ -114,7 +114,7 @@ class PolicyBase(Declared):
         """Receive the future; only policies whose ``needs`` contains ``"oracle:routing"`` keep it."""
 
     def transfer(self, model: ModelSpec) -> tuple[str, int | None] | None:
-        """Return the transfer curve and chunk size that belong to this system; None: the experiment's."""
+        """Return the system's own transfer curve and chunk size; None: the experiment's."""
         return None
 
     def __repr__(self) -> str:
@@ -130,7 +130,7 @@ class Costs(Protocol):
 
 
 class CostTable(dict[int, int]):
-    """Time in ns of one expert on a device by its rows, asked of the cost model when it is first wanted.
+    """Time in ns of one expert on a device by its rows, read from the cost model when needed.
 
     Not the model's whole table: a profile need not know costs for numbers of rows that no expert gets.
     """
@@ -186,12 +186,13 @@ def deal_slots(n_slots: int, n_layers: int, n_experts: int, split: SlotsSplit = 
 
 
 def slot_bytes(view: View) -> int:
-    """Return the size of one expert slot in bytes: the largest expert of any layer, so that each fits each slot."""
+    """Return the bytes of one expert slot: the largest expert of any layer, so that each fits."""
     return max(view.model.expert_bytes(layer) for layer in range(view.model.n_layers))
 
 
 def staging_pool(view: View, gpu: str, slots: int | None) -> Pool:
-    """Return the pool for demand loads: ``slots`` experts, by default top_k but at least 2 (one computes, one loads)."""
+    """Return the pool for demand loads: ``slots`` experts, by default top_k but at least 2."""
+    # Of two, one computes and one loads.
     return Pool(gpu, STAGING, staging_bytes(view, slots))
 
 
@@ -225,7 +226,7 @@ def layer_residents(view: View, device: str, pool: str, layer: int) -> list[int]
 
 
 def idle_resident(view: View, fetch: Fetch) -> tuple[int, int] | None:
-    """Return an expert of the same layer and pool as a fetch that nothing uses, or None; the lowest id.
+    """Return the lowest expert of a fetch's layer and pool that nothing uses, or None.
 
     What sits idle in a staging pool has been used, because its Run was queued together with its Fetch.
     """
@@ -237,7 +238,7 @@ def idle_resident(view: View, fetch: Fetch) -> tuple[int, int] | None:
 
 
 class ForOneUse(PolicyBase):
-    """Copies experts for one use, through a pool that gives up what has been computed and is emptied as a layer ends."""
+    """Copies experts for one use, through a pool that is emptied as a layer ends."""
 
     _gpu = ""
     _pool = STAGING
@@ -251,7 +252,7 @@ class ForOneUse(PolicyBase):
 
 
 def micro_batch_runs(event: Routed, experts: Iterable[int], device: str) -> list[Run]:
-    """Return a Run for each expert that takes the rows of one micro-batch only, whatever others wait for it."""
+    """Return a Run for each expert with the rows of one micro-batch only."""
     top_k, chosen = event.experts.shape[1], event.experts.ravel()
     runs = []
     for expert in experts:
@@ -265,7 +266,7 @@ Function = TypeVar("Function", bound=Callable[..., object])
 
 
 def twin(reference: Function, view: View) -> Function:
-    """Return what to call in a run instead of a function: its twin, or itself where the engine brings none."""
+    """Return a function's native twin for a run, or itself where the engine has none."""
     return cast(Function, getattr(getattr(view, "algorithms", None), reference.__name__, reference))
 
 
@@ -273,7 +274,7 @@ _WORD = (1 << 64) - 1
 
 
 def scramble(x: int) -> int:
-    """Scramble 64 bits (the finaliser of SplitMix64: Steele, Lea, Flood, OOPSLA 2014).
+    """Scramble 64 bits (the finaliser of SplitMix64; Steele, Lea, Flood, OOPSLA 2014).
 
     >>> hex(scramble(0)), hex(scramble(1))
     ('0xe220a8397b1dcdaf', '0x910a2dec89025cc1')
@@ -285,9 +286,7 @@ def scramble(x: int) -> int:
 
 
 def sample(population: int, n: int, seed: int, place: int) -> list[int]:
-    """Draw distinct numbers below ``population``, the same for the same seed and place.
-
-    The draw depends on ``seed`` and ``place``, which is below 2 ** 32.
+    """Draw distinct numbers below ``population`` by ``seed`` and ``place`` (below 2 ** 32).
 
     >>> sample(8, 3, seed=0, place=5) == sample(8, 3, seed=0, place=5), len(set(sample(8, 20, 0, 5)))
     (True, 8)

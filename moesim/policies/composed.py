@@ -135,7 +135,7 @@ class Composed(PolicyBase):
 
     # ------------------------------------------------------------------------------------------------------ the parts
     def compose(self) -> Parts:
-        """Return the parts that the options name; a system returns its own where an option names none."""
+        """Return the parts that the options name; a system returns its own where none is named."""
         return Parts(*(self.named(kind) for kind in Parts._fields))
 
     def named(self, kind: str, own: Any = None) -> Any:
@@ -144,7 +144,7 @@ class Composed(PolicyBase):
         return own if given is None else make_part(kind, given)
 
     def adjust(self, view: View) -> None:
-        """Set what parts take from the model or from each other before they start; nothing, unless a system does."""
+        """Set what parts take from the model or from each other; a hook for systems."""
 
     @cached_property
     def parts(self) -> Parts:
@@ -152,7 +152,7 @@ class Composed(PolicyBase):
 
     @property
     def listens(self) -> frozenset[type]:
-        """Routing; predictions if something is prefetched; layer ends if something is transient; steps if a part wants them."""
+        """Routing, and predictions, layer ends or steps as far as the parts need them."""
         _, _, prefetch, replacement = self.parts
         events: set[type] = {Routed}
         if prefetch.predicts:
@@ -281,7 +281,7 @@ class Composed(PolicyBase):
         return misses
 
     def _waiting(self, layer: int, active: Sequence[int], resident: bytes, view: View) -> list[int]:
-        """Return the time until each active expert could be on the GPU: 0, what is left of a transfer, or a whole one."""
+        """Return the time until each active expert could be on the GPU, at most a whole transfer."""
         gpu, load_ns = self._gpu, self._load_ns[layer]
         waiting = [0] * len(resident)
         cached = set(layer_residents(view, gpu, CACHE, layer)) if self.cache_only else None
@@ -294,7 +294,7 @@ class Composed(PolicyBase):
         return waiting
 
     def _load(self, layer: int, misses: Sequence[int], view: View) -> list[Action]:
-        """Fetch what the GPU lacks; what is already on its way only becomes more urgent, in the pool it was meant for."""
+        """Fetch what the GPU lacks; what is on its way becomes more urgent, in its own pool."""
         early, rest = self._transient.demand(layer, misses, view) if self._ahead else ((), misses)
         actions: list[Action] = [*early]
         replacement = self.parts.replacement
@@ -313,7 +313,7 @@ class Composed(PolicyBase):
         return self._prefetch(units, event.step, view) if units else ()
 
     def _prefetch(self, units: Sequence[Unit], step: int, view: View) -> list[Action]:
-        """Fetch what the prefetch part chose, unless its layer is routed or it is on its way: one Fetch for each run of a layer."""
+        """Fetch what the prefetch part chose, one Fetch for each run of a layer not routed yet."""
         gpu = self._gpu
         now_step, now = self._now
         wanted = [u for u in units if (now_step != step or u[0] > now) and not view.is_pending(*u, gpu)]
@@ -357,7 +357,7 @@ class Composed(PolicyBase):
         return actions
 
     def _relabelled(self, layer: int, victims: Sequence[int], there: list[int], view: View) -> list[int]:
-        """Return which newcomers that are there the cache has room for; a victim on its way still takes a slot."""
+        """Return the arrived newcomers for which the cache has room; a victim on its way has a slot."""
         free = view.free_bytes(self._gpu, CACHE, layer) // view.model.expert_bytes(layer)
         return there[: free + sum(view.is_resident(layer, e, self._gpu) for e in victims)]
 
@@ -371,7 +371,7 @@ class Composed(PolicyBase):
 
     # ------------------------------------------------------------------------------------------------------ the native engine
     def native_parts(self) -> dict[str, Any] | None:
-        """Describe the composition for the native engine once it is placed; None: the engine has to ask this object."""
+        """Describe the placed composition for the native engine; None: it has to ask this object."""
         parts = _parts_as_shipped(self.parts) if _decides_as_shipped(self) else None
         if parts is None:
             return None
@@ -385,7 +385,7 @@ class Composed(PolicyBase):
 
 
 def _parts_as_shipped(parts: Parts) -> dict[str, Any] | None:
-    """Name the parts with their options; None if one is not in C++, or not exactly as moesim has it."""
+    """Name the parts with their options; None if one is not in C++, or not as shipped."""
     if hasattr(parts.placement, "step_begin"):
         return None
     found: dict[str, Any] = {}
@@ -411,7 +411,7 @@ def _as_shipped(part: Any) -> bool:
 
 
 def _decides_as_shipped(policy: Composed) -> bool:
-    """Whether no subclass, and no attribute of the policy, replaces how a composition decides once a run has begun."""
+    """Whether no subclass or attribute replaces how a composition decides in a run."""
     deciding = {name for name, one in vars(Composed).items() if isinstance(one, FunctionType | property)}
     deciding = deciding - {"adjust", "compose", "named"} | {"decide"}
     own = takewhile(lambda cls: cls is not Composed, type(policy).__mro__)

@@ -1,4 +1,4 @@
-"""A cache next to the CPU: hits run on the GPU, misses on the CPU, and some of them are copied for later visits.
+"""A cache next to the CPU: hits run on the GPU, misses on the CPU or after a copy.
 
 The caches of engines that compute misses on the CPU differ in a few decisions. Each is an option of `BackgroundCache`, and no
 option is a system: those are in files of their own. They fix the options, and replace a method where an engine has a rule that
@@ -99,10 +99,9 @@ class DecayedScores:
 
 
 class InSequence:
-    """Holds the Runs of a layer until those before them are over; those of several micro-batches go together.
+    """Holds a layer's Runs until those before them are over; not the CPU's if ``cpu_beside``."""
 
-    With ``cpu_beside`` nothing is held for the CPU.
-    """
+    # Runs of several micro-batches go together.
 
     def __init__(self, gpu: str, cpu: str, *, cpu_beside: bool = False) -> None:
         self._gpu, self._cpu = gpu, cpu
@@ -150,7 +149,7 @@ SHARE_UNIT = 1 << 16
 
 
 def copies_by_time(n_misses: int, copy: float, gpu: float, cpu: float, cpu_first: float = 0, both: float = 0) -> int:
-    """Return how many of n misses to copy and compute on the GPU, by the times of one expert on the link and on the CPU.
+    """Return how many of n misses to copy to the GPU, by one expert's times on link and CPU.
 
     The f with the least max(f copy + gpu; cpu_first + (n - f) cpu if n > f; n both if 0 < f < n); of equals the largest
     (moe-speed-of-light, rule of its FETCH table). ``both`` is the time of one if link and CPU read the host's memory together.
@@ -167,7 +166,7 @@ def copies_by_time(n_misses: int, copy: float, gpu: float, cpu: float, cpu_first
 
 
 def copies_by_share(n_misses: int, share: float) -> int:
-    """Return how many of m misses to copy, by the link's share p of the rates of link and CPU, counted in 1/65536.
+    """Return how many of m misses to copy, by the link's share p of the rates, in 1/65536.
 
     Of floor(m p) and the next the one with the smaller max(f (1 - p), (m - f) p); of equals the smaller (FreeToken).
 
@@ -211,10 +210,9 @@ LLAMA_CPP_PROMPT_ROWS = 512
 
 
 class PastTheCache:
-    """Serves visits that pass by a cache; the cache learns nothing of them.
+    """Serves visits that pass by a cache, which learns nothing of them."""
 
-    The GPU computes micro-batches from ``offload_rows`` rows on only, if it is to compute any.
-    """
+    # The GPU computes micro-batches from `offload_rows` rows on only, if it is to compute any.
 
     def __init__(self, prompts: Prompts, cached_rows: int | None, gpu: str, cpu: str, offload_rows: int = 1) -> None:
         self._prompts = prompts
@@ -241,7 +239,7 @@ class PastTheCache:
         return self._unfit == (event.step, event.layer)
 
     def serve(self, event: Routed, slotted: Container[Unit]) -> list[Action]:
-        """Leave a visit to the CPU, or to the GPU by what has a slot, maybe on its way to it, and copies for one use."""
+        """Leave a visit to the CPU, or to the GPU by occupied slots and copies for one use."""
         layer = event.layer
         if self._prompts == "bypass" or len(event.experts) < self._offload_rows:
             return [Run(layer, event.active, self._cpu)]
@@ -259,7 +257,7 @@ SPLIT = ("share", "time")
 
 
 class BackgroundCache(PolicyBase):
-    """Cache next to the CPU: misses run there, or are split with the link, and some are copied for later visits."""
+    """Cache next to the CPU, which computes misses or splits them with the link."""
 
     _name = "background-cache"  # in messages
     _embedding_on_cpu = False  # where tokens are looked up
@@ -356,7 +354,7 @@ class BackgroundCache(PolicyBase):
 
     @property
     def counters(self) -> Mapping[str, int]:
-        """Hits and misses by what counts as there; the records count what is on the GPU, whether it counts or not."""
+        """Hits and misses by what counts as there; the records count all that is on the GPU."""
         return self._counts
 
     def _new_bank(self, slots: int, model: ModelSpec) -> Bank:
@@ -383,7 +381,7 @@ class BackgroundCache(PolicyBase):
         return self._past.layer_end(event, view)
 
     def evict(self, fetch: Fetch, view: View) -> Unit | None:
-        """Return what was copied for one use; who leaves the cache is dropped as its successor's copy is issued."""
+        """Return a copy for one use; cache victims are dropped as their successor's copy is issued."""
         return idle_resident(view, fetch) if fetch.pool == STAGING else None
 
     def on_step_begin(self, event: StepBegin, view: View) -> Iterable[Action]:
@@ -407,7 +405,7 @@ class BackgroundCache(PolicyBase):
                     bank.touch(unit)
 
     def _copy_newest(self) -> list[Action]:
-        """Walk each layer's misses from the newest; one that is there or on its way by now uses its turn, too."""
+        """Copy each layer's newest misses; one that is there or on its way uses its turn, too."""
         self._visit = PresentVisit()
         actions: list[Action] = []
         for layer, seen in enumerate(self._seen):
@@ -521,7 +519,7 @@ class BackgroundCache(PolicyBase):
         return self.admit_free if bank.free else max(self.admit_free, self.admit_full)
 
     def _idle(self, bank: Bank, among: Iterable[Unit] | None = None) -> Iterator[Unit]:
-        """Yield who may leave, in the order of the bank: nobody that the present visit uses, or that is on its way."""
+        """Yield possible victims in the bank's order, none in the present visit or on its way."""
         units = bank.slot if among is None else among
         return (unit for unit in units if unit in bank.there and unit not in self._visit.units and unit not in self._spared)
 
@@ -531,7 +529,7 @@ class BackgroundCache(PolicyBase):
         return min(self._idle(bank), key=lambda unit: (self._scores.of(unit), bank.slot[unit]), default=None)
 
     def _take(self, unit: Unit, urgency: int) -> list[Action]:
-        """Copy an expert into a free slot or a victim's; nothing if there is none, or if it has a slot."""
+        """Copy an expert that has no slot into a free one or a victim's, if there is any."""
         bank = self._bank(unit[0])
         if unit in bank.slot:
             return []
@@ -551,13 +549,13 @@ class BackgroundCache(PolicyBase):
 
 
 class FilledBetweenSteps(PolicyBase):
-    """A cache with slots of each layer that llama.cpp's forks fill between steps; other steps pass by it."""
+    """A cache of slots of each layer that llama.cpp's forks fill between certain steps."""
 
     prompt_rows = LLAMA_CPP_PROMPT_ROWS
     overlap: bool
 
     def _begin(self, name: str, view: View, past: tuple[int, int]) -> tuple[list[int], Placement]:
-        """Return the slots of each layer and the empty cache; ``past``: rows that are cached, rows from which the GPU computes."""
+        """Return each layer's slots and the empty cache; ``past``: rows cached, rows for the GPU."""
         gpu = self._gpu = gpu_of(view, name)
         self._cpu, self._host = cpu_of(view, name), view.host
         slots = slots_per_layer(view, gpu, name, 0)

@@ -1,4 +1,4 @@
-"""Options of policies and parts: each is declared once, with type, bounds, default and meaning, and checked by pydantic.
+"""Options of policies and parts: declared once with type, bounds and meaning, for pydantic.
 
 ::
 
@@ -157,7 +157,7 @@ class Declared:
 
 
 def options_of(cls: type) -> Mapping[str, Option]:
-    """Return the options of a policy or part, by name: those that are declared, or the parameters of its own constructor."""
+    """Return the declared options of a policy or part, or its own constructor's parameters."""
     return _read_options(cls)
 
 
@@ -188,10 +188,7 @@ def _field_of(hint: Any, default: Any) -> FieldInfo:
 def construct(
     cls: Any, options: Mapping[str, Any], what: str, place: str, hint: Callable[[str], str] = lambda option: ""
 ) -> Any:  # fmt: skip
-    """Build a policy or a part from options that a user wrote.
-
-    ``what`` and ``place`` are for messages: ``"policy dali"``, and a file and a key. ``hint`` may say more of an unknown option.
-    """
+    """Build a policy or part from a user's options; the other arguments are for messages."""
     known, values = options_of(cls), {}
     for name, value in options.items():
         if name not in known:
@@ -212,7 +209,7 @@ _NEEDS: Final = "'scores', 'scores-or-weights', 'oracle:routing', 'signal:<name>
 
 
 def wrong_declaration(policy: Any) -> str:
-    """Say what is wrong with the ``exact``, ``listens`` or ``needs`` of a policy; nothing if they are as the contract asks."""
+    """Return what is wrong with a policy's ``exact``, ``listens`` or ``needs``, or nothing."""
     return (
         _mistyped(policy, "exact", bool, "write True or False")
         or _mistyped(policy, "listens", frozenset, "write frozenset({Routed}), with the classes of its events")
@@ -222,7 +219,7 @@ def wrong_declaration(policy: Any) -> str:
 
 
 def wrong_needs(made: Any) -> str:
-    """Say what is wrong with the ``needs`` of a policy or part; nothing if there is nothing wrong."""
+    """Return what is wrong with the ``needs`` of a policy or part, or nothing."""
     if wrong := _mistyped(made, "needs", frozenset, "write frozenset(), or for example frozenset({'scores'})"):
         return wrong
     unknown = sorted((need for need in made.needs if not _can_be_needed(need)), key=repr)

@@ -1,4 +1,4 @@
-"""Names to policies and parts: the ones shipped here, a third party's entry points, and ``package.module:Class``.
+"""Names of policies and parts: shipped ones, entry points, and ``package.module:Class``.
 
 A third party adds a policy without an edit here, by naming its class in the YAML, or by an entry point in its own
 ``pyproject.toml``::
@@ -160,7 +160,7 @@ PART_OPTIONS = frozenset({*PROTOCOLS, "scheduler"})
 # ------------------------------------------------------------------------------------------------- policies
 @dataclass(frozen=True)
 class PolicyInfo:
-    """What `moesim list policies --long` prints about one policy.
+    """A policy as `moesim list policies --long` prints it.
 
     Attributes
     ----------
@@ -245,13 +245,13 @@ def make_policy(spec: str | Mapping[str, Any], place: str = "policies") -> Polic
 
 
 def policy_class(name: str, place: str = "policies") -> type:
-    """Find the class of a policy by a registered name, an entry point's, or ``package.module:Class``."""
+    """Find a policy's class by a registered name, an entry point or ``package.module:Class``."""
     target = target_of(name, place)
     return import_class(target, place if target in (name, POLICIES.get(name)) else f"{place}: entry point {name}")
 
 
 def target_of(name: str, place: str = "policies") -> str:
-    """Say which class a policy's name stands for, as ``package.module:Class``, without importing it."""
+    """Return a policy's class as ``package.module:Class``, without importing it."""
     target = POLICIES.get(name) or (name if ":" in name else None)
     if target is None:
         found = _entry_points()
@@ -291,7 +291,7 @@ def describe_policy(name: str) -> PolicyInfo:
 
 
 def _exact_by_default(cls: type) -> bool:
-    """Say whether a class is exact; where its options decide that, with their defaults, which a declared class has itself."""
+    """Whether a class is exact, by its options' defaults where they decide that."""
     exact = getattr(cls, "exact", True)
     if isinstance(exact, property):
         return bool(exact.fget(cls)) if exact.fget is not None and issubclass(cls, Declared) else True
@@ -314,7 +314,7 @@ def part_name(kind: str, cls: type) -> str | None:
 
 
 def make_part(kind: str, spec: Any) -> Any:
-    """Build a part from a name or ``package.module:Class``, or from a mapping of ``name`` and its options; an object stays.
+    """Build a part from a name, ``package.module:Class`` or mapping; an object stays.
 
     Examples
     --------
@@ -382,7 +382,7 @@ def methods_of(kind: str) -> list[str]:
 
 
 def part_targets(policy: Mapping[str, Any]) -> list[str]:
-    """Return the classes ``package.module:Class`` that a policy's options name as parts, without importing any."""
+    """Return the part classes that a policy's options name, without importing any."""
     named = {key: value.get("name") if isinstance(value, Mapping) else value for key, value in policy.items() if key != "name"}
     return [
         name for key, name in named.items()
@@ -392,7 +392,7 @@ def part_targets(policy: Mapping[str, Any]) -> list[str]:
 
 # ------------------------------------------------------------------------------------------------- a part in a wrong place
 def part_as_policy(name: str) -> str:
-    """Say that a name is a part's, and where it goes; nothing if it is none.
+    """Explain where a part goes whose name is used for a policy; nothing if it is none.
 
     >>> part_as_policy("greedy")
     "got 'greedy', an assignment: this is a part; write {name: composed, assignment: greedy}"
@@ -407,16 +407,13 @@ def lacking_of_a_policy(cls: type) -> list[str]:
 
 
 def class_as_policy(name: str, cls: type) -> str:
-    """Say that a class is a part, by its methods, and where it goes; nothing if it is none."""
+    """Explain where a class goes that is a part by its methods; nothing if it is none."""
     kind = max(_kinds_of(cls), key=lambda fit: len(methods_of(fit)), default="")  # a prefetch has a placement's method, too
     return f"got {cls.__name__}, {_a(kind)}: {_is_a_part(kind, name)}" if kind else ""
 
 
 def option_of_a_part(cls: type, options: Mapping[str, Any], strange: str) -> str:
-    """Say to which part an option belongs that a policy does not have; nothing if the policy has no parts.
-
-    Of the parts that have it, those count first that the policy's options name.
-    """
+    """Explain to which part an option belongs that a policy lacks; its named parts first."""
     known = options_of(cls)
     kinds = [kind for kind in PROTOCOLS if kind in known]
     if not kinds:
@@ -437,7 +434,7 @@ def option_of_a_part(cls: type, options: Mapping[str, Any], strange: str) -> str
 
 
 def _options_of_part(kind: str, name: str) -> Mapping[str, Any]:
-    """Return the options of a part by name; none of one that is not there, which has an error of its own."""
+    """Return the options of a part by name; none of a missing one, which has its own error."""
     try:
         cls = import_class(name if ":" in name else PARTS[kind].get(name, ""), kind)
     except ConfigError:
@@ -458,14 +455,14 @@ def _a(kind: str) -> str:
 
 
 def code_names(policy: str | Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of a policy's code: its own, and those of parts that are written as ``package.module:Class``."""
+    """Return the names of a policy's code: its own, and ``package.module:Class`` of its parts."""
     return (policy,) if isinstance(policy, str) else (policy["name"], *sorted(part_targets(policy)))
 
 
 # ------------------------------------------------------------------------------------------------- importing
 @contextmanager
 def reading(*, trust: bool) -> Iterator[set[str]]:
-    """Read somebody's result: without trust no class is imported that is not moesim's own; collect those that were asked for."""
+    """Read somebody's result; without trust import only moesim's own classes and collect others."""
     refused: set[str] = set()
     token = _REFUSED.set(None if trust else refused)
     try:
@@ -482,7 +479,7 @@ def check_target(target: str, place: str) -> str:
 
 
 def import_class(target: str, place: str) -> type:
-    """Import ``package.module:Class``; a module that is not installed may lie in the current folder."""
+    """Import ``package.module:Class``, also from the current folder."""
     module_name, _, class_name = target.partition(":")
     if (refused := _REFUSED.get()) is not None and not is_ours(target):
         refused.add(target)

@@ -1,4 +1,4 @@
-"""Tables of constants that systems release as data: given with where they come from, checked, never shipped.
+"""Tables of constants that systems release as data: named by source, checked, never shipped.
 
 ::
 
@@ -55,16 +55,13 @@ class Released:
         return self.source
 
     def table(self, name: str, shape: tuple[int, ...], place: str, most: float = _LARGEST) -> NDArray[Any]:
-        """Return a table as an array; `ConfigError` if its shape is another, or a number is not from 0 to ``most``.
-
-        ``place`` names the policy and the model.
-        """
+        """Return a table as an array; `ConfigError` for a wrong shape or a number above ``most``."""
         numbers = _numbers(self.tables[name], shape, most, f"{place}: released ({self.source}): {name}")
         return np.fromiter(numbers, np.float64).reshape(shape)
 
 
 def _numbers(value: Any, shape: tuple[int, ...], most: float, place: str) -> Iterator[float]:
-    """Give the numbers of lists within lists, each checked."""
+    """Yield the numbers of lists within lists, each checked."""
     if shape:
         if not isinstance(value, list | tuple) or len(value) != shape[0]:
             got = len(value) if isinstance(value, list | tuple) else repr(value)[:40]
@@ -79,7 +76,7 @@ def _numbers(value: Any, shape: tuple[int, ...], most: float, place: str) -> Ite
 
 
 def released(value: Any, names: tuple[str, ...]) -> Released | None:
-    """Check what a user wrote for released tables. Raises `ValueError`."""
+    """Check a user's released tables, with `ValueError` for wrong ones."""
     if value is None or isinstance(value, Released):
         return value
     known = ", ".join(names)

@@ -1,4 +1,4 @@
-"""Code of policies and parts that are not moesim's own: which files a name would import, and what their sources hash to."""
+"""Code of policies and parts not moesim's own: the files a name would import, and hashes."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class WouldImport(NamedTuple):
 
 
 def foreign(policy: str | Mapping[str, Any]) -> list[str]:
-    """Name a policy and its parts as far as they are not moesim's own; whether their code is there does not matter."""
+    """Name a policy and its parts as far as they are not moesim's own, also without their code."""
     return [name for name in code_names(policy) if name not in POLICIES and not (":" in name and is_ours(name))]
 
 
 def would_import(policy: str | Mapping[str, Any], place: str = "policies") -> WouldImport | None:
-    """Return what a policy would import without importing it: its own class, and those of its parts; None for moesim's own."""
+    """Return the classes that a policy would import, without importing; None for moesim's own."""
     others = [target for name in code_names(policy) if not is_ours(target := target_of(name, place))]
     if not others:
         return None
@@ -39,7 +39,7 @@ def would_import(policy: str | Mapping[str, Any], place: str = "policies") -> Wo
 
 
 def sources_digest(names: Sequence[str]) -> str | None:
-    """Hash the sources of a policy and of its parts, by the names that `code_names` returns; None if all are moesim's own."""
+    """Hash the sources of a policy and its parts; None if all are moesim's own."""
     found = [digest for name in names if (digest := source_digest(policy_class(name).__module__)) is not None]
     if len(found) < 2:
         return found[0] if found else None
@@ -47,7 +47,8 @@ def sources_digest(names: Sequence[str]) -> str | None:
 
 
 def module_files(module: str, what: str) -> Iterator[Path]:
-    """Find the files of a module and its packages. Python's own search imports the packages, and with them their code."""
+    """Find the files of a module and its packages without importing."""
+    # Python's own search imports the packages, and with them their code.
     importlib.invalidate_caches()
     path = [*sys.path, str(Path.cwd())]  # in the order in which `import_class` looks
     name = ""
@@ -64,11 +65,8 @@ def module_files(module: str, what: str) -> Iterator[Path]:
 
 
 def source_digest(module: str) -> str | None:
-    """Hash the source of an imported module that is not moesim's own.
-
-    It covers all files that its file imports, one through the other, from the same folder, or from its package if that is
-    installed; only by statements. None for moesim's own, and for one from no file.
-    """
+    """Hash the source of a module and of what its statements import; None for moesim's own."""
+    # It follows imports from the same folder, or from the module's package if that is installed.
     path = getattr(sys.modules.get(module), "__file__", None)
     if is_ours(module) or path is None:
         return None
@@ -97,7 +95,7 @@ def _with_imports(file: Path, root: Path, only: str | None) -> set[Path]:
 
 
 def _imports(file: Path, root: Path) -> Iterator[Path]:
-    """Give the files below a folder that a file's import statements name."""
+    """Find the files below a folder that a file's import statements name."""
     try:
         tree = ast.parse(file.read_bytes())
     except (SyntaxError, ValueError):  # whoever imports it will say so
@@ -114,7 +112,7 @@ def _imports(file: Path, root: Path) -> Iterator[Path]:
 
 
 def _files(above: Path, steps: list[str]) -> Iterator[Path]:
-    """Give what an import of a dotted name executes: each package's file on the way, and the module's."""
+    """Find the files that an import of a dotted name runs: each package's and the module's."""
     for n in range(1, len(steps) + 1):
         place = above.joinpath(*steps[:n])
         for path in (place / "__init__.py", place.with_name(f"{place.name}.py")):

@@ -1,4 +1,4 @@
-"""For tests of policies, here and elsewhere: tiny models and machines, made-up routing, and the common checks."""
+"""Tools for tests of policies: tiny models and machines, routing, and the common checks."""
 
 from moesim.testing.conformance import Check, CheckError, Report, check_policy, examine_policy
 from moesim.testing.fakes import GPU_NS, TRANSFER_NS, FakeView, routed, tiny_machine, tiny_model

@@ -95,7 +95,7 @@ class Check(NamedTuple):
 
 @dataclass(frozen=True)
 class Report:
-    """What was checked of a policy, and what came of it; ``str`` of it is for people.
+    """Checks of a policy and their results; ``str`` of it is for people.
 
     Attributes
     ----------
@@ -182,7 +182,7 @@ def examine_policy(
     hardware : HardwareProfile or None
         The machine; None: the ``profile`` that the policy names, else `tiny_machine`.
     tell : callable
-        Is told of each check before it is made: a policy may never come back from one.
+        Called before each check: a policy may never come back from one.
 
     Returns
     -------
@@ -276,7 +276,7 @@ def _said(error: Exception) -> str:
 
 
 def _remedy(error: Exception, setting: _Setting, slots: int) -> str:
-    """Say, where the engine lacks room in a cache that holds less of a layer than a row needs, that a policy may refuse it."""
+    """Suggest that a policy may refuse a cache that holds less of a layer than a row needs."""
     model = tiny_model(**setting.shape)
     if _each(slots) >= model.top_k or not isinstance(error, SimulationError) or not _NO_ROOM.search(str(error)):
         return ""
@@ -305,7 +305,7 @@ def _called(policy: Any) -> str:
 
 
 def _pickled(policy: Any) -> Any:
-    """Send a policy through a pickle, as runs in other processes do; one whose class no other process could find, as it is."""
+    """Send a policy through a pickle, as runs in other processes do, if its class can be found."""
     cls = type(policy)
     found: Any = sys.modules.get(cls.__module__)
     for name in cls.__qualname__.split("."):
@@ -367,7 +367,7 @@ def check_weights(
     hardware: HardwareProfile | None = None,
     **changes: Any,
 ) -> None:
-    """Check that whatever was executed had its weights there from start to end; the arguments are those of `run_tiny`."""
+    """Check that all that ran had its weights throughout; arguments are those of `run_tiny`."""
     inputs = run_inputs(policy, workload, slots, hardware, changes)
     machine = inputs["costs"].hardware
     copies = initial_placement(**inputs).copies

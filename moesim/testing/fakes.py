@@ -21,7 +21,7 @@ CPU_NS_PER_ROW = 1000  # one row of one expert on its CPU
 
 
 def tiny_model(**changes: Any) -> ModelSpec:
-    """Return a model of 4 layers with 8 experts, 2 for each token, and bytes that make costs round.
+    """Return a model of 4 layers, 8 experts and top-2, whose bytes make costs round.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ def tiny_model(**changes: Any) -> ModelSpec:
 
 
 def tiny_machine(n_gpus: int = 1, **changes: Any) -> HardwareProfile:
-    """Return a machine of one CPU and some GPUs, each on its own link, with round costs for the experts of `tiny_model`.
+    """Return a machine of one CPU and GPUs on links of their own, with round costs.
 
     An expert takes 2 us on the GPU (`GPU_NS`), 1 us a row on the CPU (`CPU_NS_PER_ROW`), and 3 us over the link
     (`TRANSFER_NS`).
@@ -86,7 +86,7 @@ _Key = tuple[str, int, int, float | None]  # device, layer, expert; bits unless 
 
 
 class FakeView:
-    """A `moesim.policy.View` whose answers are set by hand, for tests of a policy without the engine.
+    """A `moesim.policy.View` with answers set by hand, for tests without the engine.
 
     Parameters
     ----------
@@ -196,7 +196,7 @@ class FakeView:
         return self.dense_part_ns
 
     def foresees(self, source: str, layer: int) -> bool:
-        """Say that every source knows every layer but the first."""
+        """Whether a source knows a layer: every one but the first."""
         return layer > 0
 
     def is_resident(self, layer: int, expert: int, device: str, bits: float | None = None) -> bool:

@@ -62,7 +62,7 @@ def run_tiny(
     hardware: HardwareProfile | None = None,
     **changes: Any,
 ) -> Records:
-    """Simulate a tiny workload on the tiny machine, or on the profile that the policy names, and return the records.
+    """Simulate a tiny workload on the tiny machine, or the policy's profile; return the records.
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ def run_inputs(
 
 
 def machine_of(policy: Any) -> HardwareProfile:
-    """Return the machine on which a policy is checked: the profile that it names, else `tiny_machine`."""
+    """Return a policy's machine for checks: the profile that it names, else `tiny_machine`."""
     return _machine(getattr(policy, "profile", ""))
 
 

@@ -1,8 +1,7 @@
 """The container of a trace: safetensors with one JSON header, mapped into memory.
 
-The library checks the table of arrays. It copies what it reads and writes metadata in no fixed order, so here
-arrays are views of the mapped file, and are written a piece at a time. Small files may hold arrays as xz
-streams: a row of bytes under the array's name, of which the header has type and shape.
+The library copies what it reads and orders metadata freely, so here arrays are views of the mapped file, written a piece at
+a time. Small files may hold arrays as xz streams: a row of bytes under the array's name, of which the header has type and shape.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class Trace(Recorded, Facts):
     scores : (n_rows, n_layers, n_experts) float16 or None
         Full softmax of the router.
     embeddings : (n_rows, hidden) float16 or None
-        What the model's input embedding gives for each row's token. They tell which token it is.
+        The model's input embedding of each row's token, which identifies the token.
     inputs : GateInputs or None
         What the routers read, for some rows.
     signals : dict of str to Signal
@@ -170,7 +170,7 @@ class Trace(Recorded, Facts):
 
     @property
     def origin(self) -> str:
-        """``synthetic``; ``miniature``, of a small model with the routing shape of a large one; or ``recorded``."""
+        """``synthetic``, ``recorded``, or ``miniature``: a small model with a large one's shape."""
         if self.label == "synthetic":
             return "synthetic"
         return "miniature" if self.header.get("miniature") else "recorded"
@@ -256,7 +256,7 @@ class Trace(Recorded, Facts):
         return cls(**vars(read_file(path, verify=verify)))
 
     def write(self, path: str | Path, *, packed: bool = False) -> Path:
-        """Write the trace to a file, completely or not at all; the same content gives the same bytes.
+        """Write the trace to a file, completely or not at all, in reproducible bytes.
 
         Parameters
         ----------

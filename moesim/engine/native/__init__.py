@@ -1,4 +1,4 @@
-"""The native engine: the same ten rules in C++, file by file next to the Python of `moesim.engine`, which stays the reference.
+"""The native engine: the ten rules in C++, file by file as in `moesim.engine`.
 
 Python's setup makes the machine and places the weights; then the compiled module takes the run over and fills in the records.
 """

@@ -1,4 +1,4 @@
-"""What the native engine leaves to Python: messages, and numbers that are asked for once a step or more rarely."""
+"""Messages of the native engine, and numbers that it asks for once a step or more rarely."""
 
 from __future__ import annotations
 

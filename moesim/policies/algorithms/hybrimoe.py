@@ -1,4 +1,4 @@
-"""HybriMoE's decisions as pure functions: its splits of a layer, what is worth a prefetch, and recent scores.
+"""HybriMoE's decisions as pure functions: splits of a layer, prefetches and recent scores.
 
 A split is built by simulating it, in the paper's form (`queue_plan`) and in that of the released code (`two_ended_plan`). Times
 may be integers (nanoseconds, as the policies pass them) or floats.
@@ -24,7 +24,7 @@ _EMPTY: Mapping[int, float] = {}
 
 
 class Timings(NamedTuple):
-    """What the operations of a layer cost."""
+    """Costs of the operations of a layer."""
 
     transfer: float  # one expert to the GPU
     gpu: Costs  # one expert by its rows
@@ -63,7 +63,7 @@ def queue_plan(
     gpu_free: float = 0,
     reading: Reading = PAPER,
 ) -> Plan:
-    """Split a layer as HybriMoE's paper does, by simulating three timelines; orders are those of commitment.
+    """Split a layer as HybriMoE's paper does, by three timelines; in the order of commitment.
 
     GPU queue: what is there, most rows first. CPU queue: what is not, fewest rows first. Equal rows: lower id first. The operations
     between which it chooses:
@@ -154,9 +154,9 @@ def queue_plan(
 def queue_layer_plan(
     loads: Sequence[int], waiting: Sequence[float], costs: Timings, gpu_free: float = 0, reading: Reading = PAPER
 ) -> Plan:
-    """Split a layer by `queue_plan`; what is on its way arrives when the link says, and the link is busy until then.
+    """Split a layer by `queue_plan`; the link is busy until what is on its way has arrived.
 
-    ``waiting`` is the time until an expert's weights could be on the GPU: 0 if resident, less than a transfer if that has begun.
+    ``waiting``: time until an expert's weights could be on the GPU, less than a transfer if that has begun.
 
     >>> queue_layer_plan([1, 1, 5, 4, 1], [3, 3, 3, 0, 0], Timings(3, [0, 2, 2, 2, 2, 2], range(6)))
     Plan(gpu=(3, 2), cpu=(0, 1, 4), gpu_total=5, cpu_total=3, loads=(2,))
@@ -169,7 +169,7 @@ def queue_layer_plan(
 
 
 def _first_there(queue: Sequence[tuple[int, int]], arrival: Mapping[int, float], now: float) -> int:
-    """Return the place of the first expert of a queue that has arrived; if none has, of the one that arrives first."""
+    """Return the place of a queue's first expert that has arrived, else of the next to arrive."""
     soonest, found = _NEVER, 0
     for place, (_, expert) in enumerate(queue):
         time = arrival.get(expert, 0)
@@ -181,10 +181,9 @@ def _first_there(queue: Sequence[tuple[int, int]], arrival: Mapping[int, float],
 
 
 def replay(plan: Plan, loads: Sequence[int], costs: Timings, ready: Mapping[int, float], link_free: float = 0) -> Ends:
-    """Carry out a plan: transfers one after the other, each device its experts in order.
+    """Run a plan: transfers one after the other, each device its experts in order.
 
-    Experts in ``ready`` need no transfer and arrive then. Transfers go in the order of ``plan.loads`` from ``link_free`` on; GPU experts
-    neither there nor in ``ready`` follow in GPU order.
+    Experts in ``ready`` arrive then; ``plan.loads``, then other missing GPU experts, are copied from ``link_free`` on.
 
     >>> costs = Timings(3, [0, 2, 2], range(3))
     >>> replay(Plan((0, 1), (2,), 0, 0), [1, 1, 2], costs, {0: 0})
@@ -205,9 +204,7 @@ def replay(plan: Plan, loads: Sequence[int], costs: Timings, ready: Mapping[int,
 
 
 def credit_by_id(scores: NDArray[Any], p: int) -> NDArray[np.float32]:
-    """Keep the p largest scores of each row as HybriMoE's released code does, which mixes up whose score is whose.
-
-    The largest score goes to the lowest id among those that are kept, the second largest to the next id, and so on.
+    """Keep each row's p largest scores as HybriMoE's code does: the largest to the lowest id.
 
     >>> credit_by_id(np.array([[0.25, 0, 0, 0.5, 0, 0.375]]), 3).tolist()
     [[0.5, 0.0, 0.0, 0.375, 0.0, 0.25]]
@@ -220,9 +217,9 @@ def credit_by_id(scores: NDArray[Any], p: int) -> NDArray[np.float32]:
 
 
 def recent_scores(before: Sequence[float], scores: NDArray[Any], p: int, alpha: float, by_id: bool = False) -> list[float]:
-    """Move the scores of a layer on by a visit: S <- alpha TopP(s) + (1 - alpha) S, of several rows with their mean.
+    """Update a layer's scores: S <- alpha TopP(s) + (1 - alpha) S, of rows with their mean.
 
-    ``scores`` has a row for each token. ``by_id`` credits them by `credit_by_id`; else each expert has its own.
+    ``scores`` has a row for each token; ``by_id`` credits them by `credit_by_id`.
 
     >>> recent_scores([0.5, 0, 0, 0], np.array([[0.5, 0.25, 0.125, 0.125]]), 2, 0.5)
     [0.5, 0.125, 0.0, 0.0]
@@ -236,9 +233,7 @@ def recent_scores(before: Sequence[float], scores: NDArray[Any], p: int, alpha: 
 def recent_weights(
     before: Sequence[float], ids: NDArray[Any], weights: NDArray[Any], p: int, alpha: float, by_id: bool = False
 ) -> list[float]:
-    """Move the scores of a layer on by a visit whose weights of the chosen experts stand in for scores; all others have 0.
-
-    ``ids`` and ``weights`` have a row for each token.
+    """Update a layer's scores by the weights of the chosen experts; all others count 0.
 
     >>> recent_weights([0.5, 0, 0, 0], np.array([[0, 2], [3, 2]]), np.array([[0.75, 0.25], [0.5, 0.5]]), 1, 0.5)
     [0.4375, 0.0, 0.125, 0.125]
@@ -252,7 +247,7 @@ def recent_weights(
 
 
 def two_ended_plan(order: Sequence[int], cached: Container[int], loads: Sequence[int], costs: Timings) -> Plan:
-    """Split a layer as HybriMoE's released code does: the GPU takes from one end of a list, the CPU from the other.
+    """Split a layer as HybriMoE's code does: GPU from a list's head, CPU from its tail.
 
     The list is the cached experts, then the others, each by rows, most first, of equals as the gate ranks them (``order``). The
     GPU's candidate is its head, which waits for its transfer behind those counted so far; the CPU's is its tail. The one that would
@@ -312,7 +307,7 @@ Makespan = Callable[[int, Rows, Rows], float]
 
 
 def queue_makespan(costs: Timings, cached: Rows, missing: Rows, reading: Reading = PAPER) -> float:
-    """Return the makespan of a layer by `queue_plan`, from the rows of its cached experts and of the others.
+    """Return a layer's makespan by `queue_plan`, from the rows of cached and of other experts.
 
     >>> queue_makespan(Timings(3, [0, 2, 2, 2, 2, 2], range(6)), (1, 4), (1, 1, 5))
     5
@@ -322,7 +317,7 @@ def queue_makespan(costs: Timings, cached: Rows, missing: Rows, reading: Reading
 
 
 class Ahead(NamedTuple):
-    """What is predicted of a later layer."""
+    """Prediction of a later layer."""
 
     layer: int
     cached: Sequence[int]  # rows of each predicted expert that is on the GPU or on its way
@@ -345,7 +340,7 @@ class _Layer:
         return tuple([rows for place, (rows, _) in enumerate(self._missing) if place != without])
 
     def measure(self) -> None:
-        """Find the expert that would shorten the plan most: among equals more rows, then the lower id."""
+        """Find the expert that would shorten the plan most; of equals more rows, then the lower id."""
         self.gain: float = 0
         left, before = self._candidates, 0
         for place in range(len(self._missing) - 1, -1, -1):
@@ -378,7 +373,7 @@ def impact_driven(
     budget: Literal["ends", "begins", "none"] = "ends",
     candidates: int = 8,
 ) -> list[tuple[int, int]]:
-    """Choose experts of later layers to prefetch, by how much sooner the plan of their layer would end; in the order of choice.
+    """Choose prefetches, in order, by how much sooner their layers' plans would end.
 
     The paper (2025) names the idea and gives no formula. Here: gain of an expert is the makespan of its layer without it minus
     the makespan with it in the cache. The largest positive gain is taken (ties: nearer layer, more rows, lower id), the gains of

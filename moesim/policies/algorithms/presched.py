@@ -1,7 +1,7 @@
-"""PreSched: one plan for the loads of a layer and the prefetches of the next, as pure functions over plain lists.
+"""PreSched: one plan for a layer's loads and the next layer's prefetches, as pure functions.
 
-All lists of experts are by their tokens, fewest first. Residents and experts on their way are in none of them. Numbers may be
-integers (nanoseconds, as the policy passes them) or floats (as the paper prints them).
+Experts are listed by tokens, fewest first, without residents and those on their way. Numbers may be integers (ns, as the
+policy passes them) or floats (as the paper prints them).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ NoneBetter = Literal["printed", "sentinel", "eq2"]
 
 
 class Timing(NamedTuple):
-    """What the plan knows about the machine, in one unit of time."""
+    """Costs of the machine as the plan knows them, in one unit of time."""
 
     cpu: Costs  # c(w), time of one expert with w tokens on the CPU
     load: float  # x, transfer of one expert of the present layer
@@ -27,7 +27,7 @@ class Timing(NamedTuple):
 
 
 class CrossLayerPlan(NamedTuple):
-    """What PreSched decides in one layer."""
+    """PreSched's decisions in one layer."""
 
     first: int  # i': the CPU computes current[:first], the GPU loads and computes current[first:]
     gap: float  # T_gap: link idle until the CPU is done; negative if the loads take longer
@@ -37,18 +37,15 @@ class CrossLayerPlan(NamedTuple):
 
 
 def gpu_queue(current: Sequence[int], upcoming: Sequence[int], timing: Timing) -> tuple[int, int]:
-    """Find the experts of two layers that are worth a transfer (PreSched step 1, equation 4).
-
-    Both lists are tokens of experts, ascending. Returns how many of either are in the queue, from its end.
-
-    Both lists are merged by tokens, this layer first among equals. Member k is in the queue if loading k and all busier ones
-    (``TG``) is done before the CPU has computed k and all others (``TC``, k included, the dense part too). TG falls and TC
-    rises with k, so the queue is an upper segment; this is asserted.
+    """Count the experts of two layers that are worth a transfer (PreSched step 1, equation 4).
 
     >>> timing = Timing(cpu=[0, 1.5, 2.5, 3.5, 4.5, 5.5, 6.5], load=3, load_next=3, gpu=0.5, dense=1)
     >>> gpu_queue([1, 2, 6], [1, 5], timing)
     (1, 1)
     """
+    # Both lists are merged by tokens, ascending, this layer first among equals. Member k is in the queue if loading
+    # k and all busier ones (TG) is done before the CPU has computed k and all others (TC, k and the dense part
+    # included). TG falls and TC rises with k, so the queue is an upper segment; this is asserted.
     cpu, load, load_next, gpu, dense, in_flight = timing
     merged = sorted([(w, False) for w in current] + [(w, True) for w in upcoming])
     left = len(current) * load + len(upcoming) * load_next  # transfers of k and all busier ones
@@ -66,15 +63,7 @@ def gpu_queue(current: Sequence[int], upcoming: Sequence[int], timing: Timing) -
 
 
 def first_load(current: Sequence[int], n_queued: int, timing: Timing, none_better: NoneBetter = "eq2") -> int:
-    """Find where the loads of the present layer begin (PreSched step 2, equation 5).
-
-    The experts from there on are loaded; ``len(current)`` if none. Where no index passes, ``printed`` loads the busiest all the same,
-    as the printed loop does, ``sentinel`` loads none, and ``eq2`` takes the one of these two with the smaller ``max(TG, TC)``, none if
-    they are equal. ``eq2`` also loads all experts, where all are in GPU_Q, index 1 passes, and equation 2 says so.
-
-    Index i passes if its loads and those after it are done before the CPU has computed those before it, i excluded. So index 0
-    never passes, and the expert with the fewest tokens stays on the CPU however slow that is: with hundreds of rows a layer
-    then takes seconds where loads take a tenth.
+    """Return where the loads of the present layer begin (step 2, equation 5), or its length.
 
     >>> timing = Timing(cpu=[0, 1.5, 2.5, 3.5, 4.5, 5.5, 6.5], load=3, load_next=3, gpu=0.5, dense=1)
     >>> first_load([1, 2, 6], 1, timing)
@@ -82,6 +71,12 @@ def first_load(current: Sequence[int], n_queued: int, timing: Timing, none_bette
     >>> [first_load([6], 1, timing, rule) for rule in ("printed", "sentinel", "eq2")]
     [0, 1, 0]
     """
+    # Index i passes if its loads and those after it are done before the CPU has computed those before it, i
+    # excluded. So index 0 never passes, and the expert with the fewest tokens stays on the CPU however slow that
+    # is: with hundreds of rows a layer then takes seconds where loads take a tenth.
+    # Where none passes, `printed` loads the busiest all the same, as the printed loop does, `sentinel` loads none,
+    # `eq2` takes the one of these two with the smaller max(TG, TC), none if equal; `eq2` also loads all experts
+    # where all are in GPU_Q, index 1 passes, and equation 2 says so.
     cpu, load, _, gpu, _, in_flight = timing
     n = len(current)
     computed = sum([cpu[w] for w in current[: n - n_queued]])
@@ -101,25 +96,21 @@ def first_load(current: Sequence[int], n_queued: int, timing: Timing, none_bette
 
 
 def certain_for_cpu(current: Sequence[int], timing: Timing, none_better: NoneBetter = "eq2") -> int:
-    """Count the experts of the present layer that the CPU computes whatever is predicted, and however soon the link is free.
-
-    So many from the start of the list are never loaded; ``none_better`` is as in `first_load`.
-
-    The test of equation 5 does not know the prediction, which can only take experts out of GPU_Q; and a transfer under way only
-    delays loads. So the first index that passes without either is the smallest i' there can be, and if none passes at most the
-    busiest expert is loaded.
+    """Count the experts, from the list's start, that the CPU computes whatever is predicted.
 
     >>> timing = Timing(cpu=[0, 1.5, 2.5, 3.5, 4.5, 5.5, 6.5], load=3, load_next=3, gpu=0.5, dense=1)
     >>> certain_for_cpu([1, 2, 6], timing), certain_for_cpu([6], timing)
     (2, 0)
     """
+    # A prediction can only take experts out of GPU_Q, and a transfer under way only delays loads. So the first index
+    # that passes equation 5 without either is the smallest there can be; if none passes, at most the busiest loads.
     free = timing._replace(in_flight=0)
     rule: NoneBetter = "eq2" if none_better == "eq2" else "sentinel"
     return max(0, min(first_load(current, len(current), free, rule), len(current) - 1))
 
 
 def link_gap(current: Sequence[int], first: int, timing: Timing) -> float:
-    """Return how long the link is idle before the CPU is done (equation 6's T_gap); negative if it is busy for longer.
+    """Return the link's idle time before the CPU is done (equation 6's T_gap); may be negative.
 
     >>> timing = Timing(cpu=[0, 1.5, 2.5, 3.5, 4.5, 5.5, 6.5], load=3, load_next=3, gpu=0.5, dense=1)
     >>> link_gap([1, 2, 6], 2, timing)

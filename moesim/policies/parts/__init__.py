@@ -1,4 +1,4 @@
-"""What a policy is composed of: placement, assignment, prefetch and replacement, each a protocol of one decision.
+"""Parts of a policy: placement, assignment, prefetch and replacement, one decision each.
 
 A part decides one thing and never returns engine actions where a list of experts will do; `Composed` turns the answers into
 actions. A part is started once per run, and may keep state between its questions.
@@ -56,7 +56,7 @@ class PlacementPart(Protocol):
 
     @property
     def needs(self) -> frozenset[str]:
-        """What it reads; see `moesim.policy.Policy.needs`."""
+        """Trace data that it reads; see `moesim.policy.Policy.needs`."""
 
     def choose(self, setup: Setup) -> list[list[int]]:
         """Return the experts of each layer; none for an empty start."""
@@ -70,7 +70,7 @@ class AssignmentPart(Protocol):
 
     @property
     def needs(self) -> frozenset[str]:
-        """What it reads."""
+        """Trace data that it reads."""
 
     @property
     def uses_cpu(self) -> bool:
@@ -80,7 +80,7 @@ class AssignmentPart(Protocol):
         """Begin a run."""
 
     def assign(self, layer: int, loads: Sequence[int], waiting: Sequence[int]) -> Plan:
-        """Return a plan; ``waiting`` is the time in ns until each expert's weights could be on the GPU."""
+        """Return a plan; ``waiting``: time in ns until an expert's weights could be on the GPU."""
 
 
 class PrefetchPart(Protocol):
@@ -88,11 +88,11 @@ class PrefetchPart(Protocol):
 
     @property
     def needs(self) -> frozenset[str]:
-        """What it reads."""
+        """Trace data that it reads."""
 
     @property
     def transient(self) -> bool:
-        """True: what it fetches goes to a pool of its own, emptied at the end of the layer; False: to the cache."""
+        """True: prefetches go to a pool emptied at the end of the layer; False: to the cache."""
 
     @property
     def slots(self) -> int:
@@ -109,7 +109,7 @@ class PrefetchPart(Protocol):
         """Return the predictions to pay for now that a layer is routed."""
 
     def ahead(self, event: Routed, plan: Plan, view: View) -> Sequence[Unit]:
-        """Return what to fetch without a prediction, best first, as (layer, expert); asked once the layer is planned.
+        """Return prefetches without a prediction, best first, as (layer, expert), once planned.
 
         The layer's demand loads are queued before it. Parts that need the plan later keep it.
         """
@@ -119,11 +119,11 @@ class PrefetchPart(Protocol):
 
 
 class ReplacementPart(Protocol):
-    """What leaves the cache when something else wants its place."""
+    """Choice of the expert that leaves the cache for another one."""
 
     @property
     def needs(self) -> frozenset[str]:
-        """What it reads."""
+        """Trace data that it reads."""
 
     @property
     def admits(self) -> bool:
@@ -194,7 +194,7 @@ ReplacementOption = Annotated[
 
 
 def source_needs(source: str) -> frozenset[str]:
-    """Return what a prediction source needs of the trace: a recorded signal, or nothing that could be lacking.
+    """Return the recorded signal that a prediction source needs of the trace, if any.
 
     >>> sorted(source_needs("signal:residual")), sorted(source_needs("residual")), sorted(source_needs("frequency"))
     (['signal:residual'], ['signal:residual'], [])

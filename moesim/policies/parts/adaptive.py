@@ -1,4 +1,4 @@
-"""Replacement by caches that learn: ARC, Fate's variant of it, and S3-FIFO, first as pure directories, then as parts.
+"""Caches that learn (ARC, Fate's variant, S3-FIFO), as pure directories and as parts.
 
 Directories decide at the moment of a request, the engine when a copy can start. So a victim that they name waits in a list until
 the engine asks, and until then it is still there: asked for meanwhile, it is requested anew, and something else leaves. They
@@ -24,7 +24,7 @@ Key = TypeVar("Key")
 
 
 class Arc(Generic[Key]):
-    """Four lists, each least recently used first: T1 and T2 are in the cache, B1 and B2 remember what has left it.
+    """Four lists in order of use: T1 and T2 are cached, B1 and B2 remember what has left.
 
     T1 and B1 hold what was asked for once of late, T2 and B2 what was asked for more often; ``target`` is the size of T1 that
     the cache aims at (the paper's p). A request of something in B1 says that T1 is too small, one in B2 that it is too large.
@@ -97,7 +97,7 @@ class Arc(Generic[Key]):
         _pop_oldest(self._often_gone)
 
     def _from_once(self, often: bool) -> bool:
-        """Say whether the next victim comes from T1; ``often``: the key that is asked for is in B2."""
+        """Whether the next victim comes from T1; ``often``: the requested key is in B2."""
         n_once = len(self._once)
         return bool(n_once) and (n_once > self.target or (often and n_once == self.target))
 
@@ -170,7 +170,7 @@ CAP = 3  # of a key's counter
 
 
 class S3Fifo(Generic[Key]):
-    """A small queue for newcomers, a main queue for those used more than once there, and a memory of what the small one dropped.
+    """A small queue for newcomers, a main one for keys used again, and a memory of the dropped.
 
     The small queue has a tenth of the capacity, rounded, and at least 1. As many keys are remembered as the main queue holds, and
     at least 1. 0 is used twice in the small queue, so that it moves to the main one when 3 needs room; 1 leaves, and is remembered.
@@ -195,12 +195,12 @@ class S3Fifo(Generic[Key]):
         return key in self._small or key in self._main
 
     def refuses(self, spared: Container[Key]) -> bool:
-        """Say whether the cache is full of spared keys, so that the published simulator serves a newcomer without it."""
+        """Whether the cache is full of spared keys, so that a newcomer is served without it."""
         full = len(self._small) + len(self._main) >= self.capacity
         return full and all(key in spared for queue in (self._small, self._main) for key in queue)
 
     def request(self, key: Key, spared: Container[Key] = ()) -> Key | None:
-        """Ask for a key, which is in the cache afterwards; return the key that leaves to make room; on ``spared`` see `refuses`."""
+        """Insert or use a key; return the key that leaves for it. On ``spared`` see `refuses`."""
         for queue in (self._small, self._main):
             if key in queue:
                 queue[key] = min(queue[key] + 1, CAP)
@@ -217,7 +217,7 @@ class S3Fifo(Generic[Key]):
         return list(self._small), list(self._main), list(self._ghosts)
 
     def _make_room(self, spared: Container[Key]) -> Key | None:
-        """Let one key leave a full cache; on the way others move to the main queue or to its young end."""
+        """Let one key leave a full cache, moving others to the main queue or its young end."""
         victim = None
         while len(self._small) + len(self._main) >= self.capacity:
             queues = (
@@ -242,11 +242,10 @@ class S3Fifo(Generic[Key]):
 
 
 class _Directed(Part):
-    """Requests of a directory, for each layer or for the global pool.
+    """Requests of a directory, for each layer or for the global pool."""
 
-    The active experts of a layer that are cached are requested first, ascending, then those that are loaded, in the order of
-    their loads. A prefetch is a request, too.
-    """
+    # A layer's active cached experts are requested first, ascending, then those that are loaded, in the order of
+    # their loads. A prefetch is a request, too.
 
     admits = True
 

@@ -1,4 +1,4 @@
-"""Which device executes each active expert: the rules as pure functions over plain lists, and the parts that apply them.
+"""The device of each active expert: rules as pure functions over lists, and their parts.
 
 A rule takes the costs of every expert and returns a `Plan`. Experts without rows (cost 0 on both sides) appear in no plan.
 Numbers may be integers (nanoseconds, as the parts pass them) or floats (as papers print them).
@@ -22,9 +22,9 @@ def layer_costs(
     gpu_table: Costs,
     cpu_table: Costs,
 ) -> tuple[list[float], list[float]]:
-    """Return what each expert of a layer costs on the GPU and on the CPU, as DALI's equations count it.
+    """Return each expert's cost on the GPU and on the CPU, as DALI's equations count it.
 
-    ``waiting`` is the time until an expert's weights could be on the GPU, 0 if resident; the tables give compute time by rows.
+    ``waiting``: time until an expert's weights could be on the GPU; the tables hold compute time by rows.
 
     >>> layer_costs([2, 0, 1], [3, 3, 0], [0, 2, 2], [0, 1, 2])
     ([3, 0, 2], [2, 0, 1])
@@ -76,7 +76,7 @@ def threshold_assignment(gpu_cost: Sequence[float], cpu_cost: Sequence[float]) -
 
 
 def threshold_layer_plan(loads: Sequence[int], waiting: Sequence[float], gpu_table: Costs, cpu_table: Costs) -> Plan:
-    """Assign a layer by `threshold_assignment`; what need not be waited for runs on the GPU, as if it cost nothing there.
+    """Assign a layer by `threshold_assignment`, at no cost on the GPU for what is there.
 
     >>> threshold_layer_plan([1, 6, 9], [3, 3, 0], [0, *[2] * 9], range(10))
     Plan(gpu=(1, 2), cpu=(0,), gpu_total=5, cpu_total=1, loads=())
@@ -113,10 +113,7 @@ def make_plan(
     gpu_first: float = 0,
     cpu_first: float = 0,
 ) -> Plan:
-    """Build a plan from the ids on the GPU; the other active ones go to the CPU, ascending.
-
-    ``active`` are the experts with rows; None: those with a cost. ``gpu_first`` and ``cpu_first`` are as in `greedy_assignment`.
-    """
+    """Build a plan from the GPU's ids; other active ones (default: with a cost) go to the CPU."""
     if active is None:
         active = [e for e in range(len(gpu_cost)) if gpu_cost[e] or cpu_cost[e]]
     on_gpu = set(gpu)
@@ -185,13 +182,12 @@ def exact_assignment(
 def brute_force_assignment(
     gpu_cost: Sequence[float], cpu_cost: Sequence[float], gpu_first: float = 0, cpu_first: float = 0
 ) -> Plan:
-    """Minimise the larger total by trying every assignment of up to 16 experts.
-
-    Of several optima the first, counting upwards with bit i set if the i-th expert is on the CPU; at most 16 experts.
+    """Minimise the larger total by trying all assignments of at most 16 experts.
 
     >>> brute_force_assignment([3, 3, 3, 2, 2], [1, 1, 5, 4, 1]).makespan
     5
     """
+    # Of several optima the first, counting upwards with bit i set if the i-th expert is on the CPU.
     ids = [e for e in range(len(gpu_cost)) if gpu_cost[e] or cpu_cost[e]]
     if len(ids) > MAX_BRUTE_FORCE:
         raise ValueError(f"brute force: expected at most {MAX_BRUTE_FORCE} experts, got {len(ids)}; use exact_assignment")
@@ -211,7 +207,7 @@ def brute_force_assignment(
 def beam_assignment(
     gpu_cost: Sequence[float], cpu_cost: Sequence[float], width: int = 2, gpu_first: float = 0, cpu_first: float = 0
 ) -> Plan:
-    """Assign by beam search in the greedy order, keeping the ``width`` partial plans with the smallest makespan (DALI's has 2).
+    """Assign by beam search in the greedy order with ``width`` partial plans (DALI's has 2).
 
     Ties between partial plans go to the one that extends the better parent, and then to the GPU.
 
@@ -278,11 +274,10 @@ class ResidentInDecode(Resident):
 
 
 class _Costed(Part):
-    """Assignment by DALI's cost of each expert: max(transfer, compute) on the GPU, compute on the CPU.
+    """Assignment by DALI's cost: max(transfer, compute) on the GPU, compute on the CPU."""
 
-    What the first expert of a layer takes beyond that on a device is in the plans, too, except in Fiddler's rule, which looks
-    at one expert at a time.
-    """
+    # Plans include what a layer's first expert takes beyond that on a device, except by Fiddler's rule, which looks
+    # at one expert at a time.
 
     uses_cpu = True
 

@@ -96,7 +96,7 @@ def layer_counts(setup: Setup) -> Sequence[int]:
 
 
 def global_top(frequency: Sequence[Sequence[float]], n_slots: int) -> list[list[int]]:
-    """Fill slots with the most frequent (layer, expert) pairs of the model; of equals the lower layer first, then the lower id.
+    """Fill slots with the most frequent (layer, expert) pairs, ties to the lower pair.
 
     >>> global_top([[0.1, 0.5, 0.3, 0.8], [0.2, 0.4, 0.9, 0.1]], 3)
     [[1, 3], [2]]
@@ -108,7 +108,7 @@ def global_top(frequency: Sequence[Sequence[float]], n_slots: int) -> list[list[
 
 
 def per_layer_top(frequency: Sequence[Sequence[float]], slots: Sequence[int]) -> list[list[int]]:
-    """Take the most frequent experts of every layer, as many as it has slots; ties to the lower id; each layer ascending.
+    """Fill each layer's slots with its most frequent experts, ascending; ties to the lower id.
 
     >>> per_layer_top([[0.1, 0.5, 0.3, 0.8], [0.2, 0.4, 0.9, 0.1]], [1, 2])
     [[3], [1, 2]]
@@ -117,7 +117,7 @@ def per_layer_top(frequency: Sequence[Sequence[float]], slots: Sequence[int]) ->
 
 
 def per_layer_top_with_remainder(frequency: Sequence[Sequence[float]], n_slots: int) -> list[list[int]]:
-    """Give every layer an equal share of the slots, and what is left to the globally most frequent pairs (DAOP).
+    """Fill equal shares of slots by layer, and the rest with the globally most frequent (DAOP).
 
     >>> per_layer_top_with_remainder([[0.1, 0.5, 0.3, 0.8], [0.2, 0.4, 0.9, 0.1]], 3)
     [[1, 3], [2]]

@@ -91,7 +91,7 @@ class RandomAhead(_Pooled):
 
 
 def top_by_count(counts: Sequence[int], size: int) -> list[int]:
-    """Return up to ``size`` ids with the highest positive counts, highest first, ties to the lower id.
+    """Return up to ``size`` ids with the highest positive counts; ties to the lower id.
 
     >>> top_by_count([0, 3, 1, 3, 0], 4)
     [1, 3, 2]
@@ -101,7 +101,7 @@ def top_by_count(counts: Sequence[int], size: int) -> list[int]:
 
 
 def add_rows(counts: dict[int, int], ids: NDArray[Any], top_k: int) -> dict[int, int]:
-    """Count the rows of each expert among the best ``top_k`` of every row of ids, on top of what is counted; return the counts.
+    """Add each expert's rows among the best ``top_k`` of every row of ids to the counts.
 
     >>> import numpy as np
     >>> add_rows({3: 1}, np.array([[1, 3, 0], [1, 2, 0]]), 2)
@@ -152,7 +152,7 @@ class TopPredicted(_Pooled):
         ]
 
     def choose(self, event: Predicted, view: View) -> Sequence[Unit]:
-        """Count predicted rows over the micro-batches so far; choose the top, at most ``size`` in all."""
+        """Count predicted rows over the micro-batches so far; choose the ``size`` top in all."""
         if self._step != event.step:
             self._step, self._seen = event.step, {}
         counts, chosen = self._seen.setdefault(event.layer, ({}, set()))
@@ -175,7 +175,7 @@ PREFETCHED = "prefetch"
 
 
 class Transient:
-    """What was fetched ahead to a device, by layer, until that layer ends."""
+    """Experts fetched ahead to a device, by layer, until that layer ends."""
 
     def __init__(self, device: str) -> None:
         self._device = device
@@ -191,7 +191,7 @@ class Transient:
         return Fetch(layer, experts, self._device, PREFETCH, PREFETCHED)
 
     def demand(self, layer: int, misses: Sequence[int], view: View) -> tuple[list[Fetch], Sequence[int]]:
-        """Make what is on its way more urgent, in the pool it was meant for; return that, and what is still to be loaded."""
+        """Return fetches that make copies on their way urgent, and what is still to be loaded."""
         if late := self._late.pop(layer, []):
             late = [e for e in late if view.is_pending(layer, e, self._device)]
             if again := [e for e in late if e in misses]:
@@ -206,7 +206,7 @@ class Transient:
         return [Fetch(layer, early, self._device, DEMAND, PREFETCHED)] if early else [], rest
 
     def layer_end(self, layer: int, view: View) -> list[int]:
-        """Return what is to be dropped of a layer that ends: what is there, and what is on its way to this pool, for nobody."""
+        """Return what to drop as a layer ends: what is there, and unused copies on their way."""
         if (ahead := self._ahead.pop(layer, None)) is None:
             return []
         held = layer_residents(view, self._device, PREFETCHED, layer)
@@ -221,7 +221,7 @@ class Transient:
             self._late[layer] = [e for e in self._late[layer] if e not in experts]
 
     def spent(self, fetch: Fetch, routed: int, view: View) -> Unit | None:
-        """Return a prefetched expert whose layer is routed and that nothing uses; for a demand load, any idle one."""
+        """Return an unused prefetched expert of a routed layer; for a demand load, any idle one."""
         for layer, experts in self._ahead.items():
             if layer <= routed or fetch.urgency == DEMAND:
                 for expert in experts:
@@ -233,7 +233,7 @@ class Transient:
 
 # ------------------------------------------------------------------------- PreScope's rule: what the link has time for
 def prefetch_count(share: float, n_upcoming: int, hit_rate: Callable[[int], float]) -> int:
-    """Round the transfers that fit, f, to whole experts (PreSched step 4, equation 7): half up, or one fewer; 0 to ``n_upcoming``.
+    """Round the transfers that fit, f, to whole experts (PreSched step 4, equation 7).
 
     f is the gap and the next layer's dense part in units of one transfer, ``hit_rate`` the probability R_hit that the predicted
     expert of a rank (0: the busiest) is wanted. With |f| the rounded number, the last expert is worth it if
@@ -258,10 +258,9 @@ _PRIOR_WEIGHT = 1  # visits of a layer that the prior counts for
 
 
 class Foresight:
-    """What is predicted about the layer ahead, and how often predictions of each rank have come true.
+    """Predictions about the layer ahead, and the hit rate of each rank so far."""
 
-    ``prior_hit`` is the probability that a predicted expert is wanted, before anything has been seen.
-    """
+    # `prior_hit`: probability that a predicted expert is wanted, before anything has been seen.
 
     def __init__(self, model: ModelSpec, prior_hit: float, add_rows: Callable[..., object] = add_rows) -> None:
         self._top_k = model.top_k
@@ -280,7 +279,7 @@ class Foresight:
         self._n_rows = len(event.requests)
 
     def routed(self, event: Routed) -> bool:
-        """Take a micro-batch in; say whether it was the layer's last, and if so compare with what was said."""
+        """Count a micro-batch; whether it was the layer's last, which scores the prediction."""
         if not event.mb:
             self._active.clear()
             self._routed_rows = 0
@@ -299,7 +298,7 @@ class Foresight:
         return True
 
     def predicted(self, event: Predicted) -> dict[int, int] | None:
-        """Count predicted rows; return those of each expert once all micro-batches are in, else None."""
+        """Count predicted rows; return them by expert once all micro-batches are in, else None."""
         if self._about != (event.step, event.layer):
             self._about = (event.step, event.layer)
             self._counted_rows = 0
@@ -309,7 +308,7 @@ class Foresight:
         return self._counts if self._counted_rows >= self._n_rows else None
 
     def say(self, layer: int, experts: Sequence[int]) -> Callable[[int], float]:
-        """Remember what is predicted, busiest first; return the probability that the expert of a rank is wanted."""
+        """Remember a prediction, busiest first; return each rank's probability of being wanted."""
         self._said[layer] = experts
         ranks = self._hits.get(layer, ())
 
@@ -323,7 +322,7 @@ class Foresight:
 
 
 def absent(counts: Mapping[int, int], layer: int, gpu: str, view: View) -> list[int]:
-    """Return the predicted experts that are neither on a GPU nor on their way to it, busiest first, ties to the lower id."""
+    """Return predicted experts neither on a GPU nor on their way, busiest first, then by id."""
     resident = view.residency(layer, gpu)
     found = sorted([e for e in counts if not resident[e] and not view.is_pending(layer, e, gpu)])
     found.sort(key=lambda e: -counts[e])
@@ -331,7 +330,7 @@ def absent(counts: Mapping[int, int], layer: int, gpu: str, view: View) -> list[
 
 
 def where(layer: int, experts: Sequence[int], gpu: str, view: View) -> tuple[list[int], list[int], list[int]]:
-    """Split experts of a layer into those that are on a GPU, those on their way to it, and the others, each in the order given."""
+    """Split experts of a layer, in order, into those on a GPU, on their way to it, and others."""
     resident = view.residency(layer, gpu)
     here, coming, neither = [], [], []
     for expert in experts:

@@ -69,7 +69,7 @@ class PresentVisit:
 
 
 def first_resident(ranked: Iterable[Unit], spared: Container[Unit], gpu: str, view: View) -> Unit | None:
-    """Return the first of some units that is on a GPU, one that is spared only if no other is; None if there is none."""
+    """Return the first unit on a GPU, a spared one only if no other is; None if there is none."""
     is_resident = view.is_resident
     routed = []
     for unit in ranked:
@@ -81,7 +81,7 @@ def first_resident(ranked: Iterable[Unit], spared: Container[Unit], gpu: str, vi
 
 
 def order_of_use(event: Routed) -> Sequence[int]:
-    """Return the active experts in the order in which they count as used: those of one row by rank, those of several by id.
+    """Return the active experts in the order of use: one row's by rank, several rows' by id.
 
     Examples
     --------
@@ -123,14 +123,14 @@ class Admitting(Part):
         return None
 
     def members(self, layer: int) -> dict[Unit, None]:
-        """Return the experts among which a fetch for a layer has its victim, in order of insertion, as keys of a dict.
+        """Return possible victims of a fetch for a layer, in order of insertion, as keys of a dict.
 
         In one pool for all layers these are of all layers. `victim` deletes the one that it names.
         """
         return self._members[layer if self._per_layer else 0]
 
     def first_resident(self, ranked: Iterable[Unit], view: View) -> Unit | None:
-        """Return the first of some members that is there, in use or not, and that ``victims`` does not protect; None if none is."""
+        """Return the first member there that ``victims`` does not protect, or None."""
         return first_resident(ranked, self._visit.units if self.victims == UNROUTED_FIRST else (), self._gpu, view)
 
 
@@ -172,7 +172,7 @@ class LRU(FIFO):
         self._mark(layer, units)
 
     def inserted(self, layer: int, experts: Sequence[int]) -> None:
-        """Put what is fetched at the recent end; what is loaded on demand takes its place in the order of the visit."""
+        """Put prefetches at the recent end, and demand loads in the visit's order of use."""
         Admitting.inserted(self, layer, experts)
         if self._present and self._present[0][0] == layer:
             self._mark(layer, self._present)
@@ -232,7 +232,7 @@ class Static(Part):
 def workload_aware_swap(
     scores: Sequence[int], resident: Iterable[int], u_size: int, only_if_better: bool = False
 ) -> tuple[list[int], list[int]]:
-    """Choose the replacements of DALI's Algorithm 2 at the end of a window, by the rows that each expert served in it.
+    """Choose the replacements of DALI's Algorithm 2 at a window's end, by rows served in it.
 
     The victims are the lowest residents (lowest first), the newcomers the highest non-residents (highest first), ``u_size`` pairs or
     fewer. ``only_if_better`` keeps a resident unless its newcomer's score is higher; the paper swaps in any case.
@@ -297,10 +297,9 @@ class WorkloadAware(Static):
 
 
 class _Ranked(Admitting):
-    """Members by a rank that changes only when they are used: the lowest goes first, of equals the one used longest ago.
+    """Members by a rank that changes when used: the lowest goes first, then the least recent."""
 
-    Within a visit, experts count as used in the order of `order_of_use`; being fetched ahead counts as a use.
-    """
+    # Within a visit, experts count as used in the order of `order_of_use`; being fetched ahead counts as a use.
 
     def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
         self._orders: dict[int, list[tuple[Any, Unit]]] = {}  # pool -> its members by rank, made at the first question

@@ -1,4 +1,4 @@
-"""AdapMoE: cache sizes by a dynamic program, one expert where the second hardly counts, and one prefetch.
+"""AdapMoE: cache sizes by a dynamic program, one prefetch, and fewer second experts.
 
 S. Zhong et al., "AdapMoE: Adaptive Sensitivity-based Expert Gating and Management for Efficient MoE Inference", ICCAD 2024
 (arXiv:2408.10284); the released code, which grew from Mixtral-Offloading's.
@@ -38,7 +38,7 @@ SENSITIVITY = 0.005
 
 
 def expected_loads(size: int, n_experts: int, accuracy: float, single: float = 0.0) -> float:
-    """Return a token's expected demand loads in a layer with ``size`` experts cached (our derivation).
+    """Return a token's expected demand loads with ``size`` experts cached (our derivation).
 
     One expert is wanted and missing (``single``: share of such tokens); of two, both are, with a right prefetch (``accuracy``: its
     chance; 0 for the first layer) and without; of two, one is.
@@ -53,7 +53,7 @@ def expected_loads(size: int, n_experts: int, accuracy: float, single: float = 0
 
 
 def cache_sizes(loads: Sequence[Sequence[float]], total: int) -> list[int]:
-    """Divide cache slots among layers, at least one each, for the fewest expected loads (layer, slots).
+    """Divide cache slots among layers, at least one each, for the fewest expected loads.
 
     Of equal sums, from the last layer on, the smallest size. Slots beyond all experts are not used.
 
@@ -200,7 +200,7 @@ class AdapMoE(MixtralOffloadingSpec):
         return [Fetch(event.layer, [e for e in coming if e in event.active], self._gpu, DEMAND, AHEAD)]
 
     def _serve(self, event: Routed, view: View) -> list[Action]:
-        """Leave the second expert out where it hardly counts; the rest as Mixtral-Offloading with a guess."""
+        """Leave the second expert out where it hardly counts; else Mixtral-Offloading with a guess."""
         left_out = self._left_out(event)
         if left_out is None:
             return super().on_routed(event, view)

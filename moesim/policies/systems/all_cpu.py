@@ -1,4 +1,4 @@
-"""All experts on the CPU, all else on the GPU: KTransformers' first engine, and what DALI's ablation calls "naive".
+"""All experts on the CPU, all else on the GPU: KTransformers' first engine, DALI's "naive".
 
 | point | we do |
 |---|---|

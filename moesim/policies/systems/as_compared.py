@@ -1,4 +1,4 @@
-"""Systems as papers describe them in comparisons, which is not always as these systems' own papers and code have it.
+"""Systems as papers describe them in comparisons, not as their own papers and code do.
 
 Each has no options, and is named for itself and the paper: ``hybrimoe-in-dali`` is what DALI calls HybriMoE.
 

@@ -1,4 +1,4 @@
-"""Expert caches with textbook replacement: LRU, LFU, FIFO, S3-FIFO, random, static, and Belady's optimum.
+"""Expert caches by textbook: LRU, LFU, FIFO, S3-FIFO, random, static and Belady's optimum.
 
 Baselines that differ in the replacement part only; the CPU computes no expert unless ``assignment`` says so.
 

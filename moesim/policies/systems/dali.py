@@ -1,4 +1,4 @@
-"""DALI: a greedy CPU-GPU split of each layer, residual-corrected prefetch, and a cache that follows the workload.
+"""DALI: a greedy split of each layer, residual-corrected prefetch, and a cache by workload.
 
 The paper DALI, arXiv, 2026. No code is released.
 

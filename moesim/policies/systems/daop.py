@@ -1,4 +1,4 @@
-"""DAOP: experts swapped once a prompt, and decoding that predicts a layer ahead so that the CPU can begin early.
+"""DAOP: experts swapped once a prompt, and decoding that predicts a layer ahead.
 
 Y. Zhang, S. Aggarwal, T. Mitra, "DAOP: Data-Aware Offloading and Predictive Pre-Calculation for Efficient MoE Inference", DATE
 2025; the authors released code.
@@ -113,11 +113,12 @@ def prefill_swaps(
 def swaps_from(
     present: Sequence[int], start: Sequence[int], pairs: Sequence[tuple[int, int]], loads: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """Return the pairs (newcomer, leaver), busiest and idlest first, that reach the outcome of swaps chosen for ``start``.
+    """Return pairs (newcomer, leaver) that reach the outcome of swaps chosen for ``start``.
 
     >>> swaps_from([0, 0, 1, 1], [1, 1, 0, 0], [(2, 1)], [4, 0, 5, 1])
     [(0, 3)]
     """
+    # Busiest and idlest first.
     wanted = list(start)
     for hot, cold in pairs:
         wanted[hot], wanted[cold] = 1, 0
@@ -131,10 +132,9 @@ LEAVING = "leaving"  # pool of experts on their way back to the host
 
 
 class Exchange:
-    """Copies between a GPU's cache and the host, by ``writeback`` of what leaves, else without.
+    """Copies between a GPU's cache and the host, by ``writeback`` of what leaves, else without."""
 
-    ``n_buffers`` experts make room, in the pool `LEAVING`, before they are gone.
-    """
+    # `n_buffers` experts make room, in the pool `LEAVING`, before they are gone.
 
     def __init__(self, gpu: str, host: str, writeback: bool, n_buffers: int) -> None:
         self._gpu, self._host = gpu, host
@@ -191,7 +191,7 @@ class Exchange:
 
 
 class MainThread:
-    """Swaps of a layer pair by pair, then its experts on one device, then on the other; waits in between."""
+    """Swaps of a layer pair by pair, then its experts device by device; waits in between."""
 
     def __init__(self) -> None:
         self.begin_step()
@@ -260,7 +260,7 @@ def degraded(predicted: Sequence[int], scores: Sequence[float], on_gpu: Sequence
 
 
 class Ahead:
-    """Collects the predictions about the next layer, degrades them, and keeps the GPU's share until that layer is routed."""
+    """Collects and degrades the next layer's predictions, and keeps the GPU's share until then."""
 
     def __init__(self, on_gpu: Sequence[Sequence[int]], top_k: int, allowed: int | None) -> None:
         self._on_gpu = on_gpu
@@ -522,7 +522,7 @@ class DaopPaper(ForOneUse):
         return self._exchange.start(event.layer, pairs, view)
 
     def _decide_swaps(self, event: Routed, view: View) -> list[Pair]:
-        """Count rows; decide once, as a chunk begins. Who still moves stays where it is going."""
+        """Count rows, and decide once, as a chunk begins; who still moves stays where it is going."""
         layer = event.layer
         rows = self._rows[layer] = [old + new for old, new in zip(self._rows[layer], event.rows, strict=True)]
         if event.mb or not (self._last_chunk if self.swap_chunk == "last" else self._first_chunk):

@@ -1,4 +1,4 @@
-"""moe-speed-of-light's engine patch: who is hotter by decayed frequency is copied for later; or misses are split with the link.
+"""moe-speed-of-light's patch: hot misses by decayed frequency are copied, or split.
 
 harshithkantamneni/moe-speed-of-light: runtime/llama.cpp-expert-cache-4da6337.patch (13b48f82), mosl/ecsim.py (5f5fef73),
 jobs/ec2/fetch_table.py (2f1ac924).

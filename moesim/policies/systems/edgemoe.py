@@ -1,4 +1,4 @@
-"""EdgeMoE, as other papers describe it: experts preloaded by statistics, and a cache that gives up the farthest layers first.
+"""EdgeMoE, as others describe it: experts preloaded; the farthest layers leave first.
 
 EdgeMoE's own paper was not read and no scheduler code is released: each point is as OD-MoE (2025), DAOP (2025) and DALI (2026)
 describe it, or a choice.
@@ -32,9 +32,7 @@ from moesim.policy import Fetch, Routed, View
 
 
 def farthest_layers(layer: int, n_layers: int, distance: Literal["next-pass", "absolute"]) -> list[int]:
-    """Order all layers by their distance from one, farthest first; of equals the one passed first.
-
-    The distance is the number of layers until the pass comes there, or the difference of the numbers (``absolute``).
+    """Order all layers by the passes to come (or ``absolute`` distance), farthest first.
 
     >>> farthest_layers(2, 5, "next-pass"), farthest_layers(2, 5, "absolute")
     ([2, 1, 0, 4, 3], [0, 4, 1, 3, 2])

@@ -1,4 +1,4 @@
-"""exllamav3: the last experts of each layer on the CPU, exchanged with hot ones between generations; prompts stream the hot ones.
+"""exllamav3: the last experts on the CPU, exchanged with hot ones between generations.
 
 turboderp-org/exllamav3, ``block_sparse_mlp_cpu.py`` at 0cec381390 and ``model_init.py`` at 0148de2993; where the wheel 1.6.5 (with
 ``model/moe_cpu_host.py``) differs, the table follows it.

@@ -1,4 +1,4 @@
-"""Fate: the next layer's gate predicts on the present hidden state; a cache by ARC; fewer bits for what matters less.
+"""Fate: the next layer's gate predicts on the present state; ARC; fewer bits by weight.
 
 "Fate: Fast Edge Inference of Mixture-of-Experts Models via Cross-Layer Gate", 2025, was not read; the code is a port to MindSpore
 by the authors' university.

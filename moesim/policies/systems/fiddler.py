@@ -1,4 +1,4 @@
-"""Fiddler: popular experts stay on the GPU; any other goes to whichever device finishes it sooner.
+"""Fiddler: popular experts stay on the GPU; others run where they finish sooner.
 
 K. Kamahori et al., "Fiddler: CPU-GPU Orchestration for Fast Inference of Mixture-of-Experts Models", ICLR 2025
 (arXiv:2402.07033); code: efeslab/fiddler.

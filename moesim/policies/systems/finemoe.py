@@ -1,4 +1,4 @@
-"""FineMoE (fMoE): past iterations that begin alike decide which experts of later layers to prefetch and to keep.
+"""FineMoE (fMoE): past iterations that begin alike decide prefetches and evictions.
 
 Code: IntelliSys-Lab/FineMoE-EuroSys26 at 5c58468, on MoE-Infinity's engine; the paper was not read.
 
@@ -57,7 +57,7 @@ def layer_decay(layer: int, start: int, end: int) -> float:
 
 
 class MapRanks(NamedTuple):
-    """How an expert map ranks the experts of each layer; it depends on neither the band nor the similarity."""
+    """Ranks of each layer's experts in an expert map, whatever the band and similarity."""
 
     place: NDArray[np.int64]  # of each expert by descending probability, of equals the lower id first, (n_layers, n_experts)
     sums: NDArray[np.float64]  # of the probabilities up to each place, (n_layers, n_experts)
@@ -331,7 +331,7 @@ class FineMoE(PrefetchingThread):
         return evicted(self._scores(), may_go)
 
     def evict(self, fetch: Fetch, view: View) -> Unit | None:
-        """Name the lowest score; on demand, if there is no other, a candidate of the last prediction."""
+        """Name the lowest score; on demand, without another, a candidate of the last prediction."""
         found = self.idle(self.spare(), view)
         if found is not None or fetch.urgency == PREFETCH:
             return found

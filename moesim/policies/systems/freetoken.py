@@ -1,4 +1,4 @@
-"""FreeToken: one LRU over all layers; misses go over the link, or are split between link and CPU by rates measured together.
+"""FreeToken: one LRU over all layers; misses go over the link, or are split with the CPU.
 
 FlashML-org/FreeToken at 0ab982f109, python/freetoken/moe/ (offload_cache, offload_kernels, bench_profile, benchbw, cpu_offload).
 
@@ -49,10 +49,9 @@ TAG = "again"
 
 
 class LayerStream(PastTheCache):
-    """Streams each layer of a prompt through the first slots of a bank, one or two layers; their experts are lost.
+    """Streams each layer of a prompt through a bank's first slots, whose experts are lost."""
 
-    What a later slot holds is computed from there; it is sent with the others unless ``copy_within``.
-    """
+    # One or two layers. A later slot's expert is computed there; it is sent with the others unless `copy_within`.
 
     def __init__(self, gpu: str, host: str, bank: Bank, expert_bytes: Sequence[int], n_experts: int, *, n_buffers: int,
                  copy_within: bool) -> None:  # fmt: skip

@@ -1,4 +1,4 @@
-"""A cache next to the CPU whose experts are exchanged one at a time, by heat that decays ("WackMall", llama.cpp PRs 26563 and 26824).
+"""A cache next to the CPU, "WackMall", that exchanges one expert at a time by decayed heat.
 
 ggml-org/llama.cpp PRs 26563 and 26824 (closed); miltos22/llama.cpp-wackMall-merge-request at 02512c813a.
 

@@ -1,4 +1,4 @@
-"""HOBBIT, as other papers describe it: a miss is copied at high or low precision or skipped, by its gate weight.
+"""HOBBIT, as others describe it: a miss is copied at high or low precision or skipped.
 
 "HOBBIT: A Mixed Precision Expert Offloading System for Fast MoE Inference" was not read, and no scheduler code was found: each
 point is as other papers describe it (OD-MoE above all), or a choice.
@@ -333,10 +333,8 @@ class Hobbit(PolicyBase):
         return None
 
     def _grouped(self, view: View) -> NDArray[np.float64]:
-        """Score all copies, (3, n_widths, n_layers, n_experts); inf for who is not in a group.
-
-        The groups leave in this order: those that a high copy makes needless, others, prefetched ones.
-        """
+        """Score all copies, (3, n_widths, n_layers, n_experts); inf for who is not in a group."""
+        # Groups in order of leaving: those that a high copy makes needless, others, prefetched ones.
         layers = np.arange(view.model.n_layers)[:, None]
         scores = victim_scores(
             self._last, self._uses, self._high_uses, layers, max(1, self._step), self._layer, view.model.n_layers, self._weights

@@ -1,8 +1,8 @@
-"""HybriMoE: experts split between CPU and GPU by simulating the layer, prefetch by impact, and a cache that follows scores.
+"""HybriMoE: layers split by simulation, prefetch by impact, and a cache by recent scores.
 
 "HybriMoE: Hybrid CPU-GPU Scheduling and Cache Management for Efficient MoE Inference", 2025; code: PKU-SEC-Lab/HybriMoE.
 
-Idea: play every layer through first, with a timeline each for GPU, CPU and link; the same play tells which prefetch would help.
+Idea: play every layer through first, with a timeline each for GPU, CPU and link; the same play shows which prefetch would help.
 The cache keeps what the router scored high of late. Paper and code differ so much that there are two policies.
 
 | point | paper says | released code does | we do |
@@ -187,7 +187,7 @@ ScoreRows = Annotated[
 
 
 class RecentScores:
-    """One score S for each expert of each layer: S <- alpha TopP(s) + (1 - alpha) S at every visit (HybriMoE, eq. 3).
+    """Recent scores of each layer: S <- alpha TopP(s) + (1 - alpha) S at visits (eq. 3).
 
     ``p`` scores of a row count, by default 2 top_k, of recorded weights at most top_k; of several rows the mean or the first.
     ``credit``: to each expert its own score, or one by its id (`credit_by_id`).

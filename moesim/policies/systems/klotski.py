@@ -1,4 +1,4 @@
-"""Klotski: several micro-batches share each copied expert; the hot ones are copied while attention and the gate compute.
+"""Klotski: micro-batches share each copied expert; hot ones are copied during attention.
 
 Z. Fang et al., "Klotski: Efficient Mixture-of-Expert Inference via Expert-Aware Multi-Batch Pipeline", ASPLOS 2025
 (arXiv:2502.06888); the authors' university's port to MindSpore, which the table follows.

@@ -1,4 +1,4 @@
-"""KTransformers: some experts stay on the GPU, the CPU computes all others; long prompts go through the GPU layer by layer.
+"""KTransformers: some experts on the GPU, others on the CPU; long prompts layer by layer.
 
 kvcache-ai/ktransformers: the operators of 2024 and 2025 (``kt-layer``), and kt-kernel at 95009ea with kvcache-ai/sglang
 ``kt_ep_wrapper.py`` (``kt-expert``). Nothing is cached or predicted.
@@ -119,7 +119,7 @@ RESIDENTS = "residents"
 
 
 class WholeLayer:
-    """One layer whose experts are all copied to a buffer on the GPU; what is routed runs once all are there."""
+    """A layer whose experts are all copied to a GPU buffer before what is routed runs."""
 
     def __init__(self, gpu: str, host: str) -> None:
         self._gpu, self._host = gpu, host
@@ -160,7 +160,7 @@ class WholeLayer:
 
 
 class _KTransformers(PolicyBase):
-    """Experts on the GPU at the start, the others on the CPU, and whole layers on the GPU for long prompts."""
+    """Experts on the GPU or CPU from the start, and whole layers on the GPU for long prompts."""
 
     prefill_threshold: int | None = option(
         None, "Rows from which on all experts of a layer are copied to the GPU and computed there; None: never.", ge=1

@@ -1,4 +1,4 @@
-"""Least stale by generations: what the present pass through the layers has not used leaves first.
+"""Least stale by generations: experts unused in the present pass leave first.
 
 SpecMD's abstract (arXiv:2602.03921) reports what its "Least-Stale" eviction gains, not how it works; the paper was not read in
 full and no code is public. Public re-readings disagree; this is one, and no result may be named SpecMD. ``least-stale`` among

@@ -1,4 +1,4 @@
-"""llama.cpp: whole layers, or the experts of whole layers, on the CPU or on the GPU; nothing is cached.
+"""llama.cpp: whole layers, or their experts, on the CPU or the GPU; nothing is cached.
 
 ggml-org/llama.cpp; options ``--n-gpu-layers``, ``--n-cpu-moe`` and ``--no-op-offload``; without any, recent versions search what
 fits (``llama-cpp-fit``).
@@ -35,7 +35,7 @@ from moesim.policy import DEMAND, LAYER_PARTS, Action, Copy, Fetch, LayerEnd, Pl
 
 
 def first_layers_on_gpu(n_layers: int, n_gpu_layers: int | None, n_cpu_moe: int = 0) -> tuple[int, int]:
-    """Return the first layer on the GPU, and the first whose experts are there; ``n_layers``: none.
+    """Return the first layer on the GPU, and the first with experts there; ``n_layers``: none.
 
     Layers count from the end, the output layer first; experts of the first ``n_cpu_moe`` stay on the CPU.
 
@@ -87,7 +87,7 @@ def fitted(dense: Sequence[int], experts: Sequence[int], rest: int, target: int,
 
 
 def false_position(memory: Callable[[int], int], target: int, high: int) -> int:
-    """Find the largest count up to ``high`` that uses at most a target, asking for the memory of few counts.
+    """Find the largest count up to ``high`` within a target, evaluating few counts.
 
     Each next count is interpolated between one that fits and one that does not, at least one from either. 0 is returned whether it
     fits or not. ``memory`` must not fall with the count.
@@ -195,7 +195,7 @@ class LlamaCpp(ForOneUse):
         return Placement([Copy(layer, everyone, gpu) for layer in on_gpu], pools, {("embedding", -1): self._cpu})
 
     def _split(self, view: View) -> tuple[int, int, bool]:
-        """Return the first MoE layer whose dense part, and whose experts, are on the GPU; whether all are."""
+        """Return the first MoE layer with its dense part, and experts, on the GPU; whether all are."""
         model = view.model
         leading = model.n_dense_layers
         slots = view.cache_slots(self._gpu) // model.n_experts  # in whole layers

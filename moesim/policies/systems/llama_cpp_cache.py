@@ -1,4 +1,4 @@
-"""llama.cpp's own expert cache: one bank of slots over all layers, and every missing expert is uploaded before the GPU computes.
+"""llama.cpp's expert cache: one bank of slots over all layers; every miss is uploaded.
 
 ggml-org/llama.cpp: src/llama-moe-cache.cpp at 4b060f27a8 (PR #29887, release b11480). ClassLRU: header comment at c4fb579695
 (PR #31233, b12170).
@@ -38,7 +38,7 @@ HALF_LIFE, CLASSES = 128, 8
 
 
 class ClassBank(Bank):
-    """Slots whose experts are in order of use by class, too, so that a victim costs a look at each class."""
+    """Slots ordered by use in each class, so that a victim costs a look at each class."""
 
     def __init__(self, slots: int, n_layers: int, n_experts: int) -> None:
         super().__init__(slots)

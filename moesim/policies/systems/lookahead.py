@@ -1,4 +1,4 @@
-"""Look-ahead caches: caches that know the next uses, all of them or those of some steps, and may refuse a miss.
+"""Look-ahead caches: they know the next uses, all or some steps', and may refuse a miss.
 
 Oracles, not systems: ``belady`` must take every miss into its cache; these leave one that is not worth a slot to the CPU.
 

@@ -1,4 +1,4 @@
-"""Mixtral-Offloading: a least-recently-used cache of experts per layer, in which every miss swaps two experts.
+"""Mixtral-Offloading: an LRU cache per layer, in which every miss swaps two experts.
 
 A. Eliseev, D. Mazur, "Fast Inference of Mixture-of-Experts Language Models with Offloading", arXiv:2312.17238, 2023;
 code: dvmazur/mixtral-offloading.
@@ -150,10 +150,8 @@ class MixtralOffloading(PolicyBase):
         return mixtral_offloading_plan(self._order[layer], active, self.buffer_size)
 
     def _start_swaps(self, view: View) -> list[Action]:
-        """Start as many swaps as the window and the free buffers allow.
-
-        With several micro-batches an expert may be planned to be loaded twice in one layer; the second may be left over.
-        """
+        """Start as many swaps as the window and the free buffers allow."""
+        # With several micro-batches an expert may be planned to load twice in one layer; the second may be left over.
         actions: list[Action] = []
         gpu = self._gpu
         while self._waiting:

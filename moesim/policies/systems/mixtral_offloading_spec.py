@@ -1,4 +1,4 @@
-"""Mixtral-Offloading with what its report adds to the released code: speculative loading, and experts of a low width.
+"""Mixtral-Offloading's report: speculative loading, and experts of a low width.
 
 A. Eliseev, D. Mazur, "Fast Inference of Mixture-of-Experts Language Models with Offloading", arXiv:2312.17238, 2023.
 

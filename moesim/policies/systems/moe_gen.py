@@ -1,4 +1,4 @@
-"""MoE-Gen: all experts are streamed in a fixed cycle through eight buffers; each runs once for the rows of all micro-batches.
+"""MoE-Gen: experts stream in a fixed cycle through buffers, each run once for all rows.
 
 EfficientMoE/MoE-Gen at f83b812f81; for offline work with large batches.
 

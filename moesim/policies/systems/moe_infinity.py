@@ -1,9 +1,9 @@
-"""MoE-Infinity: as published, by past sequences that are like the present one, and as released, by use over the whole run.
+"""MoE-Infinity: as published, by past sequences like the present one; as released, by use.
 
 L. Xue et al., "MoE-Infinity: Efficient MoE Inference on Personal Machines with Sparsity-Aware Expert Cache", arXiv:2401.14361;
 code: EfficientMoE/MoE-Infinity.
 
-Idea: the matrix of a past sequence, tokens by layer and expert, tells what to prefetch and keep. The released blocks of Mixtral,
+Idea: the matrix of a past sequence, tokens by layer and expert, shows what to prefetch and keep. The released blocks of Mixtral,
 DeepSeek, Switch and NLLB have this commented out: ``moe-infinity-code``, an LFU cache. ``moe-infinity-paper`` is the method.
 
 | point | paper says | released code does | we do |
@@ -72,7 +72,7 @@ def shares(counts: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def remaining_priority(probability: NDArray[Any], layer: int) -> NDArray[np.float64]:
-    """Weigh the experts that a forward pass has still to come to, by their expected share in their layer; nearer layers weigh more.
+    """Weigh the experts still to come by their expected share in their layer, nearer ones more.
 
     ``(p + 1e-8) (1 - (j - l) / (L + 1))`` in row j >= l of L rows, l the layer that the pass is at, and 0 in the rows passed.
 
@@ -86,7 +86,7 @@ def remaining_priority(probability: NDArray[Any], layer: int) -> NDArray[np.floa
 
 
 def least_visited(visits: NDArray[Any], may_go: NDArray[np.bool_]) -> tuple[int, int] | None:
-    """Return the expert that MoE-Infinity's released code evicts: the first strict minimum of the counts of those that may go.
+    """Return the expert that MoE-Infinity's code evicts: the first least count that may go.
 
     Scanned expert by expert over all layers: of equals the lowest expert, then the lowest layer. None if none may go.
 
@@ -166,10 +166,8 @@ class Past:
             self._likeness[these] += unit_rows(row[these]) @ self._units[layer].T
 
     def priority(self, layer: int) -> NDArray[Any]:
-        """Weigh all experts by the closest past of each sequence of this step; of equals the first.
-
-        The released code masks the rows up to this layer and compares the others, which are empty in the first pass.
-        """
+        """Weigh all experts by the closest past of each sequence of this step; of equals the first."""
+        # The released code masks the rows up to this layer and compares the others, empty in the first pass.
         if len(self._shares):
             expected = self._shares[self._likeness.round(DECIMALS).argmax(axis=1)]
         else:
@@ -255,7 +253,7 @@ class FetchThread(PolicyBase):
         return self.idle(self.spare(), view) or self.of_the_layer(view)
 
     def of_the_layer(self, view: View) -> Unit | None:
-        """Return the lowest where all others are locked: one layer may use more than the cache holds."""
+        """Return the lowest where all others are locked: a layer may use more than the cache holds."""
         may_go = self._cached.copy()
         if self._turns:
             may_go[tuple(zip(*self._turns, strict=True))] = False

@@ -1,4 +1,4 @@
-"""MoE-Lightning: whole layers of experts are streamed while micro-batches compute; the CPU reads the KV cache while decoding.
+"""MoE-Lightning: layers stream while micro-batches compute; the CPU reads the KV cache.
 
 S. Cao et al., "MoE-Lightning: High-Throughput MoE Inference on Memory-constrained GPUs", ASPLOS 2025 (arXiv:2411.11217); the
 artifact's code.

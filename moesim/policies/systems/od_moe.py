@@ -1,4 +1,4 @@
-"""OD-MoE: experts are loaded on demand by a cluster of workers, ahead of time, as a shadow of the model predicts them.
+"""OD-MoE: a cluster of workers loads experts on demand, as a shadow model predicts them.
 
 "OD-MoE: on-demand expert loading for cacheless edge-distributed MoE inference", arXiv, 2025. No code is released.
 
@@ -144,7 +144,7 @@ def mini_batches(ids: Sequence[Sequence[int]], n_parts: int) -> list[dict[int, l
 
 
 def is_due(token: int, period: int | None) -> bool:
-    """Whether the shadow is aligned before a decoded token, counted from 0; a period of None: never.
+    """Whether the shadow is aligned before a decoded token (from 0); a period of None: never.
 
     >>> [(is_due(i, 2), is_due(i, 4)) for i in range(5)]
     [(True, True), (False, False), (True, False), (False, False), (True, True)]
@@ -153,7 +153,7 @@ def is_due(token: int, period: int | None) -> bool:
 
 
 class Alignment(NamedTuple):
-    """Alignment of the shadow: tokens and KV cache every so many tokens (None: never), with the prompt's KV or without."""
+    """Period of the shadow's alignment by tokens and KV cache, and whether prompts have one."""
 
     token_period: int | None
     kv_period: int | None

@@ -1,4 +1,4 @@
-"""On-demand loading: no cache; every expert is copied to the GPU for its use and forgotten when its layer ends.
+"""On-demand loading: every expert is copied for its use and forgotten as its layer ends.
 
 The lower baseline of most papers (OD-MoE's and Pre-gated MoE's "on-demand"). DAOP's "MoE-OnDemand", which keeps frequent experts on
 the GPU, is ``static`` here. The CPU computes no expert; a layer with more active experts than staging slots goes in waves.

@@ -1,4 +1,4 @@
-"""Pipelined Sharding: whole layers of experts are pinned, streamed one ahead, or the CPU's, by a plan for each batch size.
+"""Pipelined Sharding: layers pinned, streamed or on the CPU, planned for each batch size.
 
 deepshnv/pipeshard-mlsys26-ae at 7794a3f024 (``src/llama-plan-builder.cpp``, ``llama-pipeline-executor.cpp``,
 ``llama-pipeline.h``), a fork of llama.cpp and the artifact of an MLSys 2026 paper, which was not read.

@@ -1,4 +1,4 @@
-"""leloch's pooled cache for llama.cpp: the CPU never waits for a miss, and what is missed often is copied next to it.
+"""leloch's pooled cache: the CPU never waits for a miss, and frequent ones are copied.
 
 ggml-org/llama.cpp PR 24524 and discussion 24528, branch v2, as carried by a fork (moe-cache.cu); TheTom/llama-cpp-turboquant PRs
 284 and 300 (merged).

@@ -1,4 +1,4 @@
-"""Pre-gated MoE: the gate of one layer selects the experts of the next, which are copied while this layer computes.
+"""Pre-gated MoE: one layer's gate selects the next layer's experts, copied meanwhile.
 
 R. Hwang et al., "Pre-gated MoE: An Algorithm-System Co-Design for Fast and Scalable Mixture-of-Expert Inference", ISCA 2024
 (arXiv:2308.12066); the artifact's code. The model is fine-tuned for it, so nothing has to be guessed.
@@ -14,7 +14,7 @@ R. Hwang et al., "Pre-gated MoE: An Algorithm-System Co-Design for Fast and Scal
 | copies | - | one thread, ascending ids, each expert once | the same |
 | buffers | two, of the activated experts | two | two, of a layer's experts each |
 | wrong guesses | none, by training | none | copied on demand; what nobody asks for is dropped as its layer ends |
-| cache | optional | one arena for all layers, LFU, LRU or LIFO, told of requests as copies are issued; off | the same (``cache``), of the granted slots; who leaves before its layer is over goes to the layer's buffer |
+| cache | optional | one arena for all layers, LFU, LRU or LIFO, informed of requests as copies are issued; off | the same (``cache``), of the granted slots; who leaves before its layer is over goes to the layer's buffer |
 | its counts | - | begin anew where the decoder takes over | begin anew at 1 where decoding follows a prompt, in the same order [choice] |
 | a hit in the cache | - | copied to the buffer within the GPU | computed where it is |
 """

@@ -1,4 +1,4 @@
-"""PreScope: one plan for the loads of a layer and the prefetches of the next, from a learned prediction.
+"""PreScope: one plan for a layer's loads and the next's prefetches, by a learned prediction.
 
 "PreScope: Unleashing the Power of Prefetching for Resource-Constrained MoE Inference", arXiv, 2025. No code is released.
 
@@ -99,7 +99,7 @@ from moesim.policy import (
 
 
 class Turns:
-    """Holds the copies and Runs of a layer, and lets a turn of them go when all of the one before is over.
+    """Holds copies and Runs of a layer, and starts a turn of them when the one before is over.
 
     A turn of copies brings as many experts as the buffer for loads holds (``slots``), the last one also those of later layers; a turn
     of computation runs what is there, and empties the buffer. So the layer ends with computation and nothing on its way.
@@ -170,7 +170,7 @@ GROUPS = ("prefetch-even", "prefetch-odd")  # by the number of the layer
 
 
 class PrefetchGroups:
-    """Fetches ahead through two pools of ``slots`` experts; only what is queued may be cancelled."""
+    """Fetches ahead through two pools of ``slots`` experts; only queued copies may be cancelled."""
 
     def __init__(self, gpu: str, slots: int, view: View) -> None:
         self._gpu = gpu

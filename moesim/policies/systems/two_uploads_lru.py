@@ -1,4 +1,4 @@
-"""A cache next to the CPU that is filled between steps: of each layer's misses the two newest are uploaded (llama.cpp PR 27861).
+"""A cache next to the CPU, filled between steps with each layer's two newest misses.
 
 ggml-org/llama.cpp PR 27861 (open draft); src/llama-moecache.cpp in zazaidi/llama.cpp at c8b2bbe452.
 
@@ -48,7 +48,7 @@ AGAIN = "uploaded again"
 
 
 class UploadSlots:
-    """Slots of one layer: who lies in each, where each expert is looked for, and when each slot was used."""
+    """Slots of one layer: residents, where each expert is looked for, and the use of each slot."""
 
     def __init__(self, n: int) -> None:
         self.where: dict[int, int] = {}  # expert -> slot, of those that count as there

@@ -1,4 +1,4 @@
-"""ZeRO-Inference: the whole model lies in host memory, and each layer is copied to the GPU in every pass.
+"""ZeRO-Inference: the model lies in host memory; every pass copies each layer to the GPU.
 
 DeepSpeed, ZeRO stage 3 with parameters offloaded (``partitioned_param_coordinator.py`` at 00a31c9946), and the inference example
 of DeepSpeedExamples. R. Y. Aminabadi et al., "DeepSpeed-Inference: Enabling Efficient Inference of Transformer Models at

@@ -1,4 +1,4 @@
-"""Stated rules next to the records of a run: what a policy decides inside the engine, judged by what papers and code say.
+"""Stated rules, by which the recorded decisions of a policy are judged.
 
 The rules are transcribed from papers and from what is known of released code, and share no code with the policies.
 """

@@ -1,4 +1,4 @@
-"""Rules that say which device computes each active expert, and the check of what was computed where."""
+"""Rules for the device of each active expert, and the check of where each ran."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Rule = Callable[[Facts, Visit], Collection[int] | None]
 
 
 class Costs:
-    """Times of the experts of a visit, by the machine's costs: on each device, and until their weights are on the GPU."""
+    """Times of a visit's experts: on each device, and until their weights are on the GPU."""
 
     def __init__(self, facts: Facts, visit: Visit) -> None:
         costs, routing, hosts = facts.costs, visit.routing, facts.costs.hardware.backing
@@ -48,20 +48,21 @@ def decode_residents(facts: Facts, visit: Visit) -> Collection[int]:
 
 
 def threshold(facts: Facts, visit: Visit) -> Collection[int]:
-    """Fiddler: what is not on the GPU goes to the CPU iff that takes less than copy plus GPU; ties to the GPU."""
+    """Fiddler: a missing expert runs on the CPU iff sooner than copy plus GPU; ties to the GPU."""
     costs = Costs(facts, visit)
     return [e for e in costs.active if not costs.wait[e] or costs.cpu[e] >= costs.wait[e] + costs.gpu[e]]
 
 
 def constants(cpu_ms: float, load_ms: float) -> Rule:
-    """Fiddler's code: what is not on the GPU goes to the CPU iff its rows times one constant are less than another."""
+    """Fiddler's code: a missing expert runs on the CPU iff rows x constant < constant of a load."""
     return lambda facts, visit: [
         e for e in visit.routing.active if e in visit.hits or visit.routing.rows[e] * cpu_ms >= load_ms
     ]  # fmt: skip
 
 
 def greedy(facts: Facts, visit: Visit) -> Collection[int]:
-    """DALI, Algorithm 1: by |t_gpu - t_cpu| descending; to the GPU if T_gpu + t_gpu <= T_cpu + t_cpu."""
+    """DALI, Algorithm 1: by |t_gpu - t_cpu| descending, each to where it ends first."""
+    # To the GPU if T_gpu + t_gpu <= T_cpu + t_cpu.
     costs = Costs(facts, visit)
     t_gpu = {e: max(costs.wait[e], costs.gpu[e]) for e in costs.active}
     total_gpu, total_cpu, taken = 0, 0, list[int]()
@@ -77,7 +78,7 @@ def greedy(facts: Facts, visit: Visit) -> Collection[int]:
 
 
 def queues(facts: Facts, visit: Visit) -> Collection[int]:
-    """HybriMoE's paper: of GPU, CPU and link the one whose next operation would be complete first acts; ties in that order."""
+    """HybriMoE's paper: of GPU, CPU, link acts whose next operation ends first; ties in order."""
     costs = Costs(facts, visit)
     rows, ready = costs.rows, {e: costs.wait[e] for e in costs.active}
     there = [e for e in costs.active if costs.wait[e] < costs.load]  # on the GPU, or on the link
@@ -112,7 +113,7 @@ def queues(facts: Facts, visit: Visit) -> Collection[int]:
 
 
 def two_ended(facts: Facts, visit: Visit) -> Collection[int]:
-    """HybriMoE's code (HSS): a list, cached by rows then others by rows; the GPU takes its head or the CPU its tail."""
+    """HybriMoE's code (HSS): cached by rows, then others; GPU from the head, CPU from the tail."""
     costs = Costs(facts, visit)
     if len(visit.routing.experts) > 1:
         return costs.active
@@ -139,11 +140,9 @@ def two_ended(facts: Facts, visit: Visit) -> Collection[int]:
 
 
 def judged_daop(facts: Facts, source: str, first: int) -> list[Judged]:
-    """Judge DAOP's later layers in decode, which run what the layer before has predicted.
-
-    The next gate's top-k of each row. If more than half of them are on the CPU, the lowest of these give way to the best on the
-    GPU that were not chosen, as far as there are any. Each runs where it is.
-    """
+    """Judge DAOP's later layers in decode, which run what the layer before has predicted."""
+    # The next gate's top-k of each row. If more than half of them are on the CPU, the lowest of these give way to
+    # the best on the GPU that were not chosen, as far as there are any. Each runs where it is.
     done: dict[tuple[int, int], Counter[tuple[int, bool]]] = defaultdict(Counter)
     for task in facts.tasks:
         done[task.step, task.layer][task.expert, task.device not in facts.hosts] += task.rows
@@ -171,7 +170,7 @@ def judged_daop(facts: Facts, source: str, first: int) -> list[Judged]:
 
 
 def judged_assignments(facts: Facts, rule: Rule) -> list[Judged]:
-    """Judge where each active expert was computed. Experts of equal rows, alike on the GPU or not, stand for each other."""
+    """Judge where each active expert ran; those alike in rows and place stand for each other."""
     places: dict[tuple[int, int, int], dict[int, bool]] = defaultdict(dict)
     for task in facts.tasks:
         places[task.step, task.layer, task.mb][task.expert] = task.device not in facts.hosts

@@ -1,4 +1,4 @@
-"""Rules that name who leaves a cache, transcribed from the papers and from what is known of released code."""
+"""Rules that name who leaves a cache, transcribed from papers and from released code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EPSILON = 1e-9  # scores closer than this are equal: sums of floating-point numb
 
 
 def lowest(units: Iterable[Unit], key: Callable[[Unit], Any]) -> list[Unit]:
-    """Return all units with the smallest key; floating-point keys that are almost equal count as equal."""
+    """Return all units with the smallest key; almost equal floats count as equal."""
     keyed = [(key(unit), unit) for unit in units]
     if not keyed:
         return []
@@ -142,7 +142,7 @@ class Belady(Rule):
 
 
 class MRS(Rule):
-    """HybriMoE, eq. 3: S <- alpha TopP(s) + (1 - alpha) S at each visit; the smallest S leaves."""
+    """HybriMoE, eq. 3: S <- alpha TopP(s) + (1 - alpha) S at each visit, the smallest S leaves."""
 
     alpha, p, tokens, credit = 0.5, None, "mean", "own"
 
@@ -171,7 +171,7 @@ class MRS(Rule):
 
 
 class LayerDistance(LRU):
-    """EdgeMoE as described: of the layer farthest from the present one; within it the one used longest ago."""
+    """EdgeMoE as described: the least recent of the layer farthest from the present one."""
 
     distance = "next-pass"
 
@@ -183,7 +183,7 @@ class LayerDistance(LRU):
 
 
 class TwoGenerations(Rule):
-    """Stale ones first, in the order in which they became so, then fresh ones; a pass makes all stale, a hit fresh."""
+    """Stale ones first, then fresh ones, oldest first; a pass makes all stale, a hit fresh."""
 
     prefetched = "fresh"
 
@@ -213,10 +213,9 @@ class TwoGenerations(Rule):
 
 
 class Directory(Rule):
-    """A rule that decides as something is requested: whom it has let go waits to leave.
+    """A rule that decides as something is requested: whom it has let go waits to leave."""
 
-    What is there is requested by ascending id, then what is loaded as it is ordered.
-    """
+    # What is there is requested by ascending id, then what is loaded as it is ordered.
 
     def begin(self, facts: Facts) -> None:
         sizes = [n // facts.model.expert_bytes(0) for n in facts.capacity]
@@ -258,7 +257,7 @@ def oldest(queue: Iterable[Unit], spared: Collection[Unit]) -> Unit | None:
 
 
 class ArcLists:
-    """ARC (Megiddo and Modha, FAST 2003, Fig. 4); ``fate`` as the port of Fate changes it."""
+    """ARC (Megiddo and Modha, FAST 2003, fig. 4), or, with ``fate``, as Fate's port changes it."""
 
     def __init__(self, size: int, fate: bool) -> None:
         self.c, self.fate, self.p = size, fate, 0.0
@@ -384,10 +383,9 @@ class S3Fifo(Directory):
 
 
 class Thread(LFU):
-    """MoE-Infinity's released code: the lowest count of visits over all layers, the first that a scan expert by expert finds.
+    """MoE-Infinity's code: the lowest count of visits over all layers, by expert, then layer."""
 
-    The present layer's experts are locked; if all are, the sources do not say who goes.
-    """
+    # The present layer's experts are locked; if all are, the sources do not say who goes.
 
     scan = True
 
@@ -397,7 +395,9 @@ class Thread(LFU):
 
 
 class Activations(Thread):
-    """MoE-Infinity's method: the lowest priority (p + 1e-8) (1 - (j - l) / (L + 1)), p of the past sequence most alike so far."""
+    """MoE-Infinity's method: the lowest priority by the past sequence most alike so far."""
+
+    # (p + 1e-8) (1 - (j - l) / (L + 1)), p of that sequence.
 
     def begin(self, facts: Facts) -> None:
         super().begin(facts)
@@ -433,7 +433,9 @@ class Activations(Thread):
 
 
 class FineMoE(Thread):
-    """FineMoE's code: the lowest int(probability x visits while cached); nobody locked, nor of the layers predicted last."""
+    """FineMoE's code: the lowest int(probability x visits while cached), without locks."""
+
+    # Nor does it lock the layers that were predicted last.
 
     prefetch_distance, float_score = 6, False
 
@@ -478,10 +480,10 @@ class FineMoE(Thread):
 
 
 class Hobbit(Rule):
-    """HOBBIT, as others describe it: the lowest sum of recency, uses, uses at full width and nearness of the layer.
+    """HOBBIT as described: the lowest sum of recency, uses, full-width uses and layer nearness."""
 
-    The forms, each from 0 to 1, are ours. A low copy next to a full one goes first, what was fetched ahead and is awaited last.
-    """
+    # The forms, each from 0 to 1, are ours. A low copy next to a full one goes first, what was fetched ahead and is
+    # awaited last.
 
     weights = (1.0, 1.0, 1.0, 1.0)
 

@@ -1,4 +1,4 @@
-"""Who left the cache for each copy that came, judged by the rule over all that was there, in use or not."""
+"""Check of who left the cache for each copy, by the rule over all that was there."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from moesim.testing.rules.facts import Copied, Facts, Load, Visit, copied
 
 
 class CacheRule(Protocol):
-    """A rule that names who leaves a cache: it hears what happens, and is asked as a copy takes a place."""
+    """A rule that hears what happens, and names who leaves a cache as a copy takes a place."""
 
     at_issue: bool
     """Victims are named as a copy is ordered; else as it starts."""
@@ -46,7 +46,7 @@ class Judged(NamedTuple):
 
 
 class _Pool:
-    """The members of one cache as its decisions leave them: there, or on their way; who was named is gone."""
+    """Members of one cache by its decisions, there or on their way, without named victims."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -60,12 +60,10 @@ class _Pool:
 
 
 def judged_evictions(facts: Facts, rule: CacheRule) -> list[Judged]:
-    """Replay a cache rule, and judge every copy that left for another one.
-
-    With each visit the rule begins from what is there; until the next one it decides over what its own decisions leave. A copy
-    that was named while it was in use leaves later, at the latest as the visit of its layer ends; so a departure belongs to the
-    decision at whose time it happened, else to one before it.
-    """
+    """Replay a cache rule, and judge every copy that left for another one."""
+    # With each visit the rule begins from what is there; until the next it decides over what its own decisions leave.
+    # A copy that was named while in use leaves later, at the latest as the visit of its layer ends; so a departure
+    # belongs to the decision at whose time it happened, else to one before it.
     return _Replay(facts, rule).run()
 
 
@@ -114,7 +112,7 @@ class _Replay:
         return self._found
 
     def _when(self, load: Load) -> int:
-        """Return when a copy was ordered into the cache: of one that waited elsewhere, when its layer was routed to it."""
+        """Return when a copy was ordered into the cache, or, if it waited elsewhere, routed to."""
         return self._facts.wanted_at(load) if self._rule.written_back else load.submitted
 
     def _decide(self, load: Load, time: int) -> None:

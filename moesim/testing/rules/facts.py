@@ -1,4 +1,4 @@
-"""The facts of a run in the order in which they happened, for rules that are replayed next to them."""
+"""Facts of a run in the order in which they happened, for rules that are replayed."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Facts:
         return self.hosts[0]
 
     def waits(self, visit: Visit, expert: int, load_ns: int) -> int:
-        """Return the time from a visit on until an expert's weights are on the GPU, if it is loaded at once."""
+        """Return the time from a visit until an expert is on the GPU if it is loaded at once."""
         if expert in visit.hits:
             return 0
         if expert not in visit.coming:
@@ -166,7 +166,7 @@ class Facts:
         return found
 
     def wanted_at(self, load: Load) -> int:
-        """Return when the visit was routed for which a copy was ordered: the one that goes on, else the next that uses it."""
+        """Return when the visit was routed for which a copy was ordered, present or next."""
         times = [visit.time for visit in self.visits]
         at = bisect_right(times, load.submitted) - 1
         if at >= 0 and load.unit in self.visits[at].units:
@@ -185,11 +185,11 @@ class Facts:
         return lives
 
     def held(self, layer: int, time: int) -> set[int]:
-        """Return the experts of a layer that are on the GPU, or were ordered before a time and come; who leaves then still is."""
+        """Return a layer's experts on the GPU, or ordered before a time, with those just leaving."""
         return {expert for expert, begin, end in self._lives[layer] if begin < time <= end}
 
     def in_use(self, unit: Unit, time: int) -> bool:
-        """Say whether an execution on the GPU, waiting or under way, reads a copy."""
+        """Whether an execution on the GPU, waiting or under way, reads a copy."""
         return any(begin <= time < end for begin, end in self._uses.get(unit, ()))
 
     @cached_property
@@ -208,7 +208,7 @@ class Facts:
         return [one.begin for one in spans], spans
 
     def visit_end(self, layer: int, time: int) -> int:
-        """Return when the visit of a layer ends that goes on at a time; the time itself if none does."""
+        """Return when the present visit of a layer ends; the given time if there is none."""
         begins, spans = self._layers
         at = bisect_right(begins, time) - 1
         return spans[at].end if at >= 0 and spans[at].layer == layer and spans[at].end >= time else time
@@ -218,7 +218,7 @@ class Facts:
         return next((v.time for v in self.visits if v.layer == layer and v.time > time), self.records.makespan_ns)
 
     def busy_until_the_end(self, time: int) -> bool:
-        """Say whether no link to the GPU pauses from a time on: then what waits there may never have had its turn."""
+        """Whether no link to the GPU pauses from a time on, so that waiting copies may never start."""
         pieces = sorted((piece.start, piece.end) for piece in self.records.transfers if piece.link.endswith(self.gpu))
         for start, end in pieces:
             if start > time:

@@ -1,4 +1,4 @@
-"""Which rules each policy states, small runs of it in which each decision is judged by them, and the report."""
+"""The rules that each policy states, small runs judged by them, and the report."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ WITHOUT: dict[str, str] = {
 
 
 def _bases(thing: Any) -> list[str]:
-    """Name a shipped class and its bases; nobody's own class states the rule of the one that it changes."""
+    """Name a shipped class and its bases; a user's subclass states no rule of its base."""
     shipped = type(thing).__module__.startswith("moesim.")
     return [cls.__name__ for cls in type(thing).__mro__] if shipped else []
 
@@ -204,7 +204,7 @@ def judge(policy: Any, facts: Facts) -> list[Judged]:
 
 
 def states_a_rule(policy: Any) -> bool:
-    """Say whether anything of a policy is judged."""
+    """Whether anything of a policy is judged."""
     return any(entry(table, policy) is not None for table in TABLES)
 
 

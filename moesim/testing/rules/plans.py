@@ -1,4 +1,4 @@
-"""Rules of caches that decide as a whole at a visit, a layer's end or a step's begin: who enters, who leaves, who computes."""
+"""Rules of caches that decide as a whole: who enters, who leaves, who computes."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Plan:
         """Hear that a copy has arrived."""
 
     def passes(self, visit: Visit) -> bool:
-        """Say whether a visit passes by the cache."""
+        """Whether a visit passes by the cache."""
         rows = self.facts.records.steps[visit.step].n_tokens
         return rows > self.last_rows or (visit.phase == "prefill" and not self.prompts)
 
@@ -88,7 +88,7 @@ class Plan:
         self.enters.append((self.time, newcomer))
 
     def take(self, newcomer: Unit, spared: Collection[Unit], key: Any = None) -> bool:
-        """Let a newcomer in: into a free slot, or for who counts, is not spared and has the smallest key; ties: lowest slot."""
+        """Let a newcomer in: into a free slot, or for the smallest key; ties to the lowest slot."""
         if self.free[self.pool(newcomer)]:
             self.swap(newcomer, None)
             return True
@@ -105,7 +105,7 @@ def by_appearance(visit: Visit) -> list[int]:
 
 
 class LlamaCppCache(Plan):
-    """llama.cpp PR 29887: hits by first appearance, misses by id, each to the recent end; the least recent slot is taken."""
+    """llama.cpp PR 29887: hits by first appearance, then misses by id; the least recent leaves."""
 
     prompts, last_rows, by_id = True, 32, False
 
@@ -139,7 +139,9 @@ class Fabric(LlamaCppCache):
 
 
 class Dfa(Plan):
-    """moe-speed-of-light: a miss enters iff its decayed score is above the victim's by more than kappa; it counts 2 steps on."""
+    """moe-speed-of-light: a miss enters iff its decayed score beats the victim's by over kappa."""
+
+    # It counts 2 steps on.
 
     kappa, half_life, inserts = 0.0, 16.0, None
 
@@ -187,7 +189,9 @@ class Dfa(Plan):
 
 
 class Pooled(Plan):
-    """leloch's pool: the CPU computes misses; one enters after 2 missed rows, in a full pool after 8, at most 8 a visit."""
+    """leloch's pool: an expert enters after 2 missed rows, in a full pool after 8."""
+
+    # At most 8 a visit; the CPU computes misses.
 
     last_rows, admit_free, admit_full, inserts, hot = 1, 2, 8, 8, None
 
@@ -222,7 +226,7 @@ class Pooled(Plan):
 
 
 class TwoUploads(Plan):
-    """llama.cpp PR 27861: as a step begins, arrivals are published, then of each layer the newest misses are uploaded."""
+    """llama.cpp PR 27861: a step publishes arrivals, then uploads each layer's newest misses."""
 
     last_rows, inserts = 1, 2
 
@@ -260,7 +264,9 @@ class TwoUploads(Plan):
 
 
 class FreeToken(Plan):
-    """FreeToken: stamps by call; of m misses the link takes the f near m p that is done first, those used last before others."""
+    """FreeToken: of m misses the link takes the f near m p that is done first, newest first."""
+
+    # Stamps are by call; those used last go before others.
 
     backend, streams_prompts = "auto", True
 
@@ -310,7 +316,7 @@ class FreeToken(Plan):
 
 
 class Windows(Plan):
-    """DALI, Algorithm 2: after w visits of a layer its u residents with the fewest rows give way to the u others with most."""
+    """DALI, Algorithm 2: after w visits a layer's u idlest residents give way to the u busiest."""
 
     w_size, u_size, firing, only_if_better = 4, 1, "default", False
 
@@ -337,7 +343,7 @@ class Windows(Plan):
 
 
 class Daop(Plan):
-    """DAOP, Algorithm 1: in a prompt the i-th busiest of the CPU and the i-th idlest of the GPU swap if w > 1.05 w'."""
+    """DAOP, Algorithm 1: in a prompt the i-th busiest and i-th idlest swap if w > 1.05 w'."""
 
     pools = (CACHE, "leaving")
     mixed, streams, factor, predicted = False, False, 1.05, 0  # the first layer that is predicted; 0: none is
@@ -380,7 +386,9 @@ class Fixed(Plan):
 
 
 class Heat(Plan):
-    """WackMall: at times after steps of one token the coldest outside the S hottest may go, and one of these enter."""
+    """WackMall: at times the coldest resident outside the S hottest gives way to one of these."""
+
+    # After steps of one token.
 
     decay, hyst, dwell, floor = 0.999, 1.3, 0, 5
 
@@ -443,7 +451,7 @@ class Heat(Plan):
 
 
 class Bypass(Plan):
-    """MIN with bypass: a miss used again enters a free slot, or for who is used again last, if it is itself used sooner."""
+    """MIN with bypass: a miss enters a free slot, or for who is used last, if used sooner."""
 
     prompts = True
 
@@ -481,7 +489,7 @@ class Bypass(Plan):
 
 
 class Windowed(Bypass):
-    """Windowed Belady: what is not used within W steps goes first, the lowest decayed score before others."""
+    """Windowed Belady: experts unused within W steps go first, the lowest decayed score first."""
 
     window, half_life, kappa = 4, 16.0, 0.0
 
@@ -516,7 +524,9 @@ class Windowed(Bypass):
 
 
 class Fate(Plan):
-    """Fate's port: each row's picks are asked of its ARC in order; what that lets go leaves, if active as its layer ends."""
+    """Fate's port: each row's picks are asked of its ARC in order."""
+
+    # What that lets go leaves, if active as its layer ends.
 
     pools, admits = (CACHE, "even", "odd"), False
 
@@ -583,7 +593,8 @@ def judged_plan(facts: Facts, plan: Plan) -> list[Judged]:
 def _matched(
     kind: str, facts: Facts, due: Iterable[tuple[int, Unit]], done: Sequence[tuple[int, Unit, bool]]
 ) -> list[Judged]:  # fmt: skip
-    """Pair each decision that is due with what ends next of it: copies may queue, and who leaves may be in use."""
+    """Pair each due decision with what ends next of it."""
+    # Copies may queue, and who leaves may be in use.
     left, found = sorted(done), []
     for time, unit in due:
         if time >= facts.records.makespan_ns:

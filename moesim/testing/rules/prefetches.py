@@ -1,4 +1,4 @@
-"""Rules that say what is fetched ahead once a later layer is predicted, and the check of what was; PreScope's plan is one."""
+"""Rules for prefetches after a prediction, PreScope's plan included, and their check."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def judged_prefetches(facts: Facts, guess: Guess) -> list[Judged]:
 
 
 def judged_by_impact(facts: Facts, lookahead: int) -> list[Judged]:
-    """Judge HybriMoE's prefetches as far as its paper says: experts that the next layers' gates name on the present state."""
+    """Judge HybriMoE's prefetches by the next gates' choice on the present state, as published."""
     named: dict[tuple[int, int], list[tuple[int, set[int]]]] = defaultdict(list)  # step and layer -> when it is known, and who
     for task in facts.records.tasks:
         if task.kind == "predict":
@@ -79,7 +79,7 @@ def judged_by_impact(facts: Facts, lookahead: int) -> list[Judged]:
 
 
 def judged_od_moe(facts: Facts, source: str, workers: str) -> list[Judged]:
-    """Judge OD-MoE's decoding: the workers of group l mod n load what the shadow says of layer l, and they compute it."""
+    """Judge OD-MoE's decoding: group l mod n loads and computes the shadow's experts of layer l."""
     names = sorted(
         (name for name in facts.costs.hardware.devices if name.startswith(workers) and name not in facts.hosts), key=_number
     )
@@ -108,7 +108,8 @@ def judged_od_moe(facts: Facts, source: str, workers: str) -> list[Judged]:
 
 
 def judged_klotski(facts: Facts, n_hot: int | None) -> list[Judged]:
-    """Judge Klotski's hot experts: each choice of a row in the layer before votes for the k that it was used with most so far."""
+    """Judge Klotski's hot experts, by votes of the layer before."""
+    # Each choice of a row there votes for the k that it was used with most so far.
     pairs, k, found = facts.tables["coactivation"].astype(np.float64), facts.model.top_k, []
     first, before = pairs[0].sum(axis=1) / k, np.zeros((0, k), np.int64)
     for layer in sorted(facts.records.layers, key=lambda one: one.begin):
@@ -147,7 +148,7 @@ class PreSched(NamedTuple):
 
 
 def presched(facts: Facts, visit: Visit, source: str) -> PreSched:
-    """Plan a visit as its prediction comes in: eq. 4 over both layers, eq. 5 and 2 over this one, eq. 7 for the next."""
+    """Plan a visit by its prediction: eq. 4 over both layers, 5 and 2 over this, 7 for the next."""
     tasks, costs = facts.records.tasks, facts.costs
     asked = next((t for t in tasks if (t.kind, t.step, t.layer) == ("predict", visit.step, visit.layer + 1)), None)
     now, rows, step = visit.time if asked is None else asked.end, visit.routing.rows, facts.workload.steps[visit.step]

@@ -1,8 +1,7 @@
 """BigMoeOnEdge's ``route_trace v1``: CSV with weights, after a preamble of ``#`` lines.
 
-The preamble has the model's shape and each layer's bytes of an expert. A turn becomes a request, the step its
-position. The engine computes the last layer of a prompt for its final token only. ``residency`` and a line's
-``expert_bytes`` are of its cache, and not read.
+The preamble has the model's shape and each layer's bytes of an expert; a turn becomes a request, the step its position, and
+``residency`` and ``expert_bytes`` (of its cache) are not read. The last layer of a prompt is there for its final token only.
 """
 
 from __future__ import annotations

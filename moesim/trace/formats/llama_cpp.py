@@ -7,7 +7,7 @@ on from the prompt's length. Prefill after decode is the next request.
 ``layer,expert``: a line for each expert of one request, in passes over the layers.
 
 The last layer is computed only for tokens whose output is wanted. Tokens that lack it are left out; where
-positions do not tell which, the whole layer is, in that pass.
+positions do not show which, the whole layer is, in that pass.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A trace as libCacheSim's ``oracleGeneral``: experts that a cache is asked for.
 
-A request has 24 bytes, little-endian and packed: u32 time, u64 object, u32 size in bytes, i64 number of the
-next request for the same object, or -1. Time is the row of the trace, the object ``layer * n_experts +
-expert``. The order is an engine's: prompts layer by layer, then each decoded token layer by layer.
+A request has 24 bytes, little-endian and packed: u32 time (row of the trace), u64 object (``layer * n_experts + expert``),
+u32 bytes, i64 number of the next request for the object, or -1. Prompts go layer by layer, then each decoded token.
 """
 
 from __future__ import annotations

@@ -66,12 +66,10 @@ def complete_tokens(
     request: NDArray[Any] | None = None,
     **columns: NDArray[Any],
 ) -> Part:
-    """Put the complete tokens of a file into a store.
-
-    An entry is an expert, (n,) `ids`, or all experts of a token in a layer, (n, top_k). Columns are ``layer``
-    and ``token``, and where they are known ``rank``, ``phase`` (0 prefill, 1 decode) and ``step`` (the
-    forward pass). Without a request, a new one begins whenever the first token and layer come again.
-    """
+    """Put the complete tokens of a file into a store."""
+    # An entry is an expert, (n,) ids, or all experts of a token in a layer, (n, top_k). Columns are `layer` and
+    # `token`, and where known `rank`, `phase` (0 prefill, 1 decode) and `step` (the forward pass). Without a
+    # request, a new one begins whenever the first token and layer come again.
     if not len(ids):
         raise wrong(place, "routing of at least one token", "none", "record it again")
     if weights is not None:

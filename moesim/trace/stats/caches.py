@@ -170,7 +170,7 @@ def keep_top(scores: NDArray[Any], p: int) -> NDArray[np.float32]:
 
 
 def mrs_update(mrs: NDArray[np.float64], kept: NDArray[Any], alpha: float = MRS_ALPHA) -> NDArray[np.float64]:
-    """Move MRS scores (HybriMoE, eq. 3) on by one row."""
+    """Move MRS scores on by one row (HybriMoE, equation 3)."""
     return np.asarray(alpha * kept + (1 - alpha) * mrs, np.float64)
 
 

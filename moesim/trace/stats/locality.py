@@ -80,7 +80,7 @@ def ranked(sample: Sample) -> NDArray[Any]:
 
 
 def reuse_by_rank(ranked: NDArray[Any], experts: NDArray[Any], request: NDArray[Any], n_experts: int) -> NDArray[np.float64]:
-    """Compute P(the next token uses an expert) by rank (HybriMoE, Fig. 3b)."""
+    """Compute P(the next token uses an expert) by rank (HybriMoE, figure 3b)."""
     later = _later(request, 1)
     n_layers, m = ranked.shape[1:]
     if not len(later):

@@ -1,9 +1,7 @@
 """Arithmetic of synthetic routing, which is the same to the bit on every machine.
 
-A last bit decides which of two experts is better, and libraries' sums and exponentials differ in it. So only
-operations are used that IEEE 754 rounds exactly. Sums and products that a library may order as it likes are
-of numbers on a grid, which float64 adds without rounding. Random numbers come from a generator's raw bits,
-which NumPy keeps.
+A last bit decides between experts, so only operations that IEEE 754 rounds exactly are used; sums and products that a library
+may order freely are of numbers on a grid, and random numbers come from a generator's raw bits, which NumPy keeps.
 """
 
 from __future__ import annotations

@@ -80,12 +80,11 @@ def _simulate(shaped: ParameterSet, targets: Targets, n_decode: int, seed: int, 
 
 
 class Quick:
-    """Simulates less, for the many tries of a fit.
+    """Simulates less, for the many tries of a fit."""
 
-    If layers are alike, statistics along the requests are those of every layer, whatever happens between
-    layers: a few layers do for them, and a parameter of the latter kind needs no new trace. Statistics of
-    pairs of layers need all layers and all requests, but fewer tokens of each.
-    """
+    # If layers are alike, statistics along the requests are those of every layer, whatever happens between layers: a
+    # few layers do for them, and a parameter of the latter kind needs no new trace. Statistics of pairs of layers
+    # need all layers and all requests, but fewer tokens of each.
 
     def __init__(self, targets: Targets, names: Sequence[str]) -> None:
         self._targets = targets

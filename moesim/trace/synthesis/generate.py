@@ -48,7 +48,7 @@ def top_ids(logits: F32, n: int) -> NDArray[np.int64]:
 
 
 def _top_ids(table: F32, n: int) -> NDArray[np.int64]:
-    """Find the n largest of each row by a float's ordered bits, the last few the expert's number."""
+    """Find the n largest of each row by a float's ordered bits, the last of which are the id."""
     n_experts = table.shape[1]
     n_bits = (n_experts - 1).bit_length()
     keys = (table + np.float32(0)).view(np.int32)  # 0 makes both zeros one

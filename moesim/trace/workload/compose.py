@@ -323,7 +323,7 @@ _COUNTED = 2**22  # places that are counted at once
 
 
 class LayerRouting(NamedTuple):
-    """Choices of one router for the rows of a micro-batch; read-only tuples, since runs share them."""
+    """Choices of one router for a micro-batch's rows; read-only tuples, since runs share them."""
 
     experts: NDArray[Any]  # (n_rows, top_k) ids in rank order
     weights: NDArray[Any] | None  # (n_rows, top_k) as the model uses them; None if not recorded
