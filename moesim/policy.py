@@ -1,13 +1,11 @@
-"""The contract between policies and the engine: events in, actions out. No behaviour lives here.
+"""The contract between policies and the engine: events in, actions out, without behaviour.
 
-A policy is one object. It says once where weights start (`place`); then the engine reports facts (`decide` gets an
-event) and it answers with decisions (actions). When memory is needed for a transfer that could start now, the engine
-asks for a victim (`evict`). A policy never sees the simulation itself, only a read-only `View` of the present.
+A policy places weights once (`place`), answers reported events with actions (`decide`) and names a victim when a transfer that
+could start needs memory (`evict`). It sees the simulation through a read-only `View` only; an action that names no expert, or no
+row, is ignored and leaves no record.
 
-An action that names no expert, or no row, is ignored: it is not checked, has no effect and leaves no record.
-
-Units on the hot path are dense integers: layers ``0 .. n_layers - 1`` are the MoE layers, experts ``0 .. n_experts - 1``.
-Devices are named by the hardware profile (``"gpu0"``, ``"cpu0"``). Times are integer nanoseconds, sizes integer bytes.
+Layers ``0 .. n_layers - 1`` are the MoE layers, experts ``0 .. n_experts - 1``; the hardware profile names devices (``"gpu0"``);
+times are integer nanoseconds, sizes integer bytes.
 """
 
 from __future__ import annotations

@@ -52,7 +52,6 @@ def apply(state: State, actions: Iterable[Any]) -> None:
 
 
 def _is_empty(action: Any) -> bool:
-    """Whether an action names no expert, or no row."""
     if type(action) not in (Fetch, Drop, Move, Run, Skip):
         return False
     return not len(action.experts) or (type(action) in (Run, Skip) and action.rows is not None and not len(action.rows))

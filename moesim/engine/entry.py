@@ -170,7 +170,6 @@ def simulate(
 
 
 def _run_simpy(state: State) -> Records:
-    """Let SimPy's clock run."""
     connect(state)
     put(state, place(state))
     state.carrier = Clock(state)
@@ -178,7 +177,6 @@ def _run_simpy(state: State) -> Records:
 
 
 def _run_native(state: State) -> Records:
-    """Let the compiled engine carry the run out, from Python's setup."""
     from moesim.engine.native._native import Engine
 
     connect(state)

@@ -203,7 +203,6 @@ def _next_of(numbers: Ints, wanted: Ints, since: Ints) -> Ints:
 
 
 def _n_different(numbers: Ints, steps: Ints) -> int:
-    """Count different pairs."""
     return len(np.unique(steps * (int(numbers.max(initial=0)) + 1) + numbers))
 
 

@@ -33,7 +33,7 @@ class Future(Protocol):
 
 
 class PolicyBase(Declared):
-    """Defaults of the contract. A policy needs not derive from this class; the ones shipped here do.
+    """Defaults of the contract, from which a policy need not derive; the ones shipped here do.
 
     Its options are attributes with a value of `option`, see `moesim.policies.options`. A constructor only stores them. What a run needs is
     built in `place`, which the engine calls once at the start of each run, so that one object can serve several runs.

@@ -5,11 +5,9 @@
     class Keep(PolicyBase):
         share: float = option(0.5, "How much of the cache is never replaced.", ge=0, le=1)
 
-From there it appears in the constructor (``Keep(share=0.2)``), as an attribute, in the checks of what a user wrote, in messages
-and in ``moesim list``. A subclass has the options of its bases; it may declare one anew, or fix it by a plain assignment. A type
-that several classes share has its bounds and its meaning with it: ``Annotated[int, Field(ge=1, description="...")]``.
-
-A class with a constructor of its own is read from that instead: its named parameters are its options.
+The constructor, attributes, checks, messages and ``moesim list`` follow from that. A subclass has its bases' options, and may
+declare one anew or fix it by an assignment; a shared type is ``Annotated[int, Field(ge=1, description="...")]``. A class with
+a constructor of its own has that one's named parameters as options.
 """
 
 from __future__ import annotations

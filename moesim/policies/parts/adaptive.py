@@ -1,12 +1,10 @@
 """Caches that learn (ARC, Fate's variant, S3-FIFO), as pure directories and as parts.
 
-Directories decide at the moment of a request, the engine when a copy can start. So a victim that they name waits in a list until
-the engine asks, and until then it is still there: asked for meanwhile, it is requested anew, and something else leaves. They
-know requests, not visits: they may name an expert that the same layer visit is about to run. By default the oldest other one
-leaves instead.
+A victim that a directory names at a request is there until the engine asks for it; requested meanwhile, it is requested anew.
+Directories know no visits: instead of an expert that the present visit is about to run, by default the oldest other one leaves.
 
-N. Megiddo, D. S. Modha, "ARC: A Self-Tuning, Low Overhead Replacement Cache", FAST 2003, figure 4. `FateArc` is the variant in
-the released code of Fate, an offloading system. J. Yang et al., "FIFO Queues are All You Need for Cache Eviction", SOSP 2023.
+N. Megiddo, D. S. Modha, "ARC: A Self-Tuning, Low Overhead Replacement Cache", FAST 2003, figure 4; `FateArc`: Fate's released
+code; J. Yang et al., "FIFO Queues are All You Need for Cache Eviction", SOSP 2023.
 """
 
 from __future__ import annotations
@@ -329,11 +327,10 @@ class ArcVictim(_Directed):
 
 
 class S3FifoVictim(_Directed):
-    """S3-FIFO, for each layer or for the global pool (Yang et al., SOSP 2023).
+    """S3-FIFO, for each layer or for the global pool (Yang et al., SOSP 2023)."""
 
-    Requests are made as for ARC. Where the published rule of moe-speed-of-light serves a miss without the cache, since all that
-    is cached belongs to the visit, the oldest of those leaves once it has run.
-    """
+    # Requests are made as for ARC. Where moe-speed-of-light's rule serves a miss without the cache, since all that is
+    # cached belongs to the visit, the oldest of those leaves once it has run.
 
     victims: Victims = option(UNROUTED_FIRST)
 

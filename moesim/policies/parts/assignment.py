@@ -1,7 +1,6 @@
 """The device of each active expert: rules as pure functions over lists, and their parts.
 
-A rule takes the costs of every expert and returns a `Plan`. Experts without rows (cost 0 on both sides) appear in no plan.
-Numbers may be integers (nanoseconds, as the parts pass them) or floats (as papers print them).
+A rule takes every expert's costs (0 on both sides: no rows, in no plan), as integers (ns) or floats, and returns a `Plan`.
 """
 
 from __future__ import annotations
@@ -249,7 +248,7 @@ class AllCpu(Part):
 
 
 class Resident(Part):
-    """What is on the GPU stays there, everything else is computed where it is: a static split, without any transfer."""
+    """A static split without transfers: every expert is computed where its weights are."""
 
     uses_cpu = True
 
@@ -259,7 +258,7 @@ class Resident(Part):
 
 
 class ResidentInDecode(Resident):
-    """The resident split in decode; in prefill everything on the GPU, after a copy where it is not there."""
+    """The resident split in decode; in prefill everything runs on the GPU, after copies."""
 
     def start(self, setup: Setup) -> None:
         self._prefill = False
@@ -322,14 +321,14 @@ class Beam(_Costed):
 
 
 class Threshold(_Costed):
-    """Fiddler's rule: an expert that is not on the GPU goes to the CPU if that is sooner than transfer plus compute."""
+    """Fiddler's rule: a missing expert goes to the CPU if sooner than transfer plus compute."""
 
     def assign(self, layer: int, loads: Sequence[int], waiting: Sequence[int]) -> Plan:
         return threshold_layer_plan(loads, waiting, self._gpu_ns, self._cpu_ns)
 
 
 class FixedThreshold(Part):
-    """Fiddler's rule with constants: an expert that is not on the GPU goes to the CPU if its rows take less than a load."""
+    """Fiddler's rule with constants: a missing expert goes to the CPU if sooner than a load."""
 
     uses_cpu = True
 

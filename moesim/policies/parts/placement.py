@@ -23,7 +23,7 @@ class Empty(Part):
 
 
 class Random(Part):
-    """Experts drawn at random: as many in each layer as it has slots, or over all layers together for a global pool."""
+    """Experts drawn at random: by each layer's slots, or over all layers for a global pool."""
 
     seed: int = option(0, "Of the draws.")
 
@@ -82,7 +82,7 @@ class FrequencyGlobal(_Frequent):
 
 
 class FrequencyPerLayer(_Frequent):
-    """The most frequent experts of each layer; in a global pool the rest goes to the globally most frequent."""
+    """The most frequent experts of each layer; a global pool's rest goes by global frequency."""
 
     def choose(self, setup: Setup) -> list[list[int]]:
         table = self.table(setup)

@@ -72,7 +72,7 @@ class _Pooled(Prefetching):
 
 
 class RandomAhead(_Pooled):
-    """Fetch experts of a following layer at random: what prefetching gains without knowing anything."""
+    """Fetch experts of a following layer at random: the gain of prefetching without knowledge."""
 
     size: int = option(1, "Experts drawn for each layer visit; those that are on the GPU already are skipped.", ge=1)
     seed: int = option(0, "Of the draws, which depend on nothing but it, the step and the layer.")
@@ -351,7 +351,7 @@ def most_absent(view: View, residents: Sequence[Sequence[int]] = ()) -> int:
 
 
 class CrossLayer(Part):
-    """Fetch the busiest predicted experts of the next layer, as many as fit into the time in which the link is idle.
+    """Fetch the next layer's busiest predicted experts that fit into the link's idle time.
 
     That is the time between the layer's last load and the end of the CPU's work, as planned, and the next layer's dense part:
     PreScope's equations 6 and 7, behind any assignment.

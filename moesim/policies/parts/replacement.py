@@ -253,7 +253,7 @@ def workload_aware_swap(
 
 
 class WorkloadAware(Static):
-    """DALI's Algorithm 2: every window, the residents with the fewest rows make room for those with the most."""
+    """DALI's Algorithm 2: every window, the residents with the fewest rows are replaced."""
 
     w_size: WindowSize = option(4)
     u_size: WindowSwaps = option(1)

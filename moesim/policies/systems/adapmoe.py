@@ -110,7 +110,7 @@ def _gates(policy: Any) -> bool:
 
 
 class AdapMoE(MixtralOffloadingSpec):
-    """LRU caches sized by a dynamic program, one prefetch, and a second expert only where it counts (AdapMoE, 2024).
+    """LRU caches of planned sizes, one prefetch, and fewer second experts (AdapMoE, 2024).
 
     Where decisions take time, a prefetch that arrives during the decision of its layer lets the layer begin at once.
     """

@@ -63,7 +63,7 @@ class FiddlerInDali(Fiddler, fixed=True):
 
 
 class KTransformersInHybriMoE(Composed, fixed=True):
-    """KTransformers as HybriMoE describes it: frequent experts on the GPU; the CPU computes others in decode only."""
+    """KTransformers as HybriMoE describes it: hot experts on the GPU, the CPU in decode only."""
 
     paper = "HybriMoE (2025), a system compared with"
     placement = "frequency-global"
@@ -73,7 +73,7 @@ class KTransformersInHybriMoE(Composed, fixed=True):
 
 
 class HybriMoEInPreScope(HybriMoEPaper, fixed=True):
-    """HybriMoE as PreScope describes it: its queue over PreScope's hot experts, without a cache of its own."""
+    """HybriMoE as PreScope describes it: its queue over PreScope's hot experts, uncached."""
 
     paper = PRESCOPE
     missing = (
@@ -99,7 +99,7 @@ class FateInPreScope(Fate, fixed=True):
 
 
 class DeepSpeedMIIInDaop(ZeroInference, fixed=True):
-    """DeepSpeed-MII as DAOP most likely ran it: ZeRO-Inference, which copies every layer in every pass."""
+    """DeepSpeed-MII as DAOP most likely ran it: ZeRO-Inference, which copies every layer."""
 
     paper = "DAOP (DATE 2025), a system compared with"
     missing = ("how DAOP ran DeepSpeed-MII is not printed", *ZeroInference.missing)

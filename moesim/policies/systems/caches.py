@@ -74,7 +74,7 @@ class LFU(_Cache):
 
 
 class S3FifoCache(_Cache):
-    """Cache of two FIFO queues: newcomers, and what was used more than once among them (S3-FIFO)."""
+    """Cache of two FIFO queues: newcomers, and those used more than once there (S3-FIFO)."""
 
     victims: Victims = option(UNROUTED_FIRST)
 
@@ -93,7 +93,7 @@ class FIFO(_Cache):
 
 
 class Belady(_Cache):
-    """Cache that evicts the expert whose next use is farthest away: an oracle, which knows the future."""
+    """Cache that evicts the expert whose next use is farthest away: an oracle of the future."""
 
     victims: Victims = option(UNROUTED_FIRST)
 
@@ -114,7 +114,7 @@ class RandomCache(_Cache):
 
 
 class StaticCache(Composed):
-    """The most frequent experts by calibration stay on the GPU for good; others are copied for one use and dropped."""
+    """The most frequent experts by calibration stay on the GPU; others are copied for one use."""
 
     oracles = MappingProxyType(PLANNED)  # it replaces nothing
 

@@ -60,7 +60,7 @@ ANOTHER_PART = "Another part than the paper's, without the options that describe
 
 
 class Dali(Composed):
-    """Greedy split by rows per expert, residual prefetch, and window-based cache replacement (DALI, 2026)."""
+    """Greedy split by rows per expert, residual prefetch, and a windowed cache (DALI, 2026)."""
 
     paper = "DALI (arXiv, 2026)"
     missing = (

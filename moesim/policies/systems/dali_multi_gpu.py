@@ -137,7 +137,7 @@ def workload_aware_swaps(scores: Sequence[int], residents: Sequence[Iterable[int
 
 
 class DaliMultiGpu(PolicyBase):
-    """DALI's greedy split, prefetch and cache over one CPU and all GPUs of the machine (DALI, 2026, section 6.5)."""
+    """DALI's greedy split, prefetch and cache over one CPU and all GPUs (DALI, 2026, sec. 6.5)."""
 
     paper = "DALI (arXiv, 2026)"
     profile = "rtx3090x2-epyc7532"

@@ -335,7 +335,7 @@ class DaopParts(NamedTuple):
 
 
 class DaopPaper(ForOneUse):
-    """Prefill swaps, then pre-calculation of predicted experts on the CPU, as the paper says (DAOP, DATE 2025).
+    """Prefill swaps, then predicted experts computed early on the CPU (DAOP, DATE 2025).
 
     Not exact: predicted experts replace the routed ones, and those on the CPU read the state of the layer before, while the replay
     keeps the recorded routing. Renormalising weights costs no time, and a gate that is not asked saves none. Where a prediction scores
@@ -585,7 +585,7 @@ class DaopPaper(ForOneUse):
 
 
 class DaopCode(DaopPaper):
-    """Prefill swaps and pre-calculation as the released code does them, mostly one thing after the other (DAOP, DATE 2025)."""
+    """DAOP's swaps and pre-calculation in the order of its released code (DAOP, DATE 2025)."""
 
     cold_list: ColdList = option("mixed")
     swap_cost: SwapCost = option("serial")

@@ -42,7 +42,7 @@ from moesim.policy import PREFETCH, Action, Fetched, LayerEnd, Placement, Predic
 
 
 class DfaCache(BackgroundCache, fixed=True):
-    """Slots of each layer next to the CPU, for who is used more by a frequency that fades (moe-speed-of-light's patch)."""
+    """Slots of each layer next to the CPU, by decayed frequency (moe-speed-of-light's patch)."""
 
     paper = "moe-speed-of-light (harshithkantamneni/moe-speed-of-light)"
     missing = (

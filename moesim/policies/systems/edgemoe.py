@@ -59,11 +59,11 @@ LastVictims = Annotated[
 
 
 class LeastStale(LRU):
-    """The one whose layer is farthest in the order of layers; needs a global pool.
+    """The one whose layer is farthest in the order of layers; needs a global pool."""
 
-    With layer l just routed, l + 1 is 1 away, and so on round the model; the rest of l is a whole pass away, the farthest. By the
-    distance in the stack both ends go before its neighbours, and l last. Within a layer: used longest ago.
-    """
+    # With layer l just routed, l + 1 is 1 away, and so on round the model; the rest of l is a whole pass away, the
+    # farthest. By the distance in the stack both ends go before its neighbours, and l last. Within a layer: used
+    # longest ago.
 
     use_order = "rank"
 
@@ -96,7 +96,7 @@ ANOTHER_PART = "Another part than EdgeMoE's, without the options that describe E
 
 
 class EdgeMoE(Composed):
-    """Experts preloaded by calibration statistics; the cache gives up experts of the farthest layers first (EdgeMoE)."""
+    """Experts preloaded by statistics; the cache gives up the farthest layers first (EdgeMoE)."""
 
     paper = "EdgeMoE, as OD-MoE (2025) and DALI (2026) describe it"
     missing = (

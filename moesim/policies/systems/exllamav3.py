@@ -91,7 +91,7 @@ OVERDUE = 4  # times the interval, after which places change within a generation
 
 
 class Exllamav3(ForOneUse):
-    """The last experts of each layer on the CPU, exchanged with hot ones between generations (exllamav3)."""
+    """The last experts on the CPU, exchanged with hot ones between generations (exllamav3)."""
 
     paper = "exllamav3 (turboderp-org/exllamav3)"
     missing = (

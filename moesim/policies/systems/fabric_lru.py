@@ -22,7 +22,7 @@ from moesim.policy import View
 
 
 class FabricLru(BackgroundCache, fixed=True):
-    """One LRU over all layers for every step whose experts fit; the GPU computes every expert (QVAC fabric, PR 232)."""
+    """One LRU over all layers for steps that fit; the GPU computes all (QVAC fabric, PR 232)."""
 
     paper = "QVAC fabric (tetherto/qvac-fabric-llm.cpp, PR 232)"
     missing = (

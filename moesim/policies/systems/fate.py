@@ -95,7 +95,7 @@ HIGH = None  # the full width, as the contract names it
 
 
 class Fate(PolicyBase):
-    """A cache by ARC for each layer, the next layer's experts prefetched by its gate, misses at fewer bits (Fate, 2025)."""
+    """ARC for each layer, prefetch by the next layer's gate, misses at fewer bits (Fate, 2025)."""
 
     paper = "Fate (2025), as its port to MindSpore has it"
     missing: ClassVar[tuple[str, ...]] = (

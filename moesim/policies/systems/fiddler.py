@@ -36,7 +36,7 @@ PLACEHOLDER = "placeholder"
 
 
 class Fiddler(ForOneUse):
-    """Static popular experts on the GPU; others on the CPU unless copying them is quicker (Kamahori et al., 2025)."""
+    """Static popular experts; others on the CPU unless a copy is quicker (Fiddler, 2025)."""
 
     paper = "Fiddler (ICLR 2025, arXiv:2402.07033)"
     missing: ClassVar[tuple[str, ...]] = (

@@ -211,7 +211,7 @@ SOURCE = f"signal:{EMBEDDING}"
 
 
 class FineMoE(PrefetchingThread):
-    """Prefetch what past iterations with a similar beginning used, several layers ahead (FineMoE's code, 2026)."""
+    """Prefetch layers ahead what past iterations that began alike used (FineMoE's code, 2026)."""
 
     paper = "FineMoE (EuroSys 2026), its released code"
     missing = (

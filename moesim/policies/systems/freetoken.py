@@ -123,7 +123,7 @@ HYBRID_FACTOR = 2.0
 
 
 class FreeToken(BackgroundCache, fixed=True):
-    """One LRU over all layers; the link takes all misses or a share by rates, and prompts in whole layers (FreeToken)."""
+    """One LRU over all layers; misses over the link, or a share by rates (FreeToken)."""
 
     paper = "FreeToken (FlashML-org/FreeToken)"
     missing = (

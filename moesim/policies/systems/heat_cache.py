@@ -101,7 +101,7 @@ class Heat:
 
 
 class HeatCache(FilledBetweenSteps):
-    """Slots of each layer next to the CPU; one expert at a time gives way to a hotter one (llama.cpp PRs 26563 and 26824)."""
+    """Slots next to the CPU; one expert at a time gives way to a hotter (llama.cpp PR 26563)."""
 
     paper = "WackMall (ggml-org/llama.cpp PRs 26563 and 26824)"
     missing = (

@@ -123,7 +123,7 @@ HIGH = None  # the full width, as the contract names it
 
 
 class Hobbit(PolicyBase):
-    """A miss is copied at full width, copied at a lower one, or skipped, by its gate weight (HOBBIT, as others describe it)."""
+    """A miss is copied at full or lower width or skipped, by gate weight (HOBBIT, by others)."""
 
     paper = "HOBBIT (2024), as OD-MoE and other papers describe it"
     missing = (

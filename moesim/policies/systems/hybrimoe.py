@@ -115,7 +115,7 @@ class Queues(Part):
 
 
 class TwoEnded(Part):
-    """HybriMoE's released code (its function HSS): a list that the GPU eats from the head and the CPU from the tail.
+    """HybriMoE's code (HSS): the GPU eats a list from the head, the CPU from the tail.
 
     In steps with more than one row everything goes to the GPU, unless asked otherwise.
     """
@@ -242,7 +242,7 @@ def _recent_scores(part: MRS | MRSScore, view: View) -> RecentScores:
 
 
 class MRS(LRU):
-    """HybriMoE's minus recent score: the resident with the smallest S; among equals the least recently used.
+    """HybriMoE's minus recent score: the resident with the smallest S leaves, then by LRU.
 
     The scores move before the layer evicts. Without full scores the weights of the chosen stand in, so p = top_k.
     """
@@ -281,7 +281,7 @@ class MRS(LRU):
 
 
 class MRSScore(Part):
-    """The prefetch of HybriMoE's released code: the experts of the next layer with the largest S, without any prediction.
+    """The prefetch of HybriMoE's code: the next layer's experts with the largest S, unpredicted.
 
     Only in steps of one row, and only if the GPU has something to do in this layer.
     """
@@ -328,7 +328,7 @@ GATES = "gate_next"
 
 
 class ImpactDriven(Part):
-    """HybriMoE's prefetch: what would shorten the plans of the next layers most, while the link is idle.
+    """HybriMoE's prefetch: what would shorten the next layers' plans most, while the link idles.
 
     Chosen once a visit and micro-batch, when the next layer's prediction is in, by the latest known about each layer.
     """
@@ -462,7 +462,7 @@ WARM_UP = "the warm-up that measures costs: the engine's are known from the star
 
 
 class HybriMoEPaper(Composed):
-    """Three simulated timelines, prefetch by impact over three layers, and minus recent score (HybriMoE's paper, 2025)."""
+    """Three simulated timelines, prefetch by impact, and minus recent score (HybriMoE, 2025)."""
 
     paper = SYSTEM
     missing: ClassVar[tuple[str, ...]] = (WARM_UP,)
@@ -482,7 +482,7 @@ class HybriMoEPaper(Composed):
 
 
 class HybriMoECode(Composed):
-    """The two-ended split of single rows, prefill on the GPU, and minus recent score (HybriMoE's released code, 2025).
+    """The two-ended split in decode and minus recent score (HybriMoE's released code, 2025).
 
     A load's victim is named at issue, among the experts there, and leaves at once if idle, else after its run. Where every place
     belongs to a load that is not over, a demand load waits for one of them to be used, and a prefetch is left out. The counter

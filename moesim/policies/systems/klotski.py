@@ -93,7 +93,7 @@ LAYER = "layer"
 
 
 class Klotski(PolicyBase):
-    """Hot experts are copied during attention and run first for all micro-batches; no cache (Klotski, 2025)."""
+    """Hot experts are copied during attention and run first for all rows (Klotski, 2025)."""
 
     paper = "Klotski (ASPLOS 2025, arXiv:2502.06888)"
     missing = (

@@ -226,7 +226,7 @@ class _KTransformers(PolicyBase):
 
 
 class KtLayer(_KTransformers):
-    """Experts of whole layers on the GPU, those of all others on the CPU (KTransformers' operators, 2024)."""
+    """Whole layers' experts on the GPU, all others on the CPU (KTransformers' operators, 2024)."""
 
     paper = "KTransformers (kvcache-ai/ktransformers, 2024)"
     missing = ("operators chosen one by one: the attention and the dense part of a layer are on the GPU",)
@@ -249,7 +249,7 @@ class KtLayer(_KTransformers):
 
 
 class KtExpert(_KTransformers):
-    """Chosen experts of each layer on the GPU, the others on the CPU at the same time (KTransformers' kt-kernel, 2025)."""
+    """Chosen experts of each layer on the GPU, the others on the CPU (KTransformers' kt-kernel)."""
 
     paper = "KTransformers (kvcache-ai/ktransformers, kt-kernel)"
     missing = (
@@ -326,7 +326,7 @@ class KtExpert(_KTransformers):
 
 
 class KtExpertDeferral(KtExpert):
-    """Like kt-expert, but outputs of the least weighted CPU experts come a layer later (KTransformers' expert deferral).
+    """As kt-expert, with low-weight CPU experts a layer late (KTransformers' expert deferral).
 
     Not exact: what is late is added to the next layer's output.
     """

@@ -83,7 +83,7 @@ Freshness = Annotated[Literal["fresh", "stale"], Field(description="What a prefe
 
 
 class LeastStaleByGeneration(Admitting):
-    """One that the present pass has not used, the first to have become stale; then of the others the first (no SpecMD)."""
+    """The first that the present pass has not used, then the first of the others (no SpecMD)."""
 
     victims = "idle"  # its reading knows of no visits
 
@@ -127,7 +127,7 @@ class LeastStaleByGeneration(Admitting):
 
 
 class LeastStale2Gen(Composed):
-    """Prefetch into one cache for all layers, which evicts first what the present pass has not used (no SpecMD)."""
+    """Prefetch into one cache, which evicts first what this pass has not used (no SpecMD)."""
 
     missing = (
         "SpecMD: only its abstract was read; this is one of several public readings of its eviction",

@@ -57,7 +57,7 @@ class Fit(NamedTuple):
 
 
 def fitted(dense: Sequence[int], experts: Sequence[int], rest: int, target: int, n_mats: int = 3) -> Fit:
-    """Search what fits on one GPU, as llama.cpp's ``--fit`` does (``common/fit.cpp`` at 08033df02c).
+    """Search what fits on one GPU as llama.cpp's ``--fit`` does (common/fit.cpp at 08033df02c).
 
     Sizes are bytes. ``dense``: of each layer what is no routed expert, its KV cache included; ``experts``: its routed experts; ``rest``: what is
     there in any case; ``target``: what is free less the margin. If all fits, nothing is searched. Else all experts begin on the
@@ -228,7 +228,7 @@ MATRICES = MappingProxyType({"none": 0, "up": 1, "gate and up": 2})
 
 
 class LlamaCppFit(LlamaCpp):
-    """Experts of the first layers on the GPU, as many as fit, the others on the CPU (llama.cpp's automatic placement)."""
+    """Experts of as many first layers on the GPU as fit (llama.cpp's automatic placement)."""
 
     missing = (
         "--fit-target, a margin of memory, and --fit-ctx: set cache.budget to the memory less the margin; the workload says the "

@@ -87,7 +87,7 @@ class ClassBank(Bank):
 
 
 class LlamaCppCache(BackgroundCache, fixed=True):
-    """One LRU over all layers; misses are uploaded, and the GPU computes every expert (llama.cpp's expert cache, PR #29887)."""
+    """One LRU over all layers; misses are uploaded to the GPU (llama.cpp's cache, PR #29887)."""
 
     paper = "llama.cpp (ggml-org/llama.cpp, PR #29887 and #31233)"
     missing = (

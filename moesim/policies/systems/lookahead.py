@@ -61,7 +61,7 @@ NEVER = 2**62  # the next use of what is not used again, as an oracle's future h
 
 
 class MinBypass(PolicyBase):
-    """Cache with the fewest misses if the CPU may compute a miss: an oracle, which knows the future."""
+    """Cache with the fewest misses if the CPU may compute one: an oracle of the future."""
 
     needs = frozenset({"oracle:routing"})
     _future: Future | None = None
@@ -114,7 +114,7 @@ class MinBypass(PolicyBase):
 
 
 class WindowedBelady(MinBypass):
-    """Cache that knows the uses of the next steps and goes by decayed frequency beyond: an oracle of limited sight."""
+    """Cache that knows the uses of the next steps, then decayed frequency: an oracle in part."""
 
     window: int = option(4, "Steps after the present one whose routing is known.", ge=0)
     half_life: float = option(

@@ -86,7 +86,7 @@ def mixtral_offloading_plan(
 
 
 class MixtralOffloading(PolicyBase):
-    """LRU cache per layer; every miss copies an expert in and its victim back out (Eliseev and Mazur, 2023)."""
+    """LRU cache per layer; every miss copies an expert in and its victim out (2023)."""
 
     paper = "Mixtral-Offloading (arXiv:2312.17238)"
     missing: ClassVar[tuple[str, ...]] = (

@@ -43,7 +43,7 @@ AHEAD = "ahead"
 
 
 class MixtralOffloadingSpec(MixtralOffloading):
-    """LRU cache per layer, whose next layer's likely experts wait in buffers of their own (Eliseev and Mazur's report, 2023)."""
+    """LRU cache per layer and buffers for likely experts of the next (Eliseev and Mazur, 2023)."""
 
     missing: ClassVar[tuple[str, ...]] = (
         "copies in both directions queue behind kernels on one CUDA stream in the released code; here they overlap",

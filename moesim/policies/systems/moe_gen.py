@@ -48,7 +48,7 @@ BUFFERS = "buffers"
 
 
 class MoEGen(PolicyBase):
-    """All experts streamed in a cycle through a few buffers, each run once for all micro-batches (MoE-Gen, 2025)."""
+    """All experts stream in a cycle through buffers, each run once for all rows (MoE-Gen, 2025)."""
 
     paper = "MoE-Gen (EfficientMoE/MoE-Gen)"
     missing = (

@@ -105,7 +105,7 @@ DECIMALS = 12  # to which likenesses are compared, so that rounding breaks no ti
 
 
 class Past:
-    """Activation matrices of the sequences that are over, and of those under way.
+    """Activation matrices of finished sequences, and of those under way.
 
     ``stored`` (n_layers, n, n_experts) are there from the start, as far as the capacity goes. With ``learns``, those of the
     run that are over are stored too.
@@ -188,10 +188,9 @@ class Past:
 
 # -------------------------------------------------------------------------------------------------------------- policies
 class FetchThread(PolicyBase):
-    """A global cache; the active experts of a layer go to the GPU one after another, by ascending id.
+    """A global cache; a layer's active experts go to the GPU one by one, by ascending id."""
 
-    Each is looked at when the copies of those before it are in, so that a hit waits for the misses before it.
-    """
+    # Each is looked at when the copies of those before it are in, so that a hit waits for the misses before it.
 
     def place(self, view: View) -> Placement:
         name, model = type(self).__name__, view.model
@@ -323,7 +322,7 @@ class PrefetchingThread(FetchThread):
 
 
 class ActivationAware(Part):
-    """The one least likely to be used by sequences like these (MoE-Infinity), or, as released, used least so far."""
+    """The least likely by similar past sequences (MoE-Infinity), or the least used (its code)."""
 
     admits = True
 
@@ -391,7 +390,7 @@ class ActivationAware(Part):
 
 
 class MoEInfinityCode(FetchThread):
-    """One fetch thread, and a cache for all layers that evicts what was used least since the start (MoE-Infinity's code)."""
+    """One fetch thread, and a global cache by use since the start (MoE-Infinity's code)."""
 
     paper = "MoE-Infinity (arXiv:2401.14361), its released code"
     missing = (
@@ -409,7 +408,7 @@ class MoEInfinityCode(FetchThread):
 
 
 class MoEInfinityPaper(PrefetchingThread):
-    """Like the past sequence that is closest so far: prefetch what it used next, keep what it will use (MoE-Infinity, 2024)."""
+    """Prefetch and keep what the closest past sequence used next (MoE-Infinity, 2024)."""
 
     paper = "MoE-Infinity (arXiv:2401.14361)"
     missing = (

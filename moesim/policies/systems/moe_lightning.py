@@ -57,7 +57,7 @@ PAGES = "pages"
 
 
 class MoELightning(PolicyBase):
-    """Whole layers of experts streamed while micro-batches compute; the CPU reads the KV cache (MoE-Lightning, 2025)."""
+    """Layers stream during computation; the CPU reads the KV cache (MoE-Lightning, 2025)."""
 
     paper = "MoE-Lightning (ASPLOS 2025, arXiv:2411.11217)"
     missing = (

@@ -246,7 +246,7 @@ class Prompt(NamedTuple):
 
 
 class OdMoE(PolicyBase):
-    """Experts loaded on demand by groups of workers, as a quantised shadow of the model predicts (OD-MoE, 2025).
+    """Experts loaded by groups of workers, as a quantised shadow predicts them (OD-MoE, 2025).
 
     Every result is of a machine with a link for each worker; it does not compare with systems on one link.
     """

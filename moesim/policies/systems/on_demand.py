@@ -21,7 +21,7 @@ from moesim.policy import DEMAND, Action, Fetch, Placement, Routed, Run, View
 
 
 class OnDemand(ForOneUse):
-    """No cache: copy every active expert to the GPU for its use, and drop it at the end of the layer."""
+    """No cache: copy every active expert to the GPU, and drop it at the end of the layer."""
 
     staging_slots: int | None = option(
         None, "Experts that the staging pool holds; None: the model's top_k, but at least 2.", ge=1

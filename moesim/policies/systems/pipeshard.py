@@ -201,7 +201,7 @@ class Tier(NamedTuple):
 
 
 class PipeShard(PolicyBase):
-    """Whole layers of experts pinned, streamed or on the CPU, planned for each batch size (Pipelined Sharding, 2026)."""
+    """Layers pinned, streamed or on the CPU, planned by batch size (Pipelined Sharding, 2026)."""
 
     paper = "Pipelined Sharding (artifact of MLSys 2026, deepshnv/pipeshard-mlsys26-ae)"
     missing = (

@@ -39,7 +39,7 @@ QUEUE_JOBS, QUEUE_BYTES = 128, 512 << 20
 
 
 class PooledCache(BackgroundCache, fixed=True):
-    """Pool over all layers next to the CPU, which computes misses; copied after some misses (leloch's cache for llama.cpp)."""
+    """Pool over all layers; the CPU computes misses, frequent ones are copied (leloch's cache)."""
 
     paper = "leloch's expert cache for llama.cpp (ggml-org/llama.cpp PR 24524, branch v2)"
     missing: ClassVar[tuple[str, ...]] = (
@@ -85,7 +85,7 @@ class PooledCache(BackgroundCache, fixed=True):
 
 
 class TurboQuantCache(PooledCache):
-    """leloch's pooled cache, with entries that have been hit often spared (the TurboQuant fork of llama.cpp)."""
+    """leloch's pooled cache, which spares entries that were hit often (the TurboQuant fork)."""
 
     paper = "TurboQuant fork of llama.cpp (TheTom/llama-cpp-turboquant, PRs 284 and 300)"
     missing = (*PooledCache.missing, "ports to Metal and SYCL, where a copy is waited for")

@@ -107,7 +107,7 @@ BUFFERS = ("even", "odd")
 
 
 class PreGated(PolicyBase):
-    """No cache: the next layer's experts, known one layer ahead, are copied while this layer computes (Pre-gated MoE, 2024)."""
+    """No cache: the next layer's experts, known a layer ahead, are copied (Pre-gated MoE, 2024)."""
 
     paper = "Pre-gated MoE (ISCA 2024, arXiv:2308.12066)"
     missing = (

@@ -99,11 +99,11 @@ from moesim.policy import (
 
 
 class Turns:
-    """Holds copies and Runs of a layer, and starts a turn of them when the one before is over.
+    """Holds copies and Runs of a layer, and starts a turn of them when the one before is over."""
 
-    A turn of copies brings as many experts as the buffer for loads holds (``slots``), the last one also those of later layers; a turn
-    of computation runs what is there, and empties the buffer. So the layer ends with computation and nothing on its way.
-    """
+    # A turn of copies brings as many experts as the buffer for loads holds (`slots`), the last one also those of later
+    # layers; a turn of computation runs what is there, and empties the buffer. So the layer ends with computation
+    # and nothing on its way.
 
     def __init__(self, gpu: str, slots: int) -> None:
         self._gpu = gpu
@@ -284,7 +284,7 @@ class PreScopeParts(NamedTuple):
 
 
 class PreScope(PolicyBase):
-    """Cross-layer plan of loads and prefetches from a learned prediction, with a static hot table (PreScope, 2025)."""
+    """Cross-layer plan of loads and prefetches by learned predictions (PreScope, 2025)."""
 
     paper = "PreScope (arXiv, 2025)"
     missing = (

@@ -81,14 +81,12 @@ class UploadSlots:
 
 
 class _Job(NamedTuple):
-    """An upload."""
-
     unit: Unit
     slot: int
 
 
 class TwoUploadsLru(FilledBetweenSteps):
-    """Slots of each layer, filled between steps with its two newest misses, which the CPU computes (llama.cpp PR 27861)."""
+    """Slots of each layer, filled between steps with its two newest misses (llama.cpp PR 27861)."""
 
     paper = "llama.cpp PR 27861 (zazaidi/llama.cpp)"
     missing = (

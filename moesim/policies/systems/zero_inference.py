@@ -54,7 +54,7 @@ LAYERS = "layers"
 
 
 class ZeroInference(PolicyBase):
-    """All weights in host memory; every pass copies each whole layer to the GPU, routed or not (ZeRO-Inference, 2022)."""
+    """All weights in host memory; every pass copies each whole layer (ZeRO-Inference, 2022)."""
 
     paper = "ZeRO-Inference (DeepSpeed, SC 2022, arXiv:2207.00032)"
     missing: ClassVar[tuple[str, ...]] = (

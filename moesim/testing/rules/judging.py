@@ -171,7 +171,6 @@ def _bases(thing: Any) -> list[str]:
 
 
 def _things(policy: Any) -> list[Any]:
-    """Return a policy and the parts that it is made of."""
     return [policy, *getattr(policy, "parts", ())]
 
 

@@ -1,13 +1,10 @@
 """MoE traces of llama.cpp: CSV in two dialects, with or without a line of names.
 
-``pos,layer,id0,..,idk``: a line for each token and layer. Positions below 0 are prefill: they count evenly up
-(-3, -2, -1) or down, or all are -1 and the lines of a layer are its tokens in order. Decode counts from 0, or
-on from the prompt's length. Prefill after decode is the next request.
-
+``pos,layer,id0,..,idk``: a line for each token and layer. Positions below 0 are prefill, evenly up (-3, -2, -1) or down, or all
+-1 with a layer's lines in token order; decode counts from 0 or on from the prompt, and prefill after it is the next request.
 ``layer,expert``: a line for each expert of one request, in passes over the layers.
 
-The last layer is computed only for tokens whose output is wanted. Tokens that lack it are left out; where
-positions do not show which, the whole layer is, in that pass.
+The last layer has only tokens whose output is wanted: others are left out, or, where positions do not show which, the layer is.
 """
 
 from __future__ import annotations

@@ -1,17 +1,16 @@
 """The generative model: gates are directions in a space of states, and states have causes.
 
-Of a gate input, all tokens have the mean of the layer in common, no router reads the unread part, and the
-rest is the state proper, x. Its energy is 1, spread over the dimensions by the spectrum. It is made of
+A gate input is the layer's mean, a part that no router reads, and the state proper, x, of energy 1 spread by the spectrum:
 
 * what the topic of the token determines: one vector per topic and layer;
 * context, an autoregressive process along the request;
 * what is new with this token.
 
-From layer to layer a share of all three is renewed:  x[l + 1] = sqrt(1 - innovation) x[l] +
-sqrt(innovation) fresh. So the statistics along the request are those of every layer.
+From layer to layer a share of each is renewed, so statistics along the request are those of every layer:
+x[l + 1] = sqrt(1 - innovation) x[l] + sqrt(innovation) fresh.
 
-The logits are temperature * (gate . input + bias). Gates are random directions of the same spread of logits;
-biases make the loads those of the popularity, as a load-balancing loss does.
+The logits are temperature * (gate . input + bias): random directions of the same spread of logits, and biases that make the loads
+those of the popularity, as a load-balancing loss does.
 """
 
 from __future__ import annotations

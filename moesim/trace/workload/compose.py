@@ -1,14 +1,12 @@
 """Requests of a trace -> batched steps: prefill, decode, chunks, micro-batches.
 
-The routing of a token does not depend on its batch, so any requests can be batched. A step has one phase;
-within it the rows of a request are contiguous and in token order.
+A token's routing does not depend on its batch. A step has one phase, and a request's rows in it are contiguous, in token order.
 
 * A request qualifies with at least ``decode_tokens`` decode rows and a prompt of at least ``prompt_tokens``.
-  Prompts of exactly that length come first; of a longer one the *last* tokens are used, since decode follows
-  them, with contexts counted as if the prompt began there: ``prompt-truncated``.
+  Exact prompts come first; of longer ones the *last* tokens are used, with contexts from there: ``prompt-truncated``.
 * A prompt whose routing was not recorded has a length but no rows: such a request starts in decode.
-* ``reuse: shifted`` fills up with copies. Copy c of C reads prompt and decode rows rotated by c/C of their
-  number. If no request is long enough, rows repeat. Both are labelled ``reuse-shifted``.
+* ``reuse: shifted`` fills up with copies: copy c of C reads prompt and decode rows rotated by c/C of their number, and rows
+  repeat if no request is long enough. Both are labelled ``reuse-shifted``.
 """
 
 from __future__ import annotations
