@@ -91,7 +91,7 @@ def largest_priorities(
 
 
 def eviction_scores(probability: NDArray[Any], visits: NDArray[Any]) -> NDArray[np.int64]:
-    """Score cached experts: probability x visits while cached, as the integer that the code stores.
+    """Score cached experts: int(probability x visits while cached), as the code stores it.
 
     >>> eviction_scores(np.array([[0.3, 0.6, 0.5]]), np.array([[3, 3, 4]])).tolist()
     [[0, 1, 2]]

@@ -68,7 +68,7 @@ class ScoreWeights(NamedTuple):
 
 
 def relative_weights(experts: NDArray[Any], weights: NDArray[Any]) -> dict[int, float]:
-    """Return each expert's weight in the row where it is heaviest, over that row's mean (a choice).
+    """Return each expert's weight in its heaviest row, over that row's mean (a choice).
 
     Of two experts a row, 0.8 is a weight of 0.4. In a row of zeros all are equally heavy.
 

@@ -112,7 +112,7 @@ def false_position(memory: Callable[[int], int], target: int, high: int) -> int:
 
 
 def rows_to_offload(n_experts: int, top_k: int, per_expert: int) -> int:
-    """Return from how many rows on ik_llama.cpp copies experts (ikawrakow/ik_llama.cpp, PR #520).
+    """Return from how many rows ik_llama.cpp copies experts (ikawrakow/ik_llama.cpp, PR #520).
 
     DeepSeek-V3, Qwen3-30B-A3B, gpt-oss-120b and Mixtral:
 

@@ -84,7 +84,7 @@ def tier_of(rows: int, parallel: bool) -> int:
 
 
 def predicted_time(shards: Sequence[Shard], states: Sequence[State], bytes_per_time: float, cpu_rate: float = 1.0) -> float:
-    """Predict the time of a pass through shards in the order of execution, in their unit of time.
+    """Predict the time of a pass through shards in order of execution, in their unit of time.
 
     The sum over splits of the longer of computing and of copying the next streamed split with its cache, and of the time in which what
     is added to streamed caches comes back. A split is a streamed shard, or a run of shards that are pinned or on the CPU. A copy begins
@@ -119,7 +119,7 @@ def predicted_time(shards: Sequence[Shard], states: Sequence[State], bytes_per_t
 def shard_plan(
     shards: Sequence[Shard], budget: int, bytes_per_time: float, *, scratch: int = 0, cpu_rate: float = 1.0
 ) -> ShardPlan:
-    """Choose the plan with the least predicted time among the best of five strategies, of equals the first.
+    """Choose the plan with the least predicted time of five strategies' best; ties: the first.
 
     Shards are attention and FFN of each layer in turn, then the output layer if there is a choice; ``budget`` of the GPU's memory and
     ``scratch``, the buffer of a pass, are bytes.
