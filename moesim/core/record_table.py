@@ -48,7 +48,6 @@ class RecordTable(MutableSequence[R], Generic[R]):
         self.append: Callable[[R], None] = self._rows.append
 
     def fill(self, columns: Mapping[str, Column]) -> None:
-        """Replace all records by columns, one a field."""
         self._columns, self._rows = dict(columns), None
         self._made = {}
         with suppress(AttributeError):

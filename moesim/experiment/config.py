@@ -371,7 +371,7 @@ class WorkloadConfig(_Workload):
 
 
 class CacheConfig(_Strict):
-    """Experts that each GPU may cache: shares of all, memory budgets, or both in turn."""
+    """How many experts each GPU may cache: shares of all experts, memory budgets, or both in turn."""
 
     ratio: Sweep[Share] | None = None
     budget: Sweep[Size] | None = None
@@ -405,7 +405,7 @@ def _no_path(name: str) -> str:
 
 
 class TimelineConfig(_Strict):
-    """Policies of ``timeline.json`` (null: all of the first setting), and their steps."""
+    """Policies of ``timeline.json`` (null: all of the first setting), and how many of their steps."""
 
     policies: list[Text] | None = None
     steps: Positive = 3

@@ -435,7 +435,6 @@ def _read(entry: Mapping[str, Any], kind: str, name: str, here: str, known: Coll
 
 
 def _label(policy: Any) -> str:
-    """Name a policy as the results do, by its name or its mapping."""
     return policy_label(policy) if isinstance(policy, dict) and "name" in policy else _typed(policy)
 
 

@@ -136,7 +136,6 @@ def _classes(model: ModelSpec) -> list[tuple[str, int, int]]:
 
 
 def _folded(head: str, text: str) -> list[str]:
-    """Write a line under a heading, broken between words."""
     lines, line = [], head
     for word in text.split(" "):
         if line.strip() and line != head and len(line) + 1 + len(word) > _WIDTH:

@@ -146,7 +146,6 @@ class _Reader:
         check_claim(self._path, what, n, most, error=ModelError, remedy=_REMEDY)
 
     def _skip(self, n: int, what: str) -> int:
-        """Go over bytes; return where they begin."""
         at = self._at
         self._check(f"bytes of {what}", n, self._size - at)
         self._at += n

@@ -124,7 +124,6 @@ class Keys:
         return None
 
     def wrong(self, key: str, expected: str, got: object) -> ModelError:
-        """Return the error of a key."""
         return ModelError(f"{self.place}: {key}: expected {expected}, got {got!r}")
 
     def count(self, *keys: str, default: int | None = None, least: int = 0, most: float = WIDTH.most) -> int:
@@ -142,7 +141,6 @@ class Keys:
         return int(value)
 
     def flag(self, key: str, default: bool) -> bool:
-        """Return true or false."""
         value = self.get(key)
         if value is None:
             return default
@@ -459,7 +457,6 @@ def _kinds(keys: Keys, n: int) -> list[str]:
 
 
 def _mixers(keys: Keys, family: Family, n: int, hidden: int, words: list[str] | None) -> list[Mixer | None]:
-    """Return what mixes tokens in each layer."""
     if words:
         one = {"mamba": _linear, "attention": _grouped}
         return [one[word](keys, family, hidden, None) if word in one else None for word in words]
@@ -598,7 +595,6 @@ def _compressed(keys: Keys, hidden: int, per: int) -> Mixer:
 
 
 def _linear(keys: Keys, family: Family, hidden: int, window: int | None) -> Mixer:
-    """Return the linear mixer whose keys are there."""
     if keys.get("linear_num_value_heads") is not None:
         return delta_net(
             hidden, keys.count("linear_num_key_heads"), keys.count("linear_num_value_heads"), keys.count("linear_key_head_dim"),

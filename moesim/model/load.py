@@ -99,7 +99,6 @@ def model_names() -> list[str]:
 
 @cache
 def _listed() -> dict[str, Any]:
-    """Read the list of models that people run."""
     text = read_text(Path(__file__).with_name("models.yaml"), YAML, "the list of models", error=ModelError)
     found: dict[str, Any] = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     return found
@@ -107,7 +106,6 @@ def _listed() -> dict[str, Any]:
 
 @cache
 def _aliases() -> dict[str, str]:
-    """Return the name of each alias, in lower case."""
     listed = {alias.lower(): name for name, entry in _listed().items() for alias in entry["aliases"]}
     return listed | {name: name for name in model_names()}
 

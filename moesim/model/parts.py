@@ -72,7 +72,6 @@ class Store:
         return self.per * whole * (whole + 1) // 2 + rest * (whole + 1)
 
     def rows_kept(self, n_tokens: int) -> int:
-        """Return the rows that are kept after so many tokens."""
         rows = -(-n_tokens // self.per)
         return rows if self.kept is None else min(rows, self.kept)
 

@@ -78,7 +78,6 @@ def with_options(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _parameters(policy: str) -> Mapping[str, Option] | None:
-    """Return the options of a policy; None if its code is not here."""
     try:
         return options_of(policy_class(policy))
     except ConfigError:

@@ -141,7 +141,6 @@ def _ends(rows: pd.DataFrame) -> list[_End]:
 
 
 def _limits(ends: Sequence[_End], inches: float) -> tuple[float, float]:
-    """Choose the limits of the axis, with room for texts."""
     low, high = _reach(ends)
     widths = [_width(end.text) + 0.08 for end in ends]
     for _ in range(50):  # more room for text leaves less for bars, and so on

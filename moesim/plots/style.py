@@ -237,7 +237,6 @@ def _add_height(figure: Figure, inches: float) -> None:
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    """Wrap a text between its parts, else words."""
     parts = [part if len(part) > width - 2 else part.replace(" ", _NO_BREAK) for part in text.split(" · ")]
     whole = f"{_NO_BREAK}· ".join(parts)
     widths = range(width, max(map(len, whole.split(" "))) - 1, -1)

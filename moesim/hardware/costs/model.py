@@ -358,7 +358,6 @@ class CostModel:
         return ns
 
     def _block_ns(self, device: str, block: Block, n_rows: int, work2: int, n_requests: int | None) -> int:
-        """Time of a block's mixer and dense part."""
         found = self.hardware.devices[device]
         ns = self._roofline(found, "leading").ns(block.dense_bytes, 2 * n_rows * block.dense) if block.dense else 0
         if block.mixer is None:
