@@ -391,7 +391,7 @@ _source = cache(sources_digest)  # of what has been imported, whatever becomes o
 
 
 def do(work: Work) -> Outcome:
-    """Carry out a run in this process."""
+    """Execute a run in this process."""
     with _one_at_a_time, paused():
         _check(work)
         return run_one(work, work.spec, keep=work.keep, examine=work.examine)
@@ -426,7 +426,7 @@ _LOOK_S = 1.0  # time after which workers that have joined are given runs, even 
 def outcomes_of(
     specs: Sequence[RunSpec], make: Callable[[RunSpec], Work], pool: Pool, known: Callable[[RunSpec], Outcome | None]
 ) -> Iterator[tuple[RunSpec, Outcome]]:
-    """Carry out runs."""
+    """Execute runs."""
     waiting: deque[RunSpec] = deque(specs)
     suspects: deque[RunSpec] = deque()
     tried: set[int] = set()
