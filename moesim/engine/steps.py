@@ -53,7 +53,7 @@ def layer_phases(state: State, layer: int, micro: MicroBatch) -> list[Phase]:
     core = layout.core_at.get(at) if state.step.phase == "decode" else None
     rest = costs.dense_ns(dense.name, rows, at)
     if core is not None:  # the cache is read elsewhere: projections where attention is, the rest where the cache is
-        there, back = (ceil_div(rows * width, state.model.hidden) for width in state.model.core_widths)
+        there, back = (ceil_div(rows * width, state.model.hidden) for width in state.model.core_widths(at))
         return [
             Phase("attention", attention, costs.attention_ns(attention.name, rows, 0, n, at), ("attention",), rows),
             Phase("attention", core, costs.core_ns(core.name, rows, micro.work2, n, at), (), there),

@@ -227,7 +227,10 @@ def _mixer(file: _File, layer: int, tensors: Mapping[str, Tensor]) -> Mixer | No
         if index:
             width, n = file.count("attention.indexer.key_length"), file.count("attention.indexer.head_count")
             stores.append(Store(width, 2 * n * width))
-        return Mixer("latent" if read is None else f"latent, {read} chosen tokens", weights, tuple(stores))
+        key = file.count("attention.key_length_mla", file.count("attention.key_length", rank + rope))
+        value = file.count("attention.value_length_mla", file.count("attention.value_length", key))
+        kind, crosses = "latent" if read is None else f"latent, {read} chosen tokens", (heads * key + rank + rope, heads * value)
+        return Mixer(kind, weights, tuple(stores), crosses=crosses)
     kv = file.count("attention.head_count_kv", heads, layer=layer)
     window = _window(file, layer)
     ending = "_swa" if window is not None and f"{file.architecture}.attention.key_length_swa" in file.fields else ""
@@ -235,7 +238,8 @@ def _mixer(file: _File, layer: int, tensors: Mapping[str, Tensor]) -> Mixer | No
     key = file.count(f"attention.key_length{ending}", hidden // heads)
     value = file.count(f"attention.value_length{ending}", key)
     store = Store(kv * (key + value), 2 * heads * (key + value), kept=window)
-    return Mixer("grouped" if window is None else f"grouped, window {window}", weights, (store,))
+    crosses = heads * key + kv * (key + value), heads * value
+    return Mixer("grouped" if window is None else f"grouped, window {window}", weights, (store,), crosses=crosses)
 
 
 def _window(file: _File, layer: int) -> int | None:
@@ -254,13 +258,14 @@ def _linear(file: _File, layer: int, tensors: Mapping[str, Tensor], weights: tup
     """Return a mixer with a state: of a state space, a delta net or a convolution."""
     if any(name.startswith("shortconv") for name in tensors):
         kernel, hidden = file.count("shortconv.l_cache"), file.count("embedding_length")
-        return Mixer("convolution", weights, state_bytes=2 * (kernel - 1) * hidden, operations=2 * kernel * hidden)
+        state = 2 * (kernel - 1) * hidden
+        return Mixer("convolution", weights, (), state, 2 * kernel * hidden, (hidden, hidden))
     if (width := file.count("kda.head_dim", 0)) and "ssm_conv1d_q.weight" in tensors:
         inner = file.count("attention.head_count", layer=layer) * width or file.count("embedding_length")
         kernel = file.count("ssm.conv_kernel", 4)
         state = 4 * inner * width + 2 * (kernel - 1) * 3 * inner
-        return Mixer("linear, Kimi delta", weights, state_bytes=state, operations=7 * inner * width)
+        return Mixer("linear, Kimi delta", weights, (), state, 7 * inner * width, (3 * inner, inner))
     inner, n, kernel = file.count("ssm.inner_size"), file.count("ssm.state_size"), file.count("ssm.conv_kernel")
     mixed = inner + 2 * file.count("ssm.group_count", 0) * n
     kind = "linear, gated delta net" if "attn_gate.weight" in tensors or "attn_qkv.weight" in tensors else "state space"
-    return Mixer(kind, weights, state_bytes=4 * inner * n + 2 * (kernel - 1) * mixed, operations=6 * inner * n)
+    return Mixer(kind, weights, (), 4 * inner * n + 2 * (kernel - 1) * mixed, 6 * inner * n, (mixed, inner))

@@ -90,6 +90,7 @@ class Mixer:
     stores: tuple[Store, ...] = ()
     state_bytes: Count = 0  # of a sequence, however long it is
     operations: Count = 0  # of a token on the state
+    crosses: tuple[Count, Count] = (0, 0)  # numbers of a row that what reads stores and state takes, and gives
 
     @property
     def params(self) -> int:
@@ -199,8 +200,10 @@ def _blocks_of(entry: dict[str, Any]) -> list[dict[str, Any]]:
 # ---- kinds of attention: d hidden size, h query heads, k key and value heads, a and v widths of a key and a value head
 
 
-def _mixer(kind: str, weights: dict[str, int], *stores: Store, state: int = 0, operations: int = 0) -> Mixer:
-    return Mixer(kind, tuple((name, n) for name, n in weights.items() if n), stores, state, operations)
+def _mixer(
+    kind: str, weights: dict[str, int], crosses: tuple[int, int], *stores: Store, state: int = 0, operations: int = 0
+) -> Mixer:  # fmt: skip
+    return Mixer(kind, tuple((name, n) for name, n in weights.items() if n), stores, state, operations, crosses)
 
 
 def grouped(
@@ -213,7 +216,7 @@ def grouped(
         "rest": rest,
     }  # fmt: skip
     kind = "grouped" if window is None else f"grouped, window {window}"
-    return _mixer(kind, weights, Store(k * (a + v), 2 * h * (a + v), kept=window))
+    return _mixer(kind, weights, (h * a + k * (a + v), h * v), Store(k * (a + v), 2 * h * (a + v), kept=window))
 
 
 def latent(
@@ -228,13 +231,14 @@ def latent(
         "rest": kv_rank + q_rank + bias * (q_rank + down + d),
     }  # fmt: skip
     store = Store(down, 2 * h * (2 * kv_rank + rope), kept=window, read=read if index_heads else None)
+    crosses = query + down, h * v
     if not index_heads:
-        return _mixer("latent" if window is None else f"latent, window {window}", weights, store)
+        return _mixer("latent" if window is None else f"latent, window {window}", weights, crosses, store)
     kind = f"latent, {read} chosen tokens"
     if not owns_index:
-        return _mixer(kind, weights, store)
+        return _mixer(kind, weights, crosses, store)
     weights["indexer"] = ((q_rank or d) * index_heads + d) * index_width + d * index_heads + 2 * index_width
-    return _mixer(kind, weights, store, Store(index_width, 2 * index_heads * index_width))
+    return _mixer(kind, weights, crosses, store, Store(index_width, 2 * index_heads * index_width))
 
 
 def block_sparse(d: int, h: int, k: int, a: int, *, rest: int, index_heads: int, index_width: int, read: int) -> Mixer:
@@ -242,7 +246,8 @@ def block_sparse(d: int, h: int, k: int, a: int, *, rest: int, index_heads: int,
     weights = dict(grouped(d, h, k, a, a, rest=rest).weights)
     weights["indexer"] = d * index_heads * index_width + d * index_width + 2 * index_width
     stores = Store(2 * k * a, 4 * h * a, read=read), Store(index_width, 2 * index_heads * index_width)
-    return _mixer(f"grouped, {read} chosen tokens", weights, *stores)
+    crosses = h * a + 2 * k * a + (index_heads + 1) * index_width, h * a
+    return _mixer(f"grouped, {read} chosen tokens", weights, crosses, *stores)
 
 
 def compressed(
@@ -268,7 +273,7 @@ def compressed(
         kind += f" and rows of {per} tokens"
         weights["compressor"] = 2 * a * d
         stores.append(Store(a, 4 * h * a, per))
-    return _mixer(kind, weights, *stores)
+    return _mixer(kind, weights, (h * a + a, h * a), *stores)
 
 
 def delta_net(d: int, key_heads: int, value_heads: int, a: int, v: int, kernel: int) -> Mixer:
@@ -278,8 +283,8 @@ def delta_net(d: int, key_heads: int, value_heads: int, a: int, v: int, kernel: 
         "in_proj_qkvz": d * (mixed + inner), "in_proj_ba": 2 * d * value_heads, "out_proj": inner * d,
         "rest": kernel * mixed + 2 * value_heads + v,
     }  # fmt: skip
-    state = inner * a
-    return _mixer("linear, gated delta net", weights, state=4 * state + 2 * (kernel - 1) * mixed, operations=7 * state)
+    state = 4 * inner * a + 2 * (kernel - 1) * mixed
+    return _mixer("linear, gated delta net", weights, (mixed, inner), state=state, operations=7 * inner * a)
 
 
 def kimi_delta(d: int, h: int, a: int, kernel: int, *, full_gate: bool, full_decay: bool = False) -> Mixer:
@@ -291,8 +296,8 @@ def kimi_delta(d: int, h: int, a: int, kernel: int, *, full_gate: bool, full_dec
         "b_proj": d * h,
         "rest": 3 * kernel * inner + inner + h + a,
     }  # fmt: skip
-    state = inner * a
-    return _mixer("linear, Kimi delta", weights, state=4 * state + 2 * (kernel - 1) * 3 * inner, operations=7 * state)
+    state = 4 * inner * a + 2 * (kernel - 1) * 3 * inner
+    return _mixer("linear, Kimi delta", weights, (3 * inner, inner), state=state, operations=7 * inner * a)
 
 
 def mamba2(d: int, heads: int, width: int, groups: int, n: int, kernel: int) -> Mixer:
@@ -301,7 +306,7 @@ def mamba2(d: int, heads: int, width: int, groups: int, n: int, kernel: int) -> 
     mixed = inner + 2 * groups * n
     weights = {"in_proj": d * (inner + mixed + heads), "out_proj": inner * d, "rest": mixed * (kernel + 1) + 3 * heads + inner}
     state = 4 * inner * n + 2 * (kernel - 1) * mixed
-    return _mixer("state space, Mamba-2", weights, state=state, operations=6 * inner * n)
+    return _mixer("state space, Mamba-2", weights, (mixed + heads, inner), state=state, operations=6 * inner * n)
 
 
 def mamba1(d: int, expand: int, n: int, rank: int, kernel: int) -> Mixer:
@@ -312,25 +317,24 @@ def mamba1(d: int, expand: int, n: int, rank: int, kernel: int) -> Mixer:
         "rest": inner * (kernel + 1) + inner + inner * n + inner + rank + 2 * n,
     }  # fmt: skip
     state = 4 * inner * n + 2 * (kernel - 1) * inner
-    return _mixer("state space, Mamba", weights, state=state, operations=6 * inner * n)
+    return _mixer("state space, Mamba", weights, (inner, inner), state=state, operations=6 * inner * n)
 
 
 def lightning(d: int, h: int, a: int) -> Mixer:
     """Return lightning attention (MiniMax-01): a state of a x a for each head, in 32 bits."""
     inner = h * a
     weights = {"qkv_proj": 3 * d * inner, "output_gate": d * inner, "out_proj": inner * d, "rest": inner}
-    return _mixer("linear, lightning", weights, state=4 * inner * a, operations=5 * inner * a)
+    return _mixer("linear, lightning", weights, (3 * inner, inner), state=4 * inner * a, operations=5 * inner * a)
 
 
 def short_convolution(d: int, kernel: int) -> Mixer:
     """Return a gated short convolution (LFM2)."""
     weights = {"in_proj": 3 * d * d, "out_proj": d * d, "rest": d * kernel}
-    return _mixer("convolution", weights, state=2 * (kernel - 1) * d, operations=2 * kernel * d)
+    return _mixer("convolution", weights, (d, d), state=2 * (kernel - 1) * d, operations=2 * kernel * d)
 
 
 def repeated(mixer: Mixer, times: int) -> Mixer:
     """Return several of a kind in one layer (LongCat)."""
     weights = tuple((name, times * n) for name, n in mixer.weights)
-    return Mixer(
-        f"{mixer.kind}, {times} a layer", weights, mixer.stores * times, times * mixer.state_bytes, times * mixer.operations
-    )
+    kind, state, operations = f"{mixer.kind}, {times} a layer", times * mixer.state_bytes, times * mixer.operations
+    return Mixer(kind, weights, mixer.stores * times, state, operations, (times * mixer.crosses[0], times * mixer.crosses[1]))

@@ -199,9 +199,11 @@ class ModelSpec(Facts):
         params = self._latent_params if self.kv_lora_rank else self._grouped_params
         params += self.out_bias * self.hidden + self.attention_sinks * self.n_heads
         if self.kv_lora_rank:
-            return Mixer("latent", (("all", params),), (Store(kept, 2 * self.n_heads * read),))
+            crosses = self.n_heads * (self.nope_head_dim + self.rope_head_dim) + kept, self.n_heads * self.v_head_dim
+            return Mixer("latent", (("all", params),), (Store(kept, 2 * self.n_heads * read),), crosses=crosses)
         store = Store(2 * self.n_kv_heads * self.head_dim, 4 * self.n_heads * self.head_dim)
-        return Mixer("grouped", (("all", params),), (store,))
+        query = self.n_heads * self.head_dim
+        return Mixer("grouped", (("all", params),), (store,), crosses=(query + 2 * self.n_kv_heads * self.head_dim, query))
 
     # ---- routed experts
 
@@ -414,7 +416,7 @@ class ModelSpec(Facts):
         """Bytes that so many new tokens add to what a layer keeps, if nothing falls out of a window."""
         mixers = [block.mixer for block in self._blocks_of(layer) if block.mixer]
         stores = (store for mixer in mixers for store in mixer.stores)
-        return sum(n_tokens // store.per * bits_to_bytes(store.numbers, self.kv_bits) for store in stores)
+        return sum(ceil_div(n_tokens * bits_to_bytes(store.numbers, self.kv_bits), store.per) for store in stores)
 
     def all_kv_bytes(self, n_tokens: int, n_requests: int = 1) -> int:
         """Bytes that all layers keep of requests that have so many tokens together."""
@@ -429,8 +431,8 @@ class ModelSpec(Facts):
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes that all layers, leading ones too, keep of a token where nothing is bounded."""
-        mixers = (block.mixer for block in self.blocks if block.mixer)
-        return sum(bits_to_bytes(store.numbers, self.kv_bits) for mixer in mixers for store in mixer.stores if store.kept is None)
+        stores = (store for block in self.blocks if block.mixer for store in block.mixer.stores if store.kept is None)
+        return sum(ceil_div(bits_to_bytes(store.numbers, self.kv_bits), store.per) for store in stores)
 
     def token_bytes(self, n_rows: int, n_tokens: int) -> int:
         """Bytes read by a decoding step of sequences after so many tokens; independent experts."""
@@ -442,14 +444,10 @@ class ModelSpec(Facts):
         kept = sum(bits_to_bytes(s.numbers, self.kv_bits) * s.rows_read(n_tokens) for mixer in mixers for s in mixer.stores)
         return fixed + round(share * experts) + n_rows * (kept + 2 * sum(mixer.state_bytes for mixer in mixers))
 
-    @property
-    def core_widths(self) -> tuple[int, int]:
+    def core_widths(self, layer: int = 0) -> tuple[int, int]:
         """Numbers of a row that attention's core reads (query, new key and value) and returns."""
-        if self.kv_lora_rank:
-            query = self.n_heads * (self.nope_head_dim + self.rope_head_dim)
-            return query + self.kv_lora_rank + self.rope_head_dim, self.n_heads * self.v_head_dim
-        query = self.n_heads * self.head_dim
-        return query + 2 * self.n_kv_heads * self.head_dim, query
+        crosses = [block.mixer.crosses for block in self._blocks_of(layer) if block.mixer]
+        return sum(there for there, _ in crosses), sum(back for _, back in crosses)
 
     def activation_bytes(self, n_rows: int) -> int:
         """Bytes of ``n_rows`` hidden states."""

@@ -34,8 +34,10 @@ static void read_model(State &state) {
     state.n_leading = int(int_attr(model, "n_dense_layers"));
     Items alike(attr(model, "alike").ptr());
     for (Py_ssize_t i = 0; i < alike.size(); ++i) state.alike.push_back(int(as_int(alike[i])));
-    Items core(attr(model, "core_widths").ptr());
-    for (int i = 0; i < 2; ++i) state.core_widths[i] = as_int(core[i]);
+    for (int layer = 0; layer < state.n_layers; ++layer) {
+        nb::object widths = ask(state, attr(model, "core_widths"), {num(layer)});
+        state.core_widths.emplace_back(as_int(PyTuple_GET_ITEM(widths.ptr(), 0)), as_int(PyTuple_GET_ITEM(widths.ptr(), 1)));
+    }
     state.weights.n_layers = state.n_layers;
     state.weights.n_experts = state.n_experts;
     state.weights.block = i64(state.n_layers) * state.n_experts;

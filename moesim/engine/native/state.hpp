@@ -294,7 +294,7 @@ struct State {
     int n_layers = 0, n_leading = 0, n_experts = 0, top_k = 0, hidden = 0, n_shared = 0;
     std::vector<int> alike;  // for each layer the first that costs the same but for its experts
     std::pair<i64, i64> kv_held{-1, -1};  // tokens and requests whose cache is held
-    i64 core_widths[2] = {0, 0};
+    std::vector<std::pair<i64, i64>> core_widths;  // of each layer, numbers of a row that cross to what reads its cache, and back
     Weights weights;
     Records records;
     // The machine and where the parts of the model are.

@@ -164,8 +164,8 @@ static DeviceState *core_of(State &state, int layer) { return state.decoding ? s
 static void submit_apart(State &state, int layer, int mb, DeviceState *hidden, DeviceState *attention, DeviceState *core,
                          DeviceState *dense, Call then) {
     int rows = int(state.micro[mb].n_rows);
-    int there = int(ceil_div(rows * state.core_widths[0], state.hidden));  // in rows as wide as hidden states
-    int back = int(ceil_div(rows * state.core_widths[1], state.hidden));
+    int there = int(ceil_div(rows * state.core_widths[layer].first, state.hidden));  // in rows as wide as hidden states
+    int back = int(ceil_div(rows * state.core_widths[layer].second, state.hidden));
     Call to_dense = [&state, core, dense, layer, back, then] { cross(state, core, dense, layer, back, "hidden", then); };
     Call attend = [&state, core, layer, mb, rows, to_dense] {
         i64 work = core_ns(state, core, state.micro[mb], layer);
