@@ -340,7 +340,7 @@ class View(Protocol):
 
     def is_pending(self, layer: int, expert: int, device: str, bits: float | None = None) -> bool: ...
     def is_in_use(self, layer: int, expert: int, device: str, bits: float | None = None) -> bool:
-        """Whether a Run or a copy, waiting or under way, reads the copy: then it cannot be evicted."""
+        """Whether a Run or a copy, waiting or under way, reads the copy: one that is evicted leaves when it is idle."""
 
     def residency(self, layer: int, device: str, bits: float | None = None) -> bytes:
         """One byte an expert, 1 = resident: a copy of the present, (n_experts,)."""

@@ -1,6 +1,6 @@
 """The engine: devices, links, memory and time; it knows no policy or model by name.
 
-`state` and `machine` are plain data, all else are functions over them; read `entry`, `loop` and `state` first. Its ten rules
+`state` and `memory` are plain data, all else are functions over them; read `entry`, `loop` and `state` first. Its ten rules
 are in ``docs/reference/engine.md``, with an exact timeline for each in ``tests/engine/test_rules_*.py``; `native` is the same
 engine in C++.
 """

@@ -63,20 +63,24 @@ class Card(Facts):
         model, shape = self.model, self.model.shape
         zero = f" and {shape.zero_experts} without weights" if shape and shape.zero_experts else ""
         shared = f"; {model.n_shared} shared" if model.n_shared else ""
-        whole = "" if model.tie_embeddings else f", {_billions(model.active_params)} with the embedding"
+        whole = f", {_billions(model.active_params)} with the embedding"
+        whole = " (the embedding is the head)" if model.tie_embeddings else whole
         width = shape.expert_input if shape else model.hidden
         lines = {
             "layers": [_pattern(model)],
             "attention": [f"{n} x {kind}" for kind, n in _mixers(model)],
             "experts": [
                 f"{model.n_experts}{zero} a layer, {model.top_k} a token{shared}",
-                f"{model.n_mats} matrices of {width} x {model.expert_intermediate}, {_expert_sizes(model)}",
+                f"each {model.n_mats} matrices of {width} x {model.expert_intermediate}, {_expert_sizes(model)}",
             ],
             "parameters": [f"{_billions(model.total_params)}; a token uses {_billions(_active(model))}{whole}"],
             "bytes": [f"{'all':<14}{format_memory(model.n_bytes):>10}"]
             + [f"{name:<14}{format_memory(n):>10}{_bits(n, params):>11}" for name, params, n in _classes(model)],
-            "kept": [", ".join(f"{format_memory(model.all_kv_bytes(n))} at {_tokens(n)}" for n in CONTEXTS)],
-            "a token reads": [f"{format_memory(model.token_bytes(n, _AT))} at batch {n} after {_AT} tokens" for n in BATCHES],
+            "kept": [
+                f"of a sequence, {model.kv_bits:g} bits a number: "
+                + ", ".join(f"{format_memory(model.all_kv_bytes(n))} at {_tokens(n)}" for n in CONTEXTS)
+            ],
+            "a step reads": [f"{format_memory(model.token_bytes(n, _AT))} at batch {n} after {_AT} tokens" for n in BATCHES],
         }
         return lines | {"source": [model.source]} | ({"notes": list(model.notes)} if model.notes else {})
 
@@ -104,7 +108,7 @@ def _mixers(model: ModelSpec) -> list[tuple[str, int]]:
 
 def _expert_sizes(model: ModelSpec) -> str:
     sizes = sorted({model.expert_bytes(layer) for layer in range(model.n_layers)})
-    return f"{format_memory(sizes[0])}{f' to {format_memory(sizes[-1])}' if len(sizes) > 1 else ''} each"
+    return f"{format_memory(sizes[0])}{f' to {format_memory(sizes[-1])}' if len(sizes) > 1 else ''}"
 
 
 def _pattern(model: ModelSpec) -> str:

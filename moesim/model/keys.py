@@ -69,7 +69,9 @@ _WINDOW = ("sliding_window", "sliding_window_size", "window_size")
 
 _FULL = ("full_attention", "full", "attention", "global", "global_attention", "hybrid", "indexed_attention")
 _WINDOWED = ("sliding_attention", "sliding", "local", "local_attention", "swa", "sliding_window")
+_OTHER = ("chunked_attention", "compressed_sparse_attention", "heavily_compressed_attention")
 _LINEAR = ("linear_attention", "linear", "mamba", "mamba2", "recurrent", "conv", "kda", "ssm")
+_KNOWN = frozenset((*_FULL, *_WINDOWED, *_LINEAR, *_OTHER))
 
 
 @dataclass(frozen=True)
@@ -127,10 +129,13 @@ class Keys:
         return ModelError(f"{self.place}: {key}: expected {expected}, got {got!r}")
 
     def count(self, *keys: str, default: int | None = None, least: int = 0, most: float = WIDTH.most) -> int:
-        """Return an integer under the first key present; of a list, one value a layer, the most."""
+        """Return an integer under the first key present; of a list with one value a layer, that value."""
         value = self.get(*keys)
         if isinstance(value, list) and value and all(is_int(one) for one in value):
-            value = max(value)
+            if len(set(value)) > 1:
+                key = next(key for key in keys if self.get(key) is not None)
+                raise self.wrong(key, "one value for all layers", value)
+            value = value[0]
         if value is None:
             if default is None:
                 raise ModelError(f"{self.place}: expected {' or '.join(keys)}, got none of these keys; add one")
@@ -198,11 +203,16 @@ def read_model(data: Mapping[str, Any], extra: Mapping[str, Any] | None, name: s
 
 
 def _family(keys: Keys) -> tuple[Family, str]:
+    known = known_of(keys)
+    return families().get(known, _PLAIN), known
+
+
+def known_of(keys: Keys) -> str:
+    """Return the name of an architecture, without the ending that a part of a model has."""
     kind = keys.get("model_type")
     if kind is None and isinstance(names := keys.get("architectures"), list) and names:
         kind = _BY_CLASS.get(str(names[0]))
-    known = kind.removesuffix("_text").removesuffix("_vl") if isinstance(kind, str) else ""
-    return families().get(known, _PLAIN), known
+    return kind.removesuffix("_text").removesuffix("_vl") if isinstance(kind, str) else ""
 
 
 _BY_CLASS = {
@@ -337,7 +347,7 @@ def _streams(keys: Keys, hidden: int) -> tuple[int, int]:
 
 
 def _left_out(data: Mapping[str, Any], keys: Keys) -> list[str]:
-    parts = [part for part in ("vision", "audio", "talker", "code2wav") if f"{part}_config" in data]
+    parts = [part for part in ("vision", "audio", "talker", "code2wav") if data.get(f"{part}_config")]
     if keys.get("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules"):
         parts.append("layers that predict further tokens")
     return [f"left out: {', '.join(parts)}"] if parts else []
@@ -346,6 +356,10 @@ def _left_out(data: Mapping[str, Any], keys: Keys) -> list[str]:
 def _notes(keys: Keys, known: str) -> tuple[str, ...]:
     """Return how sure the reading is: known by keys alone, or keys about sizes unread."""
     notes = []
+    words = keys.get("layer_types")
+    strange = {str(word) for word in words if str(word) not in _KNOWN} if isinstance(words, list) else None
+    if strange:
+        notes.append(f"layer_types: {', '.join(sorted(strange))} not known: taken for attention over all tokens")
     if known not in families():
         notes.append(f"architecture {known or 'without a name'}: read by its keys")
     unread = sorted(set(keys.data) - {one.partition(".")[0] for one in keys.read} - _OTHER)
@@ -496,8 +510,14 @@ _BY_LAYER = {
 
 
 def _kind(word: str) -> str:
-    known = dict.fromkeys(_FULL, "full") | dict.fromkeys(_WINDOWED, "window") | dict.fromkeys(_LINEAR, "linear")
-    return known.get(word, word)
+    """Return full, window, linear or chunked_attention; what is not known is taken for attention over all tokens."""
+    known = (
+        {"chunked_attention": "chunked_attention"}
+        | dict.fromkeys(_FULL, "full")
+        | dict.fromkeys(_WINDOWED, "window")
+        | dict.fromkeys(_LINEAR, "linear")
+    )
+    return known.get(word, "full")
 
 
 def _ratios(keys: Keys, n: int) -> list[int] | None:
@@ -620,5 +640,10 @@ def _linear(keys: Keys, family: Family, hidden: int, window: int | None) -> Mixe
         return mamba1(hidden, keys.count("mamba_expand"), keys.count("mamba_d_state"), rank, keys.count("mamba_d_conv"))
     if keys.get("conv_L_cache") is not None:
         return short_convolution(hidden, keys.count("conv_L_cache"))
+    if keys.get("attn_type_list") is None and not known_of(keys).startswith("minimax"):
+        wanted = "linear_num_value_heads, linear_attn_config, mamba_num_heads, mamba_d_state or conv_L_cache"
+        raise ModelError(
+            f"{keys.place}: expected keys of the linear layers that layer_types names ({wanted}), got none; add them"
+        )
     h, _, a = _heads(keys, hidden)
     return lightning(hidden, h, a)

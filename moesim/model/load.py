@@ -88,7 +88,7 @@ def load_model(source: str | Path | Mapping[str, Any], place: str = "model") -> 
         return found
     if "/" in source or "\\" in source:
         return _load_file(Path(source))
-    message = unknown_name("model", source, model_names())
+    message = unknown_name("model", source, model_names(), "moesim list models")
     raise ModelError(f"{place}: {message}; or give the path of a config.json or of a GGUF file")
 
 

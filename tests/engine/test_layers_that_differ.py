@@ -11,7 +11,7 @@ from moesim.engine.native import AVAILABLE
 from moesim.hardware import load_hardware
 from moesim.hardware.costs import CostModel
 from moesim.model.keys import read_model
-from moesim.policy import Run
+from moesim.policy import KV, Placement, Run
 from tests.engine.engine_kit import Script, assert_same, cpu, gpu, machine, play, workload
 
 N_EXPERTS, N_LAYERS = 4, 3
@@ -60,6 +60,29 @@ def test_both_engines_and_the_parts_by_hand(name: str, n_requests: int) -> None:
             )
     held = model.all_kv_bytes(9 * n_requests, n_requests)
     assert found.peak_bytes["gpu0"] == model.non_expert_bytes + held
+
+
+def test_a_cache_that_is_kept_elsewhere_is_reached_by_the_rows_of_each_layer() -> None:
+    """Gemma: four heads of 8 and two cached ones; where all tokens are seen four of 16 and one."""
+    wide = {
+        "layer_types": ["sliding", "full", "sliding"],
+        "sliding_window": 4,
+        "global_head_dim": 16,
+        "num_global_key_value_heads": 1,
+    }
+    model = read_model({**BASE, **MODELS["parallel"], **wide}, None, "gemma", "config.json")
+    assert [model.core_widths(layer) for layer in range(3)] == [(32 + 2 * 16, 32), (64 + 2 * 16, 64), (32 + 2 * 16, 32)]
+    toy = machine({"gpu0": gpu(), "cpu0": cpu()})
+    placement = Placement(parts={(KV, layer): "cpu0" for layer in range(3)})
+    requests = [[[[0, 1]] * N_LAYERS] * 4]
+    found = []
+    for engine in ["simpy", *(["native"] if AVAILABLE else [])]:
+        policy = Script(routed=lambda event, view: [Run(event.layer, event.active, "cpu0")])
+        policy.place = lambda view: placement  # type: ignore[method-assign]
+        found.append(play(policy, workload(requests), toy, model=model, engine=engine))
+    assert {x.rows for x in found[0].activations if x.layer == 1 and x.direction == "hidden"} >= {3, 2}
+    for other in found[1:]:
+        assert_same(found[0], other)
 
 
 def test_attention_in_a_window_stops_growing() -> None:

@@ -66,9 +66,18 @@ def test_an_unknown_architecture_is_read_by_its_keys_and_says_so() -> None:
     assert shape.notes == ("architecture brand_new: read by its keys", "keys not understood: moe_latent_width")
 
 
+def test_what_is_guessed_or_left_out_is_noted() -> None:
+    assert tiny(layer_types=["banana"] * 4).notes[0] == "layer_types: banana not known: taken for attention over all tokens"
+    assert tiny(vision_config={"a": 1}, audio_config=None).notes[0] == "left out: vision"
+    named = read_model(TINY, None, "tiny-NVFP4", "config.json")
+    assert named.notes[0] == "the name says NVFP4, but nothing describes it: 16 bits; is hf_quant_config.json missing?"
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"layer_types": ["linear_attention"] * 4}, "expected keys of the linear layers that layer_types names"),
+        ({"moe_intermediate_size": [16, 16, 16, 32]}, "moe_intermediate_size: expected one value for all layers"),
         ({"num_experts": None}, "expected n_routed_experts or num_experts or num_local_experts"),
         ({"num_experts_per_tok": None}, "expected num_experts_per_tok or num_experts_per_token"),
         ({"is_encoder_decoder": True}, "is_encoder_decoder: expected a decoder alone"),

@@ -322,8 +322,8 @@ def test_a_whole_model_needs_no_base() -> None:
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("mixtral-8x7", "a.yaml: model: unknown model 'mixtral-8x7'; did you mean 'mixtral-8x7b'? known: "),
-        ({"base": "olmo"}, "a.yaml: model.base: unknown model 'olmo'; did you mean 'olmoe'? known: "),
+        ("mixtral-8x7", "a.yaml: model: unknown model 'mixtral-8x7'; did you mean 'mixtral-8x7b'? `moesim list models`"),
+        ({"base": "olmo"}, "a.yaml: model.base: unknown model 'olmo'; did you mean 'olmoe'? `moesim list models`"),
         ({"base": "olmoe", "topk": 3}, "a.yaml: model: unknown model field 'topk'; did you mean 'top_k'? known: act_bits"),
         ({"base": "olmoe", "labels": ()}, "a.yaml: model: unknown model field 'labels'; known: act_bits"),
         ({"base": "olmoe", 3: 1}, "a.yaml: model: unknown model field '3'; known: act_bits"),
