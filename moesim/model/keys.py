@@ -69,9 +69,9 @@ _WINDOW = ("sliding_window", "sliding_window_size", "window_size")
 
 _FULL = ("full_attention", "full", "attention", "global", "global_attention", "hybrid", "indexed_attention")
 _WINDOWED = ("sliding_attention", "sliding", "local", "local_attention", "swa", "sliding_window")
-_OTHER = ("chunked_attention", "compressed_sparse_attention", "heavily_compressed_attention")
+_OF_THEIR_OWN = ("chunked_attention", "compressed_sparse_attention", "heavily_compressed_attention")
 _LINEAR = ("linear_attention", "linear", "mamba", "mamba2", "recurrent", "conv", "kda", "ssm")
-_KNOWN = frozenset((*_FULL, *_WINDOWED, *_LINEAR, *_OTHER))
+_KNOWN = frozenset((*_FULL, *_WINDOWED, *_LINEAR, *_OF_THEIR_OWN))
 
 
 @dataclass(frozen=True)
@@ -356,9 +356,8 @@ def _left_out(data: Mapping[str, Any], keys: Keys) -> list[str]:
 def _notes(keys: Keys, known: str) -> tuple[str, ...]:
     """Return how sure the reading is: known by keys alone, or keys about sizes unread."""
     notes = []
-    words = keys.get("layer_types")
-    strange = {str(word) for word in words if str(word) not in _KNOWN} if isinstance(words, list) else None
-    if strange:
+    kinds = keys.get("layer_types")
+    if strange := {str(kind) for kind in kinds if str(kind) not in _KNOWN} if isinstance(kinds, list) else set():
         notes.append(f"layer_types: {', '.join(sorted(strange))} not known: taken for attention over all tokens")
     if known not in families():
         notes.append(f"architecture {known or 'without a name'}: read by its keys")
