@@ -26,6 +26,12 @@ def test_the_threshold_by_bytes_of_a_weight_rounds_down() -> None:
     assert [len(list(policy.decide(routed([[0, 1]] * n), view))) for n in (131, 132)] == [1, 2]
 
 
+@pytest.mark.parametrize(("options", "on_cpu"), [({"n_cpu_moe": 3}, False), ({"n_gpu_layers": 2}, True), ({}, False)])
+def test_leading_layers_go_with_dense_parts_and_not_with_experts(options: dict[str, int], on_cpu: bool) -> None:
+    view = FakeView(tiny_model(n_dense_layers=1, dense_intermediate=8), slots=32)
+    assert (("leading", -1) in LlamaCpp(**options).place(view).parts) is on_cpu
+
+
 def test_options_of_the_other_policy_are_refused() -> None:
     with pytest.raises(ConfigError, match="unknown option 'n_cpu_moe'"):
         make_policy({"name": "llama-cpp-fit", "n_cpu_moe": 3})

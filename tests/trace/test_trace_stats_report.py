@@ -246,6 +246,7 @@ def test_the_table_is_grouped_by_question(file: Path):
     groups = [line.split("|")[1].strip() for line in lines[2:]]
     assert [g for g in groups if g] == ["trace", *QUESTIONS]
     text = "\n".join(lines)
+    assert re.findall(r"\| reuse@(\d+) ", text) == ["1", "2", "4", "8", "16"]
     assert "| entropy" not in text and "popularity: normalised entropy" in text
     assert re.search(r"\| lru hit rate at 25 % \| 0\.\d{4} \| 0\.2500 \| beside: uniform router \|", text)
     assert printed(str(file)).splitlines()[0].split() == ["figure", "value", "beside", "note"]
