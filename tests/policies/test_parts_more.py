@@ -18,7 +18,7 @@ from moesim.policies.composed import Composed
 from moesim.policies.parts import Setup
 from moesim.policies.parts.adaptive import Arc, ArcVictim, FateArc
 from moesim.policies.parts.assignment import Greedy, greedy_assignment
-from moesim.policies.parts.prefetch import NoPrefetch, RandomAhead, TopPredicted
+from moesim.policies.parts.prefetch import NoPrefetch, RandomAhead, TopPredicted, Transient
 from moesim.policies.parts.replacement import Belady, WorkloadAware
 from moesim.policies.registry import make_policy
 from moesim.policies.systems.dali import Dali
@@ -428,3 +428,14 @@ def test_dali_reports_the_peak_of_what_was_transient() -> None:
     records = run_tiny(Dali(assignment="all-gpu"), tiny_workload(Dali(), 4), 12)
     assert records.pool_peak_bytes["gpu0", "staging"] == 2 * tiny_model().expert_bytes(0)
     assert records.pool_peak_bytes["gpu0", "prefetch"] == tiny_model().expert_bytes(0)
+
+
+def test_copies_that_are_late_are_remembered_from_visit_to_visit() -> None:
+    """Two prefetches are still on their way when their layer ends, in two visits; the next visit misses both, and wants them."""
+    view, ahead = FakeView(tiny_model(), slots=8), Transient("gpu0")
+    for expert in (5, 6):
+        ahead.fetch(1, [expert])
+        view.pend(1, [expert], "gpu0")
+        assert ahead.layer_end(1, view) == [expert]
+    fetches, rest = ahead.demand(1, [5, 6, 7], view)
+    assert [(f.experts, f.urgency) for f in fetches] == [([5, 6], DEMAND)] and list(rest) == [7]
