@@ -167,7 +167,7 @@ def test_curves_of_parts_of_another_model_are_named() -> None:
 
 def test_a_curve_of_a_part_holds_for_the_model_as_it_was_measured() -> None:
     hardware = machine(gpu={"parts": [PART | {"part": "dense"}]})
-    whole = {name: value for name, value in vars(tiny_model()).items() if name not in ("labels", "source")}
+    whole = {name: value for name, value in vars(tiny_model()).items() if name not in ("labels", "source", "notes")}
     config = {key: value for key, value in whole.items() if value is not None}
     fewer = costs(hardware, load_model(config | {"top_k": 1, "expert_bits": 4}))
     assert fewer.dense_ns("gpu0", 1) == 41 * US

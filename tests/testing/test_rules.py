@@ -133,7 +133,6 @@ class IdleFirst(MRS):
         idle = (unit for unit in units if view.is_resident(*unit, self._gpu) and not view.is_in_use(*unit, self._gpu))
         if (found := next(idle, None)) is not None:
             del self.members(fetch.layer)[found]
-        self._ranked.clear()
         return found
 
 
