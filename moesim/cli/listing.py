@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
 
-from moesim.cli.options import Printed
+from moesim.cli.options import Printed, name_or_mapping
 from moesim.core.table import Format, render, render_records, written
 from moesim.core.text import shown_lines
 from moesim.core.units import digits, format_memory
@@ -148,3 +149,20 @@ def listing(
         return
     columns = list(rows[0]) if rows else ["name"]
     sys.stdout.write(render(columns, [[written(row[c]) for c in columns] for row in rows], form, widest=_WIDEST))
+
+
+CardForm = StrEnum("CardForm", ["text", "json"])
+
+
+def model(
+    source: Annotated[str, typer.Argument(metavar="X", help="A name, a checkpoint's folder, config.json, GGUF file or YAML.")],
+    output: Annotated[CardForm, typer.Option("--output", "-o", help="As text, or all figures as JSON.")] = CardForm.text,
+) -> None:
+    """Print a model's card: layers by kind, parameters, bytes by tensor class, what it keeps and reads of a context.
+
+    Example: moesim model qwen3.5-35b-a3b
+    """
+    from moesim.model import Card, load_model
+
+    card = Card(load_model(name_or_mapping(source, "model"), "model"))
+    sys.stdout.write(card.text() if output is CardForm.text else json.dumps(card.to_dict(), indent=2) + "\n")

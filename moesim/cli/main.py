@@ -30,7 +30,7 @@ VERBS = {
     "demo": "demo", "run": "runs", "compare": "runs",
     "whatif": "whatif", "recommend": "recommend", "calibrate": "calibrate", "diff": "diff",
     "plot": "plot", "report": "report", "replay": "replay", "validate": "validate", "check": "check", "list": "listing",
-    "model": "model", "schema": "schema", "papers": "papers", "league": "league", "regret": "regret",
+    "model": "listing", "schema": "schema", "papers": "papers", "league": "league", "regret": "regret",
     "bench": "bench", "profile": "profile", "trace": "traces",
 }  # fmt: skip
 """Commands in the order of ``--help`` -> modules of this package. A module is imported if its command is asked for."""

@@ -163,8 +163,8 @@ def _together(group: Sequence[Row]) -> dict[str, Any]:
     n_draws = len(draws)
     settings = {*SETTINGS, *CACHE_SETTINGS, *_APART}
     for name in dict.fromkeys(name for row in done or group for name in row):
-        told = {value for row in done if (value := row.get(name)) is not None}
-        if name in settings or name.startswith("policy") or not told or not all(_is_number(value) for value in told):
+        values = {value for row in done if (value := row.get(name)) is not None}
+        if name in settings or name.startswith("policy") or not values or not all(_is_number(value) for value in values):
             whole[name] = first.get(name)
         else:  # a metric may have no meaning in some of the repeats
             found = [[value for i in draw if (value := done[i].get(name)) is not None] for draw in draws.values()]
@@ -337,8 +337,8 @@ def _freshness(rows: Sequence[Row]) -> str:
     for row in rows:
         found.setdefault(str(row["policy"]), []).append(fresh(row).rstrip("*"))
     ends = {policy: dict.fromkeys((min(shares, key=float), max(shares, key=float))) for policy, shares in found.items()}
-    told = ", ".join(f"{' to '.join(shares)} % ({policy})" for policy, shares in ends.items())
-    return f"of the gate weight, computed as routed: {told}"
+    ranges = ", ".join(f"{' to '.join(shares)} % ({policy})" for policy, shares in ends.items())
+    return f"of the gate weight, computed as routed: {ranges}"
 
 
 _NO_RESULTS = {

@@ -171,7 +171,7 @@ class RunSpec:
     workload: WorkloadSpec
     cache_slots: int | None  # slots of each GPU over all layers; None: to be found from the budget
     policy_name: str  # name with its options, unique within the experiment
-    refusal: InputError | None = None  # why it cannot be carried out: the trace lacks what the policy needs
+    refusal: InputError | None = None  # why it cannot be run: the trace lacks what the policy needs
     prompt_rows: int | None = None  # most rows of a prefill step that the policy's engine takes; None: any number
     ends: tuple[Ends, ...] = ()  # machines at the ends of the intervals of the profile's numbers, if the experiment asks for them
 

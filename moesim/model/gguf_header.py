@@ -43,7 +43,7 @@ class Type(NamedTuple):
 
 @cache
 def types() -> Mapping[int, Type]:
-    """Read the types of weights of llama.cpp and ik_llama.cpp."""
+    """Read the types of weights: of gguf 0.19.0's constants, and those that ik_llama.cpp adds."""
     with Path(__file__).with_name("ggml_types.csv").open(encoding="utf-8", newline="") as file:
         return {
             int(row["type"]): Type(row["name"], int(row["block_weights"]), int(row["block_bytes"]), int(row["row_bytes"]))

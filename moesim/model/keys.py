@@ -100,11 +100,17 @@ class Family:
 _PLAIN = Family()
 
 
+def packaged_table(name: str) -> dict[str, Any]:
+    """Read a table of this package, with the safe loader that is compiled where there is one: ten times as fast."""
+    text = Path(__file__).with_name(name).read_text(encoding="utf-8")
+    found: dict[str, Any] = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    return found
+
+
 @cache
 def families() -> Mapping[str, Family]:
     """Read what is known of architectures by name; one without a row is read by its keys alone."""
-    text = Path(__file__).with_name("families.yaml").read_text(encoding="utf-8")
-    return {name: Family(**row) for name, row in yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)).items()}
+    return {name: Family(**row) for name, row in packaged_table("families.yaml").items()}
 
 
 class Keys:
@@ -268,19 +274,19 @@ def _shape(
     top_k = keys.count(*_TOP_K, least=1, most=n_experts)
     mats = 2 if family.mats == 2 or keys.get("mlp_hidden_act") == "relu2" else 3
     width = keys.count(*_EXPERT_WIDTH, "intermediate_size", least=1)
-    inner = keys.count(*_EXPERT_INPUT, default=hidden, least=1)
+    expert_input = keys.count(*_EXPERT_INPUT, default=hidden, least=1)
     shared_width = _shared_width(keys, width)
     shared = mats * hidden * shared_width
     zero = keys.count("zero_expert_num", default=0)
     bias = family.router_bias or keys.flag("use_routing_bias", default=False) or keys.get("topk_method") == "noaux_tc"
     gate = bool(shared and family.shared_gate) * hidden
-    around = 2 * hidden * inner if inner != hidden else 0
+    projections = 2 * hidden * expert_input if expert_input != hidden else 0
     dense = mats * hidden * keys.count(*_DENSE_WIDTH, default=0)
-    beside = 0
+    parallel = 0
     if family.parallel and keys.get("enable_moe_block") is not False:
-        beside = mats * hidden * keys.count(family.parallel)
+        parallel = mats * hidden * keys.count(family.parallel)
     if family.mixers > 1:
-        beside = family.mixers * dense
+        parallel = family.mixers * dense
     precision = read_precision(keys.data, extra, name, place)
     keys.read |= {"dtype", "torch_dtype", "quantization_config", "quantization", "expert_dtype"}
     biases = (mats - 1) * width + hidden if family.expert_bias else 0
@@ -289,20 +295,21 @@ def _shape(
     router = (n_experts + zero) * (hidden + bias)
     blocks = []
     for layer, mixer in enumerate(_mixers(keys, family, n, hidden, words)):
-        own_dense = (dense if words[layer] == "mlp" else 0) if words else beside if routed[layer] else dense
-        blocks.append(_block(layer, mixer, routed[layer], own_dense, norms, (router, around, shared + gate), precision))
+        own_dense = (dense if words[layer] == "mlp" else 0) if words else parallel if routed[layer] else dense
+        blocks.append(_block(layer, mixer, routed[layer], own_dense, norms, (router, projections, shared + gate), precision))
         if routed[layer]:
             bits = precision.of(*_expert_names(family, layer))
             blocks[-1] = replace(
                 blocks[-1],
-                expert_bytes=bits_to_bytes(mats * inner * width, bits) + bits_to_bytes(biases, precision.plain),
+                expert_bytes=bits_to_bytes(mats * expert_input * width, bits) + bits_to_bytes(biases, precision.plain),
             )
     embedding_bits, head_bits = precision.ends
     ends = hidden * (1 + family.norm_bias) + head_streams + vocab * keys.flag("lm_head_bias", default=False)
     n_shared = keys.count(*_SHARED_COUNT, default=0) or (max(shared_width // width, 1) if shared else 0)
     return Shape(
         name=name, hidden=hidden, vocab=vocab, blocks=tuple(blocks), n_experts=n_experts, top_k=top_k, mats=mats,
-        expert_width=width, expert_input=inner, expert_params=mats * inner * width + biases, router_params=router + around,
+        expert_width=width, expert_input=expert_input, expert_params=mats * expert_input * width + biases,
+        router_params=router + projections,
         shared_params=shared + gate, n_shared=n_shared, tied=keys.flag("tie_word_embeddings", default=family.tied),
         head_params=ends, zero_experts=zero, embedding_bytes=bits_to_bytes(vocab * hidden, embedding_bits),
         head_bytes=bits_to_bytes(vocab * hidden + ends, head_bits), kv_bits=precision.kv_bits,
@@ -320,7 +327,7 @@ _MIXING = ("self_attn", "linear_attn", "mixer", "attention", "mamba", "attn")
 
 
 def _block(
-    layer: int, mixer: Mixer | None, routed: bool, dense: int, norms: int, beside: tuple[int, int, int], precision: Precision
+    layer: int, mixer: Mixer | None, routed: bool, dense: int, norms: int, of_experts: tuple[int, int, int], precision: Precision
 ) -> Block:  # fmt: skip
     """Return a layer with its bytes, those of one routed expert left out."""
 
@@ -330,10 +337,10 @@ def _block(
     mixing = 0
     for name, count in mixer.weights if mixer else ():
         mixing += bits_to_bytes(count, precision.router) if name == "rest" else n_bytes(count, _MIXING, name)
-    router, around, shared = beside if routed else (0, 0, 0)
+    router, projections, shared = of_experts if routed else (0, 0, 0)
     return Block(
         mixer, routed, dense, norms, mixer_bytes=mixing, dense_bytes=n_bytes(dense, _FEED_FORWARD, "up_proj"),
-        router_bytes=bits_to_bytes(router + around + norms, precision.router),
+        router_bytes=bits_to_bytes(router + projections + norms, precision.router),
         shared_bytes=n_bytes(shared, _FEED_FORWARD, "shared_experts.up_proj", "shared_expert.up_proj") if shared else 0,
     )  # fmt: skip
 

@@ -10,16 +10,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from moesim.core.gate import JSON, YAML, read_text
 from moesim.core.limits import BITS
 from moesim.core.units import parse_bytes
 from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import ConfigError, ModelError, unknown_name
 from moesim.model.check import find_problem, is_int
-from moesim.model.gguf import read_gguf
-from moesim.model.keys import read_model
+from moesim.model.gguf import parts_of, read_gguf
+from moesim.model.keys import packaged_table, read_model
 from moesim.model.parts import Shape, bits_to_bytes
 from moesim.model.spec import DEFAULTS, FIELDS, MXFP4_BITS, ModelSpec
 
@@ -99,9 +97,7 @@ def model_names() -> list[str]:
 
 @cache
 def _listed() -> dict[str, Any]:
-    text = read_text(Path(__file__).with_name("models.yaml"), YAML, "the list of models", error=ModelError)
-    found: dict[str, Any] = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    return found
+    return packaged_table("models.yaml")
 
 
 @cache
@@ -150,16 +146,18 @@ def _load_folder(path: Path) -> ModelSpec:
     """Read the checkpoint in a folder: its config, or the first of its GGUF files."""
     if (path / "config.json").exists():
         return _load_config(path / "config.json")
-    files = sorted(path.glob("*.gguf"))
+    files = sorted(file for file in path.glob("*.gguf") if not file.name.startswith("mmproj"))  # those are of pictures
     if not files:
         raise ModelError(f"{path}: expected a folder with config.json or a GGUF file, got one without; check the path")
+    if len(parts_of(files[0])) != len(files):
+        raise ModelError(f"{path}: expected one model, got {len(files)} GGUF files; name the one that is meant")
     return read_gguf(files[0])
 
 
 def _load_config(path: Path) -> ModelSpec:
     data = _read_json(path, "the model's config.json")
-    beside = path.with_name("hf_quant_config.json")
-    extra = _read_json(beside, "how a checkpoint is quantised") if beside.exists() else None
+    other = path.with_name("hf_quant_config.json")
+    extra = _read_json(other, "how a checkpoint is quantised") if other.exists() else None
     given = data.get("_name_or_path")
     if isinstance(given, str) and given.strip("/ \n"):
         name = given.strip("/ \n").rsplit("/", 1)[-1]
@@ -204,7 +202,7 @@ def _load_mapping(source: Mapping[str, Any], place: str) -> ModelSpec:
     elif "expert_bits" in changes:
         changes.setdefault("low_bits", ())
     low = changes.get("low_bits")
-    if isinstance(low, (int, float, list)):  # beside the bytes of each layer, which have no number of bits
+    if isinstance(low, (int, float, list)):  # next to the bytes of each layer, which have no number of bits
         changes["low_bits"] = tuple(low) if isinstance(low, list) else (low,)
     if "base" in source:
         values, labels = _apply_changes(source["base"], changes, place)

@@ -33,7 +33,6 @@ def bits_to_bytes(count: int, bits: float) -> int:
 
 Count = Annotated[int, Field(ge=0, le=BYTES.most)]
 Width = Annotated[int, Field(ge=1, le=WIDTH.most)]
-Rows = Annotated[int, Field(ge=1, le=WIDTH.most)]
 
 
 @dataclass(frozen=True)
@@ -42,9 +41,9 @@ class Store:
 
     numbers: Count  # of a row
     operations: Count = 0  # of one new token for each row that it reads
-    per: Rows = 1  # tokens that share a row
-    kept: Rows | None = None  # rows that are kept at most: a window
-    read: Rows | None = None  # rows that are read at most: the choice of an indexer
+    per: Width = 1  # tokens that share a row
+    kept: Width | None = None  # rows that are kept at most: a window
+    read: Width | None = None  # rows that are read at most: the choice of an indexer
 
     def pairs2(self, n_rows: int, work2: int, n_requests: int | None) -> tuple[int, int]:
         """Return twice a micro-batch's rows read, and twice its pairs of a new token and a row."""
@@ -196,6 +195,8 @@ def _blocks_of(entry: dict[str, Any]) -> list[dict[str, Any]]:
     weights = {"weights": tuple(mixer["weights"].items())} if mixer else {}
     return [{"routed": False, "mixer": None} | entry | ({"mixer": {**mixer, **weights}} if mixer else {})] * n
 
+
+# Operations of a token on a state, 5 to 7 for each of its numbers, are estimates: engines differ.
 
 # ---- kinds of attention: d hidden size, h query heads, k key and value heads, a and v widths of a key and a value head
 

@@ -20,16 +20,12 @@ _ALGORITHMS = {
     "W4A8_MXFP4_FP8": MXFP4, "MXFP8": MXFP8, "MXFP6": MXFP6, "W4A16_AWQ": 4 + 16 / 128, "W4A8_AWQ": 4 + 16 / 128, "W8A16": 8,
     "W8A8_SQ_PER_CHANNEL": 8, "INT8": 8, "INT4": 4.5,
 }  # fmt: skip
+"""Bits by modelopt's names, with scales by block sizes: AWQ in groups of 128, INT4 assumed in groups of 32."""
 _GROUPED = ("gptq", "awq", "auto-round", "intel/auto-round", "gptqmodel", "awq_marlin", "gptq_marlin")
 _WORDS = (  # of modules that a method leaves out
-    "modules_to_not_convert",
-    "ignore",
-    "exclude_modules",
-    "ignored_layers",
-    "llm_int8_skip_modules",
-    "exclude",
+    "modules_to_not_convert", "ignore", "exclude_modules", "ignored_layers", "llm_int8_skip_modules", "exclude",
     "modules_to_skip",
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -423,12 +423,6 @@ class ModelSpec(Facts):
         return sum(self.kv_bytes(layer, n_tokens, n_requests) for layer in range(-1, self.n_layers))
 
     @property
-    def kv_bytes_per_token_per_layer(self) -> int:
-        """Bytes that the first layer with experts keeps of a token, if it keeps all."""
-        mixers = (block.mixer for block in self.groups[0] if block.mixer)
-        return sum(bits_to_bytes(store.numbers, self.kv_bits) for mixer in mixers for store in mixer.stores)
-
-    @property
     def kv_bytes_per_token(self) -> int:
         """Bytes that all layers, leading ones too, keep of a token where nothing is bounded."""
         stores = (store for block in self.blocks if block.mixer for store in block.mixer.stores if store.kept is None)

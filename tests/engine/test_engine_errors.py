@@ -307,7 +307,7 @@ def test_tied_embeddings_are_held_once() -> None:
     model = tiny_model(tie_embeddings=True)
     script = Script(copies=ALL, routed=lambda e, v: [Run(e.layer, e.active, "gpu0")])
     records = play(script, ONE, model=model)
-    assert records.peak_bytes["gpu0"] == model.non_expert_bytes + 8000 + 2 * 2 * model.kv_bytes_per_token_per_layer
+    assert records.peak_bytes["gpu0"] == model.non_expert_bytes + 8000 + 2 * 2 * model.kv_bytes(0, 1)
 
 
 def test_a_policys_own_errors_pass_through() -> None:

@@ -85,7 +85,7 @@ def test_a_random_placement(seed: int) -> None:
 
 def check_bytes(records: Records, work: Any, placement: Placement, uses: Any) -> None:
     """Every step copies all of its parts, and of each cache what the step finds there; what it adds goes back."""
-    kv = MODEL.kv_bytes_per_token_per_layer
+    kv = MODEL.kv_bytes(0, 1)
     down = up = 0
     for step in work.steps:
         for use in uses:

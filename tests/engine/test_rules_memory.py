@@ -43,7 +43,7 @@ def test_rule_6_kv_of_the_final_length_is_held_from_the_start() -> None:
     model = tiny_model()
     records = play(Script(copies=ALL, routed=on_gpu), work, model=model)
     assert work.peak_kv_tokens == 4
-    kv = 2 * 4 * model.kv_bytes_per_token_per_layer
+    kv = 2 * 4 * model.kv_bytes(0, 1)
     steps = [m for m in records.memory if m.time == 0][-1]
     assert steps.n_bytes == model.non_expert_bytes + 8000 + kv
     assert records.peak_bytes["gpu0"] == steps.n_bytes

@@ -274,7 +274,7 @@ def test_required_bytes_are_what_is_allocated(model: ModelSpec, with_head: bool)
         for t in [*tensors, *(getattr(kernel._step, name) for name in ("_slots", "_table", "_turns"))]
     }
     assert kernel.n_bytes == sum(storages.values())
-    assert kernel._layers[0]["kv"].nbytes == 32 * model.kv_bytes_per_token_per_layer
+    assert kernel._layers[0]["kv"].nbytes == 32 * model.kv_bytes(0, 1)
     assert kernel.n_bytes == dense_bytes(model, distinct_layers=2, max_rows=16, max_kv_tokens=32, with_head=with_head)
 
 

@@ -207,3 +207,12 @@ def test_one_tensor_an_expert_as_files_of_before_2024_have(tmp_path: Path):
     spec = read_gguf(path)
     assert (spec.n_experts, spec.expert_intermediate, spec.expert_params) == (8, 64, 3 * 64 * HIDDEN)
     assert spec.experts_bytes_total == sum(n for name, n in w.bytes.items() if "ffn_" in name and name.count(".") == 4)
+
+
+def test_a_folder_with_two_models_asks_which(tmp_path: Path):
+    whole(tmp_path / "a.gguf")
+    (tmp_path / "mmproj-a.gguf").write_bytes(b"of pictures")
+    assert load_model(tmp_path).name == "a"
+    whole(tmp_path / "b.gguf")
+    with pytest.raises(ModelError, match="expected one model, got 2 GGUF files; name the one that is meant"):
+        load_model(tmp_path)

@@ -165,7 +165,7 @@ def test_latent_attention_by_hand() -> None:
     compressed = replace(spec, q_lora_rank=5)
     assert compressed.attention_params == common + 8 * 5 + 5 + 5 * 4 * 3
     assert replace(compressed, qkv_bias=True).attention_params == compressed.attention_params + 5 + 6 + 1
-    assert spec.kv_bytes_per_token_per_layer == 2 * (6 + 1)
+    assert spec.kv_bytes(0, 1) == 2 * (6 + 1)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_latent_attention_by_hand() -> None:
     ],
 )
 def test_kv_bytes(name: str, expected: int) -> None:
-    assert MODELS[name].kv_bytes_per_token_per_layer == expected
+    assert MODELS[name].kv_bytes(0, 1) == expected
 
 
 def test_kv_bytes_of_a_token_count_the_leading_layer_too() -> None:

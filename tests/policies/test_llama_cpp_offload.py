@@ -43,4 +43,4 @@ def test_it_runs_large_batches_of_cpu_layers_on_the_gpu() -> None:
     copied = sum(t.n_bytes for t in records.transfers if t.link == "cpu0->gpu0")
     dense = sum(model.attention_bytes + model.dense_bytes(layer) for layer in (0, 1))
     assert copied == dense + sum(2 * model.expert_bytes(layer) for layer in (0, 1))
-    assert [t.n_bytes for t in records.transfers if t.cause == "write-back"] == [4 * model.kv_bytes_per_token_per_layer] * 2
+    assert [t.n_bytes for t in records.transfers if t.cause == "write-back"] == [4 * model.kv_bytes(0, 1)] * 2

@@ -343,7 +343,7 @@ def test_sizes_as_the_paper_prints_them() -> None:
     model = load_model(FP32)
     assert model.expert_bytes() == 704_643_072
     assert model.activation_bytes(1) == 16 * 1024
-    assert model.kv_bytes_per_token_per_layer == 8 * 1024
+    assert model.kv_bytes(0, 1) == 8 * 1024
     assert model.kv_bytes_per_token == 256 * 1024
 
 
