@@ -46,34 +46,32 @@ class Advice(Answer, advice.Advice):
 
 @checked(
     "recommend", vram="size", ram="size", bits="number", batch="count", prompt="count", decode="count", context="count",
-    trace="path", gguf="path", calibrate="path", lossy="flag", jobs="count", progress="flag",
+    trace="path", calibrate="path", lossy="flag", jobs="count", progress="flag",
 )  # fmt: skip
 def recommend(
-    model: str | Mapping[str, Any] | ModelSpec | None, hardware: str | Path | Mapping[str, Any] | HardwareProfile, *,
+    model: str | Path | Mapping[str, Any] | ModelSpec, hardware: str | Path | Mapping[str, Any] | HardwareProfile, *,
     vram: str | None = None, ram: str | None = None, bits: float | None = None, batch: int = 1, prompt: int = 512,
-    decode: int = 128, context: int | None = None, trace: str | Path | None = None, gguf: str | Path | None = None,
+    decode: int = 128, context: int | None = None, trace: str | Path | None = None,
     calibrate: str | Path | None = None, lossy: bool = False, jobs: int | None = None, progress: bool = True,
 ) -> Advice:  # fmt: skip
     """Find the best placement of a model's experts on a machine.
 
     Parameters
     ----------
-    model : str, mapping or ModelSpec, or None
-        As of `moesim.load_model`; None with `gguf`.
+    model : str, Path, mapping or ModelSpec
+        As of `moesim.load_model`.
     hardware : str, Path, mapping or HardwareProfile
         As of `moesim.load_hardware`.
     vram, ram : str, optional
         Memory of the GPU and of the host, such as ``"12GiB"``; default: the profile's.
     bits : float, optional
-        Bits per weight; default: 4.5 for models given with 16, else the model's.
+        Bits per weight; default: 4.5 for models given with 16, else the model's. A GGUF file has its own.
     batch, prompt, decode : int
         Requests at once, and tokens of each.
     context : int, optional
         Tokens of a request in the KV cache; default: prompt and decode.
     trace : str or Path, optional
         Routing; default: a trace that fits.
-    gguf : str or Path, optional
-        Instead of a model: a GGUF file says shapes and bytes.
     calibrate : str or Path, optional
         Observed speeds, as of `moesim.calibrate`: identifies the machine first, and adds llama.cpp's settings.
     lossy : bool
@@ -94,8 +92,8 @@ def recommend(
         If something that was asked for is wrong, or nothing fits.
     """
     asked = Asked(
-        None if model is None else written(model, "recommend: model"), written(hardware, "recommend: hardware"), vram, ram, bits,
-        batch, prompt, decode, context, None if trace is None else str(trace), None if gguf is None else Path(gguf), lossy,
+        written(model, "recommend: model"), written(hardware, "recommend: hardware"), vram, ram, bits,
+        batch, prompt, decode, context, None if trace is None else str(trace), lossy,
     )  # fmt: skip
     from moesim.studies.advice.recommend import recommend as search  # SciPy takes most of a second to import
     from moesim.studies.advice.recommend import recommend_observed

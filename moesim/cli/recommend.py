@@ -17,8 +17,10 @@ from moesim.core.text import say
 
 
 def recommend(
+    model: Annotated[
+        str, typer.Option(help="Name, path of a config.json, checkpoint or GGUF file, or {base: NAME, field: value}.")
+    ],
     hardware: Annotated[str, typer.Option(help="Name or path of a profile, or {base: NAME, key: value}.")],
-    model: Annotated[str | None, typer.Option(help="Name, path of a config.json, or {base: NAME, field: value}.")] = None,
     vram: Annotated[str | None, typer.Option(help="Memory of the GPU, such as 12GiB.", show_default="the profile's")] = None,
     ram: Annotated[str | None, typer.Option(help="Memory of the host, such as 64GiB.", show_default="the profile's")] = None,
     bits: Annotated[
@@ -35,7 +37,6 @@ def recommend(
         typer.Option(min=1, max=TOKENS.most, help="Tokens of a request in the KV cache.", show_default="prompt and decode"),
     ] = None,
     trace: Annotated[str | None, typer.Option(help="Name or path of a trace.", show_default="one that fits")] = None,
-    gguf: Annotated[Path | None, typer.Option(help="Instead of --model: a GGUF file says shapes and bytes.")] = None,
     calibrate: Annotated[
         Path | None, typer.Option(help="Observed speeds, as of 'moesim calibrate': identifies the machine first.")
     ] = None,
@@ -54,9 +55,9 @@ def recommend(
     from moesim.api.answers import recommend as search
 
     advice = search(
-        None if model is None else name_or_mapping(model, "recommend: --model"),
+        name_or_mapping(model, "recommend: --model"),
         name_or_mapping(hardware, "recommend: --hardware"),
-        vram=vram, ram=ram, bits=bits, batch=batch, prompt=prompt, decode=decode, context=context, trace=trace, gguf=gguf,
+        vram=vram, ram=ram, bits=bits, batch=batch, prompt=prompt, decode=decode, context=context, trace=trace,
         calibrate=calibrate, lossy=lossy, jobs=jobs,
     )  # fmt: skip
     sys.stdout.write(advice.text(form))

@@ -25,7 +25,7 @@ from tests.experiment.experiment_kit import small, write_trace
 
 HEAD = "model,setting,value,unit,batch,spread\n"
 RUN = ("run", "small.yaml", "--out", "out", "--jobs", "1")
-GGUF = ("recommend", "--hardware", "rtx3090-epyc7532", "--gguf", "x.gguf", "--out", "out")
+GGUF = ("recommend", "--hardware", "rtx3090-epyc7532", "--model", "x.gguf", "--out", "out")
 
 
 def text(value: str) -> bytes:

@@ -47,7 +47,7 @@ COMMANDS = {
     "profile show no/h.yaml": "no/h.yaml: ",
     "profile check no/h.yaml": "no/h.yaml: ",
     "profile compare no/h.yaml no/h.yaml": "no/h.yaml: ",
-    "recommend --gguf no/x.gguf --hardware rtx3090-epyc7532": "no/x.gguf: ",
+    "recommend --model no/x.gguf --hardware rtx3090-epyc7532": "no/x.gguf: ",
 }
 
 

@@ -142,7 +142,7 @@ def importing(bench: Bench, rng: random.Random, name: str, spoiled: bytes) -> li
 def gguf(bench: Bench, rng: random.Random) -> list[str]:
     head = bench.gguf[: 2048 + bench.gguf.find(b"output.weight")]  # names, numbers, shapes
     spoiled = as_bytes(head, rng) + bench.gguf[len(head) :] if rng.random() < 0.9 else as_bytes(bench.gguf, rng)
-    return ["recommend", "--hardware", "rtx3090-epyc7532", "--gguf", bench.put("mutant.gguf", spoiled), "--out", "out"]
+    return ["recommend", "--hardware", "rtx3090-epyc7532", "--model", bench.put("mutant.gguf", spoiled), "--out", "out"]
 
 
 def parameter_set(bench: Bench, rng: random.Random) -> list[str]:
@@ -253,7 +253,7 @@ def claim(bench: Bench, rng: random.Random) -> list[str]:
     if how < 3 and bench.gguf:
         head = bench.gguf[: 2048 + bench.gguf.find(b"output.weight")]
         spoiled = as_claim(head, rng, 8) + bench.gguf[len(head) :]
-        return ["recommend", "--hardware", "rtx3090-epyc7532", "--gguf", bench.put("mutant.gguf", spoiled), "--out", "out"]
+        return ["recommend", "--hardware", "rtx3090-epyc7532", "--model", bench.put("mutant.gguf", spoiled), "--out", "out"]
     if how < 6:
         name = rng.choice(sorted(SOURCES))
         data, suffix = bench.sources[name], Path(SOURCES[name].file).suffix

@@ -327,16 +327,16 @@ def test_a_gguf_file_is_the_model(trace: str, tmp_path: Path):
         experts(w, layer, 8, 512, Q8_0)
     ends(w)
     w.close()
-    question = asked(trace, model=None, gguf=path, vram="1.004GiB", decode=4)
+    question = asked(trace, model=str(path), vram="1.004GiB", decode=4)
     advice = recommend(question)
     assert advice.setting.model.expert_bytes(0) == 3 * 256 * 512 // 32 * 34
     llama = next(one for one in advice.runnable if one.commands[0].engine == "llama.cpp")
     assert "--model four.gguf" in str(llama.commands[0])
     write_folder(advice, tmp_path / "out")
     assert run_experiment(Experiment(load_config(tmp_path / "out" / "best.yaml"), "best")).rows[0]["error"] is None
-    for wrong in ({"bits": 4.0}, {"model": "mixtral-8x7b"}):
-        with pytest.raises(ConfigError, match="or --gguf, got both"):
-            recommend(replace(question, **wrong))
+    assert json.loads((tmp_path / "out" / "recommendation.json").read_text())["asked"]["model"] == str(path)
+    with pytest.raises(ConfigError, match=r"--bits: the tensors of .*four\.gguf have their own bits"):
+        recommend(replace(question, bits=4.0))
 
 
 # ---- options that change something, and lines for what is wrong
@@ -456,7 +456,6 @@ def test_made_up_requests_are_those_that_are_made_at_once(tmp_path: Path):
         ({"bits": 0.0}, "recommend: --bits: expected a number of bits from 0.1 to 64, got 0"),
         ({"context": 10}, "recommend: --context: expected at least --prompt and --decode together, 14, got 10"),
         ({"model": "mixtrall"}, "unknown model 'mixtrall'; did you mean 'mixtral-8x7b'?"),
-        ({"model": None}, "expected --model or --gguf, got neither"),
         ({"hardware": "rtx3091"}, "unknown hardware profile 'rtx3091'"),
         ({"hardware": "rtx3090x2-epyc7532"}, "expected a machine with one GPU and one host, got 2 GPUs (gpu0, gpu1)"),
         ({"hardware": "ryzen5900x"}, "expected a machine with one GPU and one host, got none"),
@@ -464,7 +463,7 @@ def test_made_up_requests_are_those_that_are_made_at_once(tmp_path: Path):
         ({"trace": "mini-qwen3"}, "--trace mini-qwen3: expected 4 layers of 8 experts, top 2, as mixtral-8x7b has"),
         ({"prompt": 9000}, "9000"),
         ({"batch": 7}, "7"),
-        ({"gguf": Path("no.gguf"), "model": None}, "no.gguf: expected a GGUF file, got: No such file or directory"),
+        ({"model": "no.gguf"}, "no.gguf: expected a GGUF file, got: No such file or directory"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(trace: str, changes: dict[str, Any], expected: str):

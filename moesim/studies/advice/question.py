@@ -18,7 +18,6 @@ from moesim.errors import CapacityError, ConfigError, TraceError
 from moesim.experiment.routing import fits, flatters, how_to_get, lacking, parameters_of_shape, shape_of, traces_of_shape
 from moesim.hardware import HardwareProfile, load_hardware
 from moesim.model import ModelSpec, load_model
-from moesim.model.gguf import read_gguf
 from moesim.model.spec import FIELDS
 from moesim.trace import Trace, find_trace
 from moesim.trace.derived import subset
@@ -35,7 +34,7 @@ PREFILL_CHUNK: Final = 512
 class Asked:
     """A question: the options of ``moesim recommend``."""
 
-    # model, hardware: as in an experiment; the model is None if `gguf` is given
+    # model, hardware: as in an experiment
     model: Any
     hardware: Any
     # vram, ram: memory of the GPU and of the host, such as `"12GiB"`; None: what the profile says
@@ -48,8 +47,12 @@ class Asked:
     decode: int = 128
     context: int | None = None  # tokens of a request for which there must be room in the KV cache; None: prompt and decode
     trace: str | None = None  # routing; None: chosen
-    gguf: Path | None = None  # A file that says shapes and bytes
     lossy: bool = False  # policies that change what the model computes as well
+
+    @property
+    def gguf(self) -> Path | None:
+        """The GGUF file that is the model, if one is."""
+        return Path(self.model) if isinstance(self.model, str) and self.model.endswith(".gguf") else None
 
 
 @dataclass(frozen=True)
@@ -128,18 +131,13 @@ def _memory(given: str | None, option: str, own: int) -> int:
 def _model(asked: Asked, folder: Path) -> tuple[ModelSpec, Any]:
     if asked.bits is not None and not BITS.hold(asked.bits):
         raise ConfigError(f"{PLACE}: --bits: expected a number of bits {BITS}, got {asked.bits:g}")
-    if asked.gguf is not None:
-        if asked.model is not None:
-            raise ConfigError(f"{PLACE}: expected --model or --gguf, got both; the file says what the model is")
-        if asked.bits is not None:
-            raise ConfigError(f"{PLACE}: expected --bits or --gguf, got both; the file says how many bits its weights have")
-        model = read_gguf(asked.gguf)
-        path = folder / "model.yaml"
-        write_bytes(path, model_yaml(model).encode())
-        return model, str(path)
-    if asked.model is None:
-        raise ConfigError(f"{PLACE}: expected --model or --gguf, got neither; see 'moesim list models'")
     plain = load_model(asked.model, f"{PLACE}: --model")
+    if asked.gguf is not None:
+        if asked.bits is not None:
+            raise ConfigError(f"{PLACE}: --bits: the tensors of {asked.gguf} have their own bits; leave --bits out")
+        path = folder / "model.yaml"  # each run reads it, and one of 200 GB may lie on a slow disk
+        write_bytes(path, model_yaml(plain).encode())
+        return plain, str(path)
     bits = asked.bits
     if bits is None and plain.expert_bits == 16 and plain.other_bits == 16 and plain.expert_bytes_by_layer is None:
         bits = DEFAULT_BITS

@@ -30,10 +30,9 @@ from moesim.studies.advice.search import FEW_US, LARGE_SHARE, SCREEN_TOKENS, WHY
 def document(advice: Advice) -> dict[str, Any]:
     """Return an advice as plain values, complete."""
     setting, found, limits = advice.setting, advice.found, advice.found.limits[advice.best.candidate]
-    asked = {key: str(value) if key == "gguf" and value else value for key, value in asdict(setting.asked).items()}
     return {
         "moesim": __version__,
-        "asked": asked,
+        "asked": asdict(setting.asked),
         "model": {"name": model_label(setting.model), "source": setting.model.source, "bytes": model_bytes(advice)},
         "hardware": {
             "name": setting.hardware.name, "labels": list(setting.hardware.labels), "gpu": setting.gpu, "host": setting.host,
