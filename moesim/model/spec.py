@@ -161,6 +161,11 @@ class ModelSpec(Facts):
         )
 
     @cached_property
+    def positions(self) -> tuple[int, ...]:
+        """For each layer with experts: its number among all layers, as engines count them."""
+        return tuple(number for number, block in enumerate(self.blocks) if block.routed)
+
+    @cached_property
     def leading(self) -> tuple[Block, ...]:
         """Dense layers before the first with experts."""
         first = next(number for number, block in enumerate(self.blocks) if block.routed)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from moesim.errors import CapacityError
+from moesim.model.keys import read_model
 from moesim.policies.registry import make_policy, policy_info
 from moesim.policies.systems.all_cpu import AllCpu
 from moesim.policies.systems.all_gpu import AllGpu
@@ -198,6 +199,29 @@ def test_llama_cpp_counts_leading_layers() -> None:
     assert len(placement.copies) == 4
     assert placement.parts["leading", -1] == "cpu0"
     assert ("leading", -1) not in place(LlamaCpp(n_gpu_layers=6), FakeView(model, slots=32)).parts
+
+
+@pytest.mark.parametrize(("n", "on_gpu"), [(0, [0, 1, 2]), (1, [0, 1, 2]), (2, [1, 2]), (3, [1, 2]), (4, [2]), (5, [2]), (6, [])])
+def test_llama_cpp_counts_dense_layers_between_those_with_experts(n: int, on_gpu: list[int]) -> None:
+    """Its pattern has the number of a block among all, and layers 1, 3 and 5 of these six have experts."""
+    placement = place(LlamaCpp(n_cpu_moe=n), FakeView(INTERLEAVED, slots=24))
+    assert [copy.layer for copy in placement.copies] == on_gpu
+
+
+def test_llama_cpp_counts_gpu_layers_among_all_layers() -> None:
+    for n, dense in ((7, []), (6, []), (5, [0]), (4, [0]), (3, [0, 1]), (2, [0, 1]), (1, [0, 1, 2])):
+        parts = place(LlamaCpp(n_gpu_layers=n), FakeView(INTERLEAVED, slots=24)).parts
+        assert [layer for part, layer in parts if part == "attention"] == dense
+        assert (("leading", -1) in parts) == (n < 7)
+
+
+INTERLEAVED = read_model(
+    {
+        "vocab_size": 100, "hidden_size": 64, "num_hidden_layers": 6, "num_attention_heads": 4, "intermediate_size": 96,
+        "interleave_moe_layer_step": 2, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+    },
+    None, "interleaved", "config.json",
+)  # fmt: skip
 
 
 def test_llama_cpp_streams_large_batches_only() -> None:

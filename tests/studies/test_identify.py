@@ -14,7 +14,8 @@ from moesim.cli.main import main
 from moesim.errors import InputError
 from moesim.hardware import load_hardware, read_profile
 from moesim.hardware.costs import CostModel
-from moesim.studies.identify.cases import make_cases
+from moesim.model import load_model
+from moesim.studies.identify.cases import make_cases, read_setting
 from moesim.studies.identify.fit import CEILING, PRIOR, Z90, Machine
 from moesim.studies.identify.identify import check_agreement, identify, statuses
 from moesim.studies.identify.observations import read_observations
@@ -409,3 +410,9 @@ def test_a_speed_beyond_the_data_sheet_does_not_lift_its_rate(truth: Truth):
     del loose["devices.gpu0.memory_bytes_per_s"]["ref"]
     free = {one.constant.name: one for one in identify(loose, fast, free=names, leave_out=False).constants}
     assert free["gpu_read_rate"].value > 1.2 * found["gpu_read_rate"].value
+
+
+@pytest.mark.parametrize(("text", "n"), [("n_cpu_moe=47", 47), ("n_cpu_moe=99", 48), ("n_cpu_moe=0", 1)])
+def test_dense_layers_between_those_with_experts_count(text: str, n: int):
+    """Maverick has 48 layers, every other one with experts; the first of them is number 1."""
+    assert read_setting(text, load_model("llama-4-maverick"), "rows.csv").policy == {"name": "llama-cpp", "n_cpu_moe": n}

@@ -32,7 +32,7 @@ MACHINE = "rtx2070s-i5-12400f"
 
 @pytest.fixture(scope="module")
 def known(tmp_path_factory: pytest.TempPathFactory) -> tuple[Setting, Identified]:
-    asked = Asked("qwen3-30b-a3b", MACHINE, None, None, 4.85, 1, 64, 8, 4096, None, None, False)
+    asked = Asked("qwen3-30b-a3b", MACHINE, None, None, 4.85, 1, 64, 8, 4096, None, False)
     found = identify(MACHINE, read_observations(ROWS), intervals=False, leave_out=False)
     return look_up(asked, tmp_path_factory.mktemp("model")), found
 

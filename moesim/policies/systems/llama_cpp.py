@@ -8,7 +8,7 @@ fits (``llama-cpp-fit``).
 | n_gpu_layers | - | the last n layers, the output layer counts as one; the others keep all they own on the CPU | the same |
 | n_cpu_moe | - | experts of the first m layers on the CPU, attention and shared experts on the GPU; ``--cpu-moe``: of all | the same |
 | neither given | - | everything on the GPU, or ``llama-cpp-fit`` | n_cpu_moe such that the rest fits the slots |
-| layer numbers | - | dense leading layers count | the same; they form one part: on the GPU if all are |
+| layer numbers | - | all layers count, dense ones and those between layers with experts too | the same; leading dense layers form one part: on the GPU if all are; a later one follows the next layer with experts |
 | large batches | - | from 32 rows on used experts of CPU layers are copied, computed on the GPU and forgotten | ``op_offload``, ``op_offload_min_rows`` |
 | large batches in ik_llama.cpp | - | only if rows x top-k >= 32 x experts (PR #520); by bytes of a weight instead of 32 (#1813) | ``op_offload_rule: rows-per-expert``; ``op_offload_per_byte`` |
 | large batches: other weights | - | copied to the GPU for each use; attention follows them | the same, but not the output layer; attention reads a copy of the KV cache in prefill, and runs where the cache is while decoding [choice] |
@@ -20,6 +20,7 @@ fits (``llama-cpp-fit``).
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -142,7 +143,7 @@ class LlamaCpp(ForOneUse):
     )
     n_cpu_moe: int | None = option(
         None,
-        "The first so many layers have their experts on the CPU. None: no layer if ``n_gpu_layers`` is given, "
+        "The first so many layers have their experts on the CPU, dense layers counted. None: no layer if ``n_gpu_layers`` is given, "
         "else as few layers as leave experts that fit the cache slots.",
         ge=0,
     )
@@ -164,7 +165,7 @@ class LlamaCpp(ForOneUse):
         cpu, model = self._cpu, view.model
         first_dense, first_expert, whole = self._split(view)
         parts = {(part, layer): cpu for layer in range(first_dense) for part in LAYER_PARTS}
-        if model.n_dense_layers and not whole:
+        if model.leading and not whole:
             parts["leading", -1] = cpu
         placement = self._placed(view, range(first_expert, model.n_layers))
         offloaded = dict.fromkeys(parts, self._gpu) if self.op_offload else {}
@@ -197,10 +198,9 @@ class LlamaCpp(ForOneUse):
     def _split(self, view: View) -> tuple[int, int, bool]:
         """Return the first MoE layer with its dense part, and experts, on the GPU; whether all are."""
         model = view.model
-        leading = model.n_dense_layers
         slots = view.cache_slots(self._gpu) // model.n_experts  # in whole layers
-        firsts = first_layers_on_gpu(leading + model.n_layers, self.n_gpu_layers, self.n_cpu_moe or 0)
-        first_dense, first_expert = (max(0, first - leading) for first in firsts)
+        firsts = first_layers_on_gpu(len(model.blocks), self.n_gpu_layers, self.n_cpu_moe or 0)
+        first_dense, first_expert = (bisect_left(model.positions, first) for first in firsts)
         if self.n_gpu_layers is None and self.n_cpu_moe is None:
             first_expert = max(0, model.n_layers - slots)
         asked = model.n_layers - first_expert

@@ -55,9 +55,9 @@ def families_of(setting: Setting, *, counted: bool) -> list[Family]:
     if not setting.host_computes:  # no processor next to the accelerator
         return families
     model = setting.model
-    n_layers = model.n_dense_layers + model.n_layers
+    n_layers, first, last = len(model.blocks), model.positions[0], model.positions[-1]
     families += [
-        Family("expert-layers", lambda n: {"name": "llama-cpp", "n_cpu_moe": n}, model.n_dense_layers, n_layers, -1, True),
+        Family("expert-layers", lambda n: {"name": "llama-cpp", "n_cpu_moe": n}, first, last + 1, -1, True),
         Family("whole-layers", lambda n: {"name": "llama-cpp", "n_gpu_layers": n}, 0, n_layers + 1, 1, True),
         Family(
             "exllamav3-layers",

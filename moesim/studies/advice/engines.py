@@ -79,7 +79,7 @@ def commands(candidate: Candidate, setting: Setting) -> list[Command]:
 
 def _llama_cpp(engine: Engine, candidate: Candidate, setting: Setting) -> Command:
     model, number = setting.model, candidate.number or 0
-    n_layers = model.n_dense_layers + model.n_layers
+    n_layers = len(model.blocks)
     file = setting.asked.gguf.name if setting.asked.gguf else "MODEL.gguf"
     words = [engine.program, *engine.flag("--model", file)]
     remark = ""
@@ -94,9 +94,9 @@ def _llama_cpp(engine: Engine, candidate: Candidate, setting: Setting) -> Comman
         words += engine.flag("--n-gpu-layers", "all" if number > n_layers else number)
     else:
         words += engine.flag("--n-gpu-layers", "all")
-        if number >= n_layers:
+        if number > model.positions[-1]:
             words += engine.flag("--cpu-moe")
-        elif number > model.n_dense_layers:
+        elif number > model.positions[0]:
             words += engine.flag("--n-cpu-moe", number)
             tensors = f"{' '.join(engine.flag('--override-tensor'))} '{_tensors(range(number))}=CPU'"
             remark = f"or, instead of {' '.join(engine.flag('--n-cpu-moe'))}: {tensors}"
@@ -185,15 +185,15 @@ def _bits(setting: Setting) -> str:
 def describe(candidate: Candidate, setting: Setting) -> str:
     """Describe where experts are."""
     model, number = setting.model, candidate.number or 0
-    n_layers = model.n_dense_layers + model.n_layers
+    n_layers = len(model.blocks)
     if candidate.family == "all-gpu":
         return "everything on the GPU"
     if candidate.family == "expert-layers":
-        if number >= n_layers:
+        if number > model.positions[-1]:
             return "all experts on the CPU, the rest on the GPU"
         return (
             f"experts of the first {number} of {n_layers} layers on the CPU, the rest on the GPU"
-            if number
+            if number > model.positions[0]
             else "all experts on the GPU"
         )
     if candidate.family == "whole-layers":

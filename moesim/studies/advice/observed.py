@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -77,22 +78,22 @@ def with_buffers(raw: Mapping[str, Any], setting: Setting) -> dict[str, Any]:
 def curve(setting: Setting, found: Identified) -> list[Point]:
     """Predict llama.cpp by context, ``-ub`` and ``--n-cpu-moe``: the range, the first to fit."""
     model = setting.model
-    n_layers = model.n_dense_layers + model.n_layers
+    least, most = model.positions[0], model.positions[-1] + 1
     room = found.predictor.machine.with_room
     points: list[Point] = []
     for times in CONTEXTS:
         context = times * setting.context
-        needs = [needed_bytes(_case(setting, n, context), room, setting.gpu) or 0 for n in (model.n_dense_layers, n_layers)]
+        needs = [needed_bytes(_case(setting, n, context), room, setting.gpu) or 0 for n in (least, most)]
         each = (needs[0] - needs[1]) / max(1, model.n_layers)  # experts of a layer, which are alike
         chosen: dict[int, set[int]] = {}
         memory: dict[tuple[int, int], int] = {}
         for ubatch in UBATCHES:
-            for n in range(model.n_dense_layers, n_layers + 1):
-                buffers = compute_bytes(model, ubatch, context * setting.asked.batch, offloads=n > model.n_dense_layers)
-                memory[ubatch, n] = round(needs[0] - each * (n - model.n_dense_layers)) + buffers
-            first = next((n for n in range(model.n_dense_layers, n_layers + 1) if memory[ubatch, n] <= setting.vram_bytes), None)
-            grid = set(np.linspace(model.n_dense_layers, n_layers, _POINTS).round().astype(int).tolist())
-            near = set() if first is None else {n for n in (first - 1, first) if n >= model.n_dense_layers}
+            for n in range(least, most + 1):
+                buffers = compute_bytes(model, ubatch, context * setting.asked.batch, offloads=n > least)
+                memory[ubatch, n] = round(needs[0] - each * bisect_left(model.positions, n)) + buffers
+            first = next((n for n in range(least, most + 1) if memory[ubatch, n] <= setting.vram_bytes), None)
+            grid = set(np.linspace(least, most, _POINTS).round().astype(int).tolist())
+            near = set() if first is None else {n for n in (first - 1, first) if n >= least}
             chosen[ubatch] = grid | near
         speeds = _speeds(setting, found, sorted(set().union(*chosen.values())), context)
         points += [

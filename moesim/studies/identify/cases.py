@@ -77,7 +77,7 @@ _FIRST_EXPERTS: Final = {"name": "composed", "placement": "lowest-ids", "assignm
 
 
 def _llama_cpp(given: Mapping[str, Any], model: ModelSpec, place: str, alias: bool) -> EngineSetting:
-    n_layers = model.n_dense_layers + model.n_layers
+    n_layers = len(model.blocks)
     of = f"layers of {model.name}"
     policy: dict[str, Any] = {"name": "llama-cpp"}
     ngl = _number(given, "ngl", n_layers + 1, f"{of} and its output", place, alias, n_layers + 1)
@@ -87,7 +87,7 @@ def _llama_cpp(given: Mapping[str, Any], model: ModelSpec, place: str, alias: bo
     if ngl <= n_layers:
         policy["n_gpu_layers"] = ngl
     if n_cpu or ngl > n_layers:
-        policy["n_cpu_moe"] = max(n_cpu, model.n_dense_layers)
+        policy["n_cpu_moe"] = max(n_cpu, model.positions[0])
     if given.get("no_op_offload") or given.get("op_offload") is False:
         policy["op_offload"] = False
     family = "n_cpu_moe" if ngl > n_layers else "ngl"

@@ -87,7 +87,7 @@ def _candidates(cases: Sequence[Case]) -> list[Observation]:
         seen.setdefault((case.observation.model, case.observation.bits), case)
     rows: list[Observation] = []
     for (model, bits), case in seen.items():
-        n_layers = case.model.n_dense_layers + case.model.n_layers
+        n_layers = len(case.model.blocks)
         told = [f"n_cpu_moe={n}" for n in (0, n_layers // 2, n_layers)] + ["ngl=0", f"ngl={n_layers // 2}"]
         bits = case.bits if "|" in bits else bits
         for setting in told:
@@ -289,7 +289,7 @@ def frame(found: Identified) -> pd.DataFrame:
         panel = f"{o.model} {o.bits or one.case.bits} {o.kind}" + (f" x{o.batch}" if o.batch > 1 else "") + f"\n{kind}"
         x = float(numbers[-1][1]) if numbers else float(len(settings.setdefault(panel, [])))
         settings.setdefault(panel, []).append(x)
-        x = min(x, one.case.model.n_layers + one.case.model.n_dense_layers + 1) if kind in ("n_cpu_moe", "ngl") else x
+        x = min(x, len(one.case.model.blocks) + 1) if kind in ("n_cpu_moe", "ngl") else x
         unit = "speed over another row's" if o.of else o.unit
         records.append(
             {"panel": panel, "unit": unit, "x": x, "setting": kind, "observed": one.observed, "predicted": one.predicted,
