@@ -17,9 +17,7 @@ from moesim.core.text import say
 
 
 def recommend(
-    model: Annotated[
-        str, typer.Option(help="Name, path of a config.json, checkpoint or GGUF file, or {base: NAME, field: value}.")
-    ],
+    model: Annotated[str, typer.Option(help="Name, path of a config.json, folder or GGUF file, or {base: NAME, field: value}.")],
     hardware: Annotated[str, typer.Option(help="Name or path of a profile, or {base: NAME, key: value}.")],
     vram: Annotated[str | None, typer.Option(help="Memory of the GPU, such as 12GiB.", show_default="the profile's")] = None,
     ram: Annotated[str | None, typer.Option(help="Memory of the host, such as 64GiB.", show_default="the profile's")] = None,

@@ -21,8 +21,8 @@ from moesim.model.spec import ModelSpec, of_shape
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _BLOCK = re.compile(r"blk\.(\d+)\.(.+)")
 _CLASSES: Final = (  # of tensors of a block, the first that matches
-    ("experts", re.compile(r"ffn_(?:gate|up|down|gate_up)_exps\.|ffn_(?:gate|up|down)\.\d+\.")),
-    ("shared", re.compile(r"ffn_(?:gate|up|down|gate_up)_(?:shexp|chexps)\.|ffn_gate_inp_shexp\.")),
+    ("experts", re.compile(r"ffn_(?:gate|up|down|gate_up)_(?:ch)?exps\.|ffn_(?:gate|up|down)\.\d+\.")),
+    ("shared", re.compile(r"ffn_(?:gate|up|down|gate_up)_shexp\.|ffn_gate_inp_shexp\.")),
     (
         "router",
         re.compile(

@@ -33,6 +33,8 @@ from moesim.model.parts import (
     mamba1,
     mamba2,
     repeated,
+    reusing,
+    routed_heads,
     short_convolution,
 )  # fmt: skip
 from moesim.model.quantised import Precision, read_precision
@@ -55,6 +57,20 @@ _TOP_K = (
     "num_selects", "router_topk", "num_selected_experts", "ffn_config.moe_top_k", "moe_config.moe_top_k",
     "moe_num_active_primary_experts",
 )  # fmt: skip
+_SPELLINGS = {  # of the keys read here: in files of Mistral and DeepSeek, of Megatron, and of single classes
+    "dim": "hidden_size", "inter_dim": "intermediate_size", "hidden_dim": "intermediate_size", "n_inner": "intermediate_size",
+    "moe_inter_dim": "moe_intermediate_size", "moe.expert_hidden_dim": "moe_intermediate_size",
+    "num_routed_experts": "n_routed_experts", "num_moe_experts": "num_experts", "moe.num_experts": "num_experts",
+    "n_activated_experts": "num_experts_per_tok", "moe_router_topk": "num_experts_per_tok",
+    "moe.num_experts_per_tok": "num_experts_per_tok", "moe.num_shared_experts": "n_shared_experts",
+    "n_dense_layers": "first_k_dense_replace", "moe.first_k_dense_replace": "first_k_dense_replace",
+    "moe_layer_layout": "moe_layer_freq", "moe_every_n_layers": "moe_layer_interval", "moe_layer_frequency": "moe_layer_interval",
+    "num_query_groups": "num_key_value_heads", "n_head_kv": "num_key_value_heads", "use_qkv_bias": "qkv_bias",
+    "qk_layernorm": "use_qk_norm", "moe_router_enable_expert_bias": "use_routing_bias", "tied_embeddings": "tie_word_embeddings",
+    "tie_embedding": "tie_word_embeddings", "num_mtp_layers": "num_nextn_predict_layers",
+    "attention_kv_lora_dim": "kv_lora_rank", "attention_q_lora_dim": "q_lora_rank", "attention_qk_dim": "qk_nope_head_dim",
+    "attention_qk_rope_dim": "qk_rope_head_dim", "attention_v_dim": "v_head_dim",
+}  # fmt: skip
 _EXPERT_WIDTH = (
     "moe_intermediate_size", "expert_ffn_hidden_size", "ffn_config.ffn_hidden_size", "moe_ffn_hidden_size",
     "expert_intermediate_size",
@@ -67,11 +83,11 @@ _SHARED_COUNT = ("n_shared_experts", "num_shared_experts", "moe_num_shared_exper
 _DENSE_WIDTH = ("dense_intermediate_size", "intermediate_size_mlp", "intermediate_size", "ffn_hidden_size", "d_ff")
 _WINDOW = ("sliding_window", "sliding_window_size", "window_size")
 
-_FULL = ("full_attention", "full", "attention", "global", "global_attention", "hybrid", "indexed_attention")
-_WINDOWED = ("sliding_attention", "sliding", "local", "local_attention", "swa", "sliding_window")
-_OF_THEIR_OWN = ("chunked_attention", "compressed_sparse_attention", "heavily_compressed_attention")
-_LINEAR = ("linear_attention", "linear", "mamba", "mamba2", "recurrent", "conv", "kda", "ssm")
-_KNOWN = frozenset((*_FULL, *_WINDOWED, *_LINEAR, *_OF_THEIR_OWN))
+_WORDS = {  # what words of layer_types have in them, the first that matches
+    "chunked": re.compile("chunk"), "window": re.compile("slid|window|swa|local"),
+    "linear": re.compile("linear|mamba|recurr|conv|kda|ssm|delta|lightning|gla$"),
+    "full": re.compile("full|global|attention|hybrid"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -94,10 +110,12 @@ class Family:
     parallel: str = ""  # key of the width of a dense part next to routed experts
     mixers: int = 1  # attention blocks of a layer (LongCat has two, each with a dense part)
     window_in_use: bool = True  # False: `sliding_window` without a list of layers is not used by the code
+    routed_heads: bool = False  # attention has experts, too: each token chooses its query heads
+    refused: str = ""  # why it cannot be read
     experts_at: str = ""  # name of the routed experts in a layer, where it is not that of the feed-forward part
 
 
-_PLAIN = Family()
+_PLAIN = Family(qk_norm="asked")
 
 
 def packaged_table(name: str) -> dict[str, Any]:
@@ -188,14 +206,24 @@ class Keys:
 
 
 def language_part(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the language part's keys, with quantisation and tying of the outer level."""
+    """Return the language part's keys as they are spelt here, with quantisation and tying of the outer level."""
     while (key := next((one for one in NESTED if isinstance(data.get(one), Mapping)), None)) is not None:
         outer, data = data, data[key]
         kept = ("tie_word_embeddings", "quantization_config", "dtype", "torch_dtype", "architectures", "model_type")
         data = {one: outer[one] for one in kept if outer.get(one) is not None} | {
             one: value for one, value in data.items() if value is not None
         }
-    return dict(data)
+        if isinstance(outer.get("tie_word_embeddings"), bool):  # the head belongs to the whole
+            data["tie_word_embeddings"] = outer["tie_word_embeddings"]
+    found, given = dict(data), Keys(data, "")
+    for other, key in _SPELLINGS.items():
+        if found.get(key) is None and (value := given.get(other)) is not None:
+            found[key] = value
+            found.pop(other, None)
+    if isinstance(width := found.get("moe_intermediate_size"), list) and len(width) == 2:  # experts of text, and of pictures
+        found |= {key: value[0] for key, value in found.items() if isinstance(value, list) and len(value) == 2 and "moe" in key}
+        found["vision_experts"] = width[1]
+    return found
 
 
 def read_model(data: Mapping[str, Any], extra: Mapping[str, Any] | None, name: str, place: object) -> ModelSpec:
@@ -216,17 +244,19 @@ def _family(keys: Keys) -> tuple[Family, str]:
 def known_of(keys: Keys) -> str:
     """Return the name of an architecture, without the ending that a part of a model has."""
     kind = keys.get("model_type")
-    if kind is None and isinstance(names := keys.get("architectures"), list) and names:
-        kind = _BY_CLASS.get(str(names[0]))
-    return kind.removesuffix("_text").removesuffix("_vl") if isinstance(kind, str) else ""
+    kind = kind.lower().removesuffix("_text").removesuffix("_vl") if isinstance(kind, str) else ""
+    if kind not in families() and isinstance(names := keys.get("architectures"), list) and names:
+        return _by_class().get(_letters(str(names[0]).partition("For")[0]), kind)
+    return kind
 
 
-_BY_CLASS = {
-    "MixtralForCausalLM": "mixtral", "PhimoeForCausalLM": "phimoe", "PhiMoEForCausalLM": "phimoe", "OlmoeForCausalLM": "olmoe",
-    "DeepseekV2ForCausalLM": "deepseek_v2", "DeepseekV3ForCausalLM": "deepseek_v3", "Qwen2MoeForCausalLM": "qwen2_moe",
-    "Qwen3MoeForCausalLM": "qwen3_moe", "GptOssForCausalLM": "gpt_oss",
-}  # fmt: skip
-"""What older files have instead of ``model_type``."""
+@cache
+def _by_class() -> Mapping[str, str]:
+    return {_letters(name): name for name in families()}
+
+
+def _letters(name: str) -> str:
+    return "".join(filter(str.isalnum, name)).lower()
 
 
 def _widths(keys: Keys, family: Family, shape: Shape) -> dict[str, Any]:
@@ -260,6 +290,9 @@ def _shape(
     data: Mapping[str, Any], keys: Keys, family: Family, known: str, extra: Mapping[str, Any] | None, name: str
 ) -> Shape:  # fmt: skip
     place = keys.place
+    if family.refused:
+        expected = "a decoder whose layers have experts of their own"
+        raise ModelError(f"{place}: {known}: expected {expected}, got {family.refused}; choose another model")
     if keys.flag("is_encoder_decoder", default=False):
         got = "an encoder and a decoder; choose another model"
         raise ModelError(f"{place}: is_encoder_decoder: expected a decoder alone, got {got}")
@@ -274,6 +307,8 @@ def _shape(
     top_k = keys.count(*_TOP_K, least=1, most=n_experts)
     mats = 2 if family.mats == 2 or keys.get("mlp_hidden_act") == "relu2" else 3
     width = keys.count(*_EXPERT_WIDTH, "intermediate_size", least=1)
+    if keys.get("num_selects") is not None and keys.get(*_EXPERT_WIDTH) is None:  # a dense part, cut into experts
+        width = max(width // n_experts, 1)
     expert_input = keys.count(*_EXPERT_INPUT, default=hidden, least=1)
     shared_width = _shared_width(keys, width)
     shared = mats * hidden * shared_width
@@ -283,13 +318,15 @@ def _shape(
     projections = 2 * hidden * expert_input if expert_input != hidden else 0
     dense = mats * hidden * keys.count(*_DENSE_WIDTH, default=0)
     parallel = 0
-    if family.parallel and keys.get("enable_moe_block") is not False:
-        parallel = mats * hidden * keys.count(family.parallel)
+    beside = "intermediate_size" if keys.get("residual_moe") is True else family.parallel
+    if beside and keys.get("enable_moe_block") is not False:
+        parallel = mats * hidden * keys.count(beside)
     if family.mixers > 1:
         parallel = family.mixers * dense
     precision = read_precision(keys.data, extra, name, place)
     keys.read |= {"dtype", "torch_dtype", "quantization_config", "quantization", "expert_dtype"}
     biases = (mats - 1) * width + hidden if family.expert_bias else 0
+    biases += mats * hidden * keys.count("parallel_expert_intermediate_size", default=0) // 2  # one for each two experts
     streams, head_streams = _streams(keys, hidden)
     norms = (hidden if words else family.norms * hidden * (1 + family.norm_bias)) + streams
     router = (n_experts + zero) * (hidden + bias)
@@ -313,6 +350,8 @@ def _shape(
         shared_params=shared + gate, n_shared=n_shared, tied=keys.flag("tie_word_embeddings", default=family.tied),
         head_params=ends, zero_experts=zero, embedding_bytes=bits_to_bytes(vocab * hidden, embedding_bits),
         head_bytes=bits_to_bytes(vocab * hidden + ends, head_bits), kv_bits=precision.kv_bits,
+        lookup_params=(lookup := keys.count("ngram_vocab_size_ratio", default=0) * vocab * hidden),
+        lookup_bytes=bits_to_bytes(lookup, embedding_bits),
         notes=(*_left_out(data, keys), *unnamed, *precision.doubts, *_notes(keys, known)), source=f"{place}",
     )  # fmt: skip
 
@@ -355,6 +394,7 @@ def _streams(keys: Keys, hidden: int) -> tuple[int, int]:
 
 def _left_out(data: Mapping[str, Any], keys: Keys) -> list[str]:
     parts = [part for part in ("vision", "audio", "talker", "code2wav") if data.get(f"{part}_config")]
+    parts += ["experts of pictures"] if keys.get("vision_experts") else []
     if keys.get("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules"):
         parts.append("layers that predict further tokens")
     return [f"left out: {', '.join(parts)}"] if parts else []
@@ -364,12 +404,18 @@ def _notes(keys: Keys, known: str) -> tuple[str, ...]:
     """Return how sure the reading is: known by keys alone, or keys about sizes unread."""
     notes = []
     kinds = keys.get("layer_types")
-    if strange := {str(kind) for kind in kinds if str(kind) not in _KNOWN} if isinstance(kinds, list) else set():
+    if strange := {str(kind) for kind in kinds if _word(kind) is None} if isinstance(kinds, list) else set():
         notes.append(f"layer_types: {', '.join(sorted(strange))} not known: taken for attention over all tokens")
     if known not in families():
         notes.append(f"architecture {known or 'without a name'}: read by its keys")
+    heads, hidden = keys.get(*_HEADS), keys.get(*_HIDDEN)
+    if keys.get(*_HEAD_DIM, "kv_lora_rank") is None and heads and hidden % heads:
+        notes.append(f"head_dim is absent: {hidden // heads}, hidden_size over heads, rounded down")
     unread = sorted(set(keys.data) - {one.partition(".")[0] for one in keys.read} - _OTHER)
     odd = [key for key in unread if keys.data[key] and _SIZES.search(key)]
+    if known not in families():
+        plain = [key for key in unread if is_int(keys.data[key]) and keys.data[key] > 1 and not _HARMLESS.search(key)]
+        odd = sorted({*odd, *plain})
     if odd:
         notes.append(f"keys not understood: {', '.join(odd[:8])}{' ...' if len(odd) > 8 else ''}")
     return tuple(notes)
@@ -378,6 +424,11 @@ def _notes(keys: Keys, known: str) -> tuple[str, ...]:
 _SIZES = re.compile(
     r"latent|zero|copy|null|share|reuse|source|engram|ngram|ple_|chunk|experts|_width|_rank|lora|per_layer|state_size"
 )
+_HARMLESS = re.compile(
+    r"token|position|rope|rotary|theta|window|max_|length|context|group|seed|top_?k|scal|floor|_id$|_layers$|layer_id|head_dim"
+    r"|key_value_heads|vocab|expand|base$|version|pretraining|layer_freq|window|n_kv_heads"
+)
+"""Numbers that change no size, where an architecture is known by its keys alone."""
 _OTHER = {  # keys that look like sizes and are not
     "chunk_size", "mamba_chunk_size", "chunk_size_feed_forward", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size",
     "moe_shared_expert_overlap", "vocab_size_per_layer_input",
@@ -458,9 +509,9 @@ def _kinds(keys: Keys, n: int) -> list[str]:
     if keys.get("full_attention_interval") is not None:
         every = keys.count("full_attention_interval", least=1)
         return ["full" if (layer + 1) % every == 0 else "linear" for layer in layers]
-    if keys.get("layer_group_size") is not None and keys.get("kv_lora_rank") is not None:
+    if keys.get("layer_group_size") is not None:
         every = keys.count("layer_group_size", least=1)
-        return ["full" if (layer + 1) % every == 0 else "linear" for layer in layers]
+        return ["full" if (layer + 1) % every == 0 or layer >= n // every * every else "linear" for layer in layers]
     if keys.get("attn_layer_period") is not None:
         period, offset = keys.count("attn_layer_period", least=1), keys.count("attn_layer_offset", default=0)
         return ["full" if layer % period == offset else "linear" for layer in layers]
@@ -484,7 +535,7 @@ def _mixers(keys: Keys, family: Family, n: int, hidden: int, words: list[str] | 
         return [_compressed(keys, hidden, ratio) for ratio in ratios]
     kinds = _kinds(keys, n)
     if keys.get("attention_chunk_size") is not None and keys.get("layer_types") is None:  # every fourth layer sees all
-        kinds = ["full" if (layer + 1) % 4 == 0 else "chunked_attention" for layer in range(n)]
+        kinds = ["full" if (layer + 1) % 4 == 0 else "chunked" for layer in range(n)]
     per_layer = keys.mapping("per_layer_config")
     lists = {key: found for key, name in _BY_LAYER.items() if (found := keys.each(name, n)) is not None}
     other = keys.get("attention_other_setting")
@@ -496,7 +547,7 @@ def _mixers(keys: Keys, family: Family, n: int, hidden: int, words: list[str] | 
             own |= other
         here = Keys({**keys.data, **own}, keys.place) if own else keys
         window, sparse = None, here.get("sparse") != 0 if keys.get("layer_types") is None else kind != "full"
-        if kind == "chunked_attention":
+        if kind == "chunked":
             window = keys.count("attention_chunk_size")
         elif kind == "window":
             window = keys.count(*_WINDOW, default=0) or None
@@ -505,7 +556,16 @@ def _mixers(keys: Keys, family: Family, n: int, hidden: int, words: list[str] | 
         linear = kind == "linear"
         result.append(_linear(here, family, hidden, None) if linear else _attention(here, family, hidden, window, sparse=sparse))
         keys.read |= here.read
-    return result
+    return [reusing(mixer) if mixer and reuses else mixer for mixer, reuses in zip(result, _reuses(keys, n), strict=True)]
+
+
+def _reuses(keys: Keys, n: int) -> list[bool]:
+    """Return whether each layer reads the keys and values of an earlier one instead of its own."""
+    if (sources := keys.each("kv_source_layers", n)) is not None:
+        return [source != layer for layer, source in enumerate(sources)]
+    if keys.get("use_cla") is True:
+        return [layer % keys.count("cla_share_factor", least=1) > 0 for layer in range(n)]
+    return [layer >= n - keys.count("num_kv_shared_layers", default=0) for layer in range(n)]
 
 
 _BY_LAYER = {
@@ -516,14 +576,12 @@ _BY_LAYER = {
 
 
 def _kind(word: str) -> str:
-    """Return full, window, linear or chunked_attention; what is not known is taken for attention over all tokens."""
-    known = (
-        {"chunked_attention": "chunked_attention"}
-        | dict.fromkeys(_FULL, "full")
-        | dict.fromkeys(_WINDOWED, "window")
-        | dict.fromkeys(_LINEAR, "linear")
-    )
-    return known.get(word, "full")
+    """Return full, window, linear or chunked; what is not known is taken for attention over all tokens."""
+    return _word(word) or "full"
+
+
+def _word(word: object) -> str | None:
+    return next((kind for kind, form in _WORDS.items() if form.search(str(word).lower())), None)
 
 
 def _ratios(keys: Keys, n: int) -> list[int] | None:
@@ -548,6 +606,7 @@ def _attention(keys: Keys, family: Family, hidden: int, window: int | None, *, s
             index = {
                 "index_heads": keys.count("index_n_heads"), "index_width": keys.count("index_head_dim"),
                 "read": keys.count("index_topk"), "owns_index": keys.get("indexer_type") != "shared",
+                "pool": keys.count("index_kpool", default=0),
             }  # fmt: skip
         gate = {"head": heads, "wide": heads * keys.count("v_head_dim")}.get(
             "wide" if keys.flag("mla_use_output_gate", default=False) else family.gate, 0
@@ -576,9 +635,7 @@ _SPARSE = {
 
 def _heads(keys: Keys, hidden: int) -> tuple[int, int, int]:
     h = keys.count(*_HEADS, least=1)
-    if keys.get(*_HEAD_DIM) is None and hidden % h:
-        raise keys.wrong(_HEADS[0], f"a divisor of {hidden} (hidden_size), as head_dim is absent", h)
-    return h, keys.count(*_KV_HEADS, default=h, least=1), keys.count(*_HEAD_DIM, default=hidden // h, least=1)
+    return h, keys.count(*_KV_HEADS, default=h, least=1), keys.count(*_HEAD_DIM, default=max(hidden // h, 1), least=1)
 
 
 def _has_bias(keys: Keys, family: Family) -> bool:
@@ -609,7 +666,9 @@ def _grouped(keys: Keys, family: Family, hidden: int, window: int | None) -> Mix
     norm = {"none": 0, "head": 2 * a, "full": h * a + k * a}[_qk_norm(keys, family)]
     wide = family.gate == "wide" or keys.flag("attn_output_gate", default=False)
     gate = hidden * h * a if wide else hidden * h if family.gate == "head" else 0
-    return grouped(hidden, h, k, a, v, window=window, gate=gate, v_from_k=v_from_k, rest=biases + norm)
+    rank = keys.count("share_q_dim", default=0)
+    found = grouped(hidden, h, k, a, v, window=window, gate=gate, v_from_k=v_from_k, rest=biases + norm, q_rank=rank)
+    return routed_heads(found, hidden, k * a, keys.count(*_EXPERTS)) if family.routed_heads else found
 
 
 def _compressed(keys: Keys, hidden: int, per: int) -> Mixer:
@@ -646,7 +705,7 @@ def _linear(keys: Keys, family: Family, hidden: int, window: int | None) -> Mixe
         return mamba1(hidden, keys.count("mamba_expand"), keys.count("mamba_d_state"), rank, keys.count("mamba_d_conv"))
     if keys.get("conv_L_cache") is not None:
         return short_convolution(hidden, keys.count("conv_L_cache"))
-    if keys.get("attn_type_list") is None and not known_of(keys).startswith("minimax"):
+    if keys.get("attn_type_list", "layer_group_size") is None and not known_of(keys).startswith("minimax"):
         wanted = "linear_num_value_heads, linear_attn_config, mamba_num_heads, mamba_d_state or conv_L_cache"
         raise ModelError(
             f"{keys.place}: expected keys of the linear layers that layer_types names ({wanted}), got none; add them"

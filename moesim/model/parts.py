@@ -44,6 +44,7 @@ class Store:
     per: Width = 1  # tokens that share a row
     kept: Width | None = None  # rows that are kept at most: a window
     read: Width | None = None  # rows that are read at most: the choice of an indexer
+    shared: bool = False  # an earlier layer keeps them
 
     def pairs2(self, n_rows: int, work2: int, n_requests: int | None) -> tuple[int, int]:
         """Return twice a micro-batch's rows read, and twice its pairs of a new token and a row."""
@@ -90,6 +91,11 @@ class Mixer:
     state_bytes: Count = 0  # of a sequence, however long it is
     operations: Count = 0  # of a token on the state
     crosses: tuple[Count, Count] = (0, 0)  # numbers of a row that what reads stores and state takes, and gives
+
+    @property
+    def own(self) -> tuple[Store, ...]:
+        """Stores that are not those of an earlier layer."""
+        return tuple(store for store in self.stores if not store.shared)
 
     @property
     def params(self) -> int:
@@ -209,11 +215,12 @@ def _mixer(
 
 def grouped(
     d: int, h: int, k: int, a: int, v: int, *, window: int | None = None, gate: int = 0, v_from_k: bool = False,
-    rest: int = 0,
+    rest: int = 0, q_rank: int = 0,
 ) -> Mixer:  # fmt: skip
     """Return grouped-query attention, in a window or global; `gate`: weights of an output gate."""
     weights = {
-        "q_proj": d * h * a + gate, "k_proj": d * k * a, "v_proj": 0 if v_from_k else d * k * v, "o_proj": h * v * d,
+        "q_proj": (q_rank * (d + h * a) if q_rank else d * h * a) + gate,
+        "k_proj": d * k * a, "v_proj": 0 if v_from_k else d * k * v, "o_proj": h * v * d,
         "rest": rest,
     }  # fmt: skip
     kind = "grouped" if window is None else f"grouped, window {window}"
@@ -223,8 +230,9 @@ def grouped(
 def latent(
     d: int, h: int, q_rank: int, kv_rank: int, nope: int, rope: int, v: int, *, bias: bool = False, gate: int = 0,
     window: int | None = None, index_heads: int = 0, index_width: int = 0, read: int | None = None, owns_index: bool = True,
+    pool: int = 0,
 ) -> Mixer:  # fmt: skip
-    """Return latent attention, with an indexer that chooses what is read if it has index heads."""
+    """Return latent attention, with an indexer that chooses what is read (in pools of tokens) if it has index heads."""
     down, query = kv_rank + rope, h * (nope + rope)
     weights = {
         "q_proj": 0 if q_rank else d * query, "q_a_proj": q_rank * d, "q_b_proj": q_rank * query,
@@ -239,7 +247,8 @@ def latent(
     if not owns_index:
         return _mixer(kind, weights, crosses, store)
     weights["indexer"] = ((q_rank or d) * index_heads + d) * index_width + d * index_heads + 2 * index_width
-    return _mixer(kind, weights, crosses, store, Store(index_width, 2 * index_heads * index_width))
+    weights["indexer"] += bool(pool) * (d + pool) * index_width
+    return _mixer(kind, weights, crosses, store, Store(index_width, 2 * index_heads * index_width, pool or 1))
 
 
 def block_sparse(d: int, h: int, k: int, a: int, *, rest: int, index_heads: int, index_width: int, read: int) -> Mixer:
@@ -332,6 +341,23 @@ def short_convolution(d: int, kernel: int) -> Mixer:
     """Return a gated short convolution (LFM2)."""
     weights = {"in_proj": 3 * d * d, "out_proj": d * d, "rest": d * kernel}
     return _mixer("convolution", weights, (d, d), state=2 * (kernel - 1) * d, operations=2 * kernel * d)
+
+
+def reusing(mixer: Mixer) -> Mixer:
+    """Return attention to keys and values of an earlier layer."""
+    left_out = ("k_proj", "v_proj", "kv_a_proj_with_mqa")
+    return replace(
+        mixer,
+        kind=f"{mixer.kind}, of an earlier layer",
+        weights=tuple((name, n) for name, n in mixer.weights if name not in left_out),
+        stores=tuple(replace(store, shared=True) for store in mixer.stores),
+    )
+
+
+def routed_heads(mixer: Mixer, d: int, wide: int, n: int) -> Mixer:
+    """Return attention whose queries and output come from chosen ones of n experts (JetMoE)."""
+    weights = dict(mixer.weights) | {"q_proj": n * d * wide, "o_proj": n * wide * d, "rest": n * d + d}
+    return replace(mixer, kind=f"{mixer.kind}, {n} experts counted whole", weights=tuple(weights.items()))
 
 
 def repeated(mixer: Mixer, times: int) -> Mixer:

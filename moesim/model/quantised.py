@@ -162,7 +162,7 @@ def _quantised(given: Mapping[str, Any], plain: float, data: Mapping[str, Any], 
     elif method == "mxfp4":
         bits, more["only_experts"] = MXFP4, True
     elif method == "compressed-tensors":
-        bits = _groups(given, place)
+        bits, more["own"] = _groups(given, plain, more["left"], place)
     elif method in _GROUPED:
         width, group = _number(given, place, "bits", "w_bit"), _number(given, place, "group_size", "q_group_size", default=128)
         bits = width + ((16 + width) / group if group > 0 else 0)
@@ -195,16 +195,32 @@ def _kv_bits(given: Mapping[str, Any]) -> float:
     return 8 if str(given.get("kv_cache_quant_algo") or "").upper() == "FP8" else 16
 
 
-def _groups(given: Mapping[str, Any], place: object) -> float:
-    """Return the bits of a compressed-tensors group, scales and zero points counted."""
+def _groups(
+    given: Mapping[str, Any], plain: float, left: _Names, place: object
+) -> tuple[float, tuple[tuple[_Names, float], ...]]:  # fmt: skip
+    """Return the bits of compressed-tensors for all linear maps, and of modules that a group names."""
     groups = given.get("config_groups")
-    weights = [one.get("weights") for one in groups.values() if isinstance(one, Mapping)] if isinstance(groups, Mapping) else []
-    found = next((one for one in weights if isinstance(one, Mapping)), None)
-    if found is None:
+    found = [one for one in groups.values() if isinstance(one, Mapping)] if isinstance(groups, Mapping) else []
+    found = [one for one in found if isinstance(one.get("weights"), Mapping)]
+    if not found:
         raise ModelError(f"{place}: quantization_config: config_groups: expected weights with num_bits, got {groups!r}")
-    if "mxfp4" in str(given.get("format")):
+    bits, own = None, [(left, plain)]
+    for one in found:
+        width = _group_bits(one["weights"], str(one.get("format") or given.get("format")), place)
+        targets = [name for name in one.get("targets") or () if isinstance(name, str)]
+        named = [name for name in targets if name.startswith("re:") or "." in name or "*" in name]
+        if named:
+            own.append((_names(named), width))
+        if len(named) < len(targets) or not targets:  # a class, such as Linear
+            bits = width
+    return (plain, tuple(own)) if bits is None else (bits, tuple(own) if len(own) > 1 else ())
+
+
+def _group_bits(found: Mapping[str, Any], form: str, place: object) -> float:
+    """Return the bits of a group, scales and zero points counted."""
+    if "mxfp4" in form:
         return MXFP4
-    if "nvfp4" in str(given.get("format")):
+    if "nvfp4" in form:
         return NVFP4
     width, group = _number(found, place, "num_bits"), found.get("group_size") or 0
     if not isinstance(group, int) or group <= 0:

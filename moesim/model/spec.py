@@ -411,7 +411,7 @@ class ModelSpec(Facts):
         mixers = [block.mixer for block in self._blocks_of(layer) if block.mixer]
         each = ceil_div(n_tokens, max(n_requests, 1))
         total = 0
-        for store in (store for mixer in mixers for store in mixer.stores):
+        for store in (store for mixer in mixers for store in mixer.own):
             plain = store.kept is None and store.per == 1
             rows = n_tokens if plain else n_requests * store.rows_kept(each)
             total += rows * bits_to_bytes(store.numbers, self.kv_bits)
@@ -420,7 +420,7 @@ class ModelSpec(Facts):
     def new_kv_bytes(self, layer: int, n_tokens: int) -> int:
         """Bytes that so many new tokens add to what a layer keeps, if nothing falls out of a window."""
         mixers = [block.mixer for block in self._blocks_of(layer) if block.mixer]
-        stores = (store for mixer in mixers for store in mixer.stores)
+        stores = (store for mixer in mixers for store in mixer.own)
         return sum(ceil_div(n_tokens * bits_to_bytes(store.numbers, self.kv_bits), store.per) for store in stores)
 
     def all_kv_bytes(self, n_tokens: int, n_requests: int = 1) -> int:
@@ -430,7 +430,7 @@ class ModelSpec(Facts):
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes that all layers, leading ones too, keep of a token where nothing is bounded."""
-        stores = (store for block in self.blocks if block.mixer for store in block.mixer.stores if store.kept is None)
+        stores = (store for block in self.blocks if block.mixer for store in block.mixer.own if store.kept is None)
         return sum(ceil_div(bits_to_bytes(store.numbers, self.kv_bits), store.per) for store in stores)
 
     def token_bytes(self, n_rows: int, n_tokens: int) -> int:

@@ -67,6 +67,8 @@ def test_an_unknown_architecture_is_read_by_its_keys_and_says_so() -> None:
 def test_what_is_guessed_or_left_out_is_noted() -> None:
     assert tiny(layer_types=["banana"] * 4).notes[0] == "layer_types: banana not known: taken for attention over all tokens"
     assert tiny(vision_config={"a": 1}, audio_config=None).notes[0] == "left out: vision"
+    assert tiny(num_attention_heads=6).notes[-1] == "head_dim is absent: 10, hidden_size over heads, rounded down"
+    assert tiny(router_hidden_size=8, rope_theta=10).notes[-1] == "keys not understood: router_hidden_size"
     named = read_model(TINY, None, "tiny-NVFP4", "config.json")
     assert named.notes[0] == "the name says NVFP4, but nothing describes it: 16 bits; is hf_quant_config.json missing?"
 
@@ -91,6 +93,82 @@ def test_what_cannot_be_read_says_which_key_it_lacks(changes: dict[str, Any], me
         tiny(**changes)
     assert str(caught.value).startswith(f"config.json: {message}")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "spelled",
+    [
+        {
+            "dim": 64, "n_layers": 4, "n_heads": 4, "n_kv_heads": 2,
+            "moe": {"num_experts": 8, "num_experts_per_tok": 2, "expert_hidden_dim": 16},
+        },
+        {
+            "dim": 64, "n_layers": 4, "n_heads": 4, "num_query_groups": 2, "n_routed_experts": 8, "n_activated_experts": 2,
+            "moe_inter_dim": 16,
+        },
+        {
+            "n_embd": 64, "n_layer": 4, "n_head": 4, "n_head_kv": 2, "num_moe_experts": 8, "moe_router_topk": 2,
+            "moe_ffn_hidden_size": 16,
+        },
+    ],
+)  # fmt: skip
+def test_keys_of_other_software(spelled: dict[str, Any]) -> None:
+    found = read_model({"vocab_size": 100, "dtype": "bfloat16", **spelled}, None, "tiny", "params.json")
+    assert found.total_params == tiny().total_params and found.all_kv_bytes(9) == tiny().all_kv_bytes(9)
+
+
+@pytest.mark.parametrize(
+    ("changes", "more"),
+    [
+        ({"residual_moe": True, "intermediate_size": 32}, 4 * 3 * 64 * 32),  # a dense part next to the experts of each layer
+        ({"parallel_expert_intermediate_size": 4}, 4 * 4 * 3 * 64 * 4),  # an expert more for each pair
+        ({"share_q_dim": 8}, 4 * (8 * (64 + 64) - 64 * 64)),  # queries in two steps
+        ({"ngram_vocab_size_ratio": 3}, 3 * 100 * 64),  # a table, of which a token reads rows
+        ({"model_type": "arctic"}, 4 * 3 * 64 * 64),
+        (
+            {"model_type": "jetmoe"},
+            4 * (2 * 7 * 64 * 32 - 2 * 64 * 32 + 8 * 64 + 64) - 100 * 64,
+        ),  # 8 for queries and output; tied
+        ({"num_experts_per_tok": None, "num_selects": 2, "moe_intermediate_size": None, "intermediate_size": 128}, 0),
+    ],
+)
+def test_parts_that_a_key_or_a_name_adds(changes: dict[str, Any], more: int) -> None:
+    assert tiny(**changes).total_params == tiny().total_params + more
+
+
+def test_layers_that_read_what_an_earlier_one_keeps() -> None:
+    """Every other layer has no keys and values of its own, and costs as much to read."""
+    own, half = tiny(), tiny(use_cla=True, cla_share_factor=2)
+    assert own.total_params - half.total_params == 2 * 2 * 64 * 32
+    assert half.all_kv_bytes(100) == own.all_kv_bytes(100) / 2 == tiny(num_kv_shared_layers=2).all_kv_bytes(100)
+    assert half.all_kv_bytes(100) == tiny(kv_source_layers=[0, 0, 2, 2]).all_kv_bytes(100)
+    assert half.token_bytes(1, 100) == own.token_bytes(1, 100) - 2 * 2 * 2 * 64 * 32
+
+
+def test_experts_of_pictures_are_left_out() -> None:
+    found = tiny(moe_num_experts=[8, 8], num_experts=None, moe_intermediate_size=[16, 4], moe_layer_end_index=[3, 2])
+    assert found.total_params == tiny().total_params and found.notes[0] == "left out: experts of pictures"
+
+
+@pytest.mark.parametrize(("name", "what"), [("megrez_moe", "experts that several layers share"), ("nomic_bert", "an encoder")])
+def test_what_an_architecture_lacks_is_refused(name: str, what: str) -> None:
+    with pytest.raises(
+        ModelError, match=f"config.json: {name}: expected a decoder whose layers have experts of their own, got {what}"
+    ):
+        tiny(model_type=name)
+
+
+@pytest.mark.parametrize(
+    ("word", "kind"),
+    [
+        ("hybrid_sliding", "grouped, window 8"),
+        ("local_attention", "grouped, window 8"),
+        ("hybrid", "grouped"),
+        ("global", "grouped"),
+    ],
+)  # fmt: skip
+def test_words_of_layers(word: str, kind: str) -> None:
+    assert {block.mixer.kind for block in tiny(layer_types=[word] * 4, sliding_window=8).blocks if block.mixer} <= {kind}
 
 
 # ---------------------------------------------------------------------------------- which layers, and what is kept of a token
@@ -193,6 +271,22 @@ def test_modules_that_are_left_out_keep_their_bits() -> None:
 def test_bits_of_each_method(given: dict[str, Any], bits: float) -> None:
     spec = tiny(quantization_config=given)
     assert spec.expert_bytes(0) * 8 / EXPERT == pytest.approx(bits, abs=0.01)
+
+
+def test_groups_of_compressed_tensors_name_their_modules() -> None:
+    def group(target: str, bits: int, form: str) -> dict[str, Any]:
+        return {"targets": [target], "format": form, "weights": {"num_bits": bits, "group_size": 16 if bits == 4 else None}}
+
+    groups = {
+        "a": group("re:.*attn.*_proj$", 8, "float-quantized"),
+        "b": group("re:.*experts.*(gate|up|down)_proj$", 4, "nvfp4-pack-quantized"),
+    }
+    given = {"quant_method": "compressed-tensors", "config_groups": groups, "ignore": ["re:.*layers.1.self_attn"]}
+    spec = tiny(quantization_config=given)
+    assert spec.expert_bytes(0) * 8 == EXPERT * 4.5
+    assert [block.mixer_bytes * 8 / block.mixer.params for block in spec.blocks if block.mixer] == [8, 16, 8, 8]
+    linear = tiny(quantization_config=given | {"config_groups": groups | {"c": group("Linear", 8, "float-quantized")}})
+    assert linear.expert_bytes(0) == spec.expert_bytes(0) and linear.embedding_bytes == spec.embedding_bytes
 
 
 def test_a_quantisation_next_to_the_config_counts(tmp_path: Path) -> None:

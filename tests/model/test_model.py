@@ -451,10 +451,6 @@ def test_deepseek_without_shared_experts_and_with_compressed_queries(write: Call
         ({"num_local_experts": "8"}, "num_local_experts: expected an integer from 1 to 65536, got '8'"),
         ({"num_hidden_layers": 0}, "num_hidden_layers: expected an integer from 1 to 10000, got 0"),
         ({"num_experts_per_tok": 9}, "num_experts_per_tok: expected an integer from 1 to 8, got 9"),
-        (
-            {"num_attention_heads": 24},
-            "num_attention_heads: expected a divisor of 4096 (hidden_size), as head_dim is absent, got 24",
-        ),
         ({"tie_word_embeddings": 0}, "tie_word_embeddings: expected true or false, got 0"),
         ({"dtype": "int3"}, "dtype: expected one of bfloat16, float16, half, float32, float, float8_e4m3fn"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config: bits: expected a positive number, got None"),
