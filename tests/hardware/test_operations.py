@@ -183,3 +183,16 @@ def test_profiles_that_rest_on_each_other_are_refused(tmp_path: Path) -> None:
         (tmp_path / f"{name}.yaml").write_text(json.dumps({"base": str(tmp_path / f"{base}.yaml"), "description": "x"}))
     with pytest.raises(HardwareError, match="which rests on this one"):
         load_hardware(tmp_path / "a.yaml")
+
+
+def test_layers_count_by_their_own_attention() -> None:
+    """Kimi Linear has latent attention in every fourth layer; operations of the others are not known, and the result says so."""
+    kimi = load_model("kimi-linear-48b-a3b")
+    counted = [operations("llama.cpp", "gpu", kimi, block.mixer)["attention"] for block in kimi.blocks[:4]]
+    assert counted == [14, 14, 14, operations("llama.cpp", "gpu", LITE)["attention"]]
+    machine = load_hardware("rtx4090-llama-cpp")
+    costs, plain = (CostModel(model, machine) for model in (kimi, LITE))
+    for one in (costs, plain):
+        one.attention_ns("gpu0", 1, 8)
+    assert costs.notes() == ["operations of linear Kimi delta counted as of grouped or latent attention"]
+    assert plain.notes() == []

@@ -18,6 +18,7 @@ from moesim.live.kernels.experts import ExpertKernel  # noqa: E402
 from moesim.live.kernels.memory import Buffers, FileExperts, copy, copy_in_chunks  # noqa: E402
 from moesim.live.kernels.plans import PAGE, ExpertShape, KernelError, buffer_bytes, dense_bytes  # noqa: E402
 from moesim.model import ModelSpec  # noqa: E402
+from moesim.model.keys import read_model  # noqa: E402
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
 
@@ -184,7 +185,9 @@ def attended(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch
     return torch.softmax(q @ keys.T / math.sqrt(q.shape[-1]), -1) @ values
 
 
-def grouped_reference(model: ModelSpec, w: dict, x: torch.Tensor, sequences: list[tuple[int, int]]) -> torch.Tensor:
+def grouped_reference(
+    model: ModelSpec, w: dict, x: torch.Tensor, sequences: list[tuple[int, int]], window: int = 10**6
+) -> torch.Tensor:  # fmt: skip
     heads, kv_heads, width = model.n_heads, model.n_kv_heads, model.head_dim
     outputs, row, slot = [], 0, 0
     for new, before in sequences:
@@ -200,7 +203,8 @@ def grouped_reference(model: ModelSpec, w: dict, x: torch.Tensor, sequences: lis
             keys = torch.cat([keys, turn(k, before + i)[:, None]], dim=1)
             values = torch.cat([values, v.view(kv_heads, 1, width)], dim=1)
             q, group = turn(q, before + i), heads // kv_heads
-            mixed = torch.cat([attended(q[h], keys[h // group], values[h // group]) for h in range(heads)])
+            seen = [(keys[h // group][-window:], values[h // group][-window:]) for h in range(heads)]
+            mixed = torch.cat([attended(q[h], *seen[h]) for h in range(heads)])
             outputs.append(x[row] + w["out"] @ mixed)
             row += 1
         slot += before + new
@@ -247,6 +251,41 @@ def test_attention_is_that_of_a_naive_reference(model: ModelSpec, by_hand):
         x = torch.randn(sum(new for new, _ in sequences), model.hidden)
         wanted = by_hand(model, kernel._layers[1], x, sequences)
         assert torch.allclose(kernel.attention(3, x, sequences), wanted, atol=1e-4)
+
+
+WINDOWED = {
+    "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "num_experts": 4,
+    "num_experts_per_tok": 2, "moe_intermediate_size": 32, "dtype": "float32", "sliding_window": 5,
+    "layer_types": ["sliding_attention", "full_attention"],
+}  # fmt: skip
+
+
+def test_a_layer_sees_its_own_window():
+    model = read_model(WINDOWED, None, "windowed", "config.json")
+    kernel = dense(model)
+    for sequences in (SEQUENCES, [(1, 31)], [(16, 0)], [(3, 1), (5, 9)], [(4, 0), (1, 4), (1, 5), (2, 4)]):
+        for layer, window in ((0, 5), (1, 10**6)):
+            x = torch.randn(sum(new for new, _ in sequences), model.hidden)
+            wanted = grouped_reference(model, kernel._layers[layer], x, sequences, window)
+            assert torch.allclose(kernel.attention(layer, x, sequences), wanted, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "got"),
+    [
+        ({"layer_types": None, "model_type": "qwen3_next", "full_attention_interval": 2, "linear_num_value_heads": 2,
+          "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_conv_kernel_dim": 4},
+         "linear, gated delta net"),
+        ({"interleave_moe_layer_step": 2, "num_hidden_layers": 4, "layer_types": None, "intermediate_size": 8},
+         "dense parts between them or next to experts"),
+        ({"moe_latent_size": 16}, "experts of another input width"),
+    ],
+)  # fmt: skip
+def test_layers_that_no_kernel_computes_are_refused(changes: dict, got: str):
+    model = read_model(WINDOWED | changes, None, "odd", "config.json")
+    with pytest.raises(KernelError, match=f"expected layers of plain attention and experts to measure or replay, got {got}"):
+        ExpertShape.of(replace(model, expert_bytes_by_layer=None))
 
 
 def test_new_rows_are_context_of_the_next_step():

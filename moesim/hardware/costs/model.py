@@ -14,7 +14,7 @@ from moesim.core.limits import CHUNKS
 from moesim.core.units import NS_PER_S, ceil_div, format_bytes
 from moesim.errors import HardwareError, unknown_name
 from moesim.hardware.costs.curves import Roofline, copy_ns, covers, curve_ns, linear_ns, nearest, range_text, within_a_day
-from moesim.hardware.costs.operations import operations
+from moesim.hardware.costs.operations import latent_of, operations, uncounted
 from moesim.hardware.costs.provenance import Ledger, Unfitting, expert_curves, part_curves
 from moesim.hardware.types import TRANSFERS, CostCurve, Device, ExpertCost, HardwareProfile, Link, Transfer, weakest
 from moesim.model import ModelSpec
@@ -92,7 +92,7 @@ class CostModel:
         self._activations: dict[tuple[str, int], int] = {}
         self._paths: dict[tuple[str, str], tuple[Link, ...]] = {}
         self._parts: dict[tuple[str, str, int, int], int] = {}
-        self._rooflines: dict[tuple[str, str], Roofline] = {}
+        self._rooflines: dict[tuple[str, str, bool, bool], Roofline] = {}
         self._unfitting = Unfitting(self.model)
         self._memo: dict[tuple[Any, ...], int] = {}
         self._expert: dict[str, dict[int, int]] = {name: {0: 0} for name in self.hardware.devices}
@@ -179,11 +179,11 @@ class CostModel:
 
     # ---- curves and rooflines
 
-    def _roofline(self, device: Device, part: str) -> Roofline:
-        key = (device.name, part)
+    def _roofline(self, device: Device, part: str, mixer: Mixer | None = None) -> Roofline:
+        key = (device.name, part, *latent_of(self.model, mixer))
         if key not in self._rooflines:
             self._note_rates(device, part, part)
-            chain = device.operation_us * self._operations(device, part) if device.operations else None
+            chain = device.operation_us * self._operations(device, part, mixer) if device.operations else None
             self._rooflines[key] = Roofline(device, device.launches.get(part, 1), self._place(device, part), chain)
         return self._rooflines[key]
 
@@ -197,9 +197,9 @@ class CostModel:
         names = ("memory_bytes_per_s", "flops", "launch_us", *(f"launches.{part}" for part in parts), "operation_us")
         self._ledger.note(f"{cost} @{device.name}", "roofline", *(f"devices.{device.name}.{name}" for name in names))
 
-    def _operations(self, device: Device, part: str) -> int:
+    def _operations(self, device: Device, part: str, mixer: Mixer | None = None) -> int:
         """Count the operations of a part by the engine of a device; "experts" are all of a layer."""
-        return operations(device.operations, device.kind, self.model).get(part, int(part == "predict"))
+        return operations(device.operations, device.kind, self.model, mixer).get(part, int(part == "predict"))
 
     def _place(self, device: Device, part: str) -> str:
         return f"{self.hardware.path}: devices.{device.name} ({part} of {self.model.name})"
@@ -362,7 +362,7 @@ class CostModel:
         ns = self._roofline(found, "leading").ns(block.dense_bytes, 2 * n_rows * block.dense) if block.dense else 0
         if block.mixer is None:
             return ns
-        roofline = self._roofline(found, "attention")
+        roofline = self._roofline(found, "attention", block.mixer)
         seen2, n_bytes, operations = self._kept(block.mixer, n_rows, work2, n_requests)
         if self._part_curves(device, "attention"):
             computing = ceil_div(operations * NS_PER_S, roofline.flops)
@@ -389,8 +389,9 @@ class CostModel:
 
     def core_ns(self, device: str, n_rows: int, work2: int, n_requests: int, layer: int = 0) -> int:
         """Time of what reads the KV cache in one layer's attention; arguments as of `attention_ns`."""
-        roofline, ns = self._roofline(self.hardware.devices[device], "attention"), 0
+        ns = 0
         for mixer in (block.mixer for block in self.model.groups[layer] if block.mixer):
+            roofline = self._roofline(self.hardware.devices[device], "attention", mixer)
             seen2, n_bytes, operations = self._kept(mixer, n_rows, work2, n_requests)
             if self._part_curves(device, "context"):
                 computing = ceil_div(operations * NS_PER_S, roofline.flops)
@@ -506,9 +507,12 @@ class CostModel:
         return self._ledger.intervals()
 
     def notes(self) -> list[str]:
-        """Name curves of the profile that fit neither model nor precision, replaced by a roofline."""
+        """Name curves of the profile that fit neither model nor precision, and layers whose operations are not known."""
         narrower = [note for costs in self._narrower.values() for note in costs.notes()]
-        return self._unfitting.notes(self.hardware.name) + narrower
+        counted = any(self.hardware.devices[key[0]].operations for key in self._rooflines if key[1] == "attention")
+        kinds = [kind.replace(",", "") for kind in uncounted(self.model)] if counted else []
+        guessed = [f"operations of {' + '.join(kinds)} counted as of grouped or latent attention"] if kinds else []
+        return self._unfitting.notes(self.hardware.name) + narrower + guessed
 
     def label(self, activities: Collection[str] | None = None) -> str:
         return weakest(self.labels(activities))

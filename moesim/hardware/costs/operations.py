@@ -14,6 +14,9 @@ are:
 Each product of quantised weights quantises its input in a kernel of its own; the router's has no quantised weights. Attention
 takes two: one on parts of the context, one that joins them. On GPUs before Volta (``llama.cpp-unfused``) products are alone.
 
+Attention is counted as grouped or latent, by layer. Counts of linear attention, state spaces, convolutions and indexers are not
+known: such layers count as the nearest of the two, and `uncounted` names them.
+
 On a CPU the unit is a wait of all threads for each other: two for a product (its input, then the rows) and for attention, one
 for anything else; only a norm and its scale are one.
 """
@@ -25,6 +28,7 @@ from typing import Final
 
 from moesim.core.units import ceil_div
 from moesim.model import ModelSpec
+from moesim.model.parts import Mixer
 
 _SUMS: Final = 8  # sums in a row that are one kernel
 _ROUTERS: Final = frozenset({288, 576} | {2**n for n in range(10)})
@@ -32,25 +36,38 @@ _ROUTERS: Final = frozenset({288, 576} | {2**n for n in range(10)})
 _CHOICE: Final = 6  # softmax, sort, look-up of the weights, their sum, its limit, division
 
 
-def operations(engine: str, kind: str, model: ModelSpec) -> Mapping[str, int]:
-    """Count the operations of each part at one row; ``experts``: a layer's, ``leading``: one's.
+def latent_of(model: ModelSpec, mixer: Mixer | None = None) -> tuple[bool, bool]:
+    """Return whether attention is latent, of a layer or of all, and whether its queries are compressed."""
+    if mixer is None or model.shape is None:
+        return model.kv_lora_rank > 0, model.q_lora_rank > 0
+    return mixer.kind.startswith("latent"), "q_a_proj" in dict(mixer.weights) or "attn_q_a.weight" in dict(mixer.weights)
+
+
+def uncounted(model: ModelSpec) -> list[str]:
+    """Name the kinds of layers whose operations are not known."""
+    kinds = dict.fromkeys(block.mixer.kind for block in model.blocks if block.mixer)
+    return [kind for kind in kinds if not kind.startswith(("grouped", "latent")) or "chosen" in kind]
+
+
+def operations(engine: str, kind: str, model: ModelSpec, mixer: Mixer | None = None) -> Mapping[str, int]:
+    """Count the operations of each part at one row; ``experts``: a layer's, ``leading``: one's; attention is that of a mixer.
 
     >>> from moesim.model import load_model
     >>> operations("llama.cpp", "gpu", load_model("qwen3-30b-a3b"))["attention"]
     14
     """
     if kind == "cpu":
-        return _on_cpu(model)
-    return _on_gpu(model, fused=engine == "llama.cpp")
+        return _on_cpu(model, *latent_of(model, mixer))
+    return _on_gpu(model, *latent_of(model, mixer), fused=engine == "llama.cpp")
 
 
-def _on_gpu(model: ModelSpec, *, fused: bool) -> dict[str, int]:
+def _on_gpu(model: ModelSpec, latent: bool, compressed: bool, *, fused: bool) -> dict[str, int]:
     product, alone = 2, 0 if fused else 1  # with the kernel that quantises its input; what is added to it if nothing is fused
     added = product + alone
-    if model.kv_lora_rank:
+    if latent:
         # norm; the latent, its norm, two rotations, absorbed product, two puttings together, write, attention, values, copy
         attention = 1 + product + 1 + 2 + product + 2 + 1 + 2 + product + 1
-        attention += (product + 1 + product) if model.q_lora_rank else product
+        attention += (product + 1 + product) if compressed else product
     else:
         norms = 2 * (model.qk_norm == "full")  # those of whole rows are not one kernel with the rotation
         attention = (
@@ -75,11 +92,11 @@ def _on_gpu(model: ModelSpec, *, fused: bool) -> dict[str, int]:
     }  # fmt: skip
 
 
-def _on_cpu(model: ModelSpec) -> dict[str, int]:
+def _on_cpu(model: ModelSpec, latent: bool, compressed: bool) -> dict[str, int]:
     product = 2
-    if model.kv_lora_rank:
+    if latent:
         attention = 1 + product + 1 + 2 + product + 2 + 1 + 2 + product + 1
-        attention += (product + 1 + product) if model.q_lora_rank else product
+        attention += (product + 1 + product) if compressed else product
     else:
         attention = 1 + 3 * (product + model.qkv_bias) + 2 * (model.qk_norm != "none") + 2 + 2 + 2
     attention += product + model.out_bias + 1

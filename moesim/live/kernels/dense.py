@@ -11,7 +11,7 @@ from torch import Tensor
 
 from moesim.live.kernels.host import check_room
 from moesim.live.kernels.memory import generator, normal_block, tile
-from moesim.live.kernels.plans import Plan, dense_bytes, dense_plans, number_bytes, rotary_width
+from moesim.live.kernels.plans import Plan, dense_bytes, dense_plans, number_bytes, rotary_width, window_of
 from moesim.model import ModelSpec
 
 EPSILON = 1e-6  # of the norms
@@ -59,6 +59,7 @@ class Step:
     def __init__(self, rotary: int, max_rows: int, max_kv_tokens: int, dtype: torch.dtype, device: torch.device) -> None:
         self.max_rows, self.max_kv_tokens = max_rows, max_kv_tokens
         self._sequences: tuple[tuple[int, int], ...] | None = None
+        self._bands: dict[tuple[int, int, int], Tensor] = {}
         self.spans: list[tuple[int, int, int, int, Tensor | None]] = []
         self._slots = torch.empty(max_rows, dtype=torch.int64, device=device)
         frequencies = _ROPE_BASE ** (-torch.arange(0, rotary, 2, dtype=torch.float32) / rotary)
@@ -78,6 +79,7 @@ class Step:
             raise ValueError(
                 f"expected at most {self.max_rows} rows and {self.max_kv_tokens} tokens of KV, got {rows} and {tokens}"
             )
+        self._bands.clear()
         positions, slots, spans, masks = [], [], [], dict[tuple[int, int], Tensor]()
         row = slot = 0
         for new, before in key:
@@ -97,6 +99,13 @@ class Step:
 
     rows = 0
 
+    def band(self, new: int, n: int, window: int) -> Tensor:
+        """Return which of the last n tokens each of the new ones sees in a window."""
+        if (new, n, window) not in self._bands:
+            mask = torch.ones(new, n, dtype=torch.bool, device=self._slots.device)
+            self._bands[new, n, window] = mask.tril(n - new).triu(n - new - window + 1)
+        return self._bands[new, n, window]
+
     @property
     def slots(self) -> Tensor:
         return self._slots[: self.rows]
@@ -108,14 +117,14 @@ class Step:
         return torch.cat((torch.addcmul(a * cos, b, sin, value=-1), torch.addcmul(b * cos, a, sin)), dim=-1)
 
 
-def attention(model: ModelSpec, w: Weights, step: Step, x: Tensor) -> Tensor:
+def attention(model: ModelSpec, w: Weights, step: Step, x: Tensor, window: int | None = None) -> Tensor:
     """Compute one layer's norm, attention and residual; write the new rows into the cache."""
     normed = normalise(x, w["attention_norm"])
-    mixed = _latent(model, w, step, normed) if model.kv_lora_rank else _grouped(model, w, step, normed)
+    mixed = (_latent if model.kv_lora_rank else _grouped)(model, w, step, normed, window)
     return F.linear(mixed, w["out"]).add_(x)
 
 
-def _grouped(model: ModelSpec, w: Weights, step: Step, x: Tensor) -> Tensor:
+def _grouped(model: ModelSpec, w: Weights, step: Step, x: Tensor, window: int | None) -> Tensor:
     rows, heads, kv_heads, width = x.shape[0], model.n_heads, model.n_kv_heads, model.head_dim
     q, k, v = torch.split(F.linear(x, w["qkv"]), [heads * width, kv_heads * width, kv_heads * width], dim=1)
     if model.qk_norm == "full":
@@ -128,11 +137,11 @@ def _grouped(model: ModelSpec, w: Weights, step: Step, x: Tensor) -> Tensor:
     keys.index_copy_(1, step.slots, k.transpose(0, 1))
     values.index_copy_(1, step.slots, v.view(rows, kv_heads, width).transpose(0, 1))
     q = q.view(rows, kv_heads, heads // kv_heads, width).permute(1, 2, 0, 3)
-    mixed = _attend(step, q, keys, values, 1 / math.sqrt(width))
+    mixed = _attend(step, q, keys, values, 1 / math.sqrt(width), window)
     return mixed.permute(2, 0, 1, 3).reshape(rows, heads * width)
 
 
-def _latent(model: ModelSpec, w: Weights, step: Step, x: Tensor) -> Tensor:
+def _latent(model: ModelSpec, w: Weights, step: Step, x: Tensor, window: int | None) -> Tensor:
     # Absorbed: the keys' up-projection is applied to the queries, the values' to what attention returns, so that the
     # cache is read as it is, once for all heads.
     rows, heads, nope, latent = x.shape[0], model.n_heads, model.nope_head_dim, model.kv_lora_rank
@@ -147,21 +156,26 @@ def _latent(model: ModelSpec, w: Weights, step: Step, x: Tensor) -> Tensor:
     cache = w["kv"][0]
     cache.index_copy_(1, step.slots, new[None])
     # The rotary part goes along as values and is cut off: fused kernels want keys and values of one width.
-    mixed = _attend(step, q[None], cache, cache, 1 / math.sqrt(nope + model.rope_head_dim))[0, ..., :latent]
+    mixed = _attend(step, q[None], cache, cache, 1 / math.sqrt(nope + model.rope_head_dim), window)[0, ..., :latent]
     return torch.bmm(mixed, w["v_up"]).transpose(0, 1).reshape(rows, heads * model.v_head_dim)
 
 
-def _attend(step: Step, q: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+def _attend(step: Step, q: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None) -> Tensor:
     """Attend within each sequence: q (KV heads, group, rows, width), KV (heads, tokens, width)."""
+    # The cache has room for all tokens; of a window only what it sees is read.
     parts = []
     kv_heads, group, _, width = q.shape
-    for row, row_end, slot, slot_end, mask in step.spans:
+    for row, row_end, first, slot_end, mask in step.spans:
+        new = row_end - row
+        slot = first if window is None else max(first, slot_end - new - window + 1)
         k, v = keys[:, None, slot:slot_end], values[:, None, slot:slot_end]
-        if row_end - row == 1:  # one row sees everything: the heads of a group are rows, and the cache is read once for all
+        if new == 1:  # one row sees everything: the heads of a group are rows, and the cache is read once for all
             one = q[:, :, row].reshape(kv_heads, 1, group, width)
             parts.append(F.scaled_dot_product_attention(one, k, v, scale=scale).transpose(1, 2))
             continue
         n = slot_end - slot
+        if window is not None and slot_end - first > window:
+            mask = step.band(new, n, window)
         k, v = k.expand(kv_heads, group, n, width), v.expand(kv_heads, group, n, width)  # a view: nothing is repeated
         some = q[:, :, row:row_end]
         parts.append(F.scaled_dot_product_attention(some, k, v, attn_mask=mask, is_causal=mask is None, scale=scale))
@@ -197,7 +211,7 @@ class DenseKernel:
     def attention(self, layer: int, x: Tensor, sequences: Sequence[tuple[int, int]]) -> Tensor:
         """Norm, attention and residual of one layer; the rows' keys and values go into its cache."""
         self._step.enter(sequences, x.shape[0])
-        return attention(self.model, self._layer(layer), self._step, x)
+        return attention(self.model, self._layer(layer), self._step, x, window_of(self.model.groups[layer][0]))
 
     def router(self, layer: int, x: Tensor) -> tuple[Tensor, Tensor]:
         w = self._layer(layer)
@@ -222,7 +236,7 @@ class DenseKernel:
             raise IndexError(f"leading layer {layer} of model '{self.model.name}', which has {self.model.n_dense_layers}")
         w = self._leading[layer % len(self._leading)]
         self._step.enter(sequences, x.shape[0])
-        x = attention(self.model, w, self._step, x)
+        x = attention(self.model, w, self._step, x, window_of(self.model.leading[layer]))
         return feed_forward(normalise(x, w["dense_norm"]), w, "dense").add_(x)
 
     def embed(self, ids: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 from moesim.errors import InputError
 from moesim.model import ModelSpec
+from moesim.model.parts import Block
 
 
 class KernelError(InputError):
@@ -46,9 +47,9 @@ class ExpertShape:
                 f"model '{model.name}': expected one precision for the experts of all layers, got expert_bytes_by_layer;"
                 " leave it out to measure or replay"
             )
-        if model.shape is not None and model.head_dim == 1:
+        if kinds := _not_computed(model):
             raise KernelError(
-                f"model '{model.name}': expected layers with attention of one kind to measure or replay, got several; "
+                f"model '{model.name}': expected layers of plain attention and experts to measure or replay, got {kinds}; "
                 "choose another model"
             )
         if model.units_per_expert > 1:
@@ -62,6 +63,25 @@ class ExpertShape:
                 f" got {model.expert_bits:g}; choose the nearest"
             )
         return cls(model.hidden, model.expert_intermediate, model.expert_bits, model.n_mats, model.expert_bytes())
+
+
+def _not_computed(model: ModelSpec) -> str:
+    """Name what no kernel computes: attention of another kind, dense parts between layers, projections around experts."""
+    mixers = [block.mixer for block in model.blocks]
+    kinds = dict.fromkeys("no attention" if mixer is None else mixer.kind for mixer in mixers)
+    odd = [kind for kind in kinds if kind.partition(", window")[0] not in ("grouped", "latent")]
+    if odd or model.shape is None:
+        return " and ".join(odd)
+    if model.head_dim == 1:
+        return "attention of several widths"
+    if any(len(group) > 1 or group[0].dense for group in model.groups):
+        return "dense parts between them or next to experts"
+    return "experts of another input width" if model.shape.expert_input != model.hidden else ""
+
+
+def window_of(block: Block) -> int | None:
+    """Return how many tokens a layer's attention sees at most."""
+    return block.mixer.stores[0].kept if block.mixer and block.mixer.stores else None
 
 
 def buffer_bytes(n: int, n_bytes: int) -> int:
