@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
-from moesim.trace.formats.bigmoe import read_preamble
+from moesim.trace.formats.contract import Probe
 from moesim.trace.formats.tables import read_csv
 
 
@@ -42,9 +43,10 @@ class RouteTrace:
 
 def read_route_trace(path: Path) -> RouteTrace:
     """Read a file with the importer's own reader."""
-    preamble = read_preamble(path)
+    preamble = Probe(path).preamble
     names = ("phase", "step", "layer", "slot", "expert", "residency", "expert_bytes")
-    table = read_csv(path, {name: name for name in names}, skip=preamble.n_lines)
+    table = read_csv(path, {name: name for name in names}, skip=len(preamble))
     table["residency"] = table["residency"] == 1
     columns = [table[name].tolist() for name in names]
-    return RouteTrace([Lookup(*values) for values in zip(*columns, strict=True)], dict(enumerate(preamble.expert_bytes)))
+    n_bytes = [int(found) for found in re.findall(r"# layer=\d+ expert_bytes=(\d+)", "\n".join(preamble))]
+    return RouteTrace([Lookup(*values) for values in zip(*columns, strict=True)], dict(enumerate(n_bytes)))

@@ -19,7 +19,7 @@ from moesim.experiment.routing import served
 from moesim.model import load_model
 from moesim.trace import SUFFIX, Trace, find_trace
 from moesim.trace.calibrating import Additions, extend
-from moesim.trace.formats.contract import Options
+from moesim.trace.formats.contract import AXES, Options
 from moesim.trace.formats.importing import LABELS, import_trace, model_file, write_model_file
 
 HoldBack = StrEnum("HoldBack", ["requests", "ends"])
@@ -81,7 +81,9 @@ def trace_import(
     form: Annotated[str | None, typer.Option("--format", help="Of the sources; by content if not given.")] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="Whose routing it is. A built-in name, a config.json or {base: NAME, top_k: 1} also gives its shape."),
+        typer.Option(
+            help="Whose routing it is. A name that moesim knows, a config.json, GGUF or {base: NAME, top_k: 1} gives its shape."
+        ),
     ] = None,
     label: Annotated[
         str | None, typer.Option(help=f"{' or '.join(LABELS)}: where neither the format nor the file says what the routing is.")
@@ -99,6 +101,9 @@ def trace_import(
     phase: Annotated[Phase | None, typer.Option(help="Of all rows, or both: the prompt first, then decode.")] = None,
     n_prompt: Annotated[
         str | None, typer.Option(metavar="N[,N...]", help="Prompt tokens of all requests, or of each, separated by commas.")
+    ] = None,
+    axes: Annotated[
+        str | None, typer.Option(metavar="A,B,C", help=f"What the axes of an array or of nested lists count: {','.join(AXES)}.")
     ] = None,
     column: Annotated[
         list[str] | None, typer.Option(metavar="OURS=THEIRS", help="Name of a column or an array in the source; repeat it.")
@@ -118,7 +123,7 @@ def trace_import(
     scores: Scores = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that are there.")] = False,
 ) -> None:
-    """Make a trace from routing recorded by vLLM, SGLang, llama.cpp or BigMoeOnEdge, or in JSON Lines, NPZ, CSV or Parquet.
+    """Make a trace from routing that an engine or a script logged: CSV, JSON, Parquet, arrays, and formats of engines.
 
     What a source does not record stays absent, unless it is asked for: tables counted from held-back requests (--calibrate),
     uniform weights. docs/guide/importing.md describes the formats.
@@ -135,7 +140,7 @@ def trace_import(
         model=model if spec is None else spec.name, spec=spec, n_experts=n_experts, n_layers=n_layers,
         top_k=top_k, first_layer=first_layer, phase=None if phase is None else phase.value,
         n_prompt=None if n_prompt is None else _numbers(n_prompt), columns=_columns(column or []),
-        incomplete=incomplete.value,
+        incomplete=incomplete.value, axes=None if axes is None else _axes(axes),
     )  # fmt: skip
     with all_or_none(out, model_file(out)):
         imported = import_trace(sources, out, options, form=form, label=label, additions=wanted)
@@ -164,6 +169,13 @@ def _numbers(text: str) -> tuple[int, ...]:
     if not all(0 <= number < 2**31 for number in numbers):
         raise InputError(f"--n-prompt {text}: expected numbers of tokens separated by commas, got '{text}'; correct it")
     return numbers
+
+
+def _axes(text: str) -> tuple[str, ...]:
+    axes = tuple(part.strip() for part in text.split(","))
+    if sorted(axes) != sorted(AXES):
+        raise InputError(f"--axes {text}: expected {', '.join(AXES)}, each once, got '{text}'; the outermost comes first")
+    return axes
 
 
 def _columns(given: list[str]) -> dict[str, str]:

@@ -158,6 +158,7 @@ class Source:
 
 _KNOWN = {"n_experts": EXPERTS, "model": "tiny"}
 _PROMPT = _KNOWN | {"n_prompt": (PROMPT,)}
+_AXES = {"axes": ("tokens", "layers", "ids")}
 _MAPPED = {"columns": {"expert": "topk_ids", "weight": "topk_probs", "offsets": "seq_offsets", "name": "names"}}
 SOURCES = {
     "vllm-npy": Source("vllm", "a.npy", write_npy, False, _PROMPT),
@@ -167,7 +168,7 @@ SOURCES = {
     "llama-cpp-passes": Source("llama-cpp", "a.csv", write_passes, False, _PROMPT | {"top_k": TOP_K}),
     "bigmoe": Source("bigmoe-route", "a.csv", write_bigmoe, True),
     "jsonl": Source("jsonl", "a.jsonl", write_json_lines, True, _PROMPT, "measured"),
-    "npz": Source("npz", "a.npz", write_npz, True, _PROMPT | _MAPPED, "measured"),
+    "npz": Source("npz", "a.npz", write_npz, True, _PROMPT | _MAPPED | _AXES, "measured"),
     "csv": Source("csv", "a.csv", write_csv, True),
     "parquet": Source("parquet", "a.parquet", write_parquet, True),
 }

@@ -251,7 +251,9 @@ def test_import_says_what_it_did(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_wrong_input_is_one_line_and_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, out = SOURCES["vllm-npy"].make(tmp_path), tmp_path / "t.safetensors"
     for arguments, words in [
-        ([], "a.npy: expected the number of experts of a layer"),
+        (["--format", "npz"], "a.npy: expected what its axes count, the number of experts of a layer, a label (measured or"),
+        (["--axes", "tokens,ids"], "--axes tokens,ids: expected tokens, layers, ids, each once"),
+        ([], "a.npy: expected the number of experts of a layer and the phase of the rows"),
         (["--n-experts", "7"], "a.npy: expected the phase of the rows"),
         (["--n-experts", "7", "--n-prompt", "x"], "--n-prompt x: expected numbers of tokens"),
         (["--n-experts", "7", "--n-prompt", "-1"], "--n-prompt -1: expected numbers of tokens"),
@@ -263,7 +265,8 @@ def test_wrong_input_is_one_line_and_exit_code_2(tmp_path: Path, capsys: pytest.
         (["--column", "foo=bar"], "--column foo=bar: expected no column"),
         (["--model", "mixtral-8x7"], "did you mean 'mixtral-8x7b'?"),
     ]:
-        assert main(["trace", "import", str(path), "--out", str(out), *arguments]) == 2
+        form = [] if "--format" in arguments else ["--format", "vllm"]
+        assert main(["trace", "import", str(path), "--out", str(out), *form, *arguments]) == 2
         lines = capsys.readouterr().err.splitlines()
         assert len(lines) == 1
         assert words in lines[0]
@@ -301,7 +304,7 @@ def test_a_model_may_be_a_base_with_changed_fields(tmp_path: Path, capsys: pytes
     """Its shape is that of the mapping where a trace is imported, and its bytes are where objects are exported."""
     path, out = SOURCES["vllm-npy"].make(tmp_path), tmp_path / "t.safetensors"
     small = f"base: mixtral-8x7b, n_layers: {IDS.shape[1]}, n_experts: 7, top_k: {IDS.shape[2]}"
-    known = ["trace", "import", str(path), "--out", str(out), "--phase", "decode"]
+    known = ["trace", "import", str(path), "--out", str(out), "--phase", "decode", "--format", "vllm"]
     assert main([*known, "--model", f"{{{small}}}"]) == 0
     imported = Trace.read(out)
     assert (imported.n_experts, imported.header["model"]) == (7, "mixtral-8x7b")

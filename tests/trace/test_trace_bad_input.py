@@ -180,7 +180,7 @@ def test_a_zip_bomb_is_not_opened(tmp_path: Path) -> None:
         ({"other.npy": npy((1,), data=b"\0" * 4)}, "an array 'routed_experts'"),
         ({}, "an empty one"),
         ({"routed_experts.npy": npy((1, 3, 2), data=np.arange(6, dtype="<i4").tobytes()),
-          "n_prompt.npy": npy((), "<f8", bytes(8))}, "n_prompt: expected one whole number"),
+          "n_prompt.npy": npy((), "<f8", bytes(8))}, "n_prompt: expected whole numbers, prompt tokens of each request"),
     ],
 )  # fmt: skip
 def test_archives(members: dict[str, bytes], words: str, tmp_path: Path) -> None:
@@ -259,15 +259,17 @@ WRONG: dict[str, list[tuple[Any, str]]] = {
         (("0,1,5,", "0,1,9,"), "position"),
     ],
     "jsonl": [
-        ({"selected_ids": [1, 2, 3]}, "expert of row 4: expected 2 values as in the row before, got 3"),
+        ({"selected_ids": [1, 2, 3]}, "line 5: expert: expected 2 values as in the rows before, got 3"),
         ({"selected_ids": [1, -2]}, "expert[4, 1]: expected an id in 0..65535, got -2"),
         ({"gate_weights": [0.5, -0.5]}, "weight[4, 1]: expected a weight in 0.."),
-        ({"gate_weights": [0.5]}, "weight of row 4: expected 2 values"),
-        ({"selected_ids": None}, "expert of row 4: expected a value, got none"),
+        ({"gate_weights": [0.5]}, "line 5: weight: expected (2,) values as of experts, in all records or in none, got (1,)"),
+        ({"selected_ids": None}, "line 5: expected experts, got the fields layer_idx, "),
         ({"token_idx": 9_000_000_000}, "token of row 4: expected 0..2147483647"),
         ({"layer_idx": -1}, "layer of row 4: expected 0..4095, got -1"),
-        ({"token_idx": 1.5}, "expected rows of a table"),
-        ({"selected_ids": "x"}, "expected rows of a table"),
+        ({"token_idx": 1.5}, "position: expected a value in all records or in none, got none in row 4"),
+        ({"selected_ids": "x"}, "line 5: expected experts, got the fields layer_idx, "),
+        ({"selected_ids": [1, "x"]}, "line 5: expert: expected whole numbers, ids of experts, got [1, 'x']"),
+        ({"selected_ids": [1, 2**63]}, "line 5: expert: expected whole numbers, ids of experts, got [1, 9223372036854775808]"),
         ({"token_idx": 2}, "request 0, position 2, layer 1: expected 2 experts as elsewhere, got 4"),
     ],
     "csv": [

@@ -1,10 +1,10 @@
-"""Arrays of routing: vLLM's ``routed_experts``, and NPZ named by the user.
+"""Arrays of routing: vLLM's ``routed_experts``, NPY, and NPZ named by the user.
 
 vLLM's rows are the tokens of the prompt and those generated but for the last, which is never run; dense
-layers hold zeros. Arrays of an NPZ, which ``--column`` names:
+layers hold zeros. Other arrays may have any order of axes. Arrays of an NPZ, which ``--column`` names:
 
 ==============  ============================================================================================
-``expert``      (n_rows, n_layers, top_k); needed
+``expert``      (n_rows, n_layers, top_k), or these in the order of ``--axes``; needed
 ``weight``      the same shape
 ``offsets``     (n_requests + 1,): first row of each request, and the end
 ``request``     (n_rows,), instead of ``offsets``; without either there is one request
@@ -18,6 +18,8 @@ layers hold zeros. Arrays of an NPZ, which ``--column`` names:
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,17 +27,21 @@ import numpy as np
 
 from moesim.trace.formats.contract import (
     ARRAY,
+    AXES,
+    NO_PHASE,
     ROUTED,
     Format,
+    Lacks,
     Options,
     Part,
+    Probe,
     Store,
     archive_shapes,
     open_array,
     reading,
     wrong,
 )  # fmt: skip
-from moesim.trace.formats.visits import REMEDY, phases_of_steps
+from moesim.trace.formats.visits import phases_of_steps
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -68,59 +74,60 @@ def expect(array: NDArray[Any], shape: tuple[int | None, ...], place: str, meani
 
 def read_vllm(path: Path, options: Options, store: Store) -> Part:
     """Read one request of vLLM."""
-    place, arrays = str(path), {}
-    if path.suffix == ".npy":
-        routed = open_array(path)
-    else:
-        shapes = archive_shapes(path)
-        if _ROUTED_EXPERTS not in shapes:
-            raise wrong(path, f"an array '{_ROUTED_EXPERTS}'", sorted(shapes), "read it as npz, with --column expert=NAME")
-        arrays = read_archive(path, {_ROUTED_EXPERTS, "prompt_token_ids", "n_prompt"} & set(shapes))
-        routed, place = arrays[_ROUTED_EXPERTS], f"{path}: {_ROUTED_EXPERTS}"
-    dense = options.leading_dense(expect(routed, (None, None, None), place, ROUTED).shape[1])
-    store.add(routed[:, dense:], None, place)
-    n_prompt = _prompt(path, arrays)
-    if n_prompt is not None and n_prompt > len(routed):
-        raise wrong(place, f"at least the {n_prompt} tokens of the prompt", len(routed))
-    return Part(
-        np.array([len(routed)], np.int64),
-        None if n_prompt is None else np.array([n_prompt], np.int64),
-        n_prompt is not None,
-        facts={"dense_layers_left_out": dense} if dense else {},
-    )
+    prompt = "prompt_token_ids" if "prompt_token_ids" in Probe(path).shapes else "n_prompt"
+    columns = {"expert": _ROUTED_EXPERTS, "n_prompt": prompt} if prompt in Probe(path).shapes else {"expert": _ROUTED_EXPERTS}
+    part = read_npz(path, replace(options, axes=AXES, columns=columns), store)
+    if part.n_prompt is not None and part.n_prompt[0] > part.lengths[0]:
+        raise wrong(path, f"at least the {part.n_prompt[0]} tokens of the prompt", part.lengths[0])
+    return replace(part, phased=part.n_prompt is not None)
 
 
-def _prompt(path: Path, arrays: Arrays) -> int | None:
-    if "prompt_token_ids" in arrays:
-        place = f"{path}: prompt_token_ids"
-        return len(expect(arrays["prompt_token_ids"], (None,), place, "the tokens of the prompt"))
-    if (array := arrays.get("n_prompt")) is None:
-        return None
-    if array.shape not in ((), (1,)) or array.dtype.kind not in "iu":
-        raise wrong(f"{path}: n_prompt", "one whole number", f"{array.dtype.name} {array.shape}")
-    if array.item() < 0:
-        raise wrong(f"{path}: n_prompt", "at least 0", array.item())
-    return int(array.item())
+def axes_of(array: NDArray[Any], place: str, options: Options, n_rows: int | None, says: Iterable[str] = ()) -> tuple[int, ...]:
+    """Return the order of axes (tokens, layers, ids): as it was stated, or the only one that fits."""
+    expect(array, (None, None, None), place, ROUTED)
+    sample = np.asarray(array[:256, :256, :256])
+    spec, layers = options.spec, set[int]()
+    if options.n_layers is not None:
+        layers = {options.n_layers, options.n_layers + (spec.n_dense_layers if spec else options.first_layer or 0)}
+    fits = []
+    for order in [options.axes] if options.axes else permutations(AXES):
+        tokens, layer, ids = (order.index(axis) for axis in AXES)
+        n_tokens, n_layers = array.shape[tokens], array.shape[layer]
+        repeats = (np.diff(np.sort(sample, axis=ids), axis=ids) == 0) & sample.any(axis=ids, keepdims=True)  # zeros: dense layers
+        distinct = not repeats.any()  # a token never uses an expert twice
+        if options.axes or (distinct and n_rows in (None, n_tokens) and (not layers or n_layers in layers)):
+            fits.append((tokens, layer, ids))
+    if len(fits) != 1:
+        raise Lacks(place, ["axes"], f"shape {array.shape}, which fits {len(fits) or 'no'} orders", list(says))
+    return fits[0]
 
 
 def read_npz(path: Path, options: Options, store: Store) -> Part:
-    """Read a file of named arrays."""
-    shapes, names = archive_shapes(path), {}
-    for ours in NAMES:
-        there = options.columns.get(ours, ours)
-        if there in shapes and (ours != "step" or ours in options.columns):  # many things are called so
-            names[ours] = there
-        elif ours in options.columns or ours == "expert":
-            raise wrong(path, f"an array '{there}' for {ours}", sorted(shapes), f"map it with --column {ours}=NAME")
-    members = read_archive(path, set(names.values()))
-    found = _Named({ours: (f"{path}: {there}", members[there]) for ours, there in names.items()})
-    expert = found.expect("expert", (None, None, None), ROUTED)
-    weight = found.expect("weight", expert.shape, "as the experts") if "weight" in found else None
+    """Read a file of named arrays, or of one."""
+    if Probe(path).head.startswith(b"\x93NUMPY"):
+        found = _Named({"expert": (str(path), open_array(path))})
+    else:
+        shapes, names = archive_shapes(path), {}
+        for ours in NAMES:
+            there = options.columns.get(ours, ours)
+            if there in shapes and (ours != "step" or ours in options.columns):  # many things are called so
+                names[ours] = there
+            elif ours in options.columns or ours == "expert":
+                raise wrong(path, f"an array '{there}' for {ours}", sorted(shapes), f"map it with --column {ours}=NAME")
+        members = read_archive(path, set(names.values()))
+        found = _Named({ours: (f"{path}: {there}", members[there]) for ours, there in names.items()})
+    place, expert = found["expert"]
+    if "weight" in found:
+        found.expect("weight", expert.shape, "as the experts")
+    order = axes_of(expert, place, options, found.n_rows(), {"phase"} & set(found))
+    expert = expert.transpose(order)
+    weight = found["weight"][1].transpose(order) if "weight" in found else None
     dense = options.leading_dense(expert.shape[1])
-    store.add(expert[:, dense:], None if weight is None else weight[:, dense:], found["expert"][0])
+    store.add(expert[:, dense:], None if weight is None else weight[:, dense:], place)
     lengths = found.lengths(len(expert))
     n_prompt, phased = found.prompts(lengths)
     facts: dict[str, Any] = {"requests": found.requests(len(lengths))} if "name" in found else {}
+    facts |= {"dense_layers_left_out": dense} if dense else {}
     return Part(lengths, n_prompt, phased, found.offsets(lengths), facts=facts)
 
 
@@ -130,6 +137,14 @@ class _Named(dict[str, "tuple[str, NDArray[Any]]"]):
     def expect(self, name: str, shape: tuple[int | None, ...], meaning: str) -> NDArray[Any]:
         place, array = self[name]
         return expect(array, shape, place, meaning)
+
+    def n_rows(self) -> int | None:
+        """Return the number of tokens that the other arrays tell."""
+        for name in ("request", "phase", "position", "step"):
+            if name in self:
+                return len(self[name][1]) if self[name][1].ndim == 1 else None
+        offsets = self["offsets"][1] if "offsets" in self else np.zeros(0)
+        return int(offsets[-1]) if offsets.ndim == 1 and len(offsets) and offsets.dtype.kind in "iu" else None
 
     def integers(self, name: str, length: int, meaning: str) -> NDArray[np.int64]:
         place, array = self[name]
@@ -168,8 +183,12 @@ class _Named(dict[str, "tuple[str, NDArray[Any]]"]):
             place, phase = self["phase"][0], self.integers("phase", n_rows, "0 prefill, 1 decode")
             bad = np.flatnonzero((phase > 1) | np.append(False, (np.diff(phase) < 0) & (np.diff(request) == 0)))
             if len(bad):
-                raise wrong(f"{place}[{bad[0]}]", "0 (prefill), then 1 (decode) in each request", phase[bad[0]], REMEDY)
+                raise wrong(f"{place}[{bad[0]}]", "0 (prefill), then 1 (decode) in each request", phase[bad[0]], NO_PHASE)
         elif "n_prompt" in self:
+            place, array = self["n_prompt"]
+            if place.endswith("prompt_token_ids"):
+                return np.array([len(expect(array, (None,), place, "the tokens of the prompt"))]), False
+            self["n_prompt"] = place, np.atleast_1d(array)
             return self.integers("n_prompt", len(lengths), "prompt tokens of each request"), False
         else:
             return None, False
@@ -197,12 +216,12 @@ class _Named(dict[str, "tuple[str, NDArray[Any]]"]):
 VLLM = Format(
     "vllm",
     "routed_experts (tokens, layers, top_k) of vLLM: npy, npz, one request a file",
-    lambda probe: len(probe.shapes.get("", ())) == 3 or _ROUTED_EXPERTS in probe.shapes,
+    lambda probe: _ROUTED_EXPERTS in probe.shapes,
     read_vllm,
     first_layer=True,
 )
 NPZ = Format(
-    "npz", "plain NPZ with expert (tokens, layers, top_k), or arrays named with --column",
-    lambda probe: any(name and len(axes) == 3 for name, axes in probe.shapes.items()) and _ROUTED_EXPERTS not in probe.shapes,
+    "npz", "an array of three axes in any order: npy, or npz with expert or arrays named with --column",
+    lambda probe: any(len(axes) == 3 for axes in probe.shapes.values()) and _ROUTED_EXPERTS not in probe.shapes,
     read_npz, None, NAMES, first_layer=True,
 )  # fmt: skip

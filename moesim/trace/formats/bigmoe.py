@@ -6,11 +6,10 @@ The preamble has the model's shape and each layer's bytes of an expert; a turn b
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from moesim.trace.formats.contract import Format, Options, Part, Store, wrong
+from moesim.trace.formats.contract import Format, Options, Part, Probe, Store, wrong
 from moesim.trace.formats.tables import read_csv
 from moesim.trace.formats.visits import complete_tokens
 
@@ -18,42 +17,35 @@ _MAGIC = "# route_trace v1"
 _NEEDED = ("turn", "phase", "step", "layer", "slot", "expert", "weight")
 
 
-@dataclass(frozen=True)
-class Preamble:
-    """Facts from the first lines of a file."""
-
-    n_lines: int
-    model: str  # file name of the model, without folder and ending
-    arch: str
-    n_layers: int
-    n_experts: int
-    top_k: int
-    # expert_bytes, dense_bytes: of one expert, and of the dense part, of each layer
-    expert_bytes: tuple[int, ...]
-    dense_bytes: tuple[int, ...]
-
-
-def read_preamble(path: Path) -> Preamble:
-    """Read the ``#`` lines of a file."""
-    lines = []
-    with path.open("rb") as file:
-        while (line := file.readline(65_536)).startswith(b"#"):
-            lines.append(line.decode("utf-8", "replace").strip())
-            if len(lines) > 10_000:
-                raise wrong(path, "a preamble of a few lines", "more than 10000", "record it again")
+def read(path: Path, options: Options, store: Store) -> Part:
+    """Read a file."""
+    probe = Probe(path)
+    lines = probe.preamble
     if not lines or lines[0] != _MAGIC:
-        raise wrong(f"{path}: line 1", _MAGIC, repr(lines[0][:80] if lines else line[:40]), "name another --format")
+        got = repr(lines[0][:80] if lines else probe.head[:40])
+        raise wrong(f"{path}: line 1", _MAGIC, got, "name another --format")
     facts = [dict(part.split("=", 1) for part in line.split() if "=" in part) for line in lines]
-    general = next((fact for fact in facts if "n_layer" in fact), {})
+    general, layers = next((fact for fact in facts if "n_layer" in fact), {}), [fact for fact in facts if "layer" in fact]
     n_layers, n_experts, top_k = (_number(path, general, key) for key in ("n_layer", "n_expert", "n_expert_used"))
-    layers = [fact for fact in facts if "layer" in fact]
     if [_number(path, fact, "layer") for fact in layers] != list(range(n_layers)):
-        raise wrong(
-            f"{path}: preamble", f"a line '# layer=' for each of the {n_layers} layers", f"{len(layers)}", "record it again"
-        )
-    model = general.get("model", "").replace("\\", "/").rsplit("/", 1)[-1].removesuffix(".gguf")
-    expert_bytes, dense_bytes = (tuple(_number(path, fact, key) for fact in layers) for key in ("expert_bytes", "dense_bytes"))
-    return Preamble(len(lines), model, general.get("arch", ""), n_layers, n_experts, top_k, expert_bytes, dense_bytes)
+        expected = f"a line '# layer=' for each of the {n_layers} layers"
+        raise wrong(f"{path}: preamble", expected, f"{len(layers)}", "record it again")
+    n_bytes = {key: [_number(path, fact, key) for fact in layers] for key in ("expert_bytes", "dense_bytes")}
+    table = read_csv(path, {name: name for name in _NEEDED}, skip=len(lines))
+    part = complete_tokens(
+        str(path), store, options.incomplete, table["expert"], weights=table["weight"], request=table["turn"],
+        layer=table["layer"], token=table["step"], rank=table["slot"], phase=table["phase"],
+    )  # fmt: skip
+    names, (found, width) = part.facts.get("layers", [-1]), store.shape or (0, 0)
+    if width != top_k or found > n_layers or names[-1] >= n_layers:
+        expected = f"{n_layers} layers and {top_k} experts a token as the preamble says"
+        raise wrong(path, expected, f"{found} and {width}", "record it again")
+    more = {
+        "arch": general.get("arch", ""), **{f"{key}_by_layer": values for key, values in n_bytes.items()},
+        "not_imported": ["residency", "expert_bytes of each lookup"],
+    }  # fmt: skip
+    model = general.get("model", "").replace("\\", "/").rsplit("/", 1)[-1].removesuffix(".gguf") or None
+    return replace(part, phased=True, n_experts=n_experts, model=model, facts=part.facts | more)
 
 
 def _number(path: Path, facts: dict[str, str], key: str) -> int:
@@ -61,32 +53,6 @@ def _number(path: Path, facts: dict[str, str], key: str) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > 15:
         raise wrong(f"{path}: preamble: {key}", "a whole number", repr(text[:40]), "record it again")
     return int(text)
-
-
-def read(path: Path, options: Options, store: Store) -> Part:
-    """Read a file."""
-    preamble = read_preamble(path)
-    table = read_csv(path, {name: name for name in _NEEDED}, skip=preamble.n_lines)
-    part = complete_tokens(
-        str(path), store, options.incomplete, table["expert"], weights=table["weight"], request=table["turn"],
-        layer=table["layer"], token=table["step"], rank=table["slot"], phase=table["phase"],
-    )  # fmt: skip
-    _check_shape(path, preamble, part, store)
-    facts: dict[str, Any] = {
-        "arch": preamble.arch,
-        "expert_bytes_by_layer": list(preamble.expert_bytes),
-        "dense_bytes_by_layer": list(preamble.dense_bytes),
-        "not_imported": ["residency", "expert_bytes of each lookup"],
-    }
-    return replace(part, phased=True, n_experts=preamble.n_experts, model=preamble.model or None, facts=part.facts | facts)
-
-
-def _check_shape(path: Path, preamble: Preamble, part: Part, store: Store) -> None:
-    layers = part.facts.get("layers", [])
-    n_layers, top_k = store.shape or (0, 0)
-    if top_k != preamble.top_k or n_layers > preamble.n_layers or (layers and layers[-1] >= preamble.n_layers):
-        expected = f"{preamble.n_layers} layers and {preamble.top_k} experts a token as the preamble says"
-        raise wrong(path, expected, f"{n_layers} and {top_k}", "record it again")
 
 
 FORMAT = Format(

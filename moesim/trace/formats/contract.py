@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
+import re
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from moesim.core.gate import check_expansion, check_made
-from moesim.errors import TraceError, unknown_name
-from moesim.model import builtin_models
+from moesim.errors import TraceError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,16 +25,31 @@ if TYPE_CHECKING:
 PHASES = ("decode", "prefill", "both")
 MAX_ID = 2**16 - 1
 """A trace holds ids in at most 16 bits."""
+AXES = ("tokens", "layers", "ids")
+"""Axes of an array of expert ids, in the order in which a trace has them."""
 ROUTED = "that is (tokens, layers, top_k)"
-"""Axes of an array of expert ids."""
+"""The same for messages."""
+#: What a source may lack: how a message calls it, and the option that gives it.
+ASKS = {
+    "axes": ("what its axes count", f"--axes {','.join(AXES)} or another order"),
+    "n_layers": ("the number of layers", "--n-layers (dense ones included)"),
+    "top_k": ("the number of experts of a token", "--top-k"),
+    "n_experts": ("the number of experts of a layer", "--n-experts"),
+    "phase": ("the phase of the rows", "--phase decode or prefill for all rows or --n-prompt with the rows that are the prompt"),
+    "label": ("a label (measured or synthetic)", "--label (nothing in this format says whether an engine recorded it)"),
+}  # fmt: skip
 TEXT_REMEDY = (
     "the log of an engine holds no routing: vLLM and SGLang return it with an answer, llama.cpp writes it as CSV; or write lines "
     "of layer,position,expert (docs/guide/importing.md)"
 )
 """Remedy for text that is no table."""
+NO_PHASE = (
+    "if it numbers forward passes, the first of a request being its prompt, map it with --column step=NAME; else leave it "
+    "out and give --n-prompt"
+)
+"""Remedy for phases that are none."""
 ARRAY = "a readable array"
 _HEAD_BYTES = 65_536
-_OR_MODEL = ", or the --model's name"
 _APART = "import fewer requests at a time"
 
 
@@ -61,6 +75,8 @@ class Options:
         Our name of a column or array -> its name in the source.
     incomplete : {"tokens", "layers"}
         What is left out where a source lacks a layer of some tokens.
+    axes : tuple of str or None
+        What the axes of an array count: ``tokens``, ``layers`` and ``ids`` in their order.
     """
 
     model: str | None = None
@@ -73,12 +89,7 @@ class Options:
     n_prompt: tuple[int, ...] | None = None
     columns: Mapping[str, str] = field(default_factory=dict)
     incomplete: str = "tokens"
-
-    def shape_remedy(self, remedy: str) -> str:
-        if self.model is None or self.spec is not None:
-            return remedy
-        no_model = unknown_name("built-in model", self.model, builtin_models())
-        return f"{no_model}; correct --model, or {remedy.removesuffix(_OR_MODEL)}"
+    axes: tuple[str, ...] | None = None
 
     def leading_dense(self, n_layers: int) -> int:
         """Count leading dense layers of an array."""
@@ -89,6 +100,14 @@ class Options:
             return self.first_layer
         spec = self.spec
         return spec.n_dense_layers if spec is not None and n_layers == spec.n_layers + spec.n_dense_layers else 0
+
+
+class Lacks(TraceError):
+    """A source that only more options explain: names of `ASKS`, and what is known instead."""
+
+    def __init__(self, place: object, asks: Sequence[str], got: object = "no word of it", says: Sequence[str] = ()) -> None:
+        super().__init__(f"{place}: expected {ASKS[asks[0]][0]}, got {got}; give {ASKS[asks[0]][1]}")
+        self.place, self.asks, self.got, self.says = place, list(asks), got, says
 
 
 @dataclass(frozen=True)
@@ -185,32 +204,37 @@ class Probe:
 
     @cached_property
     def is_json(self) -> bool:
-        return self.head.lstrip()[:1] in (b"{", b"[")
+        return re.match(rb"\s*(\{\s*[\"}]|\[\s*[][{\"\d-])", self.head) is not None
 
     @cached_property
-    def json_names(self) -> list[str]:
-        try:
-            value = json.loads(self.head.split(b"\n", 1)[0])
-        except (ValueError, RecursionError):
-            return []
-        return list(value) if isinstance(value, dict) else []
+    def preamble(self) -> list[str]:
+        """Lines with ``#`` before all others."""
+        found = []
+        for line in self.head.split(b"\n"):
+            if not line.startswith(b"#"):
+                break
+            found.append(line.decode("utf-8", "replace").strip())
+        return found
 
     @cached_property
     def first_line(self) -> str | None:
-        line = self.head.split(b"\n", 1)[0]
         try:
-            text = line.decode("utf-8-sig").rstrip("\r")
-        except UnicodeDecodeError:
+            text = self.head.split(b"\n")[len(self.preamble)].decode("utf-8-sig").rstrip("\r")
+        except (IndexError, UnicodeDecodeError):
             return None
         return text if text.replace("\t", " ").isprintable() else None
 
     @cached_property
+    def delimiter(self) -> str:
+        return max(",\t;", key=(self.first_line or "").count)
+
+    @cached_property
     def csv_names(self) -> list[str]:
-        """Values of the first line of a text with commas."""
+        """Values of the first line of a table as text."""
         line = self.first_line
-        if line is None or self.is_json or line.startswith(("#", "PAR1")) or not line.isprintable():
+        if line is None or self.is_json or line.startswith("PAR1"):
             return []
-        return [name.strip().strip('"') for name in line.split(",")]
+        return [name.strip().strip('"') for name in line.split(self.delimiter)]
 
     @property
     def headless(self) -> bool:

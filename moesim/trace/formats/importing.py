@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,15 +18,18 @@ from moesim.core.gate import ROUTING, SMALLER
 from moesim.core.units import format_memory
 from moesim.errors import InputError, ModelError, TraceError, unknown_name
 from moesim.model import ModelSpec, load_model
+from moesim.model.load import model_names
 from moesim.trace import SUFFIX, Trace
 from moesim.trace.calibrating import Additions, check_size, extend
 from moesim.trace.check import LABELS, check_ids
 from moesim.trace.formats import arrays, bigmoe, llama_cpp, sglang, tables
 from moesim.trace.formats.contract import (
+    ASKS,
     PHASES,
     ROUTED,
     TEXT_REMEDY,
     Format,
+    Lacks,
     Options,
     Part,
     Probe,
@@ -159,7 +163,7 @@ def find_format(path: Path, name: str | None) -> Format:
 
 def _only(path: Path, probe: Probe, found: Sequence[Format]) -> Format:
     if len(found) > 1 and not probe.headless:
-        engines = [form for form in found if form.name != "csv"]  # any of them is also a CSV
+        engines = [form for form in found if form.name not in ("csv", "jsonl")]  # any of them is one of these, too
         found = engines or found
     if len(found) == 1:
         return found[0]
@@ -176,18 +180,12 @@ def _only(path: Path, probe: Probe, found: Sequence[Format]) -> Format:
 
 
 def _unknown(probe: Probe) -> tuple[str, str]:
-    if probe.json_names:
-        remedy = "if a line is a token in a layer, give --format jsonl, and --column layer=NAME, position=NAME and expert=NAME"
-        return f"JSON with the fields {', '.join(probe.json_names)[:200]}", remedy
-    if probe.is_json and probe.head.lstrip().startswith(b"{"):
-        return "JSON that is not an object a line", "write one object a line, a token in a layer each"
     line = probe.first_line
     if line is None:
         return f"a file that begins with {probe.head[:16]!r}", "name it with --format if it is one"
     got = f"text that begins with {line[:80]!r}"
-    for separator, called in (("\t", "tabs"), (";", "semicolons"), (None, "blanks")):
-        if {"layer", "expert"} & {name.strip().lower() for name in line.split(separator)[1:]}:
-            return got, f"separate the columns by commas instead of {called}"
+    if {"layer", "expert"} & {name.strip().lower() for name in line.split()[1:]}:
+        return got, "separate the columns by commas instead of blanks"
     return got, TEXT_REMEDY
 
 
@@ -248,7 +246,7 @@ def _check_dense(ids: NDArray[Any], place: str, left_out: int) -> None:
 
 
 def _said(options: Options) -> dict[str, Any]:
-    names = ("model", "n_experts", "n_layers", "top_k", "first_layer", "phase", "n_prompt")
+    names = ("model", "n_experts", "n_layers", "top_k", "first_layer", "phase", "n_prompt", "axes")
     said = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     return said | ({"columns": dict(options.columns)} if options.columns else {})
 
@@ -259,7 +257,7 @@ def _with_model(options: Options) -> Options:
     try:
         spec = options.spec or load_model(options.model)
     except ModelError:
-        if Path(options.model).suffix in (".json", ".yaml", ".yml"):
+        if os.path.exists(options.model) or options.model.endswith((".json", ".yaml", ".yml", ".gguf")):
             raise
         return options  # just a name
     return replace(
@@ -290,12 +288,18 @@ def _read(files: Sequence[Path], form: Format, options: Options, label: str | No
     for file in files:
         if (n_bytes := file.stat().st_size) > ROUTING.most:
             raise wrong(file, f"at most {format_memory(ROUTING.most)} of {ROUTING.name}", format_memory(n_bytes), SMALLER)
-        parts.append(form.read(file, options, store))
+        try:
+            parts.append(form.read(file, options, store))
+        except Lacks as lacks:
+            more = [ask for ask in _lacking(form, options, label) if ask not in (*lacks.asks, *lacks.says)]
+            raise _ask(lacks.place, [*lacks.asks, *more], lacks.got, options) from None
         bounds.append(store.n_rows)
     n_experts = _agreed(files, parts, "n_experts", options.n_experts, "--n-experts")
-    if n_experts is None:
-        remedy = options.shape_remedy("give --n-experts, or the --model's name")
-        raise wrong(files[0], "the number of experts of a layer", "no word of it", remedy)
+    asks = [ask for ask in _lacking(form, options, label) if not _says(parts, ask)]
+    if asks:
+        prompts = asks[-1] == "phase" and all(part.n_prompt is not None for part in parts)
+        raise _ask(files[0], asks, "no word of it" if len(asks) == 1 else "no word of them", options, prompts)
+    assert n_experts is not None
     experts, weights = store.rows()
     for file, part, begin, end in zip(files, parts, bounds[:-1], bounds[1:], strict=True):
         check_experts(experts[begin:end], n_experts, file, form, part, options)
@@ -310,6 +314,39 @@ def _read(files: Sequence[Path], form: Format, options: Options, label: str | No
         n_experts=n_experts, model=model or "unknown", label=_label(files, form, parts, label), header=header,
     )  # fmt: skip
     return trace, notes
+
+
+def _lacking(form: Format, options: Options, label: str | None) -> list[str]:
+    """Name what neither the options nor the format itself say."""
+    known = {
+        "n_experts": options.n_experts is not None, "label": bool(label or form.label),
+        "phase": options.phase is not None or options.n_prompt is not None,
+    }  # fmt: skip
+    return [ask for ask, said in known.items() if not said]
+
+
+def _says(parts: Sequence[Part], ask: str) -> bool:
+    if ask == "phase":
+        n = sum(part.n_prompt is not None for part in parts)
+        return 0 < n < len(parts) or all(part.phased for part in parts)
+    return any(getattr(part, ask) is not None for part in parts)
+
+
+def _ask(place: object, asks: Sequence[str], got: object, options: Options, prompts: bool = False) -> TraceError:
+    """Build the message about all that a source lacks, and the options that give it."""
+    shapes = [ask for ask in asks if ask in ("n_layers", "top_k", "n_experts")]
+    ways = [ASKS[ask][1] for ask in asks]
+    if shapes and options.spec is None:
+        ways[asks.index(shapes[-1])] += " (the --model's name gives it too)"
+    if prompts:
+        ways[-1] = "--phase both if the prompts have rows too, --phase decode if not: their lengths are there"
+    known = ""
+    if shapes and options.model is not None and options.spec is None:
+        known = unknown_name("model", options.model, model_names(), "moesim list models").split("known: ")[0].removesuffix("; ")
+        known += "; correct --model, or "
+    what, give = (" and ".join(some) if len(some) < 3 else f"{', '.join(some[:-1])} and {some[-1]}" for some in (
+        [ASKS[ask][0] for ask in asks], ways))  # fmt: skip
+    return wrong(place, what, got, f"{known}give {give}")
 
 
 def _agreed(files: Sequence[Path], parts: Sequence[Part], name: str, given: Any, option: str) -> Any:
@@ -333,9 +370,7 @@ def _check_shape(place: Path, shape: tuple[int, ...], spec: ModelSpec | None) ->
 def _label(files: Sequence[Path], form: Format, parts: Sequence[Part], label: str | None) -> str:
     said = _agreed(files, parts, "label", label, "--label") or form.label
     if said not in LABELS:
-        got = "no word of it" if said is None else repr(said)
-        remedy = "nothing in this format says whether an engine recorded it; give --label"
-        raise wrong(files[0], f"a label, {' or '.join(LABELS)}", got, remedy)
+        raise wrong(files[0], f"a label, {' or '.join(LABELS)}", repr(said))
     return str(said)
 
 
@@ -353,10 +388,7 @@ def _phases(place: Path, parts: Sequence[Part], options: Options) -> tuple[NDArr
     n_prompt = _stated_prompts(place, said, options.n_prompt, len(lengths))
     phase = options.phase or ("both" if options.n_prompt is not None else None)
     if phase not in PHASES:
-        remedy = "give --phase decode or prefill for all rows, or --n-prompt with the rows of the prompt that come first"
-        if said is not None:
-            remedy = "the lengths of the prompts are there: give --phase both if their rows are too, --phase decode if not"
-        raise wrong(place, "the phase of the rows", "no word of it" if phase is None else repr(phase), remedy)
+        raise wrong(place, f"a phase, {' or '.join(PHASES)}", repr(phase), "correct --phase")
     if phase == "prefill":
         return lengths, offset
     if phase == "decode":

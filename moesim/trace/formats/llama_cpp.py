@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moesim.trace.formats.contract import Format, Options, Part, Probe, Store, wrong
+from moesim.trace.formats.contract import Format, Lacks, Options, Part, Probe, Store, wrong
 from moesim.trace.formats.tables import read_csv
 from moesim.trace.formats.visits import complete_tokens
 
@@ -91,20 +91,13 @@ def _tokens(path: Path, pos: NDArray[np.int64], layer: NDArray[np.int64]) -> tup
 
 
 def _prefill(place: str, pos: NDArray[np.int64], layer: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
-    first = pos[layer == layer[0]]
-    if (pos == -1).all() and len(first) > 1:
-        return _in_order(layer)
-    if (np.diff(first) == 1).all():
-        return np.asarray(pos - first[0]), len(first)
-    if (np.diff(first) == -1).all():
-        return np.asarray(first[0] - pos), len(first)
-    expected = "positions of the prompt that count evenly up or down, or are all -1"
-    raise wrong(place, expected, first[:6].tolist(), "positions must have no gaps")
-
-
-def _in_order(layer: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
-    token = np.empty(len(layer), np.int64)
     ids, counts = np.unique(layer, return_counts=True)
+    first = pos[layer == ids[np.argmax(counts)]]  # tokens may lack layers at the start
+    steps = set(np.diff(first).tolist())
+    if not steps <= {1} and not steps <= {-1} and not (steps <= {0} and pos[0] == -1):
+        expected = "positions of the prompt that count evenly up or down, or are all -1"
+        raise wrong(place, expected, first[:6].tolist(), "positions must have no gaps")
+    token = np.empty(len(layer), np.int64)
     for number in ids:
         here = np.flatnonzero(layer == number)
         token[here] = np.arange(len(here)) + (counts.max() - len(here))
@@ -116,8 +109,7 @@ def _in_order(layer: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
 
 def _read_passes(path: Path, given: list[str] | None, options: Options, store: Store) -> Part:
     if options.top_k is None:
-        remedy = options.shape_remedy("give --top-k, or the --model's name")
-        raise wrong(path, "the number of experts of a token", "one expert a line", remedy)
+        raise Lacks(path, ["top_k"], "one expert a line")
     table = read_csv(path, {"layer": "layer", "expert": "expert"}, names=given)
     layer = table["layer"]
     if not len(layer):

@@ -7,141 +7,85 @@ compared: the last token generated is never run through the model, so there is o
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moesim.core.gate import ANSWERS, SMALLER, TooLargeError, lines, read_bytes
-from moesim.trace.formats.contract import Format, Options, Part, Store, wrong
+from moesim.trace.formats.contract import Format, Lacks, Options, Part, Store, wrong
+from moesim.trace.formats.records import documents
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _FIELD = "meta_info.routed_experts"
 
 
 def read(path: Path, options: Options, store: Store) -> Part:
     """Read all responses of a file."""
-    if options.n_layers is None or options.top_k is None:
-        remedy = "give --n-layers (dense ones included) and --top-k, or the --model's name"
-        raise wrong(path, "the number of layers and top_k", "base64 without a shape", options.shape_remedy(remedy))
+    if lacks := [name for name in ("n_layers", "top_k") if getattr(options, name) is None]:
+        raise Lacks(path, lacks, "base64 without a shape", ["phase"])
     lengths, prompts = [], []
-    for name, meta in _responses(path):
-        rows = _decode(f"{path}: {name}{_FIELD}", meta, options)
-        prompt = _count(f"{path}: {name}meta_info.prompt_tokens", meta.get("prompt_tokens"))
+    for place, meta in _responses(path):
+        counts = {key: meta[key] for key in ("prompt_tokens", "completion_tokens") if meta.get(key) is not None}
+        for key, value in counts.items():
+            if type(value) is not int or not 0 <= value < 2**31:
+                raise wrong(f"{place}.{key}", "a number of tokens", repr(value)[:80])
+        rows = _decode(
+            f"{place}.routed_experts", meta["routed_experts"], sum(counts.values()) if len(counts) == 2 else None, options
+        )
+        prompt = counts.get("prompt_tokens")
         if prompt is not None and prompt > len(rows):
-            raise wrong(f"{path}: {name}meta_info", f"at least the {prompt} rows of the prompt", len(rows))
-        dense = options.leading_dense(rows.shape[1])
-        store.add(rows[:, dense:], None, f"{path}: {name}{_FIELD}")
+            raise wrong(place, f"at least the {prompt} rows of the prompt", len(rows))
+        store.add(rows[:, options.leading_dense(rows.shape[1]) :], None, f"{place}.routed_experts")
         lengths.append(len(rows))
-        prompts.append(prompt)
+        prompts += [] if prompt is None else [prompt]
     if not lengths:
         raise wrong(path, f"responses with {_FIELD}", "none", "send return_routed_experts: true with the requests")
-    known = [p for p in prompts if p is not None]
-    if known and len(known) < len(prompts):
+    if prompts and len(prompts) < len(lengths):
         raise wrong(path, "meta_info.prompt_tokens in all responses or in none", "a mixture")
-    n_prompt = np.array(known, np.int64) if known else None
-    return Part(np.array(lengths, np.int64), n_prompt, bool(known))
+    return Part(np.array(lengths, np.int64), np.array(prompts, np.int64) if prompts else None, bool(prompts))
 
 
-def _decode(place: str, meta: dict[str, Any], options: Options) -> Any:
-    text = meta["routed_experts"]
+def _decode(place: str, text: Any, total: int | None, options: Options) -> NDArray[np.int32]:
     if not isinstance(text, str):
         raise wrong(place, "base64 text", type(text).__name__, "export the response as it came")
     try:
         data = base64.b64decode(text, validate=True)
     except ValueError as error:
         raise wrong(place, "base64", error, "it is truncated or altered") from None
-    n_layers, top_k = _layers(len(data), meta, options, place), options.top_k or 0
+    spec, n_layers, top_k = options.spec, options.n_layers or 0, options.top_k or 0
+    if spec is not None and total is not None and n_layers == spec.n_layers:
+        whole = n_layers + spec.n_dense_layers
+        n_layers = whole if len(data) in {4 * whole * top_k * n for n in (total, total - 1)} else n_layers
+    remedy = "check --n-layers (dense ones included) and --top-k"
     if not data or len(data) % (4 * n_layers * top_k):
-        expected = f"int32 for tokens x {n_layers} layers x {top_k} experts"
-        raise wrong(place, expected, f"{len(data)} bytes", "check --n-layers (dense ones included) and --top-k")
+        raise wrong(place, f"int32 for tokens x {n_layers} layers x {top_k} experts", f"{len(data)} bytes", remedy)
     rows = np.frombuffer(data, "<i4").reshape(-1, n_layers, top_k)
-    total = _tokens(place, meta)
     if total is not None and len(rows) not in (total, total - 1):
-        got = f"{len(rows)} with {n_layers} layers and top-{top_k}"
-        raise wrong(place, f"{total - 1} rows for {total} tokens", got, "check --n-layers (dense ones included) and --top-k")
+        raise wrong(
+            place, f"{total - 1} rows for {total} tokens", f"{len(rows)} with {n_layers} layers and top-{top_k}", remedy
+        )  # fmt: skip
     return rows
-
-
-def _tokens(place: str, meta: dict[str, Any]) -> int | None:
-    counts = [_count(f"{place}: {key}", meta.get(key)) for key in ("prompt_tokens", "completion_tokens")]
-    return None if None in counts else sum(count for count in counts if count is not None)
-
-
-def _layers(n_bytes: int, meta: dict[str, Any], options: Options, place: str) -> int:
-    n_layers, spec = options.n_layers or 0, options.spec
-    total = _tokens(place, meta)
-    if spec is None or total is None or n_layers != spec.n_layers or not spec.n_dense_layers:
-        return n_layers
-    whole = n_layers + spec.n_dense_layers
-    fits = n_bytes in {4 * whole * (options.top_k or 0) * n for n in (total, total - 1)}
-    return whole if fits else n_layers
-
-
-def _count(place: str, value: Any) -> int | None:
-    if value is None:
-        return None
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**31:
-        raise wrong(place, "a number of tokens", repr(value)[:80])
-    return value
 
 
 def _responses(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the place of each ``meta_info`` in the file, and the object."""
-    for name, value in _documents(path):
+    for name, value in documents(path):
         for i, response in enumerate(value if isinstance(value, list) else [value]):
-            here = f"{name}[{i}]." if isinstance(value, list) else f"{name}."
-            if not isinstance(response, dict):
-                raise wrong(f"{path}: {here[:-1]}", "a response, a JSON object", type(response).__name__)
-            choices = response.get("choices")
-            if isinstance(choices, list) and "meta_info" not in response:
-                yield from ((f"{here}choices[{j}].", _meta(path, here, choice)) for j, choice in enumerate(choices))
-            else:
-                yield here, _meta(path, here, response)
-
-
-def _meta(path: Path, here: str, response: Any) -> dict[str, Any]:
-    meta = response.get("meta_info") if isinstance(response, dict) else None
-    if not isinstance(meta, dict) or "routed_experts" not in meta:
-        remedy = (
-            "send return_routed_experts: true with the request, to a server that was started with --enable-return-routed-experts"
-        )
-        raise wrong(f"{path}: {here}{_FIELD}", "base64 text", "nothing", remedy)
-    return meta
-
-
-def _documents(path: Path) -> Iterator[tuple[str, Any]]:
-    try:
-        with path.open("rb") as file:
-            yield from _parsed(path, lines(file, ANSWERS))
-    except TooLargeError as error:
-        raise wrong(path, "JSON, one document or one a line", error.strerror, SMALLER) from None
-
-
-def _parsed(path: Path, found: Iterator[bytes]) -> Iterator[tuple[str, Any]]:
-    try:
-        first = _parse(next(found, b""))
-    except ValueError:
-        try:
-            yield "response", _parse(read_bytes(path, ANSWERS))
-        except ValueError as error:
-            raise wrong(path, "JSON, one document or one a line", error, "it is truncated or altered") from None
-        return
-    yield "line 1", first
-    for number, line in enumerate(found, 2):
-        if line.strip():
-            try:
-                yield f"line {number}", _parse(line)
-            except ValueError as error:
-                raise wrong(f"{path}: line {number}", "JSON", error, "it is truncated or altered") from None
-
-
-def _parse(text: bytes) -> Any:
-    try:
-        return json.loads(text)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+            here = f"{path}: {name}[{i}]" if isinstance(value, list) else f"{path}: {name}"
+            choices = response.get("choices") if isinstance(response, dict) and "meta_info" not in response else None
+            for j, answer in enumerate(choices if isinstance(choices, list) else [response]):
+                inner = f"{here}.choices[{j}]" if isinstance(choices, list) else here
+                meta = answer.get("meta_info") if isinstance(answer, dict) else None
+                if not isinstance(meta, dict) or "routed_experts" not in meta:
+                    remedy = (
+                        "send return_routed_experts: true with the request, to a server that was started with "
+                        "--enable-return-routed-experts"
+                    )
+                    raise wrong(f"{inner}.{_FIELD}", "base64 text", "nothing", remedy)
+                yield f"{inner}.meta_info", meta
 
 
 FORMAT = Format(

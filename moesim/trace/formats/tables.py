@@ -1,13 +1,14 @@
-"""Tables of routing: CSV, Parquet and JSON Lines, a line for each expert.
+"""Tables of routing: CSV, Parquet and JSON, as people log them.
 
-Columns, which the user may name, are `REQUIRED`, `OPTIONAL`, and instead of the phase ``step``, the forward
-pass. In Parquet and JSON, ``expert`` and ``weight`` may be lists: a line for each token and layer.
+A line holds one expert, or the experts of a token in a layer: in a list, in one cell, or in a column each. Columns are found by
+their names (`NAMES`) or named by the user: `REQUIRED`, `OPTIONAL`, and instead of the phase ``step``, the forward pass.
 """
 
 from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,14 +18,16 @@ import numpy as np
 
 from moesim.core.gate import JSON, check_expansion, read_text
 from moesim.errors import TraceError
-from moesim.trace.formats.contract import TEXT_REMEDY, Format, Options, Part, Probe, Store, reading, wrong
-from moesim.trace.formats.visits import REMEDY, complete_tokens
+from moesim.trace.formats.contract import NO_PHASE, TEXT_REMEDY, Format, Options, Part, Probe, Store, reading, wrong
+from moesim.trace.formats.records import PHASES, facts_in, known, read_records
+from moesim.trace.formats.visits import complete_tokens
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
     Table = dict[str, NDArray[Any]]
+    Columns = Mapping[str, str | tuple[str, ...]]  # our name -> theirs, or a column for each expert
 
 REQUIRED = ("layer", "position", "expert")
 OPTIONAL = ("request", "phase", "rank", "weight")
@@ -35,21 +38,18 @@ _MAP = "map them with --column OURS=NAME"
 FACTS_KEY = "moesim"
 #: Facts that stay in the header itself, with their kinds: a table must not turn a miniature or made-up routing into a recording.
 KEPT = {"miniature": bool, "miniature_of": str, "synthesis": dict}
-_FIELDS = {"layer": "layer_idx", "position": "token_idx", "expert": "selected_ids"}
-_LINE_BYTES = 2**24
 #: Columns of numbers that are not whole; all others are.
 _FRACTIONS = ("weight",)
-_PHASES = {"prefill": 0, "decode": 1, "0": 0, "1": 1}
 _ROWS = "rows of a table"
 
 
-def read_csv(path: Path, columns: Mapping[str, str], *, names: Sequence[str] | None = None, skip: int = 0) -> Table:
+def read_csv(path: Path, columns: Columns, *, names: Sequence[str] | None = None, skip: int = 0, delimiter: str = ",") -> Table:
     """Read columns of a CSV file, by our names."""
     import pyarrow as pa
     from pyarrow import csv
 
-    whole = {"request": pa.string(), "phase": pa.string()}
-    types = {there: whole.get(ours, pa.float64() if ours in _FRACTIONS else pa.int64()) for ours, there in columns.items()}
+    types = {theirs: pa.string() if ours in ("request", "phase") else pa.int64() for ours, theirs in columns.items()
+             if isinstance(theirs, str) and ours not in ("expert", "weight")}  # fmt: skip
     read = csv.ReadOptions(column_names=None if names is None else list(names), skip_rows=skip)
     convert = csv.ConvertOptions(column_types=types, null_values=[""], strings_can_be_null=True)
     with path.open("rb") as file:
@@ -57,11 +57,13 @@ def read_csv(path: Path, columns: Mapping[str, str], *, names: Sequence[str] | N
             remedy = "a number cut short looks like another: it is truncated, or add a line end"
             raise wrong(f"{path}: last line", "an end of line", "none", remedy)
     with reading(path, _ROWS):
-        table = csv.read_csv(path, read_options=read, convert_options=convert)
+        table = csv.read_csv(
+            path, read_options=read, convert_options=convert, parse_options=csv.ParseOptions(delimiter=delimiter)
+        )
     return _numbers(path, table, columns)
 
 
-def read_parquet(path: Path, columns: Mapping[str, str]) -> Table:
+def read_parquet(path: Path, columns: Columns) -> Table:
     """Read columns of a Parquet file, by our names."""
     from pyarrow import parquet
 
@@ -70,31 +72,31 @@ def read_parquet(path: Path, columns: Mapping[str, str]) -> Table:
         expanded = sum(facts.row_group(i).total_byte_size for i in range(facts.num_row_groups))
         check_expansion(path, max(expanded, 8 * facts.num_rows * facts.num_columns), path.stat().st_size)
         _check_columns(path, columns, file.schema_arrow.names)
-        table = file.read(columns=list(columns.values()), use_threads=False)
+        names = [name for theirs in columns.values() for name in _listed(theirs)]
+        table = file.read(columns=names, use_threads=False)
     return _numbers(path, table, columns)
 
 
-def read_json_lines(path: Path, columns: Mapping[str, str]) -> Table:
-    """Read fields of JSON objects, one a line, by our names."""
-    from pyarrow import json as json_lines
-
-    options = json_lines.ReadOptions(use_threads=False, block_size=_LINE_BYTES)
-    with reading(path, _ROWS):
-        table = json_lines.read_json(path, read_options=options)
-    return _numbers(path, table, columns)
-
-
-def _numbers(path: Path, table: pa.Table, columns: Mapping[str, str]) -> Table:
+def _numbers(path: Path, table: pa.Table, columns: Columns) -> Table:
+    found = {}
     with reading(path, _ROWS):
         _check_columns(path, columns, table.column_names)
-        return {ours: _values(path, ours, table.column(there).combine_chunks()) for ours, there in columns.items()}
+        for ours, theirs in columns.items():
+            values = [_values(path, ours, table.column(name).combine_chunks()) for name in _listed(theirs)]
+            found[ours] = values[0] if isinstance(theirs, str) else np.stack(values, axis=1)
+    return found
 
 
-def _check_columns(path: Path, columns: Mapping[str, str], present: Sequence[str]) -> None:
-    for ours, there in columns.items():
-        if present.count(there) != 1:
-            got = ", ".join(str(name) for name in present[:40])
-            raise wrong(path, f"one column '{there}' for {ours}", got, f"map it with --column {ours}=NAME")
+def _listed(theirs: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (theirs,) if isinstance(theirs, str) else theirs
+
+
+def _check_columns(path: Path, columns: Columns, present: Sequence[str]) -> None:
+    for ours, theirs in columns.items():
+        for name in _listed(theirs):
+            if present.count(name) != 1:
+                got = ", ".join(str(name) for name in present[:40])
+                raise wrong(path, f"one column '{name}' for {ours}", got, f"map it with --column {ours}=NAME")
 
 
 def _values(path: Path, ours: str, column: pa.Array) -> NDArray[Any]:
@@ -107,7 +109,9 @@ def _values(path: Path, ours: str, column: pa.Array) -> NDArray[Any]:
         row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
         raise wrong(f"{place} of row {row}", "a value", "none", "give all rows of a table the same columns")
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        return _texts(place, ours, column)
+        if ours not in ("expert", "weight"):
+            return _texts(place, ours, column)
+        column = _cells(column)
     kind, width = pa.float64() if ours in _FRACTIONS else pa.int64(), 0
     if pa.types.is_list(column.type) or pa.types.is_large_list(column.type) or pa.types.is_fixed_size_list(column.type):
         column, width = column.flatten(), _width(place, column)
@@ -115,6 +119,14 @@ def _values(path: Path, ours: str, column: pa.Array) -> NDArray[Any]:
             raise wrong(place, "a value in all lists", "none", "write all values")
     values: NDArray[Any] = np.asarray(column.cast(kind).to_numpy(zero_copy_only=False))
     return values.reshape(-1, width) if width else values
+
+
+def _cells(column: pa.Array) -> pa.Array:
+    """Split cells such as ``[3, 17]``, ``3 17`` or ``3;17``."""
+    import pyarrow.compute as pc
+
+    plain = pc.replace_substring_regex(column, r"[\[\](),;|\s]+", " ")
+    return pc.split_pattern(pc.utf8_trim_whitespace(plain), " ")
 
 
 def _width(place: str, column: pa.Array) -> int:
@@ -136,11 +148,11 @@ def _texts(place: str, ours: str, column: pa.Array) -> NDArray[Any]:
     if ours == "request":
         return numbers
     if ours == "phase":
-        known = [_PHASES.get(name) for name in encoded.dictionary.to_pylist()]
-        if None in known:
-            got = encoded.dictionary[known.index(None)]
-            raise wrong(place, "prefill or decode, or 0 or 1", repr(str(got)), REMEDY)
-        phases: NDArray[np.uint8] = np.asarray(known, np.uint8)[numbers]
+        named = [PHASES.get(name.lower()) for name in encoded.dictionary.to_pylist()]
+        if None in named:
+            got = encoded.dictionary[named.index(None)]
+            raise wrong(place, "prefill or decode, or 0 or 1", repr(str(got)), NO_PHASE)
+        phases: NDArray[np.uint8] = np.asarray(named, np.uint8)[numbers]
         return phases
     raise wrong(f"{place} of row 0", "a number", repr(str(column[0])), f"map another column with --column {ours}=NAME")
 
@@ -151,58 +163,96 @@ def facts_path(path: Path) -> Path:
 
 
 def read_csv_file(path: Path, options: Options, store: Store) -> Part:
-    """Read a CSV, and the facts next to it."""
-    beside = facts_path(path)
+    """Read a CSV, the lines with ``#`` before it, and the facts next to it."""
+    beside, probe = facts_path(path), Probe(path)
     facts = _parse(beside, read_text(beside, JSON, "facts of the table", error=TraceError)) if beside.is_file() else {}
-    return _read(path, read_csv(path, _columns(path, Probe(path).csv_names, options)), facts, options, store)
+    columns = find_columns(path, probe.csv_names, options.columns)
+    table = read_csv(path, columns, skip=len(probe.preamble), delimiter=probe.delimiter)
+    said = dict(re.findall(r"(\w+)\s*[=:]\s*([^\s,;]+)", " ".join(probe.preamble)))
+    numbers = {key: int(value) for key, value in said.items() if re.fullmatch("[0-9]{1,9}", value)}
+    return _exported(path, read_table(path, table, facts_in(said | numbers), options, store), facts)
 
 
 def read_parquet_file(path: Path, options: Options, store: Store) -> Part:
     """Read a Parquet file."""
     names, metadata = Probe(path).parquet
     facts = _parse(path, metadata[FACTS_KEY.encode()]) if FACTS_KEY.encode() in metadata else {}
-    return _read(path, read_parquet(path, _columns(path, names, options)), facts, options, store)
+    table = read_parquet(path, find_columns(path, names, options.columns))
+    return _exported(path, read_table(path, table, {}, options, store), facts)
 
 
-def read_json_lines_file(path: Path, options: Options, store: Store) -> Part:
-    """Read JSON Lines."""
-    present = Probe(path).json_names
-    optional = {"weight": "gate_weights", "request": "request", "phase": "phase"}
-    found = {ours: there for ours, there in optional.items() if there in present}
-    found |= _step(found, options.columns)
-    return _entries(path, read_json_lines(path, _FIELDS | found | dict(options.columns)), options, store)
+def read_json_file(path: Path, options: Options, store: Store) -> Part:
+    """Read JSON Lines, or a JSON document."""
+    table, facts = read_records(path, options.columns, options.axes)
+    return read_table(path, table, facts, options, store)
 
 
-def _columns(path: Path, present: Sequence[str], options: Options) -> dict[str, str]:
-    columns = {ours: options.columns.get(ours, ours) for ours in REQUIRED}
-    for ours in OPTIONAL:
-        if ours in options.columns or ours in present:
-            columns[ours] = options.columns.get(ours, ours)
-    columns |= _step(columns, options.columns)
-    if not set(REQUIRED) & set(options.columns) and not {columns[ours] for ours in REQUIRED} & set(present):
+def find_columns(path: Path, present: Sequence[str], mapped: Mapping[str, str]) -> dict[str, str | tuple[str, ...]]:
+    """Find our columns in a table: those the user names, those of a known name, and a column for each expert."""
+    names = known(tuple(present))
+    found: dict[str, Any] = {ours: names[ours][0] for ours in (*REQUIRED, *OPTIONAL) if ours in names} | dict(mapped)
+    for ours in ("expert", "weight"):
+        if ours not in found and (numbered := _family(ours, present)):
+            found[ours] = numbered
+    if "step" in found:
+        found.pop("phase", None)
+    if not {"layer", "expert"} & set(found):
         raise wrong(path, f"the columns {', '.join(REQUIRED)}", repr(", ".join(present)[:120]), f"{_MAP}; {TEXT_REMEDY}")
-    for ours, there in columns.items():
-        if there not in present:
-            got = ", ".join(present)[:300]
-            raise wrong(path, f"a column '{there}' for {ours}", got or "none", f"map it with --column {ours}=NAME")
-    return columns
+    lacks = [ours for ours in ("layer", "expert") if ours not in found] + [ours for ours in mapped if mapped[ours] not in present]
+    if lacks:
+        what = " and ".join(f"a column '{found.get(ours, ours)}' for {ours}" for ours in lacks)
+        maps = " ".join(f"--column {ours}=NAME" for ours in lacks)
+        raise wrong(path, what, ", ".join(present)[:300] or "none", f"map it with {maps}")
+    return found
 
 
-def _step(columns: dict[str, str], mapped: Mapping[str, str]) -> dict[str, str]:
-    if "step" not in mapped:
-        return {}
-    columns.pop("phase", None)
-    return {"step": mapped["step"]}
+def _family(ours: str, present: Sequence[str]) -> tuple[str, ...]:
+    """Return columns such as e0, e1 ..., in the order of their numbers."""
+    families: dict[str, dict[int, str]] = {}
+    for name in present:
+        match = re.fullmatch(r"(.*?)[^A-Za-z0-9]*(\d{1,5})\W*", name)
+        if match and ours in known((match[1],)):
+            families.setdefault(match[1], {})[int(match[2])] = name
+    for numbers in families.values():
+        if sorted(numbers) in (list(range(len(numbers))), list(range(1, len(numbers) + 1))):
+            return tuple(numbers[number] for number in sorted(numbers))
+    return ()
 
 
-def _entries(path: Path, table: Table, options: Options, store: Store) -> Part:
+def read_table(path: Path, table: Table, facts: Mapping[str, Any], options: Options, store: Store) -> Part:
+    """Put a table into a store."""
+    expert, notes = table.pop("expert"), []
+    axis = "layer" if "layer" not in table and options.axes and options.axes[0] == "layers" else "position"
+    if axis not in table:
+        table[axis] = _counted(path, table, expert, axis)
+        other = "layer" if axis == "position" else "position"
+        notes = [f"no {axis} is given: the n-th line of a {other} is of its {axis} n, from 0"]
+    if "layer" not in table:
+        raise wrong(path, "the layer of each line", f"{', '.join(table)} only", "map it with --column layer=NAME")
+    if facts.get("top_k", 0) not in (0, width := expert.shape[1] if expert.ndim == 2 else facts.get("top_k", 0)):
+        raise wrong(path, f"{facts['top_k']} experts of a token as the file says first", width)
     names = {"position": "token", "weight": "weights"}
-    columns = {names.get(ours, ours): values for ours, values in table.items() if ours != "expert"}
-    return complete_tokens(str(path), store, options.incomplete, table["expert"], **columns)
+    columns = {names.get(ours, ours): values for ours, values in table.items()}
+    part = complete_tokens(str(path), store, options.incomplete, expert, **columns)
+    said = {key: facts[key] for key in ("n_experts", "model") if key in facts}
+    if part.n_prompt is None and "n_prompt" in facts and len(part.lengths) == 1:
+        said["n_prompt"] = np.array([facts["n_prompt"]], np.int64)
+    return replace(part, notes=(*notes, *part.notes), **said)
 
 
-def _read(path: Path, table: Table, facts: dict[str, Any], options: Options, store: Store) -> Part:
-    part = _entries(path, table, options, store)
+def _counted(path: Path, table: Table, expert: NDArray[Any], axis: str) -> NDArray[np.int64]:
+    """Count the lines of each layer (or token) of a request, which are then its tokens (or layers)."""
+    import pandas as pd
+
+    other = [name for name in ("request", "layer", "position") if name in table and name != axis]
+    if expert.ndim == 1 or set(other) <= {"request"}:
+        lacks = [name for name in ("layer", "position") if name not in table]
+        maps = " ".join(f"--column {name}=NAME" for name in lacks)
+        raise wrong(path, f"a column for {' and '.join(lacks)}", ", ".join(table) or "none", f"map it with {maps}")
+    return np.asarray(pd.DataFrame({name: table[name] for name in other}).groupby(other).cumcount(), np.int64)
+
+
+def _exported(path: Path, part: Part, facts: dict[str, Any]) -> Part:
     if not facts:
         return part
     n_rows = int(part.lengths.sum())
@@ -231,15 +281,10 @@ def _parse(place: Path, text: str | bytes) -> dict[str, Any]:
     return facts
 
 
-_ABOUT = "with layer, position, expert, or columns named with --column"
 _NAMES = REQUIRED + OPTIONAL + MAPPED
-CSV = Format("csv", f"CSV {_ABOUT}", lambda probe: len(probe.csv_names) >= 2, read_csv_file, None, _NAMES)
-PARQUET = Format("parquet", f"Parquet {_ABOUT}", lambda probe: probe.head.startswith(b"PAR1"), read_parquet_file, None, _NAMES)
+_ABOUT = "a line for each expert, or for the experts of a token in a layer"
+CSV = Format("csv", f"CSV: {_ABOUT}", lambda probe: len(probe.csv_names) >= 2, read_csv_file, None, _NAMES)
+PARQUET = Format("parquet", f"Parquet: {_ABOUT}", lambda probe: probe.head.startswith(b"PAR1"), read_parquet_file, None, _NAMES)
 JSON_LINES = Format(
-    "jsonl",
-    "JSON Lines {layer_idx, token_idx, selected_ids, gate_weights}, or fields named with --column",
-    lambda probe: probe.is_json and set(_FIELDS.values()) <= set(probe.json_names),
-    read_json_lines_file,
-    None,
-    _NAMES,
-)
+    "jsonl", "JSON, one record a line or one document, of any nesting", lambda probe: probe.is_json, read_json_file, None, _NAMES,
+)  # fmt: skip

@@ -11,18 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from moesim.core.gate import check_made
-from moesim.trace.formats.contract import Part, Store, checked_ids, checked_weights, wrong
+from moesim.trace.formats.contract import NO_PHASE, Part, Store, checked_ids, checked_weights, wrong
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Ints = NDArray[np.int64]
 
-REMEDY = (
-    "if it numbers forward passes, the first of a request being its prompt, map it with --column step=NAME; else leave it "
-    "out and give --n-prompt"
-)
-"""Remedy for phases that are none."""
 _N_PROMPT = "give --n-prompt with the tokens of each prompt, and no step"
 _MAX_LAYERS = 2**12
 _MAX_TOKEN = 2**31 - 1
@@ -82,7 +77,7 @@ def complete_tokens(
             values = columns[name]
             bad = np.flatnonzero((values < 0) | (values > highest))
             if len(bad):
-                remedy = REMEDY if name == "phase" else "export it again"
+                remedy = NO_PHASE if name == "phase" else "export it again"
                 raise wrong(f"{place}: {name} of row {bad[0]}", f"0..{highest}", values[bad[0]], remedy)
             columns[name] = values.astype(dtype)
     return _Grid(place, ids, request, columns).part(store, incomplete, weights)
@@ -175,7 +170,11 @@ class _Grid:
         dropped = np.bincount(self.request[~keep], minlength=len(self.lengths))
         inside = ~keep & (np.arange(self.n_rows) - self.first[self.request] >= dropped[self.request])
         late = np.flatnonzero(inside | (~keep & (dropped == self.lengths)[self.request]))
-        if len(late):
+        if late.tolist() == [self.n_rows - 1] and self.lengths[-1] > 1 and self.row[-1] == self.n_rows - 1:
+            self.lengths[-1] -= 1
+            dropped[-1] -= 1
+            notes.append("the last token left out: the file ends before its last layer")
+        elif len(late):
             row = int(late[0])
             layer = int(layers[np.argmax(self.counts[row, layers] == 0)])
             remedy = "only the first tokens of a request may be incomplete; the file is truncated or has gaps"

@@ -1,0 +1,226 @@
+"""Routing as people log it: each form gives the ids, order and weights that were written, and no flag says which form it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from moesim.cli.main import main
+from moesim.errors import InputError
+from moesim.trace import Trace
+from moesim.trace.formats.contract import AXES, Options
+from moesim.trace.formats.importing import find_format, import_trace
+from tests.trace.import_kit import DECODE, EXPERTS, IDS, LAYERS, PROMPT, ROWS, TOP_K, WEIGHTS, refused
+
+equal = np.testing.assert_array_equal
+PLACES = [(t, layer) for t in range(ROWS) for layer in range(LAYERS)]
+BY_LAYER = sorted(PLACES, key=lambda place: (place[1], place[0]))
+
+
+def ids(t: int, layer: int, separator: str = "") -> Any:
+    found = [int(one) for one in IDS[t, layer]]
+    return separator.join(map(str, found)) if separator else found
+
+
+def weights(t: int, layer: int, separator: str = "") -> Any:
+    found = [float(one) for one in WEIGHTS[t, layer]]
+    return separator.join(map(str, found)) if separator else found
+
+
+def table(head: str, line: Callable[[int, int], str], places: list[tuple[int, int]] = PLACES) -> str:
+    return "\n".join([head, *(line(*place) for place in places)]) + "\n"
+
+
+def lines(*records: Any) -> str:
+    return "".join(json.dumps(record) + "\n" for record in records)
+
+
+def tokens(record: Callable[[int], Any]) -> str:
+    return lines(*(record(t) for t in range(ROWS)))
+
+
+def each(record: Callable[[int, int], Any], places: list[tuple[int, int]] = PLACES, first: Any = None) -> str:
+    return lines(*([] if first is None else [first]), *(record(*place) for place in places))
+
+
+def objects(t: int, layer: int) -> list[dict[str, Any]]:
+    return [{"id": one, "weight": factor} for one, factor in zip(ids(t, layer), weights(t, layer), strict=True)]
+
+
+LAB = {"record_type": "metadata", "format": "moe-cache-lab.routing-jsonl", "format_version": 1, "model_id": "tiny",
+       "num_experts": EXPERTS, "experts_per_token": TOP_K}  # fmt: skip
+META = {"type": "meta", "model_id": "tiny", "layers_logged": [0, 1, 2], "top_k": TOP_K, "num_experts": EXPERTS}
+RUN = {"type": "run", "run_id": "7", "model": "tiny", "prompt_tokens": PROMPT, "expert_count": EXPERTS}
+PHASE = ["prefill"] * PROMPT + ["decode"] * DECODE
+
+
+def vllm_logger(t: int, n: int) -> Any:
+    return {"type": "route", "req_id": "r0", "token_idx": t, "layer": n, "topk_ids": ids(t, n), "topk_weights": weights(t, n)}
+
+
+def llama_run(t: int, n: int) -> Any:
+    place = {"type": "route", "run_id": "7", "phase": PHASE[t], "step": 9, "layer": n, "token_offset": t}
+    return place | {"experts": ids(t, n), "weights": weights(t, n)}
+
+
+def cache_lab(t: int, n: int) -> Any:
+    place = {"record_type": "routing_selection", "phase": "prompt" if t < PROMPT else "generated", "token_position": t}
+    return place | {"token_id": None, "layer": n, "selected_experts": ids(t, n), "selected_probabilities": weights(t, n)}
+
+
+#: Form -> its text, and what it has or says itself: weights, the number of experts, phases, no position, positions from 1.
+FORMS: dict[str, tuple[str, str]] = {
+    "csv, ids in a cell": (table("token,layer,experts", lambda t, n: f"{t},{n},{ids(t, n, ' ')}"), ""),
+    "csv, a list in a cell": (table("token,layer,experts", lambda t, n: f'{t},{n},"{ids(t, n)}"'), ""),
+    "csv, weights in a cell": (
+        table("layer,tok,topk_ids,topk_weights", lambda t, n: f"{n},{t},{ids(t, n, ';')},{weights(t, n, ';')}", BY_LAYER),
+        "weights",
+    ),
+    "csv, a column an expert": (table("token,layer,expert_0,expert_1", lambda t, n: f"{t},{n},{ids(t, n, ',')}"), ""),
+    "csv, columns of weights": (
+        table("layer_id,token_idx,e0,e1,w0,w1", lambda t, n: f"{n},{t},{ids(t, n, ',')},{weights(t, n, ',')}"), "weights",
+    ),
+    "csv, columns from 1": (table("topk_2,topk_1,pos,layer", lambda t, n: f"{ids(t, n)[1]},{ids(t, n)[0]},{t},{n}"), ""),
+    "csv, tabs": (table("layer\tposition\texpert", lambda t, n: "\n".join(f"{n}\t{t}\t{one}" for one in ids(t, n))), ""),
+    "csv, no position": (table("layer,experts", lambda t, n: f"{n},{ids(t, n, ' ')}", BY_LAYER), "counted"),
+    "csv, a preamble": (
+        table(f"# model=tiny num_experts={EXPERTS} top_k: {TOP_K}\nphase,token,layer,experts",
+              lambda t, n: f"{PHASE[t]},{t},{n},{ids(t, n, '|')}"), "n_experts phase",
+    ),
+    "json lines, layers of a token": (tokens(lambda t: {"token": t, "experts": IDS[t].tolist()}), ""),
+    "json lines, tok from 1": (tokens(lambda t: {"tok": t + 1, "layers": IDS[t].tolist()}), "from 1"),
+    "json lines, no token": (tokens(lambda t: {"layers": IDS[t].tolist()}), "counted"),
+    "json lines, a batch a layer": (
+        lines(*({"layer": n, "batch_id": 0, "origin_rows": [0] * 7, "topk_experts": IDS[:, n].tolist()} for n in range(LAYERS))),
+        "",
+    ),
+    "json lines, a map of layers": (tokens(lambda t: {str(n): ids(t, n) for n in range(LAYERS)}), "counted"),
+    "json lines, names of layers": (
+        tokens(lambda t: {"pos": t, "layers": {f"model.layers.{n}.mlp": ids(t, n) for n in range(LAYERS)}}), "",
+    ),
+    "json lines, objects": (each(lambda t, n: {"layer": n, "token": t, "experts": objects(t, n)}, BY_LAYER), "weights"),
+    "json lines, nested objects": (
+        tokens(lambda t: {"token": t, "layers": [{"layer": n, "experts": objects(t, n)} for n in range(LAYERS)]}), "weights",
+    ),
+    "json lines, one expert a line": (
+        lines(*({"layer": n, "token": t, "expert": one} for t, n in PLACES for one in ids(t, n))), "",
+    ),
+    "json lines, a logger of vLLM": (each(vllm_logger, first=META), "weights n_experts"),
+    "json lines, a run of llama.cpp": (each(llama_run, BY_LAYER, RUN), "weights n_experts phase"),
+    "json lines, moe-cache-lab": (each(cache_lab, first=LAB), "weights n_experts phase"),
+    "json, a document": (
+        json.dumps({"model": "tiny", "num_experts": EXPERTS, "tokens": [{"layers": one.tolist()} for one in IDS]}, indent=1),
+        "n_experts",
+    ),
+    "json, layers of tokens": (json.dumps({f"layer_{n}": IDS[:, n].tolist() for n in range(LAYERS)}, indent=1), ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_form_gives_what_was_logged(form: str, tmp_path: Path) -> None:
+    text, says = FORMS[form]
+    path, first = tmp_path / "log", int("from 1" in says)
+    path.write_text(text)
+    assert find_format(path, None).name == ("csv" if form.startswith("csv") else "jsonl")
+    options: dict[str, Any] = {} if "phase" in says else {"phase": "decode"} if first else {"n_prompt": (PROMPT,)}
+    options |= {} if "n_experts" in says else {"n_experts": EXPERTS}
+    found = import_trace([path], tmp_path / "t.safetensors", Options(**options), label="measured").trace
+    equal(found.experts, IDS)
+    assert (found.weights is not None) == ("weights" in says)
+    if "weights" in says:
+        equal(found.weights, WEIGHTS)
+    assert found.position.tolist() == list(range(first, first + ROWS))
+    assert found.phase.tolist() == ([1] * ROWS if first else [0] * PROMPT + [1] * DECODE)
+    assert found.model == ("tiny" if "n_experts" in says else "unknown")
+    assert len(found.header["left_out"]) == ("counted" in says)
+
+
+def test_requests_of_a_log_stay_apart(tmp_path: Path) -> None:
+    rows = [{"request_id": name, "token": t, "layer": n, "experts": one[t, n].tolist()}
+            for name, one in {"b": IDS, "a": IDS[::-1]}.items() for t, n in PLACES]  # fmt: skip
+    (tmp_path / "a.jsonl").write_text(lines(*rows))
+    found = import_trace(
+        [tmp_path / "a.jsonl"], tmp_path / "t.safetensors", Options(n_experts=EXPERTS, phase="decode"), label="measured"
+    )
+    equal(found.trace.experts, np.concatenate([IDS, IDS[::-1]]))
+    assert found.trace.requests.n_decode.tolist() == [ROWS, ROWS]
+
+
+def test_a_log_that_stops_within_a_token_loses_that_token(tmp_path: Path) -> None:
+    text = FORMS["json lines, objects"][0]
+    options, out = Options(n_experts=EXPERTS, phase="decode"), tmp_path / "t.safetensors"
+    by_token = each(lambda t, n: {"layer": n, "token": t, "experts": ids(t, n)})
+    (tmp_path / "a.jsonl").write_text(by_token[: by_token.rindex("{")])
+    found = import_trace([tmp_path / "a.jsonl"], out, options, label="measured")
+    equal(found.trace.experts, IDS[:-1])
+    assert found.notes == ("a.jsonl: the last token left out: the file ends before its last layer",)
+    (tmp_path / "a.jsonl").write_text(text[: text.rindex('{"layer"')])  # layer by layer, it is not known what else is missing
+    refused(
+        lambda: import_trace([tmp_path / "a.jsonl"], out, options, label="measured"), "position 6, layer 2: expected 2 experts"
+    )
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (2, 0, 1), (1, 2, 0)])
+def test_axes_are_stated_or_follow_from_the_sizes_or_are_asked_for(order: tuple[int, ...], tmp_path: Path) -> None:
+    path, out = tmp_path / "a.npy", tmp_path / "t.safetensors"
+    np.save(path, IDS.transpose(order))
+    axes = tuple(AXES[axis] for axis in order)
+
+    def load(**options: Any) -> Trace:
+        given = {"n_experts": EXPERTS, "phase": "decode"} | options
+        return import_trace([path], out, Options(**given), label="measured").trace
+
+    text = refused(load, f"a.npy: expected what its axes count, got shape {IDS.transpose(order).shape}, which fits")
+    assert "--axes tokens,layers,ids" in text and not out.exists()
+    equal(load(axes=axes).experts, IDS)
+    equal(load(n_layers=LAYERS).experts, IDS)  # three layers, and no expert twice in a token: one order fits
+    refused(lambda: load(n_layers=4), "which fits no orders")
+    (tmp_path / "a.json").write_text(json.dumps(IDS.transpose(order).tolist()))
+    path = tmp_path / "a.json"
+    refused(load, "expected what its axes count, got lists of 3 axes without keys")
+    if axes[-1] == "ids":
+        equal(load(axes=axes).experts, IDS)
+
+
+def test_all_that_is_missing_is_named_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, out = tmp_path / "a.csv", tmp_path / "t.safetensors"
+    path.write_text(FORMS["csv, ids in a cell"][0])
+    command = ["trace", "import", str(path), "--out", str(out)]
+    assert main(command) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    what, ways = line.split("; give ")
+    asked = "the number of experts of a layer, a label (measured or synthetic) and the phase of the rows"
+    assert what.endswith(f"expected {asked}, got no word of them")
+    assert all(option in ways for option in ("--n-experts", "--model", "--label", "--phase", "--n-prompt"))
+    assert main([*command, "--n-experts", str(EXPERTS), "--label", "measured", "--phase", "decode"]) == 0
+    assert main(["trace", "stats", str(out), "-q"]) == 0
+
+
+@pytest.mark.parametrize("name", ["olmoe", "OLMoE-1B-7B", "config.json"])
+def test_a_model_is_any_that_moesim_knows(name: str, tmp_path: Path) -> None:
+    from moesim.model import load_model
+
+    if name == "config.json":
+        name = str(tmp_path / name)
+        Path(name).write_text(json.dumps({
+            "architectures": ["OlmoeForCausalLM"], "model_type": "olmoe", "hidden_size": 64, "intermediate_size": 32,
+            "num_attention_heads": 4, "num_key_value_heads": 4, "num_hidden_layers": 3, "num_experts": 7,
+            "num_experts_per_tok": 2, "vocab_size": 100, "tie_word_embeddings": False, "norm_topk_prob": False}))  # fmt: skip
+    spec = load_model(name)
+    some = np.tile(np.arange(spec.top_k), (4, spec.n_layers, 1))
+    (tmp_path / "a.jsonl").write_text(lines(*({"token": t, "experts": some[t].tolist()} for t in range(4))))
+    options = Options(model=name, phase="decode")
+    found = import_trace([tmp_path / "a.jsonl"], tmp_path / "t.safetensors", options, label="measured").trace
+    assert (found.n_experts, found.n_layers, found.model) == (spec.n_experts, spec.n_layers, spec.name)
+
+
+def test_a_model_that_cannot_be_read_is_no_name(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    (tmp_path / "a.jsonl").write_text(FORMS["json lines, layers of a token"][0])
+    with pytest.raises(InputError, match=r"m\.gguf"):
+        import_trace([tmp_path / "a.jsonl"], tmp_path / "t.safetensors", Options(model=str(tmp_path / "m.gguf"), phase="decode"))
