@@ -105,28 +105,30 @@ def read_gguf(path: Path) -> ModelSpec:
         raise ModelError(f"{path}: expected the tensor token_embd.weight with two axes, got none; fetch the file anew")
     hidden, vocab = embedding.shape
     n_experts = _n_experts(file, by_block)
-    blocks = [_block(file, layer, by_block[layer], max(n_experts, 1)) for layer in range(n_blocks)]
-    if n_experts < 1 or not any(block.routed for block in blocks):
+    first = next((layer for layer in range(n_blocks) if _by_class(by_block[layer])["experts"]), None)
+    if n_experts < 1 or first is None:
         raise ModelError(f"{path}: expected tensors of routed experts (blk.N.ffn_down_exps), got none; choose another model")
-    routed = by_block[next(layer for layer, block in enumerate(blocks) if block.routed)]
+    routed = by_block[first]
     down = next((t for name, t in routed.items() if name.startswith(("ffn_down_exps.", "ffn_down.0."))), None)
     if down is None or len(down.shape) < 2:
         raise ModelError(f"{path}: expected the tensors ffn_gate, ffn_up and ffn_down of experts, got only some; fetch it anew")
     classes = _by_class(routed)
     experts = sum(tensor.params for _, tensor in classes["experts"])
     shared = sum(tensor.params for _, tensor in classes["shared"])
+    router = sum(t.params for name, t in classes["router"] if "norm" not in name and "scale" not in name)
+    blocks = [_block(file, layer, by_block[layer], n_experts, router) for layer in range(n_blocks)]
     lookup = [tensor for name, tensor in ends.items() if name.startswith("per_layer_token_embd")]
     output = ends.get("output.weight")
-    head = [tensor for name, tensor in ends.items() if name.startswith("output")] + ([] if output else [embedding])
-    rest = sum(tensor.params for name, tensor in ends.items() if name.startswith("output") and name != "output.weight")
+    small = [t for name, t in ends.items() if not name.startswith(("token_embd.", "output.", "per_layer_token_embd", "rope_"))]
+    head = [*small, output or embedding]
     notes = ["left out: layers that predict further tokens"] if predicted else []
     notes += [f"{kind} is not known: bytes up to the next tensor" for kind in file.unknown]
     shape = Shape(
         name=_name(file), hidden=hidden, vocab=vocab, blocks=tuple(blocks), n_experts=n_experts,
         top_k=file.count("expert_used_count", most=n_experts), mats=2 + any("gate" in name for name, _ in classes["experts"]),
         expert_width=down.shape[0], expert_input=down.shape[1], expert_params=experts // n_experts,
-        router_params=sum(t.params for name, t in classes["router"] if "norm" not in name), shared_params=shared,
-        n_shared=_n_shared(file, routed, down.shape[0]), tied=output is None, head_params=rest,
+        router_params=router, shared_params=shared,
+        n_shared=_n_shared(file, routed, down.shape[0]), tied=output is None, head_params=sum(tensor.params for tensor in small),
         embedding_bytes=embedding.n_bytes, head_bytes=sum(tensor.n_bytes for tensor in head),
         lookup_params=sum(t.params for t in lookup), lookup_bytes=sum(t.n_bytes for t in lookup),
         notes=tuple(notes),
@@ -198,11 +200,11 @@ def _by_class(tensors: Mapping[str, Tensor]) -> dict[str, list[tuple[str, Tensor
     return found
 
 
-def _block(file: _File, layer: int, tensors: Mapping[str, Tensor], n_experts: int) -> Block:
+def _block(file: _File, layer: int, tensors: Mapping[str, Tensor], n_experts: int, router: int) -> Block:
     classes = _by_class(tensors)
     n_bytes = {kind: sum(tensor.n_bytes for _, tensor in found) for kind, found in classes.items()}
     params = {kind: sum(tensor.params for _, tensor in found) for kind, found in classes.items()}
-    norms = sum(tensor.params for name, tensor in classes["router"] if "norm" in name or "scale" in name)
+    norms = max(0, params.get("router", 0) - bool(params.get("experts")) * router)
     mixer = _mixer(file, layer, dict(classes["mixer"]))
     return Block(
         mixer, bool(params.get("experts")), params.get("dense", 0), norms, n_bytes.get("mixer", 0), n_bytes.get("dense", 0),
