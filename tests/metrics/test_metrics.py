@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -669,3 +670,67 @@ def test_the_walk_back_goes_by_ends_whatever_the_kinds_of_records():
     found = {cause: ns for cause, ns in Chain(records, KINDS, {}).split([0]).items() if ns}
     assert found == {"dense": 100, "gpu_experts": 1000}
     assert records.makespan_ns == 1100
+
+
+LAST = task(80, 100, expert=0)
+NEEDS = {  # what runs from 60 to 80, asked for at 30, its cause, and all that it can have waited for until 60
+    "expert": (task(60, 80, expert=0, submitted=30), "gpu_experts", {
+        "exposed_demand": transfer(0, 60, 0), "exposed_other_transfer": transfer(0, 60, 0, "update"),
+        "activation": transfer(0, 60, -1, "activation", link="cpu1->gpu0"),
+        "gpu_experts": task(0, 60, expert=2), "decision": DecisionRecord(0, 60, 0, 0),
+        "dense": task(0, 60, "dense", device="cpu0"),
+    }),
+    "dense": (task(60, 80, "dense", submitted=30), "dense", {
+        "exposed_demand": transfer(0, 60, -1), "cpu_experts": task(0, 60, expert=0, device="cpu0"),
+        "predict": task(0, 60, "predict"), "activation": ActivationRecord(0, 60, D2H, 0, 0, 0, 5, "out", 0),
+    }),
+    "copy": (transfer(60, 80, 0, submitted=30, fetch=7), "exposed_demand", {
+        "exposed_prefetch": transfer(0, 60, 9, "prefetch"), "exposed_demand": transfer(0, 60, 0, link="disk->cpu0", fetch=7),
+        "decision": DecisionRecord(0, 60, 0, 0),
+    }),
+    "crossing": (ActivationRecord(60, 80, "cpu0->gpu0", 0, 0, 0, 5, "out", 30), "activation", {
+        "cpu_experts": task(0, 60, expert=2, device="cpu0", lane="side"), "decision": DecisionRecord(0, 60, 0, 0),
+        "activation": ActivationRecord(0, 60, "cpu0->gpu0", 0, 0, 0, 5, "out", 0),
+    }),
+    "decision": (DecisionRecord(60, 80, 0, 0), "decision", {
+        "dense": task(0, 60, "dense"), "decision": DecisionRecord(0, 60, 0, 0),
+    }),
+}  # fmt: skip
+QUESTIONS = {  # what had happened before it was asked for held nothing up, but what led to the question
+    "as it is asked for": ({"gpu_experts": 80, "dense": 20}, task(0, 60, expert=2), DecisionRecord(20, 60, 0, 0),
+                           task(60, 80, "dense")),
+    "before": ({"decision": 60, "waiting": 10, "dense": 10, "gpu_experts": 20}, DecisionRecord(0, 60, 0, 0),
+               DecisionRecord(62, 70, 0, 1), task(0, 20, expert=2), task(70, 80, "dense", submitted=60)),
+    "for memory": ({"gpu_experts": 80, "exposed_demand": 20}, task(0, 60, expert=2), transfer(0, 20, 4),
+                   transfer(60, 80, 0, submitted=30, waited=True)),
+    "for no part of a copy": ({"gpu_experts": 90, "waiting": 10}, task(0, 60, expert=2), transfer(0, 70, 0, last=False),
+                              transfer(62, 70, -1, "update"), task(62, 70, expert=0, device="cpu0"),
+                              task(70, 80, expert=0, submitted=60)),
+}  # fmt: skip
+
+
+def walked(*records) -> Counter[str]:
+    """Follow what a run until 100 waited for; nothing waited for a task elsewhere, one of no time and a copy that was cut off."""
+    run = one_layer(100, task(0, 30, "head", device="cpu1", layer=1), task(60, 60, "head"))
+    run.transfers.append(transfer(0, 60, 0)._replace(left=1))
+    for record in records:
+        {TaskRecord: run.tasks, TransferRecord: run.transfers, ActivationRecord: run.activations,
+         DecisionRecord: run.decisions}[type(record)].append(record)  # fmt: skip
+    return +Counter(Chain(run, KINDS, {}).split([0]))
+
+
+@pytest.mark.parametrize(("what", "cause"), [(what, cause) for what, (*_, needs) in NEEDS.items() for cause in needs])
+def test_the_walk_back_finds_each_thing_that_can_be_waited_for(what: str, cause: str):
+    record, its_cause, needs = NEEDS[what]
+    assert walked(needs[cause], record, LAST) == Counter({cause: 60}) + Counter({its_cause: 20}) + Counter(gpu_experts=20)
+
+
+@pytest.mark.parametrize("why", QUESTIONS)
+def test_the_walk_back_goes_on_with_what_led_to_a_question(why: str):
+    expected, *records = QUESTIONS[why]
+    assert walked(*records, LAST) == expected
+
+
+def test_the_walk_back_begins_with_what_ended_the_layer():
+    crossing = ActivationRecord(70, 100, "cpu0->gpu0", 0, 0, 0, 5, "out", 70)
+    assert walked(task(0, 70, expert=0, device="cpu0"), DecisionRecord(80, 100, 0, 1), crossing) == {"cpu_experts": 70, "activation": 30}
