@@ -733,4 +733,7 @@ def test_the_walk_back_goes_on_with_what_led_to_a_question(why: str):
 
 def test_the_walk_back_begins_with_what_ended_the_layer():
     crossing = ActivationRecord(70, 100, "cpu0->gpu0", 0, 0, 0, 5, "out", 70)
-    assert walked(task(0, 70, expert=0, device="cpu0"), DecisionRecord(80, 100, 0, 1), crossing) == {"cpu_experts": 70, "activation": 30}
+    assert walked(task(0, 70, expert=0, device="cpu0"), DecisionRecord(80, 100, 0, 1), crossing) == {
+        "cpu_experts": 70,
+        "activation": 30,
+    }

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from moesim.policies.registry import make_policy
+from moesim.policies.registry import describe_policy, make_policy
 from moesim.records import Records
 from moesim.testing import FakeView
 from tests.engine.engine_kit import cpu, gpu, machine, play, tiny_model, transfers, workload
@@ -152,3 +152,27 @@ def test_a_prompt_waits_for_what_is_on_its_way_to_the_cache() -> None:
 def test_where_tokens_are_looked_up(names: list[str], there: dict[tuple[str, int], str]) -> None:
     view = FakeView(slots=16)
     assert {name: dict(make_policy(name).place(view).parts) for name in names} == dict.fromkeys(names, there)
+
+
+CACHES = [
+    "background-cache",
+    "two-uploads-lru",
+    "heat-cache",
+    "pooled-cache",
+    "exllamav3",
+    "dfa-cache",
+    "moe-gen",
+    "zero-inference",
+]
+
+
+@pytest.mark.parametrize("overlap", [None, False, True])
+@pytest.mark.parametrize("name", CACHES)
+def test_each_device_runs_the_experts_of_a_visit_by_id(name: str, overlap: bool | None) -> None:
+    if overlap is None or "overlap" in describe_policy(name).options:
+        steps = [[9, 4, 6, 1]] * 4 + [[20, 4, 6, 17], [4, 20, 9, 33], [20, 9, 4, 1]] * 3
+        records = decoded(name if overlap is None else {"name": name, "overlap": overlap}, steps, 4, least=40)
+        found: dict[tuple[str, int], list[int]] = {}
+        for task in sorted(t for t in records.tasks if t.expert >= 0):
+            found.setdefault((task.device, task.step), []).append(task.expert)
+        assert max(map(len, found.values())) > 1 and all(ids == sorted(ids) for ids in found.values())

@@ -21,7 +21,7 @@ from moesim.policies.parts import Setup
 from moesim.policies.parts.assignment import FixedThreshold, fiddler_code_assignment
 from moesim.policies.parts.placement import FrequencyGlobal, FrequencyPerLayer
 from moesim.policies.registry import make_policy
-from moesim.policies.systems.daop import DaopCode, DaopPaper, degraded, prefill_swaps
+from moesim.policies.systems.daop import Ahead, DaopCode, DaopPaper, degraded, prefill_swaps
 from moesim.policy import Predict, Predicted, Run, StepBegin
 from moesim.records import InexactRecord, Records
 from moesim.testing import FakeView, routed, run_tiny, tiny_model, tiny_workload
@@ -63,6 +63,13 @@ def test_degradation_of_two() -> None:
     assert degraded([3, 2], scores, [1, 1, 1, 0], 1) == [3, 2]
     assert degraded([3, 2], scores, [0, 0, 0, 0], 1) == [3, 2]  # nothing on the GPU
     assert degraded([3, 2], scores, [1, 1, 0, 0], 0) == [1, 0]
+
+
+def test_more_ids_than_a_row_uses_stand_in_in_their_order() -> None:
+    ahead = Ahead([[], [1, 1, 0, 0]], 2, 1)
+    ahead.begin_step(1)
+    assert ahead.add(Predicted(0, 1, 0, np.array([[2, 3, 1, 0]]), None, "told"), 0) == {2: [0]}
+    assert ahead.take(1, 0) == {1: [0]}, "3 gives way to 1, which is before 0"
 
 
 def test_a_fixed_threshold_is_fiddlers_with_its_constants() -> None:

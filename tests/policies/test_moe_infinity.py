@@ -9,7 +9,9 @@ import pytest
 
 from moesim.policies.registry import make_policy
 from moesim.policies.systems.moe_infinity import least_visited, remaining_priority
+from moesim.policy import PREFETCH, Drop, StepBegin
 from moesim.records import Records
+from moesim.testing import FakeView, routed
 from tests.engine.engine_kit import cpu, gpu, machine, play, tasks, tiny_model, transfers, workload
 
 TOKEN = [[0, 2], [1, 0]]  # layer: experts
@@ -131,3 +133,17 @@ def test_only_so_many_matrices_are_kept_and_those_of_the_run_may_be_added() -> N
         policy = make_policy({"name": "moe-infinity-paper", "online": online, "begin": "next"})
         found[online] = play(policy, work, hardware, slots={"gpu0": 3}, tables=MATRICES)
     assert copies(found[False]) != copies(found[True])
+
+
+@pytest.mark.parametrize(("late_ns", "given_up"), [(0, True), (1, False), (-1, True)])
+def test_a_prefetch_for_a_layer_passed_is_given_up_if_it_has_not_begun(late_ns: int, given_up: bool) -> None:
+    view = FakeView(slots=4, tables={"activation_matrices": np.ones((4, 1, 8), np.float32)})
+    policy = make_policy("moe-infinity-paper")
+    view.use(policy.place(view))
+    policy.decide(StepBegin(0, "decode", np.zeros(1, np.int32), True), view)
+    view.put(0, [0, 1], "gpu0")
+    ahead = policy.decide(routed([[0, 1]]), view)[-1]
+    assert (ahead.layer, ahead.urgency) == (0, PREFETCH)
+    view.pend(0, ahead.experts, "gpu0", view.costs.fetch_ns(view.host, "gpu0", None, 0) - late_ns)
+    dropped = Drop(0, ahead.experts, "gpu0") in policy.decide(routed([[2, 3]], layer=1), view)
+    assert dropped is given_up

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from moesim.policies.registry import make_policy
-from moesim.policies.systems.pipeshard import Shard, ShardPlan, State, predicted_time, shard_plan
+from moesim.policies.systems.pipeshard import PipeShard, Shard, ShardPlan, State, predicted_time, shard_plan
 from moesim.records import Records
+from moesim.testing import FakeView
 from tests.engine.engine_kit import play, tiny_model, workload
 
 MB = 1_000_000
@@ -154,3 +155,13 @@ def test_another_batch_size_changes_what_is_pinned() -> None:
     # A second prompt keeps the prefix, and gives the second layer up.
     both = run([[TOKEN] * 42] * 2, 8, prompt=40)
     assert {t.layer for t in both.transfers} == {1, 2}
+
+
+def test_a_row_alone_costs_its_experts_and_many_rows_cost_all() -> None:
+    view, policy = FakeView(tiny_model(n_layers=1)), PipeShard()
+    policy.place(view)
+    for rows, active, each in ((1, 2, 1), (2, 4, 1), (3, 4, 2), (40, 4, 20)):
+        ffn = policy._shards(rows, view)[1]
+        costs = view.costs
+        assert ffn.gpu == costs.first_extra_ns("gpu0") + active * costs.expert_ns("gpu0", each)
+        assert ffn.cpu == costs.first_extra_ns("cpu0") + active * costs.expert_ns("cpu0", each)

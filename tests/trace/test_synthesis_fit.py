@@ -39,6 +39,7 @@ from moesim.trace.synthesis.fit import (
     simulate,
     to_scale,
 )
+from moesim.trace.synthesis.fit import _search as search
 from moesim.trace.synthesis.parameter_set import NUMBERS, data_names
 from tests.helpers_bigmoe import read_route_trace
 from tests.helpers_shared import gpt_oss, shared_file
@@ -279,6 +280,22 @@ def test_a_fit_finds_what_the_figures_were_made_with():
     assert found.fitted_to == "a test; seeds 1, 2"
     matches = report(found, targets, [5, 6, 7])  # others than those of the fit
     assert all(abs(match.error) < 0.03 for match in matches)
+
+
+def test_a_fit_of_fewer_parameters_than_figures_finds_place_and_slopes():
+    """Errors are linear, so that slopes are exact, also at the upper bound."""
+    matrix, target = np.array([[1.0, 2.0], [0.0, 3.0], [4.0, -1.0]]), np.array([0.3, 1.0])
+
+    class Linear:
+        start, lower, upper = np.array([0.0, 0.95]), np.array([-2.0, -2.0]), np.array([2.0, 1.0])
+
+        def errors(self, place, seeds, measured):
+            assert (place <= self.upper).all() and list(seeds) == [0]
+            return 10 * matrix @ (place - target)
+
+    place, slopes = search(Linear(), None, [0])
+    assert slopes == pytest.approx(10 * matrix)
+    assert place == pytest.approx(target, abs=0.01)
 
 
 def test_what_was_fitted_to_other_figures_of_the_same_model_stays_fitted():
