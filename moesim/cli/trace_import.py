@@ -18,8 +18,9 @@ from moesim.errors import InputError
 from moesim.experiment.routing import served
 from moesim.model import load_model
 from moesim.trace import SUFFIX, Trace, find_trace
-from moesim.trace.calibrating import Additions, extend
+from moesim.trace.calibrating import Additions, extend, with_popularity
 from moesim.trace.formats.contract import AXES, Options
+from moesim.trace.formats.counts import read_counts
 from moesim.trace.formats.importing import LABELS, import_trace, model_file, write_model_file
 
 HoldBack = StrEnum("HoldBack", ["requests", "ends"])
@@ -197,13 +198,17 @@ def trace_calibrate(
         float | None,
         typer.Option(metavar="SHARE", help="Part of the requests to count tables from, such as 0.25; they are left out."),
     ] = None,
+    counts: Annotated[
+        Path | None,
+        typer.Option(help="Counts of each layer and expert, of another recording of the model: a table of popularity."),
+    ] = None,
     hold_back: HeldBack = None,
     seed: Seed = None,
     weights: Weights = None,
     scores: Scores = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Count calibration tables from requests of a trace, which are then not simulated; or make uniform weights.
+    """Count calibration tables from requests of a trace, which are then not simulated, or take counts; or make uniform weights.
 
     The tables are activation_frequency, activation_frequency_decode, coactivation and activation_matrices; residual, where gate
     inputs were kept; expert_maps, where there are scores or weights. A trace that has tables gets the matrices and maps it lacks.
@@ -216,8 +221,13 @@ def trace_calibrate(
     path = find_trace(trace)
     if path.resolve() == out.resolve():
         raise InputError(f"--out {out}: expected another file than the trace that is read, got the same; choose another name")
+    if counts is not None and share is not None:
+        raise InputError(f"--counts {counts}: expected no --share next to it, got {share:g}; tables have one source")
     with scratch_beside(out) as folder:
-        found = Trace.read(path)
-        made = extend(found, wanted, trace, folder)
+        made = Trace.read(path)
+        if counts is not None:
+            made = with_popularity(made, read_counts(counts, made.n_layers, made.n_experts), str(counts))
+        if counts is None or wanted.any:
+            made = extend(made, wanted, trace, folder)
         made.write(out)
     say(f"wrote {out}: {describe(made)}")

@@ -20,7 +20,7 @@ from moesim.errors import InputError
 from moesim.trace import Trace
 from moesim.trace.derived import subset
 from moesim.trace.files import mapped, pieces
-from moesim.trace.parts import HELD_BACK
+from moesim.trace.parts import HELD_BACK, POPULARITY
 from moesim.trace.stats.calibration import (
     EMBEDDING,
     MAPS,
@@ -81,6 +81,21 @@ def extend(trace: Trace, additions: Additions, place: str, folder: Path | None =
     if additions.share is not None:
         trace = _calibrated(trace, additions.share, additions, place, folder)
     return trace
+
+
+def with_popularity(trace: Trace, counts: NDArray[np.float64], source: str) -> Trace:
+    """Add the table of frequencies from counts of another recording of the same model, of each layer and expert."""
+    if trace.label == "synthetic" or trace.tables:
+        got = (
+            f"tables {', '.join(sorted(trace.tables))}"
+            if trace.tables
+            else "a synthetic one, whose experts are not those counted"
+        )
+        raise InputError(f"{source}: expected a recorded trace without calibration tables, got {got}; choose another trace")
+    table = (counts / counts.sum(axis=1, keepdims=True)).astype(np.float32)
+    header = {**trace.header, POPULARITY: Path(source).name}
+    header |= _absent(header, "calibration tables", [f"calibration table {name}" for name in ALL[1:]])
+    return replace(trace, tables={ALL[0]: table}, header=header)
 
 
 def check_size(additions: Additions, n_layers: int, n_experts: int, place: str) -> None:

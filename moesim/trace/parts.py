@@ -19,6 +19,8 @@ MADE_UP = ("weights", "scores")
 """Arrays that may be made up: the same number for each chosen expert."""
 UNITS = "units_per_expert"
 """Key of a trace whose ids are those of an expert's matrices, one after the other."""
+POPULARITY = "popularity_of"
+"""Key of a trace whose table of frequencies is that of a file of counts, with the file's name."""
 _COUNTS = {"n": 1, "of": 1, "rows": 1, "seed": 0}
 
 
@@ -38,6 +40,8 @@ def remarks(header: Mapping[str, Any]) -> tuple[str, ...]:
         else:
             text = f"the held-back end of each request ({held['rows']} tokens in all)"
         found.insert(0, f"calibrated on {text}")
+    if isinstance(name := header.get(POPULARITY), str):
+        found.insert(0, f"popularity counted in {name[:80].replace(',', ' ')}")
     return tuple(found)
 
 

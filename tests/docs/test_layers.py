@@ -50,7 +50,7 @@ LEVELS: list[dict[str, str]] = [
 
 ONLY = {  # who may import what
     "simpy": ["engine.*", "studies.bench"],
-    "torch": ["recorder.*", "live.kernels.*"],
+    "torch": ["recorder.*", "live.kernels.*", "trace.formats.sglang"],
     "transformers": ["recorder.*"],
     "tokenizers": ["recorder.*"],
     "accelerate": ["recorder.*"],

@@ -6,6 +6,7 @@ import base64
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,72 @@ def write_npz(path: Path) -> None:
     np.savez(path, topk_ids=IDS.astype(np.int8), topk_probs=WEIGHTS, seq_offsets=np.array([0, ROWS]), names=np.array(["first"]))
 
 
+def write_token_lines(path: Path) -> None:
+    """A line about the file, then a line for each token with all its layers."""
+    meta = {"type": "meta", "model_id": "tiny", "num_experts": EXPERTS, "top_k": TOP_K}
+    lines = [meta, *({"token": t, "experts": IDS[t].tolist(), "weights": WEIGHTS[t].tolist()} for t in range(ROWS))]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def write_cells(path: Path) -> None:
+    places = [(t, layer) for layer in range(LAYERS) for t in range(ROWS)]
+    lines = [f'{t},{layer},"{IDS[t, layer].tolist()}"' for t, layer in places]
+    path.write_text("\n".join(["token_idx,layer_id,topk_ids", *lines, ""]))
+
+
+def write_routes(path: Path) -> None:
+    """Lines of a pass in a layer: the prompt at once, then token by token; slots of a cache are not read."""
+    spans = [range(PROMPT), *([t] for t in range(PROMPT, ROWS))]
+    cells = [(number, layer, [one for t in span for one in IDS[t, layer]], len(span))
+             for number, span in enumerate(spans) for layer in range(LAYERS)]  # fmt: skip
+    lines = [f"route {n} {layer} {TOP_K} {many} {' '.join(f'{one}:{one - 3}' for one in ids)}" for n, layer, ids, many in cells]
+    path.write_text("\n".join([*lines, ""]))
+
+
+def strata_words(windows: list[tuple[list[int], int, int]], tags: bool = True) -> bytes:
+    """Windows of tokens, how many drafts were accepted, and the phase; a token of -1 is a draft that was rejected."""
+
+    def record(layer: int, ids: Any, weights: Any) -> bytes:
+        return np.array([layer, len(ids), *ids], "<i4").tobytes() + np.asarray(weights, "<f4").tobytes()
+
+    def tag(number: int, *values: int) -> bytes:
+        return record(number, values, [0] * len(values))
+
+    found = tag(-2, 2) + tag(-4, 0, 1, 2) + tag(-3, 0) if tags else b""
+    for number, (tokens, accepted, phase) in enumerate(windows):
+        for layer in range(LAYERS):
+            for t in tokens:
+                found += record(layer, IDS[t, layer] if t >= 0 else [0, 1], WEIGHTS[t, layer])
+        found += tag(-1, number, len(tokens), accepted, phase) if tags else b""
+    return found
+
+
+def write_strata(path: Path) -> None:
+    path.write_bytes(strata_words([([0, 1, 2], 0, 0), ([3, 4, -1], 1, 1), ([5, -1], 0, 1), ([6], 0, 1)]))
+
+
+def recorded(mode: int, tokens: list[int], number: int, positions: list[int] | None = None) -> dict[str, Any]:
+    """A pass as SGLang's recorder keeps it: a dense layer first, and room for four experts; ids are those of copies."""
+    import torch
+
+    ids = torch.full((LAYERS + 1, len(tokens), 4), -1, dtype=torch.int32)
+    ids[1:, :, :TOP_K] = torch.tensor(IDS[tokens].transpose(1, 0, 2).astype(np.int32)) + 1
+    return {"forward_pass_id": number, "rank": 0, "input_ids": tokens, "positions": positions or tokens,
+            "extend_seq_lens": [len(tokens)] if mode == 1 else None, "forward_mode": mode, "topk_ids_of_layer": ids,
+            "misc_objects": [], "global_physical_count": torch.ones((LAYERS + 1, EXPERTS + 1), dtype=torch.int32)}  # fmt: skip
+
+
+def save_recorded(path: Path, passes: list[dict[str, Any]]) -> None:
+    import torch
+
+    copies = torch.tensor([EXPERTS - 1, *range(EXPERTS)]).repeat(LAYERS + 1, 1)  # expert 6 has two copies
+    torch.save({"records": passes, "last_physical_to_logical_map": copies}, path)
+
+
+def write_recorded(path: Path) -> None:
+    save_recorded(path, [recorded(1, list(range(PROMPT)), 0), *(recorded(2, [t], t) for t in range(PROMPT, ROWS))])
+
+
 def write_csv(path: Path) -> None:
     export_csv(trace(), path)
 
@@ -166,9 +233,15 @@ SOURCES = {
     "sglang": Source("sglang", "a.json", write_sglang, False, _KNOWN | {"n_layers": LAYERS, "top_k": TOP_K}),
     "llama-cpp-positions": Source("llama-cpp", "a.csv", write_positions, False, _KNOWN),
     "llama-cpp-passes": Source("llama-cpp", "a.csv", write_passes, False, _PROMPT | {"top_k": TOP_K}),
+    "llama-cpp-routes": Source("llama-cpp", "a.txt", write_routes, False, _PROMPT),
+    "strata": Source("strata", "a.bin", write_strata, True, _KNOWN),
+    "token-lines": Source("jsonl", "a.jsonl", write_token_lines, True, {"n_prompt": (PROMPT,)}, "measured"),
+    "cells": Source("csv", "a.csv", write_cells, False, _PROMPT, "measured"),
     "bigmoe": Source("bigmoe-route", "a.csv", write_bigmoe, True),
     "jsonl": Source("jsonl", "a.jsonl", write_json_lines, True, _PROMPT, "measured"),
     "npz": Source("npz", "a.npz", write_npz, True, _PROMPT | _MAPPED | _AXES, "measured"),
     "csv": Source("csv", "a.csv", write_csv, True),
     "parquet": Source("parquet", "a.parquet", write_parquet, True),
 }
+if find_spec("torch"):
+    SOURCES["sglang-recorder"] = Source("sglang-recorder", "a.pt", write_recorded, False, _KNOWN)

@@ -15,7 +15,8 @@ from moesim.errors import InputError
 from moesim.trace import Trace
 from moesim.trace.formats.contract import AXES, Options
 from moesim.trace.formats.importing import find_format, import_trace
-from tests.trace.import_kit import DECODE, EXPERTS, IDS, LAYERS, PROMPT, ROWS, TOP_K, WEIGHTS, refused
+from tests.trace import import_kit as kit
+from tests.trace.import_kit import DECODE, EXPERTS, IDS, LAYERS, PROMPT, ROWS, SOURCES, TOP_K, WEIGHTS, refused
 
 equal = np.testing.assert_array_equal
 PLACES = [(t, layer) for t in range(ROWS) for layer in range(LAYERS)]
@@ -224,3 +225,157 @@ def test_a_model_that_cannot_be_read_is_no_name(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(FORMS["json lines, layers of a token"][0])
     with pytest.raises(InputError, match=r"m\.gguf"):
         import_trace([tmp_path / "a.jsonl"], tmp_path / "t.safetensors", Options(model=str(tmp_path / "m.gguf"), phase="decode"))
+
+
+# ------------------------------------------------------------------------------------------- formats of single programs
+
+
+def test_windows_of_strata_without_tags_are_single_tokens(tmp_path: Path) -> None:
+    path, out, options = tmp_path / "a.bin", tmp_path / "t.safetensors", Options(n_experts=EXPERTS, phase="decode")
+    path.write_bytes(kit.strata_words([([t], 0, 1) for t in range(ROWS)], tags=False))
+    assert find_format(path, None).name == "strata"
+    equal(import_trace([path], out, options).trace.experts, IDS)
+    path.write_bytes(kit.strata_words([([0, 1], 1, 1), ([2], 0, 1)], tags=False))
+    refused(
+        lambda: import_trace([path], out, options), "expected tags that say which drafts were accepted, got windows of several"
+    )
+
+
+def test_weights_of_strata_that_are_zeros_were_not_recorded_and_an_open_window_is_left_out(tmp_path: Path) -> None:
+    path, words = tmp_path / "a.bin", np.frombuffer(kit.strata_words([([t], 0, 1) for t in range(ROWS)]), "<i4").copy()
+    floats = words.view("<f4")
+    floats[(floats > 1e-30) & (floats < 10)] = 0
+    path.write_bytes(words[: -(2 + 2 * 4)].tobytes())  # the last window has no tag
+    found = import_trace([path], tmp_path / "t.safetensors", Options(n_experts=EXPERTS)).trace
+    equal(found.experts, IDS[:-1])
+    assert found.weights is None and found.phase.tolist() == [1] * (ROWS - 1)
+
+
+def test_lines_of_llama_cpp_with_names_of_tensors(tmp_path: Path) -> None:
+    path = tmp_path / "moe.log"
+    path.write_text("".join(f"blk.{n}.ffn_gate_exps.weight {ids(t, n, ' ')}\n" for t, n in PLACES))
+    found = import_trace([path], tmp_path / "t.safetensors", Options(n_experts=EXPERTS, n_prompt=(PROMPT,))).trace
+    equal(found.experts, IDS)
+    path.write_text("route 0 2 2 1 3:-1 4:-1\n" + SOURCES["llama-cpp-routes"].make(tmp_path).read_text())
+    imported = import_trace([path], tmp_path / "t.safetensors", Options(n_experts=EXPERTS, phase="decode"))
+    equal(imported.trace.experts, IDS)  # of the end of a prompt only the last layer was observed
+    assert imported.notes == ("moe.log: 1 tokens at the start of requests left out: layers [0, 1] are not recorded for them",)
+    for line, words in [
+        ("route 9 0 2 1 3:-1", "line 1: expected a line like the first, with 2 experts of each token, got b'route 9 0 2 1 3:-1"),
+        ("route 9 0 2 1 3:-1 4:-1\nroute 9 1 3 1 1:0 2:0 3:0", "line 2: expected a line like the first, with 2 experts"),
+    ]:
+        path.write_text(f"{line}\n")
+        refused(lambda: import_trace([path], tmp_path / "u.safetensors", Options(n_experts=EXPERTS, phase="decode")), words)
+
+
+def test_requests_of_a_recorder_that_ran_together(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    path, out = tmp_path / "a.pt", tmp_path / "t.safetensors"
+
+    def load(*passes: Any) -> Trace:
+        kit.save_recorded(path, [kit.recorded(*one, number=number) for number, one in enumerate(passes)])
+        return import_trace([path], out, Options()).trace
+
+    both = kit.recorded(1, [0, 1, 2, 3, 4], 0, [0, 1, 0, 1, 2]) | {"extend_seq_lens": [2, 3]}
+    later = [kit.recorded(2, [5, 6], 1, [2, 3]), kit.recorded(2, [0], 2, [4]), kit.recorded(1, [1], 3, [5])]
+    kit.save_recorded(path, [later[1], both, later[0], later[2]])  # in any order
+    found = import_trace([path], out, Options()).trace
+    assert (found.n_experts, found.header["layers"]) == (EXPERTS, [1, 2, 3])
+    assert found.requests.n_prompt.tolist() == [2, 3, 1] and found.requests.n_decode.tolist() == [1, 2, 0]
+    equal(found.experts, IDS[[0, 1, 5, 2, 3, 4, 6, 0, 1]])  # the last begins after a prefix that was cached
+    assert found.prompt_offset.tolist() == [0, 0, 5]
+    chunks = load((1, [0, 1]), (1, [2, 3]), (2, [4]))  # a prompt in two pieces
+    assert (chunks.requests.n_prompt.tolist(), chunks.requests.n_decode.tolist()) == ([4], [1])
+    for passes, words in [
+        ([kit.recorded(1, [0, 1, 2, 3], 0, [0, 1, 0, 1]) | {"extend_seq_lens": [2, 2]}, kit.recorded(2, [4, 5], 1, [2, 2])],
+         "pass 1: expected requests of one batch at different positions, got several at 2; record one request at a time"),
+        ([kit.recorded(3, [0], 0)], "expected a prompt or a decode pass, got forward_mode 3"),
+        ([{"global_physical_count": kit.recorded(1, [0], 0)["global_physical_count"], "forward_pass_id": 0}],
+         "expected routes, of the recorder's mode per_token, got counts; counts have no tokens"),
+    ]:  # fmt: skip
+        kit.save_recorded(path, passes)
+        refused(lambda: import_trace([path], out, Options()), words)
+
+
+# ------------------------------------------------------------------------------------------------------------- counts
+
+COUNTED = np.arange(1, LAYERS * EXPERTS + 1).reshape(LAYERS, EXPERTS)[:, ::-1]
+
+
+def write_counts(path: Path) -> None:
+    cells = [f"{n + 3},{e},{COUNTED[n, e]}" for n in range(LAYERS) for e in range(EXPERTS)]
+    if path.suffix == ".csv":  # as SGLang wrote them: layers by their number in the model
+        path.write_text("\n".join(["layer_id,expert_id,count", *cells, ""]))
+    elif path.suffix == ".json":
+        path.write_text(json.dumps({"logical_count": [np.zeros_like(COUNTED).tolist(), COUNTED.tolist()]}))
+    elif path.suffix == ".npy":
+        np.save(path, np.vstack([np.zeros((2, EXPERTS), int), COUNTED]))
+    elif path.suffix == ".npz":
+        np.savez(path, logical_count=np.stack([COUNTED - 1, np.ones_like(COUNTED)]))
+    else:
+        import torch
+
+        dense = np.zeros((1, EXPERTS + 1), np.int32)
+        copies = np.hstack([COUNTED[:, -1:] - 1, COUNTED[:, :-1], np.ones((LAYERS, 1), int)])  # the last expert has two
+        counts = torch.tensor(np.vstack([dense, copies]).astype(np.int32))
+        mapped = torch.tensor([EXPERTS - 1, *range(EXPERTS)]).repeat(LAYERS + 1, 1)
+        torch.save(
+            {"records": [{"forward_pass_id": 0, "global_physical_count": counts}], "last_physical_to_logical_map": mapped}, path
+        )
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.json", "a.npy", "a.npz", "a.pt"])
+def test_counts_are_popularity_and_no_routes(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if name.endswith("pt"):
+        pytest.importorskip("torch")
+    path, out, trace = tmp_path / name, tmp_path / "t.safetensors", kit.trace(header={"absent": ["calibration tables"]})
+    write_counts(path)
+    if not name.endswith("npy"):  # an array of two axes may be anything
+        text = refused(
+            lambda: import_trace([path], out, Options(n_experts=EXPERTS)), "got counts; counts have no tokens in order"
+        )
+        assert f"moesim trace calibrate TRACE --counts {path} --out NAME.safetensors" in text and not out.exists()
+    trace.write(tmp_path / "real.safetensors")
+    command = ["trace", "calibrate", str(tmp_path / "real.safetensors"), "--counts", str(path), "--out", str(out)]
+    assert main(command) == 0
+    assert f"popularity counted in {name}; tables activation_frequency" in capsys.readouterr().err
+    found = Trace.read(out)
+    np.testing.assert_allclose(found.tables["activation_frequency"], COUNTED / COUNTED.sum(axis=1, keepdims=True), rtol=1e-6)
+    equal(found.experts, IDS)  # nothing is held back: the counts are of another recording
+    assert "calibration table coactivation" in found.header["absent"]
+    assert main([*command, "--overwrite", "--share", "0.5"]) == 2
+    assert "expected no --share next to it" in capsys.readouterr().err
+    again = [*command[:2], str(out), *command[3:5], "--out", str(tmp_path / "u.safetensors")]
+    assert main(again) == 2
+    assert "without calibration tables, got tables activation_frequency" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("layer,expert,count\n0,0,1\n", "expected counts of 3 layers as the trace has, got 1 with any; choose another trace"),
+        ("layer,expert,count\n" + "".join(f"{n},{9},1\n" for n in range(3)), "at least 0, of up to 7 experts, got shape (3, 10)"),
+        ("layer,expert,count\n" + "".join(f"{n},{1},-1\n" for n in range(3)), "at least 0, of up to 7 experts, got shape (3, 2)"),
+        ("layer,expert,count\n0,99999999,1\n", "layers and experts within their limits"),
+        ("layer,expert\n0,1\n", "expected the columns layer, expert and count, got layer, expert; name them so"),
+        ('{"logical_count": "x"}\n', "expected counts of each expert in each layer, got ValueError"),
+        ('{"other": 1}\n', "expected counts of each expert in each layer, got KeyError"),
+    ],
+)
+def test_counts_that_do_not_fit(text: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kit.trace().write(tmp_path / "real.safetensors")
+    (tmp_path / "a.csv").write_text(text)
+    out = tmp_path / "t.safetensors"
+    command = ["trace", "calibrate", str(tmp_path / "real.safetensors"), "--counts", str(tmp_path / "a.csv"), "--out", str(out)]
+    assert main(command) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert words in line and not out.exists()
+
+
+def test_counts_of_a_real_model_are_none_of_a_synthetic_trace(tmp_path: Path) -> None:
+    from moesim.trace.calibrating import with_popularity
+
+    made = kit.trace(label="synthetic")
+    refused(
+        lambda: with_popularity(made, COUNTED.astype(float), "a.csv"), "got a synthetic one, whose experts are not those counted"
+    )

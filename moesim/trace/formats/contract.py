@@ -48,6 +48,11 @@ NO_PHASE = (
     "out and give --n-prompt"
 )
 """Remedy for phases that are none."""
+COUNTS = (
+    "counts have no tokens in order, so nothing can be replayed; they serve as popularity of another trace: "
+    "moesim trace calibrate TRACE --counts {} --out NAME.safetensors"
+)
+"""Remedy for counts in a file."""
 ARRAY = "a readable array"
 _HEAD_BYTES = 65_536
 _APART = "import fewer requests at a time"

@@ -22,7 +22,7 @@ from moesim.model.load import model_names
 from moesim.trace import SUFFIX, Trace
 from moesim.trace.calibrating import Additions, check_size, extend
 from moesim.trace.check import LABELS, check_ids
-from moesim.trace.formats import arrays, bigmoe, llama_cpp, sglang, tables
+from moesim.trace.formats import arrays, bigmoe, llama_cpp, sglang, strata, tables
 from moesim.trace.formats.contract import (
     ASKS,
     PHASES,
@@ -38,6 +38,7 @@ from moesim.trace.formats.contract import (
     open_array,
     wrong,
 )
+from moesim.trace.formats.counts import refuse_counts
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -141,7 +142,8 @@ def import_trace(
 def formats() -> dict[str, Format]:
     """Return all formats by name; a new one is added here."""
     found = (
-        arrays.VLLM, sglang.FORMAT, llama_cpp.FORMAT, bigmoe.FORMAT, tables.JSON_LINES, arrays.NPZ, tables.CSV, tables.PARQUET,
+        arrays.VLLM, sglang.FORMAT, sglang.RECORDER, llama_cpp.FORMAT, bigmoe.FORMAT, strata.FORMAT, tables.JSON_LINES,
+        arrays.NPZ, tables.CSV, tables.PARQUET,
     )  # fmt: skip
     return {form.name: form for form in found}
 
@@ -158,6 +160,7 @@ def find_format(path: Path, name: str | None) -> Format:
         if name not in known:
             raise InputError(f"--format: {unknown_name('format', name, known)}")
         return known[name]
+    refuse_counts(path, probe)
     return _only(path, probe, [form for form in known.values() if form.matches(probe)])
 
 
@@ -196,7 +199,7 @@ def refuse(probe: Probe) -> None:
         raise wrong(path, "recorded routing", "an empty file", "record it again")
     if head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05" and len(head) > 1:
         raise wrong(path, "arrays or text", "a pickle", _PICKLE_REMEDY)
-    if head.startswith(b"PK") and b"data.pkl" in head:
+    if head.startswith(b"PK") and b"data.pkl" in head and not sglang.RECORDER.matches(probe):
         raise wrong(path, "arrays or text", "a PyTorch file, which is a pickle", _PICKLE_REMEDY)
     if head[8:9] == b"{" and b"__metadata__" in head[:4096]:
         raise wrong(path, "recorded routing of another program", "a safetensors file", "a trace of moesim needs no import")

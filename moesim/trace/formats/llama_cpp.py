@@ -1,14 +1,17 @@
-"""MoE traces of llama.cpp: CSV in two dialects, with or without a line of names.
+"""MoE traces of llama.cpp: CSV in two dialects, with or without a line of names, and lines of two forks.
 
 ``pos,layer,id0,..,idk``: a line for each token and layer. Positions below 0 are prefill, evenly up (-3, -2, -1) or down, or all
 -1 with a layer's lines in token order; decode counts from 0 or on from the prompt, and prefill after it is the next request.
-``layer,expert``: a line for each expert of one request, in passes over the layers.
+``layer,expert``: a line for each expert of one request, in passes over the layers. The same in a line for the tokens of a pass:
+``route PASS LAYER K TOKENS ID:SLOT ...``; or for a token: the name of the tensor of gates, then ids.
 
 The last layer has only tokens whose output is wanted: others are left out, or, where positions do not show which, the layer is.
 """
 
 from __future__ import annotations
 
+import re
+from array import array
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from moesim.core.gate import ANSWERS, lines
 from moesim.trace.formats.contract import Format, Lacks, Options, Part, Probe, Store, wrong
 from moesim.trace.formats.tables import read_csv
 from moesim.trace.formats.visits import complete_tokens
@@ -27,7 +31,16 @@ if TYPE_CHECKING:
 def matches(probe: Probe) -> bool:
     """Return whether the first line names one of the dialects, or holds numbers only."""
     names = probe.csv_names
+    if any(form.match(probe.head) for form in _LINES):
+        return True
     return names == ["layer", "expert"] or _is_positional(names) or (probe.headless and len(names) >= 2)
+
+
+# A line of moe-prefetch (LLAMA_MOE_ROUTE_TRACE) and one of GGML_MOE_LOG: layer, experts of a token and tokens, ids.
+_LINES = (
+    re.compile(rb"route \d+ (?P<layer>\d{1,9}) (?P<k>\d{1,9}) (?P<n>\d{1,9})(?P<ids>(?: \d{1,9}:-?\d+)+)\r?\n"),
+    re.compile(rb"blk\.(?P<layer>\d{1,9})\.ffn_gate_exps\S*(?P<ids>(?: \d{1,9})+)\r?\n"),
+)
 
 
 def _is_positional(names: list[str]) -> bool:
@@ -37,6 +50,9 @@ def _is_positional(names: list[str]) -> bool:
 def read(path: Path, options: Options, store: Store) -> Part:
     """Read a file."""
     probe = Probe(path)
+    form = next((form for form in _LINES if form.match(probe.head)), None)
+    if form is not None:
+        return _read_lines(path, form, options, store)
     names = probe.csv_names
     given = None
     if probe.headless:
@@ -111,18 +127,32 @@ def _read_passes(path: Path, given: list[str] | None, options: Options, store: S
     if options.top_k is None:
         raise Lacks(path, ["top_k"], "one expert a line")
     table = read_csv(path, {"layer": "layer", "expert": "expert"}, names=given)
-    layer = table["layer"]
-    if not len(layer):
+    if not len(table["layer"]):
         raise wrong(path, "routing of at least one token", "none", "record it again")
+    return _split(path, table["layer"], table["expert"], options.top_k, options, store)
+
+
+def _read_lines(path: Path, form: re.Pattern[bytes], options: Options, store: Store) -> Part:
+    layers, ids, width = array("q"), array("q"), 0
+    with path.open("rb") as file:
+        for number, line in enumerate(lines(file, ANSWERS), 1):
+            facts = found.groupdict() if (found := form.fullmatch(line)) else {}
+            here = [int(one.partition(b":")[0]) for one in facts.get("ids", b"").split()]
+            k = int(facts.get("k", len(here)))
+            if not here or len(here) != k * int(facts.get("n", 1)) or k != (width or k):
+                expected = f"a line like the first, with {width or k} experts of each token"
+                raise wrong(f"{path}: line {number}", expected, repr(line[:80]), "it is truncated or altered")
+            layers.extend([int(facts["layer"])] * len(here))
+            ids.extend(here)
+            width = k
+    return _split(path, np.frombuffer(layers, np.int64), np.frombuffer(ids, np.int64), width, options, store)
+
+
+def _split(path: Path, layer: NDArray[np.int64], expert: NDArray[Any], k: int, options: Options, store: Store) -> Part:
+    """Cut the lines into runs of one layer, and the runs into passes over the layers."""
     bad = np.flatnonzero((layer < 0) | (layer >= 2**15))
     if len(bad):
         raise wrong(f"{path}: layer of row {bad[0]}", "0..32767", layer[bad[0]])
-    return _split(path, layer, table["expert"], options, store)
-
-
-def _split(path: Path, layer: NDArray[np.int64], expert: NDArray[Any], options: Options, store: Store) -> Part:
-    """Cut the lines into runs of one layer, and the runs into passes over the layers."""
-    k = options.top_k or 1
     starts = np.concatenate([[0], np.flatnonzero(layer[1:] != layer[:-1]) + 1])
     lengths = np.diff(np.append(starts, len(layer)))
     bad = np.flatnonzero(lengths % k)
@@ -146,4 +176,4 @@ def _split(path: Path, layer: NDArray[np.int64], expert: NDArray[Any], options: 
     return replace(part, notes=(note, *part.notes)) if out else part
 
 
-FORMAT = Format("llama-cpp", "MoE traces of llama.cpp: CSV, layer,expert or pos,layer,id0,..,idk", matches, read)
+FORMAT = Format("llama-cpp", "MoE traces of llama.cpp and forks: layer,expert; pos,layer,id0,..,idk; route lines", matches, read)

@@ -1,25 +1,29 @@
-"""SGLang's responses with ``return_routed_experts``: base64 of int32.
+"""SGLang's responses with ``return_routed_experts``, base64 of int32; and the file of its recorder of experts.
 
-Each is an object with ``meta_info``, or one whose ``choices`` have it. ``completion_tokens``, if there, is
+Each response is an object with ``meta_info``, or one whose ``choices`` have it. ``completion_tokens``, if there, is
 compared: the last token generated is never run through the model, so there is one row less than tokens.
 """
 
 from __future__ import annotations
 
 import base64
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moesim.trace.formats.contract import Format, Lacks, Options, Part, Store, wrong
+from moesim.core.gate import check_expansion
+from moesim.trace.formats.contract import COUNTS, Format, Lacks, Options, Part, Store, reading, wrong
 from moesim.trace.formats.records import documents
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _FIELD = "meta_info.routed_experts"
+_EXTEND, _DECODE = 1, 2
+"""Kinds of passes that the recorder numbers."""
 
 
 def read(path: Path, options: Options, store: Store) -> Part:
@@ -88,10 +92,87 @@ def _responses(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 yield f"{inner}.meta_info", meta
 
 
+def load_recorded(path: Path) -> dict[str, Any]:
+    """Read what the recorder saved, by PyTorch's reader of tensors and plain values, which runs no code of the file."""
+    try:
+        import torch
+    except ImportError:
+        remedy = "install torch, or save the arrays with numpy.savez where it is"
+        raise wrong(path, "PyTorch, to read a file that it wrote", "no module torch", remedy) from None
+    with reading(path, "a file of SGLang's recorder"):
+        with zipfile.ZipFile(path) as archive:
+            check_expansion(path, sum(info.file_size for info in archive.infolist()), path.stat().st_size)
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    return loaded if isinstance(loaded, dict) else {}
+
+
+def read_recorded(path: Path, options: Options, store: Store) -> Part:
+    """Read the passes of a file that the recorder wrote per token."""
+    loaded = load_recorded(path)
+    passes = loaded.get("records") or [{}]
+    if any("topk_ids_of_layer" not in one for one in passes):
+        raise wrong(path, "routes, of the recorder's mode per_token", "counts", COUNTS.format(path))
+    with reading(path, "passes with positions, forward_mode and topk_ids_of_layer"):
+        return _joined(path, loaded, passes, store)
+
+
+def _joined(path: Path, loaded: dict[str, Any], passes: list[dict[str, Any]], store: Store) -> Part:
+    """Join the passes of each request: a row goes on where a request that is open stopped."""
+    rows: list[list[tuple[int, NDArray[Any]]]] = []  # of each request: position, experts of all layers
+    prompts: list[int] = []
+    open_at: dict[int, tuple[int, int]] = {}  # request -> its next position, and the kind of its last pass
+    logical = None if (known := loaded.get("last_physical_to_logical_map")) is None else np.asarray(known)
+    for number, one in enumerate(sorted(passes, key=lambda one: one.get("forward_pass_id", 0))):
+        place, mode, positions = f"{path}: pass {number}", one["forward_mode"], list(one["positions"])
+        ids = np.asarray(one["topk_ids_of_layer"])
+        if positions and mode not in (_EXTEND, _DECODE):
+            raise wrong(place, "a prompt or a decode pass", f"forward_mode {mode}", "record without drafts and mixed chunks")
+        if ids.ndim != 3 or ids.shape[1] < len(positions):
+            raise wrong(place, f"experts (layers, {len(positions)} tokens, top_k)", ids.shape)
+        if logical is not None:
+            ids = np.where(ids < 0, ids, np.take_along_axis(logical[:, None], np.maximum(ids, 0), axis=2))
+        lengths = list(one["extend_seq_lens"]) if mode == _EXTEND else [1] * len(positions)
+        if sum(lengths) != len(positions):
+            raise wrong(place, f"{len(positions)} tokens of its requests", sum(lengths))
+        at, going = 0, dict[int, tuple[int, int]]()
+        for length in lengths:
+            fits = [
+                request for request, (expected, last) in open_at.items()
+                if positions[at] == expected and request not in going and (mode == _DECODE or last == _EXTEND)
+            ]  # fmt: skip
+            if len(fits) > 1:
+                remedy = "record one request at a time: --max-running-requests 1"
+                raise wrong(place, "requests of one batch at different positions", f"several at {positions[at]}", remedy)
+            request = fits[0] if fits and positions[at] else len(rows)
+            if request == len(rows):
+                rows.append([])
+                prompts.append(0)
+            rows[request] += [(positions[i], ids[:, i]) for i in range(at, at + length)]
+            prompts[request] += length if mode == _EXTEND else 0
+            at += length
+            going[request] = positions[at - 1] + 1, mode
+        open_at = going if mode == _DECODE and going else open_at | going  # a decode pass has all requests that go on
+    if not any(rows):
+        raise wrong(path, "routing of at least one token", "none", "record it again")
+    experts = np.stack([ids for request in rows for _, ids in request])
+    layers, ranks = (np.flatnonzero((experts >= 0).any(axis=axes)) for axes in ((0, 2), (0, 1)))  # others hold -1
+    store.add(experts[:, layers][:, :, ranks], None, f"{path}: topk_ids_of_layer")
+    sizes, first = (np.array(values, np.int64) for values in ([len(some) for some in rows], [some[0][0] for some in rows]))
+    facts = {} if len(layers) == experts.shape[1] else {"layers": layers.tolist()}
+    n_experts = None if logical is None else int(logical.max()) + 1
+    return Part(sizes, np.array(prompts, np.int64), True, first, n_experts, facts=facts)
+
+
 FORMAT = Format(
     "sglang",
     "responses of SGLang with meta_info.routed_experts: JSON, or one a line",
     lambda probe: probe.is_json and (b'"routed_experts"' in probe.head or b'"meta_info"' in probe.head),
     read,
     first_layer=True,
+)
+RECORDER = Format(
+    "sglang-recorder",
+    "the .pt file of SGLang's recorder of experts, mode per_token",
+    lambda probe: b"data.pkl" in probe.head and any(key in probe.head for key in (b"forward_pass_id", b"logical_count")),
+    read_recorded,
 )
