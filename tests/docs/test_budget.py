@@ -16,11 +16,11 @@ TOP, CPP, TESTS = "files at the top", "C++", "tests"
 LINES = {  # what a package may have today; behind it what it is to come down to
     "policies": 13_577,  # 11,500
     "studies": 10_635,  # 7,500
-    "trace": 9_185,  # 7,200; 267 for imports of any table or JSON by the names in it, some to come off the formats of engines
+    "trace": 9_492,  # 7,200; imports of any table or JSON, of SGLang's recorder, Strata and forks, and counts; some to come off the formats
     "live": 6_006,  # 5,400; windows of layers
     "plots": 5_397,  # 4,300
     "experiment": 4_628,  # 3,300
-    "cli": 3_491,  # with api 4,000; --axes of trace import
+    "cli": 3_500,  # with api 4,000; --axes of trace import, --counts of trace calibrate
     "api": 1_210,
     "recorder": 3_481,  # 3,500
     "metrics": 3_064,  # 2,600
@@ -32,7 +32,7 @@ LINES = {  # what a package may have today; behind it what it is to come down to
     "report": 892,
     TOP: 992,
     CPP: 6_050,  # 5,600
-    TESTS: 54_598,  # 42,000
+    TESTS: 54_826,  # 42,000
 }
 
 
