@@ -13,8 +13,7 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_expe
 SMALL = {"deepseek_v2": {"num_experts_per_tok": 6}}
 APART = {  # share by which the reading is known to differ, and why
     "axk2": 0.02,  # norms with gates of a rank
-    "inkling_text": 0.01,  # learned relative positions
-    "inkling2_text": 0.01,
+    "inkling2_text": 0.01,  # learned relative positions
     "inkling2_loop_text": 0.02,  # and gates between passes of the loop
     "zaya": 0.01,  # convolutions over queries and keys, a router of three layers
     "longcat_flash": 0.4,  # the class gives weights to experts that have none
