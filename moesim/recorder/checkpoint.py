@@ -25,7 +25,7 @@ from transformers.utils import hub as _hub
 from moesim.core.gate import JSON, read_bytes
 from moesim.recorder import RecordError
 from moesim.recorder.loading import LoadOptions, short
-from moesim.recorder.routers import ARCHITECTURES, find_routers
+from moesim.recorder.routers import Router, candidates
 
 #: Values of the 16 codes of FP4 (E2M1): a sign, two bits of exponent, one of mantissa.
 _E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
@@ -38,6 +38,8 @@ _E8M0_BIAS = 127
 _SUFFIXES = ("_scale", "_scale_inv")  # of the keys of scales of FP8, after those of their weights
 _PIECE = 2**20  # values that are dequantised at once
 WORKING_BYTES = 16 * _PIECE  # bytes at most for what is dequantised at once, next to codes and result
+STREAMED = ("mixtral", "phimoe", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v2", "deepseek_v3", "gpt_oss")
+"""Architectures whose layers pass each other one state, with nothing before the first but the embedding."""
 _TOLD = ("format", "bits", "load_in_4bit", "load_in_8bit", "expert_dtype")
 """Facts of a refused configuration, next to its method."""
 
@@ -275,6 +277,8 @@ class Parameters:
         shards.check({weight for source in self._sources.values() for weight in source.weights})
 
     def of(self, part: str) -> list[str]:
+        if part in self._sources:
+            return [part]
         names = [f"{part}.{name}" for name in self.model.get_submodule(part).state_dict()]
         missing = [name for name in names if name not in self._sources]
         if missing:
@@ -385,8 +389,9 @@ class LayeredModel(Parameters):
         for module in [*self.decoder.layers, self.decoder.norm]:
             module.forward = _pass_on
         self._make_buffers()
-        for router in find_routers(model):
-            self.load(router.name)
+        for router in (one for parts in candidates(model).values() for one in parts if isinstance(one, Router)):
+            for name in (router.name, *(f"{router.name.rpartition('.')[0]}.{extra}" for extra in router.extras)):
+                self.load(name)
 
     @classmethod
     def open(cls, options: LoadOptions) -> LayeredModel:
@@ -395,9 +400,9 @@ class LayeredModel(Parameters):
         where = {"revision": options.revision or "main", "trust_remote_code": False}
         try:
             config = transformers.AutoConfig.from_pretrained(options.model, **where)
-            if config.model_type not in ARCHITECTURES:
+            if config.model_type not in STREAMED:
                 raise RecordError(
-                    f"{options.model}: --stream-layers: expected one of {', '.join(sorted(ARCHITECTURES))}, "
+                    f"{options.model}: --stream-layers: expected one of {', '.join(sorted(STREAMED))}, "
                     f"got '{config.model_type}'; leave the option out"
                 )
             rule = find_rule(config, options.model)

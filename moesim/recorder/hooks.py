@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from moesim.recorder import RecordError
-from moesim.recorder.routers import Gate, Router, check_choice, read_choice
+from moesim.recorder.routers import Answer, Router, Watch, read_choice, read_dense
 from moesim.recorder.signals import SignalPlan
 
 CHUNK_ROWS = 256  # rows of a layer that wait on the device before they are worked on
@@ -45,8 +45,8 @@ class Captured:
 class RoutingHooks:
     """Context manager that keeps the routing of every forward pass inside it."""
 
-    def __init__(self, routers: Sequence[Router], gates: Sequence[Gate], wanted: Wanted) -> None:
-        self._layers = [LayerHooks(number, router, gates, wanted) for number, router in enumerate(routers)]
+    def __init__(self, routers: Sequence[Router], wanted: Wanted) -> None:
+        self._layers = [LayerHooks(number, routers, wanted) for number in range(len(routers))]
         self._signals = wanted.signals
 
     def __enter__(self) -> RoutingHooks:
@@ -94,12 +94,13 @@ def _stack(layers: Sequence[NDArray[Any] | None], ahead: int) -> NDArray[Any]:
 class LayerHooks:
     """Context manager that keeps the routing of one layer."""
 
-    def __init__(self, number: int, router: Router, gates: Sequence[Gate], wanted: Wanted) -> None:
-        self.router = router
+    def __init__(self, number: int, routers: Sequence[Router], wanted: Wanted) -> None:
+        self.router = routers[number]
         self.rows: Tensor | None = None
-        self._number, self._gates, self._wanted = number, gates, wanted
+        self._number, self._routers, self._wanted = number, routers, wanted
         self._checked = False
-        self._seen: list[tuple[Tensor, Tensor]] = []  # states and logits of the passes that wait
+        self._watch = Watch(self.router.n_experts)
+        self._seen: list[tuple[Tensor, ...]] = []  # states, scores and ranked values of the passes that wait
         self._latest: tuple[Tensor, Tensor] | None = None  # ids and weights of the last pass
         self._chosen: list[tuple[Tensor, Tensor]] = []  # and those of the passes that wait
         self._done: list[dict[str, NDArray[Any]]] = []
@@ -108,7 +109,8 @@ class LayerHooks:
 
     def __enter__(self) -> LayerHooks:
         self._handles = [
-            self.router.module.register_forward_hook(self.after_router, with_kwargs=True),
+            self.router.module.register_forward_pre_hook(self.before_router),
+            self.router.module.register_forward_hook(self.after_router, with_kwargs=True, always_call=True),
             self.router.experts.register_forward_pre_hook(self.before_experts, with_kwargs=True),
         ]
         return self
@@ -118,17 +120,25 @@ class LayerHooks:
             handle.remove()
         self._handles = []
 
+    def before_router(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        self._watch = Watch(self.router.n_experts)
+        self._watch.__enter__()
+
     def after_router(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        self._watch.__exit__(None, None, None)
+        if output is None:  # it failed
+            return
         self._commit()
-        gate = self._gates[self._number]
-        states = self._kept([*args, *kwargs.values()][0])
-        logits, weights, ids = read_choice(output, gate.n_experts)
-        self._seen.append((states, gate.to(states.device).logits(states) if logits is None else self._kept(logits)))
+        answer = self._watch.answer()
+        self._seen.append(tuple(map(self._kept, ([*args, *kwargs.values()][0], answer.scores, answer.values))))
+        weights, ids = read_choice(output)
+        if ids is None and (ids := self._watch.chosen) is not None:
+            weights = read_dense(output, ids, self.router.n_experts)
         self._choose(ids, weights)
 
     def before_experts(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take what the experts are given, which the model uses, not what the router returned."""
-        _, weights, ids = read_choice([*args, *kwargs.values()][1:], self._gates[self._number].n_experts)
+        weights, ids = read_choice([*args, *kwargs.values()][1:])
         self._choose(ids, weights)
         self._commit()
 
@@ -153,21 +163,22 @@ class LayerHooks:
     def _work(self) -> None:
         if not self._chosen:
             return
-        states, logits = (torch.cat(parts) for parts in zip(*self._seen, strict=True))
+        states, scores, values = (torch.cat(parts) for parts in zip(*self._seen, strict=True))
         ids, weights = (torch.cat(parts) for parts in zip(*self._chosen, strict=True))
         self._seen, self._chosen = [], []
-        gate = self._gates[self._number].to(logits.device)
+        answer = Answer(scores, values)
+        answer.check(ids, self.router.label)
         if not self._checked and len(ids):
-            check_choice(gate, logits, ids, self.router.name)
+            self.router.check(states, answer)
             self._checked = True
-        order = gate.in_rank_order(logits, ids)
+        order = answer.in_rank_order(ids)
         kept = {"experts": ids.gather(1, order).int(), "weights": weights.gather(1, order)}
         if self._wanted.scores:
-            kept["scores"] = gate.scores(logits)
+            kept["scores"] = scores
         if self._wanted.inputs:
             kept["inputs"] = states.half()
         if self._wanted.signals is not None:
-            kept |= self._wanted.signals.from_layer(self._number, states, self._gates)
+            kept |= self._wanted.signals.from_layer(self._number, states, self._routers)
         if self._wanted.sums:
             total = states.double().sum(dim=0)
             self._sum = total if self._sum is None else self._sum + total

@@ -192,7 +192,7 @@ def routers_sha256(routers: list[Router]) -> str:
     """Hash all router weights in float32, which identifies a model however the rest was loaded."""
     digest = hashlib.sha256()
     for router in routers:
-        digest.update(router.gate().weight.numpy().tobytes())
+        digest.update(router.weight().numpy().tobytes())
     return digest.hexdigest()
 
 

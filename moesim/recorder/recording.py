@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from moesim.recorder import RecordError
 from moesim.recorder.generation import LENGTH, Sampling, generate, whole_cache
 from moesim.recorder.hooks import Captured, RoutingHooks, Wanted
-from moesim.recorder.routers import Gate, Router, routers_of
+from moesim.recorder.routers import Router, find_routers
 from moesim.recorder.signals import SignalFacts, SignalPlan
 from moesim.trace import shards
 from moesim.trace.stats.calibration import MATRICES, Counts
@@ -156,16 +156,17 @@ class Recorder:
 
     def __init__(self, model: Any) -> None:
         self.model = model
-        self.routers: list[Router] = routers_of(model)
-        self.gates: list[Gate] = [router.gate() for router in self.routers]
+        self.routers: list[Router] = find_routers(model)
 
     @property
     def n_experts(self) -> int:
-        return self.gates[0].n_experts
+        return self.routers[0].n_experts
 
     @property
     def top_k(self) -> int:
-        """Experts of a token, by the model's configuration; `RecordError` if it does not say."""
+        """Experts of a token, by the router or the model's configuration; `RecordError` if neither says."""
+        if self.routers[0].top_k is not None:
+            return self.routers[0].top_k
         config = self.model.config.get_text_config()
         for name in ("num_experts_per_tok", "moe_topk", "top_k"):
             if isinstance(value := getattr(config, name, None), int):
@@ -188,7 +189,7 @@ class Recorder:
 
         Returns the recordings, their rows in the order of the forward passes, and the KV cache.
         """
-        with RoutingHooks(self.routers, self.gates, wanted) as hooks:
+        with RoutingHooks(self.routers, wanted) as hooks:
             done = generate(self.model, prompts, n_decode, seeds, sampling, cache=cache, expect=hooks.expect, on_tokens=on_tokens)
             captured = hooks.take()
         owner = torch.cat(done.owners).numpy()
@@ -306,8 +307,7 @@ class CalibrationFile:
 
 def counts_of(recorder: Recorder) -> Counts:
     """Counts of the size of a model, empty."""
-    weight = recorder.gates[0].weight
-    return Counts(len(recorder.gates), weight.shape[0], weight.shape[1])
+    return Counts(len(recorder.routers), recorder.n_experts, recorder.routers[0].hidden)
 
 
 def calibrate_batch(

@@ -31,7 +31,6 @@ from moesim.recorder.recording import (
     counts_of,
     record_batch,
 )
-from moesim.recorder.routers import weights_formula
 from moesim.recorder.shadow import KINDS, Alignment, ShadowObserver
 from moesim.recorder.signals import DENSE_EXPERTS, SignalFacts, SignalPlan
 from moesim.recorder.streaming import Layerwise
@@ -185,8 +184,7 @@ def trace_header(options: RecordOptions, facts: dict[str, Any], recorder: Record
     nucleus = f", top-p {options.top_p:g}" if options.top_p < 1 else ""
     files = {"prompts": options.prompts, "calibration_prompts": options.calibrate, "calibration_file": options.calibration}
     alone = ", requests with a shadow one at a time" if options.shadows and options.batch_size > 1 else ""
-    rule = recorder.gates[0].rule
-    in_groups = f", in the best {rule.groups[1]} of {rule.groups[0]} groups" if rule.groups[0] > rule.groups[1] else ""
+    router = recorder.routers[0]
     how = {
         "sampling": "greedy" if greedy else f"temperature {options.temperature:g}{nucleus}, seeded per request",
         "batching": f"{options.batch_size} at a time{alone}, padded on the left; no row of padding is recorded",
@@ -200,9 +198,9 @@ def trace_header(options: RecordOptions, facts: dict[str, Any], recorder: Record
         }
     return {
         **facts, "model": options.name or Path(options.load.model).name,
-        "hidden": recorder.gates[0].weight.shape[1], "score_function": rule.score,
-        "ranked_by": f"score{f' + {rule.correction}' if rule.correction else ''}{in_groups}",
-        "weight_formula": weights_formula(recorder.model), "seed": options.seed, **how,
+        "hidden": router.hidden, "score_function": router.score,
+        "ranked_by": "score" if router.ranks_by_scores else f"what the top-k of {type(router.module).__name__} reads",
+        "weight_formula": "as the model gives them to its experts", "seed": options.seed, **how,
         **{name: {"file": path.name, "sha256": file_sha256(path)} for name, path in files.items() if path is not None},
     }  # fmt: skip
 
@@ -373,7 +371,7 @@ class _Session:
             residual = shards.calibration_tables(shards.read_tables(folder / shards.CALIBRATION)[0]).get(RESIDUAL)
         signals = SignalPlan(self.recorder.top_k, self.options.lookahead, residual)
         plan = replace(self.plan, signals=signals)
-        facts = signals.facts(len(self.recorder.gates), self.recorder.gates[0].rule.score) | plan.observer_facts
+        facts = signals.facts(len(self.recorder.routers), self.recorder.routers[0].score) | plan.observer_facts
         if self.layered is not None:
             self._record_by_layers(self.layered, folder, plan, facts)
             return

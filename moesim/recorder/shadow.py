@@ -53,7 +53,7 @@ from moesim.recorder import RecordError
 from moesim.recorder.generation import KeyValues, Sampling, cache_name, whole_cache
 from moesim.recorder.hooks import RoutingHooks, Wanted
 from moesim.recorder.recording import Finished, SignalRows
-from moesim.recorder.routers import Router, routers_of
+from moesim.recorder.routers import Router, find_routers
 from moesim.recorder.signals import DENSE_EXPERTS, SignalFacts, pack
 
 KINDS = ("fp16", "int8", "nf4")  # what `quantised_copy` knows
@@ -199,16 +199,15 @@ class Shadow:
     def __init__(self, model: Any, alignment: Alignment) -> None:
         self.alignment = alignment
         self._model = model
-        self._routers = routers_of(model)
-        self._gates = [router.gate() for router in self._routers]
-        self.keeps_dense = self._gates[0].n_experts <= DENSE_EXPERTS and self._gates[0].ranks_by_scores
+        self._routers = find_routers(model)
+        self.keeps_dense = self._routers[0].n_experts <= DENSE_EXPERTS and self._routers[0].ranks_by_scores
 
     def decode(
         self, tokens: Sequence[int], n_prompt: int, states: KeyValues, choose: Callable[[Tensor], int] = greedy
     ) -> ShadowRouting:
         if len(tokens) == n_prompt:
             raise RecordError("shadow: expected at least one decoded token, got none; decode at least 1")
-        with torch.no_grad(), RoutingHooks(self._routers, self._gates, Wanted(scores=True)) as hooks:
+        with torch.no_grad(), RoutingHooks(self._routers, Wanted(scores=True)) as hooks:
             fed = self._steps(tokens, n_prompt, states, choose)
             captured = hooks.take().arrays
         decoded = slice(-len(fed), None)  # a prompt pass comes before
@@ -245,7 +244,7 @@ class ShadowObserver:
         self.name = f"shadow-{kind}:{alignment}"
         #: For the header; a shadow reads no state of the model, but runs ahead of it.
         self.facts = {self.name: SignalFacts(0, None, 0, _about(kind, alignment))}
-        self._shadow = Shadow(quantised_copy(model, kind, routers_of(model)), alignment)
+        self._shadow = Shadow(quantised_copy(model, kind, find_routers(model)), alignment)
         self._sampling = sampling
         self._seeds = seeds
 

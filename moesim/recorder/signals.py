@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from moesim.recorder.routers import Gate
+from moesim.recorder.routers import Router
 from moesim.trace.stats.calibration import RESIDUAL
 
 DENSE_EXPERTS = 16  # a signal is stored as scores of all experts if there are no more than this many
@@ -59,26 +59,25 @@ class SignalPlan:
             found[RESIDUAL] = SignalFacts(1, 1, 1, about)
         return found
 
-    def from_layer(self, layer: int, states: Tensor, gates: Sequence[Gate]) -> dict[str, Tensor]:
-        """Compute what the gates of later layers say about a layer's router inputs, (n, hidden).
+    def from_layer(self, layer: int, states: Tensor, routers: Sequence[Router]) -> dict[str, Tensor]:
+        """Compute what the routers of later layers say about a layer's router inputs, (n, hidden).
 
         Returns arrays of `moesim.recorder.hooks.Captured`, (n, ...), about the layer that many layers ahead.
         """
         found: dict[str, Tensor] = {}
-        for n in range(1, min(self.lookahead, len(gates) - 1 - layer) + 1):
-            found |= self._read(f"gate_next{n}", states, gates[layer + n])
-        if self.residual is not None and layer + 1 < len(gates):
+        for n in range(1, min(self.lookahead, len(routers) - 1 - layer) + 1):
+            found |= self._read(f"gate_next{n}", states, routers[layer + n])
+        if self.residual is not None and layer + 1 < len(routers):
             step = torch.from_numpy(self.residual[layer].astype(np.float32)).to(states.device)
-            found |= self._read(RESIDUAL, states.float() + step, gates[layer + 1])
+            found |= self._read(RESIDUAL, (states.float() + step).to(states.dtype), routers[layer + 1])
         return found
 
-    def _read(self, name: str, states: Tensor, gate: Gate) -> dict[str, Tensor]:
-        logits = gate.to(states.device).logits(states)
-        scores = gate.scores(logits)
-        if gate.n_experts <= DENSE_EXPERTS and gate.ranks_by_scores:
-            return {f"signals/{name}": scores.half()}
-        ids = gate.best(logits, 2 * self.top_k)
-        return {f"signals/{name}": scores.gather(1, ids).half(), f"signal_ids/{name}": ids.int()}
+    def _read(self, name: str, states: Tensor, router: Router) -> dict[str, Tensor]:
+        answer = router.ask(states)
+        if router.n_experts <= DENSE_EXPERTS and router.ranks_by_scores:
+            return {f"signals/{name}": answer.scores.half()}
+        ids = answer.best(2 * self.top_k)
+        return {f"signals/{name}": answer.scores.gather(1, ids).half(), f"signal_ids/{name}": ids.int()}
 
 
 def pack(scores: NDArray[Any], best: NDArray[Any], *, dense: bool) -> tuple[NDArray[np.float16], NDArray[Any] | None]:

@@ -119,12 +119,12 @@ class Layerwise:
         parts = [layered.embedding_name, *(layered.layer_name(number) for number in range(layered.n_layers))]
         loading = max(layered.bytes_to_load(part) for part in parts)
         kept = rows * self._kept_bytes()
-        needed: int = _resident_bytes() + MARGIN + states + working + kept + max(loading, 3 * kept * len(self.recorder.gates))
+        needed: int = _resident_bytes() + MARGIN + states + working + kept + max(loading, 3 * kept * len(self.recorder.routers))
         return needed
 
     def _kept_bytes(self) -> int:
-        n, k, hidden = self.recorder.n_experts, self.recorder.top_k, self.recorder.gates[0].weight.shape[1]
-        n_signals = 0 if self.plan.signals is None else len(self.plan.signals.facts(len(self.recorder.gates)))
+        n, k, hidden = self.recorder.n_experts, self.recorder.top_k, self.recorder.routers[0].hidden
+        n_signals = 0 if self.plan.signals is None else len(self.plan.signals.facts(len(self.recorder.routers)))
         signal = 2 * n if n <= DENSE_EXPERTS else 2 * k * 6
         return 8 * k + 4 * n * self.plan.scores + 2 * hidden * (self.plan.n_inputs != 0) + n_signals * signal
 
@@ -170,7 +170,7 @@ class Layerwise:
         self._path(chunk, _STATES, number).unlink()
 
     def _hooks(self, router: int, wanted: Wanted) -> LayerHooks:
-        return LayerHooks(router, self.recorder.routers[router], self.recorder.gates, wanted)
+        return LayerHooks(router, self.recorder.routers, wanted)
 
     def _write_states(self, chunk: range, depth: int, states: Tensor) -> None:
         data: NDArray[Any] = states.cpu().contiguous().view(torch.uint8).numpy()  # numpy has no bfloat16

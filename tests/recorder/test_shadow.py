@@ -23,7 +23,7 @@ from moesim.recorder import RecordError
 from moesim.recorder.generation import KeyValues, Sampling, cache_name, whole_cache
 from moesim.recorder.hooks import RoutingHooks, Wanted
 from moesim.recorder.recording import Plan, record_requests
-from moesim.recorder.routers import routers_of
+from moesim.recorder.routers import find_routers
 from moesim.recorder.shadow import (
     KINDS,
     Alignment,
@@ -84,8 +84,7 @@ def gpt_oss() -> GptOssForCausalLM:
 
 
 def hooks_on(model: Any) -> RoutingHooks:
-    routers = routers_of(model)
-    return RoutingHooks(routers, [router.gate() for router in routers], Wanted(scores=True))
+    return RoutingHooks(find_routers(model), Wanted(scores=True))
 
 
 @dataclass
@@ -122,7 +121,7 @@ def run(model: MixtralForCausalLM) -> Run:
 
 @pytest.fixture(scope="module")
 def coarse(model: MixtralForCausalLM) -> MixtralForCausalLM:
-    return quantised_copy(model, "nf4", routers_of(model))
+    return quantised_copy(model, "nf4", find_routers(model))
 
 
 def shadowed(shadow: Any, run: Run, tokens: int, kv: int, **options: Any) -> ShadowRouting:
@@ -174,7 +173,7 @@ def test_worst_error_and_idempotence(kind: str) -> None:
 
 def test_the_copy_keeps_what_published_systems_keep(model: MixtralForCausalLM) -> None:
     original = {name: values.clone() for name, values in model.state_dict().items()}
-    twin = quantised_copy(model, "int8", routers_of(model))
+    twin = quantised_copy(model, "int8", find_routers(model))
     changed = {name for name, values in twin.state_dict().items() if not torch.equal(values, original[name])}
     layers = range(4)
     wanted = {f"model.layers.{n}.self_attn.{p}_proj.weight" for n in layers for p in "qkvo"}
@@ -188,14 +187,14 @@ def test_the_copy_keeps_what_published_systems_keep(model: MixtralForCausalLM) -
 
 
 def test_half_precision_rounds_everything(model: MixtralForCausalLM) -> None:
-    twin = quantised_copy(model, "fp16", routers_of(model))
+    twin = quantised_copy(model, "fp16", find_routers(model))
     for name, values in twin.state_dict().items():
         assert values.dtype == torch.float32 and torch.equal(values, model.state_dict()[name].half().float())
 
 
 def test_transposed_experts_are_quantised_by_output_channel() -> None:
     model = gpt_oss()
-    twin = quantised_copy(model, "int8", routers_of(model))
+    twin = quantised_copy(model, "int8", find_routers(model))
     before, after = (m.model.layers[0].mlp.experts.down_proj[1] for m in (model, twin))  # (inputs, outputs)
     assert torch.equal(after, quantise(before.T, "int8").T)
     assert torch.equal(twin.model.layers[0].mlp.experts.down_proj_bias, model.model.layers[0].mlp.experts.down_proj_bias)
@@ -203,7 +202,7 @@ def test_transposed_experts_are_quantised_by_output_channel() -> None:
 
 def test_refusals(model: MixtralForCausalLM) -> None:
     with pytest.raises(RecordError, match="unknown quantisation 'int4'; did you mean 'int8'"):
-        quantised_copy(model, "int4", routers_of(model))
+        quantised_copy(model, "int4", find_routers(model))
     with torch.device("meta"):
         elsewhere = MixtralForCausalLM(model.config)
     with pytest.raises(RecordError, match="expected all weights in memory"):
@@ -268,7 +267,7 @@ def test_tokens_are_aligned_at_exactly_the_steps_of_the_period(coarse: MixtralFo
 
 
 def test_coarse_weights_cost_recall(model: MixtralForCausalLM, coarse: MixtralForCausalLM, run: Run) -> None:
-    fine = quantised_copy(model, "fp16", routers_of(model))
+    fine = quantised_copy(model, "fp16", find_routers(model))
     by_kind = {name: recall(shadowed(s, run, 1, 1).experts, run.experts).mean() for name, s in [("nf4", coarse), ("fp16", fine)]}
     assert 2 / 8 < by_kind["nf4"] < 1
     assert by_kind["nf4"] < by_kind["fp16"]
@@ -319,7 +318,7 @@ def test_the_signal_in_a_trace(model: MixtralForCausalLM, tmp_path: Path) -> Non
     read = Trace.read(trace.write(tmp_path / "a.safetensors"))
     assert read.has_signal("shadow-nf4:T1:KV1", 0)
     assert RecordedSignal(read, "shadow-nf4:T1:KV1").needs_layer(2) is None  # known before the layer, unlike gate reuse
-    by_hand = shadowed(quantised_copy(model, "nf4", routers_of(model)), decode(model), 1, 1)
+    by_hand = shadowed(quantised_copy(model, "nf4", find_routers(model)), decode(model), 1, 1)
     np.testing.assert_array_equal(top_ids(read.signals[observer.name], slice(None), 2), by_hand.experts)
     expected = recall(by_hand.experts, recorded.experts[recorded.n_prompt :]).mean()
     assert signal_recall(read, read.signals[observer.name]) == pytest.approx(expected)
@@ -331,7 +330,7 @@ def test_many_experts_are_stored_as_the_best_2k() -> None:
     (recorded,) = record_requests(model, [PROMPT], [N_DECODE], plan=Plan(observer=observer))
     found = recorded.signals["shadow-int8:T1:KV0"]
     assert found.ids is not None and found.ids.shape == found.scores.shape == (N_DECODE, 2, 6)
-    routing = shadowed(quantised_copy(model, "int8", routers_of(model)), decode(model), 1, 0)
+    routing = shadowed(quantised_copy(model, "int8", find_routers(model)), decode(model), 1, 0)
     np.testing.assert_array_equal(found.ids[..., :3], routing.experts)
     for row, layer in np.ndindex(N_DECODE, 2):
         rest = [e for e in np.argsort(-routing.scores[row, layer], kind="stable") if e not in routing.experts[row, layer]]

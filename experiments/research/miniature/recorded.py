@@ -143,7 +143,7 @@ def record_miniature(
         observer_facts=shadow.facts,
     )
     recordings = list(_record(recorder, prompts, plan.requests, seeds, sampling, whole, "recording"))
-    facts = signals.facts(len(recorder.gates), recorder.gates[0].rule.score) | shadow.facts
+    facts = signals.facts(len(recorder.routers), recorder.routers[0].score) | shadow.facts
     header = _header(shape, model, training, seed, prompts, passages, plan)
     trace = replace(to_trace(recordings, recorder.n_experts, facts, header), tables=tables)
     return slim(replace(trace, signals={**trace.signals, "learned": learned_signal(predictors, trace)}))
