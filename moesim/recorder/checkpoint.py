@@ -38,8 +38,14 @@ _E8M0_BIAS = 127
 _SUFFIXES = ("_scale", "_scale_inv")  # of the keys of scales of FP8, after those of their weights
 _PIECE = 2**20  # values that are dequantised at once
 WORKING_BYTES = 16 * _PIECE  # bytes at most for what is dequantised at once, next to codes and result
-STREAMED = ("mixtral", "phimoe", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v2", "deepseek_v3", "gpt_oss")
-"""Architectures whose layers pass each other one state, with nothing before the first but the embedding."""
+STREAMED = (
+    "afmoe", "aria_text", "axk1", "axk2", "bailing_hybrid", "cohere2_moe", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1",
+    "dots3_note_text", "ernie4_5_moe", "exaone_moe", "flex_olmo", "flint", "glm4_moe", "glm4_moe_lite", "gpt_oss", "granitemoe",
+    "granitemoehybrid", "granitemoeshared", "hunyuan_v1_moe", "hy_v3", "kimi_linear", "kolibri1", "laguna", "mellum",
+    "mimo_v2_flash", "minimax_m2", "minimax_m3_vl_text", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_5_moe_text",
+    "qwen3_moe", "qwen3_next", "solar_open",
+)  # fmt: skip
+"""Architectures whose layers pass each other one state and nothing else."""
 _TOLD = ("format", "bits", "load_in_4bit", "load_in_8bit", "expert_dtype")
 """Facts of a refused configuration, next to its method."""
 
@@ -389,6 +395,7 @@ class LayeredModel(Parameters):
         for module in [*self.decoder.layers, self.decoder.norm]:
             module.forward = _pass_on
         self._make_buffers()
+        self._check_states()
         for router in (one for parts in candidates(model).values() for one in parts if isinstance(one, Router)):
             for name in (router.name, *(f"{router.name.rpartition('.')[0]}.{extra}" for extra in router.extras)):
                 self.load(name)
@@ -402,8 +409,8 @@ class LayeredModel(Parameters):
             config = transformers.AutoConfig.from_pretrained(options.model, **where)
             if config.model_type not in STREAMED:
                 raise RecordError(
-                    f"{options.model}: --stream-layers: expected one of {', '.join(sorted(STREAMED))}, "
-                    f"got '{config.model_type}'; leave the option out"
+                    f"{options.model}: --stream-layers: expected an architecture whose layers pass each other one state, as "
+                    f"'{STREAMED[-1]}', got '{config.model_type}'; leave the option out"
                 )
             rule = find_rule(config, options.model)
             dtype = config.dtype or torch.float32 if options.dtype == "auto" else getattr(torch, options.dtype)
@@ -452,6 +459,14 @@ class LayeredModel(Parameters):
             layer.forward = passing
         after: Tensor = output.last_hidden_state[0]
         return after
+
+    @torch.no_grad()
+    def _check_states(self) -> None:
+        """Check that nothing but the layers changes a state."""
+        states = torch.randn(1, 2, self.model.config.hidden_size, dtype=self.model.dtype, device=self.device)
+        if not torch.equal(self.decoder(inputs_embeds=states, use_cache=False).last_hidden_state, states):
+            kind, what = self.model.config.model_type, "an embedding that its decoder scales"
+            raise RecordError(f"{self._name}: --stream-layers: expected a '{kind}' without {what}, got one; leave the option out")
 
     def _make_buffers(self) -> None:
         """Make what is computed from the configuration: the tables of rotary embeddings."""

@@ -122,10 +122,10 @@ class LayerHooks:
 
     def before_router(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         self._watch = Watch(self.router.n_experts)
-        self._watch.__enter__()
+        self._watch.__enter__()  # type: ignore[no-untyped-call]
 
     def after_router(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        self._watch.__exit__(None, None, None)
+        self._watch.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         if output is None:  # it failed
             return
         self._commit()
@@ -167,7 +167,7 @@ class LayerHooks:
         ids, weights = (torch.cat(parts) for parts in zip(*self._chosen, strict=True))
         self._seen, self._chosen = [], []
         answer = Answer(scores, values)
-        answer.check(ids, self.router.label)
+        answer.check(ids, str(self.router))
         if not self._checked and len(ids):
             self.router.check(states, answer)
             self._checked = True

@@ -112,7 +112,7 @@ class Router:
     # module, block: the router, and what has it and the experts as parts
     module: nn.Module
     block: nn.Module
-    linear: nn.Module  # what holds its weight: the router itself, or a part of it
+    linear: Any  # module that holds its weight: the router itself, or a part of it
     n_experts: int
     extras: tuple[str, ...] = ()  # tensors of the block that the router takes after the state
     is_flat: bool = True  # whether it takes (rows, hidden), not (requests, rows, hidden)
@@ -127,24 +127,22 @@ class Router:
 
     @property
     def hidden(self) -> int:
-        return int(self.linear.weight.shape[1])  # type: ignore[union-attr, arg-type]
+        return int(self.linear.weight.shape[1])
 
-    @property
-    def label(self) -> str:
+    def __str__(self) -> str:
         return f"{self.name} ({type(self.module).__name__})"
 
     def weight(self) -> Tensor:
         """Copy the weight, (n_experts, hidden) float32 on the CPU."""
         with _at_hand(self.linear):
-            weight: Any = self.linear.weight
-            copied: Tensor = weight.detach().to("cpu", torch.float32, copy=True)
+            copied: Tensor = self.linear.weight.detach().to("cpu", torch.float32, copy=True)
             return copied
 
     def watch(self, states: Tensor) -> tuple[Watch, Any]:
         """Run the module on states, (rows, hidden), without the model around it; also its output."""
         device = self.linear.weight.device
-        if device.type != "meta":  # else accelerate moves weights and states where it computes  # type: ignore[union-attr]
-            states = states.to(device)  # type: ignore[arg-type]
+        if device.type != "meta":  # else accelerate moves weights and states where it computes
+            states = states.to(device)
         with torch.no_grad(), _at_hand(self.block), Watch(self.n_experts) as watch:
             extras = {name: getattr(self.block, name) for name in self.extras}
             # Not through hooks of the module, which keep what it does inside the model.
@@ -160,7 +158,7 @@ class Router:
         both = alone.isfinite() & answer.values.isfinite()  # rounding may change a choice of groups
         differs = (alone - answer.values)[both].abs().max() > TOLERANCE * answer.values[both].abs().max()
         if bool(differs):
-            raise RecordError(f"{self.label}: expected a choice that depends on the state alone, got another for the same state")
+            raise RecordError(f"{self}: expected a choice that depends on the state alone, got another for the same state")
 
 
 def _at_hand(module: nn.Module) -> AbstractContextManager[Any]:
@@ -184,6 +182,8 @@ def candidates(model: Any) -> dict[str, list[Router | str]]:
             parts = [(f"{name}.{part}", module) for part, module in block.named_children() if module is not experts]
             label = f"{name} ({type(block).__name__})"
             found[label] = [_candidate(*part, block, n_experts, config.hidden_size) for part in parts]
+            if none := getattr(config, "zero_expert_num", 0):
+                found[label] = [f"{part}, {none} of them experts without weights" for part in found[label]]
     if not found:
         layer = sorted({name.rpartition(".")[2] for name, _ in model.named_modules() if ".layers.0." in name})
         raise RecordError(
@@ -226,9 +226,9 @@ def find_routers(model: Any) -> list[Router]:
         found = [part for part in tried if isinstance(part, Router)]
         found = [part for part in found if part.top_k] or found
         if len(found) != 1:
-            got = "; ".join(part.label if isinstance(part, Router) else part for part in tried)
+            got = "; ".join(map(str, tried)) or "no module"
             raise RecordError(
-                f"model of type '{kind}': {block}: expected one router next to its {EXPERTS}, got {len(found)}: {got or 'no module'}"
+                f"model of type '{kind}': {block}: expected one router next to its {EXPERTS}, got {len(found)}: {got}"
             )
         routers += found
     _compare(model, routers)
@@ -247,14 +247,14 @@ def _probed(router: Router, states: Tensor) -> Router | str:
             error = " ".join(str(wrong).split())[:100]
             continue
         if not watch.is_known:
-            return f"{router.label} scores experts by neither {' nor '.join(_SCORES)}"
+            return f"{router} scores experts by neither {' nor '.join(_SCORES)}"
         answer = watch.answer()
         ids = watch.chosen if watch.chosen is not None else read_choice(output)[1]
         in_order = answer.values.gather(1, answer.scores.sort(dim=-1, descending=True, stable=True).indices)
         ranked = bool((in_order[:, 1:] <= in_order[:, :-1]).all())
         top_k = None if ids is None else int(ids.shape[-1])
         return replace(tried, top_k=top_k, score=watch.score or "softmax", ranks_by_scores=ranked)
-    return f"{router.label} cannot be run by itself: {error}"
+    return f"{router} cannot be run by itself: {error}"
 
 
 def _compare(model: Any, routers: list[Router]) -> None:
@@ -268,7 +268,7 @@ def _compare(model: Any, routers: list[Router]) -> None:
         kinds = ", ".join(f"{n} experts, top {k}" for n, k in sorted(set(found)))
         raise RecordError(
             f"model of type '{kind}': expected {spec.n_layers} layers of {spec.n_experts} experts, top {spec.top_k}, by its "
-            f"configuration, got {len(routers)} routers ({kinds}), from {routers[0].label} to {routers[-1].label}"
+            f"configuration, got {len(routers)} routers ({kinds}), from {routers[0]} to {routers[-1]}"
         )
 
 

@@ -184,11 +184,15 @@ def _phimoe(block: Any, state: Tensor) -> ByHand:
 
 
 def save_tiny(folder: Path, name: str, *, chat_template: bool = False) -> Path:
-    """Save a tiny model with a tokenizer of words w0, w1, ... as users have it."""
+    return save_model(folder, tiny(name), chat_template=chat_template)
+
+
+def save_model(folder: Path, model: Any, *, chat_template: bool = False) -> Path:
+    """Save a model with a tokenizer of words w0, w1, ... as users have it."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    tiny(name).save_pretrained(folder)
+    model.save_pretrained(folder)
     words = ["<s>", "</s>", "<unk>", *(f"w{n}" for n in range(VOCABULARY - 3))]
     tokenizer = Tokenizer(models.WordLevel({word: n for n, word in enumerate(words)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

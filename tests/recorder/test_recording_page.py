@@ -65,8 +65,8 @@ def layerwise(name: str, mxfp4: bool) -> streaming.Layerwise:
     layered: Any = LayeredModel.__new__(LayeredModel)  # without the routers' weights
     Parameters.__init__(layered, model, Names(model, mxfp4), torch.device("meta"), name)
     spec = load_model(name)
-    gate = SimpleNamespace(weight=torch.empty(spec.n_experts, config.hidden_size, device="meta"))
-    recorder: Any = SimpleNamespace(top_k=spec.top_k, n_experts=spec.n_experts, gates=[gate] * spec.n_layers)
+    routers = [SimpleNamespace(hidden=config.hidden_size)] * spec.n_layers
+    recorder: Any = SimpleNamespace(top_k=spec.top_k, n_experts=spec.n_experts, routers=routers)
     plan = Plan(scores=spec.n_experts <= 16, signals=SignalPlan(spec.top_k, 3))
     return streaming.Layerwise(layered, recorder, [range(TOKENS)] * N_TEXTS, [128] * N_TEXTS, plan, Path("nowhere"))
 
