@@ -186,6 +186,11 @@ def test_axes_are_stated_or_follow_from_the_sizes_or_are_asked_for(order: tuple[
     refused(load, "expected what its axes count, got lists of 3 axes without keys")
     if axes[-1] == "ids":
         equal(load(axes=axes).experts, IDS)
+    else:
+        refused(lambda: load(axes=axes), "expected ids as the last axis of nested lists")
+    path = tmp_path / "a.csv"
+    path.write_text(FORMS["csv, tabs"][0])
+    refused(lambda: load(axes=axes), f"--axes {','.join(axes)}: expected none, since csv has axes of its own")
 
 
 def test_all_that_is_missing_is_named_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

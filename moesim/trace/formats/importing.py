@@ -178,18 +178,12 @@ def _only(path: Path, probe: Probe, found: Sequence[Format]) -> Format:
     if probe.head.startswith(b"PK"):
         got = ", ".join(f"{name} {shape}" for name, shape in archive_shapes(path).items())
         raise wrong(path, f"an array of three axes, {ROUTED}", got[:300], "save it with these axes")
-    known = ", ".join(formats())
-    raise wrong(path, f"a format among {known}", *_unknown(probe))
-
-
-def _unknown(probe: Probe) -> tuple[str, str]:
-    line = probe.first_line
-    if line is None:
-        return f"a file that begins with {probe.head[:16]!r}", "name it with --format if it is one"
-    got = f"text that begins with {line[:80]!r}"
-    if {"layer", "expert"} & {name.strip().lower() for name in line.split()[1:]}:
-        return got, "separate the columns by commas instead of blanks"
-    return got, TEXT_REMEDY
+    got, remedy = f"a file that begins with {probe.head[:16]!r}", "name it with --format if it is one"
+    if (line := probe.first_line) is not None:
+        blanks = {"layer", "expert"} & {name.lower() for name in line.split()[1:]}
+        remedy = "separate the columns by commas instead of blanks" if blanks else TEXT_REMEDY
+        got = f"text that begins with {line[:80]!r}"
+    raise wrong(path, f"a format among {', '.join(formats())}", got, remedy)
 
 
 def refuse(probe: Probe) -> None:
@@ -215,6 +209,9 @@ def check_columns(form: Format, options: Options) -> None:
             )
         if ours not in form.columns:
             raise InputError(f"{place}: expected one of OURS in OURS=THEIRS, got {unknown_name('column', ours, form.columns)}")
+    if options.axes and form.name not in ("npz", "jsonl"):
+        axes = ",".join(options.axes)
+        raise InputError(f"--axes {axes}: expected none, since {form.name} has axes of its own, got them; leave it out")
     if {"phase", "step"} <= set(options.columns):
         raise InputError(f"--column step={options.columns['step']}: expected it or a phase, got both; leave one out")
 
@@ -223,18 +220,13 @@ def check_experts(ids: NDArray[np.uint16], n_experts: int, file: Path, form: For
     """Check the expert ids of one file."""
     place = f"{file}: expert"
     if form.first_layer and ids.shape[2] > 1:
-        _check_dense(ids, place, _left_out(part, options))
+        left_out = part.facts.get("dense_layers_left_out", 0) if options.first_layer is None else options.first_layer
+        _check_dense(ids, place, left_out)
     remedy = "export it again" if part.n_experts is not None else "check --n-experts or --model"
     if len(bad := np.argwhere(ids >= n_experts)):
         row, layer, rank = bad[0].tolist()
         raise wrong(f"{place}[{row}, {layer}, {rank}]", f"0..{n_experts - 1}", ids[row, layer, rank], remedy)
     check_ids(ids, n_experts, place)
-
-
-def _left_out(part: Part, options: Options) -> int:
-    if options.first_layer is not None:
-        return options.first_layer
-    return int(part.facts.get("dense_layers_left_out", 0))
 
 
 def _check_dense(ids: NDArray[Any], place: str, left_out: int) -> None:
@@ -307,14 +299,19 @@ def _read(files: Sequence[Path], form: Format, options: Options, label: str | No
     for file, part, begin, end in zip(files, parts, bounds[:-1], bounds[1:], strict=True):
         check_experts(experts[begin:end], n_experts, file, form, part, options)
     model = options.model or _agreed(files, parts, "model", None, "--model")
-    _check_shape(files[0], experts.shape, options.spec)
+    said = _agreed(files, parts, "label", label, "--label") or form.label
+    if said not in LABELS:
+        raise wrong(files[0], f"a label, {' or '.join(LABELS)}", repr(said))
+    if (spec := options.spec) is not None and experts.shape[1] != spec.n_layers:
+        remedy = "give --first-layer if dense layers are among them, or a model's name that is only a name"
+        raise wrong(files[0], f"{spec.n_layers} layers with experts as {spec.name} has", experts.shape[1], remedy)
     prefill, offset = _phases(files[0], parts, options)
     lengths = np.concatenate([part.lengths for part in parts])
     notes = tuple(f"{file.name}: {note}" for file, part in zip(files, parts, strict=True) for note in part.notes)
     header = _header(files, form, parts, options, notes, weights is not None)
     trace = Trace.build(
         experts=experts, weights=weights, n_prompt=prefill, n_decode=lengths - prefill, prompt_offset=offset,
-        n_experts=n_experts, model=model or "unknown", label=_label(files, form, parts, label), header=header,
+        n_experts=n_experts, model=model or "unknown", label=said, header=header,
     )  # fmt: skip
     return trace, notes
 
@@ -364,19 +361,6 @@ def _agreed(files: Sequence[Path], parts: Sequence[Part], name: str, given: Any,
     return known
 
 
-def _check_shape(place: Path, shape: tuple[int, ...], spec: ModelSpec | None) -> None:
-    if spec is not None and shape[1] != spec.n_layers:
-        remedy = "give --first-layer if dense layers are among them, or a model's name that is only a name"
-        raise wrong(place, f"{spec.n_layers} layers with experts as {spec.name} has", shape[1], remedy)
-
-
-def _label(files: Sequence[Path], form: Format, parts: Sequence[Part], label: str | None) -> str:
-    said = _agreed(files, parts, "label", label, "--label") or form.label
-    if said not in LABELS:
-        raise wrong(files[0], f"a label, {' or '.join(LABELS)}", repr(said))
-    return str(said)
-
-
 def _phases(place: Path, parts: Sequence[Part], options: Options) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     lengths = np.concatenate([part.lengths for part in parts])
     offset = np.concatenate([np.zeros_like(p.lengths) if p.offset is None else np.asarray(p.offset) for p in parts])
@@ -402,12 +386,8 @@ def _phases(place: Path, parts: Sequence[Part], options: Options) -> tuple[NDArr
     short = np.flatnonzero(left > lengths)
     if len(short):
         request = int(short[0])
-        raise wrong(
-            f"{place}: request {request}",
-            f"at least the {left[request]} rows of the prompt",
-            lengths[request],
-            "check --n-prompt",
-        )
+        expected = f"at least the {left[request]} rows of the prompt"
+        raise wrong(f"{place}: request {request}", expected, lengths[request], "check --n-prompt")
     return left, offset
 
 
@@ -419,9 +399,8 @@ def _stated_prompts(
     if said is not None:
         raise wrong(place, "no --n-prompt, since the file says it", "one", "leave it out")
     if len(given) not in (1, n_requests):
-        raise wrong(
-            f"{place}: --n-prompt", f"one number, or one for each of {n_requests} requests", len(given), "separate them by commas"
-        )
+        expected = f"one number, or one for each of {n_requests} requests"
+        raise wrong(f"{place}: --n-prompt", expected, len(given), "separate them by commas")
     return np.broadcast_to(np.asarray(given, np.int64), (n_requests,))
 
 

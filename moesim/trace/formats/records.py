@@ -1,7 +1,7 @@
 """Routing as people log it: what its columns and keys are called, and JSON records of any nesting.
 
-A record names its request, token and layer by keys of `NAMES`; the lists and maps around the experts give the others. Records
-without experts describe the file.
+A record names its request, token and layer by keys of ``names.yaml``; the lists and maps around the experts give the others.
+Records without experts describe the file.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ import re
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from moesim.core.gate import ANSWERS, SMALLER, TooLargeError, lines, read_bytes
+from moesim.core.yaml_reader import read_yaml_value
 from moesim.trace.formats.contract import NO_PHASE, Lacks, reading, wrong
 
 if TYPE_CHECKING:
@@ -25,36 +27,13 @@ if TYPE_CHECKING:
 
     Table = dict[str, NDArray[Any]]
 
-#: Our names -> names in logs, the best first, without endings such as ``_idx`` and without plural.
-NAMES = {
-    "request": "request req rid sequence seq conversation session run sample batch",
-    "position": "position pos token_position token_pos token_offset token tok t",
-    "layer": "layer moe_layer block blk l",
-    "phase": "phase stage",
-    "rank": "rank choice",
-    "expert": "expert selected_expert topk_expert top_k_expert routed_expert chosen_expert selected topk top_k e id",
-    "weight": "weight gate_weight topk_weight expert_weight router_weight routing_weight topk_prob selected_probabilitie "
-    "gate_prob probability probabilitie prob gate score w",
-    "count": "count n_token token_count activation activation_count load hit frequency",
-}
-#: Facts of a file -> their names in logs.
-FACTS = {
-    "n_experts": "n_experts num_experts n_expert expert_count num_logical_experts num_local_experts n_routed_experts",
-    "top_k": "top_k topk num_experts_per_tok experts_per_token assigned_experts_per_token n_expert_used",
-    "model": "model model_id model_name",
-    "n_prompt": "n_prompt prompt_tokens prompt_len prompt_length num_prompt_tokens",
-}
-PHASES = dict.fromkeys(("prefill", "prompt", "decoder_prompt", "extend", "context", "0"), 0) | dict.fromkeys(
-    ("decode", "decoding", "generated", "decoder_generated", "generation", "generate", "1"), 1
-)
-"""What logs call the phases."""
-# Lists and maps around records, and what they count.
-_AROUND = dict.fromkeys(("records", "routes", "routing", "trace", "data", "events", "steps", "rows"), "") | {
-    "tokens": "position", "layers": "layer", "requests": "request", "sequences": "request",
-}  # fmt: skip
+#: Names of columns, facts, phases and containers in logs.
+NAMES = read_yaml_value(resources.files(__package__).joinpath("names.yaml").read_text("utf-8"), "names.yaml")
+PHASES = {name: number for number, phase in enumerate(("prefill", "decode")) for name in NAMES["phases"][phase]}
+_AROUND = {name: counted for counted, names in NAMES["around"].items() for name in names}
 _COLUMNS = ("request", "position", "layer", "phase", "step")
 _NONE = -(2**63)  # no value in a column
-_KNOWN = {name: (ours, rank) for ours, names in NAMES.items() for rank, name in enumerate(names.split())}
+_KNOWN = {name: (ours, rank) for ours, names in NAMES["columns"].items() for rank, name in enumerate(names)}
 _KNOWN |= {f"{name}s": (ours, rank) for name, (ours, rank) in _KNOWN.items() if ours in ("expert", "weight", "count")}
 _NUMBERED = re.compile(r"(?:.*?([a-z]+)[._ -]*)?(\d{1,9})(?:[._ -].*)?", re.IGNORECASE)
 
@@ -80,8 +59,8 @@ def facts_in(node: Mapping[str, Any]) -> dict[str, Any]:
     """Find facts of the file in a record without experts, or in what it holds."""
     inner = (one for value in node.values() for one in (value[:8] if isinstance(value, list) else [value]))
     found = {key: value for one in inner if isinstance(one, dict) for key, value in facts_in(one).items()}
-    for ours, names in FACTS.items():
-        for value in (node[name] for name in names.split() if name in node):
+    for ours, names in NAMES["facts"].items():
+        for value in (node[name] for name in names if name in node):
             if (type(value) is int and 0 < value < 2**31) if ours != "model" else (isinstance(value, str) and value):
                 found[ours] = value
     return found
@@ -112,6 +91,8 @@ def documents(path: Path) -> Iterator[tuple[str, Any]]:
 
 def read_records(path: Path, mapped: Mapping[str, str], axes: Sequence[str] | None) -> tuple[Table, dict[str, Any]]:
     """Read JSON by our names, a row for each token in a layer; and the facts of the file."""
+    if axes and axes[-1] != "ids":
+        raise wrong(path, "ids as the last axis of nested lists", ",".join(axes), "save it with numpy.save")
     rows = _Rows(mapped, axes)
     for place, node in documents(path):
         rows.place = f"{path}: {place}"

@@ -1,7 +1,7 @@
 """Tables of routing: CSV, Parquet and JSON, as people log them.
 
 A line holds one expert, or the experts of a token in a layer: in a list, in one cell, or in a column each. Columns are found by
-their names (`NAMES`) or named by the user: `REQUIRED`, `OPTIONAL`, and instead of the phase ``step``, the forward pass.
+their names (``names.yaml``) or named by the user: `REQUIRED`, `OPTIONAL`, and instead of the phase ``step``, the forward pass.
 """
 
 from __future__ import annotations
