@@ -89,15 +89,7 @@ class _Writer:
 
     def counter(self, pid: int, name: str, key: str, levels: Iterable[tuple[int, int]]) -> None:
         """Write the levels (ns, value) within the window; the last of a time counts."""
-        last: dict[int, int] = {}
-        before = None
-        for time, value in levels:
-            if time < self.begin:
-                before = value
-            elif time < self.end:
-                last[time] = value
-        if before is not None:
-            last.setdefault(self.begin, before)
+        last = {max(time, self.begin): value for time, value in levels if time < self.end}
         for time, value in last.items():
             event = {"ph": "C", "name": name, "pid": pid, "tid": 0, "ts": _us(time), "args": {key: value}}
             self.found.append((time, pid, 0, event))

@@ -339,11 +339,10 @@ class Composed(PolicyBase):
         if swap is not None:
             newcomers = swap.newcomers
             actions.append(Drop(layer, swap.victims, gpu))
-            held = [e for e in held if e not in swap.victims]
             if coming := [e for e in newcomers if view.is_pending(layer, e, gpu)]:  # late, or from a window before
                 self._transient.forget(layer, coming)
                 actions.append(Move(layer, coming, gpu, CACHE))
-                held = [e for e in held if e not in coming]
+            held = [e for e in held if e not in coming and e not in swap.victims]
             if swap.relabel:
                 kept = self._relabelled(layer, swap.victims, [e for e in newcomers if e in held], view)
                 newcomers = [e for e in newcomers if e not in kept]

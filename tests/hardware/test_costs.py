@@ -360,6 +360,8 @@ def test_contention_of_a_side_lane_counts_once_it_is_used() -> None:
     found = costs(machine(contention=[pair]))
     found.expert_ns("cpu0", 1)
     assert found.label() == "derived"
+    found.expert_ns("gpu0", 1)
+    assert found.label() != "assumed"
     found.predict_ns("gpu0", 1, "gate_next1")
     assert found.label() == "assumed"
     both = {"a": "cpu0.experts", "b": "cpu0->gpu0", "a_rate": number(1, "assumed"), "b_rate": number(1)}

@@ -17,12 +17,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import load_file
 
 from moesim.errors import InputError, TraceError
 from moesim.testing.traces import synthetic_trace
 from moesim.trace import Trace
 from moesim.trace.files import arrays_of, full_header
-from moesim.trace.format import METADATA_KEY, PACKED_KEY, checksums, write_container
+from moesim.trace.format import _FILTERS, METADATA_KEY, PACKED_KEY, _compress, checksums, write_container
 from moesim.trace.formats.contract import Options, Probe, reading
 from moesim.trace.formats.importing import import_trace, refuse
 from tests.trace import import_kit as kit
@@ -472,6 +473,8 @@ def test_packed_is_the_same_trace_in_fewer_bytes(tmp_path: Path) -> None:
     trace = packable()
     plain, packed = trace.write(tmp_path / "a.safetensors"), trace.write(tmp_path / "b.safetensors", packed=True)
     assert packed.stat().st_size < plain.stat().st_size / 2
+    ids = trace.experts.astype(trace.experts.dtype.newbyteorder("<")).tobytes()
+    assert len(load_file(packed)["experts"]) == min(len(_compress(ids, *bits)) for bits in _FILTERS)
     read = Trace.read(packed)
     assert read.digest == Trace.read(plain).digest
     assert PACKED_KEY not in read.header

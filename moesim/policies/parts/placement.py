@@ -102,7 +102,7 @@ def global_top(frequency: Sequence[Sequence[float]], n_slots: int) -> list[list[
     [[1, 3], [2]]
     """
     chosen: list[list[int]] = [[] for _ in frequency]
-    for layer, expert in _by_frequency(frequency)[: max(n_slots, 0)]:
+    for layer, expert in _by_frequency(frequency)[:n_slots]:
         chosen[layer].append(expert)
     return [sorted(experts) for experts in chosen]
 
