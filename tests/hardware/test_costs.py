@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from math import ceil
 from typing import Any
@@ -453,3 +454,29 @@ def test_eager_deepseek_is_within_a_factor_of_the_public_figure() -> None:
     layer += found.model.top_k * found.expert_ns("gpu0", 1)
     token = found.model.n_layers * layer + found.leading_ns("gpu0", 1, 513) + found.head_ns("gpu0", 1)
     assert 19.5 / 1.6 < 1e9 / token < 19.5 * 1.6
+
+
+FRACTIONS: dict[str, tuple[dict[str, Any], Callable[[CostModel], int]]] = {
+    "launch_us": ({}, lambda costs: costs.head_ns("gpu0", 1)),
+    "launch_us of others": ({"launches": {"head": number(2)}}, lambda costs: costs.predict_ns("gpu0", 1, "shadow-int8:T1:KV1")),
+    "router_us": ({}, lambda costs: costs.dense_ns("gpu0", 1)),
+    "token_us": ({}, lambda costs: costs.head_ns("gpu0", 1)),
+    "first_extra_us": ({}, lambda costs: costs.first_extra_ns("gpu0")),
+    "host_expert_us": ({}, lambda costs: costs.host_expert_ns()),
+    "latency_us": ({}, lambda costs: costs.latency_ns(costs.hardware.links[0])),
+    "latency_us and bytes": ({}, lambda costs: costs.fetch_ns("cpu0", "gpu0", 1)),
+}
+
+
+@pytest.mark.parametrize("what", FRACTIONS)
+def test_times_of_constants_are_rounded_to_the_nearest_nanosecond(what: str) -> None:
+    more, cost = FRACTIONS[what]
+    name, found = what.partition(" ")[0], []
+    for us in (2, 2.0004, 2.0006):
+        if name == "latency_us":
+            found.append(cost(costs(machine(links={"cpu0->gpu0": link(us), "gpu0->cpu0": link(us)}))))
+        elif name == "host_expert_us":
+            found.append(cost(costs(machine(host_expert_us=number(us)))))
+        else:
+            found.append(cost(costs(machine(gpu={**more, name: number(us)}))))
+    assert [ns - found[0] for ns in found] == [0, 0, 1]

@@ -18,7 +18,7 @@ from moesim.studies.regret import pool_slots
 from moesim.testing import run_tiny, tiny_machine, tiny_workload
 from moesim.testing import tiny_model as spec
 from tests.cache_replay import replay_belady
-from tests.engine.engine_kit import Script, cpu, device, gpu, link, machine, play, sure, tiny_model, workload
+from tests.engine.engine_kit import Script, cpu, device, flat, gpu, link, machine, play, sure, tiny_model, workload
 
 ONE_LAYER = {"n_layers": 1}
 
@@ -80,6 +80,17 @@ def test_micro_batches_share_the_lanes():
     assert found.compute_ns == 398
 
 
+def test_experts_may_begin_after_the_shorter_micro_batch():
+    """Rows take 100 each on either side; the experts, 600 on the GPU, wait for the micro-batch of one row only."""
+    parts = [
+        flat(0, 100 * (part == "dense"), model="tiny", part=part)
+        for part in ("dense", "attention", "head", "embedding", "leading")
+    ]
+    gpu0, cpu0 = (one | {"parts": parts} for one in (gpu(expert_ns=300), cpu(expert_ns=10**6)))
+    work = workload([[[[0, 1]]]] * 3, micro_batches=2)
+    assert bounds(work, 4, machine({"gpu0": gpu0, "cpu0": cpu0}), **ONE_LAYER).compute_ns == 100 + 1 + 600
+
+
 def test_rows_count_at_the_best_rate_of_any_run():
     """An expert of 4 rows that takes 1000 alone, but 100 for up to two rows, can be run in two halves."""
     curve = {
@@ -101,6 +112,13 @@ def test_transfers_by_hand():
     assert (found.without_link_time_ns, found.makespan_ns) == (3 * 300, 4000)
     quick = machine({"gpu0": gpu(), "cpu0": cpu(expert_ns=300)})  # 400 a row
     assert bounds(steps, 2, quick, n_experts=6, **ONE_LAYER).transfer_ns == 300 + 3 * 400  # three there; or two, and 2 fetches
+
+
+def test_a_cpu_takes_what_it_does_soonest():
+    """The first step has two rows, the others one: of four fetches the CPU saves one in 2100; the first would take 4200."""
+    hardware = machine({"gpu0": gpu(), "cpu0": cpu(expert_ns=0, per_row_ns=2100)})
+    steps = workload([[[[0, 1]], [[2, 3]], [[4, 5]]], [[[0, 1]]]], n_experts=6)
+    assert bounds(steps, 2, hardware, n_experts=6, **ONE_LAYER).transfer_ns == 3000
 
 
 def test_a_copy_may_be_measured_points():
