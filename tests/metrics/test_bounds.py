@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -89,6 +90,17 @@ def test_experts_may_begin_after_the_shorter_micro_batch():
     gpu0, cpu0 = (one | {"parts": parts} for one in (gpu(expert_ns=300), cpu(expert_ns=10**6)))
     work = workload([[[[0, 1]]]] * 3, micro_batches=2)
     assert bounds(work, 4, machine({"gpu0": gpu0, "cpu0": cpu0}), **ONE_LAYER).compute_ns == 100 + 1 + 600
+
+
+def test_the_fastest_device_of_a_kind_counts_and_each_micro_batch_for_its_own_requests(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(
+        CostModel, "attention_ns", lambda self, device, rows, work2, requests, layer: 10 ** (5 * (device == "cpu0")) * requests
+    )
+    gpus = {"gpu0": gpu(expert_ns=100, dense_ns=0), "gpu1": gpu(expert_ns=50, dense_ns=0)}
+    links = {f"{a}->{b}": link() for a, b in permutations((*gpus, "cpu0"), 2)}
+    work = workload([[[[0]]]] * 4, prompt=1, micro_batches=2, weights=[1.0])
+    found = bounds(work, 4, machine({**gpus, "cpu0": cpu(expert_ns=10**6, dense_ns=0)}, links), n_layers=1, top_k=1)
+    assert found.compute_ns == (2 + 2 + 50) / 2, "two requests in either half, and the expert, shared by both GPUs"
 
 
 def test_rows_count_at_the_best_rate_of_any_run():
