@@ -95,7 +95,8 @@ def _model(model: ModelSpec, place: str) -> Any:
     base = builtin_models().get(model.name)
     if base == model:
         return model.name
-    left_out = {"labels", "low_bits", "source", "notes"} | ({"expert_bytes_by_layer"} if model.shape else set())
+    mixed = model.expert_bytes_by_layer is not None  # then they say the bits
+    left_out = {"labels", "low_bits", "source", "notes", "expert_bits" if mixed else "expert_bytes_by_layer"}
     changed = {one.name: getattr(model, one.name) for one in fields(model) if one.name not in left_out}
     if base is not None:
         changed = {key: value for key, value in changed.items() if value != getattr(base, key)}

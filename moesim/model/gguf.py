@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +16,7 @@ from moesim.core.limits import EXPERTS, LAYERS, WIDTH
 from moesim.errors import ModelError
 from moesim.model.check import is_int
 from moesim.model.gguf_header import Tensor, read_header
-from moesim.model.parts import Block, Mixer, Shape, Store
+from moesim.model.parts import Block, Mixer, Shape, Store, compressed, reusing
 from moesim.model.spec import ModelSpec, of_shape
 
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
@@ -34,7 +35,9 @@ _CLASSES: Final = (  # of tensors of a block, the first that matches
 _MIXER_NORM = re.compile(r"attn_(?:q|k|q_a|kv_a|sub|v)_norm|ssm_norm|indexer")
 _FULL_EVERY: Final = {
     "gpt-oss": 2, "llama4": 4, "afmoe": 4, "exaone-moe": 4, "cohere2moe": 4, "gemma3": 6, "gemma4": 6, "laguna": 4,
+    "deepseek4": 0,
 }  # fmt: skip
+_CHUNK: Final = {"llama4": 8192}  # tokens that a layer sees at most, where the engine's code has it and no key says it
 """Layers of which the last sees all tokens and the others a window, where the engine's code has it and no key says it."""
 
 
@@ -235,25 +238,33 @@ def _mixer(file: _File, layer: int, tensors: Mapping[str, Tensor]) -> Mixer | No
         return Mixer(kind, weights, tuple(stores), crosses=crosses)
     kv = file.count("attention.head_count_kv", heads, layer=layer)
     window = _window(file, layer)
+    ratios = file.fields.get(f"{file.architecture}.attention.compress_ratios")
+    if isinstance(ratios, list) and layer < len(ratios) and is_int(ratios[layer]) and window is not None:  # DeepSeek-V4
+        names = {"index_heads": "head_count", "index_width": "key_length", "read": "top_k"}
+        own = {name: file.count(f"attention.indexer.{key}", 1) for name, key in names.items()}
+        width = file.count("attention.key_length")
+        return replace(compressed(1, heads, width, 1, 1, 1, window=window, per=max(ratios[layer], 0), **own), weights=weights)
     ending = "_swa" if window is not None and f"{file.architecture}.attention.key_length_swa" in file.fields else ""
     hidden = file.count("embedding_length", 0)
     key = file.count(f"attention.key_length{ending}", hidden // heads)
     value = file.count(f"attention.value_length{ending}", key)
     store = Store(kv * (key + value), 2 * heads * (key + value), kept=window)
     crosses = heads * key + kv * (key + value), heads * value
-    return Mixer("grouped" if window is None else f"grouped, window {window}", weights, (store,), crosses=crosses)
+    found = Mixer("grouped" if window is None else f"grouped, window {window}", weights, (store,), crosses=crosses)
+    own_until = file.count("block_count", most=LAYERS.most) - file.count("attention.shared_kv_layers", 0)
+    return found if layer < own_until else reusing(found)
 
 
 def _window(file: _File, layer: int) -> int | None:
     """Return the tokens that a layer sees at most."""
-    size = file.count("attention.sliding_window", 0) or file.count("attention.chunk_size", 0)
+    size = file.count("attention.sliding_window", 0) or file.count("attention.chunk_size", _CHUNK.get(file.architecture, 0))
     if not size:
         return None
     pattern = file.fields.get(f"{file.architecture}.attention.sliding_window_pattern")
-    if isinstance(pattern, list):
-        return size if layer < len(pattern) and pattern[layer] else None
-    every = pattern if is_int(pattern) and pattern > 0 else _FULL_EVERY.get(file.architecture)
-    return size if every is not None and (layer + 1) % every else None
+    if isinstance(pattern, list) and pattern:
+        return size if pattern[layer % len(pattern)] else None
+    every = pattern if is_int(pattern) else _FULL_EVERY.get(file.architecture)
+    return size if every is not None and (every == 0 or (layer + 1) % every) else None
 
 
 def _linear(file: _File, layer: int, tensors: Mapping[str, Tensor], weights: tuple[tuple[str, int], ...]) -> Mixer:

@@ -205,9 +205,18 @@ class Keys:
         return frozenset(value)
 
 
+def _nested(data: Mapping[str, Any]) -> str | None:
+    """Return the key of the part that is for language: a known one, or where layers with experts are, if they are not here."""
+    parts = [key for key, value in data.items() if isinstance(value, Mapping)]
+    known = next((key for key in NESTED if key in parts), None)
+    if known is not None or Keys(data, "").get(*_LAYERS) is not None:
+        return known
+    return next((key for key in parts if all(Keys(data[key], "").get(*keys) is not None for keys in (_LAYERS, _EXPERTS))), None)
+
+
 def language_part(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the language part's keys as they are spelt here, with quantisation and tying of the outer level."""
-    while (key := next((one for one in NESTED if isinstance(data.get(one), Mapping)), None)) is not None:
+    while (key := _nested(data)) is not None:
         outer, data = data, data[key]
         kept = ("tie_word_embeddings", "quantization_config", "dtype", "torch_dtype", "architectures", "model_type")
         data = {one: outer[one] for one in kept if outer.get(one) is not None} | {
@@ -416,6 +425,9 @@ def _notes(keys: Keys, known: str) -> tuple[str, ...]:
     if known not in families():
         plain = [key for key in unread if is_int(keys.data[key]) and keys.data[key] > 1 and not _HARMLESS.search(key)]
         odd = sorted({*odd, *plain})
+    n = keys.get(*_LAYERS)
+    listed = [key for key in unread if isinstance(one := keys.data[key], list) and len(one) == n and not _HARMLESS.search(key)]
+    odd = sorted({*odd, *listed}) if is_int(n) and n > 2 else odd
     if odd:
         notes.append(f"keys not understood: {', '.join(odd[:8])}{' ...' if len(odd) > 8 else ''}")
     return tuple(notes)
@@ -426,12 +438,13 @@ _SIZES = re.compile(
 )
 _HARMLESS = re.compile(
     r"token|position|rope|rotary|theta|window|max_|length|context|group|seed|top_?k|scal|floor|_id$|_layers$|layer_id|head_dim"
-    r"|key_value_heads|vocab|expand|base$|version|pretraining|layer_freq|window|n_kv_heads"
+    r"|key_value_heads|vocab|expand|base$|version|pretraining|layer_freq|n_kv_heads|gating|limit|layer_types|moe_layers$"
 )
-"""Numbers that change no size, where an architecture is known by its keys alone."""
+"""Keys of numbers, or of a list of all layers, that change no size."""
 _OTHER = {  # keys that look like sizes and are not
     "chunk_size", "mamba_chunk_size", "chunk_size_feed_forward", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size",
-    "moe_shared_expert_overlap", "vocab_size_per_layer_input",
+    "moe_shared_expert_overlap", "vocab_size_per_layer_input", "size_experts", "shared_moe_mode",
+    "shared_expert_combination_strategy",
 }  # fmt: skip
 
 

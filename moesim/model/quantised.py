@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -174,11 +175,22 @@ def _quantised(given: Mapping[str, Any], plain: float, data: Mapping[str, Any], 
     elif method == "mlx":
         bits, more["own"], more["everything"] = *_mlx(given, place), True
     else:
-        bits = _number(given, place, "bits", "num_bits", "nbits", "weight_bits")
+        bits = _by_words(given) or _number(given, place, "bits", "num_bits", "nbits", "weight_bits")
         doubts.append(f"quantisation {method or 'without a name'}: {bits:g} bits, scales not counted")
     if not BITS.hold(bits):
         raise ModelError(f"{place}: quantization_config: expected a number of bits {BITS}, got {bits:g}")
     return Precision(method or algorithm.lower(), plain, bits, doubts=tuple(doubts), **more)
+
+
+_WIDTHS = re.compile(r"nvfp4|mxfp[468](?![0-9])|(?:weights?_|quant_|n)bits\"?: (\d+)|(?:int|fp|float|nf|w)([1-8])(?![0-9])")
+
+
+def _by_words(given: Mapping[str, Any]) -> float | None:
+    """Return the bits that a description of another method names first: of Quark, torchao, HQQ, quanto."""
+    found = _WIDTHS.search(json.dumps(given, default=str).lower())
+    if found is None:
+        return None
+    return _ALGORITHMS[found[0].upper()] if found[0][:2] in ("nv", "mx") else float(found[1] or found[2])
 
 
 def _algorithm(one: Any, place: object) -> float:

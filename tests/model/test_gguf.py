@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from moesim.api.arguments import written
 from moesim.errors import ModelError
 from moesim.model import load_model
 from moesim.model.gguf import read_gguf
@@ -41,6 +42,7 @@ def test_mixtral_with_layers_of_different_bits(tmp_path: Path):
     assert (spec.n_layers, spec.n_experts, spec.top_k, spec.hidden, spec.expert_intermediate) == (3, 8, 2, HIDDEN, 512)
     assert (spec.n_heads, spec.n_kv_heads, spec.head_dim, spec.vocab, spec.qk_norm) == (HEADS, KV, HEAD, VOCAB, "none")
     assert (spec.n_dense_layers, spec.n_shared, spec.tie_embeddings, spec.name) == (0, 0, False, "mixtral")
+    assert load_model(written(spec, "model")) == spec  # as a function of Python passes it on
 
 
 def test_qwen3moe_with_head_norms_and_a_tied_head(tmp_path: Path):
@@ -216,3 +218,46 @@ def test_a_folder_with_two_models_asks_which(tmp_path: Path):
     whole(tmp_path / "b.gguf")
     with pytest.raises(ModelError, match="expected one model, got 2 GGUF files; name the one that is meant"):
         load_model(tmp_path)
+
+
+def _windowed(path: Path, architecture: str, pattern: Any = None, **more: int) -> Any:
+    w = basic(path, architecture, 4, **more)
+    if isinstance(pattern, list):
+        w.writer.add_array(f"{architecture}.attention.{'compress_ratios' if 'deepseek' in architecture else SWA}", pattern)
+    elif pattern is not None:
+        w.writer.add_uint32(f"{architecture}.attention.{SWA}", pattern)
+    for layer in range(4):
+        attention(w, layer)
+        experts(w, layer, 8, 64)
+    ends(w)
+    w.close()
+    return read_gguf(path)
+
+
+SWA = "sliding_window_pattern"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "pattern", "windows"),
+    [
+        ("gpt-oss", None, 2), ("mimo2", [1, 1, 0, 1], 3), ("mimo2", [True, False], 2), ("afmoe", 2, 2), ("step35", 0, 4),
+        ("mimo2", 1, 0), ("llama", None, 0), ("afmoe", None, 3),
+    ],
+)  # fmt: skip
+def test_layers_with_a_window(tmp_path: Path, architecture: str, pattern: Any, windows: int):
+    """A pattern of layers begins anew where it ends; a number is how often a layer sees all, 0 never."""
+    spec = _windowed(tmp_path / "m.gguf", architecture, pattern, attention__sliding_window=16)
+    row = 2 * 2 * KV * HEAD
+    assert spec.all_kv_bytes(1000) == row * (16 * windows + 1000 * (4 - windows))
+
+
+def test_what_an_engine_knows_of_an_architecture(tmp_path: Path):
+    row = 2 * 2 * KV * HEAD
+    chunked = _windowed(tmp_path / "m.gguf", "llama4")
+    assert chunked.all_kv_bytes(100_000) == row * (3 * 8192 + 100_000)
+    shared = _windowed(tmp_path / "m.gguf", "gemma4", attention__shared_kv_layers=3)
+    assert shared.all_kv_bytes(1000) == row * 1000
+    index = {"attention__indexer__head_count": 2, "attention__indexer__key_length": 32, "attention__indexer__top_k": 8}
+    keys = {"attention__key_length": 64, "attention__sliding_window": 16}
+    v4 = _windowed(tmp_path / "m.gguf", "deepseek4", [0, 4, 128, 4, 0], **index, **keys)
+    assert v4.all_kv_bytes(1280) == 2 * (4 * 16 * 64 + 2 * 320 * (64 + 32) + 10 * 64)

@@ -69,6 +69,7 @@ def test_what_is_guessed_or_left_out_is_noted() -> None:
     assert tiny(vision_config={"a": 1}, audio_config=None).notes[0] == "left out: vision"
     assert tiny(num_attention_heads=6).notes[-1] == "head_dim is absent: 10, hidden_size over heads, rounded down"
     assert tiny(router_hidden_size=8, rope_theta=10).notes[-1] == "keys not understood: router_hidden_size"
+    assert tiny(block_configs=[{}] * 4).notes[-1] == "keys not understood: block_configs"
     named = read_model(TINY, None, "tiny-NVFP4", "config.json")
     assert named.notes[0] == "the name says NVFP4, but nothing describes it: 16 bits; is hf_quant_config.json missing?"
 
@@ -143,6 +144,14 @@ def test_layers_that_read_what_an_earlier_one_keeps() -> None:
     assert half.all_kv_bytes(100) == own.all_kv_bytes(100) / 2 == tiny(num_kv_shared_layers=2).all_kv_bytes(100)
     assert half.all_kv_bytes(100) == tiny(kv_source_layers=[0, 0, 2, 2]).all_kv_bytes(100)
     assert half.token_bytes(1, 100) == own.token_bytes(1, 100) - 2 * 2 * 2 * 64 * 32
+
+
+@pytest.mark.parametrize("key", ["text_config", "thinker_config", "lm", "decoder"])
+def test_the_part_for_language_is_found(key: str) -> None:
+    found = read_model({"model_type": "wrapped", "vision": {"num_layers": 3}, key: TINY}, None, "tiny", "config.json")
+    assert found.total_params == tiny().total_params
+    outer = read_model({"tie_word_embeddings": True, key: TINY | {"tie_word_embeddings": False}}, None, "tiny", "config.json")
+    assert outer.tie_embeddings
 
 
 def test_experts_of_pictures_are_left_out() -> None:
@@ -259,6 +268,11 @@ def test_modules_that_are_left_out_keep_their_bits() -> None:
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, 4.5),
         ({"quant_method": "exl3", "bits": 3.5}, 3.5),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4", "exclude_modules": ["lm_head"]}, 4.5),
+        ({"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "mxfp4", "group_size": 32}}}, 4.25),
+        ({"quant_method": "torchao", "quant_type": {"default": {"_type": "Int4WeightOnlyConfig"}}}, 4),
+        ({"quant_method": "hqq", "quant_config": {"weight_quant_params": {"nbits": 3, "group_size": 64}}}, 3),
+        ({"quant_method": "quanto", "weights": "int8"}, 8),
+        ({"quant_method": "another", "bits": 5}, 5),
         (
             {
                 "quant_method": "compressed-tensors", "format": "pack-quantized",
