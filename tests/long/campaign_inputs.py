@@ -120,7 +120,11 @@ def trace(bench: Bench, rng: random.Random) -> list[str]:
 def imported(bench: Bench, rng: random.Random) -> list[str]:
     name = rng.choice(sorted(SOURCES))
     source, data = SOURCES[name], bench.sources[name]
-    text = Path(source.file).suffix in (".csv", ".jsonl", ".json")
+    text = Path(source.file).suffix in (".csv", ".jsonl", ".json", ".txt")
+    if rng.random() < 0.1:
+        counts = "layer_id,expert_id,count\n" + "".join(f"{n},{e},{n + e}\n" for n in range(4) for e in range(8))
+        name = bench.put("mutant.csv", as_lines(counts, rng))
+        return ["trace", "calibrate", "./small.safetensors", "--counts", name, "--out", "out/t.safetensors"]
     return importing(bench, rng, name, as_lines(data.decode(), rng) if text and rng.random() < 0.9 else as_bytes(data, rng))
 
 

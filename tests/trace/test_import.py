@@ -108,7 +108,7 @@ UNKNOWN_MODEL = ("unknown model 'mixtral-8x7'; did you mean 'mixtral-8x7b'?", "c
         ("llama-cpp-passes", {"top_k": 4},
          ("expected a multiple of 4 lines, the experts of whole tokens, got 6 lines of layer 0 from row 0",)),
         ("llama-cpp-passes", {"model": "mixtral-8x7", "top_k": None}, (*UNKNOWN_MODEL, "--top-k")),
-        ("npz", {"columns": {}}, ("an array 'expert' for expert", "'topk_ids'", "--column expert=NAME")),
+        ("npz", {"columns": {"expert": "ids"}}, ("an array 'ids' for expert", "'topk_ids'", "--column expert=NAME")),
         *((name, {"columns": {"foo": "bar"}}, ("--column foo=bar: expected one of OURS", "unknown column 'foo'; known: expert, ",
                                               "weight", "position", "phase")) for name in ("npz", "csv", "parquet", "jsonl")),
     ],

@@ -78,6 +78,7 @@ def cache_lab(t: int, n: int) -> Any:
 FORMS: dict[str, tuple[str, str]] = {
     "csv, ids in a cell": (table("token,layer,experts", lambda t, n: f"{t},{n},{ids(t, n, ' ')}"), ""),
     "csv, a list in a cell": (table("token,layer,experts", lambda t, n: f'{t},{n},"{ids(t, n)}"'), ""),
+    "csv, a list without quotes": (table("token,layer,experts", lambda t, n: f"{t},{n},{ids(t, n)}"), ""),
     "csv, weights in a cell": (
         table("layer,tok,topk_ids,topk_weights", lambda t, n: f"{n},{t},{ids(t, n, ';')},{weights(t, n, ';')}", BY_LAYER),
         "weights",
@@ -191,6 +192,15 @@ def test_axes_are_stated_or_follow_from_the_sizes_or_are_asked_for(order: tuple[
     path = tmp_path / "a.csv"
     path.write_text(FORMS["csv, tabs"][0])
     refused(lambda: load(axes=axes), f"--axes {','.join(axes)}: expected none, since csv has axes of its own")
+
+
+def test_arrays_of_an_archive_are_found_by_their_names_and_shapes(tmp_path: Path) -> None:
+    scores = np.zeros((ROWS, LAYERS, EXPERTS))
+    np.savez(tmp_path / "a.npz", probs=WEIGHTS.transpose(1, 0, 2), topk_ids=IDS.transpose(1, 0, 2), scores=scores, token=[1, 2])
+    options = Options(n_experts=EXPERTS, n_layers=LAYERS, phase="decode")
+    found = import_trace([tmp_path / "a.npz"], tmp_path / "t.safetensors", options, label="measured").trace
+    equal(found.experts, IDS)
+    equal(found.weights, WEIGHTS)
 
 
 def test_all_that_is_missing_is_named_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -41,6 +41,7 @@ from moesim.trace.formats.contract import (
     reading,
     wrong,
 )  # fmt: skip
+from moesim.trace.formats.records import known
 from moesim.trace.formats.visits import phases_of_steps
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def read_vllm(path: Path, options: Options, store: Store) -> Part:
 
 
 def axes_of(array: NDArray[Any], place: str, options: Options, n_rows: int | None, says: Iterable[str] = ()) -> tuple[int, ...]:
-    """Return the order of axes (tokens, layers, ids): as it was stated, or the only one that fits."""
+    """Return where tokens, layers and ids are: as it was stated, or the only order that fits."""
     expect(array, (None, None, None), place, ROUTED)
     sample = np.asarray(array[:256, :256, :256])
     spec, layers = options.spec, set[int]()
@@ -108,8 +109,10 @@ def read_npz(path: Path, options: Options, store: Store) -> Part:
         found = _Named({"expert": (str(path), open_array(path))})
     else:
         shapes, names = archive_shapes(path), {}
+        others = known(tuple(name for name, axes in shapes.items() if len(axes) == 3))
         for ours in NAMES:
-            there = options.columns.get(ours, ours)
+            like = [name for name in others.get(ours, ()) if shapes[name] == shapes[names.get("expert", name)]]
+            there = options.columns.get(ours, like[0] if like else ours)
             if there in shapes and (ours != "step" or ours in options.columns):  # many things are called so
                 names[ours] = there
             elif ours in options.columns or ours == "expert":

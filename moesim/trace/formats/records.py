@@ -113,7 +113,7 @@ class _Rows:
         self.seen: list[str] = []  # fields of a record without experts
 
     def walk(self, node: Any, at: Mapping[str, int], axis: str) -> None:
-        """Add the rows of a value; `at` is what is known of them, `axis` what the value's outer list counts."""
+        """Add the rows of a value: of a place `at`, in lists of which the outer one counts `axis`."""
         if isinstance(node, list) and node and isinstance(node[0], dict):
             for number, child in enumerate(node):
                 self.walk(child, {**at, axis: number} if axis else at, "")
@@ -198,9 +198,11 @@ class _Rows:
             raise wrong(f"{self.place}: weight", f"{experts.shape} values as of experts, in all records or in none", got)
         self.shape, lead = experts.shape[-1:], experts.shape[:-1]
         inner = axes[:depth] if axis in axes else axes[len(axes) - depth :]
-        counted = dict(zip(inner, np.indices(lead).reshape(depth, math.prod(lead)).tolist(), strict=True))
+        n_rows, counted = math.prod(lead), dict[str, list[int]]()
+        if depth:
+            counted = dict(zip(inner, np.indices(lead).reshape(depth, n_rows).tolist(), strict=True))
         for name, column in self.columns.items():
-            column.extend(counted.get(name) or [at.get(name, _NONE)] * math.prod(lead))
+            column.extend(counted.get(name) or [at.get(name, _NONE)] * n_rows)
         self.ids.extend(experts.ravel().tolist())
         self.weights.extend([] if factors is None else factors.ravel().tolist())
 

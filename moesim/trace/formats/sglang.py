@@ -93,7 +93,7 @@ def _responses(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def load_recorded(path: Path) -> dict[str, Any]:
-    """Read what the recorder saved, by PyTorch's reader of tensors and plain values, which runs no code of the file."""
+    """Read a file of the recorder."""
     try:
         import torch
     except ImportError:
@@ -102,7 +102,7 @@ def load_recorded(path: Path) -> dict[str, Any]:
     with reading(path, "a file of SGLang's recorder"):
         with zipfile.ZipFile(path) as archive:
             check_expansion(path, sum(info.file_size for info in archive.infolist()), path.stat().st_size)
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
+        loaded = torch.load(path, map_location="cpu", weights_only=True)  # tensors and plain values; it runs no code of the file
     return loaded if isinstance(loaded, dict) else {}
 
 
@@ -117,7 +117,7 @@ def read_recorded(path: Path, options: Options, store: Store) -> Part:
 
 
 def _joined(path: Path, loaded: dict[str, Any], passes: list[dict[str, Any]], store: Store) -> Part:
-    """Join the passes of each request: a row goes on where a request that is open stopped."""
+    """Join the passes of each request, which continues at its next position."""
     rows: list[list[tuple[int, NDArray[Any]]]] = []  # of each request: position, experts of all layers
     prompts: list[int] = []
     open_at: dict[int, tuple[int, int]] = {}  # request -> its next position, and the kind of its last pass

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moesim.core.gate import JSON, check_expansion, read_text
+from moesim.core.gate import JSON, ROUTING, check_expansion, read_bytes, read_text
 from moesim.errors import TraceError
 from moesim.trace.formats.contract import NO_PHASE, TEXT_REMEDY, Format, Options, Part, Probe, Store, reading, wrong
 from moesim.trace.formats.records import PHASES, facts_in, known, read_records
@@ -56,10 +56,13 @@ def read_csv(path: Path, columns: Columns, *, names: Sequence[str] | None = None
         if file.seek(0, io.SEEK_END) and file.seek(-1, io.SEEK_END) >= 0 and file.read(1) != b"\n":
             remedy = "a number cut short looks like another: it is truncated, or add a line end"
             raise wrong(f"{path}: last line", "an end of line", "none", remedy)
+    source: Any = path
+    if re.search(rb",\s*\[", head := Probe(path).head) and b'"[' not in head:  # a list as it was printed
+        with reading(path, _ROWS):
+            source = pa.py_buffer(re.sub(rb"\[[^]\n]*\]", rb'"\g<0>"', read_bytes(path, ROUTING)))
+    parse = csv.ParseOptions(delimiter=delimiter)
     with reading(path, _ROWS):
-        table = csv.read_csv(
-            path, read_options=read, convert_options=convert, parse_options=csv.ParseOptions(delimiter=delimiter)
-        )
+        table = csv.read_csv(source, read_options=read, parse_options=parse, convert_options=convert)
     return _numbers(path, table, columns)
 
 
@@ -188,7 +191,7 @@ def read_json_file(path: Path, options: Options, store: Store) -> Part:
 
 
 def find_columns(path: Path, present: Sequence[str], mapped: Mapping[str, str]) -> dict[str, str | tuple[str, ...]]:
-    """Find our columns in a table: those the user names, those of a known name, and a column for each expert."""
+    """Find our columns in a table, by the user's names or by known ones."""
     names = known(tuple(present))
     found: dict[str, Any] = {ours: names[ours][0] for ours in (*REQUIRED, *OPTIONAL) if ours in names} | dict(mapped)
     for ours in ("expert", "weight"):
@@ -241,7 +244,7 @@ def read_table(path: Path, table: Table, facts: Mapping[str, Any], options: Opti
 
 
 def _counted(path: Path, table: Table, expert: NDArray[Any], axis: str) -> NDArray[np.int64]:
-    """Count the lines of each layer (or token) of a request, which are then its tokens (or layers)."""
+    """Count the lines of each layer of a request as its tokens, or the other way round."""
     import pandas as pd
 
     other = [name for name in ("request", "layer", "position") if name in table and name != axis]

@@ -99,7 +99,8 @@ class _Grid:
         if self.lengths.sum() > len(ids):
             worst = int(np.argmax(self.lengths))
             expected = f"every position in {self.low[worst]}..{spans['max'][worst]}"
-            raise wrong(f"{place}: request {worst}", expected, f"{len(ids)} entries in all", "positions must have no gaps")
+            remedy = "positions must have no gaps; if these are ids of words, leave the column out"
+            raise wrong(f"{place}: request {worst}", expected, f"{len(ids)} entries in all", remedy)
         self.n_rows = int(self.lengths.sum())
         self.first = np.cumsum(self.lengths) - self.lengths
         self.request = np.repeat(np.arange(len(self.lengths)), self.lengths)  # of each row
