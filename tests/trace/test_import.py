@@ -262,7 +262,7 @@ def test_a_folder_of_requests(tmp_path: Path, out: Path, monkeypatch: pytest.Mon
     for arrays, words in [
         ({"routed_experts": kit.routing(3)}, "prompt lengths in all files or in none"),
         ({"routed_experts": kit.routing(3, top_k=3), "n_prompt": np.int64(1)},
-         "3.npz: routed_experts: expected 3 layers and 2 experts a token as before"),
+         "3.npz: expected 3 layers and 2 experts a token as before"),
     ]:  # fmt: skip
         np.savez(folder / "3.npz", **arrays)
         refused(lambda: import_trace([folder], out, Options(n_experts=EXPERTS)), words)
@@ -505,7 +505,7 @@ def test_a_source_that_would_not_fit_into_memory_is_refused(tmp_path: Path, out:
     source = SOURCES["vllm-npy"]
     path = source.make(tmp_path)
     monkeypatch.setattr(gate, "MADE", IDS.size)
-    source.refused(path, out, "expert ids of all sources, got 84 B (7 x 3 x 2); import fewer requests at a time")
+    source.refused(path, out, "expert ids of tokens, got 84 B (7 x 1 x 6); import fewer requests at a time")
     with path.open("ab") as file:
         file.truncate(2**32 + 1)
     source.refused(path, out, "expected at most 4 GiB of recorded routing, got 4 GiB")

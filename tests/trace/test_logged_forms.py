@@ -201,6 +201,13 @@ def test_arrays_of_an_archive_are_found_by_their_names_and_shapes(tmp_path: Path
     found = import_trace([tmp_path / "a.npz"], tmp_path / "t.safetensors", options, label="measured").trace
     equal(found.experts, IDS)
     equal(found.weights, WEIGHTS)
+    mixed = {"request": np.array([5, 2, 5, 2, 5, 5, 5]), "expert": IDS, "weight": WEIGHTS}  # rows of requests in turns
+    np.savez(tmp_path / "a.npz", **mixed)
+    found = import_trace([tmp_path / "a.npz"], tmp_path / "t.safetensors", options, label="measured").trace
+    rows = [0, 2, 4, 5, 6, 1, 3]
+    equal(found.experts, IDS[rows])
+    equal(found.weights, WEIGHTS[rows])
+    assert found.requests.n_decode.tolist() == [5, 2]
 
 
 def test_all_that_is_missing_is_named_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

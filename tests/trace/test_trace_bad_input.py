@@ -239,9 +239,10 @@ WRONG: dict[str, list[tuple[Any, str]]] = {
     "npz": [
         ({"offsets": np.array([0, 3])}, "offsets: expected ascending rows from 0 to 7"),
         ({"offsets": np.arange(9)}, "offsets: expected shape (n,)"),
-        ({"request": np.array([0, 1, 0, 0, 0, 0, 0])}, "request: expected rows of a request together"),
-        ({"position": np.array([0, 1, 2, 4, 5, 6, 7])}, "position[3]: expected 3, one after the row before, got 4"),
-        ({"phase": np.array([0, 1, 0, 1, 1, 1, 1])}, "phase[2]: expected 0 (prefill), then 1 (decode)"),
+        ({"request": np.array([0, 1, 0, 0, 0, 0])}, "request: expected shape (7), request of each row"),
+        ({"position": np.array([0, 1, 2, 4, 5, 6, 7])}, "request 0: expected every position in 0..7, got 7 entries in all"),
+        ({"phase": np.array([0, 1, 0, 1, 1, 1, 1])}, "request 0, position 2, layer 0: expected decode after decode, got prefill"),
+        ({"phase": np.array([0, 1, 2, 1, 1, 1, 1])}, "phase of row 2: expected 0..1, got 2"),
         ({"phase": np.zeros(6, int)}, "phase: expected shape (7)"),
         ({"n_prompt": np.array([0.5])}, "n_prompt: expected whole numbers"),
         ({"weight": kit.WEIGHTS[:, :2]}, "weight: expected shape (7, 3, 2), as the experts"),

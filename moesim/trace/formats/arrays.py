@@ -28,7 +28,6 @@ import numpy as np
 from moesim.trace.formats.contract import (
     ARRAY,
     AXES,
-    NO_PHASE,
     ROUTED,
     Format,
     Lacks,
@@ -37,12 +36,13 @@ from moesim.trace.formats.contract import (
     Probe,
     Store,
     archive_shapes,
+    checked_ids,
     open_array,
     reading,
     wrong,
 )  # fmt: skip
 from moesim.trace.formats.records import known
-from moesim.trace.formats.visits import phases_of_steps
+from moesim.trace.formats.visits import complete_tokens, counted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -108,7 +108,7 @@ def read_npz(path: Path, options: Options, store: Store) -> Part:
     if Probe(path).head.startswith(b"\x93NUMPY"):
         found = _Named({"expert": (str(path), open_array(path))})
     else:
-        shapes, names = archive_shapes(path), {}
+        shapes, names = archive_shapes(path), dict[str, str]()
         others = known(tuple(name for name, axes in shapes.items() if len(axes) == 3))
         for ours in NAMES:
             like = [name for name in others.get(ours, ()) if shapes[name] == shapes[names.get("expert", name)]]
@@ -123,15 +123,24 @@ def read_npz(path: Path, options: Options, store: Store) -> Part:
     if "weight" in found:
         found.expect("weight", expert.shape, "as the experts")
     order = axes_of(expert, place, options, found.n_rows(), {"phase"} & set(found))
-    expert = expert.transpose(order)
-    weight = found["weight"][1].transpose(order) if "weight" in found else None
-    dense = options.leading_dense(expert.shape[1])
-    store.add(expert[:, dense:], None if weight is None else weight[:, dense:], place)
-    lengths = found.lengths(len(expert))
-    n_prompt, phased = found.prompts(lengths)
-    facts: dict[str, Any] = {"requests": found.requests(len(lengths))} if "name" in found else {}
+    dense = options.leading_dense(expert.shape[order[1]])
+    expert = checked_ids(expert.transpose(order), place)[:, dense:]
+    weight = found["weight"][1].transpose(order)[:, dense:] if "weight" in found else None
+    n_rows, n_layers, _ = expert.shape
+    meanings = {"step": "forward pass of each row", "phase": "0 prefill, 1 decode", "request": "request of each row",
+                "position": "position of each row"}  # fmt: skip
+    columns = {name: found.integers(name, n_rows, meaning) for name, meaning in meanings.items() if name in found}
+    columns.pop("phase" if "step" in columns else "", None)
+    request = columns.pop("request", found.of_offsets(n_rows))
+    token = columns.pop("position", counted(request))
+    part = complete_tokens(
+        str(path), store, options.incomplete, expert.reshape(n_rows, -1),
+        weights=None if weight is None else weight.reshape(n_rows, -1), request=request, n_layers=n_layers,
+        token=token, layer=np.zeros(n_rows, np.int64), **columns,
+    )  # fmt: skip
+    facts: dict[str, Any] = {"requests": found.requests(len(part.lengths))} if "name" in found else {}
     facts |= {"dense_layers_left_out": dense} if dense else {}
-    return Part(lengths, n_prompt, phased, found.offsets(lengths), facts=facts)
+    return replace(part, n_prompt=found.prompts(part), facts=facts)
 
 
 class _Named(dict[str, "tuple[str, NDArray[Any]]"]):
@@ -159,55 +168,26 @@ class _Named(dict[str, "tuple[str, NDArray[Any]]"]):
             raise wrong(f"{place}[{bad[0]}]", f"0..{2**31 - 1}, {meaning}", values[bad[0]])
         return values.astype(np.int64)
 
-    def lengths(self, n_rows: int) -> NDArray[np.int64]:
-        if "offsets" in self:
-            place, array = self["offsets"]
-            if array.ndim != 1 or not 2 <= len(array) <= n_rows + 1:
-                raise wrong(place, f"shape (n,), first rows of up to {n_rows} requests and the end", array.shape)
-            offsets = self.integers("offsets", len(array), "first row of each request")
-            if offsets[0] != 0 or offsets[-1] != n_rows or (np.diff(offsets) < 1).any():
-                raise wrong(place, f"ascending rows from 0 to {n_rows}", offsets[:8].tolist())
-            return np.diff(offsets)
-        if "request" in self:
-            request = self.integers("request", n_rows, "request of each row")
-            starts = np.concatenate([[0], np.flatnonzero(np.diff(request)) + 1])
-            if len(np.unique(request[starts])) < len(starts):
-                got = "rows of one in two places"
-                raise wrong(self["request"][0], "rows of a request together", got, "sort them by request")
-            return np.diff(np.append(starts, n_rows))
-        return np.array([n_rows], np.int64)
+    def of_offsets(self, n_rows: int) -> NDArray[np.int64]:
+        """Return the request of each row by ``offsets``, or one request."""
+        if "offsets" not in self:
+            return np.zeros(n_rows, np.int64)
+        place, array = self["offsets"]
+        if array.ndim != 1 or not 2 <= len(array) <= n_rows + 1:
+            raise wrong(place, f"shape (n,), first rows of up to {n_rows} requests and the end", array.shape)
+        offsets = self.integers("offsets", len(array), "first row of each request")
+        if offsets[0] != 0 or offsets[-1] != n_rows or (np.diff(offsets) < 1).any():
+            raise wrong(place, f"ascending rows from 0 to {n_rows}", offsets[:8].tolist())
+        return np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
 
-    def prompts(self, lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64] | None, bool]:
-        request, n_rows = np.repeat(np.arange(len(lengths)), lengths), int(lengths.sum())
-        if "step" in self:
-            step = self.integers("step", n_rows, "forward pass of each row")
-            phase: NDArray[Any] = phases_of_steps(self["step"][0], step, request)
-        elif "phase" in self:
-            place, phase = self["phase"][0], self.integers("phase", n_rows, "0 prefill, 1 decode")
-            bad = np.flatnonzero((phase > 1) | np.append(False, (np.diff(phase) < 0) & (np.diff(request) == 0)))
-            if len(bad):
-                raise wrong(f"{place}[{bad[0]}]", "0 (prefill), then 1 (decode) in each request", phase[bad[0]], NO_PHASE)
-        elif "n_prompt" in self:
-            place, array = self["n_prompt"]
-            if place.endswith("prompt_token_ids"):
-                return np.array([len(expect(array, (None,), place, "the tokens of the prompt"))]), False
-            self["n_prompt"] = place, np.atleast_1d(array)
-            return self.integers("n_prompt", len(lengths), "prompt tokens of each request"), False
-        else:
-            return None, False
-        return np.bincount(request[phase == 0], minlength=len(lengths)), True
-
-    def offsets(self, lengths: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        if "position" not in self:
-            return None
-        position = self.integers("position", int(lengths.sum()), "position of each row")
-        first = np.cumsum(lengths) - lengths
-        expected = np.arange(len(position)) - np.repeat(first - position[first], lengths)
-        bad = np.flatnonzero(position != expected)
-        if len(bad):
-            place = f"{self['position'][0]}[{bad[0]}]"
-            raise wrong(place, f"{expected[bad[0]]}, one after the row before", position[bad[0]])
-        return np.asarray(position[first])
+    def prompts(self, part: Part) -> NDArray[np.int64] | None:
+        if part.n_prompt is not None or "n_prompt" not in self:
+            return part.n_prompt
+        place, array = self["n_prompt"]
+        if place.endswith("prompt_token_ids"):
+            return np.array([len(expect(array, (None,), place, "the tokens of the prompt"))])
+        self["n_prompt"] = place, np.atleast_1d(array)
+        return self.integers("n_prompt", len(part.lengths), "prompt tokens of each request")
 
     def requests(self, n_requests: int) -> list[str]:
         place, array = self["name"]

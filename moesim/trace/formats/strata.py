@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from array import array
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from moesim.trace.formats.contract import MAX_ID, Format, Options, Part, Probe, Store, wrong
-from moesim.trace.formats.visits import complete_tokens
+from moesim.trace.formats.visits import complete_tokens, counted
 
 _COMMIT, _FORMAT, _REQUEST = -1, -2, -3
 
@@ -58,7 +59,7 @@ def read(path: Path, options: Options, store: Store) -> Part:
     begin, layer_of, window = (np.frombuffer(column, np.int64) for column in (start, layers, windows))
     whole = window < len(last)  # a recording may stop within a window
     begin, layer_of, window = begin[whole], layer_of[whole], window[whole]
-    position = _counted(window, layer_of)
+    position = counted(window, layer_of)
     if not tagged and position.any():
         remedy = "record it without drafts, or with a Strata that writes tags"
         raise wrong(path, "tags that say which drafts were accepted", "windows of several positions without tags", remedy)
@@ -72,18 +73,13 @@ def read(path: Path, options: Options, store: Store) -> Part:
     first -= first[np.searchsorted(of_request, of_request)]  # tokens count from 0 in each request
     cells = begin[:, None] + 2 + np.arange(k := int(words[begin[0] + 1]))
     weights = words.view("<f4")[cells + k]
-    columns = {"layer": layer_of, "token": first[window] + position} | ({"phase": phase[window]} if tagged else {})
+    columns: dict[str, Any] = {"layer": layer_of, "token": first[window] + position} | (
+        {"phase": phase[window]} if tagged else {}
+    )
     return complete_tokens(
         str(path), store, options.incomplete, words[cells], weights=weights if weights.any() else None,
         request=of_request[window], **columns,
     )  # fmt: skip
-
-
-def _counted(*columns: np.ndarray) -> np.ndarray:
-    """Count the rows with the same values before each row."""
-    import pandas as pd
-
-    return np.asarray(pd.DataFrame(dict(enumerate(columns))).groupby(list(range(len(columns)))).cumcount(), np.int64)
 
 
 FORMAT = Format("strata", "routing of Strata: the file of --dump-routing", matches, read)

@@ -20,7 +20,7 @@ from moesim.core.gate import JSON, ROUTING, check_expansion, read_bytes, read_te
 from moesim.errors import TraceError
 from moesim.trace.formats.contract import NO_PHASE, TEXT_REMEDY, Format, Options, Part, Probe, Store, reading, wrong
 from moesim.trace.formats.records import PHASES, facts_in, known, read_records
-from moesim.trace.formats.visits import complete_tokens
+from moesim.trace.formats.visits import complete_tokens, counted
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -235,7 +235,7 @@ def read_table(path: Path, table: Table, facts: Mapping[str, Any], options: Opti
     if facts.get("top_k", 0) not in (0, width := expert.shape[1] if expert.ndim == 2 else facts.get("top_k", 0)):
         raise wrong(path, f"{facts['top_k']} experts of a token as the file says first", width)
     names = {"position": "token", "weight": "weights"}
-    columns = {names.get(ours, ours): values for ours, values in table.items()}
+    columns: dict[str, Any] = {names.get(ours, ours): values for ours, values in table.items()}
     part = complete_tokens(str(path), store, options.incomplete, expert, **columns)
     said = {key: facts[key] for key in ("n_experts", "model") if key in facts}
     if part.n_prompt is None and "n_prompt" in facts and len(part.lengths) == 1:
@@ -245,14 +245,12 @@ def read_table(path: Path, table: Table, facts: Mapping[str, Any], options: Opti
 
 def _counted(path: Path, table: Table, expert: NDArray[Any], axis: str) -> NDArray[np.int64]:
     """Count the lines of each layer of a request as its tokens, or the other way round."""
-    import pandas as pd
-
     other = [name for name in ("request", "layer", "position") if name in table and name != axis]
     if expert.ndim == 1 or set(other) <= {"request"}:
         lacks = [name for name in ("layer", "position") if name not in table]
         maps = " ".join(f"--column {name}=NAME" for name in lacks)
         raise wrong(path, f"a column for {' and '.join(lacks)}", ", ".join(table) or "none", f"map it with {maps}")
-    return np.asarray(pd.DataFrame({name: table[name] for name in other}).groupby(other).cumcount(), np.int64)
+    return counted(*(table[name] for name in other))
 
 
 def _exported(path: Path, part: Part, facts: dict[str, Any]) -> Part:

@@ -31,6 +31,13 @@ _COLUMNS: dict[str, tuple[int, Any]] = {
 """The highest value of each column of whole numbers, and how it is kept."""
 
 
+def counted(*columns: NDArray[Any]) -> Ints:
+    """Count the rows with the same values before each row."""
+    import pandas as pd
+
+    return np.asarray(pd.DataFrame(dict(enumerate(columns))).groupby(list(range(len(columns)))).cumcount(), np.int64)
+
+
 def phases_of_steps(place: str, step: NDArray[Any], request: Ints) -> NDArray[np.uint8]:
     """Separate prompts from decoded tokens where each forward pass has a number."""
     begins = np.append(True, request[1:] != request[:-1])
@@ -59,12 +66,14 @@ def complete_tokens(
     *,
     weights: NDArray[Any] | None = None,
     request: NDArray[Any] | None = None,
+    n_layers: int = 1,
     **columns: NDArray[Any],
 ) -> Part:
     """Put the complete tokens of a file into a store."""
     # An entry is an expert, (n,) ids, or all experts of a token in a layer, (n, top_k). Columns are `layer` and
     # `token`, and where known `rank`, `phase` (0 prefill, 1 decode) and `step` (the forward pass). Without a
-    # request, a new one begins whenever the first token and layer come again.
+    # request, a new one begins whenever the first token and layer come again. With `n_layers`, an entry has the
+    # experts of all layers of a token.
     if not len(ids):
         raise wrong(place, "routing of at least one token", "none", "record it again")
     if weights is not None:
@@ -80,7 +89,7 @@ def complete_tokens(
                 remedy = NO_PHASE if name == "phase" else "export it again"
                 raise wrong(f"{place}: {name} of row {bad[0]}", f"0..{highest}", values[bad[0]], remedy)
             columns[name] = values.astype(dtype)
-    return _Grid(place, ids, request, columns).part(store, incomplete, weights)
+    return _Grid(place, ids, request, columns).part(store, incomplete, weights, n_layers)
 
 
 class _Grid:
@@ -133,7 +142,7 @@ class _Grid:
         position = row - self.first[request] + self.low[request]
         return f"{self.place}: request {request}, position {position}, layer {self.layers[layer]}"
 
-    def part(self, store: Store, incomplete: str, weights: NDArray[np.float16] | None) -> Part:
+    def part(self, store: Store, incomplete: str, weights: NDArray[np.float16] | None, n_layers: int) -> Part:
         layers = np.arange(len(self.layers))
         notes: list[str] = []
         if incomplete == "layers":
@@ -144,21 +153,22 @@ class _Grid:
                 out = np.delete(self.layers, layers).tolist()
                 notes.append(f"layers {out} left out: they are not recorded for all tokens")
         dropped, keep = self._drop(layers, notes)
-        where = self._places()
         shape = (self.n_rows, len(self.layers), self.top_k)
-        check_made(self.place, "expert ids of tokens", shape, 4, "import fewer requests at a time")
-        grid = np.full(shape, -1, np.int32)
-        grid.reshape(-1)[where] = self.ids.reshape(-1)
-        chosen = grid[keep][:, layers]
-        if len(empty := np.argwhere(chosen < 0)):
+        check_made(self.place, "expert ids of tokens", shape, 2, "import fewer requests at a time")
+        if not self.width and len(empty := np.argwhere(~self._filled(shape)[keep][:, layers])):
             row, layer, rank = empty[0].tolist()
             place = self._name(int(np.flatnonzero(keep)[row]), int(layers[layer]))
             raise wrong(place, f"an expert of rank {rank}", "none, and another rank twice", "give each rank once")
-        if weights is not None:
-            sorted_weights = np.zeros(shape, np.float16)
-            sorted_weights.reshape(-1)[where] = weights.reshape(-1)
-            weights = sorted_weights[keep][:, layers]
-        store.add(chosen, weights, self.place)
+        found = []
+        for values in (self.ids, weights):
+            if values is not None:
+                grid = np.zeros(shape, values.dtype)
+                if self.width:
+                    grid.reshape(-1, self.top_k)[self.visit] = values
+                else:
+                    grid.reshape(-1)[self._places()] = values
+                found.append(grid[keep][:, layers].reshape(int(keep.sum()), len(layers) * n_layers, -1))
+        store.add(found[0], found[1] if weights is not None else None, self.place)
         named = self.layers[layers].tolist()
         facts: dict[str, Any] = {} if named == list(range(len(layers))) else {"layers": named}
         phases = self._phases(keep)
@@ -187,16 +197,17 @@ class _Grid:
         return np.asarray(dropped, np.int64), keep
 
     def _places(self) -> Ints:
-        if self.width:
-            return np.asarray((self.visit[:, None] * self.top_k + np.arange(self.top_k)).reshape(-1))
         if (rank := self.columns.get("rank")) is None:
-            import pandas as pd
-
-            rank = pd.Series(self.visit).groupby(self.visit).cumcount().to_numpy()
+            rank = counted(self.visit)
         elif len(bad := np.flatnonzero(rank >= self.top_k)):
             place = f"{self.place}: rank of row {bad[0]}"
             raise wrong(place, f"0..{self.top_k - 1}", rank[bad[0]], "count ranks from 0")
         return np.asarray(self.visit * self.top_k + rank)
+
+    def _filled(self, shape: tuple[int, ...]) -> NDArray[np.bool_]:
+        filled = np.zeros(shape, np.bool_)
+        filled.reshape(-1)[self._places()] = True
+        return filled
 
     def _phases(self, keep: NDArray[np.bool_]) -> Ints | None:
         name = next((name for name in ("phase", "step") if name in self.columns), None)
