@@ -59,7 +59,7 @@ MODEL = {"base": "mixtral-8x7b", "expert_bits": 4}
 def compare(
     policies: Any, *, model: str | Mapping[str, Any] | ModelSpec | Sequence[Any] = MODEL,
     hardware: str | Path | Mapping[str, Any] | HardwareProfile | Sequence[Any] = "rtx3090-epyc7532",
-    trace: str | Path | Mapping[str, Any] | Trace | Sequence[Any] | None = None,
+    trace: str | Path | Mapping[str, Any] | Trace | Sequence[Any] | None = None, hit_rate: str | None = None,
     cache: float | str | Iterable[float | str] = (0.25, 0.5), batch: int | Sequence[int] = 1, prompt: int | Sequence[int] = 64,
     decode: int | Sequence[int] = 64, n_batches: int | Sequence[int] = 1, seed: int | Sequence[int] = 0,
     transfer: str | Sequence[str] = "pinned", repeat: int = 1, overrides: Mapping[str, Any] | Sequence[str] = (),
@@ -77,7 +77,11 @@ def compare(
     hardware : str, Path, mapping, HardwareProfile, or a list of them
         As of `moesim.load_hardware`.
     trace : str, Path, mapping, Trace, or a list of them, optional
-        Routing. Default: a trace that fits the model, else routing that is made up; a line says which.
+        Routing. Default: a recording of the model, else routing with its statistics, else assumed routing at three LRU lifts;
+        a line says which.
+    hit_rate : str, optional
+        An LRU hit rate that an engine counted, with the slots of each layer, such as ``"61%@16"``: it fixes the lift of
+        assumed routing.
     cache : float, str, or a list of them
         Shares of all experts that a GPU caches, such as 0.25, ``"1/3"`` or ``"25%"``, or sizes of its memory: ``"12GiB"``.
     batch, prompt, decode, n_batches, seed : int or list of int
@@ -115,7 +119,7 @@ def compare(
     """
     given: dict[str, Trace] = {}
     raw = comparison(
-        policies, model=model, hardware=hardware, trace=trace, cache=cache, batch=batch, prompt=prompt, decode=decode,
+        policies, model=model, hardware=hardware, trace=trace, hit_rate=hit_rate, cache=cache, batch=batch, prompt=prompt, decode=decode,
         n_batches=n_batches, seed=seed, transfer=transfer, repeat=repeat, overrides=overrides, given=given,
     )  # fmt: skip
     config = parse_config(raw, "compare")
@@ -124,7 +128,7 @@ def compare(
 
 
 def comparison(
-    policies: Any, *, model: Any, hardware: Any, trace: Any, cache: Any, batch: Any, prompt: Any, decode: Any, n_batches: Any,
+    policies: Any, *, model: Any, hardware: Any, trace: Any, hit_rate: str | None, cache: Any, batch: Any, prompt: Any, decode: Any, n_batches: Any,
     seed: Any, transfer: Any, repeat: int, overrides: Mapping[str, Any] | Sequence[str], given: dict[str, Trace] | None = None,
     imports: bool = True,
 ) -> dict[str, Any]:  # fmt: skip
@@ -140,11 +144,13 @@ def comparison(
         "policies": written(list(policies) if isinstance(policies, list | tuple) else [policies], f"{place}: policies"),
         "transfer": {"curve": written(transfer, f"{place}: transfer")},
     }
+    if hit_rate is not None and trace is not None:
+        raise ConfigError(f"{place}: expected trace or hit_rate, got both; a hit rate is for routing that nobody recorded")
     if trace is not None:
         raw["trace"] = _routing(trace, {} if given is None else given, f"{place}: trace")
     _override(raw, overrides, place)
     if "trace" not in raw:
-        for line in choose_traces(raw, place, imports=imports):
+        for line in choose_traces(raw, place, hit_rate=hit_rate, imports=imports):
             say(line)
     return raw
 

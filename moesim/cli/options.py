@@ -56,6 +56,12 @@ def _verify(share: float | None) -> float | None:
     return verify_share(share)
 
 
+HitRate = Annotated[
+    str | None,
+    typer.Option(
+        metavar="RATE@SLOTS", help="LRU hit rate that an engine counted with so many slots a layer, such as 61%@16: assumes less."
+    ),
+]
 Set = Annotated[
     list[str],
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key, such as cache.ratio=0.5; the value is YAML."),

@@ -15,7 +15,7 @@ import typer
 
 from moesim.api.result import Result
 from moesim.api.run import comparison, executed
-from moesim.cli.options import Engine, Jobs, Set, Verify, policy_list
+from moesim.cli.options import Engine, HitRate, Jobs, Set, Verify, policy_list
 from moesim.core.limits import REPEATS
 from moesim.core.processes import usable_cores
 from moesim.core.table import Format
@@ -93,8 +93,9 @@ def compare(
     hardware: Annotated[str, typer.Option(help="Name of a profile, or {base: NAME, key: value}.")] = "rtx3090-epyc7532",
     trace: Annotated[
         str | None,
-        typer.Option(help="Name or path of a trace; default: one that fits the model, else routing made up."),
+        typer.Option(help="Name or path of a trace; default: of the model, with its statistics, or assumed."),
     ] = None,
+    hit_rate: HitRate = None,
     cache: Annotated[
         str, typer.Option(help="Shares of all experts that a GPU caches, or sizes of its memory, such as 0.1,25%,4GiB.")
     ] = "0.25,0.5",
@@ -127,7 +128,7 @@ def compare(
     with _options_named(overrides):
         raw = comparison(
             policy_list(policies, "compare: --policies"), model=_values("model", model),
-            hardware=_values("hardware", hardware), trace=None if trace is None else _values("trace", trace),
+            hardware=_values("hardware", hardware), trace=None if trace is None else _values("trace", trace), hit_rate=hit_rate,
             cache=read_yaml_value(f"[{cache}]", "compare: --cache"), batch=_values("batch_size", batch),
             prompt=_values("prompt_tokens", prompt), decode=_values("decode_tokens", decode),
             n_batches=_values("n_batches", n_batches), seed=_values("seed", seed),

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from html import escape
-from itertools import zip_longest
+from itertools import combinations, zip_longest
 from math import sqrt
 from shutil import get_terminal_size
 from statistics import fmean, stdev
@@ -177,6 +177,59 @@ def _together(group: Sequence[Row]) -> dict[str, Any]:
     return whole
 
 
+LIFTS: Final = "decode_tokens_per_s.lifts"
+"""Column of the speeds at all assumed lifts, in rising order."""
+_LIFT: Final = re.compile(r"-lift(\d+(?:\.\d+)?)")
+
+
+def over_lifts(rows: Sequence[Row]) -> list[Row]:
+    """Put the runs over assumed lifts of the routing together: the middle one, with the speeds at all."""
+    groups: dict[str, list[tuple[float, Row]]] = {}
+    for number, row in enumerate(rows):
+        trace = str(row.get("trace"))
+        found = _LIFT.search(trace)
+        names = [row.get(name) for name in (*SETTINGS, *CACHE_SETTINGS, "repeat") if name != "trace"]
+        key = json.dumps([row["policy"], _LIFT.sub("", trace), names], default=str) if found else str(number)
+        groups.setdefault(key, []).append((float(found[1]) if found else 0.0, row))
+    return [_over_lifts(sorted(group, key=lambda one: one[0])) for group in groups.values()]
+
+
+def _over_lifts(group: Sequence[tuple[float, Row]]) -> Row:
+    middle = group[len(group) // 2][1]
+    return middle if len(group) < 2 else {**middle, LIFTS: tuple(number(row, "decode_tokens_per_s") for _, row in group)}
+
+
+def _range_of_lifts(row: Row) -> str:
+    speeds = [speed for speed in row.get(LIFTS) or () if speed is not None]
+    low, high = (f"{end:.3g}" for end in (min(speeds), max(speeds))) if speeds else ("-", "-")
+    return low if low == high else f"{low} to {high}"
+
+
+def uncertain_orders(rows: Sequence[Row]) -> list[str]:
+    """Name policies of one setting whose order changes with the assumed lift."""
+    found: dict[str, list[str]] = {}
+    for group in _comparable(rows):
+        swept = [rows[i] for i in group if rows[i].get(LIFTS)]
+        for one, other in combinations(swept, 2):
+            signs = {(a > b) - (a < b) for a, b in zip(one[LIFTS], other[LIFTS], strict=True) if a and b}
+            if len(signs) > 1:
+                found.setdefault(f"{one['policy']} and {other['policy']}", []).append(f"cache {cache_asked(one)}")
+    if not found:
+        return []
+    words = [f"{pair} ({', '.join(dict.fromkeys(where))})" for pair, where in found.items()]
+    return [f"order not certain over the assumed lifts: {'; '.join(words)}"]
+
+
+def _comparable(rows: Sequence[Row]) -> list[list[int]]:
+    """Group the rows of one setting that have a speed; oracles are no candidates."""
+    names = (*_SETTINGS, *CACHE_SETTINGS, *WORKLOAD)
+    groups: dict[str, list[int]] = {}
+    for i, row in enumerate(rows):
+        if number(row, "decode_tokens_per_s") is not None and row.get("source_label") != "oracle":
+            groups.setdefault(str([row.get(name) for name in names]), []).append(i)
+    return list(groups.values())
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
@@ -273,6 +326,7 @@ SHOWN = (
     Column("slots", _slots, wide=True),
     Column("batch", lambda row: str(batch(row))),
     Column("tok/s", _speed),
+    Column("over lifts", _range_of_lifts),
     Column("over intervals", _over_intervals, wide=True),
     Column("TTFT", lambda row: _time(row, "ttft_mean_ns"), spare=2),
     Column("TPOT", lambda row: _time(row, "tpot_mean_ns"), spare=3),
@@ -395,6 +449,7 @@ def footer(rows: Sequence[Row], done: Sequence[Row], seeds: str) -> list[str]:
     lines += _other_notes(done, common)
     if idle := [row for row in done if row.get("prefetches") and row.get("n_prefetches") == 0]:
         lines.append(f"prefetching is on, but nothing was prefetched: {_whose(idle, done)}")
+    lines += uncertain_orders(done)
     lines += same_results(done)
     lines += cost_notes(done)
     if inexact := [row for row in done if is_lossy(row)]:
@@ -474,11 +529,12 @@ def _sorted(rows: Sequence[Row], by: By | None) -> Sequence[Row]:
 
 def _shown(rows: Sequence[Row], by: By | None, *, wide: bool, width: int | None, bar: bool) -> _Shown:
     n_repeats = count_repeats(rows)
-    rows = _sorted(aggregate(rows) if n_repeats > 1 else rows, by)
+    rows = _sorted(over_lifts(aggregate(rows) if n_repeats > 1 else rows), by)
     done = [row for row in rows if not row.get("error")]
     settings = {key: name for key, name in _SETTINGS.items() if len({str(row.get(key)) for row in rows}) > 1}
     columns = [Column(name, _of_setting(key), right=False) for key, name in settings.items()]
-    columns += [one for one in SHOWN if wide or (not one.wide and _tells(one, rows, done))]
+    shown = [one for one in SHOWN if one.name != "over lifts" or any(row.get(LIFTS) for row in rows)]
+    columns += [one for one in shown if wide or (not one.wide and _tells(one, rows, done))]
     cells = {one.name: [one.text(row) if _has(one, row) else _instead(one) for row in rows] for one in columns}
     if bar and len(done) > 1:
         place = [one.name for one in columns].index("tok/s") + 1
@@ -558,13 +614,15 @@ def _bars(rows: Sequence[Row]) -> list[str]:
 
 
 def _best(rows: Sequence[Row]) -> list[int]:
-    """Find the fastest row of each setting with several policies; oracles are no candidates."""
-    names = (*_SETTINGS, *CACHE_SETTINGS, *WORKLOAD)
-    groups: dict[str, list[int]] = {}
-    for i, row in enumerate(rows):
-        if number(row, "decode_tokens_per_s") is not None and row.get("source_label") != "oracle":
-            groups.setdefault(str([row.get(name) for name in names]), []).append(i)
-    return [max(group, key=lambda i: number(rows[i], "decode_tokens_per_s") or 0) for group in groups.values() if len(group) > 1]
+    """Find the fastest row of each setting with several policies, if it is the fastest at all assumed lifts."""
+    return [group_best for group in _comparable(rows) if len(group) > 1 and (group_best := _fastest(rows, group)) is not None]
+
+
+def _fastest(rows: Sequence[Row], group: Sequence[int]) -> int | None:
+    speeds = [rows[i].get(LIFTS) or (number(rows[i], "decode_tokens_per_s"),) for i in group]
+    n = max(map(len, speeds))
+    found = {max(range(len(group)), key=lambda j: speeds[j][lift % len(speeds[j])] or 0) for lift in range(n)}
+    return group[found.pop()] if len(found) == 1 else None
 
 
 def _setting(value: Any) -> str:

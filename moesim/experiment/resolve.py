@@ -13,7 +13,7 @@ from moesim.core.data import noting
 from moesim.core.progress import Progress
 from moesim.errors import ConfigError, InputError, TraceError, WorkloadError
 from moesim.experiment.config import Config, parse_config
-from moesim.experiment.routing import Wants, check_stand_ins, explain, fitting, lacking, read_trace, wants_of
+from moesim.experiment.routing import Wants, check_stand_ins, explain, fitting, for_model, lacking, read_trace, wants_of
 from moesim.experiment.runner import ends_of
 from moesim.experiment.store import SmallInputs, code_digest
 from moesim.experiment.sweep import Ends, Point, RunSpec, entries_of, expand
@@ -113,6 +113,7 @@ class Experiment:
         place = self.place
         model = remembered(self._models, point.model, lambda: load_model(point.model, f"{place}: model"))
         machine = remembered(self._machines, point.hardware, lambda: load_hardware(point.hardware, f"{place}: hardware"))
+        point = replace(point, trace=for_model(point.trace, model))
         trace = remembered(self.traces, point.trace, lambda: self._read(point.trace))
         check_shape(trace, point.trace, model, place)
         try:
@@ -246,8 +247,8 @@ def read_inputs(raw: Mapping[str, Any], place: str, known: dict[str, Trace]) -> 
     point = expand(parse_config({"policies": ["on-demand"], **raw}, place), place)[0]
     model = load_model(point.model, f"{place}: model")
     load_hardware(point.hardware, f"{place}: hardware")
-    trace = remembered(known, point.trace, lambda: read_trace(point.trace, place))
-    check_shape(trace, point.trace, model, place)
+    written = for_model(point.trace, model)
+    check_shape(remembered(known, written, lambda: read_trace(written, place)), written, model, place)
 
 
 def check_shape(trace: Trace, written: str | dict[str, Any], model: ModelSpec, place: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -19,7 +20,7 @@ from moesim.policies.user_code import foreign
 from moesim.policy import Predicted
 from moesim.trace import SUFFIX, Trace, find_trace, trace_names
 from moesim.trace.format import read_facts
-from moesim.trace.made import MADE, MAX_TOKENS, read_made
+from moesim.trace.made import ASSUMED, EVEN, MADE, MAX_TOKENS, ROUTING, read_made
 from moesim.trace.predictors import ALWAYS, stand_in
 from moesim.trace.stats.calibration import EMBEDDING
 from moesim.trace.workload.spec import LEAST, size_of
@@ -27,6 +28,8 @@ from moesim.trace.workload.spec import LEAST, size_of
 if TYPE_CHECKING:
     from moesim.experiment.sweep import Point
     from moesim.model import ModelSpec
+    from moesim.trace.synthesis.lift import Lift
+    from moesim.trace.workload import Workload
 
 
 GIVEN = "given:"
@@ -48,14 +51,19 @@ def read_trace(written: str | Mapping[str, Any], place: str) -> Trace:
         except TraceError as error:
             raise TraceError(f"{place}: trace: {error}") from None
         return Trace.read(path)
-    from moesim.trace.synthesis import read_parameters, synthesize  # SciPy takes most of a second to import
+    from moesim.trace.synthesis import synthesize  # SciPy takes most of a second to import
+    from moesim.trace.synthesis.lift import even, parameters_for
 
     made = read_made(written, place)
+    if made.synthesize in (ASSUMED, EVEN) and made.shape is None:
+        raise ConfigError(f"{place}: trace.shape: expected layers x experts x top_k such as 48x128x8, got none; add it")
     try:
+        if made.synthesize == EVEN:
+            return even(made)
         with Progress(made.n_tokens) as bar:
             bar.describe(f"making up routing of {made.synthesize}")
             return synthesize(
-                read_parameters(made.synthesize),
+                parameters_for(made),
                 n_requests=made.requests,
                 n_prompt=made.prompt,
                 n_decode=made.decode,
@@ -176,9 +184,6 @@ def _signals_remedy(trace: Trace, signals: Sequence[str]) -> str:
 _SIGNALS = frozenset({"signal:gate_next1", "signal:gate_next2", "signal:gate_next3", "signal:residual"})
 """Signals of routing that is made up; a policy that reads others needs a recorded trace."""
 _SHAPE = ("n_layers", "n_experts", "top_k")
-_TRUER = frozenset({"mixtral-8x7b"})
-"""Models whose parameters have the locality of recordings, while the shipped miniature flatters caches: with it lru is 5 to 14 %
-and fiddler 14 to 29 % faster in the six settings of the quickstart. Where a cache's worth is asked, it comes second."""
 _LEAST = 16
 """Requests that are made up at least, and twice as many as a workload takes: other seeds draw others."""
 _TOKENS = 64  # of a prompt and of a decode whose length is left to the trace
@@ -219,49 +224,108 @@ def _may_fit(path: Path, model: ModelSpec) -> bool:
     return all(facts.get(name, wanted) == wanted for name in _SHAPE for wanted in (getattr(model, name),))
 
 
-def parameters_of_shape(model: ModelSpec) -> str | None:
-    """Name shipped parameters of a model's shape, its own first; None if there are none."""
-    from moesim.trace.synthesis import parameter_names, read_parameters  # SciPy takes most of a second to import
+def fitted_parameters(model: ModelSpec) -> str | None:
+    """Name the shipped parameters of a model, or of one with the same sizes; None if there are none."""
+    from moesim.trace.synthesis import parameter_names  # SciPy takes most of a second to import
 
-    for name in sorted(parameter_names(), key=lambda name: (name != model.name, name)):
-        parameters = read_parameters(name)
-        if (parameters.n_layers, parameters.n_experts, parameters.top_k) == (model.n_layers, model.n_experts, model.top_k):
-            return name
-    return None
+    names = parameter_names()
+    if model.name in names:
+        return model.name
+    return next((name for name in names if all(getattr(load_model(name), size) == getattr(model, size) for size in _SIZES)), None)
 
 
-def flatters(trace: Trace, model: ModelSpec) -> bool:
-    """Whether routing made up by the model's parameters is nearer to recordings than this trace."""
-    return trace.origin == "miniature" and model.name in _TRUER and parameters_of_shape(model) == model.name
+_SIZES = (*_SHAPE, "hidden", "expert_intermediate")
+
+
+def lift_to_assume(model: ModelSpec, hit_rate: str | None = None, place: str = "--hit-rate") -> Lift:
+    """Return the lift of a model that nobody recorded: of a counted hit rate such as ``61%@16``, or by the law."""
+    from moesim.trace.synthesis.lift import counted, expected
+
+    if hit_rate is None:
+        return expected(model.name, model.n_experts)
+    rate, slots = read_hit_rate(hit_rate, place)
+    if not slots < model.n_experts:
+        raise ConfigError(f"{place}: expected fewer slots than the {model.n_experts} experts of a layer, got {slots}")
+    return counted(rate, slots, model.n_experts)
+
+
+def read_hit_rate(text: str, place: str) -> tuple[float, int]:
+    """Read an LRU hit rate with the slots of each layer at which it was counted.
+
+    >>> read_hit_rate("61%@16", "--hit-rate")
+    (0.61, 16)
+    """
+    found = re.fullmatch(r"\s*(\d{1,3}(?:\.\d{1,9})?|\.\d{1,9})(%?)\s*@\s*(\d{1,6})\s*", text)
+    rate = float(found[1]) / (100 if found[2] else 1) if found else 0.0
+    if found is None or not 0 < rate < 1 or not int(found[3]):
+        raise ConfigError(f"{place}: expected a hit rate and the slots of each layer, such as 61%@16 or 0.61@16, got {text!r}")
+    return rate, int(found[3])
+
+
+def for_model(written: Any, model: ModelSpec) -> Any:
+    """Complete assumed or even routing by a model's shape and the lift to expect of it."""
+    if not isinstance(written, Mapping) or written.get(MADE) not in (ASSUMED, EVEN):
+        return written
+    found = {"shape": f"{model.n_layers}x{model.n_experts}x{model.top_k}", **written}
+    if written[MADE] == ASSUMED and written.get("lift") is None and written.get("hit_rate") is None:
+        found["lift"] = lift_to_assume(model).middle
+    return found
+
+
+def routing_labels(trace: Trace, workload: Workload) -> list[str]:
+    """Return the source labels of a run's routing; none where it makes no difference."""
+    if trace.model.startswith(ROUTING[ASSUMED]):
+        return ["assumed"]
+    if trace.model == ROUTING[EVEN]:
+        return ["assumed"] if any(workload.steps.of_prefill()) else []
+    return [trace.label]
+
+
+def routing_notes(trace: Trace, workload: Workload, model: ModelSpec) -> list[str]:
+    """State in a few words whose routing a run has, where it is not a recording of the model."""
+    if trace.model == ROUTING[EVEN]:
+        return ["prompts use experts evenly" if any(workload.steps.of_prefill()) else "no routing assumed"]
+    if trace.origin == "synthetic":
+        return [trace.model if trace.model.startswith(ROUTING[ASSUMED]) else f"synthetic routing of {trace.model}"]
+    if trace.origin == "miniature":
+        of = trace.header.get("miniature_of", model.name)
+        return ["miniature" + (f" of {of}" if of != model.name else "")]
+    return [f"routing of {trace.model}"] if trace.model != model.name else []
 
 
 def choose_trace(
-    model: ModelSpec, sizes: Mapping[str, int | bool], place: str, *, recorded: bool = False
+    model: ModelSpec, sizes: Mapping[str, int | bool], *, signals: bool = False, fixed: bool = False, hit_rate: str | None = None
 ) -> tuple[str | dict[str, Any], str]:
-    """Choose routing for a model."""
-    parameters = parameters_of_shape(model)
-    for name, trace in traces_of_shape(model):
-        truer = flatters(trace, model)
-        if truer and not recorded:
+    """Choose routing for a model: recorded, fitted to its statistics, or assumed, which is swept over a range."""
+    if hit_rate is None:
+        for name, trace in traces_of_shape(model):
+            if trace.origin == "recorded" or signals:
+                what = {"miniature": "a miniature in the shape of ", "synthetic": "synthetic routing of "}.get(trace.origin, "")
+                of = trace.header.get("miniature_of", trace.model) if trace.origin == "miniature" else trace.model
+                why = "" if trace.origin == "recorded" else "; its hit rates are not the model's, but it has the signals asked for"
+                return name, f"trace {name}, routing of {what}{of}; it fits {model.name}: {shape_of(model)}{why}"
+        if (parameters := fitted_parameters(model)) is not None:
             written = {MADE: parameters, **sizes}
-            return written, f"trace {_yaml(written)}, made up with the statistics of {parameters}; {name} flatters caches"
-        of = trace.header.get("miniature_of", trace.model) if trace.origin == "miniature" else trace.model
-        what = {"miniature": "a miniature in the shape of ", "synthetic": "synthetic routing of "}.get(trace.origin, "")
-        why = "; it flatters caches, but has the signals that are needed" if truer else ""
-        return name, f"trace {name}, routing of {what}{of}; it fits {model.name}: {shape_of(model)}{why}"
-    if parameters is not None:
-        written = {MADE: parameters, **sizes}
-        return written, f"trace {_yaml(written)}, made up: no recorded one fits {model.name}: {shape_of(model)}"
-    raise TraceError(f"{place}: expected routing of {model.name} ({shape_of(model)}), got none, and {how_to_get(model)}")
+            return written, f"trace {_yaml(written)}, made up with the statistics of {parameters}"
+    if fixed:
+        plain = {MADE: EVEN, **{key: value for key, value in sizes.items() if key != "scores"}}
+        said = "decoding one row at a time does not depend on routing with these placements, and none is assumed"
+        return plain, said + ("; a prompt is assumed to use experts evenly" if sizes["prompt"] else "")
+    lift = lift_to_assume(model, hit_rate)
+    written = {MADE: ASSUMED, "lift": list(dict.fromkeys((lift.middle, lift.low, lift.high))), **sizes}
+    return written, f"assumed routing, three runs for each setting: no recorded one fits {model.name}; LRU lift {lift.why}"
 
 
-def choose_traces(raw: dict[str, Any], place: str, *, imports: bool = True) -> list[str]:
+def choose_traces(raw: dict[str, Any], place: str, *, hit_rate: str | None = None, imports: bool = True) -> list[str]:
     """Set the traces of an experiment without one; model and trace vary together if they differ."""
     config = parse_config({**raw, "trace": "to be chosen"}, place)
     models = [one for model in listed(config.model) for one in each_model(model)]
     sizes = _sizes(config.workload)
-    recorded = _needs_recording(config, place, imports)
-    found = [choose_trace(load_model(model, f"{place}: model"), sizes, place, recorded=recorded) for model in models]
+    signals, fixed = _asked_of_routing(config, place, imports)
+    found = [
+        choose_trace(load_model(model, f"{place}: model"), sizes, signals=signals, fixed=fixed, hit_rate=hit_rate)
+        for model in models
+    ]
     traces = [written for written, _ in found]
     if all(written == traces[0] for written in traces):
         raw["trace"] = traces[0]
@@ -270,18 +334,20 @@ def choose_traces(raw: dict[str, Any], place: str, *, imports: bool = True) -> l
     return list(dict.fromkeys(why for _, why in found))
 
 
-def _needs_recording(config: Config, place: str, imports: bool) -> bool:
+def _asked_of_routing(config: Config, place: str, imports: bool) -> tuple[bool, bool]:
+    """Whether policies read signals that only recordings have, and whether decoding depends on no routing at all."""
+    needs: set[str] = set()
     seen: set[str] = set()
+    fixed = all(rows == 1 for rows in listed(config.workload.batch_size))
     entries = entries_of(config, place, imports=imports)
     for point in expand(config, place, imports=imports):
         written, entry = repr(point.reading), entries[repr(point.policy)]
         if written in seen or (not imports and foreign(point.policy)):
             continue
         seen.add(written)
-        needs = wants_of(point, place, entry).needs
-        if any(need.startswith("signal:") and need not in _SIGNALS for need in needs):
-            return True
-    return False
+        needs |= wants_of(point, place, entry).needs
+        fixed = fixed and bool(getattr(make_policy(point.policy, entry), "routing_free", False))
+    return any(need.startswith("signal:") and need not in _SIGNALS for need in needs), fixed
 
 
 def _sizes(workload: WorkloadConfig) -> dict[str, int | bool]:
@@ -302,17 +368,8 @@ def fitting(model: ModelSpec) -> str:
     """Name the routing that fits a model, as the remedy of a message."""
     for name, _ in traces_of_shape(model):
         return f"choose one of that shape, such as {name}"
-    if (parameters := parameters_of_shape(model)) is not None:
-        return f"make one of that shape up: trace: {_yaml({MADE: parameters, 'requests': 8, 'prompt': 64, 'decode': 64})}"
-    return how_to_get(model)
-
-
-def how_to_get(model: ModelSpec) -> str:
-    """Name the commands that make a trace for a model that nothing fits."""
-    return (
-        "no parameters to make it up; record some with 'moesim trace record MODEL --prompts FILE --out NAME.safetensors', or "
-        f"import it with 'moesim trace import FILE --model {model.name} --out NAME.safetensors', and name it as the trace"
-    )
+    made = {MADE: fitted_parameters(model) or ASSUMED, "requests": 8, "prompt": 64, "decode": 64}
+    return f"make one of that shape up: trace: {_yaml(made)}"
 
 
 def _yaml(written: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from moesim.core.processes import paused
 from moesim.core.units import format_memory
 from moesim.engine import chosen, empty_view, simulate
 from moesim.errors import CapacityError, MoesimError, PolicyError, describe_exception
-from moesim.experiment.routing import SCORES
+from moesim.experiment.routing import SCORES, routing_labels, routing_notes
 from moesim.experiment.sweep import Ends, RunSpec
 from moesim.hardware import LABELS, HardwareProfile, load_hardware, weakest
 from moesim.hardware.costs import CostModel
@@ -307,7 +307,7 @@ def _run(
     trace, workload = inputs.trace(spec), inputs.workload(spec)
     done = _carry_out(inputs, spec, machine, progress, execution, keep)
     policy, costs, metrics = done.policy, done.costs, done.metrics
-    labels = [*(["measured"] if execution.measured else costs.labels(done.activities)), trace.label, *done.labels]
+    labels = [*(["measured"] if execution.measured else costs.labels(done.activities)), *routing_labels(trace, workload), *done.labels]
     oracle = "oracle:routing" in policy.needs
     labels += ["oracle"] if oracle else []
     labels += ["assumed"] if spec.assumes or (trace.made_up and SCORES & policy.needs) else []
@@ -416,14 +416,7 @@ def _carry_out(
 
 def notes_of(spec: RunSpec, trace: Trace, workload: Workload, *, assumes_memory: bool, signals: frozenset[str]) -> list[str]:
     """List what a reader must know in addition to the source label."""
-    notes = []
-    if trace.origin == "synthetic":
-        notes.append(f"synthetic routing of {trace.model}")
-    elif trace.origin == "miniature":
-        of = trace.header.get("miniature_of", spec.model.name)
-        notes.append("miniature" + (f" of {of}" if of != spec.model.name else ""))
-    elif trace.model != spec.model.name:
-        notes.append(f"routing of {trace.model}")
+    notes = routing_notes(trace, workload, spec.model)
     notes.append(drawn(trace, workload, signals))
     notes += list(workload.labels)
     notes += trace.remarks

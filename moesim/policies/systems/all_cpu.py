@@ -18,6 +18,8 @@ from moesim.policy import Action, Placement, Routed, Run, View
 class AllCpu(PolicyBase):
     """Every expert computed on the CPU, nothing transferred."""
 
+    routing_free = True
+
     def place(self, view: View) -> Placement:
         self._cpu = cpu_of(view, "all-cpu")
         return Placement()

@@ -21,6 +21,7 @@ from moesim.policy import LAYER_PARTS, Action, Copy, Placement, Pool, Routed, Ru
 class AllGpu(PolicyBase):
     """Every expert on a GPU, nothing offloaded."""
 
+    routing_free = True
     gpus: Literal["one", "all"] = option(
         "one", "One GPU, or all of them with consecutive layers on each; hidden states cross from one to the next."
     )

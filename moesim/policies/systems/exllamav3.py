@@ -120,6 +120,10 @@ class Exllamav3(ForOneUse):
     swap_hysteresis: float = option(2.0, "So many times the count of the one that leaves it must have.", ge=0)
 
     @property
+    def routing_free(self) -> bool:
+        return self.cpu_layers > 0
+
+    @property
     def needs(self) -> frozenset[str]:
         return frozenset({"table:activation_frequency"} if self.placement == "frequency" else ())
 

@@ -229,6 +229,7 @@ class KtLayer(_KTransformers):
     """Whole layers' experts on the GPU, all others on the CPU (KTransformers' operators, 2024)."""
 
     paper = "KTransformers (kvcache-ai/ktransformers, 2024)"
+    routing_free = True
     missing = ("operators chosen one by one: the attention and the dense part of a layer are on the GPU",)
 
     side: Literal["first", "last"] = option("first", "Which layers are on the GPU.")
