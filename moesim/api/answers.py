@@ -51,7 +51,7 @@ class Advice(Answer, advice.Advice):
 def recommend(
     model: str | Path | Mapping[str, Any] | ModelSpec, hardware: str | Path | Mapping[str, Any] | HardwareProfile, *,
     vram: str | None = None, ram: str | None = None, bits: float | None = None, batch: int = 1, prompt: int = 512,
-    decode: int = 128, context: int | None = None, trace: str | Path | None = None,
+    decode: int = 128, context: int | None = None, trace: str | Path | None = None, hit_rate: str | None = None,
     calibrate: str | Path | None = None, lossy: bool = False, jobs: int | None = None, progress: bool = True,
 ) -> Advice:  # fmt: skip
     """Find the best placement of a model's experts on a machine.
@@ -71,7 +71,9 @@ def recommend(
     context : int, optional
         Tokens of a request in the KV cache; default: prompt and decode.
     trace : str or Path, optional
-        Routing; default: a trace that fits.
+        Routing; default: a recording of the model, else routing with its statistics, else assumed routing.
+    hit_rate : str, optional
+        As of `moesim.compare`.
     calibrate : str or Path, optional
         Observed speeds, as of `moesim.calibrate`: identifies the machine first, and adds llama.cpp's settings.
     lossy : bool
@@ -93,7 +95,7 @@ def recommend(
     """
     asked = Asked(
         written(model, "recommend: model"), written(hardware, "recommend: hardware"), vram, ram, bits,
-        batch, prompt, decode, context, None if trace is None else str(trace), lossy,
+        batch, prompt, decode, context, None if trace is None else str(trace), hit_rate, lossy,
     )  # fmt: skip
     from moesim.studies.advice.recommend import recommend as search  # SciPy takes most of a second to import
     from moesim.studies.advice.recommend import recommend_observed

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from moesim.cli.options import Jobs, name_or_mapping
+from moesim.cli.options import HitRate, Jobs, name_or_mapping
 from moesim.core.files import check_own_folder
 from moesim.core.limits import BITS, TOKENS
 from moesim.core.processes import prepare_processes
@@ -34,7 +34,8 @@ def recommend(
         int | None,
         typer.Option(min=1, max=TOKENS.most, help="Tokens of a request in the KV cache.", show_default="prompt and decode"),
     ] = None,
-    trace: Annotated[str | None, typer.Option(help="Name or path of a trace.", show_default="one that fits")] = None,
+    trace: Annotated[str | None, typer.Option(help="Name or path of a trace.", show_default="as of compare")] = None,
+    hit_rate: HitRate = None,
     calibrate: Annotated[
         Path | None, typer.Option(help="Observed speeds, as of 'moesim calibrate': identifies the machine first.")
     ] = None,
@@ -55,7 +56,7 @@ def recommend(
     advice = search(
         name_or_mapping(model, "recommend: --model"),
         name_or_mapping(hardware, "recommend: --hardware"),
-        vram=vram, ram=ram, bits=bits, batch=batch, prompt=prompt, decode=decode, context=context, trace=trace,
+        vram=vram, ram=ram, bits=bits, batch=batch, prompt=prompt, decode=decode, context=context, trace=trace, hit_rate=hit_rate,
         calibrate=calibrate, lossy=lossy, jobs=jobs,
     )  # fmt: skip
     sys.stdout.write(advice.text(form))

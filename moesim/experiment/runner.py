@@ -307,7 +307,11 @@ def _run(
     trace, workload = inputs.trace(spec), inputs.workload(spec)
     done = _carry_out(inputs, spec, machine, progress, execution, keep)
     policy, costs, metrics = done.policy, done.costs, done.metrics
-    labels = [*(["measured"] if execution.measured else costs.labels(done.activities)), *routing_labels(trace, workload), *done.labels]
+    labels = [
+        *(["measured"] if execution.measured else costs.labels(done.activities)),
+        *routing_labels(trace, workload),
+        *done.labels,
+    ]
     oracle = "oracle:routing" in policy.needs
     labels += ["oracle"] if oracle else []
     labels += ["assumed"] if spec.assumes or (trace.made_up and SCORES & policy.needs) else []

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import yaml
@@ -15,13 +15,16 @@ from moesim.core.limits import BITS
 from moesim.core.processes import in_threads
 from moesim.core.units import format_memory, parse_bytes
 from moesim.errors import CapacityError, ConfigError, TraceError
-from moesim.experiment.routing import fits, flatters, how_to_get, lacking, parameters_of_shape, shape_of, traces_of_shape
+from moesim.experiment.routing import fits, fitted_parameters, lacking, lift_to_assume, shape_of, traces_of_shape
 from moesim.hardware import HardwareProfile, load_hardware
 from moesim.model import ModelSpec, load_model
 from moesim.model.spec import FIELDS
 from moesim.trace import Trace, find_trace
 from moesim.trace.derived import subset
 from moesim.trace.workload import WorkloadSpec, compose
+
+if TYPE_CHECKING:
+    from moesim.trace.synthesis.parameter_set import ParameterSet
 
 PLACE: Final = "recommend"
 DEFAULT_BITS: Final = 4.5
@@ -47,6 +50,7 @@ class Asked:
     decode: int = 128
     context: int | None = None  # tokens of a request for which there must be room in the KV cache; None: prompt and decode
     trace: str | None = None  # routing; None: chosen
+    hit_rate: str | None = None  # LRU hit rate with slots, "61%@16", that fixes the lift of assumed routing
     lossy: bool = False  # policies that change what the model computes as well
 
     @property
@@ -206,64 +210,53 @@ class Routing:
         return in_threads(lambda one: one[1].write(folder / f"group{one[0]}.safetensors"), chosen)
 
 
-Shipped = Iterable[tuple[str, Trace]]
-"""Traces of a model's shape by name: those of `traces_of_shape`, which takes a second to unpack a recorded one."""
-
-
-def find_routing(
-    model: ModelSpec, trace: str | None, batch: int, prompt: int, decode: int, place: str, shipped: Shipped | None = None
-) -> Routing:
-    """Choose routing for a model."""
-    if trace is not None:
-        return _given(model, trace, batch, prompt, decode, place)
+def find_routing(model: ModelSpec, asked: Asked, place: str) -> tuple[Routing, list[Routing]]:
+    """Choose routing for a model, and other routing to compare with: recorded, with its statistics, or assumed."""
+    size = asked.batch, asked.prompt, asked.decode
+    if asked.trace is not None:
+        if asked.hit_rate is not None:
+            raise ConfigError(f"{place}: expected --trace or --hit-rate, got both; a hit rate is for routing nobody recorded")
+        given = _given(model, asked.trace, *size, place)
+        return given, [] if given.origin == "recorded" else _made_up(model, asked)[:1]
     short: list[str] = []
-    for name, found in traces_of_shape(model) if shipped is None else shipped:
-        if flatters(found, model):
-            short.append(f"{name} flatters caches")
-            break  # what comes after it is no better
-        chosen = _long_enough(found, prompt, decode)
-        if len(chosen) >= GROUPS * batch:
-            return Routing(name, found.origin, _split(found, chosen, batch), name)
-        short.append(
-            f"{name} has {len(chosen)} of the {GROUPS * batch} requests of {prompt} + {decode} tokens that are simulated"
-        )
-    made = synthetic(model, batch, prompt, decode)
-    if made is not None:
-        return replace(made, why="; ".join(short))
-    got = f"none that is long enough: {'; '.join(short)}" if short else "none"
-    raise TraceError(f"{place}: expected routing of {model.name} ({shape_of(model)}), got {got}, and {how_to_get(model)}")
+    for name, found in traces_of_shape(model) if asked.hit_rate is None else ():
+        if found.origin != "recorded":
+            continue
+        chosen = _long_enough(found, asked.prompt, asked.decode)
+        if len(chosen) >= GROUPS * asked.batch:
+            return Routing(name, found.origin, _split(found, chosen, asked.batch), name), []
+        needed = f"{GROUPS * asked.batch} requests of {asked.prompt} + {asked.decode} tokens that are simulated"
+        short.append(f"{name} has {len(chosen)} of the {needed}")
+    first, *others = _made_up(model, asked)
+    return replace(first, why="; ".join([*short, first.why]) if first.why else "; ".join(short)), others
 
 
-def synthetic(model: ModelSpec, batch: int, prompt: int, decode: int) -> Routing | None:
-    """Make up routing by parameters of this shape, the model's own first; None without any."""
+def _made_up(model: ModelSpec, asked: Asked) -> list[Routing]:
+    """Make routing with the statistics of a model at two seeds, or assumed routing at three lifts, the middle first."""
     from moesim.trace.synthesis import read_parameters, synthesize  # SciPy takes most of a second to import
+    from moesim.trace.synthesis.lift import assumed
 
-    name = parameters_of_shape(model)
-    if name is None:
-        return None
-    parameters = read_parameters(name)
+    batch, prompt, decode = asked.batch, asked.prompt, asked.decode
 
-    def made(first: int, n: int) -> tuple[Trace, ...]:
-        found = synthesize(parameters, first=first, n_requests=n, n_prompt=prompt, n_decode=decode, scores=True)
-        return _split(found, list(range(n)), batch)
+    def made(parameters: ParameterSet, label: str, written: Mapping[str, Any], seed: int = 0, why: str = "") -> Routing:
+        found = synthesize(parameters, n_requests=GROUPS * batch, n_prompt=prompt, n_decode=decode, seed=seed, scores=True)
+        groups = _split(found, list(range(GROUPS * batch)), batch)
+        whole = {**written, "requests": GROUPS * batch, "prompt": prompt, "decode": decode}
+        return Routing(label, "synthetic", groups, whole, why)
 
-    groups = made(0, batch) + made(batch, (GROUPS - 1) * batch)
-    written = {"synthesize": name, "requests": GROUPS * batch, "prompt": prompt, "decode": decode}
-    return Routing(f"synthetic {name}", "synthetic", groups, written)
-
-
-def other_routing(model: ModelSpec, routing: Routing, batch: int, prompt: int, decode: int, shipped: Shipped) -> Routing | None:
-    """Find other routing of the same shape; prompts may be shorter."""
-    if routing.origin == "recorded":
-        return None
-    if routing.origin == "miniature":
-        return synthetic(model, batch, prompt, decode)
-    for name, found in shipped:
-        if found.origin != "synthetic":
-            chosen = _long_enough(found, 1, decode)
-            if len(chosen) >= GROUPS * batch:
-                return Routing(name, found.origin, _split(found, chosen, batch), name)
-    return None
+    name = fitted_parameters(model) if asked.hit_rate is None else None
+    if name is not None:
+        parameters = read_parameters(name)
+        return [
+            made(parameters, f"synthetic {name}" + f", seed {seed}" * (seed > 0), {"synthesize": name, "seed": seed}, seed)
+            for seed in (0, 1)
+        ]
+    lift = lift_to_assume(model, asked.hit_rate)
+    sizes = model.n_layers, model.n_experts, model.top_k
+    return [
+        made(assumed(*sizes, one), f"assumed, lift {one:g}", {"synthesize": "assumed", "lift": one}, why=f"LRU lift {lift.why}")
+        for one in dict.fromkeys((lift.middle, lift.low, lift.high))
+    ]
 
 
 def shortest_prompt(trace: Trace) -> int:

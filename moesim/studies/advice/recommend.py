@@ -14,7 +14,6 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
-from itertools import tee
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,11 +23,10 @@ from moesim.core.files import write_bytes
 from moesim.core.progress import telling
 from moesim.core.student import Mean, mean
 from moesim.errors import ConfigError
-from moesim.experiment.routing import traces_of_shape
 from moesim.studies.advice.candidates import LOSSY, Candidate, Space, gib
 from moesim.studies.advice.engines import Command, commands
 from moesim.studies.advice.observed import IDENTIFIED, Observed, check_machine, curve, with_buffers
-from moesim.studies.advice.question import PLACE, Asked, Routing, Setting, find_routing, look_up, other_routing
+from moesim.studies.advice.question import PLACE, Asked, Routing, Setting, find_routing, look_up
 from moesim.studies.advice.search import Found, Search, caution, gpu_share, launch_share, speed
 from moesim.studies.identify.identify import identify
 from moesim.studies.identify.observations import read_observations
@@ -145,7 +143,7 @@ class Judged:
     low: float
     high: float
     ratio: float  # to the best runnable placement, on the same requests
-    same: bool  # the ratio differs from 1 by no more than it varies between requests
+    same: bool  # the ratio differs from 1 by no more than it varies between requests, or changes sides on other routing
     ttft_s: float  # mean time to the first token
     fresh: float | None  # share of the gate weight of decoding that was served as routed
     # of the time that the processor and the GPU take in decoding, all their work included, how much is not the processor's
@@ -162,9 +160,9 @@ class Advice:
     """The answer."""
 
     setting: Setting  # the question, looked up
-    # routing, other: what was simulated on, and other routing for comparison, if there is some
+    # routing, others: what was simulated on, and other routing for comparison
     routing: Routing
-    other: Routing | None
+    others: Sequence[Routing]
     found: Found  # all that was simulated
     # runnable, papers: finalists of either class, fastest first
     runnable: list[Judged]
@@ -185,18 +183,16 @@ def recommend(asked: Asked, *, jobs: int | None = 1, progress: bool = False) -> 
     known = read_residuals()
     with tempfile.TemporaryDirectory(prefix="moesim.") as folder:
         setting = look_up(asked, Path(folder))
-        shipped, again = tee(traces_of_shape(setting.model))  # each is unpacked once, when it is asked for
-        routing = find_routing(setting.model, asked.trace, asked.batch, asked.prompt, asked.decode, PLACE, shipped)
-        other = other_routing(setting.model, routing, asked.batch, asked.prompt, asked.decode, again)
-        found = Search(Space(setting, routing), other=other, jobs=jobs, progress=progress).run()
+        routing, others = find_routing(setting.model, asked, PLACE)
+        found = Search(Space(setting, routing), others=others, jobs=jobs, progress=progress).run()
     rest = _evidence(known, found)
     ranked = [*found.ranked(True), *found.ranked(False)]
     judged = [_judge(one, ranked[0], found, rest, setting) for one in ranked]
     runnable = [one for one in judged if one.candidate.runnable]
     papers = [one for one in judged if not one.candidate.runnable]
     return Advice(
-        setting, routing, other, found, runnable, papers, list(rest.values()), caution(setting, found.fewer),
-        _warnings(setting, routing, other, found),
+        setting, routing, others, found, runnable, papers, list(rest.values()), caution(setting, found.fewer),
+        _warnings(setting, routing, others, found),
     )  # fmt: skip
 
 
@@ -222,13 +218,14 @@ def _judge(one: Candidate, best: Candidate, found: Found, rest: Mapping[str, Evi
     speeds, bests = [speed(row) for row in rows], [speed(row) for row in found.final[best]]
     share = gpu_share(found.limits[one])
     costs = (rest["any"].low, rest["any"].high) if "any" in rest else mixed(rest["cpu"], rest["gpu"], share)
-    middle, crossed = mean(speeds, LEVEL), found.crossed.get(one)
+    middle, ratios = mean(speeds, LEVEL), found.crossed.get(one, ())
+    crossed = max(ratios, key=lambda ratio: abs(math.log(ratio)), default=None)
     low, high = interval(middle, costs, crossed or 1.0)
     fresh = rows[0].get("fidelity_fresh_decode")
     return Judged(
         candidate=one, speed=middle, low=low, high=high,
         ratio=mean([b / a for a, b in zip(bests, speeds, strict=True)], LEVEL).value,
-        same=one is not best and indistinguishable(bests, speeds),
+        same=one is not best and (indistinguishable(bests, speeds) or _flips(one, best, found)),
         ttft_s=sum(float(row["ttft_mean_ns"]) for row in rows) / len(rows) / 1e9,
         fresh=None if fresh is None or one.family not in LOSSY else min(float(row["fidelity_fresh_decode"]) for row in rows),
         gpu_share=share, launch_share=launch_share(found.limits[one]), crossed=crossed,
@@ -237,14 +234,23 @@ def _judge(one: Candidate, best: Candidate, found: Found, rest: Mapping[str, Evi
     )  # fmt: skip
 
 
-def _warnings(setting: Setting, routing: Routing, other: Routing | None, found: Found) -> list[str]:
+def _flips(one: Candidate, best: Candidate, found: Found) -> bool:
+    """Whether a placement overtakes the best one on other routing."""
+    if one not in found.crossed or best not in found.crossed:
+        return False
+    behind = mean([speed(a) / speed(b) for a, b in zip(found.final[one], found.final[best], strict=True)], LEVEL).value
+    return any(behind * a > b for a, b in zip(found.crossed[one], found.crossed[best], strict=True))
+
+
+def _warnings(setting: Setting, routing: Routing, others: Sequence[Routing], found: Found) -> list[str]:
     lines = []
-    if routing.origin == "synthetic":
+    if routing.label.startswith("assumed"):
+        ends = " and ".join(one.label.removeprefix("assumed, ") for one in others)
+        lines.append(f"routing is assumed ({routing.why}); intervals and ~ cover {ends}; --hit-rate narrows them")
+    elif routing.origin == "synthetic":
         lines.append("routing is synthetic: made up by parameters fitted to the model's published statistics")
     if routing.origin == "miniature":
         lines.append("routing is that of a small model with this model's routing shape, which is easier to predict")
-    if routing.origin != "recorded" and other is None:
-        lines.append("there is no other routing of this shape to compare with, so the intervals leave out what hangs on it")
     if "prompt-truncated" in str(next(iter(found.screened.values()))["notes"]):
         lines.append("recorded prompts are longer than asked for and were cut")
     if len(routing.groups) < 2:
@@ -261,7 +267,7 @@ def recommend_observed(asked: Asked, file: Path, *, jobs: int | None = 1, progre
         setting = look_up(asked, Path(folder))  # what is wrong with the question is known before the machine is identified
         check_machine(setting)
         if asked.trace is not None:
-            find_routing(setting.model, asked.trace, asked.batch, asked.prompt, asked.decode, PLACE, ())
+            find_routing(setting.model, asked, PLACE)
         found = identify(asked.hardware, rows, leave_out=False, tell=tell)
         raw = {**found.raw, "name": f"{found.predictor.machine.base.name}-identified"}
         profile = write_bytes(Path(folder) / IDENTIFIED, _dumped(raw))

@@ -149,7 +149,8 @@ class Found:
     no_fit: dict[str, str] = field(default_factory=dict)  # families and policies that were left out, and why
     failed: dict[str, str] = field(default_factory=dict)  # candidates whose simulation failed, and why
     n_simulations: int = 0  # how many were carried out
-    crossed: dict[Candidate, float] = field(default_factory=dict)  # speed of the finalists on other routing over that on this one
+    # speeds of the finalists on each other routing over those on this one
+    crossed: dict[Candidate, tuple[float, ...]] = field(default_factory=dict)
     limits: dict[Candidate, Limits] = field(default_factory=dict)  # what limits each finalist, on the last group of requests
     # runnable placements once more with fewer launches, if launches are a large share of any finalist's steps
     fewer: Fewer | None = None
@@ -179,9 +180,9 @@ def _ttft(rows: Sequence[Row]) -> float:
 class Search:
     """A search over the candidates of a setting."""
 
-    def __init__(self, space: Space, *, other: Routing | None = None, jobs: int | None = 1, progress: bool = False) -> None:
+    def __init__(self, space: Space, *, others: Sequence[Routing] = (), jobs: int | None = 1, progress: bool = False) -> None:
         self.space = space
-        self._other = other
+        self._others = others
         self.found = Found()
         self._workers = Workers(jobs or usable_cores())  # a search is worth them, though none of its rounds is
         self._known: dict[str, Trace] = {}  # by path, so that no experiment reads it
@@ -207,7 +208,7 @@ class Search:
         tried = {name: numbers[-1:] if families[name].fullest else coarse(numbers) for name, numbers in fit.items()}
         first = [*(self._one(families[name], n) for name, numbers in tried.items() for n in numbers), *shipped]
         finalists = FINALISTS + PAPER_FINALISTS
-        n_crossed = 0 if self._other is None else 2 * CROSS_GROUPS * finalists
+        n_crossed = (1 + len(self._others)) * CROSS_GROUPS * finalists if self._others else 0
         # Halving the gaps takes some four rounds of two; a guess is enough for a bar.
         total = len(first) + len(papers) + 8 * REFINED + finalists * len(self.space.routing.groups) + n_crossed
         with (
@@ -293,17 +294,24 @@ class Search:
 
     def _cross(self, folder: Path) -> None:
         """Compare the finalists on this routing with other routing, both cut to the same lengths."""
-        if self._other is None:
+        groups = [routing.groups[:CROSS_GROUPS] for routing in self._others]
+        if not groups:
             return
-        groups = self._other.groups[:CROSS_GROUPS]
-        traces = [trace.write(folder / f"other{n}.safetensors") for n, trace in enumerate(groups)]
-        self._known |= {written_key(str(path)): trace for path, trace in zip(traces, groups, strict=True)}
-        prompt = min(self.space.setting.asked.prompt, *(shortest_prompt(trace) for trace in groups))
+        every = [trace for group in groups for trace in group]
+        traces = [trace.write(folder / f"other{n}.safetensors") for n, trace in enumerate(every)]
+        self._known |= {written_key(str(path)): trace for path, trace in zip(traces, every, strict=True)}
+        prompt = min(self.space.setting.asked.prompt, *(shortest_prompt(trace) for trace in every))
         decode = min(self.space.setting.asked.decode, SCREEN_TOKENS)  # no question of what is faster
-        chosen = [one for one in self.found.final if self._other.has(make_policy(one.policy).needs - _learned(one)) is None]
-        both = self._simulate(chosen, [*self._traces[: len(traces)], *traces], lambda one: decode, prompt)
+        chosen = [
+            one for one in self.found.final
+            if all(routing.has(make_policy(one.policy).needs - _learned(one)) is None for routing in self._others)
+        ]  # fmt: skip
+        n = min(len(self._traces), *map(len, groups))
+        both = self._simulate(chosen, [*self._traces[:n], *traces], lambda one: decode, prompt)
         for one, rows in both.items():
-            self.found.crossed[one] = _mean_speed(rows[len(traces) :]) / _mean_speed(rows[: len(traces)])
+            here, there = rows[:n], iter(rows[n:])
+            others = [[next(there) for _ in group] for group in groups]
+            self.found.crossed[one] = tuple(_mean_speed(found) / _mean_speed(here) for found in others)
 
     def _launch_less(self) -> None:
         """Simulate finalists, and the most that fits the GPU, with fewer launches if these decide."""

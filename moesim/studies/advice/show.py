@@ -41,7 +41,7 @@ def document(advice: Advice) -> dict[str, Any]:
         "context": setting.context,
         "routing": {
             "name": advice.routing.label, "origin": advice.routing.origin, "groups": len(advice.routing.groups),
-            "why": advice.routing.why, "other": advice.other.label if advice.other else None,
+            "why": advice.routing.why, "others": [one.label for one in advice.others],
         },
         "level": LEVEL,
         "evidence": [asdict(one) for one in advice.evidence],
@@ -394,8 +394,9 @@ def _sure(advice: Advice) -> str:
     if best.speed.n > 1:
         known = f"its mean speed is known to a factor of {best.speed.factor:.2f} (Student's t)"
         lines.append(f"requests differ: over {best.speed.n} groups {known}")
-    if best.crossed is not None and advice.other is not None:
-        lines.append(f"on other routing of this shape ({advice.other.label}) it is x{best.crossed:.2f} as fast")
+    if ratios := advice.found.crossed.get(best.candidate):
+        each = ", ".join(f"x{ratio:.2f} ({one.label})" for ratio, one in zip(ratios, advice.others, strict=True))
+        lines.append(f"on other routing the best placement is as fast times {each}")
     ratios = "x best: speed over the best one's; better known than speeds for placements that spend their time alike"
     if names := unlike(advice):
         ratios += f", but not for {', '.join(names)}, with another share of GPU launches"
