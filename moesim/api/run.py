@@ -119,8 +119,8 @@ def compare(
     """
     given: dict[str, Trace] = {}
     raw = comparison(
-        policies, model=model, hardware=hardware, trace=trace, hit_rate=hit_rate, cache=cache, batch=batch, prompt=prompt, decode=decode,
-        n_batches=n_batches, seed=seed, transfer=transfer, repeat=repeat, overrides=overrides, given=given,
+        policies, model=model, hardware=hardware, trace=trace, hit_rate=hit_rate, cache=cache, batch=batch, prompt=prompt,
+        decode=decode, n_batches=n_batches, seed=seed, transfer=transfer, repeat=repeat, overrides=overrides, given=given,
     )  # fmt: skip
     config = parse_config(raw, "compare")
     config = made_quick(config, "compare") if quick else config
@@ -128,9 +128,9 @@ def compare(
 
 
 def comparison(
-    policies: Any, *, model: Any, hardware: Any, trace: Any, hit_rate: str | None, cache: Any, batch: Any, prompt: Any, decode: Any, n_batches: Any,
-    seed: Any, transfer: Any, repeat: int, overrides: Mapping[str, Any] | Sequence[str], given: dict[str, Trace] | None = None,
-    imports: bool = True,
+    policies: Any, *, model: Any, hardware: Any, trace: Any, hit_rate: str | None, cache: Any, batch: Any, prompt: Any,
+    decode: Any, n_batches: Any, seed: Any, transfer: Any, repeat: int, overrides: Mapping[str, Any] | Sequence[str],
+    given: dict[str, Trace] | None = None, imports: bool = True,
 ) -> dict[str, Any]:  # fmt: skip
     """Write a comparison as an experiment file would; traces that are objects go into `given`."""
     place = "compare"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from moesim.cli import (
+    trace_caches,
     trace_catalogue,
     trace_export,
     trace_import,
@@ -25,6 +26,7 @@ app.command("calibrate")(trace_import.trace_calibrate)
 app.command("split")(trace_split.trace_split)
 app.command("export")(trace_export.trace_export)
 app.command("stats")(trace_stats.trace_stats)
+app.command("caches")(trace_caches.trace_caches)
 app.command("lookahead")(trace_lookahead.trace_lookahead)
 app.command("synthesize")(trace_synthesize.synthesize)
 app.command("fit")(trace_synthesize.fit)

@@ -177,8 +177,8 @@ def _together(group: Sequence[Row]) -> dict[str, Any]:
     return whole
 
 
-LIFTS: Final = "decode_tokens_per_s.lifts"
-"""Column of the speeds at all assumed lifts, in rising order."""
+LIFTS: Final = "lifts"
+"""Where a row has the rows of all assumed lifts, in rising order."""
 _LIFT: Final = re.compile(r"-lift(\d+(?:\.\d+)?)")
 
 
@@ -196,23 +196,34 @@ def over_lifts(rows: Sequence[Row]) -> list[Row]:
 
 def _over_lifts(group: Sequence[tuple[float, Row]]) -> Row:
     middle = group[len(group) // 2][1]
-    return middle if len(group) < 2 else {**middle, LIFTS: tuple(number(row, "decode_tokens_per_s") for _, row in group)}
+    return middle if len(group) < 2 else {**middle, LIFTS: tuple(row for _, row in group)}
 
 
-def _range_of_lifts(row: Row) -> str:
-    speeds = [speed for speed in row.get(LIFTS) or () if speed is not None]
-    low, high = (f"{end:.3g}" for end in (min(speeds), max(speeds))) if speeds else ("-", "-")
+def at_lifts(row: Row, key: str, scale: float = 1.0) -> list[float | None]:
+    """Return a number at all assumed lifts; of a row that has none, its own."""
+    return [number(one, key, scale) for one in row.get(LIFTS) or (row,)]
+
+
+def range_of_lifts(row: Row, key: str = "decode_tokens_per_s", scale: float = 1.0) -> str:
+    """Write the least and the largest value over the assumed lifts."""
+    values = [value for value in at_lifts(row, key, scale) if value is not None]
+    low, high = (f"{end:.3g}" for end in (min(values), max(values))) if values else ("-", "-")
     return low if low == high else f"{low} to {high}"
 
 
-def uncertain_orders(rows: Sequence[Row]) -> list[str]:
+def order_changes(one: Row, other: Row, key: str = "decode_tokens_per_s") -> bool:
+    """Whether two rows swap places between assumed lifts."""
+    signs = {(a > b) - (a < b) for a, b in zip(at_lifts(one, key), at_lifts(other, key), strict=True) if None not in (a, b)}
+    return len(signs) > 1
+
+
+def uncertain_orders(rows: Sequence[Row], key: str = "decode_tokens_per_s") -> list[str]:
     """Name policies of one setting whose order changes with the assumed lift."""
     found: dict[str, list[str]] = {}
     for group in _comparable(rows):
         swept = [rows[i] for i in group if rows[i].get(LIFTS)]
         for one, other in combinations(swept, 2):
-            signs = {(a > b) - (a < b) for a, b in zip(one[LIFTS], other[LIFTS], strict=True) if a and b}
-            if len(signs) > 1:
+            if order_changes(one, other, key):
                 found.setdefault(f"{one['policy']} and {other['policy']}", []).append(f"cache {cache_asked(one)}")
     if not found:
         return []
@@ -326,7 +337,7 @@ SHOWN = (
     Column("slots", _slots, wide=True),
     Column("batch", lambda row: str(batch(row))),
     Column("tok/s", _speed),
-    Column("over lifts", _range_of_lifts),
+    Column("over lifts", range_of_lifts),
     Column("over intervals", _over_intervals, wide=True),
     Column("TTFT", lambda row: _time(row, "ttft_mean_ns"), spare=2),
     Column("TPOT", lambda row: _time(row, "tpot_mean_ns"), spare=3),
@@ -619,7 +630,7 @@ def _best(rows: Sequence[Row]) -> list[int]:
 
 
 def _fastest(rows: Sequence[Row], group: Sequence[int]) -> int | None:
-    speeds = [rows[i].get(LIFTS) or (number(rows[i], "decode_tokens_per_s"),) for i in group]
+    speeds = [at_lifts(rows[i], "decode_tokens_per_s") for i in group]
     n = max(map(len, speeds))
     found = {max(range(len(group)), key=lambda j: speeds[j][lift % len(speeds[j])] or 0) for lift in range(n)}
     return group[found.pop()] if len(found) == 1 else None

@@ -302,9 +302,7 @@ def choose_trace(
             if trace.origin == "recorded" or signals:
                 what = {"miniature": "a miniature in the shape of ", "synthetic": "synthetic routing of "}.get(trace.origin, "")
                 of = trace.header.get("miniature_of", trace.model) if trace.origin == "miniature" else trace.model
-                why = (
-                    "" if trace.origin == "recorded" else "; its hit rates are not the model's, but it has the signals asked for"
-                )
+                why = "" if trace.origin == "recorded" else "; it has the signals that are asked for, not the model's hit rates"
                 return name, f"trace {name}, routing of {what}{of}; it fits {model.name}: {shape_of(model)}{why}"
         if (parameters := fitted_parameters(model)) is not None:
             written = {MADE: parameters, **sizes}
