@@ -421,7 +421,7 @@ class Config(_Strict):
     repeat: Positive = 1
     model: Sweep[ModelRef]
     hardware: Sweep[HardwareRef]
-    trace: Sweep[TraceRef]
+    trace: Sweep[TraceRef] | None = None
     workload: WorkloadConfig = WorkloadConfig()
     cache: CacheConfig
     policies: Annotated[list[PolicyRef], Field(min_length=1)]

@@ -213,8 +213,8 @@ def range_of_lifts(row: Row, key: str = "decode_tokens_per_s", scale: float = 1.
 
 def order_changes(one: Row, other: Row, key: str = "decode_tokens_per_s") -> bool:
     """Whether two rows swap places between assumed lifts."""
-    signs = {(a > b) - (a < b) for a, b in zip(at_lifts(one, key), at_lifts(other, key), strict=True) if None not in (a, b)}
-    return len(signs) > 1
+    pairs = [(a, b) for a, b in zip(at_lifts(one, key), at_lifts(other, key), strict=True) if a is not None and b is not None]
+    return len({(a > b) - (a < b) for a, b in pairs}) > 1
 
 
 def uncertain_orders(rows: Sequence[Row], key: str = "decode_tokens_per_s") -> list[str]:

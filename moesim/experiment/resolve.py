@@ -13,7 +13,17 @@ from moesim.core.data import noting
 from moesim.core.progress import Progress
 from moesim.errors import ConfigError, InputError, TraceError, WorkloadError
 from moesim.experiment.config import Config, parse_config
-from moesim.experiment.routing import Wants, check_stand_ins, explain, fitting, for_model, lacking, read_trace, wants_of
+from moesim.experiment.routing import (
+    Wants,
+    check_stand_ins,
+    explain,
+    fitting,
+    for_model,
+    lacking,
+    read_trace,
+    wants_of,
+    with_routing,
+)
 from moesim.experiment.runner import ends_of
 from moesim.experiment.store import SmallInputs, code_digest
 from moesim.experiment.sweep import Ends, Point, RunSpec, entries_of, expand
@@ -72,6 +82,8 @@ class Experiment:
         self, config: Config, place: str, *, imports: bool = True, known: dict[str, Trace] | None = None,
         small: SmallInputs | None = None, points: Sequence[Point] | None = None,
     ) -> None:  # fmt: skip
+        if config.trace is None:
+            config = with_routing(config, place, imports=imports)
         self.config = config
         self.place = place
         self.not_imported: dict[str, str] = {}

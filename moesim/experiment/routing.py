@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from moesim.core.progress import Progress
-from moesim.errors import ConfigError, TraceError, unknown_name
+from moesim.core.text import say
+from moesim.errors import ConfigError, InputError, TraceError, unknown_name
 from moesim.experiment.config import Config, WorkloadConfig, listed, parse_config
 from moesim.experiment.sweep import each_model, entries_of, expand
 from moesim.model import load_model
@@ -212,10 +213,18 @@ def traces_of_shape(model: ModelSpec) -> Iterator[tuple[str, Trace]]:
         with suppress(TraceError):  # damaged, or being written: it is not asked for by name
             path = find_trace(name)
             if _may_fit(path, model) and fits(trace := Trace.read(path, verify=False), model):
-                own = model.name in (trace.model, trace.header.get("miniature_of"))
+                own = is_of(trace, model)
                 found.append((not own, _ORIGINS.index(trace.origin), name, trace))
     for *_, name, trace in sorted(found, key=lambda one: one[:3]):
         yield name, trace
+
+
+def is_of(trace: Trace, model: ModelSpec) -> bool:
+    """Whether a trace is of a model, or of one with the same sizes."""
+    name = str(trace.header.get("miniature_of", trace.model))
+    with suppress(InputError):
+        return name == model.name or _same_sizes(load_model(name), model)
+    return False
 
 
 def _may_fit(path: Path, model: ModelSpec) -> bool:
@@ -231,10 +240,11 @@ def fitted_parameters(model: ModelSpec) -> str | None:
     names = parameter_names()
     if model.name in names:
         return model.name
-    return next((name for name in names if all(getattr(load_model(name), size) == getattr(model, size) for size in _SIZES)), None)
+    return next((name for name in names if _same_sizes(load_model(name), model)), None)
 
 
-_SIZES = (*_SHAPE, "hidden", "expert_intermediate")
+def _same_sizes(one: ModelSpec, other: ModelSpec) -> bool:
+    return all(getattr(one, name) == getattr(other, name) for name in (*_SHAPE, "hidden", "expert_intermediate"))
 
 
 def lift_to_assume(model: ModelSpec, hit_rate: str | None = None, place: str = "--hit-rate") -> Lift:
@@ -299,7 +309,7 @@ def choose_trace(
     """Choose routing for a model: recorded, fitted to its statistics, or assumed, which is swept over a range."""
     if hit_rate is None:
         for name, trace in traces_of_shape(model):
-            if trace.origin == "recorded" or signals:
+            if signals or (trace.origin == "recorded" and is_of(trace, model)):
                 what = {"miniature": "a miniature in the shape of ", "synthetic": "synthetic routing of "}.get(trace.origin, "")
                 of = trace.header.get("miniature_of", trace.model) if trace.origin == "miniature" else trace.model
                 why = "" if trace.origin == "recorded" else "; it has the signals that are asked for, not the model's hit rates"
@@ -332,6 +342,14 @@ def choose_traces(raw: dict[str, Any], place: str, *, hit_rate: str | None = Non
     else:
         raw |= {"model": models, "trace": traces, "zip": [*config.zip, ["model", "trace"]]}
     return list(dict.fromkeys(why for _, why in found))
+
+
+def with_routing(config: Config, place: str, *, imports: bool = True) -> Config:
+    """Choose the routing of an experiment without a trace, and report which."""
+    raw = config.model_dump(mode="json", exclude_unset=True)
+    for line in choose_traces(raw, place, imports=imports):
+        say(line)
+    return parse_config(raw, place)
 
 
 def _asked_of_routing(config: Config, place: str, imports: bool) -> tuple[bool, bool]:

@@ -493,7 +493,7 @@ def _workloads(workload: WorkloadConfig) -> Iterator[dict[str, Any]]:
 
 
 def _traces(trace: Any) -> Iterator[Any]:
-    if isinstance(trace, str):
+    if not isinstance(trace, Mapping):
         return iter([trace])
     return _grid({key: listed(value) for key, value in trace.items()})
 
@@ -551,7 +551,7 @@ def quick(config: Config, place: str = "experiment", *, imports: bool = True) ->
     first = points[0]
     workload = shortened(first.workload, QUICK_DECODE_TOKENS)
     # no more synthetic routing than that takes
-    trace = first.trace if isinstance(first.trace, str) else no_more_than(first.trace, size_of(workload))
+    trace = no_more_than(first.trace, size_of(workload)) if isinstance(first.trace, Mapping) else first.trace
     small = {**first.written(), "workload": workload, "trace": trace}
     sections = {"workload": WorkloadConfig, "cache": CacheConfig, "transfer": TransferConfig}
     update = {key: sections[key](**value) if key in sections else value for key, value in small.items()}

@@ -15,7 +15,7 @@ from moesim.core.limits import BITS
 from moesim.core.processes import in_threads
 from moesim.core.units import format_memory, parse_bytes
 from moesim.errors import CapacityError, ConfigError, TraceError
-from moesim.experiment.routing import fits, fitted_parameters, lacking, lift_to_assume, shape_of, traces_of_shape
+from moesim.experiment.routing import fits, fitted_parameters, is_of, lacking, lift_to_assume, shape_of, traces_of_shape
 from moesim.hardware import HardwareProfile, load_hardware
 from moesim.model import ModelSpec, load_model
 from moesim.model.spec import FIELDS
@@ -220,7 +220,7 @@ def find_routing(model: ModelSpec, asked: Asked, place: str) -> tuple[Routing, l
         return given, [] if given.origin == "recorded" else _made_up(model, asked)[:1]
     short: list[str] = []
     for name, found in traces_of_shape(model) if asked.hit_rate is None else ():
-        if found.origin != "recorded":
+        if found.origin != "recorded" or not is_of(found, model):
             continue
         chosen = _long_enough(found, asked.prompt, asked.decode)
         if len(chosen) >= GROUPS * asked.batch:

@@ -394,8 +394,8 @@ def _sure(advice: Advice) -> str:
     if best.speed.n > 1:
         known = f"its mean speed is known to a factor of {best.speed.factor:.2f} (Student's t)"
         lines.append(f"requests differ: over {best.speed.n} groups {known}")
-    if ratios := advice.found.crossed.get(best.candidate):
-        each = ", ".join(f"x{ratio:.2f} ({one.label})" for ratio, one in zip(ratios, advice.others, strict=True))
+    if crossed := advice.found.crossed.get(best.candidate):
+        each = ", ".join(f"x{ratio:.2f} ({one.label})" for ratio, one in zip(crossed, advice.others, strict=True))
         lines.append(f"on other routing the best placement is as fast times {each}")
     ratios = "x best: speed over the best one's; better known than speeds for placements that spend their time alike"
     if names := unlike(advice):
