@@ -128,9 +128,9 @@ def compare(
 
 
 def comparison(
-    policies: Any, *, model: Any, hardware: Any, trace: Any, hit_rate: str | None, cache: Any, batch: Any, prompt: Any,
-    decode: Any, n_batches: Any, seed: Any, transfer: Any, repeat: int, overrides: Mapping[str, Any] | Sequence[str],
-    given: dict[str, Trace] | None = None, imports: bool = True,
+    policies: Any, *, model: Any, hardware: Any, trace: Any, cache: Any, batch: Any, prompt: Any, decode: Any,
+    n_batches: Any, seed: Any, transfer: Any, repeat: int, overrides: Mapping[str, Any] | Sequence[str],
+    hit_rate: str | None = None, given: dict[str, Trace] | None = None, imports: bool = True,
 ) -> dict[str, Any]:  # fmt: skip
     """Write a comparison as an experiment file would; traces that are objects go into `given`."""
     place = "compare"

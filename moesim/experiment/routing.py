@@ -237,10 +237,7 @@ def fitted_parameters(model: ModelSpec) -> str | None:
     """Name the shipped parameters of a model, or of one with the same sizes; None if there are none."""
     from moesim.trace.synthesis import parameter_names  # SciPy takes most of a second to import
 
-    names = parameter_names()
-    if model.name in names:
-        return model.name
-    return next((name for name in names if _same_sizes(load_model(name), model)), None)
+    return next((name for name in parameter_names() if _same_sizes(load_model(name), model)), None)
 
 
 def _same_sizes(one: ModelSpec, other: ModelSpec) -> bool:

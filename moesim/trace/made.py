@@ -72,7 +72,6 @@ def read_made(written: Mapping[str, Any], place: str) -> Made:
     if not isinstance(written[MADE], str):
         raise ConfigError(f"{place}: trace.{MADE}: expected the name of a parameter file, got {written[MADE]!r}")
     found = Made(**written)
-    _check_assumed(found, place)
     if not isinstance(found.scores, bool):
         raise ConfigError(f"{place}: trace.scores: expected true or false, got {found.scores!r}")
     for key, one in _COUNTS.items():
@@ -84,6 +83,7 @@ def read_made(written: Mapping[str, Any], place: str) -> Made:
             f"{place}: trace: expected at most {MAX_TOKENS} tokens, got {found.n_tokens} (requests x (prompt + decode)); make "
             "that trace once, with moesim trace synthesize, and name its file"
         )
+    _check_assumed(found, place)
     return found
 
 

@@ -122,8 +122,8 @@ def test_a_misspelt_key_comes_before_the_one_it_leaves_missing():
 
 def test_a_missing_key():
     with pytest.raises(ConfigError) as error:
-        parse_config({k: v for k, v in BASE.items() if k != "trace"}, "a.yaml")
-    assert str(error.value) == "a.yaml: trace: expected this key, got nothing; add it"
+        parse_config({k: v for k, v in BASE.items() if k != "model"}, "a.yaml")
+    assert str(error.value) == "a.yaml: model: expected this key, got nothing; add it"
 
 
 @pytest.mark.parametrize(("text", "got"), [("", "nothing"), ("- 1", "list"), ("a", "str")])

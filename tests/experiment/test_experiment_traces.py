@@ -59,9 +59,10 @@ def test_the_schema_states_types_bounds_and_defaults_of_what_is_read():
         assert one["description"]
         kind = one["anyOf"][0]
         if key != "synthesize":
-            assert getattr(read_made({"synthesize": "x"}, "a.yaml"), key) == one["default"]
+            assert getattr(read_made({"synthesize": "x"}, "a.yaml"), key) == one.get("default")
         if kind["type"] == "integer":
-            assert getattr(read_made(MADE | {key: kind["minimum"]}, "a.yaml"), key) == kind["minimum"]
+            if key != "slots":  # which is for assumed routing alone
+                assert getattr(read_made(MADE | {key: kind["minimum"]}, "a.yaml"), key) == kind["minimum"]
             with pytest.raises(ConfigError, match=f"trace.{key}: expected an integer of at least {kind['minimum']}"):
                 read_made(MADE | {key: kind["minimum"] - 1}, "a.yaml")
         else:

@@ -29,5 +29,4 @@ def asked(trace: str, **changes: Any) -> Asked:
 def space_of(question: Asked, folder: Path) -> Space:
     """Give the candidates of a question."""
     setting = look_up(question, folder)
-    routing = find_routing(setting.model, question.trace, question.batch, question.prompt, question.decode, "test")
-    return Space(setting, routing)
+    return Space(setting, find_routing(setting.model, question, "test")[0])

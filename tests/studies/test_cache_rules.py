@@ -36,9 +36,11 @@ def test_rates_are_those_of_a_replay_of_the_trace(routing: tuple[str, Trace]):
     assert found.n_layers == 3 and not found.assumed and not found.refused
     replayed = layer_hit_rates(np.asarray(trace.experts), 16, (4, 8), ("lru",))["lru"].mean(axis=1)
     rates = {(row["policy"], row["cache_slots"]): row["hit_rate_decode"] for row in found.rows}
-    for slots, rate in zip((4, 8), replayed, strict=True):
-        assert rates["lru", 3 * slots] == pytest.approx(rate, abs=1e-12)
-        assert rates["belady", 3 * slots] > rate
+    for slots, rate in zip(
+        (4, 8), replayed, strict=True
+    ):  # a cache begins with experts of the policy's choice, the replay's empty
+        assert 0 <= (rates["lru", 3 * slots] - rate) * trace.experts.size <= 3 * slots
+        assert rates["belady", 3 * slots] > rates["lru", 3 * slots]
 
 
 def test_a_cache_that_depends_on_times_is_refused_by_name(routing: tuple[str, Trace], capsys: pytest.CaptureFixture[str]):

@@ -19,7 +19,7 @@ from moesim.core.files import FILE
 from moesim.core.student import Mean
 from moesim.core.table import Format
 from moesim.core.units import digits
-from moesim.errors import CapacityError, ConfigError, InputError, TraceError
+from moesim.errors import CapacityError, ConfigError, InputError
 from moesim.experiment import run_experiment
 from moesim.experiment.config import load_config, parse_config
 from moesim.experiment.resolve import Experiment
@@ -35,7 +35,7 @@ from moesim.studies.advice.candidates import (
     threshold,
 )
 from moesim.studies.advice.engines import Command, commands, describe, engines
-from moesim.studies.advice.question import Asked, find_routing, look_up, synthetic
+from moesim.studies.advice.question import Asked, find_routing, look_up
 from moesim.studies.advice.recommend import (
     Advice,
     Residual,
@@ -422,23 +422,24 @@ def test_the_interval_is_weighted_by_all_time_of_the_gpu(eager: Advice):
     assert dense.low / dense.speed.value < 0.9 * eager.best.low / eager.best.speed.value
 
 
-@pytest.mark.long
-def test_routing_of_a_shipped_trace_or_made_up(tmp_path: Path):
-    model = look_up(Asked("qwen3-30b-a3b", "rtx3090-epyc7532"), tmp_path).model
-    short = find_routing(model, None, 1, 64, 64, "test")
-    assert (short.label, short.origin, len(short.groups)) == ("mini-qwen3", "miniature", 5)
-    assert all(one.n_requests == 1 for one in short.groups)
-    long = find_routing(model, None, 1, 600, 8, "test")
-    assert (long.label, long.origin) == ("synthetic qwen3-30b-a3b", "synthetic")
-    assert re.fullmatch(r"mini-qwen3 has \d of the 5 requests of 600 \+ 8 tokens that are simulated", long.why)
-    with pytest.raises(TraceError, match=r"expected routing of .*40 layers.* got none, and no parameters.*moesim trace record"):
-        find_routing(replace(model, n_layers=40), None, 1, 64, 64, "test")
+def test_routing_with_a_models_statistics_or_assumed_and_others_to_compare_with(tmp_path: Path):
+    question = Asked("mixtral-8x7b", "rtx3090-epyc7532", prompt=3, decode=2)
+    model = look_up(question, tmp_path).model
+    fitted, others = find_routing(model, question, "test")
+    assert (fitted.label, fitted.origin, len(fitted.groups)) == ("synthetic mixtral-8x7b", "synthetic", 5)
+    assert [one.label for one in others] == ["synthetic mixtral-8x7b, seed 1"] and not fitted.why
+    for changed, rate in ((replace(model, name="unheard-of", n_layers=3), None), (model, "50%@2")):
+        middle, others = find_routing(changed, replace(question, hit_rate=rate), "test")
+        lifts = [float(one.label.removeprefix("assumed, lift ")) for one in (others[0], middle, others[1])]
+        assert lifts == sorted(set(lifts)) and middle.why.startswith("LRU lift d = ")
+        assert all(group.n_layers == changed.n_layers for one in (middle, *others) for group in one.groups)
+    with pytest.raises(ConfigError, match="expected --trace or --hit-rate, got both"):
+        find_routing(model, replace(question, trace="x", hit_rate="50%@2"), "test")
 
 
 def test_made_up_requests_are_those_that_are_made_at_once(tmp_path: Path):
-    model = look_up(Asked("mixtral-8x7b", "rtx3090-epyc7532"), tmp_path).model
-    made = synthetic(model, 2, 3, 2)
-    assert made is not None and len(made.groups) == 5
+    question = Asked("mixtral-8x7b", "rtx3090-epyc7532", batch=2, prompt=3, decode=2)
+    made, _ = find_routing(look_up(question, tmp_path).model, question, "test")
     whole = synthesize(read_parameters("mixtral-8x7b"), n_requests=10, n_prompt=3, n_decode=2, scores=True)
     for number, group in enumerate(made.groups):
         np.testing.assert_array_equal(group.experts, whole.experts[10 * number : 10 * number + 10])

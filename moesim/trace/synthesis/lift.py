@@ -88,13 +88,7 @@ def counted(hit_rate: float, slots: int, n_experts: int) -> Lift:
 
 
 def assumed(n_layers: int, n_experts: int, top_k: int, lift: float) -> ParameterSet:
-    """Make parameters for a shape whose LRU lift is as wanted.
-
-    Raises
-    ------
-    ConfigError
-        If the lift is out of bounds, or there are no experts to choose among.
-    """
+    """Make parameters for a shape whose LRU lift is as wanted."""
     low, high = LIFTS
     if not low <= lift <= high:
         raise ConfigError(f"lift: expected a number from {low:g} to {high:g}, got {lift:g}; 0 is uniform routing, 2.6 Qwen3's")
