@@ -238,16 +238,12 @@ def language_part(data: Mapping[str, Any]) -> dict[str, Any]:
 def read_model(data: Mapping[str, Any], extra: Mapping[str, Any] | None, name: str, place: object) -> ModelSpec:
     """Read a model from its config, and its bytes from that or ``hf_quant_config.json``."""
     keys = Keys(language_part(data), place)
-    family, known = _family(keys)
+    known = known_of(keys)
+    family = families().get(known, _PLAIN)
     shape = _shape(data, keys, family, known, extra, name)
     precision = read_precision(keys.data, extra, name, place)
     bits = {"expert_bits": precision.of(*_expert_names(family, 0)), "other_bits": precision.plain}
     return of_shape(shape, {**_widths(keys, family, shape), **bits, "act_bits": max(precision.plain, 16)})
-
-
-def _family(keys: Keys) -> tuple[Family, str]:
-    known = known_of(keys)
-    return families().get(known, _PLAIN), known
 
 
 def known_of(keys: Keys) -> str:
@@ -340,7 +336,9 @@ def _shape(
     norms = (hidden if words else family.norms * hidden * (1 + family.norm_bias)) + streams
     router = (n_experts + zero) * (hidden + bias)
     blocks = []
-    for layer, mixer in enumerate(_mixers(keys, family, n, hidden, words)):
+    mixers = _mixers(keys, family, n, hidden, words)
+    mixers = [reusing(mixer) if mixer and again else mixer for mixer, again in zip(mixers, _reuses(keys, n), strict=True)]
+    for layer, mixer in enumerate(mixers):
         own_dense = (dense if words[layer] == "mlp" else 0) if words else parallel if routed[layer] else dense
         blocks.append(_block(layer, mixer, routed[layer], own_dense, norms, (router, projections, shared + gate), precision))
         if routed[layer]:
@@ -359,10 +357,15 @@ def _shape(
         shared_params=shared + gate, n_shared=n_shared, tied=keys.flag("tie_word_embeddings", default=family.tied),
         head_params=ends, zero_experts=zero, embedding_bytes=bits_to_bytes(vocab * hidden, embedding_bits),
         head_bytes=bits_to_bytes(vocab * hidden + ends, head_bits), kv_bits=precision.kv_bits,
-        lookup_params=(lookup := keys.count("ngram_vocab_size_ratio", default=0) * vocab * hidden),
-        lookup_bytes=bits_to_bytes(lookup, embedding_bits),
+        lookup_params=(lookup := _lookups(keys, vocab * hidden)), lookup_bytes=bits_to_bytes(lookup, embedding_bits),
         notes=(*_left_out(data, keys), *unnamed, *precision.doubts, *_notes(keys, known)), source=f"{place}",
     )  # fmt: skip
+
+
+def _lookups(keys: Keys, embedding: int) -> int:
+    """Return the parameters of tables of which a token reads rows: of pairs of words and more."""
+    rows = sum(keys.indices("engram_num_embeddings") or ())
+    return keys.count("ngram_vocab_size_ratio", default=0) * embedding + rows * keys.count("engram_head_dim", default=0)
 
 
 def _expert_names(family: Family, layer: int) -> list[str]:
@@ -444,7 +447,8 @@ _HARMLESS = re.compile(
 _OTHER = {  # keys that look like sizes and are not
     "chunk_size", "mamba_chunk_size", "chunk_size_feed_forward", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size",
     "moe_shared_expert_overlap", "vocab_size_per_layer_input", "size_experts", "shared_moe_mode",
-    "shared_expert_combination_strategy",
+    "shared_expert_combination_strategy", "emb_neighbor_num", "emb_split_num", "engram_layer_ids", "engram_max_ngram_size",
+    "engram_n_heads", "engram_vocab_size", "index_source_layer_ids",
 }  # fmt: skip
 
 
@@ -569,13 +573,15 @@ def _mixers(keys: Keys, family: Family, n: int, hidden: int, words: list[str] | 
         linear = kind == "linear"
         result.append(_linear(here, family, hidden, None) if linear else _attention(here, family, hidden, window, sparse=sparse))
         keys.read |= here.read
-    return [reusing(mixer) if mixer and reuses else mixer for mixer, reuses in zip(result, _reuses(keys, n), strict=True)]
+    return result
 
 
 def _reuses(keys: Keys, n: int) -> list[bool]:
     """Return whether each layer reads the keys and values of an earlier one instead of its own."""
     if (sources := keys.each("kv_source_layers", n)) is not None:
         return [source != layer for layer, source in enumerate(sources)]
+    if own := keys.indices("kv_source_layer_ids"):
+        return [layer > min(own) and layer not in own for layer in range(n)]
     if keys.get("use_cla") is True:
         return [layer % keys.count("cla_share_factor", least=1) > 0 for layer in range(n)]
     return [layer >= n - keys.count("num_kv_shared_layers", default=0) for layer in range(n)]

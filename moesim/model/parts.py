@@ -350,7 +350,7 @@ def reusing(mixer: Mixer) -> Mixer:
         mixer,
         kind=f"{mixer.kind}, of an earlier layer",
         weights=tuple((name, n) for name, n in mixer.weights if name not in left_out),
-        stores=tuple(replace(store, shared=True) for store in mixer.stores),
+        stores=tuple(replace(store, shared=store.kept is None or len(mixer.stores) == 1) for store in mixer.stores),
     )
 
 

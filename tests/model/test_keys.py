@@ -125,6 +125,7 @@ def test_keys_of_other_software(spelled: dict[str, Any]) -> None:
         ({"parallel_expert_intermediate_size": 4}, 4 * 4 * 3 * 64 * 4),  # an expert more for each pair
         ({"share_q_dim": 8}, 4 * (8 * (64 + 64) - 64 * 64)),  # queries in two steps
         ({"ngram_vocab_size_ratio": 3}, 3 * 100 * 64),  # a table, of which a token reads rows
+        ({"engram_num_embeddings": [300, 400], "engram_head_dim": 8}, 700 * 8),
         ({"model_type": "arctic"}, 4 * 3 * 64 * 64),
         (
             {"model_type": "jetmoe"},
@@ -143,6 +144,7 @@ def test_layers_that_read_what_an_earlier_one_keeps() -> None:
     assert own.total_params - half.total_params == 2 * 2 * 64 * 32
     assert half.all_kv_bytes(100) == own.all_kv_bytes(100) / 2 == tiny(num_kv_shared_layers=2).all_kv_bytes(100)
     assert half.all_kv_bytes(100) == tiny(kv_source_layers=[0, 0, 2, 2]).all_kv_bytes(100)
+    assert half.all_kv_bytes(100) == tiny(kv_source_layer_ids=[1]).all_kv_bytes(100)
     assert half.token_bytes(1, 100) == own.token_bytes(1, 100) - 2 * 2 * 2 * 64 * 32
 
 
