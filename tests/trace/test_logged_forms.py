@@ -101,7 +101,7 @@ FORMS: dict[str, tuple[str, str]] = {
         lines(*({"layer": n, "batch_id": 0, "origin_rows": [0] * 7, "topk_experts": IDS[:, n].tolist()} for n in range(LAYERS))),
         "",
     ),
-    "json lines, a map of layers": (tokens(lambda t: {str(n): ids(t, n) for n in range(LAYERS)}), "counted"),
+    "json lines, a map of layers": (tokens(lambda t: {"t": t, "layers": {str(n): ids(t, n) for n in range(LAYERS)}}), ""),
     "json lines, names of layers": (
         tokens(lambda t: {"pos": t, "layers": {f"model.layers.{n}.mlp": ids(t, n) for n in range(LAYERS)}}), "",
     ),
@@ -192,6 +192,29 @@ def test_axes_are_stated_or_follow_from_the_sizes_or_are_asked_for(order: tuple[
     path = tmp_path / "a.csv"
     path.write_text(FORMS["csv, tabs"][0])
     refused(lambda: load(axes=axes), f"--axes {','.join(axes)}: expected none, since csv has axes of its own")
+
+
+def test_maps_with_numbers_as_keys_need_axes_and_hold_no_counts(tmp_path: Path) -> None:
+    path, out = tmp_path / "a.json", tmp_path / "t.safetensors"
+
+    def load(value: Any, axes: str | None = None, **places: Any) -> Trace:
+        path.write_text("".join(json.dumps(one | places) + "\n" for one in value))
+        options = Options(n_experts=EXPERTS, phase="decode", axes=None if axes is None else tuple(axes.split(",")))
+        return import_trace([path], out, options, label="measured").trace
+
+    by_token = [{str(n): ids(t, n) for n in range(LAYERS)} for t in range(ROWS)]
+    by_layer = [{str(t): ids(t, n) for t in range(ROWS)} for n in range(LAYERS)]
+    for lines_of, axes in [(by_token, "tokens,layers,ids"), (by_layer, "layers,tokens,ids")]:
+        for value in (lines_of, [{str(i): one for i, one in enumerate(lines_of)}]):
+            refused(lambda: load(value), "expected what its axes count, got maps whose keys are numbers; give --axes")  # noqa: B023
+            equal(load(value, axes).experts, IDS)
+        whole = [{str(i): list(one.values()) for i, one in enumerate(lines_of)}]  # lists in a map
+        equal(load(whole, axes).experts, IDS)
+    counts = [{"0": {"0": 50, "1": 87}, "1": {"0": 3, "1": 4}}]
+    for axes in (None, "tokens,layers,ids"):
+        text = refused(lambda: load(counts, axes), "expected")  # noqa: B023
+        assert "what its axes count" in text or "a list of experts, got 50; counts are read by" in text
+    refused(lambda: load([{"token": 0, "layers": {"0": 5}}]), "expected a list of experts, got 5; counts are read by")
 
 
 def test_arrays_of_an_archive_are_found_by_their_names_and_shapes(tmp_path: Path) -> None:

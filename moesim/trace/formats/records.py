@@ -119,6 +119,10 @@ class _Rows:
                 self.walk(child, {**at, axis: number} if axis else at, "")
             return
         if not isinstance(node, dict):
+            if not isinstance(node, list):
+                raise wrong(
+                    self.place, "a list of experts", repr(node)[:80], "counts are read by: moesim trace calibrate --counts"
+                )
             self._experts(node, None, at, axis)
             return
         here = {**at, **self._coordinates(node)}
@@ -130,8 +134,9 @@ class _Rows:
             for name in around:
                 self.walk(node[name], here, _AROUND[name.lower()])
         elif (numbered := _numbered(node)) is not None:
+            counted = axis or numbered[0] or self._of_keys(node, here)
             for number, child in numbered[1]:
-                self.walk(child, {**here, axis or numbered[0] or self._open(here)[0]: number}, "")
+                self.walk(child, {**here, counted: number}, "")
         elif here.keys() & {"layer", "position"}:
             raise wrong(self.place, "experts", f"the fields {', '.join(node)[:200]}", "map them with --column expert=NAME")
         else:
@@ -176,6 +181,16 @@ class _Rows:
 
     def _open(self, at: Mapping[str, int]) -> list[str]:
         return [axis for axis in self.axes or ("layer", "position") if axis not in at]
+
+    def _of_keys(self, node: Any, at: Mapping[str, int]) -> str:
+        """Return what the numbers that are the keys of a map count."""
+        axes, depth = self._open(at), 0
+        while isinstance(node, list | dict) and node and (isinstance(node, list) or _numbered(node)):
+            depth, node = depth + 1, node[0] if isinstance(node, list) else next(iter(node.values()))
+        depth -= not isinstance(node, dict)  # the innermost list has the ids
+        if not 0 < depth <= len(axes) or (len(axes) == 2 and not self.axes):
+            raise Lacks(self.place, ["axes"], "maps whose keys are numbers", [*self.facts, *at])
+        return axes[len(axes) - depth]
 
     def _experts(self, ids: Any, weights: Any, at: Mapping[str, int], axis: str) -> None:
         place = f"{self.place}: expert"
