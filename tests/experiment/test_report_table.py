@@ -55,6 +55,11 @@ def test_lines_fit_and_what_does_not_is_named() -> None:
     assert "TTFT" in lines(rows, wide=True)[0]
 
 
+def test_the_range_of_what_is_not_exact_goes_by_numbers() -> None:
+    found = "\n".join(lines([row("daop", 4.0, i, fidelity_fresh_decode=share) for i, share in enumerate((0.2, 0.09, 0.3))]))
+    assert "computed as routed: 9.0 to 30.0 % (daop);" in found
+
+
 def test_rows_are_sorted_as_asked() -> None:
     def order(by: By | None) -> list[str]:
         return [

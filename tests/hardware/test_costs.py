@@ -215,6 +215,13 @@ def test_latent_attention_reads_the_latent() -> None:
     assert context - alone == pytest.approx((32 + 8) * BF16 * 1_000_000 / 10, abs=2)
 
 
+def test_a_state_is_read_and_written_once_for_each_request() -> None:
+    found = costs(machine(gpu={"launch_us": number(0)}), load_model("qwen3-next-80b-a3b"))
+    (state,) = {block.mixer.state_bytes for block in found.model.groups[0] if block.mixer} - {0}
+    more = found.attention_ns("gpu0", 4, 4, 4) - found.attention_ns("gpu0", 4, 4, 1)
+    assert more == pytest.approx(3 * 2 * state / 10, abs=1)
+
+
 def test_dense_shared_embedding_head_leading_by_hand() -> None:
     found = costs(machine(gpu={"router_us": number(2), "launches": {"dense": number(4), "head": number(2)}}))
     model = found.model

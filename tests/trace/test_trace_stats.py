@@ -130,6 +130,7 @@ def test_all_figures_of_a_trace() -> None:
     assert 0.8 < found["prefill_decode_cosine"] <= 1
     for lru, lfu, belady in zip(*(found["hit_rate"][p] for p in ("lru", "lfu", "belady")), strict=True):
         assert 0 < max(lru, lfu) <= belady < 1
+    assert all(rates[0] < rates[-1] - 0.1 for rates in found["hit_rate"].values())
     assert stats(trace, "prefill")["n_rows"] == 120
 
 
