@@ -205,6 +205,11 @@ def size_of(png: bytes) -> tuple[int, ...]:
     return struct.unpack(">II", png[16:24])
 
 
+def test_an_option_of_nothing_is_as_if_it_were_not_there() -> None:
+    plain, nothing = (read_plots([{"kind": "speedup", **more}], "a.yaml") for more in ({}, {"metric": None}))
+    assert nothing == plain
+
+
 @pytest.mark.parametrize(
     ("entry", "message"),
     [

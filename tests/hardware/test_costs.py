@@ -352,8 +352,10 @@ def test_labels_grow_with_use() -> None:
     found.expert_ns("cpu0", 1)
     assert found.labels() == ("published",)
     found.expert_ns("gpu0", 1)
-    assert found.label() == "spec-sheet"
+    assert (found.label(), found.labels()) == ("spec-sheet", ("published", "derived", "spec-sheet"))
+    found.attention_ns("gpu0", 1, 1)
     told = found.provenance()
+    assert list(told) == ["attention @gpu0", "expert @cpu0", "expert @gpu0"], "by name"
     assert told["expert @cpu0"]["form"] == "linear"
     assert told["expert @cpu0"]["ref"] == "a published number"
     assert told["expert @gpu0"]["numbers"]["devices.gpu0.flops"] == {

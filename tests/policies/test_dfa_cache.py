@@ -70,8 +70,10 @@ def test_the_table_by_rates_is_the_published_one(mb: float, rates: Any, gpu_us: 
 
 def test_rates_of_the_cpu_and_the_link_together() -> None:
     assert both_rates(FakeView(), "cpu0", "gpu0") == (1, 1)
+    rates = {key: {"value": 0.1, "source": "assumed", "why": "another pair"} for key in ("a_rate", "b_rate")}
+    others = [{"a": "cpu0->gpu0", "b": "gpu0.experts", **rates}, {"a": "gpu0->cpu0", "b": "cpu0.experts", **rates}]
     contention = [
-        {"a": "cpu0->gpu0", "b": "cpu0.experts", **{key: {"value": rate, "source": "assumed", "why": "a test"}
+        *others, {"a": "cpu0->gpu0", "b": "cpu0.experts", **{key: {"value": rate, "source": "assumed", "why": "a test"}
                                                     for key, rate in (("a_rate", 0.5), ("b_rate", 0.75))}},
     ]  # fmt: skip
     assert both_rates(FakeView(hardware=tiny_machine(contention=contention)), "cpu0", "gpu0") == (0.75, 0.5)

@@ -18,7 +18,7 @@ from moesim.policies.composed import Composed
 from moesim.policies.parts import Setup
 from moesim.policies.parts.adaptive import Arc, ArcVictim, FateArc
 from moesim.policies.parts.assignment import Greedy, greedy_assignment
-from moesim.policies.parts.prefetch import NoPrefetch, RandomAhead, TopPredicted, Transient
+from moesim.policies.parts.prefetch import NoPrefetch, RandomAhead, TopPredicted, Transient, most_absent
 from moesim.policies.parts.replacement import Belady, WorkloadAware
 from moesim.policies.registry import make_policy
 from moesim.policies.systems.dali import Dali
@@ -439,3 +439,9 @@ def test_copies_that_are_late_are_remembered_from_visit_to_visit() -> None:
         assert ahead.layer_end(1, view) == [expert]
     fetches, rest = ahead.demand(1, [5, 6, 7], view)
     assert [(f.experts, f.urgency) for f in fetches] == [([5, 6], DEMAND)] and list(rest) == [7]
+
+
+def test_no_more_experts_can_be_absent_than_rows_want_and_than_are_not_resident() -> None:
+    assert [most_absent(FakeView(max_tokens=rows)) for rows in (1, 3, 64)] == [2, 6, 8]
+    assert most_absent(FakeView(), [[0, 1, 2], [4, 5]]) == 6
+    assert most_absent(FakeView(), [range(8)] * 4) == 1

@@ -19,7 +19,7 @@ from moesim.testing.traces import synthetic_trace
 from moesim.trace import GateInputs, Trace, shards
 from moesim.trace.calibrating import Additions, extend
 from moesim.trace.derived import split_experts, subset
-from moesim.trace.stats.calibration import closest, embedding_signal
+from moesim.trace.stats.calibration import closest, embedding_signal, of_iterations
 from tests.experiment.experiment_kit import resolve, write_trace
 
 LAYERS, EXPERTS, HIDDEN = 3, 6, 4
@@ -192,3 +192,8 @@ def test_calibration_takes_the_steps_between_gate_inputs_dimension_by_dimension(
     with_inputs = replace(trace, inputs=GateInputs(np.arange(trace.n_rows, dtype=np.int32), inputs))
     found = extend(with_inputs, Additions(share=0.5), "t").tables["residual"]
     np.testing.assert_array_equal(found, [*np.diff(values, axis=0), [0] * 4])
+
+
+def test_a_row_of_a_prompt_counts_as_the_mean_up_to_it() -> None:
+    rows = np.array([[2, 0], [4, 2], [0, 7], [5, 6]], np.float16)
+    assert of_iterations(rows, 3).tolist() == [[2, 0], [3, 1], [2, 3], [5, 6]]
