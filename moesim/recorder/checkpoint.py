@@ -24,7 +24,7 @@ from transformers.utils import hub as _hub
 
 from moesim.core.gate import JSON, read_bytes
 from moesim.recorder import RecordError
-from moesim.recorder.loading import LoadOptions, short
+from moesim.recorder.loading import LoadOptions, auto_model, short
 from moesim.recorder.routers import Router, candidates
 
 #: Values of the 16 codes of FP4 (E2M1): a sign, two bits of exponent, one of mantissa.
@@ -40,7 +40,7 @@ _PIECE = 2**20  # values that are dequantised at once
 WORKING_BYTES = 16 * _PIECE  # bytes at most for what is dequantised at once, next to codes and result
 STREAMED = (
     "afmoe", "aria_text", "axk1", "axk2", "bailing_hybrid", "cohere2_moe", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1",
-    "dots3_note_text", "ernie4_5_moe", "exaone_moe", "flex_olmo", "flint", "glm4_moe", "glm4_moe_lite", "gpt_oss", "granitemoe",
+    "dots3_note_text", "ernie4_5_moe", "exaone_moe", "flex_olmo", "flint", "glm4_moe", "glm4_moe_lite", "glm4v_moe_text", "gpt_oss", "granitemoe",
     "granitemoehybrid", "granitemoeshared", "hunyuan_v1_moe", "hy_v3", "kimi_linear", "kolibri1", "laguna", "mellum",
     "mimo_v2_flash", "minimax_m2", "minimax_m3_vl_text", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_5_moe_text",
     "qwen3_moe", "qwen3_next", "solar_open",
@@ -407,7 +407,7 @@ class LayeredModel(Parameters):
         where = {"revision": options.revision or "main", "trust_remote_code": False}
         try:
             config = transformers.AutoConfig.from_pretrained(options.model, **where)
-            if config.model_type not in STREAMED:
+            if config.get_text_config().model_type not in STREAMED:
                 raise RecordError(
                     f"{options.model}: --stream-layers: expected an architecture whose layers pass each other one state, as "
                     f"'{STREAMED[-1]}', got '{config.model_type}'; leave the option out"
@@ -416,7 +416,7 @@ class LayeredModel(Parameters):
             dtype = config.dtype or torch.float32 if options.dtype == "auto" else getattr(torch, options.dtype)
             shards = Shards.fetch(options, rule, dtype)
             with torch.device("meta"):
-                model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+                model = auto_model(config).from_config(config, dtype=dtype)
         except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
             raise RecordError(f"{options.model}: expected a causal language model in safetensors, got: {short(error)}") from None
         device = options.device_map or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -463,17 +463,18 @@ class LayeredModel(Parameters):
     @torch.no_grad()
     def _check_states(self) -> None:
         """Check that nothing but the layers changes a state."""
-        states = torch.randn(1, 2, self.model.config.hidden_size, dtype=self.model.dtype, device=self.device)
+        states = torch.randn(1, 2, self.model.config.get_text_config().hidden_size, dtype=self.model.dtype, device=self.device)
         if not torch.equal(self.decoder(inputs_embeds=states, use_cache=False).last_hidden_state, states):
             kind, what = self.model.config.model_type, "an embedding that its decoder scales"
             raise RecordError(f"{self._name}: --stream-layers: expected a '{kind}' without {what}, got one; leave the option out")
 
     def _make_buffers(self) -> None:
         """Make what is computed from the configuration: the tables of rotary embeddings."""
-        for name, module in list(self.model.named_modules()):
+        config = self.model.config.get_text_config()
+        for name, module in list(self.decoder.named_modules()):
             buffers = module.named_buffers(recurse=False)
             if any(buffer.is_meta and key in module._non_persistent_buffers_set for key, buffer in buffers):
-                self.model.set_submodule(name, type(module)(config=self.model.config).to(self.device))
+                self.decoder.set_submodule(name, type(module)(config=config).to(self.device))
 
 
 def _pass_on(states: Tensor, *args: Any, **kwargs: Any) -> Tensor:

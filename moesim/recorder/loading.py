@@ -128,7 +128,7 @@ def load_model(options: LoadOptions) -> Any:
         if (quantised or {}).get("quant_method") == "mxfp4":
             # Its kernels leave the routers out. The values are the same.
             more["quantization_config"] = transformers.Mxfp4Config(dequantize=True)
-        model, loaded = transformers.AutoModelForCausalLM.from_pretrained(
+        model, loaded = auto_model(config).from_pretrained(
             options.model, config=config, dtype=options.dtype, use_safetensors=True, output_loading_info=True, **where, **more
         )
     except (OSError, ValueError, KeyError, ImportError, SafetensorError, torch.OutOfMemoryError) as error:
@@ -144,6 +144,12 @@ def load_model(options: LoadOptions) -> Any:
     if "device_map" not in more and torch.cuda.is_available():
         model = model.to("cuda")
     return model.eval()
+
+
+def auto_model(config: Any) -> Any:
+    """Return the class of transformers that makes a model: a language model, or one that also sees and reads text alone."""
+    language, seeing = transformers.AutoModelForCausalLM, transformers.AutoModelForImageTextToText
+    return seeing if type(config) in seeing._model_mapping and type(config) not in language._model_mapping else language
 
 
 def _bitsandbytes(options: LoadOptions) -> Any:

@@ -325,7 +325,7 @@ class _Session:
         check_apart(prompts, calibration, given.requests if given else [], str(options.calibration))
         layered = LayeredModel.open(options.load) if options.load.stream_layers else None
         model = loading.load_model(options.load) if layered is None else layered.model
-        _check_lengths([*prompts, *calibration], options.max_new_tokens if layered is None else 0, model.config)
+        _check_lengths([*prompts, *calibration], options.max_new_tokens if layered is None else 0, model.config.get_text_config())
         recorder = Recorder(model)
         quantised = loading.quantisation(model, options.load.bits)
         if quantised is not None:

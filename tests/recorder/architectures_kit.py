@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from moesim.recorder.checkpoint import STREAMED
@@ -29,6 +29,7 @@ class Row:
     score: str = "softmax"
     bias: str = ""  # path in the block of what is added to scores before they are ranked
     ranks_logits: bool = False  # whether the bias is added to the logits, not to the scores
+    nested: bool = False  # whether it is the language part of a model that also sees
     groups: bool = False  # whether a choice is limited to the two best of four groups
 
 
@@ -59,7 +60,7 @@ _OF_BLOCK: dict[str, Any] = {"score": "sigmoid", "bias": "e_score_correction_bia
 
 ROWS: dict[str, Row] = {
     "afmoe": Row("AFMoE (Trinity)", _NAMED, "router", "gate", "sigmoid", "expert_bias"),
-    "aria_text": Row("Aria (text)", {"moe_num_experts": EXPERTS, "moe_topk": TOP_K}, "router"),
+    "aria": Row("Aria", {"moe_num_experts": EXPERTS, "moe_topk": TOP_K}, "router", nested=True),
     "axk1": Row("A.X K1", {**_GROUPS, **_LATENT}, groups=True, **_CORRECTED),
     "axk2": Row("A.X K2", {**_GROUPS, **_INDEXED}, groups=True, **_CORRECTED),
     "bailing_hybrid": Row(
@@ -78,14 +79,18 @@ ROWS: dict[str, Row] = {
     "exaone_moe": Row("K-EXAONE", {**_FLAT, **_NAMED, "mlp_layer_types": ["dense", "sparse", "sparse"]}, **_CORRECTED),
     "flex_olmo": Row("FlexOlmo", _NAMED),
     "flint": Row("Flint", {**_NAMED, "num_hidden_layers": 4}, score="sigmoid"),
-    "gemma4_text": Row(
-        "Gemma 4 (text)",
+    "gemma4": Row(
+        "Gemma 4 26B-A4B",
         {"enable_moe_block": True, "num_experts": EXPERTS, "top_k_experts": TOP_K, "hidden_size_per_layer_input": 0,
          "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
-        "router", "proj",
+        "router", "proj", nested=True,
     ),
     "glm4_moe": Row("GLM-4.5, 4.6, 4.7", _GROUPS, groups=True, **_CORRECTED),
     "glm4_moe_lite": Row("GLM-4.7-Flash", {**_GROUPS, **_LATENT}, groups=True, **_CORRECTED),
+    "glm4v_moe": Row(
+        "GLM-4.5V, 4.6V", {**_GROUPS, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 0]}},
+        nested=True, groups=True, **_CORRECTED,
+    ),
     "glm_moe_dsa": Row("GLM-5", {**_GROUPS, **_INDEXED}, groups=True, **_CORRECTED),
     "gpt_oss": Row("gpt-oss", _LOCAL, "router"),
     "granitemoe": Row("Granite 3 MoE", _LOCAL, "router"),
@@ -115,18 +120,18 @@ ROWS: dict[str, Row] = {
         "LFM2-8B-A1B", {**_NAMED, "num_dense_layers": 1, "layer_types": ["conv", "full_attention", "conv"]},
         score="sigmoid", bias="expert_bias",
     ),
-    "llama4_text": Row(
-        "Llama 4 Scout, Maverick (text)",
+    "llama4": Row(
+        "Llama 4 Scout, Maverick",
         {"num_local_experts": EXPERTS, "num_experts_per_tok": 1, "interleave_moe_layer_step": 2, "num_hidden_layers": 4,
          "intermediate_size_mlp": 24,
          "attention_chunk_size": 16},
-        "router", score="sigmoid",
+        "router", score="sigmoid", nested=True,
     ),
     "mellum": Row("Mellum", _NAMED),
     "mimo_v2_flash": Row("MiMo-V2-Flash", _GROUPS, groups=True, **_CORRECTED),
     "minimax": Row("MiniMax-Text-01, M1", {**_LOCAL, **_MIXED, "block_size": 8}),
     "minimax_m2": Row("MiniMax-M2, M2.1, M2.5", _LOCAL, **_OF_BLOCK),
-    "minimax_m3_vl_text": Row("MiniMax-M3 (text)", _LOCAL, **_CORRECTED),
+    "minimax_m3_vl": Row("MiniMax-M3", _LOCAL, nested=True, **_CORRECTED),
     "mixtral": Row("Mixtral", _LOCAL),
     "nemotron_h": Row(
         "Nemotron-H, Nemotron 3",
@@ -142,18 +147,31 @@ ROWS: dict[str, Row] = {
         "router",
     ),
     "qwen2_moe": Row("Qwen1.5-MoE, Qwen2-57B-A14B", {**_NAMED, **_SHARED}),
-    "qwen3_5_moe_text": Row("Qwen3.5, 3.6 MoE (text)", {**_NAMED, **_DELTA}),
+    "qwen3_5_moe": Row("Qwen3.5, 3.6 MoE", {**_NAMED, **_DELTA}, nested=True),
     "qwen3_moe": Row("Qwen3 MoE", {**_NAMED, "norm_topk_prob": True}),
     "qwen3_next": Row("Qwen3-Next, Qwen3-Coder-Next", {**_NAMED, **_DELTA}),
+    "qwen3_vl_moe": Row("Qwen3-VL MoE", _NAMED, nested=True),
     "solar_open": Row("Solar Open", {**_GROUPS, "first_k_dense_replace": 0}, groups=True, **_CORRECTED),
+}  # fmt: skip
+
+
+_EYES = {
+    "depth": 1, "num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 16, "out_hidden_size": HIDDEN, "num_heads": 2,
+    "num_attention_heads": 2, "patch_size": 4, "image_size": 16, "vision_output_dim": 16, "projector_input_dim": 16,
+    "projector_output_dim": 16, "deepstack_visual_indexes": [0],
 }  # fmt: skip
 
 
 def build(name: str, **more: Any) -> Any:
     """Make a random model; what is zero in a fresh one, but not in a trained one, is random too."""
     torch.manual_seed(0)
-    config = CONFIG_MAPPING[name](**_sizes(**ROWS[name].config if name in ROWS else {}, **more))
-    model = AutoModelForCausalLM.from_config(config).eval()
+    row = ROWS.get(name, Row("", {}))
+    sizes = _sizes(**row.config, **more)
+    if row.nested:
+        config = CONFIG_MAPPING[name](text_config={**sizes, "pad_token_id": 2}, vision_config=_EYES)
+        model = AutoModelForImageTextToText.from_config(config).eval()
+    else:
+        model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[name](**sizes)).eval()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for tensor in [*model.parameters(), *model.buffers()]:
@@ -231,9 +249,13 @@ def ranked(row: Row) -> str:
     return ", ".join(filter(None, words))
 
 
+def is_streamed(name: str) -> bool:
+    return (f"{name}_text" if ROWS[name].nested else name) in STREAMED
+
+
 def table() -> str:
     """Write the guide's table."""
     lines = ["| `model_type` | models | score | ranked by | `--stream-layers` |", "|---|---|---|---|---|"]
     for name, row in ROWS.items():
-        lines.append(f"| `{name}` | {row.models} | {row.score} | {ranked(row)} | {'yes' if name in STREAMED else ''} |")
+        lines.append(f"| `{name}` | {row.models} | {row.score} | {ranked(row)} | {'yes' if is_streamed(name) else ''} |")
     return "\n".join([*lines, ""])
