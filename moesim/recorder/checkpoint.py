@@ -39,11 +39,11 @@ _SUFFIXES = ("_scale", "_scale_inv")  # of the keys of scales of FP8, after thos
 _PIECE = 2**20  # values that are dequantised at once
 WORKING_BYTES = 16 * _PIECE  # bytes at most for what is dequantised at once, next to codes and result
 STREAMED = (
-    "afmoe", "aria_text", "axk1", "axk2", "bailing_hybrid", "cohere2_moe", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1",
-    "dots3_note_text", "ernie4_5_moe", "exaone_moe", "flex_olmo", "flint", "glm4_moe", "glm4_moe_lite", "glm4v_moe_text", "gpt_oss", "granitemoe",
-    "granitemoehybrid", "granitemoeshared", "hunyuan_v1_moe", "hy_v3", "kimi_linear", "kolibri1", "laguna", "mellum",
-    "mimo_v2_flash", "minimax_m2", "minimax_m3_vl_text", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_5_moe_text",
-    "qwen3_moe", "qwen3_next", "solar_open",
+    "afmoe", "aria_text", "axk1", "axk2", "bailing_hybrid", "cohere2_moe", "deepseek_v2", "deepseek_v3", "deepseek_v32",
+    "dots1", "dots3_note_text", "ernie4_5_moe", "exaone_moe", "flex_olmo", "flint", "glm4_moe", "glm4_moe_lite",
+    "glm4v_moe_text", "gpt_oss", "granitemoe", "granitemoehybrid", "granitemoeshared", "hunyuan_v1_moe", "hy_v3",
+    "kimi_linear", "kolibri1", "laguna", "mellum", "mimo_v2_flash", "minimax_m2", "minimax_m3_vl_text", "mixtral",
+    "olmoe", "phimoe", "qwen2_moe", "qwen3_5_moe_text", "qwen3_moe", "qwen3_next", "solar_open",
 )  # fmt: skip
 """Architectures whose layers pass each other one state and nothing else."""
 _TOLD = ("format", "bits", "load_in_4bit", "load_in_8bit", "expert_dtype")
