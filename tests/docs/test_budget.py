@@ -22,7 +22,7 @@ LINES = {  # what a package may have today; behind it what it is to come down to
     "experiment": 4_779,  # 3,300; routing that nobody recorded, with its range
     "cli": 3_582,  # with api 4,000; --axes of trace import, --counts of trace calibrate; trace caches, --hit-rate
     "api": 1_217,
-    "recorder": 3_437,
+    "recorder": 3_437,  # models that also see
     "metrics": 3_056,  # 2,600
     "hardware": 2_914,  # with model 4,000; layers whose operations are not known are named
     "model": 2_922,  # any config.json and GGUF header, layer by layer; other spellings of keys, caches that layers share

@@ -17,7 +17,6 @@ from transformers import (
     GptOssConfig,
     MixtralConfig,
     OlmoeConfig,
-    PhimoeConfig,
     PreTrainedConfig,
     Qwen2MoeConfig,
     Qwen3MoeConfig,
@@ -49,7 +48,6 @@ def _heads(**more: Any) -> dict[str, Any]:
 
 CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
     "mixtral": lambda: MixtralConfig(**_heads(num_local_experts=EXPERTS, num_experts_per_tok=2)),
-    "phimoe": lambda: PhimoeConfig(**_heads(num_local_experts=EXPERTS, num_experts_per_tok=2, router_jitter_noise=0.2, **_ROPE)),
     "qwen2_moe": lambda: Qwen2MoeConfig(
         **_heads(num_experts=EXPERTS, num_experts_per_tok=3, moe_intermediate_size=16, shared_expert_intermediate_size=16)
     ),
@@ -122,8 +120,8 @@ def route(name: str, block: Any, state: Tensor) -> ByHand:
     """Route one state by the architecture's own formula."""
     config = CONFIGS[name]()
     top_k = config.num_experts_per_tok
-    if name in ("phimoe", "gpt_oss"):
-        return _phimoe(block, state) if name == "phimoe" else _gpt_oss(block, state, top_k)
+    if name == "gpt_oss":
+        return _gpt_oss(block, state, top_k)
     logits = block.gate.weight.detach() @ state
     if name in ("deepseek_v3", "moonlight"):
         scores = 1 / (1 + torch.exp(-logits))
@@ -162,25 +160,6 @@ def _gpt_oss(block: Any, state: Tensor, top_k: int) -> ByHand:
     logits = block.router.weight.detach() @ state + block.router.bias.detach()
     ids = _best(logits, top_k)
     return ByHand(ids, logits[ids].softmax(dim=0).tolist(), logits.softmax(dim=0), logits)
-
-
-def _phimoe(block: Any, state: Tensor) -> ByHand:
-    """Sparse mixer (Liu et al. 2024): each choice is weighed among the experts close to it."""
-    logits = block.router.weight.detach() @ state
-    noise = 0.2
-    ids, weights = [], []
-    left = logits.clone()
-    for _ in range(2):
-        best = int(left.argmax())
-        close = [
-            e
-            for e in range(EXPERTS)
-            if left[e] > -torch.inf and (left[best] - logits[e]) / max(abs(float(logits[e])), float(left[best])) <= 2 * noise
-        ]
-        weights.append(float(torch.exp(left[best]) / torch.exp(left[close]).sum()))
-        ids.append(best)
-        left[best] = -torch.inf
-    return ByHand(ids, weights, logits.softmax(dim=0), logits)
 
 
 def save_tiny(folder: Path, name: str, *, chat_template: bool = False) -> Path:
