@@ -245,8 +245,8 @@ def by_formula(row: Row, block: Any, states: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def ranked(row: Row) -> str:
-    words = ["biased logit" if row.ranks_logits else "biased score" if row.bias else "score", "in groups" if row.groups else ""]
-    return ", ".join(filter(None, words))
+    value = "biased logit" if row.ranks_logits else "biased score" if row.bias else "score"
+    return f"{value}, in groups" if row.groups else value
 
 
 def is_streamed(name: str) -> bool:

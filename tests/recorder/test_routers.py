@@ -151,8 +151,6 @@ def test_a_failing_router_leaves_nothing_behind() -> None:
     model.model.layers[0].mlp.judge.how = "fails"
     with pytest.raises(ValueError, match="no states"), RoutingHooks(routers, Wanted()):
         model(input_ids=torch.tensor([PROMPT]))
-    with pytest.raises(ValueError, match="no states"):
-        routers[0].ask(torch.randn(2, HIDDEN))
     assert torch.overrides._get_current_function_mode_stack() == []
 
 
@@ -176,5 +174,4 @@ def test_a_watch_sees_the_last_choice_among_all() -> None:
         (scores + 1).topk(2)
     answer = watch.answer()
     assert torch.equal(answer.values, scores + 1) and torch.equal(answer.scores, scores)
-    assert watch.score == "sigmoid"
-    assert watch.chosen is not None and watch.chosen.shape == (4, 2)
+    assert watch.score == "sigmoid" and watch.chosen is not None and watch.chosen.shape == (4, 2)
