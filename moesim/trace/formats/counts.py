@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moesim.core.gate import check_made
+from moesim.core.gate import ROUTING, check_made
 from moesim.core.limits import EXPERTS, LAYERS
+from moesim.core.units import format_memory
 from moesim.trace.formats.contract import COUNTS, Probe, archive_shapes, open_array, reading, wrong
 from moesim.trace.formats.records import documents, known
 from moesim.trace.formats.sglang import RECORDER, load_recorded
@@ -35,9 +36,10 @@ def _columns(probe: Probe) -> dict[str, str]:
 
 def read_counts(path: Path, n_layers: int, n_experts: int) -> NDArray[np.float64]:
     """Read counts of a model with so many layers and experts; layers that were never used are left out."""
-    probe = Probe(path)
+    if not path.is_file() or path.stat().st_size > ROUTING.most:
+        raise wrong(path, f"a file of at most {format_memory(ROUTING.most)}", "none, or a larger one", "check the path")
     with reading(path, _WHAT):
-        counts = np.asarray(_array(path, probe), np.float64)
+        counts = np.asarray(_array(path, Probe(path)), np.float64)
         if counts.ndim == 3:  # of each pass
             counts = counts.sum(axis=0)
     if counts.ndim != 2 or counts.shape[1] > n_experts or not (np.isfinite(counts) & (counts >= 0)).all():
