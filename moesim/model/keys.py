@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,7 @@ _SPELLINGS = {  # of the keys read here: in files of Mistral and DeepSeek, of Me
     "num_query_groups": "num_key_value_heads", "n_head_kv": "num_key_value_heads", "use_qkv_bias": "qkv_bias",
     "qk_layernorm": "use_qk_norm", "moe_router_enable_expert_bias": "use_routing_bias", "tied_embeddings": "tie_word_embeddings",
     "tie_embedding": "tie_word_embeddings", "num_mtp_layers": "num_nextn_predict_layers",
+    "indexer_n_heads": "index_n_heads", "indexer_head_dim": "index_head_dim", "indexer_budget": "index_topk_blocks",
     "attention_kv_lora_dim": "kv_lora_rank", "attention_q_lora_dim": "q_lora_rank", "attention_qk_dim": "qk_nope_head_dim",
     "attention_qk_rope_dim": "qk_rope_head_dim", "attention_v_dim": "v_head_dim",
 }  # fmt: skip
@@ -86,7 +87,7 @@ _WINDOW = ("sliding_window", "sliding_window_size", "window_size")
 _WORDS = {  # what words of layer_types have in them, the first that matches
     "chunked": re.compile("chunk"), "window": re.compile("slid|window|swa|local"),
     "linear": re.compile("linear|mamba|recurr|conv|kda|ssm|delta|lightning|gla$"),
-    "full": re.compile("full|global|attention|hybrid"),
+    "full": re.compile("full|global|attention|hybrid|sparse"),
 }  # fmt: skip
 
 
@@ -364,8 +365,10 @@ def _shape(
 
 def _lookups(keys: Keys, embedding: int) -> int:
     """Return the parameters of tables of which a token reads rows: of pairs of words and more."""
-    rows = sum(keys.indices("engram_num_embeddings") or ())
-    return keys.count("ngram_vocab_size_ratio", default=0) * embedding + rows * keys.count("engram_head_dim", default=0)
+    n = partial(keys.count, default=0, most=1e12)
+    rows, layers = sum(keys.indices("engram_num_embeddings") or ()), len(keys.indices("ple_layer_ids") or ())
+    grams = n("ngram_vocab_size_ratio") * embedding + n("ngram_vocab_size_base") * n("ple_embed_dim") * layers
+    return grams + rows * n("engram_head_dim")
 
 
 def _expert_names(family: Family, layer: int) -> list[str]:
@@ -398,7 +401,10 @@ def _block(
 
 def _streams(keys: Keys, hidden: int) -> tuple[int, int]:
     """Return the parameters of a layer and head that mix residual streams (hyper-connections)."""
-    n = keys.count("hc_mult", default=0)
+    n, rank = keys.count("hc_mult", "hc_count", default=0), keys.count("hc_lowrank", default=0)
+    if rank:
+        mixing = n * hidden * (2 * rank + 1)
+        return 2 * (mixing + n * n * hidden), mixing
     square = keys.get("hc_sinkhorn_iters") is not None
     rows = 2 * n + square * n * n
     return (2 * (rows * (n * hidden + 1) + 2 + square), n * n * hidden + n + 1) if n else (0, 0)
@@ -428,9 +434,8 @@ def _notes(keys: Keys, known: str) -> tuple[str, ...]:
     if known not in families():
         plain = [key for key in unread if is_int(keys.data[key]) and keys.data[key] > 1 and not _HARMLESS.search(key)]
         odd = sorted({*odd, *plain})
-    n = keys.get(*_LAYERS)
-    listed = [key for key in unread if isinstance(one := keys.data[key], list) and len(one) == n and not _HARMLESS.search(key)]
-    odd = sorted({*odd, *listed}) if is_int(n) and n > 2 else odd
+    lists = [key for key in unread if isinstance(keys.data[key], list) and not _HARMLESS.search(key)]
+    odd = sorted({*odd, *(key for key in lists if 2 < len(keys.data[key]) == keys.get(*_LAYERS))})
     if odd:
         notes.append(f"keys not understood: {', '.join(odd[:8])}{' ...' if len(odd) > 8 else ''}")
     return tuple(notes)
@@ -448,7 +453,8 @@ _OTHER = {  # keys that look like sizes and are not
     "chunk_size", "mamba_chunk_size", "chunk_size_feed_forward", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size",
     "moe_shared_expert_overlap", "vocab_size_per_layer_input", "size_experts", "shared_moe_mode",
     "shared_expert_combination_strategy", "emb_neighbor_num", "emb_split_num", "engram_layer_ids", "engram_max_ngram_size",
-    "engram_n_heads", "engram_vocab_size", "index_source_layer_ids",
+    "engram_n_heads", "engram_vocab_size", "index_source_layer_ids", "heads_per_ngram", "ngram_size", "split_ngram_parts",
+    "make_ngram_vocab_size_divisible_by", "ple_conv_kernel_size",
 }  # fmt: skip
 
 
@@ -520,7 +526,7 @@ def _kinds(keys: Keys, n: int) -> list[str]:
     layers = range(n)
     words = keys.each("layer_types", n) or (keys.each("layers_block_type", n))
     if words is not None:
-        return [_kind(word) for word in words]
+        return [_word(word) or "full" for word in words]
     if (listed := keys.get("linear_attn_config.full_attn_layers")) is not None:
         return ["full" if layer + 1 in listed else "linear" for layer in layers]
     if keys.get("full_attention_interval") is not None:
@@ -560,16 +566,18 @@ def _mixers(keys: Keys, family: Family, n: int, hidden: int, words: list[str] | 
     for layer, kind in enumerate(kinds):
         own = Keys(per_layer, keys.place).mapping(f"{layer:02d}", str(layer))
         own |= {key: values[layer] for key, values in lists.items()}
-        if isinstance(other, Mapping) and kind == _kind(other.get("attention_type", "sliding_attention")):
+        if isinstance(other, Mapping) and kind == _word(other.get("attention_type", "sliding")):
             own |= other
         here = Keys({**keys.data, **own}, keys.place) if own else keys
-        window, sparse = None, here.get("sparse") != 0 if keys.get("layer_types") is None else kind != "full"
+        window, sparse = None, here.get("sparse") != 0
+        if isinstance(types := keys.get("layer_types"), list) and keys.get("index_block_size") is not None:
+            sparse = "sparse" in str(types[layer])
         if kind == "chunked":
             window = keys.count("attention_chunk_size")
         elif kind == "window":
             window = keys.count(*_WINDOW, default=0) or None
-        elif kind == "full" and "window" not in kinds and family.window_in_use and _window_everywhere(keys):
-            window = keys.count(*_WINDOW)
+        elif kind == "full" and "window" not in kinds and family.window_in_use and keys.get("use_sliding_window") is True:
+            window = None if keys.get("max_window_layers") else keys.count(*_WINDOW, default=0) or None
         linear = kind == "linear"
         result.append(_linear(here, family, hidden, None) if linear else _attention(here, family, hidden, window, sparse=sparse))
         keys.read |= here.read
@@ -594,12 +602,8 @@ _BY_LAYER = {
 """What a layer has of lists with a value for each."""
 
 
-def _kind(word: str) -> str:
-    """Return full, window, linear or chunked; what is not known is taken for attention over all tokens."""
-    return _word(word) or "full"
-
-
 def _word(word: object) -> str | None:
+    """Return full, window, linear or chunked; None if it is not known."""
     return next((kind for kind, form in _WORDS.items() if form.search(str(word).lower())), None)
 
 
@@ -610,10 +614,6 @@ def _ratios(keys: Keys, n: int) -> list[int] | None:
     if not isinstance(rates, Mapping) or not isinstance(words, list):
         return None
     return [rates.get(word, 0) for word in words[:n]]
-
-
-def _window_everywhere(keys: Keys) -> bool:
-    return keys.get(*_WINDOW) is not None and keys.flag("use_sliding_window", default=False) and not keys.get("max_window_layers")
 
 
 def _attention(keys: Keys, family: Family, hidden: int, window: int | None, *, sparse: bool = True) -> Mixer:
@@ -640,7 +640,7 @@ def _attention(keys: Keys, family: Family, hidden: int, window: int | None, *, s
         own = {name: keys.count(key, f"sparse_attention_config.{other}", default=0) for name, (key, other) in _SPARSE.items()}
         return block_sparse(
             hidden, h, k, a, rest=2 * a, index_heads=own["heads"], index_width=own["width"],
-            read=(own["blocks"] + own["local"]) * own["size"],
+            read=(own["blocks"] + own["local"]) * max(own["size"], 1),
         )  # fmt: skip
     return _grouped(keys, family, hidden, window)
 

@@ -22,6 +22,7 @@ TINY = {
     "num_key_value_heads": 2, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "dtype": "bfloat16",
 }  # fmt: skip
 EXPERT = 3 * 64 * 16
+SPARSE = {"sparse_topk_blocks": 4, "sparse_num_index_heads": 2, "sparse_index_dim": 8, "sparse_block_size": 4}
 
 
 def tiny(**changes: Any) -> ModelSpec:
@@ -126,6 +127,8 @@ def test_keys_of_other_software(spelled: dict[str, Any]) -> None:
         ({"share_q_dim": 8}, 4 * (8 * (64 + 64) - 64 * 64)),  # queries in two steps
         ({"ngram_vocab_size_ratio": 3}, 3 * 100 * 64),  # a table, of which a token reads rows
         ({"engram_num_embeddings": [300, 400], "engram_head_dim": 8}, 700 * 8),
+        ({"ngram_vocab_size_base": 50, "ple_embed_dim": 64, "ple_layer_ids": [2]}, 50 * 64),
+        ({"hc_count": 2, "hc_lowrank": 8}, (4 * 2 + 1) * 2 * 64 * (2 * 8 + 1) + 4 * 2 * 2 * 2 * 64),  # of layers, of the head
         ({"model_type": "arctic"}, 4 * 3 * 64 * 64),
         (
             {"model_type": "jetmoe"},
@@ -136,6 +139,20 @@ def test_keys_of_other_software(spelled: dict[str, Any]) -> None:
 )
 def test_parts_that_a_key_or_a_name_adds(changes: dict[str, Any], more: int) -> None:
     assert tiny(**changes).total_params == tiny().total_params + more
+
+
+@pytest.mark.parametrize(
+    ("changes", "chosen"),
+    [
+        ({"layer_types": ["full_attention", "my_sparse", "my_sparse", "full_attention"], "index_block_size": 4}, [1, 2]),
+        ({"index_block_size": 4}, [0, 1, 2, 3]),
+        ({"layer_types": ["full_attention"] * 4}, [0, 1, 2, 3]),  # an indexer in every layer with attention
+        ({"index_topk_blocks": None, "sparse_attention_config": SPARSE | {"sparse_attention_freq": [0, 1, 1, 1]}}, [1, 2, 3]),
+    ],
+)
+def test_layers_with_an_indexer(changes: dict[str, Any], chosen: list[int]) -> None:
+    spec = tiny(**{"index_topk_blocks": 4, "index_n_heads": 2, "index_head_dim": 8} | changes)
+    assert [layer for layer, block in enumerate(spec.blocks) if block.mixer and "chosen" in block.mixer.kind] == chosen
 
 
 def test_layers_that_read_what_an_earlier_one_keeps() -> None:
