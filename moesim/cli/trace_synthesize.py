@@ -150,16 +150,17 @@ def _tell(bar: Progress, tries: int, error: float) -> None:
 
 
 def _print(matches: Sequence[Match], form: Format) -> None:
-    from moesim.trace.synthesis.fit import COLUMNS, HELD_OUT, RIGHT, cells
+    from moesim.trace.synthesis.fit import COLUMNS, HELD_OUT, RIGHT, SAMPLE, cells
 
     if form in (Format.JSON, Format.JSONL):
         records = [
             {"figure": m.figure.name, "source": m.figure.source, "ref": m.figure.ref, "target": m.figure.value, "fit": m.mean,
              "worst_error": m.worst, "tolerance": m.figure.tolerance, "fitted": m.figure.fitted, "met": m.met,
-             "found": list(m.found)} | ({} if m.held_out is None else {"held_out": m.held_out})
+             "found": list(m.found), "sample": m.sample} | ({} if m.held_out is None else {"held_out": m.held_out})
             for m in matches
         ]  # fmt: skip
         sys.stdout.write(render_records(records, form))
     else:
-        columns = COLUMNS + (HELD_OUT if any(m.held_out is not None for m in matches) else ())
+        several, halved = any(m.sample for m in matches), any(m.held_out is not None for m in matches)
+        columns = (SAMPLE if several else ()) + COLUMNS + (HELD_OUT if halved else ())
         sys.stdout.write(render(columns, cells(matches), form, RIGHT))

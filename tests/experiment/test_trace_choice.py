@@ -113,7 +113,7 @@ def test_orders_that_change_with_the_lift_are_not_ranked():
 
 
 def test_fixed_placements_at_batch_1_run_without_routing(capsys: pytest.CaptureFixture[str]):
-    asked = ["compare", "--model", "{base: olmoe-1b-7b, expert_bits: 4}", "--cache", "0.25", "--decode", "4", "-o", "json"]
+    asked = ["compare", "--model", "{base: qwen1.5-moe, expert_bits: 4}", "--cache", "0.25", "--decode", "4", "-o", "json"]
     asked += ["--policies", "llama-cpp,all-cpu,kt-layer"]
     assert main([*asked, "--prompt", "0"]) == 0
     printed = capsys.readouterr()

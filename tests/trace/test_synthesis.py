@@ -29,13 +29,13 @@ from moesim.trace.synthesis.exact import Draws, exp, log, normal_quantiles, on_g
 from moesim.trace.synthesis.figures import measure
 from moesim.trace.synthesis.generate import read_gates, route, top_ids
 from moesim.trace.synthesis.model import FILE, SEED, draw_model, expert_loads, kept_biases, key_of, request_states
-from moesim.trace.synthesis.parameter_set import parameter_schema
+from moesim.trace.synthesis.parameter_set import OPTIONAL, parameter_schema
 
 SMALL = {"n_layers": 4, "n_experts": 8, "top_k": 2}
 
 
 def parameters(**changed: Any) -> ParameterSet:
-    return read_parameters("mixtral-8x7b").replace(**{**SMALL, **changed})
+    return read_parameters("mixtral-8x7b").replace(**{**dict.fromkeys(OPTIONAL, 0), **SMALL, **changed})
 
 
 def make(p: ParameterSet, **options: Any) -> Trace:
@@ -308,6 +308,60 @@ def test_requests_begin_their_decode_alike_and_not_their_prompt():
     assert same[20:23].mean() > same[23:26].mean() + 0.05 > same[26:44].mean() + 0.05
 
 
+def plain(p: ParameterSet, **options: Any) -> Trace:
+    return make(p, **{"n_signal_requests": 0, "n_calibration": 0, **options})
+
+
+def test_requests_of_one_workload_prefer_the_same_experts():
+    p = parameters(n_experts=32, popularity=0.1, topic_share=0.3)
+    alike = plain(p.replace(workload_spread=0.8), n_requests=16)
+    groups = plain(p.replace(workload_spread=0.8, workload_requests=4), n_requests=16)
+    one, four, none = (measure(trace, ["share@25", "distinct@4"]) for trace in (alike, groups, plain(p, n_requests=16)))
+    assert one["distinct@4"] == pytest.approx(four["distinct@4"], rel=0.05)  # neighbours are of one workload
+    assert none["distinct@4"] > 1.1 * one["distinct@4"]
+    assert one["share@25"] > four["share@25"] + 0.05 > none["share@25"] + 0.05  # four workloads prefer different ones
+    first = np.asarray(groups.experts)[: 4 * 72]
+    np.testing.assert_array_equal(np.asarray(alike.experts)[: 4 * 72], first)
+
+
+def test_loads_over_many_workloads_are_still_those_of_the_popularity():
+    p = parameters(n_experts=16, popularity=0.8, popularity_tail=-0.5, topic_concentration=100.0, topic_persistence=0.0)
+    trace = plain(p.replace(workload_spread=0.7, workload_requests=1), n_requests=300, n_decode=16)
+    used = activation_frequency(np.asarray(trace.experts), 16)
+    np.testing.assert_allclose(np.sort(used, axis=1), np.sort(expert_loads(p, Draws(0)), axis=1), atol=0.02)
+
+
+def test_the_first_layers_are_less_local_in_every_seed():
+    p = parameters(n_layers=12, topic_share=0.4, locality_spread=0.3, shallow=3.0, shallow_layers=1.5)
+    for seed in (1, 2, 3):
+        same = reuse_by_layer(plain(p, seed=seed, n_requests=40))
+        assert same.argmin() == 0
+        assert same[0] < same[4:].mean() - 0.05
+    only, none = (draw_model(p.replace(**changed), 1).shares for changed in ({"shallow_layers": 0.0}, {"shallow": 0.0}))
+    np.testing.assert_array_equal(only[1:], none[1:])
+    ends = p.replace(locality_spread=0.0)  # without the ladder the fade is seen alone
+    logits = np.log(draw_model(ends, 1).shares / (1 - draw_model(ends, 1).shares))
+    start = np.log([0.4 / 0.6, p.context_share / (1 - p.context_share)])
+    np.testing.assert_allclose(logits, start - 3 * np.exp(-np.arange(12) / 1.5)[:, None], atol=1e-9)
+
+
+def test_the_first_layers_are_the_most_evenly_used_in_every_seed():
+    p = parameters(n_layers=12, n_experts=16, popularity=0.5, popularity_spread=0.3, shallow=1.0, shallow_layers=1.0)
+    for seed in (1, 2, 3):
+        used = activation_frequency(np.asarray(plain(p, seed=seed, n_requests=40).experts), 16)
+        assert used.max(axis=1)[0] < used.max(axis=1)[3:].mean()
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.5])
+def test_prompts_are_less_local_and_answers_do_not_depend_on_it(spread: float):
+    p = parameters(topic_share=0.5, locality_spread=spread)
+    options = {"n_requests": 30, "n_prompt": 64, "n_decode": 64}
+    before, after = (np.asarray(plain(one, **options).experts).reshape(30, 128, 4, 2) for one in (p, p.replace(prompt_loss=2.0)))
+    np.testing.assert_array_equal(before[:, 64:], after[:, 64:])
+    same = [(x[:, 1:64, :, :, None] == x[:, :63, :, None, :]).any(axis=4).mean() for x in (before, after)]
+    assert same[1] < same[0] - 0.03
+
+
 def test_decode_resembles_the_prefill_of_its_own_request_more_than_that_of_others():
     trace = make(parameters(popularity=0.05, topic_share=0.5, topic_concentration=0.002), n_requests=8, n_prompt=96, n_decode=96)
     chosen = np.asarray(trace.experts).reshape(8, 2, 96, 4, 2)
@@ -332,8 +386,10 @@ def test_impossible_counts_are_refused(wrong: dict[str, int]):
 def test_read_gates_is_linear_in_the_input():
     model = draw_model(parameters(), 0)
     states = on_grid(next(iter(request_states(model, 1, 0, 5))))
-    zero = read_gates(model, np.zeros_like(states))
-    np.testing.assert_allclose(read_gates(model, 2 * states) - zero, 2 * (read_gates(model, states) - zero), atol=1e-4)
+    nothing = np.zeros((4, 1))
+    zero = read_gates(model, np.zeros_like(states), nothing)
+    twice = read_gates(model, 2 * states, nothing) - zero
+    np.testing.assert_allclose(twice, 2 * (read_gates(model, states, nothing) - zero), atol=1e-4)
 
 
 def test_an_experiment_runs_on_a_synthetic_trace(tmp_path: Path):

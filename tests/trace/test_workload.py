@@ -412,8 +412,8 @@ def test_steps_are_as_recorded(name: str) -> None:
 
 
 SYNTHETIC = {
-    "deepseek-v2-lite": "1aa5109d39f29974", "gpt-oss-20b": "8b5b25178a926143", "mixtral-8x7b": "bb2be8b4ffc386dc",
-    "qwen2-57b-a14b": "d2f03d5eecb96502", "qwen3-30b-a3b": "d74ee38d32180fbf",
+    "deepseek-v2-lite": "755a7d2de291c927", "gpt-oss-20b": "613c2ee91974346e", "mixtral-8x7b": "6bd2fd70481f3e0e",
+    "olmoe-1b-7b": "f172ab69f4183794", "qwen2-57b-a14b": "08a0cecde41ec0d6", "qwen3-30b-a3b": "d9f659ebf69bd634",
 }  # fmt: skip
 """Parameters -> digest of the experts that are made of them."""
 

@@ -20,7 +20,15 @@ from moesim.trace.stats.balance import activation_frequency, used
 from moesim.trace.stats.calibration import MAPS, MATRICES, MOST, map_rows
 from moesim.trace.stats.prediction import coactivation
 from moesim.trace.synthesis.exact import on_grid, powers, softmax
-from moesim.trace.synthesis.model import CALIBRATION, REQUEST, SyntheticModel, draw_model, request_states, unread_parts
+from moesim.trace.synthesis.model import (
+    CALIBRATION,
+    REQUEST,
+    SyntheticModel,
+    draw_model,
+    request_states,
+    unread_parts,
+    workload_offsets,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -95,23 +103,25 @@ def route(logits: F32, top_k: int, renormalise: bool) -> tuple[NDArray[np.int64]
     return ids, softmax_at(logits, ids)
 
 
-def read_gates(model: SyntheticModel, points: F64, lookahead: int = 0) -> F32:
+def read_gates(model: SyntheticModel, points: F64, offsets: F64, lookahead: int = 0) -> F32:
     """Apply routers to inputs on the grid."""
     found = np.empty((len(points) - lookahead, points.shape[1], model.bias.shape[1]), np.float32)
     for layer, logits32 in enumerate(found):  # one at a time, which stays in a core's cache
         logits = points[layer] @ model.gates[layer + lookahead].T
-        logits += model.bias[layer + lookahead]
+        logits += model.bias[layer + lookahead] + offsets[layer + lookahead]  # exact, in any order
         np.multiply(logits, model.parameters.temperature, out=logits32, casting="same_kind")
     return found
 
 
-def signal_logits(model: SyntheticModel, inputs: F32, points: F64, residual: NDArray[np.float16] | None) -> dict[str, F32]:
+def signal_logits(
+    model: SyntheticModel, inputs: F32, points: F64, offsets: F64, residual: NDArray[np.float16] | None
+) -> dict[str, F32]:
     """Compute the logits of gate reuse and its residual form, by name."""
     ahead = [n for n in LOOKAHEADS if n < len(inputs)]
-    found = {f"gate_next{n}": read_gates(model, points, n) for n in ahead}
+    found = {f"gate_next{n}": read_gates(model, points, offsets, n) for n in ahead}
     if residual is not None and ahead:
         step = residual[:, None, : inputs.shape[2]].astype(np.float32)
-        found["residual"] = read_gates(model, on_grid(inputs + step), 1)
+        found["residual"] = read_gates(model, on_grid(inputs + step), offsets, 1)
     return found
 
 
@@ -300,18 +310,18 @@ def _request(
     unread = None
     if kept.inputs is not None and first < len(kept.inputs):
         unread = unread_parts(model, REQUEST, number, n_rows) + model.mean[:, None, p.width :]
-    done = 0
+    done, offsets = 0, workload_offsets(model, number)
     for states in request_states(model, REQUEST, number, n_rows, n_prompt):
         here = slice(first + done, first + done + states.shape[1])
         inputs = states + model.mean[:, None, : p.width]
         points = on_grid(inputs)
-        logits = read_gates(model, points)
+        logits = read_gates(model, points, offsets)
         ids, weights = route(logits, p.top_k, p.renormalise)
         kept.experts[here], kept.weights[here] = ids.swapaxes(0, 1), weights.swapaxes(0, 1)
         if kept.scores is not None:
             kept.scores[here] = softmax(logits).swapaxes(0, 1)
         if here.start < kept.n_signal:
-            for name, said in signal_logits(model, inputs, points, residual).items():
+            for name, said in signal_logits(model, inputs, points, offsets, residual).items():
                 kept.put_signal(name, here.start, said, p.top_k)
         if unread is not None and kept.inputs is not None:
             kept.inputs[here, :, : p.width] = inputs.swapaxes(0, 1)
@@ -333,7 +343,7 @@ def _calibrate(model: SyntheticModel, n_requests: int, scores: bool) -> dict[str
         own = np.concatenate(list(request_states(model, CALIBRATION, number, n_rows, CALIBRATION_PROMPT)), axis=1)
         unread = unread_parts(model, CALIBRATION, number, n_rows)
         whole = on_grid(np.concatenate([own, unread], axis=2) + model.mean[:, None])
-        logits = read_gates(model, whole[:, :, : p.width])
+        logits = read_gates(model, whole[:, :, : p.width], workload_offsets(model, number))
         experts[number] = top_ids(logits, p.top_k).swapaxes(0, 1)
         maps = softmax(logits[:, of_maps[number]]).astype(np.float16) if number in of_maps else None
         return np.diff(whole.sum(axis=1) / n_rows, axis=0) / n_requests, maps

@@ -9,8 +9,8 @@ A gate input is the layer's mean, a part that no router reads, and the state pro
 From layer to layer a share of each is renewed, so statistics along the request are those of every layer:
 x[l + 1] = sqrt(1 - innovation) x[l] + sqrt(innovation) fresh.
 
-The logits are temperature * (gate . input + bias): random directions of the same spread of logits, and biases that make the loads
-those of the popularity, as a load-balancing loss does.
+The logits are temperature * (gate . input + bias + offset): random directions of the same spread of logits, biases that make the
+loads those of the popularity, as a load-balancing loss does, and offsets of the workload, whose requests prefer the same experts.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ import numpy as np
 from moesim.core.processes import in_threads
 from moesim.trace.format import read_container
 from moesim.trace.synthesis.exact import Draws, exp, log, normal_quantiles, on_grid, total
+from moesim.trace.synthesis.parameter_set import OPTIONAL
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -45,7 +46,8 @@ FILE: Final = Path(str(resources.files("moesim.trace.synthesis"))) / "parameters
 
 def key_of(p: ParameterSet) -> str:
     """Name all that biases follow from but the seed."""
-    numbers = {"n_layers": p.n_layers, "n_experts": p.n_experts, "top_k": p.top_k, **p.values()}
+    numbers = {"n_layers": p.n_layers, "n_experts": p.n_experts, "top_k": p.top_k}
+    numbers |= {name: value for name, value in p.values().items() if value or name not in OPTIONAL}
     return hashlib.sha256(json.dumps(numbers, sort_keys=True).encode()).hexdigest()
 
 
@@ -61,12 +63,14 @@ def kept_biases(p: ParameterSet, seed: int) -> NDArray[np.float32] | None:
 #: Streams of random numbers: requests of the trace and of the calibration never share any.
 MODEL, REQUEST, CALIBRATION = range(3)
 
+_OF_WORKLOADS = 7  # part of the model's random numbers, after those of `draw_model`
 _BLOCK = 1024  # tokens made at once
 _BALANCE_STATES = 2048
 _BALANCE_STEPS = 40
 _BALANCE_GAIN = 0.6  # of an error of the logarithm of a load
 _LAYERS_ALIKE = 0.8  # correlation of neighbouring layers before they are ranked
 _OPENING_LENGTHS = 6  # of what requests begin with, a factor e each, until nothing of it is left
+_SHORT = 0.01  # layers: of the second layer nothing is left
 _LARGEST_LOAD = 0.95  # of all tokens: an expert that is always used is a shared one
 _SMALLEST_LOAD = 2.0**-30  # of the largest: what is above the most must have somewhere to go
 
@@ -84,6 +88,7 @@ class SyntheticModel:
     innovation: F64  # share of the state that is renewed after each layer
     spread: F32  # standard deviation of the state along each dimension
     shares: F64  # `topic_share` and `context_share` of each layer
+    prompt_shares: F64  # the same, of prompt tokens
     opening: F32  # state that all requests share at the first decoded tokens, before it is weighted
 
 
@@ -103,6 +108,8 @@ def draw_model(parameters: ParameterSet, seed: int) -> SyntheticModel:
     topics = _topics(p, of_topics, innovation) * spread
     mean = _means(p, of_mean, spread, steps)
     ladder = layer_ladder(p.n_layers, of_layers)
+    fade = _fade(p)
+    ladder = ladder * (1 - fade) + ladder.min() * fade  # whatever is drawn, the first layers are at the bottom
     shares = layer_shares(p, ladder)
     loads = expert_loads(p, of_loads, ladder)
     balanced = kept_biases(p, seed)
@@ -112,7 +119,8 @@ def draw_model(parameters: ParameterSet, seed: int) -> SyntheticModel:
     bias = on_grid(balanced) - (gates @ on_grid(mean[:, : p.width, None]))[:, :, 0]
     n_opening = math.ceil(_OPENING_LENGTHS * p.opening)
     opening = carry(of_opening.normals(p.n_layers, n_opening, p.width), innovation) * spread
-    return SyntheticModel(p, seed, gates, bias, mean, topics, innovation, spread, shares, opening)
+    prompt_shares = layer_shares(p, ladder, p.prompt_loss)
+    return SyntheticModel(p, seed, gates, bias, mean, topics, innovation, spread, shares, prompt_shares, opening)
 
 
 def layer_ladder(n_layers: int, draws: Draws) -> F64:
@@ -127,13 +135,19 @@ def _remembering(values: NDArray[Any], keep: float | np.float32) -> NDArray[Any]
     return values
 
 
-def layer_shares(p: ParameterSet, ladder: F64) -> F64:
+def layer_shares(p: ParameterSet, ladder: F64, loss: float = 0.0) -> F64:
     """Compute the topic's and the context's share of each layer, (n_layers, 2)."""
     shares = np.asarray([p.topic_share, p.context_share])
-    if not p.locality_spread:
+    steps = p.locality_spread * ladder - p.shallow * _fade(p) - loss
+    if not steps.any():
         return np.tile(shares, (p.n_layers, 1))
-    moved = shares * exp(p.locality_spread * ladder[:, None])  # a step of the logit multiplies the odds
+    moved = shares * exp(steps[:, None])  # a step of the logit multiplies the odds
     return np.asarray(moved / (moved + (1 - shares)), np.float64)
+
+
+def _fade(p: ParameterSet) -> F64:
+    """Compute how much each layer is one of the first, from 1 on."""
+    return exp(-np.arange(p.n_layers) / max(p.shallow_layers, _SHORT)) if p.shallow else np.zeros(p.n_layers)
 
 
 def _settling(later: float, first: float, layers: float, steps: NDArray[np.int64]) -> F64:
@@ -216,7 +230,10 @@ def balanced_bias(
             topic = topics[layer, np.arange(_BALANCE_STATES) % p.n_topics]
             own = draws.normals(_BALANCE_STATES, p.width) * spread
             state = np.float32(np.sqrt(topic_share[layer])) * topic + np.float32(np.sqrt(1 - topic_share[layer])) * own
-            yield (on_grid(state) @ gates[layer].T).astype(np.float32)
+            found = (on_grid(state) @ gates[layer].T).astype(np.float32)
+            if p.workload_spread:  # each of another workload
+                found += np.float32(p.workload_spread) * draws.normals(*found.shape)
+            yield found
 
     found = in_threads(lambda one: _balanced(*one, p.top_k), zip(logits(), loads, strict=True))
     return np.asarray(found, np.float32)
@@ -247,14 +264,15 @@ def request_states(model: SyntheticModel, stream: int, number: int, n_tokens: in
     p = model.parameters
     topic = _topic_path(p, Draws(model.seed, stream, number, 0), n_tokens)
     draws = Draws(model.seed, stream, number, 1)
-    topic_share, context_share = model.shares.T[:, :, None, None]
-    of_topic = np.sqrt(topic_share).astype(np.float32)
-    of_context = np.sqrt((1 - topic_share) * context_share).astype(np.float32)
-    of_token = np.sqrt((1 - topic_share) * (1 - context_share)).astype(np.float32)
+    of_prompt, of_decode = (_weights(shares) for shares in (model.prompt_shares, model.shares))
     keep, new = np.float32(p.context_persistence), np.float32(np.sqrt(1 - p.context_persistence * p.context_persistence))
     last: F32 | None = None
     for begin in range(0, n_tokens, _BLOCK):
         shape = (p.n_layers, min(_BLOCK, n_tokens - begin), p.width)
+        of_topic, of_context, of_token = of_decode
+        if p.prompt_loss and begin < n_prompt:
+            is_prompt = np.arange(begin, begin + shape[1])[:, None] < n_prompt
+            of_topic, of_context, of_token = (np.where(is_prompt, *both) for both in zip(of_prompt, of_decode, strict=True))
         context = draws.normals(*shape)
         context[:, 0 if last is not None else 1 :] *= new
         if last is not None:
@@ -262,7 +280,7 @@ def request_states(model: SyntheticModel, stream: int, number: int, n_tokens: in
         _remembering(context.swapaxes(0, 1), keep)
         last = context[:, -1].copy()
         token = draws.normals(*shape)
-        if p.locality_spread:  # what is carried on must not depend on the layer, so it is weighted afterwards
+        if p.locality_spread or p.shallow:  # what is carried on must not depend on the layer, so it is weighted afterwards
             states = of_context * carry(context, model.innovation) + of_token * carry(token, model.innovation)
         else:
             context *= of_context
@@ -272,6 +290,24 @@ def request_states(model: SyntheticModel, stream: int, number: int, n_tokens: in
         states += of_topic * model.topics[:, topic[begin : begin + shape[1]]]
         _begin_alike(model, states, begin - n_prompt)
         yield states
+
+
+def _weights(shares: F64) -> tuple[F32, F32, F32]:
+    """Compute what multiplies topic, context and new part, (n_layers, 1, 1) each."""
+    topic, context = shares.T[:, :, None, None]
+    parts = (topic, (1 - topic) * context, (1 - topic) * (1 - context))
+    of_topic, of_context, of_token = (np.sqrt(part).astype(np.float32) for part in parts)
+    return of_topic, of_context, of_token
+
+
+def workload_offsets(model: SyntheticModel, number: int) -> F64:
+    """Draw what a request's workload adds to the logits, (n_layers, n_experts); nothing if workloads are alike."""
+    p = model.parameters
+    if not p.workload_spread:
+        return np.zeros((p.n_layers, 1))
+    workload = number // p.workload_requests if p.workload_requests else 0
+    drawn = Draws(model.seed, MODEL, _OF_WORKLOADS, workload).normals(p.n_layers, p.n_experts)
+    return on_grid(np.float32(p.workload_spread) * drawn)
 
 
 def _begin_alike(model: SyntheticModel, states: F32, position: int) -> None:

@@ -140,6 +140,16 @@ class ParameterSet:
         "Standard deviation, over layers, of the logarithm of popularity.")
     opening: float = _number(0.0, 64.0, "log1p", default=0.0, meaning=
         "Decoded tokens over which (by a factor e) requests stop having their states in common. 0: they have nothing in common.")
+    workload_spread: float = _number(0.0, 3.0, "log1p", default=0.0, meaning=
+        "Standard deviation of what a workload adds to each expert's logit, relative to what tokens do. 0: workloads are alike.")
+    workload_requests: int = _number(0, 65536, "linear", default=0, meaning=
+        "Neighbouring requests that form a workload. 0: all requests of a trace are of one.")
+    shallow: float = _number(0.0, 8.0, "log1p", default=0.0, meaning=
+        "How much lower the logits of topic_share and context_share are in the first layer than deep in the model.")
+    shallow_layers: float = _number(0.0, 64.0, "log1p", default=0.0, meaning=
+        "Layers over which (by a factor e) that fades. 0: the first layer only.")
+    prompt_loss: float = _number(0.0, 8.0, "log1p", default=0.0, meaning=
+        "How much lower the logits of topic_share and context_share are at prompt tokens. 0: prompts are routed like answers.")
     # fmt: on
     fitted_to: str = ""
     origin: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False)
@@ -149,8 +159,8 @@ class ParameterSet:
         return {name: getattr(self, name) for name in NUMBERS}
 
     def stated(self) -> dict[str, float]:
-        """Return the parameters as a file states them: without optional ones that are 0."""
-        return {name: value for name, value in self.values().items() if value or name not in OPTIONAL}
+        """Return the parameters as a file states them: without optional ones that are assumed to be 0."""
+        return {name: v for name, v in self.values().items() if v or name not in OPTIONAL or self.origin.get(name) == "fitted"}
 
     def replace(self, **changed: Any) -> ParameterSet:
         """Copy, with some attributes changed; bounds are checked again."""
