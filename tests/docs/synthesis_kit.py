@@ -54,7 +54,8 @@ def reports(name: str) -> list[tuple[bool, Match]]:
 def cell(name: str, figures: Iterable[str], study: bool, found: list[tuple[bool, Match]]) -> str:
     """Write the measured values and the made ones; those out of tolerance are bold."""
     wanted = [f.replace("SHARE", f"{share:g}") for f in figures for share in (_EIGHTHS[name] if "SHARE" in f else (0,))]
-    by_name = {match.figure.name: match for of_study, match in found if of_study == study}
+    chosen = [match for of_study, match in found if of_study == study]
+    by_name = {match.figure.name: match for match in sorted(chosen, key=lambda match: match.figure.fitted)}  # fitted ones win
     matches = [by_name[figure] for figure in wanted if figure in by_name]
     if not matches:
         return ""
