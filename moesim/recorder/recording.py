@@ -164,14 +164,7 @@ class Recorder:
 
     @property
     def top_k(self) -> int:
-        """Experts of a token, by the router or the model's configuration; `RecordError` if neither says."""
-        if self.routers[0].top_k is not None:
-            return self.routers[0].top_k
-        config = self.model.config.get_text_config()
-        for name in ("num_experts_per_tok", "moe_topk", "top_k"):
-            if isinstance(value := getattr(config, name, None), int):
-                return value
-        raise RecordError(f"model of type '{config.model_type}': expected num_experts_per_tok in its configuration, got none")
+        return self.routers[0].top_k
 
     @torch.no_grad()
     def embeddings(self, tokens: NDArray[np.int64]) -> NDArray[np.float16]:

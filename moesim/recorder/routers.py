@@ -116,7 +116,7 @@ class Router:
     n_experts: int
     extras: tuple[str, ...] = ()  # tensors of the block that the router takes after the state
     is_flat: bool = True  # whether it takes (rows, hidden), not (requests, rows, hidden)
-    top_k: int | None = None  # None: its module does not choose
+    top_k: int = 0  # 0: its module does not choose
     score: str = "softmax"
     ranks_by_scores: bool = False
 
@@ -231,9 +231,9 @@ def find_routers(model: Any) -> list[Router]:
                 f"model of type '{kind}': {block}: expected one router next to its {EXPERTS}, got {len(found)}: {got}"
             )
         routers += found
-    _compare(model, routers)
+    top_k = _compare(model, routers)
     ranked = all(router.ranks_by_scores for router in routers)
-    return [replace(router, ranks_by_scores=ranked) for router in routers]
+    return [replace(router, top_k=top_k, ranks_by_scores=ranked) for router in routers]
 
 
 def _probed(router: Router, states: Tensor) -> Router | str:
@@ -252,24 +252,27 @@ def _probed(router: Router, states: Tensor) -> Router | str:
         ids = watch.chosen if watch.chosen is not None else read_choice(output)[1]
         in_order = answer.values.gather(1, answer.scores.sort(dim=-1, descending=True, stable=True).indices)
         ranked = bool((in_order[:, 1:] <= in_order[:, :-1]).all())
-        top_k = None if ids is None else int(ids.shape[-1])
+        top_k = 0 if ids is None else int(ids.shape[-1])
         return replace(tried, top_k=top_k, score=watch.score or "softmax", ranks_by_scores=ranked)
     return f"{router} cannot be run by itself: {error}"
 
 
-def _compare(model: Any, routers: list[Router]) -> None:
+def _compare(model: Any, routers: list[Router]) -> int:
+    """Check that routers are those of the configuration; return the top-k."""
     kind = model.config.model_type
     try:
         spec = read_model(model.config.to_dict(), None, kind, kind)
-    except ModelError:
-        return  # a model that cannot be simulated yet may still be recorded
-    found = [(router.n_experts, router.top_k or spec.top_k) for router in routers]
-    if found != [(spec.n_experts, spec.top_k)] * spec.n_layers:
-        kinds = ", ".join(f"{n} experts, top {k}" for n, k in sorted(set(found)))
+        n_layers, n_experts, top_k = spec.n_layers, spec.n_experts, spec.top_k
+    except ModelError:  # a model that cannot be simulated yet may still be recorded, if its layers are alike
+        n_layers, n_experts, top_k = len(routers), routers[0].n_experts, routers[0].top_k
+    found = [(router.n_experts, router.top_k or top_k) for router in routers]
+    if not top_k or found != [(n_experts, top_k)] * n_layers:
+        kinds = ", ".join(f"{n} experts, top {k or 'unknown'}" for n, k in sorted(set(found)))
         raise RecordError(
-            f"model of type '{kind}': expected {spec.n_layers} layers of {spec.n_experts} experts, top {spec.top_k}, by its "
+            f"model of type '{kind}': expected {n_layers} layers of {n_experts} experts, top {top_k or 'k'}, by its "
             f"configuration, got {len(routers)} routers ({kinds}), from {routers[0]} to {routers[-1]}"
         )
+    return top_k
 
 
 def read_choice(output: Any) -> tuple[Tensor | None, Tensor | None]:

@@ -67,6 +67,13 @@ ROWS: dict[str, Row] = {
         "Ling 2.5, Ring 2.5", {**_GROUPS, **_LATENT, **_MIXED, "num_experts": EXPERTS}, groups=True, **_CORRECTED
     ),
     "cohere2_moe": Row("Cohere 2 MoE", _NAMED),
+    "dbrx": Row(
+        "DBRX",
+        {"d_model": HIDDEN, "n_heads": 4, "n_layers": 3, "max_seq_len": 128,
+         "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 1e4},
+         "ffn_config": {"hidden_size": HIDDEN, "ffn_hidden_size": 16, "moe_num_experts": EXPERTS, "moe_top_k": TOP_K}},
+        "router", "layer",
+    ),
     "deepseek_v2": Row("DeepSeek-V2, V2-Lite", {**_FLAT, **_LATENT, "topk_method": "greedy"}),
     "deepseek_v3": Row("DeepSeek-V3, R1, Moonlight, Kimi-K2", {**_GROUPS, **_LATENT}, groups=True, **_CORRECTED),
     "deepseek_v32": Row("DeepSeek-V3.2", {**_GROUPS, **_INDEXED}, groups=True, **_CORRECTED),

@@ -100,6 +100,7 @@ def with_block(**parts: nn.Module) -> Any:
             {"one": nn.Linear(HIDDEN, EXPERTS), "two": nn.Linear(HIDDEN, EXPERTS)},
             r"got 2: model.layers.0.mlp.one \(Linear\); model.layers.0.mlp.two \(Linear\)",
         ),
+        ({"router": nn.Linear(HIDDEN, EXPERTS)}, r"top k, by its configuration, got 1 routers \(8 experts, top unknown\)"),
         ({"router": Chooser("no score")}, r"router \(Chooser\) scores experts by neither softmax nor sigmoid"),
         ({"router": Chooser("fails")}, r"router \(Chooser\) cannot be run by itself: no states of this kind"),
     ],
