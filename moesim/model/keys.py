@@ -427,7 +427,7 @@ def _notes(keys: Keys, known: str) -> tuple[str, ...]:
     if known not in families():
         notes.append(f"architecture {known or 'without a name'}: read by its keys")
     heads, hidden = keys.get(*_HEADS), keys.get(*_HIDDEN)
-    if keys.get(*_HEAD_DIM, "kv_lora_rank") is None and heads and hidden % heads:
+    if keys.get(*_HEAD_DIM, "kv_lora_rank") is None and is_int(heads) and is_int(hidden) and hidden % heads:
         notes.append(f"head_dim is absent: {hidden // heads}, hidden_size over heads, rounded down")
     unread = sorted(set(keys.data) - {one.partition(".")[0] for one in keys.read} - _OTHER)
     odd = [key for key in unread if keys.data[key] and _SIZES.search(key)]

@@ -70,6 +70,7 @@ def test_what_is_guessed_or_left_out_is_noted() -> None:
     assert tiny(vision_config={"a": 1}, audio_config=None).notes[0] == "left out: vision"
     assert tiny(num_attention_heads=6).notes[-1] == "head_dim is absent: 10, hidden_size over heads, rounded down"
     assert tiny(router_hidden_size=8, rope_theta=10).notes[-1] == "keys not understood: router_hidden_size"
+    assert tiny(num_attention_heads=[4] * 4).total_params == tiny().total_params
     assert tiny(block_configs=[{}] * 4).notes[-1] == "keys not understood: block_configs"
     named = read_model(TINY, None, "tiny-NVFP4", "config.json")
     assert named.notes[0] == "the name says NVFP4, but nothing describes it: 16 bits; is hf_quant_config.json missing?"
