@@ -28,7 +28,16 @@ from moesim.trace.synthesis import model as synthetic
 from moesim.trace.synthesis.exact import Draws, exp, log, normal_quantiles, on_grid, softmax
 from moesim.trace.synthesis.figures import measure
 from moesim.trace.synthesis.generate import read_gates, route, top_ids
-from moesim.trace.synthesis.model import FILE, SEED, draw_model, expert_loads, kept_biases, key_of, request_states
+from moesim.trace.synthesis.model import (
+    FILE,
+    SEED,
+    draw_model,
+    expert_loads,
+    kept_biases,
+    key_of,
+    request_states,
+    workload_offsets,
+)
 from moesim.trace.synthesis.parameter_set import OPTIONAL, parameter_schema
 
 SMALL = {"n_layers": 4, "n_experts": 8, "top_k": 2}
@@ -322,6 +331,13 @@ def test_requests_of_one_workload_prefer_the_same_experts():
     assert one["share@25"] > four["share@25"] + 0.05 > none["share@25"] + 0.05  # four workloads prefer different ones
     first = np.asarray(groups.experts)[: 4 * 72]
     np.testing.assert_array_equal(np.asarray(alike.experts)[: 4 * 72], first)
+
+
+def test_the_first_layers_tell_workloads_apart_least():
+    model = draw_model(parameters(n_layers=12, n_experts=64, workload_spread=0.5, shallow=1.0, shallow_layers=2.0), 1)
+    spreads = np.asarray(workload_offsets(model, 0)).std(axis=1)
+    np.testing.assert_allclose(spreads, 0.5 * (1 - np.exp(-np.arange(12) / 2)), atol=0.12)
+    assert spreads[0] == 0
 
 
 def test_loads_over_many_workloads_are_still_those_of_the_popularity():

@@ -224,6 +224,7 @@ def balanced_bias(
     draws: Draws,
 ) -> F32:
     """Find the biases with which experts' loads are as wanted."""
+    spreads = workload_spreads(p)
 
     def logits() -> Iterator[F32]:
         for layer in range(p.n_layers):
@@ -232,7 +233,7 @@ def balanced_bias(
             state = np.float32(np.sqrt(topic_share[layer])) * topic + np.float32(np.sqrt(1 - topic_share[layer])) * own
             found = (on_grid(state) @ gates[layer].T).astype(np.float32)
             if p.workload_spread:  # each of another workload
-                found += np.float32(p.workload_spread) * draws.normals(*found.shape)
+                found += np.float32(spreads[layer]) * draws.normals(*found.shape)
             yield found
 
     found = in_threads(lambda one: _balanced(*one, p.top_k), zip(logits(), loads, strict=True))
@@ -307,7 +308,12 @@ def workload_offsets(model: SyntheticModel, number: int) -> F64:
         return np.zeros((p.n_layers, 1))
     workload = number // p.workload_requests if p.workload_requests else 0
     drawn = Draws(model.seed, MODEL, _OF_WORKLOADS, workload).normals(p.n_layers, p.n_experts)
-    return on_grid(np.float32(p.workload_spread) * drawn)
+    return on_grid(workload_spreads(p)[:, None] * drawn)
+
+
+def workload_spreads(p: ParameterSet) -> F64:
+    """Compute the spread of workloads' offsets in each layer: the first layers tell workloads apart least."""
+    return p.workload_spread * (1 - _fade(p))
 
 
 def _begin_alike(model: SyntheticModel, states: F32, position: int) -> None:
