@@ -208,6 +208,8 @@ def size_of(png: bytes) -> tuple[int, ...]:
 def test_an_option_of_nothing_is_as_if_it_were_not_there() -> None:
     plain, nothing = (read_plots([{"kind": "speedup", **more}], "a.yaml") for more in ({}, {"metric": None}))
     assert nothing == plain
+    named = [read_plots([{"kind": "speedup", "baseline": one}], "a.yaml", ["lru"]) for one in ("lru", {"name": "lru"})]
+    assert named[0] == named[1]
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,9 @@ def test_a_number_that_moves_nothing_is_not_told_of():
     found = vary(ends, [end.key for end in ends], {SPEED: 100.0}, again)
     assert found["varied"] == "speed 0 to +4 % over cpu0.expert_cost.few_row_flops 41 to 2,500 GFLOP/s"
     assert (found[LEAST], found[MOST]) == (99.7, 104.0)
+    lower: Any = [Ends("devices.gpu0.operation_us", (1.1, 3.0), (99.4, 99.6))]
+    told = vary(lower, [lower[0].key], {SPEED: 100.0}, again)["varied"]
+    assert told == "speed -1 to 0 % over gpu0.operation_us 1.1 to 3 us"
 
 
 def test_one_row_an_expert_uses_no_slope():

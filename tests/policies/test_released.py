@@ -100,12 +100,16 @@ def test_a_result_holds_the_tables_and_its_labels_their_source(tmp_path: Path) -
     ("content", "message"),
     [
         (None, "none.yaml: expected released tables, got: No such file or directory; check the path"),
+        (3, "file: expected a text, the path of a YAML file, got 3"),
+        (" ", "file: expected a text, the path of a YAML file, got ' '"),
         ([1, 2], "t.yaml: expected a mapping with tables and source, .*, got list; add it"),
         ({"recall": [1]}, "t.yaml: expected a mapping with tables and source, .*, got the keys recall; add it"),
     ],
 )
 def test_a_file_that_is_no_table_is_refused(content: Any, message: str, tmp_path: Path) -> None:
-    named = {"file": str(tmp_path / "none.yaml")} if content is None else written(tmp_path / "t.yaml", content)
+    named = (
+        {"file": content or str(tmp_path / "none.yaml")} if content in (None, 3, " ") else written(tmp_path / "t.yaml", content)
+    )
     with pytest.raises(ConfigError, match=message) as error:
         experiment([{"name": "adapmoe", "source": "frequency", "released": named}])
     assert "\n" not in str(error.value)

@@ -396,6 +396,12 @@ def begun(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return out
 
 
+def test_shards_count_up_to_the_first_gap(tmp_path: Path) -> None:
+    for first, stop in ((0, 2), (2, 3), (4, 5)):
+        (tmp_path / f"{first:08}-{stop:08}.safetensors").touch()
+    assert [(shard.first, shard.stop) for shard in finished_shards(tmp_path)] == [(0, 2), (2, 3)]
+
+
 def test_what_was_complete_can_be_read(begun: Path, home: Path, tmp_path: Path) -> None:
     folder = Path(f"{begun}.parts")
     part = read_shards(folder)

@@ -17,8 +17,8 @@ from moesim.model import load_model
 from moesim.testing.traces import synthetic_trace
 from moesim.trace import Trace, calibrating, files
 from moesim.trace.calibrating import Additions
-from moesim.trace.formats.contract import AXES, Options
-from moesim.trace.formats.importing import find_format, formats, import_trace, write_model_file
+from moesim.trace.formats.contract import AXES, Options, Part
+from moesim.trace.formats.importing import _header, _says, find_format, formats, import_trace, write_model_file
 from tests.trace import import_kit as kit
 from tests.trace.import_kit import DECODE, EXPERTS, IDS, LAYERS, PROMPT, ROWS, SOURCES, TOP_K, WEIGHTS, refused
 
@@ -585,3 +585,17 @@ def test_pieces_are_as_large_as_they_may_be(
     assert [len(piece) for piece in found] == lengths
     assert all(np.shares_memory(piece, rows) for piece in found if piece.size)
     equal(np.concatenate([rows[:0], *found]), rows)
+
+
+def test_one_of_several_files_may_say_what_holds_for_all(tmp_path: Path) -> None:
+    np.save(file := tmp_path / "a.npy", kit.routing(5, layers=2, experts=4))
+    lengths = np.ones(1, np.int64)
+    for some in (
+        [],
+        [Part(lengths)],
+        [Part(lengths, n_experts=4, model="m")],
+        [Part(lengths), Part(lengths, n_experts=4, model="m")],
+    ):
+        said = any(part.model for part in some)
+        header = _header([file] * len(some), find_format(file, "vllm"), some, Options(), (), True)
+        assert ("model" not in header["absent"], _says(some, "n_experts")) == (said, said)

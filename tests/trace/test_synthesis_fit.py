@@ -258,6 +258,12 @@ def test_cosines_are_those_of_a_layer_or_the_mean_of_several():
     assert list(found.values()) == pytest.approx([raw[1], raw[1:].mean(), corrected[0], corrected.mean()])
 
 
+def test_a_quantile_over_layers_is_of_the_nearest_capacity():
+    trace = synthesize(read_parameters("mixtral-8x7b").replace(**SMALL), n_requests=3, n_prompt=0, n_decode=16, n_calibration=0)
+    by_layer = layer_hit_rates(trace.experts, 8, [3], ["lru"])["lru"][0]  # 35 % of eight
+    assert measure(trace, ["lru@35:q90"])["lru@35:q90"] == pytest.approx(np.quantile(by_layer, 0.9))
+
+
 def test_requests_measured_one_by_one_have_cold_caches():
     trace = synthesize(read_parameters("mixtral-8x7b").replace(**SMALL), n_requests=3, n_prompt=0, n_decode=16, n_calibration=0)
     one_by_one = measure(trace, ["lru@75"], separate=True)["lru@75"]
