@@ -17,7 +17,7 @@ from moesim.experiment import run_experiment
 from moesim.experiment.config import Config, apply_override, load_config, merge, parse_config
 from moesim.experiment.folder import Output
 from moesim.experiment.resolve import Experiment
-from moesim.experiment.routing import choose_traces, name_of_given
+from moesim.experiment.routing import choose_traces, name_of_given, with_routing
 from moesim.experiment.run import Results
 from moesim.experiment.store import read_summary
 from moesim.experiment.sweep import quick as made_quick
@@ -209,6 +209,8 @@ def read_experiment(
             raw = config.model_dump(mode="json", exclude_unset=True)
             _override(raw, overrides, place)
             config = parse_config(raw, place)
+    if config.trace is None:
+        config = with_routing(config, place, ends=verb == "run")
     return made_quick(config, place) if quick else config, place, given
 
 

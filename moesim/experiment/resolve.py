@@ -257,6 +257,8 @@ class Experiment:
 def read_inputs(raw: Mapping[str, Any], place: str, known: dict[str, Trace]) -> None:
     """Read model, machine and trace of one setting, so that errors come before the first run."""
     point = expand(parse_config({"policies": ["on-demand"], **raw}, place), place)[0]
+    if point.trace is None:
+        raise ConfigError(f"{place}: trace: expected the routing of every setting, got none; add it")
     model = load_model(point.model, f"{place}: model")
     load_hardware(point.hardware, f"{place}: hardware")
     written = for_model(point.trace, model)

@@ -301,7 +301,13 @@ def routing_notes(trace: Trace, workload: Workload, model: ModelSpec) -> list[st
 
 
 def choose_trace(
-    model: ModelSpec, sizes: Mapping[str, int | bool], *, signals: bool = False, fixed: bool = False, hit_rate: str | None = None
+    model: ModelSpec,
+    sizes: Mapping[str, int | bool],
+    *,
+    signals: bool = False,
+    fixed: bool = False,
+    hit_rate: str | None = None,
+    ends: bool = True,
 ) -> tuple[str | dict[str, Any], str]:
     """Choose routing for a model: recorded, fitted to its statistics, or assumed, which is swept over a range."""
     if hit_rate is None:
@@ -319,18 +325,22 @@ def choose_trace(
         said = "decoding one row at a time does not depend on routing with these placements, and none is assumed"
         return plain, said + ("; a prompt is assumed to use experts evenly" if sizes["prompt"] else "")
     lift = lift_to_assume(model, hit_rate)
-    written = {MADE: ASSUMED, "lift": list(dict.fromkeys((lift.middle, lift.low, lift.high))), **sizes}
-    return written, f"assumed routing, three runs for each setting: no recorded one fits {model.name}; LRU lift {lift.why}"
+    lifts = list(dict.fromkeys((lift.middle, lift.low, lift.high)))
+    runs = f"{len(lifts)} runs for each setting" if ends else "the middle lift alone"
+    written = {MADE: ASSUMED, "lift": lifts if ends else lift.middle, **sizes}
+    return written, f"assumed routing, {runs}: no recorded one fits {model.name}; LRU lift {lift.why}"
 
 
-def choose_traces(raw: dict[str, Any], place: str, *, hit_rate: str | None = None, imports: bool = True) -> list[str]:
+def choose_traces(
+    raw: dict[str, Any], place: str, *, hit_rate: str | None = None, imports: bool = True, ends: bool = True
+) -> list[str]:
     """Set the traces of an experiment without one; model and trace vary together if they differ."""
     config = parse_config({**raw, "trace": "to be chosen"}, place)
     models = [one for model in listed(config.model) for one in each_model(model)]
     sizes = _sizes(config.workload)
     signals, fixed = _asked_of_routing(config, place, imports)
     found = [
-        choose_trace(load_model(model, f"{place}: model"), sizes, signals=signals, fixed=fixed, hit_rate=hit_rate)
+        choose_trace(load_model(model, f"{place}: model"), sizes, signals=signals, fixed=fixed, hit_rate=hit_rate, ends=ends)
         for model in models
     ]
     traces = [written for written, _ in found]
@@ -341,10 +351,10 @@ def choose_traces(raw: dict[str, Any], place: str, *, hit_rate: str | None = Non
     return list(dict.fromkeys(why for _, why in found))
 
 
-def with_routing(config: Config, place: str, *, imports: bool = True) -> Config:
-    """Choose the routing of an experiment without a trace, and report which."""
+def with_routing(config: Config, place: str, *, imports: bool = True, ends: bool = True) -> Config:
+    """Choose the routing of an experiment without a trace, and report which; without `ends` at the middle lift alone."""
     raw = config.model_dump(mode="json", exclude_unset=True)
-    for line in choose_traces(raw, place, imports=imports):
+    for line in choose_traces(raw, place, imports=imports, ends=ends):
         say(line)
     return parse_config(raw, place)
 

@@ -41,7 +41,7 @@ def test_every_built_in_model_gets_routing_with_its_statistics_or_assumed_at_thr
     if written["synthesize"] == "assumed":
         assert name not in OWN
         middle, low, high = written["lift"]
-        assert low < middle < high and "assumed routing, three runs for each setting" in why and f"{middle:.2f}" in why
+        assert low < middle < high and "assumed routing, 3 runs for each setting" in why and f"{middle:.2f}" in why
         written = {**written, "lift": middle}
     else:
         assert written["synthesize"] in parameter_names() and "made up with the statistics of" in why
@@ -124,7 +124,7 @@ def test_fixed_placements_at_batch_1_run_without_routing(capsys: pytest.CaptureF
     assert "a prompt is assumed to use experts evenly" in printed.err
     assert all("prompts use experts evenly" in row["notes"] for row in json.loads(printed.out))
     assert main([*asked, "--batch", "2"]) == 0
-    assert "assumed routing, three runs" in capsys.readouterr().err
+    assert "assumed routing, 3 runs" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
