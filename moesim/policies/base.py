@@ -47,8 +47,6 @@ class PolicyBase(Declared):
     profile : str
         A shipped hardware profile with the devices that the policy needs, on which checks and benchmarks run it; empty if
         any machine with a CPU and a GPU will do.
-    routing_free : bool
-        Layers are placed whole and stay where they are, so that a step of one row costs the same for any routing.
     low_bits : tuple of float
         Lower widths of experts that the policy needs of a model, as of the one on which checks run it; empty if it needs none.
     oracles : mapping of str to mapping
@@ -61,7 +59,6 @@ class PolicyBase(Declared):
     profile: ClassVar[str] = ""
     low_bits: ClassVar[tuple[float, ...]] = ()
     exact: ClassVar[bool] = True
-    routing_free: bool = False
     oracles: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})
 
     def __init_subclass__(cls, **rest: Any) -> None:
@@ -89,6 +86,11 @@ class PolicyBase(Declared):
         Unless the workload's ``prefill_chunk`` says how many. None: any number.
         """
         return None
+
+    @property
+    def routing_free(self) -> bool:
+        """Whether a step of one row costs the same for any routing, since whole layers stay where they are."""
+        return False
 
     @property
     def needs(self) -> frozenset[str]:
