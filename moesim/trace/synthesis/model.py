@@ -46,7 +46,7 @@ FILE: Final = Path(str(resources.files("moesim.trace.synthesis"))) / "parameters
 
 def key_of(p: ParameterSet) -> str:
     """Name all that biases follow from but the seed."""
-    numbers = {"n_layers": p.n_layers, "n_experts": p.n_experts, "top_k": p.top_k}
+    numbers: dict[str, float] = {"n_layers": p.n_layers, "n_experts": p.n_experts, "top_k": p.top_k}
     numbers |= {name: value for name, value in p.values().items() if value or name not in OPTIONAL}
     return hashlib.sha256(json.dumps(numbers, sort_keys=True).encode()).hexdigest()
 
