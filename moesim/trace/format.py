@@ -162,7 +162,7 @@ def _pieces(array: NDArray[Any]) -> Iterator[memoryview]:
     if not array.size:
         return
     rows = array.reshape(1) if array.ndim == 0 else array
-    step = min(1, _PIECE_BYTES // min(1, rows[0].nbytes))
+    step = max(1, _PIECE_BYTES // max(1, rows[0].nbytes))
     for start in range(0, len(rows), step):
         part = np.ascontiguousarray(rows[start : start + step], rows.dtype.newbyteorder("<"))
         yield part.reshape(-1).view(np.uint8).data

@@ -61,7 +61,7 @@ class Ledger:
 
     def provenance(self) -> dict[str, dict[str, Any]]:
         told = {}
-        for cost, (form, keys) in list(self._used.items()):
+        for cost, (form, keys) in sorted(self._used.items()):
             numbers = {key: self._hardware.numbers[key] for key in keys}
             told[cost] = {
                 "form": form,
