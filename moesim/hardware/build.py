@@ -82,7 +82,9 @@ def _expert_cost(cost: ExpertCostFile | None, memory_bytes_per_s: int) -> Expert
     if cost is None:
         return None
     usual = {"per_expert_us": Fraction(0), "per_row_us": Fraction(0), "read_bytes_per_s": memory_bytes_per_s}
-    return ExpertCost(**usual | _given(cost))
+    rates = tuple((point.bytes, round(point.bytes_per_s.value)) for point in cost.read_rates)
+    largest = {"read_bytes_per_s": rates[-1][1]} if rates else {}
+    return ExpertCost(**usual | _given(cost) | largest, read_rates=rates)
 
 
 def _device(name: str, profile: ProfileFile) -> Device:

@@ -166,6 +166,16 @@ class Tokens(Sourced):
     value: Annotated[int, Field(ge=0, le=TOKENS.most)]
 
 
+def _bytes(value: Any) -> int:
+    """Read a number of bytes, also written as ``"24 GiB"`` or ``2.9e6``."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    try:
+        return parse_bytes(value, "")
+    except ConfigError as error:
+        raise ValueError(str(error).removeprefix(": ")) from None
+
+
 class Size(Sourced):
     """A number of bytes, also written as ``"24 GiB"``."""
 
@@ -173,13 +183,8 @@ class Size(Sourced):
 
     @field_validator("value", mode="before")
     @classmethod
-    def _bytes(cls, value: Any) -> int:
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        try:
-            return parse_bytes(value, "")
-        except ConfigError as error:
-            raise ValueError(str(error).removeprefix(": ")) from None
+    def _size(cls, value: Any) -> int:
+        return _bytes(value)
 
 
 class Memory(Size):
@@ -328,15 +333,50 @@ def _check_together(part: Strict, *keys: str) -> None:
         raise ValueError(f"{missing[0]}: expected {' and '.join(keys)} together, got one; add {missing[0]}")
 
 
+class ReadRate(Strict):
+    """Rate at which experts of one size are read."""
+
+    bytes: Annotated[int, Field(ge=1, le=BYTES.most)]
+    bytes_per_s: Rate
+
+    @field_validator("bytes", mode="before")
+    @classmethod
+    def _size(cls, value: Any) -> int:
+        return _bytes(value)
+
+
+_SIZES_MOST = 64  # points of one curve
+
+
 class ExpertCostFile(Strict):
     """Time of an expert of any shape, linear in its rows; see `moesim.hardware.costs.curves`."""
 
     per_expert_us: Time | None = None
     per_row_us: Time | None = None
     read_bytes_per_s: Rate | None = None
+    read_rates: list[ReadRate] = Field(default_factory=list)
     few_row_flops: Flops
     many_row_flops: Flops | None = None
     crossover_rows: Tokens | None = None
+
+    @model_validator(mode="after")
+    def _one_curve(self) -> ExpertCostFile:
+        points = [(point.bytes, point.bytes_per_s.value) for point in self.read_rates]
+        if points and self.read_bytes_per_s is not None:
+            raise ValueError("read_rates: expected either read_bytes_per_s or read_rates, got both; remove one")
+        if len(points) > _SIZES_MOST:
+            raise ValueError(f"read_rates: expected at most {_SIZES_MOST} sizes, got {len(points)}; keep fewer")
+        if len(points) == 1:
+            raise ValueError("read_rates: expected at least two sizes, got one; write it as read_bytes_per_s, or add a size")
+        for (n0, rate0), (n1, rate1) in pairwise(points):
+            if n1 <= n0:
+                raise ValueError(f"read_rates: expected ascending bytes, got {n1} after {n0}; sort them, and give each once")
+            if n1 / rate1 < _FALL * n0 / rate0:  # an end of an interval may fall a little
+                raise ValueError(
+                    f"read_rates: expected no fall below half of an earlier time, got {1e6 * n1 / rate1:g} us for {n1} bytes "
+                    f"after {1e6 * n0 / rate0:g} us for {n0}; measure it again"
+                )
+        return self
 
     @model_validator(mode="after")
     def _both_or_neither(self) -> ExpertCostFile:
@@ -404,6 +444,8 @@ class DeviceFile(Strict):
             raise ValueError(f"role: expected {known} for {kind}, got '{self.role}'; correct kind or role")
         if self.kind == "gpu" and self.cores:
             raise ValueError(f"cores: expected none for a GPU, got {self.cores}; a GPU has no processor cores: remove it")
+        if self.kind == "gpu" and self.expert_cost and self.expert_cost.read_rates:
+            raise ValueError("expert_cost.read_rates: expected none for a GPU, got some; write one read_bytes_per_s")
         return self
 
     @model_validator(mode="after")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -78,11 +79,30 @@ class ExpertCost:
 
     per_expert_us: Fraction  # what an expert takes whatever its rows and size
     per_row_us: Fraction  # what each row after the first takes whatever its size
-    read_bytes_per_s: int  # rate at which an expert's weights are read
+    read_bytes_per_s: int  # rate at which an expert's weights are read; of the largest of `read_rates`
     few_row_flops: int  # operations a second for each row after the first, up to the crossover
     # many_row_flops, crossover_rows: operations a second for rows beyond `crossover_rows`; 0 and 0 if there is no crossover
     many_row_flops: int = 0
     crossover_rows: int = 0
+    read_rates: tuple[tuple[int, int], ...] = ()  # bytes of an expert, bytes a second, ascending; empty: one rate for all sizes
+
+    def reading_s(self, n_bytes: int) -> Fraction:
+        """Return the time to read an expert once: linear in bytes between points, at the nearest point's rate outside."""
+        # Time is linear, not the rate: it is exact without a logarithm, falls nowhere if no point's does, and the rate is between
+        # those of both points. A line continued outside could pass zero, or a rate that no point reached: hence constant rates.
+        if not self.read_rates:
+            return Fraction(n_bytes, self.read_bytes_per_s)
+        points = [self.read_rates[i] for i in self.points_of(n_bytes)]
+        if len(points) == 1:
+            return Fraction(n_bytes, points[0][1])
+        return between([(size, Fraction(size, rate)) for size, rate in points], n_bytes)
+
+    def points_of(self, n_bytes: int) -> tuple[int, ...]:
+        """Return which of `read_rates` the time of an expert rests on: one or two neighbours."""
+        upper = bisect_left(self.read_rates, (n_bytes, 0))
+        if upper == len(self.read_rates):
+            return (upper - 1,)
+        return (upper,) if upper == 0 or self.read_rates[upper][0] == n_bytes else (upper - 1, upper)
 
 
 @dataclass(frozen=True, kw_only=True)

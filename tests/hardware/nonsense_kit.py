@@ -37,7 +37,13 @@ def good() -> dict[str, Any]:
                 "parts": [{"model": "tiny", "part": "attention", **line}, {"model": "tiny", "part": "context", **bent}],
                 "predict": {"gate": dict(bent)}, "idle_w": number(20), "busy_w": number(300),
             },
-            "core0": {"kind": "cpu", "role": "accelerator", "cores": [0], "memory_bytes": number("2 GB"), **rates},
+            "core0": {
+                "kind": "cpu", "role": "accelerator", "cores": [0], "memory_bytes": number("2 GB"), **rates,
+                "expert_cost": {
+                    "read_rates": [{"bytes": 10**6, "bytes_per_s": number(5e9)}, {"bytes": 10**8, "bytes_per_s": number(8e9)}],
+                    "few_row_flops": number(1e10),
+                },
+            },
             "core1": {"kind": "cpu", "cores": [1, 2], "memory_bytes": number("64 GB"), **rates},
             "disk0": {"kind": "disk", "memory_bytes": number("1 TB")},
         },

@@ -91,6 +91,13 @@ RAW: dict[str, Any] = {
             "cpu", memory_bytes_per_s=number(1e12), flops=number(1e9), expert_cost={"few_row_flops": number(5e9)}
         ),
         "reading": device("cpu", expert_cost={"few_row_flops": number(5e9)}),
+        "by size": device(
+            "cpu",
+            expert_cost={
+                "read_rates": [{"bytes": 40_000, "bytes_per_s": number(1e9)}, {"bytes": 60_000, "bytes_per_s": number(1.2e9)}],
+                "few_row_flops": number(5e9),
+            },
+        ),
     },
     "links": {
         "linear->curves": {
@@ -207,6 +214,7 @@ def test_the_machine_has_every_number_that_the_format_knows() -> None:
         steps = key.split(".")
         named = {1} if steps[0] in ("devices", "links", "contention") else set()
         named |= {3} if len(steps) > 3 and steps[2] in ("launches", "experts", "parts", "predict") else set()
+        named |= {4} if "read_rates" in steps else set()
         return ".".join("*" if at in named else step for at, step in enumerate(steps))
 
     assert set(numbers()) - {shape(key) for key in build_profile(RAW, "all").numbers} == set()

@@ -47,6 +47,7 @@ def shrink(patch: Callable[[object, str, Any], None], rows: int = 8, copies: int
     patch(probes, "l3_bytes", lambda: 2**18)
     patch(probes, "_GPU_CACHE", 2**18)
     patch(probes, "SENTINEL_COPY", 2**20)
+    patch(probes, "SIZES", ((64, 2**17), (128, 2**20), (128, 2**22)))
     patch(bench, "Runtime", NoReplay)
     patch(probes, "available_memory_bytes", lambda: 10**10)
 

@@ -40,7 +40,7 @@ from moesim.live.profiler.bench import FILE, Machine, RealBench, Timed
 from moesim.live.profiler.figure import draw
 from moesim.live.profiler.measure import measure, sentinel_drift
 from moesim.live.profiler.plan import make_plan
-from moesim.live.profiler.probes import FOLLOWING, Host, Probe, Wanted, layout_of, rows_up_to
+from moesim.live.profiler.probes import FOLLOWING, Host, Probe, Wanted, layout_of, rows_up_to, sized_shapes, subject_of
 from moesim.live.profiler.request import describe_plan, find_gpu, prepare
 from moesim.live.profiler.samples import COMMAND, PART
 from moesim.model import builtin_models
@@ -107,9 +107,29 @@ def test_every_built_in_model_has_a_plan(name: str, mode: str, monkeypatch: pyte
 def test_a_shape_that_two_models_share_is_measured_once():
     models = [builtin_models()[name] for name in ("deepseek-v2-lite", "moonlight-16b-a3b")]
     plan = make_plan(TWO_CORES, [Wanted.of(model) for model in models], mode="quick")
-    experts = [probe for probe in plan.probes if probe.kind == "expert" and probe.device == "core0" and probe.size == 1]
+    own = subject_of(plan.wanted[0].shapes[0])
+    experts = [
+        probe for probe in plan.probes if (probe.kind, probe.device, probe.size, probe.subject) == ("expert", "core0", 1, own)
+    ]
     assert len(experts) == 1
     assert {probe.subject for probe in plan.probes if probe.kind == "attention"} == {model.name for model in models}
+
+
+def test_processors_read_experts_of_three_sizes_as_far_as_memory_allows():
+    wanted = [Wanted.of(tiny())]
+    sizes = [shape.n_bytes for shape in sized_shapes(16)]
+    plan = make_plan(TWO_CORES, wanted, mode="quick")
+    assert [block.name for block in plan.blocks if block.name.startswith("experts of")] and len(plan.wanted[0].sizes) == 3
+    for device in ("core0", "core1"):
+        subjects = {subject_of(shape) for shape in plan.wanted[0].sizes}
+        assert {(p.subject, p.size) for p in plan.probes if p.device == device and p.subject in subjects} == {
+            (s, 1) for s in subjects
+        }
+    block = next(block for block in plan.blocks if block.probes[0].subject == subject_of(plan.wanted[0].sizes[2]))
+    room = plan.needs(block.probes).required_bytes(plan.layout)["cpu"]
+    less = make_plan(TWO_CORES, wanted, mode="quick", budgets={"cpu": room - 1})
+    assert [shape.n_bytes for shape in less.wanted[0].sizes] == sizes[:2]
+    assert any(note.startswith("no experts of ") and "--memory" in note for note in less.notes)
 
 
 def test_several_precisions_are_several_shapes():
@@ -265,6 +285,28 @@ def test_samples_of_a_known_machine_give_back_its_costs(tmp_path: Path):
     assert from_disk.transfer_ns(disk.link("cpu0->disk0"), 2**20) == 1000 * (90 + 2048 + 4)
     assert memory.labels == ("measured", "derived")
     assert set(costs.labels(())) == {"measured"}
+
+
+def test_rates_by_size_are_of_experts_with_one_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(probes, "SIZES", ((64, 2**17), (128, 2**20), (128, 2**22)))
+    times = {shape.n_bytes: us for shape, us in zip(sized_shapes(16), (90.0, 180.0, 500.0), strict=True)}
+    by_subject = {subject_of(shape): times[shape.n_bytes] for shape in sized_shapes(16)}
+
+    def truth(probe: Probe) -> float:
+        return by_subject.get(probe.subject, truth_us(probe)) if probe.kind == "expert" else truth_us(probe)
+
+    (path,) = measure(prepared(tmp_path), bench=FakeBench(truth))
+    profile = load_hardware(path)
+    cost = profile.devices["core0"].expert_cost
+    assert cost is not None and cost.per_expert_us == 0
+    known = {EXPERT_BYTES: 103.0} | times  # the model's own expert is a point as well
+    kept = [(size, us) for size, us in sorted(known.items()) if not any(n > size and t <= us for n, t in known.items())]
+    assert [size for size, _ in cost.read_rates] == [size for size, _ in kept] and len(kept) >= 3
+    for size, us in kept:
+        assert cost.reading_s(size) * 10**6 == pytest.approx(us, rel=1e-6)
+    numbers = {key: number for key, number in profile.numbers.items() if ".core0.expert_cost.read_rates." in key}
+    for number in numbers.values():
+        assert number.source == "measured" and "with one row" in number.ref and number.interval is not None
 
 
 def context_ns(rows: int, context: int) -> int:
@@ -550,7 +592,8 @@ def test_all_probes_of_a_gpu_machine_are_carried_out(tmp_path: Path, monkeypatch
 def test_weights_take_turns_until_they_have_left_the_cache(tmp_path: Path):
     plan = prepared(tmp_path).plan
     bench = RealBench(plan, Machine())
-    bench.prepare([probe for probe in plan.probes if probe.kind in ("expert", "copy")])
+    own = subject_of(plan.wanted[0].shapes[0])
+    bench.prepare([probe for probe in plan.probes if probe.subject == own or probe.kind == "copy"])
     (ring,) = bench._rings.values()
     places = [ring.next()[0].data_ptr() for _ in range(20)]
     n = len(set(places))

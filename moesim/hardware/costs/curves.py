@@ -63,7 +63,7 @@ def linear_ns(cost: ExpertCost, n_bytes: int, operations: int, n_rows: int, flop
     crossover = cost.crossover_rows or n_rows
     few, many = min(n_rows, crossover) - 1, max(0, n_rows - crossover)
     ns = (cost.per_expert_us + few * cost.per_row_us) * 1000
-    reading = Fraction(n_bytes * NS_PER_S, cost.read_bytes_per_s)
+    reading = cost.reading_s(n_bytes) * NS_PER_S
     ns += max(reading, Fraction(operations * NS_PER_S, flops)) if flops else reading
     ns += Fraction(few * operations * NS_PER_S, cost.few_row_flops)
     if many:

@@ -101,6 +101,7 @@ class CostModel:
         self._alike = self.model.alike
         self._shared = [self.model.part_bytes("shared", layer) for layer in range(self.model.n_layers)]
         self._narrower: dict[float, CostModel] = {}
+        self._outside: dict[str, None] = {}  # notes of experts whose size no point of a rate covers
 
     # ---- links
 
@@ -312,15 +313,28 @@ class CostModel:
         key = f"devices.{device.name}"
         names = {"expert_cost.per_expert_us", "expert_cost.read_bytes_per_s"}
         operations = 2 * self.model.expert_params
-        if operations * cost.read_bytes_per_s > n_bytes * device.flops:  # unpacking takes longer than reading
+        if operations > cost.reading_s(n_bytes) * device.flops:  # unpacking takes longer than reading
             names |= {"flops"}
         names |= {"expert_cost.per_row_us", "expert_cost.few_row_flops"} if n_rows > 1 else set()
-        if f"{key}.expert_cost.read_bytes_per_s" not in self.hardware.numbers:
+        form = "linear in rows"
+        if cost.read_rates:
+            names |= {f"expert_cost.read_rates.{i}.bytes_per_s" for i in cost.points_of(n_bytes)}
+            form += self._beyond_points(device, cost, n_bytes)
+        elif f"{key}.expert_cost.read_bytes_per_s" not in self.hardware.numbers:
             names |= {"memory_bytes_per_s"}
         if cost.crossover_rows and n_rows > cost.crossover_rows:
             names |= {"expert_cost.many_row_flops", "expert_cost.crossover_rows"}
-        self._ledger.add(f"expert @{device.name}", "linear in rows", *(f"{key}.{name}" for name in sorted(names)))
+        self._ledger.add(f"expert @{device.name}", form, *(f"{key}.{name}" for name in sorted(names)))
         return within_a_day(linear_ns(cost, n_bytes, operations, n_rows, device.flops), self._place(device, "expert"))
+
+    def _beyond_points(self, device: Device, cost: ExpertCost, n_bytes: int) -> str:
+        """Note a size outside the points of a device's read rate; return what the form is called then besides."""
+        first, last = cost.read_rates[0][0], cost.read_rates[-1][0]
+        if first <= n_bytes <= last:
+            return ""
+        near = format_bytes(first if n_bytes < first else last)
+        self._outside[f"experts of {format_bytes(n_bytes)} read on {device.name} at the rate of {near} (extrapolated)"] = None
+        return ", extrapolated"
 
     def host_expert_ns(self) -> int:
         """Time of the submitting thread for each expert."""
@@ -507,12 +521,12 @@ class CostModel:
         return self._ledger.intervals()
 
     def notes(self) -> list[str]:
-        """Name curves of the profile that fit neither model nor precision, and layers whose operations are not known."""
+        """Name curves of the profile that do not fit the model, sizes beyond points, and operations that are not known."""
         narrower = [note for costs in self._narrower.values() for note in costs.notes()]
         counted = any(self.hardware.devices[key[0]].operations for key in self._rooflines if key[1] == "attention")
         kinds = [kind.replace(",", "") for kind in uncounted(self.model)] if counted else []
         guessed = [f"operations of {' + '.join(kinds)} counted as of grouped or latent attention"] if kinds else []
-        return self._unfitting.notes(self.hardware.name) + narrower + guessed
+        return [*self._unfitting.notes(self.hardware.name), *self._outside, *narrower, *guessed]
 
     def label(self, activities: Collection[str] | None = None) -> str:
         return weakest(self.labels(activities))

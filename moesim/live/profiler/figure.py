@@ -73,6 +73,8 @@ def _legend_of_forms(figure: Figure, table: pd.DataFrame) -> None:
 
 def _expert_panels(table: pd.DataFrame, fits: pd.DataFrame) -> Iterator[Panel]:
     for key, points in curves(table[table["kind"].isin(_EXPERTS)]):
+        if key["kind"] == "expert" and len(points) == 1:
+            continue  # one row of another size: its rate is in the profile
         chosen = fits["note"].isna() | (fits["note"] == "")  # an empty cell of a CSV file comes back as a missing number
         for name, value in key.items():
             chosen &= fits[name].isna() | (fits[name] == "") if pd.isna(value) or value == "" else fits[name] == value

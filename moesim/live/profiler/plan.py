@@ -6,10 +6,10 @@ import hashlib
 import json
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from moesim.core.units import format_memory
+from moesim.core.units import format_bytes, format_memory
 from moesim.errors import CapacityError, ConfigError
 from moesim.live.kernels.plans import ExpertShape
 from moesim.live.profiler import probes as grid
@@ -25,6 +25,7 @@ from moesim.live.profiler.probes import (
     Probe,
     Tier,
     Wanted,
+    all_shapes,
     cache_bytes,
     needs_of,
     subject_of,
@@ -132,6 +133,11 @@ def make_plan(
         largest //= 2
     if largest < grid.LARGEST_COPY:
         notes.append(f"copies go up to {format_memory(largest)}: larger ones do not fit into --memory")
+    wanted = [_with_sizes(layout, wanted[0], turning, room), *wanted[1:]]
+    if len(wanted[0].sizes) < len(grid.SIZES):
+        known = {shape.n_bytes for shape in wanted[0].sizes}
+        missing = [format_bytes(s.n_bytes) for s in grid.sized_shapes(wanted[0].shapes[0].bits) if s.n_bytes not in known]
+        notes.append(f"no experts of {', '.join(missing)} are read: they do not fit into --memory")
     file_bytes = _file_bytes(mode, largest, budgets or {}) if layout.disk is not None else 0
     blocks = _blocks(layout, wanted, mode, largest)
     if powered:
@@ -144,7 +150,25 @@ def make_plan(
 def _blocks(layout: Layout, wanted: Sequence[Wanted], mode: str, largest: int) -> list[Block]:
     blocks = [*_model_blocks(layout, wanted, mode), *_copy_blocks(layout, wanted, mode, largest)]
     blocks.append(Block("latencies", tuple(_latencies(layout, wanted, mode))))
+    blocks += [Block(f"experts of {format_bytes(s.n_bytes)}", _size_probes(layout, s)) for each in wanted for s in each.sizes]
     return [*blocks, *(Block("pairs", _pairs(tier)) for tier in layout.tiers if not _has_disk(tier))]
+
+
+def _size_probes(layout: Layout, shape: ExpertShape) -> tuple[Probe, ...]:
+    """Return the probes of experts that processors read one row of, all threads at work."""
+    which = {"subject": subject_of(shape), "bits": shape.bits, "unit": "rows"}
+    processors = [device for device in layout.devices.values() if device.kind == "cpu"]
+    return tuple(Probe("expert", device.name, threads=device.threads, **which) for device in processors)  # type: ignore[arg-type]
+
+
+def _with_sizes(layout: Layout, wanted: Wanted, turning: Mapping[str, int], room: int | None) -> Wanted:
+    """Add the experts of other sizes that fit into memory."""
+    found = []
+    for shape in grid.sized_shapes(wanted.shapes[0].bits):
+        needed = needs_of(_size_probes(layout, shape), layout, [replace(wanted, sizes=(shape,))], 0, turning)
+        if room is None or needed.required_bytes(layout).get("cpu", 0) <= room:
+            found.append(shape)
+    return replace(wanted, sizes=tuple(found))
 
 
 def _turning(layout: Layout, wanted: Sequence[Wanted], mode: str, room: int | None) -> dict[str, int]:
@@ -315,8 +339,7 @@ def _once_s(plan: Plan, probe: Probe) -> float:
 
 def _weights(plan: Plan, probe: Probe) -> tuple[int, int]:
     if probe.bits is not None:
-        shapes = {(subject_of(shape), shape.bits): shape for each in plan.wanted for shape in each.shapes}
-        shape = shapes[probe.subject, probe.bits]
+        shape = all_shapes(plan.wanted)[probe.subject, probe.bits]
         return shape.n_mats * shape.hidden * shape.intermediate, shape.n_bytes
     model = next(each.model for each in plan.wanted if each.model.name == probe.subject)
     params = {

@@ -314,6 +314,7 @@ class Wanted:
 
     model: ModelSpec
     shapes: tuple[ExpertShape, ...]
+    sizes: tuple[ExpertShape, ...] = ()  # experts of other sizes, of which processors read one row: a rate depends on them
 
     @classmethod
     def of(cls, model: ModelSpec, bits: Iterable[float] = ()) -> Wanted:
@@ -330,6 +331,28 @@ class Wanted:
         if len(self.shapes) == 1 and bits not in SUPPORTED_BITS:
             return f"{self.model.name}: experts of {bits:g} bits are measured at {self.shapes[0].bits:g}, which has a kernel"
         return ""
+
+
+SIZES: Final = ((1024, 2_000_000), (4096, 16_000_000), (4096, 100_000_000))
+"""Hidden widths of a small, a middle and a large expert whose reading is measured, and about their bytes."""
+
+
+def sized_shapes(bits: float) -> list[ExpertShape]:
+    """Return the experts of `SIZES` at a precision.
+
+    >>> [shape.n_bytes for shape in sized_shapes(4)]
+    [1966080, 15728640, 100663296]
+    """
+    found = []
+    for hidden, n_bytes in SIZES:
+        intermediate = 256 * max(1, round(8 * n_bytes / (3 * hidden * bits) / 256))
+        found.append(ExpertShape(hidden, intermediate, bits, 3, bits_to_bytes(3 * hidden * intermediate, bits)))
+    return found
+
+
+def all_shapes(wanted: Iterable[Wanted]) -> dict[tuple[str, float], ExpertShape]:
+    """Return all shapes that are measured, by subject and bits."""
+    return {(subject_of(shape), shape.bits): shape for each in wanted for shape in (*each.shapes, *each.sizes)}
 
 
 def subject_of(shape: ExpertShape) -> str:
@@ -449,7 +472,7 @@ def needs_of(
     """Find what probes need."""
     needs, devices = Needs(turning), layout.devices
     models: Mapping[str, ModelSpec] = {each.model.name: each.model for each in wanted}
-    shapes = {(subject_of(shape), shape.bits): shape for each in wanted for shape in each.shapes}
+    shapes = all_shapes(wanted)
     first, shape = wanted[0].model, wanted[0].shapes[0]
     for probe in probes:
         if probe.kind in ("expert", "expert_first"):

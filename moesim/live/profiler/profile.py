@@ -14,7 +14,7 @@ from scipy.optimize import isotonic_regression, nnls
 from moesim.core.units import format_bytes
 from moesim.live.profiler.fits import medians, pair_rates
 from moesim.live.profiler.plan import transfers
-from moesim.live.profiler.probes import FOLLOWING, Device, Layout, Link, Tier, Wanted, subject_of
+from moesim.live.profiler.probes import FOLLOWING, Device, Layout, Link, Tier, Wanted, all_shapes, subject_of
 
 FEW: Final = 8
 """Rows up to which they are few: kernels for one row are used up to about here, by the engines whose source says so."""
@@ -81,6 +81,7 @@ def _relative(matrix: NDArray[np.float64], times: NDArray[np.float64]) -> list[f
     return [float(value) for value in found / scale]
 
 
+_SAME: Final = 1e-6  # of a time: rounded rates of times that differ by less could contradict each other
 _FALL = 0.5  # the format takes no time of an expert below this share of an earlier one
 
 
@@ -263,7 +264,36 @@ class _Profiles:
                 round(found.many_row_flops), many, f"operations of rows beyond {FEW}; {fitted}"
             )
             written["crossover_rows"] = self.read_off(FEW, "rows up to which they are called few")
-        return {"expert_cost": {key: number for key, number in written.items() if number["value"] or key.endswith("flops")}}
+        kept = {key: number for key, number in written.items() if number["value"] or key.endswith("flops")}
+        if rates := self.reading(device):  # what an expert takes whatever its size is in them
+            kept = {"read_rates": rates} | {k: one for k, one in kept.items() if k not in ("per_expert_us", "read_bytes_per_s")}
+        return {"expert_cost": kept}
+
+    def reading(self, device: Device) -> list[dict[str, Any]]:
+        """Write the rate of one row at each size of an expert, if several were measured for it."""
+        if not self.wanted[0].sizes:
+            return []
+        bits, found = self.wanted[0].shapes[0].bits, {}
+        for (subject, own), shape in all_shapes(self.wanted).items():
+            rows = self.points_at("expert", device.name, subject=subject, bits=own, threads=device.threads)
+            rows = rows[rows["size"] == 1]
+            if own == bits and len(rows):
+                found[shape.n_bytes] = subject, rows
+        sizes = sorted(found)
+        times = monotone(np.array([found[size][1]["median_us"].iloc[0] for size in sizes], dtype=float))
+        rates = []
+        for place, (size, us) in enumerate(zip(sizes, times, strict=True)):
+            if place + 1 < len(sizes) and times[place + 1] <= us * (1 + _SAME):
+                continue  # no longer for more bytes: the larger of both is kept
+            subject, rows = found[size]
+            told = f"bytes / time of one expert of {subject} at {bits:g} bits with one row, its start included; median"
+            number = self.measured(
+                round(1e6 * size / us), rows, told if us == rows["median_us"].iloc[0] else f"{told}, made monotone"
+            )
+            ends = [round(1e6 * size / float(rows[name].iloc[0])) for name in ("q75_us", "q25_us")]
+            number["interval"] = [min(ends[0], number["value"]), max(ends[1], number["value"])]
+            rates.append({"bytes": size, "bytes_per_s": number})
+        return rates if len(rates) > 1 else []
 
     def handed(self, device: Device, tier: Tier, times: Any, method: str) -> tuple[Any, str]:
         """Add the time between two tasks of a device to those of its tasks."""

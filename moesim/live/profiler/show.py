@@ -15,7 +15,7 @@ from moesim.errors import HardwareError
 from moesim.hardware import LABELS, HardwareProfile, weakest
 from moesim.hardware.costs import CostModel
 from moesim.hardware.costs.curves import covers, curve_ns, points_ns
-from moesim.hardware.types import TRANSFERS, CostCurve, Device, Link, Number, Transfer
+from moesim.hardware.types import TRANSFERS, CostCurve, Device, ExpertCost, Link, Number, Transfer
 from moesim.metrics.naming import model_label
 from moesim.model import ModelSpec, builtin_models
 
@@ -79,6 +79,8 @@ def _device(profile: HardwareProfile, device: Device) -> dict[str, Any]:
     scalar = {key.removeprefix(prefix): number for key, number in profile.numbers.items() if key.startswith(prefix)}
     shown = {name: name for name in scalar if "." not in name}
     shown |= {name: name.replace("expert_cost.", "expert ") for name in scalar if name.startswith("expert_cost.")}
+    for i, (size, _) in enumerate(device.expert_cost.read_rates if device.expert_cost else ()):
+        shown[f"expert_cost.read_rates.{i}.bytes_per_s"] = f"experts of {format_bytes(size)} read at"
     rows = [_row(profile, words, scalar[name].value, unit_of(name), [prefix + name]) for name, words in shown.items()]
     if device.operations:
         counted = f"counted from the model, {device.operations}"
@@ -281,6 +283,10 @@ class _Side:
         ordered = [profile.compute, *profile.backing, *profile.devices]
         self.device = {role: next((n for n in ordered if profile.devices[n].role == role), None) for role in _ROLES}
 
+    def host_cost(self) -> ExpertCost | None:
+        name = self.device["host"]
+        return None if name is None else self.profile.devices[name].expert_cost
+
     def cost(self, ask: Callable[[CostModel], int], transfer: str = "pinned") -> Answer:
         costs = CostModel(self.model, self.profile, transfer=transfer)
         try:
@@ -322,6 +328,9 @@ def _questions(sides: Sequence[_Side]) -> Iterator[Question]:
     for role in ("accelerator", "host"):
         for n_rows in _ROWS_COMPARED:
             yield f"expert, {n_rows} row{'s' if n_rows > 1 else ''}, {role}", "us", partial(_expert, role=role, n_rows=n_rows)
+    costs = [side.host_cost() for side in sides]
+    for size in sorted({size for cost in costs if cost is not None for size, _ in cost.read_rates}):
+        yield f"reading of an expert of {format_bytes(size)}, host", "us", partial(_reading, n_bytes=size)
     for src, dst in (("host", "accelerator"), ("storage", "accelerator"), ("accelerator", "host"), ("accelerator", "storage")):
         kinds = TRANSFERS if any(side.has_kinds(src, dst) for side in sides) else TRANSFERS[:1]
         for kind in kinds:
@@ -344,6 +353,17 @@ def _questions(sides: Sequence[_Side]) -> Iterator[Question]:
 def _expert(side: _Side, role: str, n_rows: int) -> Answer:
     device = side.device[role]
     return None if device is None else side.cost(lambda costs: costs.expert_ns(device, n_rows))
+
+
+def _reading(side: _Side, n_bytes: int) -> Answer:
+    cost, prefix = side.host_cost(), f"devices.{side.device['host']}."
+    if cost is None:
+        return None
+    points = [f"expert_cost.read_rates.{i}.bytes_per_s" for i in (cost.points_of(n_bytes) if cost.read_rates else ())]
+    keys = [prefix + key for key in points or ("expert_cost.read_bytes_per_s", "memory_bytes_per_s")]
+    labels = [side.profile.numbers[key].source for key in keys if key in side.profile.numbers]
+    outside = points and not cost.read_rates[0][0] <= n_bytes <= cost.read_rates[-1][0]
+    return float(cost.reading_s(n_bytes) * 10**6), weakest(labels[: len(points) or 1] + (["extrapolated"] if outside else []))
 
 
 def _copy(side: _Side, src: str, dst: str, kind: str) -> Answer:

@@ -89,8 +89,9 @@ ROOM: Final = 2**46
 """Memory of each device in a prediction."""
 
 _CPU, _GPU = "devices.{cpu}.", "devices.{gpu}."
+_POINTS: Final = f"{_CPU}expert_cost.read_rates.*.bytes_per_s"  # one factor on all: the curve keeps its shape
 _PLACES: Final[Mapping[str, tuple[str, ...]]] = {
-    "cpu_read_rate": (f"{_CPU}memory_bytes_per_s", f"{_CPU}expert_cost.read_bytes_per_s"),
+    "cpu_read_rate": (f"{_CPU}memory_bytes_per_s", f"{_CPU}expert_cost.read_bytes_per_s", _POINTS),
     "cpu_per_expert": (f"{_CPU}expert_cost.per_expert_us",),
     "cpu_per_row": (f"{_CPU}expert_cost.per_row_us",),
     "cpu_few_row_rate": (f"{_CPU}expert_cost.few_row_flops",),
@@ -145,8 +146,12 @@ class Machine:
     def _constant(self, name: str, places: Sequence[str]) -> Constant | None:
         ways = {"cpu": self.cpu, "gpu": self.gpu, "down": f"{self.cpu}->{self.gpu}", "up": f"{self.gpu}->{self.cpu}"}
         patterns = [place.format(**ways) for place in places]
-        wanted = [p.replace("*", kind) for p in patterns for kind in (_KINDS if "*" in p else ("",))]
         numbers = self.base.numbers
+        wanted = [
+            key
+            for p in patterns
+            for key in ([p.replace("*", kind) for kind in _KINDS] if p.startswith("links.") else fnmatch.filter(numbers, p))
+        ]
         keys = [key for key in wanted if key in numbers and _scales(numbers[key].value)]
         if not keys:
             return None
@@ -157,6 +162,11 @@ class Machine:
         if short in _ABSENT and number.source == "assumed" and str(number.ref).startswith(_ADDED):
             return Constant(name, tuple(keys), float(number.value), unit, (LOOSE, LOOSE), "not in the profile")
         return Constant(name, tuple(keys), float(number.value), unit, _sigmas(number, unit), label)
+
+    @property
+    def points(self) -> list[str]:
+        """Keys of the host's read rates by size."""
+        return fnmatch.filter(self.base.numbers, _POINTS.format(cpu=self.cpu))
 
     @cached_property
     def with_room(self) -> HardwareProfile:

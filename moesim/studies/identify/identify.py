@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NoReturn
 
@@ -19,6 +19,9 @@ from moesim.studies.identify.cases import Case, choices, decode_workload, make_c
 from moesim.studies.identify.fit import Z90, Constant, Fit, Machine, Problem, Vector, check_free
 from moesim.studies.identify.observations import Observation, check_rows, read_bits
 from moesim.studies.identify.predictor import AGREE, STEP, Memo, Predictor, spreads
+from moesim.studies.identify.sizes import known_sizes, widening
+
+READ_RATE: Final = "cpu_read_rate"  # the constant that depends on the size of experts
 
 NARROWS: Final = 0.5
 """A constant is identified if its interval is at most this share of its prior's."""
@@ -231,10 +234,11 @@ def estimate(machine: Machine, problem: Problem, fit: Fit, intervals: bool, tell
 
 def profile_contents(
     start: Machine, machine: Machine, estimates: Sequence[Estimate], fit: Fit, raw: Mapping[str, Any], name: str,
-    status: Sequence[str], place: str,
+    status: Sequence[str], place: str, seen: Collection[int],
 ) -> dict[str, Any]:  # fmt: skip
-    """Write identified and undetermined numbers into a profile, with intervals."""
+    """Write identified and undetermined numbers into a profile, with intervals; `seen`: sizes of experts in rows."""
     values: dict[str, Any] = {}
+    rates: list[dict[str, Any]] = []
     n_rows = status.count("used")
     for one in estimates:
         if not one.moves:
@@ -254,7 +258,12 @@ def profile_contents(
                     + f", held by the base {here:g} ({one.constant.label})"
                 )
                 values[key] = {"value": value, "source": "assumed", "why": why, "interval": ends}
+        if one.constant.name == READ_RATE:
+            rates = rates_by_size(machine, values[one.constant.keys[-1]], seen)
     contents = override(dict(start.raw), values, place)
+    if rates:
+        contents = override(contents, {f"devices.{machine.cpu}.expert_cost.read_rates": rates}, place)
+        contents["devices"][machine.cpu]["expert_cost"].pop("read_bytes_per_s", None)
     contents.pop("anchors", None)
     contents["name"] = name
     told = str(contents.get("description", "")).strip()
@@ -262,17 +271,53 @@ def profile_contents(
     return contents
 
 
+def expert_size(case: Case) -> int:
+    """Return the bytes of an expert of a row's model, the mean over layers."""
+    sizes = [case.model.expert_bytes(layer) for layer in range(case.model.n_layers)]
+    return round(sum(sizes) / len(sizes))
+
+
+def knows_sizes(machine: Machine) -> bool:
+    """Whether the profile has the host's rates by size, none of them assumed."""
+    points = machine.points
+    return bool(points) and all(machine.base.numbers[key].source != "assumed" for key in points)
+
+
+def rates_by_size(machine: Machine, number: dict[str, Any], seen: Collection[int]) -> list[dict[str, Any]]:
+    """Write the host's one rate at the sizes that rows had, and at others with the spread of known hosts."""
+    if machine.points or machine.base.devices[machine.cpu].role != "host":
+        return []
+    rates = []
+    smallest, largest = known_sizes()
+    for size in sorted({*seen, min(smallest, *seen), max(largest, *seen)}):
+        if size in seen:
+            rates.append({"bytes": size, "bytes_per_s": number})
+            continue
+        low, high = (float(f"{end * math.exp(by):.6g}") for end, by in zip(number["interval"], widening(size, seen), strict=True))
+        why = "moesim calibrate: no row has experts of this size; the rate of others, as far as known hosts differ by size"
+        other = {"value": number["value"], "source": "assumed", "why": why, "interval": [low, high]}
+        rates.append({"bytes": size, "bytes_per_s": other})
+    return rates if len(rates) > 1 else []
+
+
 def predictions(
     predictor: Predictor, fit: Fit, sigma: Vector, status: Sequence[str], left_out: Mapping[int, float]
 ) -> tuple[Prediction, ...]:
-    """Predict each row by the identified machine."""
+    """Predict each row by the identified machine; experts of sizes that no used row has widen the interval."""
     values = predictor.values(fit.logs)
     slopes = predictor.slopes(fit.logs)
+    names = [constant.name for constant in predictor.machine.constants]
+    seen = sizes_seen(predictor.cases, status)
+    by_size = READ_RATE in names and not knows_sizes(predictor.machine)
     found = []
     for index, case in enumerate(predictor.cases):
         one = case.observation
         wide = Z90 * math.sqrt(float(slopes[index] @ fit.covariance @ slopes[index]) + sigma[index] ** 2)
-        ends = sorted(one.in_unit(values[index] + sign * wide) for sign in (-1, 1))
+        moved = [0.0, 0.0]
+        if by_size and not one.of:
+            along = float(slopes[index, names.index(READ_RATE)])
+            moved = sorted(along * end for end in widening(expert_size(case), seen))
+        ends = sorted(one.in_unit(values[index] + sign * wide + end) for sign, end in zip((-1, 1), moved, strict=True))
         off = values[index] - predictor.observed[index]
         found.append(
             Prediction(
@@ -281,6 +326,11 @@ def predictions(
             )
         )  # fmt: skip
     return tuple(found)
+
+
+def sizes_seen(cases: Sequence[Case], status: Sequence[str]) -> list[int]:
+    """List the sizes of experts of the rows that were used."""
+    return sorted({expert_size(case) for case, one in zip(cases, status, strict=True) if one == "used"})
 
 
 _ASIDE: Final = 4.0
@@ -338,7 +388,7 @@ def identify(
         Estimate(one, one.base, *(2 * (one.at(-Z90), one.at(Z90))), False, False)
         for one in still  # no row depends on it
     )
-    contents = profile_contents(start, machine, estimates, fit, raw, name, status, place)
+    contents = profile_contents(start, machine, estimates, fit, raw, name, status, place, sizes_seen(cases, status))
     return Identified(
         profile=build_profile(contents, place), raw=contents, constants=estimates,
         predictions=predictions(predictor, fit, sigma, status, left_out), bits=table, fit=fit,

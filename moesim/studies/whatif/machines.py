@@ -74,6 +74,7 @@ def _faster_experts(cost: ExpertCost | None, memory: Fraction, compute: Fraction
         read_bytes_per_s=round(cost.read_bytes_per_s * memory),
         few_row_flops=round(cost.few_row_flops * compute),
         many_row_flops=round(cost.many_row_flops * compute),
+        read_rates=tuple((size, round(rate * memory)) for size, rate in cost.read_rates),
     )
 
 
@@ -251,6 +252,8 @@ def faster_devices(
             written = f"{key}.expert_cost.{name}"
             if written in profile.numbers and getattr(new.expert_cost, name) != getattr(device.expert_cost, name):
                 found |= changed_number(profile, written, float(getattr(new.expert_cost, name)), told)
+        for i, (_, rate) in enumerate(new.expert_cost.read_rates if new.expert_cost and memory != ONE else ()):
+            found |= changed_number(profile, f"{key}.expert_cost.read_rates.{i}.bytes_per_s", float(rate), told)
         for what, before, after in (("experts", device.experts, new.experts), ("parts", device.parts, new.parts)):
             if before:
                 found[f"{key}.{what}"] = [written_curve(profile, curve, told) for curve in after]
