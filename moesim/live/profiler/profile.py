@@ -264,7 +264,7 @@ class _Profiles:
                 round(found.many_row_flops), many, f"operations of rows beyond {FEW}; {fitted}"
             )
             written["crossover_rows"] = self.read_off(FEW, "rows up to which they are called few")
-        kept = {key: number for key, number in written.items() if number["value"] or key.endswith("flops")}
+        kept: dict[str, Any] = {key: number for key, number in written.items() if number["value"] or key.endswith("flops")}
         if rates := self.reading(device):  # what an expert takes whatever its size is in them
             kept = {"read_rates": rates} | {k: one for k, one in kept.items() if k not in ("per_expert_us", "read_bytes_per_s")}
         return {"expert_cost": kept}

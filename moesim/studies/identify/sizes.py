@@ -32,7 +32,8 @@ def exponents() -> tuple[float, float]:
     >>> [round(one, 2) for one in exponents()]
     [-0.09, 0.15]
     """
-    slopes = [float(np.polyfit(*np.log(points).T, 1)[0]) for points in _rates().values()]
+    logs = [np.log(points) for points in _rates().values()]
+    slopes = [float(np.polyfit(one[:, 0], one[:, 1], 1)[0]) for one in logs]
     return min(slopes), max(slopes)
 
 
