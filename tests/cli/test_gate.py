@@ -220,7 +220,7 @@ def test_arrays_that_are_packed(here: Path, monkeypatch: pytest.MonkeyPatch, cap
 
 
 def test_answers_of_a_server(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    monkeypatch.setattr("moesim.trace.formats.sglang.ANSWERS", gate.Form("a JSON document", 100))
+    monkeypatch.setattr("moesim.trace.formats.records.ANSWERS", gate.Form("a JSON document", 100))
     (here / "a.json").write_text(json.dumps({"meta_info": {"routed_experts": "A" * 200}}))
     arguments = ("trace", "import", "a.json", "--n-layers", "4", "--top-k", "2", "--n-experts", "8", "--out", "new.safetensors")
     refused(arguments, "got more than the 100 B that a JSON document may have", here, capsys)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -116,6 +117,11 @@ def start(folder: Path, *arguments: str, path: Path = ROOT, log: Path | None = N
     return subprocess.Popen(
         command, cwd=folder, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
+
+
+def without_progress(err: str) -> list[str]:
+    """Return the lines but those of progress, which a busy machine has time to print."""
+    return [line for line in err.splitlines() if not re.match(r"\d+/\d+ runs: ", line)]
 
 
 def alive(pid: int) -> bool:
