@@ -86,6 +86,10 @@ class ExpertCost:
     crossover_rows: int = 0
     read_rates: tuple[tuple[int, int], ...] = ()  # bytes of an expert, bytes a second, ascending; empty: one rate for all sizes
 
+    def figures(self) -> dict[str, Any]:
+        """Return what a hash is made of: without points as before there were any."""
+        return {name: value for name, value in vars(self).items() if name != "read_rates" or value}
+
     def reading_s(self, n_bytes: int) -> Fraction:
         """Return the time to read an expert once: linear in bytes between points, at the nearest point's rate outside."""
         # Time is linear, not the rate: it is exact without a logarithm, falls nowhere if no point's does, and the rate is between

@@ -104,6 +104,8 @@ def fingerprint(value: Any) -> str:
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return dict(value)
+    if hasattr(value, "figures"):
+        return value.figures()
     return vars(value) if hasattr(value, "__dict__") else str(value)
 
 
