@@ -19,7 +19,7 @@ from moesim.studies.identify.cases import Case, choices, decode_workload, make_c
 from moesim.studies.identify.fit import Z90, Constant, Fit, Machine, Problem, Vector, check_free
 from moesim.studies.identify.observations import Observation, check_rows, read_bits
 from moesim.studies.identify.predictor import AGREE, STEP, Memo, Predictor, spreads
-from moesim.studies.identify.sizes import known_sizes, widening
+from moesim.studies.identify.sizes import expert_size, knows_sizes, rates_by_size, sizes_seen, widening
 
 READ_RATE: Final = "cpu_read_rate"  # the constant that depends on the size of experts
 
@@ -271,35 +271,6 @@ def profile_contents(
     return contents
 
 
-def expert_size(case: Case) -> int:
-    """Return the bytes of an expert of a row's model, the mean over layers."""
-    sizes = [case.model.expert_bytes(layer) for layer in range(case.model.n_layers)]
-    return round(sum(sizes) / len(sizes))
-
-
-def knows_sizes(machine: Machine) -> bool:
-    """Whether the profile has the host's rates by size, none of them assumed."""
-    points = machine.points
-    return bool(points) and all(machine.base.numbers[key].source != "assumed" for key in points)
-
-
-def rates_by_size(machine: Machine, number: dict[str, Any], seen: Collection[int]) -> list[dict[str, Any]]:
-    """Write the host's one rate at the sizes that rows had, and at others with the spread of known hosts."""
-    if machine.points or machine.base.devices[machine.cpu].role != "host":
-        return []
-    rates = []
-    smallest, largest = known_sizes()
-    for size in sorted({*seen, min(smallest, *seen), max(largest, *seen)}):
-        if size in seen:
-            rates.append({"bytes": size, "bytes_per_s": number})
-            continue
-        low, high = (float(f"{end * math.exp(by):.6g}") for end, by in zip(number["interval"], widening(size, seen), strict=True))
-        why = "moesim calibrate: no row has experts of this size; the rate of others, as far as known hosts differ by size"
-        other = {"value": number["value"], "source": "assumed", "why": why, "interval": [low, high]}
-        rates.append({"bytes": size, "bytes_per_s": other})
-    return rates if len(rates) > 1 else []
-
-
 def predictions(
     predictor: Predictor, fit: Fit, sigma: Vector, status: Sequence[str], left_out: Mapping[int, float]
 ) -> tuple[Prediction, ...]:
@@ -326,11 +297,6 @@ def predictions(
             )
         )  # fmt: skip
     return tuple(found)
-
-
-def sizes_seen(cases: Sequence[Case], status: Sequence[str]) -> list[int]:
-    """List the sizes of experts of the rows that were used."""
-    return sorted({expert_size(case) for case, one in zip(cases, status, strict=True) if one == "used"})
 
 
 _ASIDE: Final = 4.0
