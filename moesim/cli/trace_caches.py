@@ -11,6 +11,7 @@ from moesim.cli.options import HitRate, Jobs, Printed, name_or_mapping, policy_l
 from moesim.core.limits import COUNT, TOKENS
 from moesim.core.table import Format, render, render_records
 from moesim.core.text import say
+from moesim.core.yaml_reader import read_yaml_value
 
 _RATES = {"hit %": "hit_rate_decode", "warm %": "hit_rate_decode_warm"}
 
@@ -47,7 +48,8 @@ def trace_caches(
         policy_list(policies, f"{place}: --policies"),
         model=None if model is None else load_model(name_or_mapping(model, "--model"), f"{place}: --model"),
         trace=None if trace is None else name_or_mapping(trace, place), hit_rate=hit_rate,
-        slots=policy_list(slots, f"{place}: --slots"), batch=batch, requests=requests, prompt=prompt, decode=decode, jobs=jobs,
+        slots=read_yaml_value(f"[{slots}]", f"{place}: --slots"),
+        batch=batch, requests=requests, prompt=prompt, decode=decode, jobs=jobs,
     )  # fmt: skip
     say(found.routing)
     rows = []

@@ -280,7 +280,7 @@ def _look_up(state: State, visit: Visit, mb: int, rows: Sequence[int], active: S
 def _charge(state: State, visit: Visit, active: Sequence[int], actions: list[Any]) -> None:
     """Delay the effect of a decision; what the layer needs stays in use meanwhile."""
     # Until then the policy hears nothing else: an answer to it would take effect before the decision it builds on.
-    # What the decision drops goes at once, so that a Fetch of it afterwards is a copy. What was dropped before, and
+    # Experts that the decision drops are dropped at once, so that a later Fetch of them is a copy. What was dropped before, and
     # was still in use, stays until the decision may have run it.
     mb, now = state.forward.mb, state.now
     state.records.decisions.append(DecisionRecord(now, now + state.options.decision_ns, visit.step, visit.layer))

@@ -212,8 +212,9 @@ def range_of_lifts(row: Row, key: str = "decode_tokens_per_s", scale: float = 1.
 
 
 def order_changes(one: Row, other: Row, key: str = "decode_tokens_per_s") -> bool:
-    """Whether two rows swap places between assumed lifts."""
-    pairs = [(a, b) for a, b in zip(at_lifts(one, key), at_lifts(other, key), strict=True) if a is not None and b is not None]
+    """Whether two rows swap places between assumed lifts; a run that is missing has no place."""
+    mine, theirs = ({str(run.get("trace")): number(run, key) for run in row.get(LIFTS) or (row,)} for row in (one, other))
+    pairs = [(a, b) for lift, a in mine.items() if a is not None and (b := theirs.get(lift)) is not None]
     return len({(a > b) - (a < b) for a, b in pairs}) > 1
 
 
@@ -626,14 +627,19 @@ def _bars(rows: Sequence[Row]) -> list[str]:
 
 def _best(rows: Sequence[Row]) -> list[int]:
     """Find the fastest row of each setting with several policies, if it is the fastest at all assumed lifts."""
-    return [group_best for group in _comparable(rows) if len(group) > 1 and (group_best := _fastest(rows, group)) is not None]
+    return [best for group in _comparable(rows) if len(group) > 1 and (best := _fastest(rows, group)) is not None]
 
 
 def _fastest(rows: Sequence[Row], group: Sequence[int]) -> int | None:
-    speeds = [at_lifts(rows[i], "decode_tokens_per_s") for i in group]
-    n = max(map(len, speeds))
-    found = {max(range(len(group)), key=lambda j: speeds[j][lift % len(speeds[j])] or 0) for lift in range(n)}
-    return group[found.pop()] if len(found) == 1 else None
+    """Return which row is the fastest at every lift; None if none is."""
+    best: dict[str, tuple[float, int]] = {}
+    for i in group:
+        for run in rows[i].get(LIFTS) or (rows[i],):
+            lift, speed = str(run.get("trace")), number(run, "decode_tokens_per_s") or 0.0
+            if lift not in best or speed > best[lift][0]:
+                best[lift] = speed, i
+    found = {i for _, i in best.values()}
+    return found.pop() if len(found) == 1 else None
 
 
 def _setting(value: Any) -> str:

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from moesim.core.progress import Progress
 from moesim.core.text import say
-from moesim.errors import ConfigError, InputError, TraceError, unknown_name
+from moesim.errors import ConfigError, TraceError, unknown_name
 from moesim.experiment.config import Config, WorkloadConfig, listed, parse_config
 from moesim.experiment.sweep import each_model, entries_of, expand
 from moesim.model import load_model
+from moesim.model.load import model_names
 from moesim.policies.parts import source_needs
 from moesim.policies.registry import POLICIES, make_policy
 from moesim.policies.user_code import foreign
@@ -222,9 +223,7 @@ def traces_of_shape(model: ModelSpec) -> Iterator[tuple[str, Trace]]:
 def is_of(trace: Trace, model: ModelSpec) -> bool:
     """Whether a trace is of a model, or of one with the same sizes."""
     name = str(trace.header.get("miniature_of", trace.model))
-    with suppress(InputError):
-        return name == model.name or _same_sizes(load_model(name), model)
-    return False
+    return name == model.name or (name in model_names() and _same_sizes(load_model(name), model))
 
 
 def _may_fit(path: Path, model: ModelSpec) -> bool:

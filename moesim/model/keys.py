@@ -324,9 +324,9 @@ def _shape(
     projections = 2 * hidden * expert_input if expert_input != hidden else 0
     dense = mats * hidden * keys.count(*_DENSE_WIDTH, default=0)
     parallel = 0
-    beside = "intermediate_size" if keys.get("residual_moe") is True else family.parallel
-    if beside and keys.get("enable_moe_block") is not False:
-        parallel = mats * hidden * keys.count(beside)
+    width_key = "intermediate_size" if keys.get("residual_moe") is True else family.parallel
+    if width_key and keys.get("enable_moe_block") is not False:
+        parallel = mats * hidden * keys.count(width_key)
     if family.mixers > 1:
         parallel = family.mixers * dense
     precision = read_precision(keys.data, extra, name, place)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ from moesim.cli.main import main
 from moesim.errors import ConfigError
 from moesim.model import load_model
 from moesim.studies.cache_rules import cache_rates
-from moesim.trace import Trace, find_trace, trace_names
+from moesim.trace import Trace
+from moesim.trace.derived import subset
 from moesim.trace.stats.caches import layer_hit_rates
 from moesim.trace.synthesis import read_parameters, synthesize
 from moesim.trace.synthesis.lift import hit_rate_of
@@ -76,11 +78,11 @@ def test_a_trace_or_a_model():
         cache_rates(["lru"], trace="mini-mixtral", hit_rate="50%@2")
 
 
-@pytest.mark.skipif("mini-mixtral" not in trace_names(), reason="the shipped traces are not here")
-def test_requests_of_a_given_trace_are_its_first(capsys: pytest.CaptureFixture[str]):
-    trace = Trace.read(find_trace("mini-mixtral"))
-    assert main(["trace", "caches", "mini-mixtral", "--requests", "1", "--slots", "4", "--policies", "lru", "-o", "json"]) == 0
-    (row,) = json.loads(capsys.readouterr().out)
-    first = trace.requests
-    rows = slice(int(first.first_row[0]), int(first.first_row[0] + first.n_prompt[0] + first.n_decode[0]))
-    assert 0 < row["hit %"] < 100 and rows.stop > rows.start
+def test_requests_of_a_given_trace_are_its_first(routing: tuple[str, Trace], tmp_path: Path):
+    path, trace = routing
+    first = str(subset(trace, [0]).write(tmp_path / "first.safetensors"))
+    one, alone, all_three = (
+        [row["hit_rate_decode"] for row in cache_rates(["lru"], trace=name, slots=[4], requests=n, jobs=1).rows]
+        for name, n in ((path, 1), (first, 8), (path, 8))
+    )
+    assert one == alone != all_three

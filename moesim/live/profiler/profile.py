@@ -286,9 +286,9 @@ class _Profiles:
             if place + 1 < len(sizes) and times[place + 1] <= us * (1 + _SAME):
                 continue  # no longer for more bytes: the larger of both is kept
             subject, rows = found[size]
-            told = f"bytes / time of one expert of {subject} at {bits:g} bits with one row, its start included; median"
+            how = f"bytes / time of one expert of {subject} at {bits:g} bits with one row, its start included; median"
             number = self.measured(
-                round(1e6 * size / us), rows, told if us == rows["median_us"].iloc[0] else f"{told}, made monotone"
+                round(1e6 * size / us), rows, how if us == rows["median_us"].iloc[0] else f"{how}, made monotone"
             )
             ends = [round(1e6 * size / float(rows[name].iloc[0])) for name in ("q75_us", "q25_us")]
             number["interval"] = [min(ends[0], number["value"]), max(ends[1], number["value"])]

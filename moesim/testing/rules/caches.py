@@ -215,7 +215,7 @@ class TwoGenerations(Rule):
 class Directory(Rule):
     """A rule that decides as something is requested: whom it has let go waits to leave."""
 
-    # What is there is requested by ascending id, then what is loaded as it is ordered.
+    # Resident experts are requested by ascending id, then loaded ones in their order.
 
     def begin(self, facts: Facts) -> None:
         sizes = [n // facts.model.expert_bytes(0) for n in facts.capacity]

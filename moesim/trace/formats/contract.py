@@ -81,7 +81,7 @@ class Options:
     incomplete : {"tokens", "layers"}
         What is left out where a source lacks a layer of some tokens.
     axes : tuple of str or None
-        What the axes of an array count: ``tokens``, ``layers`` and ``ids`` in their order.
+        Axes of an array in their order: ``tokens``, ``layers`` and ``ids``.
     """
 
     model: str | None = None

@@ -167,8 +167,8 @@ def facts_path(path: Path) -> Path:
 
 def read_csv_file(path: Path, options: Options, store: Store) -> Part:
     """Read a CSV, the lines with ``#`` before it, and the facts next to it."""
-    beside, probe = facts_path(path), Probe(path)
-    facts = _parse(beside, read_text(beside, JSON, "facts of the table", error=TraceError)) if beside.is_file() else {}
+    described, probe = facts_path(path), Probe(path)
+    facts = _parse(described, read_text(described, JSON, "facts of the table", error=TraceError)) if described.is_file() else {}
     columns = find_columns(path, probe.csv_names, options.columns)
     table = read_csv(path, columns, skip=len(probe.preamble), delimiter=probe.delimiter)
     said = dict(re.findall(r"(\w+)\s*[=:]\s*([^\s,;]+)", " ".join(probe.preamble)))

@@ -138,25 +138,28 @@ def even(made: Made) -> Trace:
     )  # fmt: skip
 
 
-def measured_lift(parameters: ParameterSet, *, seed: int = 1, n_requests: int = 8, n_decode: int = 384) -> float:
+def measured_lift(parameters: ParameterSet, seed: int, n_requests: int = 8) -> float:
     """Simulate LRU caches, one request after the other, and return the mean lift over sizes."""
     n, k = parameters.n_experts, parameters.top_k
     trace = synthesize(
-        parameters, n_requests=n_requests, n_prompt=0, n_decode=n_decode, seed=seed, n_signal_requests=0, n_calibration=0
+        parameters, n_requests=n_requests, n_prompt=0, n_decode=384, seed=seed, n_signal_requests=0, n_calibration=0
     )
     sizes = [size for share in (0.125, 0.25, 0.375) if (size := round(share * n)) >= 1.5 * k] or [n // 2]
     rates = layer_hit_rates(np.asarray(trace.experts), n, sizes, ("lru",))["lru"].mean(axis=1)
     return float(np.mean([lift_of(float(rate), size, n) for rate, size in zip(rates, sizes, strict=True)]))
 
 
-def tabulate(n_layers: int = 24) -> list[list[float]]:
+_LAYERS = 24  # of the models that the table is simulated with
+
+
+def tabulate() -> list[list[float]]:
     """Simulate the table of `FILE`: the lift by log2 of n_experts / top_k, and by knob."""
     table = _facts()["table"]
     rows = []
     for share, (n_experts, top_k) in zip(table["share"], table["shapes"], strict=True):
         assert math.log2(n_experts / top_k) == share
-        places = [turned(n_layers, n_experts, top_k, knob) for knob in table["knob"]]
-        found = [sum(measured_lift(one, seed=seed, n_requests=6) for seed in (1, 2)) / 2 for one in places]
+        places = [turned(_LAYERS, n_experts, top_k, knob) for knob in table["knob"]]
+        found = [sum(measured_lift(one, seed, 6) for seed in (1, 2)) / 2 for one in places]
         assert all(one < other for one, other in pairwise(found))
         rows.append([round(one, 3) for one in found])
     return rows
