@@ -197,6 +197,45 @@ def test_what_results_rest_on_is_the_same_to_the_byte(name: str):
     assert {case: there[case] == here[case] for case in here} == dict.fromkeys(here, True)
 
 
+N = 48  # so many that a sort which is not stable moves equals
+
+
+def test_of_equals_the_lower_id_is_first():
+    """Every third of 48 experts has the larger value."""
+    from moesim.policies.algorithms.hybrimoe import credit_by_id
+    from moesim.policies.systems.finemoe import RenewedQueue, map_ranks
+    from moesim.policies.systems.klotski import hot_experts, most_popular
+    from moesim.policies.systems.ktransformers import split_late
+    from moesim.trace import Signal
+    from moesim.trace.stats.caches import static_hits
+    from moesim.trace.stats.locality import by_score
+    from moesim.trace.stats.prediction import top_ids
+    from moesim.trace.synthesis.figures import _most
+    from moesim.trace.synthesis.generate import _among_equals
+    from moesim.trace.synthesis.generate import top_ids as largest
+
+    rows = np.where(np.arange(2 * N) % 3, 0.25, 0.5).reshape(2, N)
+    expected = [*range(0, N, 3), *(e for e in range(N) if e % 3)]
+    signal = Signal("residual", np.arange(2, dtype=np.int32), rows[:, None].astype(np.float16), None, 0, None, 0)
+    orders: dict[str, Any] = {
+        "map_ranks": np.argsort(map_ranks(rows).place[1]), "most_popular": most_popular(rows[1], N), "_most": _most(rows, N)[1],
+        "by_score": by_score(rows)[1], "top_ids": top_ids(signal, [1], N)[0, 0],
+        "largest": largest(rows.astype(np.float32), N)[1], "_among_equals": _among_equals(rows.astype(np.float32), N)[1],
+    }  # fmt: skip
+    assert {name: list(order) for name, order in orders.items()} == dict.fromkeys(orders, expected)
+    assert hot_experts(np.array([[0], [0]]), rows, 20, partners=20) == sorted(expected[:20])
+    assert split_late(np.arange(N)[None], N - 20, {*range(N)}, rows[:1])[0] == sorted(expected[:20])
+    assert credit_by_id(rows[:1], 20)[0].nonzero()[0].tolist() == sorted(expected[:20])
+    hits = static_hits(np.arange(N)[None], rows[:1], range(N + 1))[:, 0]
+    assert hits.tolist() == [0, *np.cumsum(expected)]
+    queue, queued = RenewedQueue(2, N), []
+    queue.renew(rows, np.ones((2, N), np.bool_))
+    while queue:
+        queued.append(queue.first)
+        queue.pop()
+    assert queued == [(layer, e) for at in (slice(16), slice(16, N)) for layer in (0, 1) for e in expected[at]]
+
+
 if __name__ == "__main__" and sys.argv[1:]:  # for `make test-narrow`
     print(*(f"{key}={value}" for key, value in variables(sys.argv[1]).items()))
 elif __name__ == "__main__":

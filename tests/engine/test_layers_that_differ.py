@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -13,6 +14,9 @@ from moesim.hardware.costs import CostModel
 from moesim.model.keys import read_model
 from moesim.policy import KV, Placement, Run
 from tests.engine.engine_kit import Script, assert_same, cpu, gpu, machine, play, workload
+from tests.hardware.costs_kit import costs as costs_of
+from tests.hardware.costs_kit import machine as costs_machine
+from tests.hardware.costs_kit import number
 
 N_EXPERTS, N_LAYERS = 4, 3
 BASE = {
@@ -103,3 +107,15 @@ def test_a_layer_pays_for_those_before_it() -> None:
     one = plain.attention_ns("gpu0", 1, 21, 1)
     assert costs.attention_ns("gpu0", 1, 21, 1, 0) == one
     assert costs.attention_ns("gpu0", 1, 21, 1, 1) > 2 * one
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_dense_block_is_read_once_and_computed_by_rows(name: str) -> None:
+    """At 10 GB/s and 1 TFLOP/s; the blocks without what mixes rows."""
+    blocks = [replace(block, mixer=None) for group in model_of(name).groups for block in group]
+    slow = costs_of(costs_machine(gpu={"launch_us": number(0)}), model_of(name))
+    fast = costs_of(costs_machine(gpu={"launch_us": number(0), "memory_bytes_per_s": number(1e18)}), model_of(name))
+    for block in blocks:
+        assert slow._block_ns("gpu0", block, 1, 0, 1) == -(-block.dense_bytes // 10)
+        assert fast._block_ns("gpu0", block, 4000, 0, 1) == -(-2 * 4000 * block.dense // 1000)
+    assert any(block.dense for block in blocks) == (name in ("interleaved", "parallel", "blocks"))

@@ -8,6 +8,7 @@ import pytest
 
 from moesim.core.record_table import RecordTable
 from moesim.engine import simulate
+from moesim.engine.native import AVAILABLE
 from moesim.hardware import load_hardware
 from moesim.hardware.costs import CostModel
 from moesim.model import load_model
@@ -17,15 +18,17 @@ from moesim.trace import Trace
 from moesim.trace.workload import WorkloadSpec, compose
 from tests.engine.engine_kit import assert_same
 
+ENGINES = ["simpy", *(["native"] if AVAILABLE else [])]
 
-def _run(**more: Any) -> Records:
+
+def _run(policy: str = "lru", **more: Any) -> Records:
     model, hardware = load_model({"base": "mixtral-8x7b", "expert_bits": 4}), load_hardware("rtx3090-epyc7532")
     rng = np.random.default_rng(3)
     experts = np.argsort(rng.random((24, model.n_layers, model.n_experts)), axis=2)[:, :, : model.top_k]
     trace = Trace.build(experts=experts, n_prompt=[2, 2], n_decode=[10, 10], n_experts=8, model=model.name, label="synthetic")
     return simulate(
         model=model, costs=CostModel(model, hardware), workload=compose(trace, WorkloadSpec(batch_size=2)),
-        policy=make_policy({"name": "lru"}), cache_slots={"gpu0": 64}, **more,
+        policy=make_policy({"name": policy}), cache_slots={"gpu0": 64}, **more,
     )  # fmt: skip
 
 
@@ -36,8 +39,9 @@ def _copied(records: Records) -> Records:
     return found
 
 
-@pytest.mark.parametrize("piece", [1, 100, 400, 10**6])
-def test_pieces_add_up_to_the_run(piece: int):
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("piece", "policy"), [(1, "lru"), (100, "lru"), (400, "lru"), (10**6, "lru"), (1, "background-cache")])
+def test_pieces_add_up_to_the_run(piece: int, policy: str, engine: str):
     pieces: list[Records] = []
     settled: list[int] = []
 
@@ -45,9 +49,9 @@ def test_pieces_add_up_to_the_run(piece: int):
         pieces.append(_copied(records))
         settled.append(settled_ns)
 
-    rest = _run(sink=take, piece=piece)
+    rest = _run(policy, sink=take, piece=piece, engine=engine)
     whole, joined = (
-        _run(),
+        _run(policy, engine=engine),
         Records(makespan_ns=rest.makespan_ns, peak_bytes=rest.peak_bytes, pool_peak_bytes=rest.pool_peak_bytes),
     )
     for one in pieces:
@@ -64,6 +68,8 @@ def test_pieces_add_up_to_the_run(piece: int):
         assert all(r.end <= cut for r in (*before.tasks, *before.transfers, *before.activations))
         assert all(r.end >= cut for r in (*after.tasks, *after.transfers, *after.activations))
         assert since == min([cut, *(r.start for r in (*after.tasks, *after.transfers, *after.activations))])
+    under_way = [since < before.steps[-1].end for before, since in zip(pieces, settled, strict=True)]
+    assert any(under_way) == (policy != "lru"), under_way
     assert not len(rest.tasks) and rest.makespan_ns == whole.makespan_ns
 
 

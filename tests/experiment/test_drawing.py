@@ -31,15 +31,15 @@ KINDS = {"decode_speed", "hit_rate", "gantt"}
 class Here(Processes):
     """A pool that draws at once, in this process; of the figures that it is told to lose, the process dies."""
 
-    def __init__(self, room: int = 2, lost: str = "") -> None:
-        self._n, self._lost = room, lost
+    def __init__(self, room: int = 2, lost: str = "", why: type[Exception] = BrokenProcessPool) -> None:
+        self._n, self._lost, self._why = room, lost, why
         self.drawn: list[str] = []
 
     def submit(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Future[Any]:
         future: Future[Any] = Future()
         self.drawn.append(arguments[0].name)
         if arguments[0].name == self._lost:
-            future.set_exception(BrokenProcessPool("gone"))
+            future.set_exception(self._why("gone"))
         else:
             future.set_result(call(*arguments, **options))
         return future
@@ -101,6 +101,18 @@ def test_a_figure_whose_process_died_is_drawn_here(
     pool = Here(lost="hit_rate")
     assert draw(MANY, results.outcomes, runs, workers_with(pool)) == (whole, [])
     assert pool.drawn == ["decode_speed", "hit_rate"] and list(whole) == [f"{one.name}.png" for one in MANY]
+    with pytest.raises(ZeroDivisionError, match="gone"):
+        draw(MANY, results.outcomes, runs, workers_with(Here(lost="hit_rate", why=ZeroDivisionError)))
+
+
+def test_without_processes_figures_are_drawn_in_their_order(
+    ran: tuple[Results, dict[str, Outcome]], monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    results, runs = ran
+    drawn: list[str] = []
+    monkeypatch.setattr(figures, "_draw", lambda one: drawn.append(one.name) or {f"{one.name}.png": b""})  # type: ignore[func-returns-value]
+    draw(PLOTS, results.outcomes, runs)
+    assert drawn == ["decode_speed", "hit_rate", "gantt"]
 
 
 @pytest.mark.long

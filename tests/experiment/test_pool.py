@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, Future, wait
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,9 +22,10 @@ from moesim.core.processes import in_threads, prepare_processes
 from moesim.errors import ConfigError, SimulationError
 from moesim.experiment import run_experiment
 from moesim.experiment.resolve import Experiment
+from moesim.experiment.run import worth_processes
 from moesim.experiment.runner import run_one
 from moesim.experiment.sweep import RunSpec
-from moesim.experiment.workers import Processes, RefusedError, Work, _Working, do, outcomes_of, work_of
+from moesim.experiment.workers import Cluster, Processes, RefusedError, Work, _Working, do, outcomes_of, work_of
 from moesim.metrics.outcome import Outcome
 from tests.experiment.experiment_kit import resolve, write_trace, write_yaml
 from tests.experiment.pool_kit import alive, begun, fragments, hold, let_go, same_folders, start, without_progress, write_policies
@@ -346,3 +348,16 @@ def test_a_process_is_not_ended_while_it_answers(tmp_path: Path):
     processes._end.close()
     assert future.result() == "answered"
     processes.close()
+
+
+@pytest.mark.parametrize(("n_workers", "room"), [(0, 100), (3, 100), (50, 100), (51, 102), (400, 800)])
+def test_a_cluster_has_two_runs_for_each_worker_and_some_for_those_that_may_come(n_workers: int, room: int):
+    cluster = Cluster.__new__(Cluster)
+    cluster._address, cluster._n_workers, cluster._looked, cluster._told = "tcp://x", 0, float("-inf"), False
+    cluster._client = SimpleNamespace(ncores=lambda: {f"worker{i}": 1 for i in range(n_workers)})
+    assert cluster.room() == room
+
+
+def test_processes_are_started_for_long_sweeps_as_many_as_have_work():
+    assert [worth_processes(took, 3, 8) for took in (0.0, 1e9)] == [1, 3]
+    assert [worth_processes(1e9, n, 2) for n in (1, 2, 5)] == [1, 2, 2]

@@ -45,6 +45,16 @@ def test_columns_that_tell_nothing_stand_below() -> None:
     assert lines(TWO)[0].split()[:2] == ["policy", "cache"] and lines(TWO)[0].split()[-1] == "label"
 
 
+def test_a_notebook_shows_the_fastest_bold_and_numbers_to_the_right() -> None:
+    html = report.result_html([*TWO, row("slow", 1.0)])
+    heads = re.findall("<th>(.*?)</th>", html)
+    body = [re.findall('<td style="text-align: (left|right)">(.*?)</td>', line) for line in html.split("<tr>")[2:]]
+    names = ["lru", "<b>dali</b>", "<b>lru</b>", "dali", "slow"]
+    assert [cells[0] for cells in body] == [("left", name) for name in names]
+    assert all(len({text.startswith("<b>") for _, text in cells}) == 1 for cells in body)
+    assert {how for cells in body for name, (how, _) in zip(heads, cells, strict=True) if name == "tok/s"} == {"right"}
+
+
 def test_lines_fit_and_what_does_not_is_named() -> None:
     rows = [row("a-policy-with-a-long-name", 4.0), row("b", 5.0, 0.5, source_label="assumed", batch_size=16)]
     found = lines(rows)

@@ -9,10 +9,13 @@ import pytest
 import yaml
 
 from moesim.core.files import FILE
-from moesim.experiment import run_experiment
+from moesim.experiment import folder, run_experiment
+from moesim.experiment.config import parse_config
 from moesim.experiment.folder import Output, describe
-from moesim.experiment.store import DATASET, INPUTS, RECORDS, read_summary
-from tests.experiment.experiment_kit import resolve
+from moesim.experiment.store import DATASET, INPUTS, RECORDS, SmallInputs, read_summary
+from moesim.metrics.machine import Machine
+from moesim.testing import tiny_machine
+from tests.experiment.experiment_kit import resolve, small
 
 EVERYTHING = {"plots": ["decode_speed", "hit_rate", "breakdown", "gantt"], "frames": True, "cache": {"ratio": [0.25, 0.5]}}
 
@@ -94,3 +97,15 @@ def test_the_key_follows_what_decides_the_results_and_nothing_else(tmp_path: Pat
     assert describe(resolve(tmp_path, model="mixtral-8x7b"))["key"] != key
     hardware = {"base": "rtx3090-epyc7532", "devices": {"gpu0": {"launch_us": 1}}}
     assert describe(resolve(tmp_path, hardware=hardware))["key"] != key
+
+
+def test_a_row_has_a_machine_only_if_its_name_says_which(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    machines = {"one": tiny_machine(), "same": tiny_machine(), "two": tiny_machine(2)}
+    monkeypatch.setattr(folder, "load_hardware", lambda written, place: machines[written])
+
+    def named(*written: str, name: str = "tiny") -> object:
+        config = parse_config(small(tmp_path, hardware=list(written)), "x")
+        return folder._machine(config, "x", SmallInputs(), {"hardware": name})
+
+    assert named("one") == named("one", "same") == Machine.of(machines["one"]) != Machine.of(machines["two"])
+    assert named("one", "two") is named("two", "one") is named("one", name="other") is None

@@ -1,6 +1,7 @@
 """Faults that can be planted in Python code: where, of which kind, and what stands there instead.
 
-No fault is planted in what is only read: annotations, docstrings, texts of messages, assertions.
+No fault is planted in what is only read: annotations, docstrings, texts of messages, assertions, ``strict`` of zip among these;
+nor where it changes nothing, whatever the values: the order of the arguments of min and max.
 """
 
 from __future__ import annotations
@@ -99,6 +100,8 @@ class _Finder(ast.NodeVisitor):
         """Find the faults of a node and of what is in it."""
         if isinstance(node, _IGNORED) or (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"):
             return
+        if isinstance(node, ast.keyword) and node.arg == "strict":
+            return
         before = self._statement
         if isinstance(node, ast.stmt):
             self._statement = node
@@ -181,7 +184,7 @@ class _Finder(ast.NodeVisitor):
         for at, keyword in enumerate(node.keywords):
             if keyword.arg in _KEYWORDS and name not in ("field", "dict"):
                 self._changed("keyword", node, keywords=[*node.keywords[:at], *node.keywords[at + 1 :]])
-        args = node.args
+        args = [] if name in ("min", "max") else node.args
         for at, (one, other) in enumerate(pairwise(args)):
             if not isinstance(one, ast.Starred) and not isinstance(other, ast.Starred) and not _is_literal(one, other):
                 self._changed("arguments", node, args=[*args[:at], other, one, *args[at + 2 :]])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import re
 from collections import Counter
 from pathlib import Path
@@ -285,6 +286,25 @@ def test_outside_the_layers_and_between_steps():
     assert charged(run) == {"dense": 30, "idle": 4}
     split = breakdown(run, KINDS)
     assert sum(split.select({1}).values()) == 15
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_windows_are_in_time_order_in_whatever_order_layers_and_steps_are_recorded(seed: int):
+    """
+    step  |0          |gap|1     |2|
+    layer | 0 | 1 |       | 0 |      and visits of no step, one of them beyond all numbers of steps
+    """
+    rng, run = random.Random(seed), Records(makespan_ns=50)
+    steps = [(0, 20, 0), (25, 35, 1), (35, 40, 2)]
+    layers = [(2, 8, 0, 0), (8, 8, 0, 2), (8, 15, 0, 1), (26, 30, 1, 0), (31, 33, 9, 0), (45, 46, -2, 0)]
+    for begin, end, step in rng.sample(steps, len(steps)):
+        run.steps.append(StepRecord(begin, end, step, "decode", 0, 1, 1, 1.0))
+    for layer in rng.sample(layers, len(layers)):
+        run.layers.append(LayerRecord(*layer))
+    assert [tuple(w) for w in cut_windows(run)] == [
+        (0, 2, 0, -1), (2, 8, 0, 0), (8, 15, 0, 1), (15, 20, 0, -1), (20, 25, -1, -1), (25, 26, 1, -1), (26, 30, 1, 0),
+        (30, 35, 1, -1), (35, 40, 2, -1), (40, 50, -1, -1),
+    ]  # fmt: skip
 
 
 def test_overlapping_layers_are_refused():

@@ -11,11 +11,13 @@ from moesim.engine import native
 from moesim.policies.registry import make_policy
 from moesim.policies.systems.finemoe import (
     Trajectories,
+    _of_all,
     evicted,
     eviction_scores,
     largest_priorities,
     map_ranks,
 )
+from moesim.policy import Predicted
 from moesim.records import Records
 from moesim.testing import routed
 from moesim.trace import Signal, Trace
@@ -59,6 +61,20 @@ def test_without_scores_the_weights_of_the_chosen_are_observed() -> None:
     assert past.observe(event) == [(1, pytest.approx(1))]
     with pytest.raises(RuntimeError, match="neither"):
         past.observe(event._replace(weights=None))
+
+
+@pytest.mark.parametrize(
+    ("scores", "rows"),
+    [
+        (None, [[0, 0.5, 0, 0.5], [0.5, 0, 0.5, 0]]),
+        ([[0.7, 0.1], [0.2, 0.4]], [[0, 0.1, 0, 0.7], [0.2, 0, 0.4, 0]]),
+        ([[1, 2, 3, 4], [5, 6, 7, 8]], [[1, 2, 3, 4], [5, 6, 7, 8]]),
+    ],
+)
+def test_a_prediction_of_some_experts_is_one_of_all(scores: Any, rows: Any) -> None:
+    ids = np.array([[3, 1], [0, 2]])
+    event = Predicted(0, 0, 0, ids, None if scores is None else np.array(scores, float), "x")
+    assert _of_all(event, 4).tolist() == rows
 
 
 # ------------------------------------------------------------------------------------------------------------ timelines

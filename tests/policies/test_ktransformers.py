@@ -9,6 +9,7 @@ import pytest
 
 from moesim.errors import CapacityError
 from moesim.policies.registry import make_policy
+from moesim.policies.systems.ktransformers import split_late
 from moesim.records import InexactRecord, Records
 from tests.engine.engine_kit import cpu, gpu, link, machine, play, tasks, tiny_model, transfers, workload
 
@@ -124,3 +125,8 @@ def test_weights_and_not_ranks_protect() -> None:
     policy = make_policy({"name": "kt-expert-deferral", "max_deferred": 1})
     records = play(policy, workload([[[[2, 3], [2, 3]]]], weights=(0.25, 0.75)), slots={"gpu0": 0})
     assert records.inexact == [InexactRecord(0, 0, "late", 1, 0.25)]
+
+
+def test_experts_are_in_order_in_whatever_order_they_are_held():
+    on_cpu = dict.fromkeys((41, 8, 33, 2, 16))
+    assert split_late(np.array([[8, 41, 2, 0]]), 2, on_cpu) == ([8, 41], [2, 16, 33])

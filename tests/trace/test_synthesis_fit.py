@@ -27,7 +27,7 @@ from moesim.trace.stats.caches import layer_hit_rates
 from moesim.trace.stats.prediction import state_cosine
 from moesim.trace.stats.trace_stats import stats
 from moesim.trace.synthesis import generate, parameter_names, parameter_set, read_parameters, synthesize
-from moesim.trace.synthesis.figures import Figure, Targets, measure, read_targets, targets_of
+from moesim.trace.synthesis.figures import Figure, Targets, _measured, measure, read_targets, targets_of
 from moesim.trace.synthesis.fit import (
     DETERMINED_BY,
     Match,
@@ -415,6 +415,13 @@ def test_a_fit_without_figures_that_determine_anything_is_refused():
     with pytest.raises(ConfigError, match="determine parameters"):
         fit(read_parameters("mixtral-8x7b"), small_targets(reuse_baseline=0.2), [1])
     assert set(DETERMINED_BY) <= set(NUMBERS)
+
+
+def test_tolerances_are_wider_for_quantiles_over_layers_and_relative_for_ratios():
+    names = ("entropy", "entropy:q10", "lru@50", "lru@50:q90", "top_over_uniform", "top_over_uniform:q10")
+    found = [_measured(name, 2.0, "derived") for name in names]
+    assert [figure.tolerance for figure in found] == [0.02, 0.02, 0.02, 0.03, 0.04, 0.16]
+    assert [figure.fitted for figure in found] == [True, True, True, False, True, False]
 
 
 def test_a_figure_is_met_if_every_seed_is_within_its_tolerance():

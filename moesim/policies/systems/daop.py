@@ -435,9 +435,9 @@ class DaopPaper(ForOneUse):
         """Fill all slots from calibration; add the buffers that the options ask for."""
         placement, assignment = self.parts
         model = view.model
-        gpu = self._gpu = gpu_of(view, "daop")
-        self._cpu = cpu_of(view, "daop")
-        setup = Setup(view, gpu, self._cpu, [view.cache_slots(gpu)], per_layer=False)
+        gpu, self._cpu = gpu_of(view, "daop"), cpu_of(view, "daop")
+        self._gpu, slots = gpu, min(view.cache_slots(gpu), model.n_layers * model.n_experts)
+        setup = Setup(view, gpu, self._cpu, [slots], per_layer=False)
         residents = placement.choose(setup)
         assignment.start(setup)
         self._initial = [bytes(e in here for e in range(model.n_experts)) for here in residents]
