@@ -42,7 +42,9 @@ def test_columns_that_tell_nothing_stand_below() -> None:
     assert found[1].split() == ["lru", "4.00", "500", "ms", "100", "ms", "50.0", "demand", "fetch", "40%"]
     assert found[4] == "model m, on h, routing t, prompt 4, decode 4, cache 0.25, batch 1"
     assert found[5] == "simulated; weakest source of its numbers: derived"
-    assert lines(TWO)[0].split()[:2] == ["policy", "cache"] and lines(TWO)[0].split()[-1] == "label"
+    assert lines(TWO)[0].split()[:2] == ["policy", "cache"]
+    labels = [line.split()[-1] for line in lines([*TWO, row("old", 2.0, source_label=None)])[:6]]
+    assert labels == ["label", "derived", "derived", "derived", "assumed", "-"]
 
 
 def test_a_notebook_shows_the_fastest_bold_and_numbers_to_the_right() -> None:

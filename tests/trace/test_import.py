@@ -272,6 +272,8 @@ def test_dense_layers_are_left_out(tmp_path: Path, out: Path) -> None:
     source, path = SOURCES["vllm-npy"], tmp_path / "a.npy"
     np.save(path, np.concatenate([np.zeros((ROWS, 1, TOP_K), np.int64), IDS], axis=1))
     equal(source.load(path, out, first_layer=1).trace.experts, IDS)
+    too_many = f"--first-layer: expected less than the {LAYERS + 1} layers of the array, got {LAYERS + 1}"
+    source.refused(path, out, too_many, first_layer=LAYERS + 1)
     spec = load_model("deepseek-v2-lite")  # one dense layer, then 26
     wide = kit.routing(4, layers=spec.n_layers, experts=64, top_k=6)
     np.save(path, np.concatenate([np.zeros((4, 1, 6), np.int64), wide], axis=1))

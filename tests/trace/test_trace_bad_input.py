@@ -250,6 +250,7 @@ WRONG: dict[str, list[tuple[Any, str]]] = {
     ],
     "bigmoe": [
         (("v1", "v2"), "line 1: expected # route_trace v1"),
+        (("# route_trace v1", "x" * 99), f"got b'{'x' * 40}'"),
         (("n_layer=3", "n_layer=x"), "n_layer: expected a whole number, got 'x'"),
         (("# layer=1 ", "# layer=2 "), "a line '# layer=' for each of the 3 layers"),
         (("n_expert=7", "n_expert=5"), "expected 0..4, got"),
