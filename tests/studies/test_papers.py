@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import json
 import re
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from moesim.errors import ConfigError, InputError
 from moesim.experiment.config import load_config
 from moesim.experiment.run import run_experiment
 from moesim.metrics.naming import CACHE_SETTINGS, SETTINGS
+from moesim.studies.papers import answers
 from moesim.studies.papers.answers import COLUMN, decision_share, machine_cost, routing_figure, run_clocked
 from moesim.studies.papers.compare import Agreement, Compared, agreements, check_answers, choose, compare, figures, variants
 from moesim.studies.papers.published import COLUMNS, PUBLISHED, Published, paper_folder, read_published
@@ -330,10 +333,13 @@ def test_a_wrong_cost_is_told(name: str, arguments: dict[str, str], message: str
     assert message in str(error.value)
 
 
-def test_decisions_are_clocked_and_nothing_else_changes(tmp_path: Path):
+def test_decisions_are_clocked_and_nothing_else_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    clock = count(0, 1000)  # a real one may stand still from one tick to the next
+    monkeypatch.setattr(answers, "time", SimpleNamespace(process_time_ns=clock.__next__))
     experiment = resolve(tmp_path, policies=["lru", "dali"])
     plain, clocked = run_experiment(experiment).rows, run_clocked(experiment)
     assert [one["makespan_ns"] for one in clocked] == [one["makespan_ns"] for one in plain]
+    assert sum(one[COLUMN] for one in clocked) == 1000 * (next(clock) // 2000)
     assert all(one[COLUMN] > 0 and 0 < decision_share(one) < 1 for one in clocked)
     assert all("decisions measured" in one["notes"] for one in clocked)
 
