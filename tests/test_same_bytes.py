@@ -149,7 +149,7 @@ def fits() -> Any:
         def slopes(self, logs: Any, *, both: bool = False) -> Any:
             return self.table * np.exp(logs)
 
-    problem = Problem(Rows(), list(range(40)), np.full(40, 0.02))
+    problem = Problem(Rows(), list(range(40)), np.diag(np.full(40, 4e-4)), freedom=5.0)
     found = problem.fit()
     ends = [problem.interval(found, k) for k in range(8)]
     return [found.logs.tolist(), found.covariance.tolist(), found.inflation, ends]

@@ -7,8 +7,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from moesim.studies.advice.recommend import evidence, read_residuals
-
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 MACHINES = {"memory": "zen4-2core", "disk": "zen4-2core-disk"}
@@ -16,15 +14,6 @@ MACHINES = {"memory": "zen4-2core", "disk": "zen4-2core-disk"}
 
 def words(name: str) -> str:
     return " ".join((ROOT / "docs" / "guide" / f"{name}.md").read_text(encoding="utf-8").split())
-
-
-@pytest.mark.parametrize(
-    ("profile", "experts", "told"),
-    [("derived", "cpu", "({n}, {ends})"), ("derived", "gpu", "({n}, {ends})"), ("measured", "any", "the replays count ({ends})")],
-)
-def test_ratios_on_the_page_of_recommend_are_those_of_the_residuals(profile: str, experts: str, told: str):
-    found = evidence(read_residuals(), profile, experts)
-    assert told.format(n=found.n, ends=f"x{found.low:.2f} to x{found.high:.2f}") in words("recommend")
 
 
 def shipped(machine: str, table: str) -> pd.DataFrame:

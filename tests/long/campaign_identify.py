@@ -6,7 +6,7 @@ import pytest
 
 from moesim.studies.identify.identify import identify
 from tests.long.kit import Tally
-from tests.studies.identify_kit import ROOMY, Truth
+from tests.studies.identify_kit import NOISE, ROOMY, Truth
 
 LEAST = 0.85
 """Share of the intervals of 90 % that must hold the truth, of identified constants of all machines together."""
@@ -18,7 +18,7 @@ def test_true_constants_lie_in_their_intervals(request: pytest.FixtureRequest, c
     inside: dict[str, list[bool]] = {}
     for seed in range(first, first + request.config.getoption("--machines")):
         true, observed = truth.draw(1000 + seed)
-        found = identify(ROOMY, observed, leave_out=False)
+        found = identify(ROOMY, observed, leave_out=False, error=NOISE)
         for one in found.constants:
             if one.identified:
                 inside.setdefault(one.constant.name, []).append(one.low <= true[one.constant.name] <= one.high)

@@ -19,12 +19,10 @@ from experiments.research.tables.public_choices import (
     together,
 )
 from experiments.research.tables.public_identified import ends, identified_groups, identified_sweeps, identified_table
-from experiments.research.tables.residuals import MEASURED_PROFILES, of_public, of_validation
 from moesim.core.table import Format
 from moesim.errors import ConfigError
 from moesim.hardware import load_hardware
-from moesim.studies.advice.recommend import read_residuals
-from moesim.studies.validation.public import Sweep, checks_file, read_checks, read_sweeps, run_public, shipped_table, sweeps_file
+from moesim.studies.validation.public import Sweep, checks_file, read_checks, read_sweeps, shipped_table, sweeps_file
 
 SHIPPED = read_choices(shipped_table(CHOICES, "choices"))
 SWEEPS = {one.check: one for one in read_sweeps(sweeps_file())}
@@ -133,21 +131,3 @@ def test_a_changed_speed_of_a_row_that_is_not_used_changes_no_prediction(machine
     plain = identified_sweeps(machine)
     changed = identified_sweeps([replace(row, measured=2 * row.measured) if row.weights == "IQ4_XS" else row for row in machine])
     assert changed["predicted"].tolist() == pytest.approx(plain["predicted"].tolist(), rel=1e-9)
-
-
-def test_the_shipped_table_is_that_of_the_shipped_validations():
-    shipped = read_residuals()
-    anew = [one for profile in MEASURED_PROFILES for one in of_validation(profile)]
-    assert [one for one in shipped if one.profile == "measured"] == anew
-    checks = {check.check: check for check in read_checks(checks_file())}
-    expected = {f"public {c.check}" for c in checks.values() if c.status == "predicted" and c.metric == "decode_tokens_per_s"}
-    assert {one.figure for one in shipped if one.profile == "derived"} == expected
-
-
-def test_public_figures_are_what_the_simulator_says_now():
-    policies = {check.check: check.policy for check in read_checks(checks_file())}
-    anew = of_public(run_public(rows=["6", "7"], plot=False, progress=False).frame, policies)
-    shipped = {one.figure: one for one in read_residuals()}
-    assert len(anew) == 3
-    for one in anew:
-        assert shipped[one.figure].ratio == pytest.approx(one.ratio, rel=1e-3) and shipped[one.figure].experts == one.experts

@@ -10,11 +10,14 @@ import numpy as np
 
 from moesim.hardware import read_profile
 from moesim.studies.identify.cases import make_cases
-from moesim.studies.identify.fit import UNKNOWN_SPREAD, Machine
+from moesim.studies.identify.fit import Machine
+from moesim.studies.identify.model_error import ModelError
 from moesim.studies.identify.observations import Observation, observation
 from moesim.studies.identify.predictor import Memo, Predictor
 
 BASE = "ryzen7950x-rtx4080"
+NOISE = ModelError(row=0.03)
+"""Of machines that are what the simulator says, but for noise."""
 SETTINGS = (
     ("qwen3-30b-a3b", "Q4_K_M", "n_cpu_moe=0", 1),
     ("qwen3-30b-a3b", "Q4_K_M", "n_cpu_moe=16", 1),
@@ -53,12 +56,12 @@ class Truth:
         self.predictor = Predictor(self.machine, make_cases(self.plain), Memo())
 
     def draw(self, seed: int) -> tuple[dict[str, float], list[Observation]]:
-        """Draw constants from their priors, and observations with the noise that an unknown spread stands for."""
+        """Draw constants from their priors, and observations with noise."""
         rng = np.random.default_rng(seed)
         below, above = np.array([constant.sigmas for constant in self.machine.constants]).T
         side = np.where(rng.random(len(below)) < below / (below + above), -below, above)  # of two halves that meet at the base
         logs = side * np.abs(rng.standard_normal(len(side)))
-        times = self.predictor.values(logs) + UNKNOWN_SPREAD * rng.standard_normal(len(self.plain))
+        times = self.predictor.values(logs) + NOISE.row * rng.standard_normal(len(self.plain))
         observed = [
             one.model_copy(update={"value": one.batch / math.exp(time) * 1e9})
             for one, time in zip(self.plain, times, strict=True)

@@ -21,7 +21,7 @@ from moesim.studies.identify.identify import check_agreement, identify, statuses
 from moesim.studies.identify.observations import read_observations
 from moesim.studies.identify.predictor import Memo, Predictor, Surrogate, engine_log_time
 from moesim.studies.identify.report import USEFUL, next_lines
-from tests.studies.identify_kit import BASE, ROOMY, SETTINGS, Truth, rows
+from tests.studies.identify_kit import BASE, NOISE, ROOMY, SETTINGS, Truth, rows
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "experiments" / "calibrate" / "rtx2070super.csv"
 HEAD = "model,bits,setting,batch,context,value,unit,kind,spread,role\n"
@@ -115,7 +115,7 @@ def test_checks_that_contradict_are_told_of(tmp_path: Path, capsys: pytest.Captu
 def test_next_lines_repeat_no_row_and_no_line(truth: Truth):
     _, observed = truth.draw(3)
     few = [observed[3], observed[7]]
-    lines = next_lines(identify(ROOMY, few, intervals=False, leave_out=False))
+    lines = next_lines(identify(ROOMY, few, intervals=False, leave_out=False, error=NOISE))
     assert lines and all(line.narrows <= USEFUL for line in lines)
     assert len({line.command for line in lines}) == len({line.constant for line in lines}) == len(lines)
     # what was suggested, observed under another spelling, is not suggested again
@@ -125,7 +125,7 @@ def test_next_lines_repeat_no_row_and_no_line(truth: Truth):
     model, bits = ("qwen3-30b-a3b", "Q4_K_M") if "qwen3" in first[2] else ("mixtral-8x7b", "Q4_K_M")
     assert first[2] == f"{model}-{bits}.gguf"
     known = rows([(model, bits, setting, 1)], context=int(deep), decode=64)[0].model_copy(update={"row": "new", "value": 20.0})
-    more = next_lines(identify(ROOMY, [*few, known], intervals=False, leave_out=False))
+    more = next_lines(identify(ROOMY, [*few, known], intervals=False, leave_out=False, error=NOISE))
     assert lines[0].command not in {line.command for line in more}
 
 
@@ -271,7 +271,7 @@ def truth() -> Truth:
 @pytest.mark.parametrize(("seed", "next_for"), [(1, ["gpu_layer"]), pytest.param(2, ["gpu_layer"], marks=pytest.mark.long)])
 def test_true_constants_are_found_again(truth: Truth, seed: int, next_for: list[str]):
     true, observed = truth.draw(seed)
-    found = identify(ROOMY, observed, leave_out=False)
+    found = identify(ROOMY, observed, leave_out=False, error=NOISE)
     told = [one for one in found.constants if one.identified]
     inside = [one.low <= true[one.constant.name] <= one.high for one in told]
     assert len(told) >= 3 and sum(inside) >= len(told) - 1
@@ -287,7 +287,7 @@ def test_true_constants_are_found_again(truth: Truth, seed: int, next_for: list[
 
 def test_without_rows_that_tell_priors_hold(truth: Truth):
     _, observed = truth.draw(3)
-    found = identify(ROOMY, observed[:1])
+    found = identify(ROOMY, observed[:1], error=NOISE)
     known = {one.constant.name: one for one in found.constants}
     assert not known["link_rate"].moves and known["link_rate"].value == known["link_rate"].constant.base
     assert {one.constant.name for one in found.constants if one.identified} == {"gpu_read_rate", "gpu_layer"}
@@ -300,13 +300,15 @@ def test_without_rows_that_tell_priors_hold(truth: Truth):
 def test_a_row_that_nothing_explains_is_set_aside(truth: Truth):
     _, observed = truth.draw(4)
     wrong = [one.model_copy(update={"value": 3 * one.value}) if one.row == "2" else one for one in observed]
-    found = identify(ROOMY, wrong, intervals=False, leave_out=False)
+    found = identify(ROOMY, wrong, intervals=False, leave_out=False, error=NOISE)
     assert [one.case.name for one in found.predictions if one.status == "set aside"] == ["2"]
 
 
 def test_a_row_beyond_memory_moves_nothing(truth: Truth):
     _, observed = truth.draw(5)
-    found = identify(BASE, observed, intervals=False, leave_out=False)  # 16 GiB: Qwen3 at 4.85 bits has 17.5 GB of experts
+    found = identify(
+        BASE, observed, intervals=False, leave_out=False, error=NOISE
+    )  # 16 GiB: Qwen3 at 4.85 bits has 17.5 GB of experts
     beyond = [one.case.name for one in found.predictions if one.status == "beyond memory"]
     assert beyond == ["0"]
 
@@ -315,7 +317,7 @@ def test_a_row_beyond_memory_moves_nothing(truth: Truth):
 def test_bits_that_are_not_printed_are_chosen(truth: Truth):
     _, observed = truth.draw(6)
     unsure = [one.model_copy(update={"bits": "16|Q8_0|4"}) if one.bits == "Q8_0" else one for one in observed]
-    found = identify(ROOMY, unsure, intervals=False, leave_out=False)
+    found = identify(ROOMY, unsure, intervals=False, leave_out=False, error=NOISE)
     assert {key: table[0][0] for key, table in found.bits.items()} == {
         ("qwen3-30b-a3b", "16|Q8_0|4"): "8.5", ("deepseek-v2-lite", "16|Q8_0|4"): "8.5",
     }  # fmt: skip
@@ -331,7 +333,7 @@ def test_ratios_and_dynamic_policies(truth: Truth):
     times = [engine_log_time(case, machine.changed(slower), "x") for case in make_cases([lru, cpu])]
     ratio = lru.model_copy(update={"unit": "ratio:1", "value": math.exp(times[1] - times[0]), "spread": 1e-4})
     speed = cpu.model_copy(update={"value": math.exp(-times[1]) * 1e9, "spread": 1e-4})
-    found = identify(ROOMY, [ratio, speed], free=["link_rate"], leave_out=False)
+    found = identify(ROOMY, [ratio, speed], free=["link_rate"], leave_out=False, error=NOISE)
     (link,) = found.constants
     assert link.identified and math.log(link.value / link.constant.base) == pytest.approx(-0.4, abs=0.06)
 
@@ -404,11 +406,11 @@ def test_a_speed_beyond_the_data_sheet_does_not_lift_its_rate(truth: Truth):
     plain = rows(SETTINGS[:1])
     time = Predictor(machine, make_cases(plain), Memo()).engine(np.zeros(2))[0]
     fast = [plain[0].model_copy(update={"value": 2e9 / math.exp(time)})]
-    found = {one.constant.name: one for one in identify(base, fast, free=names, leave_out=False).constants}
+    found = {one.constant.name: one for one in identify(base, fast, free=names, leave_out=False, error=NOISE).constants}
     assert found["gpu_read_rate"].value < 448e9 * math.exp(8 * CEILING) < 448e9 * 1.5
     loose = {**base, "devices.gpu0.memory_bytes_per_s": sheet | {"source": "assumed", "why": "a test"}}
     del loose["devices.gpu0.memory_bytes_per_s"]["ref"]
-    free = {one.constant.name: one for one in identify(loose, fast, free=names, leave_out=False).constants}
+    free = {one.constant.name: one for one in identify(loose, fast, free=names, leave_out=False, error=NOISE).constants}
     assert free["gpu_read_rate"].value > 1.2 * found["gpu_read_rate"].value
 
 

@@ -303,7 +303,7 @@ class _Search:
         sigma = np.full(len(best.values), self.spread)
         for _ in range(moves):
             start = np.array(best.point.logs)
-            logs = Problem(self.response, rows, sigma, "soft_l1").fit(start, inflate=False).logs
+            logs = Problem(self.response, rows, np.diag(sigma**2), soft=True).fit(start).logs
             for _ in range(_TRIES):
                 point = point_at(logs, best.point.bits)
                 if point == best.point:

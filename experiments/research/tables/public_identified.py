@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 import pandas as pd
@@ -18,6 +19,7 @@ from experiments.research.tables.command import parser, run, write
 from moesim.core.progress import telling
 from moesim.core.table import Format, render, render_records
 from moesim.studies.identify.identify import identify
+from moesim.studies.identify.model_error import ModelError
 from moesim.studies.identify.observations import Observation, observation
 from moesim.studies.validation.public import Sweep, error_group, plain, read_sweeps, sweeps_file
 
@@ -43,30 +45,39 @@ def _options(row: Sweep) -> tuple[str, ...]:
     return tuple(sorted(policy))
 
 
-def identified_sweeps(sweeps: Sequence[Sweep], tell: Callable[[str], None] = lambda text: None) -> pd.DataFrame:
-    """Identify each machine from the ends of one sweep, and predict its other rows.
-
-    A row a setting of machines with a sweep and a row besides: ``check``, ``machine``, ``rate``, ``curve``, ``setting``,
-    ``measured``, ``predicted``, ``error``, ``low`` and ``high`` (interval of 90 %), ``part`` (``used``, ``inside`` that sweep,
-    ``other``) and ``straight``, the error of the straight line inside.
-    """
+def of_machines(sweeps: Sequence[Sweep]) -> list[list[Sweep]]:
+    """Group the predicted rows by machine and profile."""
     machines: dict[str, list[Sweep]] = {}
     for sweep in sweeps:
         if sweep.status == "predicted":
             machines.setdefault(json.dumps([sweep.machine, sweep.hardware]), []).append(sweep)
+    return list(machines.values())
+
+
+def identified_sweeps(
+    sweeps: Sequence[Sweep],
+    tell: Callable[[str], None] = lambda text: None,
+    errors: Mapping[str, ModelError] = MappingProxyType({}),
+) -> pd.DataFrame:
+    """Identify each machine from the ends of one sweep, and predict its other rows.
+
+    A row a setting of machines with a sweep and a row besides: ``check``, ``machine``, ``rate``, ``curve``, ``setting``,
+    ``measured``, ``predicted``, ``error``, ``low`` and ``high`` (interval of 90 %), ``part`` (``used``, ``inside`` that sweep,
+    ``other``) and ``straight``, the error of the straight line inside. `errors`: model errors by machine, if not the shipped.
+    """
     records: list[dict[str, Any]] = []
-    for rows in machines.values():
+    for rows in of_machines(sweeps):
         chosen = ends(rows)
         if chosen is not None and len(rows) > len(chosen):
             tell(rows[0].machine)
-            records += _machine(rows, chosen)
+            records += _machine(rows, chosen, errors.get(rows[0].machine))
     return pd.DataFrame(records)
 
 
-def _machine(rows: Sequence[Sweep], chosen: tuple[Sweep, Sweep]) -> list[dict[str, Any]]:
-    observed = [_observation(row, used=row in chosen) for row in rows]
+def _machine(rows: Sequence[Sweep], chosen: tuple[Sweep, Sweep], error: ModelError | None) -> list[dict[str, Any]]:
+    observed = [observed_row(row, used=row in chosen) for row in rows]
     # What a source measured twice, with options that are not simulated, is predicted twice.
-    found = identify(rows[0].hardware, observed, intervals=False, leave_out=False, agree=False)
+    found = identify(rows[0].hardware, observed, intervals=False, leave_out=False, agree=False, error=error)
     first, last = chosen
     records = []
     for row, one in zip(rows, found.predictions, strict=True):
@@ -87,7 +98,8 @@ def _straight(row: Sweep, first: Sweep, last: Sweep) -> float:
     return 1 / time / row.measured - 1
 
 
-def _observation(row: Sweep, *, used: bool) -> Observation:
+def observed_row(row: Sweep, *, used: bool) -> Observation:
+    """Return a row as an observation."""
     policy = row.policy if isinstance(row.policy, dict) else {"name": row.policy}
     words = {"n_gpu_layers": "ngl", "n_cpu_moe": "n_cpu_moe"}
     told = [f"{words[key]}={value}" for key, value in policy.items() if key in words]

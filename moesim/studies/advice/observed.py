@@ -18,7 +18,6 @@ from moesim.model import ModelSpec, bits_to_bytes
 from moesim.studies.advice.candidates import gib
 from moesim.studies.advice.question import Setting
 from moesim.studies.identify.cases import Case, needed_bytes, read_setting
-from moesim.studies.identify.fit import MODEL_ERROR, Z90
 from moesim.studies.identify.identify import Identified
 from moesim.studies.identify.observations import observation
 from moesim.studies.identify.predictor import Memo, Predictor
@@ -117,10 +116,8 @@ def _case(setting: Setting, n: int, context: int) -> Case:
 def _speeds(setting: Setting, found: Identified, numbers: Sequence[int], context: int) -> dict[int, tuple[float, float, float]]:
     cases = [_case(setting, n, context) for n in numbers]
     predictor = Predictor(found.predictor.machine, cases, Memo())
-    values, slopes = predictor.values(found.fit.logs), predictor.slopes(found.fit.logs)
     told = {}
-    for n, value, slope in zip(numbers, values, slopes, strict=True):
-        wide = Z90 * math.sqrt(float(slope @ found.fit.covariance @ slope) + (MODEL_ERROR * found.inflation) ** 2)
+    for n, value, wide in zip(numbers, *found.posterior.at(predictor), strict=True):
         speed = setting.asked.batch / math.exp(value) * 1e9
         told[n] = (speed, speed * math.exp(-wide), speed * math.exp(wide))
     return told
@@ -165,7 +162,7 @@ def _best_line(first: Point | None, setting: Setting) -> str:
         f"Best of --n-cpu-moe: -ngl 99 --n-cpu-moe {first.n_cpu_moe} -c {first.context * setting.asked.batch} "
         f"-ub {first.ubatch}: {digits(first.speed)} tokens/s when the context is full, {digits(first.low)} to "
         f"{digits(first.high)} (90 %, by the observed speeds). Placements for any engine, below, may hold single experts of a "
-        "layer, which this option cannot; their intervals (80 %) rest on other machines.\n"
+        "layer, which this option cannot; their intervals do not use what these rows share with the observed ones.\n"
     )
 
 

@@ -1,19 +1,12 @@
-"""From a question to an advice: routing, search, intervals, ranking, flags.
-
-Of n ratios of measured to simulated speeds, the next lies between the k-th smallest and the k-th largest with a probability of
-at least 1 - 2 k / (n + 1), whatever their distribution (split conformal prediction); k is the largest that keeps the level.
-"""
+"""From a question to an advice: routing, search, intervals, ranking, flags."""
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,97 +15,18 @@ import yaml
 from moesim.core.files import write_bytes
 from moesim.core.progress import telling
 from moesim.core.student import Mean, mean
-from moesim.errors import ConfigError
 from moesim.studies.advice.candidates import LOSSY, Candidate, Space, gib
 from moesim.studies.advice.engines import Command, commands
 from moesim.studies.advice.observed import IDENTIFIED, Observed, check_machine, curve, with_buffers
 from moesim.studies.advice.question import PLACE, Asked, Routing, Setting, find_routing, look_up
 from moesim.studies.advice.search import Found, Search, caution, gpu_share, launch_share, speed
 from moesim.studies.identify.identify import identify
+from moesim.studies.identify.model_error import LEVEL, shipped
 from moesim.studies.identify.observations import read_observations
-
-FILE: Final = "residuals.csv"
-
-
-@dataclass(frozen=True)
-class Residual:
-    """One decode speed, measured and simulated."""
-
-    figure: str  # `public 5a`, `zen4-2core 17`
-    profile: str  # whether every cost of the profile was measured, or any was taken over, published, counted or assumed
-    experts: str  # where experts were computed: some or all on the processor, none there; "any" where both sides are processors
-    ratio: float  # measured speed over simulated speed
-
-
-def read_residuals(path: Path | None = None) -> list[Residual]:
-    """Read a table of residuals."""
-    text = (path or resources.files("moesim.studies.advice").joinpath(FILE)).read_text(encoding="utf-8")
-    found = []
-    for number, row in enumerate(csv.DictReader(io.StringIO(text)), start=2):
-        try:
-            one = Residual(row["figure"], row["profile"], row["experts"], float(row["ratio"]))
-        except (KeyError, TypeError, ValueError):
-            raise ConfigError(f"{path or FILE}:{number}: expected figure,profile,experts,ratio, got {dict(row)}") from None
-        if one.profile not in ("derived", "measured") or one.experts not in ("cpu", "gpu", "any") or not one.ratio > 0:
-            raise ConfigError(f"{path or FILE}:{number}: expected derived or measured, cpu, gpu or any, and a positive ratio")
-        found.append(one)
-    return found
-
-
-LEVEL: Final = 0.8
-"""Of intervals of speeds. The table has some ten figures of a kind: more than 0.8 cannot be had from so few."""
+from moesim.studies.whatif.limits import Limits
 
 SAME_LEVEL: Final = 0.95
 """At which two placements are distinguished."""
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """Measured over simulated speeds of a kind."""
-
-    # low, high: measured over simulated speed, between which figures of this kind lie
-    low: float
-    high: float
-    n: int  # figures that this rests on
-    what: str  # which these are
-    # probability that another figure of the kind lies in between, at least; smaller than `LEVEL` if there are too few
-    level: float
-
-
-_WORDS: Final = {
-    ("derived", "cpu"): "published decode speeds with experts on the processor",
-    ("derived", "gpu"): "published decode speeds with no expert on the processor",
-    ("measured", "any"): "replays on two measured machines, which have no GPU",
-}
-
-
-def evidence(residuals: Sequence[Residual], profile: str, experts: str) -> Evidence:
-    """Find between which ratios measured over simulated speeds of a kind lie.
-
-    >>> ten = [Residual(str(i), "derived", "cpu", 0.7 + 0.05 * i) for i in range(10)]
-    >>> found = evidence(ten, "derived", "cpu")
-    >>> round(found.low, 2), round(found.high, 2), found.n, round(found.level, 2)
-    (0.7, 1.15, 10, 0.82)
-    """
-    kind = "any" if profile == "measured" else experts
-    ratios = sorted(one.ratio for one in residuals if one.profile == profile and one.experts == kind)
-    if not ratios:
-        raise ValueError(f"expected residuals of {profile} profiles with experts on {kind}, got none")
-    n = len(ratios)
-    beyond = max(1, math.floor((n + 1) * (1 - LEVEL) / 2 + 1e-9))
-    return Evidence(ratios[beyond - 1], ratios[n - beyond], n, _WORDS[profile, kind], 1 - 2 * beyond / (n + 1))
-
-
-def mixed(cpu: Evidence, gpu: Evidence, gpu_share: float) -> tuple[float, float]:
-    """Combine both sides' evidence by shares of time, as if both were wrong the same way.
-
-    >>> side = dict(n=9, what="", level=0.8)
-    >>> mixed(Evidence(0.8, 1.0, **side), Evidence(0.4, 1.0, **side), 0.5)
-    (0.5333333333333333, 1.0)
-    """
-    low = 1 / ((1 - gpu_share) / cpu.low + gpu_share / gpu.low)
-    high = 1 / ((1 - gpu_share) / cpu.high + gpu_share / gpu.high)
-    return low, high
 
 
 def interval(speed: Mean, costs: tuple[float, float], routing: float = 1.0) -> tuple[float, float]:
@@ -142,6 +56,7 @@ class Judged:
     # low, high: interval of the speed to be expected on the machine
     low: float
     high: float
+    costs: tuple[float, float]  # the part of it that is wrong costs: factors on the simulated speed
     ratio: float  # to the best runnable placement, on the same requests
     same: bool  # the ratio differs from 1 by no more than it varies between requests, or changes sides on other routing
     ttft_s: float  # mean time to the first token
@@ -167,7 +82,6 @@ class Advice:
     # runnable, papers: finalists of either class, fastest first
     runnable: list[Judged]
     papers: list[Judged]
-    evidence: list[Evidence]  # what the intervals rest on
     caution: str  # why the order may be another with an engine that launches fewer kernels; empty if there is no such reason
     warnings: list[str]  # what else a reader must know
     observed: Observed | None = None  # results of observed speeds, if some were given
@@ -180,18 +94,16 @@ class Advice:
 
 def recommend(asked: Asked, *, jobs: int | None = 1, progress: bool = False) -> Advice:
     """Search placements and policies for a model on a machine; independent of `jobs`."""
-    known = read_residuals()
     with tempfile.TemporaryDirectory(prefix="moesim.") as folder:
         setting = look_up(asked, Path(folder))
         routing, others = find_routing(setting.model, asked, PLACE)
         found = Search(Space(setting, routing), others=others, jobs=jobs, progress=progress).run()
-    rest = _evidence(known, found)
     ranked = [*found.ranked(True), *found.ranked(False)]
-    judged = [_judge(one, ranked[0], found, rest, setting) for one in ranked]
+    judged = [_judge(one, ranked[0], found, setting) for one in ranked]
     runnable = [one for one in judged if one.candidate.runnable]
     papers = [one for one in judged if not one.candidate.runnable]
     return Advice(
-        setting, routing, others, found, runnable, papers, list(rest.values()), caution(setting, found.fewer),
+        setting, routing, others, found, runnable, papers, caution(setting, found.fewer),
         _warnings(setting, routing, others, found),
     )  # fmt: skip
 
@@ -205,30 +117,30 @@ def _kept(setting: Setting) -> str:
     return f"{gib(n_bytes)} on {setting.gpu} is kept for the engine's own buffers ({kept.source})"
 
 
-def _evidence(residuals: Sequence[Residual], found: Found) -> dict[str, Evidence]:
-    """Choose what intervals rest on, by what the costs of the runs rest on."""
-    rows = [row for rows in found.final.values() for row in rows]
-    if rows and all(row["costs_measured"] for row in rows):
-        return {"any": evidence(residuals, "measured", "cpu")}
-    return {where: evidence(residuals, "derived", where) for where in ("cpu", "gpu")}
+def _shares(limits: Limits, setting: Setting) -> dict[str, float]:
+    """Return the shares of the time of a decode step by what takes it."""
+    parts = limits.by_part
+    away = "copies" if setting.host_computes else "disk"
+    found = {"cpu": parts.get("CPU", 0.0), "gpu": parts.get("GPU", 0.0), away: parts.get("link", 0.0)}
+    whole = sum(found.values()) or 1.0
+    return {part: share / whole for part, share in found.items()}
 
 
-def _judge(one: Candidate, best: Candidate, found: Found, rest: Mapping[str, Evidence], setting: Setting) -> Judged:
+def _judge(one: Candidate, best: Candidate, found: Found, setting: Setting) -> Judged:
     rows = found.final[one]
     speeds, bests = [speed(row) for row in rows], [speed(row) for row in found.final[best]]
-    share = gpu_share(found.limits[one])
-    costs = (rest["any"].low, rest["any"].high) if "any" in rest else mixed(rest["cpu"], rest["gpu"], share)
+    costs = shipped().factors(setting.hardware, _shares(found.limits[one], setting))
     middle, ratios = mean(speeds, LEVEL), found.crossed.get(one, ())
     crossed = max(ratios, key=lambda ratio: abs(math.log(ratio)), default=None)
     low, high = interval(middle, costs, crossed or 1.0)
     fresh = rows[0].get("fidelity_fresh_decode")
     return Judged(
-        candidate=one, speed=middle, low=low, high=high,
+        candidate=one, speed=middle, low=low, high=high, costs=costs,
         ratio=mean([b / a for a, b in zip(bests, speeds, strict=True)], LEVEL).value,
         same=one is not best and (indistinguishable(bests, speeds) or _flips(one, best, found)),
         ttft_s=sum(float(row["ttft_mean_ns"]) for row in rows) / len(rows) / 1e9,
         fresh=None if fresh is None or one.family not in LOSSY else min(float(row["fidelity_fresh_decode"]) for row in rows),
-        gpu_share=share, launch_share=launch_share(found.limits[one]), crossed=crossed,
+        gpu_share=gpu_share(found.limits[one]), launch_share=launch_share(found.limits[one]), crossed=crossed,
         label=str(rows[0]["source_label"]), notes=str(rows[0]["notes"]),
         commands=tuple(commands(one, setting)),
     )  # fmt: skip

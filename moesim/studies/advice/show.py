@@ -23,8 +23,9 @@ from moesim.studies.advice.candidates import PREFILL, STAND_INS, Candidate, expe
 from moesim.studies.advice.engines import Command, commands, describe, engines
 from moesim.studies.advice.observed import IDENTIFIED, OBSERVED
 from moesim.studies.advice.question import model_yaml
-from moesim.studies.advice.recommend import LEVEL, SAME_LEVEL, Advice, Evidence, Judged
+from moesim.studies.advice.recommend import SAME_LEVEL, Advice, Judged
 from moesim.studies.advice.search import FEW_US, LARGE_SHARE, SCREEN_TOKENS, WHY, Fewer, speed
+from moesim.studies.identify.model_error import LEVEL, shipped_rows
 
 
 def document(advice: Advice) -> dict[str, Any]:
@@ -44,7 +45,7 @@ def document(advice: Advice) -> dict[str, Any]:
             "why": advice.routing.why, "others": [one.label for one in advice.others],
         },
         "level": LEVEL,
-        "evidence": [asdict(one) for one in advice.evidence],
+        "model_error": shipped_rows(),
         "best": flat(advice, advice.best),
         "runnable": [flat(advice, one) for one in advice.runnable],
         "papers": [flat(advice, one) for one in advice.papers],
@@ -87,7 +88,8 @@ def flat(advice: Advice, one: Judged) -> dict[str, Any]:
         "placement": candidate.title, "runnable": candidate.runnable, "what": describe(candidate, advice.setting),
         "policy": json.dumps(dict(candidate.policy), sort_keys=True), "gpu_experts": candidate.gpu_experts,
         "gpu_bytes": candidate.gpu_bytes, "host_bytes": candidate.host_bytes,
-        "decode_tokens_per_s": one.speed.value, "low": one.low, "high": one.high, "requests_factor": one.speed.factor,
+        "decode_tokens_per_s": one.speed.value, "low": one.low, "high": one.high, "costs": list(one.costs),
+        "requests_factor": one.speed.factor,
         "groups": one.speed.n, "ratio_to_best": one.ratio, "indistinguishable": one.same, "ttft_s": one.ttft_s,
         "fidelity_fresh_decode": one.fresh, "gpu_share": one.gpu_share, "launch_share": one.launch_share,
         "other_routing_ratio": one.crossed, "label": one.label,
@@ -385,12 +387,11 @@ def _papers(advice: Advice, form: Format) -> str:
 
 def _sure(advice: Advice) -> str:
     best = advice.best
-    lines = [_evidence(one) for one in advice.evidence]
-    if len(advice.evidence) > 1:
-        lines.append(
-            f"the best placement spends {100 * best.gpu_share:.0f} % of its time on the GPU and the link; its interval mixes the "
-            "ranges above by that share, and others by theirs"
-        )
+    low, high = best.costs
+    lines = [
+        f"expect the real speed of the best placement at {low:.2f} to {high:.2f} times the simulated one, with "
+        f"{100 * LEVEL:.0f} % confidence: by how sure the profile's numbers are, and how far off public measurements were"
+    ]
     if best.speed.n > 1:
         known = f"its mean speed is known to a factor of {best.speed.factor:.2f} (Student's t)"
         lines.append(f"requests differ: over {best.speed.n} groups {known}")
@@ -415,13 +416,6 @@ def _ranges(note: str) -> str:
         "the profile knows some numbers only within a range, and these speeds take one value of each: "
         f"{note.removeprefix(NOT_VARIED)}. How far each range moves the speed, 'moesim run DIR/best.yaml --set intervals=true' "
         "says, where DIR is the folder of --out"
-    )
-
-
-def _evidence(one: Evidence) -> str:
-    return (
-        f"{one.n} {one.what}: the next one is x{one.low:.2f} to x{one.high:.2f} of its simulation with at least "
-        f"{100 * one.level:.0f} %"
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -159,6 +159,11 @@ class Case:
     @property
     def name(self) -> str:
         return self.observation.row
+
+    @cached_property
+    def expert_bytes(self) -> float:
+        """Bytes of an expert, the mean over layers."""
+        return sum(self.model.expert_bytes(layer) for layer in range(self.model.n_layers)) / self.model.n_layers
 
     @property
     def mean_context(self) -> int:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -122,8 +122,7 @@ class Machine:
         self, raw: Mapping[str, Any], place: str, free: Sequence[str] = (), more: Mapping[str, Sequence[str]] | None = None
     ) -> None:
         plain = build_profile(raw, place)
-        self.gpu = next((name for name, d in plain.devices.items() if d.role == "accelerator"), plain.compute)
-        self.cpu = next((name for name in plain.backing if plain.devices[name].role == "host"), plain.backing[0])
+        self.gpu, self.cpu = two_devices(plain)
         self.place = place
         self.raw = _completed(raw, plain, self.cpu, place)
         self.base = build_profile(self.raw, place)
@@ -144,29 +143,20 @@ class Machine:
         self._memo: dict[tuple[float, ...], HardwareProfile] = {}
 
     def _constant(self, name: str, places: Sequence[str]) -> Constant | None:
-        ways = {"cpu": self.cpu, "gpu": self.gpu, "down": f"{self.cpu}->{self.gpu}", "up": f"{self.gpu}->{self.cpu}"}
-        patterns = [place.format(**ways) for place in places]
-        numbers = self.base.numbers
-        wanted = [
-            key
-            for p in patterns
-            for key in ([p.replace("*", kind) for kind in _KINDS] if p.startswith("links.") else fnmatch.filter(numbers, p))
-        ]
-        keys = [key for key in wanted if key in numbers and _scales(numbers[key].value)]
+        keys = _keys(self.base, places)
         if not keys:
             return None
-        number = numbers[keys[0]]
+        number, unit = self.base.numbers[keys[0]], _unit(keys[0])
         label = number.source
-        unit = next(unit for ending, unit in _UNITS.items() if keys[0].endswith(ending))
         short = keys[0].partition(f"{self.cpu}.")[2]
         if short in _ABSENT and number.source == "assumed" and str(number.ref).startswith(_ADDED):
             return Constant(name, tuple(keys), float(number.value), unit, (LOOSE, LOOSE), "not in the profile")
         return Constant(name, tuple(keys), float(number.value), unit, _sigmas(number, unit), label)
 
     @property
-    def points(self) -> list[str]:
-        """Keys of the host's read rates by size."""
-        return fnmatch.filter(self.base.numbers, _POINTS.format(cpu=self.cpu))
+    def sigmas(self) -> list[tuple[float, float]]:
+        """Deviations of each constant's prior, below and above its base."""
+        return [one.sigmas for one in self.constants]
 
     @cached_property
     def with_room(self) -> HardwareProfile:
@@ -187,6 +177,38 @@ class Machine:
             for where in constant.keys:
                 values[where] = float(self.base.numbers[where].value) * math.exp(log)
         return override(self.raw, {**values, **(more or {})}, self.place)
+
+
+def two_devices(hardware: HardwareProfile) -> tuple[str, str]:
+    """Return the GPU and the processor, or what is in their place."""
+    gpu = next((name for name, one in hardware.devices.items() if one.role == "accelerator"), hardware.compute)
+    return gpu, next((name for name in hardware.backing if hardware.devices[name].role == "host"), hardware.backing[0])
+
+
+def _keys(hardware: HardwareProfile, places: Sequence[str]) -> list[str]:
+    """List the keys of the numbers in these places."""
+    gpu, cpu = two_devices(hardware)
+    patterns = [place.format(cpu=cpu, gpu=gpu, down=f"{cpu}->{gpu}", up=f"{gpu}->{cpu}") for place in places]
+    numbers = hardware.numbers
+    wanted = [
+        key
+        for p in patterns
+        for key in ([p.replace("*", kind) for kind in _KINDS] if p.startswith("links.") else fnmatch.filter(numbers, p))
+    ]
+    return [key for key in wanted if key in numbers and _scales(numbers[key].value)]
+
+
+def _unit(key: str) -> str:
+    return next(unit for ending, unit in _UNITS.items() if key.endswith(ending))
+
+
+def doubt(hardware: HardwareProfile, name: str, *, slower: bool) -> float:
+    """Return one standard deviation of a constant before observations, towards a slower or faster machine; 0 without it."""
+    keys = _keys(hardware, _PLACES[name])
+    if not keys:
+        return 0.0
+    unit = _unit(keys[0])  # a lower rate is slower, and a longer time
+    return _sigmas(hardware.numbers[keys[0]], unit)[slower is not unit.endswith("/s")]
 
 
 def _sigmas(number: Number, unit: str) -> tuple[float, float]:
@@ -228,12 +250,6 @@ def _completed(raw: Mapping[str, Any], plain: HardwareProfile, cpu: str, place: 
     return override(dict(raw), values, place)
 
 
-UNKNOWN_SPREAD: Final = 0.03
-"""One standard deviation of an observation whose spread is not known, as a share of its value."""
-
-MODEL_ERROR: Final = 0.02
-"""What the simulator itself is believed to miss a real speed by, added in squares to a known spread."""
-
 _FAR: Final = 8.0
 """Bounds of the search, in standard deviations of the prior."""
 
@@ -246,7 +262,7 @@ class Fit:
     squares: float  # sum of squares there, priors included
     covariance: Vector  # of the logarithms, around the optimum
     slopes: Vector  # of the rows' values, (rows, constants)
-    inflation: float  # by how much rows scatter more than their spreads say; at least 1
+    inflation: float  # by how much this machine's errors are larger than those of most; at least 1
 
 
 def softened(off: Vector) -> Vector:
@@ -267,48 +283,43 @@ class Told(Protocol):
 
 
 class Problem:
-    """Some rows of a predictor, and the priors."""
+    """Some rows of a predictor with the covariance of all, and the priors; Student's t if `freedom` is finite."""
 
-    def __init__(self, predictor: Told, rows: list[int], sigma: Vector, loss: Literal["linear", "soft_l1"] = "linear") -> None:
-        self.predictor = predictor
+    def __init__(self, told: Told, rows: list[int], covariance: Vector, *, soft: bool = False, freedom: float = math.inf) -> None:
+        self.predictor = told
         self.rows = rows
-        self.sigma = sigma[rows]
-        self.priors = predictor.priors
-        self.inflation = 1.0
-        self.loss = loss
+        self.whiten = np.linalg.inv(np.linalg.cholesky(covariance[np.ix_(rows, rows)]))
+        self.priors = told.priors
+        self.freedom = freedom
+        self.soft = soft
 
     def residuals(self, logs: Vector) -> Vector:
         off = self._off(logs)
-        return np.concatenate([softened(off) if self.loss == "soft_l1" else off, logs / self.priors.at(logs)])
+        return np.concatenate([softened(off) if self.soft else off, logs / self.priors.at(logs)])
 
     def _off(self, logs: Vector) -> Vector:
-        found: Vector = (self.predictor.values(logs) - self.predictor.observed)[self.rows] / (self.sigma * self.inflation)
+        found: Vector = self.whiten @ (self.predictor.values(logs) - self.predictor.observed)[self.rows]
         return found
 
     def slopes(self, logs: Vector) -> Vector:
-        rows = self.predictor.slopes(logs)[self.rows] / (self.sigma * self.inflation)[:, None]
-        if self.loss == "soft_l1":
+        rows = self.whiten @ self.predictor.slopes(logs)[self.rows]
+        if self.soft:
             root = np.sqrt(1 + self._off(logs) ** 2)
             rows = rows * (np.sqrt((1 + root) / 2) / root)[:, None]  # the derivative of `softened`
         return np.vstack([rows, np.diag(1 / self.priors.at(logs))])
 
-    def fit(self, start: Vector | None = None, *, inflate: bool = True) -> Fit:
+    def fit(self, start: Vector | None = None) -> Fit:
         logs = self._search(np.zeros(len(self.priors.below)) if start is None else start)
-        if inflate:
-            slopes = self.slopes(logs)
-            off = self.residuals(logs)[: len(self.rows)]
-            told = float(np.sum(1 - np.diag(np.linalg.inv(slopes.T @ slopes)) / self.priors.at(logs) ** 2))
-            free = len(self.rows) - told
-            scatter = float(off @ off) / free if free >= 1 else 1.0
-            if scatter > 1:
-                self.inflation = float(np.round(np.sqrt(scatter), 9))
-                logs = self._search(logs)
-        full = self.predictor.slopes(logs, both=True)
-        rows = full[self.rows] / (self.sigma * self.inflation)[:, None]
-        information = rows.T @ rows + np.diag(self.priors.at(logs) ** -2.0)
         off = self.residuals(logs)
-        covariance = np.round(np.linalg.inv(information), 12)  # as in `_search`
-        return Fit(logs, float(off @ off), np.asarray(covariance, float), full, self.inflation)
+        squares = float(off @ off)
+        # The scale of a Student's t, given rows at this distance; rows that happen to be near narrow nothing.
+        scale = 1.0 if math.isinf(self.freedom) else (self.freedom + squares) / (self.freedom + len(self.rows))
+        inflation = float(np.round(np.sqrt(max(1.0, scale)), 9))
+        full = self.predictor.slopes(logs, both=True)
+        rows = self.whiten @ full[self.rows]
+        information = rows.T @ rows + np.diag(self.priors.at(logs) ** -2.0)
+        covariance = np.round(inflation**2 * np.linalg.inv(information), 12)  # as in `_search`
+        return Fit(logs, squares, np.asarray(covariance, float), full, inflation)
 
     def _search(self, start: Vector) -> Vector:
         if not len(start):
@@ -332,9 +343,9 @@ class Problem:
     def _side(self, fit: Fit, k: int, sign: float) -> float:
         """Follow the valley outwards, other constants by chords with the optimum's slopes."""
         # Where rows say nothing of a constant the first step rises by just this much, give or take the last digit.
-        rise, step = Z90**2 * (1 + 1e-6), Z90 * float(np.sqrt(fit.covariance[k, k]))
+        rise, step = (Z90 * fit.inflation) ** 2 * (1 + 1e-6), Z90 * float(np.sqrt(fit.covariance[k, k]))
         others = [j for j in range(len(fit.logs)) if j != k]
-        rows = fit.slopes[self.rows] / (self.sigma * self.inflation)[:, None]
+        rows = self.whiten @ fit.slopes[self.rows]
         along = fit.covariance[:, k] / fit.covariance[k, k]
 
         def least(distance: float) -> float:

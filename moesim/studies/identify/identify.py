@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NoReturn
 
@@ -17,11 +17,9 @@ from moesim.errors import ConfigError, InputError
 from moesim.hardware import HardwareProfile, build_profile, override, read_profile
 from moesim.studies.identify.cases import Case, choices, decode_workload, make_cases, needed_bytes, placement_of
 from moesim.studies.identify.fit import Z90, Constant, Fit, Machine, Problem, Vector, check_free
+from moesim.studies.identify.model_error import ModelError, Posterior, own_variance, shipped
 from moesim.studies.identify.observations import Observation, check_rows, read_bits
-from moesim.studies.identify.predictor import AGREE, STEP, Memo, Predictor, spreads
-from moesim.studies.identify.sizes import expert_size, knows_sizes, rates_by_size, sizes_seen, widening
-
-READ_RATE: Final = "cpu_read_rate"  # the constant that depends on the size of experts
+from moesim.studies.identify.predictor import AGREE, STEP, Memo, Predictor
 
 NARROWS: Final = 0.5
 """A constant is identified if its interval is at most this share of its prior's."""
@@ -77,15 +75,10 @@ class Identified:
     fit: Fit
     predictor: Predictor
     engine_difference: float  # largest difference of closed form and engine at the optimum, as a share
-    inflation: float  # by how much rows scatter more than their spreads say
+    posterior: Posterior  # predictions of any rows
     left_out_by: str  # what was left out together: blocks, or single rows
     base: str  # the profile that it began with
     observations: tuple[Observation, ...]
-
-    @property
-    def intervals(self) -> dict[str, tuple[float, float]]:
-        """Interval of each constant by name."""
-        return {one.constant.name: (one.low, one.high) for one in self.constants}
 
 
 _AGREE: Final = 0.02
@@ -233,12 +226,10 @@ def estimate(machine: Machine, problem: Problem, fit: Fit, intervals: bool, tell
 
 
 def profile_contents(
-    start: Machine, machine: Machine, estimates: Sequence[Estimate], fit: Fit, raw: Mapping[str, Any], name: str,
-    status: Sequence[str], place: str, seen: Collection[int],
-) -> dict[str, Any]:  # fmt: skip
-    """Write identified and undetermined numbers into a profile, with intervals; `seen`: sizes of experts in rows."""
+    start: Machine, machine: Machine, estimates: Sequence[Estimate], name: str, status: Sequence[str], place: str
+) -> dict[str, Any]:
+    """Write identified and undetermined numbers into a profile, with intervals."""
     values: dict[str, Any] = {}
-    rates: list[dict[str, Any]] = []
     n_rows = status.count("used")
     for one in estimates:
         if not one.moves:
@@ -258,12 +249,7 @@ def profile_contents(
                     + f", held by the base {here:g} ({one.constant.label})"
                 )
                 values[key] = {"value": value, "source": "assumed", "why": why, "interval": ends}
-        if one.constant.name == READ_RATE:
-            rates = rates_by_size(machine, values[one.constant.keys[-1]], seen)
     contents = override(dict(start.raw), values, place)
-    if rates:
-        contents = override(contents, {f"devices.{machine.cpu}.expert_cost.read_rates": rates}, place)
-        contents["devices"][machine.cpu]["expert_cost"].pop("read_bytes_per_s", None)
     contents.pop("anchors", None)
     contents["name"] = name
     told = str(contents.get("description", "")).strip()
@@ -272,27 +258,19 @@ def profile_contents(
 
 
 def predictions(
-    predictor: Predictor, fit: Fit, sigma: Vector, status: Sequence[str], left_out: Mapping[int, float]
+    predictor: Predictor, posterior: Posterior, own: Vector, status: Sequence[str], left_out: Mapping[int, float]
 ) -> tuple[Prediction, ...]:
-    """Predict each row by the identified machine; experts of sizes that no used row has widen the interval."""
-    values = predictor.values(fit.logs)
-    slopes = predictor.slopes(fit.logs)
-    names = [constant.name for constant in predictor.machine.constants]
-    seen = sizes_seen(predictor.cases, status)
-    by_size = READ_RATE in names and not knows_sizes(predictor.machine)
+    """Predict each row by the identified machine and what its rows share with those used; `own`: deviations of rows."""
+    values, wide = posterior.at(predictor)
     found = []
     for index, case in enumerate(predictor.cases):
         one = case.observation
-        wide = Z90 * math.sqrt(float(slopes[index] @ fit.covariance @ slopes[index]) + sigma[index] ** 2)
-        moved = [0.0, 0.0]
-        if by_size and not one.of:
-            along = float(slopes[index, names.index(READ_RATE)])
-            moved = sorted(along * end for end in widening(expert_size(case), seen))
-        ends = sorted(one.in_unit(values[index] + sign * wide + end) for sign, end in zip((-1, 1), moved, strict=True))
+        ends = sorted(one.in_unit(values[index] + sign * wide[index]) for sign in (-1, 1))
         off = values[index] - predictor.observed[index]
+        alone = own[index] if status[index] == "used" else wide[index] / Z90
         found.append(
             Prediction(
-                case, one.value, one.in_unit(values[index]), ends[0], ends[1], math.exp(-off), float(off / sigma[index]),
+                case, one.value, one.in_unit(values[index]), ends[0], ends[1], math.exp(-off), float(off / alone),
                 status[index], left_out.get(index),
             )
         )  # fmt: skip
@@ -319,15 +297,18 @@ def identify(
     intervals: bool = True,
     leave_out: bool = True,
     agree: bool = True,
+    error: ModelError | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Identified:
     """Identify a machine, whose labels in the base profile hold each number.
 
     Rows with role ``identification`` move constants (`free`; all if empty), others are predicted. Without `intervals` those of
     a parabola are returned instead of those by likelihood; `leave_out` predicts each block by the others, `agree` refuses rows of
-    one setting that contradict each other. `memo` has known values of the engine. Raises `InputError` if no row is left.
+    one setting that contradict each other. `memo` has known values of the engine, `error` the model's (that of public rows if
+    none). Raises `InputError` if no row is left.
     """
     check_free(free)
+    error = error or shipped()
     raw, path, _ = read_profile(base, "hardware")
     place = path or "hardware"
     check_rows(observations)
@@ -342,23 +323,25 @@ def identify(
         raise ConfigError(f"{where(observations)}: {none_used(cases, start)}")
     tell("which constants matter")
     machine, still = _that_matter(start, cases, status, memo)
-    bits, table = _choose_bits(machine, observations, memo, tell)
+    bits, table = _choose_bits(machine, observations, memo, error, tell)
     if bits:
         cases = make_cases(observations, bits)
         status = statuses(cases, start)
     predictor = Predictor(machine, cases, memo)
-    sigma = spreads(predictor)
-    fit, problem, difference, status = _fit(predictor, sigma, status, tell)
-    left_out, by = _left_out(predictor, sigma, status, fit, tell) if leave_out else ({}, "nothing")
+    rows = _Rows(predictor, error)
+    fit, problem, difference, status = _fit(rows, status, tell)
+    unmoved = Machine(start.raw, start.place, [one.name for one in still]) if still else None
+    posterior = Posterior(error, predictor, fit, problem.rows, unmoved)
+    left_out, by = _left_out(rows, status, fit, tell) if leave_out else ({}, "nothing")
     estimates = estimate(machine, problem, fit, intervals, tell) + tuple(
         Estimate(one, one.base, *(2 * (one.at(-Z90), one.at(Z90))), False, False)
         for one in still  # no row depends on it
     )
-    contents = profile_contents(start, machine, estimates, fit, raw, name, status, place, sizes_seen(cases, status))
+    contents = profile_contents(start, machine, estimates, name, status, place)
     return Identified(
         profile=build_profile(contents, place), raw=contents, constants=estimates,
-        predictions=predictions(predictor, fit, sigma, status, left_out), bits=table, fit=fit,
-        predictor=predictor, engine_difference=difference, inflation=fit.inflation, left_out_by=by,
+        predictions=predictions(predictor, posterior, rows.own, status, left_out), bits=table, fit=fit,
+        predictor=predictor, engine_difference=difference, posterior=posterior, left_out_by=by,
         base=base if isinstance(base, str) else written(base), observations=tuple(observations),
     )  # fmt: skip
 
@@ -380,20 +363,36 @@ def _that_matter(start: Machine, cases: Sequence[Case], status: Sequence[str], m
     return Machine(start.raw, start.place, kept), still
 
 
-def _fit(
-    predictor: Predictor, sigma: Vector, status: list[str], tell: Callable[[str], None]
-) -> tuple[Fit, Problem, float, list[str]]:
+class _Rows:
+    """Rows of a predictor with the covariance of their errors."""
+
+    def __init__(self, predictor: Predictor, error: ModelError) -> None:
+        self.predictor = predictor
+        self.error = error
+        alone = own_variance(error, predictor)
+        self.own = np.sqrt(np.diag(alone))
+        self.covariance = alone + predictor.mix @ error.covariance(predictor.cases, predictor.cases) @ predictor.mix.T
+
+    def problem(self, rows: list[int]) -> Problem:
+        return Problem(self.predictor, rows, self.covariance, freedom=self.error.freedom)
+
+    def mean(self, fit: Fit, used: Sequence[int]) -> Vector:
+        """Return the expected logarithm of each row, by those used."""
+        return Posterior(self.error, self.predictor, fit, used).mean(self.predictor)
+
+
+def _fit(rows: _Rows, status: list[str], tell: Callable[[str], None]) -> tuple[Fit, Problem, float, list[str]]:
     """Fit, hold closed forms against the engine, and set aside what no constants explain."""
-    status = list(status)
+    predictor, status = rows.predictor, list(status)
     logs = np.zeros(len(predictor.machine.constants))
     difference = 0.0
     for turn in range(_ROUNDS):
         tell(f"fit {turn + 1}")
         predictor.linearise(logs)
-        problem = Problem(predictor, [i for i, one in enumerate(status) if one == "used"], sigma)
+        problem = rows.problem([i for i, one in enumerate(status) if one == "used"])
         fit = problem.fit(logs)
-        while _set_aside(predictor, fit, sigma, status):
-            problem = Problem(predictor, [i for i, one in enumerate(status) if one == "used"], sigma)
+        while _set_aside(rows, fit, status):
+            problem = rows.problem([i for i, one in enumerate(status) if one == "used"])
             fit = problem.fit(fit.logs)
         moved = float(np.max(np.abs(fit.logs - logs), initial=0.0))
         logs = fit.logs
@@ -405,13 +404,13 @@ def _fit(
     return fit, problem, difference, status
 
 
-def _set_aside(predictor: Predictor, fit: Fit, sigma: Vector, status: list[str]) -> bool:
+def _set_aside(rows: _Rows, fit: Fit, status: list[str]) -> bool:
     """Set the worst row aside if it is far off, and enough rows are left."""
     used = [i for i, one in enumerate(status) if one == "used"]
     gone = status.count("set aside")
     if len(used) < 6 or gone + 1 > len(used) // 5:
         return False
-    off = np.abs(predictor.values(fit.logs) - predictor.observed)[used] / sigma[used]
+    off = np.abs((rows.mean(fit, used) - rows.predictor.observed) / rows.own)[used]
     worst = int(np.argmax(off))
     if off[worst] <= _ASIDE or off[worst] < 3 * np.median(off):
         return False
@@ -419,10 +418,9 @@ def _set_aside(predictor: Predictor, fit: Fit, sigma: Vector, status: list[str])
     return True
 
 
-def _left_out(
-    predictor: Predictor, sigma: Vector, status: Sequence[str], fit: Fit, tell: Callable[[str], None]
-) -> tuple[dict[int, float], str]:
-    """Predict each block by the constants of the others; each row, if there is one block."""
+def _left_out(known: _Rows, status: Sequence[str], fit: Fit, tell: Callable[[str], None]) -> tuple[dict[int, float], str]:
+    """Predict each block by the others; each row, if there is one block."""
+    predictor = known.predictor
     used = [i for i, one in enumerate(status) if one == "used"]
     blocks: dict[str, list[int]] = {}
     for i in used:
@@ -435,17 +433,16 @@ def _left_out(
         return found, "nothing"
     for number, (_, rows) in enumerate(blocks.items(), 1):
         tell(f"left out: {number} of {len(blocks)}")
-        rest = [i for i in used if i not in rows and predictor._of[i] not in rows]
+        rest = [i for i in used if i not in rows and predictor.of[i] not in rows]
         if not rest:
             continue
-        without = Problem(predictor, rest, sigma).fit(fit.logs)
-        off = predictor.values(without.logs) - predictor.observed
+        off = known.mean(known.problem(rest).fit(fit.logs), rest) - predictor.observed
         found |= {i: math.exp(-off[i]) for i in rows}
     return found, by
 
 
 def _choose_bits(
-    machine: Machine, rows: Sequence[Observation], memo: Memo, tell: Callable[[str], None]
+    machine: Machine, rows: Sequence[Observation], memo: Memo, error: ModelError, tell: Callable[[str], None]
 ) -> tuple[dict[tuple[str, str], Mapping[str, Any]], dict[tuple[str, str], list[tuple[str, float]]]]:
     """Try each choice of unknown bits and take the one that fits best."""
     open_choices = choices(rows)
@@ -464,7 +461,7 @@ def _choose_bits(
         predictor = Predictor(machine, cases, memo)
         predictor.linearise(np.zeros(len(machine.constants)))
         used = [i for i, one in enumerate(statuses(cases, machine)) if one == "used"]
-        squares.append(Problem(predictor, used, spreads(predictor)).fit(inflate=False).squares if used else math.inf)
+        squares.append(_Rows(predictor, error).problem(used).fit().squares if used else math.inf)
     best = int(np.argmin(squares))
     table: dict[tuple[str, str], list[tuple[str, float]]] = {}
     for place, key in enumerate(keys):

@@ -9,6 +9,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy as shallow
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -28,7 +29,7 @@ from moesim.hardware import HardwareProfile, build_profile
 from moesim.hardware.costs import CostModel
 from moesim.policies.registry import make_policy
 from moesim.studies.identify.cases import STEPS, Case, decode_workload, placement_of, routing, shape_of
-from moesim.studies.identify.fit import MODEL_ERROR, UNKNOWN_SPREAD, Machine, Priors, Vector, roomy
+from moesim.studies.identify.fit import Machine, Priors, Vector, roomy
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -237,7 +238,11 @@ class Predictor:
         self.memo = memo
         self._forms: list[Surrogate | None] = [Surrogate(case, machine.with_room) if case.static else None for case in cases]
         at = {case.name: index for index, case in enumerate(cases)}
-        self._of = [at[case.observation.of] if case.observation.of else -1 for case in cases]
+        self.of = [at[case.observation.of] if case.observation.of else -1 for case in cases]
+        self.mix = np.eye(len(cases))  # from times to values as observed: a ratio is a difference of two
+        for index, other in enumerate(self.of):
+            if other >= 0:
+                self.mix[index, other] = -1.0
         self.observed = np.array([case.observation.log_time for case in cases])
         self.correction = np.zeros(len(cases))
         self._around = np.zeros(len(machine.constants))
@@ -271,11 +276,8 @@ class Predictor:
         """Return each row's value as observed: a time, or the difference of two."""
         key = logs.tobytes()
         if self._last is None or self._last[0] != key:
-            self._last = (key, self._values(self.times(logs)))
+            self._last = (key, self.mix @ self.times(logs))
         return self._last[1]
-
-    def _values(self, times: Vector) -> Vector:
-        return np.array([time - (times[of] if of >= 0 else 0.0) for time, of in zip(times, self._of, strict=True)])
 
     def slopes(self, logs: Vector, *, both: bool = False) -> Vector:
         found = np.empty((len(self.cases), len(logs)))
@@ -286,6 +288,13 @@ class Predictor:
             up = self.values(logs + step)
             found[:, k] = (up - self.values(logs - step)) / (2 * STEP) if both else (up - middle) / STEP
         return found
+
+    def by_others(self, machine: Machine) -> Vector:
+        """Return the derivatives by another set of the machine's constants, at their base."""
+        other = shallow(self)
+        other.machine, other._last = machine, None
+        other._around, other._slopes = np.zeros(len(machine.constants)), np.zeros((len(self.cases), len(machine.constants)))
+        return other.slopes(other._around)
 
     def linearise(self, logs: Vector) -> None:
         """Take the engine's values and slopes of dynamic rows around these constants."""
@@ -318,9 +327,3 @@ class Predictor:
             self.correction[static] += apart[static]
             self._last = None
         return worst
-
-
-def spreads(predictor: Predictor) -> Vector:
-    """Return one standard deviation of the logarithm of each row."""
-    rows = [case.observation for case in predictor.cases]
-    return np.array([UNKNOWN_SPREAD if one.spread is None else np.hypot(one.spread / one.value, MODEL_ERROR) for one in rows])

@@ -22,7 +22,7 @@ from moesim.core.table import Format, render, render_records
 from moesim.experiment.store import SUMMARY
 from moesim.hardware import HardwareProfile
 from moesim.studies.identify.cases import Case, make_cases, needed_bytes
-from moesim.studies.identify.fit import MODEL_ERROR, UNKNOWN_SPREAD, Z90
+from moesim.studies.identify.fit import Z90
 from moesim.studies.identify.identify import NARROWS, UNEXPLAINED, Estimate, Identified, contradictions, setting_key
 from moesim.studies.identify.observations import NOT_COLUMNS, Observation, observation
 from moesim.studies.identify.predictor import MEMO, OWNER, Memo, Predictor
@@ -55,22 +55,21 @@ def next_lines(found: Identified, *, most: int = 3) -> list[NextLine]:
     new = [case for key, case in cases.items() if key not in known and (needed_bytes(case, room, machine.gpu) or 0) <= memory]
     if not new:
         return []
-    slopes = Predictor(machine, new, Memo()).slopes(found.fit.logs)
-    covariance = np.array(found.fit.covariance)
+    speeds, across = found.posterior.joint(Predictor(machine, new, Memo()))
+    both = np.block([[found.fit.covariance, across.T], [across, speeds]])  # of constants and lines
+    n = len(found.fit.covariance)
     lines: list[NextLine] = []
-    while weak and new and len(lines) < most:
-        along = slopes @ covariance  # (lines, constants)
-        noise = UNKNOWN_SPREAD**2 + np.einsum("ij,ij->i", along, slopes)
-        left = np.sqrt(1 - along[:, weak] ** 2 / noise[:, None] / np.diag(covariance)[weak])
+    while weak and len(lines) < most:
+        spread = np.maximum(np.diag(both), 1e-12)
+        left = np.sqrt(np.maximum(0, 1 - both[n:, weak] ** 2 / spread[n:, None] / spread[weak]))
         index = int(np.argmin(np.log(left).sum(axis=1)))
         if left[index].min() > USEFUL:
             index = int(np.argmin(left.min(axis=1)))  # none narrows several constants much; one may narrow one
         k = int(np.argmin(left[index]))
         if left[index, k] > USEFUL:
             break
-        lines.append(NextLine(command(new.pop(index)), found.constants[weak.pop(k)].constant.name, float(left[index, k])))
-        covariance -= np.outer(along[index], along[index]) / noise[index]
-        slopes = np.delete(slopes, index, axis=0)
+        lines.append(NextLine(command(new[index]), found.constants[weak.pop(k)].constant.name, float(left[index, k])))
+        both = both - np.outer(both[:, n + index], both[n + index]) / spread[n + index]
     return lines
 
 
@@ -222,8 +221,8 @@ def remarks(found: Identified, lines: Sequence[NextLine]) -> list[str]:
         said += [f"left out: {block}: median {value:.1f} %" for block, value in blocks.items()]
     if found.engine_difference > 0.01:
         said.append(f"closed form and engine differed by {100 * found.engine_difference:.1f} %: the engine's values were used")
-    if found.inflation > 1.05:
-        said.append(f"rows scatter {found.inflation:.1f} times as much as their spreads say; intervals are that much wider")
+    if found.fit.inflation > 1.05:
+        said.append(f"rows are {found.fit.inflation:.1f} times as far off as those of other machines; intervals are wider")
     odd = [one for one in found.predictions if one.status == "set aside" or (one.status == "used" and abs(one.z) > UNEXPLAINED)]
     for one in odd:
         aside = ", set aside" if one.status == "set aside" else ""
@@ -265,8 +264,8 @@ def page(found: Identified, lines: Sequence[NextLine]) -> str:
     parts = [
         f"# {found.profile.name}: a machine identified from observed speeds\n",
         f"Base: {found.base}. moesim {__version__}. A constant counts as identified if its interval is at most {NARROWS:g} of "
-        f"what it was before. A spread that is not given counts as {100 * UNKNOWN_SPREAD:g} %; to one that is, "
-        f"{100 * MODEL_ERROR:g} % of the simulator's own are added in squares. Rows that were used are no predictions.\n",
+        "what it was before. Predictions follow what their rows share with those used (see the guide, model error). Rows that "
+        "were used are no predictions.\n",
         "![measured and predicted](identified.png)\n",
         "## What is known now\n",
         constants_table(found, Format.MD),

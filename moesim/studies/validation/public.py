@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from statistics import geometric_mean
+from types import MappingProxyType
 from typing import Any, ClassVar, Final
 
 import pandas as pd
@@ -32,8 +33,10 @@ from moesim.experiment.resolve import Experiment
 from moesim.experiment.store import SUMMARY
 from moesim.hardware import weakest
 from moesim.model import ModelSpec, load_model
+from moesim.studies.identify.model_error import ModelError, shipped, time_shares
 
 FOLDER = "validation"  # below experiments
+_Errors = Mapping[str, ModelError]  # by machine
 _Words = Mapping[str, Sequence[str]]
 
 
@@ -247,8 +250,8 @@ _UNINFORMED: Final = frozenset({"all-cpu", "all-gpu", "llama-cpp"})
 """Policies that read no calibration tables, which take most of the time to make for a short trace."""
 
 
-def predict(check: Check | Sweep, folder: Path) -> dict[str, Any]:
-    """Simulate a check: ``predicted`` (tokens/s), ``label``, and shares of the run's time."""
+def predict(check: Check | Sweep, folder: Path, error: ModelError | None = None) -> dict[str, Any]:
+    """Simulate a check: ``predicted`` (tokens/s) with its interval, ``label``, and shares of the run's time."""
     model = load_model(check.spec, f"check {check.check}: spec")
     raw = {
         "model": check.spec, "hardware": check.hardware, "trace": str(_trace(check, model, folder)),
@@ -256,14 +259,19 @@ def predict(check: Check | Sweep, folder: Path) -> dict[str, Any]:
         "cache": check.cache, "policies": [check.policy], "timeline": None,
     }  # fmt: skip
     place = f"check {check.check}"
-    outcome = run_experiment(Experiment(parse_config(raw, place), place)).outcomes[0]
+    experiment = Experiment(parse_config(raw, place), place)
+    outcome = run_experiment(experiment).outcomes[0]
     if outcome.failure is not None:
         raise type(outcome.failure)(f"{place}: {outcome.failure}")
     row, costs = outcome.row, outcome.provenance or {}
     times = {key[5:-3]: float(value) for key, value in row.items() if key.startswith("time_") and isinstance(value, (int, float))}
     total = sum(times.values())
+    predicted, hardware = float(str(row[check.metric])), experiment.specs[0].hardware
+    low, high = (error or shipped()).factors(hardware, time_shares(row, hardware))
     return {
-        "predicted": float(str(row[check.metric])),
+        "predicted": predicted,
+        "low": predicted * low,
+        "high": predicted * high,
         # Of the costs alone: routing is synthetic everywhere, and matters little where all experts are in one place.
         "label": weakest(cost["source"] for cost in costs.values()),
         **{f"share_{cause}": time / total for cause, time in times.items()},
@@ -298,12 +306,12 @@ def _trace(check: Check | Sweep, model: ModelSpec, folder: Path) -> Path:
     return path
 
 
-def predict_sweep(sweep: Sweep, folder: Path) -> dict[str, Any]:
+def predict_sweep(sweep: Sweep, folder: Path, error: ModelError | None = None) -> dict[str, Any]:
     """Simulate a setting, as `predict`; beyond the memory only ``refused``."""
     if sweep.status == "not predicted":
         return {}
     try:
-        found = predict(sweep, folder)
+        found = predict(sweep, folder, error)
     except CapacityError:
         if sweep.status != "cliff":
             raise
@@ -315,15 +323,17 @@ NEAR: Final = 0.25
 """Error within which nine of ten predictions are wanted."""
 
 
-def run_sweeps(sweeps: Sequence[Sweep], folder: Path, bar: Progress) -> pd.DataFrame:
+def run_sweeps(sweeps: Sequence[Sweep], folder: Path, bar: Progress, errors: _Errors = MappingProxyType({})) -> pd.DataFrame:
     """Predict every setting with enough detail; errors: ratios less 1, ``missing_ms`` a token."""
     records = []
     known: dict[str, dict[str, Any]] = {}  # of the same run: a setting may have been measured several times
     for sweep in sweeps:
         bar.describe(f"{sweep.machine}: {sweep.model}")
-        run = json.dumps([sweep.status, sweep.kind, sweep.spec, sweep.hardware, sweep.routing, sweep.policy, sweep.depth])
+        run = json.dumps(
+            [sweep.machine, sweep.status, sweep.kind, sweep.spec, sweep.hardware, sweep.routing, sweep.policy, sweep.depth]
+        )
         if run not in known:
-            known[run] = predict_sweep(sweep, folder)
+            known[run] = predict_sweep(sweep, folder, errors.get(sweep.machine))
         records.append(_sweep_record(sweep, known[run]))
         bar.advance(1)
     return pd.DataFrame(records)
@@ -336,7 +346,8 @@ def _sweep_record(sweep: Sweep, found: dict[str, Any]) -> dict[str, Any]:
         "weights": sweep.weights, "curve": sweep.curve, "engine": sweep.engine, "setting": sweep.setting,
         "context": sweep.context, "kind": sweep.kind, "place": sweep.place, "layers_on_cpu": sweep.layers_on_cpu,
         "layers": sweep.layers,
-        "measured": sweep.measured, "predicted": predicted, "ratio": None if predicted is None else predicted / sweep.measured,
+        "measured": sweep.measured, "predicted": predicted, "low": found.get("low"), "high": found.get("high"),
+        "ratio": None if predicted is None else predicted / sweep.measured,
         "error": None if predicted is None else predicted / sweep.measured - 1,
         "missing_ms": None if predicted is None else 1e3 / sweep.measured - 1e3 / predicted, "status": sweep.status,
         "refused": found.get("refused"), "label": found.get("label", ""), "source": sweep.source, "how": sweep.how,
