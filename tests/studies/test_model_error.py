@@ -116,13 +116,15 @@ def test_inflation_is_the_scale_of_students_t():
 
 def test_a_range_follows_labels_shares_and_what_is_assumed():
     sheet = {"source": "spec-sheet", "ref": "a test"}
-    measured = load_hardware({**ROOMY, "devices.cpu0.memory_bytes_per_s": {"value": 70e9, "source": "measured", "how": "a test"}})
+    measured = load_hardware(
+        {**ROOMY, "devices.cpu0.memory_bytes_per_s": {"value": 70e9, "source": "published", "ref": "a test"}}
+    )
     vague = load_hardware({**ROOMY, "devices.cpu0.memory_bytes_per_s": {"value": 70e9, **sheet}})
     cpu, copies = {"cpu": 1.0}, {"cpu": 0.5, "copies": 0.5}
     low, high = shipped().factors(measured, cpu)
     assert low < 1 < high and low == pytest.approx(1 / high)
     wide = shipped().factors(vague, cpu)
-    assert wide[0] < low and wide[1] == pytest.approx(high), "a data sheet says what no program exceeds"
+    assert wide[0] < low and wide[1] < high, "a data sheet says what no program exceeds"
     assert shipped().factors(measured, copies)[0] < replace(shipped(), copies=0.0).factors(measured, copies)[0]
     assert shipped().factors(measured, cpu, 0.8)[0] > low
 
