@@ -275,6 +275,16 @@ def test_a_setting_that_exceeds_the_memory_is_refused_and_has_no_speed(tmp_path:
         predict_sweep(sweep(hardware=small), tmp_path)
 
 
+def test_a_long_context_costs_what_it_costs_with_its_whole_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the last rows of a prompt are made, yet decoding reads the keys and values of all."""
+    found = []
+    for rows, depth in ((8, 600), (600, 600), (600, 8)):
+        monkeypatch.setattr("moesim.studies.validation.public._LAST_ROWS", rows)
+        (tmp_path / str(rows)).mkdir(exist_ok=True)
+        found.append(predict_sweep(sweep(depth=depth), tmp_path / str(rows))["predicted"])
+    assert found[0] == found[1] < found[2]
+
+
 def sweep_frame(errors: list[float], **columns: list[Any]) -> pd.DataFrame:
     n = len(errors)
     base = {

@@ -34,6 +34,7 @@ from moesim.experiment.store import SUMMARY
 from moesim.hardware import weakest
 from moesim.model import ModelSpec, load_model
 from moesim.studies.identify.model_error import ModelError, shipped, time_shares
+from moesim.trace import Trace
 
 FOLDER = "validation"  # below experiments
 _Errors = Mapping[str, ModelError]  # by machine
@@ -248,6 +249,8 @@ def read_sweeps(path: Path) -> list[Sweep]:
 _SEED: Final = 0
 _UNINFORMED: Final = frozenset({"all-cpu", "all-gpu", "llama-cpp"})
 """Policies that read no calibration tables, which take most of the time to make for a short trace."""
+_LAST_ROWS: Final = 512
+"""Most rows of a prompt that are made where its length matters to decoding alone: a context of 65,536 takes a minute to make."""
 
 
 def predict(check: Check | Sweep, folder: Path, error: ModelError | None = None) -> dict[str, Any]:
@@ -278,13 +281,21 @@ def predict(check: Check | Sweep, folder: Path, error: ModelError | None = None)
     }
 
 
+def _is_plain(check: Check | Sweep) -> bool:
+    return (check.policy["name"] if isinstance(check.policy, Mapping) else check.policy) in _UNINFORMED
+
+
+def _rows(check: Check | Sweep) -> int:
+    """Return the prompt's rows that are simulated: the last, where nothing moves and prompts are not asked for."""
+    return min(check.prompt, _LAST_ROWS) if _is_plain(check) and check.metric == METRICS[0] else check.prompt
+
+
 def _trace(check: Check | Sweep, model: ModelSpec, folder: Path) -> Path:
     """Make routing of the model's shape, or find what another check has made."""
     from moesim.trace.synthesis import read_parameters, synthesize  # SciPy takes most of a second to import
     from moesim.trace.synthesis.generate import N_CALIBRATION
 
-    policy = check.policy["name"] if isinstance(check.policy, Mapping) else check.policy
-    plain = policy in _UNINFORMED
+    plain, rows = _is_plain(check), _rows(check)
     shape = f"{model.n_layers}x{model.n_experts}x{model.top_k}{'-plain' if plain else ''}"
     path = folder / f"{check.routing}-{shape}-{check.prompt}+{check.decode}.safetensors"
     if not path.is_file():
@@ -293,16 +304,22 @@ def _trace(check: Check | Sweep, model: ModelSpec, folder: Path) -> Path:
         except ConfigError as error:
             raise ConfigError(f"check {check.check}: routing: {error}") from None
         found = found.replace(n_layers=model.n_layers, n_experts=model.n_experts, top_k=model.top_k)
-        synthesize(
+        made = synthesize(
             found,
             n_requests=1,
-            n_prompt=check.prompt,
+            n_prompt=rows,
             n_decode=check.decode,
             seed=_SEED,
             n_signal_requests=0,
             folder=folder,
             n_calibration=0 if plain else N_CALIBRATION,
-        ).write(path)
+        )
+        if rows < check.prompt:
+            made = Trace.build(
+                experts=made.experts, n_prompt=[rows], n_decode=[check.decode], n_experts=made.n_experts, model=made.model,
+                label=made.label, prompt_offset=check.prompt - rows,
+            )  # fmt: skip
+        made.write(path)
     return path
 
 
