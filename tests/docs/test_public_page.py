@@ -36,10 +36,13 @@ REASONS = {
     "19": "operators counted in Mixtral's code; 16 instead of 9 us each would meet it",
 }
 MACHINES = [
-    "gtx1060-i5-7600k", "rx6700xt-ryzen5800x", "rtx2070s-i5-12400f", "srv1-6gb", "epyc9355-rtx3090", "epyc9654-48threads",
+    "a100-epyc7j13", "gtx1060-i5-7600k", "rtx3070ti-6core", "ryzen-ai-max-395", "rtx2070s-i5-12400f", "srv1-6gb",
+    "epyc9355-rtx3090", "epyc9654-48threads", "rtx5070ti-ryzen9800x3d", "rx6700xt-ryzen5800x", "rx9070xt-8core", "m4-max",
+    "rtx2060m-i7-10750h", "rtxa1000-i9-9900t",
 ]  # fmt: skip
 GROUPS = [
-    "machines with a measured memory rate", "of these, well described", "of these, all on the CPU", "machines without",
+    "machines with a measured memory rate", "of these, well described", "of these, all experts on the GPU", "of these, mixed",
+    "of these, all on the CPU", "machines without",
 ]  # fmt: skip
 AFTER = [
     "machines with a measured memory rate", "of these, inside the sweep", "the same, by a straight line through its ends",
