@@ -103,7 +103,7 @@ def test_a_file_that_is_no_list_of_choices_is_one_line(tmp_path: Path, text: str
 
 @pytest.fixture(scope="module")
 def machine() -> list[Sweep]:
-    return [row for row in read_sweeps(sweeps_file()) if row.machine == "rtx2070s-i5-12400f" and row.status == "predicted"]
+    return [row for row in SWEEPS.values() if row.spec and row.machine == "rtx2070s-i5-12400f" and "Coder" in row.model]
 
 
 def test_ends_are_those_of_the_sweep_over_most_layers(machine: list[Sweep]):
