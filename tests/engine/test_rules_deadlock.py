@@ -35,7 +35,7 @@ def test_rule_10_a_deadlock_names_four_copies_that_wait_on_a_link() -> None:
 
 def test_rule_10_a_deadlock_names_eight_experts_that_nobody_serves() -> None:
     """Of ten, whose rows it counts."""
-    rows = workload([[[[2 * row, 2 * row + 1]] * 2] for row in range(5)], n_experts=16)
+    rows = workload([[[[2 * row + 1, 2 * row]] * 2] for row in reversed(range(5))], n_experts=16)
     with pytest.raises(DeadlockError) as error:
         play(Script(hear=["Routed"]), rows, model=tiny_model(n_experts=16))
     assert "layer 0 has 10 unserved slots of experts [0, 1, 2, 3, 4, 5, 6, 7]: no Run or Skip names them" in str(error.value)
@@ -43,13 +43,13 @@ def test_rule_10_a_deadlock_names_eight_experts_that_nobody_serves() -> None:
 
 def test_rule_10_a_deadlock_names_a_copy_that_waits_for_memory_on_its_way() -> None:
     """On gpu1 there is room for one copy in transit, which waits for a place on gpu0."""
-    devices = {"gpu0": gpu(), "gpu1": gpu(memory=1000), "cpu0": cpu()}
+    devices = {"gpu0": gpu(), "gpu1": gpu(memory=1300), "cpu0": cpu()}
     toy = machine(devices, {n: link() for n in ("cpu0->gpu1", "gpu1->cpu0", "gpu1->gpu0", "gpu0->gpu1")})
     with pytest.raises(DeadlockError) as error:
         play(Script({("Routed", 0, 0, 0): on_demand}, copies=[Copy(1, [0], "gpu0")], slots=1), ONE, toy)
     assert "; ".join(
         [
-            "Fetch(L0/E1, gpu0, urgency=0) waits for memory on gpu1 on its way (0 B claimed by nobody)",
+            "Fetch(L0/E1, gpu0, urgency=0) waits for memory on gpu1 on its way (300 B claimed by nobody)",
             "Fetch(L0/E0, gpu0, urgency=0) waits for memory in pool 'cache' (1 kB of 1 kB used, evict returned None)",
             "Run(L0/E0, gpu0) waits for its fetch",
         ]

@@ -14,6 +14,7 @@ from moesim.cli.main import main
 from moesim.core import limits
 from moesim.core.units import parse_bytes
 from moesim.errors import ConfigError, HardwareError
+from moesim.experiment import run
 from moesim.experiment.run import chunks, describe_grid, lookups, seconds
 from moesim.hardware import load_hardware
 from moesim.hardware.costs import CostModel
@@ -120,7 +121,7 @@ def test_a_policy_may_not_cut_its_own_transfers_smaller(tmp_path: Path):
         CostModel(model, load_hardware("rtx3090-epyc7532"), chunk_bytes=1)
 
 
-def test_estimates_count_chunks(tmp_path: Path):
+def test_estimates_count_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     changes = {"transfer": {"chunk": [None, 200_000]}, "policies": ["lru"]}
     experiment = resolve(tmp_path, **changes)
     whole, cut = experiment.specs
@@ -128,6 +129,11 @@ def test_estimates_count_chunks(tmp_path: Path):
     assert chunks(experiment, whole) == (1, misses)
     assert chunks(experiment, cut) == (441, 441 * misses)
     assert seconds(experiment, [cut])[0] > seconds(experiment, [whole])[0]
+    monkeypatch.setattr(run, "chosen", lambda: "simpy")
+    for per_lookup, tried, expected in ((1e-9, 7.0, lookups(experiment, whole) * 1e-9), (9.0, 7.0, 7.0), (9.0, 0.0, None)):
+        monkeypatch.setitem(run._S_PER_LOOKUP, "simpy", per_lookup)
+        monkeypatch.setattr(run, "seconds", lambda *_, tried=tried, **__: run.Estimate(tried, 1, ()))
+        assert run.before(experiment, [whole]) == pytest.approx(expected or lookups(experiment, whole) * 9.0)
     told = describe_grid(experiment, None, 1, 1)
     assert f"chunks: 441 a transfer at most, about {441 * misses:,} in all\n" in told
     assert "chunks:" not in describe_grid(resolve(tmp_path, policies=["lru"]), None, 1, 1)

@@ -288,6 +288,14 @@ def test_outside_the_layers_and_between_steps():
     assert sum(split.select({1}).values()) == 15
 
 
+def test_pools_stand_in_the_order_of_their_names():
+    peaks = {("gpu0", "staging"): 1, ("gpu0", "cache"): 2, ("cpu0", "shadow"): 3, ("gpu0", "buffer"): 4}
+    row = summarise(Records(makespan_ns=1, pool_peak_bytes=peaks), MACHINE)
+    found = [(key, value) for key, value in row.items() if key.startswith("peak_pool_bytes.")]
+    names = ("cpu0.shadow", "gpu0.buffer", "gpu0.cache", "gpu0.staging")
+    assert found == [(f"peak_pool_bytes.{name}", n) for name, n in zip(names, (3, 4, 2, 1), strict=True)]
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_windows_are_in_time_order_in_whatever_order_layers_and_steps_are_recorded(seed: int):
     """
