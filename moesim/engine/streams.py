@@ -42,7 +42,6 @@ class Streams:
 
     def __init__(self, state: State, placement: Placement, apart: Mapping[tuple[str, int], str]) -> None:
         self.source = {**placement.streamed, **apart}
-        self.parts = sorted({part for part, _ in self.source})
         self.order = stream_uses(state.model, state.costs.hardware, placement)
         self.depth = placement.stream_depth
         self._by_part: dict[tuple[str, int], Use] = {}

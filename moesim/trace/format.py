@@ -171,8 +171,7 @@ def _pieces(array: NDArray[Any]) -> Iterator[memoryview]:
 def checksums(arrays: Mapping[str, NDArray[Any]]) -> dict[str, str]:
     """Compute the sha256 of each array: its type, its shape and its bytes."""
     sums = {}
-    for name in sorted(arrays):
-        array = arrays[name]
+    for name, array in arrays.items():
         digest = hashlib.sha256(f"{array.dtype.str}{array.shape}".encode())
         for piece in _pieces(array):
             digest.update(piece)

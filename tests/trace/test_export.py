@@ -146,8 +146,9 @@ def test_the_order_is_that_of_execution(tmp_path: Path) -> None:
     visits += [(t, layer) for t in range(kit.PROMPT, kit.ROWS) for layer in range(kit.LAYERS)]
     wanted = [(t, layer * kit.EXPERTS + int(e), 10 * (layer + 1)) for t, layer in visits for e in kit.IDS[t, layer]]
     assert [row[:3] for row in rows] == wanted
-    _, one = exported(trace, tmp_path, [10, 20, 30], layer=1)
-    assert [row[:3] for row in one] == [row for row in wanted if row[2] == 20]
+    for layer in range(kit.LAYERS):
+        _, one = exported(trace, tmp_path, [10, 20, 30], layer=layer)
+        assert [row[:3] for row in one] == [row for row in wanted if row[2] == 10 * (layer + 1)]
     _, prefill = exported(trace, tmp_path, phase="prefill")
     assert [row[:2] for row in prefill] == [row[:2] for row in wanted if row[0] < kit.PROMPT]
 
