@@ -190,3 +190,19 @@ def test_a_view_of_a_machine_that_has_no_step_yet_foresees_as_the_predictor_does
     script.place = lambda view: said.append(view.foresees("told", 0)) or place(view)  # type: ignore[method-assign, func-returns-value]
     play(script, ONE, predictors={"told": Blind()})
     assert said == [False]
+
+
+def test_what_is_foreseen_is_foreseen_of_every_micro_batch():
+    class Half(Oracle):
+        def predict(self, step: Any, mb: int, layer: int) -> Any:
+            return super().predict(step, mb, layer) if mb == layer else None
+
+    found = []
+
+    def routed(event: Any, view: Any) -> list[Any]:
+        found.append([view.foresees(name, 1) for name in ("told", "half")])
+        return [Run(event.layer, event.active, "cpu0")]
+
+    work = workload([[[[0, 1], [2, 3]]], [[[2, 3], [0, 1]]]], micro_batches=2)
+    play(Script(routed=routed), work, predictors={"told": Oracle(), "half": Half()})
+    assert found and all(one == [True, False] for one in found)

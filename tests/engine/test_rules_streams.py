@@ -7,11 +7,13 @@ dense part 60, embedding and head 80 and 90, the KV of a token 8 in each layer.
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from moesim.capacity import by_rows, required_bytes
+from moesim.engine.streams import context_bytes
 from moesim.errors import CapacityError, PolicyError
 from moesim.metrics import bytes_moved, counts
 from moesim.metrics.breakdown import CAUSES, breakdown
@@ -407,3 +409,9 @@ def test_offloaded_weights_lie_where_they_do_in_small_steps_and_have_a_buffer() 
 def test_what_cannot_be_offloaded_is_refused(offloaded: Any, offload_from: int, words: str) -> None:
     with pytest.raises(PolicyError, match=words):
         play(Offloading(offload_from, offloaded), ONE)
+
+
+@pytest.mark.parametrize(("contexts", "kept"), [([0, 5, 3], 8), ([0, 0], 0), ([4], 4), ([], 0)])
+def test_a_cache_of_requests_some_of_which_begin_is_that_of_the_others(contexts: list[int], kept: int) -> None:
+    model, step = tiny_model(), SimpleNamespace(sequences=[(1, context) for context in contexts])
+    assert context_bytes(model, step, 0) == (model.kv_bytes(0, kept, len(contexts)) if kept else 0)  # type: ignore[arg-type]

@@ -56,6 +56,7 @@ def test_miniatures_are_taken_for_signals_alone():
     model = load_model("qwen3-30b-a3b")
     assert choice.choose_trace(model, SIZES)[0] == {"synthesize": "qwen3-30b-a3b", **SIZES}
     name, why = choice.choose_trace(model, SIZES, signals=True)
+    assert "routing of a miniature in the shape of qwen3-30b-a3b; it fits" in why
     assert name == "mini-qwen3" and "it has the signals that are asked for, not the model's hit rates" in why
 
 

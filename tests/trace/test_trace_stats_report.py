@@ -120,6 +120,11 @@ def test_a_uniform_router_lies_within_its_own_null():
     assert skewed["gini"]["value"] > skewed["gini"]["null"]["high"]
 
 
+def test_caches_of_segments_are_smaller_than_a_layer():
+    made = report(synthetic_trace(n_layers=2, n_experts=16, top_k=4, n_requests=2, prompt=8, decode=20))
+    assert made["locality"]["segments"]["cache_sizes"] == [4, 8]
+
+
 def test_what_is_absent_has_a_reason(everything: Trace):
     result = report(bare(everything))
     assert result["absent"] == {
