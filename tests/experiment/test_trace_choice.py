@@ -85,6 +85,16 @@ def test_assumed_routing_has_the_lift_that_is_asked_for(n_experts: int, top_k: i
         assert abs(found - wanted) < 0.25, (wanted, found)
 
 
+def test_a_lift_is_of_the_nearest_sizes(monkeypatch: pytest.MonkeyPatch):
+    asked: list[list[int]] = []
+    monkeypatch.setattr(
+        lift, "layer_hit_rates", lambda _, n, sizes, __: asked.append(sizes) or {"lru": np.full((len(sizes), 2), 0.5)}
+    )
+    for n_experts, top_k in ((60, 4), (12, 4), (5, 4)):
+        measured_lift(assumed(2, n_experts, top_k, 1.6), 5, n_requests=1)
+    assert asked == [[8, 15, 22], [6], [2]], "12.5, 25 and 37.5 % that have room for more than a token's"
+
+
 @pytest.mark.long
 def test_the_table_of_lifts_is_what_is_simulated():
     file = Path(lift.__file__).with_name(lift.FILE)

@@ -11,6 +11,7 @@ import pytest
 
 from moesim.policies.parts.adaptive import Arc, S3Fifo
 from moesim.policies.registry import make_policy
+from moesim.policies.systems.lookahead import kept_with_bypass
 from moesim.records import Records
 from moesim.trace.predictors import FutureUse
 from moesim.trace.stats.caches import layer_hit_rates
@@ -124,3 +125,9 @@ def test_what_looking_ahead_is_worth_on_a_recorded_trace() -> None:
         found[name] = np.array(misses) / by_window[-1]
     for name, ratios in claimed.items():
         assert found[name] == pytest.approx(ratios, rel=0.15), name
+
+
+def test_of_equals_the_lowest_id_comes_first_and_leaves_first() -> None:
+    equal = dict.fromkeys(range(64), (False, 1.0))
+    assert kept_with_bypass([0], [40, 8], 2, equal.__getitem__) == {0, 8}
+    assert kept_with_bypass([40, 8], [16], 2, (equal | {16: (False, 2.0)}).__getitem__) == {16, 40}

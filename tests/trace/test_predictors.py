@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -226,6 +227,8 @@ def test_sources_that_could_be_asked_for_are_listed_once() -> None:
     names = ["oracle", "frequency", "coactivation", "synthetic:<recall>", "residual", "signal:learned"]
     assert ([*found], len(found), found.labels) == (names, 6, ())
     assert found["signal:learned"] is found["signal:learned"] and found.labels == ("oracle",)
+    found._made = {f"source{i}": SimpleNamespace(label=label) for i, label in enumerate("hcfaebdg")}  # type: ignore[assignment]
+    assert found.labels == tuple("abcdefgh")
 
 
 RECALL = "expected a recall such as synthetic:0.8, or one a layer such as synthetic:0.4,0.7,0.8"
