@@ -15,6 +15,7 @@ from moesim.errors import InputError
 from moesim.trace import Trace
 from moesim.trace.formats.contract import AXES, Options
 from moesim.trace.formats.importing import find_format, import_trace
+from moesim.trace.formats.records import facts_in
 from tests.trace import import_kit as kit
 from tests.trace.import_kit import DECODE, EXPERTS, IDS, LAYERS, PROMPT, ROWS, SOURCES, TOP_K, WEIGHTS, refused
 
@@ -426,3 +427,14 @@ def test_counts_of_a_real_model_are_none_of_a_synthetic_trace(tmp_path: Path) ->
     refused(
         lambda: with_popularity(made, COUNTED.astype(float), "a.csv"), "got a synthetic one, whose experts are not those counted"
     )
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 2**31, True, 1.0, None, [], "8"])
+def test_facts_of_a_file_are_counts_and_a_name(wrong: Any) -> None:
+    model = "" if wrong == "8" else wrong
+    assert facts_in({"num_experts": wrong, "meta": {"top_k": wrong, "model": model}}) == {}
+    assert facts_in({"num_experts": 8, "meta": [{"top_k": 1}, {"model_id": "a"}, wrong]}) == {
+        "n_experts": 8,
+        "top_k": 1,
+        "model": "a",
+    }
