@@ -87,12 +87,15 @@ def unknown_name(kind: str, name: str, known: Iterable[str], command: str = "") 
     "unknown key 'batch'; did you mean 'batch_size'? known: batch_size, n_batches"
     >>> unknown_name("policy", "fidler", ["fiddler", "dali"], "moesim list policies")
     "unknown policy 'fidler'; did you mean 'fiddler'? `moesim list policies` has all"
+    >>> unknown_name("policy", "least-recent", ["static", "lru", "dali", "belady"], "moesim list policies")
+    "unknown policy 'least-recent'; nearest: static, lru, belady; `moesim list policies` has all"
     """
     names = sorted(known)
     close = [one for one in names if one.startswith(f"{name}_")] or difflib.get_close_matches(name, names, n=1)
     hint = f"did you mean '{close[0]}'? " if close else ""
-    if close and command:
-        return f"unknown {kind} '{name}'; {hint}`{command}` has all"
+    if command:
+        nearest = ", ".join(difflib.get_close_matches(name, names, n=3, cutoff=0.3))
+        return f"unknown {kind} '{name}'; {hint or (f'nearest: {nearest}; ' if nearest else '')}`{command}` has all"
     return f"unknown {kind} '{name}'; {hint}known: {', '.join(names) or 'none'}"
 
 

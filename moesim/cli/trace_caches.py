@@ -49,7 +49,7 @@ def trace_caches(
         model=None if model is None else load_model(name_or_mapping(model, "--model"), f"{place}: --model"),
         trace=None if trace is None else name_or_mapping(trace, place), hit_rate=hit_rate,
         slots=read_yaml_value(f"[{slots}]", f"{place}: --slots"),
-        batch=batch, requests=requests, prompt=prompt, decode=decode, jobs=jobs,
+        batch=batch, requests=requests, prompt=prompt, decode=decode, jobs=jobs, progress=True,
     )  # fmt: skip
     say(found.routing)
     rows = []

@@ -149,7 +149,7 @@ def trace_import(
         if written is not None:
             note_written([written], "trace import")
     trace = imported.trace
-    shape = f"{trace.n_layers} layers x {trace.n_experts} experts, top-{trace.top_k}, {trace.label}"
+    shape = f"{trace.n_layers} layer{'s' * (trace.n_layers != 1)} x {trace.n_experts} experts, top-{trace.top_k}, {trace.label}"
     say(f"wrote {out} from {imported.format}: {shape}, {describe(trace)}")
     say(f"absent: {', '.join(trace.header['absent'])}")
     for note in imported.notes:

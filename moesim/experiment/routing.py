@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -63,7 +64,7 @@ def read_trace(written: str | Mapping[str, Any], place: str) -> Trace:
         if made.synthesize == EVEN:
             return even(made)
         with Progress(made.n_tokens) as bar:
-            bar.describe(f"making up routing of {made.synthesize}")
+            bar.describe("making up assumed routing" if made.synthesize == ASSUMED else f"making up routing of {made.synthesize}")
             return synthesize(
                 parameters_for(made),
                 n_requests=made.requests,
@@ -252,7 +253,13 @@ def lift_to_assume(model: ModelSpec, hit_rate: str | None = None, place: str = "
     rate, slots = read_hit_rate(hit_rate, place)
     if not slots < model.n_experts:
         raise ConfigError(f"{place}: expected fewer slots than the {model.n_experts} experts of a layer, got {slots}")
-    return counted(rate, slots, model.n_experts)
+    try:
+        lift = counted(rate, slots, model.n_experts)
+    except ConfigError as error:
+        raise ConfigError(f"{place}: {error}") from None
+    least, most = math.ceil(1.5 * model.top_k), model.n_experts // 2
+    why = "" if least <= slots <= most else f"; sizes from {least} to {most} are less uncertain"
+    return lift._replace(why=lift.why + why)
 
 
 def read_hit_rate(text: str, place: str) -> tuple[float, int]:
@@ -261,7 +268,7 @@ def read_hit_rate(text: str, place: str) -> tuple[float, int]:
     >>> read_hit_rate("61%@16", "--hit-rate")
     (0.61, 16)
     """
-    found = re.fullmatch(r"\s*(\d{1,3}(?:\.\d{1,9})?|\.\d{1,9})(%?)\s*@\s*(\d{1,6})\s*", text)
+    found = re.fullmatch(r"\s*(\d{1,3}(?:\.\d{1,9})?|\.\d{1,9})\s*(%?)\s*@\s*(\d{1,6})\s*", text)
     rate = float(found[1]) / (100 if found[2] else 1) if found else 0.0
     if found is None or not 0 < rate < 1 or not int(found[3]):
         raise ConfigError(f"{place}: expected a hit rate and the slots of each layer, such as 61%@16 or 0.61@16, got {text!r}")

@@ -481,6 +481,8 @@ def _routed(keys: Keys, n: int) -> list[bool]:
     frequency = keys.get("moe_layer_freq")
     if isinstance(frequency, list):
         return [bool(one) for one in keys.each("moe_layer_freq", n) or ()]
+    if isinstance(keys.get("moe_layers"), list):  # in Llama 4 it wins over the step
+        return [layer in (keys.indices("moe_layers") or ()) for layer in layers]
     step = keys.get("interleave_moe_layer_step")
     if step is not None:
         step = keys.count("interleave_moe_layer_step", least=1)

@@ -58,7 +58,7 @@ class CacheRates:
 def cache_rates(
     policies: Sequence[Any], *, model: ModelSpec | None = None, trace: Any = None, hit_rate: str | None = None,
     slots: Sequence[Any] = (0.125, 0.25, 0.375, 0.5), batch: int = 1, requests: int = 8, prompt: int = 0, decode: int = 256,
-    jobs: int | None = None,
+    jobs: int | None = None, progress: bool = False,
 ) -> CacheRates:  # fmt: skip
     """Simulate caches of some sizes, slots of a layer or shares of its experts, on a trace or on made-up routing."""
     known: dict[str, Trace] = {}
@@ -81,14 +81,15 @@ def cache_rates(
     }  # fmt: skip
     rows: list[Mapping[str, Value]] = []
     refused: dict[str, str] = {}
+    experiments = []
+    for policy in policies:  # all of them before the first run
+        try:
+            experiments.append(Experiment(parse_config({**raw, "policies": [policy]}, PLACE), PLACE, known=known))
+        except TraceError as error:
+            refused[policy if isinstance(policy, str) else policy_label(policy)] = str(error)
     with Workers(jobs) as workers:
-        for policy in policies:
-            try:
-                experiment = Experiment(parse_config({**raw, "policies": [policy]}, PLACE), PLACE, known=known)
-            except TraceError as error:
-                refused[policy if isinstance(policy, str) else policy_label(policy)] = str(error)
-                continue
-            found = run_experiment(experiment, workers=workers).rows
+        for experiment in experiments:
+            found = run_experiment(experiment, workers=workers, progress=progress).rows
             rows += _judged(found[: len(found) // 2], found[len(found) // 2 :], refused)
     return CacheRates(over_lifts(rows), routing, shape[0], refused)
 

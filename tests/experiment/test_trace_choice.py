@@ -64,7 +64,12 @@ def test_a_counted_hit_rate_fixes_the_lift_and_narrows_its_range():
     model = load_model("qwen3-30b-a3b")
     written, why = choice.choose_trace(model, SIZES, hit_rate="61%@16")
     assert written["lift"] == [2.39, 2.09, 2.69]  # ln(.61 / .39) - ln(16 / 112)
-    assert "61 % hits with 16 of 128 experts" in why
+    assert "d = 2.39 (2.09 to 2.69) of 61 % hits with 16 of 128 experts" in why and "less uncertain" not in why
+    assert choice.choose_trace(model, SIZES, hit_rate="61 % @ 16") == (written, why)
+    assert "sizes from 12 to 64 are less uncertain" in choice.choose_trace(model, SIZES, hit_rate="61%@8")[1]
+    for impossible in ("99.9%@1", "1%@32"):  # lifts of 11.8 and -3.5
+        with pytest.raises(ConfigError, match=r"--hit-rate: expected .* % hits with .* of 128 experts, got"):
+            choice.choose_trace(model, SIZES, hit_rate=impossible)
     for wrong in ("61@16", "0.61", "61%", "0%@16", "100%@16", "61%@0", "61%@128", "a@b"):
         with pytest.raises(ConfigError, match="--hit-rate: expected"):
             choice.choose_trace(model, SIZES, hit_rate=wrong)

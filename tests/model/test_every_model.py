@@ -1,4 +1,4 @@
-"""Every model by name through the card, a comparison, a what-if and a recommendation, with made-up routing."""
+"""Every model by name through the card, a comparison, a what-if and a recommendation; with the routing chosen for it, too."""
 
 from __future__ import annotations
 
@@ -39,3 +39,14 @@ def test_a_model_by_name(name: str, tmp_path: Path) -> None:
     assert moesim.whatif(experiment, ["link.bytes_per_s x2"], look=False, **asked).text()
     advice = moesim.recommend(name, MACHINE, vram="640GiB", ram="16TiB", trace=trace, prompt=3, decode=2, **asked)
     assert advice.best.speed.value > 0
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_a_model_with_the_routing_that_is_chosen_for_it(name: str) -> None:
+    chosen = {"model": name, "hardware": MACHINE, "cache": 0.25, "decode": 2, "jobs": 1, "progress": False}
+    (fixed,) = moesim.compare(["llama-cpp"], prompt=0, **chosen).rows
+    lifts = moesim.compare(["lru"], prompt=2, **chosen).rows
+    assert len(lifts) == 1 or all("assumed routing" in row["notes"] for row in lifts)
+    assert len(lifts) in (1, 3) and ("no routing assumed" in fixed["notes"]) == (len(lifts) == 3)
+    for row in (fixed, *lifts):
+        assert row["error"] is None and row["decode_tokens_per_s"] > 0

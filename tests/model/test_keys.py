@@ -207,6 +207,8 @@ def test_words_of_layers(word: str, kind: str) -> None:
         ({"mlp_layer_types": ["dense", "sparse", "dense", "sparse"]}, [1, 3]),
         ({"moe_layer_freq": [0, 1, 1, 0]}, [1, 2]),
         ({"interleave_moe_layer_step": 2}, [1, 3]),
+        ({"interleave_moe_layer_step": 2, "moe_layers": [0, 1, 3]}, [0, 1, 3]),
+        ({"interleave_moe_layer_step": 2, "moe_layers": None}, [1, 3]),
         ({"expert_layer_period": 2, "expert_layer_offset": 0}, [0, 2]),
         ({"moe_layer_start_index": 1, "moe_layer_end_index": 2}, [1, 2]),
         ({"moe_layers_enum": "0,3"}, [0, 3]),

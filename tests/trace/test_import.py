@@ -88,7 +88,7 @@ UNKNOWN_MODEL = ("unknown model 'mixtral-8x7'; did you mean 'mixtral-8x7b'?", "c
         ("vllm-npy", {"n_prompt": None}, ("the phase of the rows", "--phase decode or prefill")),
         ("vllm-npy", {"n_experts": None}, ("a.npy: expected the number of experts", "give --n-experts")),
         ("vllm-npy", {"n_experts": None, "n_prompt": None, "model": None},
-         ("a.npy: expected the number of experts of a layer and the phase of the rows, got no word of them; give --n-experts",)),
+         ("a.npy: expected the number of experts of a layer and the phase of the rows, got none; give --n-experts",)),
         ("npz", {"axes": None, "n_experts": None, "n_prompt": None, "columns": {"expert": "topk_ids"}},
          ("expected what its axes count, the number of experts of a layer and the phase of the rows, got shape (7, 3, 2)",)),
         ("vllm-npy", {"n_experts": 5}, ("a.npy: expert[", "expected 0..4, got", "; check --n-experts or --model")),
@@ -123,7 +123,7 @@ def test_nothing_is_guessed(name: str, lacking: dict[str, Any], words: tuple[str
 
 def test_a_label_is_asked_for_and_out_is_a_trace(tmp_path: Path, out: Path) -> None:
     plain, array = SOURCES["npz"], SOURCES["vllm-npy"]
-    words = ("expected a label (measured or synthetic), got no word of it", "give --label")
+    words = ("expected a label (measured or synthetic), got none", "give --label")
     refused(lambda: import_trace([plain.make(tmp_path)], out, Options(**plain.options)), *words)
     array.refused(array.make(tmp_path), tmp_path / "t.npz", "ends in .safetensors", "t.npz")
 
@@ -241,7 +241,7 @@ def test_the_first_forward_pass_of_a_request_is_its_prompt_and_a_step_is_no_phas
     refused(lambda: load(phase="pass"), f"a.{form}", "map it with --column step=NAME")
     refused(lambda: load(phase="pass", step="pass"), "--column step=pass: expected it or a phase, got both")
     by_steps(path, _STEPS, "step")  # a column that happens to be called step is not taken for one
-    refused(load, "expected the phase of the rows, got no word of it")
+    refused(load, "expected the phase of the rows, got none")
     assert load(step="step").requests.n_prompt.tolist() == [PROMPT]
 
 

@@ -242,7 +242,7 @@ def test_all_that_is_missing_is_named_at_once(tmp_path: Path, capsys: pytest.Cap
     (line,) = capsys.readouterr().err.splitlines()
     what, ways = line.split("; give ")
     asked = "the number of experts of a layer, a label (measured or synthetic) and the phase of the rows"
-    assert what.endswith(f"expected {asked}, got no word of them")
+    assert what.endswith(f"expected {asked}, got none")
     assert all(option in ways for option in ("--n-experts", "--model", "--label", "--phase", "--n-prompt"))
     assert main([*command, "--n-experts", str(EXPERTS), "--label", "measured", "--phase", "decode"]) == 0
     assert main(["trace", "stats", str(out), "-q"]) == 0

@@ -110,7 +110,7 @@ class Options:
 class Lacks(TraceError):
     """A source that only more options explain: names of `ASKS`, and what is known instead."""
 
-    def __init__(self, place: object, asks: Sequence[str], got: object = "no word of it", says: Sequence[str] = ()) -> None:
+    def __init__(self, place: object, asks: Sequence[str], got: object = "none", says: Sequence[str] = ()) -> None:
         super().__init__(f"{place}: expected {ASKS[asks[0]][0]}, got {got}; give {ASKS[asks[0]][1]}")
         self.place, self.asks, self.got, self.says = place, list(asks), got, says
 

@@ -293,7 +293,7 @@ def _read(files: Sequence[Path], form: Format, options: Options, label: str | No
     asks = [ask for ask in _lacking(form, options, label) if not _says(parts, ask)]
     if asks:
         prompts = asks[-1] == "phase" and all(part.n_prompt is not None for part in parts)
-        raise _ask(files[0], asks, "no word of it" if len(asks) == 1 else "no word of them", options, prompts)
+        raise _ask(files[0], asks, "none", options, prompts)
     assert n_experts is not None
     experts, weights = store.rows()
     for file, part, begin, end in zip(files, parts, bounds[:-1], bounds[1:], strict=True):
@@ -342,8 +342,7 @@ def _ask(place: object, asks: Sequence[str], got: object, options: Options, prom
         ways[-1] = "--phase both if the prompts have rows too, --phase decode if not: their lengths are there"
     known = ""
     if shapes and options.model is not None and options.spec is None:
-        known = unknown_name("model", options.model, model_names(), "moesim list models").split("known: ")[0].removesuffix("; ")
-        known += "; correct --model, or "
+        known = unknown_name("model", options.model, model_names(), "moesim list models") + "; correct --model, or "
     what, give = (" and ".join(some) if len(some) < 3 else f"{', '.join(some[:-1])} and {some[-1]}" for some in (
         [ASKS[ask][0] for ask in asks], ways))  # fmt: skip
     return wrong(place, what, got, f"{known}give {give}")

@@ -73,18 +73,29 @@ def expected(name: str, n_experts: int) -> Lift:
     middle = law["constant"] + law["per_doubling"] * math.log2(n_experts) + law["later"] * later
     sure = bool(found) and n_experts < law["wide_from"]
     half = law["range"] if sure else law["wide_range"]
-    low, high = LIFTS
-    why = f"d = {middle:.2f} +- {half:g} of {n_experts} experts, a law of seven recorded models"
-    why += "" if found else "; how this one was balanced is not known"
-    return Lift(max(low, round(middle - half, 2)), round(middle, 2), min(high, round(middle + half, 2)), why)
+    why = f"of {n_experts} experts, a law of seven recorded models"
+    return _around(middle, half, why + ("" if found else "; how this one was balanced is not known"))
+
+
+def _around(middle: float, half: float, why: str) -> Lift:
+    """Return a lift and its range, within the lifts that there are parameters for."""
+    least, most = LIFTS
+    low, high = max(least, round(middle - half, 2)), min(most, round(middle + half, 2))
+    return Lift(low, round(middle, 2), high, f"d = {middle:.2f} ({low:g} to {high:g}) {why}")
 
 
 def counted(hit_rate: float, slots: int, n_experts: int) -> Lift:
     """Return the lift of a hit rate that an engine counted, and its range."""
     low, high = LIFTS
-    middle = min(max(lift_of(hit_rate, slots, n_experts), low), high)
-    why = f"d = {middle:.2f} +- {STATED:g} of {100 * hit_rate:g} % hits with {slots} of {n_experts} experts"
-    return Lift(max(low, round(middle - STATED, 2)), round(middle, 2), min(high, round(middle + STATED, 2)), why)
+    middle = lift_of(hit_rate, slots, n_experts)
+    if not low - STATED <= middle <= high + STATED:
+        least, most = (f"{100 * hit_rate_of(lift, slots, n_experts):.3g}" for lift in LIFTS)
+        raise ConfigError(
+            f"expected {least} to {most} % hits with {slots} of {n_experts} experts, got {100 * hit_rate:g} %; "
+            "state the rate of a warm LRU cache and the slots of one layer"
+        )
+    why = f"of {100 * hit_rate:g} % hits with {slots} of {n_experts} experts"
+    return _around(min(max(middle, low), high), STATED, why)
 
 
 def assumed(n_layers: int, n_experts: int, top_k: int, lift: float) -> ParameterSet:
