@@ -194,6 +194,13 @@ def test_calibration_takes_the_steps_between_gate_inputs_dimension_by_dimension(
     np.testing.assert_array_equal(found, [*np.diff(values, axis=0), [0] * 4])
 
 
+@pytest.mark.parametrize(("limit", "is_file"), [(79, True), (80, False)])
+def test_what_is_large_is_made_in_a_file(limit: int, is_file: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moesim.trace.files, "_IN_MEMORY_BYTES", limit)
+    made = moesim.trace.files.empty((2, 5), np.dtype(np.float64), tmp_path)
+    assert (made.shape, made.base is not None) == ((2, 5), is_file)
+
+
 def test_a_row_of_a_prompt_counts_as_the_mean_up_to_it() -> None:
     rows = np.array([[2, 0], [4, 2], [0, 7], [5, 6]], np.float16)
     assert of_iterations(rows, 3).tolist() == [[2, 0], [3, 1], [2, 3], [5, 6]]

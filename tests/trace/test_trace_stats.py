@@ -392,6 +392,12 @@ def test_workload_recall_composes_the_requests_that_a_signal_covers():
     assert (pair.batch_size, pair.n_steps, pair.by_layer[0, 1]) == (2, 2, 1.0)
     assert pair.chance.tolist() == [0.25]
     assert prediction.workload_recall(trace, said, np.array([4, 5]), [1], [1]) == []
+    many = synthetic_trace(n_requests=9, prompt=0, decode=30, signals={"gate_next1": 0.5})
+    usual, *seeded = (
+        prediction.workload_recall(many, many.signals["gate_next1"], np.arange(many.n_rows), [4], [2], **seed)
+        for seed in ({}, {"seed": 0}, {"seed": 1})
+    )
+    assert [repr(one) == repr(usual) for one in seeded] == [True, False]
 
 
 def test_cosine_of_states_with_and_without_residual():
