@@ -2,7 +2,8 @@
 
 The faults are drawn by seed and planted in a copy of the tree. One run of the tests on a copy that notes who reaches the places
 finds which tests could notice a fault, and how long they take; on these it is tried, nearest first, until one fails. First come
-the tests of the packages that are changed, then, for faults that survive these, all others.
+the tests of the packages that are changed, then, for faults that survive these, all others. A test that fails is run without the
+fault, too, after the same others: some depend on these, or on the clock of a process under limits.
 
 Tools that plant faults (mutmut, cosmic-ray, pytest-gremlins) plant all, tens of thousands, or take hours for each; they know no
 dropped statements, lost minima or swapped arguments, and limit the clock, not the computing.
@@ -66,6 +67,7 @@ class Copy:
             [sys.executable, path[0] + "/forks.py"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **self._where
         )
         self.took: dict[str, float] = {}  # seconds of each test that passes in the copy without faults
+        self.unsteady: set[str] = set()  # tests that fail without a fault after the same others
 
     def close(self) -> None:
         """End the process whose forks run tests."""
@@ -153,10 +155,18 @@ class Copy:
                     code, reports = self.run(files, "-x", cpu_s=20 * limit)
                 if code:
                     failed = [test for test, parts in reports.items() if "failed" in parts[::2]]
+                    if code > 0 and failed and self._fails_without(mutant, reports, limit):
+                        self.unsteady.update(failed)
+                        return self.fate(mutant, set(tests) - self.unsteady)
                     return "killed" if code > 0 else "ended by a limit", failed[0] if failed else "at import"
         finally:
             self.write(mutant.file, self.files[mutant.file])
         return "survived", ""
+
+    def _fails_without(self, mutant: Mutant, reports: Iterable[str], limit: int) -> bool:
+        """Run the same tests without the fault, up to the one that failed; return whether one fails."""
+        self.write(mutant.file, self.files[mutant.file])
+        return self.run(reports, "-x", cpu_s=limit)[0] != 0
 
 
 def stages() -> Iterator[list[str]]:
@@ -195,7 +205,7 @@ def test_mutants(request: pytest.FixtureRequest, tmp_path: Path, capsys: pytest.
     for folders in stages():
         reached, survivors = copy.reached(left, folders), []
         for mutant in left:
-            outcome, by = copy.fate(mutant, reached[mutant.number])
+            outcome, by = copy.fate(mutant, reached[mutant.number] - copy.unsteady)
             if outcome == "survived":
                 survivors.append(mutant)
             else:
