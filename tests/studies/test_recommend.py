@@ -279,7 +279,7 @@ def test_other_forms(advice: Advice, form: Format):
             "You can run this now",
             "No released engine does this",
             "Its time goes to",
-            "80 % interval",
+            "90 % interval",
             "How sure",
             "simulations",
         ):
