@@ -253,6 +253,16 @@ def _carried_out(
     return Result(executed(experiment, folder, jobs=n, progress=progress).rows, experiment)
 
 
+def real_speeds(rows: Sequence[Mapping[str, Any]], experiment: Experiment) -> tuple[float, float] | None:
+    """Return the factors between which real decode speeds lie of those simulated, the widest of all runs; None if all failed."""
+    from moesim.studies.identify.model_error import shipped, time_shares
+
+    machines = {spec.index: spec.hardware for spec in experiment.specs}
+    done = [(machines[int(row["run"])], row) for row in rows if not row.get("error")]
+    ends = [shipped().factors(machine, time_shares(row, machine)) for machine, row in done]
+    return (min(low for low, _ in ends), max(high for _, high in ends)) if ends else None
+
+
 def executed(
     experiment: Experiment, folder: Path | None, *, jobs: int | None, scheduler: str | None = None, progress: bool = True,
     fail_fast: bool = False, show: Callable[[Results], None] = lambda results: None,

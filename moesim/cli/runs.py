@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from difflib import SequenceMatcher
 from functools import partial
@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from moesim.api.result import Result
-from moesim.api.run import comparison, executed
+from moesim.api.run import comparison, executed, real_speeds
 from moesim.cli.options import Engine, HitRate, Jobs, Set, Verify, policy_list
 from moesim.core.limits import REPEATS
 from moesim.core.processes import usable_cores
@@ -29,7 +29,6 @@ from moesim.experiment.report import By, failure_lines, result_table
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.run import describe_grid
 from moesim.experiment.sweep import quick
-from moesim.metrics import Value
 
 Scheduler = Annotated[
     str | None, typer.Option("--scheduler", metavar="tcp://HOST:PORT", help="Run on the workers of a Dask scheduler instead.")
@@ -168,7 +167,7 @@ def _values(option: str, text: str) -> Any:
     return values[0] if len(values) == 1 else values
 
 
-_Show = Callable[[list[dict[str, Value]]], str]
+_Show = partial[str]
 
 
 def _execute(
@@ -184,6 +183,8 @@ def _execute(
 
     def print_results(results: Results) -> None:
         sys.stdout.write(show(results.rows))
+        if show.keywords["form"] is Format.TABLE and (ends := real_speeds(results.rows, experiment)):
+            say(f"expect real decode speeds at {ends[0]:.2f} to {ends[1]:.2f} times these, with 90 % confidence")
         if results.n_found:
             say(f"{results.n_found} of {len(results.outcomes)} runs were in {folder} already")
         if not results.complete:

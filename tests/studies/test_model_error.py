@@ -136,5 +136,6 @@ def test_shares_of_time_are_of_the_parts_that_work():
     assert time_shares(row | {"utilisation.gpu0": 0.0}, hardware) == {"cpu": 0.9, "gpu": 0.0, "copies": 0.1}
 
 
-def test_each_deviation_has_a_source():
-    assert all(row["source"].startswith(("estimated: ", "assumed: ")) for row in shipped_rows())
+def test_each_deviation_has_a_source_and_the_interval_is_that_of_its_freedom():
+    assert shipped().quantile() == pytest.approx(replace(shipped(), deviations=0.0).quantile(), rel=1e-3)
+    assert all(row["source"].startswith(("estimated: ", "derived: ", "assumed: ")) for row in shipped_rows())

@@ -81,7 +81,7 @@ def estimate(machines: Iterable[Rows]) -> ModelError:
     base = shipped()
 
     def error(place: Vector) -> ModelError:
-        return replace(base, **dict(zip(ESTIMATED, np.exp(place).tolist(), strict=True)))
+        return replace(base, deviations=0.0, **dict(zip(ESTIMATED, np.exp(place).tolist(), strict=True)))
 
     def loss(place: Vector) -> float:
         prior = np.sum(((place - start) / math.log(LOOSE)) ** 2) / 2
@@ -107,7 +107,8 @@ def records(error: ModelError, machines: Mapping[str, Rows]) -> list[dict[str, s
     date = datetime.now(UTC).date().isoformat()
     source = f"estimated: maximum likelihood over {n_rows} public rows of {len(machines)} machines, {date}"
     found = [{"name": name, "value": f"{getattr(error, name):.3g}", "source": source} for name in ESTIMATED]
-    return found + [row for row in shipped_rows() if row["name"] not in ESTIMATED]
+    half = {"name": "deviations", "value": f"{error.quantile():.4g}", "source": "derived: Student's t of that freedom, 90 %"}
+    return [*found, half, *(row for row in shipped_rows() if row["source"].startswith("assumed"))]
 
 
 LEVELS: Final = (0.8, 0.9)
@@ -121,7 +122,7 @@ def left_out(sweeps: Sequence[Sweep], tell: Callable[[str], None] = lambda text:
     that of 90 %.
     """
     errors = {name: one for name, _, one in _without(sweeps, tell)}
-    predicted = [row for row in sweeps if row.status == "predicted"]
+    predicted = [row for rows in of_machines(sweeps) for row in rows]
     with tempfile.TemporaryDirectory(prefix="moesim.") as folder, Progress(len(predicted), enabled=False) as bar:
         before = run_sweeps(predicted, Path(folder), bar, errors)
     after = identified_sweeps(sweeps, tell, errors)

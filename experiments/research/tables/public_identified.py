@@ -46,10 +46,10 @@ def _options(row: Sweep) -> tuple[str, ...]:
 
 
 def of_machines(sweeps: Sequence[Sweep]) -> list[list[Sweep]]:
-    """Group the predicted rows by machine and profile."""
+    """Group the predicted decode speeds by machine and profile."""
     machines: dict[str, list[Sweep]] = {}
     for sweep in sweeps:
-        if sweep.status == "predicted":
+        if sweep.status == "predicted" and sweep.kind == "tg":
             machines.setdefault(json.dumps([sweep.machine, sweep.hardware]), []).append(sweep)
     return list(machines.values())
 

@@ -40,6 +40,7 @@ class ModelError:
     copies: float = 0.0  # shared by rows whose experts are copied
     disk: float = 0.0  # shared by rows whose experts are read from a disk
     freedom: float = math.inf  # degrees of freedom of Student's t
+    deviations: float = 0.0  # half the interval of 90 % of that t; 0: to be computed
 
     def covariance(self, rows: Sequence[Case], others: Sequence[Case]) -> Vector:
         """Return the covariance of what rows share with others: (rows, others)."""
@@ -59,6 +60,8 @@ class ModelError:
 
     def quantile(self, n: int = 0, level: float = LEVEL) -> float:
         """Return the standard deviations within which that share lies, after n rows of the machine."""
+        if (n, level) == (0, LEVEL) and self.deviations:
+            return self.deviations
         from scipy.special import ndtri, stdtrit  # takes a third of a second to import
 
         half = (1 + level) / 2
@@ -119,11 +122,8 @@ class Posterior:
     def __init__(
         self, error: ModelError, predictor: Predictor, fit: Fit, used: Sequence[int], still: Machine | None = None
     ) -> None:
-        self.error = error
-        self.fit = fit
+        self.error, self.fit, self._predictor, self._used = error, fit, predictor, list(used)
         self._still = still  # the machine with the constants that no row used depends on, where there are such
-        self._predictor = predictor
-        self._used = list(used)
         shared = predictor.mix @ error.covariance(predictor.cases, predictor.cases) @ predictor.mix.T
         self._inverse = np.linalg.inv((shared + own_variance(error, predictor))[np.ix_(used, used)])
         self._slopes = predictor.slopes(fit.logs)[self._used]
