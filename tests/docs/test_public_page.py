@@ -176,3 +176,12 @@ def test_the_files_are_what_the_simulator_says_now():
     for frame, shipped in ((now.frame, FIGURES), (now.sweeps, SWEEPS)):
         known = shipped.set_index("check").loc[list(frame["check"]), "predicted"]
         assert frame["predicted"].astype(float).tolist() == pytest.approx(known.tolist(), rel=1e-3, nan_ok=True)
+
+
+def test_nominal_shares_lie_in_the_intervals_of_what_is_inside():
+    found = pd.read_csv(FOLDER / "public_coverage.csv")
+    for one in found.itertuples():
+        cells = (one.intervals, one.rows, one.machines, f"{100 * one.level:.0f}", f"{100 * one.inside:.0f}")
+        assert f"| {' | '.join(map(str, cells))} | {100 * one.low:.0f} to {100 * one.high:.0f} | {one.width:.2f} |" in PAGE
+        if one.intervals in ("run", "calibrate"):
+            assert one.low <= one.level <= one.high

@@ -6,8 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 
+from experiments.research.tables.model_error import Rows, coverage, estimate
 from experiments.research.tables.public_choices import (
     CHOICES,
     NOW,
@@ -22,6 +25,7 @@ from experiments.research.tables.public_identified import ends, identified_group
 from moesim.core.table import Format
 from moesim.errors import ConfigError
 from moesim.hardware import load_hardware
+from moesim.studies.identify.model_error import ModelError
 from moesim.studies.validation.public import Sweep, checks_file, read_checks, read_sweeps, shipped_table, sweeps_file
 
 SHIPPED = read_choices(shipped_table(CHOICES, "choices"))
@@ -131,3 +135,25 @@ def test_a_changed_speed_of_a_row_that_is_not_used_changes_no_prediction(machine
     plain = identified_sweeps(machine)
     changed = identified_sweeps([replace(row, measured=2 * row.measured) if row.weights == "IQ4_XS" else row for row in machine])
     assert changed["predicted"].tolist() == pytest.approx(plain["predicted"].tolist(), rel=1e-9)
+
+
+def test_coverage_counts_rows_and_draws_machines():
+    rows = [("a", 10.0)] * 3 + [("b", 10.0), ("b", 20.0), ("c", 11.9)]
+    frame = pd.DataFrame(rows, columns=["machine", "measured"]).assign(predicted=10.0, low=8.0, high=12.5, narrower=0.5)
+    wide, narrow = (coverage(frame, level) for level in (0.9, 0.8))
+    assert (wide["inside"], narrow["inside"]) == (pytest.approx(5 / 6), pytest.approx(4 / 6))
+    assert wide["width"] == pytest.approx(1.25) and narrow["width"] == pytest.approx(1.25**0.5)
+    assert 0.5 <= wide["low"] < wide["inside"] < wide["high"] <= 1.0
+
+
+def test_a_model_error_is_found_again_from_machines_drawn_with_it():
+    true, draw = ModelError(machine=0.1, model=0.05, row=0.03, freedom=6.0), np.random.default_rng(3)
+    alike = np.kron(np.eye(3), np.ones((4, 4)))
+    shared = true.machine**2 + true.model**2 * alike + true.row**2 * np.eye(12)
+    lower = np.linalg.cholesky(shared)
+    scales = np.sqrt(true.freedom / draw.chisquare(true.freedom, 300))
+    machines = [Rows(scale * lower @ draw.standard_normal(12), np.zeros((12, 12)), alike) for scale in scales]
+    found = estimate(machines)
+    for name in ("machine", "model", "row"):
+        assert getattr(found, name) == pytest.approx(getattr(true, name), rel=0.15)
+    assert 4 < found.freedom < 9
