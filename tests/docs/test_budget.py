@@ -20,8 +20,8 @@ LINES = {  # what a package may have today; behind it what it is to come down to
     "live": 6_104,  # 5,400; windows of layers; experts of three sizes
     "plots": 5_397,  # 4,300
     "experiment": 4_803,  # 3,300; routing that nobody recorded, with its range; names of its limits
-    "cli": 3_585,  # with api 4,000; --axes of trace import, --counts of trace calibrate; trace caches, --hit-rate
-    "api": 1_219,
+    "cli": 3_586,  # with api 4,000; --axes of trace import, --counts of trace calibrate; trace caches, --hit-rate
+    "api": 1_229,  # what real speeds to expect
     "recorder": 3_433,
     "metrics": 3_058,  # 2,600
     "hardware": 2_996,  # with model 4,000; layers whose operations are not known are named; read rates by size
