@@ -427,6 +427,7 @@ def test_routing_with_a_models_statistics_or_assumed_and_others_to_compare_with(
         middle, others = find_routing(changed, replace(question, hit_rate=rate), "test")
         lifts = [float(one.label.removeprefix("assumed, lift ")) for one in (others[0], middle, others[1])]
         assert lifts == sorted(set(lifts)) and middle.why.startswith("LRU lift d = ")
+        assert ("--hit-rate" in middle.why) == (rate is None)
         assert all(group.n_layers == changed.n_layers for one in (middle, *others) for group in one.groups)
     with pytest.raises(ConfigError, match="expected --trace or --hit-rate, got both"):
         find_routing(model, replace(question, trace="x", hit_rate="50%@2"), "test")

@@ -253,8 +253,9 @@ def _made_up(model: ModelSpec, asked: Asked) -> list[Routing]:
         ]
     lift = lift_to_assume(model, asked.hit_rate)
     sizes = model.n_layers, model.n_experts, model.top_k
+    why = f"LRU lift {lift.why}" + ("; --hit-rate narrows it" if asked.hit_rate is None else "")
     return [
-        made(assumed(*sizes, one), f"assumed, lift {one:g}", {"synthesize": "assumed", "lift": one}, why=f"LRU lift {lift.why}")
+        made(assumed(*sizes, one), f"assumed, lift {one:g}", {"synthesize": "assumed", "lift": one}, why=why)
         for one in dict.fromkeys((lift.middle, lift.low, lift.high))
     ]
 

@@ -158,7 +158,7 @@ def _warnings(setting: Setting, routing: Routing, others: Sequence[Routing], fou
     lines = []
     if routing.label.startswith("assumed"):
         ends = " and ".join(one.label.removeprefix("assumed, ") for one in others)
-        lines.append(f"routing is assumed ({routing.why}); intervals and ~ cover {ends}; --hit-rate narrows them")
+        lines.append(f"routing is assumed ({routing.why}); intervals and ~ cover {ends}")
     elif routing.origin == "synthetic":
         lines.append("routing is synthetic: made up by parameters fitted to the model's published statistics")
     if routing.origin == "miniature":
