@@ -62,8 +62,9 @@ def compare(
     trace: str | Path | Mapping[str, Any] | Trace | Sequence[Any] | None = None, hit_rate: str | None = None,
     cache: float | str | Iterable[float | str] = (0.25, 0.5), batch: int | Sequence[int] = 1, prompt: int | Sequence[int] = 64,
     decode: int | Sequence[int] = 64, n_batches: int | Sequence[int] = 1, seed: int | Sequence[int] = 0,
-    transfer: str | Sequence[str] = "pinned", repeat: int = 1, overrides: Mapping[str, Any] | Sequence[str] = (),
-    quick: bool = False, out: str | Path | None = None, jobs: int | None = None, progress: bool = True,
+    transfer: str | Sequence[str] = "pinned", engine: str | Sequence[str] = "own", repeat: int = 1,
+    overrides: Mapping[str, Any] | Sequence[str] = (), quick: bool = False, out: str | Path | None = None,
+    jobs: int | None = None, progress: bool = True,
 ) -> Result:  # fmt: skip
     """Compare policies.
 
@@ -88,6 +89,9 @@ def compare(
         Requests at once, tokens of each, batches one after the other, and the seed of the choice of requests.
     transfer : {"pinned", "pageable", "chunked"} or a list of them
         Curve of transfers.
+    engine : str or list of str
+        Whose costs: ``"own"`` of each policy's engine, ``"machine"``, those of the profile, or an engine of ``moesim list
+        engines`` for all policies.
     repeat : int
         Seeds, from `seed` on.
     overrides : mapping, or sequence of str
@@ -120,7 +124,7 @@ def compare(
     given: dict[str, Trace] = {}
     raw = comparison(
         policies, model=model, hardware=hardware, trace=trace, hit_rate=hit_rate, cache=cache, batch=batch, prompt=prompt,
-        decode=decode, n_batches=n_batches, seed=seed, transfer=transfer, repeat=repeat, overrides=overrides, given=given,
+        decode=decode, n_batches=n_batches, seed=seed, transfer=transfer, engine=engine, repeat=repeat, overrides=overrides, given=given,
     )  # fmt: skip
     config = parse_config(raw, "compare")
     config = made_quick(config, "compare") if quick else config
@@ -129,7 +133,7 @@ def compare(
 
 def comparison(
     policies: Any, *, model: Any, hardware: Any, trace: Any, cache: Any, batch: Any, prompt: Any, decode: Any,
-    n_batches: Any, seed: Any, transfer: Any, repeat: int, overrides: Mapping[str, Any] | Sequence[str],
+    n_batches: Any, seed: Any, transfer: Any, engine: Any, repeat: int, overrides: Mapping[str, Any] | Sequence[str],
     hit_rate: str | None = None, given: dict[str, Trace] | None = None, imports: bool = True,
 ) -> dict[str, Any]:  # fmt: skip
     """Write a comparison as an experiment file would; traces that are objects go into `given`."""
@@ -143,6 +147,7 @@ def comparison(
         "repeat": repeat,
         "policies": written(list(policies) if isinstance(policies, list | tuple) else [policies], f"{place}: policies"),
         "transfer": {"curve": written(transfer, f"{place}: transfer")},
+        **({} if engine == "own" else {"engine": written(engine, f"{place}: engine")}),
     }
     if hit_rate is not None and trace is not None:
         raise ConfigError(f"{place}: expected trace or hit_rate, got both; a hit rate is for routing that nobody recorded")

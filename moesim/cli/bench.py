@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from moesim.cli.options import Engine, Printed
+from moesim.cli.options import Printed, Simulator
 from moesim.core.limits import REPEATS, TOKENS
 from moesim.core.processes import usable_cores
 from moesim.core.table import Format, render, render_records
@@ -30,7 +30,7 @@ def bench(
         int | None, typer.Option(min=1, max=TOKENS.most, help="Decode tokens of each run.", show_default="64; 16 with --policies")
     ] = None,
     policies: Annotated[bool, typer.Option("--policies", help="The time in decisions, of every policy.")] = False,
-    engine: Engine = None,
+    simulator: Simulator = None,
     sweeps: Annotated[bool, typer.Option("--sweeps", help="What sweeps cost next to their runs; what cores gain.")] = False,
     growth: Annotated[bool, typer.Option("--growth", help="How the cost grows with tokens, batch, experts and layers.")] = False,
     form: Printed = Format.TABLE,

@@ -97,8 +97,22 @@ def formats() -> Rows:
     return [{"name": one.name, "label": one.label or "to be given", "what it is": one.about} for one in found]
 
 
+def engines() -> Rows:
+    """List engine profiles."""
+    from moesim.hardware.engines import engine_profiles
+
+    return [
+        {
+            "name": one.name, "also": ", ".join(one.aliases), "builds": ", ".join(one.builds), "runs on": ", ".join(one.backends),
+            "what it is": one.description,
+        }
+        for one in engine_profiles()
+    ]  # fmt: skip
+
+
 LISTS = {
     "models": models,
+    "engines": engines,
     "hardware": hardware,
     "traces": traces,
     "predictors": predictors,
@@ -109,7 +123,7 @@ LISTS = {
 
 _WIDEST = 48  # characters of a column that others follow, where the table goes to a file or a pipe
 
-Kind = StrEnum("Kind", ["policies", "parts", "models", "hardware", "traces", "predictors", "parameters", "formats"])
+Kind = StrEnum("Kind", ["policies", "parts", "models", "hardware", "engines", "traces", "predictors", "parameters", "formats"])
 _EXPLAINED = (Kind.policies, Kind.parts)
 
 
@@ -122,7 +136,7 @@ def listing(
     long: Annotated[bool, typer.Option("--long", help="Policies with paper, what is missing, and options.")] = False,
     form: Printed = Format.TABLE,
 ) -> None:
-    """List policies, parts, models, hardware profiles, traces, predictors, parameters of synthetic routing, or import formats.
+    """List policies, parts, models, hardware and engine profiles, traces, predictors, parameters of synthetic routing, or import formats.
 
     Example: moesim list policies dali
     """

@@ -44,10 +44,21 @@ def reading_results(trust: bool) -> Iterator[None]:
                 say(f"moesim: not imported: {name}, of whose options no default is shown; --trust imports it")
 
 
-def _force(engine: str | None) -> str | None:
+_SIMULATORS = ("simpy", "native")
+
+
+def _force(simulator: str | None) -> str | None:
     from moesim.engine.entry import force  # the engine takes a while to import, and few commands have one
 
-    return force(engine)
+    return force(simulator)
+
+
+def _engine(name: str | None) -> str | None:
+    """Return the engine whose costs count; the simulator's engines were chosen by this name before."""
+    if name in _SIMULATORS:
+        _force(name)
+        return None
+    return name
 
 
 def _verify(share: float | None) -> float | None:
@@ -80,10 +91,17 @@ Inputs = Annotated[
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")]
 Printed = Annotated[Format, typer.Option("-o", "--output-format", help="How to print it.")]
+Simulator = Annotated[
+    str | None,
+    typer.Option(metavar="simpy|native", callback=_force, help="Simulator to use; default: native if it is built."),
+]
 Engine = Annotated[
     str | None,
-    typer.Option("--engine", metavar="simpy|native", callback=_force, help="Engine to use; default: native if it is built."),
-]
+    typer.Option(
+        metavar="NAME", callback=_engine, help="Engine whose costs count, of moesim list engines, or machine; default: each "
+        "policy's own.",
+    ),
+]  # fmt: skip
 Verify = Annotated[
     float | None,
     typer.Option(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ import typer
 
 from moesim.api.result import Result
 from moesim.api.run import comparison, executed, real_speeds
-from moesim.cli.options import Engine, HitRate, Jobs, Set, Verify, policy_list
+from moesim.cli.options import Engine, HitRate, Jobs, Set, Simulator, Verify, policy_list
 from moesim.core.limits import REPEATS
 from moesim.core.processes import usable_cores
 from moesim.core.table import Format
@@ -67,6 +68,7 @@ def run(
     scheduler: Scheduler = None,
     fail_fast: FailFast = False,
     engine: Engine = None,
+    simulator: Simulator = None,
     verify: Verify = None,
     form: As = Format.TABLE,
     wide: Wide = False,
@@ -78,12 +80,19 @@ def run(
 
     Example: moesim run experiments/quickstart.yaml --quick --out results/quick
     """
-    config = load_config(file, overrides)
+    costed = [] if engine is None else [f"engine={json.dumps(_engine(engine))}"]
+    config = load_config(file, [*overrides, *costed])
     if small:
         config = quick(config, str(file), imports=not dry)
     folder = out or Path(config.output or f"results/{config.name or file.stem}")
     show = partial(result_table, form=form, wide=wide, by=sort)
     return _execute(config, str(file), folder, jobs, show, dry=dry, scheduler=scheduler, fail_fast=fail_fast or bool(verify))
+
+
+def _engine(text: str | None) -> Any:
+    """Read the option as a key of an experiment; a build such as 2025-03 is no number."""
+    names = "own" if text is None else text.split(",")
+    return names[0] if isinstance(names, list) and len(names) == 1 else names
 
 
 def compare(
@@ -115,6 +124,7 @@ def compare(
     scheduler: Scheduler = None,
     fail_fast: FailFast = False,
     engine: Engine = None,
+    simulator: Simulator = None,
     verify: Verify = None,
     form: As = Format.TABLE,
     wide: Wide = False,
@@ -131,7 +141,7 @@ def compare(
             cache=read_yaml_value(f"[{cache}]", "compare: --cache"), batch=_values("batch_size", batch),
             prompt=_values("prompt_tokens", prompt), decode=_values("decode_tokens", decode),
             n_batches=_values("n_batches", n_batches), seed=_values("seed", seed),
-            transfer=_values("transfer", transfer), repeat=repeat, overrides=overrides, imports=not dry,
+            transfer=_values("transfer", transfer), engine=_engine(engine), repeat=repeat, overrides=overrides, imports=not dry,
         )  # fmt: skip
         config = parse_config(raw, "compare")
         if small:
@@ -143,7 +153,7 @@ def compare(
 _OPTIONS = {
     "workload.batch_size": "batch", "workload.prompt_tokens": "prompt", "workload.decode_tokens": "decode",
     "workload.n_batches": "n-batches", "workload.seed": "seed", "cache.ratio": "cache", "cache.budget": "cache", "cache": "cache",
-    "transfer.curve": "transfer",
+    "transfer.curve": "transfer", "engine": "engine",
 } | {name: name for name in ("model", "hardware", "trace", "policies")}  # fmt: skip
 """Keys of an experiment, and the options of ``compare`` that say the same."""
 

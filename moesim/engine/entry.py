@@ -84,7 +84,7 @@ def check_equal(python: Records, compiled: Records) -> None:
             pairs = enumerate(zip_longest(left, right))
             at, (left, right) = next((i, pair) for i, pair in pairs if pair[0] != pair[1])
             place = f"{name}[{at}]"
-        raise SimulationError(f"engines differ: {place}: simpy {left!r}, native {right!r}; report it, and use --engine simpy")
+        raise SimulationError(f"engines differ: {place}: simpy {left!r}, native {right!r}; report it, and use --simulator simpy")
 
 
 def simulate(

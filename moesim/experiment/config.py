@@ -429,6 +429,7 @@ class Config(_Strict):
     transfer: TransferConfig = TransferConfig()
     decision_us: Sweep[Annotated[float, Field(strict=True, ge=0, le=TIME_US.most, allow_inf_nan=False)]] = 0.0
     extrapolate: Sweep[Flag] = False
+    engine: Sweep[Text] = "own"
     intervals: Flag = False
     plots: list[PlotRef] = Field(default_factory=list)
     timeline: TimelineConfig | None = TimelineConfig()

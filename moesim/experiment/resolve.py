@@ -28,6 +28,7 @@ from moesim.experiment.runner import ends_of
 from moesim.experiment.store import SmallInputs, code_digest
 from moesim.experiment.sweep import Ends, Point, RunSpec, entries_of, expand
 from moesim.hardware import load_hardware
+from moesim.hardware.engines import MACHINE, OWN
 from moesim.metrics.naming import fingerprint, hardware_label, model_label, policy_label
 from moesim.model import load_model
 from moesim.policies.registry import code_names, make_policy
@@ -101,7 +102,7 @@ class Experiment:
             self.not_imported = {policy_label(p.policy): entries[repr(p.policy)] for p in points if foreign(p.policy)}
         wants = [self._policy_wants(point, entries[repr(point.policy)]) for point in points]
         with noting({} if small is None else small.texts) as texts:
-            specs = [self._resolve(i, p, wanted.prompt_rows) for i, (p, wanted) in enumerate(zip(points, wants, strict=True))]
+            specs = [self._resolve(i, p, wanted) for i, (p, wanted) in enumerate(zip(points, wants, strict=True))]
         self.small = SmallInputs(self._models, texts)
         self._check_unique(specs)
         for spec in specs:
@@ -121,10 +122,12 @@ class Experiment:
             return Wants()
         return remembered(self._wants, point.reading, lambda: wants_of(point, self.place, entry))
 
-    def _resolve(self, index: int, point: Point, prompt_rows: int | None) -> RunSpec:
+    def _resolve(self, index: int, point: Point, wanted: Wants) -> RunSpec:
         place = self.place
+        engine = wanted.engine or MACHINE if point.engine == OWN else point.engine
         model = remembered(self._models, point.model, lambda: load_model(point.model, f"{place}: model"))
-        machine = remembered(self._machines, point.hardware, lambda: load_hardware(point.hardware, f"{place}: hardware"))
+        costed = [point.hardware, engine]
+        machine = remembered(self._machines, costed, lambda: load_hardware(point.hardware, f"{place}: hardware", engine))
         point = replace(point, trace=for_model(point.trace, model))
         trace = remembered(self.traces, point.trace, lambda: self._read(point.trace))
         check_shape(trace, point.trace, model, place)
@@ -132,15 +135,17 @@ class Experiment:
             workload = WorkloadSpec(**point.workload)
         except WorkloadError as error:
             raise WorkloadError(f"{place}: {error}") from None
-        name, ends = policy_label(point.policy), self._ends_of(point, machine)
-        spec = RunSpec(index, point, model, machine, workload, point.cache_slots(model), name, ends=ends, prompt_rows=prompt_rows)
+        name, ends = policy_label(point.policy), self._ends_of(point, machine, engine)
+        slots, rows = point.cache_slots(model), wanted.prompt_rows
+        spec = RunSpec(index, point, model, machine, workload, slots, name, ends=ends, prompt_rows=rows)
         spec.check(place)
         return spec
 
-    def _ends_of(self, point: Point, machine: HardwareProfile) -> tuple[Ends, ...]:
+    def _ends_of(self, point: Point, machine: HardwareProfile, engine: str) -> tuple[Ends, ...]:
         if not point.intervals:
             return ()
-        return remembered(self._ends, point.hardware, lambda: ends_of(point.hardware, machine, f"{self.place}: hardware"))
+        place, costed = f"{self.place}: hardware", [point.hardware, engine]
+        return remembered(self._ends, costed, lambda: ends_of(point.hardware, machine, place, engine))
 
     def _check_unique(self, specs: Sequence[RunSpec]) -> None:
         names: dict[str, str] = {}

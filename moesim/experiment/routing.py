@@ -91,6 +91,7 @@ class Wants(NamedTuple):
 
     needs: frozenset[str] = frozenset()
     prompt_rows: int | None = None  # the most rows of a prefill step that its engine takes; None: any number
+    engine: str = ""  # the engine whose costs it has; empty: the machine's
 
 
 def wants_of(point: Point, place: str, entry: str) -> Wants:
@@ -103,7 +104,10 @@ def wants_of(point: Point, place: str, entry: str) -> Wants:
     rows = getattr(made, "prompt_rows", None)
     if rows is not None and (type(rows) is not int or rows < 1):
         raise ConfigError(f"{entry}: prompt_rows: expected a number of at least 1, or None, got {rows!r}; correct the policy")
-    return Wants(frozenset(needs), rows)
+    engine = getattr(made, "engine", "")
+    if not isinstance(engine, str):
+        raise ConfigError(f"{entry}: engine: expected the name of an engine, or nothing, got {engine!r}; correct the policy")
+    return Wants(frozenset(needs), rows, engine)
 
 
 def check_stand_ins(point: Point, trace: Trace, place: str) -> None:

@@ -172,13 +172,13 @@ _UNITS: Final = (
 )  # fmt: skip
 
 
-def ends_of(written: Any, machine: HardwareProfile, place: str) -> tuple[Ends, ...]:
+def ends_of(written: Any, machine: HardwareProfile, place: str, engine: str | None = None) -> tuple[Ends, ...]:
     """Make the machines at the ends of all intervals of a profile's costs."""
     found = []
     for key, number in machine.numbers.items():
         if number.interval is None:
             continue
-        least, most = (load_hardware(at_end(written, machine, key, end), place) for end in number.interval)
+        least, most = (load_hardware(at_end(written, machine, key, end), place, engine) for end in number.interval)
         found.append(Ends(key, number.interval, (least, most)))
     return tuple(found)
 

@@ -14,13 +14,16 @@ from moesim.core import data
 from moesim.core.gate import YAML, read_text
 from moesim.errors import HardwareError, unknown_name
 from moesim.hardware.build import build_profile
+from moesim.hardware.engines import MACHINE, with_engine
 from moesim.hardware.read import flatten, override, override_one, read_yaml, sourced, validate, with_sources
 from moesim.hardware.short import DOTTED, FOR, TYPED, retyped, whole_form
 from moesim.hardware.types import HardwareProfile
 from moesim.model import ModelSpec
 
 
-def load_hardware(source: str | Path | Mapping[str, Any], place: str = "hardware") -> HardwareProfile:
+def load_hardware(
+    source: str | Path | Mapping[str, Any], place: str = "hardware", engine: str | None = None
+) -> HardwareProfile:
     """Load a profile.
 
     Parameters
@@ -31,6 +34,9 @@ def load_hardware(source: str | Path | Mapping[str, Any], place: str = "hardware
         ``base`` is a whole profile, or the short form of one, with ``numbers``.
     place : str
         File and key of the source, for messages.
+    engine : str, optional
+        Engine whose costs replace those of the profile: a name of ``moesim list engines``, ``NAME@BUILD``, or the path of an
+        engine profile; as the key ``engine`` of a mapping with ``base``. Default: the profile's own.
 
     Returns
     -------
@@ -42,17 +48,19 @@ def load_hardware(source: str | Path | Mapping[str, Any], place: str = "hardware
     HardwareError
         If there is no such profile, or anything in it is wrong: one line with file, key, expected, got, remedy.
     """
-    raw, path, overrides = read_profile(source, place)
+    raw, path, overrides = read_profile(source, place, engine)
     profile = build_profile(raw, place if overrides or path is None else path, path=path, overrides=tuple(overrides))
     return replace(profile, written=str(source) if isinstance(source, Path) else source)
 
 
-def read_profile(source: str | Path | Mapping[str, Any], place: str = "hardware") -> tuple[dict[str, Any], str | None, list[str]]:
+def read_profile(
+    source: str | Path | Mapping[str, Any], place: str = "hardware", engine: str | None = None
+) -> tuple[dict[str, Any], str | None, list[str]]:
     """Read a profile's contents with overrides applied, to change and write them again.
 
     Parameters
     ----------
-    source, place
+    source, place, engine
         As of `load_hardware`.
 
     Returns
@@ -77,6 +85,7 @@ def read_profile(source: str | Path | Mapping[str, Any], place: str = "hardware"
             dotted = [key for key in source if "." in key]
             more = {key: source[key] for key in dotted if not key.startswith(DOTTED)}
             raw = whole_form({key: value for key, value in source.items() if key not in more}, place)
+            raw = _costed(raw, engine, place)
             return (override(raw, more, place) if more else raw), None, dotted
         if not isinstance(source["base"], (str, Path)):
             raise HardwareError(f"{place}.base: expected the name or path of a profile, got {source['base']!r}")
@@ -85,12 +94,24 @@ def read_profile(source: str | Path | Mapping[str, Any], place: str = "hardware"
     path, text = _find(source, place)
     typed = {key: value for key, value in overrides.items() if key.startswith(DOTTED)}
     raw = _read(path, text, {key.removeprefix(DOTTED): sourced(value) for key, value in typed.items()}, place)
+    raw = _costed(raw, engine or overrides.get("engine"), place)
     if len(overrides) > len(typed):
         validate(raw, str(path))
         for key, value in overrides.items():
-            if key not in typed:
+            if key not in typed and key != "engine":
                 override_one(raw, key, value, place)
     return raw, str(path), list(overrides)
+
+
+def _costed(raw: dict[str, Any], named: Any, place: str) -> dict[str, Any]:
+    """Return a profile's contents with the numbers of its engine, or of the one that is named instead."""
+    engine = raw.get("engine") if named in (None, MACHINE) else named
+    if engine is None:
+        return raw
+    if not isinstance(engine, str):
+        raise HardwareError(f"{place}: engine: expected the name of an engine such as llama.cpp, got {engine!r}; correct it")
+    validate(raw, place)
+    return with_engine(raw, engine, place)
 
 
 def _read(path: Path, text: str, typed: Mapping[str, Any], place: str, kin: tuple[Path, ...] = ()) -> dict[str, Any]:

@@ -541,6 +541,7 @@ class ProfileFile(Strict):
     description: str
     corrections: list[str] = Field(default_factory=list)
     machine: dict[str, str] = Field(default_factory=dict)
+    engine: str | None = None
     anchors: Any = None
     compute: str
     backing: Annotated[list[str], Field(min_length=1), AfterValidator(_each_once)]

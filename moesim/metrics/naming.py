@@ -38,7 +38,7 @@ COLUMNS = {
     "model": Column("model"), "hardware": Column("hardware"), "trace": Column("trace"),
     "transfer_curve": Column("transfer", usual="pinned"), "chunk_bytes": Column("chunk", missing=int),
     "decision_ns": Column("decision ns", usual="0"), "predictors": Column("predictors", missing=str),
-    **_WORKLOAD, "extrapolate": Column("extrapolate", usual="False"),
+    **_WORKLOAD, "extrapolate": Column("extrapolate", usual="False"), "engine_profile": Column("engine", usual="own"),
     "warm_up": Column("warm_up", "warm-up", missing=int), "cache_ratio": Column("cache ratio", missing=float),
     "cache_budget_bytes": Column("GPU memory budget", missing=int),
 }  # fmt: skip
@@ -47,7 +47,7 @@ SETTINGS = tuple(COLUMNS)[:-2]
 CACHE_SETTINGS = tuple(COLUMNS)[-2:]
 WORKLOAD = tuple(_WORKLOAD)
 """Those of the workload, in the order of `moesim.trace.workload.WorkloadSpec`."""
-HOW = ("transfer_curve", "chunk_bytes", "predictors", "decision_ns", "extrapolate", "warm_up")
+HOW = ("transfer_curve", "chunk_bytes", "predictors", "decision_ns", "extrapolate", "engine_profile", "warm_up")
 """Those of how a run was carried out, in the order of rows."""
 LIVE = "live replay"
 """Beginning of the note of results of a replay."""

@@ -47,6 +47,8 @@ class PolicyBase(Declared):
     profile : str
         A shipped hardware profile with the devices that the policy needs, on which checks and benchmarks run it; empty if
         any machine with a CPU and a GPU will do.
+    engine : str
+        The engine that it is a part of, whose costs it has (``moesim list engines``); empty: those of the machine's profile.
     low_bits : tuple of float
         Lower widths of experts that the policy needs of a model, as of the one on which checks run it; empty if it needs none.
     oracles : mapping of str to mapping
@@ -57,6 +59,7 @@ class PolicyBase(Declared):
     paper: ClassVar[str] = ""
     missing: ClassVar[tuple[str, ...]] = ()
     profile: ClassVar[str] = ""
+    engine: ClassVar[str] = ""
     low_bits: ClassVar[tuple[float, ...]] = ()
     exact: ClassVar[bool] = True
     oracles: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})

@@ -36,7 +36,7 @@ def test_wheels_of_cibuildwheel_have_the_native_engine() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["cibuildwheel"]
     for place in (settings, settings["macos"], settings["linux"]):
         assert place.get("environment", settings["environment"])["MOESIM_NATIVE"] == "1"
-    assert "--engine native" in settings["test-command"]
+    assert "--simulator native" in settings["test-command"]
 
 
 def test_one_version_is_named_everywhere() -> None:

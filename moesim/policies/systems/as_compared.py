@@ -41,6 +41,7 @@ class KTransformersInDali(KtLayer, fixed=True):
     """KTransformers as DALI describes it: the first layers on the CPU, the others on the GPU."""
 
     paper = DALI
+    engine = ""  # the numbers of that paper's machine
     side = "last"
 
 
@@ -48,6 +49,7 @@ class LlamaCppInDali(LlamaCpp, fixed=True):
     """llama.cpp as DALI describes it: whole layers, and no copies for larger batches."""
 
     paper = DALI
+    engine = ""  # the numbers of that paper's machine
     op_offload = False
 
 
@@ -109,5 +111,6 @@ class LlamaCppInOdMoe(LlamaCpp, fixed=True):
     """llama.cpp as OD-MoE ran it: all of it on the CPU."""
 
     paper = "OD-MoE (2025), a system compared with"
+    engine = ""  # the numbers of that paper's machine
     n_gpu_layers = 0
     op_offload = False

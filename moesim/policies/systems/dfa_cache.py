@@ -45,6 +45,7 @@ class DfaCache(BackgroundCache, fixed=True):
     """Slots of each layer next to the CPU, by decayed frequency (moe-speed-of-light's patch)."""
 
     paper = "moe-speed-of-light (harshithkantamneni/moe-speed-of-light)"
+    engine = "llama.cpp"
     missing = (
         "LLAMA_EC_POLICY=static: which experts it keeps was not in the files read",
         "slots of each layer from a file",

@@ -94,6 +94,7 @@ class Exllamav3(ForOneUse):
     """The last experts on the CPU, exchanged with hot ones between generations (exllamav3)."""
 
     paper = "exllamav3 (turboderp-org/exllamav3)"
+    engine = "exllamav3"
     missing = (
         "--moe_cpu_pinned_arena: experts that the CPU computed take spare slots of the GPU at once (promote-on-miss)",
         "reading of exchanged experts from the checkpoint: host memory holds all of them",

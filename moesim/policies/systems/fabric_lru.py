@@ -25,6 +25,7 @@ class FabricLru(BackgroundCache, fixed=True):
     """One LRU over all layers for steps that fit; the GPU computes all (QVAC fabric, PR 232)."""
 
     paper = "QVAC fabric (tetherto/qvac-fabric-llm.cpp, PR 232)"
+    engine = "llama.cpp"
     missing = (
         "layers with another layout than the most common one, and layers partly on the GPU, which use plain offload",
         "whether calls that do not fit read cached experts, which the file read does not say: they do here",

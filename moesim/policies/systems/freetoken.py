@@ -126,6 +126,7 @@ class FreeToken(BackgroundCache, fixed=True):
     """One LRU over all layers; misses over the link, or a share by rates (FreeToken)."""
 
     paper = "FreeToken (FlashML-org/FreeToken)"
+    engine = "freetoken"
     missing = (
         "backends fused and cpu: all-gpu and all-cpu",
         "a machine without a profile of its rates, where one miss is fetched: set max_fetch to 1",

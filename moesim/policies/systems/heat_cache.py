@@ -104,6 +104,7 @@ class HeatCache(FilledBetweenSteps):
     """Slots next to the CPU; one expert at a time gives way to a hotter (llama.cpp PR 26563)."""
 
     paper = "WackMall (ggml-org/llama.cpp PRs 26563 and 26824)"
+    engine = "llama.cpp"
     missing = (
         "heat saved over runs (--expert-sidecar), --expert-pin and --expert-no-evict",
         "--expert-move-mode 0, which chooses by how the model is loaded and what memory is free",

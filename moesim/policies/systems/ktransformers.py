@@ -162,6 +162,8 @@ class WholeLayer:
 class _KTransformers(PolicyBase):
     """Experts on the GPU or CPU from the start, and whole layers on the GPU for long prompts."""
 
+    engine = "ktransformers"
+
     prefill_threshold: int | None = option(
         None, "Rows from which on all experts of a layer are copied to the GPU and computed there; None: never.", ge=1
     )

@@ -127,6 +127,7 @@ class LlamaCpp(ForOneUse):
     """Whole layers, or their experts, on the CPU or the GPU, fixed at the start (llama.cpp)."""
 
     paper = "llama.cpp (ggml-org/llama.cpp)"
+    engine = "llama.cpp"
     routing_free = True
     prompt_rows = LLAMA_CPP_PROMPT_ROWS
     missing: ClassVar[tuple[str, ...]] = (

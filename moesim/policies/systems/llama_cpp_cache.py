@@ -90,6 +90,7 @@ class LlamaCppCache(BackgroundCache, fixed=True):
     """One LRU over all layers; misses are uploaded to the GPU (llama.cpp's cache, PR #29887)."""
 
     paper = "llama.cpp (ggml-org/llama.cpp, PR #29887 and #31233)"
+    engine = "llama.cpp"
     missing = (
         "groups of layers with other tensor layouts: one bank serves all, with slots of the largest expert",
         "layers that are partly on the GPU, which the cache leaves alone",

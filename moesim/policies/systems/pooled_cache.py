@@ -42,6 +42,7 @@ class PooledCache(BackgroundCache, fixed=True):
     """Pool over all layers; the CPU computes misses, frequent ones are copied (leloch's cache)."""
 
     paper = "leloch's expert cache for llama.cpp (ggml-org/llama.cpp PR 24524, branch v2)"
+    engine = "llama.cpp"
     missing: ClassVar[tuple[str, ...]] = (
         "a pool for each size and type of tensors, and the 64 visits that count them first",
         "pools of fewer than 64 slots and entries of less than 1 MiB, which are switched off: they work here",

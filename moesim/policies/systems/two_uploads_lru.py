@@ -89,6 +89,7 @@ class TwoUploadsLru(FilledBetweenSteps):
     """Slots of each layer, filled between steps with its two newest misses (llama.cpp PR 27861)."""
 
     paper = "llama.cpp PR 27861 (zazaidi/llama.cpp)"
+    engine = "llama.cpp"
     missing = (
         "rows of misses that the GPU computes with an expert of zeros",
         "three slices of an upload, one for each matrix",

@@ -1,0 +1,262 @@
+"""Engine profiles: what a software adds to any machine, apart from what the machine does.
+
+One YAML file an engine in ``engine_profiles/``: numbers of GPU, CPU and the switches between them, each with its source. Blocks
+with ``when`` replace earlier ones on machines that fit: by ``backend``, ``system``, ``compute`` (of CUDA), ``threads`` and the
+``build`` of ``NAME@BUILD``. The machine's words ``machine:`` state them; CUDA under Linux are assumed. A profile names its
+engine with ``engine:``; an experiment, a command or a mapping ``{base: NAME, engine: NAME}`` another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Field, ValidationError
+
+from moesim.core.gate import YAML, read_text
+from moesim.errors import HardwareError, unknown_name
+from moesim.hardware.read import failures, read_yaml, refusal, told, with_sources
+from moesim.hardware.schema import PARTS, Launches, Strict, Switch, Time
+
+MACHINE: Final = "machine"
+"""Instead of an engine: what the machine's profile says, be it numbers or an engine."""
+OWN: Final = "own"
+"""Each policy with its engine's costs; the machine's where it has none."""
+
+ASSUMED: Final[Mapping[str, str]] = {"backend": "cuda", "system": "linux"}
+"""Facts of a machine that does not state them."""
+BACKENDS: Final = ("cuda", "hip", "vulkan", "metal", "sycl", "cpu")
+SYSTEMS: Final = ("linux", "windows", "macos")
+_LAW: Final = "_a_thread"  # end of the key of a number for each thread
+_LAW_THREADS: Final = 16  # of a processor that does not state its threads
+
+_SOFTWARE: Final = (
+    "operations", "operation_us", "launch_us", "launches", "token_us", "latent_attention_us", "router_us", "first_extra_us", "parts",
+)  # fmt: skip
+"""Keys of a device that are its software's."""
+
+
+class Range(Strict):
+    """Numbers from one up to another, which is not in it."""
+
+    least: float = Field(0, alias="from")
+    below: float = float("inf")
+
+
+class DeviceCosts(Strict):
+    """Numbers of a device; those of `moesim.hardware.schema.DeviceFile` by the same names."""
+
+    operations: Literal["llama.cpp", "llama.cpp-unfused"] | None = None
+    operation_us: Time | None = None
+    operation_us_a_thread: Time | None = None  # an operation of a CPU, for each thread that waits for the others
+    launch_us: Time | None = None
+    launches: dict[Literal[PARTS], Launches] = Field(default_factory=dict)  # type: ignore[valid-type]
+    token_us: Time | None = None
+    latent_attention_us: Time | None = None
+    router_us: Time | None = None
+    first_extra_us: Time | None = None
+    first_extra_us_a_thread: Time | None = None
+
+
+class When(Strict):
+    """Machines that a block is for: all conditions together."""
+
+    backend: Literal[BACKENDS] | None = None  # type: ignore[valid-type]
+    system: Literal[SYSTEMS] | None = None  # type: ignore[valid-type]
+    compute: Range | None = None
+    build: str | None = None
+
+
+class Block(Strict):
+    """Numbers for some machines."""
+
+    when: When = Field(default_factory=When)
+    gpu: DeviceCosts = Field(default_factory=DeviceCosts)
+    cpu: DeviceCosts = Field(default_factory=DeviceCosts)
+    to_gpu_us: Time | None = None  # activations from host to GPU, without their bytes
+    to_host_us: Time | None = None  # and back
+    host_expert_us: Time | None = None
+    host_shared: Switch | None = None
+
+
+class EngineFile(Strict):
+    """An engine profile."""
+
+    name: str
+    aliases: list[str] = Field(default_factory=list)
+    description: str
+    checked: str  # version and date of what was read
+    backends: Annotated[list[Literal[BACKENDS]], Field(min_length=1)]  # type: ignore[valid-type]
+    builds: list[str] = Field(default_factory=list)
+    experts: Literal["rates", "curves"]  # experts by the machine's rates, or by its curves where it has some
+    costs: Annotated[list[Block], Field(min_length=1)]
+
+
+@dataclass(frozen=True)
+class EngineProfile:
+    """An engine, with the build that was asked for."""
+
+    file: EngineFile
+    build: str
+
+    @property
+    def name(self) -> str:
+        return self.file.name + (f"@{self.build}" if self.build else "")
+
+
+_FOLDER = resources.files("moesim.hardware").joinpath("engine_profiles")
+
+
+@lru_cache
+def _shipped() -> dict[str, EngineFile]:
+    """Read all shipped engine profiles, by name."""
+    files = sorted((one for one in _FOLDER.iterdir() if one.name.endswith(".yaml")), key=lambda one: one.name)
+    read = [_read(one.read_text(encoding="utf-8"), f"engine_profiles/{one.name}") for one in files]
+    return {one.name: one for one in read}
+
+
+def engine_profiles() -> list[EngineFile]:
+    """List all shipped engine profiles."""
+    return list(_shipped().values())
+
+
+def _read(text: str, place: str) -> EngineFile:
+    try:
+        return EngineFile.model_validate(_spread(read_yaml(text, place)))
+    except ValidationError as failure:
+        raise refusal(place, [f"{key}: {said}" for key, said in (told(one) for one in failures(failure))]) from None
+
+
+def _spread(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Write a block's source next to each of its numbers, as in a machine's profile."""
+    blocks = raw.get("costs")
+    if not isinstance(blocks, list):
+        return dict(raw)
+    return {**raw, "costs": [_block(one) if isinstance(one, Mapping) else one for one in blocks]}
+
+
+def _block(raw: Mapping[str, Any]) -> dict[str, Any]:
+    found = dict(raw)
+    for key in ("gpu", "cpu"):
+        if isinstance(raw.get(key), Mapping):
+            found[key] = with_sources({"devices": {key: raw[key]}})["devices"][key]
+    return found
+
+
+def load_engine(written: str, place: str) -> EngineProfile:
+    """Load an engine profile: ``NAME``, ``NAME@BUILD``, or the path of a file.
+
+    Raises `HardwareError` if there is none, or anything in it is wrong.
+    """
+    text, _, build = written.partition("@")
+    if "/" in text or text.endswith((".yaml", ".yml")):
+        file = _read(read_text(Path(text), YAML, "an engine profile", error=HardwareError), text)
+    else:
+        known = {alias: one for one in _shipped().values() for alias in (one.name, *one.aliases)}
+        if text not in known:
+            raise HardwareError(f"{place}: {unknown_name('engine', text, [*_shipped(), MACHINE, OWN])}")
+        file = known[text]
+    if build and build not in file.builds:
+        raise HardwareError(f"{place}: {unknown_name(f'build of {file.name}', build, file.builds)}")
+    return EngineProfile(file, build)
+
+
+def facts_of(raw: Mapping[str, Any], place: str) -> dict[str, str]:
+    """Return what a machine states of itself for engines, and what is assumed."""
+    words = raw.get("machine") or {}
+    found = {**ASSUMED, **{key: str(words[key]) for key in ("backend", "system", "compute", "threads") if key in words}}
+    if all(device.get("kind") != "gpu" for device in raw["devices"].values()):
+        found["backend"] = "cpu"
+    for key, known in (("backend", BACKENDS), ("system", SYSTEMS)):
+        if found[key] not in known:
+            raise HardwareError(f"{place}: machine.{key}: {unknown_name(key, found[key], known)}")
+    for key in ("compute", "threads"):
+        if key in found and not found[key].replace(".", "", 1).isdigit():
+            raise HardwareError(f"{place}: machine.{key}: expected a number in quotes, got '{found[key]}'; correct it")
+    return found
+
+
+def _fits(when: When, facts: Mapping[str, str], build: str) -> bool:
+    words = ((when.backend, facts.get("backend")), (when.system, facts.get("system")), (when.build, build))
+    if any(wanted is not None and wanted != got for wanted, got in words):
+        return False
+    return when.compute is None or ("compute" in facts and when.compute.least <= float(facts["compute"]) < when.compute.below)
+
+
+def with_engine(raw: Mapping[str, Any], written: str, place: str) -> dict[str, Any]:
+    """Put an engine's numbers in the place of a machine's own, in a copy of its profile's contents.
+
+    Numbers of the profile stay where it names this engine itself: they are of this very machine. Raises `HardwareError` for an engine that does not run on the machine.
+    """
+    engine = load_engine(written, f"{place}: engine")
+    facts = facts_of(raw, place)
+    if facts["backend"] not in engine.file.backends:
+        raise HardwareError(
+            f"{place}: engine: expected one that runs on {facts['backend']}, as machine.backend is, got {engine.name}, which runs "
+            f"on {', '.join(engine.file.backends)}; choose another engine or machine"
+        )
+    blocks = [block for block in engine.file.costs if _fits(block.when, facts, engine.build)]
+    numbers = {key: value for block in blocks for key, value in _given(block).items() if key not in ("when", "gpu", "cpu")}
+    own = raw.get("engine") == written
+    devices = {name: _device(device, blocks, engine, facts, own) for name, device in raw["devices"].items()}
+    found = {key: value for key, value in raw.items() if key not in ("host_expert_us", "host_shared", "engine")}
+    found["devices"] = devices
+    found["links"] = {name: _link(name, link, devices, numbers) for name, link in raw.get("links", {}).items()}
+    found |= {key: numbers[key] for key in ("host_expert_us", "host_shared") if key in numbers}
+    words = ", ".join(facts[key] for key in ("backend", "system"))
+    found["machine"] = {**(raw.get("machine") or {}), "engine": f"{engine.name} ({words})"}
+    return found
+
+
+def _given(part: Strict) -> dict[str, Any]:
+    """Return what is set, as a profile's contents."""
+    return part.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+
+
+def _device(
+    device: Mapping[str, Any], blocks: list[Block], engine: EngineProfile, facts: Mapping[str, str], keep: bool
+) -> dict[str, Any]:  # fmt: skip
+    kind = device.get("kind")
+    if kind not in ("gpu", "cpu"):
+        return dict(device)
+    gone = () if keep else (*_SOFTWARE, *(("experts",) if engine.file.experts == "rates" else ()))
+    found = {key: value for key, value in device.items() if key not in gone}
+    own: dict[str, Any] = {}
+    for block in blocks:  # a law by threads replaces a number, and a number a law
+        given = _given(getattr(block, kind))
+        own = {key: value for key, value in own.items() if key.removesuffix(_LAW) not in {one.removesuffix(_LAW) for one in given}}
+        own |= given
+    for key in ("operation_us", "first_extra_us"):
+        if (law := own.pop(key + _LAW, None)) is not None:
+            own[key] = _for_threads(law, int(facts.get("threads", _LAW_THREADS)), "threads" in facts)
+    if gone and engine.file.experts == "rates" and isinstance(cost := found.get("expert_cost"), Mapping):
+        found["expert_cost"] = {key: value for key, value in cost.items() if key not in ("per_expert_us", "per_row_us")}
+    return own | found
+
+
+def _for_threads(law: Mapping[str, Any], threads: int, stated: bool) -> dict[str, Any]:
+    """Return a number of so many threads, which is one for each."""
+    words = f"{threads} threads" if stated else f"{threads} threads, as none are stated"
+    found = {**law, "value": float(f"{threads * law['value']:.6g}")}
+    if law.get("interval"):
+        found["interval"] = [float(f"{threads * end:.6g}") for end in law["interval"]]
+    return found | {key: f"{words}: {law[key]}" for key in ("ref", "how", "why") if law.get(key)}
+
+
+def _link(name: str, link: Mapping[str, Any], devices: Mapping[str, Any], numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a link between host and GPU with the engine's time for activations to cross it."""
+    kinds = [devices.get(end, {}).get("kind") for end in name.split("->")]
+    latency = {("cpu", "gpu"): numbers.get("to_gpu_us"), ("gpu", "cpu"): numbers.get("to_host_us")}.get(tuple(kinds))
+    if latency is None:
+        return dict(link)
+    before = link.get("activation") or {}
+    sources = (before, *(link.get(kind) or {} for kind in ("pinned", "any", "chunked", "pageable")))
+    rate = next((one["bytes_per_s"] for one in sources if "bytes_per_s" in one), None)
+    if rate is None:  # measured points, which have the time before the first byte in them
+        return dict(link)
+    shared = {"share_link": before["share_link"]} if "share_link" in before else {}
+    return {**link, "activation": {"latency_us": latency, "bytes_per_s": rate, **shared}}
