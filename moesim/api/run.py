@@ -124,7 +124,8 @@ def compare(
     given: dict[str, Trace] = {}
     raw = comparison(
         policies, model=model, hardware=hardware, trace=trace, hit_rate=hit_rate, cache=cache, batch=batch, prompt=prompt,
-        decode=decode, n_batches=n_batches, seed=seed, transfer=transfer, engine=engine, repeat=repeat, overrides=overrides, given=given,
+        decode=decode, n_batches=n_batches, seed=seed, transfer=transfer, engine=engine, repeat=repeat, overrides=overrides,
+        given=given,
     )  # fmt: skip
     config = parse_config(raw, "compare")
     config = made_quick(config, "compare") if quick else config

@@ -136,7 +136,7 @@ def listing(
     long: Annotated[bool, typer.Option("--long", help="Policies with paper, what is missing, and options.")] = False,
     form: Printed = Format.TABLE,
 ) -> None:
-    """List policies, parts, models, hardware and engine profiles, traces, predictors, parameters of synthetic routing, or import formats.
+    """List policies, parts, models, hardware, engines, traces, predictors, parameters of synthetic routing, or import formats.
 
     Example: moesim list policies dali
     """

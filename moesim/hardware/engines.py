@@ -8,7 +8,7 @@ engine with ``engine:``; an experiment, a command or a mapping ``{base: NAME, en
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
@@ -21,6 +21,7 @@ from moesim.core.gate import YAML, read_text
 from moesim.errors import HardwareError, unknown_name
 from moesim.hardware.read import failures, read_yaml, refusal, told, with_sources
 from moesim.hardware.schema import PARTS, Launches, Strict, Switch, Time
+from moesim.hardware.types import HardwareProfile
 
 MACHINE: Final = "machine"
 """Instead of an engine: what the machine's profile says, be it numbers or an engine."""
@@ -35,7 +36,8 @@ _LAW: Final = "_a_thread"  # end of the key of a number for each thread
 _LAW_THREADS: Final = 16  # of a processor that does not state its threads
 
 _SOFTWARE: Final = (
-    "operations", "operation_us", "launch_us", "launches", "token_us", "latent_attention_us", "router_us", "first_extra_us", "parts",
+    "operations", "operation_us", "launch_us", "launches", "token_us", "latent_attention_us", "router_us", "first_extra_us",
+    "parts",
 )  # fmt: skip
 """Keys of a device that are its software's."""
 
@@ -165,11 +167,10 @@ def load_engine(written: str, place: str) -> EngineProfile:
     return EngineProfile(file, build)
 
 
-def facts_of(raw: Mapping[str, Any], place: str) -> dict[str, str]:
-    """Return what a machine states of itself for engines, and what is assumed."""
-    words = raw.get("machine") or {}
+def facts_of(words: Mapping[str, Any], kinds: Collection[str], place: str) -> dict[str, str]:
+    """Return what a machine with these kinds of devices states of itself for engines, and what is assumed."""
     found = {**ASSUMED, **{key: str(words[key]) for key in ("backend", "system", "compute", "threads") if key in words}}
-    if all(device.get("kind") != "gpu" for device in raw["devices"].values()):
+    if "gpu" not in kinds:
         found["backend"] = "cpu"
     for key, known in (("backend", BACKENDS), ("system", SYSTEMS)):
         if found[key] not in known:
@@ -178,6 +179,23 @@ def facts_of(raw: Mapping[str, Any], place: str) -> dict[str, str]:
         if key in found and not found[key].replace(".", "", 1).isdigit():
             raise HardwareError(f"{place}: machine.{key}: expected a number in quotes, got '{found[key]}'; correct it")
     return found
+
+
+def _misfit(engine: EngineProfile, facts: Mapping[str, str]) -> str | None:
+    runs = engine.file.backends
+    if facts["backend"] in runs:
+        return None
+    return (
+        f"expected one that runs on {facts['backend']}, as the machine does, got {engine.name}, which runs on {', '.join(runs)}"
+    )
+
+
+def why_not(written: str, machine: HardwareProfile) -> str | None:
+    """Return why an engine does not run on a machine; None if it does, or none is named."""
+    if written in ("", MACHINE, OWN):
+        return None
+    facts = facts_of(machine.machine, [device.kind for device in machine.devices.values()], machine.path)
+    return _misfit(load_engine(written, machine.path), facts)
 
 
 def _fits(when: When, facts: Mapping[str, str], build: str) -> bool:
@@ -190,15 +208,13 @@ def _fits(when: When, facts: Mapping[str, str], build: str) -> bool:
 def with_engine(raw: Mapping[str, Any], written: str, place: str) -> dict[str, Any]:
     """Put an engine's numbers in the place of a machine's own, in a copy of its profile's contents.
 
-    Numbers of the profile stay where it names this engine itself: they are of this very machine. Raises `HardwareError` for an engine that does not run on the machine.
+    Numbers of the profile stay where it names this engine itself: they are of this very machine. Raises `HardwareError` for an
+    engine that does not run on the machine.
     """
     engine = load_engine(written, f"{place}: engine")
-    facts = facts_of(raw, place)
-    if facts["backend"] not in engine.file.backends:
-        raise HardwareError(
-            f"{place}: engine: expected one that runs on {facts['backend']}, as machine.backend is, got {engine.name}, which runs "
-            f"on {', '.join(engine.file.backends)}; choose another engine or machine"
-        )
+    facts = facts_of(raw.get("machine") or {}, [device.get("kind") for device in raw["devices"].values()], place)
+    if (why := _misfit(engine, facts)) is not None:
+        raise HardwareError(f"{place}: engine: {why}; choose another engine or machine")
     blocks = [block for block in engine.file.costs if _fits(block.when, facts, engine.build)]
     numbers = {key: value for block in blocks for key, value in _given(block).items() if key not in ("when", "gpu", "cpu")}
     own = raw.get("engine") == written
@@ -228,7 +244,9 @@ def _device(
     own: dict[str, Any] = {}
     for block in blocks:  # a law by threads replaces a number, and a number a law
         given = _given(getattr(block, kind))
-        own = {key: value for key, value in own.items() if key.removesuffix(_LAW) not in {one.removesuffix(_LAW) for one in given}}
+        own = {
+            key: value for key, value in own.items() if key.removesuffix(_LAW) not in {one.removesuffix(_LAW) for one in given}
+        }
         own |= given
     for key in ("operation_us", "first_extra_us"):
         if (law := own.pop(key + _LAW, None)) is not None:

@@ -21,9 +21,7 @@ from moesim.hardware.types import HardwareProfile
 from moesim.model import ModelSpec
 
 
-def load_hardware(
-    source: str | Path | Mapping[str, Any], place: str = "hardware", engine: str | None = None
-) -> HardwareProfile:
+def load_hardware(source: str | Path | Mapping[str, Any], place: str = "hardware", engine: str | None = None) -> HardwareProfile:
     """Load a profile.
 
     Parameters

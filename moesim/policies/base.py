@@ -59,7 +59,7 @@ class PolicyBase(Declared):
     paper: ClassVar[str] = ""
     missing: ClassVar[tuple[str, ...]] = ()
     profile: ClassVar[str] = ""
-    engine: ClassVar[str] = ""
+    engine: str = ""
     low_bits: ClassVar[tuple[float, ...]] = ()
     exact: ClassVar[bool] = True
     oracles: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})

@@ -25,6 +25,7 @@ class AllGpu(PolicyBase):
     gpus: Literal["one", "all"] = option(
         "one", "One GPU, or all of them with consecutive layers on each; hidden states cross from one to the next."
     )
+    engine: str = option("", "Engine whose costs it has, such as vllm; empty: those of the machine's profile.")
     assume_fits: bool = option(False, "Run as if the GPU's memory were large enough; labels the result ``assumes-memory``.")
 
     def place(self, view: View) -> Placement:

@@ -10,6 +10,7 @@ from moesim.capacity import required_bytes
 from moesim.errors import InputError
 from moesim.experiment.runner import initial_placement, slots_within
 from moesim.hardware.costs import CostModel
+from moesim.hardware.engines import why_not
 from moesim.policies.registry import make_policy
 from moesim.studies.advice.question import PREFILL_CHUNK, Asked, Routing, Setting
 from moesim.trace.workload import WorkloadSpec, compose
@@ -51,7 +52,8 @@ class Family:
 
 def families_of(setting: Setting, *, counted: bool) -> list[Family]:
     """List families that a machine allows; some need activations ``counted`` before."""
-    families = [Family("all-gpu", lambda number: {"name": "all-gpu"}, 0, 0, 1, True)]
+    whole = {"name": "all-gpu", "engine": "llama.cpp" if why_not("vllm", setting.hardware) else "vllm"}
+    families = [Family("all-gpu", lambda number: whole, 0, 0, 1, True)]
     if not setting.host_computes:  # no processor next to the accelerator
         return families
     model = setting.model
@@ -276,6 +278,8 @@ class Space:
     ) -> Candidate | Misfit:
         setting = self.setting
         policy: Any = make_policy(written)
+        if why := why_not(policy.engine, setting.hardware):
+            return Misfit(True, why)
         budget = setting.vram_bytes - setting.spare_kv_bytes - (shipped.margin_bytes if shipped else 0)
         if lacking := _lacking_transfer(policy, setting):
             return Misfit(True, lacking)
@@ -289,8 +293,9 @@ class Space:
         return replace(one, slots=slots, budget=budget) if isinstance(one, Candidate) else one
 
     def _placed(self, family: Family, number: int) -> Candidate | Misfit:
-        if family.never:
-            return Misfit(True, family.never)
+        made: Any = make_policy(family.policy(number))
+        if why := family.never or why_not(made.engine, self.setting.hardware):
+            return Misfit(True, why)
         units = self.setting.model.n_layers * self.setting.model.n_experts
         return self._check(family.name, number, family.policy(number), True, units, family.frees, kv_page=family.kv_page)
 

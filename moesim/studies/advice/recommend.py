@@ -19,7 +19,7 @@ from moesim.studies.advice.candidates import LOSSY, Candidate, Space, gib
 from moesim.studies.advice.engines import Command, commands
 from moesim.studies.advice.observed import IDENTIFIED, Observed, check_machine, curve, with_buffers
 from moesim.studies.advice.question import PLACE, Asked, Routing, Setting, find_routing, look_up
-from moesim.studies.advice.search import Found, Search, caution, gpu_share, launch_share, speed
+from moesim.studies.advice.search import Found, Search, gpu_share, speed
 from moesim.studies.identify.identify import identify
 from moesim.studies.identify.model_error import LEVEL, shipped
 from moesim.studies.identify.observations import read_observations
@@ -63,7 +63,6 @@ class Judged:
     fresh: float | None  # share of the gate weight of decoding that was served as routed
     # of the time that the processor and the GPU take in decoding, all their work included, how much is not the processor's
     gpu_share: float
-    launch_share: float  # of a decode step, how much is launches on the GPU
     crossed: float | None  # speed on other routing over that on this one
     label: str  # weakest source of its numbers
     notes: str  # of its runs
@@ -82,7 +81,6 @@ class Advice:
     # runnable, papers: finalists of either class, fastest first
     runnable: list[Judged]
     papers: list[Judged]
-    caution: str  # why the order may be another with an engine that launches fewer kernels; empty if there is no such reason
     warnings: list[str]  # what else a reader must know
     observed: Observed | None = None  # results of observed speeds, if some were given
 
@@ -103,7 +101,7 @@ def recommend(asked: Asked, *, jobs: int | None = 1, progress: bool = False) -> 
     runnable = [one for one in judged if one.candidate.runnable]
     papers = [one for one in judged if not one.candidate.runnable]
     return Advice(
-        setting, routing, others, found, runnable, papers, caution(setting, found.fewer),
+        setting, routing, others, found, runnable, papers,
         _warnings(setting, routing, others, found),
     )  # fmt: skip
 
@@ -140,7 +138,7 @@ def _judge(one: Candidate, best: Candidate, found: Found, setting: Setting) -> J
         same=one is not best and (indistinguishable(bests, speeds) or _flips(one, best, found)),
         ttft_s=sum(float(row["ttft_mean_ns"]) for row in rows) / len(rows) / 1e9,
         fresh=None if fresh is None or one.family not in LOSSY else min(float(row["fidelity_fresh_decode"]) for row in rows),
-        gpu_share=gpu_share(found.limits[one]), launch_share=launch_share(found.limits[one]), crossed=crossed,
+        gpu_share=gpu_share(found.limits[one]), crossed=crossed,
         label=str(rows[0]["source_label"]), notes=str(rows[0]["notes"]),
         commands=tuple(commands(one, setting)),
     )  # fmt: skip

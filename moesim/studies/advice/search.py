@@ -1,20 +1,18 @@
 """Search: a coarse grid a family, refinement around the best, all requests for the last.
 
-The same question has the same simulations in the same order. A profile describes a machine with software, and eager PyTorch
-starts some fifty kernels a layer: where launches are a large share of steps, placements are simulated once more with fewer.
+The same question has the same simulations in the same order. Each placement has the costs of the engine that has it.
 """
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from moesim.core.processes import usable_cores
 from moesim.core.progress import Progress
-from moesim.core.units import digits
 from moesim.errors import CapacityError
 from moesim.experiment import run_experiment
 from moesim.experiment.config import parse_config
@@ -22,7 +20,6 @@ from moesim.experiment.resolve import Experiment, written_key
 from moesim.experiment.runner import Examine
 from moesim.experiment.sweep import RunSpec
 from moesim.experiment.workers import Workers
-from moesim.hardware.costs.operations import operations
 from moesim.metrics.outcome import Outcome
 from moesim.policies.registry import make_policy
 from moesim.studies.advice.candidates import (
@@ -41,33 +38,6 @@ from moesim.studies.advice.question import PLACE, Routing, Setting, shortest_pro
 from moesim.studies.whatif.limits import Limits, limits_of
 from moesim.trace import Trace
 
-LARGE_SHARE: Final = 0.2
-"""Share of a decode step from which on launches are said to decide."""
-FEW_US: Final = 35.0
-"""Launches of a layer without its experts, us, in an engine with CUDA graphs."""
-MANY_TIMES: Final = 2.0
-"""Launches so many times `FEW_US` are those of another engine; up to there they may be those of an older GPU with CUDA graphs."""
-WHY: Final = "25 operations x 1.4 us, small kernels in a CUDA graph on an A100 80 GB (te42kyfo/gpu-benches), taken over"
-_PARTS: Final = ("attention", "dense")
-
-
-@dataclass(frozen=True)
-class Fewer:
-    """Placements once more with fewer launches, on the first group of requests."""
-
-    layer_us: float  # launches of a layer without its experts by the profile; with fewer launches they take `FEW_US`
-    shares: Mapping[Candidate, float]  # share of a decode step that is launches of the GPU by the profile, of the finalists
-    speeds: Mapping[Candidate, tuple[float, float]]  # by the profile, and with fewer launches
-
-    @property
-    def fastest(self) -> Candidate:
-        """The fastest with fewer launches; of equals the faster one by the profile."""
-        return max(self.speeds, key=lambda one: self.speeds[one][::-1])
-
-    @property
-    def flips(self) -> bool:
-        return self.speeds[self.fastest][0] < max(speeds[0] for speeds in self.speeds.values())
-
 
 def gpu_share(limits: Limits) -> float:
     """Share of the processor's and the GPU's time that is not the processor's.
@@ -79,50 +49,6 @@ def gpu_share(limits: Limits) -> float:
     parts = limits.by_part
     elsewhere, cpu = parts.get("GPU", 0.0) + parts.get("link", 0.0), parts.get("CPU", 0.0)
     return elsewhere / (elsewhere + cpu) if elsewhere + cpu else 1.0
-
-
-def launch_share(limits: Limits) -> float:
-    """Share of a decode step that is launches and the router's way to the host."""
-    return limits.shares.get("GPU launches", 0.0)
-
-
-def layer_us(setting: Setting) -> float:
-    """Return the launch time of a layer without its experts by the profile, us."""
-    device = setting.hardware.devices[setting.gpu]
-    if device.operations:
-        counted = operations(device.operations, device.kind, setting.model)
-        return float(device.operation_us) * sum(counted[part] for part in _PARTS)
-    return float(device.launch_us) * sum(device.launches.get(part, 1) for part in _PARTS)
-
-
-def with_fewer(setting: Setting) -> Setting | None:
-    """Return the machine with an engine of fewer launches; None if the profile's is one."""
-    taken = layer_us(setting)
-    if taken <= MANY_TIMES * FEW_US:
-        return None
-    device = setting.hardware.devices[setting.gpu]
-    key, each = ("operation_us", device.operation_us) if device.operations else ("launch_us", device.launch_us)
-    given: dict[str, Any] = {"value": float(each) * FEW_US / taken, "source": "assumed", "why": WHY}
-    return replace(setting, hardware_ref={**setting.hardware_ref, f"devices.{setting.gpu}.{key}": given})
-
-
-def caution(setting: Setting, fewer: Fewer | None) -> str:
-    """Warn that fewer launches may change the order; empty if nothing speaks for that."""
-    if fewer is None:
-        return ""
-    large = ", ".join(f"{one.title} {100 * share:.0f} %" for one, share in fewer.shares.items())
-    ends = (
-        f"{fewer.fastest.title} is the fastest, at {digits(fewer.speeds[fewer.fastest][1])} tokens/s"
-        if fewer.flips
-        else f"{fewer.fastest.title} stays the fastest"
-    )
-    return (
-        f"launches on {setting.gpu} are a large share of decode steps ({large}), by a profile whose software takes "
-        f"{fewer.layer_us:.3g} us a layer for them, experts not counted. The ORDER of placements that differ in this share may "
-        f"flip with an engine that launches fewer kernels (CUDA graphs, fused kernels, as llama.cpp has). Simulated once more "
-        f"with {FEW_US:g} us (assumed: {WHY}), {ends}; a real engine may lie between. Measure, or choose a profile of the engine "
-        "that will run"
-    )
 
 
 REFINED: Final = 2
@@ -152,8 +78,6 @@ class Found:
     # speeds of the finalists on each other routing over those on this one
     crossed: dict[Candidate, tuple[float, ...]] = field(default_factory=dict)
     limits: dict[Candidate, Limits] = field(default_factory=dict)  # what limits each finalist, on the last group of requests
-    # runnable placements once more with fewer launches, if launches are a large share of any finalist's steps
-    fewer: Fewer | None = None
 
     def ranked(self, runnable: bool) -> list[Candidate]:
         """Sort finalists, fastest first over all requests; of equals the sooner first token."""
@@ -227,7 +151,6 @@ class Search:
             self._finish()
             bar.describe("other routing")
             self._cross(folder)
-            self._launch_less()
         return self.found
 
     def _write(self, folder: Path, groups: slice) -> None:
@@ -313,34 +236,19 @@ class Search:
             others = [[next(there) for _ in group] for group in groups]
             self.found.crossed[one] = tuple(_mean_speed(found) / _mean_speed(here) for found in others)
 
-    def _launch_less(self) -> None:
-        """Simulate finalists, and the most that fits the GPU, with fewer launches if these decide."""
-        setting, finalists, screened = self.space.setting, self.found.ranked(True), self.found.screened
-        shares = {one: launch_share(self.found.limits[one]) for one in finalists}
-        other = with_fewer(setting)
-        if other is None or max(shares.values(), default=0.0) < LARGE_SHARE:
-            return
-        by_room = sorted((one for one in screened if one.runnable), key=lambda one: one.gpu_experts)
-        fullest = {one.family: one for one in by_room}
-        chosen = list(dict.fromkeys([*finalists, *fullest.values()]))
-        done = self._simulate(chosen, self._traces[:1], self._few, setting=other)
-        speeds = {one: (speed(screened[one]), speed(rows[0])) for one, rows in done.items()}
-        self.found.fewer = Fewer(layer_us(setting), shares, speeds) if speeds else None
-
     def _simulate(
         self,
         candidates: Sequence[Candidate],
         traces: Sequence[Path],
         decode: Callable[[Candidate], int],
         prompt: int | None = None,
-        setting: Setting | None = None,
         begun: int = 0,
     ) -> dict[Candidate, list[Row]]:
         """Simulate candidates on request groups from `begun` on; find limits with the last group."""
         runs: list[tuple[Candidate, int, Experiment, RunSpec]] = []  # candidate and group of each
         for budget, tokens in dict.fromkeys((one.budget, decode(one)) for one in candidates if traces):
             some = [one for one in candidates if (one.budget, decode(one)) == (budget, tokens)]
-            raw = self._raw(some, traces, tokens, prompt, setting)
+            raw = self._raw(some, traces, tokens, prompt)
             experiment = Experiment(parse_config(raw, PLACE), PLACE, known=self._known)
             # Traces vary slowest, policies fastest.
             runs += [
@@ -348,7 +256,7 @@ class Search:
                 for place, spec in enumerate(experiment.specs)
             ]
         done: dict[Candidate, list[Row]] = {}
-        as_asked, last = prompt is None and setting is None, len(self.space.routing.groups) - 1
+        as_asked, last = prompt is None, len(self.space.routing.groups) - 1
         whole = [as_asked and group == last and decode(one) == self._all(one) for one, group, *_ in runs]
         for examine, wanted in ((limits_of, True), (None, False)):
             part = [run for run, is_whole in zip(runs, whole, strict=True) if is_whole == wanted]
@@ -379,9 +287,8 @@ class Search:
         traces: Sequence[Path],
         decode: int,
         prompt: int | None,
-        setting: Setting | None = None,
     ) -> dict[str, Any]:
-        raw = experiment_of(setting or self.space.setting, [str(path) for path in traces], candidates, decode)
+        raw = experiment_of(self.space.setting, [str(path) for path in traces], candidates, decode)
         if prompt is not None:
             raw["workload"]["prompt_tokens"] = prompt
         lacking = {name: other for name, other in STAND_INS.items() if self.space.routing.has(frozenset({f"signal:{name}"}))}

@@ -20,11 +20,11 @@ from moesim.metrics.fidelity import fresh_cell
 from moesim.metrics.naming import NOT_VARIED, model_label
 from moesim.policies.registry import describe_policy
 from moesim.studies.advice.candidates import PREFILL, STAND_INS, Candidate, experiment_of, gib
-from moesim.studies.advice.engines import Command, commands, describe, engines
+from moesim.studies.advice.engines import commands, describe, engines
 from moesim.studies.advice.observed import IDENTIFIED, OBSERVED
 from moesim.studies.advice.question import model_yaml
 from moesim.studies.advice.recommend import SAME_LEVEL, Advice, Judged
-from moesim.studies.advice.search import FEW_US, LARGE_SHARE, SCREEN_TOKENS, WHY, Fewer, speed
+from moesim.studies.advice.search import SCREEN_TOKENS, speed
 from moesim.studies.identify.model_error import LEVEL, shipped_rows
 
 
@@ -68,8 +68,6 @@ def document(advice: Advice) -> dict[str, Any]:
         "left_out": found.no_fit,
         "failed": found.failed,
         "n_simulations": found.n_simulations,
-        "caution": advice.caution,
-        "fewer_launches": fewer_values(advice),
         "warnings": advice.warnings,
         **({} if advice.observed is None else advice.observed.values()),
     }  # fmt: skip
@@ -91,7 +89,7 @@ def flat(advice: Advice, one: Judged) -> dict[str, Any]:
         "decode_tokens_per_s": one.speed.value, "low": one.low, "high": one.high, "costs": list(one.costs),
         "requests_factor": one.speed.factor,
         "groups": one.speed.n, "ratio_to_best": one.ratio, "indistinguishable": one.same, "ttft_s": one.ttft_s,
-        "fidelity_fresh_decode": one.fresh, "gpu_share": one.gpu_share, "launch_share": one.launch_share,
+        "fidelity_fresh_decode": one.fresh, "gpu_share": one.gpu_share,
         "other_routing_ratio": one.crossed, "label": one.label,
         "notes": "; ".join(part for part in (candidate.note, one.notes) if part), "commands": [str(c) for c in one.commands],
         "conditions": [c.condition for c in one.commands],
@@ -102,57 +100,6 @@ def rows_of(advice: Advice) -> list[Mapping[str, Any]]:
     """List the rows of all finalists' runs, for a result folder."""
     runs: Sequence[Mapping[str, Any]] = [row for rows in advice.found.final.values() for row in rows]
     return [{**row, "run": number} for number, row in enumerate(runs)]
-
-
-def fewer_values(advice: Advice) -> dict[str, Any] | None:
-    """Return the speeds with fewer launches as plain values; None where launches decide nothing."""
-    fewer = advice.found.fewer
-    if fewer is None:
-        return None
-    return {
-        "layer_us": fewer.layer_us,
-        "assumed_layer_us": FEW_US,
-        "source_label": "assumed",
-        "why": WHY,
-        "flips": fewer.flips,
-        "fastest": fewer.fastest.title,
-        "commands": [str(typed) for _, typed in _typed_fewer(advice, fewer)],
-        "speeds": [
-            {"placement": one.title, "launch_share": fewer.shares.get(one), "as_profile": before, "fewer": after}
-            for one, (before, after) in fewer.speeds.items()
-        ],
-    }
-
-
-def fewer_table(advice: Advice, form: Format) -> str:
-    """Write speeds with fewer launches, and the commands if another placement is best then."""
-    fewer = advice.found.fewer
-    if fewer is None:
-        return ""
-    headings = "first request only", "GPU launches", f"tok/s, {fewer.layer_us:.3g} us a layer", f"{FEW_US:g} us (assumed)"
-    shares = {one: f"{100 * share:.0f} %" for one, share in fewer.shares.items()}
-    order = sorted(fewer.speeds, key=lambda one: fewer.speeds[one], reverse=True)
-    rows = [[one.title, shares.get(one, "-"), *(digits(value) for value in fewer.speeds[one])] for one in order]
-    table = render(headings, rows, form, headings[1:])
-    if not fewer.flips:
-        return table
-    lines = "".join(f"{typed.engine}, {one.title}:\n  {typed}\n" for one, typed in _typed_fewer(advice, fewer))
-    fence = "```\n" if form is Format.MD else ""
-    return f"{table}\nwith fewer launches the fastest of each engine would be\n\n{fence}{lines}{fence}"
-
-
-def _typed_fewer(advice: Advice, fewer: Fewer) -> list[tuple[Candidate, Command]]:
-    found: dict[str, tuple[Candidate, Command]] = {}
-    for one in sorted(fewer.speeds, key=lambda one: fewer.speeds[one][::-1], reverse=True):
-        for typed in commands(one, advice.setting):
-            found.setdefault(typed.engine, (one, typed))
-    return list(found.values())
-
-
-def unlike(advice: Advice) -> list[str]:
-    """Name the finalists whose ratio to the best depends on the cost of launches."""
-    finalists = (*advice.runnable, *advice.papers)
-    return [one.candidate.title for one in finalists if abs(one.launch_share - advice.best.launch_share) >= LARGE_SHARE]
 
 
 def sooner(advice: Advice, shown: Candidate) -> list[tuple[Candidate, str]]:
@@ -248,8 +195,6 @@ def _runnable(advice: Advice, form: Format) -> str:
     limits = advice.found.limits[best.candidate]
     lines.append(f"Its time goes to: {limits.text(least=0.02, most=6)}.")
     lines.append("Ranked by the speed of decoding alone: the time to the first token may be many times as long as another's.")
-    if advice.caution:
-        lines.append(f"Caution: {advice.caution}.")
     if same := [one.candidate.title for one in advice.runnable if one.same]:
         lines.append(f"Not to be told from it (~) by these requests: {', '.join(same)}.")
     table = render(_HEADINGS, [_cells(one, advice) for one in advice.runnable], form, _HEADINGS[1:])
@@ -260,8 +205,7 @@ def _runnable(advice: Advice, form: Format) -> str:
     left = [f"{', '.join(names)}: {why}" for why, names in whys.items()]
     slower, lost = _slower(advice), [f"left out: {'; '.join(left)}"] if left else []
     table += "\n" * (form is Format.MD) + "".join(f"{_bullet(form)}{line}\n" for line in [*slower, *lost])
-    out = "\n".join([*lines, "", table])
-    return f"{out}\n{fewer}" if (fewer := fewer_table(advice, form)) else out
+    return "\n".join([*lines, "", table])
 
 
 def _bullet(form: Format) -> str:
@@ -399,8 +343,6 @@ def _sure(advice: Advice) -> str:
         each = ", ".join(f"x{ratio:.2f} ({one.label})" for ratio, one in zip(crossed, advice.others, strict=True))
         lines.append(f"on other routing the best placement is as fast times {each}")
     ratios = "x best: speed over the best one's; better known than speeds for placements that spend their time alike"
-    if names := unlike(advice):
-        ratios += f", but not for {', '.join(names)}, with another share of GPU launches"
     lines.append(f"{ratios}; ~: differs from the best by no more than requests differ ({100 * SAME_LEVEL:.0f} %)")
     notes, of_costs = split_notes({"notes": best.notes})
     lines.append("; ".join([f"weakest source of its numbers: {best.label}", *notes]))
