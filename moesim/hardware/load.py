@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -108,8 +108,15 @@ def _costed(raw: dict[str, Any], named: Any, place: str) -> dict[str, Any]:
         return raw
     if not isinstance(engine, str):
         raise HardwareError(f"{place}: engine: expected the name of an engine such as llama.cpp, got {engine!r}; correct it")
-    validate(raw, place)
+    devices = raw.get("devices")
+    if not isinstance(devices, Mapping) or not all(isinstance(one, Mapping) for one in (*devices.values(), *_links(raw))):
+        validate(raw, place)
     return with_engine(raw, engine, place)
+
+
+def _links(raw: Mapping[str, Any]) -> Sequence[Any]:
+    links = raw.get("links", {})
+    return list(links.values()) if isinstance(links, Mapping) else [None]
 
 
 def _read(path: Path, text: str, typed: Mapping[str, Any], place: str, kin: tuple[Path, ...] = ()) -> dict[str, Any]:
@@ -127,7 +134,7 @@ def _read(path: Path, text: str, typed: Mapping[str, Any], place: str, kin: tupl
     if not isinstance(own, Mapping):
         raise HardwareError(f"{path}: numbers: expected a mapping with numbers to replace, got {own!r}")
     found = copy.deepcopy(_read(base, content, {**own, **typed}, place if typed else str(path), (*kin, path)))
-    validate(found, str(base))
+    validate(_costed(found, None, str(base)), str(base))
     for key in _TOLD:  # said of the other machine, and not of this one
         found.pop(key, None)
     for key, value in raw.items():

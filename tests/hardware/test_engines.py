@@ -1,0 +1,223 @@
+"""Engine profiles: what they replace on a machine, on which machines, and what is refused."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from moesim import compare, load_hardware
+from moesim.cli.main import main
+from moesim.errors import HardwareError
+from moesim.hardware.engines import engine_profiles, load_engine, why_not
+from moesim.hardware.load import hardware_names
+from moesim.policies.registry import POLICIES, make_policy
+
+PLAIN = "rtx3090-epyc7532"
+FLAT = {"source": "assumed", "why": "a test"}
+
+
+def number(value: float, **more: Any) -> dict[str, Any]:
+    return {"value": value, **FLAT, **more}
+
+
+ENGINE: dict[str, Any] = {
+    "name": "mine", "description": "An engine of a test.", "checked": "today", "backends": ["cuda", "vulkan"], "experts": "rates",
+    "builds": ["old"],
+    "costs": [
+        {
+            "gpu": {"operations": "llama.cpp", "operation_us": number(2), "token_us": number(100)},
+            "cpu": {"operations": "llama.cpp", "operation_us_a_thread": number(0.5, interval=[0.25, 1])},
+            "to_gpu_us": number(11), "to_host_us": number(22),
+        },
+        {"when": {"backend": "cuda", "compute": {"from": 8.0, "below": 9.0}}, "gpu": {"operation_us": number(3)}},
+        {"when": {"system": "windows"}, "cpu": {"operation_us": number(7)}},
+        {"when": {"backend": "vulkan"}, "to_host_us": number(33)},
+        {"when": {"build": "old"}, "gpu": {"token_us": number(900)}},
+    ],
+}  # fmt: skip
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> str:
+    return written(tmp_path, ENGINE)
+
+
+def written(folder: Path, engine: Any) -> str:
+    path = folder / "mine.yaml"
+    path.write_text(yaml.safe_dump(engine, sort_keys=False))
+    return str(path)
+
+
+def machine(tmp_path: Path, **words: str) -> str:
+    path = tmp_path / "box.yaml"
+    path.write_text(yaml.safe_dump({"name": "box", "base": PLAIN, "machine": words, "description": "A test."}))
+    return str(path)
+
+
+def latencies(source: Any, engine: str) -> list[Fraction]:
+    return [link.activation.latency_us for link in load_hardware(source, engine=engine).links if link.activation]
+
+
+def test_software_of_the_machine_gives_way_and_the_machine_stays(mine: str):
+    before, after = load_hardware(PLAIN), load_hardware(PLAIN, engine=mine)
+    gpu, cpu = after.devices["gpu0"], after.devices["cpu0"]
+    assert before.devices["gpu0"].launches and not gpu.launches and gpu.launch_us == gpu.router_us == 0
+    assert (gpu.operations, gpu.operation_us, gpu.token_us) == ("llama.cpp", 2, 100)
+    assert before.devices["gpu0"].experts and not gpu.experts  # "rates": by bytes and operations
+    for name in ("memory_bytes", "memory_bytes_per_s", "flops", "workspace_bytes", "idle_w"):
+        assert getattr(gpu, name) == getattr(before.devices["gpu0"], name)
+    assert cpu.expert_cost == before.devices["cpu0"].expert_cost
+    assert latencies(PLAIN, mine) == [11, 22]
+    assert [link.curves for link in after.links] == [link.curves for link in before.links]
+    assert after.numbers["devices.gpu0.operation_us"].ref == "a test"
+    assert after.machine["engine"] == "mine (cuda, linux)"
+
+
+@pytest.mark.parametrize(
+    ("words", "operation", "wait", "back"),
+    [
+        ({}, 2, 8, 22),  # 16 threads, as none are stated
+        ({"threads": "6"}, 2, 3, 22),
+        ({"compute": "8.6", "threads": "6"}, 3, 3, 22),
+        ({"compute": "9.0"}, 2, 8, 22),
+        ({"compute": "8.0"}, 3, 8, 22),
+        ({"system": "windows", "threads": "6"}, 2, 7, 22),  # a number replaces the law
+        ({"backend": "vulkan", "compute": "8.6"}, 2, 8, 33),
+    ],
+)
+def test_blocks_are_for_the_machines_that_they_name(
+    tmp_path: Path, mine: str, words: dict[str, str], operation: int, wait: int, back: int
+):
+    box = machine(tmp_path, **words)
+    found = load_hardware(box, engine=mine)
+    assert (found.devices["gpu0"].operation_us, found.devices["cpu0"].operation_us) == (operation, wait)
+    assert latencies(box, mine) == [11, back]
+
+
+def test_a_number_for_each_thread_scales_with_its_interval(tmp_path: Path, mine: str):
+    found = load_hardware(machine(tmp_path, threads="6"), engine=mine).numbers["devices.cpu0.operation_us"]
+    assert (found.value, found.interval, found.ref) == (3, (1.5, 6), "6 threads: a test")
+
+
+def test_a_build_has_numbers_of_its_own(mine: str):
+    assert load_engine(f"{mine}@old", "test").name == "mine@old"
+    assert load_hardware(PLAIN, engine=f"{mine}@old").devices["gpu0"].token_us == 900
+
+
+def test_the_profile_s_own_engine_leaves_numbers_of_this_machine(tmp_path: Path, mine: str):
+    own = {"devices": {"gpu0": {"first_extra_us": number(5), "operation_us": number(4)}}}
+    path = tmp_path / "box.yaml"
+    base = {"name": "box", "base": "ryzen7950x-rtx4080", "description": "A test.", **own}
+    path.write_text(yaml.safe_dump({**base, "engine": mine}))
+    kept, other = load_hardware(path), load_hardware(path, engine="llama.cpp")
+    assert (kept.devices["gpu0"].operation_us, kept.devices["gpu0"].first_extra_us) == (4, 5)
+    assert (float(other.devices["gpu0"].operation_us), other.devices["gpu0"].first_extra_us) == (1.8, None)
+    assert load_hardware(path, engine="machine").devices["gpu0"].operation_us == 4
+
+
+def test_overrides_come_after_the_engine(mine: str):
+    found = load_hardware({"base": PLAIN, "engine": mine, "devices.gpu0.operation_us": 9})
+    assert (found.devices["gpu0"].operation_us, found.devices["gpu0"].token_us) == (9, 100)
+
+
+def test_eager_is_the_software_that_the_papers_profile_has():
+    """Two ways to write one thing: the profile of a paper's machine, and the engine profile."""
+    one, two = load_hardware(PLAIN), load_hardware(PLAIN, engine="eager")
+    assert one.devices == two.devices
+    assert one.links == two.links
+
+
+def test_every_shipped_engine_costs_every_shipped_machine_that_it_runs_on():
+    pairs = 0
+    for name in hardware_names():
+        plain = load_hardware(name)
+        for engine in engine_profiles():
+            if why_not(engine.name, plain) is None:
+                found = load_hardware(name, engine=engine.name)
+                assert found.machine["engine"].startswith(engine.name) and found.devices.keys() == plain.devices.keys()
+                pairs += 1
+    assert pairs > 100
+
+
+def test_every_number_of_an_assumed_kind_has_its_range():
+    """Where nothing was measured, a range with a reason."""
+    for engine in engine_profiles():
+        for block in engine.costs:
+            for part in (block, block.gpu, block.cpu):
+                for key, one in part:
+                    if getattr(one, "source", "") == "assumed":
+                        assert one.interval is not None, (engine.name, key)
+
+
+def test_named_policies_have_engines_that_are_known():
+    engines = {name: getattr(make_policy(name), "engine", "") for name in POLICIES if name != "composed"}
+    for engine in set(engines.values()) - {""}:
+        load_engine(engine, "test")
+    assert engines["llama-cpp"] == engines["two-uploads-lru"] == "llama.cpp"
+    assert engines["kt-expert"] == "ktransformers" and engines["dali"] == engines["llama-cpp-in-dali"] == ""
+
+
+def test_each_policy_has_its_own_engine_unless_one_is_named():
+    def speeds(engine: str) -> dict[str, float]:
+        table = compare(
+            ["llama-cpp", "lru"], cache=0.25, prompt=4, decode=2, trace="mini-mixtral", engine=engine, jobs=1, progress=False
+        ).table
+        return dict(zip(table["policy_name"], table["decode_tokens_per_s"], strict=True))
+
+    own, machines, llama = speeds("own"), speeds("machine"), speeds("llama.cpp")
+    assert own["llama-cpp"] == llama["llama-cpp"] > machines["llama-cpp"]
+    assert own["lru"] == machines["lru"] < llama["lru"]
+
+
+def test_a_sweep_of_engines_is_a_column(capsys: pytest.CaptureFixture[str]):
+    options = ["--policies", "lru", "--cache", "0.25", "--prompt", "4", "--decode", "2", "--trace", "mini-mixtral"]
+    assert main(["compare", *options, "--engine", "machine,llama.cpp"]) == 0
+    out = capsys.readouterr().out
+    assert out.split()[0] == "engine" and "costs of llama.cpp (cuda linux)" in out
+
+
+BAD: dict[str, tuple[Any, str]] = {
+    "backend": (ENGINE | {"backends": ["rocm"]}, "backends.0: expected 'cuda', 'hip', "),
+    "unknown key": (ENGINE | {"speed": 3}, "unknown key 'speed'"),
+    "no source": (ENGINE | {"costs": [{"gpu": {"token_us": {"value": 3}}}]}, "costs.0.gpu.token_us.source: expected this key"),
+    "negative": (ENGINE | {"costs": [{"to_gpu_us": number(-1)}]}, "costs.0.to_gpu_us.value: expected a number of at least 0"),
+    "too long": (ENGINE | {"costs": [{"to_gpu_us": number(1e30)}]}, "costs.0.to_gpu_us.value: expected at most"),
+    "no blocks": (ENGINE | {"costs": []}, "costs: expected at least 1, got []"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_engine_profile_is_one_line(tmp_path: Path, case: str):
+    engine, said = BAD[case]
+    with pytest.raises(HardwareError) as failure:
+        load_hardware(PLAIN, engine=written(tmp_path, engine))
+    assert said in str(failure.value) and "\n" not in str(failure.value)
+
+
+@pytest.mark.parametrize(
+    ("engine", "words", "said"),
+    [
+        ("lama.cpp", {}, "unknown engine 'lama.cpp'; did you mean 'llama.cpp'?"),
+        ("llama.cpp@2020", {}, "unknown build of llama.cpp '2020'"),
+        ("vllm", {"backend": "vulkan"}, "expected one that runs on vulkan, as the machine does, got vllm, which runs on cuda, hip"),
+        ("exllamav3", {"backend": "hip"}, "got exllamav3, which runs on cuda"),
+        ("llama.cpp", {"backend": "opencl"}, "machine.backend: unknown backend 'opencl'"),
+        ("llama.cpp", {"system": "dos"}, "machine.system: unknown system 'dos'"),
+        ("llama.cpp", {"compute": "ada"}, "machine.compute: expected a number in quotes, got 'ada'"),
+        ("no/such.yaml", {}, "no/such.yaml: expected an engine profile"),
+    ],
+)
+def test_an_engine_that_cannot_be_is_refused_by_name(tmp_path: Path, engine: str, words: dict[str, str], said: str):
+    with pytest.raises(HardwareError) as failure:
+        load_hardware(machine(tmp_path, **words), engine=engine)
+    assert said in str(failure.value) and "\n" not in str(failure.value)
+
+
+def test_a_cpu_alone_has_no_engine_of_gpus():
+    with pytest.raises(HardwareError, match="expected one that runs on cpu, as the machine does, got vllm"):
+        load_hardware("ryzen5900x", engine="vllm")
+    assert load_hardware("ryzen5900x", engine="llama.cpp").devices["cpu0"].operation_us == Fraction("1.125")
