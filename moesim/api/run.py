@@ -134,7 +134,7 @@ def compare(
 
 def comparison(
     policies: Any, *, model: Any, hardware: Any, trace: Any, cache: Any, batch: Any, prompt: Any, decode: Any,
-    n_batches: Any, seed: Any, transfer: Any, engine: Any, repeat: int, overrides: Mapping[str, Any] | Sequence[str],
+    n_batches: Any, seed: Any, transfer: Any, repeat: int, overrides: Mapping[str, Any] | Sequence[str], engine: Any = "own",
     hit_rate: str | None = None, given: dict[str, Trace] | None = None, imports: bool = True,
 ) -> dict[str, Any]:  # fmt: skip
     """Write a comparison as an experiment file would; traces that are objects go into `given`."""

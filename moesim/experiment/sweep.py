@@ -80,7 +80,7 @@ class Point:
     predictors: Mapping[str, str] = _setting(to=_json, inside="SOURCE")  # prediction sources that another one stands in for
     decision_us: float = _setting(column="decision_ns", to=us_to_ns, grid=True)  # time charged for a decision
     extrapolate: bool = _setting(grid=True)  # whether curves may be read outside of what was measured
-    engine: str = _setting(column="engine_profile", grid=True)  # whose costs: "own" of each policy, "machine", or a name
+    engine_profile: str = _setting("engine", grid=True)  # whose costs: "own" of each policy, "machine", or a name
     warm_up_steps: int | None = _setting(column="warm_up", grid=True)  # steps that count as cold in hit rates
     repeat: int = _setting()  # which of the experiment's repeats; its seeds are those of the first, plus this
     policy: Mapping[str, Any] = field(metadata={"key": "policies"})  # `name` and options

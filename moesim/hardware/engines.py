@@ -20,7 +20,7 @@ from pydantic import Field, ValidationError
 from moesim.core.gate import YAML, read_text
 from moesim.errors import HardwareError, unknown_name
 from moesim.hardware.read import failures, read_yaml, refusal, told, with_sources
-from moesim.hardware.schema import PARTS, Launches, Strict, Switch, Time
+from moesim.hardware.schema import PARTS, Launches, Share, Strict, Switch, Time
 from moesim.hardware.types import HardwareProfile
 
 MACHINE: Final = "machine"
@@ -55,6 +55,7 @@ class DeviceCosts(Strict):
     operations: Literal["llama.cpp", "llama.cpp-unfused"] | None = None
     operation_us: Time | None = None
     operation_us_a_thread: Time | None = None  # an operation of a CPU, for each thread that waits for the others
+    flops_share: Share | None = None  # of the device's operations per second, that its kernels reach with many rows
     launch_us: Time | None = None
     launches: dict[Literal[PARTS], Launches] = Field(default_factory=dict)  # type: ignore[valid-type]
     token_us: Time | None = None
@@ -251,6 +252,8 @@ def _device(
     for key in ("operation_us", "first_extra_us"):
         if (law := own.pop(key + _LAW, None)) is not None:
             own[key] = _for_threads(law, int(facts.get("threads", _LAW_THREADS)), "threads" in facts)
+    if (share := own.pop("flops_share", None)) is not None and "flops" in found:
+        found["flops"] = _shared(found["flops"], share)
     if gone and engine.file.experts == "rates" and isinstance(cost := found.get("expert_cost"), Mapping):
         found["expert_cost"] = {key: value for key, value in cost.items() if key not in ("per_expert_us", "per_row_us")}
     return own | found
@@ -263,6 +266,15 @@ def _for_threads(law: Mapping[str, Any], threads: int, stated: bool) -> dict[str
     if law.get("interval"):
         found["interval"] = [float(f"{threads * end:.6g}") for end in law["interval"]]
     return found | {key: f"{words}: {law[key]}" for key in ("ref", "how", "why") if law.get(key)}
+
+
+def _shared(flops: Mapping[str, Any], share: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the operations per second that kernels reach, of a device's."""
+    words = "; ".join(str(share[key]) for key in ("ref", "how", "why") if share.get(key))
+    label = "assumed" if "assumed" in (flops.get("source"), share["source"]) else "derived"
+    found = {"value": flops["value"] * share["value"], "source": label}
+    found["why" if label == "assumed" else "how"] = f"{share['value']:g} of {flops['value'] / 1e12:g} TFLOP/s: {words}"
+    return found | ({"interval": [flops["value"] * end for end in share["interval"]]} if share.get("interval") else {})
 
 
 def _link(name: str, link: Mapping[str, Any], devices: Mapping[str, Any], numbers: Mapping[str, Any]) -> dict[str, Any]:

@@ -103,7 +103,8 @@ def read_profile(
 
 def _costed(raw: dict[str, Any], named: Any, place: str) -> dict[str, Any]:
     """Return a profile's contents with the numbers of its engine, or of the one that is named instead."""
-    engine = raw.get("engine") if named in (None, MACHINE) else named
+    own = raw.get("engine")
+    engine = own if named in (None, MACHINE) or str(own).partition("@")[0] == named else named  # a build is the machine's to name
     if engine is None:
         return raw
     if not isinstance(engine, str):

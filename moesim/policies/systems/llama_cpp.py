@@ -11,6 +11,7 @@ fits (``llama-cpp-fit``).
 | layer numbers | - | all layers count, dense ones and those between layers with experts too | the same; leading dense layers form one part: on the GPU if all are; a later one follows the next layer with experts |
 | large batches | - | from 32 rows on used experts of CPU layers are copied, computed on the GPU and forgotten | ``op_offload``, ``op_offload_min_rows`` |
 | large batches in ik_llama.cpp | - | only if rows x top-k >= 32 x experts (PR #520); by bytes of a weight instead of 32 (#1813) | ``op_offload_rule: rows-per-expert``; ``op_offload_per_byte`` |
+| large batches: order | - | all inputs of a split are copied before it is computed, into a buffer for all of a layer's experts | the same |
 | large batches: other weights | - | copied to the GPU for each use; attention follows them | the same, but not the output layer; attention reads a copy of the KV cache in prefill, and runs where the cache is while decoding [choice] |
 | prompts | - | micro-batches of 512 rows (``--ubatch-size``) | the same, or ``prefill_chunk`` |
 | overlap of CPU and GPU | - | none within a token | none between dense part and experts; shared experts may overlap |
@@ -32,7 +33,7 @@ from moesim.errors import CapacityError
 from moesim.policies.base import CACHE, STAGING, ForOneUse, cpu_of, gpu_of, slot_bytes, staging_pool
 from moesim.policies.cpu_cache import LLAMA_CPP_PROMPT_ROWS
 from moesim.policies.options import option
-from moesim.policy import DEMAND, LAYER_PARTS, Action, Copy, Fetch, LayerEnd, Placement, Pool, Routed, Run, View
+from moesim.policy import DEMAND, LAYER_PARTS, Action, Copy, Fetch, Fetched, LayerEnd, Placement, Pool, Routed, Run, View
 
 
 def first_layers_on_gpu(n_layers: int, n_gpu_layers: int | None, n_cpu_moe: int = 0) -> tuple[int, int]:
@@ -160,7 +161,7 @@ class LlamaCpp(ForOneUse):
 
     @property
     def listens(self) -> frozenset[type]:
-        return frozenset({Routed, LayerEnd} if self.op_offload else {Routed})
+        return frozenset({Routed, Fetched, LayerEnd} if self.op_offload else {Routed})
 
     def place(self, view: View) -> Placement:
         self._begin(view, "llama-cpp")
@@ -192,8 +193,10 @@ class LlamaCpp(ForOneUse):
         self._on_gpu = on_gpu
         n_bytes = model.n_experts * sum(model.expert_bytes(layer) for layer in on_gpu)
         pools = [Pool(gpu, CACHE, n_bytes)]
+        self._awaited: set[int] = set()  # experts of the layer that are on their way to the GPU
+        self._waiting: set[int] = set()  # those that run when all of them are there
         if self.op_offload and len(on_gpu) < model.n_layers:
-            pools.append(staging_pool(view, gpu, None))
+            pools.append(staging_pool(view, gpu, model.n_experts))
         everyone = tuple(range(model.n_experts))
         return Placement([Copy(layer, everyone, gpu) for layer in on_gpu], pools, {("embedding", -1): self._cpu})
 
@@ -219,8 +222,22 @@ class LlamaCpp(ForOneUse):
         if layer in self._on_gpu:
             return (Run(layer, event.active, self._gpu),)
         if self.op_offload and len(event.experts) >= self._offload_from:
-            return Fetch(layer, event.active, self._gpu, DEMAND, STAGING), Run(layer, event.active, self._gpu)
+            absent = [expert for expert in event.active if not view.is_resident(layer, expert, self._gpu)]
+            self._awaited.update(absent)
+            self._waiting.update(event.active)
+            return Fetch(layer, absent, self._gpu, DEMAND, STAGING), *self._copied(layer)
         return (Run(layer, event.active, self._cpu),)
+
+    def on_fetched(self, event: Fetched, view: View) -> Iterable[Action]:
+        self._awaited.discard(event.expert)
+        return self._copied(event.layer)
+
+    def _copied(self, layer: int) -> list[Action]:
+        """Run a layer's experts once all of them are copied."""
+        if self._awaited or not self._waiting:
+            return []
+        experts, self._waiting = sorted(self._waiting), set()
+        return [Run(layer, experts, self._gpu)]
 
     def on_layer_end(self, event: LayerEnd, view: View) -> Iterable[Action]:
         return () if event.layer in self._on_gpu else super().on_layer_end(event, view)
