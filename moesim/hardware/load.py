@@ -92,11 +92,14 @@ def read_profile(
     path, text = _find(source, place)
     typed = {key: value for key, value in overrides.items() if key.startswith(DOTTED)}
     raw = _read(path, text, {key.removeprefix(DOTTED): sourced(value) for key, value in typed.items()}, place)
+    words = {key.removeprefix(_WORDS): str(value) for key, value in overrides.items() if key.startswith(_WORDS)}
+    if words:  # what engines go by
+        raw["machine"] = {**(raw.get("machine") or {}), **words}
     raw = _costed(raw, engine or overrides.get("engine"), place)
     if len(overrides) > len(typed):
         validate(raw, str(path))
         for key, value in overrides.items():
-            if key not in typed and key != "engine":
+            if key not in typed and key != "engine" and not key.startswith(_WORDS):
                 override_one(raw, key, value, place)
     return raw, str(path), list(overrides)
 
@@ -148,6 +151,7 @@ def _read(path: Path, text: str, typed: Mapping[str, Any], place: str, kin: tupl
 
 
 _FOLDER = "hardware_profiles"
+_WORDS = "machine."  # of overrides
 _TOLD = ("name", "description", "corrections", "machine")
 """Keys of a profile in words, which a profile with a base does not take over."""
 

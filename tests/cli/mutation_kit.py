@@ -110,15 +110,15 @@ def mutant(number: int) -> tuple[Path, bytes]:
 _KNOWN: dict[tuple[str, str], Any] = {}
 
 
-def remembered(name: str) -> Callable[[Any, str], Any]:
+def remembered(name: str) -> Callable[..., Any]:
     import moesim.experiment.resolve as module
 
     original = getattr(module, name)
 
-    def read(written: Any, place: str) -> Any:
-        key = (name, json.dumps(written, sort_keys=True, default=str))
+    def read(written: Any, place: str, *more: Any) -> Any:
+        key = (name, json.dumps([written, *more], sort_keys=True, default=str))
         if key not in _KNOWN:
-            _KNOWN[key] = original(written, place)
+            _KNOWN[key] = original(written, place, *more)
         return _KNOWN[key]
 
     return read

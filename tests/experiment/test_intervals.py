@@ -65,7 +65,7 @@ def test_one_row_an_expert_uses_no_slope():
 
 
 def test_what_was_not_varied_is_said():
-    notes, costs = split_notes(rows(["llama-cpp"])[0])
+    notes, costs = split_notes(rows(["llama-cpp"], engine="machine")[0])
     assert costs == ["interval not varied (set intervals: true): cpu0.expert_cost.few_row_flops 41 to 234 GFLOP/s"]
     assert not any("interval" in note for note in notes)
 

@@ -298,6 +298,7 @@ SWEEPS: dict[str, Any] = {
     "model.expert_bits": {"model": {"base": "mixtral-8x7b", "expert_bits": [4, 3]}},
     "hardware": {"hardware": ["rtx3090-epyc7532", "a6000-i9-10980xe"]},
     "hardware number": {"hardware": {"base": "rtx3090-epyc7532", "devices": {"gpu0": {"launch_us": [1, 50]}}}},
+    "engine": {"engine": ["machine", "llama.cpp"]},
     "trace": {"trace": [{"synthesize": "mixtral-8x7b", "requests": n, "prompt": 6, "decode": 3, "seed": n} for n in (1, 2)]},
     "trace.seed": {"trace": {"synthesize": "mixtral-8x7b", "requests": 2, "prompt": 6, "decode": 3, "seed": [0, 1]}},
     "batch_size": {"workload": {"batch_size": [1, 2], "prompt_tokens": 6, "decode_tokens": 3}},

@@ -203,7 +203,11 @@ def test_a_bad_engine_profile_is_one_line(tmp_path: Path, case: str):
     [
         ("lama.cpp", {}, "unknown engine 'lama.cpp'; did you mean 'llama.cpp'?"),
         ("llama.cpp@2020", {}, "unknown build of llama.cpp '2020'"),
-        ("vllm", {"backend": "vulkan"}, "expected one that runs on vulkan, as the machine does, got vllm, which runs on cuda, hip"),
+        (
+            "vllm",
+            {"backend": "vulkan"},
+            "one that runs on vulkan, as the machine does, got vllm, which runs on cuda, hip",
+        ),
         ("exllamav3", {"backend": "hip"}, "got exllamav3, which runs on cuda"),
         ("llama.cpp", {"backend": "opencl"}, "machine.backend: unknown backend 'opencl'"),
         ("llama.cpp", {"system": "dos"}, "machine.system: unknown system 'dos'"),

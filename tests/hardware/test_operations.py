@@ -155,7 +155,7 @@ def test_launches_beside_operations_are_refused(key: str, value: Any, expected: 
 def test_a_profile_with_a_base_takes_over_numbers_with_their_labels() -> None:
     base, own = load_hardware("ryzen7950x-rtx4080"), load_hardware("a10-xeon8358")
     assert own.name == "a10-xeon8358" and own.description != base.description
-    for key in ("links.cpu0->gpu0.pinned.latency_us", "devices.gpu0.token_us"):
+    for key in ("links.cpu0->gpu0.pinned.latency_us", "devices.gpu0.workspace_bytes"):
         assert own.numbers[key] == base.numbers[key]
     assert own.numbers["devices.gpu0.memory_bytes_per_s"].source == "published"
     assert own.overrides == ()

@@ -66,6 +66,7 @@ def test_only_the_runs_that_their_profile_comes_from_are_calibration():
         own = [key for key, number in numbers.items() if check.source in number.ref and not key.endswith(".memory_bytes")]
         if check.check in ("1a", "1b"):  # the prefill next to them gives how fast cores unpack, which is no limit of theirs
             own = [key for key in own if "(prefill on a 7950X" not in numbers[key].ref and not key.endswith("crossover_rows")]
+        own = [key for key in own if not key.endswith(".token_us")]  # the host's part, of another machine of the same author
         assert bool(own) == (check.status == "calibration"), (check.check, own)
 
 
@@ -100,7 +101,7 @@ def test_rows_of_big_experts_are_within_ten_per_cent_and_a_ratio_is_predicted_ov
     assert list(result.frame["check"]) == ["6", "7a", "7b"]
     assert (result.frame["predicted"] / result.frame["measured"]).tolist() == pytest.approx(result.frame["ratio"].tolist())
     assert result.frame["error"].abs().max() < 0.10
-    assert set(result.frame["label"]) == {"derived"}
+    assert set(result.frame["label"]) == {"assumed"}  # how long the thread pool takes to wake
 
 
 def test_the_calibration_run_of_a_token_meets_what_it_was_taken_from(tmp_path: Path):
@@ -263,8 +264,9 @@ def test_a_layer_on_the_cpu_costs_what_its_parts_say(tmp_path: Path) -> None:
     times = [1e3 / predict_sweep(sweep(policy={**policy, "n_cpu_moe": n}), tmp_path)["predicted"] for n in (12, 24, 36)]
     assert times[1] - times[0] == pytest.approx(times[2] - times[1], rel=1e-3)
     model = load_model(SWEEPS[10].spec)
-    read = model.top_k * model.expert_bytes() / load_hardware("a10-xeon8358").devices["cpu0"].memory_bytes_per_s
-    assert (times[1] - times[0]) / 12 > 1e3 * read  # more than its reading, which the GPU's saved time does not outweigh
+    cpu, gpu = (load_hardware("a10-xeon8358").devices[name].memory_bytes_per_s for name in ("cpu0", "gpu0"))
+    read, saved = (model.top_k * model.expert_bytes() / rate for rate in (cpu, gpu))
+    assert (times[1] - times[0]) / 12 > 1e3 * (read - saved)  # more than its reading less the GPU's
 
 
 def test_a_setting_that_exceeds_the_memory_is_refused_and_has_no_speed(tmp_path: Path) -> None:

@@ -156,7 +156,9 @@ BOUND = {
 def test_a_machine_with_one_slow_part_is_limited_by_it(tmp_path: Path, resource: str):
     hardware = {"base": "rtx3090-epyc7532", **BOUND[resource]}
     # llama.cpp decides beforehand what the CPU computes, however slow that is.
-    experiment = resolve(tmp_path, hardware=hardware, policies=["llama-cpp"], workload={"decode_tokens": 2, "batch_size": 2})
+    experiment = resolve(tmp_path, hardware=hardware, policies=["llama-cpp"], engine="machine",
+        workload={"decode_tokens": 2, "batch_size": 2},
+    )  # fmt: skip
     (spec,) = experiment.specs
     outcome = run_one(experiment, spec, keep=True)
     assert outcome.failure is None
