@@ -45,7 +45,7 @@ def replay(
 
     Example: moesim replay experiments/replay.yaml --memory 2GB
     """
-    config = load_config(file, overrides)
+    config = load_config(file, overrides).model_copy(update={"engine": "machine"})  # what is replayed is moesim's own software
     if small:
         config = quick(config, str(file))
     experiment = Experiment(config, str(file))

@@ -59,7 +59,7 @@ def validate(
     from moesim.studies.validation.report import Report  # Matplotlib takes most of a second to import
     from moesim.studies.validation.run import validate as run_both
 
-    config = load_config(file, overrides)
+    config = load_config(file, overrides).model_copy(update={"engine": "machine"})  # what is replayed is moesim's own software
     experiment = Experiment(quick(config, str(file)) if small else config, str(file))
     if only_compare:
         found = run_both(experiment, out, None, progress=True)

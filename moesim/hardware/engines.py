@@ -220,10 +220,15 @@ def with_engine(raw: Mapping[str, Any], written: str, place: str) -> dict[str, A
     numbers = {key: value for block in blocks for key, value in _given(block).items() if key not in ("when", "gpu", "cpu")}
     own = raw.get("engine") == written
     devices = {name: _device(device, blocks, engine, facts, own) for name, device in raw["devices"].items()}
-    found = {key: value for key, value in raw.items() if key not in ("host_expert_us", "host_shared", "engine")}
-    found["devices"] = devices
-    found["links"] = {name: _link(name, link, devices, numbers) for name, link in raw.get("links", {}).items()}
-    found |= {key: numbers[key] for key in ("host_expert_us", "host_shared") if key in numbers}
+    submits = ("host_expert_us", "host_shared")
+    found = {key: value for key, value in raw.items() if own or key not in submits}
+    found |= {"engine": written, "devices": devices} | {
+        key: numbers[key] for key in submits if key in numbers and key not in found
+    }
+    found["links"] = {
+        name: link if own and "latency_us" in (link.get("activation") or {}) else _link(name, link, devices, numbers)
+        for name, link in raw.get("links", {}).items()
+    }
     words = ", ".join(facts[key] for key in ("backend", "system"))
     found["machine"] = {**(raw.get("machine") or {}), "engine": f"{engine.name} ({words})"}
     return found

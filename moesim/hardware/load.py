@@ -110,6 +110,8 @@ def _costed(raw: dict[str, Any], named: Any, place: str) -> dict[str, Any]:
     engine = own if named in (None, MACHINE) or str(own).partition("@")[0] == named else named  # a build is the machine's to name
     if engine is None:
         return raw
+    if isinstance(words := raw.get("machine"), Mapping) and str(words.get("engine")).startswith(f"{engine} ("):
+        return raw  # its numbers are in there, and perhaps identified since
     if not isinstance(engine, str):
         raise HardwareError(f"{place}: engine: expected the name of an engine such as llama.cpp, got {engine!r}; correct it")
     devices = raw.get("devices")
@@ -139,11 +141,12 @@ def _read(path: Path, text: str, typed: Mapping[str, Any], place: str, kin: tupl
         raise HardwareError(f"{path}: numbers: expected a mapping with numbers to replace, got {own!r}")
     found = copy.deepcopy(_read(base, content, {**own, **typed}, place if typed else str(path), (*kin, path)))
     validate(_costed(found, None, str(base)), str(base))
+    costed = {key: one for key, one in (found.get("machine") or {}).items() if key == "engine"}
     for key in _TOLD:  # said of the other machine, and not of this one
         found.pop(key, None)
-    for key, value in raw.items():
+    for key, value in {**({"machine": {}} if costed else {}), **raw}.items():
         if key in _TOLD:
-            found[key] = value
+            found[key] = {**costed, **value} if key == "machine" and isinstance(value, Mapping) else value
         elif key not in ("base", "anchors"):
             for dotted, number in flatten({key: value}):
                 override_one(found, dotted, number, str(path))

@@ -37,7 +37,7 @@ def test_a_forced_engine_that_cannot_run_is_refused(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv(entry.VARIABLE, "cpp")
     with pytest.raises(ConfigError, match=r"^MOESIM_ENGINE: expected simpy or native, got 'cpp'; leave it out"):
         play(Script(copies=ALL, routed=on_gpu), ONE)
-    assert main(["bench", "--engine", "fast"]) == 2
+    assert main(["bench", "--simulator", "fast"]) == 2
     assert (
         capsys.readouterr().err
         == "moesim: engine: expected simpy or native, got 'fast'; leave it out for the fastest that is there\n"
@@ -54,13 +54,13 @@ def compared(engine: str, capsys: pytest.CaptureFixture[str], *more: str) -> lis
         "4",
         "--decode",
         "2",
-        "--engine",
+        "--simulator",
         engine,
         *more,
         "-o",
         "json",
     ]
-    assert main(["compare", *options, "--engine", engine, *more]) == 0
+    assert main(["compare", *options, "--simulator", engine, *more]) == 0
     found: list[dict[str, object]] = json.loads(capsys.readouterr().out)
     return found
 

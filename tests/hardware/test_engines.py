@@ -13,7 +13,8 @@ from moesim import compare, load_hardware
 from moesim.cli.main import main
 from moesim.errors import HardwareError
 from moesim.hardware.engines import engine_profiles, load_engine, why_not
-from moesim.hardware.load import hardware_names
+from moesim.hardware.load import hardware_names, read_profile
+from moesim.hardware.read import override
 from moesim.policies.registry import POLICIES, make_policy
 
 PLAIN = "rtx3090-epyc7532"
@@ -117,6 +118,22 @@ def test_the_profile_s_own_engine_leaves_numbers_of_this_machine(tmp_path: Path,
     assert (kept.devices["gpu0"].operation_us, kept.devices["gpu0"].first_extra_us) == (4, 5)
     assert (float(other.devices["gpu0"].operation_us), other.devices["gpu0"].first_extra_us) == (1.8, None)
     assert load_hardware(path, engine="machine").devices["gpu0"].operation_us == 4
+
+
+def test_a_profile_with_its_engine_s_numbers_is_written_and_read_again(tmp_path: Path):
+    """What calibration writes: the numbers of the engine, some of them identified since."""
+    raw, _, _ = read_profile("a10-xeon8358")
+    changed = override(
+        raw, {"devices.gpu0.operation_us": number(5), "links.cpu0->gpu0.activation.latency_us": number(70)}, "test"
+    )
+    path = tmp_path / "again.yaml"
+    path.write_text(yaml.safe_dump({key: value for key, value in changed.items() if key != "anchors"}))
+    before, after = load_hardware("a10-xeon8358"), load_hardware(path, engine="llama.cpp")
+    assert after.devices["gpu0"].operation_us == 5 and after.devices["gpu0"].flops == before.devices["gpu0"].flops
+    assert next(link.activation.latency_us for link in after.links if link.activation) == 70
+    child = tmp_path / "child.yaml"
+    child.write_text(yaml.safe_dump({"name": "child", "base": str(path), "description": "A test.", "machine": {"threads": "4"}}))
+    assert load_hardware(child).devices == after.devices
 
 
 def test_overrides_come_after_the_engine(mine: str):

@@ -228,10 +228,9 @@ def test_llama_cpp_streams_large_batches_only() -> None:
     view, policy = FakeView(slots=24), LlamaCpp()
     place(policy, view)
     assert list(policy.decide(routed([[0, 1]] * 31), view)) == [Run(0, [0, 1], "cpu0")]
-    assert list(policy.decide(routed([[0, 1]] * 32), view)) == [
-        Fetch(0, [0, 1], "gpu0", 0, "staging"),
-        Run(0, [0, 1], "gpu0"),
-    ]
+    assert list(policy.decide(routed([[0, 1]] * 32), view)) == [Fetch(0, [0, 1], "gpu0", 0, "staging")]
+    assert list(policy.decide(Fetched(0, 0, "gpu0"), view)) == []  # a split is computed when all its inputs are there
+    assert list(policy.decide(Fetched(0, 1, "gpu0"), view)) == [Run(0, [0, 1], "gpu0")]
     assert list(policy.decide(routed([[0, 1]] * 32, layer=1), view)) == [Run(1, [0, 1], "gpu0")]
 
 

@@ -365,7 +365,7 @@ def test_each_placement_has_the_costs_of_its_engine(eager: Advice):
         engine = engines.get(name, "")
         assert (f"costs of {engine} (cuda linux)" in one.notes) if engine else "costs of " not in one.notes, name
         seen.add(engine)
-    assert {"", "ktransformers"} <= seen
+    assert {"", "llama.cpp"} <= seen
     assert eager.best.candidate.gpu_experts > 0
     first = eager.found.screened
     layers = {one.number: speed(row) for one, row in first.items() if one.family == "expert-layers"}

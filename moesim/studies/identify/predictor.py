@@ -78,6 +78,7 @@ def _dynamic(case: Case, raw: Mapping[str, Any], place: str) -> float:
             "cache": dict(case.setting.cache),
             "policies": [dict(case.setting.policy)],
             "extrapolate": True,
+            "engine": "machine",
             "timeline": None,
         }  # fmt: skip
         where = one.place or f"row {one.row}"

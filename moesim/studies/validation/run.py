@@ -341,7 +341,7 @@ def _about(experiment: Experiment) -> dict[str, Any]:
     return {"date": date, "moesim": told["moesim"], "machine": machines, "inputs": told["inputs"], "versions": told["versions"]}
 
 
-_NOT_MEASURED = ("run", "decision_ns", "extrapolate", "repeat", "warm_up")  # nothing that depends on a machine
+_NOT_MEASURED = ("run", "decision_ns", "extrapolate", "engine_profile", "repeat", "warm_up")  # nothing that depends on a machine
 
 
 def _check_same(experiment: Experiment, kept: Measurements) -> None:
