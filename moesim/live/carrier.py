@@ -396,9 +396,10 @@ def replay(
     put(state, place(state))
     streams = [one.streams for one in state.layouts if one.streams is not None]
     if streams:
+        parts = sorted({part for part, _ in streams[0].source})
         raise InputError(
             f"policy {state.policy_name}: expected parts that stay where they run, since a replay streams no weights, got "
-            f"{', '.join(streams[0].parts)} streamed in some step; set op_offload: false of llama-cpp, replay another policy, or "
+            f"{', '.join(parts)} streamed in some step; set op_offload: false of llama-cpp, replay another policy, or "
             f"simulate this one with moesim run"
         )
     live = Live(state, machine)

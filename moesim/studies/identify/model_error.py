@@ -36,7 +36,7 @@ class ModelError:
     machine: float = 0.0  # shared by all rows of a machine
     model: float = 0.0  # shared by the rows of one model, and partly by those of others
     row: float = 0.03  # of each row
-    prompt: float = 0.0  # shared by the prompts of a machine, of which there are no rows
+    prompt: float = 0.0  # shared by the prompts of a machine
     copies: float = 0.0  # shared by rows whose experts are copied
     disk: float = 0.0  # shared by rows whose experts are read from a disk
     freedom: float = math.inf  # degrees of freedom of Student's t
@@ -67,9 +67,11 @@ class ModelError:
         half = (1 + level) / 2
         return float(ndtri(half) if math.isinf(self.freedom) else stdtrit(self.freedom + n, half))
 
-    def factors(self, hardware: HardwareProfile, shares: Mapping[str, float], level: float = LEVEL) -> tuple[float, float]:
-        """Return the factors on a predicted decode speed between which the real one lies; `shares` as of `time_shares`."""
-        own = self.machine**2 + self.model**2 + self.row**2
+    def factors(
+        self, hardware: HardwareProfile, shares: Mapping[str, float], level: float = LEVEL, prompt: bool = False
+    ) -> tuple[float, float]:
+        """Return the factors on a predicted speed between which the real one lies; `shares` as of `time_shares`."""
+        own = self.machine**2 + self.model**2 + self.row**2 + (self.prompt**2 if prompt else 0.0)
         own += (self.copies * shares.get("copies", 0.0)) ** 2 + (self.disk * shares.get("disk", 0.0)) ** 2
         ends = []
         for slower, sign in ((True, -1), (False, 1)):

@@ -206,13 +206,21 @@ class Sweep:
     hardware: Any
     routing: str  # parameters of the synthetic routing
     policy: Any
-    depth: int  # tokens before the decoded ones
+    depth: int  # tokens before the decoded ones; of a prompt its own
+    ubatch: int  # rows of a step of the prompt whose speed is predicted; 0: decoding is
     source: str
     how: str  # what the prediction rests on, or why there is none
 
     cache: ClassVar = {"ratio": 1.0}
-    decode: ClassVar = 8  # where nothing moves, each token takes the same time but for the growing context
-    metric: ClassVar = "decode_tokens_per_s"
+
+    @property
+    def decode(self) -> int:
+        """Tokens; where nothing moves, each takes the same time but for the growing context."""
+        return 1 if self.ubatch else 8
+
+    @property
+    def metric(self) -> str:
+        return METRICS[1] if self.ubatch else METRICS[0]
 
     @property
     def prompt(self) -> int:
@@ -235,7 +243,7 @@ def read_sweeps(path: Path) -> list[Sweep]:
         path, Sweep, "a table of public sweeps", run_words={"place": PLACES}, needed=("machine", "model", "source", "how"),
         words={"rate": RATES, "thin": ("yes", "no"), "kind": KINDS, "status": SWEEP_STATUSES}, least=0, several=False,
         run=("place", "layers_on_cpu", "layers", "spec", "hardware", "routing", "policy", "depth"),
-        numbers=("layers_on_cpu", "layers", "depth"), yaml=("spec", "hardware", "policy"),
+        numbers=("layers_on_cpu", "layers", "depth", "ubatch"), yaml=("spec", "hardware", "policy"),
     )  # fmt: skip
     found = []
     for values, place in rows:
@@ -258,7 +266,10 @@ def predict(check: Check | Sweep, folder: Path, error: ModelError | None = None)
     model = load_model(check.spec, f"check {check.check}: spec")
     raw = {
         "model": check.spec, "hardware": check.hardware, "trace": str(_trace(check, model, folder)),
-        "workload": {"batch_size": 1, "prompt_tokens": check.prompt, "decode_tokens": check.decode, "prefill_chunk": 512},
+        "workload": {
+            "batch_size": 1, "prompt_tokens": check.prompt, "decode_tokens": check.decode,
+            "prefill_chunk": getattr(check, "ubatch", 0) or 512,
+        },
         "cache": check.cache, "policies": [check.policy], "timeline": None,
     }  # fmt: skip
     place = f"check {check.check}"
@@ -270,7 +281,7 @@ def predict(check: Check | Sweep, folder: Path, error: ModelError | None = None)
     times = {key[5:-3]: float(value) for key, value in row.items() if key.startswith("time_") and isinstance(value, (int, float))}
     total = sum(times.values())
     predicted, hardware = float(str(row[check.metric])), experiment.specs[0].hardware
-    low, high = (error or shipped()).factors(hardware, time_shares(row, hardware))
+    low, high = (error or shipped()).factors(hardware, time_shares(row, hardware), prompt=check.metric == METRICS[1])
     return {
         "predicted": predicted,
         "low": predicted * low,
@@ -347,7 +358,17 @@ def run_sweeps(sweeps: Sequence[Sweep], folder: Path, bar: Progress, errors: _Er
     for sweep in sweeps:
         bar.describe(f"{sweep.machine}: {sweep.model}")
         run = json.dumps(
-            [sweep.machine, sweep.status, sweep.kind, sweep.spec, sweep.hardware, sweep.routing, sweep.policy, sweep.depth]
+            [
+                sweep.machine,
+                sweep.status,
+                sweep.kind,
+                sweep.spec,
+                sweep.hardware,
+                sweep.routing,
+                sweep.policy,
+                sweep.depth,
+                sweep.ubatch,
+            ]
         )
         if run not in known:
             known[run] = predict_sweep(sweep, folder, errors.get(sweep.machine))
@@ -361,7 +382,8 @@ def _sweep_record(sweep: Sweep, found: dict[str, Any]) -> dict[str, Any]:
     return {
         "check": sweep.check, "machine": sweep.machine, "rate": sweep.rate, "thin": sweep.thin == "yes", "model": sweep.model,
         "weights": sweep.weights, "curve": sweep.curve, "engine": sweep.engine, "setting": sweep.setting,
-        "context": sweep.context, "kind": sweep.kind, "place": sweep.place, "layers_on_cpu": sweep.layers_on_cpu,
+        "context": sweep.context, "kind": sweep.kind, "ubatch": sweep.ubatch,
+        "place": sweep.place, "layers_on_cpu": sweep.layers_on_cpu,
         "layers": sweep.layers,
         "measured": sweep.measured, "predicted": predicted, "low": found.get("low"), "high": found.get("high"),
         "ratio": None if predicted is None else predicted / sweep.measured,
@@ -377,11 +399,14 @@ def groups(frame: pd.DataFrame) -> pd.DataFrame:
     if frame.empty:
         return pd.DataFrame()
     done = frame[frame["status"] == "predicted"]
+    prompts, done = done[done["ubatch"] > 0], done[done["ubatch"] == 0]
     measured = done[done["rate"] == "measured"]
     some = [("machines with a measured memory rate", measured), ("of these, well described", measured[~measured["thin"]])]
     places = (("gpu", "all experts on the GPU"), ("mixed", "mixed"), ("cpu", "all on the CPU"))
     some += [(f"of these, {words}", measured[measured["place"] == place]) for place, words in places]
     some.append(("machines without", done[done["rate"] != "measured"]))
+    some.append(("prompts", prompts))
+    some += [(f"prompts, {name}", rows) for name, rows in prompts.groupby("machine", sort=False)]
     some += [(str(name), rows) for name, rows in done.groupby("machine", sort=False)]
     some += [(f"{machine}: {curve}", rows) for (machine, curve), rows in done.groupby(["machine", "curve"], sort=False)]
     return pd.DataFrame([error_group(name, rows) for name, rows in some if not rows.empty])
@@ -429,7 +454,7 @@ def summarise_sweeps(frame: pd.DataFrame) -> str:
         f"sweeps, {one['group']}: {one['rows']}, median absolute error {100 * one['median']:.1f} %, nine of ten within "
         f"{100 * one['p90']:.0f} %, {100 * one['within']:.0f} % within {100 * NEAR:.0f} %"
         for one in groups(frame).to_dict("records")
-        if one["group"].startswith("machines with")
+        if one["group"].startswith("machines with") or one["group"] == "prompts"
     ]
     cliff = frame[frame["status"] == "cliff"]
     if len(cliff):
