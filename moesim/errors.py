@@ -88,7 +88,7 @@ def unknown_name(kind: str, name: str, known: Iterable[str], command: str = "") 
     >>> unknown_name("policy", "fidler", ["fiddler", "dali"], "moesim list policies")
     "unknown policy 'fidler'; did you mean 'fiddler'? `moesim list policies` has all"
     >>> unknown_name("policy", "least-recent", ["static", "lru", "dali", "belady"], "moesim list policies")
-    "unknown policy 'least-recent'; nearest: static, lru, belady; `moesim list policies` has all"
+    "unknown policy 'least-recent'; nearest: static; `moesim list policies` has all"
     """
     names = sorted(known)
     close = [one for one in names if one.startswith(f"{name}_")] or difflib.get_close_matches(name, names, n=1)

@@ -231,7 +231,7 @@ def write_sweeps(path: Path, *changes: dict[str, str]) -> Path:
         "check": "x", "machine": "box", "rate": "measured", "thin": "no", "model": "M", "weights": "16 bit", "engine": "e",
         "setting": "-ncmoe 4 of 48", "context": "tg128", "kind": "tg", "measured": "10", "status": "predicted", "place": "mixed",
         "layers_on_cpu": "4", "layers": "48", "spec": "{base: qwen3-30b-a3b, expert_bits: 4}", "hardware": "a10-xeon8358",
-        "routing": "qwen3-30b-a3b", "policy": "{name: llama-cpp, n_cpu_moe: 4}", "depth": "4", "source": "someone",
+        "routing": "qwen3-30b-a3b", "policy": "{name: llama-cpp, n_cpu_moe: 4}", "depth": "4", "ubatch": "0", "source": "someone",
         "how": "bytes",
     }  # fmt: skip
     with path.open("w", newline="") as file:
@@ -292,11 +292,25 @@ def sweep_frame(errors: list[float], **columns: list[Any]) -> pd.DataFrame:
     base = {
         "check": [str(i) for i in range(n)], "machine": ["box"] * n, "rate": ["measured"] * n, "thin": [False] * n,
         "curve": ["M 4 bit"] * n, "setting": ["-ncmoe"] * n, "place": ["mixed"] * n, "status": ["predicted"] * n,
-        "refused": [None] * n, "layers_on_cpu": list(range(n)), "layers": [n] * n, "label": ["derived"] * n,
+        "refused": [None] * n, "ubatch": [0] * n, "layers_on_cpu": list(range(n)), "layers": [n] * n, "label": ["derived"] * n,
     }  # fmt: skip
     found = pd.DataFrame({**base, "error": errors, **columns})
     found["measured"], found["predicted"] = 10.0, 10 * (1 + found["error"])
     return found
+
+
+def test_a_prompt_is_predicted_in_steps_of_its_rows(tmp_path: Path) -> None:
+    """Copies of a layer's experts are paid once a step: fewer, larger steps are faster, and the CPU alone is slower."""
+    on_cpu = {"name": "llama-cpp", "n_cpu_moe": 48}
+    speeds = [
+        predict_sweep(sweep(policy={**on_cpu, **more}, depth=256, ubatch=rows), tmp_path)
+        for rows, more in ((64, {}), (128, {}), (256, {}), (256, {"op_offload": False}))
+    ]
+    small, middle, large, cpu = (one["predicted"] for one in speeds)
+    assert small < middle < large and cpu < large
+    decode = predict_sweep(sweep(policy=on_cpu), tmp_path)
+    wide, narrow = (one["high"] / one["low"] for one in (speeds[2], decode))
+    assert wide > narrow  # less is known of prompts
 
 
 def test_errors_are_summed_up_by_group() -> None:

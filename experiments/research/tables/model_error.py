@@ -102,13 +102,13 @@ def _log_likelihood(rows: Rows, error: ModelError) -> float:
 
 
 def records(error: ModelError, machines: Mapping[str, Rows]) -> list[dict[str, str]]:
-    """Write the deviations with their sources; those that are assumed stay as they are."""
+    """Write the deviations with their sources; others stay as they are."""
     n_rows = sum(len(rows.off) for rows in machines.values())
     date = datetime.now(UTC).date().isoformat()
     source = f"estimated: maximum likelihood over {n_rows} public rows of {len(machines)} machines, {date}"
     found = [{"name": name, "value": f"{getattr(error, name):.3g}", "source": source} for name in ESTIMATED]
     half = {"name": "deviations", "value": f"{error.quantile():.4g}", "source": "derived: Student's t of that freedom, 90 %"}
-    return [*found, half, *(row for row in shipped_rows() if row["source"].startswith("assumed"))]
+    return [*found, half, *(row for row in shipped_rows() if row["name"] not in (*ESTIMATED, half["name"]))]
 
 
 LEVELS: Final = (0.8, 0.9)

@@ -96,7 +96,7 @@ def run_choices(
     errors' ``median`` and ``p90``, ``median_without`` and ``p90_without`` (without `WITHOUT`), ``checks`` (single figures that
     it touches), ``checks_median`` and ``checks_worst``.
     """
-    sweeps = [one for one in sweeps if one.status == "predicted" and one.rate == "measured"]
+    sweeps = [one for one in sweeps if one.status == "predicted" and one.rate == "measured" and not one.ubatch]
     checks = [one for one in checks if one.status == "predicted"]
     now = Choice(choice=NOW, value="", other="", known=False, numbers={})
     records = []
