@@ -609,6 +609,7 @@ def _write(result: PublicResult, out: Path, plot: bool) -> None:
     if len(result.sweeps):
         files[SWEEPS] = render_records(plain(result.sweeps), Format.CSV).encode()
         text += "\n" + group_table(result.sweeps, Format.MD)
-        drawn |= pictures(sweeps(result.sweeps), "public_sweeps") if plot else {}
+        decoding = result.sweeps[result.sweeps["ubatch"] == 0]
+        drawn |= pictures(sweeps(decoding), "public_sweeps") if plot and len(decoding) else {}
     files |= {"public.md": text.encode(), **drawn}
     OutputFolder(out, OWNER).replace(files, last=SUMMARY)
