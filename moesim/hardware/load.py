@@ -100,6 +100,7 @@ def read_profile(
         validate(raw, str(path))
         for key, value in overrides.items():
             if key not in typed and key != "engine" and not key.startswith(_WORDS):
+                _check_has(raw, key, place)
                 override_one(raw, key, value, place)
     return raw, str(path), list(overrides)
 
@@ -118,6 +119,21 @@ def _costed(raw: dict[str, Any], named: Any, place: str) -> dict[str, Any]:
     if not isinstance(devices, Mapping) or not all(isinstance(one, Mapping) for one in (*devices.values(), *_links(raw))):
         validate(raw, place)
     return with_engine(raw, engine, place)
+
+
+def _check_has(raw: Mapping[str, Any], key: str, place: str) -> None:
+    """Refuse an override of software that an engine has replaced."""
+    words = raw.get("machine") or {}
+    first, _, rest = key.partition(".")
+    device, _, name = rest.partition(".")
+    name = name.partition(".")[0]
+    has = raw["devices"].get(device, {}) if first == "devices" and "engine" in words else {}
+    counted, launched = ("operations", "operation_us"), ("launch_us", "launches")
+    if (name in launched and "operations" in has) or (name in counted and "launch_us" in has):
+        raise HardwareError(
+            f"{place}: {key}: expected a number that {words['engine'].partition(' ')[0]} has, got one of other software; choose "
+            "engine: machine, or leave it out"
+        )
 
 
 def _links(raw: Mapping[str, Any]) -> Sequence[Any]:

@@ -215,6 +215,18 @@ def test_a_bad_engine_profile_is_one_line(tmp_path: Path, case: str):
     assert said in str(failure.value) and "\n" not in str(failure.value)
 
 
+def test_an_override_of_replaced_software_is_not_lost_in_silence(mine: str):
+    launch = {"base": PLAIN, "devices.gpu0.launch_us": 1}
+    with pytest.raises(
+        HardwareError, match=r"devices\.gpu0\.launch_us: expected a number that mine has, got one of other software"
+    ):
+        load_hardware(launch, engine=mine)
+    latent = load_hardware({"base": PLAIN, "devices.gpu0.latent_attention_us": 50}, engine=mine)
+    assert latent.devices["gpu0"].latent_attention_us == 50  # what adds to an engine's numbers
+    assert load_hardware(launch, engine="machine").devices["gpu0"].launch_us == 1
+    assert load_hardware(launch, engine="eager").devices["gpu0"].launch_us == 1
+
+
 @pytest.mark.parametrize(
     ("engine", "words", "said"),
     [
