@@ -124,7 +124,9 @@ class Experiment:
 
     def _resolve(self, index: int, point: Point, wanted: Wants) -> RunSpec:
         place = self.place
-        engine = wanted.engine or MACHINE if point.engine_profile == OWN else point.engine_profile
+        named = isinstance(point.hardware, Mapping) and "engine" in point.hardware
+        own = MACHINE if named else wanted.engine or MACHINE
+        engine = own if point.engine_profile == OWN else point.engine_profile
         model = remembered(self._models, point.model, lambda: load_model(point.model, f"{place}: model"))
         costed = [point.hardware, engine]
         machine = remembered(self._machines, costed, lambda: load_hardware(point.hardware, f"{place}: hardware", engine))

@@ -8,6 +8,7 @@ engine with ``engine:``; an experiment, a command or a mapping ``{base: NAME, en
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -37,7 +38,7 @@ _LAW_THREADS: Final = 16  # of a processor that does not state its threads
 
 _SOFTWARE: Final = (
     "operations", "operation_us", "launch_us", "launches", "token_us", "latent_attention_us", "router_us", "first_extra_us",
-    "parts",
+    "wake_us", "parts",
 )  # fmt: skip
 """Keys of a device that are its software's."""
 
@@ -62,7 +63,8 @@ class DeviceCosts(Strict):
     latent_attention_us: Time | None = None
     router_us: Time | None = None
     first_extra_us: Time | None = None
-    first_extra_us_a_thread: Time | None = None
+    wake_us: Time | None = None
+    wake_us_a_thread: Time | None = None
 
 
 class When(Strict):
@@ -176,8 +178,8 @@ def facts_of(words: Mapping[str, Any], kinds: Collection[str], place: str) -> di
     for key, known in (("backend", BACKENDS), ("system", SYSTEMS)):
         if found[key] not in known:
             raise HardwareError(f"{place}: machine.{key}: {unknown_name(key, found[key], known)}")
-    for key in ("compute", "threads"):
-        if key in found and not found[key].replace(".", "", 1).isdigit():
+    for key, form in (("compute", r"\d+(\.\d+)?"), ("threads", r"[1-9]\d*")):
+        if key in found and not re.fullmatch(form, found[key]):
             raise HardwareError(f"{place}: machine.{key}: expected a number in quotes, got '{found[key]}'; correct it")
     return found
 
@@ -204,6 +206,18 @@ def _fits(when: When, facts: Mapping[str, str], build: str) -> bool:
     if any(wanted is not None and wanted != got for wanted, got in words):
         return False
     return when.compute is None or ("compute" in facts and when.compute.least <= float(facts["compute"]) < when.compute.below)
+
+
+def of_the_machine(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a profile's contents without what devices have of a software."""
+    devices = raw.get("devices")
+    if not isinstance(devices, Mapping):
+        return dict(raw)
+    kept = {
+        name: {key: one for key, one in device.items() if key not in _SOFTWARE} if isinstance(device, Mapping) else device
+        for name, device in devices.items()
+    }
+    return {**raw, "devices": kept}
 
 
 def with_engine(raw: Mapping[str, Any], written: str, place: str) -> dict[str, Any]:
@@ -254,7 +268,7 @@ def _device(
             key: value for key, value in own.items() if key.removesuffix(_LAW) not in {one.removesuffix(_LAW) for one in given}
         }
         own |= given
-    for key in ("operation_us", "first_extra_us"):
+    for key in ("operation_us", "wake_us"):
         if (law := own.pop(key + _LAW, None)) is not None:
             own[key] = _for_threads(law, int(facts.get("threads", _LAW_THREADS)), "threads" in facts)
     if (share := own.pop("flops_share", None)) is not None and "flops" in found:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -14,7 +14,7 @@ from moesim.core import data
 from moesim.core.gate import YAML, read_text
 from moesim.errors import HardwareError, unknown_name
 from moesim.hardware.build import build_profile
-from moesim.hardware.engines import MACHINE, with_engine
+from moesim.hardware.engines import MACHINE, of_the_machine, with_engine
 from moesim.hardware.read import flatten, override, override_one, read_yaml, sourced, validate, with_sources
 from moesim.hardware.short import DOTTED, FOR, TYPED, retyped, whole_form
 from moesim.hardware.types import HardwareProfile
@@ -95,7 +95,7 @@ def read_profile(
     words = {key.removeprefix(_WORDS): str(value) for key, value in overrides.items() if key.startswith(_WORDS)}
     if words:  # what engines go by
         raw["machine"] = {**(raw.get("machine") or {}), **words}
-    raw = _costed(raw, engine or overrides.get("engine"), place)
+    raw = _costed(raw, overrides.get("engine") if engine in (None, MACHINE) else engine, place)
     if len(overrides) > len(typed):
         validate(raw, str(path))
         for key, value in overrides.items():
@@ -109,15 +109,11 @@ def _costed(raw: dict[str, Any], named: Any, place: str) -> dict[str, Any]:
     """Return a profile's contents with the numbers of its engine, or of the one that is named instead."""
     own = raw.get("engine")
     engine = own if named in (None, MACHINE) or str(own).partition("@")[0] == named else named  # a build is the machine's to name
-    if engine is None:
-        return raw
-    if isinstance(words := raw.get("machine"), Mapping) and str(words.get("engine")).startswith(f"{engine} ("):
-        return raw  # its numbers are in there, and perhaps identified since
+    if engine is None or (isinstance(words := raw.get("machine"), Mapping) and "engine" in words):
+        return raw  # without an engine, or its numbers are in there, and perhaps identified since
     if not isinstance(engine, str):
         raise HardwareError(f"{place}: engine: expected the name of an engine such as llama.cpp, got {engine!r}; correct it")
-    devices = raw.get("devices")
-    if not isinstance(devices, Mapping) or not all(isinstance(one, Mapping) for one in (*devices.values(), *_links(raw))):
-        validate(raw, place)
+    validate(of_the_machine(raw), place)
     return with_engine(raw, engine, place)
 
 
@@ -134,11 +130,6 @@ def _check_has(raw: Mapping[str, Any], key: str, place: str) -> None:
             f"{place}: {key}: expected a number that {words['engine'].partition(' ')[0]} has, got one of other software; choose "
             "engine: machine, or leave it out"
         )
-
-
-def _links(raw: Mapping[str, Any]) -> Sequence[Any]:
-    links = raw.get("links", {})
-    return list(links.values()) if isinstance(links, Mapping) else [None]
 
 
 def _read(path: Path, text: str, typed: Mapping[str, Any], place: str, kin: tuple[Path, ...] = ()) -> dict[str, Any]:

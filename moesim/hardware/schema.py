@@ -423,6 +423,7 @@ class DeviceFile(Strict):
     latent_attention_us: Time | None = None
     router_us: Time | None = None
     first_extra_us: Time | None = None
+    wake_us: Time | None = None
     expert_cost: ExpertCostFile | None = None
     experts: list[ExpertCurve] = Field(default_factory=list)
     parts: list[PartCurve] = Field(default_factory=list)

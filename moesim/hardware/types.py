@@ -127,6 +127,7 @@ class Device:
     launches: Mapping[str, int]  # kernels of each part (1 where not given)
     router_us: Fraction = Fraction(0)  # time for the router's result to reach the host, once a layer
     first_extra_us: Fraction | None = None  # extra of the first expert of a group, unless the expert curve has its own
+    wake_us: Fraction = Fraction(0)  # time to wake its threads for a group of experts, in addition
     # experts, parts: curves of experts, and of other parts of a layer
     experts: tuple[CostCurve, ...]
     parts: tuple[CostCurve, ...]

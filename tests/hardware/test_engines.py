@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 import yaml
 
-from moesim import compare, load_hardware
+from moesim import compare, load_hardware, whatif
 from moesim.cli.main import main
 from moesim.errors import HardwareError
+from moesim.hardware.costs import CostModel
+from moesim.hardware.costs.operations import operations
 from moesim.hardware.engines import engine_profiles, load_engine, why_not
 from moesim.hardware.load import hardware_names, read_profile
 from moesim.hardware.read import override
+from moesim.model import load_model
 from moesim.policies.registry import POLICIES, make_policy
 
 PLAIN = "rtx3090-epyc7532"
@@ -67,7 +70,7 @@ def test_software_of_the_machine_gives_way_and_the_machine_stays(mine: str):
     before, after = load_hardware(PLAIN), load_hardware(PLAIN, engine=mine)
     gpu, cpu = after.devices["gpu0"], after.devices["cpu0"]
     assert before.devices["gpu0"].launches and not gpu.launches and gpu.launch_us == gpu.router_us == 0
-    assert (gpu.operations, gpu.operation_us, gpu.token_us) == ("llama.cpp", 2, 100)
+    assert (gpu.operations, gpu.operation_us, gpu.token_us) == ("llama.cpp", 3, 100)
     assert before.devices["gpu0"].experts and not gpu.experts  # "rates": by bytes and operations
     for name in ("memory_bytes", "memory_bytes_per_s", "flops", "workspace_bytes", "idle_w"):
         assert getattr(gpu, name) == getattr(before.devices["gpu0"], name)
@@ -212,6 +215,70 @@ def test_a_bad_engine_profile_is_one_line(tmp_path: Path, case: str):
     engine, said = BAD[case]
     with pytest.raises(HardwareError) as failure:
         load_hardware(PLAIN, engine=written(tmp_path, engine))
+    assert said in str(failure.value) and "\n" not in str(failure.value)
+
+
+def test_waits_of_threads_and_their_wake_up_are_both_charged():
+    """A group of experts on the CPU: the waits of its operations, and the pool's wake-up once."""
+    model = load_model({"base": "qwen3-30b-a3b", "expert_bits": 4})
+    profile = load_hardware(PLAIN, engine="llama.cpp")
+    cpu = profile.devices["cpu0"]
+    waits = operations("llama.cpp", "cpu", model)["experts"]
+    assert cpu.operation_us == Fraction(3, 2) and cpu.wake_us == 12  # 16 threads
+    assert CostModel(model, profile).first_extra_ns("cpu0") == waits * 1500 + 12000
+
+
+def test_an_engine_of_a_mapping_is_that_of_every_policy():
+    def speed(**given: Any) -> float:
+        found = compare(
+            ["lru"], cache=0.25, prompt=4, decode=2, trace="mini-mixtral", jobs=1, progress=False, **given
+        )  # fmt: skip
+        return float(found.table["decode_tokens_per_s"][0])
+
+    named = speed(hardware={"base": PLAIN, "engine": "llama.cpp"})
+    assert named == speed(hardware=PLAIN, engine="llama.cpp") > speed(hardware=PLAIN)
+    with pytest.raises(HardwareError, match="expected the name of an engine such as"):
+        speed(hardware={"base": PLAIN, "engine": 5})
+
+
+def test_what_if_varies_the_machine_with_its_engine(tmp_path: Path):
+    path = tmp_path / "one.yaml"
+    one = {
+        "model": {"base": "mixtral-8x7b", "expert_bits": 4},
+        "hardware": PLAIN,
+        "trace": "mini-mixtral",
+        "cache": {"ratio": 0.25},
+        "policies": ["llama-cpp"],
+    }
+    path.write_text(yaml.safe_dump({**one, "workload": {"prompt_tokens": 8, "decode_tokens": 2}}))
+    found = whatif(path, ["gpu.compute x1.0001"], look=False, jobs=1, progress=False).table
+    speeds = found["decode_tokens_per_s"].astype(float)
+    assert speeds.max() / speeds.min() < 1.001
+
+
+BROKEN: dict[str, tuple[dict[str, Any], str]] = {
+    "number without a source": ({"devices": {"gpu0": {"flops": 71e12}}}, "devices.gpu0.flops: expected {value: ..."),
+    "text": (
+        {"devices": {"gpu0": {"flops": {"value": "71 TFLOP/s", **FLAT}}}},
+        "devices.gpu0.flops.value: expected a number of operations",
+    ),
+    "words": ({"machine": [1]}, "machine: expected a mapping"),
+    "link": ({"links": {"cpu0->gpu0": {"pinned": 5}}}, "links.cpu0->gpu0.pinned: expected a mapping"),
+    "threads": ({"machine": {"threads": "1.5"}}, "machine.threads: expected a number in quotes, got '1.5'"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_profile_with_an_engine_is_one_line(tmp_path: Path, case: str):
+    changes, said = BROKEN[case]
+    raw, _, _ = read_profile(PLAIN)
+    raw = {key: value for key, value in raw.items() if key != "anchors"}
+    for key, value in changes.items():
+        raw[key] = value if key == "machine" else {**raw[key], **{k: {**raw[key][k], **v} for k, v in value.items()}}
+    path = tmp_path / "broken.yaml"
+    path.write_text(yaml.safe_dump(raw))
+    with pytest.raises(HardwareError) as failure:
+        load_hardware(path, engine="llama.cpp")
     assert said in str(failure.value) and "\n" not in str(failure.value)
 
 

@@ -85,9 +85,9 @@ def test_errors_with_a_choice_are_those_of_a_machine_that_has_it():
     assert 1 - one["checks_worst"] == pytest.approx(0.943, abs=2e-3)  # 6: 0.94 of what was measured
     assert 1 + other["checks_worst"] == pytest.approx((1 - one["checks_worst"]) * 75e9 / now, rel=0.02)
     # Without the GTX 1060 one row is left: its own error, the worst of that machine.
-    assert one["median_without"] == one["p90_without"] == pytest.approx(0.260, abs=1e-3)
+    assert one["median_without"] == one["p90_without"] == pytest.approx(0.248, abs=1e-3)
     assert other["median_without"] > one["median_without"] + 0.1
-    assert one["median"] == pytest.approx((one["median_without"] + 0.3721) / 2, abs=2e-3)
+    assert one["median"] == pytest.approx((one["median_without"] + 0.2728) / 2, abs=2e-3)
 
 
 BAD = {
@@ -122,7 +122,7 @@ def test_other_rows_are_predicted_from_two(machine: list[Sweep]):
     frame = identified_sweeps(machine)
     assert frame["part"].tolist() == ["used", "inside", "used", "other", "other", "other", "other"]
     used, rest = frame[frame["part"] == "used"], frame[frame["part"] != "used"]
-    assert used["error"].abs().max() < 0.04 and rest["error"].abs().max() < 0.08
+    assert used["error"].abs().max() < 0.04 and rest["error"].abs().max() < 0.1
     straight = float(frame["straight"].dropna().iloc[0])
     slow, middle, fast = (float(frame["measured"].iloc[place]) for place in (0, 1, 2))
     assert straight == pytest.approx(2 / (1 / slow + 1 / fast) / middle - 1)

@@ -288,9 +288,11 @@ class CostModel:
                     break
             if extra is None and found.operations:
                 extra, where = found.operation_us * self._operations(found, "experts"), f"devices.{device}.operation_us"
-            self._memo[key] = 0 if extra is None else round(extra * 1000)
+            self._memo[key] = round((extra or 0) * 1000) + round(found.wake_us * 1000)
             if extra is not None:
                 self._ledger.note(f"first extra @{device}", "constant", where)
+            if found.wake_us:
+                self._ledger.note(f"wake-up @{device}", "constant", f"devices.{device}.wake_us")
         return self._memo[key]
 
     def _compute_expert(self, device: Device, n_rows: int) -> int:

@@ -98,7 +98,7 @@ _PLACES: Final[Mapping[str, tuple[str, ...]]] = {
     "cpu_many_row_rate": (f"{_CPU}expert_cost.many_row_flops",),
     "cpu_rate": (f"{_CPU}flops",),
     "cpu_layer": (f"{_CPU}launch_us", f"{_CPU}operation_us"),
-    "cpu_experts_of_layer": (f"{_CPU}first_extra_us",),
+    "cpu_experts_of_layer": (f"{_CPU}first_extra_us", f"{_CPU}wake_us"),
     "gpu_layer": (f"{_GPU}launch_us", f"{_GPU}operation_us", f"{_GPU}router_us"),
     "gpu_experts_of_layer": (f"{_GPU}first_extra_us",),
     "gpu_step": (f"{_GPU}token_us",),

@@ -406,7 +406,7 @@ def _memory_scale(base: Base, factor: Fraction) -> Changed:
 
 
 def _gpu(base: Base, setting: Setting) -> Changed:
-    other = load_hardware(setting.text, f"--vary {setting}")
+    other = load_hardware(setting.text, f"--vary {setting}", base.raw.get("engine"))
     profile = base.profile
     gpus = [device for device in other.devices.values() if device.kind == "gpu" and device.role == "accelerator"]
     replaced = [device for device in profile.devices.values() if device.kind == "gpu" and device.role == "accelerator"]

@@ -15,7 +15,9 @@ from moesim.errors import ConfigError
 from moesim.experiment.config import Config, apply_override
 from moesim.experiment.sweep import KEYS, Point, expand
 from moesim.hardware import HardwareProfile, load_hardware
+from moesim.hardware.engines import MACHINE, OWN
 from moesim.model import ModelSpec, load_model
+from moesim.policies.registry import make_policy
 
 JOINED = " & "
 _SCALE = re.compile(r"[x×]\s*([0-9.]+(?:[eE][+-]?\d+)?(?:/[0-9.]+)?)")
@@ -114,7 +116,7 @@ class Base:
 
     @cached_property
     def profile(self) -> HardwareProfile:
-        return load_hardware(self.raw["hardware"], f"{self.place}: hardware")
+        return load_hardware(self.raw["hardware"], f"{self.place}: hardware", self.raw.get("engine"))
 
     @cached_property
     def model(self) -> ModelSpec:
@@ -174,6 +176,9 @@ def single(config: Config, place: str) -> Base:
         fix = " ".join(f"--set {key}={values[0]}" for key, values in swept.items())
         raise ConfigError(f"{place}: expected one setting for each policy, got sweeps of {told}; fix with {fix}, or take --quick")
     raw = raw_at(config, points[0]) | {"policies": [dict(point.policy) for point in points]}
+    if raw["engine"] == OWN:  # knobs change the numbers of one machine: that of the one engine of all policies
+        engines = {getattr(make_policy(point.policy), "engine", "") for point in points}
+        raw["engine"] = (engines.pop() or MACHINE) if len(engines) == 1 else MACHINE
     return Base(json.loads(json.dumps(raw)), place)
 
 
