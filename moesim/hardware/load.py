@@ -14,7 +14,7 @@ from moesim.core import data
 from moesim.core.gate import YAML, read_text
 from moesim.errors import HardwareError, unknown_name
 from moesim.hardware.build import build_profile
-from moesim.hardware.engines import MACHINE, of_the_machine, with_engine
+from moesim.hardware.engines import MACHINE, OWN, of_the_machine, with_engine
 from moesim.hardware.read import flatten, override, override_one, read_yaml, sourced, validate, with_sources
 from moesim.hardware.short import DOTTED, FOR, TYPED, retyped, whole_form
 from moesim.hardware.types import HardwareProfile
@@ -95,7 +95,7 @@ def read_profile(
     words = {key.removeprefix(_WORDS): str(value) for key, value in overrides.items() if key.startswith(_WORDS)}
     if words:  # what engines go by
         raw["machine"] = {**(raw.get("machine") or {}), **words}
-    raw = _costed(raw, overrides.get("engine") if engine in (None, MACHINE) else engine, place)
+    raw = _costed(raw, overrides.get("engine") if engine in (None, MACHINE, OWN) else engine, place)
     if len(overrides) > len(typed):
         validate(raw, str(path))
         for key, value in overrides.items():
@@ -108,7 +108,9 @@ def read_profile(
 def _costed(raw: dict[str, Any], named: Any, place: str) -> dict[str, Any]:
     """Return a profile's contents with the numbers of its engine, or of the one that is named instead."""
     own = raw.get("engine")
-    engine = own if named in (None, MACHINE) or str(own).partition("@")[0] == named else named  # a build is the machine's to name
+    engine = (
+        own if named in (None, MACHINE, OWN) or str(own).partition("@")[0] == named else named
+    )  # a build is the machine's to name
     if engine is None or (isinstance(words := raw.get("machine"), Mapping) and "engine" in words):
         return raw  # without an engine, or its numbers are in there, and perhaps identified since
     if not isinstance(engine, str):

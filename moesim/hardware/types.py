@@ -148,6 +148,10 @@ class Device:
     latent_attention_us: Fraction = Fraction(0)
     cores: tuple[int, ...] = ()  # processor cores that it is, where the profile is of a part of a processor; empty: all
 
+    def figures(self) -> dict[str, Any]:
+        """Return what a hash is made of: without a wake-up as before there was any."""
+        return {name: value for name, value in vars(self).items() if name != "wake_us" or value}
+
 
 @dataclass(frozen=True)
 class Transfer:

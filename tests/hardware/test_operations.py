@@ -137,11 +137,11 @@ def test_latent_attention_that_is_left_to_the_host_costs_more_and_other_attentio
 @pytest.mark.parametrize(
     ("key", "value", "expected"),
     [
-        ("devices.gpu0.launch_us", 5, "launch_us: expected none next to operations"),
+        ("devices.gpu0.launch_us", 5, "launch_us: expected a number that llama.cpp has"),
         (
             "devices.gpu0.launches",
             {"dense": {"value": 2, "source": "assumed", "why": "a test"}},
-            "launches: expected none next to operations",
+            "launches.dense: expected a number that llama.cpp has",
         ),
         ("devices.gpu0.operations", "vllm", "operations"),
     ],

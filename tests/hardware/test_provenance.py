@@ -69,7 +69,9 @@ RAW: dict[str, Any] = {
             workspace_bytes=number("1 MiB"),
             **POWER,
         ),
-        "knees": device("gpu", experts=[flat(60, shape=SHAPE)], first_extra_us=number(4), predict={"gate": flat(9)}),
+        "knees": device(
+            "gpu", experts=[flat(60, shape=SHAPE)], first_extra_us=number(4), wake_us=number(3),
+            predict={"gate": flat(9)}),
         "pointwise": device("gpu", experts=[points(60, shape=SHAPE)], predict={"gate": sloped(9)}),
         "rooflines": device(
             "gpu",
