@@ -21,7 +21,7 @@ from pydantic import Field, ValidationError
 from moesim.core.gate import YAML, read_text
 from moesim.errors import HardwareError, unknown_name
 from moesim.hardware.read import failures, read_yaml, refusal, told, with_sources
-from moesim.hardware.schema import PARTS, Launches, Share, Strict, Switch, Time
+from moesim.hardware.schema import PARTS, Launches, Share, Strict, Time
 from moesim.hardware.types import HardwareProfile
 
 MACHINE: Final = "machine"
@@ -84,8 +84,6 @@ class Block(Strict):
     cpu: DeviceCosts = Field(default_factory=DeviceCosts)
     to_gpu_us: Time | None = None  # activations from host to GPU, without their bytes
     to_host_us: Time | None = None  # and back
-    host_expert_us: Time | None = None
-    host_shared: Switch | None = None
 
 
 class EngineFile(Strict):
@@ -170,6 +168,13 @@ def load_engine(written: str, place: str) -> EngineProfile:
     return EngineProfile(file, build)
 
 
+def same_engine(written: str, named: str) -> bool:
+    """Whether a name without a build means the engine that is written, by whatever name."""
+    known = {alias: one.name for one in _shipped().values() for alias in (one.name, *one.aliases)}
+    first = written.partition("@")[0]
+    return known.get(first, first) == known.get(named, named)
+
+
 def facts_of(words: Mapping[str, Any], kinds: Collection[str], place: str) -> dict[str, str]:
     """Return what a machine with these kinds of devices states of itself for engines, and what is assumed."""
     found = {**ASSUMED, **{key: str(words[key]) for key in ("backend", "system", "compute", "threads") if key in words}}
@@ -234,11 +239,8 @@ def with_engine(raw: Mapping[str, Any], written: str, place: str) -> dict[str, A
     numbers = {key: value for block in blocks for key, value in _given(block).items() if key not in ("when", "gpu", "cpu")}
     own = raw.get("engine") == written
     devices = {name: _device(device, blocks, engine, facts, own) for name, device in raw["devices"].items()}
-    submits = ("host_expert_us", "host_shared")
-    found = {key: value for key, value in raw.items() if own or key not in submits}
-    found |= {"engine": written, "devices": devices} | {
-        key: numbers[key] for key in submits if key in numbers and key not in found
-    }
+    found = {key: value for key, value in raw.items() if own or key not in ("host_expert_us", "host_shared")}
+    found |= {"engine": written, "devices": devices}
     found["links"] = {
         name: link if own and "latency_us" in (link.get("activation") or {}) else _link(name, link, devices, numbers)
         for name, link in raw.get("links", {}).items()

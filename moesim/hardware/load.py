@@ -14,7 +14,7 @@ from moesim.core import data
 from moesim.core.gate import YAML, read_text
 from moesim.errors import HardwareError, unknown_name
 from moesim.hardware.build import build_profile
-from moesim.hardware.engines import MACHINE, OWN, of_the_machine, with_engine
+from moesim.hardware.engines import MACHINE, OWN, of_the_machine, same_engine, with_engine
 from moesim.hardware.read import flatten, override, override_one, read_yaml, sourced, validate, with_sources
 from moesim.hardware.short import DOTTED, FOR, TYPED, retyped, whole_form
 from moesim.hardware.types import HardwareProfile
@@ -107,14 +107,13 @@ def read_profile(
 
 def _costed(raw: dict[str, Any], named: Any, place: str) -> dict[str, Any]:
     """Return a profile's contents with the numbers of its engine, or of the one that is named instead."""
-    own = raw.get("engine")
-    engine = (
-        own if named in (None, MACHINE, OWN) or str(own).partition("@")[0] == named else named
-    )  # a build is the machine's to name
+    own = raw.get("engine")  # its build is the machine's to name
+    for one in (own, named):
+        if one is not None and not isinstance(one, str):
+            raise HardwareError(f"{place}: engine: expected the name of an engine such as llama.cpp, got {one!r}; correct it")
+    engine = own if named in (None, MACHINE, OWN) or (own is not None and same_engine(own, named)) else named
     if engine is None or (isinstance(words := raw.get("machine"), Mapping) and "engine" in words):
         return raw  # without an engine, or its numbers are in there, and perhaps identified since
-    if not isinstance(engine, str):
-        raise HardwareError(f"{place}: engine: expected the name of an engine such as llama.cpp, got {engine!r}; correct it")
     validate(of_the_machine(raw), place)
     return with_engine(raw, engine, place)
 

@@ -15,7 +15,7 @@ TOP, CPP, TESTS = "files at the top", "C++", "tests"
 
 LINES = {  # what a package may have today; behind it what it is to come down to
     "policies": 13_625,  # 11,500; a layer's copies before its products
-    "studies": 10_780,  # 7,500; hit rates without costs; long contexts and prompts of public rows
+    "studies": 10_785,  # 7,500; hit rates without costs; long contexts and prompts of public rows
     "trace": 9_856,  # 7,200; imports of any table or JSON and of counts; lifts; depth, workloads, prompts; rates no set has
     "live": 6_105,  # 5,400; windows of layers; experts of three sizes
     "plots": 5_397,  # 4,300
@@ -24,7 +24,7 @@ LINES = {  # what a package may have today; behind it what it is to come down to
     "api": 1_235,  # what real speeds to expect; engines
     "recorder": 3_433,
     "metrics": 3_058,  # 2,600
-    "hardware": 3_359,  # with model 4,000; layers whose operations are not known are named; read rates by size; engine profiles
+    "hardware": 3_360,  # with model 4,000; layers whose operations are not known are named; read rates by size; engine profiles
     "model": 2_924,  # any config.json and GGUF header, layer by layer; other spellings of keys, caches that layers share
     "engine": 2_716,  # 1,800
     "core": 2_043,  # 1,100
@@ -32,7 +32,7 @@ LINES = {  # what a package may have today; behind it what it is to come down to
     "report": 892,
     TOP: 995,  # nearest names
     CPP: 6_050,  # 5,600
-    TESTS: 57_210,  # 42,000; an architecture with recorded routing a row; long contexts; engine profiles
+    TESTS: 57_246,  # 42,000; an architecture with recorded routing a row; long contexts; engine profiles
 }
 
 

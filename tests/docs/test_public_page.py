@@ -42,7 +42,11 @@ MACHINES = [
 ]  # fmt: skip
 GROUPS = [
     "machines with a measured memory rate", "of these, well described", "of these, all experts on the GPU", "of these, mixed",
-    "of these, all on the CPU", "machines without", "prompts",
+    "of these, all on the CPU", "machines without",
+]  # fmt: skip
+PROMPTED = [
+    "rtx5070ti-ryzen9800x3d", "ryzen-ai-max-395", "rx6700xt-ryzen5800x", "gtx1060-i5-7600k", "rtxa1000-i9-9900t",
+    "rx9070xt-8core",
 ]  # fmt: skip
 AFTER = [
     "machines with a measured memory rate", "of these, inside the sweep", "the same, by a straight line through its ends",
@@ -117,6 +121,7 @@ TABLES = {
     "figures": figures_table(),
     "worst": worst_table(),
     "sweeps": sums(groups(SWEEPS), [*GROUPS, *MACHINES]),
+    "prompts": sums(groups(SWEEPS), ["prompts", *(f"prompts, {name}" for name in PROMPTED)]),
     "identified": sums(identified_groups(IDENTIFIED), [*AFTER, "gtx1060-i5-7600k"]),
     "choices": choices_table(),
 }

@@ -321,3 +321,30 @@ def test_a_cpu_alone_has_no_engine_of_gpus():
     with pytest.raises(HardwareError, match="expected one that runs on cpu, as the machine does, got vllm"):
         load_hardware("ryzen5900x", engine="vllm")
     assert load_hardware("ryzen5900x", engine="llama.cpp").devices["cpu0"].operation_us == Fraction("1.125")
+
+
+def test_the_guide_has_the_numbers_of_the_profiles():
+    page = (Path(__file__).parents[2] / "docs" / "guide" / "engines.md").read_text(encoding="utf-8")
+    found = []
+    for engine in engine_profiles():
+        for block in engine.costs:
+            if block.when.build:
+                continue
+            found += [f"{block.gpu.operation_us.value:g} us"] if block.gpu.operation_us else []
+            found += [f"{float(f'{block.gpu.token_us.value / 1000:.2g}'):g} ms"] if block.gpu.token_us else []
+            if block.to_gpu_us and block.to_host_us and block.to_gpu_us.value:
+                found.append(f"{round(block.to_gpu_us.value + block.to_host_us.value)} us")
+            found += [f"{block.gpu.flops_share.value:g}"] if block.gpu.flops_share else []
+    assert len(found) > 30 and not [number for number in found if number not in page]
+
+
+def test_another_name_of_an_engine_is_that_engine(tmp_path: Path):
+    """A machine that names ik_llama.cpp keeps its own numbers under a policy of llama.cpp."""
+    path = tmp_path / "box.yaml"
+    own = {"gpu0": {"operation_us": number(4)}}
+    path.write_text(
+        yaml.safe_dump(
+            {"name": "box", "base": "ryzen7950x-rtx4080", "description": "A test.", "engine": "ik_llama.cpp", "devices": own}
+        )
+    )
+    assert load_hardware(path, engine="llama.cpp").devices["gpu0"].operation_us == 4

@@ -364,6 +364,8 @@ def test_each_placement_has_the_costs_of_its_engine(eager: Advice):
         name = one.candidate.policy["name"]
         engine = engines.get(name, "")
         assert (f"costs of {engine} (cuda linux)" in one.notes) if engine else "costs of " not in one.notes, name
+        words = eager.found.machines[one.candidate].machine.get("engine", "")  # what the interval goes by
+        assert words.startswith(f"{engine} (") if engine else not words
         seen.add(engine)
     assert {"", "llama.cpp"} <= seen
     assert eager.best.candidate.gpu_experts > 0
@@ -378,6 +380,8 @@ def test_an_engine_that_the_machine_cannot_run_is_left_out(trace: str):
     assert {one.candidate.kind for one in found.runnable} <= OF_LLAMA_CPP
     assert "got ktransformers, which runs on cuda" in found.found.no_fit["expert-set"]
     assert all("(vulkan linux)" in one.notes for one in found.runnable)
+    assert {command.engine for one in found.runnable for command in one.commands} <= {"llama.cpp", "llama.cpp expert cache"}
+    assert "got vllm, which runs on cuda, hip" in found.found.no_fit["all-gpu"]
 
 
 OF_LLAMA_CPP = {"expert-layers", "whole-layers", "all-gpu", "llama-cpp-fit", "llama-cpp-cache", "llama-cpp-class-lru"}

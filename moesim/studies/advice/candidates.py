@@ -52,10 +52,11 @@ class Family:
 
 def families_of(setting: Setting, *, counted: bool) -> list[Family]:
     """List families that a machine allows; some need activations ``counted`` before."""
-    whole = {"name": "all-gpu", "engine": "llama.cpp" if why_not("vllm", setting.hardware) else "vllm"}
-    families = [Family("all-gpu", lambda number: whole, 0, 0, 1, True)]
+    no_vllm = why_not("vllm", setting.hardware)
+    whole = {"name": "all-gpu", "engine": "llama.cpp" if no_vllm else "vllm"}
     if not setting.host_computes:  # no processor next to the accelerator
-        return families
+        return [Family("all-gpu", lambda number: whole, 0, 0, 1, True)]
+    families = [Family("all-gpu", lambda number: whole, 0, 0, 1, True, never=no_vllm or "")]  # llama.cpp: expert-layers 0
     model = setting.model
     n_layers, first, last = len(model.blocks), model.positions[0], model.positions[-1]
     families += [

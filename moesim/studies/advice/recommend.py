@@ -127,7 +127,7 @@ def _shares(limits: Limits, setting: Setting) -> dict[str, float]:
 def _judge(one: Candidate, best: Candidate, found: Found, setting: Setting) -> Judged:
     rows = found.final[one]
     speeds, bests = [speed(row) for row in rows], [speed(row) for row in found.final[best]]
-    costs = shipped().factors(setting.hardware, _shares(found.limits[one], setting))
+    costs = shipped().factors(found.machines[one], _shares(found.limits[one], setting))
     middle, ratios = mean(speeds, LEVEL), found.crossed.get(one, ())
     crossed = max(ratios, key=lambda ratio: abs(math.log(ratio)), default=None)
     low, high = interval(middle, costs, crossed or 1.0)

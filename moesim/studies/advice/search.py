@@ -20,6 +20,7 @@ from moesim.experiment.resolve import Experiment, written_key
 from moesim.experiment.runner import Examine
 from moesim.experiment.sweep import RunSpec
 from moesim.experiment.workers import Workers
+from moesim.hardware import HardwareProfile
 from moesim.metrics.outcome import Outcome
 from moesim.policies.registry import make_policy
 from moesim.studies.advice.candidates import (
@@ -78,6 +79,7 @@ class Found:
     # speeds of the finalists on each other routing over those on this one
     crossed: dict[Candidate, tuple[float, ...]] = field(default_factory=dict)
     limits: dict[Candidate, Limits] = field(default_factory=dict)  # what limits each finalist, on the last group of requests
+    machines: dict[Candidate, HardwareProfile] = field(default_factory=dict)  # of each finalist: with its engine's costs
 
     def ranked(self, runnable: bool) -> list[Candidate]:
         """Sort finalists, fastest first over all requests; of equals the sooner first token."""
@@ -260,7 +262,7 @@ class Search:
         whole = [as_asked and group == last and decode(one) == self._all(one) for one, group, *_ in runs]
         for examine, wanted in ((limits_of, True), (None, False)):
             part = [run for run, is_whole in zip(runs, whole, strict=True) if is_whole == wanted]
-            for (one, group, *_), outcome in zip(part, self._run([run[2:] for run in part], examine), strict=True):
+            for (one, group, _, spec), outcome in zip(part, self._run([run[2:] for run in part], examine), strict=True):
                 if outcome.failure is not None:
                     self.found.failed[one.title] = " ".join(str(outcome.failure).split())
                     continue
@@ -269,7 +271,7 @@ class Search:
                 row["costs_measured"] = costs is not None and all(cost["source"] == "measured" for cost in costs.values())
                 done.setdefault(one, []).append(row)
                 if examine is not None:
-                    self.found.limits[one] = outcome.found
+                    self.found.limits[one], self.found.machines[one] = outcome.found, spec.hardware
         in_order = {one: sorted(rows, key=lambda row: int(str(row["group"]))) for one, rows in done.items()}
         return {one: rows for one in candidates if len(rows := in_order.get(one, [])) == len(traces)}
 

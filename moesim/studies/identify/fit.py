@@ -285,11 +285,13 @@ class Told(Protocol):
 class Problem:
     """Some rows of a predictor with the covariance of all, and the priors; Student's t if `freedom` is finite."""
 
-    def __init__(self, told: Told, rows: list[int], covariance: Vector, *, soft: bool = False, freedom: float = math.inf) -> None:
-        self.predictor = told
+    def __init__(
+        self, predictor: Told, rows: list[int], covariance: Vector, *, soft: bool = False, freedom: float = math.inf
+    ) -> None:
+        self.predictor = predictor
         self.rows = rows
         self.whiten = np.linalg.inv(np.linalg.cholesky(covariance[np.ix_(rows, rows)]))
-        self.priors = told.priors
+        self.priors = predictor.priors
         self.freedom = freedom
         self.soft = soft
 
