@@ -321,6 +321,7 @@ def _run(
     notes += [*([] if execution.measured else costs.notes()), *execution.notes()]
     if "scores-or-weights" in policy.needs and trace.recorded_scores is None:
         notes.append("scores of the chosen experts only")
+    notes += idle_gpus(metrics, machine)
     varied = _varied(inputs, spec, machine, execution, done)
     notes += [str(varied.pop("varied"))] if varied.get("varied") else []
     row: dict[str, Value] = {
@@ -416,6 +417,16 @@ def _carry_out(
     metrics = spec.metrics(found.summary, workload)
     kept = None if first is None else first.of(records) if in_pieces else records
     return _Done(policy, costs, slots, placed[0], kept, split, frozenset(found.activities), metrics, sources.labels)
+
+
+def idle_gpus(metrics: Mapping[str, Value], machine: Machine) -> list[str]:
+    """Name the GPUs of a machine with several that compute, send and receive nothing in a run."""
+    gpus = [name for name, kind in machine.kinds.items() if kind == "gpu"]
+    used = {
+        place for name in machine.links for place in name.split("->")
+        if metrics[f"utilisation.{name}"] or metrics[f"control_utilisation.{name}"]
+    } | {name for name in gpus if metrics[f"utilisation.{name}"]}  # fmt: skip
+    return [f"{name} is idle (this is the speed without it)" for name in gpus if len(gpus) > 1 and name not in used]
 
 
 def notes_of(spec: RunSpec, trace: Trace, workload: Workload, *, assumes_memory: bool, signals: frozenset[str]) -> list[str]:
