@@ -19,7 +19,7 @@ LINES = {  # what a package may have today; behind it what it is to come down to
     "trace": 9_856,  # 7,200; imports of any table or JSON and of counts; lifts; depth, workloads, prompts; rates no set has
     "live": 6_105,  # 5,400; windows of layers; experts of three sizes
     "plots": 5_397,  # 4,300
-    "experiment": 4_829,  # 3,300; routing that nobody recorded, with its range; names of its limits; whose software costs; GPUs that a policy leaves idle
+    "experiment": 4_829,  # 3,300; routing nobody recorded, with its range; names of its limits; whose software costs; idle GPUs
     "cli": 3_628,  # with api 4,000; --axes of trace import, --counts of trace calibrate; trace caches, --hit-rate; engines
     "api": 1_235,  # what real speeds to expect; engines
     "recorder": 3_433,
