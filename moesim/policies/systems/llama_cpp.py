@@ -9,6 +9,9 @@ fits (``llama-cpp-fit``).
 | n_cpu_moe | - | experts of the first m layers on the CPU, attention and shared experts on the GPU; ``--cpu-moe``: of all | the same |
 | neither given | - | everything on the GPU, or ``llama-cpp-fit`` | n_cpu_moe such that the rest fits the slots |
 | layer numbers | - | all layers count, dense ones and those between layers with experts too | the same; leading dense layers form one part: on the GPU if all are; a later one follows the next layer with experts |
+| several GPUs | - | layers, the output one more, in contiguous parts proportional to ``--tensor-split``, else to free memory | the same; with neither number given, by bytes in proportion to memory [choice] |
+| experts on the CPU, several GPUs | - | attention stays on the layer's GPU; for large batches all are copied to the first GPU | the same |
+| from GPU to GPU | - | the hidden state is copied, by peer access or through the host | as the links go: through the host without one between GPUs |
 | large batches | - | from 32 rows on used experts of CPU layers are copied, computed on the GPU and forgotten | ``op_offload``, ``op_offload_min_rows`` |
 | large batches in ik_llama.cpp | - | only if rows x top-k >= 32 x experts (PR #520); by bytes of a weight instead of 32 (#1813) | ``op_offload_rule: rows-per-expert``; ``op_offload_per_byte`` |
 | large batches: order | - | all inputs of a split are copied before it is computed, into a buffer for all of a layer's experts | the same |
@@ -21,15 +24,16 @@ fits (``llama-cpp-fit``).
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import accumulate
-from math import ceil
+from math import ceil, inf
 from types import MappingProxyType
 from typing import ClassVar, Literal, NamedTuple
 
-from moesim.errors import CapacityError
+from moesim.errors import CapacityError, ConfigError
 from moesim.policies.base import CACHE, STAGING, ForOneUse, cpu_of, gpu_of, slot_bytes, staging_pool
 from moesim.policies.cpu_cache import LLAMA_CPP_PROMPT_ROWS
 from moesim.policies.options import option
@@ -48,6 +52,19 @@ def first_layers_on_gpu(n_layers: int, n_gpu_layers: int | None, n_cpu_moe: int 
     """
     first = 0 if n_gpu_layers is None else min(max(n_layers + 1 - n_gpu_layers, 0), n_layers)
     return first, max(first, min(n_cpu_moe, n_layers))
+
+
+def divided(places: Iterable[float], shares: Sequence[float]) -> list[int]:
+    """Return which of some parts, contiguous and as large as their shares, has each place from 0 to 1.
+
+    Four layers and the output on two GPUs with equal parts, and with three layers for one:
+
+    >>> layers = [layer / 5 for layer in range(5)]
+    >>> divided(layers, [1, 1]), divided(layers, [3, 1])
+    ([0, 0, 0, 1, 1], [0, 0, 0, 0, 1])
+    """
+    *ends, total = accumulate(shares)
+    return [bisect_right(ends, total * place) for place in places]
 
 
 class Fit(NamedTuple):
@@ -138,6 +155,9 @@ class LlamaCpp(ForOneUse):
         "waiting of shared experts on the GPU for the CPU's experts (sequential graph splits)",
         "a part of the dense leading layers on the GPU",
         "overrides of other tensors by a pattern (-ot): the experts of whole layers only",
+        "tensor parallel (--split-mode row or tensor; graph in ik_llama.cpp)",
+        "several GPUs that compute parts of a prompt at the same time (pipeline parallel)",
+        "GPUs of other hosts (RPC)",
         "op_offload: the routed ids are read back before the copies, which waits for the GPU",
     )
 
@@ -149,6 +169,13 @@ class LlamaCpp(ForOneUse):
         "The first so many layers have their experts on the CPU, dense layers counted. None: no layer if ``n_gpu_layers`` is given, "
         "else as few layers as leave experts that fit the cache slots.",
         ge=0,
+    )
+    split_mode: Literal["layer", "none"] = option(
+        "layer",
+        "Several GPUs of a host: layers divided among all, or the compute device alone. Tensor parallel is not simulated.",
+    )
+    tensor_split: list[float] | None = option(
+        None, "Parts of the layers for each GPU; those left out get none. None: in proportion to memory, see above."
     )
     op_offload: bool = option(True, "Copy the experts of CPU layers to the GPU for larger batches.")
     op_offload_rule: Literal["rows", "rows-per-expert"] = option(
@@ -170,14 +197,22 @@ class LlamaCpp(ForOneUse):
         parts = {(part, layer): cpu for layer in range(first_dense) for part in LAYER_PARTS}
         if model.leading and not whole:
             parts["leading", -1] = cpu
-        placement = self._placed(view, range(first_expert, model.n_layers))
         offloaded = dict.fromkeys(parts, self._gpu) if self.op_offload else {}
         if self.n_gpu_layers == 0:
             parts["head", -1] = cpu
+        there = {(part, layer): gpu for layer, gpu in self._at.items() for part in LAYER_PARTS} | self._ends
+        parts = {part: gpu for part, gpu in there.items() if gpu != view.compute} | parts
+        placement = self._placed(view, range(first_expert, model.n_layers))
         return replace(placement, parts={**placement.parts, **parts}, offloaded=offloaded, offload_from=self._dense_from)
 
     def _begin(self, view: View, name: str) -> None:
         self._gpu, self._cpu = gpu_of(view, name), cpu_of(view, name)
+        devices = view.costs.hardware.devices
+        host = devices[self._gpu].host
+        others = [gpu for gpu in view.gpus if gpu != self._gpu and devices[gpu].host == host]
+        self._gpus = [self._gpu, *(others if self.split_mode == "layer" else ())]
+        self._at: dict[int, str] = {}  # GPU of each layer with experts, if it is on one other than the first
+        self._ends: dict[tuple[str, int], str] = {}  # and of what comes before and after them
         self._offload_from = self._dense_from = self.op_offload_min_rows
         if self.op_offload_rule == "rows-per-expert":
             model, by_byte = view.model, self.op_offload_per_byte
@@ -191,36 +226,79 @@ class LlamaCpp(ForOneUse):
         """Put the experts of some layers on the GPU, the token embedding on the CPU."""
         gpu, model = self._gpu, view.model
         self._on_gpu = on_gpu
-        n_bytes = model.n_experts * sum(model.expert_bytes(layer) for layer in on_gpu)
-        pools = [Pool(gpu, CACHE, n_bytes)]
+        n_bytes = dict.fromkeys(self._gpus, 0)
+        for layer in on_gpu:
+            n_bytes[self._at.get(layer, gpu)] += model.n_experts * model.expert_bytes(layer)
+        pools = [Pool(name, CACHE, size) for name, size in n_bytes.items()]
         self._awaited: set[int] = set()  # experts of the layer that are on their way to the GPU
         self._waiting: set[int] = set()  # those that run when all of them are there
         if self.op_offload and len(on_gpu) < model.n_layers:
             pools.append(staging_pool(view, gpu, model.n_experts))
         everyone = tuple(range(model.n_experts))
-        return Placement([Copy(layer, everyone, gpu) for layer in on_gpu], pools, {("embedding", -1): self._cpu})
+        copies = [Copy(layer, everyone, self._at.get(layer, gpu)) for layer in on_gpu]
+        return Placement(copies, pools, {("embedding", -1): self._cpu})
 
     def _split(self, view: View) -> tuple[int, int, bool]:
-        """Return the first MoE layer with its dense part, and experts, on the GPU; whether all are."""
-        model = view.model
-        slots = view.cache_slots(self._gpu) // model.n_experts  # in whole layers
+        """Return the first MoE layer with its dense part, and experts, on a GPU, and whether all are; divide layers among GPUs."""
+        model, slots = view.model, view.cache_slots(self._gpu) // view.model.n_experts  # in whole layers
         firsts = first_layers_on_gpu(len(model.blocks), self.n_gpu_layers, self.n_cpu_moe or 0)
         first_dense, first_expert = (bisect_left(model.positions, first) for first in firsts)
-        if self.n_gpu_layers is None and self.n_cpu_moe is None:
-            first_expert = max(0, model.n_layers - slots)
-        asked = model.n_layers - first_expert
+        filled = self.n_gpu_layers is None and self.n_cpu_moe is None
+        if filled:
+            first_expert = max(0, model.n_layers - slots * len(self._gpus))
+        self._divide(view, firsts[0], first_expert if filled else None)
+        while filled and self._fullest(view, first_expert)[1] > slots:
+            first_expert += 1
+            self._divide(view, firsts[0], first_expert)
+        gpu, asked = self._fullest(view, first_expert)
         if asked > slots:
             raise CapacityError(
-                f"policy llama-cpp on {self._gpu}: expected experts of at most {slots} layers, as the cache slots allow, "
+                f"policy llama-cpp on {gpu}: expected experts of at most {slots} layers, as the cache slots allow, "
                 f"got {asked}; raise cache.ratio to {asked}/{model.n_layers}, lower n_gpu_layers or raise n_cpu_moe"
             )
         return first_dense, first_expert, not firsts[0]
+
+    def _fullest(self, view: View, first_expert: int) -> tuple[str, int]:
+        """Return the GPU with the experts of most layers, and of how many."""
+        layers = Counter(self._at.get(layer, self._gpu) for layer in range(first_expert, view.model.n_layers))
+        return (layers.most_common(1) or [(self._gpu, 0)])[0]
+
+    def _divide(self, view: View, first: int, first_expert: int | None) -> None:
+        """Divide the layers from ``first`` on among the GPUs: by number, or with a first layer with experts there by bytes."""
+        if len(self._gpus) == 1:
+            return
+        model, shares = view.model, self._shares(view)
+        if self.tensor_split is not None or first_expert is None:
+            n = len(model.blocks) + 1 - first
+            at = [self._gpus[i] for i in divided((layer / n for layer in range(n)), shares)]
+            self._at = {layer: at[block - first] for layer, block in enumerate(model.positions) if block >= first}
+        else:
+            sizes = [sum(model.part_bytes(part, layer) for part in LAYER_PARTS) for layer in range(model.n_layers)]
+            for layer in range(first_expert, model.n_layers):
+                sizes[layer] += model.n_experts * model.expert_bytes(layer)
+            middles = [end - size / 2 for end, size in zip(accumulate(sizes), sizes, strict=True)]
+            at = [self._gpus[i] for i in divided((middle / sum(sizes) for middle in middles), shares)]
+            self._at = dict(enumerate(at))
+        self._ends = {("leading", -1): at[0], ("head", -1): at[-1]}
+
+    def _shares(self, view: View) -> Sequence[float]:
+        """Return the share of each GPU: those asked for, or its memory without the software's."""
+        split, n = self.tensor_split, len(self._gpus)
+        if split is None:
+            devices = [view.costs.hardware.devices[gpu] for gpu in self._gpus]
+            return [max(1, device.memory_bytes - device.workspace_bytes) for device in devices]
+        if len(split) > n or not all(0 <= share < inf for share in split) or not any(split):
+            raise ConfigError(
+                f"policy llama-cpp: tensor_split: expected at most {n} numbers of at least 0 and not all 0, as this host has {n} "
+                f"GPUs ({', '.join(self._gpus)}), got {split}"
+            )
+        return [*split, *[0.0] * (n - len(split))]
 
     def on_routed(self, event: Routed, view: View) -> Iterable[Action]:
         """Run experts where they are, or copy them first if there are many rows."""
         layer = event.layer
         if layer in self._on_gpu:
-            return (Run(layer, event.active, self._gpu),)
+            return (Run(layer, event.active, self._at.get(layer, self._gpu)),)
         if self.op_offload and len(event.experts) >= self._offload_from:
             absent = [expert for expert in event.active if not view.is_resident(layer, expert, self._gpu)]
             self._awaited.update(absent)
@@ -260,6 +338,8 @@ class LlamaCppFit(LlamaCpp):
 
     n_gpu_layers = None
     n_cpu_moe = None
+    split_mode = "none"
+    tensor_split = None
 
     def place(self, view: View) -> Placement:
         self._begin(view, "llama-cpp-fit")
