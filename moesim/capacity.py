@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from moesim.core.units import format_memory
 from moesim.errors import CapacityError, PolicyError, unknown_name, unknown_width
@@ -187,16 +187,52 @@ def required_bytes(
     for name, device in hardware.devices.items():
         add(name, "workspace", device.workspace_bytes)
         if name in hardware.backing:
-            add(name, "experts", model.experts_bytes_total)
+            add(
+                name,
+                "experts",
+                model.experts_bytes_total - (0 if device.role == "storage" else _elsewhere(model, hardware, placement)),
+            )
     return need
 
 
-def check_capacity(needed: Mapping[str, Mapping[str, int]], hardware: HardwareProfile, policy_name: str) -> None:
+def _elsewhere(model: ModelSpec, hardware: HardwareProfile, placement: Placement) -> int:
+    """Count the bytes of experts that backing devices need not keep, since a copy is elsewhere."""
+    if placement.host_experts == "all":
+        return 0
+    full = [copy for copy in placement.copies if copy.bits in (None, model.expert_bits) and copy.device not in hardware.backing]
+    units = {(copy.layer, expert) for copy in full for expert in copy.experts}
+    return sum(model.expert_bytes(layer) for layer, _ in units)
+
+
+PAGED: Final = 0.1
+"""Share of what a host must hold that it may lack where experts are pages of a file: beyond it, a speed without reading them is
+no prediction (an assumption)."""
+
+
+def lacking(needed: Mapping[str, int], capacity: int, placement: Placement) -> int:
+    """Return the bytes of mapped experts that a host has no room for; 0 if all fits, or if too much is lacking."""
+    total = sum(needed.values())
+    few = placement.host_experts == "mapped" and "experts" in needed and total - capacity <= PAGED * total
+    return max(0, total - capacity) if few else 0
+
+
+def paging_note(model: ModelSpec, name: str, needed: Mapping[str, int], lacks: int) -> str:
+    """Describe a host that lacks some bytes of mapped experts: what a token reads again if experts are used alike."""
+    whole, a_token = sum(needed.values()), lacks * model.top_k // model.n_experts
+    return (
+        f"{name} lacks {format_memory(lacks)} of {format_memory(whole)}: the system drops pages of the model's file and reads "
+        f"about {format_memory(a_token)} a token again; this speed leaves that out"
+    )
+
+
+def check_capacity(
+    needed: Mapping[str, Mapping[str, int]], hardware: HardwareProfile, placement: Placement, policy_name: str
+) -> None:  # fmt: skip
     """Raise CapacityError if a device is too small for what it must hold."""
     for name, purposes in needed.items():
         total = sum(purposes.values())
         capacity = hardware.devices[name].memory_bytes
-        if total > capacity:
+        if total > capacity and not lacking(purposes, capacity, placement):
             parts = ", ".join(f"{k} {format_memory(v)}" for k, v in sorted(purposes.items(), key=lambda p: -p[1]))
             raise CapacityError(
                 f"{name} of {hardware.name}: needs {format_memory(total)}, has {format_memory(capacity)}: {parts}; "

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -277,6 +277,9 @@ class Placement:
         layers is not copied. Parts are named as in ``parts``, but not `KV`.
     offload_from : int
         Rows of its largest micro-batch from which on a step is large.
+    host_experts : {"all", "others", "mapped"}
+        Experts that backing devices keep in memory: all, or those without a copy elsewhere at the start, which must then not
+        run there; ``"mapped"``: the others, in pages of a file that the system can drop and read again. Disks keep all.
     """
 
     copies: Sequence[Copy] = ()
@@ -288,6 +291,7 @@ class Placement:
     stream_depth: int = 0
     offloaded: Mapping[tuple[str, int], str] = field(default_factory=dict)
     offload_from: int = 1
+    host_experts: Literal["all", "others", "mapped"] = "all"
 
 
 # --------------------------------------------------------------------------------------------------- view and policy

@@ -58,11 +58,11 @@ def place(state: State) -> list[Placed]:
         state.kv_layers.setdefault(name, []).append(layer)
     needed = required_bytes(model, hardware, state.workload.peak_kv_tokens, placement, state.workload.peak_requests)
     if placement.enforce_capacity:
-        check_capacity(needed, hardware, state.policy_name)
+        check_capacity(needed, hardware, placement, state.policy_name)
     for name, device in state.devices.items():
         memory = device.memory
         if placement.enforce_capacity:
-            memory.spare = memory.capacity - sum(needed[name].values())
+            memory.spare = max(0, memory.capacity - sum(needed[name].values()))
         else:
             memory.capacity = memory.spare = sys.maxsize
         memory.used = memory.peak = sum(v for k, v in needed[name].items() if k in FIXED)

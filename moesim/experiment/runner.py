@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from moesim.capacity import required_bytes
+from moesim.capacity import lacking, paging_note, required_bytes
 from moesim.core.processes import paused
 from moesim.core.units import format_memory
 from moesim.engine import chosen, empty_view, simulate
@@ -321,7 +321,7 @@ def _run(
     notes += [*([] if execution.measured else costs.notes()), *execution.notes()]
     if "scores-or-weights" in policy.needs and trace.recorded_scores is None:
         notes.append("scores of the chosen experts only")
-    notes += idle_gpus(metrics, machine)
+    notes += [*idle_gpus(metrics, machine), *_paging(spec, workload, done.placement)]
     varied = _varied(inputs, spec, machine, execution, done)
     notes += [str(varied.pop("varied"))] if varied.get("varied") else []
     row: dict[str, Value] = {
@@ -427,6 +427,15 @@ def idle_gpus(metrics: Mapping[str, Value], machine: Machine) -> list[str]:
         if metrics[f"utilisation.{name}"] or metrics[f"control_utilisation.{name}"]
     } | {name for name in gpus if metrics[f"utilisation.{name}"]}  # fmt: skip
     return [f"{name} is idle (this is the speed without it)" for name in gpus if len(gpus) > 1 and name not in used]
+
+
+def _paging(spec: RunSpec, workload: Workload, placement: Placement) -> list[str]:
+    """Name the hosts that lack a little memory for experts that are mapped from a file."""
+    if placement.host_experts != "mapped" or not placement.enforce_capacity:
+        return []
+    need = required_bytes(spec.model, spec.hardware, workload.peak_kv_tokens, placement, workload.peak_requests)
+    found = {name: lacking(needed, spec.hardware.devices[name].memory_bytes, placement) for name, needed in need.items()}
+    return [paging_note(spec.model, name, need[name], lacks) for name, lacks in found.items() if lacks]
 
 
 def notes_of(spec: RunSpec, trace: Trace, workload: Workload, *, assumes_memory: bool, signals: frozenset[str]) -> list[str]:

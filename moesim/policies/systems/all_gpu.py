@@ -44,6 +44,7 @@ class AllGpu(PolicyBase):
             pools=[Pool(gpu, CACHE, size) for gpu, size in n_bytes.items()],
             parts=parts | ends if self.gpus == "all" else {},
             enforce_capacity=not self.assume_fits,
+            host_experts="others",
         )
 
     def on_routed(self, event: Routed, view: View) -> Iterable[Action]:

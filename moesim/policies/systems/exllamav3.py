@@ -157,7 +157,8 @@ class Exllamav3(ForOneUse):
         if self._streams:
             pools.append(Pool(gpu, STAGING, RING_SLOTS * ring * largest))
         copies = [Copy(layer, on, gpu) for layer, on in enumerate(chosen) if on]
-        return Placement(copies, pools, {("embedding", -1): self._cpu})
+        kept: Literal["all", "others"] = "others" if self.cpu_layers else "all"
+        return Placement(copies, pools, {("embedding", -1): self._cpu}, host_experts=kept)
 
     def _on_whole_layers(self, view: View) -> list[list[int]]:
         model, slots = view.model, view.cache_slots(self._gpu)

@@ -18,6 +18,7 @@ fits (``llama-cpp-fit``).
 | large batches: other weights | - | copied to the GPU for each use; attention follows them | the same, but not the output layer; attention reads a copy of the KV cache in prefill, and runs where the cache is while decoding [choice] |
 | prompts | - | micro-batches of 512 rows (``--ubatch-size``) | the same, or ``prefill_chunk`` |
 | overlap of CPU and GPU | - | none within a token | none between dense part and experts; shared experts may overlap |
+| host memory | - | experts on the CPU, mapped from the file; pages of those on the GPU can go | the same; a host that lacks up to a tenth gets a warning [choice] |
 | token embedding | - | on the CPU | the same |
 | cache | HybriMoE's table says LFU | none | none |
 """
@@ -236,7 +237,7 @@ class LlamaCpp(ForOneUse):
             pools.append(staging_pool(view, gpu, model.n_experts))
         everyone = tuple(range(model.n_experts))
         copies = [Copy(layer, everyone, self._at.get(layer, gpu)) for layer in on_gpu]
-        return Placement(copies, pools, {("embedding", -1): self._cpu})
+        return Placement(copies, pools, {("embedding", -1): self._cpu}, host_experts="mapped")
 
     def _split(self, view: View) -> tuple[int, int, bool]:
         """Return the first MoE layer with its dense part, and experts, on a GPU, and whether all are; divide layers among GPUs."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from moesim.capacity import required_bytes
+from moesim.capacity import lacking, required_bytes
 from moesim.errors import InputError
 from moesim.experiment.runner import initial_placement, slots_within
 from moesim.hardware.costs import CostModel
@@ -14,10 +14,6 @@ from moesim.hardware.engines import why_not
 from moesim.policies.registry import make_policy
 from moesim.studies.advice.question import PREFILL_CHUNK, Asked, Routing, Setting
 from moesim.trace.workload import WorkloadSpec, compose
-
-if TYPE_CHECKING:
-    from moesim.policy import Placement
-
 
 PREFILL: Final = "+prefill"
 """Family that does the same, but computes prompts on the GPU, layer by layer."""
@@ -43,7 +39,6 @@ class Family:
     low: int
     high: int
     more: int  # whether a larger number puts more on the GPU, or less
-    frees: bool  # what is on the GPU takes no host memory
     fullest: bool = False  # only the most that fits is tried: speed goes one way, and the least is like that of another family
     like: str = ""  # name of the family whose number it takes; empty: its own is searched
     never: str = ""  # why no engine can do it in this setting; empty if one can
@@ -55,20 +50,19 @@ def families_of(setting: Setting, *, counted: bool) -> list[Family]:
     no_vllm = why_not("vllm", setting.hardware)
     whole = {"name": "all-gpu", "engine": "llama.cpp" if no_vllm else "vllm"}
     if not setting.host_computes:  # no processor next to the accelerator
-        return [Family("all-gpu", lambda number: whole, 0, 0, 1, True)]
-    families = [Family("all-gpu", lambda number: whole, 0, 0, 1, True, never=no_vllm or "")]  # llama.cpp: expert-layers 0
+        return [Family("all-gpu", lambda number: whole, 0, 0, 1)]
+    families = [Family("all-gpu", lambda number: whole, 0, 0, 1, never=no_vllm or "")]  # llama.cpp: expert-layers 0
     model = setting.model
     n_layers, first, last = len(model.blocks), model.positions[0], model.positions[-1]
     families += [
-        Family("expert-layers", lambda n: {"name": "llama-cpp", "n_cpu_moe": n}, first, last + 1, -1, True),
-        Family("whole-layers", lambda n: {"name": "llama-cpp", "n_gpu_layers": n}, 0, n_layers + 1, 1, True),
+        Family("expert-layers", lambda n: {"name": "llama-cpp", "n_cpu_moe": n}, first, last + 1, -1),
+        Family("whole-layers", lambda n: {"name": "llama-cpp", "n_gpu_layers": n}, 0, n_layers + 1, 1),
         Family(
             "exllamav3-layers",
             lambda n: {"name": "exllamav3", "cpu_layers": n},
             1,
             model.n_layers,
             -1,
-            True,
             kv_page=EXLLAMAV3_PAGE,
         ),
         Family(
@@ -77,7 +71,6 @@ def families_of(setting: Setting, *, counted: bool) -> list[Family]:
             1,
             model.n_experts - 1,
             -1,
-            False,
             kv_page=EXLLAMAV3_PAGE,
         ),
     ]
@@ -96,7 +89,7 @@ def _kt_kernel(name: str, strategy: str, setting: Setting) -> list[Family]:
         written = {"name": "kt-expert", "strategy": strategy, **options}
         like, never = (name, NOT_SHARED) if adds else ("", "")
         never = "" if shared_method(setting) else never
-        return Family(name + adds, lambda n: {**written, "gpu_experts": n}, low, high, 1, False, front, like, never)
+        return Family(name + adds, lambda n: {**written, "gpu_experts": n}, low, high, 1, front, like, never)
 
     found = [family("", 1, some) if front else family("", 0, some + 1)]
     if (rows := threshold(setting.asked)) is not None:
@@ -127,7 +120,6 @@ class Shipped:
     policy: Mapping[str, Any]  # as in an experiment
     what: str  # where experts are, in words
     margin_bytes: int = 0  # of the GPU's memory, that it leaves free by default
-    frees: bool = False  # what is on the GPU takes no host memory
 
 
 SHIPPED: Final = (
@@ -136,7 +128,6 @@ SHIPPED: Final = (
         {"name": "llama-cpp-fit"},
         "experts of the first layers on the GPU, as many as llama.cpp finds to fit, the others on the CPU",
         margin_bytes=2**30,  # --fit-target is 1024 MiB unless set (ggml-org/llama.cpp, common/fit.cpp at 08033df02c)
-        frees=True,
     ),
     Shipped(
         "llama-cpp-cache",
@@ -290,7 +281,7 @@ class Space:
             )
         except InputError as error:  # too large, or the machine lacks what the policy needs
             return Misfit(True, _short(error))
-        one = self._check(name, None, written, shipped is not None, slots, shipped is not None and shipped.frees, note)
+        one = self._check(name, None, written, shipped is not None, slots, note)
         return replace(one, slots=slots, budget=budget) if isinstance(one, Candidate) else one
 
     def _placed(self, family: Family, number: int) -> Candidate | Misfit:
@@ -298,10 +289,10 @@ class Space:
         if why := family.never or why_not(made.engine, self.setting.hardware):
             return Misfit(True, why)
         units = self.setting.model.n_layers * self.setting.model.n_experts
-        return self._check(family.name, number, family.policy(number), True, units, family.frees, kv_page=family.kv_page)
+        return self._check(family.name, number, family.policy(number), True, units, kv_page=family.kv_page)
 
     def _check(
-        self, name: str, number: int | None, written: Mapping[str, Any], runnable: bool, slots: int, frees: bool, note: str = "",
+        self, name: str, number: int | None, written: Mapping[str, Any], runnable: bool, slots: int, note: str = "",
         kv_page: int = 1,
     ) -> Candidate | Misfit:  # fmt: skip
         setting = self.setting
@@ -312,22 +303,16 @@ class Space:
             )
         except InputError as error:
             return Misfit(True, _short(error))
-        gpu, host = self._needs(placement, frees)
-        gpu += -setting.kv_tokens % kv_page * setting.model.kv_bytes_per_token
+        needed = required_bytes(setting.model, setting.hardware, setting.kv_tokens, placement, setting.asked.batch)
+        needed[setting.gpu]["kv"] = (
+            needed[setting.gpu].get("kv", 0) + -setting.kv_tokens % kv_page * setting.model.kv_bytes_per_token
+        )
+        gpu, host = (sum(needed[name].values()) for name in (setting.gpu, setting.host))
         for what, need, have in ((setting.host, host, setting.ram_bytes), (setting.gpu, gpu, setting.vram_bytes)):
-            if need > have:
+            if need > have and not lacking(needed[what], have, placement):
                 return Misfit(what == setting.gpu, f"needs {gib(need)} on {what}, which has {gib(have)}")
         on_gpu = sum(len(copy.experts) for copy in placement.copies if copy.device == setting.gpu)
         return Candidate(name, number, written, runnable, on_gpu, gpu, host, note)
-
-    def _needs(self, placement: Placement, frees: bool) -> tuple[int, int]:
-        """Bytes on the GPU and on the host, with a KV cache for the whole context."""
-        setting, model = self.setting, self.setting.model
-        need = required_bytes(model, setting.hardware, setting.kv_tokens, placement, setting.asked.batch)
-        gpu, host = sum(need[setting.gpu].values()), sum(need[setting.host].values())
-        if frees:
-            host -= sum(len(copy.experts) * model.expert_bytes(copy.layer) for copy in placement.copies)
-        return gpu, host
 
     def _costs(self, policy: Any) -> CostModel:
         own = policy.transfer(self.setting.model) if hasattr(policy, "transfer") else None

@@ -112,13 +112,8 @@ def look_up(asked: Asked, folder: Path) -> Setting:
         raise CapacityError(
             f"{PLACE}: --vram: expected more than the {taken} that software takes on {gpu} of {plain.name}, got {got}"
         )
-    # Engines that keep experts on the GPU only need less host memory than the simulator holds ready: what a placement needs there
-    # is checked against --ram by `candidates`, so the simulator gets enough for any.
-    weights = model.experts_bytes_total + model.non_expert_bytes + model.embedding_bytes
-    most = weights + model.all_kv_bytes(context * asked.batch, asked.batch) + plain.devices[host].workspace_bytes
-    simulated = max(plain.devices[host].memory_bytes, most)
     base = dict(asked.hardware) if isinstance(asked.hardware, Mapping) else {"base": str(asked.hardware)}
-    ref = base | {f"devices.{gpu}.memory_bytes": vram, f"devices.{host}.memory_bytes": simulated}
+    ref = base | {f"devices.{gpu}.memory_bytes": vram, f"devices.{host}.memory_bytes": ram}
     hardware = load_hardware(ref, f"{PLACE}: --hardware")
     return Setting(
         asked, model, hardware, model_ref, ref, gpu, host, computes, vram, ram, context, plain.devices[gpu].memory_bytes
