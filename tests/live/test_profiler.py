@@ -8,6 +8,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain, count, repeat
 from pathlib import Path
 from queue import SimpleQueue
@@ -17,6 +19,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import typer
+import yaml
 from matplotlib.figure import Figure
 
 pytest.importorskip("torch")
@@ -130,6 +133,45 @@ def test_processors_read_experts_of_three_sizes_as_far_as_memory_allows():
     less = make_plan(TWO_CORES, wanted, mode="quick", budgets={"cpu": room - 1})
     assert [shape.n_bytes for shape in less.wanted[0].sizes] == sizes[:2]
     assert any(note.startswith("no experts of ") and "--memory" in note for note in less.notes)
+
+
+def test_what_finds_no_time_is_left_out_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    clock = Clock()
+    monkeypatch.setattr("moesim.live.profiler.samples.time", clock)
+    ready = prepared(tmp_path, models=(tiny(), replace(tiny(), name="second", hidden=256)))
+    blocks = sorted(ready.plan.blocks, key=lambda block: block.name == "model second")
+    ready = replace(ready, plan=replace(ready.plan, blocks=tuple(blocks)))
+
+    class Slow(FakeBench):
+        def prepare(self, probes: Sequence[Probe]) -> None:
+            super().prepare(probes)
+            clock.advance(10**12 * any(probe.subject == "second" for probe in probes))
+
+    [path] = measure(ready, bench=Slow(), progress=False, until=clock.monotonic() + 100)
+    parts = {part["model"] for part in yaml.safe_load(path.read_text())["devices"]["core0"]["parts"]}
+    report = json.loads((tmp_path / "mine" / "measurement.json").read_text())
+    assert parts == {"tiny"} == set(report["models"])
+    assert "no time was left for all of: model second" in report["notes"]
+    with pytest.raises(ConfigError, match=r"expected time for copies and a model, got too little for .*copies"):
+        measure(prepared(tmp_path, name="none"), bench=FakeBench(), progress=False, until=0.0)
+
+
+def test_a_pair_of_a_size_copies_as_many_bytes(tmp_path: Path):
+    plan = prepared(tmp_path).plan
+    sized, own = Probe("pair", "core0.experts", "core1->core0", size=3 * 2**18, unit="bytes"), probes.pair_copy
+    assert plan.needs([sized]).copies == {"core0": 3 * 2**18, "core1": 3 * 2**18}
+    assert set(plan.needs([replace(sized, unit="runs")]).copies.values()) == {own(plan.wanted[0].shapes[0])}
+
+
+def test_arenas_stay_page_locked_as_long_as_they_live(monkeypatch: pytest.MonkeyPatch):
+    locked: set[int] = set()
+    status = SimpleNamespace(cudaHostRegister=lambda pointer, *_: locked.add(pointer) or 0, cudaHostUnregister=locked.discard)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.cudart", lambda: status)
+    arena = Machine().arena(2**20, "cpu", 0, pinned=True)
+    assert locked == {arena.part(0, 2**20).data_ptr()}
+    del arena
+    assert not locked
 
 
 def test_several_precisions_are_several_shapes():

@@ -82,6 +82,14 @@ def test_in_batches(name: str, equal: bool) -> None:
             np.testing.assert_allclose(rows.scores.astype(float), alone.signals[signal].scores.astype(float), atol=2e-3)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_recording_on_a_gpu_is_that_by_hand(name: str) -> None:
+    plan = Plan(batch_size=3, scores=True, n_inputs=None, signals=SIGNALS)
+    for recording in record_requests(copy.deepcopy(tiny(name)).to("cuda"), PROMPTS, N_DECODE, plan=plan):
+        check_by_hand(name, recording)
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_tokens_are_those_of_the_model_without_a_recorder(name: str) -> None:
     model = tiny(name)

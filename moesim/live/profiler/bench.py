@@ -116,7 +116,8 @@ class Arena:
 
     def __init__(self, n_bytes: int, place: str, seed: int, *, pinned: bool = False) -> None:
         self.n_bytes = n_bytes
-        self._flat = Buffers(1, self.n_bytes, place, pinned=pinned)[0]
+        self._buffers = Buffers(1, self.n_bytes, place, pinned=pinned)  # page-locked as long as it lives
+        self._flat = self._buffers[0]
         tile(self._flat, byte_block(generator(seed)))  # pages that were never written are all the same one
 
     def part(self, turn: int, n_bytes: int) -> Any:
@@ -481,14 +482,15 @@ class RealBench:
         gpu = next((device.place for device in self._devices.values() if device.kind == "gpu"), "cpu")
         return copy_maker(origin, target, size, self._machine.streams(gpu, CHUNKS) if variant == "chunked" else None)
 
-    def _activity(self, activity: str) -> tuple[Any, Maker]:
+    def _activity(self, activity: str, pair: Probe | None = None) -> tuple[Any, Maker]:
         """Return the worker of a pair's activity, and the maker of its calls (weights read)."""
         wanted = self._plan.wanted[0]
         shape = wanted.shapes[0]
         if activity in self._links:
             ends = [self._devices[end].place for end in self._links[activity].ends]
             kind = ("disk_read" if ends[0] == "disk" else "disk_write") if "disk" in ends else "copy"
-            return self._carrier(activity), self._copy(activity, kind, "pinned", pair_copy(shape))
+            variant = pair.variant if pair is not None and pair.variant else "pinned"
+            return self._carrier(activity), self._copy(activity, kind, variant, pair_copy(shape, pair))
         name, _, what = activity.partition(".")
         device = self._devices[name]
         if what == "experts":
@@ -502,7 +504,7 @@ class RealBench:
         """Run a probe once, and return about how long that took, in us."""
         if probe.kind in ("pair", "power", "runtime"):
             for activity in (probe.device, probe.subject) if probe.kind == "pair" else ():
-                worker, make = self._activity(activity)
+                worker, make = self._activity(activity, probe)
                 self._run(worker, [make().call])
             return 0.0
         worker, make = self._maker(probe)
@@ -561,13 +563,16 @@ class RealBench:
     def _pair(self, probe: Probe) -> list[Reading]:
         runs = pair_runs(self._plan.mode)
         names = (probe.device, probe.subject)
-        sides = [self._activity(name) for name in names]
+        sides = [self._activity(name, probe) for name in names]
         alone = [self._loop([side], runs)[0] for side in sides]
         together = self._loop(sides, runs)
         readings: list[Reading] = []
         for name, other, apart, beside in zip(names, reversed(names), alone, together, strict=True):
             own = replace(probe, device=name, subject=other)
-            readings += [(replace(own, variant="alone"), apart), (replace(own, variant="together"), beside)]
+            readings += [
+                (replace(own, variant=f"{probe.variant} {how}".strip()), us)
+                for how, us in (("alone", apart), ("together", beside))
+            ]
         return readings
 
     def _loop(self, sides: Sequence[tuple[Any, Maker]], runs: int) -> list[float]:

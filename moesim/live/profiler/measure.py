@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,12 @@ from moesim import __version__
 from moesim.core.files import OutputFolder
 from moesim.core.progress import Progress
 from moesim.core.table import frame_csv
-from moesim.errors import InputError
+from moesim.errors import ConfigError, InputError
 from moesim.hardware import build_profile
 from moesim.live.profiler.bench import Machine, RealBench
 from moesim.live.profiler.figure import draw
 from moesim.live.profiler.fits import fit_all
+from moesim.live.profiler.plan import Plan
 from moesim.live.profiler.profile import Facts, profiles_of
 from moesim.live.profiler.request import Prepared
 from moesim.live.profiler.samples import COMMAND, Bench, Store, sample
@@ -30,7 +33,7 @@ DRIFT = 0.1  # by how much sentinels may differ before a warning
 
 def measure(
     prepared: Prepared, *, bench: Bench | None = None, progress: bool = True,
-    warn: Callable[[str], None] = lambda text: None,
+    warn: Callable[[str], None] = lambda text: None, until: float = math.inf,
 ) -> list[Path]:  # fmt: skip
     """Measure what has been prepared, and write profiles and samples.
 
@@ -44,6 +47,8 @@ def measure(
         Show a bar on a terminal.
     warn : callable
         Gets what the reader of the profile must know.
+    until : float, seconds
+        Of the monotonic clock: what is not measured by then is left out, and models that are not whole.
 
     Returns
     -------
@@ -67,11 +72,12 @@ def measure(
                 bar.describe(text)
                 bar.advance(steps)
 
-            seconds = sample(plan, carrier, store, tell)
+            seconds = sample(plan, carrier, store, tell, until)
     except OSError as error:
         raise InputError(f"profile measure: expected disk and workers to work, got: {error}; the same command goes on") from None
     finally:
         carrier.close()
+    plan = _whole(plan, store)
     samples = store.frame()
     drift = sentinel_drift(samples, plan.repeats)
     for what, found in drift.items():
@@ -82,13 +88,27 @@ def measure(
             )
     for text in plan.notes:
         warn(text)
-    report = _report(prepared, store, drift, seconds, carrier.disk_mode)
+    report = _report(replace(prepared, plan=plan), store, drift, seconds, carrier.disk_mode)
     places = {device.place for device in plan.layout.devices.values()}
     capacities = {place: prepared.machine.capacity_bytes(place, plan.layout.disk) for place in places}
     facts = Facts(request.name, report["date"], prepared.words, capacities, plan.notes)
     paths = write_all(request.out, request.name, profiles_of(samples, plan.layout, plan.wanted, facts), samples, report)
     store.remove()
     return paths
+
+
+def _whole(plan: Plan, store: Store) -> Plan:
+    """Return a plan without the blocks that a store lacks a part of, and their models."""
+    lacking = [b.name for b in plan.blocks if not all(store.has(p, plan.repeats - 1) for p in b.probes)]
+    if not lacking:
+        return plan
+    wanted = tuple(each for each in plan.wanted if f"model {each.model.name}" not in lacking)
+    if not wanted or "copies" in lacking:
+        raise ConfigError(
+            f"profile measure: expected time for copies and a model, got too little for {', '.join(lacking)}; give more"
+        )
+    blocks = tuple(block for block in plan.blocks if block.name not in lacking)
+    return replace(plan, wanted=wanted, blocks=blocks, notes=(*plan.notes, f"no time was left for all of: {', '.join(lacking)}"))
 
 
 def sentinel_drift(samples: pd.DataFrame, repeats: int) -> dict[str, dict[str, Any]]:

@@ -199,7 +199,7 @@ class Probe:
     """One thing of one size whose time is measured."""
 
     # `expert`, `expert_first` (after something else), one of `PARTS`, `copy`, `disk_read`, `disk_write`, `activation`, `runtime`
-    # (gaps between what is done), `pair`, `power` or `sentinel`
+    # (gaps between what is done), `pair` (of a size in bytes: of the copies in it), `power` or `sentinel`
     kind: str
     device: str  # name of the device or link; of a pair, the activity that is timed
     subject: str = ""  # shape of an expert (`4096x14336`), name of a model; of a pair, the activity next to it
@@ -451,8 +451,10 @@ class Needs:
 FILE_BLOCK: Final = 2**26  # bytes that the file on the disk is written at a time
 
 
-def pair_copy(shape: ExpertShape) -> int:
-    """Return a pair's copy in bytes: about an expert's, a power of two, which tiles files."""
+def pair_copy(shape: ExpertShape, pair: Probe | None = None) -> int:
+    """Return a pair's copy in bytes: its own size, or about an expert's, which tiles files."""
+    if pair is not None and pair.unit == "bytes":
+        return pair.size
     return min(1 << (shape.n_bytes.bit_length() - 1), SENTINEL_COPY)
 
 
@@ -493,7 +495,7 @@ def needs_of(
             needs.crossing_bytes = max(needs.crossing_bytes, probe.size)
         elif probe.kind == "pair":
             for activity in (probe.device, probe.subject):
-                _add_activity(needs, activity, layout, first, shape)
+                _add_activity(needs, activity, layout, first, shape, pair_copy(shape, probe))
         elif probe.kind == "power" or (probe.kind == "sentinel" and probe.subject == "expert"):
             needs.add_expert(shape, devices[probe.device].place, 1)
         elif probe.kind == "sentinel":
@@ -503,9 +505,9 @@ def needs_of(
     return needs
 
 
-def _add_activity(needs: Needs, activity: str, layout: Layout, model: ModelSpec, shape: ExpertShape) -> None:
+def _add_activity(needs: Needs, activity: str, layout: Layout, model: ModelSpec, shape: ExpertShape, copied: int) -> None:
     if activity in layout.links:
-        needs.add_copy(layout.links[activity], pair_copy(shape))
+        needs.add_copy(layout.links[activity], copied)
         return
     device, _, what = activity.partition(".")
     place = layout.devices[device].place

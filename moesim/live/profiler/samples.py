@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, replace
@@ -145,17 +146,19 @@ class Bench(Protocol):
         """Free everything."""
 
 
-def sample(plan: Plan, bench: Bench, store: Store, tell: Callable[[str, int], None] = lambda text, steps: None) -> float:
-    """Measure what a store lacks: sentinels first and last, repeats of a block in other orders."""
+def sample(
+    plan: Plan, bench: Bench, store: Store, tell: Callable[[str, int], None] = lambda text, steps: None, until: float = math.inf
+) -> float:  # fmt: skip
+    """Measure what a store lacks, up to a time: sentinels first and last, blocks in other orders."""
     began = time.monotonic()
     _sentinels(plan, bench, store, "start", tell)
     for block in plan.blocks:
         pending = [p for p in block.probes if any(not store.has(p, repeat) for repeat in range(plan.repeats))]
-        if pending:
+        if pending and time.monotonic() < until:
             tell(block.name, 0)
             bench.prepare(block.probes)
             try:
-                _block(plan, block, pending, bench, store, tell)
+                _block(plan, block, pending, bench, store, tell, until)
             finally:
                 bench.release()
             store.spent(store.seconds + time.monotonic() - began)
@@ -166,24 +169,24 @@ def sample(plan: Plan, bench: Bench, store: Store, tell: Callable[[str, int], No
 
 
 def _block(
-    plan: Plan, block: Block, pending: Sequence[Probe], bench: Bench, store: Store, tell: Callable[[str, int], None]
-) -> None:
-    expected = _warm_up(pending, bench, store)
+    plan: Plan, block: Block, pending: Sequence[Probe], bench: Bench, store: Store, tell: Callable[[str, int], None], until: float
+) -> None:  # fmt: skip
+    expected = _warm_up(pending, bench, store, until)
     tell(block.name, plan.repeats * (len(block.probes) - len(expected)))
     for repeat in range(plan.repeats):
         for probe in plan.order(block, repeat):
-            if probe in expected:
+            if probe in expected and time.monotonic() < until:
                 if not store.has(probe, repeat):
                     store.append(probe, repeat, bench.time(probe, expected[probe]))
                 tell(block.name, 1)
 
 
-def _warm_up(pending: Sequence[Probe], bench: Bench, store: Store) -> dict[Probe, float]:
+def _warm_up(pending: Sequence[Probe], bench: Bench, store: Store, until: float) -> dict[Probe, float]:
     """Run everything once, the small before the large, and find what would take too long."""
     found: dict[Probe, float] = {}
     last: dict[tuple[object, ...], tuple[int, float, int]] = {}  # curve -> size, its time, sizes so far
     for probe in sorted(pending, key=lambda probe: probe.size):
-        if store.has(probe, -1):  # left out in an earlier session
+        if store.has(probe, -1) or time.monotonic() > until:  # left out in an earlier session; no time is left
             continue
         limit = LIMIT_US.get(probe.unit)
         size, us, n = last.get(probe.curve, (0, 0.0, 0))
@@ -200,6 +203,8 @@ def _warm_up(pending: Sequence[Probe], bench: Bench, store: Store) -> dict[Probe
 
 
 def _sentinels(plan: Plan, bench: Bench, store: Store, when: str, tell: Callable[[str, int], None]) -> None:
+    if not plan.sentinels:
+        return
     tell(f"sentinel, {when}", 0)
     probes = [replace(probe, variant=when) for probe in plan.sentinels]
     bench.prepare(probes)
