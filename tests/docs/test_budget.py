@@ -17,7 +17,7 @@ LINES = {  # what a package may have today; behind it what it is to come down to
     "policies": 13_708,  # 11,500; a layer's copies before its products; layers over GPUs
     "studies": 10_765,  # 7,500; hit rates without costs; long contexts and prompts of public rows
     "trace": 9_856,  # 7,200; imports of any table or JSON and of counts; lifts; depth, workloads, prompts; rates no set has
-    "live": 6_105,  # 5,400; windows of layers; experts of three sizes
+    "live": 6_137,  # 5,400; windows of layers; experts of three sizes; measurements that end in time; pairs by size
     "plots": 5_397,  # 4,300
     "experiment": 4_838,  # 3,300; routing nobody recorded, with its range; names of its limits; whose software costs; idle GPUs
     "cli": 3_628,  # with api 4,000; --axes of trace import, --counts of trace calibrate; trace caches, --hit-rate; engines
@@ -32,7 +32,7 @@ LINES = {  # what a package may have today; behind it what it is to come down to
     "report": 892,
     TOP: 1_035,  # nearest names
     CPP: 6_050,  # 5,600
-    TESTS: 57_447,  # 42,000; an architecture with recorded routing a row; long contexts; engine profiles
+    TESTS: 57_668,  # 42,000; an architecture with recorded routing a row; long contexts; engine profiles; a machine measured whole
 }
 
 
