@@ -36,11 +36,12 @@ def _problems(model: ModelSpec, hardware: HardwareProfile, placement: Placement)
         yield f"stream_depth: expected an integer of at least 0, got {placement.stream_depth!r}"
     if not isinstance(placement.offload_from, int) or placement.offload_from < 1:
         yield f"offload_from: expected a number of rows, at least 1, got {placement.offload_from!r}"
-    for name, n_bytes in placement.reserved.items():
-        if name not in devices:
-            yield unknown_name("device", name, devices)
-        if n_bytes < 0:
-            yield f"reserved on {name}: expected at least 0 bytes, got {n_bytes}"
+    for what, held in (("reserved", placement.reserved), ("workspace", placement.workspace)):
+        for name, n_bytes in held.items():
+            if name not in devices:
+                yield unknown_name("device", name, devices)
+            if n_bytes < 0:
+                yield f"{what} on {name}: expected at least 0 bytes, got {n_bytes}"
     names = set()
     for pool in placement.pools:
         if pool.device not in devices:
@@ -185,7 +186,7 @@ def required_bytes(
     for name, n_bytes in buffers.items():
         add(name, "streams", (placement.stream_depth + 1) * n_bytes)
     for name, device in hardware.devices.items():
-        add(name, "workspace", device.workspace_bytes)
+        add(name, "workspace", max(device.workspace_bytes, placement.workspace.get(name, 0)))
         if name in hardware.backing:
             add(
                 name,
@@ -233,9 +234,20 @@ def check_capacity(
         total = sum(purposes.values())
         capacity = hardware.devices[name].memory_bytes
         if total > capacity and not lacking(purposes, capacity, placement):
-            parts = ", ".join(f"{k} {format_memory(v)}" for k, v in sorted(purposes.items(), key=lambda p: -p[1]))
+            windows = hardware.machine.get("system") == "windows"
+            beyond = "Windows would page to host memory, several times slower; " if windows else "loading would fail; "
+            beyond *= hardware.devices[name].kind == "gpu"
             raise CapacityError(
-                f"{name} of {hardware.name}: needs {format_memory(total)}, has {format_memory(capacity)}: {parts}; "
-                f"lower the cache ratio, the batch or the context, or choose fewer bits (expert_bits of the model) "
+                f"{name} of {hardware.name}: needs {format_memory(total)}, has {format_memory(capacity)}: {sum_of(purposes)}; "
+                f"{beyond}lower the cache ratio, the batch or the context, or choose fewer bits (expert_bits of the model) "
                 f"[policy={policy_name}]"
             )
+
+
+def sum_of(purposes: Mapping[str, int]) -> str:
+    """Write what a device must hold, by purpose, the largest first.
+
+    >>> sum_of({"kv": 2**29, "pool:cache": 11 * 2**30})
+    'pool:cache 11 GiB, kv 512 MiB'
+    """
+    return ", ".join(f"{name} {format_memory(n_bytes)}" for name, n_bytes in sorted(purposes.items(), key=lambda p: -p[1]))

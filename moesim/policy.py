@@ -266,6 +266,8 @@ class Placement:
         False runs as if the devices' memory were large enough, and labels the result ``assumes-memory``.
     reserved : mapping of device to int, bytes
         What the policy holds there besides experts for the whole run, such as a predictor or a second model.
+    workspace : mapping of device to int, bytes
+        What the engine needs there to compute, as counted from the model; the profile's ``workspace_bytes`` counts if it is more.
     streamed : mapping of (part, layer) to device
         Parts whose weights lie in the memory of another device, and are copied to that of the part for each use. Parts are
         named as in ``parts``, or `KV`: the cache that attention reads, to which what it adds goes back.
@@ -287,6 +289,7 @@ class Placement:
     parts: Mapping[tuple[str, int], str] = field(default_factory=dict)
     enforce_capacity: bool = True
     reserved: Mapping[str, int] = field(default_factory=dict)
+    workspace: Mapping[str, int] = field(default_factory=dict)
     streamed: Mapping[tuple[str, int], str] = field(default_factory=dict)
     stream_depth: int = 0
     offloaded: Mapping[tuple[str, int], str] = field(default_factory=dict)

@@ -295,7 +295,7 @@ def test_what_does_not_fit() -> None:
     message = refused(CapacityError, lambda: play(Script(copies=ALL), ONE, toy, name="wild"))
     assert message == (
         "gpu0 of toy: needs 8.771 KiB, has 8.691 KiB: pool:cache 7.812 KiB, workspace 500 B, weights 450 B, kv 32 B; "
-        "lower the cache ratio, the batch or the context, or choose fewer bits (expert_bits of the model)"
+        "loading would fail; lower the cache ratio, the batch or the context, or choose fewer bits (expert_bits of the model)"
     )
     play(Script(copies=ALL, enforce_capacity=False, routed=lambda e, v: [Run(e.layer, e.active, "gpu0")]), ONE, toy)
     host = machine({"gpu0": gpu(), "cpu0": cpu(memory=7_999)})

@@ -19,6 +19,7 @@ fits (``llama-cpp-fit``).
 | prompts | - | micro-batches of 512 rows (``--ubatch-size``) | the same, or ``prefill_chunk`` |
 | overlap of CPU and GPU | - | none within a token | none between dense part and experts; shared experts may overlap |
 | host memory | - | experts on the CPU, mapped from the file; pages of those on the GPU can go | the same; a host that lacks up to a tenth gets a warning [choice] |
+| memory of a GPU | - | besides weights and KV cache: the runtime's context, a compute buffer for ``--ubatch-size`` rows | the same, where it is more than the profile's workspace |
 | token embedding | - | on the CPU | the same |
 | cache | HybriMoE's table says LFU | none | none |
 """
@@ -35,6 +36,7 @@ from types import MappingProxyType
 from typing import ClassVar, Literal, NamedTuple
 
 from moesim.errors import CapacityError, ConfigError
+from moesim.model import ModelSpec
 from moesim.policies.base import CACHE, STAGING, ForOneUse, cpu_of, gpu_of, slot_bytes, staging_pool
 from moesim.policies.cpu_cache import LLAMA_CPP_PROMPT_ROWS
 from moesim.policies.options import option
@@ -53,6 +55,28 @@ def first_layers_on_gpu(n_layers: int, n_gpu_layers: int | None, n_cpu_moe: int 
     """
     first = 0 if n_gpu_layers is None else min(max(n_layers + 1 - n_gpu_layers, 0), n_layers)
     return first, max(first, min(n_cpu_moe, n_layers))
+
+
+def compute_bytes(model: ModelSpec, rows: int, *, output: bool = True) -> int:
+    """Count the compute buffer of a micro-batch in 32 bits: the states of a layer, or the output's words if they are more.
+
+    Measured for Qwen3-30B-A3B at ``-ub`` 512 to 2048 are 301, 602, 902 and 1203 MiB (FedericoTs/quantprobe). Not counted: the mask of long contexts.
+
+    >>> from moesim.model import load_model
+    >>> [round(compute_bytes(load_model("qwen3-30b-a3b"), rows) / 2**20) for rows in (512, 1024, 1536, 2048)]
+    [301, 602, 902, 1203]
+    """
+    layer = 2 * model.hidden + model.top_k * (model.expert_intermediate + max(model.expert_intermediate, model.hidden))
+    return 4 * rows * max(layer, model.vocab + model.hidden if output else 0)
+
+
+CONTEXT_BYTES = MappingProxyType({"cuda": 330 * 2**20, "hip": 400 * 2**20})
+"""Bytes that the runtime takes on a GPU: measured on a 24 GB card (unslothai/unsloth#6718) and a 7900 XTX (Quartermaster#24)."""
+
+
+def own_bytes(model: ModelSpec, rows: int, backend: str, *, output: bool = True) -> int:
+    """Count what llama.cpp needs on a GPU to compute: its runtime's context and the compute buffer."""
+    return CONTEXT_BYTES.get(backend, 0) + compute_bytes(model, rows, output=output)
 
 
 def divided(places: Iterable[float], shares: Sequence[float]) -> list[int]:
@@ -237,7 +261,12 @@ class LlamaCpp(ForOneUse):
             pools.append(staging_pool(view, gpu, model.n_experts))
         everyone = tuple(range(model.n_experts))
         copies = [Copy(layer, everyone, self._at.get(layer, gpu)) for layer in on_gpu]
-        return Placement(copies, pools, {("embedding", -1): self._cpu}, host_experts="mapped")
+        machine, own = view.costs.hardware.machine, {}
+        if "engine" in machine:  # not a paper's numbers
+            ends_on = self._ends.get(("head", -1), gpu) if self.n_gpu_layers != 0 else ""
+            rows = max(LLAMA_CPP_PROMPT_ROWS, view.max_tokens)
+            own = {name: own_bytes(model, rows, machine.get("backend", "cuda"), output=name == ends_on) for name in self._gpus}
+        return Placement(copies, pools, {("embedding", -1): self._cpu}, workspace=own, host_experts="mapped")
 
     def _split(self, view: View) -> tuple[int, int, bool]:
         """Return the first MoE layer with its dense part, and experts, on a GPU, and whether all are; divide layers among GPUs."""

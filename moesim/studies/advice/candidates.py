@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from moesim.capacity import lacking, required_bytes
+from moesim.capacity import lacking, required_bytes, sum_of
 from moesim.errors import InputError
 from moesim.experiment.runner import initial_placement, slots_within
 from moesim.hardware.costs import CostModel
@@ -310,7 +310,7 @@ class Space:
         gpu, host = (sum(needed[name].values()) for name in (setting.gpu, setting.host))
         for what, need, have in ((setting.host, host, setting.ram_bytes), (setting.gpu, gpu, setting.vram_bytes)):
             if need > have and not lacking(needed[what], have, placement):
-                return Misfit(what == setting.gpu, f"needs {gib(need)} on {what}, which has {gib(have)}")
+                return Misfit(what == setting.gpu, f"needs {gib(need)} on {what}, which has {gib(have)}: {sum_of(needed[what])}")
         on_gpu = sum(len(copy.experts) for copy in placement.copies if copy.device == setting.gpu)
         return Candidate(name, number, written, runnable, on_gpu, gpu, host, note)
 

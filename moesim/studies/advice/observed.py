@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,7 +13,7 @@ import numpy as np
 from moesim.core.table import Format, render, render_records
 from moesim.core.units import digits
 from moesim.errors import ConfigError
-from moesim.model import ModelSpec, bits_to_bytes
+from moesim.policies.systems.llama_cpp import own_bytes
 from moesim.studies.advice.candidates import gib
 from moesim.studies.advice.question import Setting
 from moesim.studies.identify.cases import Case, needed_bytes, read_setting
@@ -52,26 +51,10 @@ class Point:
     fits: bool
 
 
-def compute_bytes(model: ModelSpec, ubatch: int, context: int, *, offloads: bool) -> int:
-    """Estimate llama.cpp's compute buffers: output rows in 32 bits, states, mask, expert twice.
-
-    >>> from moesim.model import load_model
-    >>> round(compute_bytes(load_model("qwen3-30b-a3b"), 512, 4096, offloads=False) / 2**20)
-    341
-    """
-    rows = 4 * (model.vocab + 4 * model.hidden + 2 * model.top_k * model.expert_intermediate)
-    matrix = bits_to_bytes(model.n_experts * model.hidden * model.expert_intermediate, model.expert_bits or 16)
-    return ubatch * (rows + 2 * context) + (2 * matrix if offloads else 0)
-
-
-def with_buffers(raw: Mapping[str, Any], setting: Setting) -> dict[str, Any]:
-    """Write the machine so that a search keeps as much memory free as `curve` at its first -ub."""
-    n_bytes = setting.hardware.devices[setting.gpu].workspace_bytes
-    n_bytes += compute_bytes(setting.model, UBATCHES[0], setting.context * setting.asked.batch, offloads=True)
-    how = f"the profile's, and an estimate of llama.cpp's compute buffers at -ub {UBATCHES[0]}"
-    written = copy.deepcopy(dict(raw))
-    written["devices"][setting.gpu]["workspace_bytes"] = {"value": n_bytes, "source": "derived", "how": how}
-    return written
+def _workspace(setting: Setting, ubatch: int) -> int:
+    """Count the engine's own memory on the GPU for so many rows, at least the profile's."""
+    backend = setting.hardware.machine.get("backend", "cuda")
+    return max(setting.hardware.devices[setting.gpu].workspace_bytes, own_bytes(setting.model, ubatch, backend))
 
 
 def curve(setting: Setting, found: Identified) -> list[Point]:
@@ -79,16 +62,17 @@ def curve(setting: Setting, found: Identified) -> list[Point]:
     model = setting.model
     least, most = model.positions[0], model.positions[-1] + 1
     room = found.predictor.machine.with_room
+    copied = model.n_experts * max(model.expert_bytes(layer) for layer in range(model.n_layers))  # for large batches
     points: list[Point] = []
     for times in CONTEXTS:
         context = times * setting.context
-        needs = [needed_bytes(_case(setting, n, context), room, setting.gpu) or 0 for n in (least, most)]
+        needs = [needed_bytes(_case(setting, n, context), room, setting.gpu) or 0 for n in (least, most)]  # at the first -ub
         each = (needs[0] - needs[1]) / max(1, model.n_layers)  # experts of a layer, which are alike
         chosen: dict[int, set[int]] = {}
         memory: dict[tuple[int, int], int] = {}
         for ubatch in UBATCHES:
             for n in range(least, most + 1):
-                buffers = compute_bytes(model, ubatch, context * setting.asked.batch, offloads=n > least)
+                buffers = _workspace(setting, ubatch) - _workspace(setting, UBATCHES[0]) + (copied if n > least else 0)
                 memory[ubatch, n] = round(needs[0] - each * bisect_left(model.positions, n)) + buffers
             first = next((n for n in range(least, most + 1) if memory[ubatch, n] <= setting.vram_bytes), None)
             grid = set(np.linspace(least, most, _POINTS).round().astype(int).tolist())

@@ -17,7 +17,7 @@ from moesim.core.progress import telling
 from moesim.core.student import Mean, mean
 from moesim.studies.advice.candidates import LOSSY, Candidate, Space, gib
 from moesim.studies.advice.engines import Command, commands
-from moesim.studies.advice.observed import IDENTIFIED, Observed, check_machine, curve, with_buffers
+from moesim.studies.advice.observed import IDENTIFIED, Observed, check_machine, curve
 from moesim.studies.advice.question import PLACE, Asked, Routing, Setting, find_routing, look_up
 from moesim.studies.advice.search import Found, Search, gpu_share, speed
 from moesim.studies.identify.identify import identify
@@ -180,13 +180,11 @@ def recommend_observed(asked: Asked, file: Path, *, jobs: int | None = 1, progre
             find_routing(setting.model, asked, PLACE)
         found = identify(asked.hardware, rows, leave_out=False, tell=tell)
         raw = {**found.raw, "name": f"{found.predictor.machine.base.name}-identified"}
-        profile = write_bytes(Path(folder) / IDENTIFIED, _dumped(raw))
+        contents = _dumped(raw)
+        profile = write_bytes(Path(folder) / IDENTIFIED, contents)
         asked = replace(asked, hardware=str(profile))
         tell("placements")
         setting = look_up(asked, Path(folder))
-        check_machine(setting)
-        contents = _dumped(with_buffers(raw, setting))
-        write_bytes(profile, contents)
         # A terminal has room for one thing that moves.
         advice = recommend(asked, jobs=jobs, progress=progress and not sys.stderr.isatty())
         tell("settings of llama.cpp")
