@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -207,6 +208,8 @@ def test_of_equals_the_lower_id_is_first():
     from moesim.policies.systems.klotski import hot_experts, most_popular
     from moesim.policies.systems.ktransformers import split_late
     from moesim.trace import Signal
+    from moesim.trace.predictors import Coactivation, Frequency
+    from moesim.trace.stats.balance import workload_correlation
     from moesim.trace.stats.caches import static_hits
     from moesim.trace.stats.locality import by_score
     from moesim.trace.stats.prediction import top_ids
@@ -228,6 +231,15 @@ def test_of_equals_the_lower_id_is_first():
     assert credit_by_id(rows[:1], 20)[0].nonzero()[0].tolist() == sorted(expected[:20])
     hits = static_hits(np.arange(N)[None], rows[:1], range(N + 1))[:, 0]
     assert hits.tolist() == [0, *np.cumsum(expected)]
+    tables = {"activation_frequency": rows, "coactivation": np.stack([rows[1]] * N)[None]}
+    trace: Any = SimpleNamespace(top_k=20, n_layers=2, n_experts=N, tables=tables)
+    micro = SimpleNamespace(n_rows=1, layers=[SimpleNamespace(experts=np.array([[0]]))] * 2)
+    step: Any = SimpleNamespace(phase="decode", micro=[micro])
+    for predictor in (Frequency(trace), Coactivation(trace)):
+        assert predictor.predict(step, 0, 1)[0].tolist() == [expected[:20]]
+    chosen = np.array([*(expected[:16] + expected[at : at + 4] for at in (16, 20, 24)), expected[28:]])[:, None]
+    correlation = workload_correlation(chosen, [np.array([[0, 1, 2, 3], [0, 0, 0, 0]])], N)
+    assert correlation is not None and correlation["kept"] == 1
     queue, queued = RenewedQueue(2, N), []
     queue.renew(rows, np.ones((2, N), np.bool_))
     while queue:

@@ -299,7 +299,7 @@ class Output:
             return {}
         key = figures_key(self._plots, results.rows, frames=self.experiment.config.frames)
         if (before := drawn_before(self.folder, key)) is not None:
-            resolved[FIGURES] = {"key": key, "files": sorted(path.name for path in before.values())}
+            resolved[FIGURES] = {"key": key, "files": [path.name for path in before.values()]}
             return before
         by_policy = {str(results.outcomes[i].row["policy"]): results.outcomes[i] for i in self._in_gantt}
         figures, left_out = draw(self._plots, results.outcomes, by_policy, workers, progress=progress)

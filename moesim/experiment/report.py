@@ -149,7 +149,7 @@ def _identity(row: Row) -> str:
     names = [name for name in (*SETTINGS, *CACHE_SETTINGS) if name not in _SEEDED]
     trace = str(row.get("trace"))
     made_up = trace.rpartition("-seed")[0] if trace.startswith("synthetic-") else trace
-    return json.dumps([row["policy"], made_up, *(row.get(name) for name in names)], default=str)
+    return json.dumps([row["policy"], made_up, *(row.get(name) for name in names)])
 
 
 def _together(group: Sequence[Row]) -> dict[str, Any]:
@@ -189,7 +189,7 @@ def over_lifts(rows: Sequence[Row]) -> list[Row]:
         trace = str(row.get("trace"))
         found = _LIFT.search(trace)
         names = [row.get(name) for name in (*SETTINGS, *CACHE_SETTINGS, "repeat") if name != "trace"]
-        key = json.dumps([row["policy"], _LIFT.sub("", trace), names], default=str) if found else str(number)
+        key = json.dumps([row["policy"], _LIFT.sub("", trace), names]) if found else str(number)
         groups.setdefault(key, []).append((float(found[1]) if found else 0.0, row))
     return [_over_lifts(sorted(group, key=lambda one: one[0])) for group in groups.values()]
 
@@ -419,7 +419,7 @@ def _settings_of(row: Row) -> dict[str, str]:
     """Return what a run was asked for, by name: settings, the policy and its options."""
     options = json.loads(str(row.get("policy_options") or "{}"))
     asked = {column: row.get(column) for column in COLUMNS} | {f"option {name}": value for name, value in options.items()}
-    written = {name: json.dumps(value, default=str) for name, value in asked.items()}
+    written = {name: json.dumps(value) for name, value in asked.items()}
     return {"policy": str(row.get("policy_name", row["policy"])), **written}
 
 

@@ -76,7 +76,7 @@ class PrefetchHits:
             return
         of_lookup, of_copy = _numbers(np.stack((layer[:n], expert[:n])), brought[:2])
         # Of this expert, the first lookup that is not before the arrival: arriving at the instant of the lookup is in time.
-        at = _next_of(of_lookup, of_copy, np.searchsorted(time[:n], brought[2]))
+        at = _next_of(of_lookup, of_copy, np.searchsorted(time, brought[2]))
         found = at < n
         credited = np.zeros(n, bool)  # two GPUs may both have received a copy: a lookup counts once
         credited[at[found]] = True

@@ -143,5 +143,5 @@ class _DuringDecode:
         at = np.searchsorted(self._begin, start, side="right") - 1
         self._n_bytes += int(n_bytes[self._decodes[at]].sum())
         if until is not None:
-            first = int(np.searchsorted(self._begin, until, side="right")) - 1
+            first = int(np.searchsorted(self._begin, until)) - 1
             self._begin, self._decodes = self._begin[first:], self._decodes[first:]

@@ -33,9 +33,11 @@ def would_import(policy: str | Mapping[str, Any], place: str = "policies") -> Wo
     others = [target for name in code_names(policy) if not is_ours(target := target_of(name, place))]
     if not others:
         return None
-    modules = {target.partition(":")[0]: target for target in reversed(others)}
-    files = [path for name in reversed(modules) for path in module_files(name, f"{place}: module {name!r} of {modules[name]!r}")]
-    return WouldImport(" and ".join(reversed(modules)), tuple(dict.fromkeys(files)))
+    modules: dict[str, str] = {}
+    for target in others:
+        modules.setdefault(target.partition(":")[0], target)
+    files = [path for name, of in modules.items() for path in module_files(name, f"{place}: module {name!r} of {of!r}")]
+    return WouldImport(" and ".join(modules), tuple(dict.fromkeys(files)))
 
 
 def sources_digest(names: Sequence[str]) -> str | None:

@@ -99,7 +99,8 @@ YAML_ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"repeat": 0}, "repeat: expected an integer of at least 1, got 0..."),
     ({"repeat": [1, 2]}, "repeat: expected an integer, got [1, 2]..."),
     *(({"workload": {"requests": wrong}}, "workload.requests: expected all, or a list of request numbers (or several such lists "
-       f"to sweep), got {wrong!r}") for wrong in (3, "some", [], [1, -1], [1, True], [[1], []], [[1], 2], ["all", 3], [[[1]]])),
+       f"to sweep), got {wrong!r}") for wrong in (3, "some", [], [1, -1], [1, True], [[1], []], [[1], 2], ["all", 3], [[[1]]],
+                                                  [[1, -1]], [[2], [1, "2"]])),
 ]  # fmt: skip
 """Changes of an experiment, and what is wrong with them: the whole message, or how it begins (...)."""
 

@@ -144,10 +144,25 @@ def test_processes_are_started_for_many_figures_only(
     monkeypatch.setattr(figures, "_draw", lambda one: {f"{one.name}.png": b""})
     draw(FEW, results.outcomes, runs, Workers(None))
     assert started == []
+    files, _ = draw(MANY, results.outcomes, runs, Workers(None))
+    assert started == [len(files) // 2] and 1 < started[0] < 8
+    monkeypatch.setattr(figures, "usable_cores", lambda: 1)
     draw(MANY, results.outcomes, runs, Workers(None))
-    assert len(started) == 1 and 2 <= started[0] <= 8
+    assert started[1:] == [1]
     draw(MANY, results.outcomes, runs, Workers(None, "tcp://cluster:1"))
-    assert len(started) == 1  # a cluster's workers may have other fonts
+    assert len(started) == 2  # a cluster's workers may have other fonts
+
+
+@pytest.mark.parametrize(
+    ("folder", "plots", "ends"), [(True, ["hit_rate"], ", then figures"), (True, [], ""), (False, ["hit_rate"], "")]
+)
+def test_long_sweeps_say_whether_figures_follow(
+    folder: bool, plots: list[str], ends: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:  # fmt: skip
+    monkeypatch.setattr("moesim.experiment.run.before", lambda experiment, specs: 60.0 * len(specs))
+    experiment = resolve(tmp_path, plots=plots, policies=["lru", "on-demand"])
+    run_experiment(experiment, folder=tmp_path / "out" if folder else None, jobs=1, progress=True)
+    assert capsys.readouterr().err.splitlines()[0] == f"2 runs, about 2 min{ends}"
 
 
 def test_the_command_draws_in_the_processes_of_its_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,6 +220,13 @@ def test_an_entry_has_the_options_of_the_command_line(ran: tuple[Results, dict[s
     assert files["speedup-2.txt"].startswith(b"Speed-up over lru ")
     assert b"cache 0.5" in files["speedup-2.txt"] and not files["speedup.txt"].startswith(b"Speed-up over lru ")
     assert size_of(files["speedup-2.png"])[0] == pytest.approx(300 * 3.35, abs=2)  # 300 dots an inch: for a paper
+
+
+@pytest.mark.parametrize("policy", ["my-name", {"w_size": 2}])
+def test_a_policy_of_a_figure_is_written_as_in_the_experiment(policy: Any) -> None:
+    assert read_plots([{"kind": "gantt", "policies": {"name": "dali", "w_size": 2}}], "x", ["dali(w_size=2)"])
+    with pytest.raises(ConfigError, match=r"unknown policy of this experiment '(my-name|{'w_size)"):
+        read_plots([{"kind": "gantt", "policies": policy}], "x", ["lru"])
 
 
 def test_a_figure_of_records_has_the_policies_that_are_asked_for(ran: tuple[Results, dict[str, Outcome]]) -> None:

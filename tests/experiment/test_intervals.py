@@ -52,9 +52,16 @@ def test_a_number_that_moves_nothing_is_not_told_of():
     found = vary(ends, [end.key for end in ends], {SPEED: 100.0}, again)
     assert found["varied"] == "speed 0 to +4 % over cpu0.expert_cost.few_row_flops 41 to 2,500 GFLOP/s"
     assert (found[LEAST], found[MOST]) == (99.7, 104.0)
+    assert vary(ends[::-1], [end.key for end in ends], {SPEED: 100.0}, again) == found  # each number by itself
     lower: Any = [Ends("devices.gpu0.operation_us", (1.1, 3.0), (99.4, 99.6))]
     told = vary(lower, [lower[0].key], {SPEED: 100.0}, again)["varied"]
     assert told == "speed -1 to 0 % over gpu0.operation_us 1.1 to 3 us"
+    upper: Any = [Ends("devices.gpu0.operation_us", (1.1, 3.0), (100.4, 100.6))]
+    told = vary(upper, [upper[0].key], {SPEED: 100.0}, again)["varied"]
+    assert told == "speed 0 to +1 % over gpu0.operation_us 1.1 to 3 us"
+    nothing = {LEAST: None, MOST: None, ENERGY_LEAST: None, ENERGY_MOST: None, "varied": ""}
+    assert vary(upper, [upper[0].key], {SPEED: None}, again) == vary([], [], {SPEED: 100.0}, again) == nothing
+    assert vary(upper, [], {SPEED: 100.0}, again) == nothing  # the run does not use it
 
 
 def test_one_row_an_expert_uses_no_slope():

@@ -10,9 +10,26 @@ from typing import Any
 
 import pytest
 
+from moesim.core.colours import LABEL
 from moesim.core.table import Format, render
 from moesim.experiment import report
-from moesim.experiment.report import By, busy_percent, failure_lines, fresh_share, is_lossy, moved_mb, result_table
+from moesim.experiment.report import (
+    LIFTS,
+    By,
+    at_lifts,
+    busy_percent,
+    failure_lines,
+    fresh_share,
+    half_width,
+    is_lossy,
+    moved_mb,
+    order_changes,
+    over_lifts,
+    range_of_lifts,
+    result_table,
+    waited,
+)
+from moesim.experiment.runner import LEAST, MOST
 from moesim.metrics.breakdown import CAUSES
 from moesim.metrics.naming import NOT_VARIED, notes_of
 
@@ -45,6 +62,7 @@ def test_columns_that_tell_nothing_stand_below() -> None:
     assert lines(TWO)[0].split()[:2] == ["policy", "cache"]
     labels = [line.split()[-1] for line in lines([*TWO, row("old", 2.0, source_label=None)])[:6]]
     assert labels == ["label", "derived", "derived", "derived", "assumed", "-"]
+    assert [line.split()[1] for line in lines([row("a", None), row("b", None, fidelity_fresh=0.5)])[1:3]] == ["-", "-*"]
 
 
 def test_a_notebook_shows_the_fastest_bold_and_numbers_to_the_right() -> None:
@@ -81,6 +99,86 @@ def test_rows_are_sorted_as_asked() -> None:
     assert order(None) == ["lru 0.25", "dali 0.25", "lru 0.5", "dali 0.5", "all-gpu 0.25"]
     assert order(By.SPEED) == ["dali 0.25", "lru 0.5", "lru 0.25", "dali 0.5", "all-gpu 0.25"]
     assert [line.split()[0] for line in lines([row("a", 1.0, ttft_mean_ns=9e8), row("b", 1.0)], by=By.TTFT)[1:3]] == ["b", "a"]
+
+
+@pytest.mark.parametrize(
+    ("by", "key", "least_first"),
+    [
+        (By.SPEED, "decode_tokens_per_s", False), (By.TTFT, "ttft_mean_ns", True), (By.TPOT, "tpot_mean_ns", True),
+        (By.HITS, "hit_rate", False),
+    ],
+)  # fmt: skip
+def test_rows_without_the_number_come_last_and_equals_stay_as_they_are(by: By, key: str, least_first: bool) -> None:
+    rows = [row(name, 1.0) | {key: value} for name, value in zip("abcdefg", (0.5, None, 0.25, 0.5, 0.0, None, 0.75), strict=True)]
+    found = [json.loads(line)["policy"] for line in result_table(rows, Format.JSONL, by=by).splitlines()]
+    assert found == [*("ecadg" if least_first else "gadce"), "b", "f"]
+
+
+def test_every_column_of_the_wide_table() -> None:
+    """Speeds below 100 with two digits, times of a second or more in seconds, a cache of which not all slots are used."""
+    more = {"cache_slots": 8.0, "cache_slots_used": 6, LEAST: 1.0, MOST: 2.25, "bytes_message": 5_000_000}
+    times = {"ttft_mean_ns": 1e9, "tpot_mean_ns": 999e6, "resident_rate": 0.625, "fidelity_fresh_decode": 0.5}
+    none = dict.fromkeys(("bytes_demand", "bytes_prefetch_used", "resident_rate", "ttft_mean_ns", "hit_rate", "source_label"))
+    last = {"cache_slots": 4, "n_generated_tokens": 10, "utilisation.cpu0": 0.125, "decode_time_idle_ns": 90, **none}
+    table = result_table([row("daop", 100.0, **more, **times), row("lru", 99.994, 0.5, **last)], Format.MD, wide=True)
+    names, _, *found = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines() if line[:1] == "|"]
+    assert list(zip(names, *found, strict=True)) == [
+        ("policy", "daop", "lru"), ("cache", "0.25", "0.5"), ("slots", "6 of 8", "4"), ("batch", "1", "1"),
+        ("tok/s", "100*", "99.99"), ("over intervals", "1 to 2.25", "-"), ("TTFT", "1 s", "-"), ("TPOT", "999 ms", "100 ms"),
+        ("hit %", "50.0", "-"), ("resident %", "62.5", "-"), ("waited for", "demand fetch 40%", "idle 39%"),
+        ("MB/token demand", "1", "-"), ("prefetched", "1", "-"), ("wasted", "1", "0"), ("other", "4", "2"),
+        ("busy % GPU", "50", "50"), ("CPU", "-", "12"), ("link", "90", "90"), ("fresh %", "50.0*", "-"),
+        ("label", "derived", "-"),
+    ]  # fmt: skip
+
+
+def test_runs_over_lifts_are_the_middle_one_with_the_range() -> None:
+    """By number, not by text; runs of another setting or of recorded routing stay as they are."""
+
+    def at(lift: str, speed: float | None, **more: Any) -> dict[str, Any]:
+        return row("lru", speed, trace=f"synthetic-assumed-lift{lift}-2x4", seed=3, **more)
+
+    rows = [at("10", 4.0), at("1.5", 1.0), row("lru", 7.0), at("2", 2.0), row("lru", 7.0), at("1", 9.0, batch_size=2)]
+    first, *others = found = over_lifts(rows)
+    assert first == rows[3] | {LIFTS: (rows[1], rows[3], rows[0])} and others == [rows[2], rows[4], rows[5]]
+    assert at_lifts(first, "decode_tokens_per_s") == [1.0, 2.0, 4.0] and at_lifts(rows[2], "decode_tokens_per_s", 3) == [21.0]
+    assert [range_of_lifts(one) for one in found] == ["1 to 4", "7", "7", "9"]
+    assert range_of_lifts(first, scale=10) == "10 to 40"
+    (two,) = over_lifts([at("1", 3.0), at("2", None)])
+    assert two["trace"] == rows[3]["trace"] and range_of_lifts(two) == "3" and range_of_lifts(row("lru", None)) == "-"
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "changes"),
+    [((1, 3), (2, 2), True), ((1, 3), (0, 2), False), ((1, 3), (2, 4), False), ((2, 3), (2, 2), True), ((2, 2), (2, 2), False),
+     ((1, 3), (2, None), False), ((None, 3), (2, 2), False)],
+)  # fmt: skip
+def test_two_rows_swap_places_between_lifts(mine: Any, theirs: Any, changes: bool) -> None:
+    one, other = (
+        {"policy": name, LIFTS: tuple({"trace": f"lift{i}", "decode_tokens_per_s": speed} for i, speed in enumerate(speeds))}
+        for name, speeds in (("one", mine), ("other", theirs))
+    )
+    assert order_changes(one, other) is order_changes(other, one) is changes
+
+
+def test_what_is_waited_for_in_the_prompt_is_what_the_steps_that_decode_leave() -> None:
+    times = dict.fromkeys((f"{phase}time_{cause}_ns" for cause in CAUSES for phase in ("", "decode_")), 0)
+    one = row("lru", 4.0) | times | {"time_dense_ns": 70, "time_idle_ns": 40, "decode_time_dense_ns": 60}
+    dense, idle = LABEL["dense"], LABEL["idle"]
+    assert waited(one) == waited(one, "decode") == f"{dense} 100%"
+    assert waited(one, "prompt") == f"{idle} 80%"
+    assert waited(one | {"n_decode_tokens": 0}) == f"{dense} 64%"
+    assert waited(row("lru", 4.0) | times) == "-"
+
+
+def test_half_the_interval_of_a_mean_stands_behind_it_in_its_unit() -> None:
+    """Two seeds: Student's t is 12.706, half the interval 12.706 times half the difference."""
+    low = row("lru", 3.0, group="g", requests_drawn="1", ttft_mean_ns=1e9, tpot_mean_ns=2e6, hit_rate=0.5)
+    high = row("lru", 5.0, group="g", repeat=1, seed=1, requests_drawn="2", ttft_mean_ns=2e9, tpot_mean_ns=4e6, hit_rate=0.7)
+    found = lines([low, high], wide=True)
+    for cell in ("4.00 ±13", "1.5 ±6.4 s", "3 ±13 ms", "60.0 ±1.3e+02"):
+        assert cell in found[1]
+    assert half_width([3.0]) is None and half_width([3.0, 5.0]) == pytest.approx(12.7062, abs=1e-4)
 
 
 def test_means_over_seeds_are_what_is_sorted() -> None:
@@ -193,6 +291,17 @@ def test_what_changed_nothing_is_named() -> None:
     ]
 
 
+@pytest.mark.parametrize("n", [5, 6, 8])
+def test_of_what_changed_nothing_five_lines_are_shown(n: int) -> None:
+    rows = [
+        row(f"p({i}={value})", 2.0, policy_name="p", policy_options=json.dumps({f"option{i}": value}), batch_size=i)
+        for i in range(n) for value in (1, 2)
+    ]  # fmt: skip
+    shown = [f"option{i} changed nothing here: p({i}=1), p({i}=2) have the same results" for i in range(5)]
+    more = [f"{n - 5} more settings changed nothing"] if n > 5 else []
+    assert [line for line in lines(rows) if "changed nothing" in line] == shown + more
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
@@ -211,6 +320,8 @@ def test_on_a_terminal_the_best_of_each_setting_is_bold_beside_a_bar(monkeypatch
     assert [line.startswith("\x1b[1m") for line in (head, *body)] == [True, False, True, True, False]
     assert [line.count("█") for line in body] == [3, 6, 4, 2]
     assert "▎" in body[3]  # 3 of 8 are 2 and a quarter of 6
+    _, *body = result_table([row("a", 8.0), row("b", 4.6), row("c", None, n_tokens=1)], Format.TABLE).splitlines()[:4]
+    assert [re.sub("[^▏▎▍▌▋▊▉█]", "", line) for line in body] == ["█" * 6, "███▌", ""]  # 27.6 eighths are 28
 
 
 def test_an_oracle_is_never_the_best(monkeypatch: pytest.MonkeyPatch) -> None:

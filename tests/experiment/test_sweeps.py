@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, stdev
@@ -564,6 +565,20 @@ def test_a_run_of_a_folder_is_told_once_more_only_of_the_same_inputs(
     kept, simulated = outcome_of(Path("out"), 0), outcome_of(Path("out"), 3)
     assert kept.records is not None and simulated.records is not None
     assert kept.split is not None and kept.split.ns.sum() == kept.row["makespan_ns"]
+    with monkeypatch.context() as patch:  # as where several machines have the name that the row says
+        patch.setattr("moesim.experiment.folder._machine", lambda *_: None)
+        again = outcome_of(Path("out"), 0)
+    assert (again.row, again.machine, again.records) == (kept.row, kept.machine, kept.records)
+    with monkeypatch.context() as patch:
+        changed = {"run": 9, "cost_label": "other", "model": "other", "n_steps": 0, "makespan_ns": 1, "new": 1}
+        other = replace(simulated, row=simulated.row | changed)
+        patch.setattr("moesim.experiment.folder.run_one", lambda *_, **__: other)
+        numbers = {"n_steps": 0, "makespan_ns": 1}
+        first = next(name for name in simulated.row if name in numbers)  # before texts, whatever their names
+        with pytest.raises(
+            ConfigError, match=f"got another {first}: {simulated.row[first]} before, {numbers[first]} now; an input"
+        ):
+            outcome_of(Path("out"), 3)
     write_trace(tmp_path / "small.safetensors", seed=1)
     assert outcome_of(Path("out"), 0).row == kept.row
     with pytest.raises(

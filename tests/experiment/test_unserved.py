@@ -13,12 +13,18 @@ import pytest
 from moesim.cli.main import main
 from moesim.errors import WorkloadError
 from moesim.experiment import run_experiment
-from moesim.experiment.routing import SCORES, explain, lacking
+from moesim.experiment.routing import SCORES, explain, lacking, served
 from moesim.policies.registry import POLICIES, make_policy
 from moesim.testing.traces import synthetic_trace
 from moesim.trace import Trace
 from tests.experiment.experiment_kit import resolve, write_trace, write_yaml
 
+COUNT = "count it from tokens that are then left out"
+CALIBRATE = "moesim trace calibrate 'a b/t.x'"
+ANOTHER = (
+    "let another source answer, such as one counted from routing: predictors: {'*': coactivation}, or "
+    "--set 'predictors.*=coactivation'"
+)
 WIDE = {"prompt_tokens": 6, "decode_tokens": 3, "batch_size": 2, "n_batches": 2}
 
 
@@ -139,6 +145,41 @@ def test_one_command_adds_all_that_can_be_added():
         "--share 0.25 --weights uniform --out t-calibrated-uniform.safetensors"
     )
     assert "--scores uniform" in explain(bare, "t", ["scores"])
+
+
+@pytest.mark.parametrize(
+    ("n_requests", "signals", "missing", "ways"),
+    [
+        (1, [], ["table:coactivation"], [f"{COUNT}: {CALIBRATE} --share 0.25 --hold-back ends --out t-calibrated"]),
+        (2, [], ["table:coactivation"], [f"{COUNT}: {CALIBRATE} --share 0.25 --out t-calibrated"]),
+        (2, [], ["scores"], [f"make up weights that nobody recorded: {CALIBRATE} --scores uniform --out t-uniform"]),
+        (2, [], ["scores", "table:mine"], ["choose a trace that has it"]),
+        (2, [], ["signal:x"], [ANOTHER.replace("*", "x")]),
+        (2, [], ["signal:x", "signal:y", "table:mine"], ["choose a trace that has it", ANOTHER]),
+        (2, ["residual"], ["signal:y"], ["unknown signal 'y'; known: residual", ANOTHER.replace("*", "y")]),
+        (2, [], ["signal:embedding"], ["moesim trace calibrate makes embedding of one recorded with --keep-embeddings",
+                                       f"or {ANOTHER}".replace("*", "embedding")]),
+    ],
+)  # fmt: skip
+def test_the_ways_out_in_full(n_requests: int, signals: list[str], missing: list[str], ways: list[str]):
+    trace = replace(synthetic_trace(2, 8, 2, n_requests, signals=dict.fromkeys(signals, 0.5)), weights=None)
+    told = explain(trace, "a b/t.x", missing).replace(".safetensors", "")
+    assert told == f"needs {', '.join(missing)}; trace 'a b/t.x' has none; {'; '.join(ways)}"
+
+
+def test_policies_that_a_trace_cannot_serve_are_grouped_by_the_way_out():
+    bare = replace(synthetic_trace(4, 8, 2, 4), weights=None)
+    needs = {name: make_policy(name).needs - {"oracle:routing"} for name in POLICIES}
+    first, *others = served(bare, "t")
+    assert first == f"serves {sum(not of for of in needs.values())} of {len(POLICIES)} policies"
+    groups = [
+        {name: {one for one in of if one.startswith("signal:") == signal} for name, of in needs.items()} for signal in (0, 1)
+    ]
+    assert others == [
+        f"{', '.join(name for name, of in group.items() if of)}: {explain(bare, 't', sorted(set().union(*group.values())))}"
+        for group in groups
+    ]
+    assert others[0] != others[1] and served(synthetic_trace(4, 8, 2, 4), "t")[0] != first
 
 
 def test_needs_that_no_command_can_serve_are_named():

@@ -181,6 +181,16 @@ TOLD = {"ph": "B", "name": "open", "pid": 1, "tid": 1, "ts": 60}
         (ARROW, {"id": ...}, "expected an id on an arrow, got none"),
         ({"ph": "f"}, {"ts": 5}, "before its start"),
         (COUNTER, {"args": {"bytes": "many"}}, "expected numbers in the args"),
+        (
+            COUNTER,
+            {"args": {"bytes": 1, "more": "many"}},
+            "expected numbers in the args of a counter, got",
+        ),
+        (COUNTER, {"args": {}}, "expected numbers in the args"),
+        (COUNTER, {"args": [1]}, "expected numbers in the args"),
+        (DENSE, {"tid": True}, "expected tid of the right type, got {'tid': True}"),
+        (DENSE, {"dur": None}, "expected dur in us, whole ns and at least 0, got None"),
+        (DENSE, {"ts": -0.001}, "expected ts in us, whole ns and at least 0, got -0.001"),
         (COUNTER, {"ph": "Q"}, "expected ph among"),
         (COUNTER, {"ts": ...}, "expected ts of the right type"),
         (None, {**DENSE, "ts": 2, "dur": 1, "name": "inner"}, "inner begins at 2000 ns, before dense L0 ends"),
@@ -206,6 +216,9 @@ def test_the_validator_complains(which: dict | None, changes: dict | None, words
 def test_the_validator_wants_events():
     assert check_timeline("events") == ["expected a list of events, got str"]
     assert check_timeline([1]) == ["event 0: expected an object, got int"]
+    assert [len(check_timeline([1] * n)) for n in (99, 100, 101)] == [99, 100, 100]
+    slices = [{"ph": "X", "name": "x", "pid": 1, "tid": n, "ts": 0, "dur": 0} for n in range(101)]
+    assert check_timeline(slices) == [f"lane (1, {n}): expected a thread_name, got none" for n in range(100)]
 
 
 def cut_off(run):

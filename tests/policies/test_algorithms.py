@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import OrderedDict, deque
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -165,6 +166,12 @@ def test_what_the_first_expert_of_a_device_takes_is_counted_once() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------ fiddler
+@pytest.mark.parametrize("assign", [partial(exact_assignment, enumerate_up_to=0), brute_force_assignment])
+def test_a_device_without_an_expert_takes_no_time(assign: Any) -> None:
+    assert assign([1, 1], [9, 9], cpu_first=100).makespan == assign([9, 9], [1, 1], gpu_first=100).makespan == 2
+    assert assign([50, 50], [60, 60], gpu_first=1, cpu_first=20).makespan == 80  # one each: 51 and 80
+
+
 def test_fiddler_rule_equals_the_enumeration_of_its_code() -> None:
     rng = random.Random(SEED)
     for _ in range(1000):

@@ -30,6 +30,12 @@ def test_admission_by_score_halves_in_sixteen_visits_unless_asked(options: dict[
     assert copied(records) == [(0, 0), (at, 1)]
 
 
+@pytest.mark.parametrize(("inserts", "copies"), [(1, [2]), (2, [2, 1]), (None, [2, 1, 0])])
+def test_the_newest_misses_of_a_step_are_copied_as_the_next_begins(inserts: int | None, copies: list[int]) -> None:
+    found = copied(run({"admission": "newest", "inserts": inserts}, [[0, 1, 2], [3, 4, 5]], 4))
+    assert found == [(1, expert) for expert in copies]
+
+
 def test_between_batches_of_requests() -> None:
     rows = [[[0, 1]]] * 3  # one token of a prompt, two generated
     work = workload([rows, rows], prompt=1, n_experts=8, batch_size=1)

@@ -8,11 +8,13 @@ import pytest
 
 from moesim.errors import ConfigError
 from moesim.metrics.hits import hit_rates
-from moesim.policies.cpu_cache import both_rates
+from moesim.policies.cpu_cache import both_rates, copies_by_time
 from moesim.policies.registry import make_policy
 from moesim.policies.systems.dfa_cache import DfaCache
+from moesim.policies.systems.freetoken import FreeToken
 from moesim.records import Records
 from moesim.testing import FakeView, tiny_machine
+from moesim.testing import tiny_model as round_model
 from tests.engine.engine_kit import Oracle, cpu, gpu, link, machine, pair, play, tiny_model, workload
 from tests.policies.caches_kit import FAST, copied, happened, run, served
 
@@ -66,6 +68,20 @@ def test_the_table_by_rates_is_the_published_one(mb: float, rates: Any, gpu_us: 
     play(policy, workload([[[[*range(k)]]]], n_experts=8, weights=[1 / k] * k), hardware,
          model=tiny_model(n_layers=1, n_experts=8, top_k=k), slots={"gpu0": 8})  # fmt: skip
     assert policy._table == table
+
+
+def test_where_layers_differ_the_largest_expert_is_what_a_copy_takes() -> None:
+    whole = round_model().expert_bytes(0)
+    view = FakeView(round_model(top_k=6, expert_bytes_by_layer=(whole // 4, whole, whole // 4, whole // 4)), slots=32)
+    policy, other = DfaCache(fetch="rates"), FreeToken()
+    for one in (policy, other):
+        one.place(view)
+    copy, gpu, cpu = view.costs.fetch_ns("cpu0", "gpu0", None, 1), policy._gpu_ns[1], policy._cpu_ns[1]
+    assert copy == 4 * view.costs.fetch_ns("cpu0", "gpu0", None, 0) > 2 * cpu
+    both = 1 / (1 / cpu + 1 / copy)  # they do not slow each other down
+    table = [copies_by_time(n, copy, gpu, cpu, policy._first_ns, both) for n in range(7)]
+    assert policy._table == table != [copies_by_time(n, copy / 4, gpu, cpu, policy._first_ns, 0) for n in range(7)]
+    assert other._hybrid and other._p == pytest.approx(cpu / (cpu + copy))
 
 
 def test_rates_of_the_cpu_and_the_link_together() -> None:

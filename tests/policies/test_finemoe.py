@@ -216,3 +216,9 @@ def test_of_several_requests_the_last_rows_count_and_the_largest_priority() -> N
         [[ROW, ROW], [ROW, ROW]], [junk, FOUND, junk, other / 4], prompt=2, prefetch_distance=1, selected_only=True
     )
     assert copies(records)[:4] == ["p 0/0", "p 0/1", "p 0/2", "p 0/3"]  # .6, .5, .4, .3
+    # Each by its own similarity: of 1/16 the sums of .4, .7 and .9 are below the threshold, so that .2 is chosen, too.
+    third = np.tile([0.1, 0.4, 0.3, 0.2], (4, 1))
+    records = run_with_signal(
+        [[ROW, ROW], [ROW, ROW]], [junk, FOUND, junk, third / 16], prompt=2, prefetch_distance=1, selected_only=True
+    )
+    assert copies(records)[:4] == ["p 0/0", "p 0/1", "p 0/2", "p 0/3"]  # .6, .4, .4, .2

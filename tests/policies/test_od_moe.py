@@ -18,7 +18,7 @@ from moesim.policies.base import PolicyBase
 from moesim.policies.registry import make_policy
 from moesim.policies.systems import od_moe
 from moesim.policies.systems.od_moe import OdMoE, assign_loads
-from moesim.policy import Placement
+from moesim.policy import DEMAND, PREFETCH, Fetch, Placement
 from moesim.records import Records
 from moesim.testing import FakeView, run_tiny, tiny_workload
 from tests.engine.engine_kit import cpu, gpu, link, machine, play, tasks, tiny_model, transfers, workload
@@ -205,6 +205,23 @@ def test_a_demand_takes_the_place_of_a_later_layer() -> None:
         (2340, 3340, "1", "demand 1/0"),
     ]
     assert [(e.layer, e.reason) for e in records.evictions] == [(1, "evict")] * 2 + [(0, "drop")] * 2 + [(1, "drop")] * 2
+
+
+def test_a_demand_takes_the_latest_idle_expert_of_a_later_layer() -> None:
+    view, policy = FakeView(hardware=cluster(1)), OdMoE()
+    units = [(0, 7), (1, 6), (2, 4), (2, 5), (3, 1), (3, 2)]
+    for layer, expert in units:
+        view.put(layer, [expert], "worker0", "staging")
+    view.put(3, [6], "worker0")  # in another pool
+    found = []
+    while (unit := policy.evict(Fetch(1, [0], "worker0", DEMAND, "staging"), view)) is not None:
+        found.append(unit)
+        view.hold(*unit[:1], unit[1:], "worker0")
+    assert found == [(3, 2), (3, 1), (2, 5), (2, 4)]
+    view.hold(3, [1], "worker0", in_use=False)
+    assert policy.evict(Fetch(2, [0], "worker0", DEMAND, "staging"), view) == (3, 1)
+    assert policy.evict(Fetch(3, [0], "worker0", DEMAND, "staging"), view) is None
+    assert policy.evict(Fetch(1, [0], "worker0", PREFETCH, "staging"), view) is None
 
 
 def test_without_predictions_experts_are_loaded_once_routed() -> None:

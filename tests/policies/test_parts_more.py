@@ -22,7 +22,7 @@ from moesim.policies.parts.prefetch import NoPrefetch, RandomAhead, TopPredicted
 from moesim.policies.parts.replacement import Belady, WorkloadAware
 from moesim.policies.registry import make_policy
 from moesim.policies.systems.dali import Dali
-from moesim.policy import DEMAND, PREFETCH, Fetch, Run, StepBegin
+from moesim.policy import DEMAND, PREFETCH, UPDATE, Fetch, Run, StepBegin
 from moesim.records import Records
 from moesim.testing import FakeView, check_policy, routed, run_tiny, tiny_model, tiny_workload
 from moesim.testing.rules.caches import ArcLists
@@ -173,6 +173,38 @@ def test_arc_finds_room_for_a_load_that_later_ones_have_displaced() -> None:
     view.remove(0, [0], "gpu0")
     view.put(0, [3], "gpu0")
     assert policy.evict(Fetch(0, [2], "gpu0"), view) == (0, 3)
+
+
+@pytest.mark.parametrize("name", ["dali", "dali-multi-gpu"])
+def test_dalis_victim_was_replaced_on_its_way_and_is_idle(name: str) -> None:
+    """Three others have come for a window that is over, and the first of them is computed."""
+    policy = make_policy(name)
+    view = FakeView(slots=8)
+    view.use(policy.place(view))
+    members = [e for e in range(8) if view.is_resident(1, e, "gpu0")]
+    others = [e for e in range(8) if e not in members]
+    assert len(members) == 2
+    fetch = Fetch(1, members[:1], "gpu0", UPDATE)
+    assert policy.evict(fetch, view) is None
+    view.put(1, others[:3], "gpu0")
+    view.put(2, others[3:], "gpu0")
+    view.hold(1, others[:1], "gpu0")
+    assert policy.evict(fetch, view) == (1, others[1])
+    view.hold(1, others[:3], "gpu0")
+    assert policy.evict(fetch, view) is None
+
+
+def test_newcomers_that_are_there_get_the_slots_that_are_free_or_left_by_residents() -> None:
+    policy = Composed(replacement="workload-aware")
+    view = start(policy, slots=12)  # three of a layer
+    here = [e for e in range(8) if view.is_resident(1, e, "gpu0")]
+    assert len(here) == 3
+    there = [e for e in range(8) if e not in here][:4]
+    for n_free in range(3):
+        for n_victims in range(3 - n_free):
+            victims = [*here[n_free:][:n_victims], there[-1]]  # the last is on its way
+            assert policy._relabelled(1, victims, there[:3], view) == there[: n_free + n_victims]
+        view.remove(1, here[n_free : n_free + 1], "gpu0")
 
 
 # ----------------------------------------------------------------------------------------------------- activation-aware

@@ -25,7 +25,7 @@ from moesim.policies.algorithms.presched import (
 from moesim.policies.parts import Plan, Setup
 from moesim.policies.parts.prefetch import CrossLayer, Foresight, prefetch_count
 from moesim.policies.registry import make_policy
-from moesim.policies.systems.prescope import PREDICTOR_BYTES, PreScope
+from moesim.policies.systems.prescope import PREDICTOR_BYTES, PreScope, Visit
 from moesim.policy import Predict, Predicted, StepBegin
 from moesim.records import Records
 from moesim.testing import FakeView, routed, run_tiny, tiny_model, tiny_workload
@@ -317,6 +317,38 @@ def test_the_window_looks_at_the_layer_after_the_next() -> None:
     records = run({}, *layers, options=options, slots={"gpu0": 2}, tables=table, predictors=predictors)
     assert kit.transfers(records) == down((110, 510, "demand 0/2"), (510, 910, "prefetch 2/0"), (910, 1310, "prefetch 2/5"))
     assert [layer.end for layer in records.layers] == [1090, 1390, 1690]
+
+
+@pytest.mark.parametrize(
+    ("event", "awaits", "further", "asked"),
+    [
+        ((4, 2, "told"), True, True, ""), ((5, 2, "told"), True, True, "next"), ((5, 2, "told2"), True, True, ""),
+        ((5, 2, "told"), False, True, ""), ((5, 3, "told2"), False, True, "after the next"), ((5, 3, "told2"), False, False, ""),
+        ((5, 4, "told2"), False, True, ""), ((5, 3, "told"), True, False, ""),
+    ],
+)  # fmt: skip
+def test_late_predictions_are_taken_for_no_others(event: tuple[int, int, str], awaits: bool, further: bool, asked: str) -> None:
+    """Layer 1 of step 5 is routed; a prediction is of a step, a layer and a source."""
+    heard: list[str] = []
+
+    class Says:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def predicted(self, event: Predicted) -> None:
+            heard.append(self.name)
+
+    policy: Any = make_policy(
+        {"name": "prescope", "placement": "none", "window": "next2", "predictor": "told", "next2_predictor": "told2"}
+    )
+    view = FakeView()
+    policy.place(view)
+    policy._foresight, policy._foresight2 = Says("next"), Says("after the next")
+    policy._visit = visit = Visit(5, 1)
+    visit.awaits, visit.looks_further = awaits, further
+    step, layer, source = event
+    assert policy.on_predicted(Predicted(step, layer, 0, np.zeros((1, 2), int), None, source), view) == []
+    assert heard == [asked] * bool(asked) and (visit.awaits, visit.looks_further) == (awaits, further)
 
 
 def test_micro_batches_are_planned_together() -> None:

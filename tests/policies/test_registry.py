@@ -14,7 +14,16 @@ import pytest
 from moesim.cli.main import main
 from moesim.errors import ConfigError
 from moesim.policies.composed import Composed
-from moesim.policies.registry import GROUP, POLICIES, make_policy, policy_class, policy_info, policy_names
+from moesim.policies.registry import (
+    GROUP,
+    POLICIES,
+    code_names,
+    make_policy,
+    part_targets,
+    policy_class,
+    policy_info,
+    policy_names,
+)
 from moesim.policies.systems.fiddler import Fiddler
 from moesim.policies.user_code import sources_digest
 
@@ -79,11 +88,32 @@ def test_a_class_of_a_third_party_is_named_by_its_path(plugin: None) -> None:
 
 
 def test_an_entry_point_is_a_name(plugin: None) -> None:
-    assert "elsewhere" in policy_names()
+    assert policy_names() == sorted([*POLICIES, "elsewhere"])
     policy: Any = make_policy({"name": "elsewhere", "spare": 2})
     assert policy.spare == 2
     info = next(one for one in policy_info() if one.name == "elsewhere")
     assert (info.summary, info.options) == ("Runs on the host.", {"device": "cpu0", "spare": 1})
+
+
+def test_parts_that_are_classes_are_found_by_their_option_or_in_a_mapping() -> None:
+    policy: dict[str, Any] = {
+        "name": "a:Policy", "assignment": "b:Part", "scheduler": {"name": "c:Part", "placement": "d:Part"}, "mine": "e:Text",
+        "own": {"name": "f:Part"}, "prefetch": "predicted", "replacement": {"name": "lru"}, "placement": None, "n": 1,
+    }  # fmt: skip
+    assert part_targets(policy) == ["b:Part", "c:Part", "f:Part"]
+    assert code_names(policy) == ("a:Policy", "b:Part", "c:Part", "f:Part") and code_names("lru") == ("lru",)
+
+
+@pytest.mark.parametrize(
+    ("widths", "shown"),
+    [([1, 2], "1}, {..., width: 2}"), ([1, 2, 3], "1}, {..., width: 2}, {..., width: 3}"),
+     ([1, 2, 3, 4], "1}, {..., width: 2}, {..., width: 3}, ..."), ([1, 0], None), ([], None)],
+)  # fmt: skip
+def test_an_option_of_a_part_is_swept_by_listing_the_part(widths: list[int], shown: str | None) -> None:
+    with pytest.raises(ConfigError) as error:
+        make_policy({"name": "composed", "assignment": {"name": "beam", "width": widths}})
+    remedy = f"; to sweep it, list the part: [{{..., width: {shown}]"
+    assert str(error.value).endswith(remedy) if shown else "to sweep" not in str(error.value)
 
 
 def test_a_composition_is_written_in_yaml() -> None:
@@ -154,6 +184,10 @@ WRONG = [
     ),
     ({"name": "lru", "placement": 5}, "a.yaml: policy lru: option placement: expected a part by name or by a mapping, got 5"),
     ("no_such_module:Thing", "a.yaml: cannot import module 'no_such_module' of 'no_such_module:Thing'"),
+    (
+        "no_such.module:Thing",
+        "a.yaml: cannot import module 'no_such.module' of 'no_such.module:Thing': No module named 'no_such', nei",
+    ),
     (
         "moesim.policies.systems.fiddler:Fidler",
         "a.yaml: expected a class 'Fidler' in module 'moesim.policies.systems.fiddler', got none",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,7 @@ GOOD = {"source": SOURCE, "recall": [0.0, 0.5, 0.5, 1.0]}
         ({"source": "a (b)", "recall": [1.0]}, r"source: .* without round brackets, got 'a \(b\)'"),
         ({"source": "a" * 121, "recall": [1.0]}, "source: .*, at most 120 characters"),
         ({"source": 5, "recall": [1.0]}, "source: .*, got 5"),
+        ({"source": "b" * 120 + "(", "recall": [1.0]}, f"source: .*, got '{'b' * 59}; name the work"),
         ({"source": "a"}, "expected at least one of recall, single, sensitivity, got none; add it"),
         ({"source": "a", "recal": [1.0]}, "unknown table 'recal'; did you mean 'recall'?"),
         ("tables.yaml", "expected {file: PATH}, or a mapping with source and recall, single, sensitivity, got 'tables.yaml'"),
@@ -50,6 +53,7 @@ def test_what_is_no_table_is_refused_in_one_line(value: Any, message: str) -> No
     [
         ([0.5] * 3, "expected a list of 4, of 4 numbers in all, got 3; give one for each"),
         (0.5, "expected a list of 4, of 4 numbers in all, got 0.5"),
+        ("c" * 50, f"expected a list of 4, of 4 numbers in all, got '{'c' * 39}; give one"),
         ([0.5, 0.5, 1.5, 0.5], r"\[2\]: expected a number from 0 to 1, got 1.5; choose a value in this range"),
         ([0.5, -0.1, 0.5, 0.5], r"\[1\]: expected a number from 0 to 1, got -0.1"),
         ([math.nan, 0.5, 0.5, 0.5], r"\[0\]: expected a number from 0 to 1, got nan"),
@@ -90,7 +94,8 @@ def test_a_result_holds_the_tables_and_its_labels_their_source(tmp_path: Path) -
     found = load(tmp_path / "out").table
     labels = [f"adapmoe(source=frequency,released={name}, made up)" for name in ("even", "rising")]
     assert found["policy"].tolist() == labels
-    assert "even, made up" in found["policy_options"][0] and len(found["policy_options"][0]) < 200
+    options = json.loads(found["policy_options"][0])
+    assert options["released"]["source"] == "even, made up" and re.fullmatch("[0-9a-f]{16}", options["released"]["sha256"])
     assert found["cache_slots_used"].tolist() == [128, 128]
     records = load(tmp_path / "out").records(policy=labels[1])  # simulated again
     assert records.makespan_ns == found["makespan_ns"][1] != found["makespan_ns"][0]

@@ -72,10 +72,6 @@ class MultiPlan(NamedTuple):
     gpu_totals: tuple[float, ...]  # planned, in the unit of the costs
     cpu_total: float
 
-    @property
-    def makespan(self) -> float:
-        return max(*self.gpu_totals, self.cpu_total)
-
 
 def greedy_multi_assignment(
     gpu_costs: Sequence[Sequence[float]], cpu_cost: Sequence[float], gpu_first: Sequence[float] = (), cpu_first: float = 0

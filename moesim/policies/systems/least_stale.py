@@ -72,9 +72,6 @@ class TwoGenerations(Generic[Key]):
         self.stale.pop(key, None)
         self.fresh.pop(key, None)
 
-    def __contains__(self, key: object) -> bool:
-        return key in self.stale or key in self.fresh
-
     def __iter__(self) -> Iterator[Key]:
         return chain(self.stale, self.fresh)
 

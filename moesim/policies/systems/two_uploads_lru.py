@@ -143,7 +143,7 @@ class TwoUploadsLru(FilledBetweenSteps):
         return [*actions, *self.on_ran(event, view)]
 
     def on_sent(self, event: Sent, view: View) -> list[Action]:
-        return self._next() if self._on_its_way is not None and event.tag == AGAIN else []
+        return self._next()
 
     def on_layer_end(self, event: LayerEnd, view: View) -> list[Action]:
         self._staged = -1
