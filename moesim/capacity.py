@@ -242,6 +242,20 @@ def check_capacity(
                 f"{beyond}lower the cache ratio, the batch or the context, or choose fewer bits (expert_bits of the model) "
                 f"[policy={policy_name}]"
             )
+    check_one_memory(needed, hardware, policy_name)
+
+
+def check_one_memory(needed: Mapping[str, Mapping[str, int]], hardware: HardwareProfile, policy_name: str) -> None:
+    """Raise CapacityError if a memory that devices share is too small for what they hold together."""
+    for host in {device.memory_of: None for device in hardware.devices.values() if device.memory_of}:
+        sharing = [host, *(name for name, device in hardware.devices.items() if device.memory_of == host)]
+        total, capacity = sum(sum(needed[name].values()) for name in sharing), hardware.devices[host].memory_bytes
+        if total > capacity:
+            parts = "; ".join(f"{name}: {sum_of(needed[name])}" for name in sharing)
+            raise CapacityError(
+                f"{' and '.join(sharing)} of {hardware.name} share one memory: need {format_memory(total)}, has "
+                f"{format_memory(capacity)}: {parts}; choose fewer copies, fewer bits or less context [policy={policy_name}]"
+            )
 
 
 def sum_of(purposes: Mapping[str, int]) -> str:

@@ -98,7 +98,7 @@ def _device(name: str, profile: ProfileFile) -> Device:
         predict={source: _curve(curve, f"{key}.predict.{source}") for source, curve in given.predict.items()},
         role=given.role or _ROLES[given.kind],
         expert_cost=_expert_cost(given.expert_cost, numbers.get("memory_bytes_per_s", 0)),
-        operations=given.operations or "", cores=tuple(given.cores or ()), **numbers,
+        operations=given.operations or "", cores=tuple(given.cores or ()), memory_of=given.memory_of or "", **numbers,
     )  # fmt: skip
 
 
@@ -147,6 +147,7 @@ def _problems(profile: HardwareProfile) -> Iterator[str]:
     for device in profile.devices.values():
         yield from _curves(device)
     yield from _cores(profile)
+    yield from _one_memory(profile)
     yield from _contention(profile)
 
 
@@ -193,6 +194,27 @@ def _cores(profile: HardwareProfile) -> Iterator[str]:
         if common and one.host == two.host:
             got = f"{common[0]}, which is {one.name}'s as well"
             yield f"devices.{two.name}.cores: expected cores of its own, got {got}; give it to one of them"
+
+
+def _one_memory(profile: HardwareProfile) -> Iterator[str]:
+    """A memory is shared by a host and an accelerator, whose rates together its own bounds."""
+    pairs = {frozenset((pair.a, pair.b)) for pair in profile.contention}
+    for device in profile.devices.values():
+        if not device.memory_of:
+            continue
+        key, other = f"devices.{device.name}.memory_of", profile.devices.get(device.memory_of)
+        yield from _unknown(profile, key, device.memory_of)
+        if other is None:
+            continue
+        if (device.role, other.role, device.host) != ("accelerator", "host", other.host):
+            yield f"{key}: expected a host next to an accelerator, got '{other.name}'; name the processor whose memory it shares"
+        elif device.memory_bytes > other.memory_bytes:
+            got = f"got {device.memory_bytes}; correct one"
+            yield f"{key}: expected memory_bytes of at most {other.memory_bytes}, those of {other.name}, {got}"
+        elif frozenset((a := f"{other.name}.experts", b := f"{device.name}.experts")) not in pairs:
+            rates = other.memory_bytes_per_s, device.memory_bytes_per_s
+            share = f"{max(rates) / sum(rates):.2f} each if they read together what the faster one reads alone"
+            yield f"{key}: expected contention of {a} with {b}, got none; add rates, {share}"
 
 
 def _contention(profile: HardwareProfile) -> Iterator[str]:

@@ -411,6 +411,7 @@ class DeviceFile(Strict):
     role: Literal["accelerator", "host", "storage"] | None = None
     host: str = "host0"
     cores: Cores | None = None
+    memory_of: str | None = None  # the host whose memory it shares
     memory_bytes: Memory
     workspace_bytes: Size | None = None
     memory_bytes_per_s: Rate | None = None

@@ -147,10 +147,11 @@ class Device:
     token_us: Fraction = Fraction(0)
     latent_attention_us: Fraction = Fraction(0)
     cores: tuple[int, ...] = ()  # processor cores that it is, where the profile is of a part of a processor; empty: all
+    memory_of: str = ""  # host whose memory it shares, of which `memory_bytes` is what it may have; empty: it has its own
 
     def figures(self) -> dict[str, Any]:
-        """Return what a hash is made of: without a wake-up as before there was any."""
-        return {name: value for name, value in vars(self).items() if name != "wake_us" or value}
+        """Return what a hash is made of: without a wake-up, or a shared memory, as before there was any."""
+        return {name: value for name, value in vars(self).items() if name not in ("wake_us", "memory_of") or value}
 
 
 @dataclass(frozen=True)

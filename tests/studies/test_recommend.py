@@ -149,6 +149,20 @@ def test_ram_too_small_is_met_by_more_on_the_gpu_or_refused(trace: str, tmp_path
         recommend(asked(trace, ram="1GiB", vram="2GiB"))
 
 
+def test_one_memory_has_no_use_for_copies_of_experts(trace: str, tmp_path: Path):
+    """Experts go to the CPU only where the GPU may not have all of the memory, and then as few as need be."""
+    found = {}
+    for vram, ram in (("8GiB", "8GiB"), ("2.2GiB", "8GiB"), ("2.2GiB", "4GiB")):
+        space = space_of(asked(trace, hardware="ryzen-ai-max-395", vram=vram, ram=ram), tmp_path)
+        assert space.shipped()[0] == space.papers()[0] == []
+        assert "share one memory" in space.shipped()[1]["llama-cpp-cache"] and "share one memory" in space.papers()[1]["lru"]
+        families = {family.name: family for family in space.families}
+        assert families.keys() == {"all-gpu", "expert-layers"} and families["expert-layers"].fullest
+        found[vram, ram] = [*space.feasible(families["expert-layers"])]
+    assert found["8GiB", "8GiB"][-1] == 0 and found["2.2GiB", "8GiB"][-1] > 0
+    assert found["2.2GiB", "4GiB"] == [], "the experts on the CPU take the same memory"
+
+
 def test_papers_are_ranked_beside_and_lossy_ones_only_on_request(advice: Advice, trace: str):
     screened = {one.family for one in advice.found.screened if not one.runnable}
     assert {"fiddler", "lru", "dali"} <= screened | set(advice.found.no_fit)

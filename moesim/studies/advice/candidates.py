@@ -53,6 +53,9 @@ def families_of(setting: Setting, *, counted: bool) -> list[Family]:
         return [Family("all-gpu", lambda number: whole, 0, 0, 1)]
     families = [Family("all-gpu", lambda number: whole, 0, 0, 1, never=no_vllm or "")]  # llama.cpp: expert-layers 0
     model = setting.model
+    if setting.one_memory:  # experts on the CPU save memory only where the GPU may not have all of it
+        layers = (model.positions[0], model.positions[-1] + 1)
+        return [*families, Family("expert-layers", lambda n: {"name": "llama-cpp", "n_cpu_moe": n}, *layers, -1, fullest=True)]
     n_layers, first, last = len(model.blocks), model.positions[0], model.positions[-1]
     families += [
         Family("expert-layers", lambda n: {"name": "llama-cpp", "n_cpu_moe": n}, first, last + 1, -1),
@@ -243,6 +246,8 @@ class Space:
     def papers(self) -> tuple[list[Candidate], dict[str, str]]:
         """Return policies of papers that fit with their largest cache, and why others do not."""
         found, left_out = [], {}
+        if self.setting.one_memory:
+            return [], dict.fromkeys(PAPERS, self._twice)
         for name in (*PAPERS, *(LOSSY if self.setting.asked.lossy else ())):
             made: Any = make_policy(name)
             lacking, note = self.routing.has(made.needs), ""
@@ -258,9 +263,15 @@ class Space:
                 found.append(one)
         return found, left_out
 
+    @property
+    def _twice(self) -> str:
+        return f"{self.setting.gpu} and {self.setting.host} share one memory, which would hold copies of experts twice"
+
     def shipped(self) -> tuple[list[Candidate], dict[str, str]]:
         if not self.setting.host_computes:
             return [], {}
+        if self.setting.one_memory:
+            return [], dict.fromkeys((one.family for one in SHIPPED), self._twice)
         all_of_them = {one.family: self._filled(one.family, one.policy, one) for one in SHIPPED}
         found = [one for one in all_of_them.values() if isinstance(one, Candidate)]
         return found, {name: one.why for name, one in all_of_them.items() if isinstance(one, Misfit)}
@@ -311,6 +322,10 @@ class Space:
         for what, need, have in ((setting.host, host, setting.ram_bytes), (setting.gpu, gpu, setting.vram_bytes)):
             if need > have and not lacking(needed[what], have, placement):
                 return Misfit(what == setting.gpu, f"needs {gib(need)} on {what}, which has {gib(have)}: {sum_of(needed[what])}")
+        if setting.one_memory and gpu + host > setting.ram_bytes:
+            return Misfit(
+                True, f"needs {gib(gpu + host)} of the one memory of {setting.gpu} and {setting.host}, {gib(setting.ram_bytes)}"
+            )
         on_gpu = sum(len(copy.experts) for copy in placement.copies if copy.device == setting.gpu)
         return Candidate(name, number, written, runnable, on_gpu, gpu, host, note)
 

@@ -80,6 +80,11 @@ class Setting:
     profile_vram_bytes: int  # memory of the GPU in the profile as it is
 
     @property
+    def one_memory(self) -> bool:
+        """Whether GPU and host share one memory."""
+        return self.hardware.devices[self.gpu].memory_of == self.host
+
+    @property
     def kv_tokens(self) -> int:
         """Tokens for which the KV cache must have room, over all requests."""
         return self.context * self.asked.batch
@@ -102,7 +107,10 @@ def look_up(asked: Asked, folder: Path) -> Setting:
     model, model_ref = _model(asked, folder)
     plain = load_hardware(asked.hardware, f"{PLACE}: --hardware")
     gpu, host, computes = _devices(plain)
-    vram = _memory(asked.vram, "--vram", plain.devices[gpu].memory_bytes)
+    own = plain.devices[gpu].memory_bytes
+    if plain.devices[gpu].memory_of:
+        own = min(own, _memory(asked.ram, "--ram", own))
+    vram = _memory(asked.vram, "--vram", own)
     if not computes and asked.ram is not None:
         raise ConfigError(f"{PLACE}: --ram: {plain.name} keeps all experts on {host}, not in memory; leave --ram out")
     ram = _memory(asked.ram, "--ram", plain.devices[host].memory_bytes)
