@@ -15,7 +15,7 @@ TOP, CPP, TESTS = "files at the top", "C++", "tests"
 
 LINES = {  # what a package may have today; behind it what it is to come down to
     "policies": 13_732,  # 11,500; a layer's copies before its products; layers over GPUs
-    "studies": 10_747,  # 7,500; hit rates without costs; long contexts and prompts of public rows
+    "studies": 10_770,  # 7,500; hit rates without costs; long contexts and prompts of public rows
     "trace": 9_856,  # 7,200; imports of any table or JSON and of counts; lifts; depth, workloads, prompts; rates no set has
     "live": 6_137,  # 5,400; windows of layers; experts of three sizes; measurements that end in time; pairs by size
     "plots": 5_397,  # 4,300
@@ -24,15 +24,15 @@ LINES = {  # what a package may have today; behind it what it is to come down to
     "api": 1_235,  # what real speeds to expect; engines
     "recorder": 3_433,
     "metrics": 3_058,  # 2,600
-    "hardware": 3_360,  # with model 4,000; layers whose operations are not known are named; read rates by size; engine profiles
+    "hardware": 3_384,  # with model 4,000; layers whose operations are not known are named; read rates by size; engine profiles; one memory of CPU and GPU
     "model": 2_924,  # any config.json and GGUF header, layer by layer; other spellings of keys, caches that layers share
     "engine": 2_716,  # 1,800
     "core": 2_043,  # 1,100
     "testing": 3_204,  # 2,300 of them: rules of papers and codes, written a second time for the check of what policies decide
     "report": 892,
-    TOP: 1_050,  # nearest names
+    TOP: 1_064,  # nearest names
     CPP: 6_050,  # 5,600
-    TESTS: 58_112,  # 42,000; an architecture with recorded routing a row; long contexts; a machine measured whole; faults
+    TESTS: 58_209,  # 42,000; an architecture with recorded routing a row; long contexts; a machine measured whole; faults
 }
 
 
