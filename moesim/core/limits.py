@@ -37,6 +37,8 @@ BYTES: Final = Bounds(0, 2**53)
 """Bytes of a memory, a cache or a chunk: up to 8 PiB, what every column of a table and every reader of JSON holds exactly."""
 CORES: Final = Bounds(0, 10**6)
 """Numbers of processor cores."""
+COMPUTE: Final = Bounds(1, 30)
+"""CUDA's compute capability of a GPU, such as 8.6: up to twice the newest; 86 is a slip."""
 LAUNCHES: Final = Bounds(0, 10**6)
 """Kernels of one part of a layer."""
 

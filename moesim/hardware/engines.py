@@ -19,6 +19,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field, ValidationError
 
 from moesim.core.gate import YAML, read_text
+from moesim.core.limits import COMPUTE, CORES
 from moesim.errors import HardwareError, unknown_name
 from moesim.hardware.read import failures, read_yaml, refusal, told, with_sources
 from moesim.hardware.schema import PARTS, Launches, Share, Strict, Time
@@ -183,9 +184,9 @@ def facts_of(words: Mapping[str, Any], kinds: Collection[str], place: str) -> di
     for key, known in (("backend", BACKENDS), ("system", SYSTEMS)):
         if found[key] not in known:
             raise HardwareError(f"{place}: machine.{key}: {unknown_name(key, found[key], known)}")
-    for key, form in (("compute", r"\d+(\.\d+)?"), ("threads", r"[1-9]\d*")):
-        if key in found and not re.fullmatch(form, found[key]):
-            raise HardwareError(f"{place}: machine.{key}: expected a number in quotes, got '{found[key]}'; correct it")
+    for key, form, bounds in (("compute", r"\d+(\.\d+)?", COMPUTE), ("threads", r"[1-9]\d*", CORES)):
+        if key in found and not (re.fullmatch(form, found[key]) and bounds.hold(float(found[key]))):
+            raise HardwareError(f"{place}: machine.{key}: expected a number in quotes, {bounds}, got '{found[key]}'; correct it")
     return found
 
 

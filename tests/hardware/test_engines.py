@@ -264,7 +264,11 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "words": ({"machine": [1]}, "machine: expected a mapping"),
     "link": ({"links": {"cpu0->gpu0": {"pinned": 5}}}, "links.cpu0->gpu0.pinned: expected a mapping"),
-    "threads": ({"machine": {"threads": "1.5"}}, "machine.threads: expected a number in quotes, got '1.5'"),
+    "threads": ({"machine": {"threads": "1.5"}}, "machine.threads: expected a number in quotes, from 0 to 1e+06, got '1.5'"),
+    "many threads": (
+        {"machine": {"threads": "10000000"}},
+        "machine.threads: expected a number in quotes, from 0 to 1e+06, got '10000000'",
+    ),
 }
 
 
@@ -307,7 +311,8 @@ def test_an_override_of_replaced_software_is_not_lost_in_silence(mine: str):
         ("exllamav3", {"backend": "hip"}, "got exllamav3, which runs on cuda"),
         ("llama.cpp", {"backend": "opencl"}, "machine.backend: unknown backend 'opencl'"),
         ("llama.cpp", {"system": "dos"}, "machine.system: unknown system 'dos'"),
-        ("llama.cpp", {"compute": "ada"}, "machine.compute: expected a number in quotes, got 'ada'"),
+        ("llama.cpp", {"compute": "ada"}, "machine.compute: expected a number in quotes, from 1 to 30, got 'ada'"),
+        ("llama.cpp", {"compute": "86"}, "machine.compute: expected a number in quotes, from 1 to 30, got '86'"),
         ("no/such.yaml", {}, "no/such.yaml: expected an engine profile"),
     ],
 )

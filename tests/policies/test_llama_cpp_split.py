@@ -71,7 +71,7 @@ def test_the_fullest_gpu_must_have_room() -> None:
         LlamaCpp(n_cpu_moe=6).place(view(8, slots=1))
 
 
-@pytest.mark.parametrize("split", [[1.0, 1.0, 1.0], [-1.0, 1.0], [0.0, 0.0], [float("inf"), 1.0]])
+@pytest.mark.parametrize("split", [[1.0, 1.0, 1.0], [-1.0, 1.0], [0.0, 0.0], [float("inf"), 1.0], [1e308, 1e308]])
 def test_a_split_that_no_machine_has_is_refused(split: list[float]) -> None:
     with pytest.raises(ConfigError, match=r"tensor_split: expected at most 2 numbers .* 2 GPUs \(gpu0, gpu1\), got \["):
         LlamaCpp(n_cpu_moe=0, tensor_split=split).place(view(8, 8))

@@ -317,9 +317,9 @@ class LlamaCpp(ForOneUse):
         if split is None:
             devices = [view.costs.hardware.devices[gpu] for gpu in self._gpus]
             return [max(1, device.memory_bytes - device.workspace_bytes) for device in devices]
-        if len(split) > n or not all(0 <= share < inf for share in split) or not any(split):
+        if len(split) > n or not all(share >= 0 for share in split) or not 0 < sum(split) < inf:
             raise ConfigError(
-                f"policy llama-cpp: tensor_split: expected at most {n} numbers of at least 0 and not all 0, as this host has {n} "
+                f"policy llama-cpp: tensor_split: expected at most {n} numbers of at least 0 with a sum above 0, as this host has {n} "
                 f"GPUs ({', '.join(self._gpus)}), got {split}"
             )
         return [*split, *[0.0] * (n - len(split))]
