@@ -14,6 +14,7 @@ import gzip
 import importlib.util
 import io
 import json
+import math
 import multiprocessing
 import subprocess
 import sys
@@ -23,6 +24,7 @@ import zipfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,9 +44,9 @@ from moesim.core.files import Journal, OutputFolder, write_bytes
 from moesim.errors import ConfigError, MoesimError, describe_exception
 from moesim.live.kernels.host import describe, usable_cores
 from moesim.live.kernels.plans import ExpertShape
+from moesim.live.profiler import probes
 from moesim.live.profiler.plan import Block, Plan, transfers
-from moesim.live.profiler.probes import Layout, Probe, Wanted, byte_sizes, layout_of, ring_length, sized_shapes, subject_of
-from moesim.live.profiler.probes import turning_bytes as all_turning_bytes
+from moesim.live.profiler.probes import Layout, Probe, Wanted, layout_of, ring_length, sized_shapes, subject_of
 from moesim.live.profiler.samples import COMMAND, PART, Store, sample
 from moesim.model import bits_to_bytes, load_model
 
@@ -75,7 +77,7 @@ class Scale:
 
 _BASES = ("qwen3-30b-a3b", "deepseek-v2-lite", "mixtral-8x7b")
 _TINY = {"n_layers": 2, "n_experts": 8, "hidden": 512, "expert_intermediate": 1024, "vocab": 256}
-FULL: Final = Scale(tuple({"base": base, "n_layers": n} for base, n in zip(_BASES, (6, 6, 2), strict=True)))
+FULL: Final = Scale(tuple({"base": base, "n_layers": n} for base, n in zip(_BASES, (4, 4, 2), strict=True)))
 SMALL: Final = Scale(
     tuple(_TINY | {"base": base} for base in _BASES), (1, 4), (16, 8), 2**22, (2**20,), 1, (1, 10), 5, 10**9, 4, False
 )
@@ -97,16 +99,16 @@ class Setting:
     def layout(self) -> Layout:
         return layout_of(usable_cores(), gpu=self.gpu)
 
-    def shapes(self, bits: float) -> list[ExpertShape]:
-        """Return the experts of all models and sizes at a precision."""
-        models = [load_model(model | {"expert_bits": bits}) for model in self.scale.models]
-        return [*map(ExpertShape.of, models), *sized_shapes(bits)[: self.scale.sizes]]
+    def shapes(self, *, models: bool = True) -> list[ExpertShape]:
+        """Return the experts of models, and of the sizes of processors' experts, each at all precisions."""
+        own = [load_model(model | {"expert_bits": bits}) for model in self.scale.models for bits in self.scale.bits if models]
+        others = zip(*(sized_shapes(bits)[: self.scale.sizes] for bits in self.scale.bits), strict=True)
+        return [*map(ExpertShape.of, own), *chain.from_iterable(others)]
 
     def begin(self, step: str) -> tuple[Plan, Store]:
         """Return a plan without probes, and the file of a step's readings."""
-        layout, shapes = self.layout, tuple(shape for bits in self.scale.bits for shape in self.shapes(bits))
-        wanted, turning = (Wanted(load_model(self.scale.models[0]), shapes),), all_turning_bytes(layout)
-        plan = Plan(layout, wanted, "quick", 0, self.scale.repeats, (), (), 0, turning, ())
+        layout, wanted = self.layout, (Wanted(load_model(self.scale.models[0]), tuple(self.shapes())),)
+        plan = Plan(layout, wanted, "quick", 0, self.scale.repeats, (), (), 0, probes.turning_bytes(layout), ())
         return plan, Store(self.work / step, plan, {}, resume=False)
 
 
@@ -116,55 +118,49 @@ Call = Callable[[], object]
 
 def copies(setting: Setting, until: float) -> Notes:
     """Time copies of each kind and size while nothing else is executed."""
-    tier, sizes = setting.layout.tiers[0], byte_sizes(setting.scale.copies, 4)
+    tier, sizes = setting.layout.tiers[0], probes.byte_sizes(setting.scale.copies, 4)
     kinds = [(link.name, kind) for link in tier.links for kind in transfers(tier)]
-    return _measure(setting, "copies", until, [
-        Block(f"{link} {kind}", tuple(Probe("copy", link, variant=kind, size=n, unit="bytes") for n in sizes))
-        for link, kind in kinds
-    ])  # fmt: skip
+    each = [tuple(Probe("copy", link, variant=kind, size=n, unit="bytes") for n in sizes) for link, kind in kinds]
+    return _measure(setting, "copies", until, list(map(Block, map(" ".join, kinds), each)))
 
 
 def contention(setting: Setting, until: float) -> Notes:
     """Time pairs of activities, each alone and both together; copies of several kinds and sizes."""
     tier, blocks = setting.layout.tiers[0], []
-    for a, b in tier.pairs:
-        for kind in (kind for kind in transfers(tier) if kind != "chunked"):
-            probes = tuple(Probe("pair", a, b, variant=kind, size=n, unit="bytes") for n in setting.scale.paired)
-            blocks.append(Block(f"{a} with {b} {kind}", probes))
-    return _measure(setting, "contention", until, [block for block in blocks if "->" in block.name])
+    pairs = [(*pair, kind) for pair in tier.pairs if "->" in "".join(pair) for kind in transfers(tier) if kind != "chunked"]
+    for a, b, kind in pairs:
+        sizes = setting.scale.paired
+        each = tuple(Probe("pair", a, b, variant=kind, size=n, unit="bytes") for n in sizes)
+        blocks.append(Block(f"{a} with {b} {kind}", each))
+    return _measure(setting, "contention", until, blocks)
 
 
 def experts(role: str, setting: Setting, until: float) -> Notes:
     """Time experts by size, format and rows as replays run them; on a host by threads, too."""
     device, host = next(one for one in setting.layout.tiers[0].devices if one.role == role), role == "host"
     threads = sorted({1, max(1, len(device.cores) // 2), len(device.cores)}, reverse=True) if host else [device.threads]
-    shapes = [
-        one
-        for bits in setting.scale.bits
-        for one in (sized_shapes(bits)[: setting.scale.sizes] if host else setting.shapes(bits))
-    ]
-    return _measure(setting, f"{role} experts", until, [
-        Block(_words(one), tuple(
-            Probe("expert", device.name, subject_of(one), one.bits, n, size=rows, unit="rows")
-            for n in threads for rows in setting.scale.rows
-        ))
-        for one in shapes
-    ])  # fmt: skip
+    blocks = []
+    for shape in setting.shapes(models=not host):
+        which = [(n, rows) for n in threads for rows in setting.scale.rows]
+        each = (Probe("expert", device.name, subject_of(shape), shape.bits, n, size=rows, unit="rows") for n, rows in which)
+        blocks.append(Block(_words(shape), tuple(each)))
+    return _measure(setting, f"{role} experts", until, blocks)
 
 
 def _words(shape: ExpertShape) -> str:
     return f"{subject_of(shape)} {FORMATS[int(shape.bits)]}"
 
 
-def _measure(setting: Setting, step: str, until: float, blocks: Iterable[Block]) -> Notes:
-    """Measure blocks of probes; one that fails or finds no time is a note."""
+def _measure(setting: Setting, step: str, until: float, blocks: Sequence[Block]) -> Notes:
+    """Measure blocks of probes, each in its share of the time; one that fails is a note."""
     from moesim.live.profiler.bench import Machine, RealBench  # PyTorch: the processes of steps alone need it
 
-    (plan, store), notes, n_measured = setting.begin(step), [], 0
-    for block in blocks:
+    (plan, store), notes, n_measured, began = setting.begin(step), [], 0, time.monotonic()
+    for number, block in enumerate(blocks, start=1):
+        end = began + (until - began) * number / len(blocks)
         bench = RealBench(plan, Machine())  # one a block: results that a failed one left under way reach no other
         try:
-            sample(replace(plan, blocks=(block,)), bench, store, until=until)
+            sample(replace(plan, blocks=(block,)), bench, store, until=end)
         except (MoesimError, RuntimeError, MemoryError) as error:
             notes.append(f"{block.name}: {describe_exception(error)}")
         else:
@@ -223,7 +219,7 @@ def launches(setting: Setting, until: float) -> Notes:
     stream, number = Stream(setting.place), torch.ones(1, device=setting.place)
     _, store = setting.begin("launches")
     for n in setting.scale.kernels:
-        eager = partial(_repeat, partial(number.add_, 1), n)
+        eager = partial(_all, [partial(number.add_, 1)] * n)
         for how, call in (("eager", eager), ("graph", stream.graph(eager))):
             stream.time(call)
             for repeat in range(2 * setting.scale.repeats):
@@ -235,8 +231,8 @@ def launches(setting: Setting, until: float) -> Notes:
     return []
 
 
-def _repeat(call: Call, n: int) -> None:
-    for _ in range(n):
+def _all(calls: Iterable[Call]) -> None:
+    for call in calls:
         call()
 
 
@@ -265,17 +261,12 @@ def _products(setting: Setting, stream: Stream, shape: ExpertShape, turning: int
         if time.monotonic() > until:
             raise ConfigError(f"no time for {rows} rows and more")
         x = torch.randn(rows, shape.hidden, device=setting.place).to(ring.kernel.act_dtype)
-        products = partial(_run_all, ring.kernel, weights, x)
+        products = partial(_all, [partial(ring.kernel.run, one, x) for one in weights])
         for variant, call in (("products", products), ("products in a graph", stream.graph(products))):
             probe = Probe("expert", "gpu0", subject_of(shape), shape.bits, None, variant, rows, "rows")
             stream.time(call)
             for repeat in range(setting.scale.repeats):
                 store.append(probe, repeat, [(probe, stream.time(call)["device"] / n)])
-
-
-def _run_all(kernel: Any, weights: Sequence[Any], x: Any) -> None:
-    for one in weights:
-        kernel.run(one, x)
 
 
 def profile(setting: Setting, until: float) -> Notes:
@@ -291,11 +282,8 @@ def profile(setting: Setting, until: float) -> Notes:
     first = ("copies", f"model {models[0].name}", "latencies", "pairs", *(f"model {model.name}" for model in models[1:]))
     blocks = sorted(prepared.plan.blocks, key=lambda block: first.index(block.name) if block.name in first else len(first))
     if not scale.runtime:
-        blocks = [
-            replace(block, probes=tuple(p for p in block.probes if p.kind != "runtime"))
-            for block in blocks
-            if block.name in first
-        ]
+        few = [block for block in blocks if block.name in first]
+        blocks = [replace(block, probes=tuple(probe for probe in block.probes if probe.kind != "runtime")) for block in few]
     measure(replace(prepared, plan=replace(prepared.plan, blocks=tuple(blocks))), progress=False, warn=notes.append, until=until)
     return notes
 
@@ -319,16 +307,18 @@ def replay(number: int, setting: Setting, until: float) -> Notes:
         signals={"gate_next1": 0.8, "gate_next2": 0.8, "gate_next3": 0.8, "residual": 0.7},
     ).write(trace)  # fmt: skip
     config = {
-        "name": model.name, "engine": "machine", "model": scale.models[number], "hardware": str(file), "trace": str(trace),
+        "engine": "machine", "model": scale.models[number], "hardware": str(file), "trace": str(trace),
         "workload": {"batch_size": 1, "prompt_tokens": 8, "decode_tokens": scale.tokens}, "cache": {"ratio": 0.5},
         "policies": list(POLICIES),
     }  # fmt: skip
     experiment, backend = Experiment(parse_config(config, "replay"), "replay"), "cpu" if setting.gpu is None else "cuda"
     memory = None if scale.memory is None else f"{scale.memory} B"
     with live_machine(experiment, backend, memory, None) as live:
-        found = validate(experiment, folder, live_execution(live), repeats=2, how={"backend": backend, "memory": memory})
-    report = Report(found)
-    report.write(folder)
+        for repeats in (1, 2):  # a report of one replay of each run, and with time left of two
+            if repeats == 1 or time.monotonic() < until:
+                how = {"backend": backend, "memory": memory}
+                report = Report(validate(experiment, folder, live_execution(live), repeats=repeats, how=how))
+                report.write(folder)
     return list(report.problems)
 
 
@@ -457,7 +447,7 @@ def _samples(work: Path, steps: Sequence[str]) -> bytes:
                 probe = Probe(*fields)
                 size = {probe.unit: probe.size}
                 if probe.kind == "expert":
-                    size["bytes"] = bits_to_bytes(3 * int.__mul__(*map(int, probe.subject.split("x"))), probe.bits or 0)
+                    size["bytes"] = bits_to_bytes(3 * math.prod(map(int, probe.subject.split("x"))), probe.bits or 16)
                 words = FORMATS[int(probe.bits)] if probe.bits else None
                 counts = [size.get(unit) for unit in ("rows", "bytes", "calls")]
                 first = [step, probe.kind, probe.device, probe.subject, probe.variant, words, probe.threads]
@@ -476,12 +466,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--minutes: expected a number above 0 and up to {MOST_MINUTES}, got {given.minutes:g}")
     if given.out.exists() and (not given.out.is_dir() or any(given.out.iterdir())):
         parser.error(f"OUT: expected an empty or new folder, got {given.out}; choose another")
-    words = describe()
+    began, words = time.monotonic(), describe()
     if "gpus" not in words:
         print(f"torch {words.get('torch')} finds no CUDA GPU: only the processor is measured", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         setting = Setting(SMALL if given.small else FULL, Path(folder), "cuda:0" if "gpus" in words else "cpu")
-        report = run_steps(STEPS, setting, given.out, words, given.minutes)
+        report = run_steps(STEPS, setting, given.out, words, given.minutes - (time.monotonic() - began) / 60)
     return 1 if any(one["state"] == "failed" for one in report) else 0
 
 
