@@ -278,6 +278,18 @@ def test_a_worker_with_another_policy_is_refused(
     assert err.count("\n") == 2 and err.startswith("1 run of first was computed with other code or inputs, and will be computed ")
 
 
+def test_workers_with_several_threads_are_told_of_once(capsys: pytest.CaptureFixture[str]):
+    cluster: Any = object.__new__(workers.Cluster)
+    cluster._address, cluster._told, cluster._n_workers = "tcp://a:1", False, 0
+    said = []
+    for threads in ({}, {"a": 1, "b": 1}, {"a": 1, "b": 2}, {"a": 2}, {}):
+        cluster._tell(threads)
+        cluster._n_workers = len(threads)
+        said.append(capsys.readouterr().err.partition("; ")[0])
+    assert said == ["", "", "moesim: tcp://a:1: workers have several threads, whose runs take turns", "",
+                    "moesim: tcp://a:1: no workers"]  # fmt: skip
+
+
 def test_made_up_routing_goes_through_the_result_folder(dask: Dask, folder: Path):
     dask.have(1)
     trace = {"synthesize": "mixtral-8x7b", "requests": 2, "prompt": 8, "decode": 4}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from moesim.errors import ConfigError
-from moesim.experiment.config import Config, apply_override, json_schema, load_config, parse_config
+from moesim.experiment.config import Config, apply_override, json_schema, load_config, parse_config, read_merged
 from moesim.experiment.sweep import expand, quick
 
 BASE: dict[str, Any] = {
@@ -103,6 +104,20 @@ YAML_ERRORS: list[tuple[dict[str, Any], str]] = [
                                                   [[1, -1]], [[2], [1, "2"]])),
 ]  # fmt: skip
 """Changes of an experiment, and what is wrong with them: the whole message, or how it begins (...)."""
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [("quikstart", "did you mean 'quickstart'?"), ("x/quikstart", "correct the path"), ("quikstart.yaml", "correct the path"),
+     ("mime.yaml", "did you mean 'mine.yaml'?")],
+)  # fmt: skip
+def test_a_missing_file_is_looked_for_among_its_neighbours_or_by_name_among_those_shipped(
+    name: str, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text("model: x")
+    with pytest.raises(ConfigError, match=rf"^{name}: expected an experiment file, got: .*; {re.escape(remedy)}$"):
+        read_merged(Path(name))
 
 
 @pytest.mark.parametrize(("changes", "message"), YAML_ERRORS)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from moesim.errors import ConfigError
 from moesim.experiment import Results, run_experiment
@@ -193,6 +194,10 @@ def test_figures_are_drawn_again_only_if_something_of_them_has_changed(
 
     assert again(["decode_speed"]) == ["decode_speed"]
     assert again(["decode_speed"]) == again(["decode_speed"]) == []
+    assert again(["hit_rate", "decode_speed"]) == ["hit_rate", "decode_speed"]
+    files = yaml.safe_load((tmp_path / "out/config.resolved.yaml").read_text())["figures"]["files"]
+    assert files == [f"{name}.{end}" for name in ("decode_speed", "hit_rate") for end in ("csv", "png")]
+    assert again(["decode_speed"]) == ["decode_speed"]
     (tmp_path / "out/plots/decode_speed.png").unlink()
     assert again(["decode_speed"]) == ["decode_speed"]
     (tmp_path / "out/plots/decode_speed.png").write_bytes(b"painted over")

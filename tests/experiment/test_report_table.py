@@ -14,8 +14,10 @@ from moesim.core.colours import LABEL
 from moesim.core.table import Format, render
 from moesim.experiment import report
 from moesim.experiment.report import (
+    CI,
     LIFTS,
     By,
+    aggregate,
     at_lifts,
     busy_percent,
     failure_lines,
@@ -130,6 +132,17 @@ def test_every_column_of_the_wide_table() -> None:
         ("busy % GPU", "50", "50"), ("CPU", "-", "12"), ("link", "90", "90"), ("fresh %", "50.0*", "-"),
         ("label", "derived", "-"),
     ]  # fmt: skip
+
+
+def test_settings_of_repeats_are_those_of_the_first_that_ran() -> None:
+    failed = row("lru", None, group="g", error="no room", only=1, word="x", **{LEAST: 9.0})
+    first = row("lru", 2.0, group="g", repeat=1, word="y", mixed=1.0, flag=True)
+    second = row("lru", 2.0, group="g", repeat=2, word="z", mixed="text", flag=True)
+    (whole,) = aggregate([failed, first, second])
+    assert (whole["word"], whole["mixed"], whole["flag"], whole["error"]) == ("y", 1.0, True, "1 of 3 repeats failed")
+    assert "only" not in whole and f"{CI}mixed" not in whole and LEAST not in whole
+    (none,) = aggregate([failed, {**failed, "word": "w"}])
+    assert (none["policy"], none["word"], none["repeats"], none["error"]) == ("lru", "x", 0, "2 of 2 repeats failed")
 
 
 def test_runs_over_lifts_are_the_middle_one_with_the_range() -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 import yaml
 
 from moesim.core.files import FILE
+from moesim.errors import ConfigError
 from moesim.experiment import folder, run_experiment
 from moesim.experiment.config import parse_config
 from moesim.experiment.folder import Output, describe
@@ -16,6 +19,8 @@ from moesim.experiment.store import DATASET, INPUTS, RECORDS, SmallInputs, read_
 from moesim.metrics.machine import Machine
 from moesim.testing import tiny_machine
 from tests.experiment.experiment_kit import resolve, small
+
+RUN = {"run": 0, "policy": "lru"}
 
 EVERYTHING = {"plots": ["decode_speed", "hit_rate", "breakdown", "gantt"], "frames": True, "cache": {"ratio": [0.25, 0.5]}}
 
@@ -57,6 +62,26 @@ def test_the_same_inputs_give_the_same_bytes_with_any_number_of_processes(result
     first, second = content(result), content(again)
     assert list(first) == list(second)
     assert [name for name in first if first[name] != second[name]] == []
+
+
+@pytest.mark.parametrize(
+    ("content", "got"),
+    [
+        ([1], "no runs in it"), ({}, "no runs in it"), ({"runs": {}}, "no runs in it"), ({"runs": [[]]}, "runs[0] is no mapping"),
+        ({"runs": [RUN, {"policy": "lru"}]}, "runs[1] has no number of its run or no policy"),
+        ({"runs": [RUN | {"run": True}]}, "runs[0] has no number of its run or no policy"),
+        ({"runs": [RUN | {"policy": None}]}, "runs[0] has no number of its run or no policy"),
+        ({"runs": [RUN, RUN | {"x": [1]}]}, "runs[1].x is no plain value"), ({"runs": [RUN | {"x": None, "y": 0.5}]}, None),
+    ],
+)  # fmt: skip
+def test_what_is_no_summary_is_refused_with_its_place(content: Any, got: str | None, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("moesim.experiment.store.read_verified", lambda path: json.dumps(content).encode())
+    if got is None:
+        assert read_summary(Path("out")) == content
+        return
+    with pytest.raises(ConfigError) as error:
+        read_summary(Path("out"))
+    assert str(error.value) == f"out/summary.json: expected the summary of a result, got: {got}; run it again"
 
 
 def test_runs_and_summary_agree(result: Path):

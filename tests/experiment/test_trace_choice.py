@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,13 +18,14 @@ from moesim.errors import ConfigError
 from moesim.experiment.config import WorkloadConfig, parse_config
 from moesim.experiment.report import _best, at_lifts, over_lifts, uncertain_orders
 from moesim.experiment.resolve import Experiment
-from moesim.experiment.routing import read_trace
+from moesim.experiment.routing import read_trace, routing_labels, routing_notes
 from moesim.experiment.run import run_experiment
 from moesim.metrics.naming import read_policy_label
 from moesim.model import builtin_models, load_model
 from moesim.policies.registry import POLICIES, make_policy
 from moesim.testing.traces import synthetic_trace
 from moesim.trace import trace_names
+from moesim.trace.made import EVEN, ROUTING
 from moesim.trace.synthesis import lift, parameter_names
 from moesim.trace.synthesis.lift import assumed, expected, measured_lift, tabulate
 from tests.experiment.experiment_kit import small
@@ -123,6 +126,14 @@ def test_assumed_routing_in_a_comparison_is_the_middle_with_the_range(capsys: py
     assert main([*asked, "--policies", "lru,lfu"]) == 0
     table = capsys.readouterr().out
     assert f"{min(lru):.3g} to {max(lru):.3g}" in table and table.count("lru  ") == 1
+
+
+@pytest.mark.parametrize("prompt", [True, False])
+def test_even_routing_is_assumed_where_a_prompt_depends_on_it(prompt: bool):
+    trace: Any = SimpleNamespace(model=ROUTING[EVEN], label="synthetic", origin="synthetic")
+    workload: Any = SimpleNamespace(steps=SimpleNamespace(of_prefill=lambda: iter(["a step"] * prompt)))
+    assert routing_labels(trace, workload) == ["assumed"] * prompt
+    assert routing_notes(trace, workload, trace) == ["prompts use experts evenly" if prompt else "no routing assumed"]
 
 
 def test_orders_that_change_with_the_lift_are_not_ranked():

@@ -55,6 +55,17 @@ def random_costs(rng: random.Random) -> tuple[list[float], list[float]]:
     return layer_costs(loads, [0 if e in cached else x for e in range(n)], [g] * 15, range(15))
 
 
+ASSIGNMENTS: list[Any] = [greedy_assignment, exact_assignment, partial(exact_assignment, enumerate_up_to=0),
+                          brute_force_assignment, beam_assignment]  # fmt: skip
+
+
+@pytest.mark.parametrize("assign", ASSIGNMENTS)
+def test_an_expert_that_one_device_runs_for_nothing_is_assigned(assign: Any) -> None:
+    """Expert 2 has no rows; 0 costs the GPU nothing, 3 the CPU."""
+    plan = assign([0, 3, 0, 9], [8, 9, 0, 0])
+    assert (set(plan.gpu), set(plan.cpu), plan.makespan) == ({0, 1}, {3}, 3)
+
+
 # ------------------------------------------------------------------------------------------------------------- greedy
 def test_greedy_follows_the_worked_example_of_dali() -> None:
     """Transfer 3, GPU 2, CPU one a row; A(1) B(1) C(5) uncached, D(4) E(1) cached."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,11 @@ import pytest
 
 from moesim.errors import CapacityError
 from moesim.policies.registry import make_policy
-from moesim.policies.systems.ktransformers import split_late
+from moesim.policies.systems.ktransformers import gpu_experts, split_late
+from moesim.policy import Drop, Move
 from moesim.records import InexactRecord, Records
+from moesim.testing import FakeView
+from moesim.testing import tiny_model as round_model
 from tests.engine.engine_kit import cpu, gpu, link, machine, play, tasks, tiny_model, transfers, workload
 
 TABLE = {"activation_frequency": np.array([[0.1, 0.5, 0.3, 0.8], [0.2, 0.4, 0.9, 0.1]])}
@@ -130,3 +134,24 @@ def test_weights_and_not_ranks_protect() -> None:
 def test_experts_are_in_order_in_whatever_order_they_are_held():
     on_cpu = dict.fromkeys((41, 8, 33, 2, 16))
     assert split_late(np.array([[8, 41, 2, 0]]), 2, on_cpu) == ([8, 41], [2, 16, 33])
+
+
+@pytest.mark.parametrize("total", [0, 11, 24, 99])
+def test_random_experts_are_those_of_one_draw_over_all_layers(total: int) -> None:
+    drawn = set(np.random.default_rng(5).permutation(24)[:total].tolist())
+    assert gpu_experts("random", total, 3, 8, seed=5) == [
+        [e for e in range(8) if layer * 8 + e in drawn] for layer in range(3)
+    ]  # fmt: skip
+
+
+def test_residents_that_a_prompt_replaces_are_told_in_order() -> None:
+    """Of 64 experts, since sets of small numbers are in order anyway; 9 is used most, too, and stays."""
+    policy: Any = make_policy({"name": "kt-expert", "dynamic_update": True, "prefill_threshold": 5})
+    view = FakeView(round_model(n_experts=64), slots=16)
+    policy.place(view)
+    policy._on_gpu[2], policy._prefill = {9, 33, 2, 40}, True
+    policy._long = [np.array([[9, 48], [9, 1]]), np.array([[16, 48], [1, 16]])]
+    policy._whole = SimpleNamespace(layer=2, give_up=lambda view, keep: [sorted(keep)])
+    gpu0 = policy._gpu
+    assert policy.layer_ended(view) == [Drop(2, [2, 33, 40], gpu0), Move(2, [1, 16, 48], gpu0, "cache"), [1, 9, 16, 48]]
+    assert policy._on_gpu[2] == {1, 9, 16, 48} and policy._long == []

@@ -14,9 +14,12 @@ import pytest
 from moesim.cli.main import main
 from moesim.errors import ConfigError
 from moesim.policies.composed import Composed
+from moesim.policies.options import option
+from moesim.policies.parts.assignment import Greedy
 from moesim.policies.registry import (
     GROUP,
     POLICIES,
+    _exact_by_default,
     code_names,
     make_policy,
     part_targets,
@@ -93,6 +96,37 @@ def test_an_entry_point_is_a_name(plugin: None) -> None:
     assert policy.spare == 2
     info = next(one for one in policy_info() if one.name == "elsewhere")
     assert (info.summary, info.options) == ("Runs on the host.", {"device": "cpu0", "spare": 1})
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"assignment": Greedy(), "width": 3}, "it is an option of assignment beam: write assignment: {name: beam, width: 3}"),
+        ({"assignment": {"name": "beam"}, "width": {4}}, 'write assignment: {name: beam, width: "{4}"}'),
+        ({"assignment": "greedy", "width": None}, "write assignment: {name: beam, width: null}"),
+    ],
+)
+def test_an_option_of_a_part_is_named_whatever_stands_beside_it(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        make_policy({"name": "composed", **options})
+    assert says in str(error.value)
+
+
+def test_a_class_is_exact_unless_it_says_otherwise() -> None:
+    class Plain:
+        exact: Any = True
+
+    class Not(Plain):
+        exact = False
+
+    class Asked(Plain):
+        exact = property(lambda self: self.nowhere)  # of an object that there is not yet
+
+    class ByOption(Composed):
+        keep = option(1)
+        exact = property(lambda self: self.keep == 2)  # type: ignore[assignment]
+
+    assert [_exact_by_default(cls) for cls in (object, Plain, Not, Asked, ByOption)] == [True, True, False, True, False]
 
 
 def test_parts_that_are_classes_are_found_by_their_option_or_in_a_mapping() -> None:
@@ -343,6 +377,10 @@ from moesim.policies.parts.replacement import FIFO
 
 class Newest(FIFO):
     keep: int = option(2, ge=0)
+
+
+class Several:
+    start = assign = choose = lambda self, *_: None
 """
 
 
@@ -376,6 +414,7 @@ def own_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             "moesim.policies.parts.prefetch:TopPredicted",  # it has the method of a placement, too
             "got TopPredicted, a prefetch: this is a part; write {name: composed, prefetch: ",
         ),
+        ("own_part:Several", "got Several, an assignment: this is a part; write {name: composed, assignment: "),
         ("moesim.policies.parts:Setup", "got none of place, decide, evict in Setup"),
     ],
 )
