@@ -13,8 +13,10 @@ from moesim.core.units import parse_bytes
 from moesim.errors import CapacityError, ConfigError, InputError, MoesimError, TraceError, WorkloadError
 from moesim.experiment import run_experiment
 from moesim.experiment.runner import initial_placement, notes_of, run_one, slots_used, slots_within
+from moesim.hardware.costs import CostModel
 from moesim.policies.composed import Composed
 from moesim.policies.registry import make_policy
+from moesim.testing import FakeView, tiny_machine, tiny_model, tiny_workload
 from moesim.trace.predictors import NEVER, FutureUse
 from tests.experiment.experiment_kit import resolve, write_trace
 
@@ -93,6 +95,19 @@ def test_a_budget_too_small_says_what_would_do(tmp_path: Path):
         slots_within(2**30, spec.model, _costs(spec), experiment.workload(spec), make_policy("lru"), {}, "lru")
     least = parse_bytes(str(told.value).partition("at least ")[2].partition(",")[0])  # what is named is enough
     assert slots_within(least, spec.model, _costs(spec), experiment.workload(spec), make_policy("lru"), {}, "lru") > 0
+
+
+@pytest.mark.parametrize("slots", [4, 5, 18, 29])
+def test_a_budget_is_kept_by_the_gpu_that_needs_most(slots: int):
+    """Of two GPUs one has everything; a slot takes an expert more."""
+    model, hardware, policy = tiny_model(), tiny_machine(2), make_policy("lru")
+    _, workload = tiny_workload(policy, 2)
+    placement = policy.place(FakeView(model, hardware, slots=slots))
+    need = required_bytes(model, hardware, workload.peak_kv_tokens, placement, workload.peak_requests)
+    budget, more = sum(need["gpu0"].values()), model.expert_bytes(0)
+    assert sum(need["gpu1"].values()) == 0
+    for n_bytes, found in ((budget, slots), (budget + more - 1, slots), (budget + more, slots + 1)):
+        assert slots_within(n_bytes, model, CostModel(model, hardware), workload, policy, {}, "lru") == found
 
 
 def test_what_does_not_fit_is_a_row_with_its_error_and_the_others_go_on(tmp_path: Path):

@@ -70,6 +70,13 @@ def test_the_table_by_rates_is_the_published_one(mb: float, rates: Any, gpu_us: 
     assert policy._table == table
 
 
+def test_a_cpu_that_takes_no_time_gets_all_misses() -> None:
+    devices = {"gpu0": gpu(), "cpu0": cpu(expert_ns=0, per_row_ns=0)}
+    policy = DfaCache(fetch="rates")
+    play(policy, workload([[[[0, 1]]]]), machine(devices), model=tiny_model(n_layers=1, n_experts=4), slots={"gpu0": 4})
+    assert policy._cpu_ns[1] == 0 and policy._table == [0, 0, 0]
+
+
 def test_where_layers_differ_the_largest_expert_is_what_a_copy_takes() -> None:
     whole = round_model().expert_bytes(0)
     view = FakeView(round_model(top_k=6, expert_bytes_by_layer=(whole // 4, whole, whole // 4, whole // 4)), slots=32)
