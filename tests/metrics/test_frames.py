@@ -69,6 +69,16 @@ def test_steps_number_the_tokens_of_each_batch_and_count_lookups_once():
     assert times.tolist() == [100] * 6
 
 
+def test_steps_come_in_order_whatever_order_they_are_recorded_in():
+    run, other = two_batches(), two_batches()
+    other.steps = RecordTable(StepRecord, reversed(list(run.steps)))
+    for frame in (step_frame, layer_frame):
+        assert list(frame(outcome(other))) == list(frame(outcome(run)))
+        assert list(frame(outcome(Records()))) == []
+    renumbered = RecordTable(StepRecord, (step._replace(step=5 - step.step) for step in run.steps))
+    assert [row["step"] for row in step_frame(outcome(Records(makespan_ns=600, steps=renumbered)))] == list(range(6))
+
+
 def test_under_refill_a_step_has_no_token_index():
     steps = list(step_frame(outcome(two_batches(), refill=True)))
     layers = list(layer_frame(outcome(two_batches(), refill=True)))

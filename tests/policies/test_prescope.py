@@ -499,6 +499,16 @@ def test_the_part_charges_what_is_under_way_for_nothing(left: int, size: int) ->
     assert _chosen(part, view, 1, Plan((), (2,), 0, 0)) == size
 
 
+def test_the_part_charges_what_is_under_way_and_used_once() -> None:
+    """E3 was chosen for layer 1, which needs it: f = (7000 - 1800) / 3000, and not 3400 / 3000."""
+    view = FakeView()
+    part = CrossLayer(source="oracle")
+    part.start(Setup(view, "gpu0", "cpu0", [8] * view.model.n_layers, True))
+    assert _chosen(part, view, 0, Plan((), (2,), 0, 0)) == 2
+    view.pend(1, [3], "gpu0", 1800)
+    assert _chosen(part, view, 1, Plan((3,), (2,), 0, 0)) == 2
+
+
 @pytest.mark.parametrize("change", [{"source": "oracle"}, {"size": 1}, {"order": "printed"}, {"prior_hit": 0.0}], ids=str)
 def test_an_option_of_the_part_changes_what_happens(change: dict[str, Any]) -> None:
     found = []
