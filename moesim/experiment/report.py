@@ -315,7 +315,7 @@ class Column:
     text: Callable[[Row], str]
     right: bool = True  # numbers
     wide: bool = False  # only in the wide table
-    spare: int = 0  # which columns are left out first where the lines would be too long; 0: none is
+    spare: bool = False  # left out where the lines would be too long, from the left
 
 
 def _whole(value: float | None) -> str:
@@ -340,9 +340,9 @@ SHOWN = (
     Column("tok/s", _speed),
     Column("over lifts", range_of_lifts),
     Column("over intervals", _over_intervals, wide=True),
-    Column("TTFT", lambda row: _time(row, "ttft_mean_ns"), spare=2),
-    Column("TPOT", lambda row: _time(row, "tpot_mean_ns"), spare=3),
-    Column("hit %", lambda row: _percent(row, "hit_rate"), spare=4),
+    Column("TTFT", lambda row: _time(row, "ttft_mean_ns"), spare=True),
+    Column("TPOT", lambda row: _time(row, "tpot_mean_ns"), spare=True),
+    Column("hit %", lambda row: _percent(row, "hit_rate"), spare=True),
     Column("resident %", lambda row: _percent(row, "resident_rate"), wide=True),
     Column("waited for", waited, right=False),
     Column("MB/token demand", lambda row: _whole(moved_mb(row, "demand")), wide=True),
@@ -452,7 +452,7 @@ def footer(rows: Sequence[Row], done: Sequence[Row], seeds: str) -> list[str]:
     values |= {"cache": [cache_asked(row) for row in rows], "batch": [batch(row) for row in rows]}
     shared = [f"{word} {found[0]}" for word, found in values.items() if len(set(found)) == 1]
     sources = {row.get("source_label") for row in done}
-    labels = [f"weakest source of its numbers: {next(iter(sources))}"] if len(sources) == 1 and any(sources) else []
+    labels = [f"weakest source of its numbers: {source}" for source in sources if source and len(sources) == 1]
     if common := _common_notes(done):
         labels.append(f"notes: {', '.join(common)}")
     live = bool(done) and all(LIVE in str(row["notes"]) for row in done)
@@ -550,16 +550,16 @@ def _shown(rows: Sequence[Row], by: By | None, *, wide: bool, width: int | None,
     cells = {one.name: [one.text(row) if _has(one, row) else _instead(one) for row in rows] for one in columns}
     if bar and len(done) > 1:
         place = [one.name for one in columns].index("tok/s") + 1
-        columns.insert(place, Column(" ", str, right=False, spare=1))
+        columns.insert(place, Column(" ", str, right=False, spare=True))
         cells[" "] = _bars(rows)
     names = [one.name for one in columns]
     if width is not None:
         others = sum(_width(name, cells[name]) + 2 for name in names if name != "policy")
         cells["policy"] = [broken_name(policy, max(_NAME, width - others)) for policy in cells["policy"]]
-    spare = sorted((one for one in columns if one.spare), key=lambda one: one.spare)
+    spare = [one.name for one in columns if one.spare]
     left_out = []
     while width is not None and spare and sum(_width(name, cells[name]) + 2 for name in names) - 2 > width:
-        name = spare.pop(0).name
+        name = spare.pop(0)
         names.remove(name)
         left_out += [name] if name.strip() else []
     below = footer(rows, done, f"mean of {n_repeats} seeds ± half the 95 % interval (Student's t)" if n_repeats > 1 else "")

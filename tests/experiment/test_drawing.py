@@ -79,6 +79,15 @@ def test_processes_draw_the_same_bytes(ran: tuple[Results, dict[str, Outcome]]) 
     assert here == there and list(here) == list(there)
 
 
+def test_figures_of_a_folder_are_found_by_their_names(tmp_path: Path) -> None:
+    assert figures._figures_there(tmp_path, {"gantt"}) == []
+    (tmp_path / "plots").mkdir()
+    found = ["gantt.png", "gantt.csv", "gantt.policy=lru.txt", "gantt-2.pdf"]
+    for name in (*found, "gantt.bak", "gantt.policy.txt", "hit_rate.png", "a b.png", ".png"):
+        (tmp_path / "plots" / name).touch()
+    assert sorted(figures._figures_there(tmp_path, {"gantt", "gantt-2"})) == sorted(f"plots/{name}" for name in found)
+
+
 def test_each_figure_is_drawn_once_and_no_other(
     ran: tuple[Results, dict[str, Outcome]], monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip

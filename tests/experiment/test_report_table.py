@@ -20,6 +20,7 @@ from moesim.experiment.report import (
     aggregate,
     at_lifts,
     busy_percent,
+    count_repeats,
     failure_lines,
     fresh_share,
     half_width,
@@ -28,12 +29,13 @@ from moesim.experiment.report import (
     order_changes,
     over_lifts,
     range_of_lifts,
+    repeated,
     result_table,
     waited,
 )
 from moesim.experiment.runner import LEAST, MOST
 from moesim.metrics.breakdown import CAUSES
-from moesim.metrics.naming import NOT_VARIED, notes_of
+from moesim.metrics.naming import COLUMNS, HOW, NOT_VARIED, WORKLOAD, notes_of
 
 
 def row(policy: str, speed: float | None, cache: float = 0.25, **more: Any) -> dict[str, Any]:
@@ -74,7 +76,57 @@ def test_a_notebook_shows_the_fastest_bold_and_numbers_to_the_right() -> None:
     names = ["lru", "<b>dali</b>", "<b>lru</b>", "dali", "slow"]
     assert [cells[0] for cells in body] == [("left", name) for name in names]
     assert all(len({text.startswith("<b>") for _, text in cells}) == 1 for cells in body)
+    assert heads == ["policy", "cache", "tok/s", "TTFT", "TPOT", "hit %", "waited for", "label"]
+    assert [how for how, _ in body[0]] == ["left", *["right"] * 5, "left", "left"]
     assert {how for cells in body for name, (how, _) in zip(heads, cells, strict=True) if name == "tok/s"} == {"right"}
+
+
+def test_settings_that_differ_have_columns_in_their_order_texts_last() -> None:
+    settings = ["model", "hardware", "trace", *WORKLOAD, *HOW]
+    rows = [row("lru", 1.0, **{name: f"{name}{i}" for name in settings}) for i in range(2)]
+    texts = [name for name in HOW if COLUMNS[name].missing is str]
+    order = ["model", "hardware", "trace", *WORKLOAD[1:], *(name for name in HOW if name not in texts), *texts]
+    assert texts == ["predictors"] and WORKLOAD[0] == "batch_size"
+    names, _, *cells = [line.split(" | ") for line in result_table(rows, Format.MD).splitlines()[:4]]
+    assert names[: len(order)] == [f"{'| ' * (not i)}{COLUMNS[name].head or COLUMNS[name].word}" for i, name in enumerate(order)]
+    assert [one[1 : len(order)] for one in cells] == [[f"{name}{i}" for name in order[1:]] for i in range(2)]
+
+
+def test_below_stands_what_all_rows_share_and_which_some_have() -> None:
+    assert lines(TWO)[6:8] == ["model m, on h, routing t, prompt 4, decode 4, batch 1", "simulated"]
+    assert lines([row("lru", 1.0, source_label=None)])[4] == "simulated"
+    some = [row("lru", 1.0, notes="x"), row("lru", 2.0)]
+    assert "x: some runs" in lines(some) and "x: some runs of lru" in lines([*some, row("dali", 2.0)])
+    assert "x: batch 2" in lines([row("lru", 1.0, notes="x", batch_size=2), row("lru", 2.0)])
+
+
+@pytest.mark.parametrize(("n_more", "left_out"), [(0, []), (1, ["TTFT"]), (8, ["TTFT"]), (9, ["TTFT", "TPOT"])])
+def test_columns_are_left_out_from_the_left_as_soon_as_a_line_is_too_long(n_more: int, left_out: list[str]) -> None:
+    """Columns of 6 characters and two blanks each; the rest takes what is left of 80."""
+    rows = [row("lru", 1.0, ttft_mean_ns=1.25e8, tpot_mean_ns=1.25e8)]
+    n = 80 - max(map(len, lines(rows)[:2])) - 2 + n_more
+    found = lines([rows[0] | {"trace": letter * n} for letter in "ab"])
+    named = [line for line in found if line.startswith("left out")]
+    assert named == ([f"left out for want of room: {', '.join(left_out)}; --wide shows all"] if left_out else [])
+    assert max(map(len, found[:3])) <= 80
+
+
+@pytest.mark.parametrize(("n", "broken"), [(23, False), (24, False), (25, True)])
+def test_a_name_has_room_for_24_characters_whatever_else_there_is(n: int, broken: bool) -> None:
+    name = f"p(a=1,{'b' * (n - 7)})"
+    assert len(name) == n
+    rows = [row(name, 1.0, trace=letter * 70) for letter in "ab"]
+    assert (name not in "\n".join(lines(rows)).partition("\n\n")[0]) is broken
+
+
+def test_what_stands_below_is_wrapped_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [row("lru", 1.0, notes=f"{'a-' * 30}a, {'b' * 50}, c")]
+    long = f"simulated; weakest source of its numbers: derived; notes: {rows[0]['notes']}"
+    assert long in lines(rows)
+    on_a_terminal(40, monkeypatch)
+    found = lines(rows)
+    assert "a-" * 30 + "a," in found and "b" * 50 + ", c" not in found and "b" * 50 + "," in found
+    assert long in lines(rows, wide=True)
 
 
 def test_lines_fit_and_what_does_not_is_named() -> None:
@@ -132,6 +184,17 @@ def test_every_column_of_the_wide_table() -> None:
         ("busy % GPU", "50", "50"), ("CPU", "-", "12"), ("link", "90", "90"), ("fresh %", "50.0*", "-"),
         ("label", "derived", "-"),
     ]  # fmt: skip
+
+
+def test_rows_without_a_group_are_repeats_if_only_seeds_differ() -> None:
+    def at(seed: int, policy: str = "lru", trace: str = "synthetic-x", **more: Any) -> dict[str, Any]:
+        return row(policy, 1.0, trace=f"{trace}-seed{seed}", seed=seed, repeat=seed, requests_drawn=str(seed), **more)
+
+    rows = [at(0), at(1), at(1, "dali"), at(0, trace="recorded"), at(1, trace="recorded"), at(1, trace="synthetic-y"),
+            at(1, batch_size=2), at(1, cache_ratio=0.5), at(7)]  # fmt: skip
+    assert [one["repeats"] for one in aggregate(rows)] == [3, 1, 1, 1, 1, 1, 1]
+    assert [one["repeats"] for one in aggregate([one | {"group": f"g{i % 2}"} for i, one in enumerate(rows)])] == [5, 4]
+    assert count_repeats(rows) == 8 and count_repeats([]) == 1 and repeated(rows) and not repeated(rows[:1])
 
 
 def test_settings_of_repeats_are_those_of_the_first_that_ran() -> None:

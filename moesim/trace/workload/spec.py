@@ -66,7 +66,7 @@ class WorkloadSpec:
     n_batches: int = _asked(1, "batches", least=1)
     seed: int = _asked(0, "seed", least=0)
     micro_batches: int = _asked(1, "micro-batches", head="micro", usual="1", least=1)
-    prefill_chunk: int | None = _asked(None, "prefill chunk", head="chunk", least=1)
+    prefill_chunk: int | None = _asked(None, "prefill chunk", least=1)
     refill: bool = _asked(False, "refill", usual="False")
     reuse: Literal["shifted"] | None = _asked(None, "reuse")
     requests: str | tuple[int, ...] | list[int] | None = _asked(None, "requests")  # noqa: RUF009, it returns a field
