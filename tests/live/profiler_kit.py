@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
+from moesim.live.kernels.workers import Done, Worker
 from moesim.live.profiler import bench, probes
+from moesim.live.profiler.bench import Machine
 from moesim.live.profiler.probes import FOLLOWING, Probe, Reading
 from moesim.live.profiler.request import Prepared, Request, prepare
 from moesim.model import ModelSpec, load_model
@@ -132,3 +135,32 @@ class FakeBench:
 
     def close(self) -> None:
         assert not self.live
+
+
+class StandIn(Machine):
+    """A machine whose GPU is a core: what is done on it and in which order is the same, what it takes is not."""
+
+    def at(self, place: str) -> str:
+        return "cpu"
+
+    def worker(self, name: str, done: SimpleQueue[Done], place: str, cores: Any, threads: int) -> Any:
+        return Worker(name, done, None, 1)
+
+    def streams(self, place: str, n: int) -> list[Any]:
+        return []
+
+    def arena(self, n_bytes: int, place: str, seed: int, *, pinned: bool = False) -> Any:
+        return super().arena(n_bytes, place, seed)
+
+    def free_bytes(self, place: str, disk: Path | None = None) -> int | None:
+        return 10**10
+
+    def capacity_bytes(self, place: str, disk: Path | None = None) -> int:
+        return 10**10
+
+    def powered(self, devices: Any) -> list[str]:
+        return ["gpu0"]
+
+    def power_w(self, device: Any, during: Any) -> float:
+        during(0.001)
+        return 200.0

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain, count, repeat
 from pathlib import Path
-from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,7 +35,7 @@ from moesim.hardware.costs import CostModel
 from moesim.live.kernels import workers
 from moesim.live.kernels.host import usable_cores
 from moesim.live.kernels.plans import KernelError
-from moesim.live.kernels.workers import Done, Worker
+from moesim.live.kernels.workers import Done
 from moesim.live.profiler import bench as real
 from moesim.live.profiler import probes
 from moesim.live.profiler.bench import FILE, Machine, RealBench, Timed
@@ -49,7 +48,7 @@ from moesim.live.profiler.samples import COMMAND, PART
 from moesim.model import builtin_models
 from moesim.testing.traces import synthetic_trace
 from tests.experiment.experiment_kit import SIGNALS
-from tests.live.profiler_kit import EXPERT_BYTES, MODEL, FakeBench, prepared, request, shrink, tiny, truth_us
+from tests.live.profiler_kit import EXPERT_BYTES, MODEL, FakeBench, StandIn, prepared, request, shrink, tiny, truth_us
 from tests.waiting import Clock
 
 TWO_CORES = layout_of([0, 1], disk=Path())
@@ -591,35 +590,6 @@ def test_the_disk_tier_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     reads = samples_of(tmp_path).query("kind == 'disk_read'")
     assert set(reads["variant"]) == {"direct", "page cache"}
     assert {file.name for file in tmp_path.iterdir()} == {"mine", "mine-disk.yaml", LIST}
-
-
-class StandIn(Machine):
-    """A machine whose GPU is a core: what is done on it and in which order is the same, what it takes is not."""
-
-    def at(self, place: str) -> str:
-        return "cpu"
-
-    def worker(self, name: str, done: SimpleQueue[Done], place: str, cores: Any, threads: int) -> Any:
-        return Worker(name, done, None, 1)
-
-    def streams(self, place: str, n: int) -> list[Any]:
-        return []
-
-    def arena(self, n_bytes: int, place: str, seed: int, *, pinned: bool = False) -> Any:
-        return super().arena(n_bytes, place, seed)
-
-    def free_bytes(self, place: str, disk: Path | None = None) -> int | None:
-        return 10**10
-
-    def capacity_bytes(self, place: str, disk: Path | None = None) -> int:
-        return 10**10
-
-    def powered(self, devices: Any) -> list[str]:
-        return ["gpu0"]
-
-    def power_w(self, device: Any, during: Any) -> float:
-        during(0.001)
-        return 200.0
 
 
 def test_all_probes_of_a_gpu_machine_are_carried_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

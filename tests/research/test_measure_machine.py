@@ -6,9 +6,12 @@ import csv
 import gzip
 import json
 import os
+import subprocess
+import sys
 import time
 import zipfile
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +24,8 @@ import moesim  # noqa: E402
 from experiments.research import measure_machine as script  # noqa: E402
 from experiments.research.measure_machine import SMALL, Setting, Step, main, run_step, run_steps  # noqa: E402
 from moesim.hardware import load_hardware  # noqa: E402
-from moesim.live.profiler import probes  # noqa: E402
+from moesim.live.profiler import bench, probes  # noqa: E402
+from tests.live.profiler_kit import MODEL, StandIn, shrink  # noqa: E402
 
 FILES = {"machine.yaml", "profile.zip", "report.json", "samples.csv.gz", "validation.zip"}
 
@@ -159,6 +163,24 @@ def test_calls_on_a_gpu_are_warmed_up_captured_and_timed(tmp_path: Path, monkeyp
     assert experts == {(v, b, n) for v in ("products", "products in a graph") for b in ("bf16", "int8") for n in ("1", "4")}
 
 
+def test_the_steps_of_a_gpu_copy_from_ordinary_memory_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    shrink(monkeypatch.setattr)
+    monkeypatch.setattr(bench, "Machine", StandIn)
+    setting, until = Setting(replace(SMALL, models=(MODEL,), bits=(16,)), tmp_path, "cuda:0"), time.monotonic() + 600
+    assert (
+        script.copies(setting, until) == script.contention(setting, until) == script.experts("accelerator", setting, until) == []
+    )
+    script.collect(setting, tmp_path / "out", {}, [{"name": name} for name in ("copies", "contention", "accelerator experts")])
+    rows = samples_of(tmp_path / "out")
+    found = {(row["step"], row["device"], row["subject"], row["variant"]) for row in rows}
+    links, kinds = ("cpu0->gpu0", "gpu0->cpu0"), ("pinned", "pageable")
+    assert {("copies", link, "", kind) for link in links for kind in (*kinds, "chunked")} < found
+    busy = [(link, "cpu0.experts") for link in links]
+    sides = [(*side, f"{kind} {how}") for side in busy for kind in kinds for how in ("alone", "together")]
+    assert {("contention", *side) for side in sides} < found
+    assert {row["device"] for row in rows if row["kind"] == "expert"} == {"gpu0"}
+
+
 def test_wrong_arguments_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "mine").touch()
     for arguments, message in (
@@ -169,3 +191,6 @@ def test_wrong_arguments_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixt
             main(arguments)
         assert stopped.value.code == 2 and message in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+    command = [sys.executable, "-S", "-m", "experiments.research.measure_machine", str(tmp_path / "new")]  # -S: no packages
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2], check=False)
+    assert done.returncode == 2 and "got none of: torch, numpy, " in done.stderr and len(done.stderr.splitlines()) == 1
