@@ -16,7 +16,7 @@ from moesim.policy import CACHE, Placement, Pool
 from moesim.testing import FakeView
 from tests.engine.engine_kit import Copy, Run, Script, cpu, gpu, link, machine, play, sure, tasks, workload
 
-SHARED = ("ryzen-ai-max-395", "m4-max")
+SHARED = ("ryzen-ai-max-395", "m4-max", "gb10")
 MIXTRAL = load_model({"base": "mixtral-8x7b", "expert_bits": 4, "other_bits": 4})
 ALL = MIXTRAL.experts_bytes_total
 
