@@ -183,6 +183,19 @@ def test_the_command_draws_in_the_processes_of_its_sweep(tmp_path: Path, monkeyp
     assert pool.drawn == ["decode_speed"] and (tmp_path / "out/plots/decode_speed.png").is_file()
 
 
+@pytest.mark.parametrize(("fails", "told"), [([False, False], True), ([True, False], True), ([True, True], False)])
+def test_what_is_left_out_is_told_unless_no_run_succeeded(
+    fails: list[bool], told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:  # fmt: skip
+    monkeypatch.setattr(figures, "draw", lambda *_, **__: ({}, ["plots: hit_rate is left out: why"]))
+    results = run_experiment(resolve(tmp_path, plots=["hit_rate"], policies=["lru", "on-demand"]))
+    outcomes = [
+        replace(one, failure=ConfigError("x") if fail else None) for one, fail in zip(results.outcomes, fails, strict=True)
+    ]
+    Output(results.experiment, tmp_path / "out").write(Results(results.experiment, outcomes))
+    assert ("moesim: plots: hit_rate is left out: why" in capsys.readouterr().err.splitlines()) is told
+
+
 def test_figures_are_drawn_again_only_if_something_of_them_has_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip

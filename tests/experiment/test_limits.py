@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -12,7 +13,7 @@ import typer
 from moesim.cli import main as cli
 from moesim.cli.main import main
 from moesim.core import limits
-from moesim.core.units import parse_bytes
+from moesim.core.units import ceil_div, parse_bytes
 from moesim.errors import ConfigError, HardwareError
 from moesim.experiment import run
 from moesim.experiment.run import chunks, describe_grid, lookups, seconds
@@ -134,9 +135,28 @@ def test_estimates_count_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setitem(run._S_PER_LOOKUP, "simpy", per_lookup)
         monkeypatch.setattr(run, "seconds", lambda *_, tried=tried, **__: run.Estimate(tried, 1, ()))
         assert run.before(experiment, [whole]) == pytest.approx(expected or lookups(experiment, whole) * 9.0)
+    monkeypatch.setitem(run._S_PER_LOOKUP, "simpy", 2.0 / lookups(experiment, whole))
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "seconds", lambda _, specs, *, limit_s: run.Estimate({2.0: 9.0}[limit_s] * len(specs), 1, ()))
+        assert run.before(experiment, [whole]) == 2.0, "not tried, since a process takes as long to start"
+        assert run.before(experiment, [whole, whole]) == 18.0
     told = describe_grid(experiment, None, 1, 1)
     assert f"chunks: 441 a transfer at most, about {441 * misses:,} in all\n" in told
     assert "chunks:" not in describe_grid(resolve(tmp_path, policies=["lru"]), None, 1, 1)
+
+
+def test_a_tried_run_has_larger_chunks_where_there_are_too_many(tmp_path: Path):
+    whole, cut = resolve(tmp_path, transfer={"chunk": [None, 200_000]}, policies=["lru"]).specs
+    n_bytes = cut.model.expert_bytes(0)
+    assert whole.in_pieces(1) is whole and ceil_div(n_bytes, 200_000) == 441
+    for most, larger in (
+        (441, 200_000),
+        (10**9, 200_000),
+        (440, ceil_div(n_bytes, 440)),
+        (7, ceil_div(n_bytes, 7)),
+        (1, n_bytes),
+    ):
+        assert cut.in_pieces(most).point == replace(cut.point, chunk_bytes=larger)
 
 
 def test_a_policy_with_transfers_of_its_own_counts_its_own_chunks(tmp_path: Path):

@@ -361,3 +361,4 @@ def test_a_cluster_has_two_runs_for_each_worker_and_some_for_those_that_may_come
 def test_processes_are_started_for_long_sweeps_as_many_as_have_work():
     assert [worth_processes(took, 3, 8) for took in (0.0, 1e9)] == [1, 3]
     assert [worth_processes(1e9, n, 2) for n in (1, 2, 5)] == [1, 2, 2]
+    assert [worth_processes(took, 3, 8) for took in (2.0, 2.001)] == [1, 3]  # seconds, of the start of a process

@@ -237,6 +237,11 @@ def test_two_rows_swap_places_between_lifts(mine: Any, theirs: Any, changes: boo
     assert order_changes(one, other) is order_changes(other, one) is changes
 
 
+def test_slots_are_those_granted_and_how_many_are_used() -> None:
+    for granted, used, text in ((None, 3, "-"), (8, None, "8"), (8, 8, "8"), (8.0, 0, "0 of 8")):
+        assert report._slots({"cache_slots": granted, "cache_slots_used": used}) == text
+
+
 def test_what_is_waited_for_in_the_prompt_is_what_the_steps_that_decode_leave() -> None:
     times = dict.fromkeys((f"{phase}time_{cause}_ns" for cause in CAUSES for phase in ("", "decode_")), 0)
     one = row("lru", 4.0) | times | {"time_dense_ns": 70, "time_idle_ns": 40, "decode_time_dense_ns": 60}

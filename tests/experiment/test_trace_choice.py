@@ -212,7 +212,7 @@ def test_what_compare_cannot_choose(capsys: pytest.CaptureFixture[str]):
         ),
         (
             ["--model", "gpt-oss-20b", "--trace", "mini-mixtral"],
-            "make one of that shape up: trace: {synthesize: gpt-oss-20b, requests:",
+            "make one of that shape up: trace: {synthesize: gpt-oss-20b, requests: 8, prompt: 64, decode: 64}",
         ),
         (["--model", "glm-4.5-air", "--trace", "mini-mixtral"], "make one of that shape up: trace: {synthesize: assumed, "),
         (["--model", "gpt-oss-20b", "--batch", "0"], "--batch: expected an integer of at least 1"),
