@@ -63,6 +63,19 @@ def test_miniatures_are_taken_for_signals_alone():
     assert name == "mini-qwen3" and "it has the signals that are asked for, not the model's hit rates" in why
 
 
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("0.61@16", (0.61, 16)), (" 61 % @ 16 ", (0.61, 16)), (".5@1", (0.5, 1)), ("99.5%@999999", (0.995, 999_999)),
+     ("1@3", None), ("100%@3", None), ("0@3", None), ("0.5@0", None), ("0.5", None), ("-0.5@3", None), ("0.5@3x", None)],
+)  # fmt: skip
+def test_a_hit_rate_is_a_share_or_percent_with_slots(text: str, found: tuple[float, int] | None):
+    if found:
+        assert choice.read_hit_rate(text, "x") == found
+        return
+    with pytest.raises(ConfigError, match="^x: expected a hit rate and the slots of each layer, .*, got "):
+        choice.read_hit_rate(text, "x")
+
+
 def test_a_counted_hit_rate_fixes_the_lift_and_narrows_its_range():
     model = load_model("qwen3-30b-a3b")
     written, why = choice.choose_trace(model, SIZES, hit_rate="61%@16")
