@@ -146,7 +146,7 @@ class Coactivation:
         before = layer - LOOKAHEAD
         shares = self._shares[before] if self._past is None else conditional(self._past.before(step.index)[before])
         scores = coactivation_scores(shares, step.micro[mb].layers[before].experts)
-        return np.argsort(-scores, axis=1, kind="stable")[:, : self._top_k], scores
+        return np.argsort(-scores, axis=-1, kind="stable")[:, : self._top_k], scores
 
 
 class _Past:
@@ -250,11 +250,11 @@ class Synthetic:
         spoilt = np.nonzero(wrong.any(axis=2))  # most rows have no wrong slot, and need no order of the others
         kept, wrong, order = routed[spoilt], wrong[spoilt], draws[..., top_k:][spoilt]
         np.put_along_axis(order, kept, 2.0, axis=1)  # the routed ones come last
-        others = np.argsort(order, axis=1, kind="stable")
+        others = np.argsort(order, axis=-1, kind="stable")
         # The i-th wrong slot of a row takes the i-th of the others, as far as there are any.
         nth = np.cumsum(wrong, axis=1) - 1
         wrong &= nth < self._n_experts - top_k
-        routed[spoilt] = np.where(wrong, np.take_along_axis(others, np.clip(nth, 0, None), axis=1), kept)
+        routed[spoilt] = np.where(wrong, np.take_along_axis(others, np.clip(nth, 0, None), axis=-1), kept)
         return routed
 
 

@@ -1,7 +1,7 @@
 """Faults that can be planted in Python code: where, of which kind, and what stands there instead.
 
 No fault is planted in what is only read: annotations, docstrings, texts of messages, assertions, ``strict`` of zip among these;
-nor where it changes nothing, whatever the values: the order of the arguments of min and max.
+nor where it changes nothing, whatever the values: the order of the arguments of min and max, an axis that is the default.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ _OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
     ast.BitOr: ast.BitAnd, ast.BitAnd: ast.BitOr, ast.LShift: ast.RShift, ast.RShift: ast.LShift, ast.Pow: ast.Mult,
 }  # fmt: skip
 _FUNCTIONS = {"min": "max", "max": "min", "any": "all", "all": "any", "sorted": "list", "reversed": "list", "round": "int"}
+_LAST_AXIS = {"sort", "argsort", "partition", "argpartition", "take_along_axis"}  # by default
 _KEYWORDS = {"key", "default", "reverse", "start", "initial", "axis", "side", "kind"}
 _STATEMENTS = ast.Expr | ast.AugAssign | ast.Delete | ast.Continue | ast.Break
 _IGNORED = ast.JoinedStr | ast.Raise | ast.Assert | ast.Global | ast.Nonlocal | ast.Import | ast.ImportFrom
@@ -182,7 +183,7 @@ class _Finder(ast.NodeVisitor):
             keywords = [] if _FUNCTIONS[name] in ("list", "int") else node.keywords
             self._changed("function", node, func=ast.Name(_FUNCTIONS[name]), keywords=keywords)
         for at, keyword in enumerate(node.keywords):
-            if keyword.arg in _KEYWORDS and name not in ("field", "dict"):
+            if keyword.arg in _KEYWORDS and name not in ("field", "dict") and not _is_last_axis(node.func, keyword):
                 self._changed("keyword", node, keywords=[*node.keywords[:at], *node.keywords[at + 1 :]])
         args = [] if name in ("min", "max") else node.args
         for at, (one, other) in enumerate(pairwise(args)):
@@ -220,6 +221,11 @@ class _Finder(ast.NodeVisitor):
 
 def _is_text(node: ast.AST) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def _is_last_axis(function: ast.expr, keyword: ast.keyword) -> bool:
+    usual = isinstance(function, ast.Attribute) and function.attr in _LAST_AXIS
+    return usual and keyword.arg == "axis" and ast.unparse(keyword.value) == "-1"
 
 
 def _is_literal(*nodes: ast.expr) -> bool:

@@ -70,10 +70,10 @@ def map_ranks(expert_map: NDArray[Any]) -> MapRanks:
     MapRanks(place=array([[1, 0, 2]]), sums=array([[0.5 , 0.75, 1.  ]]))
     """
     rows = np.asarray(expert_map, np.float64)
-    order = np.argsort(-rows, axis=1, kind="stable")
+    order = np.argsort(-rows, axis=-1, kind="stable")
     place = np.empty_like(order)
     np.put_along_axis(place, order, np.broadcast_to(np.arange(rows.shape[1]), rows.shape), axis=1)
-    return MapRanks(place, np.cumsum(np.take_along_axis(rows, order, axis=1), axis=1))
+    return MapRanks(place, np.cumsum(np.take_along_axis(rows, order, axis=-1), axis=1))
 
 
 def largest_priorities(

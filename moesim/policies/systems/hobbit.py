@@ -310,7 +310,7 @@ class Hobbit(PolicyBase):
             return []
         ids, scores = event.ids[:, :top_k], event.scores
         if scores is not None and scores.shape != event.ids.shape:
-            scores = np.take_along_axis(scores, ids, axis=1)
+            scores = np.take_along_axis(scores, ids, axis=-1)
         heavy = relative_weights(ids, np.ones(ids.shape) if scores is None else scores[:, :top_k])
         choices = {expert: "high" if scores is None else self._choose(weight) for expert, weight in heavy.items()}
         high = [e for e, choice in choices.items() if choice == "high" and not self._is_there((layer, e), HIGH, view)]

@@ -73,7 +73,7 @@ def hot_experts(previous: NDArray[Any], table: NDArray[Any], n_hot: int, *, part
     """
     voters = np.bincount(np.ravel(previous).astype(np.int64), minlength=len(table))
     who = np.flatnonzero(voters)
-    chosen = np.argsort(-np.asarray(table[who], np.float64), axis=1, kind="stable")[:, :partners]
+    chosen = np.argsort(-np.asarray(table[who], np.float64), axis=-1, kind="stable")[:, :partners]
     votes = np.zeros(table.shape[1], np.int64)
     np.add.at(votes, chosen, voters[who, None])
     return most_popular(votes, n_hot)

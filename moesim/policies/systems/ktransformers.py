@@ -108,7 +108,7 @@ def split_late(
     """
     n_protected = max(0, experts.shape[1] - late)
     if weights is not None:
-        experts = np.take_along_axis(experts, np.argsort(-weights, axis=1, kind="stable"), axis=1)
+        experts = np.take_along_axis(experts, np.argsort(-weights, axis=-1, kind="stable"), axis=-1)
     protected = set(experts[:, :n_protected].ravel().tolist())
     return sorted(e for e in on_cpu if e in protected), sorted(e for e in on_cpu if e not in protected)
 

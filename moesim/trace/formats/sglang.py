@@ -130,7 +130,7 @@ def _joined(path: Path, loaded: dict[str, Any], passes: list[dict[str, Any]], st
         if ids.ndim != 3 or ids.shape[1] < len(positions):
             raise wrong(place, f"experts (layers, {len(positions)} tokens, top_k)", ids.shape)
         if logical is not None:
-            ids = np.where(ids < 0, ids, np.take_along_axis(logical[:, None], np.maximum(ids, 0), axis=2))
+            ids = np.where(ids < 0, ids, np.take_along_axis(logical[:, None], np.maximum(ids, 0), axis=-1))
         lengths = list(one["extend_seq_lens"]) if mode == _EXTEND else [1] * len(positions)
         if sum(lengths) != len(positions):
             raise wrong(place, f"{len(positions)} tokens of its requests", sum(lengths))

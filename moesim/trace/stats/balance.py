@@ -283,7 +283,7 @@ def workload_correlation(
         for layer in range(n_layers):
             load = workloads(experts[:, layer][batch], n_experts)
             total += _correlation(load[:n].astype(np.int64))
-            busiest = np.argsort(-load, axis=1, kind="stable")[:, :top_k]
+            busiest = np.argsort(-load, axis=-1, kind="stable")[:, :top_k]
             kept.append((busiest[1:, :, None] == busiest[:-1, None, :]).any(axis=2).mean())
     matrix = total / (len(long) * n_layers)
     apart = np.abs(np.subtract.outer(np.arange(n), np.arange(n)))

@@ -55,7 +55,7 @@ def _lru(experts: NDArray[Any], n_experts: int, sizes: NDArray[np.int64]) -> NDA
         when = ((part.start + np.arange(n))[:, None, None] * top_k + np.arange(top_k)).astype(np.int32)
         np.put_along_axis(last[1:], ids, when, axis=2)
         np.maximum.accumulate(last, axis=0, out=last)
-        mine = np.take_along_axis(last[:-1], ids, axis=2)
+        mine = np.take_along_axis(last[:-1], ids, axis=-1)
         distance = np.stack([(last[:-1] > mine[:, :, i, None]).sum(axis=2, dtype=np.uint32) for i in range(top_k)], axis=2)
         distance[mine < 0] = n_experts
         np.add.at(histogram, (np.broadcast_to(layer, ids.shape), distance), 1)
@@ -212,8 +212,8 @@ def workload_aware_hits(
 ) -> NDArray[np.float64]:
     """Replay DALI's cache (Algorithm 2)."""
     n_rows, n_layers, top_k = experts.shape
-    order = np.random.default_rng(seed).random((n_layers, n_experts)).argsort(axis=1)
-    held = [order.argsort(axis=1) < c for c in capacities]
+    order = np.random.default_rng(seed).random((n_layers, n_experts)).argsort(axis=-1)
+    held = [order.argsort(axis=-1) < c for c in capacities]
     counts = [min(u_size, c, n_experts - c) for c in capacities]
     hits = np.zeros((len(capacities), n_layers), np.int64)
     layers = np.arange(n_layers)[:, None]
@@ -227,7 +227,7 @@ def workload_aware_hits(
                 continue
             low = np.where(cache, window * n_experts + ties, np.iinfo(np.int64).max)
             high = np.where(cache, np.iinfo(np.int64).max, -window * n_experts + ties)
-            victims, newcomers = (np.argpartition(key, u - 1, axis=1)[:, :u] for key in (low, high))
+            victims, newcomers = (np.argpartition(key, u - 1, axis=-1)[:, :u] for key in (low, high))
             cache[layers, victims] = False
             cache[layers, newcomers] = True
     return np.asarray(hits / max(1, n_rows * top_k))
@@ -235,8 +235,8 @@ def workload_aware_hits(
 
 def static_hits(frequency: NDArray[Any], popularity: NDArray[Any], capacities: Sequence[int]) -> NDArray[np.float64]:
     """Compute the hit rate of a cache of the most popular experts."""
-    order = np.argsort(-np.asarray(popularity, np.float64), axis=1, kind="stable")
-    within = np.cumsum(np.take_along_axis(np.asarray(frequency, np.float64), order, axis=1), axis=1)
+    order = np.argsort(-np.asarray(popularity, np.float64), axis=-1, kind="stable")
+    within = np.cumsum(np.take_along_axis(np.asarray(frequency, np.float64), order, axis=-1), axis=1)
     return np.stack([within[:, c - 1] if c else within[:, 0] * 0 for c in capacities])
 
 
@@ -244,7 +244,7 @@ def uniform_rows(n_rows: int, n_layers: int, n_experts: int, top_k: int, seed: i
     """Draw rows of a uniform router: top_k different experts at random."""
     check_made("statistics", "random scores to compare with", (n_rows, n_layers, n_experts), 8, "check the number of experts")
     drawn = np.random.default_rng(seed).random((n_rows, n_layers, n_experts))
-    return np.argsort(drawn, axis=2, kind="stable")[:, :, :top_k]  # a partition's order depends on the processor
+    return np.argsort(drawn, axis=-1, kind="stable")[:, :, :top_k]  # a partition's order depends on the processor
 
 
 _TABLES = ("activation_frequency_{phase}", "activation_frequency")

@@ -88,7 +88,7 @@ def reuse_by_rank(ranked: NDArray[Any], experts: NDArray[Any], request: NDArray[
     result = np.empty((m, n_layers))
     for layer in range(n_layers):
         chosen = membership(experts[later][:, layer : layer + 1], n_experts)[:, 0]
-        result[:, layer] = np.take_along_axis(chosen, ranked[later - 1, layer].astype(np.int64), axis=1).mean(axis=0)
+        result[:, layer] = np.take_along_axis(chosen, ranked[later - 1, layer].astype(np.int64), axis=-1).mean(axis=0)
     return result
 
 
@@ -104,7 +104,7 @@ def segments(request: NDArray[Any], length: int) -> tuple[NDArray[np.int64], NDA
 
 def segment_best(counts: NDArray[Any], length: int, top_k: int, sizes: Sequence[int]) -> tuple[Any, NDArray[np.float64]]:
     """Compute SRP and SCH, measures of local routing consistency, of segments."""
-    ascending = np.sort(counts.astype(np.uint16 if length < 2**16 else np.uint32), axis=2)  # small types sort much faster
+    ascending = np.sort(counts.astype(np.uint16 if length < 2**16 else np.uint32), axis=-1)  # small types sort much faster
     within = np.cumsum(ascending[:, :, ::-1], axis=2, dtype=np.int32)
     group = np.arange(1, counts.shape[2] + 1)
     srp = (2 * within / (length * (group + top_k))).max(axis=2).mean(axis=0)

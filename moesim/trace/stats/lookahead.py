@@ -71,7 +71,7 @@ def misses_by_window(
     [8, 6, 6]
     """
     n_steps, n_layers, _ = experts.shape
-    ids = np.sort(experts.astype(np.int64), axis=2)
+    ids = np.sort(experts.astype(np.int64), axis=-1)
     upcoming = _next_steps(ids, n_experts)
     sight = np.minimum(np.asarray(windows, np.int64), n_steps)[:, None, None]
     shape = len(windows), len(slots), n_layers

@@ -106,7 +106,7 @@ def coactivation_recall_by_layer(experts: NDArray[Any], request: NDArray[Any], n
 def among_best(scores: NDArray[Any], ids: NDArray[Any], n: int) -> NDArray[np.bool_]:
     """Return which experts are among the n best of their row."""
     which = ids.astype(np.int64)
-    mine = np.take_along_axis(scores, which, axis=1)
+    mine = np.take_along_axis(scores, which, axis=-1)
     found = np.empty(ids.shape, bool)
     number = np.arange(scores.shape[1])
     for j in range(ids.shape[1]):
@@ -132,12 +132,12 @@ def busiest_found(predicted: NDArray[Any], true: NDArray[Any], n: int) -> tuple[
     """Compare the n busiest experts, predicted and true."""
     n_experts = true.shape[1]
     possible = np.minimum(n, (true > 0).sum(axis=1))
-    least = np.partition(true, n_experts - n, axis=1)[:, n_experts - n]
+    least = np.partition(true, n_experts - n, axis=-1)[:, n_experts - n]
     right = true >= np.maximum(least, 1)[:, None]
     # One key for workload and id, so that the n first are determined.
     key = -predicted.astype(np.int64) * n_experts + np.arange(n_experts)
-    named = np.argpartition(key, n - 1, axis=1)[:, :n]
-    found = np.take_along_axis(right & (predicted > 0), named, axis=1).sum(axis=1) / possible
+    named = np.argpartition(key, n - 1, axis=-1)[:, :n]
+    found = np.take_along_axis(right & (predicted > 0), named, axis=-1).sum(axis=1) / possible
     return found, right.mean(axis=1) * n / possible
 
 

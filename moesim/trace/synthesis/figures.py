@@ -185,11 +185,11 @@ def _of_layers(
         elif what == "top_over_uniform":
             found[name] = top_by_layer(frequency)
         elif what == "share":
-            found[name] = -np.sort(-frequency, axis=1)[:, : _slots(which, n_experts)].sum(axis=1)
+            found[name] = -np.sort(-frequency, axis=-1)[:, : _slots(which, n_experts)].sum(axis=1)
         elif what == "static":
             early = len(experts) // 10
             seen, met = used(experts[:early], n_experts), activation_frequency(experts[early:], n_experts)
-            found[name] = np.take_along_axis(met, _most(seen, _slots(which, n_experts)), axis=1).sum(axis=1)
+            found[name] = np.take_along_axis(met, _most(seen, _slots(which, n_experts)), axis=-1).sum(axis=1)
         elif what.startswith("drift"):
             found[name] = _drift(experts, n_experts, int(what.removeprefix("drift")), _slots(which, n_experts))
         elif what == "window":

@@ -63,8 +63,8 @@ def _top_ids(table: F32, n: int) -> NDArray[np.int64]:
     keys ^= (keys >> 31) & np.int32(2**31 - 1)
     keys &= np.int32(-1 << n_bits)
     keys |= np.arange(n_experts, dtype=np.int32)
-    keys.partition(n_experts - n - 1, axis=1)
-    best = np.sort(keys[:, n_experts - n - 1 :], axis=1)[:, ::-1]  # the n largest, and the next to tell ties by
+    keys.partition(n_experts - n - 1, axis=-1)
+    best = np.sort(keys[:, n_experts - n - 1 :], axis=-1)[:, ::-1]  # the n largest, and the next to tell ties by
     ids: NDArray[np.int64] = (best[:, :n] & ((1 << n_bits) - 1)).astype(np.int64)
     best = best >> n_bits
     near = (best[:, 1:] == best[:, :-1]).any(axis=1)  # too near to order by the bits that are left
@@ -74,7 +74,7 @@ def _top_ids(table: F32, n: int) -> NDArray[np.int64]:
 
 def _among_equals(table: F32, n: int) -> NDArray[np.int64]:
     """Find the n largest of rows with near equals: of equal ones the lower ids."""
-    return np.argsort(-table, axis=1, kind="stable")[:, :n]
+    return np.argsort(-table, axis=-1, kind="stable")[:, :n]
 
 
 def _at(table: NDArray[Any], columns: NDArray[np.int64]) -> NDArray[Any]:

@@ -250,7 +250,7 @@ def _balanced(logits: F32, loads: F64, top_k: int) -> F64:
     for _ in range(_BALANCE_STEPS):
         np.add(logits, current.astype(np.float32), out=shifted)
         np.copyto(parted, shifted)
-        parted.partition(n_experts - top_k, axis=1)
+        parted.partition(n_experts - top_k, axis=-1)
         np.greater_equal(shifted, parted[:, n_experts - top_k, None], out=chosen)
         count = np.add.reduce(chosen, axis=0, dtype=np.int16)  # no more than the states
         before, error = error, wanted - log_of_count[count]
