@@ -199,12 +199,15 @@ def test_figures_of_popularity_drift_and_distinct_experts_equal_plain_counts():
         return len(set().union(*(row[layer] for row in part)))
 
     windows = [rows[first : first + 10] for first in range(0, 100, 10)]  # two in each request
+    longer = [rows[first : first + 30] for first in range(0, 90, 30)]  # the last rows fill none
     requests = [rows[first : first + 20] for first in range(0, 100, 20)]
     batches = [[request[step] for request in requests[first : first + 2]] for first in (0, 2) for step in range(20)]
     expected = {
         "share@25": [hits(rows, layer, best(rows, layer)) for layer in range(4)],
         "static@25": [hits(rows[10:], layer, best(rows[:10], layer)) for layer in range(4)],
         "drift10@25": [np.mean([1 - len({*best(a, layer)} & {*best(b, layer)}) / 2 for a, b in pairwise(windows)])
+                       for layer in range(4)],
+        "drift30@25": [np.mean([1 - len({*best(a, layer)} & {*best(b, layer)}) / 2 for a, b in pairwise(longer)])
                        for layer in range(4)],
         "window@10": [np.mean([union(window, layer) for window in windows]) for layer in range(4)],
         "distinct@2": [np.mean([union(batch, layer) for batch in batches]) for layer in range(4)],

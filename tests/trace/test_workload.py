@@ -145,6 +145,11 @@ def test_neighbours_are_looked_up_together_and_say_the_same(monkeypatch: pytest.
         monkeypatch.setattr(routing, "BLOCK", block)
         micro = [one for step in compose(RAGGED, spec).steps for one in step.micro]
         found.append([(one.work2, one.n_rows, [layer.rows for layer in one.layers]) for one in micro])
+        for one in micro:
+            for name in ("weights", "scores"):
+                by_layer = [getattr(layer, name) for layer in one.layers]
+                whole = getattr(one.layers, name)
+                assert by_layer == [None] * 3 if whole is None else np.array_equal(whole, np.stack(by_layer, axis=1))
     assert found[0] == found[1] == found[2]
     assert {1, 2, 4} <= set(asked)
 

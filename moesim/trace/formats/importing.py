@@ -195,7 +195,7 @@ def refuse(probe: Probe) -> None:
         raise wrong(path, "arrays or text", "a pickle", _PICKLE_REMEDY)
     if head.startswith(b"PK") and b"data.pkl" in head and not sglang.RECORDER.matches(probe):
         raise wrong(path, "arrays or text", "a PyTorch file, which is a pickle", _PICKLE_REMEDY)
-    if head[8:9] == b"{" and b"__metadata__" in head[:4096]:
+    if head[8:9] == b"{" and b"__metadata__" in head:
         raise wrong(path, "recorded routing of another program", "a safetensors file", "a trace of moesim needs no import")
 
 
