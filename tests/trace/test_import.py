@@ -173,6 +173,8 @@ def test_headless_llama_cpp_by_name(name: str, tmp_path: Path, out: Path) -> Non
         ("layer=3 pos=5 experts=1,2\n", "the log of an engine holds no routing: vLLM and SGLang return it"),
         ("[INFO] layer 3: experts 1 2\n", "got text that begins with '[INFO]"),
         ("step layer expert\n0 0 1\n", "separate the columns by commas instead of blanks"),
+        ("layer of what\n0 0 1\n", "got text that begins with 'layer of what'; the log of an engine holds no routing"),
+        ("y" * 90 + "\n", f"got text that begins with '{'y' * 80}'; the log"),
         ('{"token": 0, "experts": [[[1, 2]]]}\n', "line 1: expected a list of the experts of a token in a layer, got lists of 3"),
         ('{"layer": 0, "who": [1, 2]}\n', "line 1: expected experts, got the fields layer, who; map them with --column"),
         ('{\n "who": 0\n}\n', "expected experts of at least one token, got none among the fields who; map them with --column"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import importlib
 import io
 import json
 from collections.abc import Callable
@@ -49,6 +50,9 @@ from tests.helpers_shared import gpt_oss, shared_file
 
 SMALL = {"n_layers": 4, "n_experts": 8, "top_k": 2}
 REFERENCE_MODELS = ("mixtral-8x7b", "gpt-oss-20b", "deepseek-v2-lite")
+
+
+fitting = importlib.import_module("moesim.trace.synthesis.fit")  # the package has a function of that name
 
 
 def edited(tmp_path: Path, kind: str, change) -> str:
@@ -250,6 +254,19 @@ def test_samples_of_one_model_are_fitted_together():
     assert report(base, targets, [1])[1].error > 0.5
     assert first.met and second.met
     assert [row[:2] for row in cells([first, second])] == [["", "reuse@1"], ["batches", "distinct@8"]]
+
+
+def test_a_fit_looks_around_with_one_seed_descends_with_few_and_ends_with_all(monkeypatch: pytest.MonkeyPatch):
+    asked: list[Any] = []
+    monkeypatch.setattr(fitting._Problem, "slopes", lambda self, place, seeds, run: asked.append([*seeds]))
+    monkeypatch.setattr(
+        fitting, "_descend", lambda problem, place, slopes, seeds, run, n: asked.append(([*seeds], n)) or (place, slopes)
+    )
+    base = read_parameters("mixtral-8x7b").replace(**SMALL)
+    assert fit(base, small_targets(reuse_at_1=0.5), [9, 8, 7, 6, 5]).fitted_to.endswith("; seeds 9, 8, 7, 6, 5")
+    few = fitting._FEW_SEEDS
+    assert 1 < few < 5 and fitting._STEPS > fitting._POLISH_STEPS
+    assert asked == [[9], ([9, 8, 7, 6, 5][:few], fitting._STEPS), ([9, 8, 7, 6, 5], fitting._POLISH_STEPS)]
 
 
 def test_cosines_are_those_of_a_layer_or_the_mean_of_several():

@@ -14,6 +14,7 @@ import safetensors.numpy
 
 from moesim.errors import TraceError
 from moesim.trace import SUFFIX, GateInputs, Signal, Trace, find_trace, trace_names
+from moesim.trace import format as trace_format
 from moesim.trace.files import arrays_of, full_header
 from moesim.trace.format import HEADER_SUM_KEY, METADATA_KEY, checksums, write_container
 from tests.trace.import_kit import refused
@@ -74,6 +75,21 @@ def test_round_trip(tmp_path: Path) -> None:
     np.testing.assert_array_equal(trace.signals["shadow"].ids, back.signals["shadow"].ids)
     np.testing.assert_array_equal(trace.tables["activation_frequency"], back.tables["activation_frequency"])
     assert back.digest == trace.digest
+
+
+def test_an_array_is_packed_by_the_filter_that_makes_it_smallest_if_any_does() -> None:
+    rng = np.random.default_rng(0)
+    arrays: dict[str, Any] = {
+        "bytes": np.minimum(rng.geometric(0.2, 99_000), 255).astype(np.uint8),  # of several chunks: the first says nothing
+        "words": rng.integers(0, 900, 99_000).astype(np.uint16),
+        "halves": np.sort(rng.random(99_000)).astype(np.float16), "noise": rng.integers(0, 256, 3000).astype(np.uint8),
+    }  # fmt: skip
+    packed, facts = trace_format._pack(arrays)
+    sizes = {name: [len(trace_format._compress(one.tobytes(), *bits)) for bits in trace_format._FILTERS]
+             for name, one in arrays.items()}  # fmt: skip
+    assert set(facts) == {"bytes", "words", "halves"} and packed["noise"] is arrays["noise"]
+    assert {name: packed[name].nbytes for name in facts} == {name: min(sizes[name]) for name in facts}
+    assert all(len(set(sizes[name])) > 1 for name in facts)
 
 
 def test_same_content_same_bytes_and_views_of_the_file(tmp_path: Path) -> None:
