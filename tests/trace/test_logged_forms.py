@@ -400,6 +400,7 @@ def test_counts_are_popularity_and_no_routes(name: str, tmp_path: Path, capsys: 
     ("text", "words"),
     [
         ("layer,expert,count\n0,0,1\n", "expected counts of 3 layers as the trace has, got 1 with any; choose another trace"),
+        ("layer,expert,count\n0,0,1\n1,0,0\n2,1,1\n", "expected counts of 3 layers as the trace has, got 2 with any"),
         ("layer,expert,count\n" + "".join(f"{n},{9},1\n" for n in range(3)), "at least 0, of up to 7 experts, got shape (3, 10)"),
         ("layer,expert,count\n" + "".join(f"{n},{1},-1\n" for n in range(3)), "at least 0, of up to 7 experts, got shape (3, 2)"),
         ("layer,expert,count\n0,99999999,1\n", "layers and experts within their limits"),

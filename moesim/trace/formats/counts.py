@@ -45,8 +45,8 @@ def read_counts(path: Path, n_layers: int, n_experts: int) -> NDArray[np.float64
     if counts.ndim != 2 or counts.shape[1] > n_experts or not (np.isfinite(counts) & (counts >= 0)).all():
         raise wrong(path, f"{_WHAT}, at least 0, of up to {n_experts} experts", f"shape {counts.shape}", "choose another trace")
     counts = counts if len(counts) == n_layers else counts[counts.any(axis=1)]
-    if len(counts) != n_layers or not counts.any(axis=1).all():
-        raise wrong(path, f"counts of {n_layers} layers as the trace has", f"{len(counts)} with any", "choose another trace")
+    if (n_used := int(counts.any(axis=1).sum())) != n_layers:
+        raise wrong(path, f"counts of {n_layers} layers as the trace has", f"{n_used} with any", "choose another trace")
     return np.pad(counts, ((0, 0), (0, n_experts - counts.shape[1])))
 
 
