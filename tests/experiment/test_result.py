@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -82,6 +83,25 @@ def test_what_is_no_summary_is_refused_with_its_place(content: Any, got: str | N
     with pytest.raises(ConfigError) as error:
         read_summary(Path("out"))
     assert str(error.value) == f"out/summary.json: expected the summary of a result, got: {got}; run it again"
+
+
+@pytest.mark.parametrize(
+    ("written", "below"),
+    [("data/a.safetensors", "data/a.safetensors"), ("a.safetensors", "a.safetensors"), ("data/a", "data/a"),
+     ("a", "traces/a.safetensors"), ("../a.safetensors", "../a.safetensors")],
+)  # fmt: skip
+def test_where_the_trace_of_a_result_may_be(written: str, below: str):
+    name, own = Path(below).name, Path("/x/y")
+    usual = [written, own / below, Path("/x") / below, Path("/") / below]
+    assert [*folder._places(written, own, None)] == [*usual, own / name, Path("/x") / name]
+    at = Path("/inputs")
+    assert [*folder._places(written, own, at)] == [at / below, at / name, *usual, at / name, own / name, Path("/x") / name]
+
+
+def test_a_trace_that_was_an_object_may_be_any_of_the_inputs():
+    there: Any = SimpleNamespace(glob=lambda pattern: [Path(f"{name}{pattern[1:]}") for name in "bca"])
+    assert [*folder._places("given:1", Path("/x"), there)] == [Path(f"{name}.safetensors") for name in "abc"]
+    assert [*folder._places("given:1", Path("/x"), None)] == []
 
 
 def test_runs_and_summary_agree(result: Path):
