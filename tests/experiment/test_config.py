@@ -120,6 +120,14 @@ def test_a_missing_file_is_looked_for_among_its_neighbours_or_by_name_among_thos
         read_merged(Path(name))
 
 
+@pytest.mark.parametrize(("n", "more"), [(1, ""), (2, " (and 1 more)"), (4, " (and 3 more)")])
+def test_of_several_problems_the_first_is_told_unknown_keys_before_others(n: int, more: str):
+    with pytest.raises(ConfigError) as error:
+        parse(repeat=0, **{f"qqq{i}": 1 for i in range(n - 1)})
+    first = "qqq0: unknown key 'qqq0'" if n > 1 else "repeat: expected an integer of at least 1, got 0"
+    assert f": {first}" in str(error.value) and (str(error.value).endswith(more) if more else "more)" not in str(error.value))
+
+
 @pytest.mark.parametrize(("changes", "message"), YAML_ERRORS)
 def test_a_wrong_value_is_refused_with_its_place(changes: dict[str, Any], message: str):
     with pytest.raises(ConfigError) as error:
