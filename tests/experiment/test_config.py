@@ -66,7 +66,7 @@ YAML_ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"model": ["m", 3]},
      "model[1]: expected a model's name, the path of a config.json, or a mapping with the key base or name, got 3"),
     ({"decision_us": -1}, "decision_us: expected a number of at least 0.0, got -1; choose a value in this range"),
-    ({"decision_us": 2e9}, "decision_us: expected a number of at most 1000000000.0, got 2000000000.0; choose a value in this range"),
+    ({"decision_us": 2e9}, "decision_us: expected a number of at most 1000000000.0, got 2000000000.0; choose a ..."),
     ({"repeat": COUNT.most + 1}, f"repeat: expected an integer of at most {COUNT.most}, got {COUNT.most + 1}; choose a ..."),
     ({"timeline": {"steps": 0}}, "timeline.steps: expected an integer of at least 1, got 0; choose a value in this range"),
     ({"trace": 3}, "trace: expected a trace's name, the path of a file, or a mapping with the key synthesize, got 3"),

@@ -48,4 +48,15 @@ def test_what_is_on_its_way_is_uploaded_again_and_lost_with_its_first_slot() -> 
     assert served(run(ONE, steps, 2, hardware=LATE))[7:] == [[0], [], [0], [0]], "by the other reading it stays"
 
 
+def test_after_a_second_upload_of_what_was_coming_others_are_uploaded() -> None:
+    # 1 misses in the step that begins at 3120; its upload begins with the next, and counts from the step after its end at 5109 on.
+    work = workload([[[[expert]] for expert in (0,) * 8 + (1,) * 8]], n_experts=8, weights=[1.0])
+    policy = make_policy({**DUPLICATES, "inserts": 1})
+    records = play(policy, work, LATE, model=tiny_model(n_layers=1, n_experts=8, top_k=1), slots={"gpu0": 2})
+    third = records.transfers[2]
+    assert (third.start, third.end, third.cause, third.expert) == (3680, 5109, "update", 1)
+    assert [step.begin for step in records.steps][9:13] == [3680, 4240, 4800, 5360]
+    assert served(records)[8:] == [[]] * 4 + [[1]] * 4
+
+
 # --------------------------------------------------------------------------------------------------------------- restated
