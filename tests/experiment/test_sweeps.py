@@ -608,6 +608,14 @@ def test_kept_records_are_read_without_importing_policies(tmp_path: Path, monkey
     assert not (tmp_path / "imported").exists()
     assert outcome_of(Path("out"), simulated, trust=True).row == rows[simulated]
     assert (tmp_path / "imported").exists()
+    (tmp_path / "code").mkdir()
+    (tmp_path / "kept_policy.py").rename(tmp_path / "code" / "kept_policy.py")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "kept_policy")
+    assert outcome_of(Path("out"), simulated, trust=True, inputs=Path("code")).row == rows[simulated]
+    for run in (-1, len(rows)):
+        with pytest.raises(ConfigError, match=f"^out: expected a run from 0 to {len(rows) - 1}, got {run}$"):
+            outcome_of(Path("out"), run)
 
 
 def test_repeats_of_settings_with_the_same_label_are_not_mixed(tmp_path: Path):

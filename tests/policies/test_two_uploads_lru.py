@@ -49,7 +49,7 @@ def test_what_is_on_its_way_is_uploaded_again_and_lost_with_its_first_slot() -> 
 
 
 def test_after_a_second_upload_of_what_was_coming_others_are_uploaded() -> None:
-    # 1 misses in the step that begins at 3120; its upload begins with the next, and counts from the step after its end at 5109 on.
+    # 1 misses in the step that begins at 3120; its upload begins with the next, and counts from the step after its end on.
     work = workload([[[[expert]] for expert in (0,) * 8 + (1,) * 8]], n_experts=8, weights=[1.0])
     policy = make_policy({**DUPLICATES, "inserts": 1})
     records = play(policy, work, LATE, model=tiny_model(n_layers=1, n_experts=8, top_k=1), slots={"gpu0": 2})
