@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from moesim.core.limits import COUNT
+from moesim.core.limits import CACHE_RATIO, COUNT
 from moesim.errors import ConfigError
 from moesim.experiment.config import Config, apply_override, json_schema, load_config, parse_config, read_merged
 from moesim.experiment.sweep import expand, quick
@@ -66,6 +66,8 @@ YAML_ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"model": ["m", 3]},
      "model[1]: expected a model's name, the path of a config.json, or a mapping with the key base or name, got 3"),
     ({"decision_us": -1}, "decision_us: expected a number of at least 0.0, got -1; choose a value in this range"),
+    ({"model": {1: 2, "base": "m"}},
+     "model: expected a model's name, the path of a config.json, or a mapping with the key base or name, got {1: 2, ..."),
     ({"decision_us": float("inf")}, "decision_us: expected a finite number, got inf"),
     ({"cache": {"ratio": "8 G"}}, "cache.ratio: expected a number in [0, 1], got '8 G'; for bytes use cache.budget"),
     ({"cache": {"ratio": "G"}}, "cache.ratio: expected a number in [0, 1], got 'G'"),
@@ -124,6 +126,20 @@ def test_a_missing_file_is_looked_for_among_its_neighbours_or_by_name_among_thos
     Path("mine.yaml").write_text("model: x")
     with pytest.raises(ConfigError, match=rf"^{name}: expected an experiment file, got: .*; {re.escape(remedy)}$"):
         read_merged(Path(name))
+
+
+def test_the_least_and_the_largest_value_are_accepted():
+    ratios = [0, CACHE_RATIO.least, 1]
+    assert parse(cache={"ratio": ratios}).cache.ratio == ratios
+    with pytest.raises(ConfigError, match=r"expected a share of all experts of at least .*; less is no expert"):
+        parse(cache={"ratio": CACHE_RATIO.least / 2})
+    assert parse(cache={"budget": [1, "2 B"]}).cache.budget == [1, 2]
+    with pytest.raises(ConfigError, match="expected a size of at least 1 byte, got 0"):
+        parse(cache={"budget": 0})
+    least = parse(warm_up_steps=0, repeat=1, decision_us=0, workload={"prompt_tokens": 0, "batch_size": 1})
+    assert (least.warm_up_steps, least.repeat, least.decision_us) == (0, 1, 0)
+    assert (least.workload.prompt_tokens, least.workload.batch_size) == (0, 1)
+    assert parse(repeat=COUNT.most, decision_us=1e9).repeat == COUNT.most
 
 
 @pytest.mark.parametrize(("n", "more"), [(1, ""), (2, " (and 1 more)"), (4, " (and 3 more)")])
@@ -288,3 +304,21 @@ def test_the_schema_describes_every_key():
     assert set(schema["properties"]) == {*Config.model_fields, "include"}
     assert schema["additionalProperties"] is False
     assert "required" not in schema  # what a file lacks may stand in one that it includes
+
+
+def test_the_schema_states_the_bounds_of_values_and_of_those_in_lists():
+    schema = json.loads(json_schema())
+    cache, workload = (schema["$defs"][f"{name}Config"]["properties"] for name in ("Cache", "Workload"))
+    budget, ratio = (cache[name]["anyOf"][0]["oneOf"] for name in ("budget", "ratio"))
+    number = {"type": "number", "minimum": 0, "maximum": CACHE_RATIO.most}
+    assert budget[0]["anyOf"] == [{"type": "integer", "minimum": 1}, {"type": "string"}] and ratio[0]["anyOf"][0] == number
+    assert all(listed == {"type": "array", "minItems": 1, "items": one} for one, listed in (budget, ratio))
+    text = ratio[0]["anyOf"][1]["pattern"]
+    assert [bool(re.search(text, one)) for one in ("3/8", " 12.5 % ", "3", "x/8", "8 GiB")] == [True, True, False, False, False]
+    either = [{"const": "all"}, {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}]
+    assert workload["requests"]["anyOf"] == [*either, {"type": "array", "items": {"anyOf": either}}, {"type": "null"}]
+    for requests in ("all", [1, 0], ["all", [3]], [[1], [2, 0]]):
+        assert parse(workload={"requests": requests}).workload.requests == requests
+    assert schema["properties"]["name"]["anyOf"][0] == {"type": "string", "minLength": 1}
+    with pytest.raises(ConfigError, match="name"):
+        parse(name="")

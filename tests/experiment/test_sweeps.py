@@ -562,13 +562,23 @@ def test_a_run_of_a_folder_is_told_once_more_only_of_the_same_inputs(
 ):
     monkeypatch.chdir(tmp_path)
     assert main(["run", str(write(tmp_path, cache={"ratio": [0.25, 0.5]})), "--out", "out"]) == 0
+    assert lines(capsys)[-1] == "wrote out"
     kept, simulated = outcome_of(Path("out"), 0), outcome_of(Path("out"), 3)
     assert kept.records is not None and simulated.records is not None
-    assert kept.split is not None and kept.split.ns.sum() == kept.row["makespan_ns"]
+    assert kept.split is not None
+    assert {f"time_{cause}_ns": ns for cause, ns in kept.split.total().items()}.items() <= kept.row.items()
     with monkeypatch.context() as patch:  # as where several machines have the name that the row says
         patch.setattr("moesim.experiment.folder._machine", lambda *_: None)
         again = outcome_of(Path("out"), 0)
     assert (again.row, again.machine, again.records) == (kept.row, kept.machine, kept.records)
+    (file,) = Path("out/records").glob(f"{str(kept.row['key'])[:32]}-*")
+    whole = file.read_bytes()
+    file.write_bytes(b"damaged")
+    capsys.readouterr()
+    assert outcome_of(Path("out"), 0).records == kept.records and file.read_bytes() == b"damaged"
+    told = lines(capsys)[0]
+    assert told.endswith("changed since moesim wrote it, so that it counts as not there; the folder stays as it is")
+    file.write_bytes(whole)
     with monkeypatch.context() as patch:
         changed = {"run": 9, "cost_label": "other", "model": "other", "n_steps": 0, "makespan_ns": 1, "new": 1}
         other = replace(simulated, row=simulated.row | changed)
@@ -585,7 +595,19 @@ def test_a_run_of_a_folder_is_told_once_more_only_of_the_same_inputs(
         InputError, match=r"^out: run 3 \(.*: expected the trace .*/small.safetensors \(sha256 [0-9a-f]{16}\) to simulate it "
     ):
         outcome_of(Path("out"), 3)
-    assert lines(capsys)[-1] == "wrote out"
+
+
+def test_each_run_of_a_sweep_over_traces_is_simulated_again_on_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    traces = [str(write_trace(tmp_path / f"{name}.safetensors", seed=seed)) for seed, name in enumerate("ab")]
+    file = write(tmp_path, trace=traces, policies=["lru", "on-demand"], cache={"ratio": [0.25, 0.5]}, timeline=None)
+    assert main(["run", str(file), "--out", "out", "--jobs", "1"]) == 0
+    rows = read_summary(Path("out"))["runs"]
+    assert len({row["makespan_ns"] for row in rows}) > 4
+    shutil.rmtree(Path("out/records"), ignore_errors=True)
+    for run, row in enumerate(rows):
+        found = outcome_of(Path("out"), run)
+        assert found.row == row and found.records is not None and found.records.makespan_ns == row["makespan_ns"]
 
 
 def test_kept_records_are_read_without_importing_policies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
