@@ -317,7 +317,7 @@ def test_the_schema_states_the_bounds_of_values_and_of_those_in_lists():
     assert [bool(re.search(text, one)) for one in ("3/8", " 12.5 % ", "3", "x/8", "8 GiB")] == [True, True, False, False, False]
     either = [{"const": "all"}, {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}]
     assert workload["requests"]["anyOf"] == [*either, {"type": "array", "items": {"anyOf": either}}, {"type": "null"}]
-    for requests in ("all", [1, 0], ["all", [3]], [[1], [2, 0]]):
+    for requests in ("all", [1, 0], [COUNT.most], ["all", [3]], [[1], [2, 0]]):
         assert parse(workload={"requests": requests}).workload.requests == requests
     assert schema["properties"]["name"]["anyOf"][0] == {"type": "string", "minLength": 1}
     with pytest.raises(ConfigError, match="name"):

@@ -585,9 +585,8 @@ def test_a_run_of_a_folder_is_told_once_more_only_of_the_same_inputs(
         patch.setattr("moesim.experiment.folder.run_one", lambda *_, **__: other)
         numbers = {"n_steps": 0, "makespan_ns": 1}
         first = next(name for name in simulated.row if name in numbers)  # before texts, whatever their names
-        with pytest.raises(
-            ConfigError, match=f"got another {first}: {simulated.row[first]} before, {numbers[first]} now; an input"
-        ):
+        told = f"got another {first}: {simulated.row[first]} before, {numbers[first]} now; an input, code of a policy or moesim"
+        with pytest.raises(ConfigError, match=f"{told} changed; run it again$"):
             outcome_of(Path("out"), 3)
     write_trace(tmp_path / "small.safetensors", seed=1)
     assert outcome_of(Path("out"), 0).row == kept.row
@@ -627,6 +626,13 @@ def test_kept_records_are_read_without_importing_policies(tmp_path: Path, monkey
     assert not (tmp_path / "imported").exists()
     with pytest.raises(InputError, match="to simulate it again takes kept_policy:Mine, whose code is not imported to read a"):
         outcome_of(Path("out"), simulated)
+    own = next(run for run, row in enumerate(rows) if row["policy_name"] == "lru" and run not in there)
+    assert outcome_of(Path("out"), own).row == rows[own]
+    with monkeypatch.context() as patch:
+        patch.setattr("moesim.experiment.folder.run_one", lambda *_, **__: SimpleNamespace(row=rows[own] | {"n_steps": 0}))
+        why = "code of a policy or moesim changed, or it depends on what kept_policy:Mine needs (--trust); run it again"
+        with pytest.raises(ConfigError, match=f"{re.escape(why)}$"):
+            outcome_of(Path("out"), own)
     assert not (tmp_path / "imported").exists()
     assert outcome_of(Path("out"), simulated, trust=True).row == rows[simulated]
     assert (tmp_path / "imported").exists()
