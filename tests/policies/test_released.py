@@ -66,6 +66,25 @@ def test_a_table_of_another_shape_is_refused_with_its_place(table: Any, message:
         Released(SOURCE, {"recall": table}).table("recall", (4,), "policy p: tiny", 1.0)
 
 
+def test_tables_are_given_as_a_mapping_as_an_object_or_not_at_all() -> None:
+    one = Released("a" * 120, {"recall": [0.5]})
+    assert repr(one) == "a" * 120 and "recall" in one and "single" not in one
+    policies: list[Any] = [make_policy({"name": "adapmoe", "released": given}) for given in (one, None, GOOD)]
+    assert policies[0].released is one and policies[1].released is None
+    assert (policies[2].released.source, policies[2].released.tables) == (SOURCE, {"recall": GOOD["recall"]})
+    made: Any = make_policy({"name": "adapmoe", "released": {"source": f" {one.source} ", "recall": [1.0]}})
+    assert made.released == Released(one.source, {"recall": [1.0]})
+
+
+def test_numbers_of_a_table_are_bounded() -> None:
+    assert Released("a", {"x": [0, 1e15]}).table("x", (2,), "p").tolist() == [0.0, 1e15]
+    assert Released("a", {"x": [[1], [2]]}).table("x", (2, 1), "p").tolist() == [[1.0], [2.0]]
+    with pytest.raises(ConfigError, match=r"x\[1\]\[0\]: expected a number from 0 to 1e\+15, got 1100000000000000.0"):
+        Released("a", {"x": [[1], [1.1e15]]}).table("x", (2, 1), "p")
+    with pytest.raises(ConfigError, match=r"x\[1\]: expected a list of 1, of 1 numbers in all, got 2"):
+        Released("a", {"x": [[1], [1, 2]]}).table("x", (2, 1), "p")
+
+
 # ---------------------------------------------------------------------------------------------------------- an experiment's
 def experiment(policies: list[Any]) -> Experiment:
     raw = {
