@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from moesim.policies.registry import make_policy
-from moesim.policies.systems.llama_cpp_cache import ClassBank
+from moesim.policies.systems.llama_cpp_cache import CLASSES, ClassBank
 from tests.engine.engine_kit import play, tiny_model, workload
 from tests.policies.caches_kit import FAST, Step, happened, run
 
@@ -17,6 +17,15 @@ def test_least_recently_used_over_all_layers() -> None:
         Step([[1, 3], [2, 5]], [(0, 1), (0, 3), (1, 2), (1, 5)], []),
         Step([[1, 4], [0, 5]], [(0, 4), (1, 0)], [(0, 3), (1, 2)]),
     ]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 7, 8, 2**CLASSES - 1, 2**CLASSES, 10**12])
+def test_classes_are_by_powers_of_two_of_what_was_used(rows: int) -> None:
+    bank = ClassBank(4, 1, 2)
+    bank.used(0, [1], [0, rows], 1)
+    bank.enter((0, 1), 0)
+    assert bank._class[0, 1] == min(rows.bit_length() - 1, CLASSES - 1)
+    assert [list(members) for members in bank._members] == [[(0, 1)] * (at == bank._class[0, 1]) for at in range(CLASSES)]
 
 
 def test_class_lru_spares_what_has_been_used_often() -> None:
