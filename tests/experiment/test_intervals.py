@@ -62,6 +62,9 @@ def test_a_number_that_moves_nothing_is_not_told_of():
     nothing = {LEAST: None, MOST: None, ENERGY_LEAST: None, ENERGY_MOST: None, "varied": ""}
     assert vary(upper, [upper[0].key], {SPEED: None}, again) == vary([], [], {SPEED: 100.0}, again) == nothing
     assert vary(upper, [], {SPEED: 100.0}, again) == nothing  # the run does not use it
+    assert vary(upper, [], {SPEED: 100.0, ENERGY: 5.0}, again) == nothing  # nor is it power
+    stopped = vary(upper, [upper[0].key], {SPEED: 100.0, ENERGY: 5.0}, lambda machine: {SPEED: machine, ENERGY: None})
+    assert (stopped[MOST], stopped[ENERGY_LEAST], stopped[ENERGY_MOST]) == (100.6, 0.0, 5.0)
 
 
 def test_one_row_an_expert_uses_no_slope():

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import numpy as np
 import pytest
 
 from moesim.policies.registry import make_policy
+from moesim.policies.systems.pre_gated import Arena
+from moesim.policy import StepBegin
 from moesim.records import Records
+from moesim.testing import FakeView
 from tests.engine.engine_kit import Oracle, cpu, gpu, machine, play, tasks, transfers, workload
 
 TOY = {"gpu0": gpu(predict={"told": 10}), "cpu0": cpu()}
@@ -88,3 +92,49 @@ def test_what_is_cached_is_not_copied_again() -> None:
     assert [(t.layer, t.expert) for t in tight.transfers] == [(0, 0), (0, 2), (1, 0), (1, 1)] * 2
     assert tight.pool_peak_bytes["gpu0", "even"] > 0
     assert tight.inexact == []
+
+
+@pytest.mark.parametrize("rule", ["lfu", "lru", "lifo"])
+def test_the_cache_of_requests_restated(rule: Any) -> None:
+    """Each key with its requests since it came in, and the times at which it came in and was changed last."""
+    rng = random.Random(3)
+    for capacity in (0, 1, 3, 5):
+        arena, kept = Arena[int](capacity, rule), dict[int, list[int]]()
+        for now in range(400):
+            key = rng.randrange(8)
+            leaves = None
+            if rng.random() < 0.05:
+                arena.reset()
+                kept = {one: [1, came, changed] for one, (_, came, changed) in kept.items()}
+            if rng.random() < 0.05:
+                arena.discard(key)
+                kept.pop(key, None)
+                continue
+            if key in kept:
+                kept[key] = [kept[key][0] + 1, kept[key][1], now]
+            elif not capacity:
+                leaves = key
+            else:
+                if len(kept) == capacity:
+                    worth = {one: {"lfu": (n, changed), "lru": (changed, 0), "lifo": (-came, 0)}[rule]
+                             for one, (n, came, changed) in kept.items()}  # fmt: skip
+                    leaves = min(worth, key=worth.__getitem__)
+                    del kept[leaves]
+                kept[key] = [1, now, now]
+            assert arena.request(key) == leaves and all((one in arena) == (one in kept) for one in range(8))
+
+
+def test_counts_begin_anew_after_a_prompt() -> None:
+    policy: Any = make_policy({"name": "pre-gated", "cache": "lfu"})
+    view = FakeView(slots=4)
+    policy.place(view)
+
+    def counts(phase: str) -> list[int]:
+        policy.on_step_begin(StepBegin(0, phase, np.zeros(1, int), True), view)
+        found = list(policy._arena._counts.values())
+        for unit in ((0, 1), (0, 1), (2, 3)):
+            policy._arena.request(unit)
+        return found
+
+    phases = ["prefill", "prefill", "decode", "decode", "prefill", "decode"]
+    assert [counts(phase) for phase in phases] == [[], [2, 1], [1, 1], [3, 2], [5, 3], [1, 1]]
