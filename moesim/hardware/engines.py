@@ -8,8 +8,9 @@ engine with ``engine:``; an experiment, a command or a mapping ``{base: NAME, en
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
@@ -58,6 +59,7 @@ class DeviceCosts(Strict):
     operation_us: Time | None = None
     operation_us_a_thread: Time | None = None  # an operation of a CPU, for each thread that waits for the others
     flops_share: Share | None = None  # of the device's operations per second, that its kernels reach with many rows
+    read_share: Share | None = None  # of the rate of a stream, that kernels for one row read weights at
     launch_us: Time | None = None
     launches: dict[Literal[PARTS], Launches] = Field(default_factory=dict)  # type: ignore[valid-type]
     token_us: Time | None = None
@@ -274,8 +276,9 @@ def _device(
     for key in ("operation_us", "wake_us"):
         if (law := own.pop(key + _LAW, None)) is not None:
             own[key] = _for_threads(law, int(facts.get("threads", _LAW_THREADS)), "threads" in facts)
-    if (share := own.pop("flops_share", None)) is not None and "flops" in found:
-        found["flops"] = _shared(found["flops"], share)
+    for key, given, unit in _SHARES:
+        if (share := own.pop(given, None)) is not None and key in found:
+            found[key] = _shared(found[key], share, unit)
     if gone and engine.file.experts == "rates" and isinstance(cost := found.get("expert_cost"), Mapping):
         found["expert_cost"] = {key: value for key, value in cost.items() if key not in ("per_expert_us", "per_row_us")}
     return own | found
@@ -290,13 +293,26 @@ def _for_threads(law: Mapping[str, Any], threads: int, stated: bool) -> dict[str
     return found | {key: f"{words}: {law[key]}" for key in ("ref", "how", "why") if law.get(key)}
 
 
-def _shared(flops: Mapping[str, Any], share: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the operations per second that kernels reach, of a device's."""
+_SHARES: Final = (("flops", "flops_share", "FLOP/s"), ("memory_bytes_per_s", "read_share", "B/s"))
+"""Rates of a device, and the engine's share of each with its unit."""
+
+
+def _shared(rate: Mapping[str, Any], share: Mapping[str, Any], unit: str) -> dict[str, Any]:
+    """Return the rate that kernels reach, of a device's."""
     words = "; ".join(str(share[key]) for key in ("ref", "how", "why") if share.get(key))
-    label = "assumed" if "assumed" in (flops.get("source"), share["source"]) else "derived"
-    found = {"value": flops["value"] * share["value"], "source": label}
-    found["why" if label == "assumed" else "how"] = f"{share['value']:g} of {flops['value'] / 1e12:g} TFLOP/s: {words}"
-    return found | ({"interval": [flops["value"] * end for end in share["interval"]]} if share.get("interval") else {})
+    label = "assumed" if "assumed" in (rate.get("source"), share["source"]) else "derived"
+    found = {"value": rate["value"] * share["value"], "source": label}
+    found["why" if label == "assumed" else "how"] = f"{share['value']:g} of {rate['value'] / 1e9:g} G{unit}: {words}"
+    if interval := share.get("interval"):
+        found["interval"] = _both(rate, interval, share["value"])
+    return found
+
+
+def _both(rate: Mapping[str, Any], share: Sequence[float], middle: float) -> list[float]:
+    """Return the range of a rate's share: in logarithms, deviations of independent numbers add up as squares."""
+    value, ends = float(rate["value"]), rate.get("interval") or [rate["value"]] * 2
+    found = [math.hypot(math.log(own / value), math.log(one / middle)) for own, one in zip(ends, share, strict=True)]
+    return [float(f"{value * middle * math.exp(sign * by):.6g}") for sign, by in zip((-1, 1), found, strict=True)]
 
 
 def _link(name: str, link: Mapping[str, Any], devices: Mapping[str, Any], numbers: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from moesim.core.limits import CHUNKS
 from moesim.core.units import NS_PER_S, ceil_div, format_bytes
 from moesim.errors import HardwareError, unknown_name
 from moesim.hardware.costs.curves import Roofline, copy_ns, covers, curve_ns, linear_ns, nearest, range_text, within_a_day
-from moesim.hardware.costs.operations import latent_of, operations, uncounted
+from moesim.hardware.costs.operations import attention_of, operations, uncounted
 from moesim.hardware.costs.provenance import Ledger, Unfitting, expert_curves, part_curves
 from moesim.hardware.types import TRANSFERS, CostCurve, Device, ExpertCost, HardwareProfile, Link, Transfer, weakest
 from moesim.model import ModelSpec
@@ -92,7 +92,7 @@ class CostModel:
         self._activations: dict[tuple[str, int], int] = {}
         self._paths: dict[tuple[str, str], tuple[Link, ...]] = {}
         self._parts: dict[tuple[str, str, int, int], int] = {}
-        self._rooflines: dict[tuple[str, str, bool, bool], Roofline] = {}
+        self._rooflines: dict[tuple[str, str, str], Roofline] = {}
         self._unfitting = Unfitting(self.model)
         self._memo: dict[tuple[Any, ...], int] = {}
         self._expert: dict[str, dict[int, int]] = {name: {0: 0} for name in self.hardware.devices}
@@ -181,7 +181,7 @@ class CostModel:
     # ---- curves and rooflines
 
     def _roofline(self, device: Device, part: str, mixer: Mixer | None = None) -> Roofline:
-        key = (device.name, part, *latent_of(self.model, mixer))
+        key = (device.name, part, attention_of(self.model, mixer))
         if key not in self._rooflines:
             self._note_rates(device, part, part)
             chain = device.operation_us * self._operations(device, part, mixer) if device.operations else None

@@ -14,8 +14,9 @@ are:
 Each product of quantised weights quantises its input in a kernel of its own; the router's has no quantised weights. Attention
 takes two: one on parts of the context, one that joins them. On GPUs before Volta (``llama.cpp-unfused``) products are alone.
 
-Attention is counted as grouped or latent, by layer. Counts of linear attention, state spaces, convolutions and indexers are not
-known: such layers count as the nearest of the two, and `uncounted` names them.
+Attention is counted by layer: grouped, with an output gate or without, latent, or a gated delta net (whose step is one operation; its
+state is copied before and after it, which caches hide). Counts of other linear attention, state spaces, convolutions
+and indexers are not known: such layers count as grouped or latent attention, and `uncounted` names them.
 
 On a CPU the unit is a wait of all threads for each other: two for a product (its input, then the rows) and for attention, one
 for anything else; only a norm and its scale are one.
@@ -36,17 +37,26 @@ _ROUTERS: Final = frozenset({288, 576} | {2**n for n in range(10)})
 _CHOICE: Final = 6  # softmax, sort, look-up of the weights, their sum, its limit, division
 
 
-def latent_of(model: ModelSpec, mixer: Mixer | None = None) -> tuple[bool, bool]:
-    """Return whether attention is latent, of a layer or of all, and whether its queries are compressed."""
+DELTA_NET: Final = "linear, gated delta net"
+
+
+def attention_of(model: ModelSpec, mixer: Mixer | None = None) -> str:
+    """Return the kind of attention that operations are counted for, of a layer or of all."""
     if mixer is None or model.shape is None:
-        return model.kv_lora_rank > 0, model.q_lora_rank > 0
-    return mixer.kind.startswith("latent"), "q_a_proj" in dict(mixer.weights) or "attn_q_a.weight" in dict(mixer.weights)
+        return "latent, compressed" if model.q_lora_rank else "latent" if model.kv_lora_rank else "grouped"
+    weights = dict(mixer.weights)
+    if mixer.kind == DELTA_NET:
+        return DELTA_NET
+    if mixer.kind.startswith("latent"):
+        return "latent, compressed" if "q_a_proj" in weights or "attn_q_a.weight" in weights else "latent"
+    query, out = (sum(weights.get(name, 0) for name in names) for names in (("q_proj", "attn_q.weight"), ("o_proj", "attn_output.weight")))
+    return "grouped, gated" if query >= 2 * out > 0 else "grouped"
 
 
 def uncounted(model: ModelSpec) -> list[str]:
     """Name the kinds of layers whose operations are not known."""
     kinds = dict.fromkeys(block.mixer.kind for block in model.blocks if block.mixer)
-    return [kind for kind in kinds if not kind.startswith(("grouped", "latent")) or "chosen" in kind]
+    return [kind for kind in kinds if kind != DELTA_NET and (not kind.startswith(("grouped", "latent")) or "chosen" in kind)]
 
 
 def operations(engine: str, kind: str, model: ModelSpec, mixer: Mixer | None = None) -> Mapping[str, int]:
@@ -57,22 +67,27 @@ def operations(engine: str, kind: str, model: ModelSpec, mixer: Mixer | None = N
     14
     """
     if kind == "cpu":
-        return _on_cpu(model, *latent_of(model, mixer))
-    return _on_gpu(model, *latent_of(model, mixer), fused=engine == "llama.cpp")
+        return _on_cpu(model, attention_of(model, mixer))
+    return _on_gpu(model, attention_of(model, mixer), fused=engine == "llama.cpp")
 
 
-def _on_gpu(model: ModelSpec, latent: bool, compressed: bool, *, fused: bool) -> dict[str, int]:
+def _on_gpu(model: ModelSpec, kind: str, *, fused: bool) -> dict[str, int]:
     product, alone = 2, 0 if fused else 1  # with the kernel that quantises its input; what is added to it if nothing is fused
     added = product + alone
-    if latent:
+    if kind == DELTA_NET:
+        # norm; values with keys and queries, gate, beta, alpha; sigmoid, and bias, softplus and scale; rows of both states, the new
+        # input joined, convolution, two norms, the step, both states back; norm and gate
+        attention = 1 + 4 * product + 1 + 3 + 2 + 1 + (1 + alone) + 2 + 1 + 2 + (2 + alone)
+    elif kind.startswith("latent"):
         # norm; the latent, its norm, two rotations, absorbed product, two puttings together, write, attention, values, copy
         attention = 1 + product + 1 + 2 + product + 2 + 1 + 2 + product + 1
-        attention += (product + 1 + product) if compressed else product
+        attention += (product + 1 + product) if "compressed" in kind else product
     else:
         norms = 2 * (model.qk_norm == "full")  # those of whole rows are not one kernel with the rotation
         attention = (
             1 + 3 * (product + alone * model.qkv_bias) + norms + 2 + 1 + 2
         )  # norm, queries keys values, rotations, write, attention
+        attention += (2 + alone) * ("gated" in kind)  # a copy of the gate; its sigmoid times the output
     attention += added + model.out_bias  # beside a bias, the residual is a kernel of its own
     gated = model.n_mats == 3
     feed = product + (0 if fused else product * gated + 1)  # gate, up and activation
@@ -92,13 +107,15 @@ def _on_gpu(model: ModelSpec, latent: bool, compressed: bool, *, fused: bool) ->
     }  # fmt: skip
 
 
-def _on_cpu(model: ModelSpec, latent: bool, compressed: bool) -> dict[str, int]:
+def _on_cpu(model: ModelSpec, kind: str) -> dict[str, int]:
     product = 2
-    if latent:
+    if kind == DELTA_NET:
+        attention = 1 + 4 * product + 1 + 3 + 2 + 1 + 2 + 2 + 1 + 2 + 3
+    elif kind.startswith("latent"):
         attention = 1 + product + 1 + 2 + product + 2 + 1 + 2 + product + 1
-        attention += (product + 1 + product) if compressed else product
+        attention += (product + 1 + product) if "compressed" in kind else product
     else:
-        attention = 1 + 3 * (product + model.qkv_bias) + 2 * (model.qk_norm != "none") + 2 + 2 + 2
+        attention = 1 + 3 * (product + model.qkv_bias) + 2 * (model.qk_norm != "none") + 2 + 2 + 2 + 3 * ("gated" in kind)
     attention += product + model.out_bias + 1
     feed = (model.n_mats - 1) * product + 1
     return {
