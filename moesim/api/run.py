@@ -62,7 +62,7 @@ def compare(
     trace: str | Path | Mapping[str, Any] | Trace | Sequence[Any] | None = None, hit_rate: str | None = None,
     cache: float | str | Iterable[float | str] = (0.25, 0.5), batch: int | Sequence[int] = 1, prompt: int | Sequence[int] = 64,
     decode: int | Sequence[int] = 64, n_batches: int | Sequence[int] = 1, seed: int | Sequence[int] = 0,
-    transfer: str | Sequence[str] = "pinned", engine: str | Sequence[str] = "own", repeat: int = 1,
+    transfer: str | Sequence[str] = "own", engine: str | Sequence[str] = "own", repeat: int = 1,
     overrides: Mapping[str, Any] | Sequence[str] = (), quick: bool = False, out: str | Path | None = None,
     jobs: int | None = None, progress: bool = True,
 ) -> Result:  # fmt: skip
@@ -87,8 +87,8 @@ def compare(
         Shares of all experts that a GPU caches, such as 0.25, ``"1/3"`` or ``"25%"``, or sizes of its memory: ``"12GiB"``.
     batch, prompt, decode, n_batches, seed : int or list of int
         Requests at once, tokens of each, batches one after the other, and the seed of the choice of requests.
-    transfer : {"pinned", "pageable", "chunked"} or a list of them
-        Curve of transfers.
+    transfer : {"own", "pinned", "pageable", "chunked"} or a list of them
+        Curve of transfers; ``"own"``: of the policy, else of its engine, else pinned.
     engine : str or list of str
         Whose costs: ``"own"`` of each policy's engine, ``"machine"``, those of the profile, or an engine of ``moesim list
         engines`` for all policies.

@@ -191,7 +191,8 @@ class RunSpec:
 
     def transfer(self, policy: Any) -> tuple[str, int | None]:
         own: tuple[str, int | None] | None = policy.transfer(self.model) if hasattr(policy, "transfer") else None
-        return own or (self.point.curve, self.point.chunk_bytes)
+        curve = self.hardware.copies if self.point.curve == "own" else self.point.curve
+        return own or (curve, self.point.chunk_bytes)
 
     def in_pieces(self, most: int) -> RunSpec:
         """Return the run with transfers cut into so many pieces at most."""
@@ -203,7 +204,8 @@ class RunSpec:
     def own_transfer(self, policy: Any) -> str | None:
         """Name the transfers that belong to the policy, where they are not the experiment's."""
         curve, piece = self.transfer(policy)
-        if (curve, piece) == (self.point.curve, self.point.chunk_bytes):
+        usual = "pinned" if self.point.curve == "own" else self.point.curve
+        if (curve, piece) == (usual, self.point.chunk_bytes):
             return None
         return curve + (f" in {format_size(piece)}" if piece else "")
 

@@ -87,6 +87,7 @@ class Block(Strict):
     cpu: DeviceCosts = Field(default_factory=DeviceCosts)
     to_gpu_us: Time | None = None  # activations from host to GPU, without their bytes
     to_host_us: Time | None = None  # and back
+    pageable_share: Share | None = None  # of a link's rate, that copies of a mapped file reach
 
 
 class EngineFile(Strict):
@@ -99,6 +100,7 @@ class EngineFile(Strict):
     backends: Annotated[list[Literal[BACKENDS]], Field(min_length=1)]  # type: ignore[valid-type]
     builds: list[str] = Field(default_factory=list)
     experts: Literal["rates", "curves"]  # experts by the machine's rates, or by its curves where it has some
+    copies: Literal["pinned", "pageable"] = "pinned"  # host memory that weights are copied from
     costs: Annotated[list[Block], Field(min_length=1)]
 
 
@@ -249,7 +251,7 @@ def with_engine(raw: Mapping[str, Any], written: str, place: str) -> dict[str, A
         for name, link in raw.get("links", {}).items()
     }
     words = ", ".join(facts[key] for key in ("backend", "system"))
-    found["machine"] = {**(raw.get("machine") or {}), "engine": f"{engine.name} ({words})"}
+    found["machine"] = {**(raw.get("machine") or {}), "engine": f"{engine.name} ({words})", "copies": engine.file.copies}
     return found
 
 
@@ -321,6 +323,9 @@ def _link(name: str, link: Mapping[str, Any], devices: Mapping[str, Any], number
     latency = {("cpu", "gpu"): numbers.get("to_gpu_us"), ("gpu", "cpu"): numbers.get("to_host_us")}.get(tuple(kinds))
     if latency is None:
         return dict(link)
+    share, pinned = numbers.get("pageable_share"), link.get("pinned") or {}
+    if share and "bytes_per_s" in pinned and not link.get("pageable") and not link.get("any"):
+        link = {**link, "pageable": {**pinned, "bytes_per_s": _shared(pinned["bytes_per_s"], share, "B/s")}}
     before = link.get("activation") or {}
     sources = (before, *(link.get(kind) or {} for kind in ("pinned", "any", "chunked", "pageable")))
     rate = next((one["bytes_per_s"] for one in sources if "bytes_per_s" in one), None)

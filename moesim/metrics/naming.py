@@ -36,7 +36,7 @@ def _of_workload(one: Field[Any]) -> Column:
 _WORKLOAD = {one.name: _of_workload(one) for one in fields(WorkloadSpec)}
 COLUMNS = {
     "model": Column("model"), "hardware": Column("hardware"), "trace": Column("trace"),
-    "transfer_curve": Column("transfer", usual="pinned"), "chunk_bytes": Column("chunk", missing=int),
+    "transfer_curve": Column("transfer", usual="own"), "chunk_bytes": Column("chunk", missing=int),
     "decision_ns": Column("decision ns", usual="0"), "predictors": Column("predictors", missing=str),
     **_WORKLOAD, "extrapolate": Column("extrapolate", usual="False"), "engine_profile": Column("engine", usual="own"),
     "warm_up": Column("warm_up", "warm-up", missing=int), "cache_ratio": Column("cache ratio", missing=float),

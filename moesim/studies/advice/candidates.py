@@ -331,7 +331,7 @@ class Space:
 
     def _costs(self, policy: Any) -> CostModel:
         own = policy.transfer(self.setting.model) if hasattr(policy, "transfer") else None
-        curve, chunk = own or ("pinned", None)
+        curve, chunk = own or (self.setting.hardware.copies, None)
         return CostModel(self.setting.model, self.setting.hardware, transfer=curve, chunk_bytes=chunk)
 
     def _tables(self, policy: Any) -> dict[str, Any]:

@@ -293,7 +293,7 @@ def _with_cache(case: Case, hardware: HardwareProfile) -> Placement:
     workload = compose(trace, WorkloadSpec(batch_size=case.observation.batch, prompt_tokens=1, decode_tokens=1))
     tables = {name: table for name, table in trace.tables.items() if f"table:{name}" in policy.needs}
     own: Any = policy.transfer(model) if hasattr(policy, "transfer") else None
-    curve, chunk = own or ("pinned", None)
+    curve, chunk = own or (hardware.copies, None)
     costs = CostModel(model, hardware, transfer=curve, chunk_bytes=chunk, extrapolate=True)
     if (budget := case.setting.cache.get("budget")) is not None:
         n_bytes = parse_bytes(budget, f"{case.observation.place}: setting: cache")

@@ -142,7 +142,7 @@ class _Tasks:
             for name, device in spec.hardware.devices.items()
         }
         hardware = replace(spec.hardware, devices=devices)
-        return CostModel(spec.model, hardware, transfer=spec.point.curve, extrapolate=True)
+        return CostModel(spec.model, hardware, transfer=spec.transfer(None)[0], extrapolate=True)
 
     def split(self, task: TaskRecord, kind: str) -> dict[str, float]:
         """Return the shares of a task's time by resource; they add up to 1."""
