@@ -88,7 +88,7 @@ def compare(
     batch, prompt, decode, n_batches, seed : int or list of int
         Requests at once, tokens of each, batches one after the other, and the seed of the choice of requests.
     transfer : {"own", "pinned", "pageable", "chunked"} or a list of them
-        Curve of transfers; ``"own"``: of the policy, else of its engine, else pinned.
+        Curve of transfers; ``"own"``: of the policy, else pinned.
     engine : str or list of str
         Whose costs: ``"own"`` of each policy's engine, ``"machine"``, those of the profile, or an engine of ``moesim list
         engines`` for all policies.

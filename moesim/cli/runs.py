@@ -112,7 +112,7 @@ def compare(
     decode: Annotated[str, typer.Option(help="Decode tokens.")] = "64",
     n_batches: Annotated[str, typer.Option(help="Batches, one after another.")] = "1",
     seed: Annotated[str, typer.Option(help="Seed of the choice of requests.")] = "0",
-    transfer: Annotated[str, typer.Option(help="own (of policy and engine), pinned, pageable or chunked.")] = "own",
+    transfer: Annotated[str, typer.Option(help="own (the policy's, else pinned), pinned, pageable or chunked.")] = "own",
     overrides: Set = [],  # noqa: B006
     out: Annotated[Path | None, typer.Option("--out", help="Folder to write; default: nothing is written.")] = None,
     repeat: Annotated[

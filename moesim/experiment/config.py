@@ -390,7 +390,7 @@ class CacheConfig(_Strict):
 class TransferConfig(_Strict):
     """Which of a link's transfer curves is used, and into what chunks a transfer is cut."""
 
-    curve: Sweep[Literal["own", "pinned", "pageable", "chunked"]] = "own"  # of the policy, else of the engine, else pinned
+    curve: Sweep[Literal["own", "pinned", "pageable", "chunked"]] = "own"  # the policy's, else pinned
     chunk: Sweep[Size | None] = None
 
 

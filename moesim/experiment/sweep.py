@@ -23,6 +23,7 @@ from moesim.engine import EngineOptions
 from moesim.errors import ConfigError, InputError, unknown_name
 from moesim.experiment.config import CacheConfig, Config, TransferConfig, WorkloadConfig, listed, parse_config
 from moesim.hardware.costs import CostModel
+from moesim.hardware.engines import copies_of
 from moesim.hardware.costs.model import check_chunk, most_chunks
 from moesim.hardware.read import flatten, is_number
 from moesim.metrics.naming import fingerprint, hardware_label, model_label, policy_label, read_policy_label
@@ -191,7 +192,7 @@ class RunSpec:
 
     def transfer(self, policy: Any) -> tuple[str, int | None]:
         own: tuple[str, int | None] | None = policy.transfer(self.model) if hasattr(policy, "transfer") else None
-        curve = self.hardware.copies if self.point.curve == "own" else self.point.curve
+        curve = copies_of(policy, self.hardware) if self.point.curve == "own" else self.point.curve
         return own or (curve, self.point.chunk_bytes)
 
     def in_pieces(self, most: int) -> RunSpec:

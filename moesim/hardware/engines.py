@@ -203,6 +203,11 @@ def _misfit(engine: EngineProfile, facts: Mapping[str, str]) -> str | None:
     )
 
 
+def copies_of(policy: Any, machine: HardwareProfile) -> str:
+    """Return the curve of a link that an engine's own policy copies weights by: pageable where both map the file."""
+    return machine.machine.get("copies", "pinned") if getattr(policy, "mmap", False) else "pinned"
+
+
 def why_not(written: str, machine: HardwareProfile) -> str | None:
     """Return why an engine does not run on a machine; None if it does, or none is named."""
     if written in ("", MACHINE, OWN):
@@ -251,7 +256,10 @@ def with_engine(raw: Mapping[str, Any], written: str, place: str) -> dict[str, A
         for name, link in raw.get("links", {}).items()
     }
     words = ", ".join(facts[key] for key in ("backend", "system"))
-    found["machine"] = {**(raw.get("machine") or {}), "engine": f"{engine.name} ({words})", "copies": engine.file.copies}
+    there = all(any(link.get(kind) for kind in (engine.file.copies, "any")) for link in found["links"].values())
+    found["machine"] = {
+        **(raw.get("machine") or {}), "engine": f"{engine.name} ({words})", "copies": engine.file.copies if there else "pinned"
+    }  # fmt: skip
     return found
 
 

@@ -243,11 +243,6 @@ class HardwareProfile(Facts):
     written: Any = field(default=None, compare=False, repr=False)
     from_numbers: ClassVar[Callable[..., HardwareProfile]]  # of `moesim.hardware.load`, which builds on this module
 
-    @property
-    def copies(self) -> str:
-        """Curve of the links that weights travel by unless something else is asked for: the engine's way."""
-        return self.machine.get("copies", "pinned")
-
     def figures(self) -> dict[str, Any]:
         """Return all that decides what a run takes and stands in results: not the origin."""
         return {name: value for name, value in vars(self).items() if name not in ("path", "written")}

@@ -59,7 +59,7 @@ YAML_ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"workload": {"refill": "yes"}}, "workload.refill: expected true or false, got 'yes'; write it without quotes"),
     ({"transfer": 3}, "transfer: expected a mapping, got 3; its keys are curve, chunk"),
     ({"transfer": {"curve": "pined"}},
-     "transfer.curve: expected 'pinned', 'pageable' or 'chunked', got 'pined'; choose one of these"),
+     "transfer.curve: expected 'own', 'pinned', 'pageable' or 'chunked', got 'pined'; choose one of these"),
     ({"policies": []}, "policies: expected at least one entry, got []"),
     ({"policies": "lru"}, "policies: expected a list, got 'lru'; put it in brackets"),
     ({"policies": [{"alpha": 1}]}, "policies[0]: expected a policy's name or a mapping with the key name, got {'alpha': 1}"),

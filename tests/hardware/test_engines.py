@@ -190,7 +190,7 @@ def test_each_policy_has_its_own_engine_unless_one_is_named():
 
     own, machines, llama = speeds("own"), speeds("machine"), speeds("llama.cpp")
     assert own["llama-cpp"] == llama["llama-cpp"] > machines["llama-cpp"]
-    assert own["lru"] == machines["lru"] < llama["lru"]
+    assert own["lru"] == machines["lru"] != llama["lru"]
 
 
 def test_a_sweep_of_engines_is_a_column(capsys: pytest.CaptureFixture[str]):
@@ -224,8 +224,8 @@ def test_waits_of_threads_and_their_wake_up_are_both_charged():
     profile = load_hardware(PLAIN, engine="llama.cpp")
     cpu = profile.devices["cpu0"]
     waits = operations("llama.cpp", "cpu", model)["experts"]
-    assert cpu.operation_us == Fraction(3, 2) and cpu.wake_us == 12  # 16 threads
-    assert CostModel(model, profile).first_extra_ns("cpu0") == waits * 1500 + 12000
+    assert cpu.operation_us == Fraction("2.24") and cpu.wake_us == 12  # 16 threads
+    assert CostModel(model, profile).first_extra_ns("cpu0") == waits * 2240 + 12000
 
 
 def test_an_engine_of_a_mapping_is_that_of_every_policy():
@@ -325,7 +325,7 @@ def test_an_engine_that_cannot_be_is_refused_by_name(tmp_path: Path, engine: str
 def test_a_cpu_alone_has_no_engine_of_gpus():
     with pytest.raises(HardwareError, match="expected one that runs on cpu, as the machine does, got vllm"):
         load_hardware("ryzen5900x", engine="vllm")
-    assert load_hardware("ryzen5900x", engine="llama.cpp").devices["cpu0"].operation_us == Fraction("1.125")
+    assert load_hardware("ryzen5900x", engine="llama.cpp").devices["cpu0"].operation_us == Fraction("1.68")
 
 
 def test_the_guide_has_the_numbers_of_the_profiles():
@@ -339,7 +339,8 @@ def test_the_guide_has_the_numbers_of_the_profiles():
             found += [f"{float(f'{block.gpu.token_us.value / 1000:.2g}'):g} ms"] if block.gpu.token_us else []
             if block.to_gpu_us and block.to_host_us and block.to_gpu_us.value:
                 found.append(f"{round(block.to_gpu_us.value + block.to_host_us.value)} us")
-            found += [f"{block.gpu.flops_share.value:g}"] if block.gpu.flops_share else []
+            shares = (block.gpu.flops_share, block.gpu.read_share, block.pageable_share)
+            found += [f"{share.value:g}" for share in shares if share]
     assert len(found) > 30 and not [number for number in found if number not in page]
 
 

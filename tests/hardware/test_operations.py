@@ -129,7 +129,7 @@ def test_the_hosts_fixed_work_is_paid_once_a_step() -> None:
 
 def test_latent_attention_that_is_left_to_the_host_costs_more_and_other_attention_does_not() -> None:
     profile = load_hardware({"base": "a100-80gb-llama-cpp", "devices.gpu0.latent_attention_us": 238.0007})
-    plain = load_hardware("a100-80gb-llama-cpp")
+    plain = load_hardware({"base": "a100-80gb-llama-cpp", "devices.gpu0.latent_attention_us": 0})
     for model, more in ((LITE, 238_001), (QWEN, 0)):
         assert CostModel(model, profile).attention_ns("gpu0", 1, 40) - CostModel(model, plain).attention_ns("gpu0", 1, 40) == more
 
@@ -157,7 +157,7 @@ def test_a_profile_with_a_base_takes_over_numbers_with_their_labels() -> None:
     assert own.name == "a10-xeon8358" and own.description != base.description
     for key in ("links.cpu0->gpu0.pinned.latency_us", "devices.gpu0.workspace_bytes"):
         assert own.numbers[key] == base.numbers[key]
-    assert own.numbers["devices.gpu0.memory_bytes_per_s"].source == "published"
+    assert own.numbers["links.cpu0->gpu0.pinned.bytes_per_s"].source == "published"
     assert own.overrides == ()
 
 

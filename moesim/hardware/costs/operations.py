@@ -14,9 +14,9 @@ are:
 Each product of quantised weights quantises its input in a kernel of its own; the router's has no quantised weights. Attention
 takes two: one on parts of the context, one that joins them. On GPUs before Volta (``llama.cpp-unfused``) products are alone.
 
-Attention is counted by layer: grouped, with an output gate or without, latent, or a gated delta net (whose step is one operation; its
-state is copied before and after it, which caches hide). Counts of other linear attention, state spaces, convolutions
-and indexers are not known: such layers count as grouped or latent attention, and `uncounted` names them.
+Attention is counted by layer: grouped, with an output gate or without, latent, or a gated delta net (whose step is one operation;
+its state is copied before and after it, which caches hide). Counts of other linear attention, state spaces, convolutions and
+indexers are not known: such layers count as grouped or latent attention, and `uncounted` names them.
 
 On a CPU the unit is a wait of all threads for each other: two for a product (its input, then the rows) and for attention, one
 for anything else; only a norm and its scale are one.
@@ -49,7 +49,9 @@ def attention_of(model: ModelSpec, mixer: Mixer | None = None) -> str:
         return DELTA_NET
     if mixer.kind.startswith("latent"):
         return "latent, compressed" if "q_a_proj" in weights or "attn_q_a.weight" in weights else "latent"
-    query, out = (sum(weights.get(name, 0) for name in names) for names in (("q_proj", "attn_q.weight"), ("o_proj", "attn_output.weight")))
+    query, out = (
+        sum(weights.get(name, 0) for name in names) for names in (("q_proj", "attn_q.weight"), ("o_proj", "attn_output.weight"))
+    )
     return "grouped, gated" if query >= 2 * out > 0 else "grouped"
 
 
@@ -75,8 +77,8 @@ def _on_gpu(model: ModelSpec, kind: str, *, fused: bool) -> dict[str, int]:
     product, alone = 2, 0 if fused else 1  # with the kernel that quantises its input; what is added to it if nothing is fused
     added = product + alone
     if kind == DELTA_NET:
-        # norm; values with keys and queries, gate, beta, alpha; sigmoid, and bias, softplus and scale; rows of both states, the new
-        # input joined, convolution, two norms, the step, both states back; norm and gate
+        # norm; values with keys and queries, gate, beta, alpha; sigmoid, and bias, softplus and scale; rows of both states, the
+        # new input joined, convolution, two norms, the step, both states back; norm and gate
         attention = 1 + 4 * product + 1 + 3 + 2 + 1 + (1 + alone) + 2 + 1 + 2 + (2 + alone)
     elif kind.startswith("latent"):
         # norm; the latent, its norm, two rotations, absorbed product, two puttings together, write, attention, values, copy

@@ -17,6 +17,7 @@ fits (``llama-cpp-fit``).
 | large batches: order | - | all inputs of a split are copied before it is computed, into a buffer for all of a layer's experts | the same |
 | large batches: other weights | - | copied to the GPU for each use; attention follows them | the same, but not the output layer; attention reads a copy of the KV cache in prefill, and runs where the cache is while decoding [choice] |
 | prompts | - | micro-batches of 512 rows (``--ubatch-size``) | the same, or ``prefill_chunk`` |
+| host memory | - | the mapped file, which is pageable; pinned with ``--no-mmap`` | ``mmap``, at the costs of the engine; elsewhere as ``transfer`` says |
 | overlap of CPU and GPU | - | none within a token | none between dense part and experts; shared experts may overlap |
 | host memory | - | experts on the CPU, mapped from the file; pages of those on the GPU can go | the same; a host that lacks up to a tenth gets a warning [choice] |
 | memory of a GPU | - | besides weights and KV cache: the runtime's context, a compute buffer for ``--ubatch-size`` rows | the same, where it is more than the profile's workspace |
@@ -210,6 +211,8 @@ class LlamaCpp(ForOneUse):
     op_offload_per_byte: float | None = option(
         None, "So many rows an expert for each byte of a weight instead, rounded down (ik_llama.cpp #1813).", ge=0
     )
+
+    mmap: bool = option(True, "Copy experts from the mapped file, at the rate of pageable copies; ``--no-mmap``: from pinned memory.")
 
     @property
     def listens(self) -> frozenset[type]:

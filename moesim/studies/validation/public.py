@@ -271,7 +271,6 @@ def predict(check: Check | Sweep, folder: Path, error: ModelError | None = None)
             "prefill_chunk": getattr(check, "ubatch", 0) or 512,
         },
         "cache": check.cache, "policies": [check.policy], "timeline": None,
-        "transfer": {"curve": "pinned" if "--no-mmap" in str(getattr(check, "engine", "")) else "own"},
     }  # fmt: skip
     place = f"check {check.check}"
     experiment = Experiment(parse_config(raw, place), place)
