@@ -68,6 +68,7 @@ class Group:
     device: DeviceState
     inputs_from: int  # the layer whose hidden state is read
     first_extra: int  # ns that its first expert takes besides
+    more_rows: int  # and if two rows or more take part
     tasks: list[Task] = field(default_factory=list)
     union: int = 0  # rows of the step that take part, as bits
     left: int = 0  # tasks that are not done

@@ -40,7 +40,7 @@ _LAW_THREADS: Final = 16  # of a processor that does not state its threads
 
 _SOFTWARE: Final = (
     "operations", "operation_us", "launch_us", "launches", "token_us", "latent_attention_us", "router_us", "first_extra_us",
-    "wake_us", "parts",
+    "wake_us", "more_rows_us", "parts",
 )  # fmt: skip
 """Keys of a device that are its software's."""
 
@@ -68,6 +68,7 @@ class DeviceCosts(Strict):
     first_extra_us: Time | None = None
     wake_us: Time | None = None
     wake_us_a_thread: Time | None = None
+    more_rows_us: Time | None = None
 
 
 class When(Strict):

@@ -31,9 +31,9 @@ static void read_copy(State &state, Task *task) {
         i64 fetch = memory.origins[task->unit].fetch;
         if (fetch >= 0) state.records.used_fetches.push_back(fetch);
     }
-    if (task->group && task->group->first_extra) {
-        task->work += task->group->first_extra;
-        task->group->first_extra = 0;
+    if (Group *group = task->group) {
+        task->work += group->first_extra + (group->rows > 1 ? group->more_rows : 0);
+        group->first_extra = group->more_rows = 0;
     }
 }
 

@@ -295,6 +295,13 @@ class CostModel:
                 self._ledger.note(f"wake-up @{device}", "constant", f"devices.{device}.wake_us")
         return self._memo[key]
 
+    def more_rows_ns(self, device: str) -> int:
+        """Extra time of a group of experts with two rows or more."""
+        found = self.hardware.devices[device]
+        if found.more_rows_us:
+            self._ledger.note(f"more rows @{device}", "constant", f"devices.{device}.more_rows_us")
+        return round(found.more_rows_us * 1000)
+
     def _compute_expert(self, device: Device, n_rows: int) -> int:
         if n_rows < 0:
             raise ValueError(f"n_rows: expected at least 0, got {n_rows}")

@@ -180,7 +180,8 @@ class Surrogate:
                 here = here + n * submit
             else:
                 here = np.maximum(here + submit, n * submit + here / np.maximum(n, 1))
-        return np.where(n > 0, here + costs.first_extra_ns(device), 0.0)
+        more = costs.more_rows_ns(device) if self.batch > 1 else 0
+        return np.where(n > 0, here + costs.first_extra_ns(device) + more, 0.0)
 
     def _cross(self, costs: CostModel, src: str, dst: str) -> float:
         return 0.0 if src == dst else float(sum(costs.activation_ns(link, self.batch) for link in costs.path(src, dst)))
