@@ -73,7 +73,7 @@ def run(state: State, action: Run, groups: Groups) -> None:
     read = layer if inputs_from is None else inputs_from
     key = (device.name, read, layer, late, index(action.part))
     if key not in groups:
-        groups[key] = Group(visit, into, device, read, state.costs.first_extra_ns(name), state.costs.more_rows_ns(name))
+        groups[key] = Group(visit, into, device, read, state.costs.first_extra_ns(name), state.costs.more_rows_table(name))
     group, now = groups[key], state.now
     for expert in map(index, action.experts):
         if rows is None:

@@ -44,8 +44,10 @@ def read_copy(state: State, task: Task) -> None:
     copy.used = True
     if copy.fetch >= 0:
         state.records.used_fetches.add(copy.fetch)
-    task.work += group.first_extra + (group.more_rows if group.union.bit_count() > 1 else 0)
-    group.first_extra = group.more_rows = 0
+    task.work += group.first_extra
+    if group.more_rows:
+        task.work += group.more_rows[min(group.union.bit_count(), len(group.more_rows) - 1)]
+    group.first_extra, group.more_rows = 0, ()
 
 
 def done(state: State, task: Task, end: int) -> None:

@@ -6,7 +6,7 @@ Rules are functions over it, in the other files. At the end: checks that what an
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
@@ -68,7 +68,7 @@ class Group:
     device: DeviceState
     inputs_from: int  # the layer whose hidden state is read
     first_extra: int  # ns that its first expert takes besides
-    more_rows: int  # and if two rows or more take part
+    more_rows: Sequence[int]  # and, of so many rows that take part
     tasks: list[Task] = field(default_factory=list)
     union: int = 0  # rows of the step that take part, as bits
     left: int = 0  # tasks that are not done

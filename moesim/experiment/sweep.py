@@ -23,8 +23,8 @@ from moesim.engine import EngineOptions
 from moesim.errors import ConfigError, InputError, unknown_name
 from moesim.experiment.config import CacheConfig, Config, TransferConfig, WorkloadConfig, listed, parse_config
 from moesim.hardware.costs import CostModel
-from moesim.hardware.engines import copies_of
 from moesim.hardware.costs.model import check_chunk, most_chunks
+from moesim.hardware.engines import copies_of
 from moesim.hardware.read import flatten, is_number
 from moesim.metrics.naming import fingerprint, hardware_label, model_label, policy_label, read_policy_label
 from moesim.policies.options import Option, options_of

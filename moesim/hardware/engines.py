@@ -23,7 +23,7 @@ from moesim.core.gate import YAML, read_text
 from moesim.core.limits import COMPUTE, CORES
 from moesim.errors import HardwareError, unknown_name
 from moesim.hardware.read import failures, read_yaml, refusal, told, with_sources
-from moesim.hardware.schema import PARTS, Launches, Share, Strict, Time
+from moesim.hardware.schema import PARTS, Launches, Points, Share, Strict, Time
 from moesim.hardware.types import HardwareProfile
 
 MACHINE: Final = "machine"
@@ -40,7 +40,7 @@ _LAW_THREADS: Final = 16  # of a processor that does not state its threads
 
 _SOFTWARE: Final = (
     "operations", "operation_us", "launch_us", "launches", "token_us", "latent_attention_us", "router_us", "first_extra_us",
-    "wake_us", "more_rows_us", "parts",
+    "wake_us", "more_rows", "parts",
 )  # fmt: skip
 """Keys of a device that are its software's."""
 
@@ -68,7 +68,7 @@ class DeviceCosts(Strict):
     first_extra_us: Time | None = None
     wake_us: Time | None = None
     wake_us_a_thread: Time | None = None
-    more_rows_us: Time | None = None
+    more_rows: Points | None = None
 
 
 class When(Strict):
@@ -287,9 +287,9 @@ def _device(
     for key in ("operation_us", "wake_us"):
         if (law := own.pop(key + _LAW, None)) is not None:
             own[key] = _for_threads(law, int(facts.get("threads", _LAW_THREADS)), "threads" in facts)
-    for key, given, unit in _SHARES:
-        if (share := own.pop(given, None)) is not None and key in found:
-            found[key] = _shared(found[key], share, unit)
+    for key, name in _SHARES:
+        if (share := own.pop(name, None)) is not None and key in found:
+            found[key] = _shared(found[key], share)
     if gone and engine.file.experts == "rates" and isinstance(cost := found.get("expert_cost"), Mapping):
         found["expert_cost"] = {key: value for key, value in cost.items() if key not in ("per_expert_us", "per_row_us")}
     return own | found
@@ -304,16 +304,16 @@ def _for_threads(law: Mapping[str, Any], threads: int, stated: bool) -> dict[str
     return found | {key: f"{words}: {law[key]}" for key in ("ref", "how", "why") if law.get(key)}
 
 
-_SHARES: Final = (("flops", "flops_share", "FLOP/s"), ("memory_bytes_per_s", "read_share", "B/s"))
-"""Rates of a device, and the engine's share of each with its unit."""
+_SHARES: Final = (("flops", "flops_share"), ("memory_bytes_per_s", "read_share"))
+"""Rates of a device, and the engine's share of each."""
 
 
-def _shared(rate: Mapping[str, Any], share: Mapping[str, Any], unit: str) -> dict[str, Any]:
-    """Return the rate that kernels reach, of a device's."""
-    words = "; ".join(str(share[key]) for key in ("ref", "how", "why") if share.get(key))
+def _shared(rate: Mapping[str, Any], share: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the rate that kernels reach, of a device's or link's."""
+    own, words = ("; ".join(str(one[key]) for key in ("ref", "how", "why") if one.get(key)) for one in (rate, share))
     label = "assumed" if "assumed" in (rate.get("source"), share["source"]) else "derived"
     found = {"value": rate["value"] * share["value"], "source": label}
-    found["why" if label == "assumed" else "how"] = f"{share['value']:g} of {rate['value'] / 1e9:g} G{unit}: {words}"
+    found["why" if label == "assumed" else "how"] = f"{share['value']:g} ({words}) of {rate['value']:.4g} ({own})"
     if interval := share.get("interval"):
         found["interval"] = _both(rate, interval, share["value"])
     return found
@@ -334,7 +334,7 @@ def _link(name: str, link: Mapping[str, Any], devices: Mapping[str, Any], number
         return dict(link)
     share, pinned = numbers.get("pageable_share"), link.get("pinned") or {}
     if share and "bytes_per_s" in pinned and not link.get("pageable") and not link.get("any"):
-        link = {**link, "pageable": {**pinned, "bytes_per_s": _shared(pinned["bytes_per_s"], share, "B/s")}}
+        link = {**link, "pageable": {**pinned, "bytes_per_s": _shared(pinned["bytes_per_s"], share)}}
     before = link.get("activation") or {}
     sources = (before, *(link.get(kind) or {} for kind in ("pinned", "any", "chunked", "pageable")))
     rate = next((one["bytes_per_s"] for one in sources if "bytes_per_s" in one), None)

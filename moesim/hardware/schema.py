@@ -425,7 +425,7 @@ class DeviceFile(Strict):
     router_us: Time | None = None
     first_extra_us: Time | None = None
     wake_us: Time | None = None
-    more_rows_us: Time | None = None
+    more_rows: Points | None = None
     expert_cost: ExpertCostFile | None = None
     experts: list[ExpertCurve] = Field(default_factory=list)
     parts: list[PartCurve] = Field(default_factory=list)

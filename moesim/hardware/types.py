@@ -128,7 +128,7 @@ class Device:
     router_us: Fraction = Fraction(0)  # time for the router's result to reach the host, once a layer
     first_extra_us: Fraction | None = None  # extra of the first expert of a group, unless the expert curve has its own
     wake_us: Fraction = Fraction(0)  # time to wake its threads for a group of experts, in addition
-    more_rows_us: Fraction = Fraction(0)  # what a group of experts takes in addition from two rows on: other kernels
+    more_rows: tuple[tuple[int, Fraction], ...] = ()  # rows, us: what a group of so many takes in addition, by other kernels
     # experts, parts: curves of experts, and of other parts of a layer
     experts: tuple[CostCurve, ...]
     parts: tuple[CostCurve, ...]
@@ -152,7 +152,7 @@ class Device:
 
     def figures(self) -> dict[str, Any]:
         """Return what a hash is made of: what came later only where it is used."""
-        return {name: value for name, value in vars(self).items() if name not in ("wake_us", "memory_of", "more_rows_us") or value}
+        return {name: value for name, value in vars(self).items() if name not in ("wake_us", "memory_of", "more_rows") or value}
 
 
 @dataclass(frozen=True)

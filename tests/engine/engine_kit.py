@@ -73,7 +73,8 @@ def flat(ns: float, per_row_ns: float = 0, **more: Any) -> dict[str, Any]:
 
 def device(kind: str, *, host: str = "host0", expert_ns: float = 100, per_row_ns: float = 0, attention_ns: int = 60,
            dense_ns: int = 40, shared_ns: int = 50, embedding_ns: int = 0, leading_ns: int = 0, head_ns: int = 0,
-           first_extra_ns: int = 0, more_rows_ns: int = 0, predict: Mapping[str, int] | None = None, memory: int = 1_000_000, workspace: int = 0,
+           first_extra_ns: int = 0, more_rows: Sequence[int] = (), predict: Mapping[str, int] | None = None,
+           memory: int = 1_000_000, workspace: int = 0,
            ) -> dict[str, Any]:  # fmt: skip
     """Describe a device. Attention is its curve plus 1 ns for its context, at rates that make nothing else count."""
     parts = {"attention": attention_ns - 1, "dense": dense_ns, "shared": shared_ns, "embedding": embedding_ns,
@@ -82,7 +83,7 @@ def device(kind: str, *, host: str = "host0", expert_ns: float = 100, per_row_ns
     return {
         "kind": kind, "host": host, "memory_bytes": sure(memory), "workspace_bytes": sure(workspace),
         "memory_bytes_per_s": sure(1e18), "flops": sure(1e18), "first_extra_us": sure(first_extra_ns / 1000),
-        "more_rows_us": sure(more_rows_ns / 1000),
+        **({"more_rows": sure([[n, ns / 1000] for n, ns in enumerate(more_rows, 2)])} if more_rows else {}),
         "experts": [flat(expert_ns, per_row_ns, shape=shape)],
         "parts": [flat(ns, model="tiny", part=part) for part, ns in parts.items()],
         "predict": {name: flat(ns) for name, ns in (predict or {}).items()},

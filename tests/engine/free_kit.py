@@ -144,7 +144,10 @@ class Free:
 def toy(rng: Random) -> Any:
     disk, two, medium = rng.random() < 0.4, rng.random() < 0.5, rng.choice([None, "root"])
     share, latency = rng.random() < 0.4, rng.choice([0, 7])
-    devices: dict[str, Any] = {"gpu0": gpu(predict={"told": 20}), "cpu0": cpu(first_extra_ns=rng.choice([0, 11]), more_rows_ns=rng.choice([0, 7]))}
+    devices: dict[str, Any] = {
+        "gpu0": gpu(predict={"told": 20}),
+        "cpu0": cpu(first_extra_ns=rng.choice([0, 11]), more_rows=rng.choice([(), (7, 9)])),
+    }
     ends = [("cpu0", "gpu0")]
     if two:
         devices["gpu1"] = gpu(expert_ns=37, per_row_ns=3, predict={"told": 20})

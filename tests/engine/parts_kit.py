@@ -82,7 +82,10 @@ def toy(rng: Random) -> Any:
     share, latency = rng.random() < 0.3, rng.choice([0, 7])
     predict = {source.removesuffix(":top3"): rng.choice([0, 20, 300]) for source in (*SOURCES, *GATE_SIGNALS)} | {"synthetic": 10}
     devices: dict[str, Any] = {
-        "gpu0": gpu(predict=predict, expert_ns=rng.choice([40, 100]), first_extra_ns=rng.choice([0, 0, 9]), more_rows_ns=rng.choice([0, 0, 5])),
+        "gpu0": gpu(
+            predict=predict, expert_ns=rng.choice([40, 100]), first_extra_ns=rng.choice([0, 0, 9]),
+            more_rows=rng.choice([(), (), (5, 8, 6)]),
+        ),
         "cpu0": cpu(
             first_extra_ns=rng.choice([0, 0, 11]), expert_ns=rng.choice([20, 300]), per_row_ns=rng.choice([5, 100, 400]),
             predict=predict,

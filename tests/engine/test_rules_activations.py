@@ -65,6 +65,16 @@ def test_rule_8_the_first_expert_of_a_group_pays_the_extra() -> None:
     assert [t for t in tasks(records) if t[2] == "cpu0"] == [(130, 565, "cpu0", "E0x1"), (565, 1065, "cpu0", "E1x2")]
 
 
+def test_rule_8_a_group_of_more_rows_takes_what_other_kernels_take() -> None:
+    # Both rows: 35 + 50 for the first expert. Row 0 alone: 35. Points from 3 rows on: 2 rows as 3.
+    both = {("Routed", 0, 0, 0): [Run(0, [0, 1], "cpu0"), Run(0, [2], "gpu0")]}
+    alone = {("Routed", 0, 0, 0): [Run(0, [0], "cpu0"), Run(0, [1, 2], "gpu0")]}
+    for script, end in ((both, 615), (alone, 120 + 435)):
+        toy = machine({"gpu0": gpu(), "cpu0": cpu(first_extra_ns=35, more_rows=(50, 70))})
+        records = play(Script(script, copies=ALL, routed=on_gpu), TWO, toy)
+        assert next(t for t in tasks(records) if t[2] == "cpu0")[1] == end
+
+
 def test_rule_8_share_link_queues_activations_behind_weights() -> None:
     # cpu0->gpu0 |     |1/0 prefetch 1000    |out 20|1/1 ...    the outputs wait for what is in flight, not for 1/1
     # cpu0       |      |0 400   |

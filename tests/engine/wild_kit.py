@@ -200,7 +200,7 @@ def machines(draw: Any) -> Any:
     devices: dict[str, Any] = {
         name: gpu(memory=spare, predict={"told": 20}, **costs) for name, costs in zip(gpus, own, strict=True)
     }
-    devices["cpu0"] = cpu(first_extra_ns=draw(st.sampled_from([0, 11])), more_rows_ns=draw(st.sampled_from([0, 7])))
+    devices["cpu0"] = cpu(first_extra_ns=draw(st.sampled_from([0, 11])), more_rows=draw(st.sampled_from([(), (7, 9)])))
     contention = []
     if draw(st.booleans()):
         contention.append(

@@ -33,7 +33,7 @@ def good() -> dict[str, Any]:
             "gpu0": {
                 "kind": "gpu", "memory_bytes": number("4 GiB"), "workspace_bytes": number("1 GiB"), **rates,
                 "launch_us": number(5), "launches": {"attention": number(9)}, "router_us": number(4), "first_extra_us": number(2),
-                "wake_us": number(1),
+                "wake_us": number(1), "more_rows": number([[2, 5], [4, 6]]),
                 "experts": [{"shape": shape, **line}, {"shape": other, **points}],
                 "parts": [{"model": "tiny", "part": "attention", **line}, {"model": "tiny", "part": "context", **bent}],
                 "predict": {"gate": dict(bent)}, "idle_w": number(20), "busy_w": number(300),

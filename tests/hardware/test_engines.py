@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -354,3 +355,41 @@ def test_another_name_of_an_engine_is_that_engine(tmp_path: Path):
         )
     )
     assert load_hardware(path, engine="llama.cpp").devices["gpu0"].operation_us == 4
+
+
+def test_kernels_of_more_rows_are_a_curve_by_rows_that_ends_at_its_last_point():
+    model = load_model({"base": "qwen3-30b-a3b", "expert_bits": 4})
+    table = CostModel(model, load_hardware(PLAIN, engine="llama.cpp")).more_rows_table("gpu0")
+    assert table[:3] == [0, 0, 213_000] and table[9] == 221_500 and len(table) == 33 and table[-1] == 335_000
+    assert CostModel(model, load_hardware(PLAIN)).more_rows_table("gpu0") == []
+
+
+def test_kernels_read_at_a_share_of_a_stream_and_ranges_add_up_as_squares(tmp_path: Path):
+    path, engine = tmp_path / "box.yaml", tmp_path / "mine.yaml"
+    rate = {**number(800e9), "interval": [700e9, 900e9]}
+    path.write_text(
+        yaml.safe_dump(
+            {"name": "box", "base": PLAIN, "description": "A test.", "devices": {"gpu0": {"memory_bytes_per_s": rate}}}
+        )
+    )
+    share = {"source": "derived", "how": "a test", "value": 0.5, "interval": [0.4, 0.8]}
+    engine.write_text(yaml.safe_dump(ENGINE | {"costs": [{"gpu": {"read_share": share}}]}))
+    got = load_hardware(path, engine=str(engine)).numbers["devices.gpu0.memory_bytes_per_s"]
+    assert got.value == 400e9 and got.source == "assumed" and got.interval is not None
+    low, high = (
+        400e9 / math.exp(math.hypot(math.log(8 / 7), math.log(5 / 4))),
+        400e9 * math.exp(math.hypot(math.log(9 / 8), math.log(8 / 5))),
+    )
+    assert got.interval == pytest.approx((low, high), rel=1e-5)
+
+
+def test_llama_cpp_copies_from_the_mapped_file_and_pinned_without():
+    workload = {"cache": 0.25, "prompt": 64, "decode": 1, "trace": "mini-mixtral", "jobs": 1, "progress": False}
+
+    def seconds(policy: Any, **given: Any) -> float:
+        found = compare([policy], hardware={"base": "a10-xeon8358"}, **workload, **given).table
+        return float(found["time_exposed_demand_ns"][0])
+
+    mapped, pinned = seconds("llama-cpp"), seconds({"name": "llama-cpp", "mmap": False})
+    assert pinned == seconds("llama-cpp", transfer="pinned") < mapped == seconds("llama-cpp", transfer="pageable")
+    assert 0.61 * mapped < pinned * 1.01

@@ -71,7 +71,7 @@ RAW: dict[str, Any] = {
         ),
         "knees": device(
             "gpu", experts=[flat(60, shape=SHAPE)], first_extra_us=number(4), wake_us=number(3),
-            predict={"gate": flat(9)}),
+            more_rows=number([[2, 5], [4, 6]]), predict={"gate": flat(9)}),
         "pointwise": device("gpu", experts=[points(60, shape=SHAPE)], predict={"gate": sloped(9)}),
         "rooflines": device(
             "gpu",
@@ -132,6 +132,7 @@ def questions() -> Iterator[tuple[str, Callable[[CostModel], int]]]:
         for rows in (1, 2, 3, 50, 400):
             yield f"expert {name} {rows}", lambda costs, n=name, r=rows: costs.expert_ns(n, r)
         yield f"first extra {name}", lambda costs, n=name: costs.first_extra_ns(n)
+        yield f"more rows {name}", lambda costs, n=name: sum(costs.more_rows_table(n))
         for rows, work2 in ((1, 2), (3, 300), (3, 10**6)):
             yield f"attention {name} {work2}", lambda costs, n=name, r=rows, w=work2: costs.attention_ns(n, r, w, 1)
             yield f"core {name} {work2}", lambda costs, n=name, r=rows, w=work2: costs.core_ns(n, r, w, 1)

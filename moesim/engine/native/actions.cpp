@@ -308,7 +308,7 @@ static void run_expert(State &state, Visit *visit, Visit *into, DeviceState *dev
 /// Run experts of the present layer for all rows that no Run has taken.
 void run_experts(State &state, DeviceState *device, const int *experts, int n, Groups &groups) {
     Visit *visit = state.visit;
-    bool grouped = device != state.layout->dense_at[visit->layer] || device->first_extra || device->more_rows;
+    bool grouped = device != state.layout->dense_at[visit->layer] || device->first_extra || !device->more_rows.empty();
     Group *group = grouped ? group_of(state, groups, visit, visit, device, visit->layer, false, 0) : nullptr;
     for (int i = 0; i < n; ++i) {
         int n_rows = take(state, visit, device, experts[i], group);
@@ -335,7 +335,7 @@ void run_experts(State &state, PyObject *action, Groups &groups) {
     int kind = late ? LATE : width ? REDUCED : FRESH;
     i64 part = as_int(PyTuple_GET_ITEM(action, 7));
     Group *group = nullptr;
-    if (device != state.layout->dense_at[layer] || device->first_extra || device->more_rows || !whole) {
+    if (device != state.layout->dense_at[layer] || device->first_extra || !device->more_rows.empty() || !whole) {
         i64 read = inputs_from == Py_None ? layer : as_int(inputs_from);
         group = group_of(state, groups, visit, into, device, read, late, part);
     }

@@ -31,9 +31,10 @@ static void read_copy(State &state, Task *task) {
         i64 fetch = memory.origins[task->unit].fetch;
         if (fetch >= 0) state.records.used_fetches.push_back(fetch);
     }
-    if (Group *group = task->group) {
-        task->work += group->first_extra + (group->rows > 1 ? group->more_rows : 0);
-        group->first_extra = group->more_rows = 0;
+    if (Group *group = task->group; group && !group->begun) {
+        const std::vector<i64> &more = group->device->more_rows;
+        task->work += group->first_extra + (more.empty() ? 0 : more[std::min(size_t(group->rows), more.size() - 1)]);
+        group->begun = true;
     }
 }
 

@@ -80,7 +80,8 @@ static void read_devices(State &state) {
         device.computes = truth(attr(twin, "computes").ptr());
         device.backing = truth(attr(twin, "backing").ptr());
         device.first_extra = as_int(ask(state, attr(state.costs, "first_extra_ns"), {ref(device.name)}));
-        device.more_rows = as_int(ask(state, attr(state.costs, "more_rows_ns"), {ref(device.name)}));
+        nb::object more = ask(state, attr(state.costs, "more_rows_table"), {ref(device.name)});
+        for (nb::handle ns : more) device.more_rows.push_back(as_int(ns.ptr()));
         for (const nb::object &bits : state.weights.widths) {
             device.ask_expert_ns.push_back(attr(ask(state, attr(state.costs, "at_bits"), {ref(bits)}), "expert_ns"));
             device.expert_ns.emplace_back();

@@ -82,7 +82,8 @@ struct Task {
 struct Group {
     Visit *visit = nullptr, *into = nullptr;  // `into` waits for the outputs: the next layer's if they come late
     DeviceState *device = nullptr;
-    i64 first_extra = 0, more_rows = 0;
+    i64 first_extra = 0;
+    bool begun = false;  // its first expert
     int inputs_from = 0;  // the layer whose hidden state is read
     std::vector<Task *> tasks = {};
     int left = 0;
@@ -189,7 +190,7 @@ struct DeviceState {
     bool is_gpu = false, computes = false, backing = false;
     DeviceMemory memory;
     i64 first_extra = 0;  // for the first expert of a group
-    i64 more_rows = 0;  // and if two rows or more take part
+    std::vector<i64> more_rows;  // and, of so many rows that take part; the last: of more
     std::vector<nb::object> ask_expert_ns;  // of each width: the cost of rows
     std::vector<std::vector<i64>> expert_ns;  // what it has answered; -1: not asked
     std::vector<Transfer *> pending;  // of each unit, what is on its way here
@@ -197,7 +198,7 @@ struct DeviceState {
 };
 
 inline void Group::begin_anew(Visit *of, Visit *waiting, DeviceState *on, int read, int words) {
-    visit = of, into = waiting, device = on, first_extra = on->first_extra, more_rows = on->more_rows, inputs_from = read;
+    visit = of, into = waiting, device = on, first_extra = on->first_extra, begun = false, inputs_from = read;
     tasks.clear();
     left = rows = 0;
     all.assign(words, 0);

@@ -13,7 +13,17 @@ from typing import Any
 from moesim.core.limits import CHUNKS
 from moesim.core.units import NS_PER_S, ceil_div, format_bytes
 from moesim.errors import HardwareError, unknown_name
-from moesim.hardware.costs.curves import Roofline, copy_ns, covers, curve_ns, linear_ns, nearest, range_text, within_a_day
+from moesim.hardware.costs.curves import (
+    Roofline,
+    copy_ns,
+    covers,
+    curve_ns,
+    linear_ns,
+    nearest,
+    points_ns,
+    range_text,
+    within_a_day,
+)
 from moesim.hardware.costs.operations import attention_of, operations, uncounted
 from moesim.hardware.costs.provenance import Ledger, Unfitting, expert_curves, part_curves
 from moesim.hardware.types import TRANSFERS, CostCurve, Device, ExpertCost, HardwareProfile, Link, Transfer, weakest
@@ -295,12 +305,13 @@ class CostModel:
                 self._ledger.note(f"wake-up @{device}", "constant", f"devices.{device}.wake_us")
         return self._memo[key]
 
-    def more_rows_ns(self, device: str) -> int:
-        """Extra time of a group of experts with two rows or more."""
-        found = self.hardware.devices[device]
-        if found.more_rows_us:
-            self._ledger.note(f"more rows @{device}", "constant", f"devices.{device}.more_rows_us")
-        return round(found.more_rows_us * 1000)
+    def more_rows_table(self, device: str) -> list[int]:
+        """Extra times of a group of experts with 0, 1, 2, ... rows, ns; with more rows, the last; empty: none."""
+        points = self.hardware.devices[device].more_rows
+        if not points:
+            return []
+        self._ledger.note(f"more rows @{device}", "points", f"devices.{device}.more_rows")
+        return [0, 0, *(points_ns(points, max(n, points[0][0])) for n in range(2, points[-1][0] + 1))]
 
     def _compute_expert(self, device: Device, n_rows: int) -> int:
         if n_rows < 0:

@@ -212,7 +212,9 @@ class LlamaCpp(ForOneUse):
         None, "So many rows an expert for each byte of a weight instead, rounded down (ik_llama.cpp #1813).", ge=0
     )
 
-    mmap: bool = option(True, "Copy experts from the mapped file, at the rate of pageable copies; ``--no-mmap``: from pinned memory.")
+    mmap: bool = option(
+        True, "Copy experts from the mapped file, at the rate of pageable copies; ``--no-mmap``: from pinned memory."
+    )
 
     @property
     def listens(self) -> frozenset[type]:

@@ -180,7 +180,8 @@ class Surrogate:
                 here = here + n * submit
             else:
                 here = np.maximum(here + submit, n * submit + here / np.maximum(n, 1))
-        more = costs.more_rows_ns(device) if self.batch > 1 else 0
+        table = costs.more_rows_table(device) or [0]
+        more = table[min(self.batch, len(table) - 1)]
         return np.where(n > 0, here + costs.first_extra_ns(device) + more, 0.0)
 
     def _cross(self, costs: CostModel, src: str, dst: str) -> float:
