@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from moesim.cli.options import Engine, name_or_mapping, with_engine
 from moesim.core.table import Format
 from moesim.core.text import say
-from moesim.core.yaml_reader import read_yaml_value
 
 
 def calibrate(
@@ -20,6 +20,7 @@ def calibrate(
         list[str], typer.Option("--model", help="Model of llama-bench's rows: a name, or PART OF ITS TYPE=NAME.")
     ] = [],  # noqa: B006  (typer copies it)
     free: Annotated[list[str], typer.Option("--free", help="Constant to free; again for more.", show_default="all")] = [],  # noqa: B006
+    engine: Engine = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="Folder for profile, page and figure; its name is the machine's.")
     ] = None,
@@ -31,7 +32,7 @@ def calibrate(
     """
     from moesim.api.answers import calibrate as identify
 
-    base: Any = read_yaml_value(hardware, "calibrate: --hardware") if hardware.lstrip().startswith("{") else hardware
+    base = with_engine(name_or_mapping(hardware, "calibrate: --hardware"), engine)
     found = identify(file, base, models=model, free=free, out=out)
     sys.stdout.write(found.text(form))
     if out is not None:

@@ -22,6 +22,13 @@ def name_or_mapping(text: str, place: str) -> Any:
     return read_yaml_value(text, place) if text.lstrip().startswith("{") else text
 
 
+def with_engine(hardware: Any, engine: str | None) -> Any:
+    """Return a machine with the engine of an option, as ``{base: NAME, engine: NAME}``."""
+    if engine is None:
+        return hardware
+    return {**(hardware if isinstance(hardware, dict) else {"base": hardware}), "engine": engine}
+
+
 def policy_list(text: str, place: str) -> Any:
     """Read policies separated by commas: names, mappings in braces, labels of tables."""
     from moesim.core.yaml_reader import read_yaml_value

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from moesim.cli.options import HitRate, Jobs, name_or_mapping
+from moesim.cli.options import Engine, HitRate, Jobs, name_or_mapping, with_engine
 from moesim.core.files import check_own_folder
 from moesim.core.limits import BITS, TOKENS
 from moesim.core.processes import prepare_processes
@@ -39,6 +39,7 @@ def recommend(
     calibrate: Annotated[
         Path | None, typer.Option(help="Observed speeds, as of 'moesim calibrate': identifies the machine first.")
     ] = None,
+    engine: Engine = None,
     lossy: Annotated[bool, typer.Option("--lossy", help="Policies that change what the model computes as well.")] = False,
     out: Annotated[Path | None, typer.Option("--out", help="Folder to write; default: nothing is written.")] = None,
     jobs: Jobs = None,
@@ -55,7 +56,7 @@ def recommend(
 
     advice = search(
         name_or_mapping(model, "recommend: --model"),
-        name_or_mapping(hardware, "recommend: --hardware"),
+        with_engine(name_or_mapping(hardware, "recommend: --hardware"), engine),
         vram=vram, ram=ram, bits=bits, batch=batch, prompt=prompt, decode=decode, context=context, trace=trace, hit_rate=hit_rate,
         calibrate=calibrate, lossy=lossy, jobs=jobs,
     )  # fmt: skip

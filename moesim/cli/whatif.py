@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from moesim.cli.options import Jobs, Printed, Quick, Set
+from moesim.cli.options import Engine, Jobs, Printed, Quick, Set
 from moesim.cli.outputs import print_answer
 from moesim.core.files import check_own_folder
 from moesim.core.table import Format
@@ -24,6 +25,7 @@ def whatif(
         ),
     ] = [],  # noqa: B006  (typer copies it)
     overrides: Set = [],  # noqa: B006
+    engine: Engine = None,
     small: Quick = False,
     knobs: Annotated[bool, typer.Option("--knobs", help="List what can be varied, and stop.")] = False,
     look: Annotated[bool, typer.Option("--next/--no-next", help="Look where along each knob the limit changes.")] = True,
@@ -46,4 +48,7 @@ def whatif(
         check_own_folder(out, "whatif")
     from moesim.api.studies import whatif as vary_experiment
 
-    return print_answer(vary_experiment(file, vary, overrides=overrides, quick=small, look=look, jobs=jobs), form, out, "whatif")
+    costed = [] if engine is None else [f"engine={json.dumps(engine)}"]
+    return print_answer(
+        vary_experiment(file, vary, overrides=[*overrides, *costed], quick=small, look=look, jobs=jobs), form, out, "whatif"
+    )

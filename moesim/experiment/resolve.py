@@ -28,7 +28,7 @@ from moesim.experiment.runner import ends_of
 from moesim.experiment.store import SmallInputs, code_digest
 from moesim.experiment.sweep import Ends, Point, RunSpec, entries_of, expand
 from moesim.hardware import load_hardware
-from moesim.hardware.engines import MACHINE, OWN
+from moesim.hardware.engines import MACHINE, OWN, check_engine
 from moesim.metrics.naming import fingerprint, hardware_label, model_label, policy_label
 from moesim.model import load_model
 from moesim.policies.registry import code_names, make_policy
@@ -130,6 +130,7 @@ class Experiment:
         model = remembered(self._models, point.model, lambda: load_model(point.model, f"{place}: model"))
         costed = [point.hardware, engine]
         machine = remembered(self._machines, costed, lambda: load_hardware(point.hardware, f"{place}: hardware", engine))
+        check_engine(machine.machine, point.engine_profile, f"{place}: hardware")
         point = replace(point, trace=for_model(point.trace, model))
         trace = remembered(self.traces, point.trace, lambda: self._read(point.trace))
         check_shape(trace, point.trace, model, place)

@@ -217,6 +217,18 @@ def why_not(written: str, machine: HardwareProfile) -> str | None:
     return _misfit(load_engine(written, machine.path), facts)
 
 
+def check_engine(words: Any, named: Any, place: str) -> None:
+    """Refuse to name another engine for a machine whose numbers were identified with one."""
+    had = words.get("engine") if isinstance(words, Mapping) else None
+    if had is None or not isinstance(named, str) or named in (MACHINE, OWN):
+        return
+    if re.split("[@ ]", had)[0] != load_engine(named, f"{place}: engine").file.name:
+        raise HardwareError(
+            f"{place}: engine: expected {had}, with which this machine was identified, got {named}; identify it with speeds of "
+            f"{named}, or begin with the profile before"
+        )
+
+
 def _fits(when: When, facts: Mapping[str, str], build: str) -> bool:
     words = ((when.backend, facts.get("backend")), (when.system, facts.get("system")), (when.build, build))
     if any(wanted is not None and wanted != got for wanted, got in words):

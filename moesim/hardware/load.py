@@ -14,7 +14,7 @@ from moesim.core import data
 from moesim.core.gate import YAML, read_text
 from moesim.errors import HardwareError, unknown_name
 from moesim.hardware.build import build_profile
-from moesim.hardware.engines import MACHINE, OWN, of_the_machine, same_engine, with_engine
+from moesim.hardware.engines import MACHINE, OWN, check_engine, of_the_machine, same_engine, with_engine
 from moesim.hardware.read import flatten, override, override_one, read_yaml, sourced, validate, with_sources
 from moesim.hardware.short import DOTTED, FOR, TYPED, retyped, whole_form
 from moesim.hardware.types import HardwareProfile
@@ -95,6 +95,7 @@ def read_profile(
     words = {key.removeprefix(_WORDS): str(value) for key, value in overrides.items() if key.startswith(_WORDS)}
     if words:  # what engines go by
         raw["machine"] = {**(raw.get("machine") or {}), **words}
+    check_engine(raw.get("machine"), overrides.get("engine"), place)
     raw = _costed(raw, overrides.get("engine") if engine in (None, MACHINE, OWN) else engine, place)
     if len(overrides) > len(typed):
         validate(raw, str(path))

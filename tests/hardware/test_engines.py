@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from moesim import compare, load_hardware, whatif
+from moesim import calibrate, compare, load_hardware, whatif
 from moesim.cli.main import main
 from moesim.errors import HardwareError
 from moesim.hardware.costs import CostModel
@@ -393,3 +393,26 @@ def test_llama_cpp_copies_from_the_mapped_file_and_pinned_without():
     mapped, pinned = seconds("llama-cpp"), seconds({"name": "llama-cpp", "mmap": False})
     assert pinned == seconds("llama-cpp", transfer="pinned") < mapped == seconds("llama-cpp", transfer="pageable")
     assert 0.61 * mapped < pinned * 1.01
+
+
+def test_an_engine_that_a_machine_was_not_identified_with_is_refused(tmp_path: Path):
+    calibrate("experiments/calibrate/rtx2070super.csv", "rtx2070s-i5-12400f", out=tmp_path / "mine", progress=False)
+    path = next((tmp_path / "mine").glob("*.yaml"))
+    setting: dict[str, Any] = {"model": {"base": "mixtral-8x7b", "expert_bits": 2}, "cache": 0.1, "trace": "mini-mixtral"}
+    setting |= {"prompt": 4, "decode": 2, "jobs": 1, "progress": False}
+    compare(["llama-cpp", "lru"], hardware=str(path), engine="llama-cpp", **setting)
+    for hardware, engine in ((str(path), "vllm"), ({"base": str(path), "engine": "eager"}, "own")):
+        with pytest.raises(HardwareError, match=r"expected llama\.cpp .*, with which this machine was identified, got "):
+            compare(["lru"], hardware=hardware, engine=engine, **setting)
+
+
+def test_other_commands_take_an_engine(capsys: pytest.CaptureFixture[str]):
+    assert (
+        main(
+            ["whatif", "experiments/quickstart.yaml", "--quick", "--no-next", "--vary", "link.bytes_per_s x1", "--engine", "vllm"]
+        )
+        == 0
+    )
+    assert main(["recommend", "--model", "mixtral-8x7b", "--hardware", "ryzen5900x", "--engine", "vllm"]) == 2
+    assert main(["calibrate", "experiments/calibrate/rtx2070super.csv", "--hardware", "ryzen5900x", "--engine", "vllm"]) == 2
+    assert capsys.readouterr().err.count("expected one that runs on cpu, as the machine does, got vllm") == 2
