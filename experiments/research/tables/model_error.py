@@ -157,13 +157,21 @@ def coverage(frame: pd.DataFrame, level: float, seed: int = 0) -> dict[str, Any]
     }  # fmt: skip
 
 
+def advised(before: pd.DataFrame) -> pd.DataFrame:
+    """Keep of each sweep the setting with the highest predicted speed: what would be recommended among those measured."""
+    sweep = ["machine", "curve", "engine", "context", "place_of"]
+    grouped = before.assign(place_of=before["setting"].str.contains("ngl")).groupby(sweep, sort=False)
+    return before.loc[[rows["predicted"].idxmax() for _, rows in grouped if rows["layers_on_cpu"].nunique() > 1]]
+
+
 _HEADINGS: Final = ("intervals", "rows", "machines", "nominal", "inside", "90 % over machines", "half the width")
 
 
 def coverage_table(before: pd.DataFrame, after: pd.DataFrame, form: Format) -> str:
     """Write how often intervals hold the measured speed."""
     known = before["rate"] == "measured"
-    some = {"run": before, "run, measured memory rate": before[known], "run, others": before[~known], "calibrate": after}
+    some = {"run": before, "run, measured memory rate": before[known], "run, others": before[~known]}
+    some |= {"recommend": advised(before), "calibrate": after}
     found: list[dict[str, Any]] = [
         {"intervals": name} | coverage(frame, level) for name, frame in some.items() for level in LEVELS
     ]

@@ -25,14 +25,17 @@ from moesim.core.files import OutputFolder, check_own_folder
 from moesim.core.gate import read_lines
 from moesim.core.progress import Progress
 from moesim.core.table import Format, render, render_records
+from moesim.core.units import NS_PER_S
 from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import CapacityError, ConfigError, unknown_name
 from moesim.experiment import run_experiment
 from moesim.experiment.config import parse_config
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.store import SUMMARY
-from moesim.hardware import weakest
+from moesim.hardware import load_hardware, weakest
+from moesim.hardware.costs import CostModel
 from moesim.model import ModelSpec, load_model
+from moesim.studies.identify.fit import two_devices
 from moesim.studies.identify.model_error import ModelError, shipped, time_shares
 from moesim.trace import Trace
 
@@ -347,6 +350,25 @@ def predict_sweep(sweep: Sweep, folder: Path, error: ModelError | None = None) -
     return {"refused": False} if sweep.status == "cliff" else found
 
 
+def bytes_alone(sweep: Sweep) -> float:
+    """Return the tokens/s of one request at the machine's rates alone, whatever the software costs."""
+    model, written = load_model(sweep.spec), sweep.hardware if isinstance(sweep.hardware, Mapping) else {"base": sweep.hardware}
+    machine = {key: value for key, value in written.items() if not key.endswith("_us")}  # times of software
+    hardware = load_hardware({**machine, "engine": "none"})
+    costs = CostModel(model, hardware, extrapolate=True)
+    gpu, cpu = two_devices(hardware)
+    policy = sweep.policy if isinstance(sweep.policy, Mapping) else {}
+    whole = sweep.place == "cpu" or (policy.get("n_gpu_layers") is not None and not policy.get("n_cpu_moe"))
+    on_cpu = len(model.blocks) if sweep.place == "cpu" else sweep.layers_on_cpu
+    work2, ns = 2 * sweep.depth + 1, costs.head_ns(cpu if sweep.place == "cpu" else gpu, 1)
+    for layer, position in enumerate(model.positions):
+        dense = cpu if whole and position < on_cpu else gpu
+        ns += costs.attention_ns(dense, 1, work2, 1, layer) + costs.dense_ns(dense, 1, layer) + costs.shared_ns(dense, 1, layer)
+        ns += model.top_k * costs.expert_ns(cpu if position < on_cpu else gpu, 1)
+    leading = cpu if whole and on_cpu == len(model.blocks) else gpu
+    return NS_PER_S / (ns + costs.leading_ns(leading, 1, work2, 1))
+
+
 NEAR: Final = 0.25
 """Error within which nine of ten predictions are wanted."""
 
@@ -388,6 +410,7 @@ def _sweep_record(sweep: Sweep, found: dict[str, Any]) -> dict[str, Any]:
         "measured": sweep.measured, "predicted": predicted, "low": found.get("low"), "high": found.get("high"),
         "ratio": None if predicted is None else predicted / sweep.measured,
         "error": None if predicted is None else predicted / sweep.measured - 1,
+        "bytes_alone": None if predicted is None or sweep.ubatch else bytes_alone(sweep),
         "missing_ms": None if predicted is None else 1e3 / sweep.measured - 1e3 / predicted, "status": sweep.status,
         "refused": found.get("refused"), "label": found.get("label", ""), "source": sweep.source, "how": sweep.how,
         **{key: value for key, value in found.items() if key.startswith("share_")},
@@ -416,14 +439,20 @@ def error_group(name: str, rows: pd.DataFrame, key: str = "error") -> dict[str, 
     """Sum up the errors of some rows; `groups` names what comes out."""
     errors = rows[key].astype(float)
     worst = int(errors.abs().to_numpy().argmax())
+    bare = (rows["bytes_alone"].astype(float) / rows["measured"] - 1).abs() if "bytes_alone" in rows else errors.abs() * math.nan
     return {
-        "group": name, "rows": len(rows), "median": float(errors.abs().median()), "p90": float(errors.abs().quantile(0.9)),
+        "group": name, "rows": len(rows),
+        "bytes_median": float(bare.median()), "bytes_p90": float(bare.quantile(0.9)),
+        "median": float(errors.abs().median()), "p90": float(errors.abs().quantile(0.9)),
         "mean": float(errors.mean()), "within": float((errors.abs() <= NEAR).mean()), "worst": float(errors.iloc[worst]),
         "worst_row": str(rows["check"].iloc[worst]),
     }  # fmt: skip
 
 
-_HEADINGS: Final = ("sweeps", "rows", "median |error|", "nine of ten within", "mean", "within 25 %", "worst", "which")
+_HEADINGS: Final = (
+    "sweeps", "rows", "median |error|", "nine of ten within", "bytes alone: median", "nine of ten", "mean", "within 25 %",
+    "worst", "which",
+)  # fmt: skip
 
 
 def group_table(frame: pd.DataFrame, form: Format) -> str:
@@ -435,7 +464,7 @@ def group_table(frame: pd.DataFrame, form: Format) -> str:
         [
             record["group"],
             str(record["rows"]),
-            *(f"{100 * record[key]:.1f} %" for key in ("median", "p90")),
+            *("" if math.isnan(record[key]) else f"{100 * record[key]:.1f} %" for key in ("median", "p90", *_BARE)),
             f"{100 * record['mean']:+z.1f} %",
             f"{100 * record['within']:.0f} %",
             f"{100 * record['worst']:+z.1f} %",
@@ -443,7 +472,10 @@ def group_table(frame: pd.DataFrame, form: Format) -> str:
         ]
         for record in records
     ]
-    return render(_HEADINGS, cells, form, _HEADINGS[1:7])
+    return render(_HEADINGS, cells, form, _HEADINGS[1:9])
+
+
+_BARE: Final = ("bytes_median", "bytes_p90")
 
 
 def summarise_sweeps(frame: pd.DataFrame) -> str:
