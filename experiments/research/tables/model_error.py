@@ -78,7 +78,7 @@ def _joined(parts: Sequence[tuple[Predictor, Machine]]) -> Rows:
 def estimate(machines: Iterable[Rows]) -> ModelError:
     """Maximise the likelihood of Student's t over machines."""
     known = list(machines)
-    base = shipped()
+    base = replace(shipped(), deviations_80=0.0)
 
     def error(place: Vector) -> ModelError:
         return replace(base, deviations=0.0, **dict(zip(ESTIMATED, np.exp(place).tolist(), strict=True)))
@@ -101,14 +101,17 @@ def _log_likelihood(rows: Rows, error: ModelError) -> float:
     return float(size - np.log(np.diag(lower)).sum() - (freedom + n) / 2 * np.log1p(off @ off / freedom))
 
 
-def records(error: ModelError, machines: Mapping[str, Rows]) -> list[dict[str, str]]:
-    """Write the deviations with their sources; others stay as they are."""
+def records(error: ModelError, machines: Mapping[str, Rows], reached: Vector) -> list[dict[str, str]]:
+    """Write the deviations with their sources; others stay as they are. ``reached``: of each row, with its machine left out."""
     n_rows = sum(len(rows.off) for rows in machines.values())
     date = datetime.now(UTC).date().isoformat()
     source = f"estimated: maximum likelihood over {n_rows} public rows of {len(machines)} machines, {date}"
     found = [{"name": name, "value": f"{getattr(error, name):.3g}", "source": source} for name in ESTIMATED]
-    half = {"name": "deviations", "value": f"{error.quantile():.4g}", "source": "derived: Student's t of that freedom, 90 %"}
-    return [*found, half, *(row for row in shipped_rows() if row["name"] not in (*ESTIMATED, half["name"]))]
+    inside = f"of {len(reached)} rows, each predicted with its machine left out, {date}"
+    for name, level in (("deviations", LEVELS[1]), ("deviations_80", LEVELS[0])):
+        value = f"{np.quantile(reached, level):.4g}"
+        found.append({"name": name, "value": value, "source": f"estimated: holds {100 * level:.0f} % {inside}"})
+    return [*found, *(row for row in shipped_rows() if row["name"] not in {one["name"] for one in found})]
 
 
 LEVELS: Final = (0.8, 0.9)
@@ -121,15 +124,29 @@ def left_out(sweeps: Sequence[Sweep], tell: Callable[[str], None] = lambda text:
     The frames of `run_sweeps` and `identified_sweeps`, with the column ``narrower``: half the width of the interval of 80 % over
     that of 90 %.
     """
+    before, errors = before_rows(sweeps, tell)
+    after = identified_sweeps(sweeps, tell, errors)
+    after = after[after["part"] != "used"].copy()
+    after["narrower"] = [errors[name].quantile(2, LEVELS[0]) / errors[name].quantile(2) for name in after["machine"]]
+    found = before.copy()
+    for name in before["machine"].unique():
+        own = before["machine"] == name
+        some, most = (float(np.quantile(before.loc[~own, "reached"], level)) for level in LEVELS)
+        found.loc[own, "narrower"] = some / most
+        for end in ("low", "high"):
+            found.loc[own, end] = before["predicted"] * (before[end] / before["predicted"]) ** (most / errors[name].quantile())
+    return found, after
+
+
+def before_rows(sweeps: Sequence[Sweep], tell: Callable[[str], None]) -> tuple[pd.DataFrame, dict[str, ModelError]]:
+    """Predict each row with its machine left out; ``reached``: how many of its standard deviations the measured speed is off."""
     errors = {name: one for name, _, one in _without(sweeps, tell)}
     predicted = [row for rows in of_machines(sweeps) for row in rows]
     with tempfile.TemporaryDirectory(prefix="moesim.") as folder, Progress(len(predicted), enabled=False) as bar:
-        before = run_sweeps(predicted, Path(folder), bar, errors)
-    after = identified_sweeps(sweeps, tell, errors)
-    after = after[after["part"] != "used"].copy()
-    for frame, n in ((before, 0), (after, 2)):
-        frame["narrower"] = [errors[name].quantile(n, LEVELS[0]) / errors[name].quantile(n) for name in frame["machine"]]
-    return before, after
+        frame = run_sweeps(predicted, Path(folder), bar, errors)
+    low, high, off = (np.log(frame[end] / frame["predicted"].astype(float)) for end in ("low", "high", "measured"))
+    frame["reached"] = np.where(off < 0, off / low, off / high) * [errors[name].quantile() for name in frame["machine"]]
+    return frame, errors
 
 
 def _without(sweeps: Sequence[Sweep], tell: Callable[[str], None]) -> Iterator[tuple[str, int, ModelError]]:
@@ -199,7 +216,8 @@ def _estimated(given: Namespace) -> None:
             written = coverage_table(*left_out(sweeps, tell), given.form)
         else:
             known = linearised(sweeps, tell)
-            written = render_records(records(estimate(known.values()), known), Format.CSV)
+            reached = before_rows(sweeps, tell)[0]["reached"].to_numpy(float)
+            written = render_records(records(estimate(known.values()), known, reached), Format.CSV)
     sys.stdout.write(written)
 
 

@@ -40,7 +40,8 @@ class ModelError:
     copies: float = 0.0  # shared by rows whose experts are copied
     disk: float = 0.0  # shared by rows whose experts are read from a disk
     freedom: float = math.inf  # degrees of freedom of Student's t
-    deviations: float = 0.0  # half the interval of 90 % of that t; 0: to be computed
+    deviations: float = 0.0  # half the interval of 90 % before any row of a machine; 0: that t's
+    deviations_80: float = 0.0  # and of 80 %
 
     def covariance(self, rows: Sequence[Case], others: Sequence[Case]) -> Vector:
         """Return the covariance of what rows share with others: (rows, others)."""
@@ -60,8 +61,8 @@ class ModelError:
 
     def quantile(self, n: int = 0, level: float = LEVEL) -> float:
         """Return the standard deviations within which that share lies, after n rows of the machine."""
-        if (n, level) == (0, LEVEL) and self.deviations:
-            return self.deviations
+        if n == 0 and (known := {LEVEL: self.deviations, 0.8: self.deviations_80}.get(level)):
+            return known
         from scipy.special import ndtri, stdtrit  # takes a third of a second to import
 
         half = (1 + level) / 2
