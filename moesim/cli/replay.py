@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from moesim.cli.options import Quick, Set
+from moesim.cli.options import Quick, Set, replayed
 from moesim.cli.runs import As, report_failures
 from moesim.core.table import Format
 from moesim.core.text import say
@@ -45,7 +45,7 @@ def replay(
 
     Example: moesim replay experiments/replay.yaml --memory 2GB
     """
-    config = load_config(file, overrides).model_copy(update={"engine": "machine"})  # what is replayed is moesim's own software
+    config = replayed(load_config(file, overrides))
     if small:
         config = quick(config, str(file))
     experiment = Experiment(config, str(file))

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from moesim.cli.options import Quick, Set
+from moesim.cli.options import Quick, Set, replayed
 from moesim.cli.replay import Backend, Disk, Memory, live_execution, live_machine
 from moesim.cli.runs import As
 from moesim.core.files import check_own_folder
@@ -59,7 +59,7 @@ def validate(
     from moesim.studies.validation.report import Report  # Matplotlib takes most of a second to import
     from moesim.studies.validation.run import validate as run_both
 
-    config = load_config(file, overrides).model_copy(update={"engine": "machine"})  # what is replayed is moesim's own software
+    config = replayed(load_config(file, overrides))
     experiment = Experiment(quick(config, str(file)) if small else config, str(file))
     if only_compare:
         found = run_both(experiment, out, None, progress=True)

@@ -203,7 +203,7 @@ def test_a_truncated_and_an_altered_trace(tmp_path: Path, capsys: pytest.Capture
             "compare: --cache: expected shares such as 0.25, 1/4 or 25%, or sizes such as",
         ),
         (["compare", "--policies", "lru", "--cache", "0.5,2"], "compare: --cache: expected a number in [0, 1], got 2"),
-        (["compare", "--policies", "lru", "--transfer", "x"], "compare: --transfer: expected 'pinned', 'pageable' or"),
+        (["compare", "--policies", "lru", "--transfer", "x"], "compare: --transfer: expected 'own', 'pinned', 'pageable' or"),
         (["compare", "--policies", "lru", "--set", "workload.batch_size=0"], "compare: workload.batch_size: expected an integer"),
         (["compare"], "Missing option '--policies'"),
         (["list", "things"], "Invalid value for "),

@@ -102,6 +102,32 @@ def sums(frame: pd.DataFrame, names: list[str]) -> str:
     return render(heads, cells, Format.MD, right=heads[1:])
 
 
+def expect_table() -> str:
+    """Write what to expect of settings, with the aims, and the two yardsticks."""
+    measured, other = (DECODE[(DECODE["rate"] == "measured") == known] for known in (True, False))
+    after = IDENTIFIED[(IDENTIFIED["part"] != "used") & (IDENTIFIED["rate"] == "measured")]
+    inside = after[after["part"] == "inside"]
+    prompts = SWEEPS[(SWEEPS["status"] == "predicted") & (SWEEPS["ubatch"] > 0)]
+
+    def pair(errors: pd.Series) -> str:
+        return f"{size(errors.abs().median())}; {size(errors.abs().quantile(0.9))}"
+
+    def bare(frame: pd.DataFrame) -> str:
+        return pair(frame["bytes_alone"] / frame["measured"] - 1)
+
+    rows = [
+        ("decode, measured memory rate", measured, "8; 25", bare(measured)),
+        ("decode, from data sheets", other, "15; 45", bare(other)),
+        ("after two speeds, measured rate", after, "5; 18", ""),
+        ("of these, other models and settings", after[after["part"] != "inside"], "10; 28", ""),
+        ("of these, inside the sweep", inside, "", f"{pair(inside['straight'].astype(float))} (straight line)"),
+        ("prompts", prompts, "20; 50", ""),
+    ]
+    cells = [[name, str(len(frame)), aim, pair(frame["error"]), other] for name, frame, aim, other in rows]
+    heads = ["rows", "n", "aim", "reached", "bytes over bandwidth"]
+    return render(heads, cells, Format.MD, right=heads[1:])
+
+
 def choices_table() -> str:
     """Write the choices made with the errors known, below the result as it is."""
     shown = CHOICES[CHOICES["known"] | (CHOICES["choice"] == NOW)]
@@ -118,6 +144,7 @@ def choices_table() -> str:
 
 
 TABLES = {
+    "expect": expect_table(),
     "figures": figures_table(),
     "worst": worst_table(),
     "sweeps": sums(groups(SWEEPS), [*GROUPS, *MACHINES]),

@@ -383,18 +383,6 @@ def test_kernels_read_at_a_share_of_a_stream_and_ranges_add_up_as_squares(tmp_pa
     assert got.interval == pytest.approx((low, high), rel=1e-5)
 
 
-def test_llama_cpp_copies_from_the_mapped_file_and_pinned_without():
-    workload = {"cache": 0.25, "prompt": 64, "decode": 1, "trace": "mini-mixtral", "jobs": 1, "progress": False}
-
-    def seconds(policy: Any, **given: Any) -> float:
-        found = compare([policy], hardware={"base": "a10-xeon8358"}, **workload, **given).table
-        return float(found["time_exposed_demand_ns"][0])
-
-    mapped, pinned = seconds("llama-cpp"), seconds({"name": "llama-cpp", "mmap": False})
-    assert pinned == seconds("llama-cpp", transfer="pinned") < mapped == seconds("llama-cpp", transfer="pageable")
-    assert 0.61 * mapped < pinned * 1.01
-
-
 def test_an_engine_that_a_machine_was_not_identified_with_is_refused(tmp_path: Path):
     calibrate("experiments/calibrate/rtx2070super.csv", "rtx2070s-i5-12400f", out=tmp_path / "mine", progress=False)
     path = next((tmp_path / "mine").glob("*.yaml"))

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from moesim import compare
 from moesim.errors import CapacityError, ConfigError
 from moesim.policies.registry import make_policy
 from moesim.policies.systems.llama_cpp import LlamaCpp, LlamaCppFit
@@ -105,3 +106,15 @@ def test_large_batches_of_cpu_experts_are_computed_on_the_first_gpu() -> None:
     experts = {(one.layer, one.device) for one in records.tasks if one.expert >= 0 and not one.step}
     assert experts == {(0, "gpu0"), (1, "gpu0")}
     assert {one.link for one in records.transfers} == {"cpu0->gpu0"}
+
+
+def test_llama_cpp_copies_from_the_mapped_file_and_pinned_without():
+    setting: dict[str, Any] = {"cache": 0.25, "prompt": 64, "decode": 1, "trace": "mini-mixtral", "jobs": 1, "progress": False}
+
+    def seconds(policy: Any, **given: Any) -> float:
+        found = compare([policy], hardware="a10-xeon8358", **setting, **given).table
+        return float(found["time_exposed_demand_ns"][0])
+
+    mapped, pinned = seconds("llama-cpp"), seconds({"name": "llama-cpp", "mmap": False})
+    assert pinned == seconds("llama-cpp", transfer="pinned") < mapped == seconds("llama-cpp", transfer="pageable")
+    assert 0.61 * mapped < pinned * 1.01

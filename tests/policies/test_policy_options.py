@@ -77,7 +77,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "hss": "cached_from costs cpu_per_row multi_row", "mrs": "alpha credit p tokens",
         "mrs-score": "alpha credit p tokens size over", "impact-driven": "source lookahead budget candidates lane",
     },
-    "test_llama_cpp_split": {"llama-cpp": "split_mode tensor_split"},
+    "test_llama_cpp_split": {"llama-cpp": "split_mode tensor_split mmap", "llama-cpp-fit": "mmap"},
     "test_mixtral_offloading_spec": {"mixtral-offloading-spec": "bits"},
     "test_moe_infinity": {"moe-infinity-paper": "online"},
     "test_parts_more": {"greedy": "shared_in_plan", "arc": "variant", "activation-aware": "capacity"},

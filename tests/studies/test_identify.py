@@ -292,7 +292,7 @@ def test_without_rows_that_tell_priors_hold(truth: Truth):
     found = identify(ROOMY, observed[:1], error=NOISE)
     known = {one.constant.name: one for one in found.constants}
     assert not known["link_rate"].moves and known["link_rate"].value == known["link_rate"].constant.base
-    assert {one.constant.name for one in found.constants if one.identified} == {"gpu_read_rate"}
+    assert not [one for one in found.constants if one.identified], "one row tells a rate and an operation not apart"
     assert "switch" in [line.constant for line in next_lines(found)]
     assert not known["cpu_read_rate"].moves
     assert found.left_out_by == "nothing"

@@ -70,12 +70,13 @@ def test_only_the_runs_that_their_profile_comes_from_are_calibration():
         assert bool(own) == (check.status == "calibration"), (check.check, own)
 
 
-def test_two_sockets_are_twice_one():
+def test_two_sockets_are_one_and_a_half_at_most():
     one, two = (load_hardware(BY_NAME[name].hardware).devices["cpu0"] for name in ("15a", "15b"))
-    assert (two.memory_bytes_per_s, two.flops) == (2 * one.memory_bytes_per_s, 2 * one.flops)
+    assert one.memory_bytes_per_s < two.memory_bytes_per_s < 1.5 * one.memory_bytes_per_s
     assert one.expert_cost and two.expert_cost
-    for key in ("few_row_flops", "many_row_flops"):
-        assert getattr(two.expert_cost, key) == 2 * getattr(one.expert_cost, key)
+    for first, second in ((one, two), (one.expert_cost, two.expert_cost)):
+        for key in ("flops", "few_row_flops", "many_row_flops"):
+            assert getattr(second, key, 0) == pytest.approx(1.5 * getattr(first, key, 0), rel=0.001)
     together = "devices.cpu0.expert_cost.crossover_rows"
     assert {**BY_NAME["15b"].hardware, together: BY_NAME["15c"].hardware[together]} == BY_NAME["15d"].hardware
 

@@ -307,7 +307,7 @@ def test_a_policy_without_its_curve_is_left_out_with_what_to_do(trace: str, tmp_
     found, left_out = space_of(asked(trace, hardware="rtx3090ti-ryzen9950x"), tmp_path).papers()
     assert "prescope" not in {one.family for one in found}
     assert left_out["prescope"] == (
-        "it copies experts as 'chunked', and the profile has no such curve for cpu0->gpu0 (it has pinned); "
+        "it copies experts as 'chunked', and the profile has no such curve for cpu0->gpu0 (it has pinned, pageable); "
         "'moesim profile measure' measures one"
     )
     found, left_out = space_of(asked(trace), tmp_path).papers()
