@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -31,8 +32,11 @@ REASONS = {
     "5a": "an older path stops three times a layer (1.04 with it); which path ran is not recorded",
     "8b-L": "copies of 28.5 ms; with the 70 ms of Fiddler's code 0.88",
     "8b-R": "the same on the other possible machine",
-    "13a": "no V100 rate of one-row products; with the A100's 54 % 1.11",
+    "13a": "no rate of one-row products with MXFP4 was measured on a V100",
+    "13b": "nor on an A100; 54 % of the data sheet's rate, 4-bit Marlin's share, gave 1.17",
+    "13c": "the same; it gave 1.29",
     "15c": "slope from llama.cpp on a 7950X (41 % of the peak); the peak gave 1.68",
+    "15d": "operations of two sockets count as 1.5 of one's; twice gave 0.92",
     "19": "operators counted in Mixtral's code; 16 instead of 9 us each would meet it",
 }
 MACHINES = [
@@ -168,31 +172,22 @@ def test_every_large_error_of_a_machine_is_in_the_table_of_sums():
     assert set(swept.loc[swept["error"].abs() > 0.2, "machine"]) <= set(MACHINES)
 
 
-def test_the_aims_are_as_the_files_have_them():
-    def pair(errors: pd.Series) -> str:
-        return f"{size(errors.abs().median())}; {size(errors.abs().quantile(0.9))}"
-
-    found = []
-    for frame in (DECODE, IDENTIFIED[IDENTIFIED["part"] != "used"]):
-        mine = frame[frame["rate"] == "measured"]
-        rest = mine[mine["machine"] != WITHOUT]
-        found.append((f"({len(mine)} rows; {len(rest)})", f"| {pair(mine['error'])} | {pair(rest['error'])} |"))
-    for (rows, ends), wanted in zip(found, ("| 8; 25 ", "| 4; 12 "), strict=True):
-        assert any(rows in line and wanted in line and line.endswith(ends) for line in PAGE.splitlines()), (rows, ends)
-    assert "**The aims are missed**" in PAGE
-
-
 def test_the_first_lines_count_as_the_files_do():
     frame, swept = done(), DECODE
     near = frame["ratio"].map(lambda ratio: max(ratio, 1 / ratio) <= 1.3).sum()
     worst = frame["error"].loc[frame["error"].abs().idxmax()]
     head = " ".join(PAGE.split())
+    rest = swept[(swept["rate"] == "measured") & (swept["machine"] != WITHOUT)]["error"].abs()
+    assert f"Without the GTX 1060, {size(rest.median())} and {size(rest.quantile(0.9))} %" in head
     assert f"**{len(frame)} single figures**: median absolute error {100 * frame['error'].abs().median():.0f} %" in head
     assert f"worst {100 * worst:+.0f} %; {near} are within a factor of 1.3" in head
     assert f"**{len(swept)} settings of {swept['machine'].nunique()} machines**" in head
     assert f"{100 * frame['error'].mean():.0f} % too fast on average" in head
     told = CHOICES[CHOICES["choice"] == TOGETHER].iloc[0]
     assert f"the median is {size(told['median'])} % instead of {size(CHOICES.iloc[0]['median'])} %" in head
+    kinds = np.log(swept["ratio"]).groupby([swept["rate"], swept["place"], swept["machine"]]).mean().groupby(level=[0, 1]).mean()
+    bias = [round(100 * kinds["measured"][place]) for place in ("cpu", "mixed", "gpu")]
+    assert "{} % with everything on the CPU, {} % with mixed placements and {} % with everything on the GPU".format(*bias) in head
 
 
 def test_the_files_have_every_row_of_their_sources():
@@ -215,6 +210,4 @@ def test_nominal_shares_lie_in_the_intervals_of_what_is_inside():
     for one in found.itertuples():
         cells = (one.intervals, one.rows, one.machines, f"{100 * one.level:.0f}", f"{100 * one.inside:.0f}")
         assert f"| {' | '.join(map(str, cells))} | {100 * one.low:.0f} to {100 * one.high:.0f} | {one.width:.2f} |" in PAGE
-        if one.intervals in ("run", "calibrate"):
-            assert one.level <= one.high, "too narrow"
-            assert one.low <= one.level or (one.intervals, one.level) == ("run", 0.8), "too wide, beyond what the page says"
+        assert one.low <= one.level <= one.high, "too narrow or too wide"

@@ -353,7 +353,7 @@ def predict_sweep(sweep: Sweep, folder: Path, error: ModelError | None = None) -
 def bytes_alone(sweep: Sweep) -> float:
     """Return the tokens/s of one request at the machine's rates alone, whatever the software costs."""
     model, written = load_model(sweep.spec), sweep.hardware if isinstance(sweep.hardware, Mapping) else {"base": sweep.hardware}
-    machine = {key: value for key, value in written.items() if not key.endswith("_us")}  # times of software
+    machine = {key: value for key, value in written.items() if not key.endswith(("_us", ".operations"))}  # of software
     hardware = load_hardware({**machine, "engine": "none"})
     costs = CostModel(model, hardware, extrapolate=True)
     gpu, cpu = two_devices(hardware)
