@@ -64,13 +64,14 @@ def readme_lines() -> list[str]:
     single = figures.loc[figures["status"] == "predicted", "error"]
     share = 100 * inside[(inside["intervals"] == "run") & (inside["level"] == 0.9)]["inside"].iloc[0]
     return [
-        f"| decode, memory rate measured (others) | {len(mine)} ({len(others)}) | {pair(mine)} ({pair(others)}) |",
-        f"| decode after two speeds | {len(known)} | {pair(known)} |",
-        f"| prompts | {len(prompts)} | {pair(prompts)} |",
+        f"decode of {len(mine)} settings on machines with a measured memory rate (of {len(others)} on others): {pair(mine)} %",
+        f"({pair(others)} %)",
+        f"after two speeds of the machine ({len(known)}): {pair(known)} %",
+        f"prompts ({len(prompts)}): {pair(prompts)} %",
         f"{(swept['status'] == 'not predicted').sum()} rows are not predicted",
         f"Ranges of 90 % hold {share:.0f} % of decode speeds on machines left out",
         f"{len(single)} other speeds: median {100 * single.abs().median():.0f} %, worst "
-        f"{100 * single.loc[single.abs().idxmax()]:+.0f} %.",
+        f"{100 * single.loc[single.abs().idxmax()]:+.0f} %",
     ]
 
 
