@@ -222,3 +222,18 @@ def test_of_several_requests_the_last_rows_count_and_the_largest_priority() -> N
         [[ROW, ROW], [ROW, ROW]], [junk, FOUND, junk, third / 16], prompt=2, prefetch_distance=1, selected_only=True
     )
     assert copies(records)[:4] == ["p 0/0", "p 0/1", "p 0/2", "p 0/3"]  # .6, .4, .4, .2
+
+
+@pytest.mark.parametrize(("at", "start"), [((5, 0), 1), ((5, 2), 3), ((4, 3), 0), ((-1, -1), 0)])
+def test_a_prediction_of_the_first_layers_is_of_those_that_have_not_begun(at: tuple[int, int], start: int) -> None:
+    """The last of three layers, in step 5; each of two requests with its own similarity."""
+    policy: Any = make_policy("finemoe")
+    asked: list[Any] = []
+    policy._predict = lambda maps, ranks, similarities, start, end: asked.append((similarities, start, end))
+    policy._probability, policy._requests, policy._said = np.zeros((4, 4)), np.array([7, 3]), {}
+    policy._n_first, policy._at = 3, at
+    for layer in range(3):
+        assert asked == []
+        scores = np.array([[0.25, 0.25, 0, 0], [0.5, 0, 0, 0.25]])
+        policy._foreseen(Predicted(5, layer, 0, np.zeros((2, 2), int), scores, "told"))
+    assert asked == [([0.5, 0.75], start, 3)]

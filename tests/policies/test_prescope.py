@@ -25,8 +25,8 @@ from moesim.policies.algorithms.presched import (
 from moesim.policies.parts import Plan, Setup
 from moesim.policies.parts.prefetch import CrossLayer, Foresight, prefetch_count
 from moesim.policies.registry import make_policy
-from moesim.policies.systems.prescope import PREDICTOR_BYTES, PreScope, Visit
-from moesim.policy import Predict, Predicted, StepBegin
+from moesim.policies.systems.prescope import PREDICTOR_BYTES, PreScope, Turns, Visit
+from moesim.policy import DEMAND, PREFETCH, Drop, Fetch, Fetched, Predict, Predicted, Ran, Run, StepBegin
 from moesim.records import Records
 from moesim.testing import FakeView, routed, run_tiny, tiny_model, tiny_workload
 from tests.engine import engine_kit as kit
@@ -525,3 +525,25 @@ def test_the_part_predicts_in_the_lane_it_is_told() -> None:
         part.start(Setup(view, "gpu0", "cpu0", [8] * view.model.n_layers, True))
         assert part.ask(routed([[1, 2]]), view) == (Predict(0, 1, "oracle", "gpu0", lane),)
         assert part.ask(routed([[1, 2]], layer=3), view) == ()
+
+
+def test_turns_of_copies_and_of_computation_by_hand() -> None:
+    """Room for two loads: 1 and 2 come, run and leave beside 5 on the CPU, then 3 and 4 with a prefetch; each expert once."""
+    turns = Turns("gpu0", 2)
+    ask, ahead = Predict(0, 1, "told", "gpu0"), Fetch(1, [7], "gpu0", PREFETCH, "prefetch-odd")
+    assert turns.hold(0, [ask, Fetch(0, [1, 2, 3], "gpu0", DEMAND, "staging"), Run(0, [1, 2], "gpu0"), ahead]) == [ask]
+    assert turns.hold(0, [Fetch(0, [2, 4], "gpu0", DEMAND, "staging"), Run(0, [2, 4, 3], "gpu0"), Run(0, [5], "cpu0")]) == []
+    assert turns.go_on() == [Fetch(0, [1, 2], "gpu0", DEMAND, "staging")] and turns.go_on() == []
+    turns.happened(Fetched(0, 1, "gpu0"))
+    assert turns.go_on() == []
+    turns.happened(Fetched(0, 2, "gpu0"))
+    computed = [Run(0, [5], "cpu0"), Run(0, [1, 2], "gpu0"), Drop(0, [1, 2], "gpu0")]
+    assert turns.go_on() == computed and turns.go_on() == []
+    for device, experts in (("gpu0", (1, 2)), ("cpu0", (5,))):
+        assert turns.go_on() == []
+        turns.happened(Ran(0, 0, experts, device))
+    assert turns.go_on() == [Fetch(0, [3, 4], "gpu0", DEMAND, "staging"), ahead]
+    for layer, expert in ((0, 3), (0, 4), (1, 7)):
+        assert turns.go_on() == []
+        turns.happened(Fetched(layer, expert, "gpu0"))
+    assert turns.go_on() == [Run(0, [4, 3], "gpu0")] and turns.go_on() == []
