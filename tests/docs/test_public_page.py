@@ -50,7 +50,7 @@ GROUPS = [
 ]  # fmt: skip
 PROMPTED = [
     "rtx5070ti-ryzen9800x3d", "ryzen-ai-max-395", "rx6700xt-ryzen5800x", "gtx1060-i5-7600k", "rtxa1000-i9-9900t",
-    "rx9070xt-8core",
+    "rtx2070s-i5-12400f", "rtx2060m-i7-10750h", "rx9070xt-8core",
 ]  # fmt: skip
 AFTER = [
     "machines with a measured memory rate", "of these, inside the sweep", "the same, by a straight line through its ends",
