@@ -267,14 +267,15 @@ def _letters(name: str) -> str:
 
 def _widths(keys: Keys, family: Family, shape: Shape) -> dict[str, Any]:
     """Return widths of attention, if all layers have the same but for windows."""
+    gated = family.shared_gate and shape.shared_params > 0
     if len({block.mixer.params if block.mixer else 0 for block in shape.blocks}) > 1 or family.mixers > 1:
-        return {}
+        return {"shared_gate": True} if gated else {}
     bias = _has_bias(keys, family)
     flags = {
         "qkv_bias": bias, "out_bias": bias if family.out_bias is None else family.out_bias, "qk_norm": _qk_norm(keys, family),
         "norm_bias": family.norm_bias, "attention_sinks": family.sinks, "expert_bias": family.expert_bias,
         "router_bias": family.router_bias, "head_bias": keys.flag("lm_head_bias", default=False),
-        "shared_gate": family.shared_gate and shape.shared_params > 0,
+        "shared_gate": gated,
     }  # fmt: skip
     if keys.get("kv_lora_rank"):
         nope, rope = keys.count("qk_nope_head_dim"), keys.count("qk_rope_head_dim")
