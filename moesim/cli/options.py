@@ -35,7 +35,7 @@ def replayed(config: Config) -> Config:
 
 def with_engine(hardware: Any, engine: str | None) -> Any:
     """Return a machine with the engine of an option, as ``{base: NAME, engine: NAME}``."""
-    if engine is None:
+    if engine in (None, "own"):
         return hardware
     return {**(hardware if isinstance(hardware, dict) else {"base": hardware}), "engine": engine}
 

@@ -265,7 +265,7 @@ def with_engine(raw: Mapping[str, Any], written: str, place: str) -> dict[str, A
     found = {key: value for key, value in raw.items() if own or key not in ("host_expert_us", "host_shared")}
     found |= {"engine": written, "devices": devices}
     found["links"] = {
-        name: link if own and "latency_us" in (link.get("activation") or {}) else _link(name, link, devices, numbers)
+        name: link if own and "latency_us" in (link.get("activation") or {}) else _link(name, link, devices, numbers, own)
         for name, link in raw.get("links", {}).items()
     }
     words = ", ".join(facts[key] for key in ("backend", "system"))
@@ -338,14 +338,18 @@ def _both(rate: Mapping[str, Any], share: Sequence[float], middle: float) -> lis
     return [float(f"{value * middle * math.exp(sign * by):.6g}") for sign, by in zip((-1, 1), found, strict=True)]
 
 
-def _link(name: str, link: Mapping[str, Any], devices: Mapping[str, Any], numbers: Mapping[str, Any]) -> dict[str, Any]:
+def _link(
+    name: str, link: Mapping[str, Any], devices: Mapping[str, Any], numbers: Mapping[str, Any], own: bool
+) -> dict[str, Any]:  # fmt: skip
     """Return a link between host and GPU with the engine's time for activations to cross it."""
     kinds = [devices.get(end, {}).get("kind") for end in name.split("->")]
     latency = {("cpu", "gpu"): numbers.get("to_gpu_us"), ("gpu", "cpu"): numbers.get("to_host_us")}.get(tuple(kinds))
     if latency is None:
         return dict(link)
     share, pinned = numbers.get("pageable_share"), link.get("pinned") or {}
-    if share and "bytes_per_s" in pinned and not link.get("pageable") and not link.get("any"):
+    there = link.get("pageable") or {}  # what was measured of copies stays; what another software reached does not
+    stays = own or "points" in there or (there.get("bytes_per_s") or {}).get("source") == "measured"
+    if share and "bytes_per_s" in pinned and not link.get("any") and not (there and stays):
         link = {**link, "pageable": {**pinned, "bytes_per_s": _shared(pinned["bytes_per_s"], share)}}
     before = link.get("activation") or {}
     sources = (before, *(link.get(kind) or {} for kind in ("pinned", "any", "chunked", "pageable")))

@@ -404,3 +404,29 @@ def test_other_commands_take_an_engine(capsys: pytest.CaptureFixture[str]):
     assert main(["recommend", "--model", "mixtral-8x7b", "--hardware", "ryzen5900x", "--engine", "vllm"]) == 2
     assert main(["calibrate", "experiments/calibrate/rtx2070super.csv", "--hardware", "ryzen5900x", "--engine", "vllm"]) == 2
     assert capsys.readouterr().err.count("expected one that runs on cpu, as the machine does, got vllm") == 2
+
+
+def test_an_engine_s_share_replaces_what_another_software_reached_and_not_what_was_measured(tmp_path: Path):
+    """rtx3090-epyc7532 has module moves of PyTorch as pageable copies."""
+
+    def pageable() -> float:
+        path = tmp_path / "box.yaml"
+        rate = {"latency_us": number(10), "bytes_per_s": number(5e9)}
+        link = {"cpu0->gpu0": {"pageable": rate}}
+        path.write_text(yaml.safe_dump({"name": "box", "base": PLAIN, "description": "A test.", "links": link}))
+        found = load_hardware(path, engine="llama.cpp")
+        return next(one for one in found.links if one.name == "cpu0->gpu0").curves["pageable"].bytes_per_s
+
+    pinned = next(one for one in load_hardware(PLAIN).links if one.name == "cpu0->gpu0").curves["pinned"].bytes_per_s
+    assert pageable() == pytest.approx(0.62 * pinned)
+    before, after = (
+        {one.name: one.curves["pageable"] for one in load_hardware("zen4-2core", engine=engine).links if "pageable" in one.curves}
+        for engine in (None, "llama.cpp")
+    )
+    assert before == after != {}
+
+
+def test_recommend_takes_no_yardstick_and_own_is_the_default(capsys: pytest.CaptureFixture[str]):
+    asked = ["recommend", "--model", "mixtral-8x7b", "--hardware", "ryzen7950x-rtx4080"]
+    assert main([*asked, "--engine", "none"]) == 2
+    assert "expected an engine that people run, got none" in capsys.readouterr().err

@@ -17,7 +17,7 @@ from moesim.hardware.costs import CostModel
 from moesim.model import load_model
 from moesim.studies.identify.cases import make_cases, read_setting
 from moesim.studies.identify.fit import CEILING, PRIOR, Z90, Machine
-from moesim.studies.identify.identify import check_agreement, identify, statuses
+from moesim.studies.identify.identify import check_agreement, identify, statuses, with_their_engine
 from moesim.studies.identify.observations import read_observations
 from moesim.studies.identify.predictor import Memo, Predictor, Surrogate, engine_log_time
 from moesim.studies.identify.report import USEFUL, next_lines
@@ -419,3 +419,11 @@ def test_a_speed_beyond_the_data_sheet_does_not_lift_its_rate(truth: Truth):
 def test_dense_layers_between_those_with_experts_count(text: str, n: int):
     """Maverick has 48 layers, every other one with experts; the first of them is number 1."""
     assert read_setting(text, load_model("llama-4-maverick"), "rows.csv").policy == {"name": "llama-cpp", "n_cpu_moe": n}
+
+
+def test_a_machine_without_an_engine_has_that_of_the_rows():
+    """rtx3090-epyc7532 names none: llama.cpp's operations are freed, not launches of PyTorch."""
+    cases = make_cases(rows([("qwen3-30b-a3b", "Q4_K_M", "n_cpu_moe=24", 1), ("qwen3-30b-a3b", "Q4_K_M", "ngl=0", 1)]))
+    assert with_their_engine("rtx3090-epyc7532", cases) == {"base": "rtx3090-epyc7532", "engine": "llama.cpp"}
+    for named in ("a10-xeon8358", {"base": "rtx3090-epyc7532", "engine": "eager"}):
+        assert with_their_engine(named, cases) == named

@@ -271,7 +271,9 @@ class LlamaCpp(ForOneUse):
             ends_on = self._ends.get(("head", -1), gpu) if self.n_gpu_layers != 0 else ""
             rows = max(LLAMA_CPP_PROMPT_ROWS, view.max_tokens)
             own = {name: own_bytes(model, rows, machine.get("backend", "cuda"), output=name == ends_on) for name in self._gpus}
-        return Placement(copies, pools, {("embedding", -1): self._cpu}, workspace=own, host_experts="mapped")
+        return Placement(
+            copies, pools, {("embedding", -1): self._cpu}, workspace=own, host_experts="mapped" if self.mmap else "others"
+        )
 
     def _split(self, view: View) -> tuple[int, int, bool]:
         """Return the first MoE layer with its dense part, and experts, on a GPU, and whether all are; divide layers among GPUs."""

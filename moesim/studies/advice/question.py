@@ -106,6 +106,9 @@ def look_up(asked: Asked, folder: Path) -> Setting:
         )
     model, model_ref = _model(asked, folder)
     plain = load_hardware(asked.hardware, f"{PLACE}: --hardware")
+    if plain.machine.get("engine", "").startswith("none "):
+        got = "expected an engine that people run, got none, which is a yardstick; use run or compare"
+        raise ConfigError(f"{PLACE}: engine: {got}")
     gpu, host, computes = _devices(plain)
     own = plain.devices[gpu].memory_bytes
     if plain.devices[gpu].memory_of:

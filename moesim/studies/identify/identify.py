@@ -15,6 +15,7 @@ from moesim.core.table import written
 from moesim.core.units import format_memory
 from moesim.errors import ConfigError, InputError
 from moesim.hardware import HardwareProfile, build_profile, override, read_profile
+from moesim.policies.registry import make_policy
 from moesim.studies.identify.cases import Case, choices, decode_workload, make_cases, needed_bytes, placement_of
 from moesim.studies.identify.fit import Z90, Constant, Fit, Machine, Problem, Vector, check_free
 from moesim.studies.identify.model_error import ModelError, Posterior, own_variance, shipped
@@ -94,7 +95,13 @@ def where(rows: Sequence[Observation]) -> str:
 
 
 def check_gpu(cases: Sequence[Case], machine: Machine) -> None:
-    """Refuse settings that need a GPU where the profile has none."""
+    """Refuse settings that need a GPU where the profile has none, and machines with several."""
+    gpus = [name for name, device in machine.base.devices.items() if device.role == "accelerator"]
+    if len(gpus) > 1:
+        raise ConfigError(
+            f"{machine.place}: expected a machine with one GPU, as settings of observations are of one, got {len(gpus)} "
+            f"({', '.join(gpus)}); name a profile with one"
+        )
     if machine.base.devices[machine.gpu].role == "accelerator":
         return
     for case in cases:
@@ -104,6 +111,15 @@ def check_gpu(cases: Sequence[Case], machine: Machine) -> None:
                 f"{one.place or 'row ' + one.row}: setting: expected all_cpu next to a profile without a GPU, "
                 f"{machine.place}, got '{one.setting}'; write all_cpu, or name a profile with a GPU"
             )
+
+
+def with_their_engine(base: str | Mapping[str, Any], cases: Sequence[Case]) -> str | Mapping[str, Any]:
+    """Return a machine with the engine of the rows' policies, if they have one in common and the machine names none."""
+    raw, _, _ = read_profile(base, "hardware")
+    engines = {str(getattr(make_policy(case.setting.policy), "engine", "")) for case in cases} - {""}
+    if len(engines) != 1 or raw.get("engine") or (isinstance(base, Mapping) and "engine" in base):
+        return base
+    return {**(base if isinstance(base, Mapping) else {"base": base}), "engine": engines.pop()}
 
 
 def none_used(cases: Sequence[Case], machine: Machine) -> str:
@@ -309,12 +325,13 @@ def identify(
     """
     check_free(free)
     error = error or shipped()
+    check_rows(observations)
+    cases = make_cases(observations)
+    base = with_their_engine(base, cases)
     raw, path, _ = read_profile(base, "hardware")
     place = path or "hardware"
-    check_rows(observations)
     memo = memo or Memo()
     start = Machine(raw, place, free)
-    cases = make_cases(observations)
     check_gpu(cases, start)
     if agree:
         check_agreement(cases, start.with_room)
