@@ -135,9 +135,9 @@ def engine_profiles() -> list[EngineFile]:
 
 def _read(text: str, place: str) -> EngineFile:
     try:
-        return EngineFile.model_validate(_spread(read_yaml(text, place)))
+        return EngineFile.model_validate(_spread(read_yaml(text, place, "name, backends and costs")))
     except ValidationError as failure:
-        raise refusal(place, [f"{key}: {said}" for key, said in (told(one) for one in failures(failure))]) from None
+        raise refusal(place, [f"{key}: {said}" for key, said in (told(one, EngineFile) for one in failures(failure))]) from None
 
 
 def _spread(raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -111,14 +111,14 @@ def _sourced(value: Any, section: Mapping[str, Any]) -> Any:
     return {**value, **section} if "value" in value and "source" not in value else value
 
 
-def read_yaml(text: str, place: str) -> dict[str, Any]:
-    """Read the YAML of a profile."""
+def read_yaml(text: str, place: str, keys: str = "name, devices and links") -> dict[str, Any]:
+    """Read the YAML of a profile, or of something else with these keys."""
     try:
         raw = read_yaml_value(text, place)
     except ConfigError as error:
         raise HardwareError(str(error)) from None
     if not isinstance(raw, dict):
-        raise HardwareError(f"{place}: expected a mapping with name, devices and links, got {type(raw).__name__}")
+        raise HardwareError(f"{place}: expected a mapping with {keys}, got {type(raw).__name__}")
     return raw
 
 
@@ -145,9 +145,10 @@ _TYPES = {
 _LONGEST = 80  # characters of what was got
 
 
-def unknown_key(loc: Sequence[str | int]) -> str:
+def unknown_key(loc: Sequence[str | int], root: Any = ProfileFile) -> str:
     """Build the message for a key the format does not have."""
-    known, key = [*keys_at(loc[:-1]), *(("numbers", "for") if len(loc) == 1 else ())], str(loc[-1])
+    short = ("numbers", "for") if len(loc) == 1 and root is ProfileFile else ()
+    known, key = [*keys_at(loc[:-1], root), *short], str(loc[-1])
     if key == "source":
         return "expected a source for the numbers below, such as source: {source: published, ref: '...'}, got something else"
     close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
@@ -168,10 +169,10 @@ def _got(value: Any) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
-def _expected(loc: tuple[str | int, ...], error: Mapping[str, Any]) -> str:
+def _expected(loc: tuple[str | int, ...], error: Mapping[str, Any], root: Any) -> str:
     kind, got, ctx = error["type"], _got(error.get("input")), error.get("ctx", {})
     if kind == "extra_forbidden":
-        return unknown_key(loc)
+        return unknown_key(loc, root)
     if kind == "missing":
         return "expected this key, got nothing; add it"
     if kind == "value_error":
@@ -179,7 +180,7 @@ def _expected(loc: tuple[str | int, ...], error: Mapping[str, Any]) -> str:
     if kind in ("model_type", "model_attributes_type"):
         if is_number(loc):
             return f"expected {{value: ..., source: ..., ref: ...}} (every number carries its source), got {got}"
-        return f"expected a mapping with keys such as {', '.join(keys_at(loc)[:3])}, got {got}"
+        return f"expected a mapping with keys such as {', '.join(keys_at(loc, root)[:3])}, got {got}"
     if kind == "literal_error":
         return f"expected {ctx['expected']}, got {got}"
     name = str(loc[-2]) if len(loc) > 1 and loc[-1] == "value" else str(loc[-1])
@@ -214,12 +215,12 @@ def failures(failure: ValidationError) -> list[Any]:
     return sorted(failure.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")
 
 
-def told(error: Mapping[str, Any]) -> tuple[str, str]:
+def told(error: Mapping[str, Any], root: Any = ProfileFile) -> tuple[str, str]:
     """Return where something is wrong, and what."""
     loc = tuple(error["loc"])
-    message = " ".join(_expected(loc, error).split())
+    message = " ".join(_expected(loc, error, root).split())
     inner, colon, rest = message.partition(": ")
-    if colon and inner in keys_at(loc):  # what a check of a whole mapping says of one of its keys
+    if colon and inner in keys_at(loc, root):  # what a check of a whole mapping says of one of its keys
         loc, message = (*loc, inner), rest
     return " ".join((".".join(str(step) for step in loc) or "profile").split()), message
 

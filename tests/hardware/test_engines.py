@@ -203,7 +203,9 @@ def test_a_sweep_of_engines_is_a_column(capsys: pytest.CaptureFixture[str]):
 
 BAD: dict[str, tuple[Any, str]] = {
     "backend": (ENGINE | {"backends": ["rocm"]}, "backends.0: expected 'cuda', 'hip', "),
-    "unknown key": (ENGINE | {"speed": 3}, "unknown key 'speed'"),
+    "unknown key": (ENGINE | {"speed": 3}, "known: name, aliases, description, checked, backends"),
+    "unknown number": (ENGINE | {"costs": [{"gpu": {"operatoin_us": number(3)}}]}, "did you mean 'operation_us'?"),
+    "a list": ([ENGINE], "expected a mapping with name, backends and costs, got list"),
     "no source": (ENGINE | {"costs": [{"gpu": {"token_us": {"value": 3}}}]}, "costs.0.gpu.token_us.source: expected this key"),
     "negative": (ENGINE | {"costs": [{"to_gpu_us": number(-1)}]}, "costs.0.to_gpu_us.value: expected a number of at least 0"),
     "too long": (ENGINE | {"costs": [{"to_gpu_us": number(1e30)}]}, "costs.0.to_gpu_us.value: expected at most"),
