@@ -267,7 +267,7 @@ class Placement:
     reserved : mapping of device to int, bytes
         What the policy holds there besides experts for the whole run, such as a predictor or a second model.
     workspace : mapping of device to int, bytes
-        What the engine needs there to compute, as counted from the model; the profile's ``workspace_bytes`` counts if it is more.
+        What the engine needs there to compute, counted from the model; the profile's ``workspace_bytes`` if that is more.
     streamed : mapping of (part, layer) to device
         Parts whose weights lie in the memory of another device, and are copied to that of the part for each use. Parts are
         named as in ``parts``, or `KV`: the cache that attention reads, to which what it adds goes back.

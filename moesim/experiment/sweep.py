@@ -24,7 +24,7 @@ from moesim.errors import ConfigError, InputError, unknown_name
 from moesim.experiment.config import CacheConfig, Config, TransferConfig, WorkloadConfig, listed, parse_config
 from moesim.hardware.costs import CostModel
 from moesim.hardware.costs.model import check_chunk, most_chunks
-from moesim.hardware.engines import copies_of
+from moesim.hardware.engines import transfer_of
 from moesim.hardware.read import flatten, is_number
 from moesim.metrics.naming import fingerprint, hardware_label, model_label, policy_label, read_policy_label
 from moesim.policies.options import Option, options_of
@@ -191,9 +191,7 @@ class RunSpec:
         return bool(self.point.decision_us)
 
     def transfer(self, policy: Any) -> tuple[str, int | None]:
-        own: tuple[str, int | None] | None = policy.transfer(self.model) if hasattr(policy, "transfer") else None
-        curve = copies_of(policy, self.hardware) if self.point.curve == "own" else self.point.curve
-        return own or (curve, self.point.chunk_bytes)
+        return transfer_of(policy, self.model, self.hardware, self.point.curve, self.point.chunk_bytes)
 
     def in_pieces(self, most: int) -> RunSpec:
         """Return the run with transfers cut into so many pieces at most."""

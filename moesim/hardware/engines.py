@@ -22,9 +22,10 @@ from pydantic import Field, ValidationError
 from moesim.core.gate import YAML, read_text
 from moesim.core.limits import COMPUTE, CORES
 from moesim.errors import HardwareError, unknown_name
-from moesim.hardware.read import failures, read_yaml, refusal, told, with_sources
+from moesim.hardware.read import described, failures, read_yaml, refusal, with_sources
 from moesim.hardware.schema import PARTS, Launches, Points, Share, Strict, Time
 from moesim.hardware.types import HardwareProfile
+from moesim.model import ModelSpec
 
 MACHINE: Final = "machine"
 """Instead of an engine: what the machine's profile says, be it numbers or an engine."""
@@ -137,7 +138,7 @@ def _read(text: str, place: str) -> EngineFile:
     try:
         return EngineFile.model_validate(_spread(read_yaml(text, place, "name, backends and costs")))
     except ValidationError as failure:
-        raise refusal(place, [f"{key}: {said}" for key, said in (told(one, EngineFile) for one in failures(failure))]) from None
+        raise refusal(place, [": ".join(described(one, EngineFile)) for one in failures(failure)]) from None
 
 
 def _spread(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -204,9 +205,17 @@ def _misfit(engine: EngineProfile, facts: Mapping[str, str]) -> str | None:
     )
 
 
-def copies_of(policy: Any, machine: HardwareProfile) -> str:
-    """Return the curve of a link that an engine's own policy copies weights by: pageable where both map the file."""
-    return machine.machine.get("copies", "pinned") if getattr(policy, "mmap", False) else "pinned"
+def transfer_of(
+    policy: Any, model: ModelSpec, machine: HardwareProfile, curve: str = OWN, chunk: int | None = None
+) -> tuple[str, int | None]:
+    """Return the curve of a link that a policy copies weights by, and its chunk: its own, else what is asked for.
+
+    ``own``: pageable copies where the policy maps the file at its engine's costs, else pinned ones.
+    """
+    own: tuple[str, int | None] | None = policy.transfer(model) if hasattr(policy, "transfer") else None
+    if curve == OWN:
+        curve = machine.machine.get("copies", "pinned") if getattr(policy, "mmap", False) else "pinned"
+    return own or (curve, chunk)
 
 
 def why_not(written: str, machine: HardwareProfile) -> str | None:

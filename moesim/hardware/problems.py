@@ -17,7 +17,7 @@ from moesim.core.limits import BYTES, TOKENS
 from moesim.errors import HardwareError
 from moesim.hardware.build import build_profile
 from moesim.hardware.load import read_profile
-from moesim.hardware.read import failures, is_number, optional, told
+from moesim.hardware.read import described, failures, is_number, optional
 from moesim.hardware.schema import ProfileFile
 from moesim.hardware.short import READ_IN
 from moesim.hardware.types import TRANSFERS, CostCurve, HardwareProfile
@@ -50,7 +50,7 @@ def find_problems(source: str | Path | Mapping[str, Any], place: str) -> list[st
             break
         except ValidationError as failure:
             errors, before = failures(failure), copy.deepcopy(mended)
-            found += [one for one in map(": ".join, map(told, errors)) if one not in found]
+            found += [one for one in map(": ".join, map(described, errors)) if one not in found]
             for one in errors:
                 _mend(mended, one, doubtful)
             if mended == before:
@@ -68,7 +68,7 @@ def _mend(raw: dict[str, Any], error: Mapping[str, Any], doubtful: set[str]) -> 
     if error["type"] == "extra_forbidden":
         _change(raw, loc, None)
         return
-    key, _ = told(error)
+    key, _ = described(error)
     inside = key.removeprefix(".".join(map(str, loc))).removeprefix(".")  # of a mapping that was checked as a whole
     if inside and inside != "profile":
         loc = (*loc, *inside.split("."))

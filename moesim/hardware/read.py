@@ -207,7 +207,7 @@ def validate(raw: Mapping[str, Any], place: str) -> ProfileFile:
     try:
         return ProfileFile.model_validate(dict(raw))
     except ValidationError as failure:
-        raise refusal(place, [f"{key}: {said}" for key, said in (told(one) for one in failures(failure))]) from None
+        raise refusal(place, [": ".join(described(one)) for one in failures(failure)]) from None
 
 
 def failures(failure: ValidationError) -> list[Any]:
@@ -215,7 +215,7 @@ def failures(failure: ValidationError) -> list[Any]:
     return sorted(failure.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")
 
 
-def told(error: Mapping[str, Any], root: Any = ProfileFile) -> tuple[str, str]:
+def described(error: Mapping[str, Any], root: Any = ProfileFile) -> tuple[str, str]:
     """Return where something is wrong, and what."""
     loc = tuple(error["loc"])
     message = " ".join(_expected(loc, error, root).split())

@@ -30,7 +30,7 @@ from pydantic import ValidationError
 from moesim.core.limits import TOKENS
 from moesim.core.units import parse_bytes, parse_line, parse_rate, parse_time
 from moesim.errors import ConfigError, HardwareError, ModelError, unknown_name
-from moesim.hardware.read import PROOF, failures, flatten, override, refusal, sourced, told, with_sources
+from moesim.hardware.read import PROOF, described, failures, flatten, override, refusal, sourced, with_sources
 from moesim.hardware.schema import ProfileFile, Sourced
 from moesim.model import ModelSpec, load_model
 
@@ -120,7 +120,7 @@ class Short:
             if proof in self._wrong_proofs:  # one source of many numbers is one error
                 return None
             self._wrong_proofs.append(proof)
-            self.problems += [": ".join((_below(key, where), said)) for where, said in map(told, failures(failure))]
+            self.problems += [": ".join((_below(key, where), said)) for where, said in map(described, failures(failure))]
         try:
             found = READERS[key](value, f"numbers.{key}")
             self.problems += _unfit(key, found, str(value).strip())

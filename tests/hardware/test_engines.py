@@ -396,16 +396,17 @@ def test_an_engine_that_a_machine_was_not_identified_with_is_refused(tmp_path: P
             compare(["lru"], hardware=hardware, engine=engine, **setting)
 
 
-def test_other_commands_take_an_engine(capsys: pytest.CaptureFixture[str]):
-    assert (
-        main(
-            ["whatif", "experiments/quickstart.yaml", "--quick", "--no-next", "--vary", "link.bytes_per_s x1", "--engine", "vllm"]
-        )
-        == 0
-    )
-    assert main(["recommend", "--model", "mixtral-8x7b", "--hardware", "ryzen5900x", "--engine", "vllm"]) == 2
-    assert main(["calibrate", "experiments/calibrate/rtx2070super.csv", "--hardware", "ryzen5900x", "--engine", "vllm"]) == 2
-    assert capsys.readouterr().err.count("expected one that runs on cpu, as the machine does, got vllm") == 2
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["whatif", "experiments/quickstart.yaml", "--quick", "--set", "hardware=ryzen5900x"],
+        ["recommend", "--model", "mixtral-8x7b", "--hardware", "ryzen5900x"],
+        ["calibrate", "experiments/calibrate/rtx2070super.csv", "--hardware", "ryzen5900x"],
+    ],
+)
+def test_other_commands_take_an_engine(command: list[str], capsys: pytest.CaptureFixture[str]):
+    assert main([*command, "--engine", "vllm"]) == 2
+    assert "expected one that runs on cpu, as the machine does, got vllm" in capsys.readouterr().err
 
 
 def test_an_engine_s_share_replaces_what_another_software_reached_and_not_what_was_measured(tmp_path: Path):

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from experiments.research.tables.model_error import Rows, records
@@ -147,7 +148,10 @@ def test_each_deviation_has_a_source_and_intervals_before_any_row_are_those_that
 def test_deviations_are_those_within_which_rows_lie():
     """Nine of ten of these rows are at most 0.9 of their deviations off, four of five 0.8."""
     reached = np.arange(1, 11) / 10
-    known = {row["name"]: row for row in records(ERROR, {"a": Rows(np.zeros(10), np.eye(10), np.eye(10))}, reached)}
-    assert float(known["deviations"]["value"]) == pytest.approx(0.91) and float(known["deviations_80"]["value"]) == pytest.approx(
-        0.82
-    )
+    prompts = pd.DataFrame({"machine": ["a", "a", "b"], "ratio": [math.exp(0.2), math.exp(0.4), math.exp(-0.4)]})
+    error = replace(ERROR, machine=0.1, model=0.2)
+    one = {"a": Rows(np.zeros(10), np.eye(10), np.eye(10))}
+    known = {row["name"]: row for row in records(error, one, reached, prompts)}
+    assert float(known["prompt"]["value"]) == 0.27, "root of (0.3**2 + 0.4**2) / 2 - 0.1**2 - 0.2**2"
+    found = [float(known[name]["value"]) for name in ("deviations", "deviations_80")]
+    assert found == pytest.approx([0.91, 0.82])

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -101,7 +102,18 @@ def _log_likelihood(rows: Rows, error: ModelError) -> float:
     return float(size - np.log(np.diag(lower)).sum() - (freedom + n) / 2 * np.log1p(off @ off / freedom))
 
 
-def records(error: ModelError, machines: Mapping[str, Rows], reached: Vector) -> list[dict[str, str]]:
+def prompt_row(prompts: pd.DataFrame, error: ModelError, date: str) -> dict[str, str]:
+    """Return what prompts of a machine share beyond what all its rows do, from the frame of `run_sweeps`."""
+    means = prompts["ratio"].astype(float).map(math.log).groupby(prompts["machine"]).mean()
+    rms = float(np.sqrt(np.mean(means**2)))
+    own = math.sqrt(max(0.0, rms**2 - error.machine**2 - error.model**2))
+    counted = f"{len(prompts)} prompts of {len(means)} machines, root mean square of the means by machine ({rms:.2g})"
+    return {"name": "prompt", "value": f"{own:.2g}", "source": f"estimated: {counted} less what all rows share, {date}"}
+
+
+def records(
+    error: ModelError, machines: Mapping[str, Rows], reached: Vector, prompts: pd.DataFrame
+) -> list[dict[str, str]]:  # fmt: skip
     """Write the deviations with their sources; others stay as they are. ``reached``: of each row, with its machine left out."""
     n_rows = sum(len(rows.off) for rows in machines.values())
     date = datetime.now(UTC).date().isoformat()
@@ -111,6 +123,7 @@ def records(error: ModelError, machines: Mapping[str, Rows], reached: Vector) ->
     for name, level in (("deviations", LEVELS[1]), ("deviations_80", LEVELS[0])):
         value = f"{np.quantile(reached, level):.4g}"
         found.append({"name": name, "value": value, "source": f"estimated: holds {100 * level:.0f} % {inside}"})
+    found.append(prompt_row(prompts, error, date))
     return [*found, *(row for row in shipped_rows() if row["name"] not in {one["name"] for one in found})]
 
 
@@ -141,12 +154,15 @@ def left_out(sweeps: Sequence[Sweep], tell: Callable[[str], None] = lambda text:
 def before_rows(sweeps: Sequence[Sweep], tell: Callable[[str], None]) -> tuple[pd.DataFrame, dict[str, ModelError]]:
     """Predict each row with its machine left out; ``reached``: how many of its standard deviations the measured speed is off."""
     errors = {name: one for name, _, one in _without(sweeps, tell)}
-    predicted = [row for rows in of_machines(sweeps) for row in rows]
-    with tempfile.TemporaryDirectory(prefix="moesim.") as folder, Progress(len(predicted), enabled=False) as bar:
-        frame = run_sweeps(predicted, Path(folder), bar, errors)
+    frame = _predicted([row for rows in of_machines(sweeps) for row in rows], errors)
     low, high, off = (np.log(frame[end] / frame["predicted"].astype(float)) for end in ("low", "high", "measured"))
     frame["reached"] = np.where(off < 0, off / low, off / high) * [errors[name].quantile() for name in frame["machine"]]
     return frame, errors
+
+
+def _predicted(sweeps: Sequence[Sweep], errors: Mapping[str, ModelError] = MappingProxyType({})) -> pd.DataFrame:
+    with tempfile.TemporaryDirectory(prefix="moesim.") as folder, Progress(len(sweeps), enabled=False) as bar:
+        return run_sweeps(sweeps, Path(folder), bar, errors)
 
 
 def _without(sweeps: Sequence[Sweep], tell: Callable[[str], None]) -> Iterator[tuple[str, int, ModelError]]:
@@ -217,7 +233,8 @@ def _estimated(given: Namespace) -> None:
         else:
             known = linearised(sweeps, tell)
             reached = before_rows(sweeps, tell)[0]["reached"].to_numpy(float)
-            written = render_records(records(estimate(known.values()), known, reached), Format.CSV)
+            prompts = _predicted([one for one in sweeps if one.status == "predicted" and one.ubatch])
+            written = render_records(records(estimate(known.values()), known, reached, prompts), Format.CSV)
     sys.stdout.write(written)
 
 

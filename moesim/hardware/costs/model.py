@@ -107,6 +107,7 @@ class CostModel:
         self._memo: dict[tuple[Any, ...], int] = {}
         self._expert: dict[str, dict[int, int]] = {name: {0: 0} for name in self.hardware.devices}
         self._tables: dict[str, list[int]] = {name: [0] for name in self.hardware.devices}
+        self._more_rows: dict[str, list[int]] = {}
         self._attention: dict[tuple[Any, ...], int] = {}
         self._alike = self.model.alike
         self._shared = [self.model.part_bytes("shared", layer) for layer in range(self.model.n_layers)]
@@ -307,11 +308,13 @@ class CostModel:
 
     def more_rows_table(self, device: str) -> list[int]:
         """Extra times of a group of experts with 0, 1, 2, ... rows, ns; with more rows, the last; empty: none."""
-        points = self.hardware.devices[device].more_rows
-        if not points:
-            return []
-        self._ledger.note(f"more rows @{device}", "points", f"devices.{device}.more_rows")
-        return [0, 0, *(points_ns(points, max(n, points[0][0])) for n in range(2, points[-1][0] + 1))]
+        if device not in self._more_rows:
+            points = self.hardware.devices[device].more_rows
+            if points:
+                self._ledger.note(f"more rows @{device}", "points", f"devices.{device}.more_rows")
+            last = points[-1][0] if points else -1
+            self._more_rows[device] = [points_ns(points, max(n, points[0][0])) if n > 1 else 0 for n in range(last + 1)]
+        return self._more_rows[device]
 
     def _compute_expert(self, device: Device, n_rows: int) -> int:
         if n_rows < 0:

@@ -567,11 +567,11 @@ class RealBench:
         alone = [self._loop([side], runs)[0] for side in sides]
         together = self._loop(sides, runs)
         readings: list[Reading] = []
-        for name, other, apart, beside in zip(names, reversed(names), alone, together, strict=True):
+        for name, other, alone_us, together_us in zip(names, reversed(names), alone, together, strict=True):
             own = replace(probe, device=name, subject=other)
             readings += [
                 (replace(own, variant=f"{probe.variant} {how}".strip()), us)
-                for how, us in (("alone", apart), ("together", beside))
+                for how, us in (("alone", alone_us), ("together", together_us))
             ]
         return readings
 

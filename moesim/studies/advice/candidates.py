@@ -10,7 +10,7 @@ from moesim.capacity import lacking, required_bytes, sum_of
 from moesim.errors import InputError
 from moesim.experiment.runner import initial_placement, slots_within
 from moesim.hardware.costs import CostModel
-from moesim.hardware.engines import copies_of, why_not
+from moesim.hardware.engines import transfer_of, why_not
 from moesim.policies.registry import make_policy
 from moesim.studies.advice.question import PREFILL_CHUNK, Asked, Routing, Setting
 from moesim.trace.workload import WorkloadSpec, compose
@@ -330,8 +330,7 @@ class Space:
         return Candidate(name, number, written, runnable, on_gpu, gpu, host, note)
 
     def _costs(self, policy: Any) -> CostModel:
-        own = policy.transfer(self.setting.model) if hasattr(policy, "transfer") else None
-        curve, chunk = own or (copies_of(policy, self.setting.hardware), None)
+        curve, chunk = transfer_of(policy, self.setting.model, self.setting.hardware)
         return CostModel(self.setting.model, self.setting.hardware, transfer=curve, chunk_bytes=chunk)
 
     def _tables(self, policy: Any) -> dict[str, Any]:

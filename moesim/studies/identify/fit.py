@@ -271,7 +271,7 @@ def softened(off: Vector) -> Vector:
     return found
 
 
-class Told(Protocol):
+class Linearised(Protocol):
     """Logarithms of rows, and derivatives, as functions of those of constants' factors."""
 
     @property
@@ -286,7 +286,7 @@ class Problem:
     """Some rows of a predictor with the covariance of all, and the priors; Student's t if `freedom` is finite."""
 
     def __init__(
-        self, predictor: Told, rows: list[int], covariance: Vector, *, soft: bool = False, freedom: float = math.inf
+        self, predictor: Linearised, rows: list[int], covariance: Vector, *, soft: bool = False, freedom: float = math.inf
     ) -> None:
         self.predictor = predictor
         self.rows = rows

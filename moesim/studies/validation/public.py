@@ -455,6 +455,9 @@ _HEADINGS: Final = (
 )  # fmt: skip
 
 
+_BARE: Final = ("bytes_median", "bytes_p90")
+
+
 def group_table(frame: pd.DataFrame, form: Format) -> str:
     """Write the errors by group."""
     records = groups(frame).to_dict("records")
@@ -473,9 +476,6 @@ def group_table(frame: pd.DataFrame, form: Format) -> str:
         for record in records
     ]
     return render(_HEADINGS, cells, form, _HEADINGS[1:9])
-
-
-_BARE: Final = ("bytes_median", "bytes_p90")
 
 
 def summarise_sweeps(frame: pd.DataFrame) -> str:
