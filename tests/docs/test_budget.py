@@ -24,7 +24,7 @@ LINES = {  # what a package may have today; behind it what it is to come down to
     "api": 1_235,  # what real speeds to expect; engines
     "recorder": 3_433,
     "metrics": 3_058,  # 2,600
-    "hardware": 3_484,  # with model 4,000; engine profiles; read rates by size; one memory; shares of rates, rows; one function for copies
+    "hardware": 3_484,  # with model 4,000; engine profiles; read rates by size; one memory; shares of rates, rows; copies
     "model": 2_925,  # any config.json and GGUF header, layer by layer; other spellings of keys, caches that layers share
     "engine": 2_719,  # 1,800; kernels of more rows
     "core": 2_045,  # 1,100
