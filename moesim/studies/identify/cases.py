@@ -228,22 +228,41 @@ def _is_static(one: Observation, setting: EngineSetting, model: ModelSpec) -> bo
 
 @lru_cache(maxsize=64)
 def routing(shape: tuple[int, int, int], batch: int, prompt: int, decode: int, signals: bool = True) -> Trace:
-    """Make routing of a shape (layers, experts, chosen) up."""
+    """Make routing of a shape (layers, experts, chosen) up; without `signals` some layers are repeated, which is quicker."""
     from moesim.trace.synthesis import read_parameters, synthesize  # SciPy takes most of a second to import
 
     n_layers, n_experts, top_k = shape
-    parameters = read_parameters(_parameters(n_experts, top_k)).replace(n_layers=n_layers, n_experts=n_experts, top_k=top_k)
+    n_made = n_layers if signals else min(n_layers, _MADE)
+    parameters = read_parameters(_parameters(n_experts, top_k)).replace(n_layers=n_made, n_experts=n_experts, top_k=top_k)
     more: dict[str, Any] = {} if signals else {"n_signal_requests": 0, "n_calibration": 0}
-    return synthesize(parameters, n_requests=batch, n_prompt=prompt, n_decode=decode, seed=_SEED, **more)
+    made = synthesize(parameters, n_requests=batch, n_prompt=prompt, n_decode=decode, seed=_SEED, **more)
+    return made if n_made == n_layers else repeated(made, n_layers)
+
+
+_MADE: Final = 8
+"""Layers that are made up where nothing but the rows of experts matters, which are alike in all layers."""
+
+
+def repeated(made: Trace, n_layers: int) -> Trace:
+    """Return routing with so many layers, those of a smaller one in turn."""
+    requests = made.requests
+    return Trace.build(
+        experts=made.experts[:, np.arange(n_layers) % made.n_layers], n_prompt=requests.n_prompt, n_decode=requests.n_decode,
+        n_experts=made.n_experts, model=made.model, label="synthetic",
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=64)
 def _later(shape: tuple[int, int, int], batch: int, decode: int, offset: int) -> Trace:
     """Return decode steps whose contexts begin at `offset` tokens."""
-    made = routing(shape, batch, 0, decode, signals=False)
+    n_layers, n_experts, top_k = shape
+    if batch == 1:  # one row an expert, whichever they are
+        experts = np.broadcast_to(np.arange(top_k), (decode, n_layers, top_k))
+    else:
+        experts = routing(shape, batch, 0, decode, signals=False).experts
     return Trace.build(
-        experts=made.experts, n_prompt=[0] * batch, n_decode=[decode] * batch, n_experts=made.n_experts,
-        model=made.model, label="synthetic", prompt_offset=offset,
+        experts=experts, n_prompt=[0] * batch, n_decode=[decode] * batch, n_experts=n_experts, model="any", label="synthetic",
+        prompt_offset=offset,
     )  # fmt: skip
 
 
