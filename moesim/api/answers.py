@@ -16,21 +16,21 @@ from moesim.core.units import digits
 from moesim.errors import ConfigError
 from moesim.hardware import HardwareProfile
 from moesim.model import ModelSpec
-from moesim.studies.advice import recommend as advice
-from moesim.studies.advice.question import Asked
-from moesim.studies.advice.show import flat, output, write_folder
+from moesim.studies.advice.question import ENGINE, Asked
+from moesim.studies.advice.recommend import Recommendation
+from moesim.studies.advice.screen import output, rows_of, write_folder
 
 if TYPE_CHECKING:
     from moesim.api.identified import Identified
 
 
-class Advice(Answer, advice.Advice):
-    """The best placement of a model's experts on a machine, with runners-up."""
+class Advice(Answer, Recommendation):
+    """The best setting of an engine for a model on a machine."""
 
-    _shown = ("placement", "runnable", "decode_tokens_per_s", "low", "high", "ttft_s", "ratio_to_best", "label")
+    _shown = ("options", "context", "tokens_per_s", "low", "high", "gpu_bytes", "fits")
 
     def _rows(self) -> list[dict[str, Any]]:
-        return [flat(self, one) for one in (*self.runnable, *self.papers)]
+        return rows_of(self)
 
     def _text(self, form: Format) -> str:
         return output(self, form)
@@ -39,45 +39,53 @@ class Advice(Answer, advice.Advice):
         write_folder(self, folder)
 
     def __repr__(self) -> str:
-        setting, best = self.setting, self.best
-        where = f"{setting.model.name} on {setting.hardware.name}"
-        return f"<Advice: {best.candidate.title} for {where}, {digits(best.speed.value)} tokens/s>"
+        where = f"{self.setting.model.name} on {self.setting.hardware.name}"
+        speed = self.decode or self.begin
+        said = "nothing fits" if speed is None else f"{self.what}, {digits(speed.value)} tokens/s"
+        return f"<Advice: {self.engine.name}: {said} for {where}>"
 
 
 @checked(
-    "recommend", vram="size", ram="size", bits="number", batch="count", prompt="count", decode="count", context="count",
-    trace="path", calibrate="path", lossy="flag", jobs="count", progress="flag",
+    "recommend", vram="size", ram="size", bits="text", batch="count", prompt="count", decode="count", context="count",
+    trace="path", calibrate="path", engine="text", all_engines="flag", quick="flag", jobs="count", progress="flag",
 )  # fmt: skip
 def recommend(
     model: str | Path | Mapping[str, Any] | ModelSpec, hardware: str | Path | Mapping[str, Any] | HardwareProfile, *,
-    vram: str | None = None, ram: str | None = None, bits: float | None = None, batch: int = 1, prompt: int = 512,
-    decode: int = 128, context: int | None = None, trace: str | Path | None = None, hit_rate: str | None = None,
-    calibrate: str | Path | None = None, lossy: bool = False, jobs: int | None = None, progress: bool = True,
+    engine: str = ENGINE, vram: str | None = None, ram: str | None = None, bits: str = "", context: int | None = None,
+    batch: int = 1, prompt: int = 512, decode: int = 128, calibrate: str | Path | None = None, all_engines: bool = False,
+    quick: bool = False, trace: str | Path | None = None, hit_rate: str | None = None, jobs: int | None = None,
+    progress: bool = True,
 ) -> Advice:  # fmt: skip
-    """Find the best placement of a model's experts on a machine.
+    """Find an engine's best setting for a model on a machine, what limits it, and what would help.
 
     Parameters
     ----------
     model : str, Path, mapping or ModelSpec
         As of `moesim.load_model`.
     hardware : str, Path, mapping or HardwareProfile
-        As of `moesim.load_hardware`.
+        As of `moesim.load_hardware`; parts such as ``"RTX 3060 + Ryzen 5 5600 + 64GB DDR4-3200"`` do.
+    engine : str
+        Whose command is wanted, as ``moesim recommend --engine``; ``NAME@BUILD`` has the costs of a build.
     vram, ram : str, optional
         Memory of the GPU and of the host, such as ``"12GiB"``; default: the profile's.
-    bits : float, optional
-        Bits per weight; default: 4.5 for models given with 16, else the model's. A GGUF file has its own.
+    bits : str
+        A quantisation such as ``"Q4_K_M"``, or bits per weight, ``"4.85/5.35"`` for experts and rest. Default: Q4_K_M for a
+        model given with 8 bits or more, else the model's own. A GGUF file has its own.
+    context : int, optional
+        Tokens of a request for which there must be room; default: 16384.
     batch, prompt, decode : int
         Requests at once, and tokens of each.
-    context : int, optional
-        Tokens of a request in the KV cache; default: prompt and decode.
+    calibrate : str or Path, optional
+        Observed speeds, as of `moesim.calibrate`: identifies the machine first.
+    all_engines : bool
+        Compare placements of all engines, too.
+    quick : bool
+        Leave out other engines and prompts of changed machines.
     trace : str or Path, optional
-        Routing; default: a recording of the model, else routing with its statistics, else assumed routing.
+        Routing for the comparison of engines; default: a recording of the model, else routing with its statistics, else
+        assumed routing.
     hit_rate : str, optional
         As of `moesim.compare`.
-    calibrate : str or Path, optional
-        Observed speeds, as of `moesim.calibrate`: identifies the machine first, and adds llama.cpp's settings.
-    lossy : bool
-        Policies that change what the model computes as well.
     jobs : int, optional
         Processes; default: all cores where that is faster.
     progress : bool
@@ -86,23 +94,24 @@ def recommend(
     Returns
     -------
     Advice
-        ``best`` placement, runners-up with intervals (``table``), ``text()`` with commands to type, ``save(folder)``.
+        ``command``, speeds in tokens/s with their interval of 90 % (``decode``, ``begin``, ``prompt``), ``limits``, ``gains``,
+        ``quants``, ``other``; settings as ``table``; ``text()``, ``save(folder)``. Where nothing fits, ``command`` is None and
+        ``misfit`` says why.
 
     Raises
     ------
     InputError
-        If something that was asked for is wrong, or nothing fits.
+        If something that was asked for is wrong.
     """
     asked = Asked(
         written(model, "recommend: model"), written(hardware, "recommend: hardware"), vram, ram, bits,
-        batch, prompt, decode, context, None if trace is None else str(trace), hit_rate, lossy,
+        batch, prompt, decode, context, None if trace is None else str(trace), hit_rate, engine,
     )  # fmt: skip
     from moesim.studies.advice.recommend import recommend as search  # SciPy takes most of a second to import
-    from moesim.studies.advice.recommend import recommend_observed
 
-    if calibrate is None:
-        return Advice(**vars(search(asked, jobs=jobs, progress=progress)))
-    return Advice(**vars(recommend_observed(asked, Path(calibrate), jobs=jobs, progress=progress)))
+    file = None if calibrate is None else Path(calibrate)
+    found = search(asked, calibrate=file, all_engines=all_engines, quick=quick, jobs=jobs, progress=progress)
+    return Advice(**vars(found))
 
 
 @checked("calibrate", observations="path", models="names", free="names", name="text", out="path", progress="flag")

@@ -1,8 +1,8 @@
-"""Placements of engines, with a number to vary; systems that fill the GPU; papers' policies."""
+"""Placements of engines, with a number to vary; systems that fill the GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -155,14 +155,6 @@ SHIPPED: Final = (
 )
 
 
-PAPERS: Final = ("fiddler", "lru", "dali", "hybrimoe-paper", "prescope")
-LOSSY: Final = ("daop-paper", "daop-code")
-"""Policies that change what the model computes."""
-
-STAND_INS: Final = {"learned": "residual"}
-"""Who answers for a predictor where the routing has no recording of it."""
-
-
 @dataclass(frozen=True)
 class Misfit:
     """A placement that does not fit: on which side, and why."""
@@ -175,15 +167,13 @@ class Misfit:
 class Candidate:
     """One placement or policy that fits."""
 
-    family: str  # an engine's way of placing, or the name of a paper's policy
+    family: str  # an engine's way of placing
     number: int | None  # the family's number
     policy: Mapping[str, Any]  # as in an experiment
-    runnable: bool  # an engine of the table can do this
     gpu_experts: int  # experts of all layers that are on the GPU at the start
     # gpu_bytes, host_bytes: what it needs, with a KV cache for the whole context
     gpu_bytes: int
     host_bytes: int
-    note: str = ""  # what a reader must know; may be empty
     slots: int = 0  # experts that its cache has room for; 0: it has none
     budget: int | None = None  # bytes of the GPU that its cache fills next to all else; None: the placement says what is there
 
@@ -199,8 +189,9 @@ class Candidate:
 class Space:
     """All candidates of a setting, and whether they fit."""
 
-    def __init__(self, setting: Setting, routing: Routing) -> None:
+    def __init__(self, setting: Setting, routing: Routing, only: Collection[str] | None = None) -> None:
         self.setting = setting
+        self._only = only  # families; None: all
         self.routing = routing
         self._workload = compose(routing.groups[0], self.workload_spec(setting.asked.decode))
         self._known: dict[tuple[str, int], Candidate | Misfit] = {}
@@ -211,7 +202,8 @@ class Space:
 
     @property
     def families(self) -> list[Family]:
-        return families_of(self.setting, counted=self.routing.has(frozenset({"table:activation_frequency"})) is None)
+        counted = self.routing.has(frozenset({"table:activation_frequency"})) is None
+        return [one for one in families_of(self.setting, counted=counted) if self._only is None or one.name in self._only]
 
     def candidate(self, family: Family, number: int) -> Candidate | Misfit:
         key = (family.name, number)
@@ -243,26 +235,6 @@ class Space:
                 return one.why
         return ""
 
-    def papers(self) -> tuple[list[Candidate], dict[str, str]]:
-        """Return policies of papers that fit with their largest cache, and why others do not."""
-        found, left_out = [], {}
-        if self.setting.one_memory:
-            return [], dict.fromkeys(PAPERS, self._twice)
-        for name in (*PAPERS, *(LOSSY if self.setting.asked.lossy else ())):
-            made: Any = make_policy(name)
-            lacking, note = self.routing.has(made.needs), ""
-            if lacking == "signal:learned" and self.routing.has(frozenset({"signal:residual"})) is None:
-                lacking, note = None, "its learned predictor is answered by the signal 'residual'"
-            if lacking is not None:
-                left_out[name] = f"needs {lacking}, which the routing has not for every request; give another with --trace"
-                continue
-            one = self._filled(name, {"name": name}, note=note)
-            if isinstance(one, Misfit):
-                left_out[name] = one.why
-            else:
-                found.append(one)
-        return found, left_out
-
     @property
     def _twice(self) -> str:
         return f"{self.setting.gpu} and {self.setting.host} share one memory, which would hold copies of experts twice"
@@ -272,18 +244,16 @@ class Space:
             return [], {}
         if self.setting.one_memory:
             return [], dict.fromkeys((one.family for one in SHIPPED), self._twice)
-        all_of_them = {one.family: self._filled(one.family, one.policy, one) for one in SHIPPED}
+        all_of_them = {one.family: self._filled(one) for one in SHIPPED if self._only is None or one.family in self._only}
         found = [one for one in all_of_them.values() if isinstance(one, Candidate)]
         return found, {name: one.why for name, one in all_of_them.items() if isinstance(one, Misfit)}
 
-    def _filled(
-        self, name: str, written: Mapping[str, Any], shipped: Shipped | None = None, note: str = ""
-    ) -> Candidate | Misfit:
-        setting = self.setting
+    def _filled(self, shipped: Shipped) -> Candidate | Misfit:
+        setting, written = self.setting, shipped.policy
         policy: Any = make_policy(written)
         if why := why_not(policy.engine, setting.hardware):
             return Misfit(True, why)
-        budget = setting.vram_bytes - setting.spare_kv_bytes - (shipped.margin_bytes if shipped else 0)
+        budget = setting.vram_bytes - setting.spare_kv_bytes - shipped.margin_bytes
         if lacking := _lacking_transfer(policy, setting):
             return Misfit(True, lacking)
         try:
@@ -292,7 +262,7 @@ class Space:
             )
         except InputError as error:  # too large, or the machine lacks what the policy needs
             return Misfit(True, _short(error))
-        one = self._check(name, None, written, shipped is not None, slots, note)
+        one = self._check(shipped.family, None, written, slots)
         return replace(one, slots=slots, budget=budget) if isinstance(one, Candidate) else one
 
     def _placed(self, family: Family, number: int) -> Candidate | Misfit:
@@ -300,12 +270,11 @@ class Space:
         if why := family.never or why_not(made.engine, self.setting.hardware):
             return Misfit(True, why)
         units = self.setting.model.n_layers * self.setting.model.n_experts
-        return self._check(family.name, number, family.policy(number), True, units, kv_page=family.kv_page)
+        return self._check(family.name, number, family.policy(number), units, kv_page=family.kv_page)
 
     def _check(
-        self, name: str, number: int | None, written: Mapping[str, Any], runnable: bool, slots: int, note: str = "",
-        kv_page: int = 1,
-    ) -> Candidate | Misfit:  # fmt: skip
+        self, name: str, number: int | None, written: Mapping[str, Any], slots: int, kv_page: int = 1
+    ) -> Candidate | Misfit:
         setting = self.setting
         policy: Any = make_policy(written)
         try:
@@ -327,7 +296,7 @@ class Space:
                 True, f"needs {gib(gpu + host)} of the one memory of {setting.gpu} and {setting.host}, {gib(setting.ram_bytes)}"
             )
         on_gpu = sum(len(copy.experts) for copy in placement.copies if copy.device == setting.gpu)
-        return Candidate(name, number, written, runnable, on_gpu, gpu, host, note)
+        return Candidate(name, number, written, on_gpu, gpu, host)
 
     def _costs(self, policy: Any) -> CostModel:
         curve, chunk = transfer_of(policy, self.setting.model, self.setting.hardware)

@@ -66,8 +66,6 @@ def engines() -> list[Engine]:
 
 def commands(candidate: Candidate, setting: Setting) -> list[Command]:
     """Return command lines for a placement; none if no engine can express it."""
-    if not candidate.runnable:
-        return []
     makers = {
         "llama.cpp": _llama_cpp, "ktransformers": _ktransformers, "exllamav3": _exllamav3, "freetoken": _freetoken,
         "sglang": _all_gpu, "vllm": _all_gpu,
@@ -100,6 +98,8 @@ def _llama_cpp(engine: Engine, candidate: Candidate, setting: Setting) -> Comman
             words += engine.flag("--n-cpu-moe", number)
             tensors = f"{' '.join(engine.flag('--override-tensor'))} '{_tensors(range(number))}=CPU'"
             remark = f"or, instead of {' '.join(engine.flag('--n-cpu-moe'))}: {tensors}"
+    if split := candidate.policy.get("tensor_split"):
+        words += engine.flag("--tensor-split", ",".join(map(str, split)))
     words += engine.flag("--ctx-size", setting.kv_tokens) + engine.flag("--parallel", setting.asked.batch)
     words += engine.flag("--ubatch-size", PREFILL_CHUNK)
     return Command(engine.name, engine.checked, tuple(words), remark=remark)

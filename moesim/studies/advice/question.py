@@ -11,7 +11,6 @@ import numpy as np
 import yaml
 
 from moesim.core.files import write_bytes
-from moesim.core.limits import BITS
 from moesim.core.processes import in_threads
 from moesim.core.units import format_memory, parse_bytes
 from moesim.errors import CapacityError, ConfigError, TraceError
@@ -19,6 +18,9 @@ from moesim.experiment.routing import fits, fitted_parameters, is_of, lacking, l
 from moesim.hardware import HardwareProfile, load_hardware
 from moesim.model import ModelSpec, load_model
 from moesim.model.spec import FIELDS
+from moesim.studies.identify.cases import repeated
+from moesim.studies.identify.fit import two_devices
+from moesim.studies.identify.observations import QUANTS, read_bits
 from moesim.trace import Trace, find_trace
 from moesim.trace.derived import subset
 from moesim.trace.workload import WorkloadSpec, compose
@@ -27,8 +29,12 @@ if TYPE_CHECKING:
     from moesim.trace.synthesis.parameter_set import ParameterSet
 
 PLACE: Final = "recommend"
-DEFAULT_BITS: Final = 4.5
-"""Bits per weight of a model whose weights are given with 16: those of llama.cpp's Q4_K blocks."""
+DEFAULT_BITS: Final = "Q4_K_M"
+"""Quantisation of a model whose weights are given with 8 bits or more."""
+CONTEXT: Final = 16384
+"""Tokens for which there is room unless a question says otherwise."""
+ENGINE: Final = "llama.cpp"
+"""Engine of the answer unless a question names another."""
 PREFILL_CHUNK: Final = 512
 """Tokens of a prefill step: llama.cpp's default of ``--ubatch-size``."""
 
@@ -43,20 +49,25 @@ class Asked:
     # vram, ram: memory of the GPU and of the host, such as `"12GiB"`; None: what the profile says
     vram: str | None = None
     ram: str | None = None
-    bits: float | None = None  # of all weights; None: the model's own, or `DEFAULT_BITS` if it has 16
+    bits: str = ""  # as of `read_bits`; empty: the model's own, or `DEFAULT_BITS` if it has 16
     # batch, prompt, decode: requests at once, and tokens of each
     batch: int = 1
     prompt: int = 512
     decode: int = 128
-    context: int | None = None  # tokens of a request for which there must be room in the KV cache; None: prompt and decode
+    context: int | None = None  # tokens of a request for which there must be room in the KV cache; None: `CONTEXT`
     trace: str | None = None  # routing; None: chosen
     hit_rate: str | None = None  # LRU hit rate with slots, "61%@16", that fixes the lift of assumed routing
-    lossy: bool = False  # policies that change what the model computes as well
+    engine: str = ENGINE  # whose command is wanted; NAME@BUILD has the costs of a build
 
     @property
     def gguf(self) -> Path | None:
         """The GGUF file that is the model, if one is."""
         return Path(self.model) if isinstance(self.model, str) and self.model.endswith(".gguf") else None
+
+    @property
+    def room(self) -> int:
+        """Tokens of a request for which there must be room."""
+        return max(CONTEXT, self.prompt + self.decode) if self.context is None else self.context
 
 
 @dataclass(frozen=True)
@@ -78,6 +89,17 @@ class Setting:
     ram_bytes: int
     context: int  # tokens of a request in the KV cache
     profile_vram_bytes: int  # memory of the GPU in the profile as it is
+    quant: str = ""  # name of the quantisation that was chosen; empty: the model's own bits
+
+    @property
+    def has_gpu(self) -> bool:
+        """Whether there is a GPU at all."""
+        return self.hardware.devices[self.gpu].role == "accelerator"
+
+    @property
+    def gpus(self) -> list[str]:
+        """All GPUs."""
+        return [name for name, device in self.hardware.devices.items() if device.role == "accelerator"]
 
     @property
     def one_memory(self) -> bool:
@@ -99,12 +121,12 @@ class Setting:
 
 def look_up(asked: Asked, folder: Path) -> Setting:
     """Look everything up but the routing."""
-    context = asked.context if asked.context is not None else asked.prompt + asked.decode
+    context = asked.room
     if context < asked.prompt + asked.decode:
         raise ConfigError(
             f"{PLACE}: --context: expected at least --prompt and --decode together, {asked.prompt + asked.decode}, got {context}"
         )
-    model, model_ref = _model(asked, folder)
+    model, model_ref, quant = _model(asked, folder)
     plain = load_hardware(asked.hardware, f"{PLACE}: --hardware")
     if plain.machine.get("engine", "").startswith("none "):
         got = "expected an engine that people run, got none, which is a yardstick; use run or compare"
@@ -113,11 +135,14 @@ def look_up(asked: Asked, folder: Path) -> Setting:
     own = plain.devices[gpu].memory_bytes
     if plain.devices[gpu].memory_of:
         own = min(own, _memory(asked.ram, "--ram", own))
+    if gpu == host and asked.vram is not None:
+        raise ConfigError(f"{PLACE}: --vram: {plain.name} has no GPU; leave --vram out")
     vram = _memory(asked.vram, "--vram", own)
     if not computes and asked.ram is not None:
         raise ConfigError(f"{PLACE}: --ram: {plain.name} keeps all experts on {host}, not in memory; leave --ram out")
     ram = _memory(asked.ram, "--ram", plain.devices[host].memory_bytes)
-    if vram <= plain.devices[gpu].workspace_bytes:
+    vram = ram if gpu == host else vram
+    if gpu != host and vram <= plain.devices[gpu].workspace_bytes:
         taken = format_memory(plain.devices[gpu].workspace_bytes)
         got = format_memory(vram)
         raise CapacityError(
@@ -127,7 +152,7 @@ def look_up(asked: Asked, folder: Path) -> Setting:
     ref = base | {f"devices.{gpu}.memory_bytes": vram, f"devices.{host}.memory_bytes": ram}
     hardware = load_hardware(ref, f"{PLACE}: --hardware")
     return Setting(
-        asked, model, hardware, model_ref, ref, gpu, host, computes, vram, ram, context, plain.devices[gpu].memory_bytes
+        asked, model, hardware, model_ref, ref, gpu, host, computes, vram, ram, context, plain.devices[gpu].memory_bytes, quant
     )
 
 
@@ -138,26 +163,30 @@ def _memory(given: str | None, option: str, own: int) -> int:
     return n_bytes
 
 
-def _model(asked: Asked, folder: Path) -> tuple[ModelSpec, Any]:
-    if asked.bits is not None and not BITS.hold(asked.bits):
-        raise ConfigError(f"{PLACE}: --bits: expected a number of bits {BITS}, got {asked.bits:g}")
+def _model(asked: Asked, folder: Path) -> tuple[ModelSpec, Any, str]:
+    chosen = read_bits(asked.bits, f"{PLACE}: --bits")
+    if len(chosen) > 1:
+        raise ConfigError(f"{PLACE}: --bits: expected one choice, got '{asked.bits}'; give one")
     plain = load_model(asked.model, f"{PLACE}: --model")
     if asked.gguf is not None:
-        if asked.bits is not None:
+        if asked.bits:
             raise ConfigError(f"{PLACE}: --bits: the tensors of {asked.gguf} have their own bits; leave --bits out")
         path = folder / "model.yaml"  # each run reads it, and one of 200 GB may lie on a slow disk
         write_bytes(path, model_yaml(plain).encode())
-        return plain, str(path)
-    bits = asked.bits
-    if bits is None and plain.expert_bits == 16 and plain.other_bits == 16 and plain.expert_bytes_by_layer is None:
-        bits = DEFAULT_BITS
-    if bits is None:
-        return plain, asked.model
-    if plain.expert_bytes_by_layer is not None:
+        return plain, str(path), ""
+    if asked.bits and plain.expert_bytes_by_layer is not None:
         raise ConfigError(f"{PLACE}: --bits: {plain.name} says how many bytes an expert has; leave --bits out")
+    if not asked.bits and not is_open(plain):
+        return plain, asked.model, ""
+    quant = asked.bits or DEFAULT_BITS
     base = dict(asked.model) if isinstance(asked.model, Mapping) else {"base": str(asked.model)}
-    ref = base | {"expert_bits": bits, "other_bits": bits}
-    return load_model(ref, f"{PLACE}: --model"), ref
+    ref = base | read_bits(quant, f"{PLACE}: --bits")[0]
+    return load_model(ref, f"{PLACE}: --model"), ref, quant if quant.upper() in QUANTS else ""
+
+
+def is_open(model: ModelSpec) -> bool:
+    """Whether a model's weights are given with 8 bits or more, so that people choose a quantisation."""
+    return model.expert_bits >= 8 and model.expert_bytes_by_layer is None and not model.low_bits
 
 
 def model_yaml(model: ModelSpec) -> str:
@@ -175,17 +204,13 @@ def model_yaml(model: ModelSpec) -> str:
 
 
 def _devices(hardware: HardwareProfile) -> tuple[str, str, bool]:
-    gpus = [name for name, device in hardware.devices.items() if device.role == "accelerator"]
-    if len(gpus) != 1 or len(hardware.backing) != 1:
-        what = f"{len(gpus)} GPUs ({', '.join(gpus)})" if gpus else "none"
-        if len(gpus) == 1:
-            what = f"one GPU and {len(hardware.backing)} hosts"
+    if len(hardware.backing) != 1:
         raise ConfigError(
-            f"{PLACE}: --hardware {hardware.name}: expected a machine with one GPU and one host, got {what}; "
+            f"{PLACE}: --hardware {hardware.name}: expected a machine with one host, got {len(hardware.backing)}; "
             "compare placements on such a machine with 'moesim compare'"
         )
-    host = hardware.backing[0]
-    return gpus[0], host, hardware.devices[host].role == "host"
+    gpu, host = two_devices(hardware)
+    return gpu, host, hardware.devices[host].role == "host"
 
 
 GROUPS: Final = 5
@@ -264,6 +289,33 @@ def _made_up(model: ModelSpec, asked: Asked) -> list[Routing]:
         made(assumed(*sizes, one), f"assumed, lift {one:g}", {"synthesize": "assumed", "lift": one}, why=why)
         for one in dict.fromkeys((lift.middle, lift.low, lift.high))
     ]
+
+
+def quick_routing(model: ModelSpec, asked: Asked) -> Routing:
+    """Choose routing of one group of requests: recorded, or made up for some layers that are repeated."""
+    from moesim.trace.synthesis import read_parameters, synthesize  # SciPy takes most of a second to import
+    from moesim.trace.synthesis.lift import assumed
+
+    if asked.trace is not None:
+        return _given(model, asked.trace, asked.batch, asked.prompt, asked.decode, PLACE)
+    for label, found in traces_of_shape(model):
+        if found.origin == "recorded" and is_of(found, model):
+            chosen = _long_enough(found, asked.prompt, asked.decode)[: asked.batch]
+            if len(chosen) == asked.batch:
+                return Routing(label, found.origin, _split(found, chosen, asked.batch), label)
+    name = fitted_parameters(model)
+    sizes = model.n_layers, model.n_experts, model.top_k
+    parameters = read_parameters(name) if name else assumed(*sizes, lift_to_assume(model, asked.hit_rate).middle)
+    made = synthesize(
+        parameters.replace(n_layers=min(model.n_layers, QUICK_LAYERS)), n_requests=asked.batch, n_prompt=asked.prompt,
+        n_decode=asked.decode, seed=0, n_signal_requests=0, n_calibration=0,
+    )  # fmt: skip
+    label = f"synthetic {name}" if name else "assumed"
+    return Routing(label, "synthetic", [repeated(made, model.n_layers)], "")
+
+
+QUICK_LAYERS: Final = 8
+"""Layers that are made up for a glance at other engines."""
 
 
 def shortest_prompt(trace: Trace) -> int:

@@ -1,12 +1,10 @@
-"""From a question to an advice: routing, search, intervals, ranking, flags."""
+"""From a question to an answer: an engine's best setting, what limits it, what would help, and the best other engine."""
 
 from __future__ import annotations
 
-import math
-import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,182 +12,193 @@ import yaml
 
 from moesim.core.files import write_bytes
 from moesim.core.progress import telling
-from moesim.core.student import Mean, mean
-from moesim.studies.advice.candidates import LOSSY, Candidate, Space, gib
-from moesim.studies.advice.engines import Command, commands
-from moesim.studies.advice.observed import IDENTIFIED, Observed, check_machine, curve
-from moesim.studies.advice.question import PLACE, Asked, Routing, Setting, find_routing, look_up
-from moesim.studies.advice.search import Found, Search, gpu_share, speed
-from moesim.studies.identify.identify import identify
-from moesim.studies.identify.model_error import LEVEL, shipped
+from moesim.errors import CapacityError, ConfigError, unknown_name
+from moesim.hardware.engines import same_engine
+from moesim.studies.advice.candidates import Candidate, Space
+from moesim.studies.advice.comparison import Comparison, compare
+from moesim.studies.advice.engines import Command, Engine, commands, describe, engines
+from moesim.studies.advice.llama_cpp import Gain, LlamaCpp, Place, Point, Quant, Speed
+from moesim.studies.advice.question import ENGINE, PLACE, Asked, Setting, look_up, quick_routing
+from moesim.studies.advice.search import glance, speed
+from moesim.studies.identify.identify import Identified, identify
+from moesim.studies.identify.model_error import shipped, time_shares
 from moesim.studies.identify.observations import read_observations
-from moesim.studies.whatif.limits import Limits
 
-SAME_LEVEL: Final = 0.95
-"""At which two placements are distinguished."""
-
-
-def interval(speed: Mean, costs: tuple[float, float], routing: float = 1.0) -> tuple[float, float]:
-    """Combine independent errors: logarithms' half widths add up as squares, around the middle.
-
-    >>> low, high = interval(Mean(20.0, 1.0, 5), (0.5, 1.0))
-    >>> round(low, 6), round(high, 6)
-    (10.0, 20.0)
-    """
-    middle = math.sqrt(costs[0] * costs[1])
-    half = math.hypot(math.log(costs[1] / middle), math.log(speed.factor), math.log(routing))
-    return speed.value * middle / math.exp(half), speed.value * middle * math.exp(half)
-
-
-def indistinguishable(best: Sequence[float], other: Sequence[float]) -> bool:
-    """Whether two placements differ by no more than their ratio varies between requests."""
-    ratio = mean([b / a for a, b in zip(best, other, strict=True)], SAME_LEVEL)
-    return ratio.n > 1 and abs(math.log(ratio.value)) <= math.log(ratio.factor)
+IDENTIFIED: Final = "identified.yaml"
+"""The identified machine in the folder of an answer."""
 
 
 @dataclass(frozen=True)
-class Judged:
-    """A finalist with what is known about its speed."""
+class Other:
+    """The best other engine, on the same requests."""
 
-    candidate: Candidate  # what it is
-    speed: Mean  # simulated decode speed of the whole batch, tokens/s, over requests
-    # low, high: interval of the speed to be expected on the machine
-    low: float
-    high: float
-    costs: tuple[float, float]  # the part of it that is wrong costs: factors on the simulated speed
-    ratio: float  # to the best runnable placement, on the same requests
-    same: bool  # the ratio differs from 1 by no more than it varies between requests, or changes sides on other routing
-    ttft_s: float  # mean time to the first token
-    fresh: float | None  # share of the gate weight of decoding that was served as routed
-    # of the time that the processor and the GPU take in decoding, all their work included, how much is not the processor's
-    gpu_share: float
-    crossed: float | None  # speed on other routing over that on this one
-    label: str  # weakest source of its numbers
-    notes: str  # of its runs
-    commands: tuple[Command, ...]  # what to type
+    engine: Engine
+    candidate: Candidate
+    decode: Speed
+    ratio: float  # decode speed over that of the answer's engine
+    command: Command
 
 
 @dataclass(frozen=True)
-class Advice:
-    """The answer."""
+class Recommendation:
+    """An answer; without a command nothing fits."""
 
     setting: Setting  # the question, looked up
-    # routing, others: what was simulated on, and other routing for comparison
-    routing: Routing
-    others: Sequence[Routing]
-    found: Found  # all that was simulated
-    # runnable, papers: finalists of either class, fastest first
-    runnable: list[Judged]
-    papers: list[Judged]
-    warnings: list[str]  # what else a reader must know
-    observed: Observed | None = None  # results of observed speeds, if some were given
+    engine: Engine
+    command: Command | None
+    what: str  # where experts are, in words
+    misfit: str = ""  # why nothing fits
+    point: Point | None = None  # llama.cpp's setting
+    # decode, begin, prompt: tokens/s of the batch with the context full, after the prompt alone, and of the prompts
+    decode: Speed | None = None
+    begin: Speed | None = None
+    prompt: Speed | None = None
+    limits: Mapping[str, float] = field(default_factory=dict)  # shares of a decode step's time
+    points: Sequence[Point] = ()  # settings by context
+    gains: Sequence[Gain] = ()
+    quants: Sequence[Quant] = ()
+    ubatches: Sequence[tuple[int, int, Place | None]] = ()  # context, ``-ub``, the first setting that fits
+    other: Other | None = None
+    others_without: Mapping[str, str] = field(default_factory=dict)  # engines that cannot run it, and why
+    comparison: Comparison | None = None
+    identified: Identified | None = None
+    profile: bytes = b""  # file of the identified machine
 
     @property
-    def best(self) -> Judged:
-        """The fastest that can be run; of papers' policies if none can."""
-        return (self.runnable or self.papers)[0]
+    def first_token_s(self) -> Speed | None:
+        """Seconds until the first token of a prompt."""
+        if self.prompt is None:
+            return None
+        return self.prompt.times(1 / self.setting.asked.batch / self.setting.asked.prompt).inverse
 
 
-def recommend(asked: Asked, *, jobs: int | None = 1, progress: bool = False) -> Advice:
-    """Search placements and policies for a model on a machine; independent of `jobs`."""
-    with tempfile.TemporaryDirectory(prefix="moesim.") as folder:
-        setting = look_up(asked, Path(folder))
-        routing, others = find_routing(setting.model, asked, PLACE)
-        found = Search(Space(setting, routing), others=others, jobs=jobs, progress=progress).run()
-    ranked = [*found.ranked(True), *found.ranked(False)]
-    judged = [_judge(one, ranked[0], found, setting) for one in ranked]
-    runnable = [one for one in judged if one.candidate.runnable]
-    papers = [one for one in judged if not one.candidate.runnable]
-    return Advice(
-        setting, routing, others, found, runnable, papers,
-        _warnings(setting, routing, others, found),
-    )  # fmt: skip
+def recommend(
+    asked: Asked,
+    *,
+    calibrate: Path | None = None,
+    all_engines: bool = False,
+    quick: bool = False,
+    jobs: int | None = 1,
+    progress: bool = False,
+) -> Recommendation:
+    """Answer a question; `quick` leaves out what has to be simulated, other engines above all."""
+    engine = _engine(asked.engine)
+    with telling(lines=True, enabled=progress) as tell, tempfile.TemporaryDirectory(prefix="moesim.") as name:
+        folder, found, contents = Path(name), None, b""
+        setting = look_up(asked, folder)  # what is wrong with the question is known before the machine is identified
+        if not setting.host_computes and not all_engines:
+            got = f"expected a processor next to the GPU, got experts on {setting.host}; compare with --all-engines"
+            raise ConfigError(f"{PLACE}: --hardware {setting.hardware.name}: {got}")
+        if calibrate is not None:
+            found, contents = _identified(asked, calibrate, setting, tell)
+            asked = replace(asked, hardware=str(write_bytes(folder / IDENTIFIED, contents)))
+            setting = look_up(asked, folder)
+        if engine.name == ENGINE and setting.host_computes:
+            tell("settings of llama.cpp")
+            answer = _of_llama_cpp(LlamaCpp(setting, found), engine, quick=quick)
+        else:
+            answer = _of_another(setting, engine, jobs, progress)
+        answer = replace(answer, identified=found, profile=contents)
+        if all_engines:
+            tell("placements of all engines")
+            return replace(answer, comparison=compare(setting, jobs=jobs, progress=progress))
+        if quick or answer.point is None or len(setting.gpus) != 1:
+            return answer
+        tell("other engines")
+        return _with_other(answer, folder, jobs)
 
 
-def _kept(setting: Setting) -> str:
-    key = f"devices.{setting.gpu}.workspace_bytes"
-    kept = setting.hardware.numbers.get(key)
-    if kept is None:
-        return f"the profile says nothing of the engine's own buffers on {setting.gpu}: leave some of its memory free"
-    n_bytes = setting.hardware.devices[setting.gpu].workspace_bytes
-    return f"{gib(n_bytes)} on {setting.gpu} is kept for the engine's own buffers ({kept.source})"
+def _engine(named: str) -> Engine:
+    """Find the engine that a question names, with or without a build."""
+    known = {one.name: one for one in engines() if not one.unknown}
+    found = next((one for name, one in known.items() if same_engine(named, name)), None)
+    if found is None:
+        raise ConfigError(f"{PLACE}: --engine: {unknown_name('engine', named, known)}")
+    return found
 
 
-def _shares(limits: Limits, setting: Setting) -> dict[str, float]:
-    """Return the shares of the time of a decode step by what takes it."""
-    parts = limits.by_part
-    away = "copies" if setting.host_computes else "disk"
-    found = {"cpu": parts.get("CPU", 0.0), "gpu": parts.get("GPU", 0.0), away: parts.get("link", 0.0)}
-    whole = sum(found.values()) or 1.0
-    return {part: share / whole for part, share in found.items()}
-
-
-def _judge(one: Candidate, best: Candidate, found: Found, setting: Setting) -> Judged:
-    rows = found.final[one]
-    speeds, bests = [speed(row) for row in rows], [speed(row) for row in found.final[best]]
-    costs = shipped().factors(found.machines[one], _shares(found.limits[one], setting))
-    middle, ratios = mean(speeds, LEVEL), found.crossed.get(one, ())
-    crossed = max(ratios, key=lambda ratio: abs(math.log(ratio)), default=None)
-    low, high = interval(middle, costs, crossed or 1.0)
-    fresh = rows[0].get("fidelity_fresh_decode")
-    return Judged(
-        candidate=one, speed=middle, low=low, high=high, costs=costs,
-        ratio=mean([b / a for a, b in zip(bests, speeds, strict=True)], LEVEL).value,
-        same=one is not best and (indistinguishable(bests, speeds) or _flips(one, best, found)),
-        ttft_s=sum(float(row["ttft_mean_ns"]) for row in rows) / len(rows) / 1e9,
-        fresh=None if fresh is None or one.family not in LOSSY else min(float(row["fidelity_fresh_decode"]) for row in rows),
-        gpu_share=gpu_share(found.limits[one]), crossed=crossed,
-        label=str(rows[0]["source_label"]), notes=str(rows[0]["notes"]),
-        commands=tuple(commands(one, setting)),
-    )  # fmt: skip
-
-
-def _flips(one: Candidate, best: Candidate, found: Found) -> bool:
-    """Whether a placement overtakes the best one on other routing."""
-    if one not in found.crossed or best not in found.crossed:
-        return False
-    behind = mean([speed(a) / speed(b) for a, b in zip(found.final[one], found.final[best], strict=True)], LEVEL).value
-    return any(behind * a > b for a, b in zip(found.crossed[one], found.crossed[best], strict=True))
-
-
-def _warnings(setting: Setting, routing: Routing, others: Sequence[Routing], found: Found) -> list[str]:
-    lines = []
-    if routing.label.startswith("assumed"):
-        ends = " and ".join(one.label.removeprefix("assumed, ") for one in others)
-        lines.append(f"routing is assumed ({routing.why}); intervals and ~ cover {ends}")
-    elif routing.origin == "synthetic":
-        lines.append("routing is synthetic: made up by parameters fitted to the model's published statistics")
-    if routing.origin == "miniature":
-        lines.append("routing is that of a small model with this model's routing shape, which is easier to predict")
-    if "prompt-truncated" in str(next(iter(found.screened.values()))["notes"]):
-        lines.append("recorded prompts are longer than asked for and were cut")
-    if len(routing.groups) < 2:
-        lines.append("one group of requests only: how much speeds vary between requests is not known")
-    lines.append(_kept(setting))
-    lines.append("RAM for the system and for other programs is not counted")
-    return lines
-
-
-def recommend_observed(asked: Asked, file: Path, *, jobs: int | None = 1, progress: bool = False) -> Advice:
-    """Identify the machine by observed speeds, and search on it."""
+def _identified(asked: Asked, file: Path, setting: Setting, tell: Any) -> tuple[Identified, bytes]:
+    if not setting.has_gpu or len(setting.gpus) > 1:
+        raise ConfigError(
+            f"{PLACE}: --calibrate: expected a machine with one GPU, got {len(setting.gpus)}; leave --calibrate out"
+        )
     rows = read_observations(file, [asked.model] if isinstance(asked.model, str) and asked.gguf is None else [])
-    with telling(lines=True, enabled=progress) as tell, tempfile.TemporaryDirectory(prefix="moesim.") as folder:
-        setting = look_up(asked, Path(folder))  # what is wrong with the question is known before the machine is identified
-        check_machine(setting)
-        if asked.trace is not None:
-            find_routing(setting.model, asked, PLACE)
-        found = identify(asked.hardware, rows, leave_out=False, tell=tell)
-        raw = {**found.raw, "name": f"{found.predictor.machine.base.name}-identified"}
-        contents = _dumped(raw)
-        profile = write_bytes(Path(folder) / IDENTIFIED, contents)
-        asked = replace(asked, hardware=str(profile))
-        tell("placements")
-        setting = look_up(asked, Path(folder))
-        # A terminal has room for one thing that moves.
-        advice = recommend(asked, jobs=jobs, progress=progress and not sys.stderr.isatty())
-        tell("settings of llama.cpp")
-        return replace(advice, observed=Observed(found, contents, setting, curve(setting, found)))
+    found = identify(asked.hardware, rows, leave_out=False, tell=tell)
+    raw = {**found.raw, "name": f"{found.predictor.machine.base.name}-identified"}
+    return found, yaml.safe_dump(raw, sort_keys=False, width=120).encode()
 
 
-def _dumped(raw: Any) -> bytes:
-    return yaml.safe_dump(raw, sort_keys=False, width=120).encode()
+def _of_llama_cpp(llama: LlamaCpp, engine: Engine, *, quick: bool) -> Recommendation:
+    setting, best = llama.setting, llama.best
+    quants = llama.quants()
+    if best is None:
+        return Recommendation(setting, engine, None, "", llama.misfit(setting.context), quants=quants)
+    one = candidate_of(best, setting)
+    command = next(each for each in commands(one, setting) if each.engine == engine.name)
+    begin = llama.points([(best.place, setting.asked.prompt)])[0].decode
+    return Recommendation(
+        setting, engine, command, describe(one, setting), point=best, decode=best.decode, begin=begin,
+        prompt=llama.prompt(best.place), limits=llama.limits(best.place, best.context), points=llama.table(),
+        gains=list(llama.gains(prompts=not quick)), quants=quants, ubatches=llama.by_ubatch(),
+    )  # fmt: skip
+
+
+def candidate_of(point: Point, setting: Setting) -> Candidate:
+    """Describe a setting of llama.cpp as the placement of a comparison."""
+    place, model = point.place, setting.model
+    first = len(model.blocks) + 1 - place.number if place.whole else place.number
+    on_gpu = model.n_experts * sum(block >= first for block in model.positions)
+    family = "whole-layers" if place.whole else "expert-layers"
+    return Candidate(family, place.number, place.policy, on_gpu, point.gpu_bytes, point.host_bytes)
+
+
+def _of_another(setting: Setting, engine: Engine, jobs: int | None, progress: bool) -> Recommendation:
+    """Search the placements that another engine's flags express."""
+    try:
+        found = compare(setting, only=engine.expresses, jobs=jobs, progress=progress)
+    except CapacityError as error:
+        return Recommendation(setting, engine, None, "", str(error).removeprefix(f"{PLACE}: "))
+    best = found.best
+    low, high = best.low, best.high
+    prompt = setting.asked.batch * setting.asked.prompt / best.ttft_s
+    slow, fast = shipped().factors(found.found.machines[best.candidate], found.shares(best), prompt=True)
+    command = next((each for each in commands(best.candidate, setting) if each.engine == engine.name), None)
+    return Recommendation(
+        setting, engine, command, describe(best.candidate, setting), begin=Speed(best.speed.value, low, high),
+        prompt=Speed(prompt, prompt * slow, prompt * fast), limits=dict(found.found.limits[best.candidate].shares),
+        comparison=found,
+    )  # fmt: skip
+
+
+def _with_other(answer: Recommendation, folder: Path, jobs: int | None) -> Recommendation:
+    """Add the fastest of other engines, each with most on the GPU, on the same few requests."""
+    setting = answer.setting
+    assert answer.point is not None
+    space = Space(setting, quick_routing(setting.model, setting.asked))
+    without: dict[str, str] = {}
+    able: dict[Candidate, Engine] = {}
+    shipped_ones, misfits = space.shipped()
+    for engine in engines():
+        if engine.name == answer.engine.name or engine.unknown:
+            continue
+        mine = [one for one in shipped_ones if one.family in engine.expresses]
+        whys = [misfits[name] for name in engine.expresses if name in misfits]
+        for family in (one for one in space.families if one.name in engine.expresses and not one.like):
+            numbers = space.feasible(family)
+            placed = space.candidate(family, numbers[-1]) if numbers else None
+            mine += [placed] if isinstance(placed, Candidate) else []
+            whys += [] if numbers else [space.misfit(family)]
+        able |= dict.fromkeys(mine, engine)
+        if not mine:
+            without[engine.name] = next(iter(whys), engine.cannot)
+    own = candidate_of(answer.point, setting)
+    seen = glance(space, [own, *able], folder, jobs)
+    mine_now = next((speed(one.row) for one in seen if one.candidate is own), None)
+    found = max((one for one in seen if one.candidate is not own), key=lambda one: speed(one.row), default=None)
+    if found is None or mine_now is None:
+        return replace(answer, others_without=without)
+    engine, value = able[found.candidate], speed(found.row)
+    low, high = shipped().factors(found.hardware, time_shares(found.row, found.hardware))
+    command = next(one for one in commands(found.candidate, setting) if one.engine == engine.name)
+    other = Other(engine, found.candidate, Speed(value, value * low, value * high), value / mine_now, command)
+    return replace(answer, other=other, others_without=without)

@@ -24,8 +24,6 @@ from moesim.hardware import HardwareProfile
 from moesim.metrics.outcome import Outcome
 from moesim.policies.registry import make_policy
 from moesim.studies.advice.candidates import (
-    LOSSY,
-    STAND_INS,
     Candidate,
     Family,
     Space,
@@ -57,9 +55,7 @@ REFINED: Final = 2
 SCREEN_TOKENS: Final = 32
 """Most tokens that fixed placements decode while the grid is searched; caches, which begin empty, decode all."""
 FINALISTS: Final = 4
-"""Runnable placements that all requests are simulated for."""
-PAPER_FINALISTS: Final = 2
-"""Policies of papers that all requests are simulated for."""
+"""Placements that all requests are simulated for."""
 CROSS_GROUPS: Final = 2
 """Groups of requests on which the finalists are compared with other routing of the same model."""
 
@@ -81,10 +77,11 @@ class Found:
     limits: dict[Candidate, Limits] = field(default_factory=dict)  # what limits each finalist, on the last group of requests
     machines: dict[Candidate, HardwareProfile] = field(default_factory=dict)  # of each finalist: with its engine's costs
 
-    def ranked(self, runnable: bool) -> list[Candidate]:
+    def ranked(self) -> list[Candidate]:
         """Sort finalists, fastest first over all requests; of equals the sooner first token."""
-        chosen = [one for one in self.final if one.runnable == runnable]
-        return sorted(chosen, key=lambda one: (-_mean_speed(self.final[one]), _ttft(self.final[one]), one.gpu_bytes, one.family))
+        return sorted(
+            self.final, key=lambda one: (-_mean_speed(self.final[one]), _ttft(self.final[one]), one.gpu_bytes, one.family)
+        )
 
 
 def speed(row: Row) -> float:
@@ -101,6 +98,36 @@ def _mean_speed(rows: Sequence[Row]) -> float:
 
 def _ttft(rows: Sequence[Row]) -> float:
     return sum(float(str(row["ttft_mean_ns"])) for row in rows)
+
+
+@dataclass(frozen=True)
+class Glance:
+    """A candidate on one group of requests."""
+
+    candidate: Candidate
+    row: Row
+    hardware: HardwareProfile  # with its engine's costs
+
+
+def glance(space: Space, candidates: Sequence[Candidate], folder: Path, jobs: int | None = None) -> list[Glance]:
+    """Simulate candidates on the first group of requests, once each; those that fail are left out."""
+    paths = space.routing.write(folder, slice(1))
+    known = {written_key(str(path)): space.routing.groups[0] for path in paths}
+    runs: list[tuple[Candidate, Experiment, RunSpec]] = []
+    for budget in dict.fromkeys(one.budget for one in candidates):
+        some = [one for one in candidates if one.budget == budget]
+        raw = experiment_of(space.setting, [str(path) for path in paths], some, space.setting.asked.decode)
+        experiment = Experiment(parse_config(raw, PLACE), PLACE, known=known)
+        runs += [(one, experiment, spec) for one, spec in zip(some, experiment.specs, strict=True)]
+    if not runs:
+        return []
+    with Workers(jobs or 1) as workers:
+        found = run_experiment(Experiment.joined([run[1:] for run in runs]), workers=workers, may_fail=True)
+    return [
+        Glance(one, outcome.row, spec.hardware)
+        for (one, _, spec), outcome in zip(runs, found.outcomes, strict=True)
+        if outcome.failure is None
+    ]
 
 
 class Search:
@@ -120,12 +147,11 @@ class Search:
         every = self.space.families
         families, adding = {one.name: one for one in every if not one.like}, [one for one in every if one.like]
         fit = {name: numbers for name, family in families.items() if (numbers := self.space.feasible(family))}
-        papers, self.found.no_fit = self.space.papers()
         shipped, not_shipped = self.space.shipped()
-        self.found.no_fit |= not_shipped | {
+        self.found.no_fit = not_shipped | {
             name: self.space.misfit(family) for name, family in families.items() if name not in fit
         }
-        if not fit and not papers and not shipped:
+        if not fit and not shipped:
             # Families ask for no more than caches do; the one with all experts on the host asks least of the GPU.
             why = [
                 self.found.no_fit[name] for name in ("expert-layers", "all-gpu", *self.found.no_fit) if name in self.found.no_fit
@@ -133,10 +159,9 @@ class Search:
             raise CapacityError(f"{PLACE}: {_nothing_fits(self.space.setting, why[0])}")
         tried = {name: numbers[-1:] if families[name].fullest else coarse(numbers) for name, numbers in fit.items()}
         first = [*(self._one(families[name], n) for name, numbers in tried.items() for n in numbers), *shipped]
-        finalists = FINALISTS + PAPER_FINALISTS
-        n_crossed = (1 + len(self._others)) * CROSS_GROUPS * finalists if self._others else 0
+        n_crossed = (1 + len(self._others)) * CROSS_GROUPS * FINALISTS if self._others else 0
         # Halving the gaps takes some four rounds of two; a guess is enough for a bar.
-        total = len(first) + len(papers) + 8 * REFINED + finalists * len(self.space.routing.groups) + n_crossed
+        total = len(first) + 8 * REFINED + FINALISTS * len(self.space.routing.groups) + n_crossed
         with (
             tempfile.TemporaryDirectory(prefix="moesim.") as name, Progress(total, enabled=self._enabled, lines=True) as bar,
             self._workers,
@@ -144,7 +169,7 @@ class Search:
             self._bar, folder = bar, Path(name)
             self._write(folder, slice(1))
             bar.describe("coarse grid")
-            self._screen([*first, *papers])
+            self._screen(first)
             bar.describe("refinement")
             self._refine([families[name] for name in fit if not families[name].fullest], fit)
             self._add(adding)
@@ -203,15 +228,8 @@ class Search:
         }
 
     def _finish(self) -> None:
-        chosen: list[Candidate] = []
-        for runnable in (True, False):
-            ranked = sorted(
-                (one for one in self.found.screened if one.runnable == runnable),
-                key=lambda one: (-speed(self.found.screened[one]), one.gpu_bytes, one.family),
-            )
-            # A placement that is faster without liberties must not be crowded out by some that take them.
-            exact = [one for one in ranked if one.family not in LOSSY]
-            chosen += varied(exact, FINALISTS if runnable else PAPER_FINALISTS) + [one for one in ranked if one.family in LOSSY]
+        ranked = sorted(self.found.screened, key=lambda one: (-speed(self.found.screened[one]), one.gpu_bytes, one.family))
+        chosen = varied(ranked, FINALISTS)
         known = {one: [self.found.screened[one]] for one in chosen if self._few(one) == self._all(one)}
         first = known | self._simulate([one for one in chosen if one not in known], self._traces[:1], self._all)
         rest = self._simulate([one for one in chosen if one in first], self._traces[1:], self._all, begun=1)
@@ -228,9 +246,8 @@ class Search:
         prompt = min(self.space.setting.asked.prompt, *(shortest_prompt(trace) for trace in every))
         decode = min(self.space.setting.asked.decode, SCREEN_TOKENS)  # no question of what is faster
         chosen = [
-            one for one in self.found.final
-            if all(routing.has(make_policy(one.policy).needs - _learned(one)) is None for routing in self._others)
-        ]  # fmt: skip
+            one for one in self.found.final if all(routing.has(make_policy(one.policy).needs) is None for routing in self._others)
+        ]
         n = min(len(self._traces), *map(len, groups))
         both = self._simulate(chosen, [*self._traces[:n], *traces], lambda one: decode, prompt)
         for one, rows in both.items():
@@ -293,14 +310,7 @@ class Search:
         raw = experiment_of(self.space.setting, [str(path) for path in traces], candidates, decode)
         if prompt is not None:
             raw["workload"]["prompt_tokens"] = prompt
-        lacking = {name: other for name, other in STAND_INS.items() if self.space.routing.has(frozenset({f"signal:{name}"}))}
-        if any(one.note for one in candidates) and lacking:
-            raw["predictors"] = lacking
         return raw
-
-
-def _learned(candidate: Candidate) -> frozenset[str]:
-    return frozenset({"signal:learned"}) if candidate.note else frozenset()
 
 
 def _nothing_fits(setting: Setting, why: str) -> str:

@@ -1,54 +1,32 @@
-"""An advice as text for people, as plain values for programs, and as a folder."""
+"""A comparison of engines as text for people, and as plain values for programs."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from pathlib import Path
 from typing import Any, Final
 
-import yaml
-
-from moesim import __version__
-from moesim.core.files import OutputFolder
-from moesim.core.table import Format, render, render_records
+from moesim.core.table import Format, render
 from moesim.core.units import digits
 from moesim.experiment.report import split_notes
-from moesim.experiment.store import SUMMARY
-from moesim.metrics.fidelity import fresh_cell
-from moesim.metrics.naming import NOT_VARIED, model_label
-from moesim.policies.registry import describe_policy
-from moesim.studies.advice.candidates import PREFILL, STAND_INS, Candidate, experiment_of, gib
+from moesim.metrics.naming import NOT_VARIED
+from moesim.studies.advice.candidates import PREFILL, Candidate, gib
+from moesim.studies.advice.comparison import SAME_LEVEL, Comparison, Judged
 from moesim.studies.advice.engines import commands, describe, engines
-from moesim.studies.advice.observed import IDENTIFIED, OBSERVED
-from moesim.studies.advice.question import model_yaml
-from moesim.studies.advice.recommend import SAME_LEVEL, Advice, Judged
 from moesim.studies.advice.search import SCREEN_TOKENS, speed
-from moesim.studies.identify.model_error import LEVEL, shipped_rows
+from moesim.studies.identify.model_error import LEVEL
 
 
-def document(advice: Advice) -> dict[str, Any]:
-    """Return an advice as plain values, complete."""
-    setting, found, limits = advice.setting, advice.found, advice.found.limits[advice.best.candidate]
+def comparison_document(found: Comparison) -> dict[str, Any]:
+    """Return a comparison as plain values, complete."""
+    searched, limits = found.found, found.found.limits[found.best.candidate]
     return {
-        "moesim": __version__,
-        "asked": asdict(setting.asked),
-        "model": {"name": model_label(setting.model), "source": setting.model.source, "bytes": model_bytes(advice)},
-        "hardware": {
-            "name": setting.hardware.name, "labels": list(setting.hardware.labels), "gpu": setting.gpu, "host": setting.host,
-            "vram_bytes": setting.vram_bytes, "ram_bytes": setting.ram_bytes,
-        },
-        "context": setting.context,
         "routing": {
-            "name": advice.routing.label, "origin": advice.routing.origin, "groups": len(advice.routing.groups),
-            "why": advice.routing.why, "others": [one.label for one in advice.others],
+            "name": found.routing.label, "origin": found.routing.origin, "groups": len(found.routing.groups),
+            "why": found.routing.why, "others": [one.label for one in found.others],
         },
-        "level": LEVEL,
-        "model_error": shipped_rows(),
-        "best": flat(advice, advice.best),
-        "runnable": [flat(advice, one) for one in advice.runnable],
-        "papers": [flat(advice, one) for one in advice.papers],
+        "best": flat(found, found.best),
+        "placements": [flat(found, one) for one in found.judged],
         "limit": {"largest": limits.limit, "shares": dict(limits.shares)},
         "curve": [
             {
@@ -56,7 +34,7 @@ def document(advice: Advice) -> dict[str, Any]:
                 "decode_tokens_per_s": speed(row), "decode_tokens": row["decode_tokens"],
                 "ttft_s": float(row["ttft_mean_ns"]) / 1e9,
             }
-            for one, row in found.screened.items()
+            for one, row in searched.screened.items()
         ],
         "engines": [
             {
@@ -65,44 +43,37 @@ def document(advice: Advice) -> dict[str, Any]:
             }
             for one in engines()
         ],
-        "left_out": found.no_fit,
-        "failed": found.failed,
-        "n_simulations": found.n_simulations,
-        "warnings": advice.warnings,
-        **({} if advice.observed is None else advice.observed.values()),
+        "left_out": searched.no_fit,
+        "failed": searched.failed,
+        "n_simulations": searched.n_simulations,
+        "warnings": found.warnings,
     }  # fmt: skip
 
 
-def model_bytes(advice: Advice) -> int:
-    """Count the bytes of all weights."""
-    model = advice.setting.model
-    return model.experts_bytes_total + model.non_expert_bytes
-
-
-def flat(advice: Advice, one: Judged) -> dict[str, Any]:
+def flat(advice: Comparison, one: Judged) -> dict[str, Any]:
     """Return a finalist as one line of a table."""
     candidate = one.candidate
     return {
-        "placement": candidate.title, "runnable": candidate.runnable, "what": describe(candidate, advice.setting),
+        "placement": candidate.title, "what": describe(candidate, advice.setting),
         "policy": json.dumps(dict(candidate.policy), sort_keys=True), "gpu_experts": candidate.gpu_experts,
         "gpu_bytes": candidate.gpu_bytes, "host_bytes": candidate.host_bytes,
         "decode_tokens_per_s": one.speed.value, "low": one.low, "high": one.high, "costs": list(one.costs),
         "requests_factor": one.speed.factor,
         "groups": one.speed.n, "ratio_to_best": one.ratio, "indistinguishable": one.same, "ttft_s": one.ttft_s,
-        "fidelity_fresh_decode": one.fresh, "gpu_share": one.gpu_share,
+        "gpu_share": one.gpu_share,
         "other_routing_ratio": one.crossed, "label": one.label,
-        "notes": "; ".join(part for part in (candidate.note, one.notes) if part), "commands": [str(c) for c in one.commands],
+        "notes": one.notes, "commands": [str(c) for c in one.commands],
         "conditions": [c.condition for c in one.commands],
     }  # fmt: skip
 
 
-def rows_of(advice: Advice) -> list[Mapping[str, Any]]:
+def rows_of(advice: Comparison) -> list[Mapping[str, Any]]:
     """List the rows of all finalists' runs, for a result folder."""
     runs: Sequence[Mapping[str, Any]] = [row for rows in advice.found.final.values() for row in rows]
     return [{**row, "run": number} for number, row in enumerate(runs)]
 
 
-def sooner(advice: Advice, shown: Candidate) -> list[tuple[Candidate, str]]:
+def sooner(advice: Comparison, shown: Candidate) -> list[tuple[Candidate, str]]:
     """Return the placement with prompts on the GPU, if its first token is sooner."""
     screened = advice.found.screened
     told = []
@@ -121,56 +92,24 @@ _BAR: Final = 40  # characters of the longest bar
 _HEADINGS: Final = ("placement", "experts on GPU", "GPU", "RAM", "first token s", "tok/s", "interval", "x best")
 
 
-def output(advice: Advice, form: Format) -> str:
-    """Write an advice; for people with what was observed of one engine in front."""
-    found = _output(advice, form)
-    # The folder in which an identified machine was while it was simulated is gone when this is read.
-    return found if advice.observed is None else found.replace(advice.setting.hardware.path, IDENTIFIED)
-
-
-def _output(advice: Advice, form: Format) -> str:
-    if form is Format.JSON:
-        return json.dumps(document(advice), indent=2) + "\n"
-    if form in (Format.TABLE, Format.MD):
-        return text(advice, form)
-    rows = [flat(advice, one) for one in (*advice.runnable, *advice.papers)]
-    if form is Format.CSV:
-        rows = [row | {key: " | ".join(row[key]) for key in ("commands", "conditions")} for row in rows]
-    return render_records(rows, form)
-
-
-def text(advice: Advice, form: Format, *, pictured: bool = False) -> str:
-    """Write an advice as plain text, or as Markdown with its picture."""
+def comparison_text(advice: Comparison, form: Format) -> str:
+    """Write a comparison as plain text, or as Markdown."""
     mark = "## " if form is Format.MD else ""
-    observed = "" if advice.observed is None else advice.observed.text(form, pictured=pictured)
     sections = [
-        ("", _question(advice, form)),
-        ("", observed),
-        ("Placements for any engine", _ANY_ENGINE) if observed else ("", ""),
-        ("You can run this now", _runnable(advice, form)),
+        ("All engines", _question(advice, form)),
+        ("Placements", _placements(advice, form)),
         ("What to type", _typed(advice, form)),
         ("Speed against experts on the GPU", _fenced(plot(advice), form)),
-        ("No released engine does this", _papers(advice, form)),
         ("How sure", _sure(advice)),
     ]
-    return "\n".join(f"{mark}{name}\n\n{body}" if name else body for name, body in sections if body)
+    return "\n".join(f"{mark}{name}\n\n{body}" for name, body in sections if body)
 
 
-_ANY_ENGINE: Final = (
-    f"Speeds from here on are of {OBSERVED}'s kernels, which the observed speeds identified, also where only another engine can\n"
-    "place experts so. That engine's kernels may be faster or slower.\n"
-)
-
-
-def _question(advice: Advice, form: Format) -> str:
+def _question(advice: Comparison, form: Format) -> str:
     setting, asked, routing = advice.setting, advice.setting.asked, advice.routing
     room = gib(setting.model.all_kv_bytes(setting.kv_tokens, setting.asked.batch))
-    host = f"{gib(setting.ram_bytes)} of RAM" if setting.host_computes else f"experts on {setting.host}"
     lines = [
-        f"{model_label(setting.model)}, {gib(model_bytes(advice))}, on {setting.hardware.name} with {gib(setting.vram_bytes)} "
-        f"on {setting.gpu} and {host}",
-        f"batch {asked.batch}, prompt {asked.prompt}, decode {asked.decode}; KV cache and flags for {setting.kv_tokens} tokens "
-        f"({room}; --context takes more)",
+        f"batch {asked.batch}, prompt {asked.prompt}, decode {asked.decode}; room for {setting.kv_tokens} tokens ({room})",
         f"routing: {routing.label}, {len(routing.groups)} x {asked.batch} requests"
         + (f" ({routing.why})" if routing.why else ""),
         f"{advice.found.n_simulations} simulations",
@@ -180,9 +119,7 @@ def _question(advice: Advice, form: Format) -> str:
     return "".join(f"{_bullet(form)}{line}\n" for line in lines)
 
 
-def _runnable(advice: Advice, form: Format) -> str:
-    if not advice.runnable:
-        return "nothing fits: " + "; ".join(f"{name}: {why}" for name, why in advice.found.no_fit.items()) + "\n"
+def _placements(advice: Comparison, form: Format) -> str:
     best = advice.best
     lines = [
         f"Best: {describe(best.candidate, advice.setting)}. Simulated: {digits(best.speed.value)} tokens/s while decoding. "
@@ -195,13 +132,12 @@ def _runnable(advice: Advice, form: Format) -> str:
     limits = advice.found.limits[best.candidate]
     lines.append(f"Its time goes to: {limits.text(least=0.02, most=6)}.")
     lines.append("Ranked by the speed of decoding alone: the time to the first token may be many times as long as another's.")
-    if same := [one.candidate.title for one in advice.runnable if one.same]:
+    if same := [one.candidate.title for one in advice.judged if one.same]:
         lines.append(f"Not to be told from it (~) by these requests: {', '.join(same)}.")
-    table = render(_HEADINGS, [_cells(one, advice) for one in advice.runnable], form, _HEADINGS[1:])
+    table = render(_HEADINGS, [_cells(one, advice) for one in advice.judged], form, _HEADINGS[1:])
     whys: dict[str, list[str]] = {}
     for name, why in advice.found.no_fit.items():
-        if name in _released():
-            whys.setdefault(why, []).append(name)
+        whys.setdefault(why, []).append(name)
     left = [f"{', '.join(names)}: {why}" for why, names in whys.items()]
     slower, lost = _slower(advice), [f"left out: {'; '.join(left)}"] if left else []
     table += "\n" * (form is Format.MD) + "".join(f"{_bullet(form)}{line}\n" for line in [*slower, *lost])
@@ -213,14 +149,14 @@ def _bullet(form: Format) -> str:
     return "- " if form is Format.MD else ""
 
 
-def _slower(advice: Advice) -> list[str]:
-    finalists, asked = {one.candidate.family for one in advice.runnable}, advice.setting.asked.decode
+def _slower(advice: Comparison) -> list[str]:
+    finalists, asked = {one.candidate.family for one in advice.judged}, advice.setting.asked.decode
     lines = []
     for caches, what in ((False, "fixed placements"), (True, "what fills the GPU by itself, caches from empty")):
         speeds = {
             one: speed(row)
             for one, row in advice.found.screened.items()
-            if one.runnable and one.family not in finalists and (one.budget is not None) == caches
+            if one.family not in finalists and (one.budget is not None) == caches
         }
         order = sorted(speeds, key=lambda one: (-speeds[one], one.title))
         best = {one.family: f"{one.title}: {digits(speeds[one])}" for one in reversed(order)}
@@ -230,11 +166,7 @@ def _slower(advice: Advice) -> list[str]:
     return lines
 
 
-def _released() -> set[str]:
-    return {family for one in engines() for family in one.expresses}
-
-
-def _cells(one: Judged, advice: Advice) -> list[str]:
+def _cells(one: Judged, advice: Comparison) -> list[str]:
     candidate, model = one.candidate, advice.setting.model
     share = candidate.gpu_experts / (model.n_layers * model.n_experts)
     begins_empty = candidate.slots and not candidate.gpu_experts
@@ -246,11 +178,11 @@ def _cells(one: Judged, advice: Advice) -> list[str]:
     ]  # fmt: skip
 
 
-def _typed(advice: Advice, form: Format) -> str:
+def _typed(advice: Comparison, form: Format) -> str:
     lines: list[str] = []
     setting = advice.setting
     for engine in engines():
-        mine = [one for one in advice.runnable if one.candidate.family in engine.expresses]
+        mine = [one for one in advice.judged if one.candidate.family in engine.expresses]
         head = f"{engine.name} ({engine.checked})"
         if mine:
             one, reached = mine[0].candidate, f"{digits(mine[0].speed.value)} tokens/s, x{mine[0].ratio:.2f} of that"
@@ -279,10 +211,10 @@ def _typed(advice: Advice, form: Format) -> str:
     return separator.join(lines) + "\n"
 
 
-def plot(advice: Advice) -> str:
+def plot(advice: Comparison) -> str:
     """Draw speed against experts on the GPU, of the best family and whole layers, in characters."""
     best = advice.best.candidate
-    shown = dict.fromkeys([best.family, best.kind, "expert-layers"]) if advice.runnable else {}
+    shown = dict.fromkeys([best.family, best.kind, "expert-layers"])
     screened = advice.found.screened
     chosen = [one for one in screened if one.family in shown and one.number is not None]
     if not chosen:
@@ -304,32 +236,7 @@ def _bar(one: Candidate, value: float, top: float, best: bool) -> str:
     return f"{one.gpu_experts:7d} {bar} {digits(value)}" + (" <" if best else "")
 
 
-def _papers(advice: Advice, form: Format) -> str:
-    names = [name for name in advice.found.no_fit if name not in _released()]
-    left = "".join(f"left out: {name}: {advice.found.no_fit[name]}\n" for name in names)
-    left += "".join(f"{name} failed: {why}\n" for name, why in advice.found.failed.items())
-    if not advice.papers:
-        return left
-    lossy = any(one.fresh is not None for one in advice.papers)
-    headings = (*_HEADINGS, *(("fresh %",) if lossy else ()), "whose")
-    rows = []
-    for one in advice.papers:
-        fresh = [] if not lossy else ["100" if one.fresh is None else fresh_cell(one.fresh)]
-        whose = describe_policy(one.candidate.family).paper or "a baseline, no system"
-        rows.append([*_cells(one, advice), *fresh, "; ".join(part for part in (whose, one.candidate.note) if part)])
-    table = render(headings, rows, form, headings[1:-1])
-    if lossy:
-        table += "\n* not exact: this share of the gate weight is served as routed; never read its speed without it\n"
-    others = [
-        f"{one.title} {digits(speed(row))}"
-        for one, row in advice.found.screened.items()
-        if not one.runnable and one not in advice.found.final
-    ]
-    slower = f"slower on the first request, tokens/s: {', '.join(others)}\n" if others else ""
-    return table + ("\n" if slower or left else "") + slower + left
-
-
-def _sure(advice: Advice) -> str:
+def _sure(advice: Comparison) -> str:
     best = advice.best
     low, high = best.costs
     lines = [
@@ -363,28 +270,3 @@ def _ranges(note: str) -> str:
 
 def _fenced(body: str, form: Format) -> str:
     return f"```\n{body}```\n" if form is Format.MD and body else body
-
-
-def write_folder(advice: Advice, out: Path) -> None:
-    """Write an advice; an earlier result in the folder is replaced at the end."""
-    rows = rows_of(advice)
-    raw = experiment_of(advice.setting, advice.routing.written, [advice.best.candidate], advice.setting.asked.decode)
-    raw.pop("timeline")
-    raw["workload"]["n_batches"] = len(advice.routing.groups)
-    if advice.best.candidate.note:
-        raw["predictors"] = dict(STAND_INS)
-    files = {} if advice.observed is None else advice.observed.files()
-    if advice.observed is not None:
-        raw["hardware"] = {**raw["hardware"], "base": str(out / IDENTIFIED)}
-    if advice.setting.asked.gguf is not None:
-        files["model.yaml"] = model_yaml(advice.setting.model).encode()
-        raw["model"] = str(out / "model.yaml")
-    files["best.yaml"] = yaml.safe_dump({"name": "best", **raw}, sort_keys=False).encode()
-    files["recommendation.json"] = (json.dumps(document(advice), indent=2) + "\n").encode()
-    files["recommendation.md"] = text(advice, Format.MD, pictured=True).encode()
-    files["runs.csv"] = render_records(rows, Format.CSV).encode()
-    files[SUMMARY] = (json.dumps({"moesim": __version__, "runs": rows}, indent=2) + "\n").encode()
-    if advice.observed is not None:
-        path = advice.setting.hardware.path.encode()  # where the machine was while it was simulated is of no use to a reader
-        files = {name: content.replace(path, IDENTIFIED.encode()) for name, content in files.items()}
-    OutputFolder(out, "recommend").replace(files, last=SUMMARY)

@@ -65,7 +65,9 @@ def _dynamic(case: Case, raw: Mapping[str, Any], place: str) -> float:
     decode = 1 if prefill else min(one.decode, 2 * STEPS)
     with tempfile.TemporaryDirectory(prefix="moesim.") as folder:
         free = bool(getattr(make_policy(case.setting.policy), "routing_free", False))
-        trace = routing(shape_of(case.model), one.batch, prompt, decode, signals=not free).write(Path(folder) / "routing.safetensors")
+        trace = routing(shape_of(case.model), one.batch, prompt, decode, signals=not free).write(
+            Path(folder) / "routing.safetensors"
+        )
         machine = Path(folder) / "machine.yaml"
         contents = {key: value for key, value in roomy(raw, build_profile(raw, place), place).items() if key != "anchors"}
         write_bytes(machine, yaml.safe_dump(contents, sort_keys=False).encode())

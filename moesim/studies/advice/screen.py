@@ -1,0 +1,405 @@
+"""An answer on one screen: at most 40 lines of 80 columns; more of it, and plain values for programs."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+import textwrap
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from moesim import __version__
+from moesim.core.files import OutputFolder
+from moesim.core.table import Format, render, render_records
+from moesim.core.units import digits
+from moesim.metrics.naming import model_label
+from moesim.studies.advice.candidates import gib
+from moesim.studies.advice.llama_cpp import UBATCHES, Gain, Place, Point, Quant, Speed, file_bytes
+from moesim.studies.advice.question import PREFILL_CHUNK, model_yaml
+from moesim.studies.advice.recommend import IDENTIFIED, Recommendation
+from moesim.studies.advice.show import comparison_document, comparison_text
+from moesim.studies.identify.model_error import LEVEL, shipped_rows
+from moesim.studies.identify.report import remarks
+
+WIDTH: Final = 79
+LINES: Final = 40
+NOTHING: Final = 1.03
+"""A change that gives less than this factor does nothing."""
+COVERAGE: Final = (29, 11, 0.97)
+"""Recommended settings of public sweeps, their machines, and the share whose measured speed was in its interval of 90 %, each
+with its machine left out: docs/background/public_coverage.csv."""
+
+
+ANSWER: Final = "recommendation.json"
+
+
+def output(answer: Recommendation, form: Format, *, long: bool = False) -> str:
+    """Write an answer in a format; `long` with all that is known."""
+    if form is Format.JSON:
+        return json.dumps(document(answer), indent=2) + "\n"
+    if form in (Format.TABLE, Format.MD):
+        return text(answer, form, long=long)
+    return render_records(rows_of(answer), form)
+
+
+def text(answer: Recommendation, form: Format = Format.TABLE, *, long: bool = False, pictured: bool = False) -> str:
+    """Write an answer for people."""
+    sections = [
+        _head(answer), *([_nothing_fits(answer)] if answer.command is None else [_command(answer), _speeds(answer)]),
+        _table(answer), _gains(answer), _quants(answer), _other(answer), _sure(answer),
+    ]  # fmt: skip
+    if long:
+        sections += [_long(answer)]
+    found = "\n".join(part for part in sections if part)
+    if form is Format.MD:
+        found = f"```text\n{found}```\n" + ("\n![speed over --n-cpu-moe by context](curve.png)\n" if pictured else "")
+    if answer.comparison is not None:
+        found += "\n" + comparison_text(answer.comparison, form)
+    return found
+
+
+def _wrapped(line: str, indent: str = "") -> str:
+    return textwrap.fill(line, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False) + "\n"
+
+
+def _head(answer: Recommendation) -> str:
+    setting = answer.setting
+    name = f"{setting.model.name} {setting.quant}" if setting.quant else model_label(setting.model)
+    room = f"{gib(setting.ram_bytes)} RAM" if setting.host_computes else f"experts on {setting.host}"
+    if setting.has_gpu and not setting.one_memory:
+        n = len(setting.gpus)
+        room = f"{f'{n} x ' if n > 1 else ''}{gib(setting.vram_bytes)} GPU, {room}"
+    return _wrapped(f"{name}, {gib(file_bytes(setting.model))}, on {setting.hardware.name} ({room}), {answer.engine.name}", "  ")
+
+
+def _command(answer: Recommendation) -> str:
+    assert answer.command is not None
+    words = [shlex.join([word]) for word in answer.command.words]
+    lines, line = [], ""
+    for word in words:
+        if line and len(line) + len(word) > WIDTH - 6:
+            lines.append(line)
+            line = ""
+        line += (" " if line else "") + word
+    joined = " \\\n      ".join([*lines, line])
+    first = f"  {joined}\n"
+    if answer.command.condition:
+        first += _wrapped(f"  if {answer.command.condition}", "  ")
+    return first
+
+
+def _nothing_fits(answer: Recommendation) -> str:
+    context = answer.setting.context
+    fits = [one for one in answer.quants if one.point is not None]
+    lines = _wrapped(f"It does not fit with {context:,} tokens: {answer.misfit}.", "  ")
+    if fits:
+        lines += _wrapped(f"{fits[0].name} would ({gib(fits[0].n_bytes)}): --bits {fits[0].name}", "  ")
+    else:
+        lines += _wrapped("More RAM, fewer bits (--bits) or a smaller model would.", "  ")
+    return lines
+
+
+def _range(speed: Speed, n: int = 3) -> str:
+    return f"{digits(speed.value, n)} ({digits(speed.low, n)} to {digits(speed.high, n)})"
+
+
+def _speeds(answer: Recommendation) -> str:
+    setting, asked = answer.setting, answer.setting.asked
+    lines = []
+    if answer.point is not None and answer.point.place == Place(False, setting.model.positions[0]):
+        lines.append("all of it on the GPU: do not offload")
+    else:
+        lines.append(answer.what)
+    batch = f" of {asked.batch} requests" if asked.batch > 1 else ""
+    if answer.decode is not None:
+        lines.append(f"decode      {_range(answer.decode)} tokens/s{batch}, {setting.context:,} tokens in context")
+    if answer.begin is not None:
+        lines.append(f"            {_range(answer.begin)} tokens/s{batch} after a prompt of {asked.prompt:,}")
+    first = answer.first_token_s
+    if answer.prompt is not None and first is not None:
+        lines.append(f"prompt      {_range(answer.prompt)} tokens/s; first token {_range(first, 2)} s")
+    shares = [f"{name} {100 * share:.0f} %" for name, share in answer.limits.items() if share >= 0.05]
+    lines.append(f"limited by  {', '.join(shares)}")
+    return "".join(_wrapped(line, "            ") for line in lines)
+
+
+def _table(answer: Recommendation) -> str:
+    points = answer.points
+    if len(points) < 2:
+        return ""
+    contexts = list(dict.fromkeys(one.context for one in points))
+    at = {(one.place.number, one.context): one for one in points}
+    numbers = sorted({one.place.number for one in points})
+    whole = points[0].place.whole
+    head = [f"{'-ngl' if whole else '--n-cpu-moe'}", *(f"{context:,} tokens" for context in contexts)]
+    rows = [[str(n), *(_cell(at.get((n, context))) for context in contexts)] for n in numbers]
+    table = [line.rstrip() for line in render(head, rows, Format.TABLE, head).splitlines()]
+    return "\n".join(["tokens/s, context full; -: beyond memory, loading fails or is 2 to 5x slower", *table]) + "\n"
+
+
+def _cell(one: Point | None) -> str:
+    return "-" if one is None or one.misfit else _range(one.decode, 2)
+
+
+def _percent(factor: float) -> str:
+    return f"{100 * (factor - 1):+.0f} %"
+
+
+def _gains(answer: Recommendation) -> str:
+    some = [one for one in answer.gains if max(one.decode, one.prompt or 1.0) >= NOTHING]
+    none = [one.change for one in answer.gains if one not in some]
+    if not answer.gains:
+        return ""
+    wide = max((len(one.change) for one in some), default=0)
+    lines = [f"  {one.change:<{wide}}  decode {_percent(one.decode):>6}{_of_prompt(one)}{_moved(one)}" for one in some]
+    lines += [f"  no gain: {'; '.join(none)}"] if none else []
+    return "".join(_wrapped(line, "    ") for line in ["would help" if some else "would not help", *lines])
+
+
+def _of_prompt(one: Gain) -> str:
+    return "" if one.prompt is None else f"  prompt {_percent(one.prompt):>6}"
+
+
+def _moved(one: Gain) -> str:
+    return "" if one.place is None else f"  {one.place.title}"
+
+
+def _quants(answer: Recommendation) -> str:
+    if len(answer.quants) < 2:
+        return ""
+    wide = max(len(one.name) for one in answer.quants)
+    lines = [f"  {one.name:<{wide}}  {gib(one.n_bytes):>8}  {_best_of(one)}" for one in answer.quants]
+    return "".join(_wrapped(line, "    ") for line in ["by quantisation", *lines])
+
+
+def _best_of(one: Quant) -> str:
+    if one.point is None:
+        return f"does not fit: {one.misfit.partition(':')[0]}"
+    return f"{_range(one.point.decode)} tokens/s, {one.point.place.title}"
+
+
+def _other(answer: Recommendation) -> str:
+    if answer.other is None:
+        return ""
+    other = answer.other
+    needs = f"; if {other.command.condition}" if other.command.condition else ""
+    if other.ratio < NOTHING:
+        gain = f"best other engine: {other.engine.name} ({other.candidate.title}), not faster (x{other.ratio:.2f})"
+        return _wrapped(gain, "  ")
+    words = (
+        f"best other engine: {other.engine.name} ({other.candidate.title}), x{other.ratio:.2f}, {_range(other.decode)} tokens/s"
+    )
+    return _wrapped(f"{words}{needs}; --all-engines compares", "  ")
+
+
+def _sure(answer: Recommendation) -> str:
+    n, machines, share = COVERAGE
+    lines = [
+        f"how sure: intervals of {100 * LEVEL:.0f} %; of {n} recommended settings on {machines} machines that had no part "
+        f"in them {100 * share:.0f} % were measured inside. Rests on {rates(answer)}."
+    ]
+    if answer.point is not None and answer.setting.has_gpu:
+        numbers = ",".join(str(n) for n in dict.fromkeys((answer.point.place.number, answer.setting.model.positions[-1] + 1)))
+        option = f"-ngl {answer.point.place.number}" if answer.point.place.whole else f"-ngl 99 -ncmoe {numbers}"
+        file = answer.setting.asked.gguf.name if answer.setting.asked.gguf else "MODEL.gguf"
+        lines.append("to be surer, run this and ask again with --calibrate speeds.md:")
+        lines.append(f"  llama-bench -m {file} {option} -p {PREFILL_CHUNK} -n 128 > speeds.md")
+    return "".join(_wrapped(line, "  ") if line.startswith("how") else f"{line}\n" for line in lines)
+
+
+_RATES: Final = {"RAM": "devices.{host}.memory_bytes_per_s", "GPU": "devices.{gpu}.memory_bytes_per_s"}
+
+
+def rates(answer: Recommendation) -> str:
+    """Name the rates that an answer rests on, with their labels."""
+    setting, found = answer.setting, []
+    for name, pattern in _RATES.items():
+        number = setting.hardware.numbers.get(pattern.format(host=setting.host, gpu=setting.gpu))
+        if number is not None and not (name == "GPU" and not setting.has_gpu):
+            ends = number.interval
+            wide = "" if ends is None else f", {digits(ends[0] / 1e9)} to {digits(ends[1] / 1e9)}"
+            found.append(f"{name} {digits(float(str(number.value)) / 1e9)} GB/s ({number.source}{wide})")
+    return ", ".join(found)
+
+
+def _long(answer: Recommendation) -> str:
+    """Write what does not fit on the screen."""
+    lines = [f"{answer.engine.name} {answer.engine.checked}, flags of {answer.engine.date}"]
+    if answer.command is not None and answer.command.remark:
+        lines.append(answer.command.remark)
+    if answer.point is not None:
+        lines.append(f"memory: {gib(answer.point.gpu_bytes)} on the fullest GPU, {gib(answer.point.host_bytes)} of RAM")
+    lines += [f"{name}: {why}" for name, why in answer.others_without.items()]
+    if answer.other is not None:
+        lines.append(f"{answer.other.engine.name}: {answer.other.command}")
+    if answer.identified is not None:
+        lines += remarks(answer.identified, [])
+    lines.append(answer.setting.hardware.description.strip())
+    found = "".join(_wrapped(f"- {' '.join(line.split())}", "  ") for line in lines if line)
+    cells = [
+        [f"{context:,}", str(ubatch), "nothing fits" if place is None else place.title]
+        for context, ubatch, place in answer.ubatches
+    ]
+    if cells:
+        found += "\n" + render(["context", "-ub", "the most on the GPU that fits"], cells, Format.TABLE, ["context", "-ub"])
+    return found
+
+
+def rows_of(answer: Recommendation) -> list[dict[str, Any]]:
+    """List settings of an answer, its own first, as rows of a table."""
+    points = ([] if answer.point is None else [answer.point]) + [one for one in answer.points if one != answer.point]
+    return [point_record(one) for one in points]
+
+
+def point_record(one: Point) -> dict[str, Any]:
+    """Return a setting as one line of a table."""
+    return {
+        "options": one.place.title, "number": one.place.number, "whole_layers": one.place.whole, "context": one.context,
+        "tokens_per_s": one.decode.value, "low": one.decode.low, "high": one.decode.high, "gpu_bytes": one.gpu_bytes,
+        "host_bytes": one.host_bytes, "fits": not one.misfit,
+    }  # fmt: skip
+
+
+def document(answer: Recommendation) -> dict[str, Any]:
+    """Return an answer as plain values, complete."""
+    setting, other = answer.setting, answer.other
+    command = answer.command
+    return {
+        "moesim": __version__,
+        "asked": asdict(setting.asked),
+        "model": {"name": setting.model.name, "quantisation": setting.quant, "bytes": file_bytes(setting.model)},
+        "hardware": {
+            "name": setting.hardware.name, "labels": list(setting.hardware.labels), "gpus": setting.gpus, "host": setting.host,
+            "vram_bytes": setting.vram_bytes, "ram_bytes": setting.ram_bytes,
+        },
+        "engine": answer.engine.name, "checked": answer.engine.checked,
+        "command": None if command is None else str(command), "condition": "" if command is None else command.condition,
+        "what": answer.what, "misfit": answer.misfit, "context": setting.context,
+        "decode_tokens_per_s": _plain(answer.decode), "decode_tokens_per_s_after_prompt": _plain(answer.begin),
+        "prompt_tokens_per_s": _plain(answer.prompt), "first_token_s": _plain(answer.first_token_s),
+        "limits": dict(answer.limits), "level": LEVEL, "model_error": shipped_rows(),
+        "settings": rows_of(answer),
+        "gains": [
+            {"change": one.change, "decode": one.decode, "prompt": one.prompt,
+             "options": None if one.place is None else one.place.title} for one in answer.gains
+        ],
+        "quantisations": [
+            {"name": one.name, "bytes": one.n_bytes, "misfit": one.misfit,
+             **({} if one.point is None else point_record(one.point))} for one in answer.quants
+        ],
+        "ubatches": [
+            {"context": context, "ubatch": ubatch, "options": None if place is None else place.title}
+            for context, ubatch, place in answer.ubatches
+        ],
+        "other": None if other is None else {
+            "engine": other.engine.name, "placement": other.candidate.title, "ratio": other.ratio,
+            "decode_tokens_per_s": _plain(other.decode), "command": str(other.command), "condition": other.command.condition,
+        },
+        "engines_without": dict(answer.others_without),
+        "identified": [] if answer.identified is None else remarks(answer.identified, []),
+        "comparison": None if answer.comparison is None else comparison_document(answer.comparison),
+    }  # fmt: skip
+
+
+def _plain(speed: Speed | None) -> Mapping[str, float] | None:
+    return None if speed is None else asdict(speed)
+
+
+def pictures(answer: Recommendation) -> dict[str, bytes]:
+    """Draw speed over ``--n-cpu-moe`` by context, with observed speeds; none without a table of it."""
+    points = [one for one in answer.points if not one.place.whole]
+    if len({one.place.number for one in points}) < 2:
+        return {}
+    import pandas as pd
+
+    from moesim.plots.identified import MEASURED, calibrated_curve  # Matplotlib takes a second to import
+    from moesim.plots.style import pictures as drawn
+
+    first = {(context, ubatch): place for context, ubatch, place in answer.ubatches}
+    rows = [
+        {
+            "n_cpu_moe": one.place.number, "context": one.context, "ubatch": ubatch, "tokens_per_s": one.decode.value,
+            "low": one.decode.low, "high": one.decode.high,
+            "fits": place is not None and not place.whole and one.place.number >= place.number,
+        }
+        for one in points
+        for ubatch, place in ((ubatch, first.get((one.context, ubatch))) for ubatch in UBATCHES)
+    ]  # fmt: skip
+    setting, measured = answer.setting, measured_records(answer)
+    corner = f"{setting.hardware.name} · {model_label(setting.model)} · batch {setting.asked.batch}"
+    frame = pd.DataFrame(measured, columns=None if measured else list(MEASURED))
+    return drawn(calibrated_curve(pd.DataFrame(rows), frame, corner), "curve")
+
+
+_SAME_BITS: Final = 0.03
+"""Experts whose bits differ by no more than this share are as fast as one another in a figure."""
+
+
+def measured_records(answer: Recommendation) -> list[dict[str, Any]]:
+    """Return observed decode speeds at the same bits and batch, at the nearest context of the table."""
+    setting = answer.setting
+    contexts = sorted({one.context for one in answer.points})
+    records = []
+    for one in () if answer.identified is None else answer.identified.predictions:
+        case, row = one.case, one.case.observation
+        same = (case.model.name, row.batch, row.kind) == (setting.model.name, setting.asked.batch, "decode")
+        apart = abs(math.log((case.model.expert_bits or 16) / (setting.model.expert_bits or 16)))
+        if not same or row.of or case.setting.family != "n_cpu_moe" or apart >= _SAME_BITS:
+            continue
+        tokens = max(1, case.mean_context)
+        records.append(
+            {"row": case.name, "n_cpu_moe": case.setting.policy.get("n_cpu_moe", 0),
+             "context": min(contexts, key=lambda context: abs(math.log(context / tokens))), "tokens": tokens,
+             "tokens_per_s": row.batch / math.exp(row.log_time) * 1e9, "status": one.status}
+        )  # fmt: skip
+    return records
+
+
+def experiment(answer: Recommendation, folder: Path) -> dict[str, Any]:
+    """Write the answer's placement as an experiment that runs."""
+    setting, asked = answer.setting, answer.setting.asked
+    policy: Mapping[str, Any] = {"name": "all-cpu"}
+    if answer.comparison is not None and answer.point is None:
+        policy = answer.comparison.best.candidate.policy
+    elif answer.point is not None and setting.has_gpu:
+        policy = answer.point.place.policy
+    hardware = dict(setting.hardware_ref)
+    if answer.identified is not None:
+        hardware["base"] = str(folder / IDENTIFIED)
+    return {
+        "name": "best",
+        "model": str(folder / "model.yaml") if asked.gguf is not None else setting.model_ref,
+        "hardware": hardware,
+        "workload": {
+            "batch_size": asked.batch, "prompt_tokens": asked.prompt, "decode_tokens": asked.decode,
+            "prefill_chunk": PREFILL_CHUNK,
+        },
+        "cache": {"ratio": 1.0},
+        "policies": [dict(policy)],
+    }  # fmt: skip
+
+
+def write_folder(answer: Recommendation, out: Path) -> None:
+    """Write an answer; an earlier result in the folder is replaced at the end."""
+    files = pictures(answer)
+    if answer.identified is not None:
+        files[IDENTIFIED] = answer.profile
+    if answer.setting.asked.gguf is not None:
+        files["model.yaml"] = model_yaml(answer.setting.model).encode()
+    if answer.command is not None:
+        files["best.yaml"] = yaml.safe_dump(experiment(answer, out), sort_keys=False).encode()
+    files["settings.csv"] = render_records(rows_of(answer), Format.CSV).encode()
+    files["recommendation.md"] = text(answer, Format.MD, long=True, pictured="curve.png" in files).encode()
+    if answer.comparison is not None:
+        runs = [row for rows in answer.comparison.found.final.values() for row in rows]
+        files["runs.csv"] = render_records([{**row, "run": n} for n, row in enumerate(runs)], Format.CSV).encode()
+    files[ANSWER] = (json.dumps(document(answer), indent=2) + "\n").encode()
+    if answer.identified is not None:  # where the machine was while it was simulated is of no use to a reader
+        path = answer.setting.hardware.path.encode()
+        files = {name: content.replace(path, IDENTIFIED.encode()) for name, content in files.items()}
+    OutputFolder(out, "recommend").replace(files, last=ANSWER)
