@@ -15,7 +15,7 @@ from moesim.core.progress import telling
 from moesim.errors import CapacityError, ConfigError, unknown_name
 from moesim.hardware.engines import same_engine
 from moesim.studies.advice.candidates import Candidate, Space
-from moesim.studies.advice.comparison import Comparison, compare
+from moesim.studies.advice.comparison import Comparison, Judged, compare
 from moesim.studies.advice.engines import Command, Engine, commands, describe, engines
 from moesim.studies.advice.llama_cpp import Gain, LlamaCpp, Place, Point, Quant, Speed
 from moesim.studies.advice.question import ENGINE, PLACE, Asked, Setting, look_up, quick_routing
@@ -60,7 +60,8 @@ class Recommendation:
     ubatches: Sequence[tuple[int, int, Place | None]] = ()  # context, ``-ub``, the first setting that fits
     other: Other | None = None
     others_without: Mapping[str, str] = field(default_factory=dict)  # engines that cannot run it, and why
-    comparison: Comparison | None = None
+    comparison: Comparison | None = None  # of all engines
+    judged: Judged | None = None  # another engine's placement
     identified: Identified | None = None
     profile: bytes = b""  # file of the identified machine
 
@@ -165,8 +166,7 @@ def _of_another(setting: Setting, engine: Engine, jobs: int | None, progress: bo
     command = next((each for each in commands(best.candidate, setting) if each.engine == engine.name), None)
     return Recommendation(
         setting, engine, command, describe(best.candidate, setting), begin=Speed(best.speed.value, low, high),
-        prompt=Speed(prompt, prompt * slow, prompt * fast), limits=dict(found.found.limits[best.candidate].shares),
-        comparison=found,
+        prompt=Speed(prompt, prompt * slow, prompt * fast), limits=dict(found.found.limits[best.candidate].shares), judged=best,
     )  # fmt: skip
 
 

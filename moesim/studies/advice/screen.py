@@ -187,9 +187,11 @@ def _other(answer: Recommendation) -> str:
     if answer.other is None:
         return ""
     other = answer.other
+    what = other.candidate.family if other.candidate.number is None else other.candidate.title
+    what = "all on the GPU" if other.candidate.family == "all-gpu" else what
     needs = f"; if {other.command.condition}" if other.command.condition else ""
     if other.ratio < NOTHING:
-        gain = f"best other engine: {other.engine.name} ({other.candidate.title}), not faster (x{other.ratio:.2f})"
+        gain = f"best other engine: {other.engine.name} ({what}), not faster (x{other.ratio:.2f})"
         return _wrapped(gain, "  ")
     words = (
         f"best other engine: {other.engine.name} ({other.candidate.title}), x{other.ratio:.2f}, {_range(other.decode)} tokens/s"
@@ -364,8 +366,8 @@ def experiment(answer: Recommendation, folder: Path) -> dict[str, Any]:
     """Write the answer's placement as an experiment that runs."""
     setting, asked = answer.setting, answer.setting.asked
     policy: Mapping[str, Any] = {"name": "all-cpu"}
-    if answer.comparison is not None and answer.point is None:
-        policy = answer.comparison.best.candidate.policy
+    if answer.judged is not None:
+        policy = answer.judged.candidate.policy
     elif answer.point is not None and setting.has_gpu:
         policy = answer.point.place.policy
     hardware = dict(setting.hardware_ref)
