@@ -94,7 +94,9 @@ def recommend(
             found, contents = _identified(asked, calibrate, setting, tell)
             asked = replace(asked, hardware=str(write_bytes(folder / IDENTIFIED, contents)))
             setting = look_up(asked, folder)
-        if engine.name == ENGINE and setting.host_computes:
+        if not setting.host_computes:
+            answer = Recommendation(setting, engine, None, "", f"experts lie on {setting.host}, not in memory")
+        elif engine.name == ENGINE:
             tell("settings of llama.cpp")
             answer = _of_llama_cpp(LlamaCpp(setting, found), engine, quick=quick)
         else:

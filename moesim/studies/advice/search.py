@@ -156,7 +156,7 @@ class Search:
             why = [
                 self.found.no_fit[name] for name in ("expert-layers", "all-gpu", *self.found.no_fit) if name in self.found.no_fit
             ]
-            raise CapacityError(f"{PLACE}: {_nothing_fits(self.space.setting, why[0])}")
+            raise CapacityError(f"{PLACE}: {_nothing_fits(self.space.setting, next(iter(why), 'no placement is simulated'))}")
         tried = {name: numbers[-1:] if families[name].fullest else coarse(numbers) for name, numbers in fit.items()}
         first = [*(self._one(families[name], n) for name, numbers in tried.items() for n in numbers), *shipped]
         n_crossed = (1 + len(self._others)) * CROSS_GROUPS * FINALISTS if self._others else 0
