@@ -9,9 +9,10 @@ from typing import Annotated
 
 import typer
 
-from moesim.cli.options import Engine, Jobs, Printed, Quick, Set
+from moesim.cli.options import Engine, Jobs, Printed, Quick, Set, name_or_mapping
 from moesim.cli.outputs import print_answer
 from moesim.core.files import check_own_folder
+from moesim.core.limits import TOKENS
 from moesim.core.table import Format
 from moesim.errors import ConfigError
 
@@ -25,6 +26,11 @@ def whatif(
         ),
     ] = [],  # noqa: B006  (typer copies it)
     overrides: Set = [],  # noqa: B006
+    model: Annotated[str | None, typer.Option(help="Instead of an experiment: a model, with --hardware, on llama.cpp.")] = None,
+    hardware: Annotated[str | None, typer.Option(help="Its machine: parts joined by +, a name or path of a profile.")] = None,
+    context: Annotated[
+        int | None, typer.Option(min=1, max=TOKENS.most, help="Room for so many tokens, with --model.", show_default="16384")
+    ] = None,
     engine: Engine = None,
     small: Quick = False,
     knobs: Annotated[bool, typer.Option("--knobs", help="List what can be varied, and stop.")] = False,
@@ -42,8 +48,12 @@ def whatif(
 
         sys.stdout.write(knob_table(form))
         return 0
+    if model is not None or hardware is not None:
+        if file is not None or model is None or hardware is None:
+            raise ConfigError("whatif: expected --model with --hardware, or an experiment file, got another; give one of them")
+        return _of_a_machine(model, hardware, context, vary, form)
     if file is None:
-        raise ConfigError("whatif: expected an experiment file, got none; name one, or list what can be varied with --knobs")
+        raise ConfigError("whatif: expected an experiment file, got none; name one, give --model and --hardware, or see --knobs")
     if out is not None:
         check_own_folder(out, "whatif")
     from moesim.api.studies import whatif as vary_experiment
@@ -52,3 +62,20 @@ def whatif(
     return print_answer(
         vary_experiment(file, vary, overrides=[*overrides, *costed], quick=small, look=look, jobs=jobs), form, out, "whatif"
     )
+
+
+def _of_a_machine(model: str, hardware: str, context: int | None, vary: list[str], form: Format) -> int:
+    """Print llama.cpp's best setting on a machine, and on the machine with each change."""
+    from moesim.studies.advice.question import Asked
+    from moesim.studies.advice.vary import table
+    from moesim.studies.advice.vary import vary as each_of
+    from moesim.studies.whatif.settings import parse_vary
+
+    names = name_or_mapping(model, "whatif: --model"), name_or_mapping(hardware, "whatif: --hardware")
+    variations = [together for text in vary or _USUAL for together in parse_vary(text)]
+    sys.stdout.write(table(each_of(Asked(*names, context=context), variations), form))
+    return 0
+
+
+_USUAL = ("link.bytes_per_s x2", "cpu.memory_bandwidth x2", "gpu.memory_bandwidth x2", "bits Q8_0,Q2_K")
+"""Changes of a machine where none is named."""

@@ -14,10 +14,11 @@ from moesim.core.units import format_size, parse_bytes
 from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import ConfigError, HardwareError, InputError, unknown_name
 from moesim.experiment.config import Config, parse_config
-from moesim.hardware import HardwareProfile, load_hardware
+from moesim.hardware import HardwareProfile, hardware_names, load_hardware
 from moesim.hardware.read import is_number, type_at
 from moesim.hardware.schema import LANE
 from moesim.hardware.types import Device
+from moesim.studies.identify.observations import read_bits
 from moesim.studies.whatif.machines import (
     ONE,
     Overrides,
@@ -405,20 +406,80 @@ def _memory_scale(base: Base, factor: Fraction) -> Changed:
     return KNOBS["cpu.memory_bandwidth"].scale(base, factor)  # type: ignore[misc]
 
 
-def _gpu(base: Base, setting: Setting) -> Changed:
-    other = load_hardware(setting.text, f"--vary {setting}", base.raw.get("engine"))
+def _part(name: str) -> Callable[[Base, Setting], Changed]:
+    """Return the knob of a part: the machine is derived anew; of a profile without parts, devices are replaced."""
+
+    def apply(base: Base, setting: Setting) -> Changed:
+        try:
+            raw = base.machine({f"parts.{name}": setting.text})
+            found = load_hardware(raw["hardware"], f"--vary {setting}", raw.get("engine"))
+        except HardwareError:
+            if "parts" in _parts_of(base):
+                raise
+            return _without_parts(name, base, setting)
+        return Changed(raw, None, tuple(found.numbers), f"{found.machine.get(name, setting.text)}; the rest as it is")
+
+    return apply
+
+
+def _parts_of(base: Base) -> Mapping[str, Any]:
+    """Return the keys of a machine that is written by its parts; none of another."""
+    written = base.raw["hardware"]
+    name = written.get("base", written) if isinstance(written, Mapping) else written
+    return {"parts": name} if isinstance(name, str) and "+" in name else name if isinstance(name, Mapping) else {}
+
+
+def _without_parts(name: str, base: Base, setting: Setting) -> Changed:
+    """Put a GPU or CPU of the catalogue, or of another profile, in the place of a profile's; or other memory modules."""
     profile = base.profile
-    gpus = [device for device in other.devices.values() if device.kind == "gpu" and device.role == "accelerator"]
-    replaced = [device for device in profile.devices.values() if device.kind == "gpu" and device.role == "accelerator"]
-    for machine, found in ((other, gpus), (profile, replaced)):
-        if not found:
-            raise HardwareError(f"--vary {setting}: expected a GPU in {machine.name}, got none; choose another knob")
-    new = next((device for device in gpus if device.name == other.compute), gpus[0])
-    told = Told(f"what-if: GPU of {other.name}")
-    overrides = {k: v for device in replaced for k, v in replaced_device(profile, device.name, other, new, told).items()}
-    memory = f"{new.memory_bytes / 2**30:.3g} GiB instead of {replaced[0].memory_bytes / 2**30:.3g}"
-    words = f"GPU of {other.name}: {memory}; cache and link stay unless varied with it (&)"
-    return Changed(base.machine(overrides), None, tuple(overrides), words)
+    if name == "ram":
+        modules = re.sub(r"(?i)^(\d+)x\d+\s*(?:gi?b)?\s*(ddr\d)", r"\1x\2", setting.text)
+        return _memory(base, replace(setting, text=modules))
+    known = setting.text in hardware_names() or setting.text.endswith((".yaml", ".yml"))
+    other = load_hardware(setting.text if known else {"parts": {name: setting.text}}, f"--vary {setting}", base.raw.get("engine"))
+    role = "accelerator" if name == "gpu" else "host"
+    news, olds = _by_role(other, role), _by_role(profile, role)
+    new = next((device for device in news if device.name in (other.compute, *other.backing)), news[0])
+    what = f"{name.upper()} of {other.name}"
+    told = Told(f"what-if: {what}")
+    overrides = {k: v for old in olds for k, v in replaced_device(profile, old.name, other, new, told).items()}
+    if name == "cpu":
+        overrides = {key: value for key, value in overrides.items() if not key.endswith(".memory_bytes")}
+    memory = f": {new.memory_bytes / 2**30:.3g} GiB instead of {olds[0].memory_bytes / 2**30:.3g}" if name == "gpu" else ""
+    return Changed(
+        base.machine(overrides), None, tuple(overrides), f"{what}{memory}; cache and link stay unless varied with it (&)"
+    )
+
+
+def _threads(base: Base, setting: Setting) -> Changed:
+    """Let fewer or more threads compute: operations in proportion, the memory's rate from 2.5 threads a channel on."""
+    was = int(base.profile.machine.get("threads", 0))
+    number = setting.number()
+    if not was or number.denominator != 1 or number < 1:
+        got = "a whole number of at least 1, got " + setting.text if was else "a profile with machine.threads, got none; name it"
+        raise ConfigError(f"--vary {setting}: expected {got}")
+    full = min(was, math.ceil(_THREADS_A_CHANNEL * memory_of(base.profile).channels))
+    told, hosts = (
+        Told(f"what-if: {setting}, {_THREADS_A_CHANNEL} threads a channel read at full rate", "assumed"),
+        _by_role(base.profile, "host"),
+    )
+    compute, memory = Fraction(number, was), Fraction(min(int(number), full), full)
+    found = faster_devices(base.profile, hosts, memory, compute, told)
+    return Changed(base.machine({**found, "machine.threads": str(number)}), None, tuple(found), f"{number} of {was} threads")
+
+
+_THREADS_A_CHANNEL: Final = 2.5
+"""Threads that read a memory channel at its full rate: 2 to 3 on desktops (from memory, assumed)."""
+
+
+def _bits(base: Base, setting: Setting) -> Changed:
+    """Quantise experts and the rest."""
+    chosen = read_bits(setting.text, f"--vary {setting}")
+    if len(chosen) != 1 or not chosen[0]:
+        raise ConfigError(f"--vary {setting}: expected one choice of bits, got '{setting.text}'; give one")
+    model = base.raw["model"]
+    raw = {**base.raw, "model": {**(model if isinstance(model, Mapping) else {"base": model}), **chosen[0]}}
+    return Changed(raw, None)
 
 
 # ---------------------------------------------------------------------------------------------------------------- catalogue
@@ -451,9 +512,13 @@ KNOBS: dict[str, Knob] = {
         _device_knob("gpu.memory_bandwidth", "accelerator", True, "the same of accelerators, never below the launches' time"),
         _device_knob("gpu.compute", "accelerator", False, "the same of accelerators"),
         Knob(
-            "gpu", "name of a profile", "memory, rates, curves and power of the GPUs are those of that machine's GPU; launches, "
-            "the router's way, links and cache stay", _gpu,
+            "gpu", "rtx 4090, a profile", "another GPU: of a machine from its parts all that follows; of a profile memory, rates, "
+            "curves and power, while launches, the router's way, links and cache stay", _part("gpu"),
         ),
+        Knob("cpu", "ryzen 9 7950x, a profile", "another CPU, as gpu", _part("cpu")),
+        Knob("ram", "2x32 ddr5-6000, 64GB", "other memory modules; of a profile as cpu.memory", _part("ram")),
+        Knob("threads", "a number", "the rate at which hosts compute, and read with few threads", _threads),
+        Knob("bits", "4.8, Q4_K_M, 4.85/5.35", "bits a weight of experts and of the rest", _bits),
         setting_knob("model.expert_bits", "model.expert_bits", "bits a weight of routed experts", "bits", most=16),
         setting_knob("batch", "workload.batch_size", "requests that run together", "requests", whole=True),
         Knob(
