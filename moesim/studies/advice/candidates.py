@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from moesim.capacity import lacking, required_bytes, sum_of
+from moesim.core.units import digits
 from moesim.errors import InputError
+from moesim.experiment.routing import lacking as lacks
 from moesim.experiment.runner import initial_placement, slots_within
 from moesim.hardware.costs import CostModel
 from moesim.hardware.engines import transfer_of, why_not
@@ -39,8 +41,6 @@ class Family:
     low: int
     high: int
     more: int  # whether a larger number puts more on the GPU, or less
-    fullest: bool = False  # only the most that fits is tried: speed goes one way, and the least is like that of another family
-    like: str = ""  # name of the family whose number it takes; empty: its own is searched
     never: str = ""  # why no engine can do it in this setting; empty if one can
     kv_page: int = 1  # tokens by which the engine's KV cache grows
 
@@ -51,15 +51,11 @@ def families_of(setting: Setting, *, counted: bool) -> list[Family]:
     whole = {"name": "all-gpu", "engine": "llama.cpp" if no_vllm else "vllm"}
     if not setting.host_computes:  # no processor next to the accelerator
         return [Family("all-gpu", lambda number: whole, 0, 0, 1)]
-    families = [Family("all-gpu", lambda number: whole, 0, 0, 1, never=no_vllm or "")]  # llama.cpp: expert-layers 0
+    families = [Family("all-gpu", lambda number: whole, 0, 0, 1, never=no_vllm or "")]
+    if setting.one_memory:
+        return families  # copies of experts would take the same memory
     model = setting.model
-    if setting.one_memory:  # experts on the CPU save memory only where the GPU may not have all of it
-        layers = (model.positions[0], model.positions[-1] + 1)
-        return [*families, Family("expert-layers", lambda n: {"name": "llama-cpp", "n_cpu_moe": n}, *layers, -1, fullest=True)]
-    n_layers, first, last = len(model.blocks), model.positions[0], model.positions[-1]
     families += [
-        Family("expert-layers", lambda n: {"name": "llama-cpp", "n_cpu_moe": n}, first, last + 1, -1),
-        Family("whole-layers", lambda n: {"name": "llama-cpp", "n_gpu_layers": n}, 0, n_layers + 1, 1),
         Family(
             "exllamav3-layers",
             lambda n: {"name": "exllamav3", "cpu_layers": n},
@@ -90,9 +86,8 @@ def _kt_kernel(name: str, strategy: str, setting: Setting) -> list[Family]:
 
     def family(adds: str, low: int, high: int, **options: Any) -> Family:
         written = {"name": "kt-expert", "strategy": strategy, **options}
-        like, never = (name, NOT_SHARED) if adds else ("", "")
-        never = "" if shared_method(setting) else never
-        return Family(name + adds, lambda n: {**written, "gpu_experts": n}, low, high, 1, front, like, never)
+        never = NOT_SHARED if adds and not shared_method(setting) else ""
+        return Family(name + adds, lambda n: {**written, "gpu_experts": n}, low, high, 1, never)
 
     found = [family("", 1, some) if front else family("", 0, some + 1)]
     if (rows := threshold(setting.asked)) is not None:
@@ -122,16 +117,9 @@ class Shipped:
     family: str  # in results
     policy: Mapping[str, Any]  # as in an experiment
     what: str  # where experts are, in words
-    margin_bytes: int = 0  # of the GPU's memory, that it leaves free by default
 
 
 SHIPPED: Final = (
-    Shipped(
-        "llama-cpp-fit",
-        {"name": "llama-cpp-fit"},
-        "experts of the first layers on the GPU, as many as llama.cpp finds to fit, the others on the CPU",
-        margin_bytes=2**30,  # --fit-target is 1024 MiB unless set (ggml-org/llama.cpp, common/fit.cpp at 08033df02c)
-    ),
     Shipped(
         "llama-cpp-cache",
         {"name": "llama-cpp-cache"},
@@ -181,19 +169,14 @@ class Candidate:
     def title(self) -> str:
         return self.family if self.number is None else f"{self.family} {self.number}"
 
-    @property
-    def kind(self) -> str:
-        return self.family.partition("+")[0]
-
 
 class Space:
     """All candidates of a setting, and whether they fit."""
 
-    def __init__(self, setting: Setting, routing: Routing, only: Collection[str] | None = None) -> None:
+    def __init__(self, setting: Setting, routing: Routing) -> None:
         self.setting = setting
-        self._only = only  # families; None: all
         self.routing = routing
-        self._workload = compose(routing.groups[0], self.workload_spec(setting.asked.decode))
+        self._workload = compose(routing.trace, self.workload_spec(setting.asked.decode))
         self._known: dict[tuple[str, int], Candidate | Misfit] = {}
 
     def workload_spec(self, decode: int) -> WorkloadSpec:
@@ -202,8 +185,7 @@ class Space:
 
     @property
     def families(self) -> list[Family]:
-        counted = self.routing.has(frozenset({"table:activation_frequency"})) is None
-        return [one for one in families_of(self.setting, counted=counted) if self._only is None or one.name in self._only]
+        return families_of(self.setting, counted=not lacks(self.routing.trace, ["table:activation_frequency"]))
 
     def candidate(self, family: Family, number: int) -> Candidate | Misfit:
         key = (family.name, number)
@@ -244,7 +226,7 @@ class Space:
             return [], {}
         if self.setting.one_memory:
             return [], dict.fromkeys((one.family for one in SHIPPED), self._twice)
-        all_of_them = {one.family: self._filled(one) for one in SHIPPED if self._only is None or one.family in self._only}
+        all_of_them = {one.family: self._filled(one) for one in SHIPPED}
         found = [one for one in all_of_them.values() if isinstance(one, Candidate)]
         return found, {name: one.why for name, one in all_of_them.items() if isinstance(one, Misfit)}
 
@@ -253,7 +235,7 @@ class Space:
         policy: Any = make_policy(written)
         if why := why_not(policy.engine, setting.hardware):
             return Misfit(True, why)
-        budget = setting.vram_bytes - setting.spare_kv_bytes - shipped.margin_bytes
+        budget = setting.vram_bytes - setting.spare_kv_bytes
         if lacking := _lacking_transfer(policy, setting):
             return Misfit(True, lacking)
         try:
@@ -303,7 +285,7 @@ class Space:
         return CostModel(self.setting.model, self.setting.hardware, transfer=curve, chunk_bytes=chunk)
 
     def _tables(self, policy: Any) -> dict[str, Any]:
-        tables = self.routing.groups[0].tables
+        tables = self.routing.trace.tables
         return {name: table for name, table in tables.items() if f"table:{name}" in policy.needs}
 
 
@@ -313,7 +295,7 @@ def gib(n_bytes: float) -> str:
     >>> gib(12 * 2**30)
     '12 GiB'
     """
-    return f"{n_bytes / 2**30:.3g} GiB"
+    return f"{digits(n_bytes / 2**30)} GiB"
 
 
 def _lacking_transfer(policy: Any, setting: Setting) -> str:
@@ -332,7 +314,7 @@ def _short(error: InputError) -> str:
     return " ".join(str(error).split()).partition(" [policy=")[0]
 
 
-def experiment_of(setting: Setting, trace: Any, candidates: Sequence[Candidate], decode: int) -> dict[str, Any]:
+def experiment_of(setting: Setting, trace: Any, candidates: Sequence[Candidate]) -> dict[str, Any]:
     """Write candidates with one budget as an experiment."""
     asked = setting.asked
     # A placement that says itself what is on the GPU is granted all slots: the machine's memory, which is --vram, bounds it.
@@ -342,54 +324,10 @@ def experiment_of(setting: Setting, trace: Any, candidates: Sequence[Candidate],
         "hardware": setting.hardware_ref,
         "trace": trace,
         "workload": {
-            "batch_size": asked.batch, "prompt_tokens": asked.prompt, "decode_tokens": decode, "prefill_chunk": PREFILL_CHUNK
+            "batch_size": asked.batch, "prompt_tokens": asked.prompt, "decode_tokens": asked.decode,
+            "prefill_chunk": PREFILL_CHUNK,
         },
         "cache": cache,
         "policies": [dict(one.policy) for one in candidates],
         "timeline": None,
     }  # fmt: skip
-
-
-COARSE: Final = 4
-"""Points of a family's coarse grid."""
-
-
-def coarse(numbers: Sequence[int]) -> list[int]:
-    """Spread points evenly over a range, both ends among them."""
-    last = len(numbers) - 1
-    if last < COARSE:
-        return list(numbers)
-    return [numbers[round(last * point / (COARSE - 1))] for point in range(COARSE)]
-
-
-def halves(numbers: Sequence[int], speeds: Mapping[int, float]) -> list[int]:
-    """Return the middles of the gaps around the fastest number; none if both are known."""
-    known = [place for place, number in enumerate(numbers) if number in speeds]
-    if not known:
-        return []
-    best = max(range(len(known)), key=lambda at: (speeds[numbers[known[at]]], -at))
-    around: Callable[[int, int], list[int]] = lambda a, b: [numbers[(a + b) // 2]] if b - a > 1 else []  # noqa: E731
-    below = around(known[best - 1], known[best]) if best > 0 else []
-    above = around(known[best], known[best + 1]) if best + 1 < len(known) else []
-    return below + above
-
-
-def additions(families: Iterable[Family], speeds: Mapping[Candidate, float]) -> list[tuple[Family, int]]:
-    """Choose where to try additions: once each, to the fastest other candidate at its number."""
-    by: dict[str, dict[str, Family]] = {}
-    for family in families:
-        by.setdefault(family.name.removeprefix(family.like), {})[family.like] = family
-    chosen = []
-    for others in by.values():
-        fastest = max((one for one in speeds if one.family in others), key=speeds.__getitem__, default=None)
-        if fastest is not None:
-            chosen.append((others[fastest.family], fastest.number or 0))
-    return chosen
-
-
-def varied(ranked: Sequence[Candidate], n: int) -> list[Candidate]:
-    """Take the first of each kind, then the rest in order."""
-    firsts = list({one.kind: one for one in reversed(ranked)}.values())
-    order = [one for one in ranked if one in firsts] + [one for one in ranked if one not in firsts]
-    kept = {ranked[0], *order[:n]} if ranked else set()
-    return [one for one in ranked if one in kept]

@@ -14,6 +14,7 @@ from moesim.studies.advice.candidates import EXLLAMAV3_PAGE, SHIPPED, Candidate,
 from moesim.studies.advice.question import PREFILL_CHUNK, Setting
 
 FILE = "engine_flags.yaml"
+COUNTS = "COUNTS.pt"  # of a command that needs counts of experts, recorded before
 
 
 @dataclass(frozen=True)
@@ -81,14 +82,7 @@ def _llama_cpp(engine: Engine, candidate: Candidate, setting: Setting) -> Comman
     file = setting.asked.gguf.name if setting.asked.gguf else "MODEL.gguf"
     words = [engine.program, *engine.flag("--model", file)]
     remark = ""
-    if candidate.family == "llama-cpp-fit":
-        by = ", ".join(" ".join(engine.flag(name)) for name in ("--n-gpu-layers", "--n-cpu-moe", "--override-tensor"))
-        target = " ".join(engine.flag("--fit-target"))
-        remark = (
-            f"it fits by itself to what is free on the GPU less 1 GiB ({target}); simulated as if all memory asked for were "
-            f"free; any of {by} switches that off"
-        )
-    elif candidate.family == "whole-layers":
+    if candidate.family == "whole-layers":
         words += engine.flag("--n-gpu-layers", "all" if number > n_layers else number)
     else:
         words += engine.flag("--n-gpu-layers", "all")
@@ -125,8 +119,8 @@ def _ktransformers(engine: Engine, candidate: Candidate, setting: Setting) -> Co
     conditions = []
     words += engine.flag("--kt-expert-placement-strategy", policy["strategy"])
     if policy["strategy"] == "frequency":
-        words += engine.flag("--init-expert-location", "COUNTS.pt")
-        conditions.append("COUNTS.pt holds counts recorded on texts like yours")
+        words += engine.flag("--init-expert-location", COUNTS)
+        conditions.append(f"{COUNTS} holds counts recorded on texts like yours")
     if threshold:
         words += engine.flag("--kt-gpu-prefill-token-threshold", threshold)
         if policy.get("dynamic_update"):

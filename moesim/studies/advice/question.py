@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-import numpy as np
 import yaml
 
 from moesim.core.files import write_bytes
-from moesim.core.processes import in_threads
 from moesim.core.units import format_memory, parse_bytes
-from moesim.errors import CapacityError, ConfigError, TraceError
-from moesim.experiment.routing import fits, fitted_parameters, is_of, lacking, lift_to_assume, shape_of, traces_of_shape
+from moesim.errors import CapacityError, ConfigError
 from moesim.hardware import HardwareProfile, load_hardware
 from moesim.model import ModelSpec, load_model
 from moesim.model.spec import FIELDS
-from moesim.studies.identify.cases import repeated
 from moesim.studies.identify.fit import two_devices
 from moesim.studies.identify.observations import QUANTS, read_bits
-from moesim.trace import Trace, find_trace
-from moesim.trace.derived import subset
-from moesim.trace.workload import WorkloadSpec, compose
-
-if TYPE_CHECKING:
-    from moesim.trace.synthesis.parameter_set import ParameterSet
+from moesim.trace import Trace
 
 PLACE: Final = "recommend"
 DEFAULT_BITS: Final = "Q4_K_M"
@@ -213,138 +204,11 @@ def _devices(hardware: HardwareProfile) -> tuple[str, str, bool]:
     return gpu, host, hardware.devices[host].role == "host"
 
 
-GROUPS: Final = 5
-"""Groups of requests that are simulated one by one, for the spread between them."""
-
-
 @dataclass(frozen=True)
 class Routing:
-    """Routing for an advice."""
+    """Routing that other engines are compared on."""
 
     label: str  # name in results
     origin: str  # `recorded`, `miniature` or `synthetic`
-    groups: Sequence[Trace]  # one for each group of requests, of one batch each
-    written: str | Mapping[str, Any]  # what to write into an experiment file for routing like this
-    why: str = ""  # why this one, if it is not the first choice; else empty
-
-    def has(self, needs: frozenset[str]) -> str | None:
-        """Name what a policy needs first that not every request has; None if nothing."""
-        for need in sorted(needs):
-            name = need.removeprefix("signal:")
-            for trace in self.groups[:1] if self.origin == "synthetic" else self.groups:  # made-up requests are alike in this
-                if lacking(trace, [need]) or (name != need and not all(name in names for names in trace.requests.signals)):
-                    return need
-        return None
-
-    def write(self, folder: Path, groups: slice = slice(None)) -> list[Path]:
-        chosen = zip(range(len(self.groups))[groups], self.groups[groups], strict=True)
-        return in_threads(lambda one: one[1].write(folder / f"group{one[0]}.safetensors"), chosen)
-
-
-def find_routing(model: ModelSpec, asked: Asked, place: str) -> tuple[Routing, list[Routing]]:
-    """Choose routing for a model, and other routing to compare with: recorded, with its statistics, or assumed."""
-    size = asked.batch, asked.prompt, asked.decode
-    if asked.trace is not None:
-        if asked.hit_rate is not None:
-            raise ConfigError(f"{place}: expected --trace or --hit-rate, got both; a hit rate is for routing nobody recorded")
-        given = _given(model, asked.trace, *size, place)
-        return given, [] if given.origin == "recorded" else _made_up(model, asked)[:1]
-    short: list[str] = []
-    for name, found in traces_of_shape(model) if asked.hit_rate is None else ():
-        if found.origin != "recorded" or not is_of(found, model):
-            continue
-        chosen = _long_enough(found, asked.prompt, asked.decode)
-        if len(chosen) >= GROUPS * asked.batch:
-            return Routing(name, found.origin, _split(found, chosen, asked.batch), name), []
-        needed = f"{GROUPS * asked.batch} requests of {asked.prompt} + {asked.decode} tokens that are simulated"
-        short.append(f"{name} has {len(chosen)} of the {needed}")
-    first, *others = _made_up(model, asked)
-    return replace(first, why="; ".join([*short, first.why]) if first.why else "; ".join(short)), others
-
-
-def _made_up(model: ModelSpec, asked: Asked) -> list[Routing]:
-    """Make routing with the statistics of a model at two seeds, or assumed routing at three lifts, the middle first."""
-    from moesim.trace.synthesis import read_parameters, synthesize  # SciPy takes most of a second to import
-    from moesim.trace.synthesis.lift import assumed
-
-    batch, prompt, decode = asked.batch, asked.prompt, asked.decode
-
-    def made(parameters: ParameterSet, label: str, written: Mapping[str, Any], seed: int = 0, why: str = "") -> Routing:
-        found = synthesize(parameters, n_requests=GROUPS * batch, n_prompt=prompt, n_decode=decode, seed=seed, scores=True)
-        groups = _split(found, list(range(GROUPS * batch)), batch)
-        whole = {**written, "requests": GROUPS * batch, "prompt": prompt, "decode": decode}
-        return Routing(label, "synthetic", groups, whole, why)
-
-    name = fitted_parameters(model) if asked.hit_rate is None else None
-    if name is not None:
-        parameters = read_parameters(name)
-        return [
-            made(parameters, f"synthetic {name}" + f", seed {seed}" * (seed > 0), {"synthesize": name, "seed": seed}, seed)
-            for seed in (0, 1)
-        ]
-    lift = lift_to_assume(model, asked.hit_rate)
-    sizes = model.n_layers, model.n_experts, model.top_k
-    why = f"LRU lift {lift.why}" + ("; --hit-rate narrows it" if asked.hit_rate is None else "")
-    return [
-        made(assumed(*sizes, one), f"assumed, lift {one:g}", {"synthesize": "assumed", "lift": one}, why=why)
-        for one in dict.fromkeys((lift.middle, lift.low, lift.high))
-    ]
-
-
-def quick_routing(model: ModelSpec, asked: Asked) -> Routing:
-    """Choose routing of one group of requests: recorded, or made up for some layers that are repeated."""
-    from moesim.trace.synthesis import read_parameters, synthesize  # SciPy takes most of a second to import
-    from moesim.trace.synthesis.lift import assumed
-
-    if asked.trace is not None:
-        return _given(model, asked.trace, asked.batch, asked.prompt, asked.decode, PLACE)
-    for label, found in traces_of_shape(model):
-        if found.origin == "recorded" and is_of(found, model):
-            chosen = _long_enough(found, asked.prompt, asked.decode)[: asked.batch]
-            if len(chosen) == asked.batch:
-                return Routing(label, found.origin, _split(found, chosen, asked.batch), label)
-    name = fitted_parameters(model)
-    sizes = model.n_layers, model.n_experts, model.top_k
-    parameters = read_parameters(name) if name else assumed(*sizes, lift_to_assume(model, asked.hit_rate).middle)
-    made = synthesize(
-        parameters.replace(n_layers=min(model.n_layers, QUICK_LAYERS)), n_requests=asked.batch, n_prompt=asked.prompt,
-        n_decode=asked.decode, seed=0, n_signal_requests=0, n_calibration=0,
-    )  # fmt: skip
-    label = f"synthetic {name}" if name else "assumed"
-    return Routing(label, "synthetic", [repeated(made, model.n_layers)], "")
-
-
-QUICK_LAYERS: Final = 8
-"""Layers that are made up for a glance at other engines."""
-
-
-def shortest_prompt(trace: Trace) -> int:
-    """Return the tokens of the shortest prompt of a trace."""
-    return int((trace.requests.n_prompt + trace.requests.prompt_offset).min())
-
-
-def _given(model: ModelSpec, name: str, batch: int, prompt: int, decode: int, place: str) -> Routing:
-    found = Trace.read(find_trace(name))
-    if not fits(found, model):
-        raise TraceError(
-            f"{place}: --trace {name}: expected {shape_of(model)}, as {model.name} has, got {shape_of(found)}; leave --trace "
-            "out or give another"
-        )
-    chosen = _long_enough(found, prompt, decode)[: GROUPS * batch]
-    if len(chosen) < batch:
-        compose(found, WorkloadSpec(batch_size=batch, prompt_tokens=prompt, decode_tokens=decode))  # says what is lacking
-        raise TraceError(f"{place}: --trace {name}: expected {batch} requests of {prompt} + {decode} tokens, got {len(chosen)}")
-    return Routing(name, found.origin, _split(found, chosen, batch), name)
-
-
-def _long_enough(trace: Trace, prompt: int, decode: int) -> list[int]:
-    """List requests that do: more signals first, then uncut prompts, then by number."""
-    requests = trace.requests
-    length = requests.n_prompt + requests.prompt_offset
-    will_do = np.flatnonzero((length >= prompt) & (requests.n_decode >= decode)).tolist()
-    return sorted(will_do, key=lambda r: (-len(requests.signals[r]), int(length[r]) != prompt, r))
-
-
-def _split(trace: Trace, chosen: list[int], batch: int) -> tuple[Trace, ...]:
-    n_groups = min(GROUPS, len(chosen) // batch)
-    return tuple(in_threads(lambda n: subset(trace, sorted(chosen[n * batch : (n + 1) * batch])), range(n_groups)))
+    trace: Trace  # requests of one batch
+    why: str = ""  # why this one, if it is assumed

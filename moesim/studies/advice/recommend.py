@@ -12,31 +12,18 @@ import yaml
 
 from moesim.core.files import write_bytes
 from moesim.core.progress import telling
-from moesim.errors import CapacityError, ConfigError, unknown_name
+from moesim.errors import ConfigError, unknown_name
 from moesim.hardware.engines import same_engine
-from moesim.studies.advice.candidates import Candidate, Space
-from moesim.studies.advice.comparison import Comparison, Judged, compare
+from moesim.studies.advice.candidates import Candidate
 from moesim.studies.advice.engines import Command, Engine, commands, describe, engines
 from moesim.studies.advice.llama_cpp import Gain, LlamaCpp, Place, Point, Quant, Speed
-from moesim.studies.advice.question import ENGINE, PLACE, Asked, Setting, look_up, quick_routing
-from moesim.studies.advice.search import glance, speed
+from moesim.studies.advice.others import Others, Placed, compare
+from moesim.studies.advice.question import ENGINE, PLACE, Asked, Setting, look_up
 from moesim.studies.identify.identify import Identified, identify
-from moesim.studies.identify.model_error import shipped, time_shares
 from moesim.studies.identify.observations import read_observations
 
 IDENTIFIED: Final = "identified.yaml"
 """The identified machine in the folder of an answer."""
-
-
-@dataclass(frozen=True)
-class Other:
-    """The best other engine, on the same requests."""
-
-    engine: Engine
-    candidate: Candidate
-    decode: Speed
-    ratio: float  # decode speed over that of the answer's engine
-    command: Command
 
 
 @dataclass(frozen=True)
@@ -58,10 +45,9 @@ class Recommendation:
     gains: Sequence[Gain] = ()
     quants: Sequence[Quant] = ()
     ubatches: Sequence[tuple[int, int, Place | None]] = ()  # context, ``-ub``, the first setting that fits
-    other: Other | None = None
-    others_without: Mapping[str, str] = field(default_factory=dict)  # engines that cannot run it, and why
-    comparison: Comparison | None = None  # of all engines
-    judged: Judged | None = None  # another engine's placement
+    placed: Placed | None = None  # another engine's placement
+    others: Others | None = None  # placements of engines, on the same few requests
+    all_engines: bool = False  # whether all of them were asked for
     identified: Identified | None = None
     profile: bytes = b""  # file of the identified machine
 
@@ -100,15 +86,15 @@ def recommend(
             tell("settings of llama.cpp")
             answer = _of_llama_cpp(LlamaCpp(setting, found), engine, quick=quick)
         else:
-            answer = _of_another(setting, engine, jobs, progress)
-        answer = replace(answer, identified=found, profile=contents)
-        if all_engines:
-            tell("placements of all engines")
-            return replace(answer, comparison=compare(setting, jobs=jobs, progress=progress))
-        if quick or answer.point is None or len(setting.gpus) != 1:
+            answer = _of_another(setting, engine, folder, jobs)
+        answer = replace(answer, identified=found, profile=contents, all_engines=all_engines)
+        if (quick and not all_engines) or len(setting.gpus) != 1 or not (answer.command or all_engines):
             return answer
         tell("other engines")
-        return _with_other(answer, folder, jobs)
+        one = None if answer.point is None else candidate_of(answer.point, setting)
+        one = answer.placed.candidate if answer.placed is not None else one
+        own = None if one is None else (engine, one)
+        return replace(answer, others=compare(setting, own, folder / "others", every=all_engines, jobs=jobs))
 
 
 def _engine(named: str) -> Engine:
@@ -155,52 +141,13 @@ def candidate_of(point: Point, setting: Setting) -> Candidate:
     return Candidate(family, place.number, place.policy, on_gpu, point.gpu_bytes, point.host_bytes)
 
 
-def _of_another(setting: Setting, engine: Engine, jobs: int | None, progress: bool) -> Recommendation:
-    """Search the placements that another engine's flags express."""
-    try:
-        found = compare(setting, only=engine.expresses, jobs=jobs, progress=progress)
-    except CapacityError as error:
-        return Recommendation(setting, engine, None, "", str(error).removeprefix(f"{PLACE}: "))
-    best = found.best
-    low, high = best.low, best.high
-    prompt = setting.asked.batch * setting.asked.prompt / best.ttft_s
-    slow, fast = shipped().factors(found.found.machines[best.candidate], found.shares(best), prompt=True)
-    command = next((each for each in commands(best.candidate, setting) if each.engine == engine.name), None)
+def _of_another(setting: Setting, engine: Engine, folder: Path, jobs: int | None) -> Recommendation:
+    """Take the fastest placement that another engine's flags express."""
+    found = compare(setting, None, folder / "own", only=engine.name, jobs=jobs)
+    one = found.best
+    if one is None:
+        return Recommendation(setting, engine, None, "", found.without.get(engine.name, engine.cannot))
     return Recommendation(
-        setting, engine, command, describe(best.candidate, setting), begin=Speed(best.speed.value, low, high),
-        prompt=Speed(prompt, prompt * slow, prompt * fast), limits=dict(found.found.limits[best.candidate].shares), judged=best,
+        setting, engine, one.command, describe(one.candidate, setting), begin=one.decode, prompt=one.prompt,
+        limits=dict(sorted(one.shares.items(), key=lambda item: -item[1])), placed=one,
     )  # fmt: skip
-
-
-def _with_other(answer: Recommendation, folder: Path, jobs: int | None) -> Recommendation:
-    """Add the fastest of other engines, each with most on the GPU, on the same few requests."""
-    setting = answer.setting
-    assert answer.point is not None
-    space = Space(setting, quick_routing(setting.model, setting.asked))
-    without: dict[str, str] = {}
-    able: dict[Candidate, Engine] = {}
-    shipped_ones, misfits = space.shipped()
-    for engine in engines():
-        if engine.name == answer.engine.name or engine.unknown:
-            continue
-        mine = [one for one in shipped_ones if one.family in engine.expresses]
-        whys = [misfits[name] for name in engine.expresses if name in misfits]
-        for family in (one for one in space.families if one.name in engine.expresses and not one.like):
-            numbers = space.feasible(family)
-            placed = space.candidate(family, numbers[-1]) if numbers else None
-            mine += [placed] if isinstance(placed, Candidate) else []
-            whys += [] if numbers else [space.misfit(family)]
-        able |= dict.fromkeys(mine, engine)
-        if not mine:
-            without[engine.name] = next(iter(whys), engine.cannot)
-    own = candidate_of(answer.point, setting)
-    seen = glance(space, [own, *able], folder, jobs)
-    mine_now = next((speed(one.row) for one in seen if one.candidate is own), None)
-    found = max((one for one in seen if one.candidate is not own), key=lambda one: speed(one.row), default=None)
-    if found is None or mine_now is None:
-        return replace(answer, others_without=without)
-    engine, value = able[found.candidate], speed(found.row)
-    low, high = shipped().factors(found.hardware, time_shares(found.row, found.hardware))
-    command = next(one for one in commands(found.candidate, setting) if one.engine == engine.name)
-    other = Other(engine, found.candidate, Speed(value, value * low, value * high), value / mine_now, command)
-    return replace(answer, other=other, others_without=without)

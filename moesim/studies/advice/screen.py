@@ -19,10 +19,11 @@ from moesim.core.table import Format, render, render_records
 from moesim.core.units import digits
 from moesim.metrics.naming import model_label
 from moesim.studies.advice.candidates import gib
+from moesim.studies.advice.engines import COUNTS
 from moesim.studies.advice.llama_cpp import UBATCHES, Gain, Place, Point, Quant, Speed, file_bytes
+from moesim.studies.advice.others import Placed
 from moesim.studies.advice.question import PREFILL_CHUNK, model_yaml
 from moesim.studies.advice.recommend import IDENTIFIED, Recommendation
-from moesim.studies.advice.show import comparison_document, comparison_text
 from moesim.studies.identify.model_error import LEVEL, shipped_rows
 from moesim.studies.identify.report import remarks
 
@@ -51,16 +52,14 @@ def text(answer: Recommendation, form: Format = Format.TABLE, *, long: bool = Fa
     """Write an answer for people."""
     sections = [
         _head(answer), *([_nothing_fits(answer)] if answer.command is None else [_command(answer), _speeds(answer)]),
-        _table(answer), _gains(answer), _quants(answer), _other(answer), _sure(answer),
+        _table(answer), _gains(answer), _quants(answer), _other(answer), _sure(answer) if answer.command is not None else "",
     ]  # fmt: skip
     if long:
         sections += [_long(answer)]
     found = "\n".join(part for part in sections if part)
     if form is Format.MD:
         found = f"```text\n{found}```\n" + ("\n![speed over --n-cpu-moe by context](curve.png)\n" if pictured else "")
-    if answer.comparison is not None:
-        found += "\n" + comparison_text(answer.comparison, form)
-    return found
+    return found + ("\n" + _all_engines(answer, form) if answer.all_engines and answer.others is not None else "")
 
 
 def _wrapped(line: str, indent: str = "") -> str:
@@ -184,19 +183,63 @@ def _best_of(one: Quant) -> str:
 
 
 def _other(answer: Recommendation) -> str:
-    if answer.other is None:
+    others = answer.others
+    other = None if others is None else next((o for o in others.placed if o.engine != answer.engine and _at_once(o)), None)
+    if other is None:
         return ""
-    other = answer.other
-    what = other.candidate.family if other.candidate.number is None else other.candidate.title
-    what = "all on the GPU" if other.candidate.family == "all-gpu" else what
-    needs = f"; if {other.command.condition}" if other.command.condition else ""
-    if other.ratio < NOTHING:
-        gain = f"best other engine: {other.engine.name} ({what}), not faster (x{other.ratio:.2f})"
-        return _wrapped(gain, "  ")
-    words = (
-        f"best other engine: {other.engine.name} ({other.candidate.title}), x{other.ratio:.2f}, {_range(other.decode)} tokens/s"
+    gain = (
+        f"x{other.ratio:.2f}, {_range(other.decode)} tokens/s" if other.ratio >= NOTHING else f"not faster (x{other.ratio:.2f})"
     )
-    return _wrapped(f"{words}{needs}; --all-engines compares", "  ")
+    words = f"best other engine: {other.engine.name} ({placement(other)}), {gain}"
+    if other.command is not None and other.command.condition and other.ratio >= NOTHING:
+        words += f"; if {other.command.condition}"
+    return _wrapped(words + ("" if answer.all_engines else "; --all-engines compares"), "  ")
+
+
+def _at_once(one: Placed) -> bool:
+    """Whether a placement runs without something to be recorded first."""
+    return one.command is not None and COUNTS not in one.command.words
+
+
+def placement(one: Placed) -> str:
+    """Name an engine's placement."""
+    return "all on the GPU" if one.candidate.family == "all-gpu" else one.candidate.title
+
+
+_HEADINGS: Final = ("engine", "placement", "on GPU", "GPU", "RAM", "first token s", "tokens/s", "x this")
+
+
+def _all_engines(answer: Recommendation, form: Format) -> str:
+    """Write the placements of all engines, with what to type."""
+    others, setting = answer.others, answer.setting
+    assert others is not None
+    asked, every = setting.asked, setting.model.n_layers * setting.model.n_experts
+    rows = [
+        [
+            one.engine.name, placement(one), f"{100 * one.candidate.gpu_experts / every:.0f} %", gib(one.candidate.gpu_bytes),
+            gib(one.candidate.host_bytes), digits(asked.batch * asked.prompt / one.prompt.value, 2), _range(one.decode),
+            f"{one.ratio:.2f}",
+        ]
+        for one in others.placed
+    ]  # fmt: skip
+    also = f"; intervals cover {' and '.join(one.label for one in others.also)}" if others.also else ""
+    why = f" ({others.routing.why})" if others.routing.why else ""
+    lines = [
+        f"All engines after a prompt of {asked.prompt:,}, {asked.decode} tokens decoded; caches begin empty; each placement has "
+        f"most on the GPU. Routing: {others.routing.label}{why}{also}.",
+    ]
+    typed = []
+    for one in others.placed:
+        if one.command is not None:
+            typed += [f"{one.engine.name} ({one.engine.checked}), {placement(one)}:", f"  {one.command}"]
+            typed += [f"  if {one.command.condition}"] if one.command.condition else []
+            typed += [f"  {one.command.remark}"] if one.command.remark else []
+        elif one.engine.unknown:
+            typed.append(f"{one.engine.name}, {placement(one)}: {one.engine.unknown}")
+    typed += [f"{name}: {why}" for name, why in others.without.items()]
+    commands = "".join(f"{line}\n" for line in typed)
+    fenced = f"```text\n{commands}```\n" if form is Format.MD else commands
+    return "".join(_wrapped(line) for line in lines) + "\n" + render(_HEADINGS, rows, form, _HEADINGS[2:]) + "\n" + fenced
 
 
 def _sure(answer: Recommendation) -> str:
@@ -236,9 +279,9 @@ def _long(answer: Recommendation) -> str:
         lines.append(answer.command.remark)
     if answer.point is not None:
         lines.append(f"memory: {gib(answer.point.gpu_bytes)} on the fullest GPU, {gib(answer.point.host_bytes)} of RAM")
-    lines += [f"{name}: {why}" for name, why in answer.others_without.items()]
-    if answer.other is not None:
-        lines.append(f"{answer.other.engine.name}: {answer.other.command}")
+    if answer.others is not None and not answer.all_engines:
+        lines += [f"{name}: {why}" for name, why in answer.others.without.items()]
+        lines += [f"{one.engine.name}: {one.command}" for one in answer.others.placed[:3] if one.engine != answer.engine]
     if answer.identified is not None:
         lines += remarks(answer.identified, [])
     lines.append(answer.setting.hardware.description.strip())
@@ -269,8 +312,7 @@ def point_record(one: Point) -> dict[str, Any]:
 
 def document(answer: Recommendation) -> dict[str, Any]:
     """Return an answer as plain values, complete."""
-    setting, other = answer.setting, answer.other
-    command = answer.command
+    setting, command, others = answer.setting, answer.command, answer.others
     return {
         "moesim": __version__,
         "asked": asdict(setting.asked),
@@ -298,13 +340,21 @@ def document(answer: Recommendation) -> dict[str, Any]:
             {"context": context, "ubatch": ubatch, "options": None if place is None else place.title}
             for context, ubatch, place in answer.ubatches
         ],
-        "other": None if other is None else {
-            "engine": other.engine.name, "placement": other.candidate.title, "ratio": other.ratio,
-            "decode_tokens_per_s": _plain(other.decode), "command": str(other.command), "condition": other.command.condition,
-        },
-        "engines_without": dict(answer.others_without),
+        "engines": [
+            {
+                "engine": one.engine.name, "checked": one.engine.checked, "placement": one.candidate.title,
+                "policy": dict(one.candidate.policy), "gpu_experts": one.candidate.gpu_experts,
+                "gpu_bytes": one.candidate.gpu_bytes, "host_bytes": one.candidate.host_bytes,
+                "decode_tokens_per_s": _plain(one.decode), "prompt_tokens_per_s": _plain(one.prompt), "ratio": one.ratio,
+                "command": None if one.command is None else str(one.command),
+                "condition": "" if one.command is None else one.command.condition, "label": one.label,
+            }
+            for one in ([] if others is None else others.placed)
+        ],
+        "engines_without": {} if others is None else dict(others.without),
+        "routing": "" if others is None else others.routing.label,
+        "other_routing": [] if others is None else [one.label for one in others.also],
         "identified": [] if answer.identified is None else remarks(answer.identified, []),
-        "comparison": None if answer.comparison is None else comparison_document(answer.comparison),
     }  # fmt: skip
 
 
@@ -366,10 +416,13 @@ def experiment(answer: Recommendation, folder: Path) -> dict[str, Any]:
     """Write the answer's placement as an experiment that runs."""
     setting, asked = answer.setting, answer.setting.asked
     policy: Mapping[str, Any] = {"name": "all-cpu"}
-    if answer.judged is not None:
-        policy = answer.judged.candidate.policy
+    if answer.placed is not None:
+        policy = answer.placed.candidate.policy
     elif answer.point is not None and setting.has_gpu:
         policy = answer.point.place.policy
+    cache: dict[str, Any] = {"ratio": 1.0}
+    if answer.placed is not None and answer.placed.candidate.budget is not None:
+        cache = {"budget": answer.placed.candidate.budget}
     hardware = dict(setting.hardware_ref)
     if answer.identified is not None:
         hardware["base"] = str(folder / IDENTIFIED)
@@ -381,7 +434,7 @@ def experiment(answer: Recommendation, folder: Path) -> dict[str, Any]:
             "batch_size": asked.batch, "prompt_tokens": asked.prompt, "decode_tokens": asked.decode,
             "prefill_chunk": PREFILL_CHUNK,
         },
-        "cache": {"ratio": 1.0},
+        "cache": cache,
         "policies": [dict(policy)],
     }  # fmt: skip
 
@@ -397,9 +450,6 @@ def write_folder(answer: Recommendation, out: Path) -> None:
         files["best.yaml"] = yaml.safe_dump(experiment(answer, out), sort_keys=False).encode()
     files["settings.csv"] = render_records(rows_of(answer), Format.CSV).encode()
     files["recommendation.md"] = text(answer, Format.MD, long=True, pictured="curve.png" in files).encode()
-    if answer.comparison is not None:
-        runs = [row for rows in answer.comparison.found.final.values() for row in rows]
-        files["runs.csv"] = render_records([{**row, "run": n} for n, row in enumerate(runs)], Format.CSV).encode()
     files[ANSWER] = (json.dumps(document(answer), indent=2) + "\n").encode()
     if answer.identified is not None:  # where the machine was while it was simulated is of no use to a reader
         path = answer.setting.hardware.path.encode()

@@ -245,9 +245,10 @@ _MADE: Final = 8
 
 def repeated(made: Trace, n_layers: int) -> Trace:
     """Return routing with so many layers, those of a smaller one in turn."""
-    requests = made.requests
+    requests, layers = made.requests, np.arange(n_layers) % made.n_layers
+    tables = {name: table[layers] for name, table in made.tables.items() if name == "activation_frequency"}
     return Trace.build(
-        experts=made.experts[:, np.arange(n_layers) % made.n_layers], n_prompt=requests.n_prompt, n_decode=requests.n_decode,
+        experts=made.experts[:, layers], tables=tables, n_prompt=requests.n_prompt, n_decode=requests.n_decode,
         n_experts=made.n_experts, model=made.model, label="synthetic",
     )  # fmt: skip
 
