@@ -19,7 +19,7 @@ from moesim.experiment.routing import fits, fitted_parameters, is_of, lift_to_as
 from moesim.experiment.workers import Workers
 from moesim.model import ModelSpec
 from moesim.studies.advice.candidates import Candidate, Space, experiment_of
-from moesim.studies.advice.engines import Command, Engine, commands, engines
+from moesim.studies.advice.engines import COUNTS, Command, Engine, commands, engines
 from moesim.studies.advice.llama_cpp import Speed
 from moesim.studies.advice.question import PLACE, Asked, Routing, Setting
 from moesim.studies.identify.cases import repeated
@@ -55,10 +55,14 @@ class Others:
     routing: Routing
     also: Sequence[Routing] = field(default_factory=tuple)  # other routing that intervals cover
 
-    @property
-    def best(self) -> Placed | None:
-        """The fastest that can be typed."""
-        return next((one for one in self.placed if one.command is not None), None)
+    def best(self, without: str = "") -> Placed | None:
+        """Return the fastest that can be typed and runs at once, of other engines than one."""
+        return next((one for one in self.placed if at_once(one.command) and one.engine.name != without), None)
+
+
+def at_once(command: Command | None) -> bool:
+    """Whether a command can be typed, and needs nothing that has to be recorded first."""
+    return command is not None and COUNTS not in command.words
 
 
 def routings(model: ModelSpec, asked: Asked) -> list[Routing]:
@@ -133,7 +137,7 @@ def compare(
     order = sorted(seen, key=lambda one: (-_speed(seen[one][0]), one.gpu_bytes, one.family))
     base = None if own is None or own[1] not in seen else _speed(seen[own[1]][0])
     typed = {one: _command(one, able[one], setting) for one in order}
-    crossed = order if every else [one for one in order if typed[one] is not None and (own is None or one is not own[1])][:1]
+    crossed = order if every else [one for one in order if at_once(typed[one]) and (own is None or one is not own[1])][:1]
     changes: dict[Candidate, list[float]] = {one: [] for one in crossed}
     for number, other in enumerate(also if crossed else ()):
         there = _simulated(Space(setting, other), crossed, folder / f"other{number}", jobs)

@@ -144,7 +144,7 @@ def candidate_of(point: Point, setting: Setting) -> Candidate:
 def _of_another(setting: Setting, engine: Engine, folder: Path, jobs: int | None) -> Recommendation:
     """Take the fastest placement that another engine's flags express."""
     found = compare(setting, None, folder / "own", only=engine.name, jobs=jobs)
-    one = found.best
+    one = found.best() or next(iter(found.placed), None)
     if one is None:
         return Recommendation(setting, engine, None, "", found.without.get(engine.name, engine.cannot))
     return Recommendation(

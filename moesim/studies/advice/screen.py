@@ -19,7 +19,6 @@ from moesim.core.table import Format, render, render_records
 from moesim.core.units import digits
 from moesim.metrics.naming import model_label
 from moesim.studies.advice.candidates import gib
-from moesim.studies.advice.engines import COUNTS
 from moesim.studies.advice.llama_cpp import UBATCHES, Gain, Place, Point, Quant, Speed, file_bytes
 from moesim.studies.advice.others import Placed
 from moesim.studies.advice.question import PREFILL_CHUNK, model_yaml
@@ -184,7 +183,7 @@ def _best_of(one: Quant) -> str:
 
 def _other(answer: Recommendation) -> str:
     others = answer.others
-    other = None if others is None else next((o for o in others.placed if o.engine != answer.engine and _at_once(o)), None)
+    other = None if others is None else others.best(answer.engine.name)
     if other is None:
         return ""
     gain = (
@@ -194,11 +193,6 @@ def _other(answer: Recommendation) -> str:
     if other.command is not None and other.command.condition and other.ratio >= NOTHING:
         words += f"; if {other.command.condition}"
     return _wrapped(words + ("" if answer.all_engines else "; --all-engines compares"), "  ")
-
-
-def _at_once(one: Placed) -> bool:
-    """Whether a placement runs without something to be recorded first."""
-    return one.command is not None and COUNTS not in one.command.words
 
 
 def placement(one: Placed) -> str:

@@ -512,8 +512,8 @@ KNOBS: dict[str, Knob] = {
         _device_knob("gpu.memory_bandwidth", "accelerator", True, "the same of accelerators, never below the launches' time"),
         _device_knob("gpu.compute", "accelerator", False, "the same of accelerators"),
         Knob(
-            "gpu", "rtx 4090, a profile", "another GPU: of a machine from its parts all that follows; of a profile memory, rates, "
-            "curves, power, while launches, the router's way, links and cache stay", _part("gpu"),
+            "gpu", "rtx 4090, a profile", "another GPU: of a machine from its parts all that follows; of a profile memory, "
+            "rates, curves, power, while launches, the router's way, links and cache stay", _part("gpu"),
         ),
         Knob("cpu", "ryzen 9 7950x, a profile", "another CPU, as gpu", _part("cpu")),
         Knob("ram", "2x32 ddr5-6000, 64GB", "other memory modules; of a profile as cpu.memory", _part("ram")),
