@@ -123,21 +123,22 @@ def _made_up(model: ModelSpec, asked: Asked) -> Iterator[Routing]:
 
 
 def compare(
-    setting: Setting, own: tuple[Engine, Candidate] | None, folder: Path, *,
+    setting: Setting, given: Mapping[Candidate, Engine], folder: Path, *,
     only: str = "", every: bool = False, jobs: int | None = None,
 ) -> Others:  # fmt: skip
-    """Simulate each engine's placements with most on the GPU; `own` is what they are compared with.
+    """Simulate each engine's placements with most on the GPU; the first of those `given` is what they are compared with.
 
     `only` one engine's. The interval of the best, with `every` of all, covers other routing, too.
     """
     first, *also = routings(setting.model, setting.asked)
     space = Space(setting, first)
-    able, without = _able(space, own, only)
+    own = next(iter(given), None)
+    able, without = _able(space, given, only)
     seen = _simulated(space, [*able], folder, jobs)
     order = sorted(seen, key=lambda one: (-_speed(seen[one][0]), one.gpu_bytes, one.family))
-    base = None if own is None or own[1] not in seen else _speed(seen[own[1]][0])
+    base = None if own is None or own not in seen else _speed(seen[own][0])
     typed = {one: _command(one, able[one], setting) for one in order}
-    crossed = order if every else [one for one in order if at_once(typed[one]) and (own is None or one is not own[1])][:1]
+    crossed = order if every else [one for one in order if at_once(typed[one]) and one is not own][:1]
     changes: dict[Candidate, list[float]] = {one: [] for one in crossed}
     for number, other in enumerate(also if crossed else ()):
         there = _simulated(Space(setting, other), crossed, folder / f"other{number}", jobs)
@@ -165,7 +166,7 @@ def _able(space: Space, own: tuple[Engine, Candidate] | None, only: str) -> tupl
     without: dict[str, str] = {}
     shipped_ones, misfits = space.shipped()
     for engine in engines():
-        if (only and engine.name != only) or (not only and own is not None and engine.name == own[0].name):
+        if engine.name in known or only not in ("", engine.name):
             continue
         mine = [one for one in shipped_ones if one.family in engine.expresses]
         whys = [misfits[name] for name in engine.expresses if name in misfits]

@@ -91,10 +91,14 @@ def recommend(
         if (quick and not all_engines) or len(setting.gpus) != 1 or not (answer.command or all_engines):
             return answer
         tell("other engines")
-        one = None if answer.point is None else candidate_of(answer.point, setting)
-        one = answer.placed.candidate if answer.placed is not None else one
-        own = None if one is None else (engine, one)
-        return replace(answer, others=compare(setting, own, folder / "others", every=all_engines, jobs=jobs))
+        return replace(answer, others=compare(setting, _given(answer), folder / "others", every=all_engines, jobs=jobs))
+
+
+def _given(answer: Recommendation) -> dict[Candidate, Engine]:
+    """Return the answer's placement, and llama.cpp's best, which others are compared with."""
+    point = answer.point or (LlamaCpp(answer.setting).best if answer.setting.host_computes else None)
+    own = {} if answer.placed is None else {answer.placed.candidate: answer.engine}
+    return own | ({} if point is None else {candidate_of(point, answer.setting): _engine(ENGINE)})
 
 
 def _engine(named: str) -> Engine:
@@ -143,7 +147,7 @@ def candidate_of(point: Point, setting: Setting) -> Candidate:
 
 def _of_another(setting: Setting, engine: Engine, folder: Path, jobs: int | None) -> Recommendation:
     """Take the fastest placement that another engine's flags express."""
-    found = compare(setting, None, folder / "own", only=engine.name, jobs=jobs)
+    found = compare(setting, {}, folder / "own", only=engine.name, jobs=jobs)
     one = found.best() or next(iter(found.placed), None)
     if one is None:
         return Recommendation(setting, engine, None, "", found.without.get(engine.name, engine.cannot))

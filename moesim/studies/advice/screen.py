@@ -21,7 +21,7 @@ from moesim.metrics.naming import model_label
 from moesim.studies.advice.candidates import gib
 from moesim.studies.advice.llama_cpp import UBATCHES, Gain, Place, Point, Quant, Speed, file_bytes
 from moesim.studies.advice.others import Placed
-from moesim.studies.advice.question import PREFILL_CHUNK, model_yaml
+from moesim.studies.advice.question import ENGINE, PREFILL_CHUNK, model_yaml
 from moesim.studies.advice.recommend import IDENTIFIED, Recommendation
 from moesim.studies.identify.model_error import LEVEL, shipped_rows
 from moesim.studies.identify.report import remarks
@@ -238,10 +238,12 @@ def _all_engines(answer: Recommendation, form: Format) -> str:
 
 def _sure(answer: Recommendation) -> str:
     n, machines, share = COVERAGE
-    lines = [
-        f"how sure: intervals of {100 * LEVEL:.0f} %; of {n} recommended settings on {machines} machines that had no part "
-        f"in them {100 * share:.0f} % were measured inside. Rests on {rates(answer)}."
-    ]
+    measured = (
+        f"of {n} recommended settings on {machines} machines that had no part in them {100 * share:.0f} % were measured inside"
+        if answer.point is not None
+        else f"as wide as those of {ENGINE} have to be, as no public speeds of {answer.engine.name} were compared"
+    )
+    lines = [f"how sure: intervals of {100 * LEVEL:.0f} %; {measured}. Rests on {rates(answer)}."]
     if answer.point is not None and answer.setting.has_gpu:
         numbers = ",".join(str(n) for n in dict.fromkeys((answer.point.place.number, answer.setting.model.positions[-1] + 1)))
         option = f"-ngl {answer.point.place.number}" if answer.point.place.whole else f"-ngl 99 -ncmoe {numbers}"
