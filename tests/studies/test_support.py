@@ -71,7 +71,7 @@ def test_every_entry_has_a_version_and_a_source_or_says_that_it_is_not_verified(
         ("freetoken", "gpt-oss-20b", {"gguf": True}, "FreeToken reads no GGUF files of gpt-oss"),
         ("freetoken", "mixtral-8x7b", {}, "FreeToken has no Mixtral"),
         ("ktransformers", "qwen3-30b-a3b", {}, ""),
-        ("ktransformers", "qwen3-30b-a3b", {"gguf": True}, "besides the GGUF file"),
+        ("ktransformers", "qwen3-30b-a3b", {"gguf": True}, "not only a GGUF file"),
         ("ktransformers", "mixtral-8x7b", {}, UNVERIFIED),
         ("sglang", "qwen3-30b-a3b", {"gguf": True}, UNVERIFIED),
         ("llama.cpp", "kimi-k3", {"gguf": True, "backend": "vulkan", "system": "windows"}, ""),

@@ -16,7 +16,7 @@ from moesim.model.spec import MXFP4_BITS, ModelSpec
 
 FILE: Final = "support.yaml"
 UNVERIFIED: Final = "not verified: "
-"""Begins a reason that may not hold: such an engine is no headline, but can be listed with the reason as its condition."""
+"""Begins a reason that may be wrong: such an engine is no headline, but can be listed with the reason as its condition."""
 _CHECKPOINT: Final = {16: "bf16", 8: "fp8", MXFP4_BITS: "mxfp4"}
 """Formats of released checkpoints, by the bits of an expert's weights."""
 _NAMED: Final = re.compile(r"\((?:GGUF, )?([\w.-]{1,80})(?:, header only)?\)$")
@@ -89,8 +89,8 @@ def _weights(known: Mapping[str, Any], model: ModelSpec, facts: Mapping[str, str
         yield f"{title} reads no GGUF files"
     elif "unverified" in gguf:
         yield f"{UNVERIFIED}{title} with a GGUF file: {gguf['unverified']}"
-    elif "besides" in gguf:
-        yield f"{title} needs {gguf['besides']} besides the GGUF file"
+    elif "also" in gguf:
+        yield f"{title} needs {gguf['also']}, not only a GGUF file"
     elif kinds and not set(kinds) & set(gguf.get("only", kinds)):
         yield f"{title} reads no GGUF files of {architecture}"
     if kinds and not set(kinds) & set(loads):
