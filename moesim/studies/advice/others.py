@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,11 +17,13 @@ from moesim.experiment.config import parse_config
 from moesim.experiment.resolve import Experiment, written_key
 from moesim.experiment.routing import fits, fitted_parameters, is_of, lift_to_assume, shape_of, traces_of_shape
 from moesim.experiment.workers import Workers
+from moesim.hardware import HardwareProfile
 from moesim.model import ModelSpec
 from moesim.studies.advice.candidates import Candidate, Space, experiment_of
 from moesim.studies.advice.engines import COUNTS, Command, Engine, commands, engines
 from moesim.studies.advice.llama_cpp import Speed
 from moesim.studies.advice.question import PLACE, Asked, Routing, Setting
+from moesim.studies.advice.support import UNVERIFIED, why_unsupported
 from moesim.studies.identify.cases import repeated
 from moesim.studies.identify.model_error import shipped, time_shares
 from moesim.trace import Trace, find_trace
@@ -44,6 +46,12 @@ class Placed:
     command: Command | None
     ratio: float = 1.0  # decode speed over that of the placement it is compared with, on the same requests
     label: str = ""  # weakest source of its numbers
+    doubt: str = ""  # why it is not sure that the engine can run it
+
+    @property
+    def at_once(self) -> bool:
+        """Whether it can be typed, surely runs, and needs nothing that has to be recorded first."""
+        return self.command is not None and COUNTS not in self.command.words and not self.doubt
 
 
 @dataclass(frozen=True)
@@ -57,12 +65,7 @@ class Others:
 
     def best(self, without: str = "") -> Placed | None:
         """Return the fastest that can be typed and runs at once, of other engines than one."""
-        return next((one for one in self.placed if at_once(one.command) and one.engine.name != without), None)
-
-
-def at_once(command: Command | None) -> bool:
-    """Whether a command can be typed, and needs nothing that has to be recorded first."""
-    return command is not None and COUNTS not in command.words
+        return next((one for one in self.placed if one.at_once and one.engine.name != without), None)
 
 
 def routings(model: ModelSpec, asked: Asked) -> list[Routing]:
@@ -137,36 +140,44 @@ def compare(
     seen = _simulated(space, [*able], folder, jobs)
     order = sorted(seen, key=lambda one: (-_speed(seen[one][0]), one.gpu_bytes, one.family))
     base = None if own is None or own not in seen else _speed(seen[own][0])
-    typed = {one: _command(one, able[one], setting) for one in order}
-    crossed = order if every else [one for one in order if at_once(typed[one]) and one is not own][:1]
+    placed = [_placed(one, able[one], *seen[one], setting, base) for one in order]
+    crossed = order if every else [one.candidate for one in placed if one.at_once and one.candidate is not own][:1]
     changes: dict[Candidate, list[float]] = {one: [] for one in crossed}
     for number, other in enumerate(also if crossed else ()):
         there = _simulated(Space(setting, other), crossed, folder / f"other{number}", jobs)
         for one in there:
             changes[one].append(_speed(there[one][0]) / _speed(seen[one][0]))
-    placed = []
-    for one in order:
-        row, hardware = seen[one]
-        shares = time_shares(row, hardware)
-        spread = max((abs(math.log(change)) for change in changes.get(one, ())), default=0.0)
-        value, prompt = _speed(row), setting.asked.batch * setting.asked.prompt / float(str(row["ttft_mean_ns"])) * 1e9
-        placed.append(
-            Placed(
-                able[one], one, _ranged(value, shipped().factors(hardware, shares), spread),
-                _ranged(prompt, shipped().factors(hardware, shares, prompt=True), 0.0), shares, typed[one],
-                1.0 if base is None else value / base, str(row["source_label"]),
-            )
-        )  # fmt: skip
+    for number, one in enumerate(placed):
+        spread = max((abs(math.log(change)) for change in changes.get(one.candidate, ())), default=0.0)
+        factors = one.decode.low / one.decode.value, one.decode.high / one.decode.value
+        placed[number] = replace(one, decode=_ranged(one.decode.value, factors, spread))
     return Others(placed, without, first, also if every else ())
 
 
-def _able(space: Space, own: tuple[Engine, Candidate] | None, only: str) -> tuple[dict[Candidate, Engine], dict[str, str]]:
+def _placed(
+    one: Candidate, engine: Engine, row: Mapping[str, Any], hardware: HardwareProfile, setting: Setting, base: float | None
+) -> Placed:
+    """Judge a simulated placement."""
+    shares = time_shares(row, hardware)
+    value, prompt = _speed(row), setting.asked.batch * setting.asked.prompt / float(str(row["ttft_mean_ns"])) * 1e9
+    doubt = unsupported(engine, setting)
+    return Placed(
+        engine, one, _ranged(value, shipped().factors(hardware, shares)),
+        _ranged(prompt, shipped().factors(hardware, shares, prompt=True)), shares, _command(one, engine, setting),
+        1.0 if base is None else value / base, str(row["source_label"]), doubt,
+    )  # fmt: skip
+
+
+def _able(space: Space, given: Mapping[Candidate, Engine], only: str) -> tuple[dict[Candidate, Engine], dict[str, str]]:
     """Find the placements of each engine, and why the others have none."""
-    able: dict[Candidate, Engine] = {} if own is None else {own[1]: own[0]}
+    able, known = dict(given), {engine.name for engine in given.values()}
     without: dict[str, str] = {}
     shipped_ones, misfits = space.shipped()
     for engine in engines():
         if engine.name in known or only not in ("", engine.name):
+            continue
+        if (why := unsupported(engine, space.setting)) and not why.startswith(UNVERIFIED):
+            without[engine.name] = why
             continue
         mine = [one for one in shipped_ones if one.family in engine.expresses]
         whys = [misfits[name] for name in engine.expresses if name in misfits]
@@ -179,6 +190,11 @@ def _able(space: Space, own: tuple[Engine, Candidate] | None, only: str) -> tupl
         if not mine:
             without[engine.name] = next(iter(whys), engine.cannot)
     return able, without
+
+
+def unsupported(engine: Engine, setting: Setting) -> str:
+    """Say why an engine cannot run the model on the machine, or why that is not sure; empty if it can."""
+    return why_unsupported(engine.name, setting.model, setting.hardware, one_file_gguf=setting.asked.gguf is not None)
 
 
 def _command(one: Candidate, engine: Engine, setting: Setting) -> Command | None:
@@ -210,7 +226,7 @@ def _speed(row: Mapping[str, Any]) -> float:
     return float(str(row["decode_tokens_per_s"]))
 
 
-def _ranged(value: float, factors: tuple[float, float], spread: float) -> Speed:
+def _ranged(value: float, factors: tuple[float, float], spread: float = 0.0) -> Speed:
     """Widen an interval by independent errors: half widths of logarithms add up as squares."""
     low, high = (math.hypot(math.log(one), spread) for one in factors)
     return Speed(value, value * math.exp(-low), value * math.exp(high))

@@ -17,8 +17,9 @@ from moesim.hardware.engines import same_engine
 from moesim.studies.advice.candidates import Candidate
 from moesim.studies.advice.engines import Command, Engine, commands, describe, engines
 from moesim.studies.advice.llama_cpp import Gain, LlamaCpp, Place, Point, Quant, Speed
-from moesim.studies.advice.others import Others, Placed, compare
+from moesim.studies.advice.others import Others, Placed, compare, unsupported
 from moesim.studies.advice.question import ENGINE, PLACE, Asked, Setting, look_up
+from moesim.studies.advice.support import UNVERIFIED
 from moesim.studies.identify.identify import Identified, identify
 from moesim.studies.identify.observations import read_observations
 
@@ -34,7 +35,8 @@ class Recommendation:
     engine: Engine
     command: Command | None
     what: str  # where experts are, in words
-    misfit: str = ""  # why nothing fits
+    misfit: str = ""  # why nothing fits, or why the engine cannot run it
+    doubt: str = ""  # why it is not sure that the engine can run it
     point: Point | None = None  # llama.cpp's setting
     # decode, begin, prompt: tokens/s of the batch with the context full, after the prompt alone, and of the prompts
     decode: Speed | None = None
@@ -71,7 +73,7 @@ def recommend(
     """Answer a question; `quick` leaves out what has to be simulated, other engines above all."""
     engine = _engine(asked.engine)
     with telling(lines=True, enabled=progress) as tell, tempfile.TemporaryDirectory(prefix="moesim.") as name:
-        folder, found, contents = Path(name), None, b""
+        folder, found, contents, doubt = Path(name), None, b"", ""
         setting = look_up(asked, folder)  # what is wrong with the question is known before the machine is identified
         if not setting.host_computes and not all_engines:
             got = f"expected a processor next to the GPU, got experts on {setting.host}; compare with --all-engines"
@@ -82,13 +84,15 @@ def recommend(
             setting = look_up(asked, folder)
         if not setting.host_computes:
             answer = Recommendation(setting, engine, None, "", f"experts lie on {setting.host}, not in memory")
+        elif (doubt := unsupported(engine, setting)) and not doubt.startswith(UNVERIFIED):
+            answer = Recommendation(setting, engine, None, "", doubt)
         elif engine.name == ENGINE:
             tell("settings of llama.cpp")
             answer = _of_llama_cpp(LlamaCpp(setting, found), engine, quick=quick)
         else:
             answer = _of_another(setting, engine, folder, jobs)
-        answer = replace(answer, identified=found, profile=contents, all_engines=all_engines)
-        if (quick and not all_engines) or len(setting.gpus) != 1 or not (answer.command or all_engines):
+        answer = replace(answer, doubt=doubt, identified=found, profile=contents, all_engines=all_engines)
+        if (quick and not all_engines) or len(setting.gpus) != 1 or not (answer.command or doubt or all_engines):
             return answer
         tell("other engines")
         return replace(answer, others=compare(setting, _given(answer), folder / "others", every=all_engines, jobs=jobs))

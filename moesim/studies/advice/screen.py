@@ -86,6 +86,8 @@ def _command(answer: Recommendation) -> str:
         line += (" " if line else "") + word
     joined = " \\\n      ".join([*lines, line])
     first = f"  {joined}\n"
+    if answer.doubt:
+        first += _wrapped(f"  {answer.doubt}", "  ")
     if answer.command.condition:
         first += _wrapped(f"  if {answer.command.condition}", "  ")
     return first
@@ -93,6 +95,8 @@ def _command(answer: Recommendation) -> str:
 
 def _nothing_fits(answer: Recommendation) -> str:
     context = answer.setting.context
+    if answer.doubt:
+        return _wrapped(f"{answer.misfit}: --engine names another", "  ")
     fits = [one for one in answer.quants if one.point is not None]
     lines = _wrapped(f"It does not fit with {context:,} tokens: {answer.misfit}.", "  ")
     if fits:
@@ -227,7 +231,7 @@ def _all_engines(answer: Recommendation, form: Format) -> str:
         if one.command is not None:
             typed += [f"{one.engine.name} ({one.engine.checked}), {placement(one)}:", f"  {one.command}"]
             typed += [f"  if {one.command.condition}"] if one.command.condition else []
-            typed += [f"  {one.command.remark}"] if one.command.remark else []
+            typed += [f"  {line}" for line in (one.command.remark, one.doubt) if line]
         elif one.engine.unknown:
             typed.append(f"{one.engine.name}, {placement(one)}: {one.engine.unknown}")
     typed += [f"{name}: {why}" for name, why in others.without.items()]
@@ -319,7 +323,7 @@ def document(answer: Recommendation) -> dict[str, Any]:
         },
         "engine": answer.engine.name, "checked": answer.engine.checked,
         "command": None if command is None else str(command), "condition": "" if command is None else command.condition,
-        "what": answer.what, "misfit": answer.misfit, "context": setting.context,
+        "what": answer.what, "misfit": answer.misfit, "doubt": answer.doubt, "context": setting.context,
         "decode_tokens_per_s": _plain(answer.decode), "decode_tokens_per_s_after_prompt": _plain(answer.begin),
         "prompt_tokens_per_s": _plain(answer.prompt), "first_token_s": _plain(answer.first_token_s),
         "limits": dict(answer.limits), "level": LEVEL, "model_error": shipped_rows(),
@@ -343,7 +347,7 @@ def document(answer: Recommendation) -> dict[str, Any]:
                 "gpu_bytes": one.candidate.gpu_bytes, "host_bytes": one.candidate.host_bytes,
                 "decode_tokens_per_s": _plain(one.decode), "prompt_tokens_per_s": _plain(one.prompt), "ratio": one.ratio,
                 "command": None if one.command is None else str(one.command),
-                "condition": "" if one.command is None else one.command.condition, "label": one.label,
+                "condition": "" if one.command is None else one.command.condition, "doubt": one.doubt, "label": one.label,
             }
             for one in ([] if others is None else others.placed)
         ],
