@@ -147,10 +147,10 @@ def compare(
         there = _simulated(Space(setting, other), crossed, folder / f"other{number}", jobs)
         for one in there:
             changes[one].append(_speed(there[one][0]) / _speed(seen[one][0]))
-    for number, one in enumerate(placed):
-        spread = max((abs(math.log(change)) for change in changes.get(one.candidate, ())), default=0.0)
-        factors = one.decode.low / one.decode.value, one.decode.high / one.decode.value
-        placed[number] = replace(one, decode=_ranged(one.decode.value, factors, spread))
+    for number, each in enumerate(placed):
+        spread = max((abs(math.log(change)) for change in changes.get(each.candidate, ())), default=0.0)
+        factors = each.decode.low / each.decode.value, each.decode.high / each.decode.value
+        placed[number] = replace(each, decode=_ranged(each.decode.value, factors, spread))
     return Others(placed, without, first, also if every else ())
 
 

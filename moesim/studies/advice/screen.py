@@ -188,8 +188,9 @@ def _best_of(one: Quant) -> str:
 def _other(answer: Recommendation) -> str:
     others = answer.others
     other = None if others is None else others.best(answer.engine.name)
-    if other is None:
-        return ""
+    if other is None or others is None:
+        why = next(iter(others.without.values()), "") if others is not None else ""
+        return _wrapped(f"no other engine runs it at once: {why}; --long says more", "  ") if why else ""
     gain = (
         f"x{other.ratio:.2f}, {_range(other.decode)} tokens/s" if other.ratio >= NOTHING else f"not faster (x{other.ratio:.2f})"
     )
