@@ -84,8 +84,8 @@ FOLDER: Final = resources.files("moesim.hardware").joinpath("parts")
 OWN: Final = "parts.csv"  # in a folder of profiles
 _LIST: Final = {"aliases": ";", "memory_types": "/"}
 _NOISE: Final = re.compile(
-    r"\((?:r|tm)\)|[®™]|@.*|\bw/.*|\bwith radeon.*|\b\d+(?:st|nd|rd|th) gen(?:eration)?\b|\b\d+-cores?\b|\(radv.*|\bcpu\b|\bgpu\b|"
-    r"\b(?:nvidia|geforce|tesla|quadro|amd|radeon|intel|apple|arc|graphics|processor|edition|generation|core|laptop chip)\b"
+    r"\((?:r|tm)\)|[®™]|@.*|\bw/.*|\bwith radeon.*|\b\d+(?:st|nd|rd|th) gen(?:eration)?\b|\b\d+-cores?\b|\(radv.*|"
+    r"\b(?:cpu|gpu|nvidia|geforce|tesla|quadro|amd|radeon|intel|apple|arc|graphics|processor|edition|generation|core|laptop chip)\b"
 )  # words that decide nothing
 _SPELT: Final = ((r"\bmobile\b", "laptop"), (r"\bsupr\b", "super"), (r"(\d) ?gib?\b", r"\1gb"), (r"\br([3579])\b", r"ryzen \1"))
 _LONGEST: Final = 120  # characters of a name
@@ -136,7 +136,7 @@ def _own_files() -> list[Path]:
 
 
 @lru_cache
-def _shipped(kind: type[P]) -> list[P]:
+def _shipped(kind: Any) -> list[Any]:
     text = FOLDER.joinpath("gpus.csv" if issubclass(kind, Gpu) else "cpus.csv").read_text(encoding="utf-8")
     return [_part(kind, row, "") for row in csv.DictReader(text.splitlines())]
 
@@ -153,7 +153,7 @@ def _part(kind: type[P], row: Mapping[str, Any], place: str) -> P:
 
 
 @lru_cache
-def _columns(kind: type[Part]) -> dict[str, Any]:
+def _columns(kind: Any) -> dict[str, Any]:
     hints = get_type_hints(kind)
     return {field.name: hints[field.name] for field in fields(kind)}
 
@@ -185,9 +185,8 @@ def _plain(text: str) -> str:
 
 def _words(text: str) -> str:
     """Reduce a name to its words in the order of the alphabet, as drivers write them in another order."""
-    return " ".join(
-        sorted(_key(word) for word in re.split(r"[\s,()/-]+", _NOISE.sub(" ", text[:_LONGEST].lower())) if _key(word))
-    )
+    words = re.split(r"[\s,()/-]+", _NOISE.sub(" ", text[:_LONGEST].lower()))
+    return " ".join(sorted(filter(None, map(_key, words))))
 
 
 def _found(kind: type[P], text: str) -> Sequence[P]:
@@ -204,17 +203,20 @@ def _found(kind: type[P], text: str) -> Sequence[P]:
 
 
 @lru_cache
-def _index(kind: type[P], stamps: tuple[Any, ...]) -> tuple[dict[str, P], dict[str, list[P]]]:
+def _index(kind: Any, stamps: tuple[Any, ...]) -> tuple[dict[str, Any], dict[str, list[Any]]]:
     """Return the parts by whole name, and by all that may stand for one; ``stamps`` of one's own files make it anew."""
-    names, keys = dict[str, P](), dict[str, list[P]]()
+    names, keys = dict[str, Any](), dict[str, list[Any]]()
     for part in parts_of(kind):
-        if names.setdefault(_plain(part.name), part) is not part:
-            continue  # one's own row replaces a shipped one
-        spelt = [part.name, re.sub(r"\(.*", "", part.name), *part.aliases]
-        short = re.fullmatch(r".* i\d-(\w+)", part.name)  # 13700K
-        for key in dict.fromkeys([*map(_key, spelt), *map(_words, spelt), _key(short[1]) if short else ""]):
-            keys.setdefault(key, []).append(part)
-    return names, {key: parts for key, parts in keys.items() if key}
+        if names.setdefault(_plain(part.name), part) is part:  # one's own row replaces a shipped one
+            spelt = (part.name, *part.aliases)
+            for key in {*map(_key, spelt), *map(_words, spelt)} - {""}:
+                keys.setdefault(key, []).append(part)
+    short = dict[str, list[Any]]()
+    for part in names.values():
+        inside = re.fullmatch(r".* i\d-(\w+)", part.name) or re.fullmatch(r"(.*?) *\(.*", part.name)  # 13700K; Titan X (Pascal)
+        for key in {_key(inside[1]), _words(inside[1])} - {""} if inside else ():
+            short.setdefault(key, []).append(part)
+    return names, {**short, **keys}
 
 
 def _fits(word: str, part: Part) -> bool:
