@@ -190,7 +190,7 @@ def _words(text: str) -> str:
 
 
 def _found(kind: type[P], text: str) -> Sequence[P]:
-    names, keys = _index(kind, tuple((path, path.stat().st_mtime_ns) for path in _own_files()))
+    names, keys = _index(kind, tuple((path, path.stat().st_mtime_ns) for path in _own_files()))  # type: ignore[arg-type]
     plain = _plain(text)
     if plain in names:
         return [names[plain]]
