@@ -192,10 +192,10 @@ POLICY, PART = "moesim.policies.systems.fiddler:Fiddler", "moesim.policies.parts
     ("arguments", "message"),
     [
         (["policies", "dail"], "list policies: unknown policy 'dail'; did you mean 'dali'?"),
-        (["parts", "lru2"], "list parts: unknown part 'lru2'; did you mean 'lru'?"),
-        (["parts", "fiddler"], "list parts: expected a part, got fiddler, a policy; `moesim list policies fiddler` explains it"),
-        (["parts", POLICY], f"list parts: expected a part, got {POLICY}, a policy; `moesim list policies {POLICY}` explains it"),
-        (["policies", PART], f"list policies: expected a policy, got {PART}, a part; `moesim list parts {PART}` explains it"),
+        (["policy-parts", "lru2"], "list policy-parts: unknown part 'lru2'; did you mean 'lru'?"),
+        (["policy-parts", "fiddler"], "list policy-parts: expected a part, got fiddler, a policy; `moesim list policies fiddler` explains it"),
+        (["policy-parts", POLICY], f"list policy-parts: expected a part, got {POLICY}, a policy; `moesim list policies {POLICY}` explains it"),
+        (["policies", PART], f"list policies: expected a policy, got {PART}, a part; `moesim list policy-parts {PART}` explains it"),
         (["models", "lru"], "list models: expected no name, got lru; names are for policies and parts"),
     ],
 )
