@@ -237,7 +237,10 @@ def named_part(text: str, place: str) -> dict[str, str]:
     count, name = counted(text)
     size = re.fullmatch(r"(.*\S)\s+(\d+ ?gi?b)", name, re.IGNORECASE)
     for one, more in ((name, {}), (size[1] if size else "", {"ram": size[2]} if size else {})):
-        gpu, cpu = find_gpu(one), find_cpu(one)
+        try:
+            gpu, cpu = find_gpu(one), find_cpu(one)
+        except HardwareError as error:
+            raise HardwareError(f"{place}: {error}") from None
         if gpu is not None and (cpu is None or gpu.unified or not gpu.pcie_gen):
             return {"gpu": f"{count}x {one}" if count > 1 else one, **({"cpu": one} if cpu else {}), **more}
         if cpu is not None:
