@@ -24,7 +24,7 @@ from experiments.research.tables.public_identified import observed_row
 from moesim.core.table import Format, render, render_records
 from moesim.core.units import digits
 from moesim.hardware import read_profile
-from moesim.studies.advice.llama_cpp import LlamaCpp, Place
+from moesim.studies.advice.llama_cpp import LlamaCpp
 from moesim.studies.advice.question import Asked, look_up
 from moesim.studies.identify.cases import make_cases
 from moesim.studies.identify.fit import Machine
@@ -35,8 +35,8 @@ from moesim.studies.validation.public import Sweep, read_sweeps, sweeps_file
 ROOT: Final = Path(__file__).resolve().parents[3]
 PARTS: Final = ROOT / "experiments" / "validation" / "machines_by_parts.csv"
 ASKED: Final = (
-    "rtx2070s-i5-12400f-1", "rx6700xt-ryzen5800x-13", "gtx1060-i5-7600k-3", "rtx4070-i5-12600k-1", "rtx5070ti-ryzen9800x3d-2",
-    "ryzen-ai-max-395-1", "a10-xeon8358-12", "rtx3090-i9-11900kf-5", "epyc9175f-1", "m4-max-3",
+    "rtx2070s-i5-12400f-3", "rx6700xt-ryzen5800x-25", "gtx1060-i5-7600k-30", "rtx4070-i5-12600k-1", "rtx5070ti-ryzen9800x3d-4",
+    "ryzen-ai-max-395-1", "a10-xeon8358-29", "rtx3090-i9-11900kf-4", "epyc9175f-2", "m4-max-8",
 )  # fmt: skip
 """Rows of public_sweeps.csv that are asked: one a machine, of ten kinds of machine."""
 
@@ -116,7 +116,7 @@ def _printed(given: Namespace) -> None:
         return
     frame = pd.DataFrame(predicted())
     if given.form.for_programs:
-        sys.stdout.write(render_records(frame.to_dict("records"), given.form))
+        sys.stdout.write(render_records(list(predicted()), given.form))
         return
     sys.stdout.write(render(_HEADINGS, summary(frame), Format(given.form), _HEADINGS[1:]))
 
