@@ -1,0 +1,232 @@
+"""The catalogue of parts: GPUs and CPUs by the names that people and drivers give them.
+
+The catalogue is data: ``parts/*.csv`` next to this file, and a file ``parts.csv`` with the same columns in a folder of profiles.
+"""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+from typing import Any, Final, TypeVar, get_type_hints
+
+from moesim.core.data import data_dirs
+from moesim.core.gate import TABLE, read_text
+from moesim.errors import HardwareError
+
+
+@dataclass(frozen=True)
+class Part:
+    """What any part of the catalogue has."""
+
+    name: str
+    aliases: tuple[str, ...]
+    vendor: str
+    architecture: str
+    kind: str  # of the facts: published, data sheet, from memory
+    source: str
+    note: str
+
+
+@dataclass(frozen=True)
+class Gpu(Part):
+    """A GPU of the catalogue; numbers that are not known, or that it has none of, are 0."""
+
+    compute: str  # capability of CUDA
+    vram_GiB: float
+    memory_bandwidth_GBps: float
+    fp16_dense_TFLOPs: float
+    fp32_TFLOPs: float
+    pcie_gen: int
+    pcie_lanes: int
+    laptop: bool
+    unified: bool
+    board_W: float
+    twin: str  # the less common GPU of the same name
+    matrix_rate_basis: str
+
+
+@dataclass(frozen=True)
+class Cpu(Part):
+    """A CPU of the catalogue; numbers that are not known, or that it has none of, are 0."""
+
+    platform: str  # row of parts/memory.csv
+    form: str  # desktop, laptop, server or one chip
+    cores_performance: int
+    cores_efficient: int
+    threads: int
+    base_GHz: float
+    boost_GHz: float
+    avx2: bool
+    avx512: bool
+    vnni: bool
+    memory_types: tuple[str, ...]
+    memory_channels: int
+    max_MTps: int
+    compute_dies: int
+    sockets_max: int
+    pcie_gen: int
+    pcie_lanes: int
+
+    @property
+    def cores(self) -> int:
+        return self.cores_performance + self.cores_efficient
+
+
+P = TypeVar("P", bound=Part)
+
+FOLDER: Final = resources.files("moesim.hardware").joinpath("parts")
+OWN: Final = "parts.csv"  # in a folder of profiles
+_LIST: Final = {"aliases": ";", "memory_types": "/"}
+_NOISE: Final = re.compile(
+    r"\((?:r|tm)\)|[®™]|@.*|\bw/.*|\bwith radeon.*|\b\d+(?:st|nd|rd|th) gen(?:eration)?\b|\b\d+-cores?\b|\(radv.*|"
+    r"\b(?:cpu|gpu|nvidia|geforce|tesla|quadro|amd|radeon|intel|apple|arc|graphics|processor|edition|generation|core|laptop chip)\b"
+)  # words that decide nothing
+_SPELT: Final = ((r"\bmobile\b", "laptop"), (r"\bsupr\b", "super"), (r"(\d) ?gib?\b", r"\1gb"), (r"\br([3579])\b", r"ryzen \1"))
+_LONGEST: Final = 120  # characters of a name
+
+
+def find_gpu(text: str, vram_GiB: float | None = None) -> Gpu | None:
+    """Look a GPU up by a name as people write it or a driver prints it.
+
+    Parameters
+    ----------
+    text : str
+        Such as ``"rtx 3060"`` or ``"NVIDIA GeForce RTX 4080"``.
+    vram_GiB : float, optional
+        Its memory, GiB, which decides between GPUs of one name.
+
+    Returns
+    -------
+    Gpu or None
+        None if the catalogue has no such GPU.
+
+    Raises
+    ------
+    HardwareError
+        If several GPUs have the name: their names.
+    """
+    return _one(_found(Gpu, text), text, vram_GiB)
+
+
+def find_cpu(text: str) -> Cpu | None:
+    """Look a CPU up, as `find_gpu` does."""
+    return _one(_found(Cpu, text), text, None)
+
+
+def nearest_parts(kind: type[Part], text: str) -> list[str]:
+    """Name the parts that are spelt most like a text."""
+    names = {_key(name): part.name for part in parts_of(kind) for name in (part.name, *part.aliases)}
+    close = difflib.get_close_matches(_key(text), names, n=6, cutoff=0.6)
+    return list(dict.fromkeys(names[one] for one in close))[:3]
+
+
+def parts_of(kind: type[P]) -> list[P]:
+    """List the parts of a kind: those of one's own files first."""
+    return [*(part for path in _own_files() for part in _read_own(path) if isinstance(part, kind)), *_shipped(kind)]
+
+
+def _own_files() -> list[Path]:
+    return [path for folder in data_dirs("hardware_profiles") if (path := folder / OWN).is_file()]
+
+
+@lru_cache
+def _shipped(kind: Any) -> list[Any]:
+    text = FOLDER.joinpath("gpus.csv" if issubclass(kind, Gpu) else "cpus.csv").read_text(encoding="utf-8")
+    return [_part(kind, row, "") for row in csv.DictReader(text.splitlines())]
+
+
+def _read_own(path: Path) -> Iterator[Part]:
+    rows = csv.DictReader(read_text(path, TABLE, "a catalogue", error=HardwareError).splitlines())
+    for number, row in enumerate(rows, 2):
+        kind = Gpu if row.get("memory_bandwidth_GBps") else Cpu
+        yield _part(kind, row, f"{path}:{number}")
+
+
+def _part(kind: type[P], row: Mapping[str, Any], place: str) -> P:
+    return kind(**{name: _cell(name, of, (row.get(name) or "").strip(), place) for name, of in _columns(kind).items()})
+
+
+@lru_cache
+def _columns(kind: Any) -> dict[str, Any]:
+    hints = get_type_hints(kind)
+    return {field.name: hints[field.name] for field in fields(kind)}
+
+
+def _cell(name: str, of: Any, text: str, place: str) -> Any:
+    if name in _LIST:
+        return tuple(one for one in text.split(_LIST[name]) if one)
+    if of is str:
+        return text
+    if of is bool:
+        return text == "y"
+    try:
+        return of(text or 0)
+    except ValueError:
+        raise HardwareError(f"{place}: {name}: expected a number, got '{text[:40]}'; correct it") from None
+
+
+def _key(text: str) -> str:
+    """Reduce a name to what tells parts apart."""
+    text = _NOISE.sub(" ", text[:_LONGEST].lower())
+    for pattern, better in _SPELT:
+        text = re.sub(pattern, better, text)
+    return re.sub(r"[^a-z0-9+]", "", text)
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[^a-z0-9+]", "", text[:_LONGEST].lower())
+
+
+def _words(text: str) -> str:
+    """Reduce a name to its words in the order of the alphabet, as drivers write them in another order."""
+    words = re.split(r"[\s,()/-]+", _NOISE.sub(" ", text[:_LONGEST].lower()))
+    return " ".join(sorted(filter(None, map(_key, words))))
+
+
+def _found(kind: type[P], text: str) -> Sequence[P]:
+    names, keys = _index(kind, tuple((path, path.stat().st_mtime_ns) for path in _own_files()))  # type: ignore[arg-type]
+    plain = _plain(text)
+    if plain in names:
+        return [names[plain]]
+    for key in (_key(text), _words(text)):
+        if key in keys:
+            return keys[key]
+    *others, last = re.split(r"[\s-]+", _NOISE.sub(" ", text[:_LONGEST].lower()).strip()) or [""]
+    found = keys.get(_key(last), []) if re.search(r"\d{3}", last) else []  # "ryzen 5600", "r7 5800x3d", "13700k"
+    return [part for part in found if all(_fits(word, part) for word in others)]
+
+
+@lru_cache
+def _index(kind: Any, stamps: tuple[Any, ...]) -> tuple[dict[str, Any], dict[str, list[Any]]]:
+    """Return the parts by whole name, and by all that may stand for one; ``stamps`` of one's own files make it anew."""
+    names, keys = dict[str, Any](), dict[str, list[Any]]()
+    for part in parts_of(kind):
+        if names.setdefault(_plain(part.name), part) is part:  # one's own row replaces a shipped one
+            spelt = (part.name, *part.aliases)
+            for key in {*map(_key, spelt), *map(_words, spelt)} - {""}:
+                keys.setdefault(key, []).append(part)
+    short = dict[str, list[Any]]()
+    for part in names.values():
+        inside = re.fullmatch(r".* i\d-(\w+)", part.name) or re.fullmatch(r"(.*?) *\(.*", part.name)  # 13700K; Titan X (Pascal)
+        for key in {_key(inside[1]), _words(inside[1])} - {""} if inside else ():
+            short.setdefault(key, []).append(part)
+    return names, {**short, **keys}
+
+
+def _fits(word: str, part: Part) -> bool:
+    return re.fullmatch(r"[ri]?\d", word) is not None or word in part.name.lower()
+
+
+def _one(found: Sequence[P], text: str, vram_GiB: float | None) -> P | None:
+    if len(found) > 1 and vram_GiB is not None and isinstance(found[0], Gpu):
+        found = sorted(found, key=lambda one: abs(one.vram_GiB - vram_GiB))[:1]  # type: ignore[attr-defined]
+    if len(found) > 1:
+        names = " or ".join(f"'{part.name}'" for part in found)
+        raise HardwareError(f"'{text[:_LONGEST]}': expected one part, got a name of several; write {names}")
+    return found[0] if found else None
