@@ -1,4 +1,4 @@
-"""Make a machine of what people paste: parts are looked up by the names that programs print, measured rates replace derived ones."""
+"""Make a machine of what people paste: parts are looked up by the names that programs print, measured rates are taken."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CLOSE: Final = 0.1  # two measurements that differ by more are a contradiction
 _SYSTEMS: Final = {
     "windows": r"\bWDDM\b|Microsoft Windows|Windows 1[01]|^(?:PS )?[A-Z]:\\.*>|Physical Memory|^ *Card name:",
     "macos": r"\bmacOS\b|Darwin|^ *Chip: Apple|Chipset Model:|ggml_metal",
-    "linux": r"^ *Model name:|^MemTotal:|^Mem: |^Memory Device|/home/|-Linux-",
+    "linux": r"^ *Model name:|^MemTotal:|^Mem: |^Memory Device|/home/|^[\w.-]{1,40}@[\w.-]{1,60}:[^\s$#]{0,99}[$#]",
 }
 
 TRIAD: Final = 4 / 3
@@ -78,9 +78,9 @@ def read_pasted(text: str, place: str = "pasted text") -> Pasted:
     facts = [fact._replace(by=one.name) for one in SOURCES if next(read.find(one.seen), None) for fact in one.read(read)]
     if not facts:
         raise HardwareError(
-            f"{place}: expected outputs of {', '.join(one.name for one in SOURCES)}, got {len(read.lines)} lines of none; paste one"
+            f"{place}: expected outputs of {', '.join(one.name for one in SOURCES)}, got {len(read.lines)} other lines; paste one"
         )
-    choice = _Choice(read, facts, place)
+    choice = _Choice(read, sorted(facts, key=lambda fact: fact.line), place)
     choice.take_rates(choice.take_parts())
     return choice.pasted
 
@@ -114,10 +114,16 @@ class _Choice:
         if said not in self.pasted.remarks:
             self.pasted.remarks.append(said)
 
-    def _look_up(self, find: Callable[..., Any], fact: Fact, *memory: float) -> Any:
+    def _look_up(self, find: Callable[[str], Any], fact: Fact) -> Any:
         """Return a part of the catalogue; None if it has none; the name that was printed if it is that of several."""
+        sizes = self._of("vram", by=fact.by, index=fact.index) or self._of("vram", index=fact.index)
         try:
-            return find(fact.value, *memory)
+            if fact.what == "cpu" or not sizes:
+                return find(fact.value)
+            size = sizes[0].value / _GIB
+            part = find_gpu(fact.value, size)
+            namesakes = [part, find_gpu(part.twin)] if part and part.twin else [part]
+            return min(filter(None, namesakes), key=lambda one: abs(one.vram_GiB - size), default=None)
         except HardwareError as several:
             if (said := f"{fact.what}: {several}") not in self.pasted.missing:
                 self.pasted.missing.append(said)
@@ -134,8 +140,7 @@ class _Choice:
         found, chosen = dict[Fact, Any](), list[Fact]()
         for facts in lists:
             for fact in facts:
-                sizes = self._of("vram", by=fact.by, index=fact.index) or self._of("vram", index=fact.index)
-                found[fact] = self._look_up(find_gpu, fact, *(size.value / _GIB for size in sizes[:1]))
+                found[fact] = self._look_up(find_gpu, fact)
             known = [fact for fact in facts if found[fact] is not None]
             names, before = (Counter(_name(found[fact]) for fact in one) for one in (known, chosen))
             if names > before:
