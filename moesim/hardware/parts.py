@@ -28,6 +28,7 @@ class Part:
     aliases: tuple[str, ...]
     vendor: str
     architecture: str
+    platform: str  # row of parts/rules.csv
     kind: str  # of the facts: published, data sheet, from memory
     source: str
     note: str
@@ -55,7 +56,6 @@ class Gpu(Part):
 class Cpu(Part):
     """A CPU of the catalogue; numbers that are not known, or that it has none of, are 0."""
 
-    platform: str  # row of parts/memory.csv
     form: str  # desktop, laptop, server or one chip
     cores_performance: int
     cores_efficient: int
@@ -85,7 +85,8 @@ OWN: Final = "parts.csv"  # in a folder of profiles
 _LIST: Final = {"aliases": ";", "memory_types": "/"}
 _NOISE: Final = re.compile(
     r"\((?:r|tm)\)|[®™]|@.*|\bw/.*|\bwith radeon.*|\b\d+(?:st|nd|rd|th) gen(?:eration)?\b|\b\d+-cores?\b|\(radv.*|"
-    r"\b(?:cpu|gpu|nvidia|geforce|tesla|quadro|amd|radeon|intel|apple|arc|graphics|processor|edition|generation|core|laptop chip)\b"
+    r"\b(?:cpu|gpu|nvidia|geforce|tesla|quadro|amd|radeon|intel|apple|arc|graphics|processor|edition|generation|core)\b|"
+    r"\bmac ?(?:book|studio|mini)(?: pro| air)?\b"
 )  # words that decide nothing
 _SPELT: Final = ((r"\bmobile\b", "laptop"), (r"\bsupr\b", "super"), (r"(\d) ?gib?\b", r"\1gb"), (r"\br([3579])\b", r"ryzen \1"))
 _LONGEST: Final = 120  # characters of a name
@@ -230,3 +231,77 @@ def _one(found: Sequence[P], text: str, vram_GiB: float | None) -> P | None:
         names = " or ".join(f"'{part.name}'" for part in found)
         raise HardwareError(f"'{text[:_LONGEST]}': expected one part, got a name of several; write {names}")
     return found[0] if found else None
+
+
+def named_part(text: str, place: str) -> dict[str, str]:
+    """Return what a name stands for: ``gpu``, ``cpu``, or both of one chip; `HardwareError` if it is in neither list."""
+    count, name = counted(text)
+    size = re.fullmatch(r"(.*\S)\s+(\d+ ?gi?b)", name, re.IGNORECASE)
+    for one, more in ((name, {}), (size[1] if size else "", {"ram": size[2]} if size else {})):
+        gpu, cpu = find_gpu(one), find_cpu(one)
+        if gpu is not None and (cpu is None or gpu.unified or not gpu.pcie_gen):
+            return {"gpu": f"{count}x {one}" if count > 1 else one, **({"cpu": one} if cpu else {}), **more}
+        if cpu is not None:
+            return {"cpu": f"{count}x {one}" if count > 1 else one, **more}
+    raise HardwareError(f"{place}: {unknown_part(name)}")
+
+
+def unknown_part(text: str, *kinds: type[Part]) -> str:
+    """Build the message for a part that is not in the catalogue."""
+    near = [name for kind in kinds or (Gpu, Cpu) for name in nearest_parts(kind, text)]
+    close = f"did you mean {', '.join(map(repr, near[:4]))}? " if near else ""
+    return (
+        f"expected a part of `moesim list parts`, got '{text[:_LONGEST]}'; {close}give rates, such as '936GB/s 24GiB' of a GPU "
+        f"or '60GB/s' of a CPU's memory, or add it to hardware_profiles/{OWN}"
+    )
+
+
+def counted(text: str) -> tuple[int, str]:
+    """Split ``2x rtx 3090`` into number and name."""
+    found = re.fullmatch(r"\s*(\d{1,2})\s*x\s+(.*\S)\s*|\s*(\d{1,2}) ?x ?([a-zA-Z].*\S)\s*", text)
+    return (int(found[1] or found[3]), found[2] or found[4]) if found else (1, text.strip())
+
+
+RATE: Final = re.compile(r"\d[\d.]*\s*[kKMGT]?i?B/s", re.IGNORECASE)
+_LINKS: Final = r"\bpcie?\b|\bpci-?e|\bgen ?\d|thunderbolt|oculink|usb ?4|nvlink|\b[abx][34][2357]0\b"
+_KINDS: Final = (
+    ("ram", r"\b(?:lp)?ddr\d|\bm(?:r|cr)dimm\b|^\d+ ?gi?b\b|^\d+ ?x ?\d+ ?g|\bram\b"), ("pcie", _LINKS),
+    ("disk", r"nvme|\bssd\b|\bsata\b|\bhdd\b|\bqlc\b|hard ?disk"),
+    ("os", r"^(?:windows|win ?1[01]|linux|ubuntu|macos|wsl2?|cuda|hip|rocm|vulkan|metal|sycl)\b"),
+)  # fmt: skip
+"""Words by which parts other than GPU and CPU are known."""
+
+
+def read_parts(text: str, place: str) -> dict[str, Any]:
+    """Read a machine written as parts with ``+`` between them.
+
+    Parameters
+    ----------
+    text : str
+        Such as ``"RTX 3060 + Ryzen 5 5600 + 64GB DDR4-3200"``.
+    place : str
+        Of the text, for messages.
+
+    Returns
+    -------
+    dict
+        The key ``parts`` of a profile: ``gpu``, ``cpu``, ``ram``, ``pcie``, ``disk`` and ``os``, those that are there.
+
+    Raises
+    ------
+    HardwareError
+        If a part is not known, is given twice, or is a name of several.
+    """
+    found = dict[str, Any]()
+    apart = re.split(r"\s\+\s", text)
+    for piece in filter(None, map(str.strip, apart if len(apart) > 1 else text.split("+"))):
+        if re.fullmatch(r"\d ?x ?\d{1,2}", piece):
+            raise HardwareError(f"{place}: '{piece}': expected memory or a link, got either; write '{piece}GB' or 'PCIe {piece}'")
+        kind = next((kind for kind, words in _KINDS if re.search(words, piece, re.IGNORECASE)), "")
+        if RATE.search(piece):
+            kind = "gpu" if re.search(r"\d\s*gi?b\b(?!/s)", piece, re.IGNORECASE) else "cpu"
+        for key, value in ({kind: piece} if kind else named_part(piece, place)).items():
+            if key in found and key != "gpu":
+                raise HardwareError(f"{place}: {key}: expected it once, got '{found[key]}' and '{value}'; leave one out")
+            found[key] = [*([found[key]] if isinstance(found[key], str) else found[key]), value] if key in found else value
+    return found
