@@ -20,12 +20,12 @@ from moesim.core.units import parse_bytes
 from moesim.errors import ConfigError, HardwareError
 from moesim.hardware import HardwareProfile, load_hardware
 from moesim.hardware.load import short_form, short_text
+from moesim.hardware.pasted import Pasted, pasted_text
 from moesim.hardware.problems import find_problems, reading_remarks
 from moesim.hardware.short import expert_of
 from moesim.hardware.types import TRANSFERS
 from moesim.live.kernels import require_torch
 from moesim.live.profiler.detect import detect as ask
-from moesim.live.profiler.detect import detected_text
 from moesim.live.profiler.show import compare as compare_profiles
 from moesim.live.profiler.show import page, unit_of, value_text
 from moesim.live.profiler.show import table as comparison_table
@@ -85,7 +85,7 @@ def detect(
     ] = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Write what can be asked of this machine without measuring, as a profile of a few numbers to be filled in.
+    """Write what this machine says of itself, without measuring, as a profile by its parts.
 
     Example: moesim profile detect --out mybox.yaml
     """
@@ -96,7 +96,7 @@ def detect(
         if not re.fullmatch(r"[\w.-]+", name):
             raise ConfigError(f"--out {out}: expected a name of letters, digits, dots and dashes, got '{name}'; choose another")
     found = ask()
-    text = detected_text(found, name)
+    text = pasted_text(name, found.pasted, "this machine's own answers")
     if out is None:
         sys.stdout.write(shown_lines(text))
     else:
@@ -106,9 +106,18 @@ def detect(
         say(f"wrote {out}")
     for remark in found.remarks:
         say(remark)
-    for key, words in found.missing.items():
-        say(f"missing: {key}, {words}")
-    say("papers print them; moesim profile measure measures them, and moesim calibrate corrects rough ones by observed speeds")
+    _say_pasted(found.pasted)
+    say("moesim profile measure times this machine, and moesim calibrate corrects rates by observed speeds")
+
+
+def _say_pasted(pasted: Pasted) -> None:
+    """Say from which outputs a machine was read, what contradicts, and what is missing."""
+    for source in pasted.sources:
+        say(f"read {source.name}, tried on {source.tried}")
+    for words in pasted.remarks:
+        say(words)
+    for words in pasted.missing:
+        say(f"missing: {words}")
 
 
 FOLDER = Path("hardware_profiles")

@@ -21,7 +21,7 @@ class Fact(NamedTuple):
     what: str  # gpu, vram, gen, width, cpu, sockets, module, ram, or a rate: down, up, local, read, node, triad
     value: Any
     line: int  # from 0
-    index: int = 0  # of a GPU or node
+    which: int = 0  # index of a GPU or node
     by: str = ""  # the program
 
 
@@ -29,7 +29,7 @@ class Text:
     """A text with its lines."""
 
     def __init__(self, text: str) -> None:
-        text = re.sub(r"\r\r?\n|\r", "\n", text.lstrip("\ufeff").replace("\x00", ""))
+        text = re.sub(r"\r\r?\n|\r", "\n", re.sub(r"\x1b\[[0-9;]*[A-Za-z]|\ufeff|[\x00-\x08\x0b-\x0c\x0e-\x1f]", "", text))
         self.lines = [line[:_LINE].replace("\t", " ").rstrip() for line in text.split("\n")]
         self.whole = "\n".join(self.lines)
         self._starts = [0]
@@ -67,13 +67,18 @@ def _cpu_name(text: str) -> str | None:
     return name if len(name) > 2 else None
 
 
+def _gpu_name(text: str) -> str | None:
+    inner = re.search(r"\[([^\[\]]+)\]$", text.strip())  # as of PCI: chip [card]
+    return (inner[1] if inner else text.strip()) if _GPU.search(text) else None
+
+
 def _mega(text: str) -> float:
     return float(text) * 1e6
 
 
 _READ: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
-    "gpu": ("gpu", lambda text: text.strip() if _GPU.search(text) else None), "cpu": ("cpu", _cpu_name),
-    "name": ("gpu", lambda text: text.strip() if _GPU.search(text) and not _CPU.search(text) else None),
+    "gpu": ("gpu", _gpu_name), "cpu": ("cpu", _cpu_name),
+    "name": ("gpu", lambda text: None if _CPU.search(text) else _gpu_name(text)),
     "processor": ("cpu", lambda text: _cpu_name(text) if _CPU.search(text) else None),
     "mib": ("vram", lambda text: int(text) * _MIB), "bytes": ("vram", int), "vram": ("vram", _size), "ram": ("ram", _size),
     "gen": ("gen", int), "width": ("width", int), "sockets": ("sockets", int), "read": ("read", _mega), "triad": ("triad", _mega),
@@ -130,11 +135,9 @@ def _llama(text: Text) -> Iterator[Fact]:
 
 def _free(text: Text) -> Iterator[Fact]:
     for match in text.find(r"^Mem: +(\d[\d.,]*)([KMGT]?)i?B? "):
-        number = float(re.sub(r",", ".", match[1]).rstrip("."))
-        guess = (
-            0 if number > 8e9 else 1 if number > 4e6 else 2 if number > 2000 else 3
-        )  # by default KiB; or asked with -b, -m, -g
-        power = "KMGT".index(match[2].upper()) + 1 if match[2] else guess
+        number = float(match[1].replace(",", ".").rstrip("."))
+        asked = 0 if number > 8e9 else 1 if number > 4e6 else 2 if number > 2000 else 3  # with -b, nothing, -m or -g
+        power = "KMGT".index(match[2].upper()) + 1 if match[2] else asked
         yield Fact("ram", int(number * 1024**power), text.line_of(match.start()))
 
 
@@ -175,8 +178,11 @@ def _modules(text: Text) -> Iterator[Fact]:
             at = n if key in ("size", "capacity") else at
         elif "Capacity" in cells and all(re.fullmatch(r"[A-Z]\w+", cell) for cell in cells):
             columns = [cell.lower() for cell in cells]
-        elif len(cells) == len(columns) and (module := _module(dict(zip(columns, cells)))):
-            yield Fact("module", module, n)
+        elif columns:  # names have blanks, and columns two between them, or no names
+            apart = re.split(r" {2,}", line.strip())
+            row = apart if len(apart) == len(columns) else cells
+            if len(row) == len(columns) and (module := _module(dict(zip(columns, row)))):
+                yield Fact("module", module, n)
 
 
 def _nvbandwidth(text: Text) -> Iterator[Fact]:
@@ -218,14 +224,15 @@ class Source:
 
 
 _LSCPU: Final = (
-    r"^ *(?:Model name|Modellname|型号名称) *[:：] *(?P<cpu>[^\n-].*)$", r"^ *(?:Socket\(s\)|Sockel|座) *[:：] *(?P<sockets>\d+)$",
-    r"^MemTotal: +(?P<ram>\d+ k)B$",
+    r"^ *(?:Model name|Modellname|型号名称) *[:：] *(?P<cpu>[^\n-].*)$", r"^MemTotal: +(?P<ram>\d+ kB)$",
+    r"^ *(?:Socket\(s\)|Sockel|座) *[:：] *(?P<sockets>\d+)$",
 )  # fmt: skip
 
 SOURCES: Final = (
     Source(
         "nvidia-smi", r"NVIDIA-SMI|^\|.*\d+MiB */ *\d+MiB",
-        _grep(r"^\| +(?P<i>\d+) +(?!N/A)(?P<gpu>\S.*?) +(?:On|Off|WDDM|TCC|MCDM|N/A) +\| +[0-9A-F]{4,8}:.*\n\|.*?/ *(?P<mib>\d+)MiB"),
+        _grep(r"^\| +(?P<i>\d+) +(?!N/A)(?P<gpu>\S.*?) +(?:On|Off|WDDM|TCC|MCDM|N/A) +\| +[0-9A-F]{4,8}:"
+              r".*(?:\n\|.*?/ *(?P<mib>\d+)MiB)?"),
         "public tables of drivers 430 to 595 on Linux and WSL2",
     ),
     Source("nvidia-smi -L", r"^GPU \d+: .* \(UUID: ", _grep(r"^GPU (?P<i>\d+): (?P<gpu>.+?) \(UUID: "), "public lists"),
@@ -248,18 +255,20 @@ SOURCES: Final = (
     ),
     Source(
         "a list of devices", r"\bDevice \d+: ",  # of llama.cpp, nvbandwidth and bandwidthTest
-        _grep(r"\bDevice (?P<i>\d+): \"?(?P<gpu>[^\",\n]+?)\"?(?: \([0-9a-f]{8}:.*|,.*?(?:VRAM: (?P<mib>\d+) MiB.*)?)?$"), "public logs",
+        _grep(r"\bDevice (?P<i>\d+): \"?(?P<gpu>[^\",\n]+?)\"?(?: \([0-9a-f]{8}:.*|,.*?(?:VRAM: (?P<mib>\d+) MiB.*)?)?$"),
+        "public logs",
     ),
     Source(
-        "rocm-smi", r"GPU\[\d+\] *:|\"card\d+\": *\{|MARKET_NAME",
-        _grep(r"GPU\[(?P<i>\d+)\] *: (?:Card series|Device Name): *(?P<gpu>.+)", r"\bMARKET_NAME: (?P<gpu>.+)",
+        "rocm-smi", r"GPU\[\d+\] *:|\"card\d+\": *\{|^card\d+,|MARKET_NAME",
+        _grep(r"^card(?P<i>\d+),(?:[^,\n]*,)*?(?P<gpu>[^,\n]*(?:Radeon|Instinct)[^,\n]*)",
+              r"GPU\[(?P<i>\d+)\] *: (?:Card series|Device Name): *(?P<gpu>.+)", r"\bMARKET_NAME: (?P<gpu>.+)",
               r"GPU\[(?P<i>\d+)\] *: VRAM Total Memory \(B\): *(?P<bytes>\d+)", r'"Card Series": *"(?P<gpu>[^"\n]+)"',
               r'"VRAM Total Memory \(B\)": *"(?P<bytes>\d+)"'),
         "public outputs of ROCm 4 to 6 as text and JSON; amd-smi: by its documentation",
     ),
-    Source("lscpu and /proc", r"^ *(?:Model name|Modellname|型号名称) *[:：]|^MemTotal:", _grep(*_LSCPU), "Linux servers, this project's own"),
-    Source("free", r"^Mem: +\d", _free, "Linux servers, this project's own"),
-    Source("memory modules", r"^ *Memory Device$|Capacity", _modules, "public outputs of dmidecode, wmic and Win32_PhysicalMemory"),
+    Source("lscpu, /proc", r"^ *(?:Model name|Modellname|型号名称) *[:：]|^MemTotal:", _grep(*_LSCPU), "machines of this project"),
+    Source("free", r"^Mem: +\d", _free, "machines of this project"),
+    Source("memory modules", r"^ *Memory Device$|Capacity", _modules, "public outputs of dmidecode, wmic, Win32_PhysicalMemory"),
     Source(
         "system_profiler", r"^ *(?:Chip: Apple|Chipset Model:|Processor Name:)",
         _grep(r"^ *Chip: (?P<cpu>Apple .+)", r"^ *Processor Name: (?P<cpu>.+)", r"^ *Memory: (?P<ram>\d+ GB)$",
@@ -269,9 +278,10 @@ SOURCES: Final = (
     Source(
         "Windows", r"^ *(?:Name *(?:[:=]|$|  )|Processor(?:\(s\))?:|Card name:)|Physical ?Memory",
         _grep(r"^ *Name *[:=] *(?P<processor>.*)$", r"^ *Name *[:=] *(?P<name>.*)$", r"^ *Processor: (?P<processor>.+)$",
-              r"^ *Card name: (?P<i>)(?P<gpu>.+)$", r"^ *Dedicated Memory: (?P<vram>\d+ MB)$", r"^ *Memory: (?P<ram>\d+MB) RAM$",
-              r"^(?P<processor>(?:AMD|Intel|1\dth Gen)\b.*?)(?:  .*)?$", r"^(?P<name>(?:NVIDIA|AMD|Intel|Radeon)\b.*?)(?:  .*)?$",
-              r"^ *(?:Total|Installed) ?Physical ?Memory(?: \(RAM\))? *[:=] *(?P<ram>.+)$"),
+              r"^ *Card name: (?P<i>)(?P<gpu>.+)$", r"^ *Dedicated Memory: (?P<vram>\d+ MB)$",
+              r"^ *Memory: (?P<ram>\d+MB) RAM$", r"^(?P<processor>(?:AMD|Intel|1\dth Gen)\b.*?)(?:  .*| \d{6,})?$",
+              r"^(?P<name>(?:NVIDIA|AMD|Intel|Radeon)\b.*?)(?:  .*| \d{6,})?$",
+              r"^ *(?:Cs)?(?:Total|Installed) ?Physical ?Memory(?: \(RAM\))? *[:=] *(?P<ram>.+)$"),
         "public outputs of systeminfo, dxdiag, wmic and Get-CimInstance",
     ),
     Source("nvbandwidth", r"Running (?:benchmark )?\w+_(?:ce|copy)\b", _nvbandwidth, "public outputs of versions 0.2 to 0.8"),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
+
+import yaml
 
 from moesim.errors import HardwareError
 from moesim.hardware.outputs import SOURCES, Fact, Source, Text
@@ -17,9 +19,10 @@ _GIB: Final = 2**30
 _SIZES: Final = sorted(n * 2**k for k in range(12) for n in (1, 1.25, 1.5))  # GiB that are built in
 _CLOSE: Final = 0.1  # two measurements that differ by more are a contradiction
 _SYSTEMS: Final = {
-    "windows": r"\bWDDM\b|Microsoft Windows|Windows 1[01]|^(?:PS )?[A-Z]:\\.*>|Physical Memory|^ *Card name:",
+    "wsl2": r"microsoft-standard-WSL2",
+    "windows": r"\bWDDM\b|Microsoft Windows|Windows[ -]1[01]|^(?:PS )?[A-Z]:\\.*>|Physical Memory|^ *Card name:",
     "macos": r"\bmacOS\b|Darwin|^ *Chip: Apple|Chipset Model:|ggml_metal",
-    "linux": r"^ *Model name:|^MemTotal:|^Mem: |^Memory Device|/home/|^[\w.-]{1,40}@[\w.-]{1,60}:[^\s$#]{0,99}[$#]",
+    "linux": r"^Linux-\d|^ *Model name:|^MemTotal:|^Mem: |^Memory Device|/home/|^[\w.-]{1,40}@[\w.-]{1,60}:[^\s$#]{0,99}[$#]",
 }
 
 TRIAD: Final = 4 / 3
@@ -27,7 +30,7 @@ TRIAD: Final = 4 / 3
 COPIES: Final = 0.88 / 0.79
 """Reads against copies inside a GPU, shares of the nominal rates of A10, A100 and H100 (chsasank/device-benchmarks)."""
 LEAST_SHARE: Final = 0.7
-"""Of a GPU's nominal rate: copies below it are limited by something else than memory."""
+"""Of a GPU's nominal rate: copies below it are limited by something else than memory; above the nominal one a cache answers."""
 
 
 class Taken(NamedTuple):
@@ -50,7 +53,7 @@ class Pasted:
     sources: list[Source] = field(default_factory=list)  # programs whose outputs were found
 
 
-def read_pasted(text: str, place: str = "pasted text") -> Pasted:
+def read_pasted(text: str, place: str = "pasted text", given: Mapping[str, Any] | None = None) -> Pasted:
     """Read a machine from outputs of system tools and bandwidth tests.
 
     Parameters
@@ -59,6 +62,8 @@ def read_pasted(text: str, place: str = "pasted text") -> Pasted:
         Outputs, one after another; prompts, log lines and other text between them are passed over.
     place : str
         File or option that the text is from, for messages and for the method of measured rates.
+    given : mapping, optional
+        Parts that are known otherwise; they replace those of the text.
 
     Returns
     -------
@@ -80,7 +85,7 @@ def read_pasted(text: str, place: str = "pasted text") -> Pasted:
         raise HardwareError(
             f"{place}: expected outputs of {', '.join(one.name for one in SOURCES)}, got {len(read.lines)} other lines; paste one"
         )
-    choice = _Choice(read, sorted(facts, key=lambda fact: fact.line), place)
+    choice = _Choice(read, sorted(facts, key=lambda fact: fact.line), place, given or {})
     choice.take_rates(choice.take_parts())
     return choice.pasted
 
@@ -88,10 +93,10 @@ def read_pasted(text: str, place: str = "pasted text") -> Pasted:
 class _Choice:
     """Chooses between the facts of a text."""
 
-    def __init__(self, text: Text, facts: list[Fact], place: str) -> None:
-        self._text, self._facts, self._place = text, facts, place
+    def __init__(self, text: Text, facts: list[Fact], place: str, given: Mapping[str, Any]) -> None:
+        self._text, self._facts, self._place, self._given = text, facts, place, given
         by = {fact.by for fact in facts}
-        self._parts: dict[str, Any] = {}
+        self._parts = dict(given)
         self.pasted = Pasted({"parts": self._parts}, sources=[one for one in SOURCES if one.name in by])
 
     def _of(self, what: str, **where: Any) -> list[Fact]:
@@ -106,8 +111,14 @@ class _Choice:
             self.pasted.taken.append(Taken(what, value, n + 1, line[start : start + 90]))
 
     def _part(self, what: str, value: str | list[str], *facts: Fact) -> None:
+        if what in self._given:
+            return
         self._parts[what] = value
         self._take(what, value if isinstance(value, str) else ", ".join(value), *facts)
+
+    def _miss(self, what: str, words: str) -> None:
+        if what not in self._given and (said := f"{what}: {words}") not in self.pasted.missing:
+            self.pasted.missing.append(said)
 
     def _contradict(self, what: str, value: str, fact: Fact, first: Fact) -> None:
         said = f"{what}: line {fact.line + 1} ({fact.by}) has {value}; line {first.line + 1} ({first.by}) is taken"
@@ -116,7 +127,9 @@ class _Choice:
 
     def _look_up(self, find: Callable[[str], Any], fact: Fact) -> Any:
         """Return a part of the catalogue; None if it has none; the name that was printed if it is that of several."""
-        sizes = self._of("vram", by=fact.by, index=fact.index) or self._of("vram", index=fact.index)
+        sizes = self._of("vram", by=fact.by, which=fact.which) or self._of("vram", which=fact.which)
+        if fact.value.endswith("..."):  # cut by nvidia-smi: might be another
+            return None
         try:
             if fact.what == "cpu" or not sizes:
                 return find(fact.value)
@@ -125,15 +138,14 @@ class _Choice:
             namesakes = [part, find_gpu(part.twin)] if part and part.twin else [part]
             return min(filter(None, namesakes), key=lambda one: abs(one.vram_GiB - size), default=None)
         except HardwareError as several:
-            if (said := f"{fact.what}: {several}") not in self.pasted.missing:
-                self.pasted.missing.append(said)
+            self._miss(fact.what, str(several))
             return fact.value
 
     def take_parts(self) -> list[Any]:
         """Take parts; return the GPUs, those of the first output that names some: others name the same, fewer or more."""
         lists: list[list[Fact]] = []
         for fact in self._of("gpu"):
-            if lists and lists[-1][-1].by == fact.by and lists[-1][-1].index < fact.index:
+            if lists and lists[-1][-1].by == fact.by and lists[-1][-1].which < fact.which:
                 lists[-1].append(fact)
             else:
                 lists.append([fact])
@@ -149,11 +161,11 @@ class _Choice:
                 self._contradict("gpu", ", ".join(names.elements()), known[0], chosen[0])
         unknown = ", ".join(dict.fromkeys(fact.value for fact, part in found.items() if part is None))
         if chosen:
-            names = [_name(found[fact]) for fact in chosen]
-            self._part("gpu", names if len(names) > 1 else names[0], *chosen)
+            texts = [_name(found[fact]) for fact in chosen]
+            self._part("gpu", texts if len(texts) > 1 else texts[0], *chosen)
         else:
             words = f"{unknown} is not in the catalogue" if unknown else "no line names one"
-            self.pasted.missing.append(f"gpu: {words}; --gpu names one")
+            self._miss("gpu", f"{words}; --gpu names one")
         if chosen and unknown:
             self.pasted.remarks.append(f"gpu: not in the catalogue, and passed over: {unknown}")
         self._take_cpu()
@@ -164,7 +176,7 @@ class _Choice:
                 self._part("os", name, Fact("os", name, self._text.line_of(match.end())))
                 break
         else:
-            self.pasted.missing.append("os: no line shows the system; --os gives it")
+            self._miss("os", "no line shows the system; --os gives it")
         return [found[fact] for fact in chosen]
 
     def _take_cpu(self) -> None:
@@ -172,7 +184,7 @@ class _Choice:
         known = [(fact, part) for fact in facts if (part := self._look_up(find_cpu, fact)) is not None]
         if not known:
             words = f"{facts[0].value} is not in the catalogue" if facts else "no line names one (lscpu)"
-            self.pasted.missing.append(f"cpu: {words}; --cpu names one, or gives its read rate, such as 60GB/s")
+            self._miss("cpu", f"{words}; --cpu names one, or gives its read rate, such as 60GB/s")
             return
         (first, part), sockets = known[0], [fact for fact in self._of("sockets") if fact.value > 1][:1]
         self._part("cpu", f"{sockets[0].value}x {_name(part)}" if sockets else _name(part), first, *sockets)
@@ -188,7 +200,8 @@ class _Choice:
             speed = min((fact.value.speed for fact in modules if fact.value.speed), default=0)
             alike = all(fact.value[:1] == first[:1] and fact.value.bits >= 64 for fact in modules)  # each is a channel wide
             amount = f"{len(modules)}x{first.n_bytes / _GIB:g}" if alike else f"{total:g}GB"
-            self._part("ram", f"{amount} {first.kind.lower()}{f'-{speed}' if speed and first.kind else ''}".strip(), *modules)
+            kind = "-".join(filter(None, (first.kind.lower(), f"{speed or ''}")))
+            self._part("ram", f"{amount} {kind}".strip(), *modules)
             if sizes and not 0.75 < sizes[0].value / _GIB / total < 1.05:
                 self._contradict("ram", f"{sizes[0].value / _GIB:.1f} GiB", sizes[0], modules[0])
             return
@@ -197,14 +210,12 @@ class _Choice:
             built_in = next((size for size in _SIZES if there <= size), there)  # the system keeps some of it
             self._part("ram", f"{built_in if there > 0.88 * built_in else round(there):g}GB", sizes[0])
         words = "type, speed and number of modules" if sizes else "how much, and which"
-        self.pasted.missing.append(
-            f"ram: {words} (dmidecode -t memory; wmic memorychip); --ram gives them, such as 2x32 ddr4-3200"
-        )
+        self._miss("ram", f"{words} (dmidecode -t memory; wmic memorychip); --ram gives them, such as 2x32 ddr4-3200")
 
     def _take_link(self) -> None:
-        gens, widths = self._of("gen", index=0), self._of("width", index=0)
+        gens, widths = self._of("gen", which=0), self._of("width", which=0)
         if not gens or not widths:
-            self.pasted.missing.append("pcie: generation and lanes (nvidia-smi -q); --pcie gives them, such as 4x16")
+            self._miss("pcie", "generation and lanes (nvidia-smi -q); --pcie gives them, such as 4x16")
             return
         least, most = min(fact.value for fact in widths), max(fact.value for fact in widths)
         self._part("pcie", f"{gens[0].value}x{least}", gens[0], next(fact for fact in widths if fact.value == least))
@@ -220,7 +231,7 @@ class _Choice:
                         self._rate(f"links.{link}.{kind}.bytes_per_s", self._measured(fact, f"copies in {kind} memory"), fact)
             if fact := self._first("local", index):
                 self._take_local(fact, index, gpus[index] if gpus else None)
-        if not self._of("down"):
+        if "gpu" in self._parts and not self._of("down"):
             self.pasted.missing.append("a measured rate of copies to the GPU (nvbandwidth -t host_to_device_memcpy_ce)")
         self._take_reads()
         if "cpu" not in self._parts and (reads := self.pasted.form.get("devices.cpu0.memory_bytes_per_s")):
@@ -228,15 +239,19 @@ class _Choice:
 
     def _first(self, what: str, index: int = 0) -> Fact | None:
         """Return the first rate of a kind that is possible; others that differ are contradictions."""
-        facts = [fact for fact in self._of(what, index=index) if 1e8 < fact.value < 1e14]
+        facts = [fact for fact in self._of(what, which=index) if 1e8 < fact.value < 1e14]
         for fact in facts[1:]:
             if abs(fact.value / facts[0].value - 1) > _CLOSE:
                 self._contradict(what, f"{fact.value / 1e9:.4g} GB/s", fact, facts[0])
         return facts[0] if facts else None
 
     def _rate(self, key: str, number: dict[str, Any], *facts: Fact) -> None:
+        words = f"{number['value'] / 1e9:.4g} GB/s, {number['source']}"
+        if "gpu" in key and "gpu" not in self._parts:
+            self.pasted.remarks.append(f"{key}: {words} ({self._at(facts[0])}): not used without a GPU")
+            return
         self.pasted.form[key] = number
-        self._take(key, f"{number['value'] / 1e9:.4g} GB/s, {number['source']}", *facts)
+        self._take(key, words, *facts)
 
     def _measured(self, fact: Fact, test: str) -> dict[str, Any]:
         proof = {"method": f"{fact.by}: {test}; {self._at(fact)}, read on this date", "repeats": 1, "spread": "not printed"}
@@ -249,9 +264,9 @@ class _Choice:
         """Take copies inside a GPU for reads, if memory limited them."""
         nominal = 1e9 * getattr(gpu, "memory_bandwidth_GBps", 0)
         said = f"{fact.by}: copies inside the GPU read and write {fact.value / 1e9:.4g} GB/s ({self._at(fact)})"
-        if fact.value < LEAST_SHARE * nominal:
+        if nominal and not LEAST_SHARE <= fact.value / nominal <= 1:
             self.pasted.remarks.append(
-                f"{said}, {fact.value / nominal:.0%} of its nominal rate: not limited by memory, and not used"
+                f"{said}, {fact.value / nominal:.0%} of its nominal rate: not that of memory, and not used"
             )
             return
         value = max(fact.value, min(fact.value * COPIES, 0.95 * nominal or fact.value * COPIES))
@@ -262,7 +277,7 @@ class _Choice:
         self._rate(f"devices.gpu{index}.memory_bytes_per_s", number, fact)
 
     def _take_reads(self) -> None:
-        key, nodes = "devices.cpu0.memory_bytes_per_s", {fact.index: fact for fact in reversed(self._of("node"))}
+        key, nodes = "devices.cpu0.memory_bytes_per_s", {fact.which: fact for fact in reversed(self._of("node"))}
         if fact := self._first("read"):
             self._rate(key, self._measured(fact, "ALL Reads"), fact)
         elif nodes:
@@ -284,3 +299,16 @@ class _Choice:
 
 def _name(part: Any) -> str:
     return part if isinstance(part, str) else str(part.name)
+
+
+def pasted_text(name: str, pasted: Pasted, place: str) -> str:
+    """Write a machine by its parts as a file, with what is from which line, and what is missing."""
+    parts = pasted.form["parts"]
+    comments = {key: words for key, _, words in (said.partition(": ") for said in pasted.missing)}
+    comments |= {one.what: f"line {one.line}: {one.text}" for one in reversed(pasted.taken)}
+    lines = [f"# Read from {place}. `moesim profile check` lists what is assumed.", f"name: {name}", "parts:"]
+    for key in ("gpu", "cpu", "ram", "pcie", "os"):
+        value = yaml.safe_dump(parts.get(key, ""), default_flow_style=True, width=400).partition("\n")[0] if key in parts else ""
+        lines.append(f"  {key}: {value}".rstrip() + (f"  # {comments[key]}" if key in comments else ""))
+    rates = {key: value for key, value in pasted.form.items() if key != "parts"}
+    return "\n".join(lines) + "\n" + (yaml.safe_dump(rates, sort_keys=False, width=120) if rates else "")
