@@ -105,7 +105,7 @@ Memory Device
 \tConfigured Memory Speed: 6000 MT/s
 """
 SOLDERED = "".join(
-    f"Memory Device\n\tData Width: 32 bits\n\tSize: 16 GB\n\tType: LPDDR5\n\tConfigured Memory Speed: 8000 MT/s\n\n"
+    "Memory Device\n\tData Width: 32 bits\n\tSize: 16 GB\n\tType: LPDDR5\n\tConfigured Memory Speed: 8000 MT/s\n\n"
     for _ in range(8)
 )
 MEMINFO = "MemTotal:       65766000 kB\nMemFree:         1024000 kB\n"
