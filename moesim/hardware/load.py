@@ -248,6 +248,15 @@ def short_text(form: Mapping[str, Any]) -> str:
     )
 
 
+def parts_text(form: Mapping[str, Any]) -> str:
+    """Write a profile of parts as a file."""
+    return (
+        "# A machine from its parts. `moesim profile show` has the numbers that follow. Any key of a whole profile may stand\n"
+        "# here, too, and replaces them: docs/guide/machines.md.\n"
+        + yaml.safe_dump(dict(form), sort_keys=False, width=120, allow_unicode=True)
+    )
+
+
 def from_numbers(
     *,
     cpu: str,

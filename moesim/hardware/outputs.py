@@ -220,7 +220,7 @@ class Source:
     name: str
     seen: str  # a pattern that its output has
     read: Callable[[Text], Iterator[Fact]]
-    tried: str  # outputs that the parser was tried on
+    tried: str  # outputs that the parser was written after
 
 
 _LSCPU: Final = (
@@ -241,13 +241,13 @@ SOURCES: Final = (
         _grep(r"^ *(?:Product Name *: |<product_name>)(?P<gpu>[^<\n]+)", r"PCIe Generation\n *Max *: (?P<gen>\d)$",
               r"Link Width\n *Max *: (?P<width>\d+)x$", r"Link Width\n.*\n *Current *: (?P<width>\d+)x$",
               r"FB Memory Usage\n *Total *: (?P<mib>\d+) MiB"),
-        "public logs of drivers 442 to 555; XML: by its documentation, names alone",
+        "public logs of drivers 442 to 555; XML: its documentation, names alone",
     ),
     Source(
         "nvidia-smi --query-gpu", r"^(?:.*, )?(?:gpu_)?name, |, name(?:,|$)|^.*, \d+ MiB",
         lambda text: iter([*_smi_csv(text)] or [*_grep(
             r"^(?:\d+, )?(?P<gpu>[A-Z][^,\n|]+), (?P<mib>\d+) MiB(?:, (?P<gen>[1-6]), (?P<width>1|2|4|8|16)$)?")(text)]),
-        "by its documentation",
+        "its documentation",
     ),
     Source(
         "llama.cpp", r"ggml_(?:vulkan|metal|cuda)|_init: found \d+ |\"(?:cpu|gpu)_info\"", _llama,
@@ -264,7 +264,7 @@ SOURCES: Final = (
               r"GPU\[(?P<i>\d+)\] *: (?:Card series|Device Name): *(?P<gpu>.+)", r"\bMARKET_NAME: (?P<gpu>.+)",
               r"GPU\[(?P<i>\d+)\] *: VRAM Total Memory \(B\): *(?P<bytes>\d+)", r'"Card Series": *"(?P<gpu>[^"\n]+)"',
               r'"VRAM Total Memory \(B\)": *"(?P<bytes>\d+)"'),
-        "public outputs of ROCm 4 to 6 as text and JSON; amd-smi: by its documentation",
+        "public outputs of ROCm 4 to 6 as text and JSON; amd-smi: its documentation",
     ),
     Source("lscpu, /proc", r"^ *(?:Model name|Modellname|型号名称) *[:：]|^MemTotal:", _grep(*_LSCPU), "machines of this project"),
     Source("free", r"^Mem: +\d", _free, "machines of this project"),

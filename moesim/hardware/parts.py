@@ -45,11 +45,11 @@ class Gpu(Part):
     fp32_TFLOPs: float
     pcie_gen: int
     pcie_lanes: int
-    laptop: bool
-    unified: bool
-    board_W: float
-    twin: str  # the less common GPU of the same name
-    matrix_rate_basis: str
+    laptop: bool = False
+    unified: bool = False
+    board_W: float = 0
+    twin: str = ""  # the less common GPU of the same name
+    matrix_rate_basis: str = ""
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,7 @@ class Cpu(Part):
     threads: int
     base_GHz: float
     boost_GHz: float
-    avx2: bool
-    avx512: bool
-    vnni: bool
+    isa: str  # avx512, avx2, older or neon
     memory_types: tuple[str, ...]
     memory_channels: int
     max_MTps: int
@@ -129,7 +127,7 @@ def nearest_parts(kind: type[Part], text: str) -> list[str]:
 
 def parts_of(kind: type[P]) -> list[P]:
     """List the parts of a kind: those of one's own files first."""
-    return [*(part for path in _own_files() for part in _read_own(path) if isinstance(part, kind)), *_shipped(kind)]
+    return [*(part for path in _own_files() for part in _read_own(path) if isinstance(part, kind)), *_shipped(kind)]  # type: ignore[arg-type]
 
 
 def _own_files() -> list[Path]:
@@ -150,7 +148,8 @@ def _read_own(path: Path) -> Iterator[Part]:
 
 
 def _part(kind: type[P], row: Mapping[str, Any], place: str) -> P:
-    return kind(**{name: _cell(name, of, (row.get(name) or "").strip(), place) for name, of in _columns(kind).items()})
+    columns = _columns(kind)  # type: ignore[arg-type]
+    return kind(**{name: _cell(name, of, (row.get(name) or "").strip(), place) for name, of in columns.items()})
 
 
 @lru_cache
@@ -238,7 +237,10 @@ def named_part(text: str, place: str) -> dict[str, str]:
     count, name = counted(text)
     size = re.fullmatch(r"(.*\S)\s+(\d+ ?gi?b)", name, re.IGNORECASE)
     for one, more in ((name, {}), (size[1] if size else "", {"ram": size[2]} if size else {})):
-        gpu, cpu = find_gpu(one), find_cpu(one)
+        try:
+            gpu, cpu = find_gpu(one), find_cpu(one)
+        except HardwareError as error:
+            raise HardwareError(f"{place}: {error}") from None
         if gpu is not None and (cpu is None or gpu.unified or not gpu.pcie_gen):
             return {"gpu": f"{count}x {one}" if count > 1 else one, **({"cpu": one} if cpu else {}), **more}
         if cpu is not None:
@@ -298,6 +300,8 @@ def read_parts(text: str, place: str) -> dict[str, Any]:
         if re.fullmatch(r"\d ?x ?\d{1,2}", piece):
             raise HardwareError(f"{place}: '{piece}': expected memory or a link, got either; write '{piece}GB' or 'PCIe {piece}'")
         kind = next((kind for kind, words in _KINDS if re.search(words, piece, re.IGNORECASE)), "")
+        if kind == "pcie" and find_gpu(counted(piece)[1]) is not None:  # A100-PCIE-40GB
+            kind = ""
         if RATE.search(piece):
             kind = "gpu" if re.search(r"\d\s*gi?b\b(?!/s)", piece, re.IGNORECASE) else "cpu"
         for key, value in ({kind: piece} if kind else named_part(piece, place)).items():

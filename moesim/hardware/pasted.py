@@ -307,7 +307,7 @@ def pasted_text(name: str, pasted: Pasted, place: str) -> str:
     comments = {key: words for key, _, words in (said.partition(": ") for said in pasted.missing)}
     comments |= {one.what: f"line {one.line}: {one.text}" for one in reversed(pasted.taken)}
     lines = [f"# Read from {place}. `moesim profile check` lists what is assumed.", f"name: {name}", "parts:"]
-    for key in ("gpu", "cpu", "ram", "pcie", "os"):
+    for key in ("gpu", "cpu", "ram", "pcie", "disk", "os"):
         value = yaml.safe_dump(parts.get(key, ""), default_flow_style=True, width=400).partition("\n")[0] if key in parts else ""
         lines.append(f"  {key}: {value}".rstrip() + (f"  # {comments[key]}" if key in comments else ""))
     rates = {key: value for key, value in pasted.form.items() if key != "parts"}

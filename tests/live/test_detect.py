@@ -49,7 +49,7 @@ def test_a_machine_that_answers_is_a_profile(proc: Path, tmp_path: Path, capsys:
     assert main(["profile", "detect", "--out", "mybox.yaml"]) == 0
     said = capsys.readouterr()
     assert said.out == "" and said.err.startswith("wrote mybox.yaml\n")
-    assert "read nvidia-smi --query-gpu, tried on " in said.err
+    assert "read nvidia-smi --query-gpu: written after " in said.err
     raw = yaml.safe_load(Path("mybox.yaml").read_text())
     assert raw["parts"] == {
         "gpu": "GeForce RTX 3090", "cpu": "AMD Ryzen 9 7950X", "ram": "2x32 ddr5-5200", "pcie": "4x16", "os": "linux",
