@@ -238,7 +238,7 @@ def _layers(fields: Mapping[str, Any]) -> int:
     if given == "auto" and fields.get("program"):
         raise NotUsableError("llama.cpp chose the placement (-ngl auto): give -ngl and -ncmoe")
     ngl = -1 if given in ("all", "auto") else _whole({"n_gpu_layers": given}, "n_gpu_layers")
-    return tables.ALL if ngl < 0 else ngl
+    return tables.ALL if ngl < 0 else min(ngl, tables.ALL)
 
 
 def _without_gpu(fields: Mapping[str, Any]) -> bool:

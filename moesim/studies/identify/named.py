@@ -56,7 +56,7 @@ def find_model(fields: Mapping[str, Any], models: Sequence[str]) -> str:
         if one not in plain and kind.lower() in told.lower():
             return name
     fits = _fits(fields, told)
-    if not plain:
+    if not models:
         if len(fits) != 1:
             raise NotUsableError(_unknown(fields, told, fits))
         return fits[0]
@@ -64,7 +64,7 @@ def find_model(fields: Mapping[str, Any], models: Sequence[str]) -> str:
         if one in fits or (one not in _listed() and _may_be(one, fields)) or (not fits and len(plain) == 1 and not _says(fields)):
             return one
     known = f", which is {' or '.join(fits)}" if fits else ""
-    raise NotUsableError(f"another model: '{told}'{known}; --model is {', '.join(plain)}")
+    raise NotUsableError(f"another model: '{told}'{known}; --model is {', '.join(models)}")
 
 
 def _told(fields: Mapping[str, Any]) -> str:
@@ -114,7 +114,7 @@ def _fits(fields: Mapping[str, Any], told: str) -> list[str]:
             right = name in family and (not near or min(near) <= _SAME)
         if right:
             longest = max((len(one) for one in names if one in words), default=0)
-            found.append((-longest, of != kind, min(near, default=0.0), name))
+            found.append((-longest, of != kind, letters(name) not in words, min(near, default=0.0), name))
     best = sorted(found)[:1]
     sure = params or total or (best and best[0][0])
     return [name for *_, name in best] if sure else [name for *_, name in found]
@@ -146,7 +146,7 @@ def find_bits(fields: Mapping[str, Any], model: str) -> str:
     if not name and "ollama" in str(fields.get("program")) and plain.expert_bits >= 8:
         name = "Q4_K_M"  # of names without one
     if not n_bytes or not params:
-        if not name and plain.expert_bits >= 8:
+        if not name and plain.expert_bits >= 8 and "vllm" not in str(fields.get("program")):  # which names a quantised one
             raise NotUsableError("neither its name nor its size says how many bits a weight has")
         return name
     each = 8 * n_bytes / params

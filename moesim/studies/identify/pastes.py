@@ -141,7 +141,7 @@ class _Reader:
         return self.found, self.seen
 
     def line(self, line: str) -> None:
-        cells = [cell.strip().strip("`*") for cell in re.sub(r"^\W*?\||\|\W*$", "", line).split("|")]
+        cells = [cell.strip().strip("`*") for cell in re.sub(r"^\W*?\||\|$", "", line).split("|")]
         if "|" in line and self.row(cells):
             return
         if self.comma or "avg_ts," in line or '"avg_ts"' in line:
