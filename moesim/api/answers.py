@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Mapping, Sequence
-from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -180,5 +180,8 @@ def calibrate(
             tell("page and figure")
             found.save(folder)
     if contribute is not None:
-        write_bytes(Path(contribute), (json.dumps(contribution(found, date.today()), indent=1) + "\n").encode())
+        write_bytes(
+            Path(contribute),
+            (json.dumps(contribution(found, time.strftime("%Y-%m-%d", time.gmtime())), indent=1) + "\n").encode(),
+        )
     return found

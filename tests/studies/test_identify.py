@@ -15,10 +15,10 @@ from moesim.errors import InputError
 from moesim.hardware import load_hardware, read_profile
 from moesim.hardware.costs import CostModel
 from moesim.model import load_model
+from moesim.studies.identify.bench import read_observations
 from moesim.studies.identify.cases import make_cases, read_setting
 from moesim.studies.identify.fit import CEILING, PRIOR, Z90, Machine
 from moesim.studies.identify.identify import check_agreement, identify, statuses, with_their_engine
-from moesim.studies.identify.observations import read_observations
 from moesim.studies.identify.predictor import Memo, Predictor, Surrogate, engine_log_time
 from moesim.studies.identify.report import USEFUL, next_lines
 from tests.studies.identify_kit import BASE, NOISE, ROOMY, SETTINGS, Truth, rows

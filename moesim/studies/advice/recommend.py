@@ -20,9 +20,9 @@ from moesim.studies.advice.engines import Command, commands
 from moesim.studies.advice.observed import IDENTIFIED, Observed, check_machine, curve
 from moesim.studies.advice.question import PLACE, Asked, Routing, Setting, find_routing, look_up
 from moesim.studies.advice.search import Found, Search, gpu_share, speed
+from moesim.studies.identify.bench import read_observations
 from moesim.studies.identify.identify import identify
 from moesim.studies.identify.model_error import LEVEL, shipped
-from moesim.studies.identify.observations import read_observations
 from moesim.studies.whatif.limits import Limits
 
 SAME_LEVEL: Final = 0.95

@@ -67,6 +67,11 @@ def read_speeds(
     return Bench(tuple(rows))
 
 
+def read_observations(path: Path, models: Sequence[str] = ()) -> list[Observation]:
+    """Read the rows of `read_speeds` that can be used."""
+    return list(read_speeds(path, models).rows)
+
+
 def read_bench(
     text: str, place: str, models: Sequence[str] = (), profile: HardwareProfile | None = None, *, any_machine: bool = False
 ) -> Bench:
@@ -235,7 +240,7 @@ def _layers(fields: Mapping[str, Any]) -> int:
     given = str(fields.get("n_gpu_layers") or ("0" if fields.get("n_gpu_layers") == 0 else "all"))
     if _without_gpu(fields):
         return 0
-    if given == "auto" and fields.get("program"):
+    if given in ("auto", "-1") and fields.get("program"):
         raise NotUsableError("llama.cpp chose the placement (-ngl auto): give -ngl and -ncmoe")
     ngl = -1 if given in ("all", "auto") else _whole({"n_gpu_layers": given}, "n_gpu_layers")
     return tables.ALL if ngl < 0 else min(ngl, tables.ALL)

@@ -102,22 +102,21 @@ def _fits(fields: Mapping[str, Any], told: str) -> list[str]:
     params, kinds, words = _float(fields.get("model_n_params")), _kinds(kind), letters(told)
     total, active = re.match(r"(\d+(?:\.\d+)?)B", label), re.search(r"A(\d+(?:\.\d+)?)B", label)
     family = {name for name, (*_, names) in _listed().items() if any(one in words for one in names)}
-    sizes = [params, 1e9 * float(total[1]) if total else 0.0]
-    found = []
-    for name, (of, theirs, _active, names) in _listed().items():
-        near = [abs(theirs / size - 1) for size in sizes if size]
-        if kinds is None and active and near:  # an architecture that is not known here
-            right = min(near) <= _SAME and abs(_active / 1e9 - float(active[1])) <= 0.6
-        elif kinds is not None:
-            right = of in kinds and (min(near) <= _SAME if near else name in family or len(family) == 0)
-        else:
-            right = name in family and (not near or min(near) <= _SAME)
-        if right:
-            longest = max((len(one) for one in names if one in words), default=0)
-            found.append((-longest, of != kind, letters(name) not in words, min(near, default=0.0), name))
-    best = sorted(found)[:1]
-    sure = params or total or (best and best[0][0])
-    return [name for *_, name in best] if sure else [name for *_, name in found]
+    found: list[tuple[Any, ...]] = []
+    sizes = [one for one in (params, 1e9 * float(total[1]) if total else 0.0) if one]  # a type's name may be of another size
+    for size in sizes or [0.0]:
+        for name, (of, theirs, used, names) in _listed().items() if not found else ():
+            near, named = abs(theirs / size - 1) if size else 0.0, name in family
+            if kinds is not None:
+                right = of in kinds and (size > 0 or named or not family)
+            else:  # an architecture that is not known here
+                right = named or (active is not None and size > 0 and abs(used / 1e9 - float(active[1])) <= 0.6)
+            if right and near <= _SAME:
+                longest = max((len(one) for one in names if one in words), default=0)
+                found.append((-longest, of != kind, letters(name) not in words, near, name))
+    found.sort()
+    sure = found and (params or total or found[0][0])
+    return [name for *_, name in found[: 1 if sure else None]]
 
 
 def _unknown(fields: Mapping[str, Any], told: str, fits: Sequence[str]) -> str:

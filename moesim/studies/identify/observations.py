@@ -205,13 +205,6 @@ def check_rows(rows: Sequence[Observation]) -> None:
             )
 
 
-def read_observations(path: Path, models: Sequence[str] = ()) -> list[Observation]:
-    """Read observed speeds, of which those that cannot be used are left out, as `bench.read_speeds` does."""
-    from moesim.studies.identify.bench import read_speeds  # which imports this
-
-    return list(read_speeds(path, models).rows)
-
-
 def is_table(text: str) -> bool:
     """Return whether a text is a table of observed speeds: most of the required columns are in its first line."""
     head = [name.strip() for name in text.lstrip().partition("\n")[0].split(",")]

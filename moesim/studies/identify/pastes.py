@@ -186,6 +186,8 @@ class _Reader:
             self.add(" ".join(cells.values()), {}, "no test such as pp512 or tg128, or no speed")
             return
         fields: dict[str, Any] = {COLUMNS.get(name, name): cell for name, cell in cells.items() if name not in ("test", "t/s")}
+        if "ngl" not in cells and "n_gpu_layers" in self.seen.options:  # a build with BLAS does not print it
+            fields["n_gpu_layers"] = self.seen.options["n_gpu_layers"]
         fields |= {key: number(fields[key]) for key in ("model_size", "model_n_params") if key in fields}
         fields |= dict(zip(("n_prompt", "n_gen", "n_depth"), (int(n or 0) for n in test.groups()), strict=True))
         fields |= {"avg_ts": float(speed[1])} | ({"stddev_ts": float(speed[2])} if speed[2] else {})

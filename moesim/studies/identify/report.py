@@ -7,7 +7,6 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import date
 from math import expm1
 from pathlib import Path
 from statistics import median
@@ -312,7 +311,7 @@ def summary(found: Identified, lines: Sequence[NextLine]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def contribution(found: Identified, day: date) -> dict[str, Any]:
+def contribution(found: Identified, date: str) -> dict[str, Any]:
     """Return rows, machine and version for the public rows; no path, no words of the user's own."""
     bench, profile = found.bench or Bench(found.observations), found.profile
     rows = [
@@ -325,7 +324,7 @@ def contribution(found: Identified, day: date) -> dict[str, Any]:
         for o in (one.observation,)
     ]  # fmt: skip
     machine = {"parts": dict(bench.machine), "words": dict(profile.machine), "group": dict(bench.group)}
-    return {"moesim": __version__, "date": day.isoformat(), "machine": machine, "rows": rows}
+    return {"moesim": __version__, "date": date, "machine": machine, "rows": rows}
 
 
 def files(found: Identified, lines: Sequence[NextLine]) -> dict[str, bytes]:
