@@ -246,8 +246,8 @@ class _Reader:
             elif {"pp", "tg", "n_kv"} <= set(value):
                 if self.seen.program and "n_gpu_layers" in value:
                     self.seen.options.setdefault("n_gpu_layers", value["n_gpu_layers"])
-                names: dict[Any, str] = {"speed_pp": "s_pp", "speed_tg": "s_tg", "pl": "b"}
-                self.sweep({names.get(key, key): one for key, one in value.items()})
+                names = {"speed_pp": "s_pp", "speed_tg": "s_tg", "pl": "b"}
+                self.sweep(value | {new: value[old] for old, new in names.items() if old in value})
             elif isinstance(timings, dict) and {"prompt_n", "predicted_n"} <= set(timings):
                 self.seen.options |= {"draft": True} if timings.get("draft_n") else {}
                 cached, prompt, n = (_int(timings.get(key)) for key in ("cache_n", "prompt_n", "predicted_n"))
