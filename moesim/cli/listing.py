@@ -18,6 +18,34 @@ from moesim.errors import ConfigError
 Rows = list[dict[str, Any]]
 
 
+def parts(words: list[str] | None = None) -> Rows:
+    """List GPUs and CPUs of the catalogue whose names have all the words."""
+    from moesim.hardware.parts import Cpu, Gpu, parts_of
+
+    wanted = [word.lower() for word in words or ()]
+
+    def has(names: tuple[str, ...]) -> bool:
+        text = " ".join(names).lower()
+        return all(word in text or word in text.replace(" ", "") for word in wanted)
+
+    found: Rows = [
+        {
+            "name": one.name, "kind": "gpu", "memory": f"{one.vram_GiB:g} GiB" if one.vram_GiB else "shared",
+            "GB/s": one.memory_bandwidth_GBps, "TFLOP/s": one.fp16_dense_TFLOPs or "-", "cores": "-",
+            "PCIe": f"{one.pcie_gen} x{one.pcie_lanes}" if one.pcie_gen else "-",
+        }
+        for one in parts_of(Gpu) if has((one.name, *one.aliases))
+    ]  # fmt: skip
+    return found + [
+        {
+            "name": one.name, "kind": "cpu", "memory": f"{one.memory_channels} x {'/'.join(one.memory_types)}",
+            "GB/s": round(one.memory_channels * one.max_MTps * 8 / 1000, 1), "TFLOP/s": "-", "cores": one.cores,
+            "PCIe": f"{one.pcie_gen} x{one.pcie_lanes}",
+        }
+        for one in parts_of(Cpu) if has((one.name, *one.aliases))
+    ]  # fmt: skip
+
+
 def models() -> Rows:
     """List models."""
     from moesim.model import load_model
@@ -112,8 +140,9 @@ def engines() -> Rows:
 
 LISTS = {
     "models": models,
-    "engines": engines,
     "hardware": hardware,
+    "parts": parts,
+    "engines": engines,
     "traces": traces,
     "predictors": predictors,
     "parameters": parameters,
@@ -123,24 +152,32 @@ LISTS = {
 
 _WIDEST = 48  # characters of a column that others follow, where the table goes to a file or a pipe
 
-Kind = StrEnum("Kind", ["policies", "parts", "models", "hardware", "engines", "traces", "predictors", "parameters", "formats"])
-_EXPLAINED = (Kind.policies, Kind.parts)
+Kind = StrEnum(
+    "Kind",
+    {
+        "policies": "policies", "policy_parts": "policy-parts", "models": "models", "hardware": "hardware", "parts": "parts",
+        "engines": "engines", "traces": "traces", "predictors": "predictors", "parameters": "parameters", "formats": "formats",
+    },
+)  # fmt: skip
+_EXPLAINED = (Kind.policies, Kind.policy_parts)
 
 
 def listing(
     kind: Annotated[Kind, typer.Argument(help="What to list.")],
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NAME]...", help="Policies or parts of which each option is explained.", show_default=False),
+        typer.Argument(
+            metavar="[NAME]...", help="Policies whose options are explained; words of a machine's part.", show_default=False
+        ),
     ] = None,
     long: Annotated[bool, typer.Option("--long", help="Policies with paper, what is missing, and options.")] = False,
     form: Printed = Format.TABLE,
 ) -> None:
-    """List policies, parts, models, hardware, engines, traces, predictors, parameters of synthetic routing, or import formats.
+    """List policies, models, hardware, parts of machines, engines, traces, predictors, parameters of routing, or formats.
 
-    Example: moesim list policies dali
+    Example: moesim list parts rtx 30
     """
-    if names and kind not in _EXPLAINED:
+    if names and kind not in (*_EXPLAINED, Kind.parts):
         raise ConfigError(f"list {kind.value}: expected no name, got {names[0]}; names are for policies and parts")
     if long and (names or kind is not Kind.policies or form is not Format.TABLE):
         raise ConfigError(
@@ -157,11 +194,13 @@ def listing(
     else:
         from moesim.cli.listing import LISTS
 
-        rows = LISTS[kind.value]()
+        rows = parts(names) if kind is Kind.parts else LISTS[kind.value]()
     if form in (Format.JSON, Format.JSONL):
         sys.stdout.write(render_records(rows, form))
         return
     columns = list(rows[0]) if rows else ["name"]
+    if kind is Kind.parts and not rows:
+        raise ConfigError(f"list parts: expected words of a GPU's or CPU's name, got {' '.join(names or ())}; leave some out")
     sys.stdout.write(render(columns, [[written(row[c]) for c in columns] for row in rows], form, widest=_WIDEST))
 
 

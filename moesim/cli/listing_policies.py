@@ -65,7 +65,9 @@ def explain_parts(names: list[str]) -> Rows:
     known = {name for parts in PARTS.values() for name in parts}
     for name in names:
         if name not in known and ":" not in name:
-            raise ConfigError(f"list parts: {_a_policy(name) if name in policy_names() else unknown_name('part', name, known)}")
+            raise ConfigError(
+                f"list policy-parts: {_a_policy(name) if name in policy_names() else unknown_name('part', name, known)}"
+            )
     places = [(of, name, part_class(of, name)) for name in names for of, parts in PARTS.items() if name in parts]
     places += [("own part", name, _own_part(name)) for name in names if ":" in name]
     return [{"name": name, "kind": of, "summary": _summary(cls), "options": _options(cls)} for of, name, cls in places]
@@ -74,14 +76,14 @@ def explain_parts(names: list[str]) -> Rows:
 def _policy(name: str) -> type:
     cls = policy_class(name, "list policies")
     if lacking_of_a_policy(cls) and class_as_policy(name, cls):
-        raise ConfigError(f"list policies: expected a policy, got {name}, a part; `moesim list parts {name}` explains it")
+        raise ConfigError(f"list policies: expected a policy, got {name}, a part; `moesim list policy-parts {name}` explains it")
     return cls
 
 
 def _own_part(name: str) -> type:
-    cls = import_class(check_target(name, "list parts"), "list parts")
+    cls = import_class(check_target(name, "list policy-parts"), "list policy-parts")
     if not lacking_of_a_policy(cls):
-        raise ConfigError(f"list parts: {_a_policy(name)}")
+        raise ConfigError(f"list policy-parts: {_a_policy(name)}")
     return cls
 
 
@@ -120,8 +122,8 @@ def _simple(value: Any) -> bool:
     return value is None or isinstance(value, str | int | float | bool)
 
 
-LISTS = {"policies": list_policies, "parts": list_parts}
-EXPLAIN = {"policies": explain_policies, "parts": explain_parts}
+LISTS = {"policies": list_policies, "policy-parts": list_parts}
+EXPLAIN = {"policies": explain_policies, "policy-parts": explain_parts}
 
 
 # ------------------------------------------------------------------------------------------------------------ as text

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import typer
 
@@ -19,8 +19,8 @@ from moesim.core.text import say, shown, shown_lines
 from moesim.core.units import parse_bytes
 from moesim.errors import ConfigError, HardwareError
 from moesim.hardware import HardwareProfile, load_hardware
-from moesim.hardware.load import short_form, short_text
-from moesim.hardware.problems import find_problems, reading_remarks
+from moesim.hardware.load import parts_text, short_form, short_text
+from moesim.hardware.problems import find_problems, parts_lines, reading_remarks
 from moesim.hardware.short import expert_of
 from moesim.hardware.types import TRANSFERS
 from moesim.live.kernels import require_torch
@@ -117,22 +117,31 @@ FOLDER = Path("hardware_profiles")
 
 def new(
     name: Annotated[str, typer.Argument(help="Of the profile, such as mybox.")],
-    pcie: Annotated[str | None, typer.Option(metavar="RATE", help="Of a copy to the GPU, such as 25GB/s.")] = None,
+    pcie: Annotated[
+        str | None, typer.Option(metavar="LINK|RATE", help="Of each GPU: 4x16, B450, OCuLink; or its rate, such as 25GB/s.")
+    ] = None,
     transfer: Annotated[
         str | None, typer.Option(metavar="TIME", help="Of an expert's copy to the GPU, such as 14.2ms; instead of --pcie.")
     ] = None,
     cpu: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Of an expert on the CPU: '1.5ms + 400us/token', or 2ms/token.")
+        str | None,
+        typer.Option(metavar="CPU|TIME", help="'ryzen 5 5600', 60GB/s; or the time of an expert: '1.5ms + 400us/token'."),
     ] = None,
     gpu: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Of an expert on the GPU: 200us (few tokens), or '200us + 10us/token'.")
+        str | None, typer.Option(metavar="GPU|TIME", help="'rtx 3060', '2x rtx 3090'; or the time of an expert: 200us.")
     ] = None,
     gpu_memory: Annotated[
         str | None,
         typer.Option(metavar="RATE", help="Of the GPU's memory, such as 936GB/s.", show_default="that of --gpu's experts"),
     ] = None,
     vram: Annotated[str | None, typer.Option(metavar="SIZE", help="Memory of the GPU, such as 12GiB.")] = None,
-    ram: Annotated[str | None, typer.Option(metavar="SIZE", help="Memory of the host, such as 64GiB.")] = None,
+    ram: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Memory of the host, such as '2x32 ddr4-3200' or 64GiB.")
+    ] = None,
+    disk: Annotated[str | None, typer.Option(metavar="KIND", help="Of the drive: nvme5, nvme4, nvme3, sata, hdd.")] = None,
+    system: Annotated[
+        str | None, typer.Option("--os", metavar="NAME", help="windows, linux, macos, wsl2.", show_default="linux")
+    ] = None,
     of: Annotated[
         str | None,
         typer.Option(
@@ -153,14 +162,18 @@ def new(
     ] = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Write a profile from the numbers that a paper prints; all else is derived from them, or a default that says so.
+    """Write a profile from the parts of a machine, or from the numbers that a paper prints; what is assumed is said.
 
-    Example: moesim profile new mybox --pcie 25GB/s --cpu "1.5ms + 400us/token" --gpu 200us --vram 12GiB --ram 64GiB
-    """  # fmt: skip
+    Example: moesim profile new mybox --gpu "rtx 3060" --cpu "ryzen 5 5600" --ram "2x32 ddr4-3200" --pcie 4x16
+    """
     if not re.fullmatch(r"[\w.-]+", name):
         raise ConfigError(f"profile new: expected a name of letters, digits, dots and dashes, got '{name}'; choose another")
     path = out or FOLDER / f"{name}.yaml"
+    parts = {"gpu": gpu, "cpu": cpu, "ram": ram, "pcie": pcie, "disk": disk, "os": system}
     numbers = {"pcie": pcie, "transfer": transfer, "cpu": cpu, "gpu": gpu, "gpu_memory": gpu_memory, "vram": vram, "ram": ram}
+    if _are_parts(parts, {"transfer": transfer, "gpu-memory": gpu_memory, "vram": vram, "for": of, "ref": ref}):
+        _write_parts({"name": name, "parts": {key: text for key, text in parts.items() if text is not None}}, path, overwrite)
+        return
     form = short_form(name, numbers, None if of is None else name_or_mapping(of, "--for"), source, ref)
     try:
         machine = load_hardware(form, "profile new")
@@ -176,6 +189,33 @@ def new(
         say(f"attention reads at {rate / 1e9:.4g} GB/s, as an expert in {gpu}; --gpu-memory gives the GPU's own rate")
     for remark in reading_remarks(machine):
         say(remark)
+    say(f"wrote {path}")
+
+
+def _are_parts(parts: Mapping[str, str | None], others: Mapping[str, str | None]) -> bool:
+    """Whether the options name parts; refuse parts next to a paper's numbers."""
+    named = [key for key in ("gpu", "cpu") if (text := parts[key]) is not None and not _TIME.search(text)]
+    named += [key for key in ("disk", "os") if parts[key] is not None]
+    numbers = [key for key in ("gpu", "cpu") if parts[key] is not None and key not in named]
+    numbers += [key for key, text in others.items() if text is not None]
+    if named and numbers:
+        got = f"got --{named[0]} {parts[named[0]]} and --{numbers[0]} {({**parts, **others})[numbers[0]]}"
+        raise ConfigError(f"profile new: expected parts or a paper's numbers, {got}; leave one kind out")
+    return bool(named)
+
+
+_TIME: Final = re.compile(r"\d\s*(?:[nuµμm]s|s\b)(?=\s*(?:$|[+/]))|/tok")
+
+
+def _write_parts(form: Mapping[str, Any], path: Path, overwrite: bool) -> None:
+    """Write a profile of parts; say what follows and what is assumed."""
+    load_hardware(form, "profile new")
+    check_out(path, suffix=".yaml", overwrite=overwrite)
+    with all_or_none(path):
+        write_bytes(path, parts_text(form).encode())
+        note_written([path], "profile new")
+    for line in parts_lines(load_hardware(form, "profile new", "none")):
+        say(line)
     say(f"wrote {path}")
 
 

@@ -81,10 +81,12 @@ def _curve(curve: Curve, key: str) -> CostCurve:
 def _expert_cost(cost: ExpertCostFile | None, memory_bytes_per_s: int) -> ExpertCost | None:
     if cost is None:
         return None
-    usual = {"per_expert_us": Fraction(0), "per_row_us": Fraction(0), "read_bytes_per_s": memory_bytes_per_s}
+    given = _given(cost)
+    read = round(memory_bytes_per_s * Fraction(repr(given.pop("read_share", 1.0))))
+    usual = {"per_expert_us": Fraction(0), "per_row_us": Fraction(0), "read_bytes_per_s": read}
     rates = tuple((point.bytes, round(point.bytes_per_s.value)) for point in cost.read_rates)
     largest = {"read_bytes_per_s": rates[-1][1]} if rates else {}
-    return ExpertCost(**usual | _given(cost) | largest, read_rates=rates)
+    return ExpertCost(**usual | given | largest, read_rates=rates)
 
 
 def _device(name: str, profile: ProfileFile) -> Device:

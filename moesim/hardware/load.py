@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -15,8 +16,9 @@ from moesim.core.gate import YAML, read_text
 from moesim.errors import HardwareError, unknown_name
 from moesim.hardware.build import build_profile
 from moesim.hardware.engines import MACHINE, OWN, check_engine, of_the_machine, same_engine, with_engine
+from moesim.hardware.parts import named_part, read_parts
 from moesim.hardware.read import flatten, override, override_one, read_yaml, sourced, validate, with_sources
-from moesim.hardware.short import DOTTED, FOR, TYPED, retyped, whole_form
+from moesim.hardware.short import DOTTED, FOR, PARTS, TYPED, retyped, whole_form
 from moesim.hardware.types import HardwareProfile
 from moesim.model import ModelSpec
 
@@ -29,7 +31,8 @@ def load_hardware(source: str | Path | Mapping[str, Any], place: str = "hardware
     source : str, Path or mapping
         A name among the shipped and local profiles; the path of a YAML file; or a mapping ``{base: NAME, ...}`` with
         overrides under dotted keys such as ``"devices.gpu0.memory_bytes"`` (or nested mappings). A mapping without
-        ``base`` is a whole profile, or the short form of one, with ``numbers``.
+        ``base`` is a whole profile, or the short form of one, with ``numbers`` or ``parts``. A name with ``+`` is a machine
+        from its parts, such as ``"RTX 3060 + Ryzen 5 5600 + 64GB DDR4-3200"``.
     place : str
         File and key of the source, for messages.
     engine : str, optional
@@ -81,7 +84,7 @@ def read_profile(
         if "base" not in source:
             source = {str(key): value for key, value in source.items()}
             dotted = [key for key in source if "." in key]
-            more = {key: source[key] for key in dotted if not key.startswith(DOTTED)}
+            more = {key: source[key] for key in dotted if not key.startswith(DOTTED) and "parts" not in source}
             raw = whole_form({key: value for key, value in source.items() if key not in more}, place)
             raw = _costed(raw, engine, place)
             return (override(raw, more, place) if more else raw), None, dotted
@@ -89,9 +92,12 @@ def read_profile(
             raise HardwareError(f"{place}.base: expected the name or path of a profile, got {source['base']!r}")
         overrides = dict(flatten({key: value for key, value in source.items() if key != "base"}))
         source = source["base"]
+    if isinstance(source, str) and (parts := _parts(source, place)) is not None:
+        return *read_profile({"parts": parts, **overrides}, place, engine)[:2], list(overrides)
     path, text = _find(source, place)
-    typed = {key: value for key, value in overrides.items() if key.startswith(DOTTED)}
-    raw = _read(path, text, {key.removeprefix(DOTTED): sourced(value) for key, value in typed.items()}, place)
+    typed = {key: value for key, value in overrides.items() if key.startswith((DOTTED, PARTS))}
+    numbers = {key: value if key.startswith(PARTS) else sourced(value) for key, value in typed.items()}
+    raw = _read(path, text, {key.removeprefix(DOTTED): value for key, value in numbers.items()}, place)
     words = {key.removeprefix(_WORDS): str(value) for key, value in overrides.items() if key.startswith(_WORDS)}
     if words:  # what engines go by
         raw["machine"] = {**(raw.get("machine") or {}), **words}
@@ -104,6 +110,18 @@ def read_profile(
                 _check_has(raw, key, place)
                 override_one(raw, key, value, place)
     return raw, str(path), list(overrides)
+
+
+def _parts(text: str, place: str) -> dict[str, Any] | None:
+    """Return the parts that a text names: with ``+`` between them, or of one chip; None for a profile."""
+    if text.endswith((".yaml", ".yml")) or ("+" not in text and ("/" in text or text in hardware_names())):
+        return None
+    if "+" in text:
+        return read_parts(text, place)
+    with suppress(HardwareError):
+        chip = named_part(text, place)
+        return dict(chip) if {"gpu", "cpu"} <= chip.keys() else None
+    return None
 
 
 def _costed(raw: dict[str, Any], named: Any, place: str) -> dict[str, Any]:
@@ -134,11 +152,13 @@ def _check_has(raw: Mapping[str, Any], key: str, place: str) -> None:
         )
 
 
-def _read(path: Path, text: str, typed: Mapping[str, Any], place: str, kin: tuple[Path, ...] = ()) -> dict[str, Any]:
+def _read(path: Path, text: str, typed: dict[str, Any], place: str, kin: tuple[Path, ...] = ()) -> dict[str, Any]:
     """Read a profile, with ``base`` from there; numbers typed at ``place`` replace the file's."""
     raw = with_sources(read_yaml(text, str(path)))
     raw.setdefault("name", path.stem)
     if "base" not in raw:
+        if "parts" in raw:
+            return whole_form(raw | typed, place if typed else str(path))
         return whole_form(retyped(raw, typed, place), place) if typed else whole_form(raw, str(path))
     if not isinstance(raw["base"], str):
         raise HardwareError(f"{path}: base: expected the name of a profile, got {raw['base']!r}")
@@ -226,6 +246,15 @@ def short_text(form: Mapping[str, Any]) -> str:
     )
 
 
+def parts_text(form: Mapping[str, Any]) -> str:
+    """Write a profile of parts as a file."""
+    return (
+        "# A machine from its parts. `moesim profile show` has the numbers that follow. Any key of a whole profile may stand\n"
+        "# here, too, and replaces them: docs/guide/machines.md.\n"
+        + yaml.safe_dump(dict(form), sort_keys=False, width=120, allow_unicode=True)
+    )
+
+
 def from_numbers(
     *,
     cpu: str,
@@ -287,4 +316,56 @@ def from_numbers(
     return load_hardware(form, f"Hardware.from_numbers: {name}")
 
 
+def from_parts(
+    *,
+    gpu: str | Sequence[str] | None = None,
+    cpu: str | None = None,
+    ram: str | None = None,
+    pcie: str | None = None,
+    disk: str | None = None,
+    os: str | None = None,
+    name: str | None = None,
+) -> HardwareProfile:
+    """Make a machine from its parts, by catalogue and rules; what is not given is assumed.
+
+    Parameters
+    ----------
+    gpu : str or list of str, optional
+        Such as ``"rtx 3060"``, ``"2x rtx 3090"``, or its rate and memory, ``"936GB/s 24GiB"``. None: no GPU.
+    cpu : str, optional
+        Such as ``"ryzen 5 5600"``, ``"2x epyc 9355"``, or the rate that its cores read memory at, ``"60GB/s"``.
+    ram : str, optional
+        Such as ``"2x32 ddr4-3200"`` or ``"64GB"``.
+    pcie : str, optional
+        Link of each GPU: ``"4x16"`` (generation and lanes), a board (``"B450"``), ``"OCuLink"``, ``"Thunderbolt 4"``.
+    disk : str, optional
+        Class of the drive: nvme5, nvme4, nvme3, qlc, sata, hdd, usb, thunderbolt.
+    os : str, optional
+        ``windows``, ``linux``, ``macos`` or ``wsl2``, with a backend of GPUs, if it is not the usual one: ``"linux vulkan"``.
+    name : str, optional
+        Of the machine. Default: of its parts.
+
+    Returns
+    -------
+    HardwareProfile
+        The same as from a file with these ``parts``. ``machine["assumed"]`` has what was not given.
+
+    Raises
+    ------
+    HardwareError
+        If a part is not in the catalogue, is a name of several, or does not fit the others.
+
+    Examples
+    --------
+    >>> machine = from_parts(gpu="rtx 3060", cpu="ryzen 5 5600", ram="2x32 ddr4-3200")
+    >>> machine.numbers["devices.cpu0.memory_bytes_per_s"].interval
+    (38280000000.0, 48300000000.0)
+    """
+    several = gpu if gpu is None or isinstance(gpu, str) else list(gpu)
+    given = {"gpu": several, "cpu": cpu, "ram": ram, "pcie": pcie, "disk": disk, "os": os}
+    form = {"parts": {key: value for key, value in given.items() if value is not None}}
+    return load_hardware(form if name is None else {"name": name, **form}, "Hardware.from_parts")
+
+
 HardwareProfile.from_numbers = staticmethod(from_numbers)
+HardwareProfile.from_parts = staticmethod(from_parts)

@@ -109,6 +109,17 @@ def _change(raw: Any, loc: Sequence[str | int], value: Any) -> None:
         here[loc[-1]] = value
 
 
+def parts_lines(profile: HardwareProfile) -> Iterator[str]:
+    """Report the rates of a machine from its parts with their ranges, and what was assumed."""
+    for key, words in (("memory_bytes_per_s", "memory"), ("flops", "operations"), ("pinned.bytes_per_s", "copies")):
+        for name, number in profile.numbers.items():
+            if name.endswith(f".{key}") and name.startswith(("devices", "links")) and number.interval:
+                unit, scale = ("TFLOP/s", 1e12) if key == "flops" else ("GB/s", 1e9)
+                low, value, high = (f"{one / scale:.3g}" for one in (number.interval[0], number.value, number.interval[1]))
+                yield f"{name.split('.')[1]}: {words} {value} {unit} ({low} to {high}), {number.source}"
+    yield f"assumed: {profile.machine.get('assumed', 'nothing')}"
+
+
 MOST: Final = 10**12  # bytes a second that the memory of no processor reaches: twelve channels of 8.8 GT/s are 845 GB/s
 
 

@@ -354,6 +354,7 @@ class ExpertCostFile(Strict):
     per_expert_us: Time | None = None
     per_row_us: Time | None = None
     read_bytes_per_s: Rate | None = None
+    read_share: Share | None = None  # instead: of the device's memory rate
     read_rates: list[ReadRate] = Field(default_factory=list)
     few_row_flops: Flops
     many_row_flops: Flops | None = None
@@ -364,6 +365,8 @@ class ExpertCostFile(Strict):
         points = [(point.bytes, point.bytes_per_s.value) for point in self.read_rates]
         if points and self.read_bytes_per_s is not None:
             raise ValueError("read_rates: expected either read_bytes_per_s or read_rates, got both; remove one")
+        if self.read_share is not None and (points or self.read_bytes_per_s is not None):
+            raise ValueError("read_share: expected no rate next to it, of the memory's rate, got one; remove one")
         if len(points) > _SIZES_MOST:
             raise ValueError(f"read_rates: expected at most {_SIZES_MOST} sizes, got {len(points)}; keep fewer")
         if len(points) == 1:

@@ -30,6 +30,7 @@ from pydantic import ValidationError
 from moesim.core.limits import TOKENS
 from moesim.core.units import parse_bytes, parse_line, parse_rate, parse_time
 from moesim.errors import ConfigError, HardwareError, ModelError, unknown_name
+from moesim.hardware.rates import assembled, name_of
 from moesim.hardware.read import PROOF, described, failures, flatten, override, refusal, sourced, with_sources
 from moesim.hardware.schema import ProfileFile, Sourced
 from moesim.model import ModelSpec, load_model
@@ -197,6 +198,8 @@ def whole_form(raw: Mapping[str, Any], place: str) -> dict[str, Any]:
     typed = {str(key): whole.pop(key) for key in list(whole) if str(key).startswith(DOTTED)}
     if typed:
         whole = retyped(whole, {key.removeprefix(DOTTED): sourced(value) for key, value in typed.items()}, place)
+    if "parts" in whole:
+        return of_parts(whole, place)
     if "numbers" not in whole:
         return whole
     short = Short(whole)
@@ -207,6 +210,32 @@ def whole_form(raw: Mapping[str, Any], place: str) -> dict[str, Any]:
     own = {key: value for key, value in whole.items() if key not in OWN}
     _leave_out_lines(made, own.get("links"))
     return override(made, dict(flatten(own)), place)
+
+
+def of_parts(whole: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """Complete a profile that has ``parts``; any other key replaces what would stand there."""
+    parts, own = whole["parts"], {key: value for key, value in whole.items() if key not in (*_SAID, "parts", "anchors")}
+    if isinstance(parts, Mapping):
+        parts = {**parts, **{key.removeprefix(PARTS): own.pop(key) for key in list(own) if key.startswith(PARTS)}}
+    if "numbers" in own:
+        raise HardwareError(f"{place}: expected parts or numbers, got both; leave one out")
+
+    def change(made: dict[str, Any]) -> dict[str, Any]:
+        _leave_out_lines(made, own.get("links"))
+        if any(key.startswith(_READ) for key, _ in flatten(own)):
+            for device in made["devices"].values():
+                device.get("expert_cost", {}).pop("read_share", None)
+        return override(made, dict(flatten(own)), place)
+
+    made = assembled(parts, place, change, contends="contention" not in own)
+    words = made["machine"] | (whole.get("machine") or {})
+    said = {key: whole[key] for key in _SAID if key in whole}
+    return {"name": name_of(parts)} | made | said | {"machine": words}
+
+
+PARTS: Final = "parts."  # how the dotted keys of parts begin
+_SAID: Final = ("name", "description", "corrections", "machine")
+_READ: Final = "devices.cpu0.expert_cost.read_"
 
 
 def _leave_out_lines(made: dict[str, Any], links: Any) -> None:

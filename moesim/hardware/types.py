@@ -242,7 +242,9 @@ class HardwareProfile(Facts):
     host_expert_us: Fraction = Fraction(0)
     host_shared: bool = False
     written: Any = field(default=None, compare=False, repr=False)
-    from_numbers: ClassVar[Callable[..., HardwareProfile]]  # of `moesim.hardware.load`, which builds on this module
+    # of `moesim.hardware.load`, which builds on this module
+    from_numbers: ClassVar[Callable[..., HardwareProfile]]
+    from_parts: ClassVar[Callable[..., HardwareProfile]]
 
     def figures(self) -> dict[str, Any]:
         """Return all that decides what a run takes and stands in results: not the origin."""

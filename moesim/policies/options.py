@@ -56,7 +56,7 @@ class Option:
         try:
             found = self._adapter.validate_python(value)
         except ValidationError as error:
-            see = "; see moesim list parts" if "a part" in self.expected else ""
+            see = "; see moesim list policy-parts" if "a part" in self.expected else ""
             raise ValueError(_own_words(error) or mistyped(self.expected, value) + see) from None
         return value if found == value else found
 

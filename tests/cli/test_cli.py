@@ -274,7 +274,8 @@ def test_the_list_of_policies_is_a_line_or_two_each(capsys: pytest.CaptureFixtur
         ("hardware", "rtx3090-epyc7532"),
         ("predictors", "oracle"),
         ("formats", "sglang"),
-        ("parts", "impact-driven"),
+        ("policy-parts", "impact-driven"),
+        ("parts", "RTX 3060"),
     ],
 )
 @pytest.mark.parametrize("form", ["table", "md", "csv", "json"])

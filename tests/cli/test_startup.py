@@ -34,7 +34,7 @@ def imported(code: str) -> set[str]:
         ("list policies", POLICIES),
         ("list policies lru dali", POLICIES),
         ("list policies --long", POLICIES),
-        ("list parts", POLICIES | {"rich"}),
+        ("list policy-parts", POLICIES | {"rich"}),
         ("list models", {"yaml", "rich"}),
         ("list models -o csv", {"yaml"}),
         ("list traces", {"numpy", "rich", "moesim.trace"}),

@@ -93,6 +93,7 @@ RAW: dict[str, Any] = {
             "cpu", memory_bytes_per_s=number(1e12), flops=number(1e9), expert_cost={"few_row_flops": number(5e9)}
         ),
         "reading": device("cpu", expert_cost={"few_row_flops": number(5e9)}),
+        "share": device("cpu", expert_cost={"few_row_flops": number(5e9), "read_share": number(0.5)}),
         "by size": device(
             "cpu",
             expert_cost={

@@ -153,7 +153,7 @@ def test_the_list_explains_the_options_of_those_named(capsys: pytest.CaptureFixt
         "default": "serial",
         "meaning": "Copies during all computing; or one pair after the other, out and in, before any expert of the layer runs.",
     }
-    assert main(["list", "parts", "predicted"]) == 0
+    assert main(["list", "policy-parts", "predicted"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("prefetch predicted: Fetch the experts that a predictor gives the most rows")
     assert "  source: a string; required\n" in out
@@ -192,10 +192,19 @@ POLICY, PART = "moesim.policies.systems.fiddler:Fiddler", "moesim.policies.parts
     ("arguments", "message"),
     [
         (["policies", "dail"], "list policies: unknown policy 'dail'; did you mean 'dali'?"),
-        (["parts", "lru2"], "list parts: unknown part 'lru2'; did you mean 'lru'?"),
-        (["parts", "fiddler"], "list parts: expected a part, got fiddler, a policy; `moesim list policies fiddler` explains it"),
-        (["parts", POLICY], f"list parts: expected a part, got {POLICY}, a policy; `moesim list policies {POLICY}` explains it"),
-        (["policies", PART], f"list policies: expected a policy, got {PART}, a part; `moesim list parts {PART}` explains it"),
+        (["policy-parts", "lru2"], "list policy-parts: unknown part 'lru2'; did you mean 'lru'?"),
+        (
+            ["policy-parts", "fiddler"],
+            "list policy-parts: expected a part, got fiddler, a policy; `moesim list policies fiddler` explains it",
+        ),
+        (
+            ["policy-parts", POLICY],
+            f"list policy-parts: expected a part, got {POLICY}, a policy; `moesim list policies {POLICY}` explains it",
+        ),
+        (
+            ["policies", PART],
+            f"list policies: expected a policy, got {PART}, a part; `moesim list policy-parts {PART}` explains it",
+        ),
         (["models", "lru"], "list models: expected no name, got lru; names are for policies and parts"),
     ],
 )

@@ -177,7 +177,8 @@ WRONG = [
     ),
     (
         {"name": "composed", "replacement": 5},
-        "a.yaml: policy composed: option replacement: expected a part by name or by a mapping, got 5; see moesim list parts",
+        "a.yaml: policy composed: option replacement: expected a part by name or by a mapping, got 5; see moesim list "
+        "policy-parts",
     ),
     (
         {"name": "fiddler", "serial": 1},

@@ -344,7 +344,7 @@ class CostModel:
             names |= {f"expert_cost.read_rates.{i}.bytes_per_s" for i in cost.points_of(n_bytes)}
             form += self._beyond_points(device, cost, n_bytes)
         elif f"{key}.expert_cost.read_bytes_per_s" not in self.hardware.numbers:
-            names |= {"memory_bytes_per_s"}
+            names |= {"memory_bytes_per_s", "expert_cost.read_share"}
         if cost.crossover_rows and n_rows > cost.crossover_rows:
             names |= {"expert_cost.many_row_flops", "expert_cost.crossover_rows"}
         self._ledger.add(f"expert @{device.name}", form, *(f"{key}.{name}" for name in sorted(names)))
