@@ -20,8 +20,8 @@ from moesim.studies.advice.llama_cpp import Gain, LlamaCpp, Place, Point, Quant,
 from moesim.studies.advice.others import Others, Placed, compare, unsupported
 from moesim.studies.advice.question import ENGINE, PLACE, Asked, Setting, look_up
 from moesim.studies.advice.support import UNVERIFIED
+from moesim.studies.identify.bench import read_observations
 from moesim.studies.identify.identify import Identified, identify
-from moesim.studies.identify.observations import read_observations
 
 IDENTIFIED: Final = "identified.yaml"
 """The identified machine in the folder of an answer."""
