@@ -52,7 +52,8 @@ class Advice(Answer, Recommendation):
     trace="path", calibrate="path", engine="text", all_engines="flag", quick="flag", jobs="count", progress="flag",
 )  # fmt: skip
 def recommend(
-    model: str | Path | Mapping[str, Any] | ModelSpec, hardware: str | Path | Mapping[str, Any] | HardwareProfile, *,
+    model: str | Path | Mapping[str, Any] | ModelSpec,
+    hardware: str | Path | Mapping[str, Any] | HardwareProfile | None = None, *,
     engine: str = ENGINE, vram: str | None = None, ram: str | None = None, bits: str = "", context: int | None = None,
     batch: int = 1, prompt: int = 512, decode: int = 128, calibrate: str | Path | None = None, all_engines: bool = False,
     quick: bool = False, trace: str | Path | None = None, hit_rate: str | None = None, jobs: int | None = None,
@@ -64,8 +65,9 @@ def recommend(
     ----------
     model : str, Path, mapping or ModelSpec
         As of `moesim.load_model`.
-    hardware : str, Path, mapping or HardwareProfile
-        As of `moesim.load_hardware`; parts such as ``"RTX 3060 + Ryzen 5 5600 + 64GB DDR4-3200"`` do.
+    hardware : str, Path, mapping or HardwareProfile, optional
+        As of `moesim.load_hardware`, such as ``"RTX 3060 + Ryzen 5 5600 + 64GB DDR4-3200"``; default: the parts that the
+        observed speeds name.
     engine : str
         Whose command is wanted, as ``moesim recommend --engine``; ``NAME@BUILD`` has the costs of a build.
     vram, ram : str, optional
@@ -105,9 +107,9 @@ def recommend(
     InputError
         If something that was asked for is wrong.
     """
+    machine = None if hardware is None else written(hardware, "recommend: hardware")
     asked = Asked(
-        written(model, "recommend: model"), written(hardware, "recommend: hardware"), vram, ram, bits,
-        batch, prompt, decode, context, None if trace is None else str(trace), hit_rate, engine,
+        written(model, "recommend: model"), machine, vram, ram, bits, batch, prompt, decode, context, None if trace is None else str(trace), hit_rate, engine,
     )  # fmt: skip
     from moesim.studies.advice.recommend import recommend as search  # SciPy takes most of a second to import
 

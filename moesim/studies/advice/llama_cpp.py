@@ -33,7 +33,7 @@ QUANTS: Final = ("Q8_0", DEFAULT_BITS, "Q2_K")
 UBATCHES: Final = (512, 1024, 2048)
 TIMES: Final = (0.25, 1, 4)
 """Contexts of the table, over the one that was asked for."""
-_ROWS: Final = 6
+_ROWS: Final = 5
 """Settings of the table."""
 
 
