@@ -326,7 +326,12 @@ def pasted_text(name: str, pasted: Pasted, place: str) -> str:
     comments |= {one.what: f"line {one.line}: {one.text}" for one in reversed(pasted.taken)}
     lines = [f"# Read from {place}. `moesim profile check` lists what is assumed.", f"name: {name}", "parts:"]
     for key in dict.fromkeys(("gpu", "cpu", "ram", "pcie", "os", *parts)):
-        value = yaml.safe_dump(parts.get(key, ""), default_flow_style=True, width=400).partition("\n")[0] if key in parts else ""
-        lines.append(f"  {key}: {value}".rstrip() + (f"  # {comments[key]}" if key in comments else ""))
+        comment = f"  # {comments[key]}" if key in comments else ""
+        if key in parts:
+            lines.append(
+                f"  {key}: " + yaml.safe_dump(parts[key], default_flow_style=True, width=400).partition("\n")[0] + comment
+            )
+        else:
+            lines.append(f"  # {key}:{comment}")
     rates = {key: value for key, value in pasted.form.items() if key != "parts"}
     return "\n".join(lines) + "\n" + (yaml.safe_dump(rates, sort_keys=False, width=120) if rates else "")
