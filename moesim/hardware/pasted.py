@@ -54,27 +54,7 @@ class Pasted:
 
 
 def read_pasted(text: str, place: str = "pasted text", given: Mapping[str, Any] | None = None) -> Pasted:
-    """Read a machine from outputs of system tools and bandwidth tests.
-
-    Parameters
-    ----------
-    text : str
-        Outputs, one after another; prompts, log lines and other text between them are passed over.
-    place : str
-        File or option that the text is from, for messages and for the method of measured rates.
-    given : mapping, optional
-        Parts that are known otherwise; they replace those of the text.
-
-    Returns
-    -------
-    Pasted
-        The parts and rates that were found.
-
-    Raises
-    ------
-    HardwareError
-        If no line was understood, or the text has more than 4 million characters.
-    """
+    """Read a machine from outputs of system tools and bandwidth tests in one text; parts that are given win."""
     if len(text) > _TEXT:
         raise HardwareError(
             f"{place}: expected at most {_TEXT} characters, got {len(text)}; leave out what is not of the machine"
