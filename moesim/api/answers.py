@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moesim.api.arguments import checked, written
 from moesim.api.result import Answer
-from moesim.core.files import check_own_folder
+from moesim.core.files import check_own_folder, write_bytes
 from moesim.core.progress import telling
 from moesim.core.table import Format
 from moesim.core.units import digits
 from moesim.errors import ConfigError
-from moesim.hardware import HardwareProfile
+from moesim.hardware import HardwareProfile, load_hardware
 from moesim.model import ModelSpec
 from moesim.studies.advice.question import ENGINE, Asked
 from moesim.studies.advice.recommend import Recommendation
@@ -50,7 +52,8 @@ class Advice(Answer, Recommendation):
     trace="path", calibrate="path", engine="text", all_engines="flag", quick="flag", jobs="count", progress="flag",
 )  # fmt: skip
 def recommend(
-    model: str | Path | Mapping[str, Any] | ModelSpec, hardware: str | Path | Mapping[str, Any] | HardwareProfile, *,
+    model: str | Path | Mapping[str, Any] | ModelSpec,
+    hardware: str | Path | Mapping[str, Any] | HardwareProfile | None = None, *,
     engine: str = ENGINE, vram: str | None = None, ram: str | None = None, bits: str = "", context: int | None = None,
     batch: int = 1, prompt: int = 512, decode: int = 128, calibrate: str | Path | None = None, all_engines: bool = False,
     quick: bool = False, trace: str | Path | None = None, hit_rate: str | None = None, jobs: int | None = None,
@@ -62,8 +65,9 @@ def recommend(
     ----------
     model : str, Path, mapping or ModelSpec
         As of `moesim.load_model`.
-    hardware : str, Path, mapping or HardwareProfile
-        As of `moesim.load_hardware`; parts such as ``"RTX 3060 + Ryzen 5 5600 + 64GB DDR4-3200"`` do.
+    hardware : str, Path, mapping or HardwareProfile, optional
+        As of `moesim.load_hardware`, such as ``"RTX 3060 + Ryzen 5 5600 + 64GB DDR4-3200"``; default: the parts that the
+        observed speeds name.
     engine : str
         Whose command is wanted, as ``moesim recommend --engine``; ``NAME@BUILD`` has the costs of a build.
     vram, ram : str, optional
@@ -103,9 +107,9 @@ def recommend(
     InputError
         If something that was asked for is wrong.
     """
+    machine = None if hardware is None else written(hardware, "recommend: hardware")
     asked = Asked(
-        written(model, "recommend: model"), written(hardware, "recommend: hardware"), vram, ram, bits,
-        batch, prompt, decode, context, None if trace is None else str(trace), hit_rate, engine,
+        written(model, "recommend: model"), machine, vram, ram, bits, batch, prompt, decode, context, None if trace is None else str(trace), hit_rate, engine,
     )  # fmt: skip
     from moesim.studies.advice.recommend import recommend as search  # SciPy takes most of a second to import
 
@@ -114,21 +118,25 @@ def recommend(
     return Advice(**vars(found))
 
 
-@checked("calibrate", observations="path", models="names", free="names", name="text", out="path", progress="flag")
+@checked(
+    "calibrate", observations="path", models="names", free="names", name="text", out="path", contribute="path",
+    any_machine="flag", progress="flag",
+)  # fmt: skip
 def calibrate(
-    observations: str | Path, hardware: str | Path | Mapping[str, Any] | HardwareProfile, *, models: Sequence[str] = (),
-    free: Sequence[str] = (), name: str | None = None, out: str | Path | None = None, progress: bool = True,
+    observations: str | Path, hardware: str | Path | Mapping[str, Any] | HardwareProfile | None = None, *,
+    models: Sequence[str] = (), free: Sequence[str] = (), name: str | None = None, out: str | Path | None = None,
+    any_machine: bool = False, contribute: str | Path | None = None, progress: bool = True,
 ) -> Identified:  # fmt: skip
     """Identify a machine's rates and fixed costs from a few observed speeds.
 
     Parameters
     ----------
     observations : str or Path
-        A CSV table, or what ``llama-bench -o json|jsonl|csv`` wrote.
-    hardware : str, Path, mapping or HardwareProfile
-        The profile to begin with.
+        A CSV table, or what llama-bench, llama-server, Ollama or another benchmark printed, with noise around it.
+    hardware : str, Path, mapping or HardwareProfile, optional
+        The profile to begin with; default: the parts that the file names.
     models : sequence of str
-        Models of llama-bench's rows: a name, or ``"PART OF ITS TYPE=NAME"``.
+        Models of printed rows: a name, or ``"PART OF ITS TYPE=NAME"``; default: those that the rows name.
     free : sequence of str
         Constants to free; default: all.
     name : str, optional
@@ -136,14 +144,18 @@ def calibrate(
     out : str or Path, optional
         Folder for profile, page and figure. What the engine has simulated is kept there at once: after a stop the same call
         goes on.
+    any_machine : bool
+        Rows whose GPU or CPU is another than the profile names as well.
+    contribute : str or Path, optional
+        File to write: rows, parts of the machine and version as JSON, for the public rows.
     progress : bool
         Say on a terminal what is being done.
 
     Returns
     -------
     Identified
-        Constants with intervals (``table``), ``text()`` with rows and remarks, and ``raw``, the whole profile, for
-        `moesim.load_hardware` and the ``hardware`` of a run.
+        Constants with intervals (``table``), ``bench`` with rows read, used and skipped and why, ``text()`` with rows and
+        remarks, and ``raw``, the whole profile, for `moesim.load_hardware` and the ``hardware`` of a run.
 
     Raises
     ------
@@ -151,9 +163,10 @@ def calibrate(
         If the observations or the profile are wrong, or `out` holds something else.
     """
     from moesim.api.identified import Identified  # SciPy takes most of a second to import
+    from moesim.studies.identify.bench import read_speeds
     from moesim.studies.identify.identify import identify
-    from moesim.studies.identify.observations import read_observations
     from moesim.studies.identify.predictor import OWNER, memo_in
+    from moesim.studies.identify.report import contribution
 
     folder = None if out is None else Path(out)
     if folder is not None:
@@ -164,12 +177,22 @@ def calibrate(
             f"{folder or name}: expected a name of letters, digits, dots and dashes, as it names a profile, got '{name}'; "
             "choose another"
         )
-    rows, base = read_observations(Path(observations), list(models)), written(hardware, "calibrate: hardware")
+    base = None if hardware is None else written(hardware, "calibrate: hardware")
+    profile = None if base is None else load_hardware(base)
+    bench = read_speeds(Path(observations), list(models), profile, any_machine=any_machine)
+    if base is None and not bench.machine:
+        raise ConfigError(f"{observations}: expected lines that name GPU or CPU, got none; name the machine with --hardware")
+    base = base if base is not None else {"name": name, "parts": dict(bench.machine)}
     with telling(enabled=progress) as tell, memo_in(folder) as memo:
-        found = Identified(**vars(identify(base, rows, free=free, name=name, memo=memo, tell=tell)))
+        found = Identified(**{**vars(identify(base, bench.rows, free=free, name=name, memo=memo, tell=tell)), "bench": bench})
         tell("what to measure next")
         _ = found.next_lines
         if folder is not None:
             tell("page and figure")
             found.save(folder)
+    if contribute is not None:
+        write_bytes(
+            Path(contribute),
+            (json.dumps(contribution(found, time.strftime("%Y-%m-%d", time.gmtime())), indent=1) + "\n").encode(),
+        )
     return found

@@ -11,18 +11,33 @@ import typer
 from moesim.cli.options import Engine, name_or_mapping, with_engine
 from moesim.core.table import Format
 from moesim.core.text import say
+from moesim.errors import ConfigError
 
 
 def calibrate(
-    file: Annotated[Path, typer.Argument(metavar="OBSERVATIONS", help="CSV table, or what llama-bench -o json|jsonl|csv wrote.")],
-    hardware: Annotated[str, typer.Option(help="Profile to begin with: a name, a path, or {base: NAME, key: value}.")],
-    model: Annotated[
-        list[str], typer.Option("--model", help="Model of llama-bench's rows: a name, or PART OF ITS TYPE=NAME.")
-    ] = [],  # noqa: B006  (typer copies it)
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="OBSERVATIONS", help="CSV table, or what llama-bench, llama-server, Ollama or another benchmark printed."
+        ),
+    ],
+    hardware: Annotated[
+        str | None,
+        typer.Option(
+            help="Profile to begin with: a name, a path, or {base: NAME, key: value}.", show_default="parts the file names"
+        ),
+    ] = None,
+    model: Annotated[list[str], typer.Option("--model", help="Model of printed rows: a name, or PART OF ITS TYPE=NAME.")] = [],  # noqa: B006  (typer copies it)
     free: Annotated[list[str], typer.Option("--free", help="Constant to free; again for more.", show_default="all")] = [],  # noqa: B006
     engine: Engine = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="Folder for profile, page and figure; its name is the machine's.")
+    ] = None,
+    any_machine: Annotated[
+        bool, typer.Option("--any-machine", help="Rows of GPUs and CPUs that the profile does not name.")
+    ] = False,
+    contribute: Annotated[
+        Path | None, typer.Option(help="File to write for the public rows: speeds, parts and version, nothing else.")
     ] = None,
     form: Annotated[Format, typer.Option("-o", "--output-format", help="How to print the constants.")] = Format.TABLE,
 ) -> int:
@@ -32,9 +47,12 @@ def calibrate(
     """
     from moesim.api.answers import calibrate as identify
 
-    base = with_engine(name_or_mapping(hardware, "calibrate: --hardware"), engine)
-    found = identify(file, base, models=model, free=free, out=out)
+    base = None if hardware is None else with_engine(name_or_mapping(hardware, "calibrate: --hardware"), engine)
+    if base is None and engine is not None:
+        raise ConfigError("calibrate: --engine: expected a machine next to it, got none; name one with --hardware")
+    found = identify(file, base, models=model, free=free, out=out, any_machine=any_machine, contribute=contribute)
     sys.stdout.write(found.text(form))
-    if out is not None:
-        say(f"wrote {out}")
+    for written in (out, contribute):
+        if written is not None:
+            say(f"wrote {written}")
     return 0

@@ -13,6 +13,7 @@ import typer
 from moesim.cli.options import Overwrite, Printed, name_or_mapping
 from moesim.cli.outputs import all_or_none, check_out, check_out_folder, note_written
 from moesim.core.files import write_bytes
+from moesim.core.gate import TABLE, pasted, read_bytes, why_not
 from moesim.core.limits import BITS, COUNT, PROCESSES, REPEATS
 from moesim.core.table import Format, render
 from moesim.core.text import say, shown, shown_lines
@@ -20,12 +21,12 @@ from moesim.core.units import parse_bytes
 from moesim.errors import ConfigError, HardwareError
 from moesim.hardware import HardwareProfile, load_hardware
 from moesim.hardware.load import parts_text, short_form, short_text
+from moesim.hardware.pasted import Pasted, pasted_text, read_pasted
 from moesim.hardware.problems import find_problems, parts_lines, reading_remarks
 from moesim.hardware.short import expert_of
 from moesim.hardware.types import TRANSFERS
 from moesim.live.kernels import require_torch
 from moesim.live.profiler.detect import detect as ask
-from moesim.live.profiler.detect import detected_text
 from moesim.live.profiler.show import compare as compare_profiles
 from moesim.live.profiler.show import page, unit_of, value_text
 from moesim.live.profiler.show import table as comparison_table
@@ -85,7 +86,7 @@ def detect(
     ] = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Write what can be asked of this machine without measuring, as a profile of a few numbers to be filled in.
+    """Write what this machine says of itself, without measuring, as a profile by its parts.
 
     Example: moesim profile detect --out mybox.yaml
     """
@@ -96,7 +97,7 @@ def detect(
         if not re.fullmatch(r"[\w.-]+", name):
             raise ConfigError(f"--out {out}: expected a name of letters, digits, dots and dashes, got '{name}'; choose another")
     found = ask()
-    text = detected_text(found, name)
+    text = pasted_text(name, found.pasted, "this machine's own answers")
     if out is None:
         sys.stdout.write(shown_lines(text))
     else:
@@ -106,9 +107,18 @@ def detect(
         say(f"wrote {out}")
     for remark in found.remarks:
         say(remark)
-    for key, words in found.missing.items():
-        say(f"missing: {key}, {words}")
-    say("papers print them; moesim profile measure measures them, and moesim calibrate corrects rough ones by observed speeds")
+    _say_pasted(found.pasted)
+    say("moesim profile measure times this machine, and moesim calibrate corrects rates by observed speeds")
+
+
+def _say_pasted(found: Pasted) -> None:
+    """Say from which outputs a machine was read, what contradicts, and what is missing."""
+    for source in found.sources:
+        say(f"read {source.name}: written after {source.tried}")
+    for words in found.remarks:
+        say(words)
+    for words in found.missing:
+        say(f"missing: {words}")
 
 
 FOLDER = Path("hardware_profiles")
@@ -142,6 +152,14 @@ def new(
     system: Annotated[
         str | None, typer.Option("--os", metavar="NAME", help="windows, linux, macos, wsl2.", show_default="linux")
     ] = None,
+    paste: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="FILE|-",
+            help="Outputs of nvidia-smi, lscpu, nvbandwidth, MLC and others, in any order; options win.",
+        ),
+    ] = None,
     of: Annotated[
         str | None,
         typer.Option(
@@ -171,8 +189,17 @@ def new(
     path = out or FOLDER / f"{name}.yaml"
     parts = {"gpu": gpu, "cpu": cpu, "ram": ram, "pcie": pcie, "disk": disk, "os": system}
     numbers = {"pcie": pcie, "transfer": transfer, "cpu": cpu, "gpu": gpu, "gpu_memory": gpu_memory, "vram": vram, "ram": ram}
-    if _are_parts(parts, {"transfer": transfer, "gpu-memory": gpu_memory, "vram": vram, "for": of, "ref": ref}):
-        _write_parts({"name": name, "parts": {key: text for key, text in parts.items() if text is not None}}, path, overwrite)
+    others = {"transfer": transfer, "gpu-memory": gpu_memory, "vram": vram, "for": of, "ref": ref}
+    if _are_parts({**parts, "from": paste}, others):
+        given = {key: text for key, text in parts.items() if text is not None}
+        if paste is None:
+            _write_parts({"name": name, "parts": given}, path, overwrite)
+            return
+        found = read_pasted(_pasted_in(paste), "standard input" if paste == "-" else paste, given)
+        for one in found.taken:
+            say(f"{one.what}: {one.value} (line {one.line}: {one.text})")
+        _say_pasted(found)
+        _write_parts({"name": name, **found.form}, path, overwrite, pasted_text(name, found, paste))
         return
     form = short_form(name, numbers, None if of is None else name_or_mapping(of, "--for"), source, ref)
     try:
@@ -195,7 +222,7 @@ def new(
 def _are_parts(parts: Mapping[str, str | None], others: Mapping[str, str | None]) -> bool:
     """Whether the options name parts; refuse parts next to a paper's numbers."""
     named = [key for key in ("gpu", "cpu") if (text := parts[key]) is not None and not _TIME.search(text)]
-    named += [key for key in ("disk", "os") if parts[key] is not None]
+    named += [key for key in ("disk", "os", "from") if parts[key] is not None]
     numbers = [key for key in ("gpu", "cpu") if parts[key] is not None and key not in named]
     numbers += [key for key, text in others.items() if text is not None]
     if named and numbers:
@@ -207,12 +234,20 @@ def _are_parts(parts: Mapping[str, str | None], others: Mapping[str, str | None]
 _TIME: Final = re.compile(r"\d\s*(?:[nuµμm]s|s\b)(?=\s*(?:$|[+/]))|/tok")
 
 
-def _write_parts(form: Mapping[str, Any], path: Path, overwrite: bool) -> None:
+def _pasted_in(source: str) -> str:
+    """Read the file or standard input that holds what was pasted."""
+    try:
+        return pasted(sys.stdin.buffer.read(TABLE.most + 1) if source == "-" else read_bytes(Path(source), TABLE))
+    except OSError as wrong:
+        raise ConfigError(f"--from {source}: expected outputs as text, got: {why_not(wrong)}; check the path") from None
+
+
+def _write_parts(form: Mapping[str, Any], path: Path, overwrite: bool, text: str = "") -> None:
     """Write a profile of parts; say what follows and what is assumed."""
     load_hardware(form, "profile new")
     check_out(path, suffix=".yaml", overwrite=overwrite)
     with all_or_none(path):
-        write_bytes(path, parts_text(form).encode())
+        write_bytes(path, (text or parts_text(form)).encode())
         note_written([path], "profile new")
     for line in parts_lines(load_hardware(form, "profile new", "none")):
         say(line)

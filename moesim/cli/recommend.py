@@ -17,7 +17,12 @@ from moesim.core.text import say
 
 def recommend(
     model: Annotated[str, typer.Option(help="Name, path of a config.json, folder or GGUF file, or {base: NAME, field: value}.")],
-    hardware: Annotated[str, typer.Option(help="Parts joined by +, name or path of a profile, or {base: NAME, key: value}.")],
+    hardware: Annotated[
+        str | None,
+        typer.Option(
+            help="Parts joined by +, name or path of a profile, or {base: NAME, key: value}.", show_default="that of --calibrate"
+        ),
+    ] = None,
     engine: Annotated[str, typer.Option(help="Whose command is wanted; NAME@BUILD has a build's costs.")] = "llama.cpp",
     context: Annotated[
         int | None,
@@ -58,7 +63,8 @@ def recommend(
     from moesim.studies.advice.screen import output
 
     answer = search(
-        name_or_mapping(model, "recommend: --model"), name_or_mapping(hardware, "recommend: --hardware"), engine=engine,
+        name_or_mapping(model, "recommend: --model"),
+        None if hardware is None else name_or_mapping(hardware, "recommend: --hardware"), engine=engine,
         vram=vram, ram=ram, bits=bits, batch=batch, prompt=prompt, decode=decode, context=context, trace=trace, hit_rate=hit_rate,
         calibrate=calibrate, all_engines=all_engines, quick=quick, jobs=jobs,
     )  # fmt: skip

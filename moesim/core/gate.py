@@ -92,6 +92,16 @@ def decoded(path: Path, form: Form, encoding: str = "utf-8") -> str:
     return read_bytes(path, form).decode(encoding).replace("\r\n", "\n").replace("\r", "\n")
 
 
+def pasted(data: bytes) -> str:
+    """Decode what people paste: UTF-8, or UTF-16 as Windows writes it; other bytes become a sign of their own."""
+    evens, odds = data[:64:2].count(0), data[1:64:2].count(0)
+    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return data.decode("utf-16", errors="replace")
+    if max(evens, odds) > 16:  # of 32: text in UTF-16 without a mark
+        return data.decode("utf-16-be" if evens > odds else "utf-16-le", errors="replace")
+    return data.decode("utf-8", errors="replace")
+
+
 def why_not(error: OSError | ValueError) -> str:
     """Word the reason why a text could not be read."""
     if isinstance(error, UnicodeDecodeError):

@@ -55,22 +55,21 @@ class Assembly:
         if unknown := [str(key) for key in self.parts if key not in KEYS]:
             raise self._wrong("", unknown_name("part", unknown[0], KEYS))
         for key, given in self.parts.items():
-            if not all(
-                isinstance(one, str) and one.strip() for one in ([given] if key != "gpu" or isinstance(given, str) else given)
-            ):
+            several = given if key == "gpu" and isinstance(given, list) else [given]
+            if not all(isinstance(one, str) and one.strip() for one in several):
                 raise self._wrong(key, f"expected a text such as 'rtx 3060', got {given!r}; put it in quotes")
         texts = {key: self.parts.get(key, "") for key in KEYS}
         if not (texts["gpu"] or texts["cpu"]):
             raise self._wrong("", f"expected a gpu or a cpu, got {dict(self.parts)!r}; add one")
-        self.gpus = [
-            gpu
-            for text in ([texts["gpu"]] if isinstance(texts["gpu"], str) else texts["gpu"])
-            if text
-            for gpu in self._gpus(text)
-        ]
+        named = texts["gpu"] if isinstance(texts["gpu"], list) else [texts["gpu"]]
+        self.gpus = [gpu for text in named if text for gpu in self._gpus(text)]
         self.one_memory = bool(self.gpus) and self.gpus[0].unified
         self.cpu_rate = 0  # bytes a second, if it was given instead of a name
         self.sockets, self.cpu = self._cpu(texts["cpu"])
+        if self.gpus and "Apple" in (vendors := {self.cpu.vendor, self.gpus[0].vendor}) and len(vendors) > 1:
+            raise self._wrong(
+                "gpu", f"expected the GPU of the same chip as Apple's, got {self.gpus[0].name} with {self.cpu.name}"
+            )
         self.cpu_known = bool(texts["cpu"] or self.one_memory) and not self.cpu_rate
         self.slow_copies = "wsl" in texts["os"].lower()
         self.system, self.backend = self._os(texts["os"].lower())
@@ -107,7 +106,7 @@ class Assembly:
             self.cpu_rate, name = parse_rate(typed[0], f"{self.place}: parts.cpu"), ""
         if not name:
             chip = (self.gpus[0].name, *self.gpus[0].aliases) if self.one_memory else ()
-            name = next((one for one in chip if find_cpu(one)), _USUAL)
+            name = next((one for one in (re.sub(r" ?\(.*| \d\d$", "", one) for one in chip) if find_cpu(one)), _USUAL)
         cpu: Cpu = self._found("cpu", name, find_cpu, Cpu)
         if (name == _USUAL and not text) or self.cpu_rate:
             self.assumed.append(f"cpu: cores as of {cpu.name}")

@@ -165,11 +165,9 @@ def _read(path: Path, text: str, typed: dict[str, Any], place: str, kin: tuple[P
     base, content = _find(raw["base"], f"{path}: base")
     if base in (*kin, path):
         raise HardwareError(f"{path}: base: expected another profile, got '{raw['base']}', which rests on this one; name another")
-    own_parts = raw.pop("parts", {})
     own = raw.pop("numbers", {})
     if not isinstance(own, Mapping):
         raise HardwareError(f"{path}: numbers: expected a mapping with numbers to replace, got {own!r}")
-    own = {**own, **{f"{PARTS}{key}": value for key, value in own_parts.items()}}
     found = copy.deepcopy(_read(base, content, {**own, **typed}, place if typed else str(path), (*kin, path)))
     validate(_costed(found, None, str(base)), str(base))
     costed = {key: one for key, one in (found.get("machine") or {}).items() if key == "engine"}

@@ -235,7 +235,8 @@ def _contention(machine: Assembly, devices: Mapping[str, Any], links: Mapping[st
     read = devices["cpu0"]["memory_bytes_per_s"]["value"]
     if machine.one_memory:
         gpu = devices["gpu0"]["memory_bytes_per_s"]["value"]
-        share = made(max(read, gpu) / (read + gpu), "what the faster one reads alone, over what both do", (1, 1.08))
+        both = max(read, gpu) / (read + gpu)
+        share = made(both, "what the faster one reads alone, over what both do", (1, min(1.08, 1 / both)))
         yield from ({"a": "cpu0.experts", "b": f"gpu0.{what}", "a_rate": share, "b_rate": share} for what in ("experts", "dense"))
         return
     cost, rule = devices["cpu0"].get("expert_cost") or {}, _rules()["contention", "any"]

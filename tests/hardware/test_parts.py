@@ -14,7 +14,7 @@ from experiments.research.tables import parts_rates
 from moesim.cli.main import main
 from moesim.errors import HardwareError
 from moesim.hardware import load_hardware
-from moesim.hardware.parts import Cpu, Gpu, find_cpu, find_gpu, parts_of, read_parts
+from moesim.hardware.parts import Cpu, Gpu, Part, find_cpu, find_gpu, parts_of, read_parts
 from moesim.hardware.rates import assembled
 
 BOX = {"gpu": "RTX 3060 12GB", "cpu": "Ryzen 5 5600", "ram": "2x16 DDR4-3200", "pcie": "4x16", "os": "windows"}
@@ -37,8 +37,8 @@ def around(parts: dict[str, Any], key: str, scale: float = 1e9) -> tuple[float, 
 def test_a_usual_machine_has_the_numbers_of_the_rules():
     assert around(BOX, "devices.gpu0.memory_bytes_per_s") == (317, 279, 342)  # 360 x 0.88
     assert around(BOX, "devices.gpu0.flops", 1e12) == (23.5, 15.0, 27.7)  # 25.5 x 0.92
-    assert around(BOX, "devices.gpu0.memory_bytes", GIB) == (11.1, 10.8, 11.5)  # 12 less what Windows keeps
-    assert around(BOX, "links.cpu0->gpu0.pinned.bytes_per_s") == (25.8, 23.3, 28.9)  # 16 lanes of PCIe 4 x 0.82
+    assert around(BOX, "devices.gpu0.memory_bytes", GIB) == (11, 10.8, 11.5)  # 12 less what Windows keeps
+    assert around(BOX, "links.cpu0->gpu0.pinned.bytes_per_s") == (25.8, 23.2, 28.9)  # 16 lanes of PCIe 4 x 0.82
     assert around(BOX, "links.cpu0->gpu0.pinned.latency_us", 1) == (35, 19.9, 60.2)
     assert around(BOX, "devices.cpu0.memory_bytes_per_s") == (45.6, 33.3, 48.3)  # 51.2 x 0.89
     assert around(BOX, "devices.cpu0.expert_cost.few_row_flops") == (162, 97.2, 259)  # 6 x 4.0 GHz x 9 x 0.75
@@ -80,17 +80,18 @@ def test_measured_numbers_replace_rules_and_what_follows_from_them(tmp_path: Pat
     Path("box.yaml").write_text(yaml.safe_dump({"name": "box", "parts": BOX}))
     upgraded = load_hardware({"base": "box.yaml", "parts.gpu": "rtx 4090", key: 40e9})
     assert upgraded.machine["gpu"] == "GeForce RTX 4090" and upgraded.devices["cpu0"].memory_bytes_per_s == 40_000_000_000
-    Path("other.yaml").write_text(yaml.safe_dump({"name": "other", "base": "box.yaml", "parts": {"ram": "1x16 ddr4-3200"}}))
-    assert load_hardware("other.yaml").numbers[key].value == pytest.approx(45.57e9 / 2, rel=1e-3)
 
 
 @pytest.mark.parametrize(
     ("text", "name"),
     [
         ("rtx3090", "GeForce RTX 3090"), ("geforce 3060 12 gb", "GeForce RTX 3060 12GB"), ("7900xtx", "Radeon RX 7900 XTX"),
-        ("NVIDIA GeForce RTX 4060 Laptop GPU", "GeForce RTX 4060 Laptop"), ("4090 mobile", "GeForce RTX 4090 Laptop"),
-        ("NVIDIA A100-SXM4-80GB", "A100 SXM4 80GB"), ("NVIDIA A100 80GB PCIe", "A100 PCIe 80GB"),
-        ("Tesla V100-PCIE-32GB", "Tesla V100 PCIe 32GB"), ("Radeon 8060S Graphics (RADV STRIX_HALO)", "Radeon 8060S (Strix Halo)"),
+        ("NVIDIA GeForce RTX 4060 Laptop GPU", "GeForce RTX 4060 Laptop"),
+        ("4090 mobile", "GeForce RTX 4090 Laptop"),
+        ("NVIDIA A100-SXM4-80GB", "A100 SXM4 80GB"),
+        ("NVIDIA A100 80GB PCIe", "A100 PCIe 80GB"),
+        ("Tesla V100-PCIE-32GB", "Tesla V100 PCIe 32GB"),
+        ("Radeon 8060S Graphics (RADV STRIX_HALO)", "Radeon 8060S (Strix Halo)"),
         ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada"), ("Quadro RTX 6000", "Quadro RTX 6000"),
         ("Intel(R) Arc(TM) A770 Graphics", "Arc A770 16GB"), ("NVIDIA GB10", "GB10 (DGX Spark)"), ("rtx 9999", None),
     ],
@@ -117,22 +118,26 @@ def test_cpus_by_the_names_of_people_and_drivers(text: str, name: str | None):
 
 def test_every_part_of_the_catalogue_makes_a_machine():
     for gpu in parts_of(Gpu):
-        made = moesim.Hardware.from_parts(gpu=gpu.name, cpu="ryzen 7 7700x", ram="2x32")
+        made = moesim.Hardware.from_parts(gpu=gpu.name, cpu=None if gpu.unified else "ryzen 7 7700x")
         assert made.machine["gpu"] == gpu.name
     for cpu in parts_of(Cpu):
-        made = moesim.Hardware.from_parts(gpu="rtx 3090", cpu=cpu.name)
+        made = moesim.Hardware.from_parts(gpu=None if cpu.vendor == "Apple" else "rtx 3090", cpu=cpu.name)
         assert made.machine["cpu"] == cpu.name and made.devices["cpu0"].flops > 0
 
 
 def test_every_name_is_found_or_asked_back():
     for kind, find in ((Gpu, find_gpu), (Cpu, find_cpu)):
+        by_alias: dict[str, list[Part]] = {}
         for part in parts_of(kind):
             assert find(part.name) is part
             for alias in part.aliases:
-                try:
-                    assert find(alias) is part, alias
-                except HardwareError as error:
-                    assert f"'{part.name}'" in str(error)
+                by_alias.setdefault(alias, []).append(part)
+        for alias, parts in by_alias.items():
+            if len(parts) == 1 or alias in {part.name for part in parts}:
+                assert find(alias) in parts
+            else:
+                with pytest.raises(HardwareError, match="expected one part, got a name of several"):
+                    find(alias)
 
 
 @pytest.mark.parametrize(
@@ -146,6 +151,7 @@ def test_every_name_is_found_or_asked_back():
         ("RTX 3060 + Ryzen 5 5600 + 4x16", "expected memory or a link, got either; write '4x16GB' or 'PCIe 4x16'"),
         ("RTX 3060 + Ryzen 5 5600 + Ryzen 7 5700X", "cpu: expected it once, got 'Ryzen 5 5600' and 'Ryzen 7 5700X'"),
         ("RTX 3060 + 2x Ryzen 5 5600", "expected at most 1 of AMD Ryzen 5 5600 in a machine, got 2; correct it"),
+        ("RTX 3060 12GB + Apple M1", "expected the GPU of the same chip as Apple's, got GeForce RTX 3060 12GB with Apple M1"),
         ("936GB/s + 64GB + 936GB/s 24GiB + 12GB/s", "cpu: expected it once"),
         ("RTX 3060 + Ryzen 5 5600 + pcie foo", "parts.pcie: expected a link such as 4x16"),
         ("RTX 3060 + Ryzen 5 5600 + nvme9", "parts.disk: unknown kind of disk 'nvme9'"),
@@ -229,7 +235,8 @@ def test_what_is_not_given_is_assumed_said_and_less_sure():
     machine = load_hardware({"name": "x", "parts": {"gpu": "RTX 3060"}})
     said = machine.machine["assumed"]
     for words in (
-        "RTX 3060 is the GeForce RTX 3060 12GB, the usual one; there is a GeForce RTX 3060 8GB", "cpu: cores as of AMD Ryzen 7 5700X",
+        "RTX 3060 is the GeForce RTX 3060 12GB, the usual one; there is a GeForce RTX 3060 8GB",
+        "cpu: cores as of AMD Ryzen 7 5700X",
         "os: linux", "memory: 32 GiB", "memory: DDR4-3200, 2 channels filled", "link: PCIe 4.0 x16",
     ):  # fmt: skip
         assert words in said
@@ -268,10 +275,9 @@ def test_a_catalogue_of_ones_own_adds_and_replaces(tmp_path: Path, monkeypatch: 
     path.write_text(
         f"{columns}RTX 9999,9999,NVIDIA,64,3000,400,5,16,NVIDIA\nGeForce RTX 3090,3090,NVIDIA,48,900,70,4,16,NVIDIA\n"
     )
-    assert load_hardware("RTX 9999 + Ryzen 9 9950X").numbers["devices.gpu0.memory_bytes_per_s"].value == 2640e9
-    found = find_gpu("rtx 3090")
-    assert found is not None and found.vram_GiB == 24, "an alias of the shipped one"
-    mine = find_gpu("GeForce RTX 3090")
+    assert load_hardware("RTX 9999 + Ryzen 9 9950X").machine["gpu"] == "RTX 9999"
+    assert number({"gpu": "RTX 9999"}, "devices.gpu0.memory_bytes_per_s")["value"] == 2640e9
+    mine = find_gpu("NVIDIA GeForce RTX 3090")
     assert mine is not None and mine.vram_GiB == 48
     path.write_text(columns + "RTX 9999,,NVIDIA,much,3000,400,5,16,NVIDIA\n")
     with pytest.raises(HardwareError, match=r"parts.csv:2: vram_GiB: expected a number, got 'much'; correct it"):

@@ -15,10 +15,10 @@ from moesim.errors import InputError
 from moesim.hardware import load_hardware, read_profile
 from moesim.hardware.costs import CostModel
 from moesim.model import load_model
+from moesim.studies.identify.bench import read_observations
 from moesim.studies.identify.cases import make_cases, read_setting
 from moesim.studies.identify.fit import CEILING, PRIOR, Z90, Machine
 from moesim.studies.identify.identify import check_agreement, identify, statuses, with_their_engine
-from moesim.studies.identify.observations import read_observations
 from moesim.studies.identify.predictor import Memo, Predictor, Surrogate, engine_log_time
 from moesim.studies.identify.report import USEFUL, next_lines
 from tests.studies.identify_kit import BASE, NOISE, ROOMY, SETTINGS, Truth, rows
@@ -136,106 +136,6 @@ def test_a_bad_head_is_one_line(head: str, words: str, tmp_path: Path):
     (tmp_path / "rows.csv").write_text(head)
     with pytest.raises(InputError, match=words):
         read_observations(tmp_path / "rows.csv")
-
-
-BENCH = [
-    {"model_filename": "/m/Qwen3-30B-A3B-Q4_K_M.gguf", "model_type": "qwen3moe 30B.A3B Q4_K - Medium", "n_gpu_layers": 99,
-     "n_cpu_moe": 24, "n_ubatch": 512, "n_prompt": 0, "n_gen": 128, "n_depth": 4096, "avg_ts": 55.5, "stddev_ts": 0.4},
-    {"model_filename": "/m/Qwen3-30B-A3B-Q4_K_M.gguf", "model_type": "qwen3moe 30B.A3B Q4_K - Medium", "n_gpu_layers": 0,
-     "n_cpu_moe": 0, "n_ubatch": 1024, "n_prompt": 512, "n_gen": 0, "n_depth": 0, "avg_ts": 300.5, "stddev_ts": 2.0},
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("form", ["json", "jsonl", "csv"])
-def test_llama_bench_in_its_three_formats(form: str, tmp_path: Path):
-    if form == "json":
-        text = json.dumps(BENCH)
-    elif form == "jsonl":
-        text = "".join(json.dumps(row) + "\n" for row in BENCH)
-    else:
-        text = ",".join(BENCH[0]) + "\n" + "".join(",".join(f'"{value}"' for value in row.values()) + "\n" for row in BENCH)
-    (tmp_path / "bench").write_text(text)
-    tg, pp = read_observations(tmp_path / "bench")
-    assert (tg.model, tg.bits, tg.setting, tg.context, tg.decode) == ("qwen3-30b-a3b", "Q4_K_M", "ngl=99 n_cpu_moe=24", 4096, 128)
-    assert (tg.value, tg.spread, tg.unit, tg.kind) == (55.5, 0.4, "tokens/s", "decode")
-    assert (pp.setting, pp.context, pp.kind, pp.ubatch, pp.value) == ("ngl=0", 512, "prefill", 1024, 300.5)
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"avg_ts": -1}, "above 0"),
-        ({"n_gen": 128, "n_prompt": 128}, "a prompt or generated"),
-        ({"model_type": "x", "model_filename": "y"}, "--model"),
-        ({"n_gen": "many"}, "n_gen: expected a whole number"),
-        ({"tensor_buft_overrides": "attn=CPU"}, "expected experts on the CPU"),
-        ({"type_k": "q8_0"}, "row 1: type_k: expected a KV cache of f16, got q8_0; leave the row out"),
-        ({"type_k": "f16", "type_v": "q4_0"}, "row 1: type_v: expected a KV cache of f16, got q4_0"),
-        ({"no_kv_offload": True}, "row 1: no_kv_offload: expected the KV cache next to its layers, got true"),
-        ({"no_kv_offload": "1"}, "no_kv_offload: "),
-    ],
-)
-def test_bad_rows_of_llama_bench(change: dict[str, Any], words: str, tmp_path: Path):
-    (tmp_path / "bench.json").write_text(json.dumps([BENCH[0] | change]))
-    with pytest.raises(InputError, match=words):
-        read_observations(tmp_path / "bench.json")
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"n_threads": 12}, r"they differ in n_threads -t \(6, then 12\), which the model does not know: keep the rows of one"),
-        ({"flash_attn": True}, r"they differ in flash_attn -fa \(False, then True\)"),
-        ({"n_threads": 12, "flash_attn": True}, r"n_threads -t \(6, then 12\), flash_attn -fa \(False, then True\)"),
-        ({}, "remove one$"),
-    ],
-)
-def test_rows_that_contradict_name_what_differs(change: dict[str, Any], words: str, tmp_path: Path):
-    one = BENCH[0] | {"n_threads": 6, "flash_attn": False}
-    (tmp_path / "bench.json").write_text(json.dumps([one, one | change | {"avg_ts": 70.0}]))
-    with pytest.raises(InputError, match=words):
-        check_agreement(make_cases(read_observations(tmp_path / "bench.json")), load_hardware(ROOMY))
-
-
-@pytest.mark.parametrize(
-    ("name", "kind", "file"),
-    [
-        ("mixtral-8x7b", "qwen3moe 30B.A3B Q4_K - Medium", "q.gguf"),
-        ("mixtral-8x7b", "qwen3moe 235B.A22B Q4_K - Medium", "q.gguf"),
-        ("gpt-oss-20b", "", "Qwen3-30B-A3B-Q4_K_M.gguf"),
-        ("gpt-oss-20b", "gpt-oss 120B MXFP4 MoE", "x.gguf"),
-        ("qwen3-30b-a3b", "llama 8x7B Q4_K - Medium", "x.gguf"),
-    ],
-)
-def test_a_model_that_contradicts_the_file_is_refused(name: str, kind: str, file: str, tmp_path: Path):
-    (tmp_path / "bench.json").write_text(json.dumps([BENCH[0] | {"model_type": kind, "model_filename": f"/m/{file}"}]))
-    with pytest.raises(InputError, match=f"row 1: expected a row of {name}, as --model says, got .*--model '.*={name}'"):
-        read_observations(tmp_path / "bench.json", [name])
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("mixtral-8x7b", "llama 8x7B Q4_K - Medium"),
-        ("qwen3-30b-a3b", "qwen3moe 30B.A3B Q4_K - Medium"),
-        ("qwen3-30b-a3b", "qwen3moe ?B Q8_0"),
-        ("gpt-oss-120b", "gpt-oss 120B MXFP4 MoE"),
-        ("deepseek-v2-lite", "deepseek2 16B Q4_K - Medium"),
-        ("moonlight-16b-a3b", "deepseek2 16B Q4_K - Medium"),
-        ("olmoe", "mine"),
-        ("{base: qwen3-30b-a3b, n_layers: 47}", "mine"),
-    ],
-)
-def test_a_model_that_may_be_the_files_is_taken(name: str, kind: str, tmp_path: Path):
-    (tmp_path / "bench.json").write_text(json.dumps([BENCH[0] | {"model_type": kind, "model_filename": "x.gguf"}]))
-    assert read_observations(tmp_path / "bench.json", [name])[0].model == name
-
-
-def test_llama_bench_by_named_models_and_patterns(tmp_path: Path):
-    overridden = BENCH[0] | {"tensor_buft_overrides": r"blk\.(0|1|2)\.ffn_(up|down|gate)_exps=CPU"}
-    (tmp_path / "bench.json").write_text(json.dumps([overridden | {"model_type": "my own", "model_filename": "mine Q8_0"}]))
-    (row,) = read_observations(tmp_path / "bench.json", ["own=olmoe"])
-    assert (row.model, row.bits, row.setting) == ("olmoe", "Q8_0", "ngl=99 n_cpu_moe=3")
 
 
 STATIC = [
@@ -367,7 +267,7 @@ def test_the_command_leaves_a_profile_a_page_and_a_figure(tmp_path: Path, capsys
 def test_a_machine_without_a_gpu_takes_all_cpu_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "rows.csv").write_text(HEAD + GOOD.replace("n_cpu_moe=48", "all_cpu"))
     assert main(["calibrate", str(tmp_path / "rows.csv"), "--hardware", "ryzen5900x", "-o", "json"]) == 0
-    told = {one["constant"]: one["verdict"] for one in json.loads(capsys.readouterr().out)}
+    told = {one["constant"]: one["verdict"] for one in json.loads(capsys.readouterr().out)["constants"]}
     assert told["cpu_read_rate"] == "identified" and not any(name.startswith("gpu_") for name in told)
     (tmp_path / "rows.csv").write_text(HEAD + GOOD.replace("n_cpu_moe=48", "ngl=0"))
     assert main(["calibrate", str(tmp_path / "rows.csv"), "--hardware", "ryzen5900x"]) == 2

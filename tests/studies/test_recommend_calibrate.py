@@ -23,8 +23,8 @@ from moesim.studies.advice.observed import (
     measured_records,
 )
 from moesim.studies.advice.question import Asked, Setting, look_up
+from moesim.studies.identify.bench import read_observations
 from moesim.studies.identify.identify import Identified, identify
-from moesim.studies.identify.observations import read_observations
 
 ROWS = Path(__file__).resolve().parents[2] / "experiments" / "calibrate" / "rtx2070super.csv"
 MACHINE = "rtx2070s-i5-12400f"

@@ -33,7 +33,7 @@ QUANTS: Final = ("Q8_0", DEFAULT_BITS, "Q2_K")
 UBATCHES: Final = (512, 1024, 2048)
 TIMES: Final = (0.25, 1, 4)
 """Contexts of the table, over the one that was asked for."""
-_ROWS: Final = 6
+_ROWS: Final = 5
 """Settings of the table."""
 
 
@@ -240,7 +240,7 @@ class LlamaCpp:
             ends = [(math.exp(-one), math.exp(one)) for one in wide]
         else:
             mean = self.times(cases)
-            ends = [shipped().factors(self.machine.base, self._shares(row)) for row in self.slopes(cases)]
+            ends = [shipped().factors(self.machine.base, self.shares(row)) for row in self.slopes(cases)]
         speeds = [batch / math.exp(one) * 1e9 for one in mean]
         return [Speed(one, one * low, one * high) for one, (low, high) in zip(speeds, ends, strict=True)]
 
@@ -272,7 +272,7 @@ class LlamaCpp:
         return rows
 
     @staticmethod
-    def _shares(slopes: Mapping[str, float]) -> dict[str, float]:
+    def shares(slopes: Mapping[str, float]) -> dict[str, float]:
         """Divide a time among CPU and GPU, as the intervals of predictions do."""
         cpu = sum(share for name, share in slopes.items() if name.startswith("cpu_"))
         return {"cpu": cpu, "gpu": 1.0 - cpu, "copies": 0.0}
@@ -294,7 +294,7 @@ class LlamaCpp:
             logs[k] += (change or {}).get(constant.name, 0.0)
         raw = self.machine.changed(logs.tolist())
         speed = asked.batch * asked.prompt / math.exp(engine_log_time(case, raw, self.machine.place)) * 1e9
-        shares = self._shares(self.slopes([self.case(place, asked.prompt)])[0])
+        shares = self.shares(self.slopes([self.case(place, asked.prompt)])[0])
         low, high = shipped().factors(self.machine.base, shares, prompt=True)
         return Speed(speed, speed * low, speed * high)
 

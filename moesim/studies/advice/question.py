@@ -113,6 +113,8 @@ class Setting:
 def look_up(asked: Asked, folder: Path) -> Setting:
     """Look everything up but the routing."""
     context = asked.room
+    if asked.hardware is None:
+        raise ConfigError(f"{PLACE}: --hardware: expected a machine, got none; name it, or give --calibrate a file that does")
     if context < asked.prompt + asked.decode:
         raise ConfigError(
             f"{PLACE}: --context: expected at least --prompt and --decode together, {asked.prompt + asked.decode}, got {context}"

@@ -13,6 +13,7 @@ import yaml
 from moesim.core.files import write_bytes
 from moesim.core.progress import telling
 from moesim.errors import ConfigError, unknown_name
+from moesim.hardware import load_hardware
 from moesim.hardware.engines import same_engine
 from moesim.studies.advice.candidates import Candidate
 from moesim.studies.advice.engines import Command, Engine, commands, describe, engines
@@ -20,8 +21,8 @@ from moesim.studies.advice.llama_cpp import Gain, LlamaCpp, Place, Point, Quant,
 from moesim.studies.advice.others import Others, Placed, compare, unsupported
 from moesim.studies.advice.question import ENGINE, PLACE, Asked, Setting, look_up
 from moesim.studies.advice.support import UNVERIFIED
+from moesim.studies.identify.bench import Bench, read_speeds
 from moesim.studies.identify.identify import Identified, identify
-from moesim.studies.identify.observations import read_observations
 
 IDENTIFIED: Final = "identified.yaml"
 """The identified machine in the folder of an answer."""
@@ -73,13 +74,15 @@ def recommend(
     """Answer a question; `quick` leaves out what has to be simulated, other engines above all."""
     engine = _engine(asked.engine)
     with telling(lines=True, enabled=progress) as tell, tempfile.TemporaryDirectory(prefix="moesim.") as name:
-        folder, found, contents, doubt = Path(name), None, b"", ""
+        folder, found, contents, doubt, bench = Path(name), None, b"", "", None
+        if calibrate is not None:
+            bench, asked = _speeds(calibrate, asked)
         setting = look_up(asked, folder)  # what is wrong with the question is known before the machine is identified
         if not setting.host_computes and not all_engines:
             got = f"expected a processor next to the GPU, got experts on {setting.host}; compare with --all-engines"
             raise ConfigError(f"{PLACE}: --hardware {setting.hardware.name}: {got}")
-        if calibrate is not None:
-            found, contents = _identified(asked, calibrate, setting, tell)
+        if bench is not None:
+            found, contents = _identified(asked, bench, setting, tell)
             asked = replace(asked, hardware=str(write_bytes(folder / IDENTIFIED, contents)))
             setting = look_up(asked, folder)
         if not setting.host_computes:
@@ -114,13 +117,26 @@ def _engine(named: str) -> Engine:
     return found
 
 
-def _identified(asked: Asked, file: Path, setting: Setting, tell: Any) -> tuple[Identified, bytes]:
+def _speeds(file: Path, asked: Asked) -> tuple[Bench, Asked]:
+    """Read observed speeds; without a machine, the question is of the one that the file names."""
+    machine = None if asked.hardware is None else load_hardware(asked.hardware, f"{PLACE}: --hardware")
+    try:
+        bench = read_speeds(file, (), machine)
+    except ConfigError:
+        if not isinstance(asked.model, str) or asked.gguf is not None:
+            raise
+        bench = read_speeds(file, [asked.model], machine)  # rows that do not say what they are of
+    if machine is None and not bench.machine:
+        raise ConfigError(f"{PLACE}: {file}: expected lines that name GPU or CPU, got none; name the machine with --hardware")
+    return bench, asked if machine is not None else replace(asked, hardware={"parts": dict(bench.machine)})
+
+
+def _identified(asked: Asked, bench: Bench, setting: Setting, tell: Any) -> tuple[Identified, bytes]:
     if not setting.has_gpu or len(setting.gpus) > 1:
         raise ConfigError(
             f"{PLACE}: --calibrate: expected a machine with one GPU, got {len(setting.gpus)}; leave --calibrate out"
         )
-    rows = read_observations(file, [asked.model] if isinstance(asked.model, str) and asked.gguf is None else [])
-    found = identify(asked.hardware, rows, leave_out=False, tell=tell)
+    found = replace(identify(asked.hardware, bench.rows, leave_out=False, tell=tell), bench=bench)
     raw = {**found.raw, "name": f"{found.predictor.machine.base.name}-identified"}
     return found, yaml.safe_dump(raw, sort_keys=False, width=120).encode()
 

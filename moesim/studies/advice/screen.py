@@ -248,14 +248,20 @@ def _sure(answer: Recommendation) -> str:
         if answer.point is not None
         else f"as wide as those of {ENGINE} have to be, as no public speeds of {answer.engine.name} were compared"
     )
-    lines = [f"how sure: intervals of {100 * LEVEL:.0f} %; {measured}. Rests on {rates(answer)}."]
+    assumed = answer.setting.hardware.machine.get("assumed", "")
+    lines = [f"assumed: {assumed}"] if assumed else []
+    lines += [f"how sure: intervals of {100 * LEVEL:.0f} %; {measured}. Rests on {rates(answer)}."]
+    bench = None if answer.identified is None else answer.identified.bench
+    if bench is not None:
+        used, skipped = len(bench.rows), len(bench.skipped)
+        lines.append(f"observed: {bench.n_read} rows read, {used} used, {skipped} skipped (--long says why)")
     if answer.point is not None and answer.setting.has_gpu:
         numbers = ",".join(str(n) for n in dict.fromkeys((answer.point.place.number, answer.setting.model.positions[-1] + 1)))
         option = f"-ngl {answer.point.place.number}" if answer.point.place.whole else f"-ngl 99 -ncmoe {numbers}"
         file = answer.setting.asked.gguf.name if answer.setting.asked.gguf else "MODEL.gguf"
         lines.append("to be surer, run this and ask again with --calibrate speeds.md:")
         lines.append(f"  llama-bench -m {file} {option} -p {PREFILL_CHUNK} -n 128 > speeds.md")
-    return "".join(_wrapped(line, "  ") if line.startswith("how") else f"{line}\n" for line in lines)
+    return "".join(_wrapped(line, "  ") if line.startswith(("how", "assumed")) else f"{line}\n" for line in lines)
 
 
 _RATES: Final = {"RAM": "devices.{host}.memory_bytes_per_s", "GPU": "devices.{gpu}.memory_bytes_per_s"}
@@ -284,7 +290,7 @@ def _long(answer: Recommendation) -> str:
         lines += [f"{name}: {why}" for name, why in answer.others.without.items()]
         lines += [f"{one.engine.name}: {one.command}" for one in answer.others.placed[:3] if one.engine != answer.engine]
     if answer.identified is not None:
-        lines += remarks(answer.identified, [])
+        lines += [*(answer.identified.bench.lines() if answer.identified.bench else ()), *remarks(answer.identified, [])]
     lines.append(answer.setting.hardware.description.strip())
     found = "".join(_wrapped(f"- {' '.join(line.split())}", "  ") for line in lines if line)
     cells = [

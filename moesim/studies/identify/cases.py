@@ -20,16 +20,13 @@ from moesim.hardware.costs import CostModel
 from moesim.hardware.engines import transfer_of
 from moesim.model import ModelSpec, load_model
 from moesim.policies.registry import make_policy, policy_names
-from moesim.studies.identify.observations import Observation, read_bits
+from moesim.studies.identify.observations import ALL, Observation, read_bits
 from moesim.trace import Trace
 from moesim.trace.workload import Workload, WorkloadSpec, compose
 
 if TYPE_CHECKING:
     from moesim.policy import Placement
 
-
-ALL: Final = 99
-"""From this number on, layers mean all of them, as people write for llama.cpp."""
 
 _LONG: Final = {
     "ncmoe": "n_cpu_moe", "n_gpu_layers": "ngl", "gpu_layers": "ngl", "ub": "ubatch", "ubatch_size": "ubatch",
@@ -39,7 +36,7 @@ _WORDS: Final = {"all_cpu": "all-cpu", "all_gpu": "all-gpu"}
 _LAYERS: Final = ("n_cpu_moe", "ngl")
 _KNOWN: Final = (
     "n_cpu_moe", "ngl", "cpu_moe", "op_offload", "no_op_offload", "gpu_experts", "all_cpu", "all_gpu",
-    "policy", "cache",
+    "policy", "cache", "mmap",
 )  # fmt: skip
 
 
@@ -91,6 +88,8 @@ def _llama_cpp(given: Mapping[str, Any], model: ModelSpec, place: str, alias: bo
         policy["n_cpu_moe"] = max(n_cpu, model.positions[0])
     if given.get("no_op_offload") or given.get("op_offload") is False:
         policy["op_offload"] = False
+    if given.get("mmap") is False:
+        policy["mmap"] = False
     family = "n_cpu_moe" if ngl > n_layers else "ngl"
     return EngineSetting(policy, {"ratio": 1.0}, family)
 

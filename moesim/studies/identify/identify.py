@@ -16,10 +16,11 @@ from moesim.core.units import format_memory
 from moesim.errors import ConfigError, InputError
 from moesim.hardware import HardwareProfile, build_profile, override, read_profile
 from moesim.policies.registry import make_policy
+from moesim.studies.identify.bench import Bench
 from moesim.studies.identify.cases import Case, choices, decode_workload, make_cases, needed_bytes, placement_of
 from moesim.studies.identify.fit import Z90, Constant, Fit, Machine, Problem, Vector, check_free
 from moesim.studies.identify.model_error import ModelError, Posterior, own_variance, shipped
-from moesim.studies.identify.observations import Observation, check_rows, read_bits
+from moesim.studies.identify.observations import Observation, check_rows, contradict, read_bits
 from moesim.studies.identify.predictor import AGREE, STEP, Memo, Predictor
 
 NARROWS: Final = 0.5
@@ -80,10 +81,8 @@ class Identified:
     left_out_by: str  # what was left out together: blocks, or single rows
     base: str  # the profile that it began with
     observations: tuple[Observation, ...]
+    bench: Bench | None = None  # the file that the rows are from: what else it had, and why that was not used
 
-
-_AGREE: Final = 0.02
-"""Two rows of one setting may differ by this share, or by three of their spreads, before they contradict each other."""
 
 _CLIFF: Final = 1.05
 """A row that needs more than this times the GPU's memory is beyond the cliff."""
@@ -167,7 +166,7 @@ def _pairs(cases: Sequence[Case], room: HardwareProfile) -> Iterator[tuple[Obser
     for case in cases:
         one = case.observation
         group = groups.setdefault(setting_key(case, room), [])
-        yield from ((before, one) for before in group if _apart(before, one))
+        yield from ((before, one) for before in group if contradict(before, one))
         group.append(one)
 
 
@@ -195,19 +194,9 @@ def _where(case: Case, room: HardwareProfile) -> Any:
     return json.dumps([dict(case.setting.policy), dict(case.setting.cache)], sort_keys=True, default=str)
 
 
-def _apart(before: Observation, one: Observation) -> bool:
-    spread = sum((each.spread or 0) / each.value for each in (one, before))
-    return abs(one.log_time - before.log_time) > max(_AGREE, 3 * spread)
-
-
 def _refuse(before: Observation, one: Observation) -> NoReturn:
     written = "" if one.setting == before.setting else f" (setting '{one.setting}' is '{before.setting}' there)"
-    theirs = dict(before.told)
-    differ = [f"{key} ({theirs[key]}, then {value})" for key, value in one.told if theirs.get(key, value) != value]
-    if differ:
-        why = f"they differ in {', '.join(differ)}, which the model does not know: keep the rows of one"
-    else:
-        why = "remove one" + ("" if one.spread and before.spread else ", or give their spread")
+    why = "remove one" + ("" if one.spread and before.spread else ", or give their spread")
     raise ConfigError(
         f"{one.place}: expected rows of one setting to agree, got {one.value:g} {one.unit} after {before.value:g} {before.unit} "
         f"at {before.place}{written}; {why}"

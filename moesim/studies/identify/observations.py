@@ -1,10 +1,9 @@
-"""Observed speeds: rows of a CSV table, or what ``llama-bench -o json|jsonl|csv`` writes."""
+"""Observed speeds: rows of a CSV table."""
 
 from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -13,12 +12,9 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from moesim.core.data import shipped
-from moesim.core.gate import TABLE, read_text
 from moesim.core.limits import BITS, SPEED, TOKENS
 from moesim.errors import ConfigError, unknown_name
 from moesim.experiment.config import first_problem
-from moesim.model import builtin_models
 
 QUANTS: Final[Mapping[str, tuple[float, float]]] = {
     "F32": (32, 32), "F16": (16, 16), "BF16": (16, 16), "FP8": (8, 8), "Q8_0": (8.5, 8.5),
@@ -79,6 +75,9 @@ UNITS: Final = ("tokens/s", "tokens/s/sequence", "ms/token", "s", "ratio:ROW")
 """Units of a value: of the whole batch; of one sequence; between two tokens of a sequence; of a whole prefill or decode; or the
 speed over that of another row."""
 
+ALL: Final = 99
+"""From this number on, layers mean all of them, as people write for llama.cpp."""
+
 REQUIRED: Final = ("model", "setting", "value", "unit")
 _RATIO: Final = "ratio:"
 
@@ -109,8 +108,6 @@ class Observation(BaseModel):
     source: str = ""  # where it is from
     alias: bool = False  # more layers than the model has mean all of them, as in engines' output
     place: str = ""  # file and line, for messages
-    # what else an engine's output says of the row: where two rows of one setting differ in it, a message names it
-    told: tuple[tuple[str, str], ...] = ()
 
     @field_validator("value")
     @classmethod
@@ -169,7 +166,17 @@ class Observation(BaseModel):
         return self.value * math.exp((self.log_time - log_time) * (-1 if self.unit in ("ms/token", "s") else 1))
 
 
-NOT_COLUMNS: Final = ("alias", "place", "told")
+AGREE: Final = 0.02
+"""Two rows of one setting may differ by this share, or by three of their spreads, before they contradict each other."""
+
+
+def contradict(before: Observation, one: Observation) -> bool:
+    """Return whether two rows of one setting differ by more than rows may."""
+    spread = sum((each.spread or 0) / each.value for each in (one, before))
+    return abs(one.log_time - before.log_time) > max(AGREE, 3 * spread)
+
+
+NOT_COLUMNS: Final = ("alias", "place")
 COLUMNS: Final = tuple(name for name in Observation.model_fields if name not in NOT_COLUMNS)
 
 
@@ -198,194 +205,14 @@ def check_rows(rows: Sequence[Observation]) -> None:
             )
 
 
-_KEYS: Final = ("model_type", "n_prompt", "n_gen", "avg_ts")
-_ALL: Final = 99
-_TOLD: Final = {
-    "n_threads": "-t", "flash_attn": "-fa", "n_batch": "-b", "use_mmap": "-mmp", "cpu_mask": "-C", "poll": "--poll",
-    "split_mode": "-sm", "tensor_split": "-ts", "main_gpu": "-mg", "cpu_info": "CPU", "gpu_info": "GPU",
-    "build_commit": "build",
-}  # fmt: skip
-"""Fields that the model does not know, with llama-bench's options: named where rows that differ in them contradict."""
+def is_table(text: str) -> bool:
+    """Return whether a text is a table of observed speeds: most of the required columns are in its first line."""
+    head = [name.strip() for name in text.lstrip().partition("\n")[0].split(",")]
+    return sum(name in head for name in REQUIRED) > 1 or head[0] == "row"
 
 
-def is_bench(text: str) -> bool:
-    """Return whether a text is llama-bench's: JSON, or CSV with its columns."""
-    stripped = text.lstrip()
-    return stripped.startswith(("{", "[")) or all(key in stripped.partition("\n")[0] for key in _KEYS)
-
-
-def bench_rows(text: str, path: Path, models: Sequence[str]) -> list[Observation]:
-    """Read rows of llama-bench."""
-    found = []
-    for number, record in enumerate(_records(text, path), 1):
-        place = f"{path}: row {number}"
-        missing = [key for key in _KEYS if key not in record]
-        if missing:
-            raise ConfigError(f"{place}: expected the field {missing[0]} of llama-bench, got none; give its output as it is")
-        found.append(_row(record, number, place, models))
-    return found
-
-
-def _records(text: str, path: Path) -> list[Mapping[str, Any]]:
-    stripped = text.strip()
-    try:
-        if stripped.startswith("["):
-            found: list[Any] = json.loads(stripped)
-        elif stripped.startswith("{"):
-            found = [json.loads(line) for line in stripped.splitlines() if line.strip()]
-        else:
-            found = list(csv.DictReader(io.StringIO(stripped)))
-    except (ValueError, csv.Error) as error:
-        raise ConfigError(f"{path}: expected the output of llama-bench, got: {error}; run it again with -o json") from None
-    if not all(isinstance(record, dict) for record in found):
-        raise ConfigError(f"{path}: expected objects, one a row of llama-bench, got something else; give its output as it is")
-    return found
-
-
-def _row(record: Mapping[str, Any], number: int, place: str, models: Sequence[str]) -> Observation:
-    n_prompt, n_gen = _whole(record, "n_prompt", place), _whole(record, "n_gen", place)
-    if (n_prompt > 0) == (n_gen > 0):
-        raise ConfigError(
-            f"{place}: expected a prompt or generated tokens, got {n_prompt} and {n_gen}; run llama-bench -p or -n alone"
-        )
-    depth, prefill = _whole(record, "n_depth", place, 0), n_prompt > 0
-    if prefill and depth:
-        raise ConfigError(f"{place}: expected a prompt at depth 0, got {depth}; leave the row out")
-    values: dict[str, Any] = {
-        "row": f"{number}:{'pp' if prefill else 'tg'}{n_prompt or n_gen}" + (f"@d{depth}" if depth else ""),
-        "model": _model(record, place, models),
-        "bits": bits_in(f"{record.get('model_type', '')} {Path(str(record.get('model_filename', ''))).name}"),
-        "setting": _setting(record, place), "context": n_prompt if prefill else depth,
-        "value": record["avg_ts"], "unit": "tokens/s", "kind": "prefill" if prefill else "decode",
-        "source": f"llama-bench {record.get('build_commit', '')}".strip(), "alias": True, "place": place,
-        "told": tuple((f"{key} {option}", str(record[key])) for key, option in _TOLD.items() if key in record),
-    }  # fmt: skip
-    if not prefill:
-        values["decode"] = n_gen
-    if record.get("n_ubatch"):
-        values["ubatch"] = record["n_ubatch"]
-    if record.get("stddev_ts"):
-        values["spread"] = record["stddev_ts"]
-    return observation(values)
-
-
-def _whole(record: Mapping[str, Any], key: str, place: str, default: int | None = None) -> int:
-    value = record.get(key, default)
-    try:
-        return int(value)
-    except (TypeError, ValueError):
-        raise ConfigError(f"{place}: {key}: expected a whole number, got {value!r}; give llama-bench's output as it is") from None
-
-
-def _setting(record: Mapping[str, Any], place: str) -> str:
-    ngl = _whole(record, "n_gpu_layers", place, _ALL)
-    words = [f"ngl={ngl}"]
-    for key in ("type_k", "type_v"):
-        kind = str(record.get(key) or "f16").lower()
-        if kind not in ("f16", "bf16"):
-            raise ConfigError(
-                f"{place}: {key}: expected a KV cache of f16, got {kind}; leave the row out, or measure it with f16"
-            )
-    if _is_true(record, "no_kv_offload") and ngl > 1:
-        raise ConfigError(f"{place}: no_kv_offload: expected the KV cache next to its layers, got true; leave the row out")
-    n_cpu_moe = _whole(record, "n_cpu_moe", place, 0)
-    overrides = str(record.get("tensor_buft_overrides") or "none")
-    if overrides not in ("none", ""):
-        n_cpu_moe = _overridden(overrides, place)
-    if n_cpu_moe and ngl > 1:  # with at most the output layer on the GPU, all experts are on the CPU
-        words.append(f"n_cpu_moe={n_cpu_moe}")
-    if _is_true(record, "no_op_offload"):
-        words.append("op_offload=false")
-    return " ".join(words)
-
-
-def _is_true(record: Mapping[str, Any], key: str) -> bool:
-    return str(record.get(key, "0")).lower() in ("1", "true")
-
-
-def _overridden(text: str, place: str) -> int:
-    """Count the layers that a pattern keeps on the CPU: the first ones, or all."""
-    layers: set[int] = set()
-    for pattern in re.split(r"[,;]", text):
-        name, _, where = pattern.partition("=")
-        if "exps" not in name or where != "CPU":
-            raise ConfigError(f"{place}: tensor_buft_overrides: expected experts on the CPU, got '{pattern}'; leave the row out")
-        found = re.match(r"\^?blk\\?\.\(?([\d|]+)\)?\\?\.", name)
-        if found is None:
-            return _ALL
-        layers |= {int(layer) for layer in found[1].split("|") if layer}
-    if layers != set(range(len(layers))):
-        raise ConfigError(f"{place}: tensor_buft_overrides: expected the first layers, got {text}; leave the row out")
-    return len(layers)
-
-
-def _model(record: Mapping[str, Any], place: str, models: Sequence[str]) -> str:
-    """Find the model of a row: named for its type, the only one, or the one in its name."""
-    told = f"{record.get('model_type', '')} {Path(str(record.get('model_filename', ''))).name}"
-    plain = [one for one in models if "=" not in one or one.lstrip().startswith("{")]
-    for one in models:
-        kind, _, name = one.partition("=")
-        if one not in plain and kind.lower() in told.lower():
-            return name
-    if len(plain) == 1:
-        _check_named(plain[0], told, place)
-        return plain[0]
-    words = _letters(told)
-    fits = [name for name in (plain or list(builtin_models())) if _letters(name) in words]
-    if not fits:
-        fits = [name for name in (plain or list(builtin_models())) if _family(name) in words]
-    if len(fits) != 1:
-        got = f"'{told.strip()}'" + (f", which may be {' or '.join(fits)}" if fits else "")
-        raise ConfigError(f"{place}: expected a model that is known, got {got}; say which with --model 'PART OF ITS NAME=MODEL'")
-    return fits[0]
-
-
-def _check_named(name: str, told: str, place: str) -> None:
-    """Refuse a model of this project for a row whose type or file name is another's."""
-    others = builtin_models()
-    words = _letters(told)
-    fits = [one for one in others if _letters(one) in words or _family(one) in words]
-    kind = told.split()[0] if told.split() else ""
-    kinds = _KINDS.get(kind, ())
-    if name in others and ((fits and name not in fits) or (kinds and not name.startswith(kinds))):
-        raise ConfigError(
-            f"{place}: expected a row of {name}, as --model says, got '{told.strip()}'; leave the row out, or, if they are the "
-            f"same, give --model '{kind}={name}'"
-        )
-
-
-_KINDS: Final[Mapping[str, tuple[str, ...]]] = {
-    "llama": ("mixtral",), "phimoe": ("phi",), "deepseek2": ("deepseek", "moonlight"), "qwen2moe": ("qwen1.5", "qwen2"),
-    "qwen3moe": ("qwen3",), "olmoe": ("olmoe",), "gpt-oss": ("gpt-oss",),
-}  # fmt: skip
-"""llama.cpp's names of architectures: how the models of this project that have one begin."""
-
-
-def _letters(text: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", text.lower())
-
-
-def _family(name: str) -> str:
-    """Write a name as llama.cpp does its types: ``qwen3-30b-a3b`` as ``qwen3moe 30B.A3B``."""
-    head, _, rest = name.partition("-")
-    return _letters(f"{head}moe{rest}")
-
-
-def read_observations(path: Path, models: Sequence[str] = ()) -> list[Observation]:
-    """Read observed speeds: a CSV table as of `Observation`, or what ``llama-bench -o`` wrote.
-
-    `models` are what rows of llama-bench may be of: names, or ``TYPE=NAME``.
-    """
-    path = shipped(path)
-    text = read_text(path, TABLE, "a table of observed speeds", encoding="utf-8-sig")
-    found = bench_rows(text, path, models) if is_bench(text) else list(_table(text, path))
-    if not found:
-        raise ConfigError(f"{path}: expected at least one observation, got none; add a row")
-    check_rows(found)
-    return found
-
-
-def _table(text: str, path: Path) -> list[Observation]:
+def read_table(text: str, path: Path) -> list[Observation]:
+    """Read a table whose columns are fields of `Observation`."""
     try:
         rows = list(csv.reader(io.StringIO(text)))
     except csv.Error as error:

@@ -21,6 +21,7 @@ from moesim.core.files import OutputFolder
 from moesim.core.table import Format, render, render_records
 from moesim.experiment.store import SUMMARY
 from moesim.hardware import HardwareProfile
+from moesim.studies.identify.bench import Bench
 from moesim.studies.identify.cases import Case, make_cases, needed_bytes
 from moesim.studies.identify.fit import Z90
 from moesim.studies.identify.identify import NARROWS, UNEXPLAINED, Estimate, Identified, contradictions, setting_key
@@ -152,6 +153,8 @@ def row_records(found: Identified) -> list[dict[str, Any]]:
 
 def text(found: Identified, lines: Sequence[NextLine], form: Format) -> str:
     """Write constants, and for people rows and remarks."""
+    if form is Format.JSON:
+        return json.dumps(summary(found, lines), indent=2) + "\n"
     constants = constants_table(found, form)
     if form.for_programs:
         return constants
@@ -215,7 +218,7 @@ def errors(found: Identified) -> list[str]:
 
 def remarks(found: Identified, lines: Sequence[NextLine]) -> list[str]:
     """List in sentences what a reader must know."""
-    said = list(errors(found))
+    said = [*(found.bench.lines() if found.bench else []), *errors(found)]
     blocks = block_errors(found)
     if len(blocks) > 1 and found.left_out_by == "blocks":
         said += [f"left out: {block}: median {value:.1f} %" for block, value in blocks.items()]
@@ -297,16 +300,39 @@ def frame(found: Identified) -> pd.DataFrame:
     return pd.DataFrame(records)
 
 
+def summary(found: Identified, lines: Sequence[NextLine]) -> dict[str, Any]:
+    """Return constants, rows used and skipped, and remarks for programs."""
+    bench = found.bench or Bench(found.observations)
+    skipped = [dict(zip(("place", "row", "reason"), one, strict=True)) for one in bench.skipped]
+    return {
+        "moesim": __version__, "base": found.base, "constants": constant_records(found), "rows": row_records(found),
+        "read": bench.n_read, "used": len(bench.rows), "group": dict(bench.group), "skipped": skipped,
+        "remarks": remarks(found, lines), "next": [line.command for line in lines],
+    }  # fmt: skip
+
+
+def contribution(found: Identified, date: str) -> dict[str, Any]:
+    """Return rows, machine and version for the public rows; no path, no words of the user's own."""
+    bench, profile = found.bench or Bench(found.observations), found.profile
+    rows = [
+        {
+            "model": one.model.name, "weights": o.bits or one.bits, "engine": o.source if bench.group else "",
+            "setting": o.setting, "kind": o.kind, "batch": o.batch, "depth": o.context, "tokens": o.decode, "ubatch": o.ubatch,
+            "measured": o.value, "unit": o.unit, "spread": o.spread,
+        }
+        for one in found.predictor.cases
+        for o in (one.observation,)
+    ]  # fmt: skip
+    machine = {"parts": dict(bench.machine), "words": dict(profile.machine), "group": dict(bench.group)}
+    return {"moesim": __version__, "date": date, "machine": machine, "rows": rows}
+
+
 def files(found: Identified, lines: Sequence[NextLine]) -> dict[str, bytes]:
     """Return all files of the result by name, the summary last."""
     from moesim.plots.identified import identified  # Matplotlib takes a second to import
     from moesim.plots.style import pictures
 
     used = [{key: value for key, value in one.model_dump().items() if key not in NOT_COLUMNS} for one in found.observations]
-    summary = {
-        "moesim": __version__, "base": found.base, "constants": constant_records(found), "rows": row_records(found),
-        "remarks": remarks(found, lines), "next": [line.command for line in lines],
-    }  # fmt: skip
     return {
         f"{found.profile.name}.yaml": yaml.safe_dump(found.raw, sort_keys=False, width=120).encode(),
         "page.md": page(found, lines).encode(),
@@ -314,7 +340,7 @@ def files(found: Identified, lines: Sequence[NextLine]) -> dict[str, bytes]:
         "rows.csv": render_records(row_records(found), Format.CSV).encode(),
         "observations.csv": render_records(used, Format.CSV).encode(),
         **pictures(identified(frame(found), found.profile.name), "identified"),
-        SUMMARY: (json.dumps(summary, indent=2) + "\n").encode(),
+        SUMMARY: (json.dumps(summary(found, lines), indent=2) + "\n").encode(),
     }
 
 

@@ -452,24 +452,23 @@ def _without_parts(name: str, base: Base, setting: Setting) -> Changed:
 
 
 def _threads(base: Base, setting: Setting) -> Changed:
-    """Let fewer or more threads compute: operations in proportion, the memory's rate from 2.5 threads a channel on."""
+    """Let fewer or more threads compute: operations in proportion, and reading if they are too few for the memory."""
     was = int(base.profile.machine.get("threads", 0))
     number = setting.number()
     if not was or number.denominator != 1 or number < 1:
         got = "a whole number of at least 1, got " + setting.text if was else "a profile with machine.threads, got none; name it"
         raise ConfigError(f"--vary {setting}: expected {got}")
-    full = min(was, math.ceil(_THREADS_A_CHANNEL * memory_of(base.profile).channels))
-    told, hosts = (
-        Told(f"what-if: {setting}, {_THREADS_A_CHANNEL} threads a channel read at full rate", "assumed"),
-        _by_role(base.profile, "host"),
-    )
-    compute, memory = Fraction(number, was), Fraction(min(int(number), full), full)
-    found = faster_devices(base.profile, hosts, memory, compute, told)
+    host = _by_role(base.profile, "host")[0]
+    told = Told(f"what-if: {setting}, each thread reads {_A_THREAD / 1e9:g} GB/s", "assumed")
+    compute = Fraction(number, was)
+    memory = min(Fraction(1), number * _A_THREAD / host.memory_bytes_per_s) if number < was else Fraction(1)
+    found = faster_devices(base.profile, _by_role(base.profile, "host"), memory, compute, told)
     return Changed(base.machine({**found, "machine.threads": str(number)}), None, tuple(found), f"{number} of {was} threads")
 
 
-_THREADS_A_CHANNEL: Final = 2.5
-"""Threads that read a memory channel at its full rate: 2 to 3 on desktops (from memory, assumed)."""
+_A_THREAD: Final = 9 * 10**9
+"""Bytes a second that a thread unpacks at 4 bits: the middle of 8 (IQ4_XS, 2 and 3 threads of a Core i5-12400F, rows of
+experiments/validation/public_sweeps.csv) and 10 (Q4_0, Zen 4, ik_llama.cpp#54)."""
 
 
 def _bits(base: Base, setting: Setting) -> Changed:
