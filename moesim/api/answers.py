@@ -109,7 +109,8 @@ def recommend(
     """
     machine = None if hardware is None else written(hardware, "recommend: hardware")
     asked = Asked(
-        written(model, "recommend: model"), machine, vram, ram, bits, batch, prompt, decode, context, None if trace is None else str(trace), hit_rate, engine,
+        written(model, "recommend: model"), machine, vram, ram, bits, batch, prompt, decode, context,
+        None if trace is None else str(trace), hit_rate, engine,
     )  # fmt: skip
     from moesim.studies.advice.recommend import recommend as search  # SciPy takes most of a second to import
 
