@@ -400,7 +400,6 @@ def test_an_engine_that_a_machine_was_not_identified_with_is_refused(tmp_path: P
     "command",
     [
         ["whatif", "experiments/quickstart.yaml", "--quick", "--set", "hardware=ryzen5900x"],
-        ["recommend", "--model", "mixtral-8x7b", "--hardware", "ryzen5900x"],
         ["calibrate", "experiments/calibrate/rtx2070super.csv", "--hardware", "ryzen5900x"],
     ],
 )

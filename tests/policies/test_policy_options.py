@@ -86,7 +86,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     "test_pooled_cache": dict.fromkeys(("pooled-cache", "turboquant-cache"), "overlap_cpu_rows"),
     "test_prescope": {"cross-layer": "source size order prior_hit lane"},
     "test_released": dict.fromkeys(("adapmoe", "fiddler", "klotski", "kt-expert", "kt-expert-deferral"), "released"),
-    "../studies/test_recommend": {"all-gpu": "engine"},
+    "../studies/test_others": {"all-gpu": "engine"},
     "../engine/test_engine_caches": {"lru": "use_order", "lfu": "victims", "belady": "victims"},
     "test_two_uploads_lru": {"two-uploads-lru": "dup_upload"},
 }  # fmt: skip

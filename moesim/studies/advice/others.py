@@ -70,18 +70,21 @@ class Others:
 
 def routings(model: ModelSpec, asked: Asked) -> list[Routing]:
     """Choose routing of one batch, and other routing to compare with: recorded, with a model's statistics, or assumed."""
-    if asked.trace is not None and asked.hit_rate is not None:
-        raise ConfigError(f"{PLACE}: expected --trace or --hit-rate, got both; a hit rate is for routing nobody recorded")
-    if asked.trace is not None:
-        given = Trace.read(find_trace(asked.trace))
-        return [_given(given, model, asked), *([] if given.origin == "recorded" else [*_made_up(model, asked)][:1])]
+    if (first := given(model, asked)) is not None:
+        return [first, *([] if first.origin == "recorded" else [*_made_up(model, asked)][:1])]
     for name, found in traces_of_shape(model) if asked.hit_rate is None else ():
         if found.origin == "recorded" and is_of(found, model) and len(chosen := _long_enough(found, asked)) >= asked.batch:
             return [Routing(name, found.origin, subset(found, sorted(chosen[: asked.batch])))]
     return [*_made_up(model, asked)]
 
 
-def _given(found: Trace, model: ModelSpec, asked: Asked) -> Routing:
+def given(model: ModelSpec, asked: Asked) -> Routing | None:
+    """Read the routing that a question names; None if it names none."""
+    if asked.trace is None:
+        return None
+    if asked.hit_rate is not None:
+        raise ConfigError(f"{PLACE}: expected --trace or --hit-rate, got both; a hit rate is for routing nobody recorded")
+    found = Trace.read(find_trace(asked.trace))
     if not fits(found, model):
         raise TraceError(
             f"{PLACE}: --trace {asked.trace}: expected {shape_of(model)}, as {model.name} has, got {shape_of(found)}; leave "

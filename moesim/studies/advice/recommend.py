@@ -18,7 +18,7 @@ from moesim.hardware.engines import same_engine
 from moesim.studies.advice.candidates import Candidate
 from moesim.studies.advice.engines import Command, Engine, commands, describe, engines
 from moesim.studies.advice.llama_cpp import Gain, LlamaCpp, Place, Point, Quant, Speed
-from moesim.studies.advice.others import Others, Placed, compare, unsupported
+from moesim.studies.advice.others import Others, Placed, compare, given, unsupported
 from moesim.studies.advice.question import ENGINE, PLACE, Asked, Setting, look_up
 from moesim.studies.advice.support import UNVERIFIED
 from moesim.studies.identify.bench import Bench, read_speeds
@@ -81,6 +81,7 @@ def recommend(
         if not setting.host_computes and not all_engines:
             got = f"expected a processor next to the GPU, got experts on {setting.host}; compare with --all-engines"
             raise ConfigError(f"{PLACE}: --hardware {setting.hardware.name}: {got}")
+        given(setting.model, asked)  # a trace that is wrong, too
         if bench is not None:
             found, contents = _identified(asked, bench, setting, tell)
             asked = replace(asked, hardware=str(write_bytes(folder / IDENTIFIED, contents)))

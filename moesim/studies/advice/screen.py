@@ -49,13 +49,11 @@ def output(answer: Recommendation, form: Format, *, long: bool = False) -> str:
 
 def text(answer: Recommendation, form: Format = Format.TABLE, *, long: bool = False, pictured: bool = False) -> str:
     """Write an answer for people."""
-    sections = [
-        _head(answer), *([_nothing_fits(answer)] if answer.command is None else [_command(answer), _speeds(answer)]),
-        _table(answer), _gains(answer), _quants(answer), _other(answer), _sure(answer) if answer.command is not None else "",
-    ]  # fmt: skip
-    if long:
-        sections += [_long(answer)]
-    found = "\n".join(part for part in sections if part)
+    above = [_head(answer), *([_nothing_fits(answer)] if answer.command is None else [_command(answer), _speeds(answer)])]
+    below = [_gains(answer), _quants(answer), _other(answer), _sure(answer) if answer.command is not None else ""]
+    others = "\n".join(part for part in (*above, *below) if part)
+    table = _table(answer, LINES - others.count("\n") - 3)  # a line between, two of headings
+    found = "\n".join(part for part in (*above, table, *below, _long(answer) if long else "") if part)
     if form is Format.MD:
         found = f"```text\n{found}```\n" + ("\n![speed over --n-cpu-moe by context](curve.png)\n" if pictured else "")
     return found + ("\n" + _all_engines(answer, form) if answer.all_engines and answer.others is not None else "")
@@ -80,7 +78,7 @@ def _command(answer: Recommendation) -> str:
     words = [shlex.join([word]) for word in answer.command.words]
     lines, line = [], ""
     for word in words:
-        if line and len(line) + len(word) > WIDTH - 6:
+        if line and len(line) + len(word) > WIDTH - len("       \\ "):
             lines.append(line)
             line = ""
         line += (" " if line else "") + word
@@ -130,13 +128,15 @@ def _speeds(answer: Recommendation) -> str:
     return "".join(_wrapped(line, "            ") for line in lines)
 
 
-def _table(answer: Recommendation) -> str:
+def _table(answer: Recommendation, most: int) -> str:
+    """Write settings by context; of more than `most`, the last but one are left out first."""
     points = answer.points
     if len(points) < 2:
         return ""
     contexts = list(dict.fromkeys(one.context for one in points))
     at = {(one.place.number, one.context): one for one in points}
     numbers = sorted({one.place.number for one in points})
+    numbers = numbers if len(numbers) <= most else [*numbers[: most - 1], numbers[-1]]
     whole = points[0].place.whole
     head = [f"{'-ngl' if whole else '--n-cpu-moe'}", *(f"{context:,} tokens" for context in contexts)]
     rows = [[str(n), *(_cell(at.get((n, context))) for context in contexts)] for n in numbers]
@@ -159,7 +159,8 @@ def _gains(answer: Recommendation) -> str:
         return ""
     wide = max((len(one.change) for one in some), default=0)
     lines = [f"  {one.change:<{wide}}  decode {_percent(one.decode):>6}{_of_prompt(one)}{_moved(one)}" for one in some]
-    lines += [f"  no gain: {'; '.join(none)}"] if none else []
+    of = "" if all(one.prompt is not None for one in answer.gains) else " for decoding"  # prompts were not simulated
+    lines += [f"  no gain{of}: {'; '.join(none)}"] if none else []
     return "".join(_wrapped(line, "    ") for line in ["would help" if some else "would not help", *lines])
 
 
@@ -255,7 +256,7 @@ def _sure(answer: Recommendation) -> str:
     if bench is not None:
         used, skipped = len(bench.rows), len(bench.skipped)
         lines.append(f"observed: {bench.n_read} rows read, {used} used, {skipped} skipped (--long says why)")
-    if answer.point is not None and answer.setting.has_gpu:
+    if answer.point is not None and len(answer.setting.gpus) == 1:  # --calibrate takes no other machine
         numbers = ",".join(str(n) for n in dict.fromkeys((answer.point.place.number, answer.setting.model.positions[-1] + 1)))
         option = f"-ngl {answer.point.place.number}" if answer.point.place.whole else f"-ngl 99 -ncmoe {numbers}"
         file = answer.setting.asked.gguf.name if answer.setting.asked.gguf else "MODEL.gguf"
@@ -288,7 +289,7 @@ def _long(answer: Recommendation) -> str:
         lines.append(f"memory: {gib(answer.point.gpu_bytes)} on the fullest GPU, {gib(answer.point.host_bytes)} of RAM")
     if answer.others is not None and not answer.all_engines:
         lines += [f"{name}: {why}" for name, why in answer.others.without.items()]
-        lines += [f"{one.engine.name}: {one.command}" for one in answer.others.placed[:3] if one.engine != answer.engine]
+        lines += [f"{one.engine.name}: {one.command}" for one in answer.others.placed[:3] if one.command and one.engine != answer.engine]
     if answer.identified is not None:
         lines += [*(answer.identified.bench.lines() if answer.identified.bench else ()), *remarks(answer.identified, [])]
     lines.append(answer.setting.hardware.description.strip())
