@@ -84,7 +84,10 @@ def read_profile(
         if "base" not in source:
             source = {str(key): value for key, value in source.items()}
             dotted = [key for key in source if "." in key]
-            more = {key: source[key] for key in dotted if not key.startswith(DOTTED) and "parts" not in source}
+            more = {key: source[key] for key in dotted if not key.startswith(DOTTED)}
+            if "parts" in source:  # what follows from a number needs it first; numbers of the engine come later
+                made = dict(flatten(whole_form({"parts": source["parts"]}, place)))
+                more = {key: value for key, value in more.items() if not key.startswith(PARTS) and not _known(key, made)}
             raw = whole_form({key: value for key, value in source.items() if key not in more}, place)
             raw = _costed(raw, engine, place)
             return (override(raw, more, place) if more else raw), None, dotted
@@ -110,6 +113,12 @@ def read_profile(
                 _check_has(raw, key, place)
                 override_one(raw, key, value, place)
     return raw, str(path), list(overrides)
+
+
+def _known(key: str, made: Mapping[str, Any]) -> bool:
+    """Whether a number, or the mapping that it belongs to, is in a profile before its engine's costs."""
+    inside = key.rpartition(".")[0]
+    return any(one == key or one.startswith(f"{key}.") or one.rpartition(".")[0] == inside for one in made)
 
 
 def _parts(text: str, place: str) -> dict[str, Any] | None:

@@ -227,7 +227,8 @@ def of_parts(whole: Mapping[str, Any], place: str) -> dict[str, Any]:
                 device.get("expert_cost", {}).pop("read_share", None)
         return override(made, dict(flatten(own)), place)
 
-    made = assembled(parts, place, change, contends="contention" not in own)
+    later = {key: own.pop(key) for key in list(own) if key.startswith("contention.")}  # of what follows from the rest
+    made = override(assembled(parts, place, change, contends="contention" not in own), later, place)
     words = made["machine"] | (whole.get("machine") or {})
     said = {key: whole[key] for key in _SAID if key in whole}
     return {"name": name_of(parts)} | made | said | {"machine": words}
