@@ -336,8 +336,11 @@ REFUSED = {
     "cpu.memory 4->8": "expected 8 channels before the arrow",
     "cpu.memory fast": "expected modules such as 8xDDR5-4800",
     "cpu.memory 0": "expected at least one channel",
-    "gpu a101": "unknown hardware profile 'a101'",
-    "gpu ryzen5900x": "expected a GPU in ryzen5900x, got none",
+    "gpu a101": "did you mean 'A10'",
+    "gpu ryzen5900x": "expected a device in the role of accelerator, got none",
+    "ram 2x32 ddr9": "expected modules such as 8xDDR5-4800",
+    "threads 2.5": "expected a whole number of at least 1",
+    "bits 4|8": "expected one choice of bits",
     "cache 2": "expected a share in [0, 1]",
     "cache x8": "expected a share of at most 1",
     "cache 12 GeB": "expected a size",
@@ -396,3 +399,55 @@ def test_policies_and_their_options_may_be_swept(tmp_path: Path):
     )
     assert [policy.get("rule") for policy in one.raw["policies"]] == [None, "profile", "code"]
     assert one.raw["workload"]["batch_size"] == 2
+
+
+# ------------------------------------------------------------------------------------------------------- parts of a machine
+
+BOX = "RTX 3060 + Ryzen 5 5600 + 64GB DDR4-3200"
+
+
+@pytest.mark.parametrize(
+    ("text", "then"),
+    [
+        ("gpu rtx 4090", "rtx 4090 + Ryzen 5 5600 + 64GB DDR4-3200"),
+        ("ram 2x32 ddr4-3600", "RTX 3060 + Ryzen 5 5600 + 2x32 ddr4-3600"),
+        ("cpu ryzen 9 5950x", "RTX 3060 + ryzen 9 5950x + 64GB DDR4-3200"),
+    ],
+)
+def test_a_part_that_is_exchanged_gives_the_machine_with_it(tmp_path: Path, text: str, then: str):
+    changed = vary(Base({**base(tmp_path).raw, "hardware": BOX}, "small.yaml"), text)
+    assert values(machine(changed)) == values(load_hardware(then))
+    with pytest.raises(InputError, match="expected DDR4 with AMD Ryzen 5 5600, got DDR5"):
+        vary(Base({**base(tmp_path).raw, "hardware": BOX}, "small.yaml"), "ram 2x32 ddr5-6000")
+
+
+def test_a_profile_without_parts_takes_a_gpu_of_the_catalogue(tmp_path: Path):
+    one = Base({**base(tmp_path).raw, "hardware": "rtx2070s-i5-12400f"}, "small.yaml")
+    was, now, named = one.profile, machine(vary(one, "gpu rtx 4090")), load_hardware({"parts": {"gpu": "rtx 4090"}})
+    assert now.devices["gpu0"].memory_bytes == named.devices["gpu0"].memory_bytes
+    assert now.numbers["devices.gpu0.memory_bytes_per_s"].value == named.numbers["devices.gpu0.memory_bytes_per_s"].value
+    assert now.devices["cpu0"] == was.devices["cpu0"] and now.links == was.links
+
+
+def test_threads_compute_in_proportion_and_read_until_the_memory_is_full(tmp_path: Path):
+    one = Base({**base(tmp_path).raw, "hardware": BOX}, "small.yaml")
+    was, rate = values(one.profile), float(str(one.profile.numbers["devices.cpu0.memory_bytes_per_s"].value))
+    for threads, reads in ((3, 27e9 / rate), (6, 1.0)):
+        changed = vary(one, f"threads {threads}")
+        now = values(machine(changed))
+        assert now["devices.cpu0.flops"] == pytest.approx(was["devices.cpu0.flops"] * threads / 6)
+        assert now["devices.cpu0.memory_bytes_per_s"] == pytest.approx(rate * reads)
+        assert machine(changed).machine["threads"] == str(threads)
+
+
+def test_bits_are_of_experts_and_of_the_rest(tmp_path: Path):
+    changed = vary(base(tmp_path), "bits Q4_K_M")
+    assert (changed.raw["model"]["expert_bits"], changed.raw["model"]["other_bits"]) == (4.85, 5.35)
+
+
+@pytest.mark.parametrize("text", ["pcie gen3x8", "cpu.memory_bandwidth x2", "link.bytes_per_s x2", "gpu.compute x2"])
+def test_machines_from_parts_have_the_other_knobs(tmp_path: Path, text: str):
+    one = Base({**base(tmp_path).raw, "hardware": BOX, "engine": "llama.cpp"}, "small.yaml")
+    changed = vary(one, text)
+    profile = load_hardware(changed.raw["hardware"], engine="llama.cpp")
+    assert set(changed.keys) & differing(one.profile, profile)
