@@ -17,6 +17,7 @@ from moesim.core.table import Format
 from moesim.core.units import digits
 from moesim.errors import ConfigError
 from moesim.hardware import HardwareProfile, load_hardware
+from moesim.hardware.parts import find_cpu
 from moesim.model import ModelSpec
 from moesim.studies.advice.question import ENGINE, Asked
 from moesim.studies.advice.recommend import Recommendation
@@ -183,7 +184,9 @@ def calibrate(
     bench = read_speeds(Path(observations), list(models), profile, any_machine=any_machine)
     if base is None and not bench.machine:
         raise ConfigError(f"{observations}: expected lines that name GPU or CPU, got none; name the machine with --hardware")
-    base = base if base is not None else {"name": name, "parts": dict(bench.machine)}
+    if base is None:
+        known = {key: part for key, part in bench.machine.items() if key == "gpu" or find_cpu(part) is not None}
+        base = {"name": name, "parts": known or dict(bench.machine)}
     with telling(enabled=progress) as tell, memo_in(folder) as memo:
         found = Identified(**{**vars(identify(base, bench.rows, free=free, name=name, memo=memo, tell=tell)), "bench": bench})
         tell("what to measure next")

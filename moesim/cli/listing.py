@@ -22,27 +22,18 @@ def parts(words: list[str] | None = None) -> Rows:
     """List GPUs and CPUs of the catalogue whose names have all the words."""
     from moesim.hardware.parts import Cpu, Gpu, parts_of
 
-    wanted = [word.lower() for word in words or ()]
-
-    def has(names: tuple[str, ...]) -> bool:
-        text = " ".join(names).lower()
-        return all(word in text or word in text.replace(" ", "") for word in wanted)
-
-    found: Rows = [
-        {
-            "name": one.name, "kind": "gpu", "memory": f"{one.vram_GiB:g} GiB" if one.vram_GiB else "shared",
-            "GB/s": one.memory_bandwidth_GBps, "TFLOP/s": one.fp16_dense_TFLOPs or "-", "cores": "-",
-            "PCIe": f"{one.pcie_gen} x{one.pcie_lanes}" if one.pcie_gen else "-",
-        }
-        for one in parts_of(Gpu) if has((one.name, *one.aliases))
-    ]  # fmt: skip
-    return found + [
-        {
-            "name": one.name, "kind": "cpu", "memory": f"{one.memory_channels} x {'/'.join(one.memory_types)}",
-            "GB/s": round(one.memory_channels * one.max_MTps * 8 / 1000, 1), "TFLOP/s": "-", "cores": one.cores,
-            "PCIe": f"{one.pcie_gen} x{one.pcie_lanes}",
-        }
-        for one in parts_of(Cpu) if has((one.name, *one.aliases))
+    found: list[Any] = [
+        (one, "gpu", f"{one.vram_GiB:g} GiB", one.memory_bandwidth_GBps, f"{one.fp16_dense_TFLOPs:g} TFLOP/s")
+        for one in parts_of(Gpu)
+    ]
+    for cpu in parts_of(Cpu):
+        memory, rate = f"{cpu.memory_channels} x {'/'.join(cpu.memory_types)}", cpu.memory_channels * cpu.max_MTps * 8 / 1000
+        found.append((cpu, "cpu", memory, rate, f"{cpu.cores} cores"))
+    return [
+        {"name": one.name, "kind": kind, "memory": memory, "GB/s": f"{rate:.4g}", "computes": computes,
+         "PCIe": f"{one.pcie_gen} x{one.pcie_lanes}" if one.pcie_gen else "-"}
+        for one, kind, memory, rate, computes in found
+        if all(word.lower() in " ".join((one.name, *one.aliases)).lower() for word in words or ())
     ]  # fmt: skip
 
 

@@ -186,9 +186,7 @@ Text = Annotated[str, Field(strict=True, min_length=1)]
 
 ModelRef = Annotated[Any, _named("a model's name, the path of a config.json,", "base", "name"), _named_schema("base", "name")]
 HardwareRef = Annotated[
-    Any,
-    _named("a hardware profile's name, parts, the path of a YAML file,", "base", "name", "parts"),
-    _named_schema("base", "name"),
+    Any, _named("a hardware profile's name, the path of a YAML file,", "base", "name", "parts"), _named_schema("base", "name")
 ]
 TraceRef = Annotated[
     Any,

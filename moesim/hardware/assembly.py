@@ -94,7 +94,7 @@ class Assembly:
             if (size := _SIZE.search(name)) is None:
                 raise self._wrong("gpu", f"expected its memory next to the rate, such as '936GB/s 24GiB', got '{text}'; add it")
             GBps = parse_rate(typed[0], f"{self.place}: parts.gpu") / 1e9
-            return [Gpu(name, (), "", "", "", "typed in", "", "", "", float(size[1]), GBps, RATIO * GBps / 1000, 0, 4, 16)] * n
+            return [Gpu(name, (), "", "", "", "typed in", "", "", float(size[1]), GBps, RATIO * GBps / 1000, 0, 4, 16)] * n
         gpu: Gpu = self._found("gpu", name, find_gpu, Gpu)
         if gpu.twin and not re.search(r"\d ?gi?b", name.lower()):
             self.assumed.append(f"{name} is the {gpu.name}, the usual one; there is a {gpu.twin}")

@@ -81,7 +81,8 @@ _READ: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
     "name": ("gpu", lambda text: None if _CPU.search(text) else _gpu_name(text)),
     "processor": ("cpu", lambda text: _cpu_name(text) if _CPU.search(text) else None),
     "mib": ("vram", lambda text: int(text) * _MIB), "bytes": ("vram", int), "vram": ("vram", _size), "ram": ("ram", _size),
-    "gen": ("gen", int), "width": ("width", int), "sockets": ("sockets", int), "read": ("read", _mega), "triad": ("triad", _mega),
+    "gen": ("gen", int), "width": ("width", int), "cores": ("cores", int), "sockets": ("sockets", int),
+    "read": ("read", _mega), "triad": ("triad", _mega),
 }  # fmt: skip
 """What a named group of a pattern is, and what reads it; ``i`` is a GPU's index."""
 
@@ -254,7 +255,7 @@ SOURCES: Final = (
         "public logs of CUDA, ROCm, Vulkan and Metal, JSON of llama-bench",
     ),
     Source(
-        "a list of devices", r"\bDevice \d+: ",  # of llama.cpp, nvbandwidth and bandwidthTest
+        "device lines", r"\bDevice \d+: ",  # of llama.cpp, nvbandwidth and bandwidthTest
         _grep(r"\bDevice (?P<i>\d+): \"?(?P<gpu>[^\",\n]+?)\"?(?: \([0-9a-f]{8}:.*|,.*?(?:VRAM: (?P<mib>\d+) MiB.*)?)?$"),
         "public logs",
     ),
@@ -264,15 +265,16 @@ SOURCES: Final = (
               r"GPU\[(?P<i>\d+)\] *: (?:Card series|Device Name): *(?P<gpu>.+)", r"\bMARKET_NAME: (?P<gpu>.+)",
               r"GPU\[(?P<i>\d+)\] *: VRAM Total Memory \(B\): *(?P<bytes>\d+)", r'"Card Series": *"(?P<gpu>[^"\n]+)"',
               r'"VRAM Total Memory \(B\)": *"(?P<bytes>\d+)"'),
-        "public outputs of ROCm 4 to 6 as text and JSON; amd-smi: its documentation",
+        "public outputs of ROCm 4 to 6; amd-smi: its documentation",
     ),
-    Source("lscpu, /proc", r"^ *(?:Model name|Modellname|型号名称) *[:：]|^MemTotal:", _grep(*_LSCPU), "machines of this project"),
+    Source("lscpu, /proc", r"^ *(?:Model name|Modellname|型号名称)|^MemTotal:", _grep(*_LSCPU), "machines of this project"),
     Source("free", r"^Mem: +\d", _free, "machines of this project"),
     Source("memory modules", r"^ *Memory Device$|Capacity", _modules, "public outputs of dmidecode, wmic, Win32_PhysicalMemory"),
     Source(
         "system_profiler", r"^ *(?:Chip: Apple|Chipset Model:|Processor Name:)",
         _grep(r"^ *Chip: (?P<cpu>Apple .+)", r"^ *Processor Name: (?P<cpu>.+)", r"^ *Memory: (?P<ram>\d+ GB)$",
-              r"^ *Chipset Model: (?P<gpu>.+)", r"^ *VRAM \(.*\): (?P<vram>\d+ [GM]B)$"),
+              r"^ *Chipset Model: (?P<gpu>.+)", r"^ *Total Number of Cores: (?P<cores>\d+)$",
+              r"^ *VRAM \(.*\): (?P<vram>\d+ [GM]B)$"),
         "public outputs of M1 to M4",
     ),
     Source(

@@ -31,7 +31,6 @@ class Part:
     platform: str  # row of parts/rules.csv
     kind: str  # of the facts: published, data sheet, from memory
     source: str
-    note: str
 
 
 @dataclass(frozen=True)
@@ -45,9 +44,7 @@ class Gpu(Part):
     fp32_TFLOPs: float
     pcie_gen: int
     pcie_lanes: int
-    laptop: bool = False
     unified: bool = False
-    board_W: float = 0
     twin: str = ""  # the less common GPU of the same name
     matrix_rate_basis: str = ""
 
@@ -59,7 +56,6 @@ class Cpu(Part):
     form: str  # desktop, laptop, server or one chip
     cores_performance: int
     cores_efficient: int
-    threads: int
     base_GHz: float
     boost_GHz: float
     isa: str  # avx512, avx2, older or neon
@@ -91,38 +87,13 @@ _LONGEST: Final = 120  # characters of a name
 
 
 def find_gpu(text: str, vram_GiB: float | None = None) -> Gpu | None:
-    """Look a GPU up by a name as people write it or a driver prints it.
-
-    Parameters
-    ----------
-    text : str
-        Such as ``"rtx 3060"`` or ``"NVIDIA GeForce RTX 4080"``.
-    vram_GiB : float, optional
-        Its memory, GiB, which decides between GPUs of one name.
-
-    Returns
-    -------
-    Gpu or None
-        None if the catalogue has no such GPU.
-
-    Raises
-    ------
-    HardwareError
-        If several GPUs have the name: their names.
-    """
+    """Look a GPU up by a name that people write or drivers print; None if there is none, `HardwareError` if several."""
     return _one(_found(Gpu, text), text, vram_GiB)
 
 
 def find_cpu(text: str) -> Cpu | None:
     """Look a CPU up, as `find_gpu` does."""
     return _one(_found(Cpu, text), text, None)
-
-
-def nearest_parts(kind: type[Part], text: str) -> list[str]:
-    """Name the parts that are spelt most like a text."""
-    names = {_key(name): part.name for part in parts_of(kind) for name in (part.name, *part.aliases)}
-    close = difflib.get_close_matches(_key(text), names, n=6, cutoff=0.6)
-    return list(dict.fromkeys(names[one] for one in close))[:3]
 
 
 def parts_of(kind: type[P]) -> list[P]:
@@ -250,8 +221,11 @@ def named_part(text: str, place: str) -> dict[str, str]:
 
 def unknown_part(text: str, *kinds: type[Part]) -> str:
     """Build the message for a part that is not in the catalogue."""
-    near = [name for kind in kinds or (Gpu, Cpu) for name in nearest_parts(kind, text)]
-    close = f"did you mean {', '.join(map(repr, near[:4]))}? " if near else ""
+    names = {
+        _key(name): part.name for kind in kinds or (Gpu, Cpu) for part in parts_of(kind) for name in (part.name, *part.aliases)
+    }
+    near = dict.fromkeys(names[one] for one in difflib.get_close_matches(_key(text), names, n=6, cutoff=0.6))
+    close = f"did you mean {', '.join(map(repr, list(near)[:3]))}? " if near else ""
     return (
         f"expected a part of `moesim list parts`, got '{text[:_LONGEST]}'; {close}give rates, such as '936GB/s 24GiB' of a GPU "
         f"or '60GB/s' of a CPU's memory, or add it to hardware_profiles/{OWN}"
@@ -275,25 +249,7 @@ _KINDS: Final = (
 
 
 def read_parts(text: str, place: str) -> dict[str, Any]:
-    """Read a machine written as parts with ``+`` between them.
-
-    Parameters
-    ----------
-    text : str
-        Such as ``"RTX 3060 + Ryzen 5 5600 + 64GB DDR4-3200"``.
-    place : str
-        Of the text, for messages.
-
-    Returns
-    -------
-    dict
-        The key ``parts`` of a profile: ``gpu``, ``cpu``, ``ram``, ``pcie``, ``disk`` and ``os``, those that are there.
-
-    Raises
-    ------
-    HardwareError
-        If a part is not known, is given twice, or is a name of several.
-    """
+    """Read a machine written as ``RTX 3060 + Ryzen 5 5600 + 64GB DDR4-3200``: the key ``parts`` of a profile."""
     found = dict[str, Any]()
     apart = re.split(r"\s\+\s", text)
     for piece in filter(None, map(str.strip, apart if len(apart) > 1 else text.split("+"))):

@@ -54,27 +54,7 @@ class Pasted:
 
 
 def read_pasted(text: str, place: str = "pasted text", given: Mapping[str, Any] | None = None) -> Pasted:
-    """Read a machine from outputs of system tools and bandwidth tests.
-
-    Parameters
-    ----------
-    text : str
-        Outputs, one after another; prompts, log lines and other text between them are passed over.
-    place : str
-        File or option that the text is from, for messages and for the method of measured rates.
-    given : mapping, optional
-        Parts that are known otherwise; they replace those of the text.
-
-    Returns
-    -------
-    Pasted
-        The parts and rates that were found.
-
-    Raises
-    ------
-    HardwareError
-        If no line was understood, or the text has more than 4 million characters.
-    """
+    """Read a machine from outputs of system tools and bandwidth tests in one text; parts that are given win."""
     if len(text) > _TEXT:
         raise HardwareError(
             f"{place}: expected at most {_TEXT} characters, got {len(text)}; leave out what is not of the machine"
@@ -97,6 +77,7 @@ class _Choice:
         self._text, self._facts, self._place, self._given = text, facts, place, given
         by = {fact.by for fact in facts}
         self._parts = dict(given)
+        self._chosen: list[str] = []  # names of GPUs
         self.pasted = Pasted({"parts": self._parts}, sources=[one for one in SOURCES if one.name in by])
 
     def _of(self, what: str, **where: Any) -> list[Fact]:
@@ -125,18 +106,23 @@ class _Choice:
         if said not in self.pasted.remarks:
             self.pasted.remarks.append(said)
 
+    def _sizes(self, fact: Fact) -> list[Fact]:
+        return self._of("vram", by=fact.by, which=fact.which) or self._of("vram", which=fact.which)
+
     def _look_up(self, find: Callable[[str], Any], fact: Fact) -> Any:
         """Return a part of the catalogue; None if it has none; the name that was printed if it is that of several."""
-        sizes = self._of("vram", by=fact.by, which=fact.which) or self._of("vram", which=fact.which)
         if fact.value.endswith("..."):  # cut by nvidia-smi: might be another
             return None
+        sizes, cores = self._sizes(fact), self._of("cores", by=fact.by, which=fact.which)
         try:
-            if fact.what == "cpu" or not sizes:
+            if fact.what == "cpu" or not (sizes or cores):
                 return find(fact.value)
-            size = sizes[0].value / _GIB
-            part = find_gpu(fact.value, size)
-            namesakes = [part, find_gpu(part.twin)] if part and part.twin else [part]
-            return min(filter(None, namesakes), key=lambda one: abs(one.vram_GiB - size), default=None)
+            size = sizes[0].value / _GIB if sizes else None
+            texts = [fact.value, *(f"{fact.value} {size:.0f}GB" for size in [size] if size)]
+            texts = [*(f"{fact.value} ({one.value})" for one in cores[:1]), *texts]  # of Apple's chips
+            part = next((part for text in texts if (part := find_gpu(text, size))), None)
+            namesakes = [part, find_gpu(part.twin)] if size and part and part.twin else [part]
+            return min(filter(None, namesakes), key=lambda one: abs(one.vram_GiB - (size or 0)), default=None)
         except HardwareError as several:
             self._miss(fact.what, str(several))
             return fact.value
@@ -161,7 +147,9 @@ class _Choice:
                 self._contradict("gpu", ", ".join(names.elements()), known[0], chosen[0])
         unknown = ", ".join(dict.fromkeys(fact.value for fact, part in found.items() if part is None))
         if chosen:
-            texts = [_name(found[fact]) for fact in chosen]
+            self._chosen = [] if "gpu" in self._given else [_name(found[fact]) for fact in chosen]
+            twins = [getattr(found[fact], "twin", "") and not self._sizes(fact) for fact in chosen]  # the profile says which
+            texts = [fact.value if twin else _name(found[fact]) for fact, twin in zip(chosen, twins)]
             self._part("gpu", texts if len(texts) > 1 else texts[0], *chosen)
         else:
             words = f"{unknown} is not in the catalogue" if unknown else "no line names one"
@@ -239,11 +227,21 @@ class _Choice:
 
     def _first(self, what: str, index: int = 0) -> Fact | None:
         """Return the first rate of a kind that is possible; others that differ are contradictions."""
-        facts = [fact for fact in self._of(what, which=index) if 1e8 < fact.value < 1e14]
+        facts = [fact for fact in self._of(what, which=index) if 1e8 < fact.value < 1e14 and not self._of_another(fact)]
         for fact in facts[1:]:
             if abs(fact.value / facts[0].value - 1) > _CLOSE:
                 self._contradict(what, f"{fact.value / 1e9:.4g} GB/s", fact, facts[0])
         return facts[0] if facts else None
+
+    def _of_another(self, fact: Fact) -> bool:
+        """Whether a rate is of another GPU than was taken: the test names it above."""
+        named = [one for one in self._of("gpu", by="device lines", which=fact.which) if one.line < fact.line]
+        if fact.what in ("read", "triad") or not named or fact.which >= len(self._chosen):
+            return False
+        if _name(self._look_up(find_gpu, named[-1])) == self._chosen[fact.which]:
+            return False
+        self.pasted.remarks.append(f"{self._at(fact)} ({fact.by}) is of {named[-1].value}: not used")
+        return True
 
     def _rate(self, key: str, number: dict[str, Any], *facts: Fact) -> None:
         words = f"{number['value'] / 1e9:.4g} GB/s, {number['source']}"
@@ -298,7 +296,7 @@ class _Choice:
 
 
 def _name(part: Any) -> str:
-    return part if isinstance(part, str) else str(part.name)
+    return part if isinstance(part, str) else str(getattr(part, "name", ""))
 
 
 def pasted_text(name: str, pasted: Pasted, place: str) -> str:
@@ -307,8 +305,13 @@ def pasted_text(name: str, pasted: Pasted, place: str) -> str:
     comments = {key: words for key, _, words in (said.partition(": ") for said in pasted.missing)}
     comments |= {one.what: f"line {one.line}: {one.text}" for one in reversed(pasted.taken)}
     lines = [f"# Read from {place}. `moesim profile check` lists what is assumed.", f"name: {name}", "parts:"]
-    for key in ("gpu", "cpu", "ram", "pcie", "disk", "os"):
-        value = yaml.safe_dump(parts.get(key, ""), default_flow_style=True, width=400).partition("\n")[0] if key in parts else ""
-        lines.append(f"  {key}: {value}".rstrip() + (f"  # {comments[key]}" if key in comments else ""))
+    for key in dict.fromkeys(("gpu", "cpu", "ram", "pcie", "os", *parts)):
+        comment = f"  # {comments[key]}" if key in comments else ""
+        if key in parts:
+            lines.append(
+                f"  {key}: " + yaml.safe_dump(parts[key], default_flow_style=True, width=400).partition("\n")[0] + comment
+            )
+        else:
+            lines.append(f"  # {key}:{comment}")
     rates = {key: value for key, value in pasted.form.items() if key != "parts"}
     return "\n".join(lines) + "\n" + (yaml.safe_dump(rates, sort_keys=False, width=120) if rates else "")

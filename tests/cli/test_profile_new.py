@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shlex
 from pathlib import Path
@@ -109,8 +110,80 @@ def test_the_commands_of_the_guide_run(capsys: pytest.CaptureFixture[str]):
         ["profile", "new"],
         ["profile", "check"],
         ["compare", "--hardware"],
-        ["profile", "detect"],
     ]
     for command in commands:
         assert main([*command, "--decode", "2", "--jobs", "1"] if command[0] == "compare" else command) == 0
     assert "fiddler" in capsys.readouterr().out
+
+
+PASTE = """\
+$ nvidia-smi -L
+GPU 0: NVIDIA GeForce RTX 3090 (UUID: GPU-1)
+$ lscpu
+Model name:   AMD Ryzen 9 7950X 16-Core Processor
+Running host_to_device_memcpy_ce.
+memcpy CE CPU(row) -> GPU(column) bandwidth (GB/s)
+           0
+ 0     25.50
+ALL Reads        :      58000.5
+"""
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le"])
+def test_from_what_is_pasted(encoding: str, capsys: pytest.CaptureFixture[str]):
+    Path("pasted.txt").write_bytes(PASTE.replace("\n", "\r\n").encode(encoding))
+    assert main(["profile", "new", "mybox", "--from", "pasted.txt", "--ram", "2x32 ddr5-5200"]) == 0
+    said = capsys.readouterr().err
+    for words in (
+        "cpu: AMD Ryzen 9 7950X (line 4: Model name: AMD Ryzen 9 7950X 16-Core Processor)\n",
+        "links.cpu0->gpu0.pinned.bytes_per_s: 25.5 GB/s, measured (line 8: 0 25.50)\n",
+        "read Intel MLC: written after public outputs of versions 3.5 to 3.11\n",
+        "missing: pcie: generation and lanes",
+    ):
+        assert words in said
+    assert "missing: ram" not in said, "options win"
+    found = load_hardware("mybox")
+    read = found.numbers["devices.cpu0.memory_bytes_per_s"]
+    assert (read.value, read.source) == (58000500000, "measured")
+    assert found.numbers["links.cpu0->gpu0.pinned.bytes_per_s"].value == 25500000000
+    assert found.machine["memory"] == "2 x DDR5-5200"
+    assert "  gpu: GeForce RTX 3090  # line 2: GPU 0: NVIDIA GeForce RTX 3090" in Path("hardware_profiles/mybox.yaml").read_text()
+
+
+def test_the_commands_of_the_guide_on_pasting_run():
+    page = (Path(__file__).resolve().parents[2] / "docs" / "guide" / "profiling.md").read_text(encoding="utf-8")
+    block = page.partition("## From what you can paste")[2].partition("```sh\n")[2].partition("```")[0]
+    commands = [shlex.split(line, comments=True)[1:] for line in block.splitlines() if line.startswith("moesim ")]
+    Path("pasted.txt").write_text(PASTE.replace("Ryzen 9 7950X", "Ryzen 9 5950X"))
+    assert [command[1] for command in commands] == ["new", "new", "detect"]
+    for command in commands:
+        assert main([*command, "--overwrite"]) == 0
+
+
+def test_from_standard_input(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(PASTE.encode())))
+    assert main(["profile", "new", "mybox", "--from", "-", "--gpu", "rtx 4090"]) == 0
+    assert load_hardware("mybox").machine["gpu"] == "GeForce RTX 4090"
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        ("hello", [], "p.txt: expected outputs of nvidia-smi, "),
+        (None, [], "--from p.txt: expected outputs as text, got: No such file or directory; check the path"),
+        (
+            PASTE,
+            ["--vram", "12GiB"],
+            "expected parts or a paper's numbers, got --from p.txt and --vram 12GiB; leave one kind out",
+        ),
+        ("MemTotal: 65536000 kB\n", [], "parts: expected a gpu or a cpu, got "),
+    ],
+)
+def test_a_paste_without_a_machine_writes_nothing(
+    text: str | None, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+):
+    if text is not None:
+        Path("p.txt").write_text(text)
+    assert main(["profile", "new", "mybox", "--from", "p.txt", *options]) == 2
+    assert message in capsys.readouterr().err
+    assert not Path("hardware_profiles").exists()

@@ -137,6 +137,6 @@ def test_the_page_says_how_a_part_is_checked_and_swept(capsys: pytest.CaptureFix
 
 
 def test_the_list_explains_a_part_of_the_current_folder(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["list", "parts", NEWEST]) == 0
+    assert main(["list", "policy-parts", NEWEST]) == 0
     out = capsys.readouterr().out
     assert "  keep: an integer of at least 0; default 2\n      Of the newest, so many stay.\n" in out

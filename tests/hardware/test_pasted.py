@@ -296,7 +296,7 @@ def rates(text: str) -> dict[str, tuple[float, str]]:
     [
         (SMI, {"gpu": "GeForce RTX 3060 12GB", "os": "linux"}),
         (SMI_WINDOWS, {"gpu": ["GeForce RTX 4090", "GeForce RTX 3090"], "os": "windows"}),
-        (SMI_LIST.replace("3060", "3090"), {"gpu": ["GeForce RTX 3090", "GeForce RTX 4070 Ti SUPER"]}),
+        (SMI_LIST, {"gpu": ["NVIDIA GeForce RTX 3060", "GeForce RTX 4070 Ti SUPER"]}),  # 12 or 8 GB is not printed
         (SMI_QUERY, {"gpu": "GeForce RTX 3070 Ti Laptop", "pcie": "4x8"}),
         (SMI_CSV, {"gpu": ["GeForce RTX 3090", "GeForce RTX 3090"], "pcie": "4x8"}),
         ("NVIDIA GeForce RTX 3060, 8192 MiB, 4, 16\n", {"gpu": "GeForce RTX 3060 8GB", "pcie": "4x16"}),
@@ -316,6 +316,10 @@ def rates(text: str) -> dict[str, tuple[float, str]]:
         (CUDA, {"gpu": ["GeForce RTX 3090", "GeForce RTX 3090"]}),
         (HIP, {"gpu": "Radeon RX 7900 XTX"}),
         (VULKAN, {"gpu": ["Arc A770 16GB", "Radeon RX 9070 XT"]}),
+        (
+            MAC.replace("M4", "M2").replace("Cores: 40", "Cores: 30"),
+            {"gpu": "Apple M2 Max (30)", "cpu": "Apple M2 Max", "ram": "128GB", "os": "macos"},
+        ),
         (METAL, {"gpu": "Apple M4 Max (40)", "os": "macos"}),
         (BENCH, {"gpu": ["GeForce RTX 4080", "GeForce RTX 4080"], "cpu": "AMD Ryzen 9 7950X"}),
     ],
@@ -442,7 +446,7 @@ def test_a_part_that_the_catalogue_lacks_is_named():
         (
             CUDA + HIP,
             {"gpu": ["GeForce RTX 3090", "GeForce RTX 3090"]},
-            "gpu: line 6 (a list of devices) has Radeon RX 7900 XTX; line 2",
+            "gpu: line 6 (device lines) has Radeon RX 7900 XTX; line 2",
         ),
         (CPUINFO + BENCH, {"cpu": "AMD Ryzen 5 5600"}, "cpu: line 7 (llama.cpp) has AMD Ryzen 9 7950X 16-Core Processor; line 2"),
         (DMI + MEMINFO.replace("657", "267"), {"ram": "2x32 ddr5-6000"}, "ram: line 27 (lscpu, /proc) has 25.5 GiB; line 14"),
@@ -454,6 +458,13 @@ def test_contradictions_are_said_and_the_first_is_taken(text: str, kept: dict[st
     pasted = read_pasted(text)
     assert all(pasted.form["parts"][key] == value for key, value in kept.items())
     assert any(said.startswith(remark) for said in pasted.remarks), pasted.remarks
+
+
+def test_rates_of_another_gpu_are_not_taken():
+    pasted = read_pasted(SMI_CSV + BANDWIDTH_TEST)
+    assert list(pasted.form) == ["parts"]
+    assert "gpu: line 5 (device lines) has Tesla T4; line 2 (nvidia-smi --query-gpu) is taken" in pasted.remarks
+    assert "line 12 of pasted text (CUDA's bandwidthTest) is of Tesla T4: not used" in pasted.remarks
 
 
 def test_the_same_gpus_twice_are_no_more_gpus():

@@ -478,3 +478,12 @@ def test_without_a_profile_and_without_names_of_parts(tmp_path: Path):
         ConfigError, match=r"t\.md: expected lines that name GPU or CPU, got none; name the machine with --hardware"
     ):
         moesim.calibrate(tmp_path / "t.md", progress=False)
+
+
+def test_one_paste_is_a_machine(tmp_path: Path):
+    one = ONE.replace("qwen3moe 30B.A3B Q4_K - Medium | 17.28 GiB | 30.53 B", "olmoe A1.7B Q4_K - Medium | 3.92 GiB | 6.92 B")
+    text = "CPU: AMD Eng Sample: 100-000001243-50_Y\n" + GPU.replace(" 4080", " 3060") + HEAD.format("", "") + one
+    (tmp_path / "t.md").write_text(text)
+    found = moesim.calibrate(tmp_path / "t.md", free=["gpu_read_rate"], name="mybox", progress=False)
+    assert found.profile.name == "mybox" and "3060" in found.profile.machine["gpu"]
+    assert found.bench is not None and found.bench.machine["cpu"] == "AMD Eng Sample: 100-000001243-50_Y"

@@ -24,6 +24,8 @@ from moesim.studies.advice.support import UNVERIFIED
 from moesim.studies.identify.bench import Bench, read_speeds
 from moesim.studies.identify.identify import Identified, identify
 
+_PROMPTS: Final = 2
+"""Observed prompts that an answer rests on, those nearest its own: each is simulated for each constant."""
 IDENTIFIED: Final = "identified.yaml"
 """The identified machine in the folder of an answer."""
 
@@ -137,7 +139,10 @@ def _identified(asked: Asked, bench: Bench, setting: Setting, tell: Any) -> tupl
         raise ConfigError(
             f"{PLACE}: --calibrate: expected a machine with one GPU, got {len(setting.gpus)}; leave --calibrate out"
         )
-    found = replace(identify(asked.hardware, bench.rows, leave_out=False, tell=tell), bench=bench)
+    decode = [row for row in bench.rows if row.kind == "decode"]
+    prompts = sorted((row for row in bench.rows if row.kind == "prefill"), key=lambda row: abs(row.context - asked.prompt))
+    rows = [*decode, *prompts[:_PROMPTS]] if not any(row.of for row in bench.rows) else bench.rows
+    found = replace(identify(asked.hardware, rows, leave_out=False, intervals=False, tell=tell), bench=bench)
     raw = {**found.raw, "name": f"{found.predictor.machine.base.name}-identified"}
     return found, yaml.safe_dump(raw, sort_keys=False, width=120).encode()
 

@@ -33,6 +33,8 @@ NOTHING: Final = 1.03
 COVERAGE: Final = (29, 11, 0.97)
 """Recommended settings of public sweeps, their machines, and the share whose measured speed was in its interval of 90 %, each
 with its machine left out: docs/background/public_coverage.csv."""
+OBSERVED: Final = (129, 10, 0.88)
+"""The same of speeds of machines of which two others were observed."""
 
 
 ANSWER: Final = "recommendation.json"
@@ -243,9 +245,10 @@ def _all_engines(answer: Recommendation, form: Format) -> str:
 
 
 def _sure(answer: Recommendation) -> str:
-    n, machines, share = COVERAGE
+    n, machines, share = COVERAGE if answer.identified is None else OBSERVED
+    what = "recommended settings" if answer.identified is None else "speeds after two observed ones"
     measured = (
-        f"of {n} recommended settings on {machines} machines that had no part in them {100 * share:.0f} % were measured inside"
+        f"of {n} {what} on {machines} machines that had no part in them {100 * share:.0f} % were measured inside"
         if answer.point is not None
         else f"as wide as those of {ENGINE} have to be, as no public speeds of {answer.engine.name} were compared"
     )
@@ -289,7 +292,8 @@ def _long(answer: Recommendation) -> str:
         lines.append(f"memory: {gib(answer.point.gpu_bytes)} on the fullest GPU, {gib(answer.point.host_bytes)} of RAM")
     if answer.others is not None and not answer.all_engines:
         lines += [f"{name}: {why}" for name, why in answer.others.without.items()]
-        lines += [f"{one.engine.name}: {one.command}" for one in answer.others.placed[:3] if one.command and one.engine != answer.engine]
+        shown = [one for one in answer.others.placed[:3] if one.command and one.engine != answer.engine]
+        lines += [f"{one.engine.name}: {one.command}" for one in shown]
     if answer.identified is not None:
         lines += [*(answer.identified.bench.lines() if answer.identified.bench else ()), *remarks(answer.identified, [])]
     lines.append(answer.setting.hardware.description.strip())

@@ -20,6 +20,10 @@ from moesim.studies.identify.observations import AGREE, Observation, contradict,
 from moesim.studies.identify.pastes import Record, pairs, read_pasted_text, read_records
 
 
+LONGEST: Final = 4096
+"""Tokens of a prompt that an identification simulates, again for each constant."""
+
+
 @dataclass(frozen=True)
 class Bench:
     """Rows of a file that one identification may use, and the others."""
@@ -128,6 +132,8 @@ def _row(record: Record, number: int, models: Sequence[str], profile: HardwarePr
         raise NotUsableError("prompt and decoding in one number (-pg)" if n_gen else "neither a prompt nor decoded tokens")
     if n_prompt and depth:
         raise NotUsableError("a prompt behind others (-d) is not simulated")
+    if n_prompt > LONGEST:
+        raise NotUsableError(f"a prompt of more than {LONGEST} tokens takes minutes to simulate")
     _check_simulated(fields)
     model = find_model(fields, models)
     spec = spec_of(model)
