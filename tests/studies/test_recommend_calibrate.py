@@ -19,8 +19,8 @@ from moesim.studies.advice.llama_cpp import TIMES, UBATCHES, LlamaCpp, Place
 from moesim.studies.advice.question import Asked, look_up
 from moesim.studies.advice.recommend import Recommendation, _of_llama_cpp
 from moesim.studies.advice.screen import curve_records, measured_records, text
+from moesim.studies.identify.bench import read_observations
 from moesim.studies.identify.identify import identify
-from moesim.studies.identify.observations import read_observations
 
 ROWS = Path(__file__).resolve().parents[2] / "experiments" / "calibrate" / "rtx2070super.csv"
 MACHINE = "rtx2070s-i5-12400f"
