@@ -14,7 +14,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 _FROM = {
-    "Hardware": "moesim.hardware:HardwareProfile",
+    "Hardware": "moesim.hardware:HardwareProfile",  # made by load_hardware, from_parts or from_numbers
     "Result": "moesim.api.result:Result",
     "Trace": "moesim.trace:Trace",
     "calibrate": "moesim.api.answers:calibrate",

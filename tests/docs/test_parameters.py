@@ -25,7 +25,8 @@ OTHERS = {  # where the word means another thing
     "curve": "hardware/build.py hardware/costs/model.py hardware/costs/curves.py hardware/costs/provenance.py "
     "hardware/costs/model.py metrics/bounds.py",  # any curve of a profile
     "engine_profile": "engine/entry.py experiment/report.py experiment/store.py hardware/engines.py "
-    "hardware/load.py hardware/rates.py hardware/schema.py hardware/costs/operations.py experiment/runner.py",  # the simulator's; of a profile
+    "hardware/load.py hardware/rates.py hardware/schema.py hardware/costs/operations.py "
+    "experiment/runner.py",  # the simulator's; of a profile
     "chunk_bytes": "experiment/store.py trace/workload/*",  # of a table; of a prefill
     "predictors": "engine/* experiment/runner.py",  # all sources that a policy may ask; here those that stand in for others
     "seed": "experiment/routing.py trace/made.py",  # of routing that is made up

@@ -307,7 +307,7 @@ def test_examples_in_the_guide_load() -> None:
     guide = Path(load_hardware("rtx3090-epyc7532").path).parent / "README.md"
     if not guide.is_file():
         pytest.skip("the guide is not next to the profiles (installed package)")
-    short, whole, *_ = guide.read_text(encoding="utf-8").split("```yaml\n")[1:]
-    for example in (short, whole):
+    short, parts, whole, *_ = guide.read_text(encoding="utf-8").split("```yaml\n")[1:]
+    for example in (short, parts, whole):
         profile = build_profile(read_yaml(example.split("```")[0], "README.md"), "README.md")
-        assert list(profile.devices) == ["gpu0", "cpu0"]
+        assert list(profile.devices)[:2] == ["gpu0", "cpu0"]
