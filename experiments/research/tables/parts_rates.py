@@ -1,7 +1,8 @@
 """Compare the rates that follow from the names of parts with measured ones, by kind of rate and platform.
 
 ``experiments/validation/measured_rates.csv`` has the measured rates: a machine, its parts, a rate in GB/s (products of matrices:
-TFLOP/s), how it was measured and by whom. No rule is fitted to a row; ranges were widened until they had nine of ten.
+TFLOP/s), how it was measured and by whom. Shares were set
+and ranges widened with these rows at hand, until nine of ten were inside: a fit, not a forecast.
 
     python -m experiments.research.tables.parts_rates            # a row a kind and platform
     python -m experiments.research.tables.parts_rates --rows     # every measured rate
