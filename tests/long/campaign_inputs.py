@@ -308,6 +308,7 @@ def test_mutated_inputs(
     monkeypatch.setattr("moesim.experiment.run.seconds", lambda experiment, specs: Estimate(1.0, 1))
     monkeypatch.setattr("moesim.studies.advice.recommend.recommend", looked_up)
     monkeypatch.setattr("moesim.api.answers.Advice", Unsearched)
+    monkeypatch.setattr("moesim.studies.advice.screen.output", lambda answer, form, *, long: "")
     tally = Tally("mutated inputs", request.config.getoption("--campaign-log"))
     with bounded_memory():
         for kind, n in shared_out(request.config.getoption("--inputs"), WEIGHTS).items():
@@ -356,10 +357,6 @@ class Unsearched:
     """An advice without a search."""
 
     def __init__(self, **_: Any) -> None: ...
-
-    def text(self, form: Any) -> str:
-        """Show nothing."""
-        return ""
 
     def save(self, folder: Path) -> None:
         """Write nothing."""

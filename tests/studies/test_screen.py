@@ -149,10 +149,10 @@ def test_speeds_are_those_that_the_engine_simulates(name: str, place: Place | No
 
 def test_an_interval_is_as_wide_as_the_rate_is_unsure():
     wide: list[Speed] = []
-    rate = load_hardware(BOX).numbers["devices.cpu0.memory_bytes_per_s"].value
+    rate = load_hardware(SMALL).numbers["devices.cpu0.memory_bytes_per_s"].value
     for part in (0.05, 0.5):
         number = {"value": rate, "source": "identified", "how": "test", "interval": [rate * (1 - part), rate * (1 + part)]}
-        llama = LlamaCpp(look_up(Asked("qwen3-30b-a3b", {"base": BOX, "devices.cpu0.memory_bytes_per_s": number}), Path()))
+        llama = LlamaCpp(look_up(Asked("qwen3-30b-a3b", {"base": SMALL, "devices.cpu0.memory_bytes_per_s": number}), Path()))
         assert llama.best is not None
         wide.append(llama.best.decode)
     assert wide[0].value == pytest.approx(wide[1].value)
