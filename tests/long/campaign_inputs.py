@@ -346,11 +346,11 @@ def case(kind: str, name: str, bench: Bench) -> tuple[str, str]:
     return f"exit {called.code}", wrong and f"moesim {' '.join(arguments)[:400]}\n{wrong}"
 
 
-def remembered_unless_mutant(name: str) -> Callable[[Any, str], Any]:
+def remembered_unless_mutant(name: str) -> Callable[..., Any]:
     import moesim.experiment.resolve as module
 
     original, kept = getattr(module, name), remembered(name)
-    return lambda written, place: (original if "mutant" in str(written) else kept)(written, place)
+    return lambda written, *more: original(written, *more) if "mutant" in str(written) or any(more[1:]) else kept(written, more[0])
 
 
 class Unsearched:
