@@ -6,7 +6,7 @@ import json
 import math
 import shlex
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -77,13 +77,12 @@ def _head(answer: Recommendation) -> str:
 
 def _command(answer: Recommendation) -> str:
     assert answer.command is not None
-    words = [shlex.join([word]) for word in answer.command.words]
     lines, line = [], ""
-    for word in words:
-        if line and len(line) + len(word) > WIDTH - len("       \\ "):
+    for phrase in _phrases(answer.command.words):
+        if line and len(line) + len(phrase) > WIDTH - 6:
             lines.append(line)
             line = ""
-        line += (" " if line else "") + word
+        line += (" " if line else "") + phrase
     joined = " \\\n      ".join([*lines, line])
     first = f"  {joined}\n"
     if answer.doubt:
@@ -91,6 +90,17 @@ def _command(answer: Recommendation) -> str:
     if answer.command.condition:
         first += _wrapped(f"  if {answer.command.condition}", "  ")
     return first
+
+
+def _phrases(words: Sequence[str]) -> list[str]:
+    """Join each option with its value, which stay on one line."""
+    found: list[str] = []
+    for word in words:
+        if found and found[-1].startswith("-") and " " not in found[-1] and not word.startswith("-"):
+            found[-1] += f" {shlex.join([word])}"
+        else:
+            found.append(shlex.join([word]))
+    return found
 
 
 def _nothing_fits(answer: Recommendation) -> str:

@@ -19,7 +19,6 @@ from moesim.studies.identify.named import NotUsableError, find_bits, find_model,
 from moesim.studies.identify.observations import AGREE, Observation, contradict, observation
 from moesim.studies.identify.pastes import Record, pairs, read_pasted_text, read_records
 
-
 LONGEST: Final = 4096
 """Tokens of a prompt that an identification simulates, again for each constant."""
 
