@@ -350,7 +350,9 @@ def remembered_unless_mutant(name: str) -> Callable[..., Any]:
     import moesim.experiment.resolve as module
 
     original, kept = getattr(module, name), remembered(name)
-    return lambda written, *more: original(written, *more) if "mutant" in str(written) or any(more[1:]) else kept(written, more[0])
+    return lambda written, place, *engine: (
+        original(written, place, *engine) if "mutant" in str(written) or any(engine) else kept(written, place)
+    )
 
 
 class Unsearched:

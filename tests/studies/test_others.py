@@ -96,7 +96,7 @@ def test_the_interval_covers_other_routing(tmp_path: Path):
     """Of the best it always does; here of a cache whose flag is not known, so that it is never the best."""
     setting = look_up(asked(None, hit_rate="50%@2"), tmp_path)
     alone, every = (compare(setting, {}, tmp_path / str(all_of), every=all_of, jobs=1) for all_of in (False, True))
-    (narrow, wide) = ([one for one in found.placed if one.candidate.family == "llama-cpp-cache"][0] for found in (alone, every))
+    (narrow, wide) = (next(one for one in found.placed if one.candidate.family == "llama-cpp-cache") for found in (alone, every))
     assert narrow.decode.value == wide.decode.value and [one.label[:13] for one in every.also] == ["assumed, lift"] * 2
     assert wide.decode.low < narrow.decode.low and narrow.decode.high < wide.decode.high
 
@@ -281,7 +281,9 @@ def test_routing_with_a_models_statistics_or_assumed_and_others_to_compare_with(
     model = look_up(question, tmp_path).model
     fitted = routings(model, question)
     assert [one.label for one in fitted] == ["synthetic mixtral-8x7b", "synthetic mixtral-8x7b, seed 1"]
-    assert not fitted[0].why and {one.trace.n_layers for one in fitted} == {32} and fitted[0].trace.digest != fitted[1].trace.digest
+    assert (
+        not fitted[0].why and {one.trace.n_layers for one in fitted} == {32} and fitted[0].trace.digest != fitted[1].trace.digest
+    )
     for changed, rate in ((replace(model, name="unheard-of", n_layers=3), None), (model, "50%@2")):
         middle, low, high = routings(changed, replace(question, hit_rate=rate))
         lifts = [float(one.label.removeprefix("assumed, lift ")) for one in (low, middle, high)]

@@ -32,7 +32,7 @@ from moesim.studies.advice.engines import engines
 from moesim.studies.advice.llama_cpp import LlamaCpp, Place, Speed
 from moesim.studies.advice.question import Asked, look_up
 from moesim.studies.advice.recommend import Recommendation, recommend
-from moesim.studies.advice.screen import COVERAGE, LINES, WIDTH, document, output, text, write_folder
+from moesim.studies.advice.screen import COVERAGE, LINES, WIDTH, output, text, write_folder
 from moesim.studies.identify.predictor import engine_log_time
 from tests.studies.recommend_kit import asked, four_layer_gguf
 
