@@ -134,7 +134,7 @@ def test_the_answers_in_python_are_given(capsys: pytest.CaptureFixture[str], tmp
     _, block = re.findall(r"```python\n(.*?)```", page("python"), flags=re.DOTALL)
     exec(block, {"moesim": moesim})
     told = capsys.readouterr().out
-    assert "You can run this now" in told and "{'name': " in told and "cpu_read_rate" in told
+    assert "llama-server --model" in told and "Speed(value=" in told and "cpu_read_rate" in told
     assert (tmp_path / "advice" / "best.yaml").is_file()
 
 

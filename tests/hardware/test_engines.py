@@ -428,7 +428,9 @@ def test_an_engine_s_share_replaces_what_another_software_reached_and_not_what_w
     assert before == after != {}
 
 
-def test_recommend_takes_no_yardstick_and_own_is_the_default(capsys: pytest.CaptureFixture[str]):
-    asked = ["recommend", "--model", "mixtral-8x7b", "--hardware", "ryzen7950x-rtx4080"]
-    assert main([*asked, "--engine", "none"]) == 2
+def test_recommend_takes_no_yardstick(capsys: pytest.CaptureFixture[str]):
+    asked = ["recommend", "--model", "mixtral-8x7b", "--hardware"]
+    assert main([*asked, "{base: ryzen7950x-rtx4080, engine: none}"]) == 2
     assert "expected an engine that people run, got none" in capsys.readouterr().err
+    assert main([*asked, "ryzen7950x-rtx4080", "--engine", "none"]) == 2
+    assert "unknown engine 'none'; known: exllamav3" in capsys.readouterr().err

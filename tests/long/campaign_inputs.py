@@ -308,6 +308,7 @@ def test_mutated_inputs(
     monkeypatch.setattr("moesim.experiment.run.seconds", lambda experiment, specs: Estimate(1.0, 1))
     monkeypatch.setattr("moesim.studies.advice.recommend.recommend", looked_up)
     monkeypatch.setattr("moesim.api.answers.Advice", Unsearched)
+    monkeypatch.setattr("moesim.studies.advice.screen.output", lambda answer, form, *, long: "")
     tally = Tally("mutated inputs", request.config.getoption("--campaign-log"))
     with bounded_memory():
         for kind, n in shared_out(request.config.getoption("--inputs"), WEIGHTS).items():
@@ -345,21 +346,19 @@ def case(kind: str, name: str, bench: Bench) -> tuple[str, str]:
     return f"exit {called.code}", wrong and f"moesim {' '.join(arguments)[:400]}\n{wrong}"
 
 
-def remembered_unless_mutant(name: str) -> Callable[[Any, str], Any]:
+def remembered_unless_mutant(name: str) -> Callable[..., Any]:
     import moesim.experiment.resolve as module
 
     original, kept = getattr(module, name), remembered(name)
-    return lambda written, place: (original if "mutant" in str(written) else kept)(written, place)
+    return lambda written, place, *engine: (
+        original(written, place, *engine) if "mutant" in str(written) or any(engine) else kept(written, place)
+    )
 
 
 class Unsearched:
     """An advice without a search."""
 
     def __init__(self, **_: Any) -> None: ...
-
-    def text(self, form: Any) -> str:
-        """Show nothing."""
-        return ""
 
     def save(self, folder: Path) -> None:
         """Write nothing."""

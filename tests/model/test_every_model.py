@@ -38,7 +38,8 @@ def test_a_model_by_name(name: str, tmp_path: Path) -> None:
     }  # fmt: skip
     assert moesim.whatif(experiment, ["link.bytes_per_s x2"], look=False, **asked).text()
     advice = moesim.recommend(name, MACHINE, vram="640GiB", ram="16TiB", trace=trace, prompt=3, decode=2, **asked)
-    assert advice.best.speed.value > 0
+    assert (advice.decode is not None and advice.decode.value > 0) or advice.doubt, "llama.cpp has it, or it is said"
+    assert len(advice.text().splitlines()) <= 40
 
 
 @pytest.mark.parametrize("name", model_names())

@@ -25,6 +25,8 @@ from moesim.studies.identify.model_error import shipped
 from moesim.testing.traces import synthetic_trace
 from tests.studies.recommend_kit import GIB, asked, four_layers, space_of
 
+LARGE = {"base": "qwen3-30b-a3b", "n_layers": 4, "n_experts": 8, "top_k": 2, "expert_intermediate": 14336}
+"""A model that all engines have."""
 EIGHT = {"bits": "8", "vram": "5GiB"}
 
 
@@ -35,7 +37,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def answer(trace: str) -> Recommendation:
-    return recommend(asked(trace, context=32), all_engines=True, quick=True)
+    return recommend(asked(trace, model=LARGE, vram="2.4GiB"), all_engines=True, quick=True)
 
 
 def compared(question: Asked, folder: Path) -> Others:
@@ -78,25 +80,25 @@ def test_each_engine_has_a_placement_or_a_reason(answer: Recommendation):
 def test_speeds_and_ratios_are_of_the_same_requests(answer: Recommendation, trace: str, tmp_path: Path):
     """Simulate the placements of one budget again, as an experiment with the whole trace's first request."""
     assert answer.others is not None
-    space = space_of(asked(trace, context=32), tmp_path)
+    space = space_of(asked(trace, model=LARGE, vram="2.4GiB"), tmp_path)
     (path,) = [str(space.routing.trace.write(tmp_path / "routing.safetensors"))]
     fixed = [one for one in answer.others.placed if one.candidate.budget is None]
     raw = experiment_of(space.setting, [path], [one.candidate for one in fixed])
     rows = run_experiment(Experiment(parse_config(raw, "all"), "all")).rows
     assert [one.decode.value for one in fixed] == pytest.approx([float(row["decode_tokens_per_s"]) for row in rows])
     (own,) = [one for one in fixed if one.engine.name == "llama.cpp"]
-    assert own.ratio == 1.0 and own.candidate.policy == {"name": "llama-cpp", "n_cpu_moe": 1}
+    assert own.ratio == 1.0 and answer.point is not None and own.candidate.policy == answer.point.place.policy
     assert all(one.ratio == pytest.approx(one.decode.value / own.decode.value) for one in answer.others.placed)
     assert len(fixed) > 3 and len({one.ratio for one in answer.others.placed}) > 3
 
 
-def test_the_interval_covers_other_routing(trace: str, tmp_path: Path):
-    """A cache depends on the routing; a recording of the model itself has no other."""
+def test_the_interval_covers_other_routing(tmp_path: Path):
+    """Of the best it always does; here of a cache whose flag is not known, so that it is never the best."""
     setting = look_up(asked(None, hit_rate="50%@2"), tmp_path)
     alone, every = (compare(setting, {}, tmp_path / str(all_of), every=all_of, jobs=1) for all_of in (False, True))
-    (narrow, wide) = (next(one for one in found.placed if "freetoken-hybrid" in one.candidate.family) for found in (alone, every))
+    (narrow, wide) = (next(one for one in found.placed if one.candidate.family == "llama-cpp-cache") for found in (alone, every))
     assert narrow.decode.value == wide.decode.value and [one.label[:13] for one in every.also] == ["assumed, lift"] * 2
-    assert alone.best() is not narrow and wide.decode.low < narrow.decode.low and narrow.decode.high < wide.decode.high
+    assert wide.decode.low < narrow.decode.low and narrow.decode.high < wide.decode.high
 
 
 @pytest.mark.parametrize("changes", [{}, {"context": 6000}, {"vram": "2GiB"}, {"ram": "2GiB", "vram": "3.5GiB"}, {"batch": 3}])
@@ -160,16 +162,15 @@ def test_an_engine_that_the_machine_cannot_run_is_left_out(trace: str, tmp_path:
 
 @pytest.mark.parametrize("engine", ["freetoken", "exllamav3"])
 def test_another_engine_is_the_headline_where_it_is_asked_for(engine: str, trace: str, tmp_path: Path):
-    found = recommend(asked(trace, engine=engine, decode=4))
+    found = recommend(asked(trace, model=LARGE, vram="2.4GiB", engine=engine, decode=4))
     assert found.placed is not None and found.command is not None and found.engine.name == engine == found.command.engine
     assert found.begin == found.placed.decode and found.others is not None
     other = found.others.best(engine)
-    assert other is not None and other.engine.name != engine and f"best other engine: {other.engine.name}" in output(
-        found, Format.TABLE
-    )
+    assert other is not None and other.engine.name != engine
+    assert f"best other engine: {other.engine.name}" in output(found, Format.TABLE)
     write_folder(found, tmp_path / "out")
     row = run_experiment(Experiment(load_config(tmp_path / "out" / "best.yaml"), "best")).rows[0]
-    assert row["error"] is None and row["policy"] == found.placed.candidate.policy["name"] or "freetoken" in str(row["policy"])
+    assert row["error"] is None and str(row["policy"]).startswith(engine)
 
 
 def test_experts_on_a_disk(tmp_path: Path):
@@ -280,7 +281,9 @@ def test_routing_with_a_models_statistics_or_assumed_and_others_to_compare_with(
     model = look_up(question, tmp_path).model
     fitted = routings(model, question)
     assert [one.label for one in fitted] == ["synthetic mixtral-8x7b", "synthetic mixtral-8x7b, seed 1"]
-    assert not fitted[0].why and {one.trace.n_layers for one in fitted} == {32} and fitted[0].trace.digest != fitted[1].trace.digest
+    assert (
+        not fitted[0].why and {one.trace.n_layers for one in fitted} == {32} and fitted[0].trace.digest != fitted[1].trace.digest
+    )
     for changed, rate in ((replace(model, name="unheard-of", n_layers=3), None), (model, "50%@2")):
         middle, low, high = routings(changed, replace(question, hit_rate=rate))
         lifts = [float(one.label.removeprefix("assumed, lift ")) for one in (low, middle, high)]

@@ -147,7 +147,8 @@ class LlamaCpp:
         )  # fmt: skip
         policy = place.policy | ({} if prompt else {"op_offload": False}) if has_gpu else {"name": "all-cpu"}
         read = EngineSetting(policy, {"ratio": 1.0}, "ngl" if place.whole else "n_cpu_moe")
-        return Case(one, self.model, self.setting.model_ref, "", read, not prompt, "")
+        bits = f"{self.model.expert_bits:g}/{self.model.other_bits:g}"  # by which observed rows of the same model are known
+        return Case(one, self.model, self.setting.model_ref, bits, read, not prompt, "")
 
     def _place(self, number: int, context: int) -> Place:
         """Return ``--n-cpu-moe`` with layers divided among GPUs by their bytes."""

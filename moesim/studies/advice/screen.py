@@ -386,28 +386,32 @@ def _plain(speed: Speed | None) -> Mapping[str, float] | None:
 
 def pictures(answer: Recommendation) -> dict[str, bytes]:
     """Draw speed over ``--n-cpu-moe`` by context, with observed speeds; none without a table of it."""
-    points = [one for one in answer.points if not one.place.whole]
-    if len({one.place.number for one in points}) < 2:
+    rows = curve_records(answer)
+    if len({row["n_cpu_moe"] for row in rows}) < 2:
         return {}
     import pandas as pd
 
     from moesim.plots.identified import MEASURED, calibrated_curve  # Matplotlib takes a second to import
     from moesim.plots.style import pictures as drawn
 
+    setting, measured = answer.setting, measured_records(answer)
+    corner = f"{setting.hardware.name} · {model_label(setting.model)} · batch {setting.asked.batch}"
+    frame = pd.DataFrame(measured, columns=None if measured else list(MEASURED))
+    return drawn(calibrated_curve(pd.DataFrame(rows), frame, corner), "curve")
+
+
+def curve_records(answer: Recommendation) -> list[dict[str, Any]]:
+    """List settings of ``--n-cpu-moe`` by context and ``-ub``, and whether they fit."""
     first = {(context, ubatch): place for context, ubatch, place in answer.ubatches}
-    rows = [
+    return [
         {
             "n_cpu_moe": one.place.number, "context": one.context, "ubatch": ubatch, "tokens_per_s": one.decode.value,
             "low": one.decode.low, "high": one.decode.high,
             "fits": place is not None and not place.whole and one.place.number >= place.number,
         }
-        for one in points
+        for one in answer.points if not one.place.whole
         for ubatch, place in ((ubatch, first.get((one.context, ubatch))) for ubatch in UBATCHES)
     ]  # fmt: skip
-    setting, measured = answer.setting, measured_records(answer)
-    corner = f"{setting.hardware.name} · {model_label(setting.model)} · batch {setting.asked.batch}"
-    frame = pd.DataFrame(measured, columns=None if measured else list(MEASURED))
-    return drawn(calibrated_curve(pd.DataFrame(rows), frame, corner), "curve")
 
 
 _SAME_BITS: Final = 0.03
