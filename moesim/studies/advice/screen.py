@@ -23,6 +23,7 @@ from moesim.studies.advice.llama_cpp import UBATCHES, Gain, Place, Point, Quant,
 from moesim.studies.advice.others import Placed
 from moesim.studies.advice.question import ENGINE, PREFILL_CHUNK, model_yaml
 from moesim.studies.advice.recommend import IDENTIFIED, Recommendation
+from moesim.studies.advice.support import formats_of
 from moesim.studies.identify.model_error import LEVEL, shipped_rows
 from moesim.studies.identify.report import remarks
 
@@ -208,8 +209,9 @@ def _other(answer: Recommendation) -> str:
         f"x{other.ratio:.2f}, {_range(other.decode)} tokens/s" if other.ratio >= NOTHING else f"not faster (x{other.ratio:.2f})"
     )
     words = f"best other engine: {other.engine.name} ({placement(other)}), {gain}"
-    if other.command is not None and other.command.condition and other.ratio >= NOTHING:
-        words += f"; if {other.command.condition}"
+    if other.command is not None and other.ratio >= NOTHING:
+        words += f"; if {other.command.condition}" if other.command.condition else ""
+        words += f"; it reads {', '.join(formats_of(other.engine.name))}"
     return _wrapped(words + ("" if answer.all_engines else "; --all-engines compares"), "  ")
 
 

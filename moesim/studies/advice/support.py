@@ -44,6 +44,11 @@ def why_unsupported(engine: str, model: ModelSpec, hardware: HardwareProfile, *,
     return min(reasons, key=lambda one: one.startswith(UNVERIFIED), default="")  # the first that is certain, else the first
 
 
+def formats_of(engine: str) -> list[str]:
+    """Name the weight formats that an engine reads."""
+    return list(support()["engines"][engine]["formats"])
+
+
 def kinds_of(model: ModelSpec) -> list[str]:
     """Name the architectures of the table that a model may have: that of a GGUF file can stand for several."""
     rows = support()["architectures"]
