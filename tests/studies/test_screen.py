@@ -15,7 +15,6 @@ import pytest
 import typer
 
 from moesim.capacity import required_bytes
-from moesim.cli.main import main
 from moesim.cli.recommend import recommend as command
 from moesim.core.files import FILE
 from moesim.core.table import Format
@@ -33,6 +32,7 @@ from moesim.studies.advice.llama_cpp import LlamaCpp, Place, Speed
 from moesim.studies.advice.question import Asked, look_up
 from moesim.studies.advice.recommend import Recommendation, recommend
 from moesim.studies.advice.screen import COVERAGE, LINES, WIDTH, output, text, write_folder
+from moesim.studies.identify.cases import decode_workload
 from moesim.studies.identify.predictor import engine_log_time
 from tests.studies.recommend_kit import asked, four_layer_gguf
 
@@ -201,8 +201,6 @@ def test_without_prompts_nothing_is_said_of_them(answer: Recommendation):
 
 def needed(llama: LlamaCpp, policy: dict[str, Any], context: int) -> dict[str, int]:
     """Count the bytes of a setting of llama.cpp by hand, with the buffers of a prompt's 512 tokens."""
-    from moesim.studies.identify.cases import decode_workload
-
     setting, made = llama.setting, make_policy(policy)
     case = llama.case(Place(False, 0), context)
     slots = dict.fromkeys(setting.gpus, setting.model.n_layers * setting.model.n_experts)
@@ -338,16 +336,3 @@ def test_what_is_wrong_is_said_in_one_line(changes: dict[str, Any], expected: st
     with pytest.raises(InputError) as caught:
         recommend(asked(**changes))
     assert expected in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_a_change_in_words_is_the_answer_for_the_changed_question(capsys: pytest.CaptureFixture[str]):
-    words = ["whatif", "--model", "qwen3-30b-a3b", "--hardware", BOX, "--context", "4096", "--vary", "bits 4.8", "--vary"]
-    assert main([*words, "devices.gpu0.memory_bytes 16GiB", "-o", "json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
-    questions = [Asked("qwen3-30b-a3b", BOX, context=4096, **change) for change in ({}, {"bits": "4.8"}, {"vram": "16GiB"})]
-    best = [LlamaCpp(look_up(one, Path())).best for one in questions]
-    assert [row["what_if"] for row in rows] == ["as it is", "bits 4.8", "devices.gpu0.memory_bytes 16GiB"]
-    for row, point in zip(rows, best, strict=True):
-        assert point is not None and best[0] is not None and row["options"] == point.place.title
-        assert row["tokens_per_s"] == pytest.approx(point.decode.value)
-        assert row["change"] == pytest.approx(point.decode.value / best[0].decode.value)

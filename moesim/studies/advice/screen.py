@@ -80,7 +80,7 @@ def _command(answer: Recommendation) -> str:
     assert answer.command is not None
     lines, line = [], ""
     for phrase in _phrases(answer.command.words):
-        if line and len(line) + len(phrase) > WIDTH - 6:
+        if line and len(line) + len(phrase) > WIDTH - len("       \\ "):
             lines.append(line)
             line = ""
         line += (" " if line else "") + phrase
