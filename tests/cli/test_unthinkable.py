@@ -66,6 +66,8 @@ def machine() -> dict[str, Any]:
     rates = {key: number(1e9) for key in ("read_bytes_per_s", "few_row_flops", "many_row_flops")}
     linear = {key: number(1.0) for key in ("per_expert_us", "per_row_us")} | rates | {"crossover_rows": number(8)}
     raw["devices"]["core1"] = core | {"operations": "llama.cpp", "expert_cost": linear} | counted
+    apart = {key: value for key, value in linear.items() if key != "read_bytes_per_s"} | {"read_share": number(0.5)}
+    raw["devices"]["core2"] = {**raw["devices"]["core1"], "cores": [3], "expert_cost": apart}
     raw["host_expert_us"] = number(1.0)
     return raw
 
