@@ -335,6 +335,8 @@ def test_correlation_of_workloads():
     assert math.isnan(found["distant"])
     assert found["kept"] == pytest.approx((1 + 0.5) / 2)  # busiest: {0, 1}, {0, 1}, {3, 1}
     assert balance.workload_correlation(experts, [np.array([[0, 3]])], 4) is None
+    even = one_layer([[i, i + 1] for i in (*range(0, 64, 2), 0, *range(66, 128, 2))])  # as busy as each other: the lower ones
+    assert balance.workload_correlation(even, [np.arange(64).reshape(2, 32)], 128)["kept"] == 1
 
 
 # ------------------------------------------------------------------------------------------------- prediction
