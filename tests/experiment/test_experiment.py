@@ -17,9 +17,10 @@ from moesim.experiment.runner import initial_placement, notes_of, run_one, slots
 from moesim.hardware.costs import CostModel
 from moesim.policies.composed import Composed
 from moesim.policies.registry import make_policy
-from moesim.policy import LAYER_PARTS, Placement
+from moesim.policy import LAYER_PARTS
 from moesim.testing import FakeView, tiny_machine, tiny_model, tiny_workload
 from moesim.trace.predictors import NEVER, FutureUse
+from tests.engine.engine_kit import Script
 from tests.experiment.experiment_kit import resolve, write_trace
 
 
@@ -115,8 +116,8 @@ def test_a_budget_is_kept_by_the_gpu_that_needs_most(slots: int):
 def test_a_policy_that_needs_no_gpu_has_no_cache_in_any_budget():
     model, hardware = tiny_model(), tiny_machine()
     parts = [*product(LAYER_PARTS, range(model.n_layers)), ("leading", -1), ("embedding", -1), ("head", -1)]
-    policy: Any = SimpleNamespace(place=lambda view: Placement(parts=dict.fromkeys(parts, "cpu0")), exact=True)
-    _, workload = tiny_workload(make_policy("lru"), 2)
+    policy = Script(parts=dict.fromkeys(parts, "cpu0"), pools=[])
+    _, workload = tiny_workload(policy, 2)
     assert slots_within(2**30, model, CostModel(model, hardware), workload, policy, {}, "mine") == 0
 
 
