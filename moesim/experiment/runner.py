@@ -123,7 +123,7 @@ def slots_within(
 
     @cache  # the three searches ask in part the same
     def needed(slots: int) -> tuple[int, str]:
-        """Return the most bytes that a GPU needs, and its name; 0 for too few slots."""
+        """Return the most bytes that a GPU needs, and its name; no name for too few slots."""
         granted.update(dict.fromkeys(gpus, slots))
         try:
             placement = policy.place(view)
@@ -143,7 +143,7 @@ def slots_within(
         return low
 
     n_units = model.n_layers * model.n_experts
-    fewest = first(0, n_units, lambda slots: needed(slots)[0] > 0, [0])
+    fewest = first(0, n_units, lambda slots: needed(slots)[1] != "", [0])
     least, where = needed(fewest)
     if least > budget_bytes:
         raise CapacityError(
@@ -431,8 +431,6 @@ def idle_gpus(metrics: Mapping[str, Value], machine: Machine) -> list[str]:
 
 def _paging(spec: RunSpec, workload: Workload, placement: Placement) -> list[str]:
     """Name the hosts that lack a little memory for experts that are mapped from a file."""
-    if placement.host_experts != "mapped" or not placement.enforce_capacity:
-        return []
     need = required_bytes(spec.model, spec.hardware, workload.peak_kv_tokens, placement, workload.peak_requests)
     found = {name: lacking(needed, spec.hardware.devices[name].memory_bytes, placement) for name, needed in need.items()}
     return [paging_note(spec.model, name, need[name], lacks) for name, lacks in found.items() if lacks]

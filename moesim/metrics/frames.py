@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 IDENTITY: Final = (
     "run", "key", "policy", "model", "hardware", "trace", "routing", "source_label", *CACHE_SETTINGS, "cache_share",
-    *WORKLOAD[:5], "repeat", *WORKLOAD[5:], *HOW, "notes", "requests_drawn", "fidelity_fresh_decode",
+    *WORKLOAD, "repeat", *HOW, "notes", "requests_drawn", "fidelity_fresh_decode",
 )  # fmt: skip
 """Columns of a run's row, as far as it has them, that stand in every row of its frames: which run it is, what qualifies it."""
 

@@ -193,6 +193,14 @@ def test_rule_2_what_happens_while_a_decision_is_taken_is_heard_once_it_has_take
     assert tasks(records)[2:4] == [(400, 500, "gpu0", "E0x1"), (500, 600, "gpu0", "E1x1")]
 
 
+def test_rule_2_micro_batches_are_decided_in_their_order_though_one_is_routed_as_a_decision_ends() -> None:
+    # gpu0       |DDDDD|DDDDD|DDDDD|       the third micro-batch is routed at 300
+    # decisions        |ddddddddddd|ddddddddddd|ddddddddddd|
+    script = Script(copies=ALL, routed=on_gpu)
+    play(script, workload([[[[0, 1], [2, 3]]]] * 3, micro_batches=3), decision_ns=200)
+    assert script.log[:3] == [(time, ("Routed", 0, 0, mb)) for mb, time in enumerate((100, 300, 500))]
+
+
 @pytest.mark.parametrize("decision_ns", [0, 30])
 def test_rule_2_a_decision_that_drops_and_fetches_a_copy_copies_it_anew(decision_ns: int) -> None:
     # A policy that waits for Fetched before it runs the expert would wait for ever if the copy had just been kept.

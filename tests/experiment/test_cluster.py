@@ -32,7 +32,7 @@ from tests.experiment.pool_kit import (
 )
 from tests.waiting import HANG_S, wait_until
 
-pytest.importorskip("distributed", reason="Dask (moesim[cluster]) is not installed")
+distributed = pytest.importorskip("distributed", reason="Dask (moesim[cluster]) is not installed")
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
 
 N = 16
@@ -166,6 +166,14 @@ def test_a_cluster_changes_nothing_and_says_nothing(dask: Dask, alone: Path, fol
     assert same_folders(folder / "both", alone)
     assert len(begun(folder)) == N
     assert len(set(begun(folder))) == 2
+
+
+def test_what_is_closed_has_left_the_scheduler_though_something_still_refers_to_it(dask: Dask):
+    cluster = workers.Cluster(dask.address)
+    cluster.close()
+    with distributed.Client(dask.address, set_as_default=False, name="other") as client:
+        known = client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.clients))
+    assert not [name for name in known if "moesim" in name]
 
 
 def test_a_worker_is_killed(dask: Dask, alone: Path, folder: Path):

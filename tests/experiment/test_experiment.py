@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,8 +17,10 @@ from moesim.experiment.runner import initial_placement, notes_of, run_one, slots
 from moesim.hardware.costs import CostModel
 from moesim.policies.composed import Composed
 from moesim.policies.registry import make_policy
+from moesim.policy import LAYER_PARTS
 from moesim.testing import FakeView, tiny_machine, tiny_model, tiny_workload
 from moesim.trace.predictors import NEVER, FutureUse
+from tests.engine.engine_kit import Script
 from tests.experiment.experiment_kit import resolve, write_trace
 
 
@@ -108,6 +111,14 @@ def test_a_budget_is_kept_by_the_gpu_that_needs_most(slots: int):
     assert sum(need["gpu1"].values()) == 0
     for n_bytes, found in ((budget, slots), (budget + more - 1, slots), (budget + more, slots + 1)):
         assert slots_within(n_bytes, model, CostModel(model, hardware), workload, policy, {}, "lru") == found
+
+
+def test_a_policy_that_needs_no_gpu_has_no_cache_in_any_budget():
+    model, hardware = tiny_model(), tiny_machine()
+    parts = [*product(LAYER_PARTS, range(model.n_layers)), ("leading", -1), ("embedding", -1), ("head", -1)]
+    policy = Script(parts=dict.fromkeys(parts, "cpu0"), pools=[])
+    _, workload = tiny_workload(policy, 2)
+    assert slots_within(2**30, model, CostModel(model, hardware), workload, policy, {}, "mine") == 0
 
 
 def test_what_does_not_fit_is_a_row_with_its_error_and_the_others_go_on(tmp_path: Path):

@@ -126,6 +126,7 @@ def test_estimates_count_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     changes = {"transfer": {"chunk": [None, 200_000]}, "policies": ["lru"]}
     experiment = resolve(tmp_path, **changes)
     whole, cut = experiment.specs
+    assert lookups(experiment, whole) == 32 * (8 + 3 * 2)  # layers; all experts for the prompt, two for each token
     misses = round(lookups(experiment, whole) * 0.75)
     assert chunks(experiment, whole) == (1, misses)
     assert chunks(experiment, cut) == (441, 441 * misses)

@@ -36,7 +36,7 @@ from moesim.records import (
 )  # fmt: skip
 from moesim.testing import run_tiny, tiny_machine, tiny_workload
 from tests.effort import lines_run
-from tests.engine.engine_kit import Script, cpu, gpu, machine, play, tiny_model, workload
+from tests.engine.engine_kit import Script, cpu, gpu, machine, play, sure, tiny_model, workload
 
 KINDS = {"gpu0": "gpu", "cpu0": "cpu"}
 H2D, D2H = "cpu0->gpu0", "gpu0->cpu0"
@@ -203,6 +203,17 @@ def test_decision_time_lies_between_the_router_and_the_runs():
     """
     run = one_layer(18, task(0, 10, "dense"), task(13, 18, expert=1), decisions=[DecisionRecord(10, 13, 0, 0)])
     assert charged(run) == {"dense": 10, "gpu_experts": 5, "decision": 3}
+
+
+@pytest.mark.parametrize(("decisions", "gpu", "cpu"), [([], 10, 5), ([DecisionRecord(15, 20, 0, 0)], 0, 15)])
+def test_what_runs_as_soon_as_asked_waited_for_its_device_only_if_a_decision_ended_then(decisions, gpu: int, cpu: int):
+    """
+    gpu0 |dense 10|E1 10|
+    cpu0 .........|E2 10|E3 5|
+    """
+    runs = (task(10, 20, expert=1), task(10, 20, expert=2, device="cpu0"), task(20, 25, expert=3, device="cpu0"))
+    found = charged(one_layer(25, task(0, 10, "dense"), *runs, decisions=decisions))
+    assert found == {"dense": 10, "cpu_experts": cpu} | ({"gpu_experts": gpu} if gpu else {})
 
 
 def test_prediction_on_the_main_lane_delays_the_device():
@@ -615,10 +626,14 @@ def test_utilisation_overlap_and_energy():
     assert shares["overlap_share"] == 10 / 25  # 5..10 and 15..20 of 25
     joules = energy_j(times, {"gpu0": (20.0, 120.0), "cpu0": (50.0, 100.0)}, 30.0)
     assert joules * 1e9 == pytest.approx(100 * 100 + 100 * 21 + 50 * 20)
-    machine = Machine(KINDS, MACHINE.links, {}, {"gpu0": (20.0, 120.0), "cpu0": (50.0, 100.0)}, 30.0, "spec-sheet")
-    row = summarise(run, machine)
+    row = summarise(run, Machine(KINDS, MACHINE.links, {}, {"gpu0": (20.0, 120.0), "cpu0": (50.0, 100.0)}, 30.0, "spec-sheet"))
     assert (row["energy_j_per_token"], row["energy_label"]) == (joules, "spec-sheet")
     assert summarise(run, MACHINE)["energy_j"] is None
+    watts = {"idle_w": sure(20.0), "busy_w": sure(120.0)}
+    for lacking in ("idle_w", "busy_w"):
+        half = {name: one for name, one in watts.items() if name != lacking}
+        found = Machine.of(machine({"gpu0": gpu() | watts, "cpu0": cpu() | half}))
+        assert (found.power_w, found.energy_label) == ({}, None)
 
 
 def test_unions():

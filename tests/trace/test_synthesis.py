@@ -565,7 +565,7 @@ def test_shipped_parameters_have_kept_biases_and_others_none() -> None:
         assert kept_biases(p, SEED + 1) is None and all(kept_biases(other, SEED) is None for other in others)
 
 
-@pytest.mark.parametrize(("n_experts", "n"), [(128, 8), (64, 6), (512, 16), (100, 7), (33, 2)])
+@pytest.mark.parametrize(("n_experts", "n"), [(128, 8), (64, 6), (512, 16), (100, 7), (33, 2), (64, 16)])
 def test_the_largest_logits_come_best_first_whatever_is_near_or_equal(n_experts: int, n: int) -> None:
     rng = np.random.default_rng(n_experts)
     logits = rng.standard_normal((40, n_experts), dtype=np.float32)

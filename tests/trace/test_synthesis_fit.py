@@ -70,9 +70,13 @@ def edited(tmp_path: Path, kind: str, change) -> str:
 
 @pytest.mark.parametrize("name", parameter_names())
 def test_a_parameter_file_reads_back_as_it_was_written(name: str, tmp_path: Path):
-    found = read_parameters(name)
+    found = read_parameters(name).replace(fitted_to="Table 2, § 5")
     path = found.write(tmp_path / "p.yaml")
     assert read_parameters(str(path)) == found
+    written, shipped = path.read_text(encoding="utf-8"), parameter_set.data_file("parameters", name)[0]
+    assert "fitted_to: Table 2, § 5\n" in written, "as people write it"
+    made, ours = yaml.safe_load(written), yaml.safe_load(shipped)
+    assert all(set(made[kind]) == set(ours[kind]) for kind in ("fitted", "assumed"))
     assert set(found.origin) == set(NUMBERS)
     assert set(found.origin.values()) == {"fitted", "assumed"}
 

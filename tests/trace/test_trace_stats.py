@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from functools import partial
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import Any
 
 import numpy as np
@@ -335,6 +335,12 @@ def test_correlation_of_workloads():
     assert math.isnan(found["distant"])
     assert found["kept"] == pytest.approx((1 + 0.5) / 2)  # busiest: {0, 1}, {0, 1}, {3, 1}
     assert balance.workload_correlation(experts, [np.array([[0, 3]])], 4) is None
+    rng, steps = np.random.default_rng(0), np.arange(400).reshape(50, 8)
+    many = one_layer([rng.permutation(64)[:3] for _ in range(400)])
+    loads = balance.workloads(many[:, 0][steps], 64)
+    best = [set(sorted(range(64), key=lambda e, load=load: -load[e])[:3]) for load in loads]  # of equals the lower ones
+    kept = np.mean([len(now & then) / 3 for now, then in pairwise(best)])
+    assert balance.workload_correlation(many, [steps], 64)["kept"] == pytest.approx(kept)
 
 
 # ------------------------------------------------------------------------------------------------- prediction

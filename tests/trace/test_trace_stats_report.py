@@ -121,8 +121,9 @@ def test_a_uniform_router_lies_within_its_own_null():
 
 
 def test_caches_of_segments_are_smaller_than_a_layer():
-    made = report(synthetic_trace(n_layers=2, n_experts=16, top_k=4, n_requests=2, prompt=8, decode=20))
-    assert made["locality"]["segments"]["cache_sizes"] == [4, 8]
+    for n_experts, sizes in ((16, [4, 8]), (32, [4, 8, 16])):
+        made = report(synthetic_trace(n_layers=2, n_experts=n_experts, top_k=4, n_requests=2, prompt=8, decode=20))
+        assert made["locality"]["segments"]["cache_sizes"] == sizes
 
 
 def test_what_is_absent_has_a_reason(everything: Trace):
