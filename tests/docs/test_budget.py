@@ -15,24 +15,24 @@ TOP, CPP, TESTS = "files at the top", "C++", "tests"
 
 LINES = {  # what a package may have today; behind it what it is to come down to
     "policies": 13_739,  # 11,500; a layer's copies before its products; layers over GPUs
-    "studies": 10_824,  # 7,500; hit rates without costs; long contexts and prompts of public rows; bytes alone
+    "studies": 11_917,  # one screen for llama.cpp, pasted speeds of eight programs; engines' support; parts to vary
     "trace": 9_856,  # 7,200; imports of any table or JSON and of counts; lifts; depth, workloads, prompts; rates no set has
-    "live": 6_137,  # 5,400; windows of layers; experts of three sizes; measurements that end in time; pairs by size
+    "live": 6_076,  # 5,400; windows of layers; experts of three sizes; measurements that end in time; pairs by size
     "plots": 5_397,  # 4,300
-    "experiment": 4_840,  # 3,300; routing nobody recorded, with its range; names of its limits; whose software costs; idle GPUs
-    "cli": 3_653,  # with api 4,000; --axes of trace import, --counts of trace calibrate; trace caches, --hit-rate; engines
-    "api": 1_235,  # what real speeds to expect; engines
+    "experiment": 4_838,  # 3,300; routing nobody recorded, with its range; names of its limits; whose software costs; idle GPUs
+    "cli": 3_813,  # with api 4,000; parts, pastes, one screen
+    "api": 1_271,  # engines; answers without a machine
     "recorder": 3_433,
     "metrics": 3_058,  # 2,600
-    "hardware": 3_484,  # with model 4,000; engine profiles; read rates by size; one memory; shares of rates, rows; copies
+    "hardware": 4_951,  # with model 4,000; a machine from its parts, and from what sixteen programs print
     "model": 2_925,  # any config.json and GGUF header, layer by layer; other spellings of keys, caches that layers share
     "engine": 2_719,  # 1,800; kernels of more rows
-    "core": 2_045,  # 1,100
+    "core": 2_055,  # 1,100; bytes of a paste
     "testing": 3_204,  # 2,300 of them: rules of papers and codes, written a second time for the check of what policies decide
     "report": 892,
     TOP: 1_064,  # nearest names
     CPP: 6_055,  # 5,600
-    TESTS: 59_017,  # 42,000; an architecture with recorded routing a row; long contexts; a machine measured whole; faults
+    TESTS: 60_553,  # 42,000; parts, pastes, answers
 }
 
 
