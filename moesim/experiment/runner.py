@@ -431,6 +431,8 @@ def idle_gpus(metrics: Mapping[str, Value], machine: Machine) -> list[str]:
 
 def _paging(spec: RunSpec, workload: Workload, placement: Placement) -> list[str]:
     """Name the hosts that lack a little memory for experts that are mapped from a file."""
+    if placement.host_experts != "mapped":
+        return []
     need = required_bytes(spec.model, spec.hardware, workload.peak_kv_tokens, placement, workload.peak_requests)
     found = {name: lacking(needed, spec.hardware.devices[name].memory_bytes, placement) for name, needed in need.items()}
     return [paging_note(spec.model, name, need[name], lacks) for name, lacks in found.items() if lacks]
