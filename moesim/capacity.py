@@ -201,8 +201,10 @@ def _elsewhere(model: ModelSpec, hardware: HardwareProfile, placement: Placement
     if placement.host_experts == "all":
         return 0
     full = [copy for copy in placement.copies if copy.bits in (None, model.expert_bits) and copy.device not in hardware.backing]
-    units = {(copy.layer, expert) for copy in full for expert in copy.experts}
-    return sum(model.expert_bytes(layer) for layer, _ in units)
+    units: dict[int, set[int]] = {}
+    for copy in full:
+        units.setdefault(copy.layer, set()).update(copy.experts)
+    return sum(len(experts) * model.expert_bytes(layer) for layer, experts in units.items())
 
 
 PAGED: Final = 0.1

@@ -368,7 +368,7 @@ def from_parts(
     --------
     >>> machine = from_parts(gpu="rtx 3060", cpu="ryzen 5 5600", ram="2x32 ddr4-3200")
     >>> machine.numbers["devices.cpu0.memory_bytes_per_s"].interval
-    (38280000000.0, 48300000000.0)
+    (33260000000.0, 48300000000.0)
     """
     several = gpu if gpu is None or isinstance(gpu, str) else list(gpu)
     given = {"gpu": several, "cpu": cpu, "ram": ram, "pcie": pcie, "disk": disk, "os": os}

@@ -19,7 +19,7 @@ LINES = {  # what a package may have today; behind it what it is to come down to
     "trace": 9_856,  # 7,200; imports of any table or JSON and of counts; lifts; depth, workloads, prompts; rates no set has
     "live": 6_076,  # 5,400; windows of layers; experts of three sizes; measurements that end in time; pairs by size
     "plots": 5_397,  # 4,300
-    "experiment": 4_838,  # 3,300; routing nobody recorded, with its range; names of its limits; whose software costs; idle GPUs
+    "experiment": 4_840,  # 3,300; routing nobody recorded, with its range; names of its limits; whose software costs; idle GPUs
     "cli": 3_813,  # with api 4,000; parts, pastes, one screen
     "api": 1_271,  # engines; answers without a machine
     "recorder": 3_433,
