@@ -84,10 +84,7 @@ def read_profile(
         if "base" not in source:
             source = {str(key): value for key, value in source.items()}
             dotted = [key for key in source if "." in key]
-            more = {key: source[key] for key in dotted if not key.startswith(DOTTED)}
-            if "parts" in source:  # what follows from a number needs it first; numbers of the engine come later
-                made = dict(flatten(whole_form({"parts": source["parts"]}, place)))
-                more = {key: value for key, value in more.items() if not key.startswith(PARTS) and not _known(key, made)}
+            more = {key: source[key] for key in dotted if not key.startswith(DOTTED) and "parts" not in source}
             raw = whole_form({key: value for key, value in source.items() if key not in more}, place)
             raw = _costed(raw, engine, place)
             return (override(raw, more, place) if more else raw), None, dotted
@@ -95,30 +92,26 @@ def read_profile(
             raise HardwareError(f"{place}.base: expected the name or path of a profile, got {source['base']!r}")
         overrides = dict(flatten({key: value for key, value in source.items() if key != "base"}))
         source = source["base"]
-    if isinstance(source, str) and (parts := _parts(source, place)) is not None:
-        return *read_profile({"parts": parts, **overrides}, place, engine)[:2], list(overrides)
-    path, text = _find(source, place)
     typed = {key: value for key, value in overrides.items() if key.startswith((DOTTED, PARTS))}
-    numbers = {key: value if key.startswith(PARTS) else sourced(value) for key, value in typed.items()}
-    raw = _read(path, text, {key.removeprefix(DOTTED): value for key, value in numbers.items()}, place)
+    path: Path | None = None
+    if isinstance(source, str) and (parts := _parts(source, place)) is not None:
+        raw = whole_form({"parts": parts, **typed}, place)
+    else:
+        path, text = _find(source, place)
+        numbers = {key: value if key.startswith(PARTS) else sourced(value) for key, value in typed.items()}
+        raw = _read(path, text, {key.removeprefix(DOTTED): value for key, value in numbers.items()}, place)
     words = {key.removeprefix(_WORDS): str(value) for key, value in overrides.items() if key.startswith(_WORDS)}
     if words:  # what engines go by
         raw["machine"] = {**(raw.get("machine") or {}), **words}
     check_engine(raw.get("machine"), overrides.get("engine"), place)
     raw = _costed(raw, overrides.get("engine") if engine in (None, MACHINE, OWN) else engine, place)
     if len(overrides) > len(typed):
-        validate(raw, str(path))
+        validate(raw, str(path or place))
         for key, value in overrides.items():
             if key not in typed and key != "engine" and not key.startswith(_WORDS):
                 _check_has(raw, key, place)
                 override_one(raw, key, value, place)
-    return raw, str(path), list(overrides)
-
-
-def _known(key: str, made: Mapping[str, Any]) -> bool:
-    """Whether a number, or the mapping that it belongs to, is in a profile before its engine's costs."""
-    inside = key.rpartition(".")[0]
-    return any(one == key or one.startswith(f"{key}.") or one.rpartition(".")[0] == inside for one in made)
+    return raw, None if path is None else str(path), list(overrides)
 
 
 def _parts(text: str, place: str) -> dict[str, Any] | None:

@@ -19,6 +19,8 @@ from moesim.hardware.assembly import KEYS, RATIO, Assembly
 from moesim.hardware.parts import FOLDER, RATE, Cpu, Gpu
 from moesim.hardware.schema import LANE
 
+BY_RULES: Final = "from catalogue and rules; nothing was measured."
+"""Ends the description of a machine from its parts."""
 _GIB: Final = 2**30
 _FIRST_BLOCKED: Final = 32  # rows from which an expert's products are of blocks
 _UNSURE: Final = 1.3  # the lower end goes down by this, where modules are not given: one may be alone
@@ -30,6 +32,7 @@ class Rule:
     """A row of ``parts/rules.csv``."""
 
     value: float
+    unit: str
     least: float
     most: float
     cap_GBps: float
@@ -52,7 +55,7 @@ def _rules() -> dict[tuple[str, str], Rule]:
 def _rule(row: Mapping[str, str]) -> Rule:
     value, least, most = (float(row[key] or 1) for key in ("value", "least", "most"))
     cap, slower = (float(row[key] or 0) for key in ("cap_GBps", "cap_MTps"))
-    return Rule(value, least, most, cap, row["cap_of"], slower, row["kind"] != "assumed", row["source"])
+    return Rule(value, row["unit"], least, most, cap, row["cap_of"], slower, row["kind"] != "assumed", row["source"])
 
 
 def made(value: float, how: str, factors: tuple[float, float], sure: bool = True) -> dict[str, Any]:
@@ -175,7 +178,9 @@ def link_of(machine: Assembly, gpu: Gpu) -> tuple[dict[str, Any], str]:
         rate = parse_rate(re.sub(r"([kmgt])(i?)b/s", lambda x: f"{x[1].upper()}{x[2]}B/s", text), f"{machine.place}: parts.pcie")
         return made(rate, "typed in", (0.95, 1.05), sure=False), text
     own = "nvlink-c2c" if not gpu.pcie_gen and gpu.platform == "NVIDIA HBM" else re.sub(r"[^a-z0-9-]", "", text)
-    named = next((of for what, of in _rules() if what == "link" and of.replace(" ", "") == own), None)
+    text = re.sub(r"^(?:pci-?e?|gen) ?([1-5])(?:\.0)?$", r"\1x16", text)  # a generation alone
+    names = (of for (what, of), rule in _rules().items() if what == "link" and rule.unit == "GB/s")
+    named = next((of for of in names if of.replace(" ", "") == own), None)
     if named is not None:
         rule = _rules()["link", named]
         return rule.number(rule.value * 1e9, named), named
@@ -288,7 +293,7 @@ def _head(machine: Assembly, links: Sequence[str]) -> dict[str, Any]:
         "assumed": "; ".join(dict.fromkeys(machine.assumed)),
     }  # fmt: skip
     return {
-        "description": f"{' and '.join([*dict.fromkeys(names), said['cpu']])}, from catalogue and rules; nothing was measured.",
+        "description": f"{' and '.join([*dict.fromkeys(names), said['cpu']])}, {BY_RULES}",
         "engine": "llama.cpp", "machine": {key: value for key, value in said.items() if value},
         "compute": "gpu0" if machine.gpus else "cpu0", "backing": ["cpu0"],
     }  # fmt: skip

@@ -353,15 +353,17 @@ class LlamaCpp:
         upgrades = _OF_ONE_MEMORY if self.setting.one_memory else _UPGRADES
         for what, rates in upgrades.items():
             change = {name: math.log(factor) for name, factor in rates.items() if name in names}
-            if not change or (what.startswith(("GPU", "PCIe")) and not self.setting.has_gpu):
-                continue
+            if not change or (what.startswith(("GPU", "PCIe")) and len(self.setting.gpus) != 1):
+                continue  # constants are of one GPU
             decode = math.exp(before - float(self.times([case], change)[0]))
             faster = None if prompt is None else self.prompt(best.place, change).value / prompt
             yield Gain(what, decode, faster)
         if len(self.setting.gpus) == 1 and not self.setting.one_memory and best.place != Place(False, self.first):
-            more = next((size for size in _VRAM if size * 2**30 > 1.3 * self.setting.vram_bytes), None)
+            own = self.setting.vram_bytes
+            more = next((size for size in _VRAM if size * 2**30 > 1.3 * own), None)
+            kept = min((size * 2**30 - own for size in _VRAM if 0 <= size * 2**30 - own < 2**30), default=0)  # by a desktop
             if more is not None:
-                other = self.with_setting(vram_bytes=more * 2**30)
+                other = self.with_setting(vram_bytes=more * 2**30 - kept)
                 if other.best is not None:
                     faster = None if prompt is None else other.prompt(other.best.place).value / prompt
                     words = f"{more} GiB on the GPU, same speed"
@@ -374,7 +376,9 @@ class LlamaCpp:
         for times in TIMES:
             context = max(1, round(times * self.setting.context))
             for ubatch in UBATCHES:
-                more = own_bytes(self.model, ubatch, backend) - own_bytes(self.model, UBATCHES[0], backend)
+                floor = self.machine.base.devices[self.setting.gpu].workspace_bytes
+                sizes = [max(floor, own_bytes(self.model, rows, backend)) for rows in (UBATCHES[0], ubatch)]
+                more = sizes[1] - sizes[0]
                 other = self.with_setting(vram_bytes=self.setting.vram_bytes - more)
                 found.append((context, ubatch, other.least(context)))
         return found

@@ -17,6 +17,7 @@ from moesim import __version__
 from moesim.core.files import OutputFolder
 from moesim.core.table import Format, render, render_records
 from moesim.core.units import digits
+from moesim.hardware.rates import BY_RULES
 from moesim.metrics.naming import model_label
 from moesim.studies.advice.candidates import gib
 from moesim.studies.advice.llama_cpp import UBATCHES, Gain, Place, Point, Quant, Speed, file_bytes
@@ -34,6 +35,8 @@ NOTHING: Final = 1.03
 COVERAGE: Final = (29, 11, 0.97)
 """Recommended settings of public sweeps, their machines, and the share whose measured speed was in its interval of 90 %, each
 with its machine left out: docs/background/public_coverage.csv."""
+FROM_PARTS: Final = (169, 16, 0.90)
+"""Public speeds of machines that the names of their parts describe, and the share inside: docs/guide/questions.md."""
 OBSERVED: Final = (129, 10, 0.88)
 """The same of speeds of machines of which two others were observed."""
 
@@ -52,8 +55,9 @@ def output(answer: Recommendation, form: Format, *, long: bool = False) -> str:
 
 def text(answer: Recommendation, form: Format = Format.TABLE, *, long: bool = False, pictured: bool = False) -> str:
     """Write an answer for people."""
-    above = [_head(answer), *([_nothing_fits(answer)] if answer.command is None else [_command(answer), _speeds(answer)])]
-    below = [_gains(answer), _quants(answer), _other(answer), _sure(answer) if answer.command is not None else ""]
+    above = [_head(answer) + (_nothing_fits(answer) if answer.command is None else _command(answer))]
+    above += [] if answer.command is None else [_speeds(answer)]
+    below = [_gains(answer) + _quants(answer), _other(answer) + (_sure(answer) if answer.command is not None else "")]
     others = "\n".join(part for part in (*above, *below) if part)
     table = _table(answer, LINES - others.count("\n") - 3)  # a line between, two of headings
     found = "\n".join(part for part in (*above, table, *below, _long(answer) if long else "") if part)
@@ -142,14 +146,15 @@ def _speeds(answer: Recommendation) -> str:
 
 
 def _table(answer: Recommendation, most: int) -> str:
-    """Write settings by context; of more than `most`, the last but one are left out first."""
+    """Write settings by context; of more than `most` the recommended one stays, then the last and the first."""
     points = answer.points
     if len(points) < 2:
         return ""
     contexts = list(dict.fromkeys(one.context for one in points))
     at = {(one.place.number, one.context): one for one in points}
     numbers = sorted({one.place.number for one in points})
-    numbers = numbers if len(numbers) <= most else [*numbers[: most - 1], numbers[-1]]
+    best = [] if answer.point is None else [answer.point.place.number]
+    numbers = sorted([*dict.fromkeys([*best, numbers[-1], *numbers])][: max(2, most)])
     whole = points[0].place.whole
     head = [f"{'-ngl' if whole else '--n-cpu-moe'}", *(f"{context:,} tokens" for context in contexts)]
     rows = [[str(n), *(_cell(at.get((n, context))) for context in contexts)] for n in numbers]
@@ -259,8 +264,11 @@ def _all_engines(answer: Recommendation, form: Format) -> str:
 def _sure(answer: Recommendation) -> str:
     n, machines, share = COVERAGE if answer.identified is None else OBSERVED
     what = "recommended settings" if answer.identified is None else "speeds after two observed ones"
+    whose = "machines that had no part in them"
+    if answer.identified is None and answer.setting.hardware.description.endswith(BY_RULES):
+        (n, machines, share), what, whose = FROM_PARTS, "public speeds", "machines known by their parts alone"
     measured = (
-        f"of {n} {what} on {machines} machines that had no part in them {100 * share:.0f} % were measured inside"
+        f"of {n} {what} on {machines} {whose} {100 * share:.0f} % were measured inside"
         if answer.point is not None
         else f"as wide as those of {ENGINE} have to be, as no public speeds of {answer.engine.name} were compared"
     )

@@ -168,6 +168,9 @@ class _Reader:
         if {"t/s", "test"} <= set(names) or {"s_tg t/s", "pp"} <= set(names):
             self.head = names
             return True
+        if (more := len(cells) - len(self.head)) > 0 and "ot" in self.head:  # a pattern of -ot may have bars
+            at = self.head.index("ot")
+            cells = [*cells[:at], "|".join(cells[at : at + more + 1]), *cells[at + more + 1 :]]
         if not self.head or len(cells) != len(self.head):
             return False
         given = {name: cell for name, cell in zip(self.head, cells, strict=True) if cell not in ("", "-")}

@@ -388,6 +388,8 @@ def _wire(base: Base, factor: Fraction, told: Told) -> Changed:
 def _pcie(base: Base, setting: Setting) -> Changed:
     was = pcie_of(base.profile)
     new = parse_pcie(setting, was)
+    if "parts" in _parts_of(base):  # what follows from a link follows anew
+        return _part("pcie")(base, replace(setting, text=f"{new[0]}x{new[1]}"))
     factor = Fraction(new[1], was[1]) * Fraction(PCIE[new[0]]) / Fraction(PCIE[was[0]])
     rates = [float(PCIE[gen] * lanes / _GB) for gen, lanes in (was, new)]
     words = f"PCIe {was[0]}.0 x{was[1]} to {new[0]}.0 x{new[1]}, nominal {rates[0]:.1f} to {rates[1]:.1f} GB/s (PCI-SIG)"

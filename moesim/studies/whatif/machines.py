@@ -205,7 +205,13 @@ class Told:
 
 def changed_number(profile: HardwareProfile, key: str, value: Any, told: Told) -> Overrides:
     """Write one number of a profile anew."""
-    return {key: told.number(value, profile.numbers[key].source)} if key in profile.numbers else {key: told.number(value)}
+    if key not in profile.numbers:
+        return {key: told.number(value)}
+    before = profile.numbers[key]
+    found, here = told.number(value, before.source), before.value
+    if before.interval and isinstance(value, int | float) and isinstance(here, int | float) and here:
+        found["interval"] = [end * value / here for end in before.interval]  # as sure as it was
+    return {key: found}
 
 
 def _float(value: Fraction) -> float:
