@@ -325,3 +325,19 @@ def test_nine_of_ten_measured_rates_lie_in_the_ranges_of_derived_ones():
         of = [one for one in found if one.what == what]
         assert sum(one.inside for one in of) >= 0.9 * len(of), what
     assert len(found) > 150 and all(one.source for one in found)
+
+
+@pytest.mark.parametrize("link", ["PCIe 3", "pcie3", "gen 3", "gen3"])
+def test_a_generation_alone_has_all_lanes(link: str):
+    box = "RTX 3060 + Ryzen 5 5600 + 64GB DDR4-3200"
+    key = "links.cpu0->gpu0.pinned.bytes_per_s"
+    alone, whole = (load_hardware(f"{box} + {one}").numbers[key].value for one in (link, "PCIe 3 x16"))
+    assert alone == whole == pytest.approx(15.75e9 * 0.8, rel=0.01)
+
+
+def test_numbers_that_replace_those_of_parts_are_the_last_word():
+    """An engine reads a share of a rate: a rate that is given for the machine with its engine is not reduced again."""
+    box = "RTX 3060 + Ryzen 5 5600 + 64GB DDR4-3200"
+    key = "devices.gpu0.memory_bytes_per_s"
+    assert load_hardware({"base": box, key: 2e11}).numbers[key].value == 2e11
+    assert load_hardware(box).numbers[key].value == pytest.approx(316.8e9 * 0.78)

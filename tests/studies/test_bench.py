@@ -57,6 +57,11 @@ def jsons(*changes: dict[str, Any]) -> str:
 # name -> text, rows as (kind, tokens before or of the prompt, setting, tokens/s), reasons of rows that are skipped
 FORMS: dict[str, tuple[str, list[tuple[str, int, str, float]], list[str]]] = {
     "table": (TABLE, [("decode", 0, "ngl=99", 50.1)], []),
+    "bars in a pattern": (
+        GPU + HEAD.format(" ot |", " --- |") + ROW.format(r"\.ffn_(up|down|gate)_exps\.=CPU |", "tg128", "20.5 ± 0.1"),
+        [("decode", 0, "ngl=99 n_cpu_moe=48", 20.5)],
+        [],
+    ),
     "table without its head's pipes": (TABLE.replace("\n| ", "\n").replace(" |\n", "\n"), [("decode", 0, "ngl=99", 50.1)], []),
     "table after a prompt": ("me@box:~$ ./llama-bench -m q.gguf | tee log\n" + TABLE, [("decode", 0, "ngl=99", 50.1)], []),
     "two tables": (

@@ -81,6 +81,8 @@ def test_an_answer_is_one_screen(name: str):
     lines = text(found).splitlines()
     assert len(lines) <= LINES and max(map(len, lines)) <= WIDTH
     assert all(line == line.rstrip() for line in lines)
+    if found.point is not None and len(found.points) > 1:  # the recommended row and the cliff are among those that are printed
+        assert any(re.match(rf" *{found.point.place.number} +\S", line) for line in lines)
     fits = found.command is not None
     assert ("It does not fit" in text(found)) == (not fits) == name.startswith(NOTHING)
     assert sum(found.limits.values()) == pytest.approx(1.0 if fits else 0.0)

@@ -450,4 +450,11 @@ def test_machines_from_parts_have_the_other_knobs(tmp_path: Path, text: str):
     one = Base({**base(tmp_path).raw, "hardware": BOX, "engine": "llama.cpp"}, "small.yaml")
     changed = vary(one, text)
     profile = load_hardware(changed.raw["hardware"], engine="llama.cpp")
-    assert set(changed.keys) & differing(one.profile, profile)
+    moved = set(changed.keys) & differing(one.profile, profile)
+    assert moved
+    factor = {"pcie gen3x8": 15.754 * 0.8 / 2 / (31.508 * 0.82)}.get(text, 2)
+    for key in (key for key in moved if not key.startswith(("contention", "machine"))):
+        was, now = (machine.numbers[key] for machine in (one.profile, profile))
+        assert float(str(now.value)) == pytest.approx(float(str(was.value)) * factor, rel=1e-3), key
+        if was.interval and text != "pcie gen3x8":  # as sure as it was
+            assert now.interval == pytest.approx([end * factor for end in was.interval]), key
