@@ -98,3 +98,12 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert (out / "curve.png").read_bytes().startswith(b"\x89PNG") and "](curve.png)" in (out / "recommendation.md").read_text()
     least = min(one["number"] for one in values["settings"] if one["fits"] and one["context"] == 2048)
     assert [int(n) for n in re.findall(r"--n-cpu-moe (\d+)", values["command"])] == [least]
+
+
+def test_upgrades_may_be_of_what_no_observed_row_depends_on(answer: Recommendation):
+    assert answer.identified is not None
+    llama = LlamaCpp(answer.setting, answer.identified)
+    assert "link_rate" not in {one.name for one in answer.identified.predictor.machine.constants}
+    gains = {one.change: one for one in llama.gains()}
+    assert gains["PCIe twice as fast"].prompt is not None and gains["PCIe twice as fast"].prompt > 1.2
+    assert gains["RAM 1.5 times as fast"].decode > 1.2

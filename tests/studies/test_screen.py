@@ -262,6 +262,15 @@ def test_where_nothing_fits_the_quantisation_that_would_is_named():
 # ---- other engines
 
 
+def test_where_ram_is_short_the_least_that_does_is_named():
+    found = recommend(Asked("gpt-oss-120b", "RTX 4060 laptop + i7-13700H + 32GB DDR5-5200 + windows"), quick=True)
+    with_64 = LlamaCpp(look_up(Asked("gpt-oss-120b", "RTX 4060 laptop + i7-13700H + 64GB DDR5-5200 + windows"), Path())).best
+    assert found.command is None and with_64 is not None and found.setting.quant == "MXFP4"
+    assert found.fits_with.startswith("64 GiB of RAM: ") and found.fits_with in text(found)
+    speed = float(found.fits_with.partition(": ")[2].partition(" ")[0])
+    assert speed == pytest.approx(with_64.decode.value, rel=0.01)
+
+
 def test_the_best_other_engine_fits_and_is_compared_on_the_same_requests(answer: Recommendation):
     assert answer.others is not None and answer.point is not None
     best, setting = answer.others.best("llama.cpp"), answer.setting

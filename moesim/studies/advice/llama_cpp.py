@@ -124,6 +124,8 @@ class LlamaCpp:
         else:
             self.machine = found.predictor.machine
         self._logs = np.zeros(len(self.machine.constants)) if found is None else found.fit.logs
+        # An identification leaves out constants that no row depends on: here all may change.
+        self._whole = self.machine if found is None else Machine(self.machine.changed(self._logs.tolist()), self.machine.place)
         self._memory: dict[tuple[Any, ...], tuple[int, int, str]] = {}
         self.memo = Memo()
 
@@ -247,20 +249,22 @@ class LlamaCpp:
 
     def times(self, cases: Sequence[Case], change: Mapping[str, float] | None = None) -> Vector:
         """Return the logarithms of the cases' times, ns, with constants multiplied by the exponentials of a change."""
-        logs = self._logs.copy()
-        for k, constant in enumerate(self.machine.constants):
-            logs[k] += (change or {}).get(constant.name, 0.0)
+        machine, logs = self._whole, self._changed(change)
         if len(self.setting.gpus) > 1:  # the closed form is of one
-            raw = self.machine.changed(logs.tolist())
-            return np.array([self.memo.value(case, raw, self.machine.place) for case in cases])
-        return Predictor(self.machine, cases, Memo()).values(logs)
+            raw = machine.changed(logs.tolist())
+            return np.array([self.memo.value(case, raw, machine.place) for case in cases])
+        return Predictor(machine, cases, Memo()).values(logs)
+
+    def _changed(self, change: Mapping[str, float] | None) -> Vector:
+        """Return a change of constants' logarithms, as a vector."""
+        return np.array([(change or {}).get(one.name, 0.0) for one in self._whole.constants])
 
     def slopes(self, cases: Sequence[Case]) -> list[dict[str, float]]:
         """Return the share of each case's time that goes with each constant; they add up to 1."""
         if len(self.setting.gpus) == 1 or not self.setting.has_gpu:
-            found = Predictor(self.machine, cases, Memo()).slopes(self._logs)
+            found = Predictor(self._whole, cases, Memo()).slopes(np.zeros(len(self._whole.constants)))
         else:
-            names = [one.name for one in self.machine.constants]
+            names = [one.name for one in self._whole.constants]
             middle, step = self.times(cases), 0.02
             found = np.zeros((len(cases), len(names)))
             for k, name in enumerate(names):
@@ -269,7 +273,7 @@ class LlamaCpp:
         rows = []
         for row in np.abs(found):
             whole = row.sum() or 1.0
-            rows.append({one.name: share / whole for one, share in zip(self.machine.constants, row.tolist(), strict=True)})
+            rows.append({one.name: share / whole for one, share in zip(self._whole.constants, row.tolist(), strict=True)})
         return rows
 
     @staticmethod
@@ -290,10 +294,7 @@ class LlamaCpp:
         """Simulate the prompts of the batch: tokens/s of all, with an interval."""
         asked = self.setting.asked
         case = self.case(place, 0, prompt=asked.prompt)
-        logs = self._logs.copy()
-        for k, constant in enumerate(self.machine.constants):
-            logs[k] += (change or {}).get(constant.name, 0.0)
-        raw = self.machine.changed(logs.tolist())
+        raw = self._whole.changed(self._changed(change).tolist())
         speed = asked.batch * asked.prompt / math.exp(engine_log_time(case, raw, self.machine.place)) * 1e9
         shares = self.shares(self.slopes([self.case(place, asked.prompt)])[0])
         low, high = shipped().factors(self.machine.base, shares, prompt=True)
@@ -347,9 +348,10 @@ class LlamaCpp:
         """Predict what upgrades of the machine give at the context asked for."""
         best = self.best
         assert best is not None
-        case, names = self.case(best.place, best.context), {one.name for one in self.machine.constants}
+        case, names = self.case(best.place, best.context), {one.name for one in self._whole.constants}
         before = float(self.times([case])[0])
         prompt = self.prompt(best.place).value if prompts else None
+        most = 1.0
         upgrades = _OF_ONE_MEMORY if self.setting.one_memory else _UPGRADES
         for what, rates in upgrades.items():
             change = {name: math.log(factor) for name, factor in rates.items() if name in names}
@@ -357,6 +359,9 @@ class LlamaCpp:
                 continue  # constants are of one GPU
             decode = math.exp(before - float(self.times([case], change)[0]))
             faster = None if prompt is None else self.prompt(best.place, change).value / prompt
+            if " and " in what and decode < 1.02 * most:
+                continue  # together no more than one alone
+            most = max(most, decode)
             yield Gain(what, decode, faster)
         if len(self.setting.gpus) == 1 and not self.setting.one_memory and best.place != Place(False, self.first):
             own = self.setting.vram_bytes
@@ -368,6 +373,18 @@ class LlamaCpp:
                     faster = None if prompt is None else other.prompt(other.best.place).value / prompt
                     words = f"{more} GiB on the GPU, same speed"
                     yield Gain(words, other.best.decode.value / best.decode.value, faster, other.best.place)
+
+    def more_ram(self) -> str:
+        """Name the least memory of the host with which the model fits, and its speed; empty if none is enough."""
+        kept = min((size * 2**30 - self.setting.ram_bytes for size in _RAM if size * 2**30 >= self.setting.ram_bytes), default=0)
+        for size in _RAM:
+            if size * 2**30 > self.setting.ram_bytes + kept:
+                best = self.with_setting(ram_bytes=size * 2**30 - kept).best
+                if best is not None:
+                    return (
+                        f"{size} GiB of RAM: {best.decode.value:.3g} ({best.decode.low:.3g} to {best.decode.high:.3g}) tokens/s"
+                    )
+        return ""
 
     def by_ubatch(self) -> list[tuple[int, int, Place | None]]:
         """Find the least setting that fits by context and ``-ub``: their compute buffers differ."""
@@ -394,6 +411,12 @@ _LIMITS: Final = {
 _UPGRADES: Final[Mapping[str, Mapping[str, float]]] = {
     "RAM 1.5 times as fast": {"cpu_read_rate": 1.5},
     "CPU 1.5 times as fast, same RAM": {"cpu_rate": 1.5, "cpu_few_row_rate": 1.5, "cpu_many_row_rate": 1.5},
+    "RAM and CPU 1.5 times as fast": {
+        "cpu_read_rate": 1.5,
+        "cpu_rate": 1.5,
+        "cpu_few_row_rate": 1.5,
+        "cpu_many_row_rate": 1.5,
+    },
     "GPU twice as fast, same memory": {"gpu_read_rate": 2.0, "gpu_rate": 2.0},
     "PCIe twice as fast": {"link_rate": 2.0},
 }
@@ -401,6 +424,8 @@ _OF_ONE_MEMORY: Final[Mapping[str, Mapping[str, float]]] = {
     "memory 1.5 times as fast": {"cpu_read_rate": 1.5, "gpu_read_rate": 1.5},
     "GPU computes twice as fast": {"gpu_rate": 2.0},
 }
+_RAM: Final = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+"""Memory of hosts that is sold, GiB."""
 _VRAM: Final = (8, 12, 16, 24, 32, 48, 64, 80, 96, 141, 192)
 """Memory of GPUs that are sold, GiB."""
 

@@ -14,7 +14,7 @@ from moesim.core.units import format_memory, parse_bytes
 from moesim.errors import CapacityError, ConfigError
 from moesim.hardware import HardwareProfile, load_hardware
 from moesim.model import ModelSpec, load_model
-from moesim.model.spec import FIELDS
+from moesim.model.spec import FIELDS, MXFP4_BITS
 from moesim.studies.identify.fit import two_devices
 from moesim.studies.identify.observations import QUANTS, read_bits
 from moesim.trace import Trace
@@ -169,9 +169,10 @@ def _model(asked: Asked, folder: Path) -> tuple[ModelSpec, Any, str]:
         return plain, str(path), ""
     if asked.bits and plain.expert_bytes_by_layer is not None:
         raise ConfigError(f"{PLACE}: --bits: {plain.name} says how many bytes an expert has; leave --bits out")
-    if not asked.bits and not is_open(plain):
+    own = plain.expert_bits == MXFP4_BITS and plain.other_bits == 16  # the common files have 8 bits for the rest
+    if not asked.bits and not is_open(plain) and not own:
         return plain, asked.model, ""
-    quant = asked.bits or DEFAULT_BITS
+    quant = asked.bits or ("MXFP4" if own else DEFAULT_BITS)
     base = dict(asked.model) if isinstance(asked.model, Mapping) else {"base": str(asked.model)}
     ref = base | read_bits(quant, f"{PLACE}: --bits")[0]
     return load_model(ref, f"{PLACE}: --model"), ref, quant if quant.upper() in QUANTS else ""

@@ -40,6 +40,7 @@ class Recommendation:
     what: str  # where experts are, in words
     misfit: str = ""  # why nothing fits, or why the engine cannot run it
     doubt: str = ""  # why it is not sure that the engine can run it
+    fits_with: str = ""  # memory with which it would fit, where it does not
     point: Point | None = None  # llama.cpp's setting
     # decode, begin, prompt: tokens/s of the batch with the context full, after the prompt alone, and of the prompts
     decode: Speed | None = None
@@ -151,7 +152,9 @@ def _of_llama_cpp(llama: LlamaCpp, engine: Engine, *, quick: bool) -> Recommenda
     setting, best = llama.setting, llama.best
     quants = llama.quants()
     if best is None:
-        return Recommendation(setting, engine, None, "", llama.misfit(setting.context), quants=quants)
+        why = llama.misfit(setting.context)
+        more = "" if setting.one_memory else llama.more_ram()
+        return Recommendation(setting, engine, None, "", why, quants=quants, fits_with=more)
     one = candidate_of(best, setting)
     command = next(each for each in commands(one, setting) if each.engine == engine.name)
     begin = llama.points([(best.place, setting.asked.prompt)])[0].decode

@@ -117,7 +117,8 @@ def _nothing_fits(answer: Recommendation) -> str:
     if fits:
         lines += _wrapped(f"{fits[0].name} would ({gib(fits[0].n_bytes)}): --bits {fits[0].name}", "  ")
     else:
-        lines += _wrapped("More RAM, fewer bits (--bits) or a smaller model would.", "  ")
+        lines += "" if answer.fits_with else _wrapped("A shorter --context, fewer bits (--bits) or a smaller model may.", "  ")
+    lines += _wrapped(f"It fits with {answer.fits_with}.", "  ") if answer.fits_with else ""
     return lines
 
 
@@ -277,8 +278,8 @@ def _sure(answer: Recommendation) -> str:
     lines += [f"how sure: intervals of {100 * LEVEL:.0f} %; {measured}. Rests on {rates(answer)}."]
     bench = None if answer.identified is None else answer.identified.bench
     if bench is not None:
-        used, skipped = len(bench.rows), len(bench.skipped)
-        lines.append(f"observed: {bench.n_read} rows read, {used} used, {skipped} skipped (--long says why)")
+        used = sum(one.status == "used" for one in answer.identified.predictions) if answer.identified is not None else 0
+        lines.append(f"observed: {bench.n_read} rows read, {used} used; --long says why not the others")
     if answer.point is not None and len(answer.setting.gpus) == 1:  # --calibrate takes no other machine
         numbers = ",".join(str(n) for n in dict.fromkeys((answer.point.place.number, answer.setting.model.positions[-1] + 1)))
         option = f"-ngl {answer.point.place.number}" if answer.point.place.whole else f"-ngl 99 -ncmoe {numbers}"
@@ -299,6 +300,7 @@ def rates(answer: Recommendation) -> str:
         if number is not None and not (name == "GPU" and not setting.has_gpu):
             ends = number.interval
             wide = "" if ends is None else f", {digits(ends[0] / 1e9)} to {digits(ends[1] / 1e9)}"
+            name = "GPU, as kernels read," if name == "GPU" else name
             found.append(f"{name} {digits(float(str(number.value)) / 1e9)} GB/s ({number.source}{wide})")
     return ", ".join(found)
 
@@ -355,7 +357,8 @@ def document(answer: Recommendation) -> dict[str, Any]:
         },
         "engine": answer.engine.name, "checked": answer.engine.checked,
         "command": None if command is None else str(command), "condition": "" if command is None else command.condition,
-        "what": answer.what, "misfit": answer.misfit, "doubt": answer.doubt, "context": setting.context,
+        "what": answer.what, "misfit": answer.misfit,
+        "fits_with": answer.fits_with, "doubt": answer.doubt, "context": setting.context,
         "decode_tokens_per_s": _plain(answer.decode), "decode_tokens_per_s_after_prompt": _plain(answer.begin),
         "prompt_tokens_per_s": _plain(answer.prompt), "first_token_s": _plain(answer.first_token_s),
         "limits": dict(answer.limits), "level": LEVEL, "model_error": shipped_rows(),
