@@ -84,7 +84,7 @@ _READ: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
     "gen": ("gen", int), "width": ("width", int), "cores": ("cores", int), "sockets": ("sockets", int),
     "read": ("read", _mega), "triad": ("triad", _mega),
 }  # fmt: skip
-"""What a named group of a pattern is, and what reads it; ``i`` is a GPU's index."""
+"""Each named group of a pattern with its fact and reader; ``i`` is a GPU's index."""
 
 
 def _grep(*patterns: str) -> Callable[[Text], Iterator[Fact]]:

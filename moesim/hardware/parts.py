@@ -143,7 +143,7 @@ def _cell(name: str, of: Any, text: str, place: str) -> Any:
 
 
 def _key(text: str) -> str:
-    """Reduce a name to what tells parts apart."""
+    """Reduce a name to the words that distinguish parts."""
     text = _NOISE.sub(" ", text[:_LONGEST].lower())
     for pattern, better in _SPELT:
         text = re.sub(pattern, better, text)

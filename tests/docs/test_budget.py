@@ -15,7 +15,7 @@ TOP, CPP, TESTS = "files at the top", "C++", "tests"
 
 LINES = {  # what a package may have today; behind it what it is to come down to
     "policies": 13_739,  # 11,500; a layer's copies before its products; layers over GPUs
-    "studies": 11_972,  # 7,500; one screen for llama.cpp, pasted speeds of eight programs; engines' support; parts to vary
+    "studies": 11_969,  # 7,500; one screen for llama.cpp, pasted speeds of eight programs; engines' support; parts to vary
     "trace": 9_856,  # 7,200; imports of any table or JSON and of counts; lifts; depth, workloads, prompts; rates no set has
     "live": 6_076,  # 5,400; windows of layers; experts of three sizes; measurements that end in time; pairs by size
     "plots": 5_397,  # 4,300

@@ -28,7 +28,7 @@ COMMANDS: Final = (
     ("system_profiler", "SPHardwareDataType", "SPDisplaysDataType"),
     ("powershell", "-NoProfile", "-Command", f"{_CLASSES} | % {{ Get-CimInstance $_ }} | Format-List {_KEYS}"),
 )
-"""What is asked, where it exists."""
+"""Programs to ask, those that exist."""
 
 
 @dataclass

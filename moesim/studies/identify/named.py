@@ -49,25 +49,25 @@ def _listed() -> Mapping[str, tuple[str, float, float, tuple[str, ...]]]:
 
 def find_model(fields: Mapping[str, Any], models: Sequence[str]) -> str:
     """Return the model of a row: one of `models` (``NAME`` or ``PART OF ITS TYPE=NAME``) if given, else of the catalogue."""
-    told = _told(fields)
+    printed = _printed(fields)
     plain = [one for one in models if "=" not in one or one.lstrip().startswith("{")]
     for one in models:
         kind, _, name = one.partition("=")
-        if one not in plain and kind.lower() in told.lower():
+        if one not in plain and kind.lower() in printed.lower():
             return name
-    fits = _fits(fields, told)
+    fits = _fits(fields, printed)
     if not models:
         if len(fits) != 1:
-            raise NotUsableError(_unknown(fields, told, fits))
+            raise NotUsableError(_unknown(fields, printed, fits))
         return fits[0]
     for one in plain:
         if one in fits or (one not in _listed() and _may_be(one, fields)) or (not fits and len(plain) == 1 and not _says(fields)):
             return one
     known = f", which is {' or '.join(fits)}" if fits else ""
-    raise NotUsableError(f"another model: '{told}'{known}; --model is {', '.join(models)}")
+    raise NotUsableError(f"another model: '{printed}'{known}; --model is {', '.join(models)}")
 
 
-def _told(fields: Mapping[str, Any]) -> str:
+def _printed(fields: Mapping[str, Any]) -> str:
     """Return type and file of a model, without folders."""
     file = re.split(r"[/\\]", str(fields.get("model_filename") or ""))[-1]
     return f"{fields.get('model_type') or ''} {file}".strip()
@@ -96,10 +96,10 @@ def _may_be(model: str, fields: Mapping[str, Any]) -> bool:
     return not params or abs(spec_of(model).total_params / params - 1) <= 2 * _SAME  # layers that predict count there
 
 
-def _fits(fields: Mapping[str, Any], told: str) -> list[str]:
+def _fits(fields: Mapping[str, Any], printed: str) -> list[str]:
     """List the models of the catalogue that a row may be of: by architecture, parameters and names."""
     kind, label = _words(fields)
-    params, kinds, words = _float(fields.get("model_n_params")), _kinds(kind), letters(told)
+    params, kinds, words = _float(fields.get("model_n_params")), _kinds(kind), letters(printed)
     total, active = re.match(r"(\d+(?:\.\d+)?)B", label), re.search(r"A(\d+(?:\.\d+)?)B", label)
     family = {name for name, (*_, names) in _listed().items() if any(one in words for one in names)}
     found: list[tuple[Any, ...]] = []
@@ -119,14 +119,14 @@ def _fits(fields: Mapping[str, Any], told: str) -> list[str]:
     return [name for *_, name in found[: 1 if sure else None]]
 
 
-def _unknown(fields: Mapping[str, Any], told: str, fits: Sequence[str]) -> str:
+def _unknown(fields: Mapping[str, Any], printed: str, fits: Sequence[str]) -> str:
     kind, label = _words(fields)
-    if not told:
+    if not printed:
         return "it says nowhere which model it is: give --model NAME, or the line that started the program"
     if not fits and _kinds(kind) in (None, ("mixtral",)) and re.fullmatch(r"\d+(\.\d+)?B", label) and "moe" not in kind:
-        return f"a dense model, '{told}': only Mixture-of-Experts models are simulated"
+        return f"a dense model, '{printed}': only Mixture-of-Experts models are simulated"
     which = f", which may be {' or '.join(fits[:4])}" if fits else ""
-    return f"no model that is known: '{told}'{which}; say which with --model 'PART OF ITS NAME=MODEL'"
+    return f"no model that is known: '{printed}'{which}; say which with --model 'PART OF ITS NAME=MODEL'"
 
 
 def spec_of(model: str, **bits: float) -> ModelSpec:
@@ -137,7 +137,7 @@ def spec_of(model: str, **bits: float) -> ModelSpec:
 
 def find_bits(fields: Mapping[str, Any], model: str) -> str:
     """Return the bits of a row: those of its type's name, scaled to the size of its file where it prints one."""
-    name = bits_in(f"{fields.get('file_type') or ''} {_told(fields)}")
+    name = bits_in(f"{fields.get('file_type') or ''} {_printed(fields)}")
     plain = spec_of(model)
     n_bytes, params = _float(fields.get("model_size")), _float(fields.get("model_n_params"))
     if plain.expert_bytes_by_layer is not None:

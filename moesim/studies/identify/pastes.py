@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from moesim.core.gate import SMALLER, TABLE, TooLargeError, read_bytes, why_not
+from moesim.core.gate import SMALLER, TABLE, TooLargeError, pasted, read_bytes, why_not
 from moesim.errors import ConfigError
 
 
@@ -104,10 +104,7 @@ def read_pasted_text(path: Path) -> str:
     except OSError as wrong:
         remedy = SMALLER if isinstance(wrong, TooLargeError) else "check the path"
         raise ConfigError(f"{path}: expected a table of observed speeds, got: {why_not(wrong)}; {remedy}") from None
-    start, zeros = data[:64], [data[:64][one::2].count(0) for one in (0, 1)]
-    wide = max(zeros) > len(start) // 4
-    encoding = "utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else f"utf-16-{'lb'[zeros[0] > zeros[1]]}e" if wide else "utf-8"
-    text = data.decode(encoding, errors="replace").lstrip("\ufeff")
+    text = pasted(data).lstrip("\ufeff")
     if "\0" in text:
         raise ConfigError(f"{path}: expected observed speeds as text, got other bytes; give what a benchmark printed")
     return text.replace("\r\n", "\n").replace("\r", "\n")
