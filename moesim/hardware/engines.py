@@ -22,9 +22,10 @@ from pydantic import Field, ValidationError
 from moesim.core.gate import YAML, read_text
 from moesim.core.limits import COMPUTE, CORES
 from moesim.errors import HardwareError, unknown_name
+from moesim.hardware.costs import CostModel
 from moesim.hardware.read import described, failures, read_yaml, refusal, with_sources
 from moesim.hardware.schema import PARTS, Launches, Points, Share, Strict, Time
-from moesim.hardware.types import HardwareProfile
+from moesim.hardware.types import OPERATIONS, Copies, HardwareProfile
 from moesim.model import ModelSpec
 
 MACHINE: Final = "machine"
@@ -89,6 +90,7 @@ class Block(Strict):
     cpu: DeviceCosts = Field(default_factory=DeviceCosts)
     to_gpu_us: Time | None = None  # activations from host to GPU, without their bytes
     to_host_us: Time | None = None  # and back
+    host_us: dict[Literal[OPERATIONS], Time] = Field(default_factory=dict)  # type: ignore[valid-type]
     pageable_share: Share | None = None  # of a link's rate, that copies of a mapped file reach
 
 
@@ -154,6 +156,8 @@ def _block(raw: Mapping[str, Any]) -> dict[str, Any]:
     for key in ("gpu", "cpu"):
         if isinstance(raw.get(key), Mapping):
             found[key] = with_sources({"devices": {key: raw[key]}})["devices"][key]
+    if isinstance(raw.get("host_us"), Mapping):
+        found |= with_sources({"host_us": raw["host_us"]})
     return found
 
 
@@ -205,17 +209,23 @@ def _misfit(engine: EngineProfile, facts: Mapping[str, str]) -> str | None:
     )
 
 
-def transfer_of(
-    policy: Any, model: ModelSpec, machine: HardwareProfile, curve: str = OWN, chunk: int | None = None
-) -> tuple[str, int | None]:
-    """Return the curve of a link that a policy copies weights by, and its chunk: its own, else what is asked for.
+def transfer_of(policy: Any, model: ModelSpec, machine: HardwareProfile, curve: str = OWN, chunk: int | None = None) -> Copies:
+    """Return how a policy copies weights: its own way, else what is asked for.
 
     ``own``: pageable copies where the policy maps the file at its engine's costs, else pinned ones.
     """
-    own: tuple[str, int | None] | None = policy.transfer(model) if hasattr(policy, "transfer") else None
+    own = policy.transfer(model) if hasattr(policy, "transfer") else None
     if curve == OWN:
         curve = machine.machine.get("copies", "pinned") if getattr(policy, "mmap", False) else "pinned"
-    return own or (curve, chunk)
+    return Copies(curve, chunk) if own is None else Copies(*own)
+
+
+def costs_of(policy: Any, model: ModelSpec, machine: HardwareProfile, copies: Copies, extrapolate: bool = False) -> CostModel:
+    """Return the costs of a run of a policy: its copies, and what its code does on the host in each layer."""
+    return CostModel(
+        model, machine, transfer=copies.curve, chunk_bytes=copies.chunk, syncs=copies.syncs,
+        reads_back=getattr(policy, "reads_back", False), extrapolate=extrapolate,
+    )  # fmt: skip
 
 
 def why_not(written: str, machine: HardwareProfile) -> str | None:
@@ -268,11 +278,13 @@ def with_engine(raw: Mapping[str, Any], written: str, place: str) -> dict[str, A
     if (why := _misfit(engine, facts)) is not None:
         raise HardwareError(f"{place}: engine: {why}; choose another engine or machine")
     blocks = [block for block in engine.file.costs if _fits(block.when, facts, engine.build)]
-    numbers = {key: value for block in blocks for key, value in _given(block).items() if key not in ("when", "gpu", "cpu")}
+    given = [_given(block) for block in blocks]
+    numbers = {key: value for one in given for key, value in one.items() if key not in ("when", "gpu", "cpu", "host_us")}
+    host = {key: value for one in given for key, value in one.get("host_us", {}).items()}
     own = raw.get("engine") == written
     devices = {name: _device(device, blocks, engine, facts, own) for name, device in raw["devices"].items()}
     found = {key: value for key, value in raw.items() if own or key not in ("host_expert_us", "host_shared")}
-    found |= {"engine": written, "devices": devices}
+    found |= {"engine": written, "devices": devices, "host_us": host | (found.get("host_us") or {} if own else {})}
     found["links"] = {
         name: link if own and "latency_us" in (link.get("activation") or {}) else _link(name, link, devices, numbers, own)
         for name, link in raw.get("links", {}).items()

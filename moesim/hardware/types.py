@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from moesim.core.table import Facts
 from moesim.core.units import format_bytes
@@ -15,7 +15,18 @@ from moesim.errors import HardwareError, unknown_name
 LABELS = ("measured", "published", "derived", "spec-sheet", "identified", "extrapolated", "synthetic", "assumed", "oracle")
 """Source labels, strongest first. The first five and ``assumed`` occur in profiles, the others in results."""
 
+OPERATIONS = ("lookup", "plan", "handover", "table", "rebuild", "submit", "readback", "sync", "sync_pageable")
+"""Operations of an engine's code on the host that its cache may need; see ``docs/guide/engines.md``."""
+
 TRANSFERS = ("pinned", "pageable", "chunked")  # kinds of transfer of weights over a link
+
+
+class Copies(NamedTuple):
+    """How a system copies weights."""
+
+    curve: str = "pinned"  # one of `TRANSFERS`
+    chunk: int | None = None  # bytes of a piece; None: in one
+    syncs: int = 0  # times that the host waits for the GPU during one copy of an expert
 
 
 def weakest(labels: Iterable[str]) -> str:
@@ -216,6 +227,8 @@ class HardwareProfile(Facts):
         Time of the thread that submits experts, for each of them, one after the other.
     host_shared : bool
         Whether that thread also computes the host's experts, so that it submits nothing meanwhile.
+    host_us : mapping of str to Fraction, us
+        Time of each of the host's `OPERATIONS`; 0 of what is not there.
     machine : mapping of str to str
         What was measured, in words: processor, memory, software.
     numbers : mapping of str to Number
@@ -241,6 +254,7 @@ class HardwareProfile(Facts):
     machine: Mapping[str, str] = field(default_factory=dict)
     host_expert_us: Fraction = Fraction(0)
     host_shared: bool = False
+    host_us: Mapping[str, Fraction] = field(default_factory=dict)
     written: Any = field(default=None, compare=False, repr=False)
     # of `moesim.hardware.load`, which builds on this module
     from_numbers: ClassVar[Callable[..., HardwareProfile]]
@@ -248,7 +262,8 @@ class HardwareProfile(Facts):
 
     def figures(self) -> dict[str, Any]:
         """Return all that decides what a run takes and stands in results: not the origin."""
-        return {name: value for name, value in vars(self).items() if name not in ("path", "written")}
+        found = {name: value for name, value in vars(self).items() if name not in ("path", "written")}
+        return found if self.host_us else {name: value for name, value in found.items() if name != "host_us"}
 
     def __repr__(self) -> str:
         return f"<Hardware: {self.name}, {', '.join(self.devices)}>"

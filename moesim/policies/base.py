@@ -13,7 +13,7 @@ import numpy as np
 from moesim.errors import CapacityError, HardwareError
 from moesim.policies.options import Declared, options_of
 from moesim.policy import CACHE as CACHE
-from moesim.policy import Action, Drop, Event, Fetch, LayerEnd, Placement, Pool, Predicted, Routed, Run, Victim, View
+from moesim.policy import Action, Copies, Drop, Event, Fetch, LayerEnd, Placement, Pool, Predicted, Routed, Run, Victim, View
 
 if TYPE_CHECKING:
     from moesim.model import ModelSpec
@@ -121,8 +121,13 @@ class PolicyBase(Declared):
     def bind_oracle(self, future: Future) -> None:
         """Receive the future; only policies whose ``needs`` contains ``"oracle:routing"`` keep it."""
 
-    def transfer(self, model: ModelSpec) -> tuple[str, int | None] | None:
-        """Return the system's own transfer curve and chunk size; None: the experiment's."""
+    @property
+    def reads_back(self) -> bool:
+        """Whether its engine's host code reads the router's result of each layer before it decides."""
+        return False
+
+    def transfer(self, model: ModelSpec) -> Copies | None:
+        """Return the system's own way to copy weights; None: the experiment's."""
         return None
 
     def __repr__(self) -> str:

@@ -26,7 +26,7 @@ from moesim.hardware.costs.curves import (
 )
 from moesim.hardware.costs.operations import attention_of, operations, uncounted
 from moesim.hardware.costs.provenance import Ledger, Unfitting, expert_curves, part_curves
-from moesim.hardware.types import TRANSFERS, CostCurve, Device, ExpertCost, HardwareProfile, Link, Transfer, weakest
+from moesim.hardware.types import OPERATIONS, TRANSFERS, CostCurve, Device, ExpertCost, HardwareProfile, Link, Transfer, weakest
 from moesim.model import ModelSpec
 from moesim.model.parts import Block, Mixer, bits_to_bytes
 from moesim.model.spec import SHADOW_BITS
@@ -69,6 +69,10 @@ class CostModel:
         Which curve of the links weights travel by: a property of the software, not of the link.
     chunk_bytes : int or None, bytes
         Largest piece of a transfer; every piece pays the link's latency. None: one piece.
+    syncs : int
+        Times that the host waits for the GPU during the copy of an expert; each takes its operation ``sync``.
+    reads_back : bool
+        Whether the host reads the router's result of each layer before it decides: its operation ``readback``.
     extrapolate : bool
         Continue curves outside the range they hold for, and label that ``extrapolated``, instead of an error.
 
@@ -85,6 +89,8 @@ class CostModel:
         *,
         transfer: str = "pinned",
         chunk_bytes: int | None = None,
+        syncs: int = 0,
+        reads_back: bool = False,
         extrapolate: bool = False,
     ) -> None:
         self.extrapolate = extrapolate
@@ -96,6 +102,7 @@ class CostModel:
         self.hardware = hardware
         self.transfer = transfer
         self.chunk_bytes = chunk_bytes
+        self.syncs, self.reads_back = syncs, reads_back
         self._ledger = Ledger(self.hardware)
         self._transfers: dict[tuple[str, int], int] = {}
         self._fetches: dict[tuple[str, str, int, int | None], int] = {}
@@ -134,7 +141,8 @@ class CostModel:
                     f"{self.hardware.path}: links.{link.name}: expected a curve '{self.transfer}', got only {have}; "
                     f"add it or choose transfer: {next(iter(link.curves))}"
                 )
-            self._transfers[key] = self._over(curve, n_bytes, f"transfer {self.transfer} {link.name}")
+            waiting = self.syncs * self.operation_ns("sync_pageable" if self.transfer == "pageable" else "sync")
+            self._transfers[key] = waiting + self._over(curve, n_bytes, f"transfer {self.transfer} {link.name}")
         return self._transfers[key]
 
     def latency_ns(self, link: Link, of_activations: bool = False) -> int:
@@ -264,7 +272,12 @@ class CostModel:
             return self
         if bits not in self._narrower:
             model = replace(self.model, expert_bits=bits, low_bits=(), expert_bytes_by_layer=None)
-            how = {"transfer": self.transfer, "chunk_bytes": self.chunk_bytes, "extrapolate": self.extrapolate}
+            how = {
+                "transfer": self.transfer,
+                "chunk_bytes": self.chunk_bytes,
+                "syncs": self.syncs,
+                "extrapolate": self.extrapolate,
+            }
             other = CostModel(model, self.hardware, **how)  # type: ignore[arg-type]
             other._ledger = self._ledger.of(f"{bits:g} bits")
             self._narrower[bits] = other
@@ -358,6 +371,15 @@ class CostModel:
         near = format_bytes(first if n_bytes < first else last)
         self._outside[f"experts of {format_bytes(n_bytes)} read on {device.name} at the rate of {near} (extrapolated)"] = None
         return ", extrapolated"
+
+    def operation_ns(self, operation: str) -> int:
+        """Time of one of the host's operations; 0 where the profile does not have it."""
+        if operation not in OPERATIONS:
+            raise HardwareError(f"Work: {unknown_name('operation', operation, OPERATIONS)}")
+        us = self.hardware.host_us.get(operation)
+        if us:
+            self._ledger.note(f"host {operation}", "constant", f"host_us.{operation}")
+        return round((us or 0) * 1000)
 
     def host_expert_ns(self) -> int:
         """Time of the submitting thread for each expert."""
@@ -455,6 +477,8 @@ class CostModel:
             if found.router_us and n_rows:
                 ns += round(found.router_us * 1000)
                 self._ledger.note(f"router @{device}", "constant", f"devices.{device}.router_us")
+            if self.reads_back and n_rows:
+                ns += self.operation_ns("readback")
             self._memo[key] = ns
         return self._memo[key]
 
