@@ -30,7 +30,8 @@ def build_profile(
         corrections=tuple(" ".join(note.split()) for note in checked.corrections), compute=checked.compute,
         backing=tuple(checked.backing), devices={name: _device(name, checked) for name in checked.devices},
         links=links, contention=tuple(_pair(index, checked) for index in range(len(checked.contention))),
-        host_us={name: _plain(one) for name, one in checked.host_us.items()}, numbers=dict(_numbers(checked, "")), overrides=overrides, machine=dict(checked.machine),
+        host_us={name: _plain(one) for name, one in checked.host_us.items()},
+        numbers=dict(_numbers(checked, "")), overrides=overrides, machine=dict(checked.machine),
         **{"platform_w": None} | _given(checked),
     )  # fmt: skip
     check_machine(profile, place)

@@ -90,7 +90,7 @@ class Block(Strict):
     cpu: DeviceCosts = Field(default_factory=DeviceCosts)
     to_gpu_us: Time | None = None  # activations from host to GPU, without their bytes
     to_host_us: Time | None = None  # and back
-    host_us: dict[Literal[OPERATIONS], Time] = Field(default_factory=dict)  # type: ignore[valid-type]
+    host_us: dict[Literal[tuple(OPERATIONS)], Time] = Field(default_factory=dict)  # type: ignore[valid-type]
     pageable_share: Share | None = None  # of a link's rate, that copies of a mapped file reach
 
 
@@ -103,6 +103,7 @@ class EngineFile(Strict):
     checked: str  # version and date of what was read
     backends: Annotated[list[Literal[BACKENDS]], Field(min_length=1)]  # type: ignore[valid-type]
     builds: list[str] = Field(default_factory=list)
+    base: str | None = None  # an engine whose costs it has, unless its own blocks say otherwise
     experts: Literal["rates", "curves"]  # experts by the machine's rates, or by its curves where it has some
     copies: Literal["pinned", "pageable"] = "pinned"  # host memory that weights are copied from
     costs: Annotated[list[Block], Field(min_length=1)]
@@ -128,7 +129,16 @@ def _shipped() -> dict[str, EngineFile]:
     """Read all shipped engine profiles, by name."""
     files = sorted((one for one in _FOLDER.iterdir() if one.name.endswith(".yaml")), key=lambda one: one.name)
     read = [_read(one.read_text(encoding="utf-8"), f"engine_profiles/{one.name}") for one in files]
-    return {one.name: one for one in read}
+    found = {one.name: one for one in read}
+    return {name: _on_its_base(one, found) for name, one in found.items()}
+
+
+def _on_its_base(file: EngineFile, known: Mapping[str, EngineFile]) -> EngineFile:
+    if file.base is None:
+        return file
+    if file.base not in known:
+        raise HardwareError(f"{file.name}: base: {unknown_name('engine', file.base, known)}")
+    return file.model_copy(update={"costs": [*known[file.base].costs, *file.costs]})
 
 
 def engine_profiles() -> list[EngineFile]:
@@ -168,7 +178,7 @@ def load_engine(written: str, place: str) -> EngineProfile:
     """
     text, _, build = written.partition("@")
     if "/" in text or text.endswith((".yaml", ".yml")):
-        file = _read(read_text(Path(text), YAML, "an engine profile", error=HardwareError), text)
+        file = _on_its_base(_read(read_text(Path(text), YAML, "an engine profile", error=HardwareError), text), _shipped())
     else:
         known = {alias: one for one in _shipped().values() for alias in (one.name, *one.aliases)}
         if text not in known:

@@ -557,5 +557,5 @@ class ProfileFile(Strict):
     contention: list[PairFile] = Field(default_factory=list)
     host_expert_us: Time | None = None
     host_shared: Switch | None = None
-    host_us: dict[Literal[OPERATIONS], Time] = Field(default_factory=dict)  # type: ignore[valid-type]
+    host_us: dict[Literal[tuple(OPERATIONS)], Time] = Field(default_factory=dict)  # type: ignore[valid-type]
     platform_w: Power | None = None

@@ -15,8 +15,17 @@ from moesim.errors import HardwareError, unknown_name
 LABELS = ("measured", "published", "derived", "spec-sheet", "identified", "extrapolated", "synthetic", "assumed", "oracle")
 """Source labels, strongest first. The first five and ``assumed`` occur in profiles, the others in results."""
 
-OPERATIONS = ("lookup", "plan", "handover", "table", "rebuild", "submit", "readback", "sync", "sync_pageable")
-"""Operations of an engine's code on the host that its cache may need; see ``docs/guide/engines.md``."""
+OPERATIONS: Mapping[str, str] = {
+    "lookup": "find the slots of a layer's chosen experts, by kernels and tables on the GPU",
+    "plan": "the same by the engine's code on the host: lists, locks, victims",
+    "readback": "bring a layer's chosen experts to the host before it decides",
+    "split": "enter and leave a layer's part on the CPU that has nothing to compute",
+    "handover": "ask a helper thread to compute experts, and see that it is done",
+    "sync": "wait for one copy from page-locked memory",
+    "sync_pageable": "wait for one copy from pageable memory",
+    "table": "write a slot's new owner to the GPU after an upload",
+}
+"""What an engine's code may do on the host for a cache, once each."""
 
 TRANSFERS = ("pinned", "pageable", "chunked")  # kinds of transfer of weights over a link
 

@@ -141,8 +141,10 @@ class CostModel:
                     f"{self.hardware.path}: links.{link.name}: expected a curve '{self.transfer}', got only {have}; "
                     f"add it or choose transfer: {next(iter(link.curves))}"
                 )
-            waiting = self.syncs * self.operation_ns("sync_pageable" if self.transfer == "pageable" else "sync")
-            self._transfers[key] = waiting + self._over(curve, n_bytes, f"transfer {self.transfer} {link.name}")
+            ns = self._over(curve, n_bytes, f"transfer {self.transfer} {link.name}")
+            if self.syncs and self.hardware.devices[link.dst].kind == "gpu":
+                ns += self.syncs * self.operation_ns("sync_pageable" if self.transfer == "pageable" else "sync")
+            self._transfers[key] = ns
         return self._transfers[key]
 
     def latency_ns(self, link: Link, of_activations: bool = False) -> int:
@@ -272,13 +274,10 @@ class CostModel:
             return self
         if bits not in self._narrower:
             model = replace(self.model, expert_bits=bits, low_bits=(), expert_bytes_by_layer=None)
-            how = {
-                "transfer": self.transfer,
-                "chunk_bytes": self.chunk_bytes,
-                "syncs": self.syncs,
-                "extrapolate": self.extrapolate,
-            }
-            other = CostModel(model, self.hardware, **how)  # type: ignore[arg-type]
+            other = CostModel(
+                model, self.hardware, transfer=self.transfer, chunk_bytes=self.chunk_bytes, syncs=self.syncs,
+                extrapolate=self.extrapolate,
+            )  # fmt: skip
             other._ledger = self._ledger.of(f"{bits:g} bits")
             self._narrower[bits] = other
         return self._narrower[bits]
