@@ -91,6 +91,7 @@ class Block(Strict):
     to_gpu_us: Time | None = None  # activations from host to GPU, without their bytes
     to_host_us: Time | None = None  # and back
     host_us: dict[Literal[tuple(OPERATIONS)], Time] = Field(default_factory=dict)  # type: ignore[valid-type]
+    pageable_next_to_cpu: Share | None = None  # of the rate of such copies alone, while the CPU computes experts
     pageable_share: Share | None = None  # of a link's rate, that copies of a mapped file reach
 
 
@@ -299,6 +300,11 @@ def with_engine(raw: Mapping[str, Any], written: str, place: str) -> dict[str, A
         name: link if own and "latency_us" in (link.get("activation") or {}) else _link(name, link, devices, numbers, own)
         for name, link in raw.get("links", {}).items()
     }
+    if (beside := numbers.get("pageable_next_to_cpu")) is not None:
+        of_links = {"pageable_rate": beside}
+        found["contention"] = [
+            {**pair, **(of_links if "->" in f"{pair['a']}{pair['b']}" else {})} for pair in found.get("contention", [])
+        ]
     words = ", ".join(facts[key] for key in ("backend", "system"))
     there = all(any(link.get(kind) for kind in (engine.file.copies, "any")) for link in found["links"].values())
     found["machine"] = {

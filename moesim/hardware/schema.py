@@ -539,6 +539,7 @@ class PairFile(Strict):
     b: str
     a_rate: Share
     b_rate: Share
+    pageable_rate: Share | None = None  # of a link, while it copies from pageable memory
 
 
 class ProfileFile(Strict):

@@ -51,6 +51,8 @@ class PolicyBase(Declared):
         The engine that it is a part of, whose costs it has (``moesim list engines``); empty: those of the machine's profile.
     low_bits : tuple of float
         Lower widths of experts that the policy needs of a model, as of the one on which checks run it; empty if it needs none.
+    reads_back : bool
+        Whether code on the host reads the router's result of each layer before it decides (operation ``readback``).
     oracles : mapping of str to mapping
         ``"replacement"`` and ``"assignment"``: the options with which that decision is made by its oracle. What has no
         entry cannot be replaced. Predictions need none: any source can be answered by the true routing.
@@ -61,6 +63,7 @@ class PolicyBase(Declared):
     profile: ClassVar[str] = ""
     engine: str = ""
     low_bits: ClassVar[tuple[float, ...]] = ()
+    reads_back: ClassVar[bool] = False
     exact: ClassVar[bool] = True
     oracles: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})
 
@@ -120,11 +123,6 @@ class PolicyBase(Declared):
 
     def bind_oracle(self, future: Future) -> None:
         """Receive the future; only policies whose ``needs`` contains ``"oracle:routing"`` keep it."""
-
-    @property
-    def reads_back(self) -> bool:
-        """Whether its engine's host code reads the router's result of each layer before it decides."""
-        return False
 
     def transfer(self, model: ModelSpec) -> Copies | None:
         """Return the system's own way to copy weights; None: the experiment's."""

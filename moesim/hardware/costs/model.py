@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 from moesim.core.limits import CHUNKS
@@ -26,7 +27,18 @@ from moesim.hardware.costs.curves import (
 )
 from moesim.hardware.costs.operations import attention_of, operations, uncounted
 from moesim.hardware.costs.provenance import Ledger, Unfitting, expert_curves, part_curves
-from moesim.hardware.types import OPERATIONS, TRANSFERS, CostCurve, Device, ExpertCost, HardwareProfile, Link, Transfer, weakest
+from moesim.hardware.types import (
+    OPERATIONS,
+    TRANSFERS,
+    CostCurve,
+    Device,
+    ExpertCost,
+    HardwareProfile,
+    Link,
+    Pair,
+    Transfer,
+    weakest,
+)
 from moesim.model import ModelSpec
 from moesim.model.parts import Block, Mixer, bits_to_bytes
 from moesim.model.spec import SHADOW_BITS
@@ -52,6 +64,7 @@ def _largest(model: ModelSpec) -> int:
 
 
 _REMEMBERED = 4096  # times of attention: most steps have their own
+FULL_PPM = 1_000_000
 FREE_PREDICTORS = ("oracle", "frequency", "coactivation", "statistical")
 """Predictors that cost nothing: table look-ups on an idle host thread, and bounds that stand for no computation."""
 
@@ -141,11 +154,38 @@ class CostModel:
                     f"{self.hardware.path}: links.{link.name}: expected a curve '{self.transfer}', got only {have}; "
                     f"add it or choose transfer: {next(iter(link.curves))}"
                 )
-            ns = self._over(curve, n_bytes, f"transfer {self.transfer} {link.name}")
-            if self.syncs and self.hardware.devices[link.dst].kind == "gpu":
-                ns += self.syncs * self.operation_ns("sync_pageable" if self.transfer == "pageable" else "sync")
-            self._transfers[key] = ns
+            waiting = self._waiting_ns(link)
+            self._transfers[key] = waiting + self._over(curve, n_bytes, f"transfer {self.transfer} {link.name}")
         return self._transfers[key]
+
+    @property
+    def contention(self) -> tuple[Pair, ...]:
+        """What slows down what: while a copy is waited for, it reads nothing."""
+        if not self.syncs and self.transfer != "pageable":
+            return self.hardware.contention
+        return tuple(self._for_copies(pair) for pair in self.hardware.contention)
+
+    def _for_copies(self, pair: Pair) -> Pair:
+        for link in self.hardware.links:
+            if link.name in (pair.a, pair.b) and self.transfer in link.curves:
+                return self._with_link(pair, link)
+        return pair
+
+    def _with_link(self, pair: Pair, link: Link) -> Pair:
+        ns = self.transfer_ns(link, self.model.expert_bytes(0))
+        reading = 1 - Fraction(self._waiting_ns(link), max(1, ns))
+        is_a = link.name == pair.a
+        of_link, of_other = (pair.a_rate_ppm, pair.b_rate_ppm) if is_a else (pair.b_rate_ppm, pair.a_rate_ppm)
+        if self.transfer == "pageable" and pair.pageable_ppm:
+            of_link = pair.pageable_ppm
+        of_other = FULL_PPM - round((FULL_PPM - of_other) * reading)
+        return replace(pair, a_rate_ppm=of_link if is_a else of_other, b_rate_ppm=of_other if is_a else of_link)
+
+    def _waiting_ns(self, link: Link) -> int:
+        """Return how long the host waits during a copy over a link."""
+        if not self.syncs or self.hardware.devices[link.dst].kind != "gpu":
+            return 0
+        return self.syncs * self.operation_ns("sync_pageable" if self.transfer == "pageable" else "sync")
 
     def latency_ns(self, link: Link, of_activations: bool = False) -> int:
         """Time of a copy before its first byte moves; 0 of measured points, which do not have it."""
