@@ -89,6 +89,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     "../studies/test_others": {"all-gpu": "engine"},
     "../engine/test_engine_caches": {"lru": "use_order", "lfu": "victims", "belady": "victims"},
     "test_two_uploads_lru": {"two-uploads-lru": "dup_upload early admit window"},
+    "../engine/test_host_operations": {"two-uploads-lru": "mmap"},
 }  # fmt: skip
 
 PREFETCH_CHANGES: dict[str, dict[str, Any]] = {

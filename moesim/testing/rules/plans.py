@@ -297,9 +297,10 @@ class TwoUploads(Plan):
                 idle = [s for s in range(self.slots[layer]) if s not in filling]
                 if expert in where or (expert in filling.values() and not again) or not idle:
                     continue
-                slot = next((s for s in idle if self.held[layer][s] is None), None)
-                if slot is None:
-                    self.evict(layer, slot := self.oldest(layer, idle))
+                empty = next((s for s in idle if self.held[layer][s] is None), None)
+                slot = self.oldest(layer, idle) if empty is None else empty
+                if empty is None:
+                    self.evict(layer, slot)
                 filling[slot] = expert
                 self.jobs.append(((layer, expert), slot))
             seen.clear()
