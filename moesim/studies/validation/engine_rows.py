@@ -164,10 +164,10 @@ def _setting(policy: Mapping[str, Any], found: Mapping[str, float], model: Model
         "all_on_cpu": n_layers, "all_on_gpu": 0,
     }  # fmt: skip
     number = next((number for key, number in numbers.items() if key in found or (key == "share" and share is not None)), None)
-    if number is None and "ngl" not in found:
+    if number is None and not {"ngl", "n_cpu_moe", "n_gpu_layers"} & {*found, *policy}:
         raise NotUsableError("where experts were is not said: give n_cpu_moe, or a share of experts on the GPU")
     layers = {"ngl": found.get("ngl"), "n_cpu_moe": number}
-    return " ".join([*(f"{key}={one:.0f}" for key, one in layers.items() if one is not None), *options])
+    return " ".join([*(f"{key}={one:.0f}" for key, one in layers.items() if one is not None and key not in policy), *options])
 
 
 def _bits(text: str, fields: Mapping[str, Any], model: str) -> str:
@@ -205,7 +205,8 @@ def _machine(said: Mapping[str, str], model: ModelSpec, words: str) -> tuple[Any
     if written := said["hardware"]:
         if "+" in written and not written.startswith("{"):
             return {"parts": {"ram": enough} | read_parts(written, "hardware")}, written
-        return (read_yaml_value(written, "hardware") if written.startswith("{") else written), written
+        given = read_yaml_value(written, "hardware") if written.startswith("{") else written
+        return given, str(given.get("base", "own")) if isinstance(given, dict) else written
     gpu, cpu = (re.sub(r"\(.*?\)|,.*|\bunified\b|\b\d+C\b|^none$|^-$", "", said[key]).strip() for key in ("gpu", "cpu"))
     if not (gpu or cpu):
         raise NotUsableError("the machine is not said: give gpu and cpu, or hardware")
