@@ -253,7 +253,7 @@ def repeated(made: Trace, n_layers: int) -> Trace:
 
 
 @lru_cache(maxsize=64)
-def _later(shape: tuple[int, int, int], batch: int, decode: int, offset: int) -> Trace:
+def steps_after(shape: tuple[int, int, int], batch: int, decode: int, offset: int) -> Trace:
     """Return decode steps whose contexts begin at `offset` tokens."""
     n_layers, n_experts, top_k = shape
     if batch == 1:  # one row an expert, whichever they are
@@ -281,7 +281,7 @@ def decode_workload(case: Case) -> Workload:
     one = case.observation
     steps = min(STEPS, one.decode)
     first = max(1, case.mean_context - steps // 2)
-    trace = _later(shape_of(case.model), one.batch, steps, first)
+    trace = steps_after(shape_of(case.model), one.batch, steps, first)
     return compose(trace, WorkloadSpec(batch_size=one.batch, decode_tokens=steps))
 
 
