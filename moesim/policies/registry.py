@@ -96,6 +96,7 @@ POLICIES: dict[str, str] = {
     "windowed-belady": "moesim.policies.systems.lookahead:WindowedBelady",
     "turboquant-cache": "moesim.policies.systems.pooled_cache:TurboQuantCache",
     "two-uploads-lru": "moesim.policies.systems.two_uploads_lru:TwoUploadsLru",
+    "vllm-expert-cache": "moesim.policies.systems.vllm_expert_cache:VllmExpertCache",
     "zero-inference": "moesim.policies.systems.zero_inference:ZeroInference",
 }
 
