@@ -200,7 +200,8 @@ class Strata(PolicyBase):
         return [Drop(event.layer, held, self._gpu)] if held else []
 
     def evict(self, fetch: Fetch, view: View) -> Unit | None:
-        return idle_resident(view, fetch) if fetch.pool == STAGING else None
+        """Return a buffer's idle expert; in the cache only what a prompt has copied ahead leaves for another."""
+        return idle_resident(view, fetch) if fetch.pool == STAGING else self._stream.evict(fetch) if self._streams else None
 
     # ---------------------------------------------------------------------------------------------------------- windows
     def _window(self, event: Routed) -> list[Action]:
