@@ -44,6 +44,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"first_predict_layer": 1, "swap_buffers": 3, "assignment": "exact", "source": "frequency"},
         {"first_predict_layer": 2, "first_on_cpu": "next", "reset": True, "swap_if": "at-least", "swap_factor": 0},
     ],
+    "exllamav3": [{"cpu_layers": 3, "stream_decode": True, "stream_decode_cpu": 1}],
     "dfa-cache": [{"rule": "lru", "prefetch_size": 2}, {"fetch": "rates"}, {"fetch": "0,1,1", "prefetch_size": 1}],
     "fiddler": [{"rule": "code", "serial": True}],
     "finemoe": [{"prefetch_distance": 1, "selected_only": True}, {"first_layers": "embedding", "prefetch_distance": 2}],
@@ -70,6 +71,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"n_gpu_layers": 2},
         {"n_cpu_moe": 4, "op_offload_min_rows": 1},
         {"n_gpu_layers": 0, "op_offload": False},
+        {"n_cpu_moe": 4, "op_offload_min_rows": 1, "prefetch_experts_slots": 2},
     ],
     "llama-cpp-cache": [{"eviction": "class-lru"}],
     "lru": [{"scope": "global", "assignment": "greedy", "placement": "none"}],
@@ -98,8 +100,10 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"window": "next2", "next2_predictor": "oracle"},
         {"placement": "none", "demand_slots": 1, "prefetch_slots": 2, "none_better": "printed", "prefetch_order": "printed"},
     ],
+    "strata": [{"adapt": "any-layer", "adapt_every": 1, "prefill_stream_min": 4}, {"adapt": "fetch-admit", "pcie_frac": 0.5}],
     "turboquant-cache": [{"cached_rows": 4, "admit_full": 1, "overlap_cpu_rows": 1}],
     "two-uploads-lru": [{"dup_upload": True, "cached_rows": 4}, {"overlap": True}],
+    "vllm-expert-cache": [{"split": "expert"}, {"eviction": "ewma"}],
     "zero-inference": [{"depth": 1, "kv": "host", "persistence_threshold": 0}],
 }  # fmt: skip
 
