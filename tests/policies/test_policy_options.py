@@ -69,7 +69,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     "test_adapmoe": {"adapmoe": "source"},
     "test_composed": {"lfu": "ties"},
     "test_daop": dict.fromkeys(("daop-code", "daop-paper"), "reset swap_chunk swap_if") | {"frequency-global": "phase"},
-    "test_exllamav3": {"exllamav3": "stream_rule"},
+    "test_exllamav3": {"exllamav3": "stream_rule stream_decode stream_decode_cpu"},
     "test_freetoken": {"freetoken": "prefill_overlap prefill_hit_d2d"},
     "test_heat_cache": {"heat-cache": "move_mode"},
     "test_hybrimoe": {
@@ -88,6 +88,9 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     "test_released": dict.fromkeys(("adapmoe", "fiddler", "klotski", "kt-expert", "kt-expert-deferral"), "released"),
     "../studies/test_others": {"all-gpu": "engine"},
     "../engine/test_engine_caches": {"lru": "use_order", "lfu": "victims", "belady": "victims"},
+    "test_strata": {"strata": "adapt_decay prefill_ring"},
+    "../experiment/test_prompt_rows": {"strata": "prefill"},
+    "test_vllm_expert_cache": {"vllm-expert-cache": "decay"},
     "test_two_uploads_lru": {"two-uploads-lru": "dup_upload"},
 }  # fmt: skip
 
