@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -58,7 +59,7 @@ def test_a_prompts_experts_are_copied_ahead_of_their_layer(slots: int) -> None:
     records = ahead(4, prefetch_experts_slots=slots)
     copies = [t for t in records.transfers if t.expert >= 0]
     assert [(t.layer, t.expert) for t in copies] == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1), (1, 2), (1, 3)]
-    assert copies[0].start == 0 and all(a.end == b.start for a, b in zip(copies, copies[1:], strict=False))
+    assert copies[0].start == 0 and all(a.end == b.start for a, b in pairwise(copies))
     assert copies[4].start < next(t for t in records.layers if t.layer == 1).begin
     assert {t.device for t in records.tasks if t.expert >= 0 and t.step == 0} == {"gpu0"}
 
@@ -66,5 +67,7 @@ def test_a_prompts_experts_are_copied_ahead_of_their_layer(slots: int) -> None:
 def test_prompts_with_less_than_two_uses_of_an_expert_are_copied_in_time() -> None:
     """3 rows x 2 are less than 2 x 4 experts: only those routed are copied, once the router has chosen, as without buffers."""
     with_buffers, without = ahead(3, prefetch_experts_slots=3), ahead(3)
-    assert [(t.start, t.layer, t.expert) for t in with_buffers.transfers] == [(t.start, t.layer, t.expert) for t in without.transfers]
+    assert [(t.start, t.layer, t.expert) for t in with_buffers.transfers] == [
+        (t.start, t.layer, t.expert) for t in without.transfers
+    ]
     assert len([t for t in without.transfers if t.expert >= 0]) == 4

@@ -51,7 +51,8 @@ def _victims(part: Any, default: str = "idle") -> bool:
 
 def _strata(policy: Any) -> dict[str, Any]:
     named = {"frac": "pcie_frac", "rule": "pcie_rule", "adapt": "adapt", "every": "adapt_every", "swaps": "adapt_swaps",
-             "decay": "adapt_decay", "margin": "adapt_margin", "ring": "prefill_ring", "stream_min": "prefill_stream_min"}  # fmt: skip
+             "decay": "adapt_decay", "margin": "adapt_margin", "ring": "prefill_ring",
+             "stream_min": "prefill_stream_min"}  # fmt: skip
     return {name: getattr(policy, option) for name, option in named.items()}
 
 

@@ -23,12 +23,12 @@ class Strata(FreeToken):
     def begin(self, facts: object) -> None:
         table = np.asarray(self.facts.tables["activation_frequency"])
         hottest = np.argsort(-table.ravel(), kind="stable")[: self.slots[0]]
-        self.at: list[Unit | None] = [(int(i) // table.shape[1], int(i) % table.shape[1]) for i in hottest]
-        self.counted = {unit for unit in self.at if unit is not None}
+        self.owners: list[Unit | None] = [(int(i) // table.shape[1], int(i) % table.shape[1]) for i in hottest]
+        self.counted = {unit for unit in self.owners if unit is not None}
         self.uses = np.zeros(table.shape)
         self.landed: list[Unit] = []
         self.back: dict[int, Unit] = {}
-        self.windows, self.lent = 0, 0
+        self.windows = 0
         self.of_256 = round(256 * self.part())
 
     def part(self) -> float:
@@ -45,23 +45,23 @@ class Strata(FreeToken):
         self.landed.append(load.unit)
 
     def put(self, slot: int, unit: Unit) -> None:
-        self.at[slot] = unit
+        self.owners[slot] = unit
         self.enters.append((self.time, unit))
 
     def exchange(self, new: Unit, old: Unit) -> None:
         self.leaves.append((self.time, old))
         self.counted.discard(old)
-        self.put(self.at.index(old), new)
+        self.put(self.owners.index(old), new)
 
     def step(self, step: StepRecord) -> None:
-        self.counted.update(unit for unit in self.landed if unit in self.at)
+        self.counted.update(unit for unit in self.landed if unit in self.owners)
         self.landed = []
         if step.phase == "prefill":
-            n = min(self.ring if step.n_tokens >= self.stream_min else 8, len(self.at))
-            for slot in range(len(self.at) - n, len(self.at)):
-                unit = self.at[slot]
+            n = min(self.ring if step.n_tokens >= self.stream_min else 8, len(self.owners))
+            for slot in range(len(self.owners) - n, len(self.owners)):
+                unit = self.owners[slot]
                 if unit is not None:
-                    self.back[slot], self.at[slot] = unit, None
+                    self.back[slot], self.owners[slot] = unit, None
                     self.counted.discard(unit)
             return
         for slot, unit in self.back.items():
@@ -74,16 +74,16 @@ class Strata(FreeToken):
         self.windows += 1
 
     def swap_pairs(self) -> None:
-        n_layers, n_experts = self.uses.shape
+        n_layers, n_experts = self.facts.model.n_layers, self.facts.model.n_experts
         pairs = []
-        for layers in [range(n_layers)] if self.adapt == "any-layer" else [[i] for i in range(n_layers)]:
+        for layers in [[*range(n_layers)]] if self.adapt == "any-layer" else [[i] for i in range(n_layers)]:
             units = [(layer, e) for layer in layers for e in range(n_experts)]
-            hot = sorted((-self.uses[u], -u[0], -u[1]) for u in units if self.uses[u] >= 2 and u not in self.at)
+            hot = sorted(((self.uses[u], u) for u in units if self.uses[u] >= 2 and u not in self.owners), reverse=True)
             cold = sorted((self.uses[u], u) for u in units if u in self.counted)
-            for (n, layer, e), (few, old) in zip(hot, cold, strict=False):
-                if -n < few + self.margin:
+            for (many, new), (few, old) in zip(hot, cold, strict=False):
+                if many < few + self.margin:
                     break
-                pairs.append((-n - few, (-layer, -e), old))
+                pairs.append((many - few, new, old))
         for _, new, old in sorted(pairs, reverse=True)[: self.swaps]:
             self.exchange(new, old)
 
@@ -98,7 +98,7 @@ class Strata(FreeToken):
         on_gpu = [*(e for e in order if e not in misses), *crossing]
         if self.adapt == "fetch-admit":
             idle = sorted((self.uses[u], u) for u in self.counted if u[0] == layer and u[1] not in order)
-            for e, (few, old) in zip([e for e in crossing if (layer, e) not in self.at], idle, strict=False):
+            for e, (few, old) in zip([e for e in crossing if (layer, e) not in self.owners], idle, strict=False):
                 if self.uses[layer, e] <= few:
                     break
                 self.exchange((layer, e), old)
