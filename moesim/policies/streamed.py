@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from moesim.policies.parts import Unit
-from moesim.policy import DEMAND, PREFETCH, Action, Drop, Fetch, Fetched, Routed, Run
+from moesim.policy import DEMAND, PREFETCH, Action, Drop, Fetch, Fetched, Ran, Routed, Run
 
 
 class StreamedAhead:
@@ -72,3 +73,86 @@ class StreamedAhead:
         last = max(self._there)
         self._there.discard(last)
         return last
+
+
+@dataclass
+class _Group:
+    """Experts of a layer that are computed and forgotten together."""
+
+    layer: int
+    experts: Sequence[int]
+    coming: set[int]
+    wanted: set[int]
+    running: set[int] = field(default_factory=set)
+
+
+class StreamedInGroups(StreamedAhead):
+    """The same in groups of experts: each is computed once all of it is there, and leaves when it is done."""
+
+    # A group stands for a tensor with one matrix of every expert: as many bytes, as much to compute.
+
+    def __init__(self, gpu: str, pool: str, ahead: int, size: int) -> None:
+        super().__init__(gpu, pool, ahead)
+        self._size = size
+        self._groups: list[_Group] = []  # that are not done
+
+    def begin(self, layers: Sequence[Sequence[int]]) -> list[Action]:
+        """Begin a step with the experts to copy in each layer, ascending; what is still on its way is among them."""
+        self._groups.clear()
+        return super().begin(layers)
+
+    def serve(self, event: Routed) -> list[Action]:
+        """Let groups run as they arrive; of a further micro-batch what has left by now is copied again."""
+        layer, gpu, actions = event.layer, self._gpu, list[Action]()
+        if layer != self._now:
+            self._now = layer
+            ids = self._layers[layer]
+            actions.append(Fetch(layer, ids, gpu, PREFETCH, self._pool))
+            for at in range(0, len(ids), self._size):
+                part = ids[at : at + self._size]
+                self._groups.append(_Group(layer, part, {e for e in part if (layer, e) not in self._there}, set()))
+            self._there = {unit for unit in self._there if unit[0] > layer}
+        late = set(event.active)
+        for group in self._groups:
+            if group.layer == layer:
+                mine = late.intersection(group.experts)
+                late -= mine
+                if group.running and mine:
+                    actions.append(Run(layer, sorted(mine), gpu))
+                else:
+                    group.wanted |= mine
+        again = sorted(late)
+        actions += [Fetch(layer, again, gpu, DEMAND, self._pool), Run(layer, again, gpu), Drop(layer, again, gpu)]
+        return [*actions, *self._go_on(), *self._reach(layer + self._ahead)]
+
+    def _go_on(self) -> list[Action]:
+        """Run the groups that are there; forget those that nobody wants."""
+        actions: list[Action] = []
+        for group in [group for group in self._groups if not group.coming and not group.running]:
+            if group.wanted:
+                group.running = group.wanted
+                actions.append(Run(group.layer, sorted(group.running), self._gpu))
+            else:
+                self._groups.remove(group)
+                actions.append(Drop(group.layer, group.experts, self._gpu))
+        return actions
+
+    def arrived(self, event: Fetched) -> list[Action]:
+        """Note an arrival; return what may run now."""
+        layer, expert, _ = event
+        if self._now < layer < self._next:
+            self._there.add((layer, expert))
+        for group in self._groups:
+            if group.layer == layer:
+                group.coming.discard(expert)
+        return self._go_on()
+
+    def ran(self, event: Ran) -> list[Action]:
+        """Forget a group that is done."""
+        actions: list[Action] = []
+        for group in [group for group in self._groups if group.layer == event.layer and group.running]:
+            group.running.difference_update(event.experts)
+            if not group.running:
+                self._groups.remove(group)
+                actions.append(Drop(group.layer, group.experts, self._gpu))
+        return actions

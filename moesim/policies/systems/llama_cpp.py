@@ -15,7 +15,7 @@ fits (``llama-cpp-fit``).
 | large batches | - | from 32 rows on used experts of CPU layers are copied, computed on the GPU and forgotten | ``op_offload``, ``op_offload_min_rows`` |
 | large batches in ik_llama.cpp | - | only if rows x top-k >= 32 x experts (PR #520); by bytes of a weight instead of 32 (#1813) | ``op_offload_rule: rows-per-expert``; ``op_offload_per_byte`` |
 | large batches: order | - | all inputs of a split are copied before it is computed, into a buffer for all of a layer's experts | the same |
-| large batches: ahead of need | - | with ``--prefetch-experts-slots N`` (PR #28414, open, e502dd002 in #146 of Anbeeld/beellama.cpp), if rows x top-k >= 2 x experts: whole expert tensors of the next splits go to N rotating buffers on a second stream; a buffer is free after its product | ``prefetch_experts_slots``: all experts of a layer, one after the other, into the room of N tensors; each is computed once it is there [choice] |
+| large batches: ahead of need | - | with ``--prefetch-experts-slots N`` (PR #28414, open, e502dd002 in #146 of Anbeeld/beellama.cpp), if rows x top-k >= 2 x experts: whole expert tensors of the next splits go to N rotating buffers on a second stream; a buffer is free after its product | ``prefetch_experts_slots``: a tensor is a third of a layer's experts with all their matrices [choice]; it is computed once it is there, and then free |
 | large batches: other weights | - | copied to the GPU for each use; attention follows them | the same, but not the output layer; attention reads a copy of the KV cache in prefill, and runs where the cache is while decoding [choice] |
 | prompts | - | micro-batches of 512 rows (``--ubatch-size``) | the same, or ``prefill_chunk`` |
 | host memory | - | the mapped file, which is pageable; pinned with ``--no-mmap`` | ``mmap``, at the costs of the engine; elsewhere as ``transfer`` says |
@@ -42,7 +42,7 @@ from moesim.model import ModelSpec
 from moesim.policies.base import CACHE, STAGING, ForOneUse, cpu_of, gpu_of, slot_bytes, staging_pool
 from moesim.policies.cpu_cache import LLAMA_CPP_PROMPT_ROWS
 from moesim.policies.options import option
-from moesim.policies.streamed import StreamedAhead
+from moesim.policies.streamed import StreamedInGroups
 from moesim.policy import (
     DEMAND,
     LAYER_PARTS,
@@ -53,6 +53,7 @@ from moesim.policy import (
     LayerEnd,
     Placement,
     Pool,
+    Ran,
     Routed,
     Run,
     StepBegin,
@@ -246,7 +247,7 @@ class LlamaCpp(ForOneUse):
 
     @property
     def listens(self) -> frozenset[type]:
-        offloaded = {Routed, Fetched, LayerEnd, *([StepBegin] if self.prefetch_experts_slots else [])}
+        offloaded = {Routed, Fetched, LayerEnd, *([StepBegin, Ran] if self.prefetch_experts_slots else [])}
         return frozenset(offloaded if self.op_offload else {Routed})
 
     def place(self, view: View) -> Placement:
@@ -272,7 +273,7 @@ class LlamaCpp(ForOneUse):
         self._gpus = [self._gpu, *(others if self.split_mode == "layer" else ())]
         self._at: dict[int, str] = {}  # GPU of each layer with experts, if it is on one other than the first
         self._ends: dict[tuple[str, int], str] = {}  # and of what comes before and after them
-        self._stream: StreamedAhead | None = None
+        self._stream: StreamedInGroups | None = None
         self._ahead = False
         self._offload_from = self._dense_from = self.op_offload_min_rows
         if self.op_offload_rule == "rows-per-expert":
@@ -296,9 +297,9 @@ class LlamaCpp(ForOneUse):
         if self.op_offload and len(on_gpu) < model.n_layers:
             pools.append(staging_pool(view, gpu, model.n_experts))
             if self.prefetch_experts_slots:
-                tensor = ceil(model.n_experts * slot_bytes(view) / model.n_mats)
-                pools.append(Pool(gpu, AHEAD, self.prefetch_experts_slots * tensor))
-                self._stream = StreamedAhead(gpu, AHEAD, ceil(self.prefetch_experts_slots / model.n_mats))
+                size = ceil(model.n_experts / model.n_mats)
+                pools.append(Pool(gpu, AHEAD, self.prefetch_experts_slots * size * slot_bytes(view)))
+                self._stream = StreamedInGroups(gpu, AHEAD, ceil(self.prefetch_experts_slots / model.n_mats), size)
         everyone = tuple(range(model.n_experts))
         self._from_host = [() if layer in on_gpu else everyone for layer in range(model.n_layers)]
         copies = [Copy(layer, everyone, self._at.get(layer, gpu)) for layer in on_gpu]
@@ -395,6 +396,9 @@ class LlamaCpp(ForOneUse):
             return found
         self._awaited.discard(event.expert)
         return self._copied(event.layer)
+
+    def on_ran(self, event: Ran, view: View) -> Iterable[Action]:
+        return self._stream.ran(event) if self._stream is not None else ()
 
     def _copied(self, layer: int) -> list[Action]:
         """Run a layer's experts once all of them are copied."""
