@@ -88,6 +88,8 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"prediction_source": "random", "release": "worker", "prefill_load": "ahead", "mini_batches": 3},
     ],
     "on-demand": [{"staging_slots": 1}],
+    "strata": [{"adapt": "any-layer", "adapt_every": 1, "prefill_stream_min": 4}, {"adapt": "fetch-admit", "pcie_frac": 0.5}],
+    "vllm-expert-cache": [{"split": "expert"}, {"eviction": "ewma"}],
     "pre-gated": [
         *({"cache": cache, "source": source} for cache, source in product(("lfu", "lru", "lifo"), ("oracle", "synthetic:0.5"))),
         {"cache": "lfu", "method": "prefetch-all", "prompts_on_demand": True},
@@ -100,10 +102,8 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"window": "next2", "next2_predictor": "oracle"},
         {"placement": "none", "demand_slots": 1, "prefetch_slots": 2, "none_better": "printed", "prefetch_order": "printed"},
     ],
-    "strata": [{"adapt": "any-layer", "adapt_every": 1, "prefill_stream_min": 4}, {"adapt": "fetch-admit", "pcie_frac": 0.5}],
     "turboquant-cache": [{"cached_rows": 4, "admit_full": 1, "overlap_cpu_rows": 1}],
     "two-uploads-lru": [{"dup_upload": True, "cached_rows": 4}, {"overlap": True}],
-    "vllm-expert-cache": [{"split": "expert"}, {"eviction": "ewma"}],
     "zero-inference": [{"depth": 1, "kv": "host", "persistence_threshold": 0}],
 }  # fmt: skip
 

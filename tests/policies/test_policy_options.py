@@ -81,6 +81,9 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     "test_mixtral_offloading_spec": {"mixtral-offloading-spec": "bits"},
     "test_moe_infinity": {"moe-infinity-paper": "online"},
     "test_parts_more": {"greedy": "shared_in_plan", "arc": "variant", "activation-aware": "capacity"},
+    "test_strata": {"strata": "adapt_decay prefill_ring"},
+    "../experiment/test_prompt_rows": {"strata": "prefill"},
+    "test_vllm_expert_cache": {"vllm-expert-cache": "decay"},
     "test_policies": {"all-gpu": "assume_fits"},
     "test_policies_by_hand": {"predicted": "lane"},
     "test_pooled_cache": dict.fromkeys(("pooled-cache", "turboquant-cache"), "overlap_cpu_rows"),
@@ -88,9 +91,6 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     "test_released": dict.fromkeys(("adapmoe", "fiddler", "klotski", "kt-expert", "kt-expert-deferral"), "released"),
     "../studies/test_others": {"all-gpu": "engine"},
     "../engine/test_engine_caches": {"lru": "use_order", "lfu": "victims", "belady": "victims"},
-    "test_strata": {"strata": "adapt_decay prefill_ring"},
-    "../experiment/test_prompt_rows": {"strata": "prefill"},
-    "test_vllm_expert_cache": {"vllm-expert-cache": "decay"},
     "test_two_uploads_lru": {"two-uploads-lru": "dup_upload"},
 }  # fmt: skip
 
