@@ -29,6 +29,7 @@ from moesim.policy import (
     Run,
     Send,
     Skip,
+    Work,
 )
 from moesim.records import Records
 from tests.engine.engine_kit import EVENTS, Oracle, assert_same, cpu, gpu, link, machine, pair, play, sure, tiny_model, workload
@@ -131,7 +132,7 @@ class Free:
             return [Fetch(layer, [expert], d, rng.randrange(4), rng.choice(["cache", "cache", "spare"]), bits=bits)]
         if kind == 1:
             lane = "side" if rng.random() < self.slips else "main"
-            other = Predict(self.step, layer, "told", "gpu0", lane)
+            other = rng.choice([Predict(self.step, layer, "told", "gpu0", lane), Work("plan", d, rng.randrange(3))])
             return [Send(rng.randint(1, 300), "cpu0", "gpu0", "m") if rng.random() < 0.5 else other]
         if kind == 2 and here:
             back = [Fetch(layer, here[:1], view.host, 2, source=d, bits=bits)] if rng.random() < 0.3 else []
@@ -161,7 +162,7 @@ def toy(rng: Random) -> Any:
     contention += [pair("cpu0.experts", "cpu0->gpu0", 1 / 3, 0.8)] if rng.random() < 0.5 else []
     found = machine(devices, links, backing=["disk0" if disk else "cpu0"], contention=contention)
     thread = rng.choice([{}, {"host_expert_us": Fraction(13, 1000)}, {"host_shared": True}])
-    return dataclasses.replace(found, **thread)
+    return dataclasses.replace(found, host_us={"plan": Fraction(17, 1000)}, **thread)
 
 
 def outcome(seed: int, engine: str) -> tuple[Any, list[Any]]:

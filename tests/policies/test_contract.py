@@ -103,7 +103,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"placement": "none", "demand_slots": 1, "prefetch_slots": 2, "none_better": "printed", "prefetch_order": "printed"},
     ],
     "turboquant-cache": [{"cached_rows": 4, "admit_full": 1, "overlap_cpu_rows": 1}],
-    "two-uploads-lru": [{"dup_upload": True, "cached_rows": 4}, {"overlap": True}],
+    "two-uploads-lru": [{"dup_upload": False, "cached_rows": 4}, {"overlap": True, "admit": 3}, {"early": True, "admit": 2}],
     "zero-inference": [{"depth": 1, "kv": "host", "persistence_threshold": 0}],
 }  # fmt: skip
 

@@ -91,7 +91,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     "test_released": dict.fromkeys(("adapmoe", "fiddler", "klotski", "kt-expert", "kt-expert-deferral"), "released"),
     "../studies/test_others": {"all-gpu": "engine"},
     "../engine/test_engine_caches": {"lru": "use_order", "lfu": "victims", "belady": "victims"},
-    "test_two_uploads_lru": {"two-uploads-lru": "dup_upload"},
+    "test_two_uploads_lru": {"two-uploads-lru": "dup_upload early admit window"},
 }  # fmt: skip
 
 PREFETCH_CHANGES: dict[str, dict[str, Any]] = {

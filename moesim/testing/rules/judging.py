@@ -101,7 +101,7 @@ PLANS: dict[str, Callable[[Any], tuple[type[plans.Plan], dict[str, Any]] | None]
     ),
     "PooledCache": lambda policy: (plans.Pooled, _options(policy, "admit_free", "admit_full", "inserts")),
     "TurboQuantCache": lambda policy: (plans.Pooled, _options(policy, "admit_free", "admit_full", "inserts", "hot")),
-    "TwoUploadsLru": lambda policy: (plans.TwoUploads, _options(policy, "inserts")),
+    "TwoUploadsLru": lambda policy: (plans.TwoUploads, _options(policy, "inserts", "dup_upload", "early", "admit", "window")),
     "FreeToken": lambda policy: (plans.FreeToken, _options(policy, "backend")),
     "HeatCache": lambda policy: (plans.Heat, _options(policy, "decay", "hyst", "dwell")),
     "WindowedBelady": lambda policy: (plans.Windowed, _options(policy, "window", "half_life", "kappa")),

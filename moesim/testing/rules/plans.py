@@ -226,40 +226,112 @@ class Pooled(Plan):
 
 
 class TwoUploads(Plan):
-    """llama.cpp PR 27861: a step publishes arrivals, then uploads each layer's newest misses."""
+    """llama.cpp PR 27861 and its forks: a worker fills slots with misses, which count from the step after the copy on."""
 
-    last_rows, inserts = 1, 2
+    last_rows, inserts, dup_upload, early, admit, window = 1, 2, True, False, 1, 16
 
     def begin(self, facts: Facts) -> None:
-        self.pending: list[dict[int, None]] = [{} for _ in range(facts.model.n_layers)]
-        self.come: list[Unit] = []
+        layers = range(facts.model.n_layers)
+        self.seen: list[dict[int, None]] = [{} for _ in layers]
+        self.held: list[list[int | None]] = [[None] * self.slots[layer] for layer in layers]
+        self.stack = [[*range(self.slots[layer])][::-1] for layer in layers]
+        self.filling: list[dict[int, int]] = [{} for _ in layers]  # slot -> expert
+        self.where: list[dict[int, int]] = [{} for _ in layers]  # expert -> slot
+        self.at_slot: dict[Unit, int] = {}  # layer and slot -> its stamp
+        self.log: dict[Unit, list[int]] = defaultdict(list)  # tokens of its misses
+        self.tokens = [0 for _ in layers]
+        self.jobs: list[tuple[Unit, int]] = []  # the first one is under way, if `busy`
+        self.ended: list[tuple[Unit, int]] = []
+        self.copies: set[Unit] = set()
+        self.busy = False
+        pieces = [t.end for t in facts.records.transfers if t.last and not t.left and t.cause in ("update", "message")]
+        self.ends = sorted(pieces, reverse=True)
 
-    def arrived(self, load: Load) -> None:
-        self.come.append(load.unit)
+    def go_on(self) -> None:
+        """End the uploads that have ended by now; begin the next."""
+        if self.jobs and not self.busy:
+            self.upload(self.time)
+        while self.busy and self.ends and self.ends[-1] <= self.time:
+            at, self.busy = self.ends.pop(), False
+            self.ended.append(self.jobs.pop(0))
+            if self.jobs:
+                self.upload(at)
+
+    def over(self, step: StepRecord) -> None:
+        self.go_on()
+
+    def upload(self, at: int) -> None:
+        self.busy, unit = True, self.jobs[0][0]
+        if unit not in self.copies:
+            self.copies.add(unit)
+            self.enters.append((at, unit))
+
+    def oldest(self, layer: int, slots: Iterable[int]) -> int:
+        return min(slots, key=lambda slot: self.at_slot[layer, slot])
+
+    def evict(self, layer: int, slot: int) -> None:
+        expert, self.held[layer][slot] = self.held[layer][slot], None
+        self.where[layer].pop(expert, None)  # type: ignore[arg-type]
+        unit: Any = (layer, expert)
+        if expert not in self.held[layer] and not (self.busy and self.jobs[0][0] == unit):
+            self.copies.discard(unit)
+            self.leaves.append((self.time, unit))
 
     def step(self, step: StepRecord) -> None:
         if step.phase == "prefill" or step.n_tokens > self.last_rows:
             return
-        for unit in (unit for unit in self.come if unit in self.there):
-            self.counted.add(unit)
-            self.used[unit] = self.tick()
-        self.come = []
-        for layer, pending in enumerate(self.pending):
-            for expert in list(reversed(pending))[: self.inserts]:
-                if (layer, expert) not in self.there:
-                    self.take((layer, expert), ())
-            pending.clear()
+        self.go_on()
+        for (layer, expert), slot in self.ended:
+            del self.filling[layer][slot]
+            self.held[layer][slot], self.where[layer][expert] = expert, slot
+            self.at_slot[layer, slot] = self.tick()
+        self.ended = []
+        for layer, seen in enumerate(self.seen):
+            where, filling = self.where[layer], self.filling[layer]
+            while self.early and len(self.stack[layer]) < self.inserts and where:
+                self.stack[layer].append(self.oldest(layer, where.values()))
+                self.evict(layer, self.stack[layer][-1])
+            again = self.dup_upload and self.admit == 1
+            turns = [e for e in reversed(seen) if self.admit == 1 or (e not in where and e not in filling.values())]
+            for expert in turns[: 0 if self.early else self.inserts]:
+                idle = [s for s in range(self.slots[layer]) if s not in filling]
+                if expert in where or (expert in filling.values() and not again) or not idle:
+                    continue
+                slot = next((s for s in idle if self.held[layer][s] is None), None)
+                if slot is None:
+                    self.evict(layer, slot := self.oldest(layer, idle))
+                filling[slot] = expert
+                self.jobs.append(((layer, expert), slot))
+            seen.clear()
+        self.go_on()
 
     def visit(self, visit: Visit) -> Collection[int] | None:
+        self.go_on()
         if self.passes(visit):
             return None
-        hits = []
-        for e in by_appearance(visit):
-            if (visit.layer, e) in self.counted:
-                self.used[visit.layer, e] = self.tick()
-                hits.append(e)
-            else:
-                self.pending[visit.layer].setdefault(e)
+        layer, where, filling = visit.layer, self.where[visit.layer], self.filling[visit.layer]
+        hits = [e for e in by_appearance(visit) if e in where]
+        for e in hits:
+            self.at_slot[layer, where[e]] = self.tick()
+        roomy = len(self.stack[layer]) > self.inserts or not where
+        empty = self.slots[layer] - len(where) - len(filling)
+        for row in visit.routing.experts.tolist():
+            self.tokens[layer] += 1
+            for e in (e for e in row if e not in where):
+                log, now = self.log[layer, e], self.tokens[layer]
+                if self.admit > 1 and not self.early and (e in filling.values() or len(self.seen[layer]) < empty):
+                    enters = e not in filling.values()
+                else:
+                    log.append(now)
+                    often = len(log) >= self.admit and now - log[-self.admit] < self.window
+                    enters = self.admit == 1 or often or (self.early and roomy)
+                if enters:
+                    self.seen[layer].setdefault(e)
+        issued = [e for e in self.seen[layer] if self.early and e not in filling.values()]
+        for expert in issued[: min(self.inserts, len(self.stack[layer]))]:
+            filling[slot := self.stack[layer].pop()] = expert
+            self.jobs.append(((layer, expert), slot))
+        self.go_on()
         return hits
 
 
@@ -279,7 +351,7 @@ class FreeToken(Plan):
 
     def together(self, facts: Facts) -> tuple[float, float]:
         link = next(one.name for one in facts.costs.hardware.links if (one.src, one.dst) == (facts.hosts[0], facts.gpu))
-        for pair in facts.costs.hardware.contention:
+        for pair in facts.costs.contention:
             rates = {pair.a: pair.a_rate_ppm / 1e6, pair.b: pair.b_rate_ppm / 1e6}
             if {link, f"{facts.cpu}.experts"} <= rates.keys():
                 return rates[link], rates[f"{facts.cpu}.experts"]
