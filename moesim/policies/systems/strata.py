@@ -20,6 +20,8 @@ users' simulator ops/cache-sim.py, which was checked against the engine's counts
 | a chunk's buffers | cache slots, from the last on, refilled after the prompt | the same, for the slots through which experts pass |
 | from 1,024 tokens on | all absent experts of each layer pass in order through a ring, ahead of their use (``--prefill-stream-min``) | the same; the ring's size is ``prefill_ring``, 384 as printed on an 8 GB card |
 | fewer tokens | the absent experts that are routed, through 8 slots | the same |
+| host, each layer | reads the chosen ids, plans the GPU's part, builds the CPU's jobs | ``readback``, ``plan``, ``handover`` |
+| host, between windows | writes which experts are there to the GPU, once for all that have arrived | ``table`` |
 | token embedding | in host memory | the same |
 """
 
@@ -52,6 +54,7 @@ from moesim.policy import (
     Run,
     StepBegin,
     View,
+    Work,
 )
 
 MOST_ROWS = 8
@@ -79,6 +82,8 @@ class Strata(PolicyBase):
     """Misses split between CPU and link, and a profiled cache that adapts between windows (Strata)."""
 
     paper = "Strata (Niko1221/Strata)"
+    engine = "strata"
+    reads_back = True
     missing = (
         "drafts of a verify window (--spec): a window has a row of each request",
         "prompts of up to 64 tokens read as windows (--short-read)",
@@ -164,7 +169,8 @@ class Strata(PolicyBase):
 
     def on_step_begin(self, event: StepBegin, view: View) -> list[Action]:
         """Count what has arrived; lend slots to a prompt, or refill them and adapt."""
-        for layer, expert in [unit for unit in self._coming if view.is_resident(*unit, self._gpu)]:
+        arrived = [unit for unit in self._coming if view.is_resident(*unit, self._gpu)]
+        for layer, expert in arrived:
             del self._coming[layer, expert]
             self._there[layer].add(expert)
         if event.phase == "prefill":
@@ -174,7 +180,8 @@ class Strata(PolicyBase):
                 f"policy strata: expected at most {MOST_ROWS} requests at once, as its --batch has, got {len(event.requests)}; "
                 f"set workload.batch_size to {MOST_ROWS} or less"
             )
-        actions = self._refill()
+        actions: list[Action] = [Work("table", self._gpu)] if arrived else []
+        actions += self._refill()
         if self._windows and not self._windows % self.adapt_every:
             actions += self._adapt()
         self._windows += 1
@@ -215,7 +222,9 @@ class Strata(PolicyBase):
         self._counts["cache_hits"] += len(hits)
         self._counts["cache_misses"] += len(misses)
         on_cpu = len(misses) - min(len(misses) * self._share >> 8, STAGED)
-        staged, actions = misses[on_cpu:], list[Action]()
+        staged, actions = misses[on_cpu:], list[Action]((Work("plan", self._gpu),))
+        if on_cpu:
+            actions.append(Work("handover", self._cpu))
         if self.adapt == "fetch-admit":
             actions += self._admit(layer, staged, order)
         return [

@@ -15,6 +15,7 @@ version at 6d0ac79f, expert cache policies with EWMAPolicy, and docs of ``--moe-
 | more ids than slots, ``token`` | rows in order, in pieces whose experts fit, one after the other; experts may come again | the same (``split``) |
 | more ids than slots, ``expert`` | ids in groups as large as the slots, one after the other; partial outputs are added | the same |
 | prompts | as any step | the same |
+| host, each call | reads the ids, plans each piece in Python, writes its slots to the GPU and waits | ``readback``; ``plan``, ``table`` for each piece |
 | prediction, admission | none; every miss enters | the same |
 """
 
@@ -29,7 +30,7 @@ import numpy as np
 
 from moesim.policies.base import PolicyBase, gpu_of, micro_batch_runs, slot_bytes, slots_per_layer
 from moesim.policies.options import option
-from moesim.policy import CACHE, DEMAND, Action, Drop, Fetch, Fetched, Placement, Pool, Ran, Routed, Run, View
+from moesim.policy import CACHE, DEMAND, Action, Drop, Fetch, Fetched, Placement, Pool, Ran, Routed, Run, View, Work
 
 
 class ScoredSlots:
@@ -89,6 +90,7 @@ class VllmExpertCache(PolicyBase):
 
     paper = "vLLM (vllm-project/vllm, PR #37190)"
     engine = "vllm"
+    reads_back = True
     missing = (
         "the controller that moves memory between KV cache and slots (VLLM_MOE_MVWSA): it acts between requests that arrive",
         "a disk tier with a pool in RAM (VLLM_MOE_DISK_STORE_DIR, VLLM_MOE_RAM_CACHE)",
@@ -166,7 +168,8 @@ class VllmExpertCache(PolicyBase):
         self._counts["cache_misses"] += len(came)
         self._counts["cache_hits"] += len(experts) - len(came)
         self._counts["pieces"] += 1
-        return [Drop(layer, left, self._gpu), Fetch(layer, came, self._gpu, DEMAND, CACHE), *self._run()]
+        work = [Work("plan", self._gpu), Work("table", self._gpu)]
+        return [*work, Drop(layer, left, self._gpu), Fetch(layer, came, self._gpu, DEMAND, CACHE), *self._run()]
 
     def _run(self) -> list[Action]:
         if self._awaited or self._running or not self._pieces:
