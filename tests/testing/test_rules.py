@@ -48,7 +48,9 @@ from moesim.policies.systems.on_demand import OnDemand
 from moesim.policies.systems.pooled_cache import PooledCache, TurboQuantCache
 from moesim.policies.systems.pre_gated import PreGated
 from moesim.policies.systems.prescope import PreScope
+from moesim.policies.systems.strata import Strata
 from moesim.policies.systems.two_uploads_lru import TwoUploadsLru
+from moesim.policies.systems.vllm_expert_cache import VllmExpertCache
 from moesim.policy import Fetch, Placement, Predicted, Routed, Run, View
 from moesim.testing.rules import RuleCheck, examine_rules
 from moesim.testing.rules.facts import Facts
@@ -316,6 +318,11 @@ BANKS = (DfaCache, PooledCache, TurboQuantCache, LlamaCppCache, FabricLru)
         ("admission", DfaCache, AnyScore),
         ("admission", PooledCache, OneMissIsEnough),
         ("admission", partial(TwoUploadsLru, inserts=1), partial(OldestMisses, inserts=1)),
+        ("admission", Strata, partial(Strata, adapt_every=2)),
+        ("eviction", Strata, partial(Strata, adapt_decay=1.0, adapt_margin=0.0)),
+        ("assignment", Strata, partial(Strata, pcie_frac=1.0)),
+        ("eviction", VllmExpertCache, partial(VllmExpertCache, eviction="ewma")),
+        ("admission", VllmExpertCache, partial(VllmExpertCache, split="expert")),
         ("admission", FreeToken, TakesAllMisses),
         ("assignment", FreeToken, TakesAllMisses),
         ("eviction", HeatCache, Hotter),
