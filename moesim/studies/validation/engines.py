@@ -137,12 +137,14 @@ def _experiment(row: Row, routing: Routing, folder: Path) -> Experiment:
     path = folder / f"{routing.trace.digest[:32]}+{requests.prompt_offset[0]}.safetensors"
     if not path.is_file():
         routing.trace.write(path)
+    decode = int(min(most, one.decode, *requests.n_decode))
     config = {
         "model": case.spec, "hardware": row.hardware, "trace": [str(path)],
         "workload": {
-            "batch_size": one.batch, "prefill_chunk": one.ubatch, "decode_tokens": int(min(most, one.decode, *requests.n_decode)),
+            "batch_size": one.batch, "prefill_chunk": one.ubatch, "decode_tokens": decode,
             "prompt_tokens": int(min(one.context, *(requests.prompt_offset + requests.n_prompt))),
         },
+        "warm_up_steps": 0 if case.static else decode // 2,  # benchmarks leave out what warms up
         "cache": _cache(row), "policies": [dict(case.setting.policy)], "timeline": None,
     }  # fmt: skip
     experiment = Experiment(parse_config(config, row.place), row.place, known={written_key(str(path)): routing.trace})
