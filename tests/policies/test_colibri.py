@@ -88,6 +88,21 @@ def test_without_a_warm_start_used_experts_take_free_room() -> None:
     assert served(go([[1], [1], [2], [2]], 1, warm="none")) == [[], [1], [], []]
 
 
+def test_a_table_of_a_run_before_chooses_pins_and_what_the_gpu_begins_with() -> None:
+    # By the table 3 is the most used, then 2. With a pin, 0 and 1 take each other's slot and leave 3 alone.
+    table = np.array([[0.1, 0.1, 0.2, 0.6, 0, 0, 0, 0]])
+    for options, slots, steps, leave in (
+        ({"pins": "table", "hot": 1, "cap": 2}, 0, [3, 0, 1, 0], [0, 1]),
+        ({"warm": "table"}, 2, [3, 2, 0], []),
+    ):
+        work = workload([[[[e]] for e in steps]], n_experts=8, weights=[1.0])
+        model = tiny_model(n_layers=1, n_experts=8, top_k=1)
+        policy, tables = make_policy({"name": "colibri", **options}), {"activation_frequency": table}
+        records = play(policy, work, with_disk(), model=model, slots={"gpu0": slots}, tables=tables)
+        assert [gone.expert for gone in records.evictions] == leave
+        assert served(records) == [[e] if slots and e in (2, 3) else [] for e in steps]
+
+
 def pilot(slots: int, steps: list[Any], **options: Any) -> Records:
     policy = make_policy({"name": "colibri", "cap": slots, "pilot": True, "source": "told", **options})
     model = tiny_model(n_layers=2, n_experts=8, top_k=1)
@@ -125,7 +140,7 @@ OLMOE = Path(__file__).parents[3] / "shared" / "traces" / "olmoe" / "olmoe-1b-7b
 def test_lfru_misses_less_often_than_lru_with_8_slots_and_more_often_with_16() -> None:
     # docs/experiments/olmoe-tier-caching-2026-09-29.md: 7.7 % fewer at 8 slots, 3.2 to 4.1 points worse from 16 on. This
     # routing has each token's experts by id, of another prompt.
-    rows = np.array([json.loads(line)["layers"] for line in OLMOE.read_text().splitlines()[:120]], np.uint8)
+    rows = np.array([json.loads(line)["layers"] for line in OLMOE.read_text().splitlines()], np.uint8)
     trace = Trace.build(
         experts=rows, weights=np.full(rows.shape, 1 / 8, np.float16), n_prompt=[0], n_decode=[len(rows)], n_experts=64,
         model="olmoe", label="measured", prompt_offset=1,
