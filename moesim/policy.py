@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
+from moesim.hardware.types import Copies as Copies
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -209,10 +211,22 @@ class Send(NamedTuple):
     tag: str
 
 
+class Work(NamedTuple):
+    """Let the host do ``n`` operations of a kind, while the device's main lane takes nothing submitted later.
+
+    An engine's code for a cache: the engine profile says what an operation takes (`moesim.hardware.types.OPERATIONS`); without
+    a number it takes no time.
+    """
+
+    operation: str
+    device: str
+    n: int = 1
+
+
 Victim = tuple[int, int] | tuple[int, int, float | None]
 """Layer and expert of a copy, and its bits unless it has the full width."""
 
-Action = Fetch | Drop | Move | Run | Skip | Predict | Send
+Action = Fetch | Drop | Move | Run | Skip | Predict | Send | Work
 
 # ---------------------------------------------------------------------------------------------------------- placement
 

@@ -40,6 +40,7 @@ _CAUSES: Final = {  # fill, hatch, words in legends, and the nearest colour name
     "decision": (PURPLE, "++", "decision", "detailed_memory_dump"),
     "activation": (BLACK, "", "activations", "black"),
     "predict": (GREY, "--", "prediction", "grey"),
+    "host": (GREY, "oo", "host code", "generic_work"),
     "idle": (WHITE, "", "idle", "white"),
 }
 FILL, HATCH, LABEL, CHROME = ({cause: row[place] for cause, row in _CAUSES.items()} for place in range(4))

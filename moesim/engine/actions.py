@@ -13,7 +13,7 @@ from moesim.engine.memory import PoolState, Unit
 from moesim.engine.state import DeviceState, Group, State, Task, Transfer, device_of, fail, pool_of, short_repr, unit_of, width_of
 from moesim.engine.visit import FRESH, LATE, REDUCED, SKIPPED, STALE, Visit, bits_of, rows_of
 from moesim.errors import HardwareError, unknown_name
-from moesim.policy import DEMAND, Action, Drop, Fetch, Move, Predict, Run, Send, Skip
+from moesim.policy import DEMAND, Action, Drop, Fetch, Move, Predict, Run, Send, Skip, Work
 
 AHEAD = -(1 << 60)  # added to the number of a task that goes ahead of everything queued (Predict on the main lane)
 WRONG_TYPE = "give integers for layers, rows and urgency, sequences of integers for experts, names for devices and pools"
@@ -43,7 +43,7 @@ def apply(state: State, actions: Iterable[Any]) -> None:
             elif type(action) in _APPLY:
                 _APPLY[type(action)](state, action)
             else:
-                fail(state, f"decide returned {action!r}", "return Fetch, Drop, Move, Run, Skip, Predict or Send")
+                fail(state, f"decide returned {action!r}", "return Fetch, Drop, Move, Run, Skip, Predict, Send or Work")
         except TypeError:
             fail(state, f"decide returned {short_repr(action)}", WRONG_TYPE)
     for group in groups.values():
@@ -298,6 +298,18 @@ def predict(state: State, action: Predict) -> None:
     submit(state, device.main if action.lane == "main" else device.side, task)
 
 
+def work(state: State, action: Work) -> None:
+    """Submit operations of the host that occupy a device's lane; those that take no time leave no record."""
+    name, n = action.device, index(action.n)
+    device = device_of(state, name, "Work")
+    if n < 0 or not device.computes:
+        fail(state, f"Work({short_repr(action.operation)}, {name}, {n})", "give a number of operations, and a CPU or GPU")
+    ns = n * state.costs.operation_ns(action.operation)
+    if ns:
+        visit = state.forward.visit
+        submit(state, device.main, state.new_task("host", -1 if visit is None else visit.layer, -1, 0, ns, lambda: None))
+
+
 _APPLY: dict[type, Callable[[State, Any], None]] = {
-    Fetch: fetch, Drop: drop, Move: move, Send: send, Skip: skip, Predict: predict,
+    Fetch: fetch, Drop: drop, Move: move, Send: send, Skip: skip, Predict: predict, Work: work,
 }  # fmt: skip

@@ -29,7 +29,7 @@ class Clock:
         # Of activities that contend: {activity: {other: rate of the activity while the other goes on}}, and what goes on.
         self.rates: defaultdict[str, dict[str, int]] = defaultdict(dict)
         self.active: defaultdict[str, list[Server]] = defaultdict(list)
-        for pair in state.costs.hardware.contention:
+        for pair in state.costs.contention:
             self.rates[pair.a][pair.b] = pair.a_rate_ppm
             self.rates[pair.b][pair.a] = pair.b_rate_ppm
 

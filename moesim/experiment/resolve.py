@@ -39,6 +39,7 @@ from moesim.trace.workload.compose import drawn, select
 
 if TYPE_CHECKING:
     from moesim.hardware import HardwareProfile
+    from moesim.hardware.types import Copies
     from moesim.model import ModelSpec
     from moesim.trace import Trace
 
@@ -88,7 +89,7 @@ class Experiment:
         self.config = config
         self.place = place
         self.not_imported: dict[str, str] = {}
-        self._transfers: dict[tuple[str, str, tuple[str, int | None]], tuple[str, int | None]] = {}
+        self._transfers: dict[tuple[str, str, Copies], Copies] = {}
         self._wants: dict[str, Wants] = {}  # a policy is made once, not for each of its settings
         self._models: dict[str, ModelSpec] = {} if small is None else dict(small.models)
         self._machines: dict[str, HardwareProfile] = {}
@@ -232,7 +233,7 @@ class Experiment:
         found: dict[str, Any] = {"models": models, "hardware": machines, "traces": traces}
         return found | ({"policies": policies} if policies else {})
 
-    def transfer(self, spec: RunSpec) -> tuple[str, int | None]:
+    def transfer(self, spec: RunSpec) -> Copies:
         """Return how weights travel in a run: the experiment's way, or the policy's own."""
         written = spec.transfer(None)
         key = (spec.policy_name, model_label(spec.model), written)

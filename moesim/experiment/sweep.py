@@ -24,8 +24,9 @@ from moesim.errors import ConfigError, InputError, unknown_name
 from moesim.experiment.config import CacheConfig, Config, TransferConfig, WorkloadConfig, listed, parse_config
 from moesim.hardware.costs import CostModel
 from moesim.hardware.costs.model import check_chunk, most_chunks
-from moesim.hardware.engines import transfer_of
+from moesim.hardware.engines import costs_of, transfer_of
 from moesim.hardware.read import flatten, is_number
+from moesim.hardware.types import Copies
 from moesim.metrics.naming import fingerprint, hardware_label, model_label, policy_label, read_policy_label
 from moesim.policies.options import Option, options_of
 from moesim.policies.registry import policy_class
@@ -190,7 +191,7 @@ class RunSpec:
         """Whether the experiment itself adds a time that nobody measured."""
         return bool(self.point.decision_us)
 
-    def transfer(self, policy: Any) -> tuple[str, int | None]:
+    def transfer(self, policy: Any) -> Copies:
         return transfer_of(policy, self.model, self.hardware, self.point.curve, self.point.chunk_bytes)
 
     def in_pieces(self, most: int) -> RunSpec:
@@ -202,7 +203,7 @@ class RunSpec:
 
     def own_transfer(self, policy: Any) -> str | None:
         """Name the transfers that belong to the policy, where they are not the experiment's."""
-        curve, piece = self.transfer(policy)
+        curve, piece, _ = self.transfer(policy)
         usual = "pinned" if self.point.curve == "own" else self.point.curve
         if (curve, piece) == (usual, self.point.chunk_bytes):
             return None
@@ -210,8 +211,7 @@ class RunSpec:
 
     def costs(self, policy: Any) -> CostModel:
         """Make a cost model, one for each use: it remembers what it was asked for."""
-        curve, piece = self.transfer(policy)
-        return CostModel(self.model, self.hardware, transfer=curve, chunk_bytes=piece, extrapolate=self.point.extrapolate)
+        return costs_of(policy, self.model, self.hardware, self.transfer(policy), self.point.extrapolate)
 
     def sources(self, trace: Trace, workload: Workload) -> PredictorSet:
         return PredictorSet(trace, workload, self.point.predictors, self.workload.seed)

@@ -30,6 +30,7 @@ def build_profile(
         corrections=tuple(" ".join(note.split()) for note in checked.corrections), compute=checked.compute,
         backing=tuple(checked.backing), devices={name: _device(name, checked) for name in checked.devices},
         links=links, contention=tuple(_pair(index, checked) for index in range(len(checked.contention))),
+        host_us={name: _plain(one) for name, one in checked.host_us.items()},
         numbers=dict(_numbers(checked, "")), overrides=overrides, machine=dict(checked.machine),
         **{"platform_w": None} | _given(checked),
     )  # fmt: skip
@@ -127,7 +128,8 @@ def _link(name: str, profile: ProfileFile) -> Link:
 def _pair(index: int, profile: ProfileFile) -> Pair:
     given = profile.contention[index]
     source = weakest((given.a_rate.source, given.b_rate.source))
-    return Pair(given.a, given.b, round(given.a_rate.value * _PPM), round(given.b_rate.value * _PPM), source)
+    pageable = 0 if given.pageable_rate is None else round(given.pageable_rate.value * _PPM)
+    return Pair(given.a, given.b, round(given.a_rate.value * _PPM), round(given.b_rate.value * _PPM), source, pageable)
 
 
 _AGREE = Fraction(1, 10)

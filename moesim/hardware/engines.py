@@ -22,9 +22,10 @@ from pydantic import Field, ValidationError
 from moesim.core.gate import YAML, read_text
 from moesim.core.limits import COMPUTE, CORES
 from moesim.errors import HardwareError, unknown_name
+from moesim.hardware.costs import CostModel
 from moesim.hardware.read import described, failures, read_yaml, refusal, with_sources
 from moesim.hardware.schema import PARTS, Launches, Points, Share, Strict, Time
-from moesim.hardware.types import HardwareProfile
+from moesim.hardware.types import OPERATIONS, Copies, HardwareProfile
 from moesim.model import ModelSpec
 
 MACHINE: Final = "machine"
@@ -89,6 +90,8 @@ class Block(Strict):
     cpu: DeviceCosts = Field(default_factory=DeviceCosts)
     to_gpu_us: Time | None = None  # activations from host to GPU, without their bytes
     to_host_us: Time | None = None  # and back
+    host_us: dict[Literal[tuple(OPERATIONS)], Time] = Field(default_factory=dict)  # type: ignore[valid-type]
+    pageable_next_to_cpu: Share | None = None  # of the rate of such copies alone, while the CPU computes experts
     pageable_share: Share | None = None  # of a link's rate, that copies of a mapped file reach
 
 
@@ -101,6 +104,7 @@ class EngineFile(Strict):
     checked: str  # version and date of what was read
     backends: Annotated[list[Literal[BACKENDS]], Field(min_length=1)]  # type: ignore[valid-type]
     builds: list[str] = Field(default_factory=list)
+    base: str | None = None  # an engine whose costs it has, unless its own blocks say otherwise
     experts: Literal["rates", "curves"]  # experts by the machine's rates, or by its curves where it has some
     copies: Literal["pinned", "pageable"] = "pinned"  # host memory that weights are copied from
     costs: Annotated[list[Block], Field(min_length=1)]
@@ -126,7 +130,16 @@ def _shipped() -> dict[str, EngineFile]:
     """Read all shipped engine profiles, by name."""
     files = sorted((one for one in _FOLDER.iterdir() if one.name.endswith(".yaml")), key=lambda one: one.name)
     read = [_read(one.read_text(encoding="utf-8"), f"engine_profiles/{one.name}") for one in files]
-    return {one.name: one for one in read}
+    found = {one.name: one for one in read}
+    return {name: _on_its_base(one, found) for name, one in found.items()}
+
+
+def _on_its_base(file: EngineFile, known: Mapping[str, EngineFile]) -> EngineFile:
+    if file.base is None:
+        return file
+    if file.base not in known:
+        raise HardwareError(f"{file.name}: base: {unknown_name('engine', file.base, known)}")
+    return file.model_copy(update={"costs": [*known[file.base].costs, *file.costs]})
 
 
 def engine_profiles() -> list[EngineFile]:
@@ -154,6 +167,8 @@ def _block(raw: Mapping[str, Any]) -> dict[str, Any]:
     for key in ("gpu", "cpu"):
         if isinstance(raw.get(key), Mapping):
             found[key] = with_sources({"devices": {key: raw[key]}})["devices"][key]
+    if isinstance(raw.get("host_us"), Mapping):
+        found |= with_sources({"host_us": raw["host_us"]})
     return found
 
 
@@ -164,7 +179,7 @@ def load_engine(written: str, place: str) -> EngineProfile:
     """
     text, _, build = written.partition("@")
     if "/" in text or text.endswith((".yaml", ".yml")):
-        file = _read(read_text(Path(text), YAML, "an engine profile", error=HardwareError), text)
+        file = _on_its_base(_read(read_text(Path(text), YAML, "an engine profile", error=HardwareError), text), _shipped())
     else:
         known = {alias: one for one in _shipped().values() for alias in (one.name, *one.aliases)}
         if text not in known:
@@ -205,17 +220,23 @@ def _misfit(engine: EngineProfile, facts: Mapping[str, str]) -> str | None:
     )
 
 
-def transfer_of(
-    policy: Any, model: ModelSpec, machine: HardwareProfile, curve: str = OWN, chunk: int | None = None
-) -> tuple[str, int | None]:
-    """Return the curve of a link that a policy copies weights by, and its chunk: its own, else what is asked for.
+def transfer_of(policy: Any, model: ModelSpec, machine: HardwareProfile, curve: str = OWN, chunk: int | None = None) -> Copies:
+    """Return how a policy copies weights: its own way, else what is asked for.
 
     ``own``: pageable copies where the policy maps the file at its engine's costs, else pinned ones.
     """
-    own: tuple[str, int | None] | None = policy.transfer(model) if hasattr(policy, "transfer") else None
+    own = policy.transfer(model) if hasattr(policy, "transfer") else None
     if curve == OWN:
         curve = machine.machine.get("copies", "pinned") if getattr(policy, "mmap", False) else "pinned"
-    return own or (curve, chunk)
+    return Copies(curve, chunk) if own is None else Copies(*own)
+
+
+def costs_of(policy: Any, model: ModelSpec, machine: HardwareProfile, copies: Copies, extrapolate: bool = False) -> CostModel:
+    """Return the costs of a run of a policy: its copies, and what its code does on the host in each layer."""
+    return CostModel(
+        model, machine, transfer=copies.curve, chunk_bytes=copies.chunk, syncs=copies.syncs,
+        reads_back=getattr(policy, "reads_back", False), extrapolate=extrapolate,
+    )  # fmt: skip
 
 
 def why_not(written: str, machine: HardwareProfile) -> str | None:
@@ -268,15 +289,22 @@ def with_engine(raw: Mapping[str, Any], written: str, place: str) -> dict[str, A
     if (why := _misfit(engine, facts)) is not None:
         raise HardwareError(f"{place}: engine: {why}; choose another engine or machine")
     blocks = [block for block in engine.file.costs if _fits(block.when, facts, engine.build)]
-    numbers = {key: value for block in blocks for key, value in _given(block).items() if key not in ("when", "gpu", "cpu")}
+    given = [_given(block) for block in blocks]
+    numbers = {key: value for one in given for key, value in one.items() if key not in ("when", "gpu", "cpu", "host_us")}
+    host = {key: value for one in given for key, value in one.get("host_us", {}).items()}
     own = raw.get("engine") == written
     devices = {name: _device(device, blocks, engine, facts, own) for name, device in raw["devices"].items()}
     found = {key: value for key, value in raw.items() if own or key not in ("host_expert_us", "host_shared")}
-    found |= {"engine": written, "devices": devices}
+    found |= {"engine": written, "devices": devices, "host_us": host | (found.get("host_us") or {} if own else {})}
     found["links"] = {
         name: link if own and "latency_us" in (link.get("activation") or {}) else _link(name, link, devices, numbers, own)
         for name, link in raw.get("links", {}).items()
     }
+    if (beside := numbers.get("pageable_next_to_cpu")) is not None:
+        of_links = {"pageable_rate": beside}
+        found["contention"] = [
+            {**pair, **(of_links if "->" in f"{pair['a']}{pair['b']}" else {})} for pair in found.get("contention", [])
+        ]
     words = ", ".join(facts[key] for key in ("backend", "system"))
     there = all(any(link.get(kind) for kind in (engine.file.copies, "any")) for link in found["links"].values())
     found["machine"] = {

@@ -16,6 +16,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validat
 from moesim.core.limits import BITS, BYTES, CORES, COUNT, FLOPS, LAUNCHES, POWER_W, RATE, RATE_SHARE, TIME_US, TOKENS, WIDTH
 from moesim.core.units import parse_bytes
 from moesim.errors import ConfigError, unknown_name
+from moesim.hardware.types import OPERATIONS
 
 _EIGHT_OF_TEN, _CODED = Fraction(8, 10), Fraction(128, 130)  # bits on the wire that are data, up to generation 2 and from 3 on
 
@@ -538,6 +539,7 @@ class PairFile(Strict):
     b: str
     a_rate: Share
     b_rate: Share
+    pageable_rate: Share | None = None  # of a link, while it copies from pageable memory
 
 
 class ProfileFile(Strict):
@@ -556,4 +558,5 @@ class ProfileFile(Strict):
     contention: list[PairFile] = Field(default_factory=list)
     host_expert_us: Time | None = None
     host_shared: Switch | None = None
+    host_us: dict[Literal[tuple(OPERATIONS)], Time] = Field(default_factory=dict)  # type: ignore[valid-type]
     platform_w: Power | None = None

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from moesim.core.table import Facts
 from moesim.core.units import format_bytes
@@ -15,7 +15,27 @@ from moesim.errors import HardwareError, unknown_name
 LABELS = ("measured", "published", "derived", "spec-sheet", "identified", "extrapolated", "synthetic", "assumed", "oracle")
 """Source labels, strongest first. The first five and ``assumed`` occur in profiles, the others in results."""
 
+OPERATIONS: Mapping[str, str] = {
+    "lookup": "find the slots of a layer's chosen experts, by kernels and tables on the GPU",
+    "plan": "the same by the engine's code on the host: lists, locks, victims",
+    "readback": "bring a layer's chosen experts to the host before it decides",
+    "split": "enter and leave a layer's part on the CPU that has nothing to compute",
+    "handover": "ask a helper thread to compute experts, and see that it is done",
+    "sync": "wait for one copy from page-locked memory",
+    "sync_pageable": "wait for one copy from pageable memory",
+    "table": "write a slot's new owner to the GPU after an upload",
+}
+"""What an engine's code may do on the host for a cache, once each."""
+
 TRANSFERS = ("pinned", "pageable", "chunked")  # kinds of transfer of weights over a link
+
+
+class Copies(NamedTuple):
+    """How a system copies weights."""
+
+    curve: str = "pinned"  # one of `TRANSFERS`
+    chunk: int | None = None  # bytes of a piece; None: in one
+    syncs: int = 0  # times that the host waits for the GPU during one copy of an expert
 
 
 def weakest(labels: Iterable[str]) -> str:
@@ -190,6 +210,10 @@ class Pair:
     a_rate_ppm: int
     b_rate_ppm: int
     source: str
+    pageable_ppm: int = 0  # the rate of a link that copies from pageable memory; 0: as of page-locked memory
+
+    def figures(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "pageable_ppm" or value}
 
 
 @dataclass(frozen=True, repr=False)
@@ -216,6 +240,8 @@ class HardwareProfile(Facts):
         Time of the thread that submits experts, for each of them, one after the other.
     host_shared : bool
         Whether that thread also computes the host's experts, so that it submits nothing meanwhile.
+    host_us : mapping of str to Fraction, us
+        Time of each of the host's `OPERATIONS`; 0 of what is not there.
     machine : mapping of str to str
         What was measured, in words: processor, memory, software.
     numbers : mapping of str to Number
@@ -241,6 +267,7 @@ class HardwareProfile(Facts):
     machine: Mapping[str, str] = field(default_factory=dict)
     host_expert_us: Fraction = Fraction(0)
     host_shared: bool = False
+    host_us: Mapping[str, Fraction] = field(default_factory=dict)
     written: Any = field(default=None, compare=False, repr=False)
     # of `moesim.hardware.load`, which builds on this module
     from_numbers: ClassVar[Callable[..., HardwareProfile]]
@@ -248,7 +275,8 @@ class HardwareProfile(Facts):
 
     def figures(self) -> dict[str, Any]:
         """Return all that decides what a run takes and stands in results: not the origin."""
-        return {name: value for name, value in vars(self).items() if name not in ("path", "written")}
+        found = {name: value for name, value in vars(self).items() if name not in ("path", "written")}
+        return found if self.host_us else {name: value for name, value in found.items() if name != "host_us"}
 
     def __repr__(self) -> str:
         return f"<Hardware: {self.name}, {', '.join(self.devices)}>"

@@ -450,7 +450,8 @@ class Live:
     def ready(self, task: Task) -> None:
         """Hand a task to the worker of its lane, which keeps the order of submission (rule 4)."""
         lane: Lane = task.lane
-        if task.kind == "predict" and not task.work:  # a table look-up on an idle thread: it is there
+        # Another engine's code, or a table look-up on an idle thread: it is there.
+        if task.kind == "host" or (task.kind == "predict" and not task.work):
             self.state.instant.finished.append(task)
             return
         if task.group is not None:

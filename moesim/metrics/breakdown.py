@@ -25,18 +25,19 @@ Columns = dict[str, Any]  # arrays; numbers that all have
 
 CAUSES: Final = (
     "dense", "gpu_experts", "cpu_experts", "exposed_demand", "exposed_prefetch", "exposed_other_transfer",
-    "decision", "activation", "predict", "idle",
+    "decision", "activation", "predict", "host", "idle",
 )  # fmt: skip
 """The causes to which time is charged, in the order of every table and of the stacked bars."""
 INDEX: Final = {name: i for i, name in enumerate(CAUSES)}
 """Column of each cause."""
+_APART: Final = ("predict", "host")  # tasks with a cause of their own, which are no part of the model
 _TRANSFER_CAUSE: Final = {"demand": "exposed_demand", "prefetch": "exposed_prefetch", "activation": "activation"}
 
 
 def task_cause(task: TaskRecord, kinds: Mapping[str, str]) -> str:
     """Name the cause to which the time of a task is charged."""
-    if task.kind == "predict":
-        return "predict"
+    if task.kind in _APART:
+        return task.kind
     if task.expert >= 0:
         return "gpu_experts" if kinds[task.device] == "gpu" else "cpu_experts"
     return "dense"
@@ -100,7 +101,7 @@ class Activities:
         (device, devices), (lane, lanes) = tasks.texts("device"), tasks.texts("lane")
         which = device.astype(np.int16) * np.int16(len(lanes)) + lane
         on_gpu = np.array([self._kinds.get(name) == "gpu" for name in devices for _ in lanes], bool)[which]
-        predicts = by_text(tasks.texts("kind"), lambda kind: kind == "predict") != 0
+        apart = by_text(tasks.texts("kind"), lambda kind: INDEX[kind] if kind in _APART else 0)
         dense, ready, submitted = expert < 0, tasks.column("ready"), tasks.column("submitted")
         on_its_device = _either(on_gpu, INDEX["gpu_experts"], INDEX["cpu_experts"])
         cause = _either(dense, INDEX["dense"], on_its_device)
@@ -110,10 +111,10 @@ class Activities:
             "start": start,
             "end": tasks.column("end"),
             "rank": _either(on_gpu, _GPU, _CPU),
-            "cause": _either(predicts, INDEX["predict"], cause),
+            "cause": _either(apart != 0, apart, cause),
             "place": self._places.lanes(devices, lanes)[which],
             "wants": _either(start > ready, SAME_PLACE, wants),  # ready before: it waited for its device
-            "traits": _either(predicts, 0, _either(dense, MODEL | DENSE, MODEL)),
+            "traits": _either(apart != 0, 0, _either(dense, MODEL | DENSE, MODEL)),
             "step": tasks.column("step"),
             "layer": tasks.column("layer"),
             "expert": expert,

@@ -48,7 +48,7 @@ class Chain:
         if isinstance(r, TaskRecord):
             yield "lane", r.device, r.lane
             yield "on", r.device
-            if r.kind != "predict":
+            if r.kind not in ("predict", "host"):
                 yield _TASK
                 yield "visit", r.step, r.layer
                 if r.expert < 0:

@@ -13,7 +13,7 @@ import numpy as np
 from moesim.errors import CapacityError, HardwareError
 from moesim.policies.options import Declared, options_of
 from moesim.policy import CACHE as CACHE
-from moesim.policy import Action, Drop, Event, Fetch, LayerEnd, Placement, Pool, Predicted, Routed, Run, Victim, View
+from moesim.policy import Action, Copies, Drop, Event, Fetch, LayerEnd, Placement, Pool, Predicted, Routed, Run, Victim, View
 
 if TYPE_CHECKING:
     from moesim.model import ModelSpec
@@ -51,6 +51,8 @@ class PolicyBase(Declared):
         The engine that it is a part of, whose costs it has (``moesim list engines``); empty: those of the machine's profile.
     low_bits : tuple of float
         Lower widths of experts that the policy needs of a model, as of the one on which checks run it; empty if it needs none.
+    reads_back : bool
+        Whether code on the host reads the router's result of each layer before it decides (operation ``readback``).
     oracles : mapping of str to mapping
         ``"replacement"`` and ``"assignment"``: the options with which that decision is made by its oracle. What has no
         entry cannot be replaced. Predictions need none: any source can be answered by the true routing.
@@ -61,6 +63,7 @@ class PolicyBase(Declared):
     profile: ClassVar[str] = ""
     engine: str = ""
     low_bits: ClassVar[tuple[float, ...]] = ()
+    reads_back: ClassVar[bool] = False
     exact: ClassVar[bool] = True
     oracles: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})
 
@@ -121,8 +124,8 @@ class PolicyBase(Declared):
     def bind_oracle(self, future: Future) -> None:
         """Receive the future; only policies whose ``needs`` contains ``"oracle:routing"`` keep it."""
 
-    def transfer(self, model: ModelSpec) -> tuple[str, int | None] | None:
-        """Return the system's own transfer curve and chunk size; None: the experiment's."""
+    def transfer(self, model: ModelSpec) -> Copies | None:
+        """Return the system's own way to copy weights; None: the experiment's."""
         return None
 
     def __repr__(self) -> str:

@@ -53,6 +53,7 @@ from moesim.policy import (
     Run,
     StepBegin,
     View,
+    Work,
 )
 
 if TYPE_CHECKING:
@@ -192,7 +193,7 @@ def both_rates(view: View, cpu: str, gpu: str) -> BothRates:
     """Read the rates off the machine's profile; 1 each where it says nothing about the pair."""
     hardware = view.costs.hardware
     links = {link.name for link in hardware.links if (link.src, link.dst) == (view.host, gpu)}
-    for pair in hardware.contention:
+    for pair in view.costs.contention:
         ends = {pair.a: pair.a_rate_ppm, pair.b: pair.b_rate_ppm}
         on_link = links & ends.keys()
         if on_link and f"{cpu}.experts" in ends:
@@ -260,6 +261,9 @@ class BackgroundCache(PolicyBase):
     """Cache next to the CPU, which computes misses or splits them with the link."""
 
     _name = "background-cache"  # in messages
+    # the host's operations: of a layer that the cache serves; of one of whose experts the CPU computes some
+    _each_layer: tuple[str, ...] = ()
+    _for_cpu: str | None = None
     _embedding_on_cpu = False  # where tokens are looked up
 
     copied_now: Literal["none", "all", "share", "time"] = option(
@@ -431,6 +435,7 @@ class BackgroundCache(PolicyBase):
         on_cpu = [e for e in misses if e not in now]
         lent = self._lent(hits, rows) if not misses else []
         on_gpu = [*(e for e in hits if e not in lent), *now]
+        actions = [*self._work(bool(on_cpu or lent)), *actions]
         if self._sequence is not None:
             actions += self._sequence.hold(layer, now, on_gpu, [*lent, *on_cpu])
         else:
@@ -441,6 +446,13 @@ class BackgroundCache(PolicyBase):
             for unit in sorted(self._visit.units & bank.slot.keys(), key=bank.slot.__getitem__):
                 bank.touch(unit)
         return actions
+
+    def _work(self, cpu_computes: bool) -> list[Action]:
+        """Return the host's operations of a visit."""
+        found: list[Action] = [Work(one, self._gpu) for one in self._each_layer]
+        if cpu_computes and self._for_cpu:
+            found.append(Work(self._for_cpu, self._cpu))
+        return found
 
     def _used(self, event: Routed) -> None:
         """Note what a visit uses, before anything is decided about it."""
@@ -565,9 +577,10 @@ class FilledBetweenSteps(PolicyBase):
         return slots, Placement((), [pool, staging_pool(view, gpu, None)], {("embedding", -1): self._cpu})
 
     def _run(self, layer: int, on_gpu: Sequence[int], on_cpu: Sequence[int]) -> list[Action]:
+        work: list[Action] = [Work("lookup", self._gpu), *([] if on_cpu else [Work("split", self._gpu)])]
         if self._sequence is not None:
-            return self._sequence.hold(layer, (), on_gpu, on_cpu)
-        return [Run(layer, sorted(on_gpu), self._gpu), Run(layer, sorted(on_cpu), self._cpu)]
+            return [*work, *self._sequence.hold(layer, (), on_gpu, on_cpu)]
+        return [*work, Run(layer, sorted(on_gpu), self._gpu), Run(layer, sorted(on_cpu), self._cpu)]
 
     def on_ran(self, event: Fetched | Ran, view: View) -> list[Action]:
         return self._sequence.happened(event) if self._sequence is not None else []

@@ -29,6 +29,7 @@ from moesim.policy import (
     Run,
     Send,
     Skip,
+    Work,
 )
 from moesim.records import Records
 from tests.engine.engine_kit import EVENTS, Oracle, assert_same, cpu, gpu, link, machine, pair, play, sure, tiny_model, workload
@@ -133,7 +134,7 @@ class Free:
             return [Fetch(layer, [expert], d, rng.randrange(4), rng.choice(["cache", "cache", "spare"]), bits=bits)]
         if kind == 1:
             lane = "side" if rng.random() < self.slips else "main"
-            other = Predict(self.step, layer, "told", "gpu0", lane)
+            other = rng.choice([Predict(self.step, layer, "told", "gpu0", lane), Work("plan", d, rng.randrange(3))])
             return [Send(rng.randint(1, 300), "cpu0", "gpu0", "m") if rng.random() < 0.5 else other]
         if kind == 2 and here:
             back = [Fetch(layer, here[:1], self.host, 2, source=d, bits=bits)] if rng.random() < 0.3 else []
@@ -164,7 +165,7 @@ def toy(rng: Random) -> Any:
     backing = "disk0" if disk and rng.random() < 0.5 else "cpu0"
     found = machine(devices, links, backing=[backing], contention=contention)
     thread = rng.choice([{}, {"host_expert_us": Fraction(13, 1000)}, {"host_shared": True}])
-    return dataclasses.replace(found, **thread)
+    return dataclasses.replace(found, host_us={"plan": Fraction(17, 1000)}, **thread)
 
 
 def outcome(seed: int, engine: str) -> tuple[Any, list[Any]]:

@@ -10,7 +10,7 @@ import pytest
 
 from moesim.engine.native import AVAILABLE
 from moesim.errors import PolicyError
-from moesim.policy import Copy, Drop, Fetch, Move, Pool, Predict, Run, Send, Skip
+from moesim.policy import Copy, Drop, Fetch, Move, Pool, Predict, Run, Send, Skip, Work
 from moesim.records import Records
 from tests.engine.engine_kit import ONE, Oracle, Script, assert_same, idle, machine, pair, play, tiny_model, workload
 
@@ -21,7 +21,7 @@ ODD: list[Any] = [
 ACTIONS: list[Any] = [
     Fetch(1, [1], "gpu0", 1, "cache", "cpu0", 16), Fetch(0, [0], "cpu0", 2), Drop(0, [0], "gpu0"), Move(0, [1], "gpu0", "b"),
     Run(0, [0], "gpu0"), Run(0, [0, 1], "cpu0", [0], 0), Run(0, [0, 1], "cpu0", late=True), Skip(0, [0, 1], [0]),
-    Predict(0, 1, "told", "gpu0"), Send(5, "gpu0", "cpu0", "tag"),
+    Predict(0, 1, "told", "gpu0"), Send(5, "gpu0", "cpu0", "tag"), Work("lookup", "gpu0", 2),
 ]  # fmt: skip
 QUESTIONS: dict[str, tuple[Any, ...]] = {
     "is_resident": (0, 1, "gpu0", None), "is_pending": (1, 1, "gpu0", None), "is_in_use": (0, 1, "cpu0", None),

@@ -11,7 +11,7 @@ import pytest
 
 from moesim.errors import CapacityError, HardwareError, MoesimError, PolicyError
 from moesim.policies.registry import make_policy
-from moesim.policy import Copy, Drop, Fetch, Move, Placement, Pool, Predict, Run, Send, Skip
+from moesim.policy import Copy, Drop, Fetch, Move, Placement, Pool, Predict, Run, Send, Skip, Work
 from moesim.testing import run_tiny, tiny_workload
 from tests.engine.engine_kit import Oracle, Script, cpu, gpu, link, machine, on_demand, play, tiny_model, workload
 
@@ -42,7 +42,7 @@ def at_routed(*actions: Any, **more: Any) -> str:
 @pytest.mark.parametrize(
     ("action", "says"),
     [
-        ("run", "decide returned 'run'; return Fetch, Drop, Move, Run, Skip, Predict or Send"),
+        ("run", "decide returned 'run'; return Fetch, Drop, Move, Run, Skip, Predict, Send or Work"),
         (Fetch(0, [0], "gpu7"), "Fetch: unknown device 'gpu7'; did you mean 'gpu0'? known: cpu0, gpu0; name a device of the "
                                 "profile"),
         (Fetch(0, [9], "gpu0"), "Fetch(L0/E9): no such unit; layers are 0..1, experts 0..3"),
@@ -88,6 +88,9 @@ def at_routed(*actions: Any, **more: Any) -> str:
         (Skip(0, [0], range(9)), "Skip(L0/E0): rows [0, 1, 2, 3, 4, 5, 6, 7] are not routed to it, or are served; skip only open "
                                  "slots"),
         (Skip(0, [8]), "Skip(L0/E8): no such unit; layers are 0..1, experts 0..3"),
+        (Work("lookup", "gpu0", -1), "Work('lookup', gpu0, -1); give a number of operations, and a CPU or GPU"),
+        (Work("lookup", "gpu9"), "Work: unknown device 'gpu9'; did you mean 'gpu0'? known: cpu0, gpu0; name a "
+                                 "device of the profile"),
         (Predict(1, 1, "told", "gpu0"), "Predict(step 1, L1): this is step 0; predict within the present step"),
         (Predict(0, 5, "told", "gpu0"), "Predict(L5/E0): no such unit; layers are 0..1, experts 0..3"),
         (Predict(0, 1, "tell", "gpu0"), "Predict: unknown source 'tell'; known: told; list it in Policy.needs"),

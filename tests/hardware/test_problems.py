@@ -112,7 +112,7 @@ def test_what_is_no_profile_is_an_error_of_its_own(tmp_path: Path):
 def test_a_complete_profile_says_what_is_assumed_and_who_cannot_copy(capsys: pytest.CaptureFixture[str]):
     assert main(["profile", "check", "i9-14900k-8gb"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("i9-14900k-8gb is complete: 28 numbers, 11 of them assumed\n")
+    assert out.startswith("i9-14900k-8gb is complete: 35 numbers, 13 of them assumed\n")
     assert out.count("the GPU is not named; an RTX 4080's rate") == 0, "a semicolon separates what is said of a number"
     assert "devices.gpu0.memory_bytes_per_s " in out and " an RTX 4080's rate)\n" in out
     assert "links.cpu0->gpu0: no curve 'chunked': --transfer chunked is refused, and so are the policies prescope\n" in out

@@ -16,6 +16,7 @@ import pytest
 from moesim.hardware import HardwareProfile, build_profile
 from moesim.hardware.costs import CostModel
 from moesim.hardware.read import is_number, keys_at, override, type_at
+from moesim.hardware.types import OPERATIONS
 from tests.hardware.costs_kit import number, tiny_model
 
 PARTS = ("attention", "dense", "shared", "head", "embedding", "leading")
@@ -115,7 +116,10 @@ RAW: dict[str, Any] = {
         "linear->knees": {"any": copies(11, 1e9)},
         "knees->linear": {"any": {"points": number([[1, 6.0], [10**8, 9e4]])}},
     },
-    "contention": [{"a": "linear.experts", "b": "linear->curves", "a_rate": number(0.5), "b_rate": number(0.5)}],
+    "contention": [
+        {"a": "linear.experts", "b": "linear->curves", "a_rate": number(0.5), "b_rate": number(0.5), "pageable_rate": number(0.4)}
+    ],
+    "host_us": {operation: number(5) for operation in OPERATIONS},
     "host_expert_us": number(8),
     "host_shared": number(True),
     "platform_w": number(100),
@@ -149,6 +153,8 @@ def questions() -> Iterator[tuple[str, Callable[[CostModel], int]]]:
         yield f"activation {link}", lambda costs, n=link: costs.activation_ns(costs.hardware.link(n), 3)
     yield "submission", lambda costs: costs.host_expert_ns()
     yield "host thread", lambda costs: int(costs.host_shared())
+    for operation in OPERATIONS:
+        yield f"operation {operation}", lambda costs, o=operation: costs.operation_ns(o)
     yield "narrow expert", lambda costs: costs.at_bits(4).expert_ns("linear", 3)
 
 
@@ -216,7 +222,7 @@ def test_the_machine_has_every_number_that_the_format_knows() -> None:
 
     def shape(key: str) -> str:
         steps = key.split(".")
-        named = {1} if steps[0] in ("devices", "links", "contention") else set()
+        named = {1} if steps[0] in ("devices", "links", "contention", "host_us") else set()
         named |= {3} if len(steps) > 3 and steps[2] in ("launches", "experts", "parts", "predict") else set()
         named |= {4} if "read_rates" in steps else set()
         return ".".join("*" if at in named else step for at, step in enumerate(steps))

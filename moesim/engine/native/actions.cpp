@@ -107,6 +107,18 @@ static void predict(State &state, PyObject *action) {
     predict(state, source, int(layer), device, lane == "side");
 }
 
+/// Submit operations of the host that occupy a device's lane; those that take no time leave no record.
+static void work(State &state, PyObject *action) {
+    i64 n = as_int(PyTuple_GET_ITEM(action, 2));
+    nb::handle operation = PyTuple_GET_ITEM(action, 0);
+    DeviceState *device = device_of(state, PyTuple_GET_ITEM(action, 1), "Work");
+    if (n < 0 || !device->computes)
+        fail(state, "Work(" + short_repr(state, operation) + ", " + text(device->name) + ", " + std::to_string(n) + ")",
+             "give a number of operations, and a CPU or GPU");
+    i64 ns = n * as_int(ask(state, attr(state.costs, "operation_ns"), {ref(operation)}));
+    if (ns) submit(state, &device->main, new_task(state, Kind::host, state.visit ? state.visit->layer : -1, -1, 0, ns, [] {}));
+}
+
 /// Apply one action; an action that names no expert, or no row, is ignored.
 static void apply_one(State &state, PyObject *action, Groups &groups) {
     int kind = 0;
@@ -124,7 +136,8 @@ static void apply_one(State &state, PyObject *action, Groups &groups) {
     case SEND: return send(state, action);
     case SKIP: return skip(state, action);
     case PREDICT: return predict(state, action);
-    default: fail(state, "decide returned " + repr_of(action), "return Fetch, Drop, Move, Run, Skip, Predict or Send");
+    case WORK: return work(state, action);
+    default: fail(state, "decide returned " + repr_of(action), "return Fetch, Drop, Move, Run, Skip, Predict, Send or Work");
     }
 }
 

@@ -50,7 +50,8 @@ static void read_model(State &state) {
 }
 
 static void read_contention(State &state) {
-    Items pairs(attr(attr(state.costs, "hardware"), "contention").ptr());
+    nb::object contention = attr(state.costs, "contention");
+    Items pairs(contention.ptr());
     auto put = [&](int activity, int other, i64 rate) {
         for (auto &known : state.contention.partners[activity])
             if (known.other == other) {

@@ -16,7 +16,7 @@ namespace moesim {
 
 /// The names of the contract that the engine makes or compares, looked up once a run.
 enum EventKind { STEP_BEGIN, LAYER_BEGIN, ROUTED, PREDICTED, FETCHED, RAN, SHARED_RAN, SENT, LAYER_END, STEP_END, N_EVENTS };
-enum ActionKind { FETCH, DROP, MOVE, RUN, SKIP, PREDICT, SEND, N_ACTIONS };
+enum ActionKind { FETCH, DROP, MOVE, RUN, SKIP, PREDICT, SEND, WORK, N_ACTIONS };
 
 struct Contract {
     PyTypeObject *event[N_EVENTS];
@@ -29,7 +29,7 @@ struct Contract {
     void load() {
         static const char *events[] = {"StepBegin", "LayerBegin", "Routed", "Predicted", "Fetched",
                                        "Ran", "SharedRan", "Sent", "LayerEnd", "StepEnd"};
-        static const char *actions[] = {"Fetch", "Drop", "Move", "Run", "Skip", "Predict", "Send"};
+        static const char *actions[] = {"Fetch", "Drop", "Move", "Run", "Skip", "Predict", "Send", "Work"};
         nb::object policy = nb::module_::import_("moesim.policy");
         for (int i = 0; i < N_EVENTS; ++i) {
             keep[i] = attr(policy, events[i]);

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 from moesim.core.limits import CHUNKS
@@ -26,7 +27,18 @@ from moesim.hardware.costs.curves import (
 )
 from moesim.hardware.costs.operations import attention_of, operations, uncounted
 from moesim.hardware.costs.provenance import Ledger, Unfitting, expert_curves, part_curves
-from moesim.hardware.types import TRANSFERS, CostCurve, Device, ExpertCost, HardwareProfile, Link, Transfer, weakest
+from moesim.hardware.types import (
+    OPERATIONS,
+    TRANSFERS,
+    CostCurve,
+    Device,
+    ExpertCost,
+    HardwareProfile,
+    Link,
+    Pair,
+    Transfer,
+    weakest,
+)
 from moesim.model import ModelSpec
 from moesim.model.parts import Block, Mixer, bits_to_bytes
 from moesim.model.spec import SHADOW_BITS
@@ -52,6 +64,7 @@ def _largest(model: ModelSpec) -> int:
 
 
 _REMEMBERED = 4096  # times of attention: most steps have their own
+FULL_PPM = 1_000_000
 FREE_PREDICTORS = ("oracle", "frequency", "coactivation", "statistical")
 """Predictors that cost nothing: table look-ups on an idle host thread, and bounds that stand for no computation."""
 
@@ -69,6 +82,10 @@ class CostModel:
         Which curve of the links weights travel by: a property of the software, not of the link.
     chunk_bytes : int or None, bytes
         Largest piece of a transfer; every piece pays the link's latency. None: one piece.
+    syncs : int
+        Times that the host waits for the GPU during the copy of an expert; each takes its operation ``sync``.
+    reads_back : bool
+        Whether the host reads the router's result of each layer before it decides: its operation ``readback``.
     extrapolate : bool
         Continue curves outside the range they hold for, and label that ``extrapolated``, instead of an error.
 
@@ -85,6 +102,8 @@ class CostModel:
         *,
         transfer: str = "pinned",
         chunk_bytes: int | None = None,
+        syncs: int = 0,
+        reads_back: bool = False,
         extrapolate: bool = False,
     ) -> None:
         self.extrapolate = extrapolate
@@ -96,6 +115,7 @@ class CostModel:
         self.hardware = hardware
         self.transfer = transfer
         self.chunk_bytes = chunk_bytes
+        self.syncs, self.reads_back = syncs, reads_back
         self._ledger = Ledger(self.hardware)
         self._transfers: dict[tuple[str, int], int] = {}
         self._fetches: dict[tuple[str, str, int, int | None], int] = {}
@@ -134,8 +154,38 @@ class CostModel:
                     f"{self.hardware.path}: links.{link.name}: expected a curve '{self.transfer}', got only {have}; "
                     f"add it or choose transfer: {next(iter(link.curves))}"
                 )
-            self._transfers[key] = self._over(curve, n_bytes, f"transfer {self.transfer} {link.name}")
+            waiting = self._waiting_ns(link)
+            self._transfers[key] = waiting + self._over(curve, n_bytes, f"transfer {self.transfer} {link.name}")
         return self._transfers[key]
+
+    @property
+    def contention(self) -> tuple[Pair, ...]:
+        """What slows down what: while a copy is waited for, it reads nothing."""
+        if not self.syncs and self.transfer != "pageable":
+            return self.hardware.contention
+        return tuple(self._for_copies(pair) for pair in self.hardware.contention)
+
+    def _for_copies(self, pair: Pair) -> Pair:
+        for link in self.hardware.links:
+            if link.name in (pair.a, pair.b) and self.transfer in link.curves:
+                return self._with_link(pair, link)
+        return pair
+
+    def _with_link(self, pair: Pair, link: Link) -> Pair:
+        ns = self.transfer_ns(link, self.model.expert_bytes(0))
+        reading = 1 - Fraction(self._waiting_ns(link), max(1, ns))
+        is_a = link.name == pair.a
+        of_link, of_other = (pair.a_rate_ppm, pair.b_rate_ppm) if is_a else (pair.b_rate_ppm, pair.a_rate_ppm)
+        if self.transfer == "pageable" and pair.pageable_ppm:
+            of_link = pair.pageable_ppm
+        of_other = FULL_PPM - round((FULL_PPM - of_other) * reading)
+        return replace(pair, a_rate_ppm=of_link if is_a else of_other, b_rate_ppm=of_other if is_a else of_link)
+
+    def _waiting_ns(self, link: Link) -> int:
+        """Return how long the host waits during a copy over a link."""
+        if not self.syncs or self.hardware.devices[link.dst].kind != "gpu":
+            return 0
+        return self.syncs * self.operation_ns("sync_pageable" if self.transfer == "pageable" else "sync")
 
     def latency_ns(self, link: Link, of_activations: bool = False) -> int:
         """Time of a copy before its first byte moves; 0 of measured points, which do not have it."""
@@ -264,8 +314,10 @@ class CostModel:
             return self
         if bits not in self._narrower:
             model = replace(self.model, expert_bits=bits, low_bits=(), expert_bytes_by_layer=None)
-            how = {"transfer": self.transfer, "chunk_bytes": self.chunk_bytes, "extrapolate": self.extrapolate}
-            other = CostModel(model, self.hardware, **how)  # type: ignore[arg-type]
+            other = CostModel(
+                model, self.hardware, transfer=self.transfer, chunk_bytes=self.chunk_bytes, syncs=self.syncs,
+                extrapolate=self.extrapolate,
+            )  # fmt: skip
             other._ledger = self._ledger.of(f"{bits:g} bits")
             self._narrower[bits] = other
         return self._narrower[bits]
@@ -358,6 +410,15 @@ class CostModel:
         near = format_bytes(first if n_bytes < first else last)
         self._outside[f"experts of {format_bytes(n_bytes)} read on {device.name} at the rate of {near} (extrapolated)"] = None
         return ", extrapolated"
+
+    def operation_ns(self, operation: str) -> int:
+        """Time of one of the host's operations; 0 where the profile does not have it."""
+        if operation not in OPERATIONS:
+            raise HardwareError(f"Work: {unknown_name('operation', operation, OPERATIONS)}")
+        us = self.hardware.host_us.get(operation)
+        if us:
+            self._ledger.note(f"host {operation}", "constant", f"host_us.{operation}")
+        return round((us or 0) * 1000)
 
     def host_expert_ns(self) -> int:
         """Time of the submitting thread for each expert."""
@@ -455,6 +516,8 @@ class CostModel:
             if found.router_us and n_rows:
                 ns += round(found.router_us * 1000)
                 self._ledger.note(f"router @{device}", "constant", f"devices.{device}.router_us")
+            if self.reads_back and n_rows:
+                ns += self.operation_ns("readback")
             self._memo[key] = ns
         return self._memo[key]
 

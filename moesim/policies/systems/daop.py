@@ -48,6 +48,7 @@ from moesim.policy import (
     DEMAND,
     UPDATE,
     Action,
+    Copies,
     Copy,
     Drop,
     Fetch,
@@ -428,8 +429,8 @@ class DaopPaper(ForOneUse):
         signal = source_needs(self.source) if self.precalculate else frozenset()
         return signal.union(*(part.needs for part in self.parts))
 
-    def transfer(self, model: ModelSpec) -> tuple[str, int | None] | None:
-        return ("pageable", None) if self.pageable else None
+    def transfer(self, model: ModelSpec) -> Copies | None:
+        return Copies("pageable") if self.pageable else None
 
     def place(self, view: View) -> Placement:
         """Fill all slots from calibration; add the buffers that the options ask for."""

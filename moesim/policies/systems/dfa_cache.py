@@ -45,7 +45,7 @@ class DfaCache(BackgroundCache, fixed=True):
     """Slots of each layer next to the CPU, by decayed frequency (moe-speed-of-light's patch)."""
 
     paper = "moe-speed-of-light (harshithkantamneni/moe-speed-of-light)"
-    engine = "llama.cpp"
+    engine = "moe-speed-of-light"
     missing = (
         "LLAMA_EC_POLICY=static: which experts it keeps was not in the files read",
         "slots of each layer from a file",
@@ -59,6 +59,8 @@ class DfaCache(BackgroundCache, fixed=True):
     prefill = "read-only"
     _name = "dfa-cache"
     _embedding_on_cpu = True
+    _each_layer = ("lookup",)
+    _for_cpu = "handover"
     prompt_rows = LLAMA_CPP_PROMPT_ROWS
 
     rule: Literal["dfa", "lru"] = option(

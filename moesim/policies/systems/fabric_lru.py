@@ -29,7 +29,6 @@ class FabricLru(BackgroundCache, fixed=True):
     missing = (
         "layers with another layout than the most common one, and layers partly on the GPU, which use plain offload",
         "whether calls that do not fit read cached experts, which the file read does not say: they do here",
-        "reading the ids back waits for the GPU: what the profile's router time says",
     )
     copied_now = "all"
     hit_order = "id"
@@ -39,6 +38,8 @@ class FabricLru(BackgroundCache, fixed=True):
     prefill = "fitting"
     _name = "fabric-lru"
     _embedding_on_cpu = True
+    _each_layer = ("plan",)
+    reads_back = True
     prompt_rows = LLAMA_CPP_PROMPT_ROWS
 
     def _prompts(self, view: View, slots: int) -> PastTheCache:

@@ -30,7 +30,7 @@ from moesim.policies.parts import Plan
 from moesim.policies.parts.assignment import fiddler_code_assignment, threshold_layer_plan
 from moesim.policies.parts.placement import global_top
 from moesim.policies.released import Released, Tables
-from moesim.policy import DEMAND, Action, Copy, Fetch, Fetched, LayerEnd, Placement, Pool, Routed, Run, View
+from moesim.policy import DEMAND, Action, Copies, Copy, Fetch, Fetched, LayerEnd, Placement, Pool, Routed, Run, View
 
 PLACEHOLDER = "placeholder"
 
@@ -58,8 +58,8 @@ class Fiddler(ForOneUse):
     )
     pageable: bool = option(False, "Copies at the rate of pageable memory, whatever the experiment says.")
 
-    def transfer(self, model: ModelSpec) -> tuple[str, int | None] | None:
-        return ("pageable", None) if self.pageable else None
+    def transfer(self, model: ModelSpec) -> Copies | None:
+        return Copies("pageable") if self.pageable else None
 
     @property
     def listens(self) -> frozenset[type]:

@@ -43,6 +43,7 @@ from moesim.policy import (
     StepBegin,
     StepEnd,
     View,
+    Work,
 )
 
 WARM_TOKENS, WARM_FACTOR = 3, 5
@@ -198,6 +199,7 @@ class HeatCache(FilledBetweenSteps):
         for expert in sorted(e for e in one.entering if view.is_resident(layer, e, self._gpu)):
             one.entering.discard(expert)
             one.there[expert] = 0
+            actions.append(Work("table", self._gpu))
         for expert in sorted(e for e in one.leaving if (layer, e) in self._back):
             actions += self._gone(layer, expert)
         leaver = one.leaves(self.hyst, self.dwell)

@@ -95,7 +95,6 @@ class LlamaCppCache(BackgroundCache, fixed=True):
         "groups of layers with other tensor layouts: one bank serves all, with slots of the largest expert",
         "layers that are partly on the GPU, which the cache leaves alone",
         "consecutive experts in consecutive slots: uploaded one by one, each with the link's latency",
-        "reading the ids back waits for the GPU: what the profile's router time says",
         "copies of cached experts within the GPU for larger calls take no time",
         "ClassLRU was read from its header comment alone, not from its code",
     )
@@ -106,6 +105,8 @@ class LlamaCppCache(BackgroundCache, fixed=True):
     prefill = "read-only"
     _name = "llama-cpp-cache"
     _embedding_on_cpu = True
+    _each_layer = ("plan",)
+    reads_back = True
     prompt_rows = LLAMA_CPP_PROMPT_ROWS
 
     eviction: Literal["lru", "class-lru"] = option(

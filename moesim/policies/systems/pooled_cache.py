@@ -56,6 +56,8 @@ class PooledCache(BackgroundCache, fixed=True):
     prefill = "read-only"
     _name = "pooled-cache"
     _embedding_on_cpu = True
+    _each_layer = ("plan",)
+    reads_back = True
     prompt_rows = LLAMA_CPP_PROMPT_ROWS
 
     admit_free: int = option(2, "Rows missed before an expert is copied into a free slot.", ge=1)

@@ -80,6 +80,7 @@ from moesim.policy import (
     DEMAND,
     PREFETCH,
     Action,
+    Copies,
     Copy,
     Drop,
     Fetch,
@@ -366,12 +367,12 @@ class PreScope(PolicyBase):
             found |= source_needs(self.predictor)
         return found | source_needs(self.next2_predictor) if self.looks_further else found
 
-    def transfer(self, model: ModelSpec) -> tuple[str, int | None] | None:
+    def transfer(self, model: ModelSpec) -> Copies | None:
         """Return chunks of a third of an expert, or nothing without AsyncIO."""
         if not self.async_io:
             return None
         largest = max(model.expert_bytes(layer) for layer in range(model.n_layers))
-        return "chunked", ceil_div(largest, PARTS_OF_A_TRANSFER)
+        return Copies("chunked", ceil_div(largest, PARTS_OF_A_TRANSFER))
 
     def place(self, view: View) -> Placement:
         placement, scheduler = self.parts

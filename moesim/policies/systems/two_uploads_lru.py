@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from moesim.policies.cpu_cache import LLAMA_CPP_OFFLOAD_ROWS, FilledBetweenSteps
 from moesim.policies.options import option
@@ -38,6 +38,7 @@ from moesim.policy import (
     CACHE,
     UPDATE,
     Action,
+    Copies,
     Drop,
     Fetch,
     Fetched,
@@ -49,7 +50,11 @@ from moesim.policy import (
     Sent,
     StepBegin,
     View,
+    Work,
 )
+
+if TYPE_CHECKING:
+    from moesim.model import ModelSpec
 
 AGAIN = "uploaded again"
 
@@ -140,7 +145,12 @@ class TwoUploadsLru(FilledBetweenSteps):
         False, "Issue uploads as a layer has routed, into slots that were emptied between steps (``LLAMA_MOE_EARLY_ISSUE``)."
     )
     admit: int = option(1, "So many misses within the window before an upload may replace an expert.", ge=1)
+    mmap: bool = option(True, "Experts are copied from the mapped file (``--mmap``), not from page-locked memory.")
     window: int = option(16, "Tokens of that window.", ge=1)
+
+    def transfer(self, model: ModelSpec) -> Copies:
+        """Return copies of which each matrix is waited for; with ``early`` each expert."""
+        return Copies("pageable" if self.mmap else "pinned", syncs=1 if self.early else 3)
 
     @property
     def listens(self) -> frozenset[type]:
@@ -169,8 +179,8 @@ class TwoUploadsLru(FilledBetweenSteps):
         self._past.step_begin(event)
         for unit, slot in self._ended:
             self._slots[unit[0]].publish(slot)
+        actions: list[Action] = [Work("table", self._gpu, len(self._ended))]
         self._ended.clear()
-        actions: list[Action] = []
         for layer, seen in enumerate(self._seen):
             if self.early:
                 actions += self._empty(layer)

@@ -34,6 +34,7 @@ from moesim.policy import (
     PREFETCH,
     STEP_PARTS,
     Action,
+    Copies,
     Drop,
     Fetch,
     Fetched,
@@ -85,8 +86,8 @@ class ZeroInference(PolicyBase):
     def _router_stays(self, model: ModelSpec) -> bool:
         return model.n_experts * model.hidden <= self.persistence_threshold
 
-    def transfer(self, model: ModelSpec) -> tuple[str, int | None] | None:
-        return None if self.pinned else ("pageable", None)
+    def transfer(self, model: ModelSpec) -> Copies | None:
+        return None if self.pinned else Copies("pageable")
 
     def on_step_begin(self, event: StepBegin, view: View) -> Iterable[Action]:
         return self._ahead(event.step, 0, view)

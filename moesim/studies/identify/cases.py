@@ -17,7 +17,7 @@ from moesim.errors import ConfigError, InputError, unknown_name
 from moesim.experiment.runner import initial_placement, slots_within
 from moesim.hardware import HardwareProfile
 from moesim.hardware.costs import CostModel
-from moesim.hardware.engines import transfer_of
+from moesim.hardware.engines import costs_of, transfer_of
 from moesim.model import ModelSpec, load_model
 from moesim.policies.registry import make_policy, policy_names
 from moesim.studies.identify.observations import ALL, Observation, read_bits
@@ -312,8 +312,7 @@ def _with_cache(case: Case, hardware: HardwareProfile) -> Placement:
     trace = routing(shape_of(model), case.observation.batch, 1, 1)
     workload = compose(trace, WorkloadSpec(batch_size=case.observation.batch, prompt_tokens=1, decode_tokens=1))
     tables = {name: table for name, table in trace.tables.items() if f"table:{name}" in policy.needs}
-    curve, chunk = transfer_of(policy, model, hardware)
-    costs = CostModel(model, hardware, transfer=curve, chunk_bytes=chunk, extrapolate=True)
+    costs = costs_of(policy, model, hardware, transfer_of(policy, model, hardware), extrapolate=True)
     if (budget := case.setting.cache.get("budget")) is not None:
         n_bytes = parse_bytes(budget, f"{case.observation.place}: setting: cache")
         slots = slots_within(n_bytes, model, costs, workload, policy, tables, str(case.setting.policy["name"]))

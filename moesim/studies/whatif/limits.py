@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 RESOURCES: Final = {
     "link": "link", "CPU memory": "CPU", "CPU compute": "CPU", "CPU start-up": "CPU", "GPU memory": "GPU",
     "GPU compute": "GPU", "GPU launches": "GPU", "activations": "activations", "decisions": "decisions",
-    "predictor": "predictor", "waiting": "waiting",
+    "predictor": "predictor", "host code": "host code", "waiting": "waiting",
 }  # fmt: skip
 """What time is charged to, and the part of the machine that it belongs to."""
 
 _OF_CAUSE: Final = {
     "exposed_demand": "link", "exposed_prefetch": "link", "exposed_other_transfer": "link",
-    "activation": "activations", "decision": "decisions", "predict": "predictor", "idle": "waiting",
+    "activation": "activations", "decision": "decisions", "predict": "predictor", "host": "host code", "idle": "waiting",
 }  # fmt: skip
 """Causes that are one resource; the others are tasks of devices, which are split."""
 
@@ -101,11 +101,14 @@ _BY_CONTEXT: Final = ("attention", "dense", "leading")
 """Kinds of task whose cost depends on their step and micro-batch: on the tokens that their requests have had."""
 
 
+_APART: Final = ("predict", "host")
+
+
 def _alike(tasks: RecordTable[TaskRecord], steps: set[int]) -> Iterator[tuple[TaskRecord, int]]:
     """Yield one task of each sort of equal cost, and the time of all of its sort in ns."""
     (device, _), (kind, kinds) = tasks.texts("device"), tasks.texts("kind")
     step, ns = tasks.column("step"), tasks.column("end") - tasks.column("start")
-    places = np.flatnonzero(np.isin(step, list(steps)) & (ns > 0) & (kind != _code(kinds, "predict")))
+    places = np.flatnonzero(np.isin(step, list(steps)) & (ns > 0) & ~np.isin(kind, [_code(kinds, one) for one in _APART]))
     by_context = np.isin(kind, [_code(kinds, one) for one in _BY_CONTEXT])
     sort = np.zeros(len(places), np.int64)
     for column in (

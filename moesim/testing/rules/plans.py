@@ -480,7 +480,7 @@ class FreeToken(Plan):
 
     def together(self, facts: Facts) -> tuple[float, float]:
         link = next(one.name for one in facts.costs.hardware.links if (one.src, one.dst) == (facts.hosts[0], facts.gpu))
-        for pair in facts.costs.hardware.contention:
+        for pair in facts.costs.contention:
             rates = {pair.a: pair.a_rate_ppm / 1e6, pair.b: pair.b_rate_ppm / 1e6}
             if {link, f"{facts.cpu}.experts"} <= rates.keys():
                 return rates[link], rates[f"{facts.cpu}.experts"]
