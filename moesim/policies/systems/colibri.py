@@ -128,6 +128,8 @@ class Colibri(PolicyBase):
         "int8 copies in memory of what is on the GPU, which are freed and made again",
     )
 
+    reads_back = True
+
     cap: int | None = option(None, "Slots of each layer in memory; None: as many as fit.", ge=1)
     policy: Literal["lru", "lfru", "auto"] = option("lru", "Who leaves memory (``DEMAND_POLICY``).")
     hot: int = option(0, "Experts of each layer that are pinned in memory (``HOT``).", ge=0, le=99)
@@ -252,7 +254,7 @@ class Colibri(PolicyBase):
         if event.device == self._gpu:
             self._coming.discard(unit)
             self._there[unit] = True
-            return []
+            return self._go_on()  # its slot in memory is free to be filled
         slots = self._layers[event.layer]
         slots.loading.discard(event.expert)
         self._clock += 1

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from moesim.errors import CapacityError
 from moesim.policies.base import PolicyBase, disk_of, gpu_of, micro_batch_runs, slot_bytes, slots_per_layer
@@ -35,6 +36,7 @@ from moesim.policy import (
     DEMAND,
     PREFETCH,
     Action,
+    Copies,
     Drop,
     Fetch,
     Fetched,
@@ -45,7 +47,11 @@ from moesim.policy import (
     Run,
     StepBegin,
     View,
+    Work,
 )
+
+if TYPE_CHECKING:
+    from moesim.model import ModelSpec
 
 HALVING_CALLS = 64
 """Calls of each layer after which all counts are halved."""
@@ -114,8 +120,13 @@ class LlamaCppSsd(PolicyBase):
         "guesses of the next layer (LLAMA_MOE_STREAM_LOOKAHEAD of forks)",
     )
     prompt_rows = LLAMA_CPP_PROMPT_ROWS
+    reads_back = True
 
     preload: bool = option(True, "Read the next wave's experts during a wave (else ``LLAMA_MOE_STREAM_NO_PRELOAD``).")
+
+    def transfer(self, model: ModelSpec) -> Copies:
+        """Return copies from a buffer of each reading thread, of which each matrix is waited for."""
+        return Copies("pageable", syncs=3)
 
     def place(self, view: View) -> Placement:
         name, model = "llama-cpp-ssd", view.model
@@ -155,7 +166,8 @@ class LlamaCppSsd(PolicyBase):
         self._calls.append(Call(event, choices, [ranked[i : i + size] for i in range(0, len(ranked), size)]))
         if whole:
             self._count(event.layer, ranked)
-        return self._next_wave() if len(self._calls) == 1 else []
+        work = Work("plan", self._gpu)
+        return [work, *self._next_wave()] if len(self._calls) == 1 else [work]
 
     def _count(self, layer: int, experts: Iterable[int]) -> None:
         counts = self._layers[layer].counts
