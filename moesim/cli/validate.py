@@ -32,6 +32,9 @@ def validate(
         bool, typer.Option("--only-compare", help="Replay nothing: compare the simulator with the measurements in the folder.")
     ] = False,
     public: Annotated[bool, typer.Option("--public", help="Compare with published measurements instead.")] = False,
+    engines: Annotated[
+        Path | None, typer.Option("--engines", metavar="ROWS.csv", help="Compare with measured speeds of engines instead.")
+    ] = None,
     overrides: Set = [],  # noqa: B006  (typer copies it)
     small: Quick = False,
     backend: Backend = "cpu",
@@ -49,6 +52,9 @@ def validate(
     if public:
         _check_options(context, "public", ("public", "out", "form"))
         return _public(out, form)
+    if engines is not None:
+        _check_options(context, "engines", ("engines", "form"))
+        return _engines(engines, form)
     if out is None:
         raise ConfigError("validate: expected --out FOLDER, got nothing; name one for measurements, tables and figures")
     check_own_folder(out, "validate")
@@ -88,6 +94,16 @@ def _public(out: Path | None, form: Format) -> int:
         print(result.summary)
     if out is not None:
         say(f"wrote {out}")
+    return 0
+
+
+def _engines(rows: Path, form: Format) -> int:
+    from moesim.studies.validation.engines import run_engines, summary, table
+
+    result = run_engines(rows, progress=True)
+    sys.stdout.write(table(result, form))
+    if form is Format.TABLE:
+        print("\n" + "\n".join(summary(result)))
     return 0
 
 

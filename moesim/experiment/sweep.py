@@ -24,7 +24,7 @@ from moesim.errors import ConfigError, InputError, unknown_name
 from moesim.experiment.config import CacheConfig, Config, TransferConfig, WorkloadConfig, listed, parse_config
 from moesim.hardware.costs import CostModel
 from moesim.hardware.costs.model import check_chunk, most_chunks
-from moesim.hardware.engines import costs_of, transfer_of
+from moesim.hardware.engines import transfer_of
 from moesim.hardware.read import flatten, is_number
 from moesim.hardware.types import Copies
 from moesim.metrics.naming import fingerprint, hardware_label, model_label, policy_label, read_policy_label
@@ -211,7 +211,7 @@ class RunSpec:
 
     def costs(self, policy: Any) -> CostModel:
         """Make a cost model, one for each use: it remembers what it was asked for."""
-        return costs_of(policy, self.model, self.hardware, self.transfer(policy), self.point.extrapolate)
+        return CostModel.of(policy, self.model, self.hardware, self.transfer(policy), self.point.extrapolate)
 
     def sources(self, trace: Trace, workload: Workload) -> PredictorSet:
         return PredictorSet(trace, workload, self.point.predictors, self.workload.seed)

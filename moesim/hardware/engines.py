@@ -22,7 +22,6 @@ from pydantic import Field, ValidationError
 from moesim.core.gate import YAML, read_text
 from moesim.core.limits import COMPUTE, CORES
 from moesim.errors import HardwareError, unknown_name
-from moesim.hardware.costs import CostModel
 from moesim.hardware.read import described, failures, read_yaml, refusal, with_sources
 from moesim.hardware.schema import PARTS, Launches, Points, Share, Strict, Time
 from moesim.hardware.types import OPERATIONS, Copies, HardwareProfile
@@ -229,14 +228,6 @@ def transfer_of(policy: Any, model: ModelSpec, machine: HardwareProfile, curve: 
     if curve == OWN:
         curve = machine.machine.get("copies", "pinned") if getattr(policy, "mmap", False) else "pinned"
     return Copies(curve, chunk) if own is None else Copies(*own)
-
-
-def costs_of(policy: Any, model: ModelSpec, machine: HardwareProfile, copies: Copies, extrapolate: bool = False) -> CostModel:
-    """Return the costs of a run of a policy: its copies, and what its code does on the host in each layer."""
-    return CostModel(
-        model, machine, transfer=copies.curve, chunk_bytes=copies.chunk, syncs=copies.syncs,
-        reads_back=getattr(policy, "reads_back", False), extrapolate=extrapolate,
-    )  # fmt: skip
 
 
 def why_not(written: str, machine: HardwareProfile) -> str | None:

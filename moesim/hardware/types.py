@@ -33,8 +33,8 @@ TRANSFERS = ("pinned", "pageable", "chunked")  # kinds of transfer of weights ov
 class Copies(NamedTuple):
     """How a system copies weights."""
 
-    curve: str = "pinned"  # one of `TRANSFERS`
-    chunk: int | None = None  # bytes of a piece; None: in one
+    kind: str = "pinned"  # one of `TRANSFERS`
+    piece: int | None = None  # bytes of a piece of a copy; None: in one
     syncs: int = 0  # times that the host waits for the GPU during one copy of an expert
 
 

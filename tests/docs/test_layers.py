@@ -44,6 +44,7 @@ LEVELS: list[dict[str, str]] = [
         "studies": "studies studies.*",
     },
     {"recorder": "recorder recorder.*", "advice": "studies.advice studies.advice.*", "report": "report report.*"},
+    {"measured engines": "studies.validation.engines"},  # predicted with the routing that advice chooses
     {"api": "api api.*"},
     {"cli": "cli cli.* __main__"},
 ]

@@ -11,7 +11,7 @@ import pytest
 from moesim.errors import HardwareError
 from moesim.hardware import load_hardware
 from moesim.hardware.costs import CostModel
-from moesim.hardware.engines import costs_of, load_engine, transfer_of
+from moesim.hardware.engines import load_engine, transfer_of
 from moesim.hardware.types import OPERATIONS
 from moesim.policies.registry import make_policy
 from moesim.policy import Copy, Run, Work
@@ -69,7 +69,7 @@ def test_an_unknown_operation_names_the_known_ones():
 def costs(policy: str, **options: Any) -> CostModel:
     hardware = load_hardware("RTX 5070 + Ryzen 9 7950X + 64GB DDR5-6000", engine="llama.cpp")
     made, model = make_policy({"name": policy, **options}), tiny_model(hidden=1024, expert_intermediate=512)
-    return costs_of(made, model, hardware, transfer_of(made, model, hardware))
+    return CostModel.of(made, model, hardware, transfer_of(made, model, hardware))
 
 
 def test_copies_take_the_waits_of_their_system():

@@ -430,7 +430,7 @@ def test_an_experiment_says_what_was_not_exact(tmp_path: Path) -> None:
 
 def test_pageable_is_its_own_transfer() -> None:
     model = tiny_model()
-    assert DaopCode().transfer(model) == ("pageable", None)
+    assert DaopCode().transfer(model) == ("pageable", None, 0)
     assert DaopCode(pageable=False).transfer(model) is None
     assert DaopPaper().transfer(model) is None
-    assert DaopPaper(pageable=True).transfer(model) == ("pageable", None)
+    assert DaopPaper(pageable=True).transfer(model) == ("pageable", None, 0)

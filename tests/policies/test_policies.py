@@ -162,7 +162,7 @@ def test_fiddler_serial_holds_the_cpu_until_the_last_copy_has_arrived() -> None:
 def test_fiddler_copies_from_pageable_memory_if_asked_to() -> None:
     model = tiny_model()
     assert Fiddler().transfer(model) is None
-    assert Fiddler(pageable=True).transfer(model) == ("pageable", None)
+    assert Fiddler(pageable=True).transfer(model) == ("pageable", None, 0)
 
 
 # --------------------------------------------------------------------------------------------------------- llama.cpp

@@ -91,6 +91,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     "test_colibri": {"colibri": "cap policy hot warmup pins pilot guard source exchange warm"},
     "test_llama_cpp_ssd": {"llama-cpp-ssd": "preload"},
     "test_two_uploads_lru": {"two-uploads-lru": "dup_upload early admit window"},
+    "../engine/test_host_operations": {"two-uploads-lru": "mmap"},
 }  # fmt: skip
 
 PREFETCH_CHANGES: dict[str, dict[str, Any]] = {

@@ -414,11 +414,11 @@ def test_another_scheduler_keeps_the_count_of_prefetches() -> None:
 
 def test_asynchronous_transfers_are_in_three_parts() -> None:
     model = kit.tiny_model()
-    assert PreScope().transfer(model) == ("chunked", 334)
+    assert PreScope().transfer(model) == ("chunked", 334, 0)
     assert PreScope(async_io=False).transfer(model) is None
     mixed = kit.tiny_model(expert_bytes_by_layer=(1000, 700))
     for one in (model, mixed):
-        curve, chunk = PreScope().transfer(one) or ("", None)
+        curve, chunk, _ = PreScope().transfer(one) or ("", None, 0)
         costs = CostModel(one, toy(), transfer=curve, chunk_bytes=chunk)
         work = kit.workload([[[[0, 2], [3, 1]]]] * 4)
         policy = make_policy({"name": "prescope", "placement": "none", "predictor": None, "scheduler": "all-gpu"})

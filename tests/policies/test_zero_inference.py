@@ -78,4 +78,4 @@ def test_pageable_memory_is_its_own_transfer() -> None:
     model = tiny_model()
     assert make_policy("zero-inference").transfer(model) is None  # type: ignore[attr-defined]
     unpinned: Any = make_policy({"name": "zero-inference", "pinned": False})
-    assert unpinned.transfer(model) == ("pageable", None)
+    assert unpinned.transfer(model) == ("pageable", None, 0)

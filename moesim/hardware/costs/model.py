@@ -30,6 +30,7 @@ from moesim.hardware.costs.provenance import Ledger, Unfitting, expert_curves, p
 from moesim.hardware.types import (
     OPERATIONS,
     TRANSFERS,
+    Copies,
     CostCurve,
     Device,
     ExpertCost,
@@ -133,6 +134,14 @@ class CostModel:
         self._shared = [self.model.part_bytes("shared", layer) for layer in range(self.model.n_layers)]
         self._narrower: dict[float, CostModel] = {}
         self._outside: dict[str, None] = {}  # notes of experts whose size no point of a rate covers
+
+    @classmethod
+    def of(cls, policy: Any, model: ModelSpec, hardware: HardwareProfile, copies: Copies, extrapolate: bool = False) -> CostModel:
+        """Return the costs of a policy's runs: its copies, and what its code does on the host in each layer."""
+        return cls(
+            model, hardware, transfer=copies.kind, chunk_bytes=copies.piece, syncs=copies.syncs,
+            reads_back=getattr(policy, "reads_back", False), extrapolate=extrapolate,
+        )  # fmt: skip
 
     # ---- links
 

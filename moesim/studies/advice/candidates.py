@@ -12,7 +12,7 @@ from moesim.errors import InputError
 from moesim.experiment.routing import lacking as lacks
 from moesim.experiment.runner import initial_placement, slots_within
 from moesim.hardware.costs import CostModel
-from moesim.hardware.engines import costs_of, transfer_of, why_not
+from moesim.hardware.engines import transfer_of, why_not
 from moesim.policies.registry import make_policy
 from moesim.studies.advice.question import PREFILL_CHUNK, Asked, Routing, Setting
 from moesim.trace.workload import WorkloadSpec, compose
@@ -282,7 +282,7 @@ class Space:
 
     def _costs(self, policy: Any) -> CostModel:
         model, hardware = self.setting.model, self.setting.hardware
-        return costs_of(policy, model, hardware, transfer_of(policy, model, hardware))
+        return CostModel.of(policy, model, hardware, transfer_of(policy, model, hardware))
 
     def _tables(self, policy: Any) -> dict[str, Any]:
         tables = self.routing.trace.tables

@@ -17,7 +17,7 @@ from moesim.errors import ConfigError, InputError, unknown_name
 from moesim.experiment.runner import initial_placement, slots_within
 from moesim.hardware import HardwareProfile
 from moesim.hardware.costs import CostModel
-from moesim.hardware.engines import costs_of, transfer_of
+from moesim.hardware.engines import transfer_of
 from moesim.model import ModelSpec, load_model
 from moesim.policies.registry import make_policy, policy_names
 from moesim.studies.identify.observations import ALL, Observation, read_bits
@@ -253,7 +253,7 @@ def repeated(made: Trace, n_layers: int) -> Trace:
 
 
 @lru_cache(maxsize=64)
-def _later(shape: tuple[int, int, int], batch: int, decode: int, offset: int) -> Trace:
+def steps_after(shape: tuple[int, int, int], batch: int, decode: int, offset: int) -> Trace:
     """Return decode steps whose contexts begin at `offset` tokens."""
     n_layers, n_experts, top_k = shape
     if batch == 1:  # one row an expert, whichever they are
@@ -281,7 +281,7 @@ def decode_workload(case: Case) -> Workload:
     one = case.observation
     steps = min(STEPS, one.decode)
     first = max(1, case.mean_context - steps // 2)
-    trace = _later(shape_of(case.model), one.batch, steps, first)
+    trace = steps_after(shape_of(case.model), one.batch, steps, first)
     return compose(trace, WorkloadSpec(batch_size=one.batch, decode_tokens=steps))
 
 
@@ -312,7 +312,7 @@ def _with_cache(case: Case, hardware: HardwareProfile) -> Placement:
     trace = routing(shape_of(model), case.observation.batch, 1, 1)
     workload = compose(trace, WorkloadSpec(batch_size=case.observation.batch, prompt_tokens=1, decode_tokens=1))
     tables = {name: table for name, table in trace.tables.items() if f"table:{name}" in policy.needs}
-    costs = costs_of(policy, model, hardware, transfer_of(policy, model, hardware), extrapolate=True)
+    costs = CostModel.of(policy, model, hardware, transfer_of(policy, model, hardware), extrapolate=True)
     if (budget := case.setting.cache.get("budget")) is not None:
         n_bytes = parse_bytes(budget, f"{case.observation.place}: setting: cache")
         slots = slots_within(n_bytes, model, costs, workload, policy, tables, str(case.setting.policy["name"]))

@@ -297,9 +297,9 @@ class TwoUploads(Plan):
                 idle = [s for s in range(self.slots[layer]) if s not in filling]
                 if expert in where or (expert in filling.values() and not again) or not idle:
                     continue
-                empty = [s for s in idle if self.held[layer][s] is None]
-                slot = empty[0] if empty else self.oldest(layer, idle)
-                if not empty:
+                empty = next((s for s in idle if self.held[layer][s] is None), None)
+                slot = self.oldest(layer, idle) if empty is None else empty
+                if empty is None:
                     self.evict(layer, slot)
                 filling[slot] = expert
                 self.jobs.append(((layer, expert), slot))
