@@ -94,9 +94,11 @@ POLICIES: dict[str, str] = {
     "random": "moesim.policies.systems.caches:RandomCache",
     "s3-fifo": "moesim.policies.systems.caches:S3FifoCache",
     "static": "moesim.policies.systems.caches:StaticCache",
+    "strata": "moesim.policies.systems.strata:Strata",
     "windowed-belady": "moesim.policies.systems.lookahead:WindowedBelady",
     "turboquant-cache": "moesim.policies.systems.pooled_cache:TurboQuantCache",
     "two-uploads-lru": "moesim.policies.systems.two_uploads_lru:TwoUploadsLru",
+    "vllm-expert-cache": "moesim.policies.systems.vllm_expert_cache:VllmExpertCache",
     "zero-inference": "moesim.policies.systems.zero_inference:ZeroInference",
 }
 

@@ -64,8 +64,9 @@ def test_a_policy_that_says_it_wrongly_is_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "most"),
     [("llama-cpp", 512), ("llama-cpp-fit", 512), ("llama-cpp-cache", 512), ("pooled-cache", 512), ("turboquant-cache", 512),
-     ("two-uploads-lru", 512), ("heat-cache", 512), ("fabric-lru", 512), ("dfa-cache", 512), ("fiddler", None)],
+     ("two-uploads-lru", 512), ("heat-cache", 512), ("fabric-lru", 512), ("dfa-cache", 512), ("fiddler", None), ("strata", 4096),
+     ({"name": "strata", "prefill": 1024}, 1024)],
 )  # fmt: skip
-def test_engines_that_come_from_llama_cpp_do_as_it_does(name: str, most: int | None, tmp_path: Path) -> None:
+def test_engines_take_as_many_rows_as_they_do(name: Any, most: int | None, tmp_path: Path) -> None:
     (spec,) = experiment(tmp_path, name).specs
     assert spec.prompt_rows == most

@@ -126,3 +126,14 @@ def test_counts_fade_and_the_budget_goes_to_the_first_layers() -> None:
     actions = policy._exchange()
     assert [tuple(action.experts) for action in actions] == [(0, 1), (5, 4), (0,), (5,)]
     assert [sum(counts) for counts in policy._counts] == [6.5, 6.5, 13.0, 13.0], "layers beyond the budget are not looked at"
+
+
+@pytest.mark.parametrize(("on_cpu", "served"), [(0, ([1, 3], [])), (1, ([3], [1])), (9, ([3], [1]))])
+def test_a_single_row_is_streamed_but_for_its_last_choices(on_cpu: int, served: tuple[list[int], list[int]]) -> None:
+    """Whole layers on the CPU; at least one expert is streamed, and all are there before one is computed."""
+    records = run({"cpu_layers": 1, "stream_decode": True, "stream_decode_cpu": on_cpu}, [[[3, 1]]], 0)
+    assert where(records) == [served]
+    copies = [t for t in records.transfers if t.expert >= 0]
+    assert [t.expert for t in copies] == [3, 1][: len(served[0])]
+    assert min(t.start for t in records.tasks if t.expert >= 0 and t.device == "gpu0") >= copies[-1].end
+    assert where(run({"cpu_layers": 1, "stream_decode": True}, [[[3, 1]], [[3, 1]]], 0)) == [([], [1, 3])], "two rows are not"

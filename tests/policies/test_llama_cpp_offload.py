@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -44,3 +45,29 @@ def test_it_runs_large_batches_of_cpu_layers_on_the_gpu() -> None:
     dense = sum(model.attention_bytes + model.dense_bytes(layer) for layer in (0, 1))
     assert copied == dense + sum(2 * model.expert_bytes(layer) for layer in (0, 1))
     assert [t.n_bytes for t in records.transfers if t.cause == "write-back"] == [4 * model.kv_bytes(0, 1)] * 2
+
+
+def ahead(rows: int, **options: Any) -> Any:
+    """Run a prompt that routes to experts 0 and 3 of the first layer, 0 and 2 of the second, all on the CPU."""
+    work = workload([[[[0, 3], [0, 2]]] * (rows + 1)], prompt=rows)
+    return play(LlamaCpp(n_cpu_moe=2, op_offload_min_rows=2, **options), work, slots={})
+
+
+@pytest.mark.parametrize("slots", [2, 3, 4])
+def test_a_prompts_experts_are_copied_ahead_of_their_layer(slots: int) -> None:
+    """Of two tensors an expert, into room for 4 to 8 experts; the copies take 1000 ns each, one after the other."""
+    records = ahead(4, prefetch_experts_slots=slots)
+    copies = [t for t in records.transfers if t.expert >= 0]
+    assert [(t.layer, t.expert) for t in copies] == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1), (1, 2), (1, 3)]
+    assert copies[0].start == 0 and all(a.end == b.start for a, b in pairwise(copies))
+    assert copies[4].start < next(t for t in records.layers if t.layer == 1).begin
+    assert {t.device for t in records.tasks if t.expert >= 0 and t.step == 0} == {"gpu0"}
+
+
+def test_prompts_with_less_than_two_uses_of_an_expert_are_copied_in_time() -> None:
+    """3 rows x 2 are less than 2 x 4 experts: only those routed are copied, once the router has chosen, as without buffers."""
+    with_buffers, without = ahead(3, prefetch_experts_slots=3), ahead(3)
+    assert [(t.start, t.layer, t.expert) for t in with_buffers.transfers] == [
+        (t.start, t.layer, t.expert) for t in without.transfers
+    ]
+    assert len([t for t in without.transfers if t.expert >= 0]) == 4

@@ -69,7 +69,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     "test_adapmoe": {"adapmoe": "source"},
     "test_composed": {"lfu": "ties"},
     "test_daop": dict.fromkeys(("daop-code", "daop-paper"), "reset swap_chunk swap_if") | {"frequency-global": "phase"},
-    "test_exllamav3": {"exllamav3": "stream_rule"},
+    "test_exllamav3": {"exllamav3": "stream_rule stream_decode stream_decode_cpu"},
     "test_freetoken": {"freetoken": "prefill_overlap prefill_hit_d2d"},
     "test_heat_cache": {"heat-cache": "move_mode"},
     "test_hybrimoe": {
@@ -81,6 +81,9 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     "test_mixtral_offloading_spec": {"mixtral-offloading-spec": "bits"},
     "test_moe_infinity": {"moe-infinity-paper": "online"},
     "test_parts_more": {"greedy": "shared_in_plan", "arc": "variant", "activation-aware": "capacity"},
+    "test_strata": {"strata": "adapt_decay prefill_ring"},
+    "../experiment/test_prompt_rows": {"strata": "prefill"},
+    "test_vllm_expert_cache": {"vllm-expert-cache": "decay"},
     "test_policies": {"all-gpu": "assume_fits"},
     "test_policies_by_hand": {"predicted": "lane"},
     "test_pooled_cache": dict.fromkeys(("pooled-cache", "turboquant-cache"), "overlap_cpu_rows"),

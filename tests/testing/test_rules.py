@@ -50,7 +50,9 @@ from moesim.policies.systems.on_demand import OnDemand
 from moesim.policies.systems.pooled_cache import PooledCache, TurboQuantCache
 from moesim.policies.systems.pre_gated import PreGated
 from moesim.policies.systems.prescope import PreScope
+from moesim.policies.systems.strata import Strata
 from moesim.policies.systems.two_uploads_lru import TwoUploadsLru
+from moesim.policies.systems.vllm_expert_cache import VllmExpertCache
 from moesim.policy import Fetch, Placement, Predicted, Routed, Run, View
 from moesim.testing.rules import RuleCheck, examine_rules
 from moesim.testing.rules.facts import Facts
@@ -339,6 +341,11 @@ BANKS = (DfaCache, PooledCache, TurboQuantCache, LlamaCppCache, FabricLru)
         ("eviction", partial(TwoUploadsLru, early=True), partial(EmptiesTheNewest, early=True)),
         ("eviction", LlamaCppSsd, MostChosen),
         ("eviction", partial(Colibri, cap=3), partial(NeverCounts, cap=3)),
+        ("admission", Strata, partial(Strata, adapt_every=2)),
+        ("eviction", Strata, partial(Strata, adapt_decay=1.0, adapt_margin=0.0)),
+        ("assignment", Strata, partial(Strata, pcie_frac=1.0)),
+        ("eviction", VllmExpertCache, partial(VllmExpertCache, eviction="ewma")),
+        ("admission", VllmExpertCache, partial(VllmExpertCache, split="expert")),
         ("admission", FreeToken, TakesAllMisses),
         ("assignment", FreeToken, TakesAllMisses),
         ("eviction", HeatCache, Hotter),

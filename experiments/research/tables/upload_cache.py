@@ -1,6 +1,6 @@
-"""Compare llama.cpp's cache with uploads between steps (PR 27861) with a real machine: the collapse, and the cost of a token by terms.
+"""Compare llama.cpp's cache with uploads between steps (PR 27861) with a real machine: its collapse, and a token's cost by terms.
 
-everett6/moe-prefetch measured it on an RTX 5070 and a Ryzen 9 7950X with Qwen3-30B-A3B Q4_K_M, some 29 GB of memory. A line through
+everett6/moe-prefetch measured it on an RTX 5070 and a Ryzen 9 7950X with Qwen3-30B-A3B Q4_K_M, 29 GB of memory. A line through
 42 of its runs has ms a token = A + B misses + C uploads. Nothing here was fitted to these rows.
 
     python -m experiments.research.tables.upload_cache           # settings, measured and simulated

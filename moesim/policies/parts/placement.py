@@ -102,7 +102,7 @@ def global_top(frequency: Sequence[Sequence[float]], n_slots: int) -> list[list[
     [[1, 3], [2]]
     """
     chosen: list[list[int]] = [[] for _ in frequency]
-    for layer, expert in _by_frequency(frequency)[:n_slots]:
+    for layer, expert in by_frequency(frequency)[:n_slots]:
         chosen[layer].append(expert)
     return [sorted(experts) for experts in chosen]
 
@@ -124,7 +124,7 @@ def per_layer_top_with_remainder(frequency: Sequence[Sequence[float]], n_slots: 
     """
     chosen = per_layer_top(frequency, deal_slots(n_slots, len(frequency), len(frequency[0]), "equal"))
     left = n_slots - sum(len(experts) for experts in chosen)
-    for layer, expert in _by_frequency(frequency):
+    for layer, expert in by_frequency(frequency):
         if left <= 0:
             break
         if expert not in chosen[layer]:
@@ -133,6 +133,7 @@ def per_layer_top_with_remainder(frequency: Sequence[Sequence[float]], n_slots: 
     return [sorted(experts) for experts in chosen]
 
 
-def _by_frequency(frequency: Sequence[Sequence[float]]) -> list[tuple[int, int]]:
+def by_frequency(frequency: Sequence[Sequence[float]]) -> list[tuple[int, int]]:
+    """Return all (layer, expert) pairs, the most frequent first; ties to the lower pair."""
     pairs = [(layer, expert) for layer, row in enumerate(frequency) for expert in range(len(row))]
     return sorted(pairs, key=lambda pair: -frequency[pair[0]][pair[1]])  # stable: already in (layer, expert) order

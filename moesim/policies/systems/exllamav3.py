@@ -13,6 +13,7 @@ turboderp-org/exllamav3, ``block_sparse_mlp_cpu.py`` at 0cec381390 and ``model_i
 | prompts, from 32 rows on | - | the CPU's experts with enough rows are copied through a pinned ring and forgotten; the CPU computes the others meanwhile | the same (``stream_min_rows``), in whole-layer offload, too |
 | enough rows | - | by the rate of a copy of 16 MiB: 8 times the root of 25 GB/s over it (1.6.5), before 16 times 25 GB/s over it | the same (``stream_rule``, ``stream_threshold``) |
 | ring | - | two slots of 32 MiB, up to 24 experts each; larger experts never | the same |
+| decode of one row, whole-layer offload | - | with ``EXL3_MOE_STREAM_DECODE`` (PR #392, open; ``model/moe_stream_decode.py``) one kernel reads the chosen experts from pinned memory into a buffer of k, then they are computed; the last ``EXL3_MOE_STREAM_DECODE_CPU`` of a token's choices are the CPU's, all but one at most | ``stream_decode``, ``stream_decode_cpu``: a copy each, computed once all are there |
 | counts | - | selections in each split layer, prompts included | the same |
 | when places change | - | due after 128 passes; done once the queue of requests is empty, or after 4 x 128 | the same (``swap_interval``); a prompt after decoding begins a generation |
 | who changes places | - | layer by layer, at most 64 pairs in all; least selected of the GPU with most selected of the CPU | the same (``swap_budget``, ``swap_floor`` 8, ``swap_hysteresis`` 2), see `swaps` |
@@ -96,6 +97,7 @@ class Exllamav3(ForOneUse):
     paper = "exllamav3 (turboderp-org/exllamav3)"
     engine = "exllamav3"
     missing = (
+        "EXL3_MOE_STREAM_DECODE: the GPU is busy while its kernel reads experts",
         "--moe_cpu_pinned_arena: experts that the CPU computed take spare slots of the GPU at once (promote-on-miss)",
         "reading of exchanged experts from the checkpoint: host memory holds all of them",
         "which layers and formats are eligible: all are",
@@ -113,6 +115,12 @@ class Exllamav3(ForOneUse):
     stream_min_rows: int = option(32, "Rows of a micro-batch from which on experts may be streamed.", ge=1)
     stream_rule: Literal["root", "linear"] = option("root", "How the link's rate says which: as in 1.6.5, or as in 0cec381390.")
     stream_threshold: int | None = option(None, "Rows of an expert from which on it is streamed; None: by the link's rate.", ge=1)
+    stream_decode: bool = option(
+        False, "In steps of one row the GPU computes the experts of CPU layers, after a copy (``EXL3_MOE_STREAM_DECODE``)."
+    )
+    stream_decode_cpu: int = option(
+        0, "Of a token's experts the CPU computes so many, the lowest ranked (``EXL3_MOE_STREAM_DECODE_CPU``).", ge=0
+    )
     swap_budget: int = option(
         64, "Most pairs of experts that change places between generations, over all layers; 0: none ever.", ge=0
     )
@@ -130,7 +138,7 @@ class Exllamav3(ForOneUse):
 
     @property
     def listens(self) -> frozenset[type]:
-        return frozenset({Routed, LayerEnd} | ({StepBegin, Fetched} if self._swaps() else set()))
+        return frozenset({Routed, LayerEnd} | ({StepBegin, Fetched} if self._swaps() or self.stream_decode else set()))
 
     def _swaps(self) -> bool:
         return not self.cpu_layers and self.swap_budget > 0
@@ -142,6 +150,7 @@ class Exllamav3(ForOneUse):
         chosen = self._on_whole_layers(view) if self.cpu_layers else self._on_parts(view)
         self._on_gpu = [set(experts) for experts in chosen]
         self._counts = [[0.0] * model.n_experts for _ in chosen]
+        self._one_row = False  # in this step, whose experts are streamed
         self._steps = 0  # since the latest exchange
         self._decoded = False
         self._awaited: set[tuple[int, int]] = set()  # on their way to their new place
@@ -154,8 +163,10 @@ class Exllamav3(ForOneUse):
         self._streams = ring > 0 and any(len(on) < model.n_experts for on in chosen)
         n_bytes = [len(on) * model.expert_bytes(layer) for layer, on in enumerate(chosen)]
         pools = [Pool(gpu, CACHE, n_bytes, per_layer=True)]
-        if self._streams:
-            pools.append(Pool(gpu, STAGING, RING_SLOTS * ring * largest))
+        decoding = model.top_k if self.stream_decode and self.cpu_layers else 0
+        self._stages = self._streams or decoding > 0
+        if self._stages:
+            pools.append(Pool(gpu, STAGING, max(RING_SLOTS * ring, decoding) * largest))
         copies = [Copy(layer, on, gpu) for layer, on in enumerate(chosen) if on]
         kept: Literal["all", "others"] = "others" if self.cpu_layers else "all"
         return Placement(copies, pools, {("embedding", -1): self._cpu}, host_experts=kept)
@@ -189,6 +200,8 @@ class Exllamav3(ForOneUse):
         there, counts = self._on_gpu[layer], self._counts[layer]
         for expert in event.active:
             counts[expert] += rows[expert]
+        if self._one_row and layer < self.cpu_layers:
+            return self._stream_one(event)
         active = [e for e in event.active if e not in self._held_experts]
         own = [e for e in active if e in there]
         others = [e for e in active if e not in there]
@@ -206,8 +219,20 @@ class Exllamav3(ForOneUse):
             return []
         return actions
 
+    def _stream_one(self, event: Routed) -> list[Action]:
+        """Copy a row's first choices and run them when all are there; leave the last to the CPU."""
+        layer, ranked = event.layer, event.experts[0].tolist()
+        streamed = ranked[: max(1, len(ranked) - self.stream_decode_cpu)]
+        self._awaited.update((layer, expert) for expert in streamed)
+        self._held.append(Run(layer, sorted(streamed), self._gpu))
+        rest = sorted(ranked[len(streamed) :])
+        return [Run(layer, rest, self._cpu), Fetch(layer, streamed, self._gpu, DEMAND, STAGING)]
+
     def on_step_begin(self, event: StepBegin, view: View) -> list[Action]:
         """Exchange experts between generations, if it is time."""
+        self._one_row = self.stream_decode and len(event.requests) == 1
+        if not self._swaps():
+            return []
         begins = event.phase == "prefill" and self._decoded
         self._decoded = event.phase == "decode"
         due = self._steps >= self.swap_interval
@@ -246,4 +271,4 @@ class Exllamav3(ForOneUse):
         return held
 
     def on_layer_end(self, event: LayerEnd, view: View) -> Iterable[Action]:
-        return super().on_layer_end(event, view) if self._streams else ()
+        return super().on_layer_end(event, view) if self._stages else ()

@@ -15,6 +15,7 @@ fits (``llama-cpp-fit``).
 | large batches | - | from 32 rows on used experts of CPU layers are copied, computed on the GPU and forgotten | ``op_offload``, ``op_offload_min_rows`` |
 | large batches in ik_llama.cpp | - | only if rows x top-k >= 32 x experts (PR #520); by bytes of a weight instead of 32 (#1813) | ``op_offload_rule: rows-per-expert``; ``op_offload_per_byte`` |
 | large batches: order | - | all inputs of a split are copied before it is computed, into a buffer for all of a layer's experts | the same |
+| large batches: ahead of need | - | with ``--prefetch-experts-slots N`` (PR #28414, open, e502dd002 in #146 of Anbeeld/beellama.cpp), if rows x top-k >= 2 x experts: whole expert tensors of the next splits go to N rotating buffers on a second stream; a buffer is free after its product | ``prefetch_experts_slots``: a tensor is a third of a layer's experts with all their matrices [choice]; it is computed once it is there, and then free |
 | large batches: other weights | - | copied to the GPU for each use; attention follows them | the same, but not the output layer; attention reads a copy of the KV cache in prefill, and runs where the cache is while decoding [choice] |
 | prompts | - | micro-batches of 512 rows (``--ubatch-size``) | the same, or ``prefill_chunk`` |
 | host memory | - | the mapped file, which is pageable; pinned with ``--no-mmap`` | ``mmap``, at the costs of the engine; elsewhere as ``transfer`` says |
@@ -41,7 +42,27 @@ from moesim.model import ModelSpec
 from moesim.policies.base import CACHE, STAGING, ForOneUse, cpu_of, gpu_of, slot_bytes, staging_pool
 from moesim.policies.cpu_cache import LLAMA_CPP_PROMPT_ROWS
 from moesim.policies.options import option
-from moesim.policy import DEMAND, LAYER_PARTS, Action, Copy, Fetch, Fetched, LayerEnd, Placement, Pool, Routed, Run, View
+from moesim.policies.streamed import StreamedInGroups
+from moesim.policy import (
+    DEMAND,
+    LAYER_PARTS,
+    Action,
+    Copy,
+    Fetch,
+    Fetched,
+    LayerEnd,
+    Placement,
+    Pool,
+    Ran,
+    Routed,
+    Run,
+    StepBegin,
+    Victim,
+    View,
+)
+
+AHEAD = "ahead"  # buffers of experts that are copied before their layer is reached
+PREFETCHED_USES = 2  # of each expert on average, from which on experts are copied ahead
 
 
 def first_layers_on_gpu(n_layers: int, n_gpu_layers: int | None, n_cpu_moe: int = 0) -> tuple[int, int]:
@@ -185,6 +206,8 @@ class LlamaCpp(ForOneUse):
         "several GPUs that compute parts of a prompt at the same time (pipeline parallel)",
         "GPUs of other hosts (RPC)",
         "op_offload: the routed ids are read back before the copies, which waits for the GPU",
+        "--prefetch-experts-slots: tensors of gate, up and down apart; copies of pageable memory that hold up the host",
+        "ik_llama.cpp's --prefetch-experts (#2101) and --defer-experts (#1634): reading of pages of the file ahead of a prompt",
     )
 
     n_gpu_layers: int | None = option(
@@ -212,13 +235,20 @@ class LlamaCpp(ForOneUse):
         None, "So many rows an expert for each byte of a weight instead, rounded down (ik_llama.cpp #1813).", ge=0
     )
 
+    prefetch_experts_slots: int | None = option(
+        None,
+        "Buffers of one expert tensor each, through which the experts of larger prompts are copied ahead (PR #28414); needs "
+        "``op_offload``. None: none.",
+        ge=2,
+    )
     mmap: bool = option(
         True, "Copy experts from the mapped file, at the rate of pageable copies; ``--no-mmap``: from pinned memory."
     )
 
     @property
     def listens(self) -> frozenset[type]:
-        return frozenset({Routed, Fetched, LayerEnd} if self.op_offload else {Routed})
+        offloaded = {Routed, Fetched, LayerEnd, *([StepBegin, Ran] if self.prefetch_experts_slots else [])}
+        return frozenset(offloaded if self.op_offload else {Routed})
 
     def place(self, view: View) -> Placement:
         self._begin(view, "llama-cpp")
@@ -243,6 +273,8 @@ class LlamaCpp(ForOneUse):
         self._gpus = [self._gpu, *(others if self.split_mode == "layer" else ())]
         self._at: dict[int, str] = {}  # GPU of each layer with experts, if it is on one other than the first
         self._ends: dict[tuple[str, int], str] = {}  # and of what comes before and after them
+        self._stream: StreamedInGroups | None = None
+        self._ahead = False
         self._offload_from = self._dense_from = self.op_offload_min_rows
         if self.op_offload_rule == "rows-per-expert":
             model, by_byte = view.model, self.op_offload_per_byte
@@ -264,7 +296,12 @@ class LlamaCpp(ForOneUse):
         self._waiting: set[int] = set()  # those that run when all of them are there
         if self.op_offload and len(on_gpu) < model.n_layers:
             pools.append(staging_pool(view, gpu, model.n_experts))
+            if self.prefetch_experts_slots:
+                size = ceil(model.n_experts / model.n_mats)
+                pools.append(Pool(gpu, AHEAD, self.prefetch_experts_slots * size * slot_bytes(view)))
+                self._stream = StreamedInGroups(gpu, AHEAD, ceil(self.prefetch_experts_slots / model.n_mats), size)
         everyone = tuple(range(model.n_experts))
+        self._from_host = [() if layer in on_gpu else everyone for layer in range(model.n_layers)]
         copies = [Copy(layer, everyone, self._at.get(layer, gpu)) for layer in on_gpu]
         machine, own = view.costs.hardware.machine, {}
         if "engine" in machine:  # not a paper's numbers
@@ -331,11 +368,22 @@ class LlamaCpp(ForOneUse):
             )
         return [*split, *[0.0] * (n - len(split))]
 
+    def on_step_begin(self, event: StepBegin, view: View) -> Iterable[Action]:
+        """Begin to copy ahead of a large prompt."""
+        model, rows = view.model, len(event.requests)
+        self._ahead = (
+            self._stream is not None and event.phase == "prefill" and rows >= self._offload_from
+            and rows * model.top_k >= PREFETCHED_USES * model.n_experts
+        )  # fmt: skip
+        return self._stream.begin(self._from_host) if self._stream is not None and self._ahead else ()
+
     def on_routed(self, event: Routed, view: View) -> Iterable[Action]:
         """Run experts where they are, or copy them first if there are many rows."""
         layer = event.layer
         if layer in self._on_gpu:
             return (Run(layer, event.active, self._at.get(layer, self._gpu)),)
+        if self._stream is not None and self._ahead:
+            return self._stream.serve(event)
         if self.op_offload and len(event.experts) >= self._offload_from:
             absent = [expert for expert in event.active if not view.is_resident(layer, expert, self._gpu)]
             self._awaited.update(absent)
@@ -344,8 +392,13 @@ class LlamaCpp(ForOneUse):
         return (Run(layer, event.active, self._cpu),)
 
     def on_fetched(self, event: Fetched, view: View) -> Iterable[Action]:
+        if self._stream is not None and (found := self._stream.arrived(event)):
+            return found
         self._awaited.discard(event.expert)
         return self._copied(event.layer)
+
+    def on_ran(self, event: Ran, view: View) -> Iterable[Action]:
+        return self._stream.ran(event) if self._stream is not None else ()
 
     def _copied(self, layer: int) -> list[Action]:
         """Run a layer's experts once all of them are copied."""
@@ -356,6 +409,9 @@ class LlamaCpp(ForOneUse):
 
     def on_layer_end(self, event: LayerEnd, view: View) -> Iterable[Action]:
         return () if event.layer in self._on_gpu else super().on_layer_end(event, view)
+
+    def evict(self, fetch: Fetch, view: View) -> Victim | None:
+        return self._stream.evict(fetch) if fetch.pool == AHEAD and self._stream is not None else super().evict(fetch, view)
 
 
 MATRICES = MappingProxyType({"none": 0, "up": 1, "gate and up": 2})

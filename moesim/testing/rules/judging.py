@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from moesim.engine import simulate
 from moesim.errors import CapacityError
-from moesim.testing.rules import assignments, caches, plans
+from moesim.testing.rules import assignments, caches, plans, strata_vllm
 from moesim.testing.rules.assignments import judged_assignments, judged_daop
 from moesim.testing.rules.evictions import Judged, judged_evictions
 from moesim.testing.rules.facts import Facts
@@ -59,6 +59,13 @@ def _judged_colibri(policy: Any, facts: Facts) -> list[Judged]:
     return judged_plan(facts, plans.Colibri(facts, **options)) + judged_plan(
         inside, plans.Colibri(inside, memory=True, **options)
     )
+
+
+def _strata(policy: Any) -> dict[str, Any]:
+    named = {"frac": "pcie_frac", "rule": "pcie_rule", "adapt": "adapt", "every": "adapt_every", "swaps": "adapt_swaps",
+             "decay": "adapt_decay", "margin": "adapt_margin", "ring": "prefill_ring",
+             "stream_min": "prefill_stream_min"}  # fmt: skip
+    return {name: getattr(policy, option) for name, option in named.items()}
 
 
 SWAPS: dict[str, Any] = {"by_rank": False, "at_issue": True, "pools": ("cache", "buffer"), "written_back": True}
@@ -112,6 +119,8 @@ PLANS: dict[str, Callable[[Any], tuple[type[plans.Plan], dict[str, Any]] | None]
     "HeatCache": lambda policy: (plans.Heat, _options(policy, "decay", "hyst", "dwell")),
     "WindowedBelady": lambda policy: (plans.Windowed, _options(policy, "window", "half_life", "kappa")),
     "MinBypass": lambda policy: (plans.Bypass, {}),
+    "Strata": lambda policy: (strata_vllm.Strata, _strata(policy)),
+    "VllmExpertCache": lambda policy: (strata_vllm.Vllm, _options(policy, "split")) if policy.eviction == "lfru" else None,
     "Fate": lambda policy: (plans.Fate, {}),
     "DaopPaper": lambda policy: (plans.Daop, _daop(policy)),
     "DaopCode": lambda policy: (plans.Daop, _daop(policy) | {"mixed": True, "streams": True}),
@@ -139,7 +148,8 @@ ASSIGNMENTS |= dict.fromkeys(
     lambda _: assignments.everything,
 )  # fmt: skip
 ASSIGNMENTS["Fiddler"] = lambda policy: assignments.threshold if policy.rule == "profile" else assignments.constants(7, 70)
-ASSIGNMENTS |= dict.fromkeys(("KtExpert", "KtLayer", "LlamaCpp", "Exllamav3"), lambda _: assignments.residents)
+ASSIGNMENTS |= dict.fromkeys(("KtExpert", "KtLayer", "LlamaCpp"), lambda _: assignments.residents)
+ASSIGNMENTS["Exllamav3"] = lambda policy: assignments.residents if not policy.stream_decode else None
 
 # The same of what is fetched once a layer is predicted; None where options change it.
 PREFETCHES: dict[str, Callable[[Any], Guess | None]] = {
