@@ -24,7 +24,7 @@ from moesim.core.table import render
 MODEL: Final = {"base": "qwen3-30b-a3b", "expert_bits": 4.85, "other_bits": 5.35}
 _READ: Final = {
     "value": 81.1e9, "source": "published",
-    "ref": "24.5 MB of a layer's 8 experts in 343 us, over the 0.88 that products of one row reach (everett6/moe-prefetch, anatomy)",
+    "ref": "24.5 MB of 8 experts in 343 us, over the 0.88 that products of one row reach (everett6/moe-prefetch, anatomy)",
 }  # fmt: skip
 MACHINE: Final = {
     "base": "RTX 5070 + Ryzen 9 7950X + 2x16GB DDR5", "devices.gpu0.workspace_bytes": 500_000_000,
